@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Encoding: how a tensor's values are stored when they are not a plain strided array of its dtype.
+//
+// An encoding is a typed bundle of planes (packed values, scales, zero points, …). It owns their shapes and
+// the conversion from and to plain values; nobody else knows the layout. A null Encoding pointer means
+// plain. Encodings are stateless singletons: two tensors have the same encoding if the pointers are equal.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "eadem/core/dtype.h"
+#include "eadem/core/shape.h"
+
+namespace eadem {
+
+struct TensorView;
+
+inline constexpr int kMaxPlanes = 4;
+
+// One plane of an encoded tensor; contiguous, row-major.
+struct PlaneSpec {
+  std::string_view name;  // "data", "scales", …
+  DType dtype;
+  Shape shape;
+
+  int64_t size_bytes() const { return shape.num_elements() * static_cast<int64_t>(dtype_size(dtype)); }
+};
+
+class Encoding {
+ public:
+  virtual ~Encoding() = default;
+
+  virtual std::string_view name() const = 0;
+
+  // The planes that a tensor of logical `shape` consists of, in the order of TensorView::planes.
+  // Throws InvalidArgument when the shape does not fit the encoding's blocks.
+  virtual std::vector<PlaneSpec> planes(const Shape& shape) const = 0;
+
+  // Writes the plain host tensor `plain` ([shape], f32, bf16 or f16) into the host planes of `encoded`.
+  virtual void encode(const TensorView& encoded, const TensorView& plain) const = 0;
+
+  // The inverse, as exactly as the encoding allows: `plain` is f32 on the host.
+  virtual void decode(const TensorView& plain, const TensorView& encoded) const = 0;
+};
+
+}  // namespace eadem

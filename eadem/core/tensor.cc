@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/core/tensor.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace eadem {
+
+namespace {
+
+Shape contiguous_strides(const Shape& shape) {
+  Shape strides = shape;
+  int64_t step = 1;
+  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+    strides[axis] = step;
+    step *= shape[axis];
+  }
+  return strides;
+}
+
+template <typename T>
+double load_element(const T& value) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return static_cast<double>(value);
+  else
+    return value.to_float();
+}
+
+template <typename T>
+void store_element(T& target, double value) {
+  if constexpr (std::is_arithmetic_v<T>)
+    target = static_cast<T>(value);
+  else
+    target = T::from_float(static_cast<float>(value));
+}
+
+// Calls fn with a null pointer of the element type of a floating `dtype`.
+template <typename Fn>
+void visit_floating(DType dtype, Fn&& fn) {
+  switch (dtype) {
+    case DType::f32: return fn(static_cast<float*>(nullptr));
+    case DType::bf16: return fn(static_cast<bf16_t*>(nullptr));
+    case DType::f16: return fn(static_cast<f16_t*>(nullptr));
+    case DType::f64: return fn(static_cast<double*>(nullptr));
+    default: EADEM_CHECK(false, "{} is not a floating dtype", dtype_name(dtype));
+  }
+}
+
+}  // namespace
+
+TensorView::TensorView(void* data, DType dtype, const Shape& shape)
+    : data(data), dtype(dtype), shape(shape), strides(contiguous_strides(shape)) {}
+
+bool TensorView::is_contiguous() const {
+  int64_t step = 1;
+  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+    if (shape[axis] != 1 && strides[axis] != step) return false;
+    step *= shape[axis];
+  }
+  return true;
+}
+
+TensorView TensorView::reshaped(const Shape& new_shape) const {
+  EADEM_CHECK(encoding == nullptr && is_contiguous(), "reshape of a strided or encoded view");
+  EADEM_CHECK(new_shape.num_elements() == num_elements(), "reshape {} to {}", to_string(shape), to_string(new_shape));
+  return TensorView(data, dtype, new_shape);
+}
+
+TensorView TensorView::rows(int64_t begin, int64_t count) const {
+  EADEM_CHECK(encoding == nullptr && begin >= 0 && count >= 0 && begin + count <= shape[0], "rows [{}, {}) of {}",
+              begin, begin + count, to_string(shape));
+  TensorView result = *this;
+  result.data = static_cast<std::byte*>(data) + begin * strides[0] * static_cast<int64_t>(dtype_size(dtype));
+  result.shape[0] = count;
+  return result;
+}
+
+std::string to_string(const TensorView& view) {
+  return fmt::format("{} {}", view.encoding ? view.encoding->name() : dtype_name(view.dtype), to_string(view.shape));
+}
+
+Tensor Tensor::on_host(DType dtype, const Shape& shape) {
+  const int64_t size_bytes = shape.num_elements() * static_cast<int64_t>(dtype_size(dtype));
+  const size_t padded = (static_cast<size_t>(size_bytes) + 127) / 64 * 64;
+  void* data = std::aligned_alloc(64, padded);
+  if (data == nullptr)
+    throw OutOfMemory("cannot allocate {} bytes of host memory for a {} {} tensor", size_bytes, dtype_name(dtype),
+                      to_string(shape));
+  return Tensor(TensorView(data, dtype, shape), std::shared_ptr<const void>(data, std::free));
+}
+
+void convert_on_host(const TensorView& dst, const TensorView& src) {
+  EADEM_CHECK(dst.shape == src.shape && dst.is_contiguous() && src.is_contiguous() && !dst.encoding && !src.encoding,
+              "convert {} from {}", to_string(dst), to_string(src));
+  const int64_t count = src.num_elements();
+  if (count == 0) return;
+  if (dst.dtype == src.dtype) {
+    std::memcpy(dst.data, src.data, static_cast<size_t>(src.size_bytes()));
+    return;
+  }
+  visit_floating(dst.dtype, [&](auto* dst_type) {
+    visit_floating(src.dtype, [&](auto* src_type) {
+      auto* to = static_cast<decltype(dst_type)>(dst.data);
+      const auto* from = static_cast<decltype(src_type)>(src.data);
+      for (int64_t i = 0; i < count; ++i) store_element(to[i], load_element(from[i]));
+    });
+  });
+}
+
+Tensor converted_on_host(const TensorView& src, DType dtype) {
+  Tensor result = Tensor::on_host(dtype, src.shape);
+  convert_on_host(result.view, src);
+  return result;
+}
+
+}  // namespace eadem
