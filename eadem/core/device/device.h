@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A device owns memory and runs kernels in order. Everything above `kernels` talks to this interface and
+// cannot tell one device from another.
+//
+// Work on a device is ordered: kernels, copies and fills take effect in the order they were issued. Calls
+// come from one thread at a time per device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/core/isa.h"
+#include "eadem/core/tensor.h"
+
+namespace eadem {
+
+enum class DeviceType { cpu, cuda };
+
+std::string_view device_type_name(DeviceType type);
+
+struct MemoryInfo {
+  int64_t total_bytes;
+  int64_t free_bytes;
+};
+
+// Nominal rates for modelled costs, not measurements.
+struct DeviceRates {
+  double flops_per_second;
+  double bytes_per_second;
+  double launch_seconds;  // fixed cost of one kernel
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual DeviceType type() const = 0;
+  // For people: "cpu (avx512, 2 threads)", "cuda:0 (NVIDIA H100 80GB HBM3)".
+  virtual std::string description() const = 0;
+  virtual MemoryInfo memory() const = 0;
+  virtual DeviceRates rates() const = 0;
+  // True if the host may read and write the device's memory through plain pointers.
+  virtual bool host_accessible() const = 0;
+
+  // Uninitialized memory, at least 64-byte aligned. Throws OutOfMemory with the sizes asked for and free.
+  virtual Buffer allocate(int64_t size_bytes) = 0;
+
+  // The host memory may be reused when the call returns. `copy_to_host` waits for all earlier work.
+  virtual void copy_from_host(void* dst, const void* host, int64_t size_bytes) = 0;
+  virtual void copy_to_host(void* host, const void* src, int64_t size_bytes) = 0;
+  virtual void copy(void* dst, const void* src, int64_t size_bytes) = 0;  // within the device
+  virtual void fill_zero(void* dst, int64_t size_bytes) = 0;
+  virtual void synchronize() = 0;
+};
+
+struct DeviceOptions {
+  int num_threads = 0;        // CPU: 0 means one per available processor
+  std::string_view isa = {};  // CPU: empty means the best available
+};
+
+// Opens the device named `name`: "cpu", "cuda", "cuda:1". Throws InvalidArgument for a name nobody knows, NotFound
+// for a device that is not there (with what was looked for), Unsupported for a backend that is not in this build.
+std::shared_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
+
+// Every device this build can open here, by name, best last. For `doctor`.
+std::vector<std::string> list_devices();
+
+// A new tensor on `device` with uninitialized contents, or a copy of a plain contiguous host tensor.
+Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape);
+Tensor copy_to_device(const std::shared_ptr<Device>& device, const TensorView& host);
+// A host copy of a plain contiguous device tensor.
+Tensor copy_to_host(Device& device, const TensorView& view);
+
+}  // namespace eadem

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CPU instruction sets that kernels are compiled for. Chosen once, when a CpuDevice is made.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+namespace eadem {
+
+enum class Isa { scalar, sse4, avx2, avx512, neon };
+
+std::string_view isa_name(Isa isa);
+
+// Every instruction set that this machine can run and this build contains, best first. Never empty.
+std::vector<Isa> available_isas();
+
+// The available instruction set named `name`. Throws InvalidArgument (unknown name) or Unsupported (the
+// machine lacks it), listing what there is.
+Isa isa_from_name(std::string_view name);
+
+}  // namespace eadem
