@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TensorType: what is known of a tensor before it has bytes. Dimensions may be symbolic; how it is divided over the
+// ranks of a tensor-parallel group is part of the type.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "eadem/core/dtype.h"
+#include "eadem/core/encoding.h"
+#include "eadem/core/shape.h"
+#include "eadem/core/tensor.h"
+
+namespace eadem {
+
+// The extents that change from step to step. Everything else is fixed when a pipeline compiles.
+enum class Symbol : uint8_t {
+  none,
+  tokens,      // packed tokens of all sequences of a step
+  sequences,   // sequences of a step
+  logit_rows,  // rows whose logits are wanted
+  max_blocks,  // width of the block table
+};
+inline constexpr int kNumSymbols = 5;
+
+std::string_view symbol_name(Symbol symbol);
+
+// The value of each symbol in one step, or its upper bound in a shape bucket.
+struct SymbolValues {
+  std::array<int64_t, kNumSymbols> values{};
+  int64_t& operator[](Symbol symbol) { return values[static_cast<size_t>(symbol)]; }
+  int64_t operator[](Symbol symbol) const { return values[static_cast<size_t>(symbol)]; }
+  friend bool operator==(const SymbolValues&, const SymbolValues&) = default;
+};
+
+// An extent: `value`, or symbol + value (`sequences + 1`).
+struct Dim {
+  int64_t value = 0;
+  Symbol symbol = Symbol::none;
+
+  constexpr Dim() = default;
+  constexpr Dim(int64_t value) : value(value) {}                                   // implicit: {tokens, 64}
+  constexpr Dim(Symbol symbol, int64_t plus = 0) : value(plus), symbol(symbol) {}  // implicit, likewise
+
+  bool is_fixed() const { return symbol == Symbol::none; }
+  int64_t bind(const SymbolValues& symbols) const { return is_fixed() ? value : symbols[symbol] + value; }
+  friend bool operator==(const Dim&, const Dim&) = default;
+};
+
+std::string to_string(const Dim& dim);
+
+// How the ranks of a tensor-parallel group hold a tensor.
+struct Sharding {
+  enum class Kind : uint8_t {
+    replicated,  // every rank has all of it
+    sharded,     // rank r has the r-th part along `axis`; the type's dims are the part's
+    partial,     // the tensor is the sum of what the ranks have
+  };
+  Kind kind = Kind::replicated;
+  int8_t axis = 0;
+
+  static constexpr Sharding replicated() { return {}; }
+  static constexpr Sharding along(int axis) { return {Kind::sharded, static_cast<int8_t>(axis)}; }
+  static constexpr Sharding partial() { return {Kind::partial, 0}; }
+  friend bool operator==(const Sharding&, const Sharding&) = default;
+};
+
+std::string to_string(const Sharding& sharding);
+
+class TensorType {
+ public:
+  TensorType() = default;
+  TensorType(DType dtype, std::initializer_list<Dim> dims, const Encoding* encoding = nullptr)
+      : TensorType(dtype, std::span(dims.begin(), dims.size()), encoding) {}
+  TensorType(DType dtype, std::span<const Dim> dims, const Encoding* encoding = nullptr);
+
+  DType dtype = DType::f32;
+  const Encoding* encoding = nullptr;  // null: plain
+  Sharding sharding;
+
+  int rank() const { return rank_; }
+  std::span<const Dim> dims() const { return {dims_.data(), static_cast<size_t>(rank_)}; }
+  const Dim& dim(int axis) const { return dims_[static_cast<size_t>(axis < 0 ? axis + rank_ : axis)]; }
+  Dim& dim(int axis) { return dims_[static_cast<size_t>(axis < 0 ? axis + rank_ : axis)]; }
+  // The extent of a fixed dimension; a symbolic one is a bug in the caller.
+  int64_t fixed(int axis) const;
+
+  bool same_dims(const TensorType& other) const;
+  Shape bind(const SymbolValues& symbols) const;
+  // Elements of one row times rows, with symbols bound.
+  int64_t num_elements(const SymbolValues& symbols) const { return bind(symbols).num_elements(); }
+  int64_t size_bytes(const SymbolValues& symbols) const;
+
+  TensorType with_dtype(DType new_dtype) const {
+    TensorType result = *this;
+    result.dtype = new_dtype;
+    return result;
+  }
+
+  friend bool operator==(const TensorType& a, const TensorType& b) {
+    return a.dtype == b.dtype && a.encoding == b.encoding && a.sharding == b.sharding && a.same_dims(b);
+  }
+
+ private:
+  std::array<Dim, kMaxRank> dims_{};
+  int rank_ = 0;
+};
+
+// "bf16 [tokens, 2048]", "f32 [sequences+1]", "bf16 [4096, 512] sharded(1)"
+std::string to_string(const TensorType& type);
+
+}  // namespace eadem

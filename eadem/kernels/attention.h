@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Causal attention of packed sequences:
+//   y[t, h, :] = sum_j softmax_j(scale * q[t, h, :] . k[j, g, :]) * v[j, g, :],   g = h / (heads / kv_heads)
+// over the key positions j of the same sequence with j <= p and, with a window, j > p - window, where p is the
+// position of token t in its sequence.
+//
+//   inputs   q [tokens, heads, head_dim] f32 or bf16
+//            k, v: direct  [tokens, kv_heads, head_dim], the keys and values of these same tokens
+//                  cached  [num_blocks, kv_heads, block_size, head_dim] f32, bf16 or f16 (state, written by kv_append)
+//            query_start [sequences + 1] i32: tokens of sequence s are [query_start[s], query_start[s + 1])
+//            kv_length   [sequences] i32: keys of sequence s, including those of its tokens in this step; a token
+//                        with index i among the n of its sequence has position kv_length - n + i
+//            block_table [sequences, max_blocks] i32: block that holds positions [i * block_size, …) of a sequence
+//                        (cached only; absent when direct). A contiguous cache has one block per sequence.
+//   outputs  y [tokens, heads, head_dim] dtype of q; forward (direct only) also lse [tokens, heads] f32, the logarithm
+//            of the sum of exp(scale * q . k)
+//   backward inputs: q, k, v, query_start, kv_length, y, lse, dy.  outputs: dq =, dk =, dv =.
+//
+// Online softmax in f32 over chunks of kAttentionChunk keys whose borders are multiples of kAttentionChunk *positions*,
+// so that a token's bits do not depend on which tokens share its step, on where its keys are kept (direct, contiguous,
+// paged) as long as their dtype is the same, or on the thread count.
+// Source: Milakov & Gimelshein 2018; Dao et al. 2022.
+#pragma once
+
+#include <cstdint>
+
+namespace eadem::kernels {
+
+inline constexpr int64_t kAttentionChunk = 64;
+
+enum class KvSource : uint8_t { direct, cached };
+
+struct AttentionAttrs {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  float scale = 1.0f;
+  int64_t window = 0;  // 0: unlimited
+  KvSource source = KvSource::direct;
+};
+
+}  // namespace eadem::kernels

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// y[t, :] = table[ids[t], :]
+//
+//   inputs   table [vocab, hidden] f32, bf16 or f16 (parameter); ids [tokens] i32 in [0, vocab)
+//   outputs  y [tokens, hidden] f32, bf16 or f16
+//   backward inputs: ids, dy.  outputs: dtable [vocab, hidden] f32 +=, rows added in token order.
+//
+// The ids were checked when the step was submitted.
+#pragma once
+
+#include "eadem/core/dtype.h"
+
+namespace eadem::kernels {
+
+struct EmbeddingAttrs {
+  DType out_dtype = DType::f32;
+  int64_t vocab = 0;  // of the whole table; the backward pass has no table to ask
+};
+
+}  // namespace eadem::kernels

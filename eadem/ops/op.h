@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Op: what is computed. An op knows its ports, its type rule, its three passes and their cost, what its backward pass
+// needs saved, and a slow, obvious, double-precision reference of each pass. It holds no device code and dispatches
+// nothing; the list of the kernels that can serve it stands in its source.
+//
+// The port order of each pass is laid down in kernels/<op>.h. Ops are immutable after construction and may be shared
+// between graphs and threads.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/core/tensor_type.h"
+#include "eadem/kernels/kernel.h"
+
+namespace eadem::ops {
+
+using kernels::AttrsRef;
+using kernels::KernelList;
+using kernels::Pass;
+
+struct Port {
+  enum class Role : uint8_t {
+    activation,  // has a gradient when the op has a backward pass
+    parameter,   // trained: gradients accumulate into it
+    index,       // integers that steer: ids, rows, lengths. No gradient
+    constant,    // numbers that are not trained: rope frequencies, sampling parameters. No gradient
+    state,       // lives between steps and is changed in place: caches, optimizer moments
+  };
+  std::string_view name;
+  Role role = Role::activation;
+  bool optional = false;
+};
+
+// One tensor that the forward pass keeps for the backward pass.
+struct Saved {
+  enum class Kind : uint8_t { input, output, extra };
+  Kind kind;
+  int index;  // into inputs, outputs, or the extra tensors
+};
+
+struct Cost {
+  double flops = 0;
+  double bytes = 0;  // least traffic: each input read once, each output written once
+  Cost& operator+=(const Cost& other) {
+    flops += other.flops;
+    bytes += other.bytes;
+    return *this;
+  }
+};
+
+// A tensor of the reference: every dtype widened to double (integers up to 2^53 are exact).
+struct RefTensor {
+  Shape shape;
+  std::vector<double> data;
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+
+  // The field's standard name, snake_case; also the name of its kernel contract.
+  virtual std::string_view name() const = 0;
+  virtual std::vector<Port> inputs() const = 0;
+  virtual std::vector<Port> outputs() const = 0;
+  // The attributes as kernels take them, and for people ("eps=1e-05").
+  virtual AttrsRef attrs() const = 0;
+  virtual std::string attrs_text() const { return {}; }
+
+  // The type rule. `inputs` is in port order with absent_port() for unconnected optional ports. Throws InvalidArgument
+  // naming the op, the port and both values. Sharding is handled by `infer_sharding`.
+  virtual std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const = 0;
+
+  // The dtype in which input `port` should arrive, given the types as connected; the precision step inserts a cast
+  // where the edge has another. Default: as it is.
+  virtual DType wanted_dtype(std::span<const TensorType> inputs, int port) const;
+
+  // How outputs are divided, given how inputs are. Default: elementwise, all activations alike. Throws InvalidArgument
+  // where the combination has no meaning.
+  virtual std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const;
+
+  // Output `output` of the inference pass may be written over this input, or -1. State outputs always alias their port.
+  virtual int inference_alias(int output) const;
+
+  // --- Training. An op without a backward pass returns false and the rest is not asked.
+  virtual bool has_backward() const { return false; }
+  // Ops such as add hand the gradient of their output to every activation input as it is.
+  virtual bool passes_gradient_through() const { return false; }
+  virtual std::vector<Saved> saved() const { return {}; }
+  virtual std::vector<TensorType> extra_types(std::span<const TensorType> /*inputs*/) const { return {}; }
+
+  virtual Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
+                    const SymbolValues& symbols) const = 0;
+
+  // The oracle: `inputs` and `outputs` are the ports of the pass in contract order; outputs arrive allocated with the
+  // right shapes. Outputs that accumulate arrive with what they accumulate into. State outputs arrive as copies of the
+  // state inputs. An undesired output has an empty shape and no data.
+  virtual void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const = 0;
+
+  // Every kernel that serves this op, on every device in this build.
+  virtual KernelList kernels() const = 0;
+
+  // --- Derived; the same for every op.
+  // Indices of inputs that receive a gradient: activations and parameters, in port order.
+  std::vector<int> differentiable_inputs() const;
+  // Types of the ports of the backward pass, in contract order.
+  std::vector<TensorType> backward_input_types(std::span<const TensorType> inputs,
+                                               std::span<const TensorType> outputs) const;
+  std::vector<TensorType> backward_output_types(std::span<const TensorType> inputs) const;
+};
+
+using OpPtr = std::shared_ptr<const Op>;
+
+// Bytes of the least traffic of one pass: the plain sum over ports, for ops whose cost is their traffic.
+double traffic_bytes(std::span<const TensorType> inputs, std::span<const TensorType> outputs,
+                     const SymbolValues& symbols);
+
+// For type rules. Each throws InvalidArgument as "op: port 'x' is f32 [3]; expected …".
+void expect_rank(std::string_view op, std::string_view port, const TensorType& type, int rank);
+void expect_dtype(std::string_view op, std::string_view port, const TensorType& type, std::span<const DType> allowed);
+void expect_dim(std::string_view op, std::string_view port, const TensorType& type, int axis, const Dim& expected,
+                std::string_view because);
+void expect_same_dims(std::string_view op, std::string_view port, const TensorType& type, const TensorType& other,
+                      std::string_view other_port);
+
+inline constexpr DType kFloats[] = {DType::f32, DType::bf16, DType::f16};
+inline constexpr DType kF32[] = {DType::f32};
+inline constexpr DType kI32[] = {DType::i32};
+inline constexpr DType kI64[] = {DType::i64};
+
+// One row of work, named after the model whose shape it is. Tests, benchmarks and docs all draw from these rows.
+struct Workload {
+  std::string name;  // "llama-3.2-1b decode q_proj"
+  OpPtr op;
+  std::vector<TensorType> inputs;  // in port order
+  SymbolValues symbols;            // the step's extents
+};
+
+}  // namespace eadem::ops
