@@ -1,0 +1,449 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the golden ring: tiny random models and what transformers + PyTorch compute with them.
+
+    python make_goldens.py [--out DIR] [--fixtures DIR]
+
+README.md beside this file describes every file written. All random numbers come from NumPy's
+PCG64, one stream per purpose, so that weights, prompts and batches do not depend on the machine.
+"""
+
+import argparse
+import contextlib
+import copy
+import importlib
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+GREEDY_TOKENS = 24
+TRAIN_STEPS, TRAIN_BATCH, TRAIN_TOKENS = 10, 2, 32
+PACKED_LENGTHS = (20, 44)
+ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+WEIGHT_DECAY = 0.1
+MAX_GRAD_NORM = 1.0
+
+# Dimensions shared by most models; a row below overrides what it wants to be special.
+COMMON = dict(
+    hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=128, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=False,
+    bos_token_id=1, eos_token_id=2, pad_token_id=None)
+
+
+def rope(theta, **scaling):
+    return dict(rope_theta=theta, **({"rope_type": "default"} | scaling))
+
+
+# Per model: its type, the prompt's length and the salt of its random ids (chosen so that the greedy continuation
+# varies and is never close to a tie), the config, and keys to add to config.classic.json.
+MODELS = {
+    "llama": dict(
+        type="llama", prompt=48, salt=14,
+        config=dict(hidden_size=64, intermediate_size=56, vocab_size=256, rope_parameters=rope(10000.0))),
+    # head_dim 32, theta 10000: wavelengths 6.3, 11.2, 19.9, 35.3 ...; the bands end at 32/4 = 8 and 32/1 = 32.
+    "llama31": dict(
+        type="llama", prompt=48, salt=4,
+        config=dict(hidden_size=64, intermediate_size=56, num_attention_heads=2, num_key_value_heads=1,
+                    tie_word_embeddings=True, rope_parameters=rope(
+                        10000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                        original_max_position_embeddings=32))),
+    "mistral": dict(
+        type="mistral", prompt=44, salt=17, config=dict(head_dim=16, sliding_window=8, rope_parameters=rope(10000.0))),
+    "qwen2": dict(
+        type="qwen2", prompt=40, salt=12,
+        classic=dict(use_sliding_window=False, sliding_window=16, max_window_layers=2),
+        config=dict(intermediate_size=96, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                    rope_parameters=rope(1000000.0))),
+    "qwen3": dict(
+        type="qwen3", prompt=45, salt=2,
+        config=dict(head_dim=32, intermediate_size=64, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                    rope_parameters=rope(1000000.0))),
+    "smollm2": dict(
+        type="llama", prompt=47, salt=7,
+        config=dict(hidden_size=72, intermediate_size=52, num_attention_heads=3, num_key_value_heads=1,
+                    vocab_size=131, tie_word_embeddings=True, rope_parameters=rope(100000.0))),
+    # Default betas (32 and 1): pairs 0 | 1-4 | 5-15 of 16 are extrapolated | blended | interpolated.
+    "yarn": dict(
+        type="llama", prompt=72, salt=21,
+        config=dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+                    rope_parameters=rope(500.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32))),
+    "linear": dict(
+        type="llama", prompt=48, salt=17,
+        config=dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2,
+                    rope_parameters=rope(10000.0, rope_type="linear", factor=2.0))),
+    # The only one not stored as one f32 file: bf16 tensors in several shards with an index.
+    "sharded_bf16": dict(
+        type="llama", prompt=40, salt=9, store=torch.bfloat16, shard="20KB",
+        config=dict(hidden_size=32, intermediate_size=48, vocab_size=96, rope_parameters=rope(10000.0))),
+}
+FIXTURES = {"tiny_llama3": 11, "tiny_llama3_tied": 0, "tiny_mistral": 11, "tiny_qwen3": 11, "tiny_qwen3_tied": 0,
+            "tiny_qwen3_sharded": 8}  # and the salt of the prompt
+TRAINED = ("llama", "qwen2", "qwen3")
+PACKED = "llama"
+
+# Inverse frequencies alone, at the sizes of real models and with options that no model above uses.
+ROPE_TABLES = {
+    "llama2_7b": (128, 4096, rope(10000.0)),
+    "llama31_8b": (128, 131072, rope(500000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0,
+                                     high_freq_factor=4.0, original_max_position_embeddings=8192)),
+    "llama32_1b": (64, 131072, rope(500000.0, rope_type="llama3", factor=32.0, low_freq_factor=1.0,
+                                    high_freq_factor=4.0, original_max_position_embeddings=8192)),
+    "linear_4": (128, 16384, rope(10000.0, rope_type="linear", factor=4.0)),
+    "qwen25_7b_yarn": (128, 131072, rope(1000000.0, rope_type="yarn", factor=4.0,
+                                         original_max_position_embeddings=32768)),
+    "yarn_betas": (64, 16384, rope(10000.0, rope_type="yarn", factor=8.0, beta_fast=16.0, beta_slow=2.0,
+                                   original_max_position_embeddings=2048)),
+    "yarn_no_truncate": (64, 131072, rope(150000.0, rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0,
+                                          truncate=False, original_max_position_embeddings=4096)),
+    "yarn_attention_factor": (64, 16384, rope(10000.0, rope_type="yarn", factor=8.0, attention_factor=1.25,
+                                              original_max_position_embeddings=2048)),
+    "yarn_mscale": (64, 163840, rope(10000.0, rope_type="yarn", factor=40.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+                                     mscale_all_dim=0.5, original_max_position_embeddings=4096)),
+}
+
+
+# ------------------------------------------------------------------ random numbers
+
+def stream(*key):
+    """An independent generator per purpose, so that adding one changes no other."""
+    return np.random.Generator(np.random.PCG64([b for part in key for b in str(part).encode() + b"\0"]))
+
+
+def random_parameter(model_name, name, shape):
+    rng = stream("weights", model_name, name)
+    if name.endswith("norm.weight"):
+        value = rng.uniform(0.5, 1.5, shape)
+    elif name.endswith(".bias"):
+        value = 0.3 * rng.standard_normal(shape)
+    elif name.endswith("embed_tokens.weight"):
+        value = 0.2 * rng.standard_normal(shape)
+    else:  # [out, in]: outputs near unit variance, so that attention and logits are far from uniform
+        value = 1.2 / math.sqrt(shape[1]) * rng.standard_normal(shape)
+    return torch.from_numpy(value.astype(np.float32))
+
+
+def random_tokens(key, shape, vocab):
+    """Skewed towards small ids, as real tokens are; 0, 1 and 2 stay unused."""
+    return np.floor(3 + (vocab - 3) * stream(*key).random(shape) ** 2).astype(np.int32)
+
+
+# ------------------------------------------------------------------ float64
+
+class _TorchInDouble:
+    """The `torch` module as transformers sees it, with every request for float32 answered in float64."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+class _NoFloat32(TorchDispatchMode):
+    """Fails on any operation that returns float32, so that a pass called float64 is float64 throughout."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+                raise AssertionError(f"{func} returned float32 in a float64 pass")
+        return out
+
+
+@contextlib.contextmanager
+def precision(dtype):
+    """transformers computes norms, softmax and rotary tables in float32 whatever the model's dtype. Within
+    precision(torch.float64) it computes them in float64."""
+    if dtype == torch.float32:
+        yield
+        return
+    modules = [transformers.modeling_rope_utils] + [
+        importlib.import_module(f"transformers.models.{t}.modeling_{t}")
+        for t in sorted({row["type"] for row in MODELS.values()})]
+    to_float = torch.Tensor.float
+    for module in modules:
+        module.torch = _TorchInDouble()
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _NoFloat32():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.Tensor.float = to_float
+        for module in modules:
+            module.torch = torch
+
+
+def build(config, weights, dtype):
+    """A fresh eager-attention model in `dtype` with the given f32 weights. Call within precision(dtype)."""
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
+    assert model.model.rotary_emb.inv_freq.dtype == dtype
+    missing = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
+    assert not missing.unexpected_keys, missing
+    assert missing.missing_keys == (["lm_head.weight"] if config.tie_word_embeddings else []), missing
+    if config.tie_word_embeddings:
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert all(p.dtype == dtype for p in model.parameters())
+    return model.eval()
+
+
+# ------------------------------------------------------------------ logits
+
+def run_logits(model, ids):
+    return model(input_ids=torch.from_numpy(np.asarray(ids, np.int64))[None], use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def forward_and_greedy(config, weights, dtype, prompt):
+    """Logits of the prompt, the greedy continuation (whole sequence recomputed each step, no eos stop) and the
+    smallest distance between best and second best logit on the way."""
+    with precision(dtype):
+        model = build(config, weights, dtype)
+        ids, margin = list(prompt), math.inf
+        for step in range(GREEDY_TOKENS):
+            logits = run_logits(model, ids)
+            if step == 0:
+                prompt_logits = logits.numpy()
+            best = torch.topk(logits[-1], 2)
+            margin = min(margin, (best.values[0] - best.values[1]).item())
+            ids.append(best.indices[0].item())
+    return prompt_logits, np.array(ids[len(prompt):], np.int32), margin
+
+
+def write_logits(folder, stem, config, weights, prompt, keep_f64=True):
+    f32, greedy, _ = forward_and_greedy(config, weights, torch.float32, prompt)
+    f64, greedy64, margin = forward_and_greedy(config, weights, torch.float64, prompt)
+    error = float(np.abs(f32.astype(np.float64) - f64).max())
+    # The greedy text is a golden only where no rounding of ours or theirs can change it.
+    assert (greedy == greedy64).all() and margin > 1000 * error, (folder, margin, error)
+    exact = {"logits_f64": f64.astype(np.float32)} if keep_f64 else {}
+    save_file({"prompt": prompt, "logits": f32, "greedy": greedy} | exact, folder / f"{stem}.safetensors")
+    facts = {"tokens": len(prompt), "vocab": f32.shape[1], "max_abs_diff_f32_f64": error,
+             "max_abs_logit": float(np.abs(f64).max()), "logit_std": float(f64.std()), "min_greedy_margin": margin}
+    write_json(folder / f"{stem}.json", facts)
+    print(f"{folder.name}/{stem}: |f32-f64| {error:.2e}  std {facts['logit_std']:.2f}  margin {margin:.3f}  "
+          f"distinct greedy {len(set(greedy.tolist()))}")
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+# ------------------------------------------------------------------ models
+
+def classic_config(path, extra):
+    """The same configuration in the keys used before transformers v5: rope_theta and rope_scaling."""
+    config = json.loads(path.read_text())
+    parameters = config.pop("rope_parameters")
+    for key in ("layer_types", "dtype", "transformers_version"):
+        config.pop(key, None)
+    config["torch_dtype"] = "float32"
+    config["rope_theta"] = parameters.pop("rope_theta")
+    if parameters["rope_type"] in ("linear", "yarn"):  # the key's first name, still found in many checkpoints
+        parameters["type"] = parameters.pop("rope_type")
+    config["rope_scaling"] = None if parameters.get("rope_type") == "default" else parameters
+    config.update(extra)
+    return dict(sorted(config.items()))
+
+
+def write_model(out, name, row):
+    folder = out / name
+    config = AutoConfig.for_model(row["type"], **(COMMON | row["config"]))
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        for key, parameter in model.named_parameters():
+            parameter.copy_(random_parameter(name, key, tuple(parameter.shape)))
+    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2)
+    model.to(row.get("store", torch.float32)).save_pretrained(folder, max_shard_size=row.get("shard", "5GB"))
+
+    # From here on everything is read back from the files, as a user of them would.
+    config = AutoConfig.from_pretrained(folder)
+    weights = {k: v.to(torch.float32) for k, v in
+               AutoModelForCausalLM.from_pretrained(folder, dtype=row.get("store", torch.float32)).state_dict().items()
+               if not (config.tie_word_embeddings and k == "lm_head.weight")}
+    prompt = random_tokens(("prompt", name, row["salt"]), row["prompt"], config.vocab_size)
+    write_logits(folder, "expected", config, weights, prompt)
+
+    if "store" not in row:
+        write_json(folder / "config.classic.json", classic_config(folder / "config.json", row.get("classic", {})))
+        classic = AutoConfig.from_pretrained(folder / "config.classic.json")
+        with torch.no_grad():
+            same = [run_logits(build(c, weights, torch.float32), prompt) for c in (config, classic)]
+        assert torch.equal(*same), f"{name}: config.classic.json means something else"
+    return config, weights
+
+
+# ------------------------------------------------------------------ training
+
+def mean_cross_entropy(logits, labels):
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+def adamw(model):
+    decayed = [p for p in model.parameters() if p.ndim == 2]
+    plain = [p for p in model.parameters() if p.ndim != 2]
+    return torch.optim.AdamW([dict(params=decayed, weight_decay=WEIGHT_DECAY), dict(params=plain, weight_decay=0.0)],
+                             foreach=False, fused=False, **ADAMW)
+
+
+def train(config, weights, dtype, losses):
+    """Runs one optimizer step per function of `losses` (model -> loss) and reports each step."""
+    with precision(dtype):
+        model = build(config, weights, dtype)
+        optimizer = adamw(model)
+        result = {"loss": [], "grad_norm": []}
+        for step, loss_of in enumerate(losses):
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            if step == 0:
+                result["first_grad_l2"] = {k: p.grad.double().norm().item() for k, p in model.named_parameters()}
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM, foreach=False)
+            optimizer.step()
+            result["loss"].append(loss.item())
+            result["grad_norm"].append(norm.item())
+        result["final"] = {k: {"sum": p.double().sum().item(), "l2": p.double().norm().item()}
+                           for k, p in model.named_parameters()}
+        return result
+
+
+def write_training(folder, stem, tensors, config, weights, losses):
+    runs = {key: train(config, weights, dtype, losses)
+            for key, dtype in (("f32", torch.float32), ("f64", torch.float64))}
+    difference = {
+        series: max(abs(a - b) for a, b in zip(runs["f32"][series], runs["f64"][series]))
+        for series in ("loss", "grad_norm")}
+    save_file(tensors, folder / f"{stem}.safetensors")
+    write_json(folder / f"{stem}.json", {
+        "optimizer": {"name": "adamw", "lr": ADAMW["lr"], "beta1": ADAMW["betas"][0], "beta2": ADAMW["betas"][1],
+                      "eps": ADAMW["eps"], "weight_decay_2d": WEIGHT_DECAY, "weight_decay_1d": 0.0,
+                      "max_grad_norm": MAX_GRAD_NORM},
+        "max_abs_diff_f32_f64": difference, **runs})
+    print(f"{folder.name}/{stem}: loss {runs['f64']['loss'][0]:.4f} -> {runs['f64']['loss'][-1]:.4f}, "
+          f"norm {runs['f64']['grad_norm'][0]:.3f}, |f32-f64| {difference}")
+    return runs
+
+
+def write_ten_steps(out, name, config, weights):
+    tokens = random_tokens(("train", name), (TRAIN_STEPS, TRAIN_BATCH, TRAIN_TOKENS + 1), config.vocab_size)
+    batches = torch.from_numpy(tokens.astype(np.int64))
+    losses = [lambda model, b=b: mean_cross_entropy(model(input_ids=b[:, :-1], use_cache=False).logits, b[:, 1:])
+              for b in batches]
+    write_training(out / name, "train", {"tokens": tokens}, config, weights, losses)
+
+
+def write_packed(out, name, config, weights):
+    """One step on two documents packed into one row of 64 tokens. The golden runs each document on its own;
+    the packed form, with a block-diagonal mask and restarting positions, must agree in float64."""
+    documents = [random_tokens(("packed", name, n), n + 1, config.vocab_size) for n in PACKED_LENGTHS]
+    ids = np.concatenate([d[:-1] for d in documents])
+    labels = np.concatenate([d[1:] for d in documents])
+    positions = np.concatenate([np.arange(n, dtype=np.int32) for n in PACKED_LENGTHS])
+    offsets = np.cumsum([0, *PACKED_LENGTHS]).astype(np.int32)
+    label_tensor = torch.from_numpy(labels.astype(np.int64))
+
+    def separately(model):
+        return mean_cross_entropy(torch.cat([run_logits(model, d[:-1]) for d in documents]), label_tensor)
+
+    def packed(model):
+        row = torch.from_numpy(np.searchsorted(offsets, np.arange(len(ids)), side="right"))
+        visible = (row[:, None] == row[None, :]).tril()
+        dtype = model.lm_head.weight.dtype
+        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        logits = model(input_ids=torch.from_numpy(ids.astype(np.int64))[None],
+                       position_ids=torch.from_numpy(positions.astype(np.int64))[None],
+                       attention_mask=mask[None, None], use_cache=False).logits
+        return mean_cross_entropy(logits, label_tensor)
+
+    runs = write_training(out / name, "packed", {"ids": ids, "labels": labels, "positions": positions,
+                                                 "offsets": offsets}, config, weights, [separately])
+    check = train(config, weights, torch.float64, [packed])
+    for series in ("loss", "grad_norm"):
+        assert abs(check[series][0] / runs["f64"][series][0] - 1) < 1e-12, series
+
+
+# ------------------------------------------------------------------ rotary tables
+
+def write_rope(out):
+    def table(head_dim, max_positions, parameters):
+        config = AutoConfig.for_model("llama", **(COMMON | dict(
+            head_dim=head_dim, max_position_embeddings=max_positions, rope_parameters=dict(parameters))))
+        with precision(torch.float64):
+            rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+            return {"head_dim": head_dim, "max_position_embeddings": max_positions, "rope_parameters": parameters,
+                    "attention_factor": float(rotary.attention_scaling), "inv_freq": rotary.inv_freq.tolist()}
+
+    write_json(out / "rope.json", {name: table(*row) for name, row in ROPE_TABLES.items()})
+
+
+# ------------------------------------------------------------------ checkpoints made elsewhere
+
+def dequantize_4bit(tensors, group):
+    """MLX affine: eight values per u32, lowest bits first; value = scale * q + bias for each group of a row."""
+    result = {}
+    for key, value in tensors.items():
+        if key.endswith((".scales", ".biases")):
+            continue
+        if value.dtype == torch.uint32:
+            base = key.removesuffix(".weight")
+            packed = value.numpy()
+            q = ((packed[..., None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 15).reshape(packed.shape[0], -1)
+            scales, biases = (np.repeat(tensors[f"{base}.{p}"].float().numpy(), group, axis=1)
+                              for p in ("scales", "biases"))
+            value = torch.from_numpy(q.astype(np.float32) * scales + biases)
+        result[key] = value.float()
+    return result
+
+
+def write_fixtures(out, source):
+    from safetensors.torch import load_file as load_torch
+    folder = out / "fixtures"
+    folder.mkdir()
+    for name, salt in FIXTURES.items():
+        raw = json.loads((source / name / "config.json").read_text())
+        quantization = raw.pop("quantization", None)
+        config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+        tensors = {}
+        for shard in sorted((source / name).glob("*.safetensors")):
+            tensors |= load_torch(shard)
+        if quantization:
+            assert quantization == {"bits": 4, "group_size": 32, "mode": "affine"}, quantization
+            tensors = dequantize_4bit(tensors, quantization["group_size"])
+        prompt = random_tokens(("prompt", name, salt), 24, config.vocab_size)
+        write_logits(folder, name, config, {k: v.float() for k, v in tensors.items()}, prompt, keep_f64=False)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
+    parser.add_argument("--fixtures", type=Path,
+                        help="folder with tiny_llama3/ and its kin; without it fixtures/ is kept as it is")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.utils.logging.disable_progress_bar()
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, row in MODELS.items():
+        shutil.rmtree(args.out / name, ignore_errors=True)
+        config, weights = write_model(args.out, name, row)
+        if name in TRAINED:
+            write_ten_steps(args.out, name, config, weights)
+        if name == PACKED:
+            write_packed(args.out, name, config, weights)
+    write_rope(args.out)
+    if args.fixtures:
+        shutil.rmtree(args.out / "fixtures", ignore_errors=True)
+        write_fixtures(args.out, args.fixtures)
+
+
+if __name__ == "__main__":
+    main()
