@@ -78,6 +78,38 @@ double traffic_bytes(std::span<const TensorType> in, std::span<const TensorType>
   return total;
 }
 
+double traffic_bytes(const Op& op, Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
+                     const SymbolValues& symbols) {
+  if (pass == Pass::inference) return traffic_bytes(in, out, symbols);
+  if (pass == Pass::forward) return traffic_bytes(in, out, symbols) + traffic_bytes({}, op.extra_types(in), symbols);
+  double total = traffic_bytes(op.backward_input_types(in, out), {}, symbols);
+  const std::vector<Port> ports = op.inputs();
+  for (int index : op.differentiable_inputs()) {
+    const auto i = static_cast<size_t>(index);
+    if (kernels::is_absent(in[i])) continue;
+    const bool parameter = ports[i].role == Port::Role::parameter;
+    total += static_cast<double>(in[i].with_dtype(parameter ? DType::f32 : in[i].dtype).size_bytes(symbols)) *
+             (parameter ? 2 : 1);
+  }
+  return total;
+}
+
+TensorType plain_type(DType dtype, std::span<const Dim> dims) { return TensorType(dtype, dims); }
+
+void expect_plain(std::string_view op, std::string_view port, const TensorType& type) {
+  if (type.encoding != nullptr)
+    throw InvalidArgument("{}: '{}' is {}; expected plain values", op, port, to_string(type));
+}
+
+void expect_present(std::string_view op, std::string_view port, const TensorType& type) {
+  if (kernels::is_absent(type)) throw InvalidArgument("{}: '{}' is not connected; expected a tensor", op, port);
+}
+
+void expect_replicated(std::string_view op, std::string_view port, const TensorType& type, std::string_view because) {
+  if (!(type.sharding == Sharding::replicated()))
+    throw InvalidArgument("{}: '{}' is {}; expected replicated ({})", op, port, to_string(type), because);
+}
+
 void expect_rank(std::string_view op, std::string_view port, const TensorType& type, int rank) {
   if (type.rank() != rank)
     throw InvalidArgument("{}: '{}' is {}; expected {} dimensions", op, port, to_string(type), rank);

@@ -87,6 +87,9 @@ class Op {
   // Output `output` of the inference pass may be written over this input, or -1. State outputs always alias their port.
   virtual int inference_alias(int output) const;
 
+  // The output is the first input's bytes under another shape: no kernel runs in any pass.
+  virtual bool is_view() const { return false; }
+
   // --- Training. An op without a backward pass returns false and the rest is not asked.
   virtual bool has_backward() const { return false; }
   // Ops such as add hand the gradient of their output to every activation input as it is.
@@ -94,6 +97,8 @@ class Op {
   virtual std::vector<Saved> saved() const { return {}; }
   virtual std::vector<TensorType> extra_types(std::span<const TensorType> /*inputs*/) const { return {}; }
 
+  // Of one pass. `inputs` and `outputs` are the types of the op's own ports whatever the pass; what the pass saves or
+  // reads back is added here.
   virtual Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
                     const SymbolValues& symbols) const = 0;
 
@@ -119,12 +124,24 @@ using OpPtr = std::shared_ptr<const Op>;
 // Bytes of the least traffic of one pass: the plain sum over ports, for ops whose cost is their traffic.
 double traffic_bytes(std::span<const TensorType> inputs, std::span<const TensorType> outputs,
                      const SymbolValues& symbols);
+// The same for a given pass: forward adds the extra tensors; backward reads what was saved and the gradients of the
+// outputs and writes the gradients of the inputs, those of parameters (+=) twice.
+double traffic_bytes(const Op& op, Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
+                     const SymbolValues& symbols);
+
+// A plain, replicated type of the same dims: what type rules return; `infer_sharding` says how it is divided.
+TensorType plain_type(DType dtype, std::span<const Dim> dims);
 
 // For type rules. Each throws InvalidArgument as "op: port 'x' is f32 [3]; expected …".
 void expect_rank(std::string_view op, std::string_view port, const TensorType& type, int rank);
 void expect_dtype(std::string_view op, std::string_view port, const TensorType& type, std::span<const DType> allowed);
 void expect_dim(std::string_view op, std::string_view port, const TensorType& type, int axis, const Dim& expected,
                 std::string_view because);
+// Values as they are, not packed or quantized.
+void expect_plain(std::string_view op, std::string_view port, const TensorType& type);
+void expect_present(std::string_view op, std::string_view port, const TensorType& type);
+// All of it on every rank.
+void expect_replicated(std::string_view op, std::string_view port, const TensorType& type, std::string_view because);
 void expect_same_dims(std::string_view op, std::string_view port, const TensorType& type, const TensorType& other,
                       std::string_view other_port);
 

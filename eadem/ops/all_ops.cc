@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/ops/all_ops.h"
+
+namespace eadem::ops {
+
+namespace {
+
+template <typename... Ops>
+std::vector<Workload> workloads_of() {
+  std::vector<Workload> rows;
+  const auto append = [&](std::vector<Workload> more) {
+    rows.insert(rows.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  };
+  (append(Ops::workloads()), ...);
+  return rows;
+}
+
+}  // namespace
+
+std::vector<Workload> all_workloads() {
+  return workloads_of<Embedding, Linear, RmsNorm, Add, Mul, RopeTable, Rope, Attention, Activation, GatedActivation,
+                      Softmax, CrossEntropy, Cast, KvAppend, SelectRows, Sample, AllReduce, GradNorm, AdamW>();
+}
+
+}  // namespace eadem::ops

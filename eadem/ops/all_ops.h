@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every op of this layer, and their workload rows.
+#pragma once
+
+#include "eadem/ops/all_reduce.h"
+#include "eadem/ops/attention.h"
+#include "eadem/ops/cross_entropy.h"
+#include "eadem/ops/elementwise.h"
+#include "eadem/ops/embedding.h"
+#include "eadem/ops/kv_append.h"
+#include "eadem/ops/linear.h"
+#include "eadem/ops/optimizer.h"
+#include "eadem/ops/rms_norm.h"
+#include "eadem/ops/rope.h"
+#include "eadem/ops/sample.h"
+#include "eadem/ops/select_rows.h"
+#include "eadem/ops/softmax.h"
+
+namespace eadem::ops {
+
+// Of every op, in the order of the list in all_ops.cc. The rows of large models take gigabytes when bound: choose
+// before allocating.
+std::vector<Workload> all_workloads();
+
+}  // namespace eadem::ops

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The shapes of real models, from which the workload rows of every op are made.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/core/tensor_type.h"
+
+namespace eadem::ops {
+
+struct ModelShape {
+  std::string_view name;
+  int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
+  DType dtype;  // of weights and activations
+};
+
+// From the models' config.json files; `tiny` is the size of the golden models in tests/data.
+std::span<const ModelShape> model_shapes();
+
+// What a step does: `decode` one token of each of `sequences`, or `prefill` many tokens of one.
+struct StepShape {
+  std::string_view name;
+  int64_t tokens, sequences, kv_length;  // kv_length: keys per sequence, those of the step included
+};
+std::span<const StepShape> step_shapes();
+
+inline constexpr int64_t kWorkloadBlockSize = 16;
+
+// tokens, sequences, logit_rows (one per sequence) and max_blocks (of kWorkloadBlockSize positions) of a step.
+SymbolValues symbols_of(const StepShape& step);
+
+// "llama-3.2-1b prefill-512 q_proj"
+std::string workload_name(const ModelShape& model, const StepShape& step, std::string_view part);
+
+}  // namespace eadem::ops

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/ops/sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "eadem/core/philox.h"
+#include "eadem/kernels/backends.h"
+#include "eadem/ops/model_shapes.h"
+
+namespace eadem::ops {
+
+namespace {
+
+enum In { kLogits, kTemperature, kTopK, kTopP, kMinP, kSeed, kPosition };
+
+struct Settings {
+  double temperature, top_p, min_p;
+  int64_t top_k;
+  float u;  // the draw, in [0, 1)
+};
+
+// -1 for a row that cannot be sampled.
+int64_t draw(std::span<const double> logits, const Settings& settings) {
+  for (double value : logits)
+    if (std::isnan(value)) return -1;
+  const auto largest = std::max_element(logits.begin(), logits.end());  // the first of equals
+  if (largest == logits.end() || !std::isfinite(*largest)) return -1;
+  if (settings.temperature == 0) return largest - logits.begin();
+
+  // 1. p = softmax(logits / temperature)
+  std::vector<double> p(logits.size());
+  for (size_t i = 0; i < p.size(); ++i) p[i] = std::exp((logits[i] - *largest) / settings.temperature);
+  const double all = std::accumulate(p.begin(), p.end(), 0.0);
+  for (double& value : p) value /= all;
+
+  // Falling logits, equal ones by rising index. Ordered by logit and not by p: p underflows, logits do not.
+  std::vector<size_t> order(p.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+
+  // 2. top_k
+  if (settings.top_k > 0 && static_cast<size_t>(settings.top_k) < order.size())
+    order.resize(static_cast<size_t>(settings.top_k));
+
+  // 3. top_p, of the kept, renormalized
+  double kept = 0;
+  for (size_t i : order) kept += p[i];
+  double prefix = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    prefix += p[order[i]];
+    if (prefix >= settings.top_p * kept) {
+      order.resize(i + 1);
+      break;
+    }
+  }
+
+  // 4. min_p
+  std::erase_if(order, [&](size_t i) { return p[i] < settings.min_p * p[order.front()]; });
+
+  // 5. the draw, in order of index
+  std::sort(order.begin(), order.end());
+  kept = 0;
+  for (size_t i : order) kept += p[i];
+  double cumulated = 0;
+  for (size_t i : order) {
+    cumulated += p[i];
+    if (cumulated > static_cast<double>(settings.u) * kept) return static_cast<int64_t>(i);
+  }
+  return static_cast<int64_t>(order.back());  // u * kept may round up to the whole
+}
+
+}  // namespace
+
+std::vector<Port> Sample::inputs() const {
+  return {{"logits"},
+          {"temperature", Port::Role::constant},
+          {"top_k", Port::Role::index},
+          {"top_p", Port::Role::constant},
+          {"min_p", Port::Role::constant},
+          {"seed", Port::Role::index},
+          {"position", Port::Role::index}};
+}
+std::vector<Port> Sample::outputs() const { return {{"token", Port::Role::index}, {"logprob", Port::Role::constant}}; }
+
+AttrsRef Sample::attrs() const {
+  static constexpr kernels::NoAttrs kNone;
+  return AttrsRef(kNone);
+}
+
+std::vector<TensorType> Sample::infer_types(std::span<const TensorType> in) const {
+  expect_rank(name(), "logits", in[kLogits], 2);
+  expect_dtype(name(), "logits", in[kLogits], kF32);
+  expect_plain(name(), "logits", in[kLogits]);
+  const std::vector<Port> ports = inputs();
+  const DType dtypes[] = {DType::f32, DType::f32, DType::i32, DType::f32, DType::f32, DType::i64, DType::i64};
+  for (size_t i = kTemperature; i < ports.size(); ++i) {
+    const DType expected[] = {dtypes[i]};
+    expect_rank(name(), ports[i].name, in[i], 1);
+    expect_dtype(name(), ports[i].name, in[i], expected);
+    expect_dim(name(), ports[i].name, in[i], 0, in[kLogits].dim(0), "rows of 'logits'");
+  }
+  return {TensorType(DType::i32, {in[kLogits].dim(0)}), TensorType(DType::f32, {in[kLogits].dim(0)})};
+}
+
+DType Sample::wanted_dtype(std::span<const TensorType> in, int port) const {
+  return port == kLogits ? DType::f32 : in[static_cast<size_t>(port)].dtype;
+}
+
+std::vector<Sharding> Sample::infer_sharding(std::span<const TensorType> in) const {
+  const std::vector<Port> ports = inputs();
+  for (size_t i = 0; i < ports.size(); ++i)
+    expect_replicated(name(), ports[i].name, in[i], "every rank draws every row");
+  return {Sharding::replicated(), Sharding::replicated()};
+}
+
+Cost Sample::cost(Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
+                  const SymbolValues& symbols) const {
+  // Maximum, exponential and sum of every logit; selection by threshold is about as much again.
+  const double elements = static_cast<double>(in[kLogits].num_elements(symbols));
+  return {24 * elements, traffic_bytes(*this, pass, in, out, symbols)};
+}
+
+void Sample::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<RefTensor> out) const {
+  const size_t rows = static_cast<size_t>(in[kLogits].shape[0]), vocab = static_cast<size_t>(in[kLogits].shape[1]);
+  for (size_t r = 0; r < rows; ++r) {
+    const std::span<const double> logits(in[kLogits].data.data() + r * vocab, vocab);
+    const auto seed = static_cast<uint64_t>(static_cast<int64_t>(in[kSeed].data[r]));
+    const auto position = static_cast<uint64_t>(static_cast<int64_t>(in[kPosition].data[r]));
+    const int64_t token = draw(logits, {.temperature = in[kTemperature].data[r],
+                                        .top_p = in[kTopP].data[r],
+                                        .min_p = in[kMinP].data[r],
+                                        .top_k = static_cast<int64_t>(in[kTopK].data[r]),
+                                        .u = uniform_float(philox4x32(seed, position).words[0])});
+    out[0].data[r] = static_cast<double>(token);
+    out[1].data[r] = std::numeric_limits<double>::quiet_NaN();
+    if (token < 0) continue;
+    const double largest = *std::max_element(logits.begin(), logits.end());
+    double sum = 0;
+    for (double value : logits) sum += std::exp(value - largest);
+    out[1].data[r] = logits[static_cast<size_t>(token)] - largest - std::log(sum);
+  }
+}
+
+KernelList Sample::kernels() const { return EADEM_KERNELS_OF(sample); }
+
+std::vector<Workload> Sample::workloads() {
+  std::vector<Workload> rows;
+  const Dim n = Symbol::logit_rows;
+  for (const ModelShape& model : model_shapes())
+    for (const StepShape& step : step_shapes())
+      rows.push_back({workload_name(model, step, "sample"),
+                      std::make_shared<Sample>(),
+                      {TensorType(DType::f32, {n, model.vocab}), TensorType(DType::f32, {n}),
+                       TensorType(DType::i32, {n}), TensorType(DType::f32, {n}), TensorType(DType::f32, {n}),
+                       TensorType(DType::i64, {n}), TensorType(DType::i64, {n})},
+                      symbols_of(step)});
+  return rows;
+}
+
+}  // namespace eadem::ops

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Draws one token per row of logits: temperature, top-k, top-p, min-p, counter-based randomness. Ports and the order
+// of the steps: kernels/sample.h. Inference only; everything whole on every rank.
+#pragma once
+
+#include "eadem/ops/op.h"
+
+namespace eadem::ops {
+
+class Sample final : public Op {
+ public:
+  std::string_view name() const override { return "sample"; }
+  std::vector<Port> inputs() const override;
+  std::vector<Port> outputs() const override;
+  AttrsRef attrs() const override;
+  std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
+  DType wanted_dtype(std::span<const TensorType> inputs, int port) const override;
+  std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
+  int inference_alias(int /*output*/) const override { return -1; }
+  Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
+            const SymbolValues& symbols) const override;
+  // Probabilities in double, the draw exactly as the kernels take it. A failed row gives token -1 and logprob NaN.
+  void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
+  KernelList kernels() const override;
+  static std::vector<Workload> workloads();
+};
+
+}  // namespace eadem::ops
