@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# scripts/install.sh run|test: installs the Debian packages that building and running (run), or also testing
+# (test), needs. Asks dpkg first and calls apt only for what is missing. Output goes to stderr.
+set -euo pipefail
+
+run_packages=(
+  cmake ninja-build g++ ccache pkg-config libhwy-dev nlohmann-json3-dev libsimdjson-dev libcli11-dev libspdlog-dev
+  libfmt-dev libtomlplusplus-dev libpcre2-dev libutf8proc-dev
+)
+test_packages=(
+  libgtest-dev libgmock-dev libbenchmark-dev clang-14 libclang-rt-14-dev clang-format-14 python3 python3-dev
+  python3-venv zstd
+)
+
+fail() {
+  echo "install.sh: $*" >&2
+  exit 1
+}
+
+case "${1:-}" in
+  run) wanted=("${run_packages[@]}") ;;
+  test) wanted=("${run_packages[@]}" "${test_packages[@]}") ;;
+  *)
+    echo "usage: scripts/install.sh run|test" >&2
+    exit 2
+    ;;
+esac
+
+command -v dpkg-query > /dev/null || fail "this is not Debian (no dpkg-query). Install the equivalents of" \
+  "${wanted[*]}, then build with: cmake --preset release && cmake --build --preset release"
+
+installed=" $(dpkg-query -W -f='${Package}:${db:Status-Status} ' "${wanted[@]}" 2> /dev/null || true)"
+missing=()
+for package in "${wanted[@]}"; do
+  [[ "$installed" == *" $package:installed "* ]] || missing+=("$package")
+done
+[[ ${#missing[@]} -eq 0 ]] && exit 0
+
+distribution=$(. /etc/os-release 2> /dev/null && echo "${ID:-unknown} ${VERSION_ID:-}" || echo unknown)
+[[ "$distribution" == "debian 12" ]] || fail "missing: ${missing[*]}. Packages are installed on Debian 12 only and" \
+  "this is '$distribution'; install them, or what they are called there, and call this again."
+
+as_root=()
+if [[ $EUID -ne 0 ]]; then
+  command -v sudo > /dev/null || fail "missing: ${missing[*]}. Installing needs root or sudo; run as root:" \
+    "apt-get install --no-install-recommends ${missing[*]}"
+  as_root=(sudo)
+fi
+
+echo "install.sh: installing ${missing[*]}" >&2
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 "$@" > "$log" 2>&1 < /dev/null || {
+    tail -n 30 "$log" >&2
+    fail "'apt-get $*' failed (its last lines are above). Missing: ${missing[*]}"
+  }
+}
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt update
+apt install -y --no-install-recommends "${missing[@]}"

@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# scripts/test.sh [SECTION ...]: installs what is missing, builds, and runs every test; with arguments only the named
+# sections. A failing section does not stop the others. The last line is `N passed, N failed, N skipped`: test cases
+# where a section has them (ctest, pytest), else the section as one. Exits 1 if anything failed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+jobs=$(nproc)
+logs="$root/build/logs"
+venv="$root/build/venv"
+
+# --- What a section uses ---
+
+# Ends the section as skipped (one), saying why.
+skip() {
+  echo "SKIPPED: $*"
+  exit 77
+}
+
+# Adds the cases of a JUnit file, of ctest or pytest, to the section's counts.
+count_junit() {
+  python3 - "$1" >> "$counts" << 'PYTHON'
+import sys
+import xml.etree.ElementTree as xml
+
+suites = xml.parse(sys.argv[1]).getroot().iter("testsuite")
+total = failed = skipped = 0
+for suite in suites:
+    number = lambda name: int(suite.get(name, 0))
+    total += number("tests")
+    failed += number("failures") + number("errors")
+    skipped += number("skipped") + number("disabled")
+print(total - failed - skipped, failed, skipped)
+PYTHON
+}
+
+# run_ctest PRESET [ctest arguments]: runs the tests of build/PRESET.
+run_ctest() {
+  local preset=$1 status=0 report
+  shift
+  report="$logs/ctest-$preset.xml"
+  rm -f "$report"
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --timeout 300 -j "$jobs" \
+    --output-junit "$report" "$@" > "$logs/ctest-$preset.log" 2>&1 || status=$?
+  # Of the tests that passed, the summary is enough; the rest is in the log.
+  grep -Ev '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ Test .* Passed +[0-9.]+ sec$' "$logs/ctest-$preset.log" || true
+  [[ ! -f "$report" ]] || count_junit "$report"
+  return "$status"
+}
+
+# A virtual environment with what the Python tests import.
+make_venv() {
+  local packages=(numpy pytest nanobind scikit-build-core tokenizers safetensors)
+  local stamp="$venv/installed"
+  if [[ "$(cat "$stamp" 2> /dev/null)" != "${packages[*]}" ]]; then
+    rm -rf "$venv"
+    /usr/bin/python3 -m venv "$venv"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check "${packages[@]}"
+    echo "${packages[*]}" > "$stamp"
+  fi
+}
+
+# --- The sections, cheap ones first ---
+
+section_format() {
+  scripts/format.sh --check
+}
+
+section_include_graph() {
+  python3 tests/include_graph/check_include_graph.py
+  python3 tests/include_graph/check_include_graph_test.py
+}
+
+section_documents() {
+  [[ -f tests/docs/check_documents.py ]] || skip "there is no tests/docs/check_documents.py"
+  python3 tests/docs/check_documents.py
+}
+
+section_cpp() {
+  scripts/build.sh release all
+  run_ctest release -E '^include_graph/'  # Has a section of its own, which needs no build.
+}
+
+section_python() {
+  [[ -f pyproject.toml ]] || skip "there is no Python package (pyproject.toml)"
+  [[ -d tests/python ]] || skip "there are no tests/python"
+  make_venv
+  echo "installing the package into build/venv"
+  if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
+    -C build-dir="$root/build/python" . > "$logs/pip.log" 2>&1; then
+    tail -n 60 "$logs/pip.log"
+    return 1
+  fi
+  local status=0
+  rm -f "$logs/pytest.xml"
+  # From another directory, so that the installed package is imported and not the sources.
+  (cd build && "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider --junitxml "$logs/pytest.xml" ../tests/python) ||
+    status=$?
+  [[ ! -f "$logs/pytest.xml" ]] || count_junit "$logs/pytest.xml"
+  return "$status"
+}
+
+section_asan() {
+  scripts/build.sh asan all
+  UBSAN_OPTIONS=print_stacktrace=1 run_ctest asan -E '^include_graph/' -LE slow
+}
+
+section_tsan() {
+  scripts/build.sh tsan threaded_tests
+  run_ctest tsan -L threaded -LE slow
+}
+
+section_fuzz() {
+  [[ -x scripts/fuzz.sh ]] || skip "there is no scripts/fuzz.sh"
+  scripts/fuzz.sh 10
+}
+
+section_cuda() {
+  [[ -d eadem/kernels/cuda ]] || skip "there is no CUDA backend (eadem/kernels/cuda)"
+  local toolkit
+  toolkit=$(scripts/cuda_toolkit.sh)
+  echo "compiling with the CUDA toolkit in $toolkit; nothing is run without a GPU"
+  scripts/build.sh cuda all -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit"
+}
+
+# --- Running them ---
+
+all=(format include_graph documents cpp python asan tsan fuzz cuda)
+chosen=("$@")
+[[ $# -gt 0 ]] || chosen=("${all[@]}")
+for name in "${chosen[@]}"; do
+  if [[ " ${all[*]} " != *" $name "* ]]; then
+    echo "test.sh: no section '$name'; there are: ${all[*]}" >&2
+    exit 2
+  fi
+done
+
+scripts/install.sh test
+mkdir -p "$logs"
+total_passed=0 total_failed=0 total_skipped=0
+summary=()
+for name in "${chosen[@]}"; do
+  echo "=== $name"
+  start=$SECONDS
+  counts=$(mktemp)
+  # Not in a condition: bash would ignore `set -e` inside.
+  set +e
+  (
+    set -e
+    "section_$name"
+  ) 2>&1
+  status=$?
+  set -e
+  passed=0 failed=0 skipped=0 counted=false
+  while read -r p f s; do
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s)) counted=true
+  done < "$counts"
+  rm -f "$counts"
+  if [[ $status -eq 77 ]]; then
+    skipped=$((skipped + 1))
+  elif [[ $status -ne 0 && $failed -eq 0 ]]; then
+    failed=1
+  elif ! $counted; then
+    [[ $status -eq 0 ]] && passed=1 || failed=1
+  fi
+  line="$name: $passed passed, $failed failed, $skipped skipped in $((SECONDS - start)) s"
+  echo "--- $line"
+  summary+=("$line")
+  total_passed=$((total_passed + passed)) total_failed=$((total_failed + failed))
+  total_skipped=$((total_skipped + skipped))
+done
+
+echo "=== summary"
+printf '%s\n' "${summary[@]}"
+echo "$total_passed passed, $total_failed failed, $total_skipped skipped"
+[[ $total_failed -eq 0 ]]

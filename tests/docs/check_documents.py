@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that the documents agree with the tree: README.md, CONTRIBUTING.md and docs/**/*.md.
+
+    check_documents.py [ROOT]
+
+  * A link to a file of this repository leads to one.
+  * A code block below the line `<!-- file: PATH -->` stands in that file, line by line and in one piece, so that what
+    a document shows is what CI compiles and tests.
+
+Prints `file:line: what is wrong` and exits 1 if anything is.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(?:#[^)]*)?\)")
+BLOCK = re.compile(r"^<!-- file: (\S+) -->\n+```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MARKER = re.compile(r"^<!-- file:", re.MULTILINE)
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def line_of(text, position):
+    return text.count("\n", 0, position) + 1
+
+
+def wrong_in(root, document):
+    text = document.read_text(encoding="utf-8")
+    prose = CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    for match in LINK.finditer(prose):
+        if not (document.parent / match[1]).exists():
+            yield line_of(text, match.start()), f"the link to {match[1]} leads nowhere"
+    blocks = list(BLOCK.finditer(text))
+    if len(blocks) != len(MARKER.findall(text)):
+        yield 1, "a `<!-- file: PATH -->` line without a code block below it"
+    for match in blocks:
+        line, source = line_of(text, match.start()), root / match[1]
+        if not source.is_file():
+            yield line, f"shows {match[1]}, which does not exist"
+        elif "\n" + match[2] not in "\n" + source.read_text(encoding="utf-8"):
+            yield line, f"the code block is not (any more) what stands in {match[1]}"
+
+
+def main(arguments):
+    root = Path(arguments[0] if arguments else Path(__file__).resolve().parents[2])
+    documents = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
+    wrong = [f"{document.relative_to(root)}:{line}: {text}"
+             for document in documents if document.is_file() for line, text in wrong_in(root, document)]
+    print("\n".join(wrong) if wrong else f"documents: {sum(d.is_file() for d in documents)} read, nothing wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
