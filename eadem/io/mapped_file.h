@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reading files: whole into memory (small documents) or mapped (weights).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace eadem::io {
+
+// A regular file mapped read-only; unmapped when the last owner goes. Immutable, so any thread may read it.
+//
+// The mapping follows the file: whoever truncates a model file in place while it is mapped takes the pages
+// away from under us (SIGBUS). Eadem itself never does: it replaces files by rename (atomic_file.h).
+class MappedFile {
+ public:
+  // Throws NotFound (no such file) or IoError (anything else, directories and devices included), naming the
+  // path and the system's reason.
+  static std::shared_ptr<const MappedFile> open(const std::string& path);
+
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  const std::byte* data() const { return data_; }  // page aligned; null for an empty file
+  size_t size() const { return size_; }
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  MappedFile(std::string path, const std::byte* data, size_t size);
+
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The content of a regular file of at most `max_bytes`. Throws NotFound or IoError as above, and DataCorrupted
+// when the file is larger, naming both sizes.
+std::string read_file(const std::string& path, int64_t max_bytes);
+
+}  // namespace eadem::io

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/io/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <unordered_map>
+
+#include "eadem/io/atomic_file.h"
+#include "eadem/io/json.h"
+#include "eadem/io/mapped_file.h"
+#include "eadem/io/text.h"
+#include "eadem/io/weights_internal.h"
+
+namespace eadem::io {
+
+namespace {
+
+constexpr uint64_t kLengthBytes = 8;
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
+constexpr std::string_view kMetadataKey = "__metadata__";
+
+struct SafetensorsType {
+  std::string_view name;
+  int bits;
+  std::optional<DType> dtype;
+};
+
+constexpr auto kTypes = std::to_array<SafetensorsType>({
+    {"F32", 32, DType::f32}, {"F16", 16, DType::f16}, {"BF16", 16, DType::bf16},
+    {"F64", 64, DType::f64}, {"I32", 32, DType::i32}, {"I64", 64, DType::i64},
+    {"U8", 8, DType::u8},    {"BOOL", 8, {}},         {"I8", 8, {}},
+    {"I16", 16, {}},         {"U16", 16, {}},         {"U32", 32, {}},
+    {"U64", 64, {}},         {"F8_E4M3", 8, {}},      {"F8_E5M2", 8, {}},
+    {"F8_E8M0", 8, {}},      {"F6_E2M3", 6, {}},      {"F6_E3M2", 6, {}},
+    {"F4", 4, {}},           {"C64", 64, {}},
+});
+
+const SafetensorsType* find_type(std::string_view name) {
+  const auto it = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& type) { return type.name == name; });
+  return it == kTypes.end() ? nullptr : &*it;
+}
+
+std::string_view type_name_of(DType dtype) {
+  const auto it = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& type) { return type.dtype == dtype; });
+  EADEM_CHECK(it != kTypes.end(), "no safetensors type for {}", dtype_name(dtype));
+  return it->name;
+}
+
+struct Range {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// One entry of the header: its description, and its range relative to the data.
+std::pair<WeightInfo, Range> parse_entry(const JsonMember& member, const std::string& path, uint64_t data_size) {
+  const auto fail = [&](const std::string& problem) {
+    throw DataCorrupted("{}: tensor {}: {}", path, quote(member.key), problem);
+  };
+  if (member.key.empty()) fail("the name is empty");
+  if (!member.value.is_object()) fail("its header entry is not an object");
+  for (const JsonMember& field : member.value.as_object())
+    if (field.key != "dtype" && field.key != "shape" && field.key != "data_offsets")
+      fail(fmt::format("unknown field {}; expected dtype, shape and data_offsets", quote(field.key)));
+
+  const auto extents = [&](const char* key) {
+    std::vector<uint64_t> result;
+    const JsonValue* value = member.value.find(key);
+    if (value == nullptr || !value->is_array()) fail(fmt::format("'{}' is not an array", key));
+    for (const JsonValue& element : value->as_array()) {
+      if (element.kind() != JsonValue::Kind::integer || element.as_integer() < 0)
+        fail(fmt::format("'{}' holds {}; expected integers >= 0", key, quote(to_compact_json(element))));
+      result.push_back(static_cast<uint64_t>(element.as_integer()));
+    }
+    return result;
+  };
+
+  const JsonValue* dtype = member.value.find("dtype");
+  if (dtype == nullptr || !dtype->is_string()) fail("'dtype' is not a string");
+  const std::vector<uint64_t> offsets = extents("data_offsets");
+  if (offsets.size() != 2) fail(fmt::format("'data_offsets' holds {} values; expected 2", offsets.size()));
+  const Range range{offsets[0], offsets[1]};
+  if (range.begin > range.end || range.end > data_size)
+    fail(fmt::format("its data_offsets [{}, {}] are not a range of the {} data bytes in the file", range.begin,
+                     range.end, data_size));
+
+  WeightInfo info;
+  info.name = member.key;
+  info.type_name = dtype->as_string();
+  info.shape = checked_shape(extents("shape"), path, member.key);
+  info.size_bytes = static_cast<int64_t>(range.end - range.begin);
+  // Of a type that we do not know the size cannot be checked; its bytes cannot be reached either.
+  if (const SafetensorsType* type = find_type(info.type_name)) {
+    info.dtype = type->dtype;
+    const std::optional<uint64_t> bits =
+        checked_mul(static_cast<uint64_t>(info.shape.num_elements()), static_cast<uint64_t>(type->bits));
+    if (!bits) fail(fmt::format("the size of {} {} overflows", type->name, to_string(info.shape)));
+    if (*bits % 8 != 0 || *bits / 8 != range.end - range.begin)
+      fail(fmt::format("{} {} takes {} bytes, its data_offsets [{}, {}] hold {}", type->name, to_string(info.shape),
+                       (*bits + 7) / 8, range.begin, range.end, range.end - range.begin));
+  }
+  return {std::move(info), range};
+}
+
+// The ranges must tile [0, data_size).
+void check_coverage(const std::vector<WeightInfo>& infos, const std::vector<Range>& ranges, uint64_t data_size,
+                    const std::string& path) {
+  std::vector<size_t> order(ranges.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::pair(ranges[a].begin, ranges[a].end) < std::pair(ranges[b].begin, ranges[b].end);
+  });
+  uint64_t covered = 0;
+  for (const size_t i : order) {
+    if (ranges[i].begin != covered)
+      throw DataCorrupted("{}: tensor {} begins at data byte {}, but the tensors before it end at {} ({})", path,
+                          quote(infos[i].name), ranges[i].begin, covered,
+                          ranges[i].begin < covered ? "they overlap" : "there is a hole");
+    covered = ranges[i].end;
+  }
+  if (covered != data_size)
+    throw DataCorrupted("{}: the tensors end at data byte {}, but the file holds {} data bytes", path, covered,
+                        data_size);
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::string& path, std::span<const std::byte> bytes,
+                                 std::shared_ptr<const void> owner)
+    : WeightSource(path), owner_(std::move(owner)) {
+  if (bytes.size() < kLengthBytes)
+    throw DataCorrupted("{}: {} bytes are too few for a safetensors file; the header length alone takes {}", path,
+                        bytes.size(), kLengthBytes);
+  uint64_t header_size = 0;
+  std::memcpy(&header_size, bytes.data(), kLengthBytes);
+  if (header_size > kMaxHeaderBytes)
+    throw DataCorrupted("{}: a header of {} bytes; at most {} are accepted", path, header_size, kMaxHeaderBytes);
+  if (header_size > bytes.size() - kLengthBytes)
+    throw DataCorrupted("{}: a header of {} bytes in a file of {}: truncated, or not a safetensors file", path,
+                        header_size, bytes.size());
+
+  const std::string_view header(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, header_size);
+  const std::span<const std::byte> data = bytes.subspan(kLengthBytes + header_size);
+  if (!header.starts_with('{')) throw DataCorrupted("{}: the header does not begin with '{{'", path);
+  JsonLimits limits;
+  limits.max_bytes = kMaxHeaderBytes;
+  limits.max_values = 4 << 20;  // about 500 thousand tensors
+  limits.max_depth = 3;
+  const JsonValue root = parse_json(header, path + " (header)", limits);
+
+  std::vector<WeightInfo> infos;
+  std::vector<Range> ranges;
+  for (const JsonMember& member : root.as_object()) {
+    if (member.key == kMetadataKey) {
+      if (member.value.is_null()) continue;  // MLX writes it so when there is none
+      if (!member.value.is_object()) throw DataCorrupted("{}: __metadata__ is not an object", path);
+      for (const JsonMember& entry : member.value.as_object()) {
+        if (!entry.value.is_string())
+          throw DataCorrupted("{}: __metadata__ {} is not a string", path, quote(entry.key));
+        metadata_.emplace_back(entry.key, entry.value.as_string());
+      }
+      continue;
+    }
+    auto [info, range] = parse_entry(member, path, data.size());
+    infos.push_back(std::move(info));
+    ranges.push_back(range);
+  }
+  check_coverage(infos, ranges, data.size(), path);
+  for (const Range& range : ranges) data_.push_back(data.subspan(range.begin, range.end - range.begin));
+  set_tensors(std::move(infos));
+}
+
+std::shared_ptr<const SafetensorsFile> SafetensorsFile::parse(const std::string& path, std::span<const std::byte> bytes,
+                                                              std::shared_ptr<const void> owner) {
+  return std::shared_ptr<const SafetensorsFile>(new SafetensorsFile(path, bytes, std::move(owner)));
+}
+
+std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::string& path) {
+  std::shared_ptr<const MappedFile> file = MappedFile::open(path);
+  const std::span<const std::byte> bytes = file->bytes();
+  return parse(path, bytes, std::move(file));
+}
+
+Tensor SafetensorsFile::load(size_t index) const {
+  const WeightInfo& info = tensors()[index];
+  return tensor_over(data_[index], *info.dtype, info.shape, owner_);
+}
+
+// ---- Shards ----------------------------------------------------------------------------------------------------
+
+namespace {
+
+class ShardedSafetensors : public WeightSource {
+ public:
+  explicit ShardedSafetensors(const std::string& index_path) : WeightSource(index_path) {
+    // The rest of an index (total_size and other notes) says nothing that the shards do not.
+    const JsonReader index = JsonReader::read(index_path);
+    const JsonReader weight_map = index.object("weight_map");
+    const size_t slash = index_path.find_last_of('/');
+    const std::string directory = slash == std::string::npos ? "" : index_path.substr(0, slash + 1);
+
+    // 1. Open each shard once, under its plain file name.
+    std::map<std::string, std::shared_ptr<const SafetensorsFile>, std::less<>> shards;
+    for (const JsonMember& member : weight_map.value().as_object()) {
+      const std::string& file = weight_map.string(member.key);
+      if (shards.contains(file)) continue;
+      check_file_name(index_path, member.key, file);
+      try {
+        shards.emplace(file, SafetensorsFile::open(directory + file));
+      } catch (const NotFound&) {
+        throw NotFound("{}: tensor {} is in {}, but that shard is not there", index_path, quote(member.key),
+                       quote(directory + file));
+      }
+    }
+    if (shards.empty()) throw DataCorrupted("{}: 'weight_map' is empty", index_path);
+
+    // 2. Each indexed tensor is in its shard.
+    std::vector<WeightInfo> infos;
+    std::unordered_map<std::string_view, std::string_view> file_of;
+    for (const JsonMember& member : weight_map.value().as_object()) {
+      file_of.emplace(member.key, member.value.as_string());
+      const std::shared_ptr<const SafetensorsFile>& shard = shards.find(member.value.as_string())->second;
+      const WeightInfo* info = shard->find(member.key);
+      if (info == nullptr)
+        throw DataCorrupted("{}: tensor {} should be in {}, which does not hold it", index_path, quote(member.key),
+                            shard->path());
+      infos.push_back(*info);
+      shard_of_.push_back(shard);
+    }
+
+    // 3. No shard holds anything else.
+    for (const auto& [file, shard] : shards) {
+      for (const WeightInfo& info : shard->tensors()) {
+        const auto indexed = file_of.find(info.name);
+        if (indexed == file_of.end())
+          throw DataCorrupted("{}: shard {} holds tensor {}, which the index does not name", index_path, quote(file),
+                              quote(info.name));
+        if (indexed->second != file)
+          throw DataCorrupted("{}: tensor {} is in two shards, {} and {}", index_path, quote(info.name),
+                              quote(indexed->second), quote(file));
+      }
+    }
+    set_tensors(std::move(infos));
+  }
+
+ private:
+  // A shard lies beside its index: a name with a directory in it would let an index reach any file.
+  static void check_file_name(const std::string& index_path, std::string_view tensor, const std::string& file) {
+    const bool is_plain = !file.empty() && file != "." && file != ".." &&
+                          file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+    if (!is_plain)
+      throw DataCorrupted("{}: tensor {} is said to be in {}; expected a plain file name beside the index", index_path,
+                          quote(tensor), quote(file));
+  }
+
+  Tensor load(size_t index) const override { return shard_of_[index]->get(tensors()[index].name); }
+
+  std::vector<std::shared_ptr<const SafetensorsFile>> shard_of_;
+};
+
+}  // namespace
+
+std::shared_ptr<const WeightSource> open_sharded_safetensors(const std::string& index_path) {
+  return std::make_shared<const ShardedSafetensors>(index_path);
+}
+
+// ---- Writer ----------------------------------------------------------------------------------------------------
+
+void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                       const SafetensorsFile::Metadata& metadata) {
+  check_writable(path, tensors);
+  JsonValue::Object header;
+  if (!metadata.empty()) {
+    JsonValue strings = JsonValue::object();
+    for (const auto& [key, value] : metadata) strings.set(key, value);
+    header.push_back({std::string(kMetadataKey), std::move(strings)});
+  }
+  int64_t end = 0;
+  for (const NamedTensor& tensor : tensors) {
+    if (tensor.name == kMetadataKey) throw InvalidArgument("cannot write {}: '{}' is reserved", path, kMetadataKey);
+    JsonValue shape = JsonValue::array();
+    for (const int64_t dim : tensor.view.shape.dims()) shape.push_back(dim);
+    const int64_t begin = end;
+    end += tensor.view.size_bytes();
+    JsonValue entry = JsonValue::object();
+    entry.set("dtype", type_name_of(tensor.view.dtype));
+    entry.set("shape", std::move(shape));
+    entry.set("data_offsets", JsonValue::Array{begin, end});
+    header.push_back({tensor.name, std::move(entry)});
+  }
+  std::string text = to_compact_json(JsonValue(std::move(header)));
+  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
+  if (text.size() > kMaxHeaderBytes)
+    throw InvalidArgument("cannot write {}: the header takes {} bytes; at most {} can be read", path, text.size(),
+                          kMaxHeaderBytes);
+
+  AtomicFile file(path);
+  const uint64_t header_size = text.size();
+  file.write(std::as_bytes(std::span(&header_size, 1)));
+  file.write(text);
+  for (const NamedTensor& tensor : tensors) file.write(bytes_of(tensor.view));
+  file.commit();
+}
+
+}  // namespace eadem::io

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Small helpers for text and sizes that come from files.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace eadem::io {
+
+// The number of bytes of the UTF-8 sequence that starts at text[pos], or 0 if it is malformed (overlong forms,
+// surrogates and code points above U+10FFFF included). pos < text.size().
+size_t utf8_sequence_length(std::string_view text, size_t pos);
+
+bool is_valid_utf8(std::string_view text);
+
+// `text` in single quotes for a message: control characters and malformed bytes as \xNN, long texts cut.
+std::string quote(std::string_view text);
+
+// a * b and a + b, or nothing when that overflows.
+constexpr std::optional<uint64_t> checked_mul(uint64_t a, uint64_t b) {
+  uint64_t result = 0;
+  if (__builtin_mul_overflow(a, b, &result)) return std::nullopt;
+  return result;
+}
+constexpr std::optional<uint64_t> checked_add(uint64_t a, uint64_t b) {
+  uint64_t result = 0;
+  if (__builtin_add_overflow(a, b, &result)) return std::nullopt;
+  return result;
+}
+
+}  // namespace eadem::io

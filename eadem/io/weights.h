@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Named tensors from a file, whatever its format.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "eadem/core/tensor.h"
+
+namespace eadem::io {
+
+struct WeightInfo {
+  std::string name;
+  std::string type_name;       // as the format calls it: "BF16", "Q4_K"
+  std::optional<DType> dtype;  // nothing when `get` cannot give this type
+  Shape shape;                 // logical, row-major: a linear weight is [out, in] in every format
+  int64_t size_bytes = 0;      // in the file
+};
+
+// A file, or files, whose headers were checked when it was opened: every size and range below is proven. Immutable
+// afterwards, so every call may run concurrently.
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  WeightSource(const WeightSource&) = delete;
+  WeightSource& operator=(const WeightSource&) = delete;
+
+  // The file to name in messages.
+  const std::string& path() const { return path_; }
+
+  // In the order of the file's header.
+  std::span<const WeightInfo> tensors() const { return tensors_; }
+  // Null when there is none of that name.
+  const WeightInfo* find(std::string_view name) const;
+
+  // The tensor, without a copy: it shares ownership of the mapping and must not be written to. (It is copied when
+  // the file placed it at an address that is not aligned for its dtype.) Throws NotFound, or Unsupported for a type
+  // that has no dtype; both name the file and the tensor.
+  Tensor get(std::string_view name) const;
+
+ protected:
+  explicit WeightSource(std::string path) : path_(std::move(path)) {}
+
+  // Called once by the derived class's loader. Throws DataCorrupted when a name occurs twice.
+  void set_tensors(std::vector<WeightInfo> tensors);
+  virtual Tensor load(size_t index) const = 0;
+
+ private:
+  std::string path_;
+  std::vector<WeightInfo> tensors_;
+  std::unordered_map<std::string_view, size_t> index_of_;  // keys view the names in tensors_
+};
+
+// Opens what `path` holds:
+//   a directory     its model.safetensors, or the shards of its model.safetensors.index.json, or its only *.gguf
+//   a file          by content: GGUF, safetensors, or a safetensors index
+// Throws NotFound, IoError, DataCorrupted, or Unsupported (PyTorch pickles, GGML files older than GGUF, part of a
+// split GGUF); says what was found and what can be opened.
+std::shared_ptr<const WeightSource> open_weights(const std::string& path);
+
+// A tensor to be written: on the host, plain and contiguous.
+struct NamedTensor {
+  std::string name;
+  TensorView view;
+};
+
+}  // namespace eadem::io

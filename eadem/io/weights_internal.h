@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared by the readers and writers of weight files; not for use outside eadem/io.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "eadem/core/tensor.h"
+#include "eadem/io/weights.h"
+
+namespace eadem::io {
+
+static_assert(std::endian::native == std::endian::little, "safetensors and GGUF are read and written as they lie");
+
+// A plain tensor over `bytes` (exactly its size), which `owner` keeps alive; a copy when they are misaligned.
+Tensor tensor_over(std::span<const std::byte> bytes, DType dtype, const Shape& shape,
+                   const std::shared_ptr<const void>& owner);
+
+// The shape of extents that a file claims, with its element count proven to fit int64_t. Throws DataCorrupted or
+// Unsupported (rank), naming `file` and `tensor`.
+Shape checked_shape(std::span<const uint64_t> dims, const std::string& file, std::string_view tensor);
+
+// Refuses what cannot be written (duplicate or malformed names, strided or encoded views) by InvalidArgument.
+void check_writable(const std::string& path, std::span<const NamedTensor> tensors);
+
+inline std::span<const std::byte> bytes_of(const TensorView& view) {
+  return {static_cast<const std::byte*>(view.data), static_cast<size_t>(view.size_bytes())};
+}
+
+}  // namespace eadem::io
