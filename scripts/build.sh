@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# scripts/build.sh PRESET TARGET [-DNAME=VALUE ...]: configures build/PRESET when that was not done or the presets or
-# definitions changed, and builds TARGET. Progress and errors go to stderr, one line when there is no terminal; the
+# scripts/build.sh PRESET TARGET [-DNAME=VALUE ...]: configures build/PRESET when that was not done or the presets, the
+# definitions or the set of CMakeLists.txt changed, and builds TARGET. Progress and errors go to stderr, one line when there is no terminal; the
 # full output of the last call is in build/PRESET/build.log then.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -29,10 +29,14 @@ quietly() {  # Runs a command; without a terminal its output goes to the log and
   fi
 }
 
-if [[ ! -f "$dir/build.ninja" || "$root/CMakePresets.json" -nt "$stamp" || "$(cat "$stamp" 2> /dev/null)" != "$*" ]]; then
+# Ninja sees a changed CMakeLists.txt by itself, but not a new one that its parent would add.
+configuration="$*
+$(cd "$root" && find . -path './build*' -prune -o -name CMakeLists.txt -print | LC_ALL=C sort)"
+if [[ ! -f "$dir/build.ninja" || "$root/CMakePresets.json" -nt "$stamp" ||
+  "$(cat "$stamp" 2> /dev/null)" != "$configuration" ]]; then
   echo "build.sh: configuring build/$preset" >&2
   (cd "$root" && quietly cmake --preset "$preset" "$@")
-  echo "$*" > "$stamp"
+  echo "$configuration" > "$stamp"
 fi
 
 start=$SECONDS

@@ -4,7 +4,7 @@
 # scripts/run.sh [ARGUMENTS OF eadem run]: installs what is missing, builds Release, and runs `eadem run` with the
 # bundled model. Without arguments it continues a default prompt. Everything but the program's text goes to stderr.
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 
 "$root/scripts/install.sh" run
 "$root/scripts/build.sh" release eadem
