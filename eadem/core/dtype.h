@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Element types. The 16-bit floats are storage types: they convert to and from f32, and all arithmetic is f32.
+// Device compilers read this header; it includes the standard library only.
 #pragma once
 
 #include <bit>
@@ -8,8 +9,6 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-
-#include "eadem/core/error.h"
 
 namespace eadem {
 

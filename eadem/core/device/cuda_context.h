@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CUDA device as its kernels see it: one stream on which everything is ordered, the cuBLASLt handle and its
+// workspace. Included by kernels/cuda only.
+//
+// Calls come from one thread at a time per device; it may be another thread each time.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+#include <type_traits>
+
+#include "eadem/core/device/cuda_matmul.h"
+#include "eadem/core/device/device.h"
+
+namespace eadem {
+
+namespace detail {
+// Throws DeviceError (OutOfMemory for cudaErrorMemoryAllocation) naming the error, the call and the place.
+[[noreturn]] void cuda_failed(cudaError_t error, const char* call, const char* file, int line);
+[[noreturn]] void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line);
+}  // namespace detail
+
+#define EADEM_CUDA_CALL(call)                                               \
+  do {                                                                      \
+    const cudaError_t eadem_error = (call);                                 \
+    if (eadem_error != cudaSuccess) [[unlikely]]                            \
+      ::eadem::detail::cuda_failed(eadem_error, #call, __FILE__, __LINE__); \
+  } while (false)
+
+#define EADEM_CUBLAS_CALL(call)                                                \
+  do {                                                                         \
+    const cublasStatus_t eadem_status = (call);                                \
+    if (eadem_status != CUBLAS_STATUS_SUCCESS) [[unlikely]]                    \
+      ::eadem::detail::cublas_failed(eadem_status, #call, __FILE__, __LINE__); \
+  } while (false)
+
+// A CUDA or cuBLASLt object that frees itself. Errors on the way out are dropped: a destructor cannot throw, and a
+// device that failed says so again in the next call.
+template <auto kDestroy>
+struct CudaDestroy {
+  template <typename Handle>
+  void operator()(Handle* handle) const {
+    (void)kDestroy(handle);
+  }
+};
+template <typename Handle, auto kDestroy>
+using CudaHandle = std::unique_ptr<std::remove_pointer_t<Handle>, CudaDestroy<kDestroy>>;
+
+class CudaDevice final : public Device {
+ public:
+  // `index` is in [0, num_cuda_devices()). Throws DeviceError or OutOfMemory.
+  explicit CudaDevice(int index);
+  ~CudaDevice() override;
+
+  // The device's only stream; makes the device current for the calling thread.
+  cudaStream_t stream();
+  // Matrix products through cuBLASLt, with descriptors and algorithms kept from their first use.
+  CudaMatmul& matmul() { return *matmul_; }
+
+  DeviceType type() const override { return DeviceType::cuda; }
+  std::string description() const override;
+  MemoryInfo memory() const override;
+  // From the device's attributes: 0.7 of the dense bf16 rate and 0.9 of the memory's, about what large products and
+  // copies reach (750 TFLOP/s and 3.0 TB/s on an H100 SXM). f32 products run at about 0.08 of the bf16 rate.
+  DeviceRates rates() const override { return rates_; }
+  bool host_accessible() const override { return false; }
+  DType preferred_activations() const override { return DType::bf16; }
+  Buffer allocate(int64_t size_bytes) override;
+  // Small copies go through pinned staging memory and return at once; others wait for the copy.
+  void copy_from_host(void* dst, const void* host, int64_t size_bytes) override;
+  void copy_to_host(void* host, const void* src, int64_t size_bytes) override;
+  void copy(void* dst, const void* src, int64_t size_bytes) override;
+  void fill_zero(void* dst, int64_t size_bytes) override;
+  void synchronize() override;
+
+ private:
+  // Two halves of pinned memory, filled one after the other; a half is filled again only after the copies out of it.
+  struct Staging {
+    CudaHandle<void*, cudaFreeHost> memory;  // [2 * kStagingHalfBytes]
+    std::array<CudaHandle<cudaEvent_t, cudaEventDestroy>, 2> done;
+    int half = 0;
+    int64_t used_bytes = 0;  // of the current half
+  };
+  static constexpr int64_t kStagingHalfBytes = 2 << 20;
+
+  void make_current() const;
+
+  int index_;
+  std::string name_;
+  DeviceRates rates_{};
+  CudaHandle<cudaStream_t, cudaStreamDestroy> stream_;
+  Staging staging_;
+  std::unique_ptr<CudaMatmul> matmul_;
+};
+
+}  // namespace eadem

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifdef EADEM_CUDA
+
+#include "eadem/core/device/cuda_device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "eadem/core/device/cuda_context.h"
+
+namespace eadem {
+
+namespace detail {
+
+void cuda_failed(cudaError_t error, const char* call, const char* file, int line) {
+  (void)cudaGetLastError();  // do not report an error that can be survived a second time
+  const std::string message =
+      fmt::format("{} ({}) from {} at {}:{}", cudaGetErrorName(error), cudaGetErrorString(error), call, file, line);
+  if (error == cudaErrorMemoryAllocation) throw OutOfMemory(message);
+  throw DeviceError(message);
+}
+
+void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line) {
+  throw DeviceError("{} ({}) from {} at {}:{}", cublasLtGetStatusName(status), cublasLtGetStatusString(status), call,
+                    file, line);
+}
+
+}  // namespace detail
+
+namespace {
+
+constexpr int64_t kMatmulWorkspaceBytes = 32 << 20;  // what the cuBLAS documentation advises for Hopper
+
+int attribute(cudaDeviceAttr which, int index) {
+  int value = 0;
+  EADEM_CUDA_CALL(cudaDeviceGetAttribute(&value, which, index));
+  return value;
+}
+
+// Dense bf16 operations of one multiprocessor in one clock.
+double tensor_flops_per_clock(int major, int minor) {
+  if (major >= 10) return 8192;
+  if (major == 9) return 4096;
+  if (major == 8 && minor == 0) return 2048;
+  return 1024;
+}
+
+DeviceRates rates_of(int index) {
+  // A virtual GPU may report a clock of 0; the stand-ins keep modelled costs finite and in proportion.
+  const double core_hz = 1e3 * std::max(attribute(cudaDevAttrClockRate, index), 1'000'000);
+  const double memory_hz = 1e3 * std::max(attribute(cudaDevAttrMemoryClockRate, index), 1'000'000);
+  const double bus_bytes = attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8.0;
+  const double flops_per_clock = tensor_flops_per_clock(attribute(cudaDevAttrComputeCapabilityMajor, index),
+                                                        attribute(cudaDevAttrComputeCapabilityMinor, index));
+  return {.flops_per_second = 0.7 * core_hz * attribute(cudaDevAttrMultiProcessorCount, index) * flops_per_clock,
+          .bytes_per_second = 0.9 * 2.0 * memory_hz * std::max(bus_bytes, 8.0),  // two transfers a clock
+          .launch_seconds = 3e-6};
+}
+
+// Freeing waits for the work that may still read the memory. See CudaDestroy for the dropped error.
+void free_device_memory(void* data, int64_t, void*) { (void)cudaFree(data); }
+
+}  // namespace
+
+int num_cuda_devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  (void)cudaGetLastError();  // no driver or no device: an answer, not a failure
+  return 0;
+}
+
+std::shared_ptr<Device> open_cuda_device(int index) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw NotFound("device 'cuda:{}' not found: the CUDA driver (libcuda.so.1) offers no device: {} ({})", index,
+                   cudaGetErrorName(error), cudaGetErrorString(error));
+  }
+  if (index < 0 || index >= count)
+    throw NotFound("device 'cuda:{}' not found: the CUDA driver shows {} device{} (indices 0 to {})", index, count,
+                   count == 1 ? "" : "s", count - 1);
+  return std::make_shared<CudaDevice>(index);
+}
+
+CudaDevice::CudaDevice(int index) : index_(index) {
+  make_current();
+  cudaDeviceProp properties{};
+  EADEM_CUDA_CALL(cudaGetDeviceProperties(&properties, index));
+  name_ = properties.name;
+  rates_ = rates_of(index);
+
+  cudaStream_t stream = nullptr;
+  EADEM_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  stream_.reset(stream);
+
+  void* memory = nullptr;
+  EADEM_CUDA_CALL(cudaHostAlloc(&memory, 2 * kStagingHalfBytes, cudaHostAllocDefault));
+  staging_.memory.reset(memory);
+  for (auto& done : staging_.done) {
+    cudaEvent_t event = nullptr;
+    EADEM_CUDA_CALL(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    done.reset(event);
+  }
+
+  matmul_ = std::make_unique<CudaMatmul>(allocate(kMatmulWorkspaceBytes));
+}
+
+CudaDevice::~CudaDevice() {
+  // Work in flight may still use the staging memory and the workspace.
+  (void)cudaSetDevice(index_);
+  (void)cudaStreamSynchronize(stream_.get());
+}
+
+void CudaDevice::make_current() const { EADEM_CUDA_CALL(cudaSetDevice(index_)); }
+
+cudaStream_t CudaDevice::stream() {
+  make_current();
+  return stream_.get();
+}
+
+std::string CudaDevice::description() const { return fmt::format("cuda:{} ({})", index_, name_); }
+
+MemoryInfo CudaDevice::memory() const {
+  make_current();
+  size_t free_bytes = 0, total_bytes = 0;
+  EADEM_CUDA_CALL(cudaMemGetInfo(&free_bytes, &total_bytes));
+  return {static_cast<int64_t>(total_bytes), static_cast<int64_t>(free_bytes)};
+}
+
+Buffer CudaDevice::allocate(int64_t size_bytes) {
+  EADEM_CHECK(size_bytes >= 0, "allocate {} bytes", size_bytes);
+  make_current();
+  // cudaMalloc aligns to 256 bytes. An empty tensor also gets an address: null means "not connected".
+  const int64_t rounded = std::max<int64_t>(size_bytes, 1);
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(rounded));
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    throw OutOfMemory("{}: cannot allocate {} bytes of device memory ({} bytes free)", description(), size_bytes,
+                      memory().free_bytes);
+  }
+  EADEM_CUDA_CALL(error);
+  return Buffer(data, rounded, free_device_memory, nullptr);
+}
+
+void CudaDevice::copy_from_host(void* dst, const void* host, int64_t size_bytes) {
+  if (size_bytes == 0) return;
+  make_current();
+  const size_t size = static_cast<size_t>(size_bytes);
+  if (size_bytes > kStagingHalfBytes) {
+    EADEM_CUDA_CALL(cudaMemcpyAsync(dst, host, size, cudaMemcpyHostToDevice, stream_.get()));
+    EADEM_CUDA_CALL(cudaStreamSynchronize(stream_.get()));
+    return;
+  }
+  if (staging_.used_bytes + size_bytes > kStagingHalfBytes) {
+    EADEM_CUDA_CALL(cudaEventRecord(staging_.done[staging_.half].get(), stream_.get()));
+    staging_.half = 1 - staging_.half;
+    staging_.used_bytes = 0;
+    // Succeeds at once if that half was never used.
+    EADEM_CUDA_CALL(cudaEventSynchronize(staging_.done[staging_.half].get()));
+  }
+  char* staged = static_cast<char*>(staging_.memory.get()) + staging_.half * kStagingHalfBytes + staging_.used_bytes;
+  std::memcpy(staged, host, size);
+  EADEM_CUDA_CALL(cudaMemcpyAsync(dst, staged, size, cudaMemcpyHostToDevice, stream_.get()));
+  staging_.used_bytes += size_bytes;
+}
+
+void CudaDevice::copy_to_host(void* host, const void* src, int64_t size_bytes) {
+  make_current();
+  if (size_bytes > 0)
+    EADEM_CUDA_CALL(cudaMemcpyAsync(host, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream_.get()));
+  EADEM_CUDA_CALL(cudaStreamSynchronize(stream_.get()));
+}
+
+void CudaDevice::copy(void* dst, const void* src, int64_t size_bytes) {
+  if (size_bytes == 0 || dst == src) return;
+  make_current();
+  EADEM_CUDA_CALL(cudaMemcpyAsync(dst, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToDevice, stream_.get()));
+}
+
+void CudaDevice::fill_zero(void* dst, int64_t size_bytes) {
+  if (size_bytes == 0) return;
+  make_current();
+  EADEM_CUDA_CALL(cudaMemsetAsync(dst, 0, static_cast<size_t>(size_bytes), stream_.get()));
+}
+
+void CudaDevice::synchronize() {
+  make_current();
+  EADEM_CUDA_CALL(cudaStreamSynchronize(stream_.get()));
+}
+
+}  // namespace eadem
+
+#endif  // EADEM_CUDA

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifdef EADEM_CUDA
+
+#include "eadem/core/device/cuda_matmul.h"
+
+#include <algorithm>
+#include <array>
+
+#include "eadem/core/device/cuda_context.h"
+
+namespace eadem {
+
+namespace {
+
+cudaDataType_t cuda_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return CUDA_R_32F;
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::f16: return CUDA_R_16F;
+    default: EADEM_CHECK(false, "no cuBLASLt product of {}", dtype_name(dtype)); return CUDA_R_32F;
+  }
+}
+
+using MatmulDesc = CudaHandle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using MatrixLayout = CudaHandle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = CudaHandle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+MatrixLayout make_layout(DType dtype, int64_t rows, int64_t cols) {  // column-major, dense
+  cublasLtMatrixLayout_t layout = nullptr;
+  EADEM_CUBLAS_CALL(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), static_cast<uint64_t>(rows),
+                                               static_cast<uint64_t>(cols), rows));
+  return MatrixLayout(layout);
+}
+
+void set_columns(const MatrixLayout& layout, int64_t columns) {
+  const uint64_t value = static_cast<uint64_t>(columns);
+  EADEM_CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &value, sizeof(value)));
+}
+
+template <typename T>
+void set(const MatmulDesc& desc, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  EADEM_CUBLAS_CALL(cublasLtMatmulDescSetAttribute(desc.get(), attribute, &value, sizeof(value)));
+}
+
+template <typename T>
+void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
+  EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
+}
+
+template <typename T>
+T get(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  T value{};
+  size_t written = 0;
+  EADEM_CUBLAS_CALL(cublasLtMatmulAlgoConfigGetAttribute(&algo, attribute, &value, sizeof(value), &written));
+  return value;
+}
+
+// The alignment that every row of `row_bytes` bytes has in a matrix that begins at a multiple of 16.
+uint32_t row_alignment(int64_t row_bytes) {
+  uint32_t alignment = 16;
+  while (row_bytes % alignment != 0) alignment /= 2;
+  return alignment;
+}
+
+}  // namespace
+
+// cuBLASLt is column-major. Read so, `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows].
+struct CudaMatmul::Plan {
+  CudaMatmulProblem problem;
+  MatmulDesc desc;
+  MatrixLayout weight, x, y;
+  cublasLtMatmulAlgo_t algo{};
+};
+
+CudaMatmul::CudaMatmul(Buffer workspace) : workspace_(std::move(workspace)) {
+  EADEM_CUBLAS_CALL(cublasLtCreate(&handle_));
+}
+
+CudaMatmul::~CudaMatmul() {
+  plans_.clear();
+  (void)cublasLtDestroy(handle_);
+}
+
+CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem) {
+  for (const std::unique_ptr<Plan>& plan : plans_)
+    if (plan->problem == problem) return *plan;
+
+  auto plan = std::make_unique<Plan>();
+  plan->problem = problem;
+
+  // 1. What to compute. CUBLAS_COMPUTE_32F never rounds f32 operands to TF32.
+  cublasLtMatmulDesc_t desc = nullptr;
+  EADEM_CUBLAS_CALL(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  plan->desc.reset(desc);
+  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+  if (problem.bias) {
+    set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(problem.result));
+  }
+  plan->weight = make_layout(problem.operands, problem.in, problem.out);
+  plan->x = make_layout(problem.operands, problem.in, kHeuristicRows);
+  plan->y = make_layout(problem.result, problem.out, kHeuristicRows);
+
+  // 2. How: no split-K and no other reduction across blocks, whose order of additions would depend on the number of
+  // rows or on the scheduling.
+  cublasLtMatmulPreference_t created = nullptr;
+  EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&created));
+  const Preference preference(created);
+  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_.size_bytes()));
+  const uint32_t in_alignment = row_alignment(problem.in * static_cast<int64_t>(dtype_size(problem.operands)));
+  const uint32_t out_alignment = row_alignment(problem.out * static_cast<int64_t>(dtype_size(problem.result)));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, in_alignment);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, in_alignment);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment);
+
+  constexpr int kMaxAnswers = 32;
+  std::array<cublasLtMatmulHeuristicResult_t, kMaxAnswers> answers{};
+  int num_answers = 0;
+  EADEM_CUBLAS_CALL(cublasLtMatmulAlgoGetHeuristic(handle_, plan->desc.get(), plan->weight.get(), plan->x.get(),
+                                                   plan->y.get(), plan->y.get(), preference.get(), kMaxAnswers,
+                                                   answers.data(), &num_answers));
+
+  // 3. The best answer that also takes other numbers of rows.
+  const auto takes_any_rows = [&](const cublasLtMatmulAlgo_t& algo) {
+    for (const int64_t rows : {1, 2, 7, 64, 65, 1000, 8192}) {
+      set_columns(plan->x, rows);
+      set_columns(plan->y, rows);
+      cublasLtMatmulHeuristicResult_t checked{};
+      const cublasStatus_t status = cublasLtMatmulAlgoCheck(
+          handle_, plan->desc.get(), plan->weight.get(), plan->x.get(), plan->y.get(), plan->y.get(), &algo, &checked);
+      if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > static_cast<size_t>(workspace_.size_bytes()))
+        return false;
+    }
+    return true;
+  };
+  for (int i = 0; i < num_answers; ++i) {
+    const cublasLtMatmulHeuristicResult_t& answer = answers[static_cast<size_t>(i)];
+    if (answer.state != CUBLAS_STATUS_SUCCESS) continue;
+    const int32_t split_k = get<int32_t>(answer.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+    if (split_k != 0 && split_k != 1) continue;
+    if (get<uint32_t>(answer.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) != CUBLASLT_REDUCTION_SCHEME_NONE) continue;
+    if (!takes_any_rows(answer.algo)) continue;
+    plan->algo = answer.algo;
+    plans_.push_back(std::move(plan));
+    return *plans_.back();
+  }
+  throw DeviceError(
+      "cuBLASLt {} has no algorithm without split-K for {} [{}, {}] to {}{} at any number of rows ({} were offered)",
+      cublasLtGetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
+      problem.bias ? " with bias" : "", num_answers);
+}
+
+void CudaMatmul::run(const CudaMatmulProblem& problem, const CudaMatmulCall& call, cudaStream_t stream) {
+  EADEM_CHECK(problem.bias == (call.bias != nullptr), "bias {} but pointer {}", problem.bias, call.bias);
+  Plan& plan = plan_for(problem);
+  if (call.rows == 0) return;
+  set_columns(plan.x, call.rows);
+  set_columns(plan.y, call.rows);
+  if (problem.bias) set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
+  const float alpha = 1.0f;
+  const float beta = call.residual != nullptr ? 1.0f : 0.0f;
+  const void* c = call.residual != nullptr ? call.residual : call.y;  // with beta 0 it is not read
+  EADEM_CUBLAS_CALL(cublasLtMatmul(handle_, plan.desc.get(), &alpha, call.weight, plan.weight.get(), call.x,
+                                   plan.x.get(), &beta, c, plan.y.get(), call.y, plan.y.get(), &plan.algo,
+                                   workspace_.data(), static_cast<size_t>(workspace_.size_bytes()), stream));
+}
+
+}  // namespace eadem
+
+#endif  // EADEM_CUDA

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The vocabulary of the CUDA kernels. `load` widens a stored element to f32, `store` rounds once, to nearest even; the
+// reductions add in an order that depends on the block size alone.
+//
+// Device sources include headers of the standard library, of CUDA and of kernels/<op>.h only: nvcc cannot read fmt, so
+// everything that can throw is in the .cc beside them.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "eadem/core/dtype.h"
+
+namespace eadem::kernels::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+// --- Elements.
+
+__device__ inline float load(const float* p) { return *p; }
+__device__ inline float load(const bf16_t* p) { return __uint_as_float(static_cast<uint32_t>(p->bits) << 16); }
+__device__ inline float load(const f16_t* p) { return __half2float(__ushort_as_half(p->bits)); }
+
+__device__ inline void store(float* p, float value) { *p = value; }
+__device__ inline void store(bf16_t* p, float value) { p->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+__device__ inline void store(f16_t* p, float value) { p->bits = __half_as_ushort(__float2half_rn(value)); }
+
+// What `load` gives after `store`.
+template <typename T>
+__device__ inline float rounded(float value) {
+  T stored;
+  store(&stored, value);
+  return load(&stored);
+}
+
+// Element `i` of an array whose dtype is known at run time only; for operands off the hot path.
+__device__ inline float load_any(const void* p, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::f32: return load(static_cast<const float*>(p) + i);
+    case DType::bf16: return load(static_cast<const bf16_t*>(p) + i);
+    default: return load(static_cast<const f16_t*>(p) + i);
+  }
+}
+__device__ inline void store_any(void* p, DType dtype, int64_t i, float value) {
+  switch (dtype) {
+    case DType::f32: return store(static_cast<float*>(p) + i, value);
+    case DType::bf16: return store(static_cast<bf16_t*>(p) + i, value);
+    default: return store(static_cast<f16_t*>(p) + i, value);
+  }
+}
+
+// --- Reductions. Every thread gets the result.
+
+struct Sum {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Max {
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+  __device__ uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
+};
+
+template <typename T, typename Combine>
+__device__ inline T warp_reduce(T value, Combine combine) {
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) value = combine(value, __shfl_xor_sync(kAllLanes, value, lanes));
+  return value;
+}
+
+// Blocks are whole warps, at most 32 of them. All threads call it. `identity` changes no value it is combined with.
+template <typename T, typename Combine>
+__device__ inline T block_reduce(T value, T identity, Combine combine) {
+  __shared__ T warps[kWarp];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  value = warp_reduce(value, combine);
+  if (lane == 0) warps[warp] = value;
+  __syncthreads();
+  value = warp_reduce(lane < blockDim.x / kWarp ? warps[lane] : identity, combine);
+  __syncthreads();  // `warps` may be written again
+  return value;
+}
+
+template <typename T>
+__device__ inline T block_sum(T value) {
+  return block_reduce(value, T{0}, Sum{});
+}
+__device__ inline float block_max(float value) { return block_reduce(value, -INFINITY, Max{}); }
+__device__ inline uint64_t block_max(uint64_t value) { return block_reduce(value, uint64_t{0}, Max{}); }
+
+// --- Launching.
+
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Calls f(T{}) with the element type of `dtype`; another dtype is refused by can_handle and an error here.
+template <typename Function>
+cudaError_t with_f32_or_bf16(DType dtype, Function&& f) {
+  switch (dtype) {
+    case DType::f32: return f(float{});
+    case DType::bf16: return f(bf16_t{});
+    default: return cudaErrorInvalidValue;
+  }
+}
+template <typename Function>
+cudaError_t with_float_type(DType dtype, Function&& f) {
+  return dtype == DType::f16 ? f(f16_t{}) : with_f32_or_bf16(dtype, f);
+}
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the host part of a kernel (can_handle and run, in .cc) passes to its device part (.cu): one params struct per
+// kernel and the function that launches it. Pointers are device pointers to contiguous elements. Every function
+// launches nothing for an empty output and returns the status of its launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "eadem/core/dtype.h"
+#include "eadem/kernels/attention.h"
+#include "eadem/kernels/elementwise.h"
+#include "eadem/kernels/rope.h"
+
+namespace eadem::kernels::cuda {
+
+// --- rows.cu
+
+struct EmbeddingParams {
+  const void* table;   // [vocab, hidden] table_dtype
+  const int32_t* ids;  // [tokens]
+  void* y;             // [tokens, hidden] y_dtype
+  int64_t tokens, hidden;
+  DType table_dtype, y_dtype;
+};
+[[nodiscard]] cudaError_t launch_embedding(const EmbeddingParams& params, cudaStream_t stream);
+
+struct SelectRowsParams {
+  const void* x;        // [tokens, hidden] dtype
+  const int32_t* rows;  // [num_rows]
+  void* y;              // [num_rows, hidden] dtype
+  int64_t num_rows, hidden;
+  DType dtype;
+};
+[[nodiscard]] cudaError_t launch_select_rows(const SelectRowsParams& params, cudaStream_t stream);
+
+// --- elementwise.cu
+
+struct BinaryParams {
+  const void* a;  // [size] dtype
+  const void* b;  // [size] dtype
+  void* y;        // [size] dtype; may be a
+  int64_t size;
+  DType dtype;
+};
+[[nodiscard]] cudaError_t launch_add(const BinaryParams& params, cudaStream_t stream);
+[[nodiscard]] cudaError_t launch_mul(const BinaryParams& params, cudaStream_t stream);
+// y = f(a) * b
+[[nodiscard]] cudaError_t launch_gated_activation(const BinaryParams& params, ActivationKind kind, cudaStream_t stream);
+
+struct UnaryParams {
+  const void* x;  // [size] x_dtype
+  void* y;        // [size] y_dtype; may be x
+  int64_t size;
+  DType x_dtype, y_dtype;
+};
+// x_dtype == y_dtype
+[[nodiscard]] cudaError_t launch_activation(const UnaryParams& params, ActivationKind kind, cudaStream_t stream);
+[[nodiscard]] cudaError_t launch_cast(const UnaryParams& params, cudaStream_t stream);
+
+// --- norm.cu
+
+struct RmsNormParams {
+  const void* x;       // [rows, hidden] dtype
+  const void* add;     // [rows, hidden] dtype, or null: x is normalized as it is
+  void* sum;           // [rows, hidden] dtype, x + add; may be x. Null without `add`
+  const void* weight;  // [hidden] weight_dtype
+  void* y;             // [rows, hidden] dtype; may be x
+  int64_t rows, hidden;
+  float eps;
+  DType dtype, weight_dtype;
+};
+[[nodiscard]] cudaError_t launch_rms_norm(const RmsNormParams& params, cudaStream_t stream);
+
+// --- softmax.cu
+
+struct SoftmaxParams {
+  const float* x;  // [rows, n]
+  float* y;        // [rows, n]; may be x
+  int64_t rows, n;
+};
+[[nodiscard]] cudaError_t launch_softmax(const SoftmaxParams& params, cudaStream_t stream);
+
+// --- rope.cu
+
+struct RopeTableParams {
+  const int32_t* positions;  // [tokens]
+  const float* inv_freq;     // [half]
+  float* table;              // [tokens, 2 * half]
+  int64_t tokens, half;
+  float scale;
+};
+[[nodiscard]] cudaError_t launch_rope_table(const RopeTableParams& params, cudaStream_t stream);
+
+struct RopeParams {
+  const void* x;       // [tokens, heads, head_dim] dtype
+  const float* table;  // [tokens, rotary_dim]
+  void* y;             // like x; may be x
+  int64_t tokens, heads, head_dim, rotary_dim;
+  RopeStyle style;
+  DType dtype;
+};
+[[nodiscard]] cudaError_t launch_rope(const RopeParams& params, cudaStream_t stream);
+
+struct KvAppendParams {
+  const void* k;         // [tokens, kv_heads, head_dim] dtype
+  const float* table;    // [tokens, rotary_dim], or null: k is appended as it is
+  const void* v;         // [tokens, kv_heads, head_dim] dtype
+  const int64_t* slots;  // [tokens]
+  void* cache_k;         // [num_blocks, kv_heads, block_size, head_dim] cache_dtype
+  void* cache_v;         // likewise
+  int64_t tokens, kv_heads, head_dim, rotary_dim, block_size;
+  RopeStyle style;
+  DType dtype, cache_dtype;
+};
+[[nodiscard]] cudaError_t launch_kv_append(const KvAppendParams& params, cudaStream_t stream);
+
+// --- attention.cu
+
+inline constexpr int64_t kMaxHeadDim = 512;
+
+struct AttentionParams {
+  const void* q;               // [tokens, heads, head_dim] dtype
+  const void* k;               // direct [tokens, kv_heads, head_dim], cached
+                               // [num_blocks, kv_heads, block_size, head_dim]; kv_dtype
+  const void* v;               // like k
+  const int32_t* query_start;  // [sequences + 1]
+  const int32_t* kv_length;    // [sequences]
+  const int32_t* block_table;  // [sequences, max_blocks]; null when direct
+  void* y;                     // [tokens, heads, head_dim] dtype
+  int64_t tokens, sequences, max_blocks, block_size;
+  int32_t heads, kv_heads, head_dim;
+  int32_t window;  // 0: unlimited
+  float scale;
+  DType dtype, kv_dtype;
+};
+[[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
+
+// --- linear.cu
+
+struct LinearParams {
+  const void* x;         // [tokens, in] x_dtype
+  const void* weight;    // [out, in] weight_dtype
+  const void* bias;      // [out] bias_dtype, or null
+  const void* residual;  // [tokens, out] y_dtype, or null
+  void* y;               // [tokens, out] y_dtype; may be residual
+  int64_t tokens, in, out;
+  DType x_dtype, weight_dtype, bias_dtype, y_dtype;
+};
+[[nodiscard]] cudaError_t launch_linear_tiles(const LinearParams& params, cudaStream_t stream);
+
+// --- sample.cu
+
+inline constexpr int64_t kMaxSampleVocab = int64_t{1} << 24;
+
+struct SampleParams {
+  const float* logits;       // [rows, vocab]
+  const float* temperature;  // [rows]
+  const int32_t* top_k;      // [rows]
+  const float* top_p;        // [rows]
+  const float* min_p;        // [rows]
+  const int64_t* seed;       // [rows]
+  const int64_t* position;   // [rows]
+  int32_t* token;            // [rows]
+  float* logprob;            // [rows]
+  int64_t rows;
+  int32_t vocab;
+};
+[[nodiscard]] cudaError_t launch_sample(const SampleParams& params, cudaStream_t stream);
+
+}  // namespace eadem::kernels::cuda

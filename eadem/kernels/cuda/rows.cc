@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/support.h"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+Verdict can_embed(const KernelRequest& request) {
+  return Requirements(request)
+      .dtype("table", request.inputs[0], kStorageDTypes)
+      .dtype("ids", request.inputs[1], {DType::i32})
+      .dtype("y", request.outputs[0], kStorageDTypes)
+      .at_cost(0);
+}
+
+void run_embedding(const KernelCall& call) {
+  const TensorView &table = call.inputs[0], &ids = call.inputs[1], &y = call.outputs[0];
+  EADEM_CUDA_CALL(launch_embedding({.table = elements(table),
+                                    .ids = elements<const int32_t>(ids),
+                                    .y = elements(y),
+                                    .tokens = y.shape[0],
+                                    .hidden = y.shape[1],
+                                    .table_dtype = table.dtype,
+                                    .y_dtype = y.dtype},
+                                   stream_of(call)));
+}
+
+Verdict can_select_rows(const KernelRequest& request) {
+  return Requirements(request)
+      .dtype("x", request.inputs[0], kActivationDTypes)
+      .dtype("rows", request.inputs[1], {DType::i32})
+      .same_dtype("y", request.outputs[0], "x", request.inputs[0])
+      .at_cost(0);
+}
+
+void run_select_rows(const KernelCall& call) {
+  const TensorView &x = call.inputs[0], &rows = call.inputs[1], &y = call.outputs[0];
+  EADEM_CUDA_CALL(launch_select_rows({.x = elements(x),
+                                      .rows = elements<const int32_t>(rows),
+                                      .y = elements(y),
+                                      .num_rows = y.shape[0],
+                                      .hidden = y.shape[1],
+                                      .dtype = x.dtype},
+                                     stream_of(call)));
+}
+
+constexpr Kernel kEmbedding{"cuda_rows", Pass::inference, can_embed, run_embedding};
+constexpr Kernel kSelectRows{"cuda_rows", Pass::inference, can_select_rows, run_select_rows};
+
+}  // namespace
+
+KernelList embedding_kernels() { return {&kEmbedding}; }
+KernelList select_rows_kernels() { return {&kSelectRows}; }
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One block draws the token of one row, by the steps of kernels/sample.h, without sorting.
+//
+// Probabilities are handled as integers: the weight of a token is exp((logit - largest) / temperature) in f32, scaled
+// by a power of two so large that the sum over the vocabulary still fits 63 bits. Integer sums do not depend on the
+// order of addition, so that thresholds, ties and the draw are exact for these weights.
+//
+// The set that a filter keeps is a prefix of the order "falling logit, then rising index", which two numbers
+// describe: every token above a threshold, and those at the threshold up to an index. The threshold is found by
+// bisection over the bits of the logits, one pass over the row per bit.
+#include "eadem/core/philox.h"
+#include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/launch.h"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / kWarp;
+
+// Unsigned integers in the order of the floats; -0 and +0 have one key. Not for NaN.
+__device__ uint32_t key_of(float value) {
+  const uint32_t bits = value == 0.0f ? 0u : __float_as_uint(value);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ float value_of(uint32_t key) { return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
+
+struct Row {
+  const float* logits;  // [vocab]
+  int32_t vocab;
+  float largest;      // of the logits
+  float temperature;  // > 0
+  float one;          // the weight of probability exp(0): a power of two
+
+  // Relative to the largest probability, which is 1.
+  __device__ float probability(float logit) const { return expf((logit - largest) / temperature); }
+  __device__ uint64_t weight(float logit) const { return __float2ull_rn(probability(logit) * one); }
+};
+
+// Sum of value(i) over the row.
+template <typename Value>
+__device__ uint64_t row_total(const Row& row, Value value) {
+  uint64_t total = 0;
+  for (int32_t i = threadIdx.x; i < row.vocab; i += kThreads) total += value(i);
+  return block_sum(total);
+}
+
+// The largest key t such that the values of the tokens with key >= t add up to at least `goal`, which is in
+// [1, sum of all values].
+template <typename Value>
+__device__ uint32_t threshold_key(const Row& row, uint64_t goal, Value value) {
+  uint32_t low = 0, high = key_of(row.largest);
+  while (low < high) {
+    const uint32_t middle = low + (high - low + 1) / 2;
+    const uint64_t total =
+        row_total(row, [&](int32_t i) { return key_of(row.logits[i]) >= middle ? value(i) : uint64_t{0}; });
+    if (total >= goal) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// The first index at which the running sum of value(i) exceeds `target`, which is less than the sum over the row.
+template <typename Value>
+__device__ int32_t first_exceeding(const Row& row, uint64_t target, Value value) {
+  __shared__ uint64_t totals[kWarps];
+  __shared__ int32_t found;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+
+  // 1. Every warp adds up a segment of the row.
+  const int32_t segment = static_cast<int32_t>(ceil_div(row.vocab, kWarps));
+  const int32_t begin = warp * segment, end = min(begin + segment, row.vocab);
+  uint64_t total = 0;
+  for (int32_t i = begin + lane; i < end; i += kWarp) total += value(i);
+  total = warp_reduce(total, Sum{});
+  if (lane == 0) totals[warp] = total;
+  __syncthreads();
+
+  // 2. The warp in whose segment the sum first exceeds the target walks through it.
+  uint64_t before = 0;
+  for (int w = 0; w < warp; ++w) before += totals[w];
+  if (before <= target && before + total > target) {
+    for (int32_t base = begin; base < end; base += kWarp) {
+      uint64_t running = base + lane < end ? value(base + lane) : uint64_t{0};
+#pragma unroll
+      for (int distance = 1; distance < kWarp; distance *= 2) {
+        const uint64_t left = __shfl_up_sync(kAllLanes, running, distance);
+        if (lane >= distance) running += left;
+      }
+      const unsigned exceeding = __ballot_sync(kAllLanes, before + running > target);
+      if (exceeding != 0) {
+        if (lane == 0) found = base + __ffs(static_cast<int>(exceeding)) - 1;
+        break;
+      }
+      before += __shfl_sync(kAllLanes, running, kWarp - 1);
+    }
+  }
+  __syncthreads();
+  const int32_t result = found;
+  __syncthreads();  // `found` and `totals` may be written again
+  return result;
+}
+
+// The kept tokens.
+struct Kept {
+  uint32_t key = 0;           // every token above it
+  int32_t last = 0x7fffffff;  // and those at it with an index up to this one
+  __device__ bool operator()(const Row& row, int32_t i) const {
+    const uint32_t k = key_of(row.logits[i]);
+    return k > key || (k == key && i <= last);
+  }
+};
+
+__device__ int32_t draw(const Row& row, int32_t top_k, float top_p, float min_p, uint64_t seed, uint64_t position) {
+  Kept kept;
+
+  // 1. top_k.
+  if (top_k > 0 && top_k < row.vocab) {
+    const uint32_t key = threshold_key(row, static_cast<uint64_t>(top_k), [](int32_t) { return uint64_t{1}; });
+    const uint64_t above = row_total(row, [&](int32_t i) { return uint64_t{key_of(row.logits[i]) > key}; });
+    kept.last = first_exceeding(row, static_cast<uint64_t>(top_k) - above - 1,
+                                [&](int32_t i) { return uint64_t{key_of(row.logits[i]) == key}; });
+    kept.key = key;
+  }
+
+  // 2. top_p. All tokens at the threshold weigh the same; `count` of them are needed.
+  if (top_p < 1.0f) {
+    const auto weight = [&](int32_t i) { return kept(row, i) ? row.weight(row.logits[i]) : uint64_t{0}; };
+    const uint64_t total = row_total(row, weight);
+    const uint64_t wanted = static_cast<uint64_t>(ceil(static_cast<double>(top_p) * static_cast<double>(total)));
+    const uint64_t goal = wanted < 1 ? 1 : wanted > total ? total : wanted;
+    const uint32_t key = threshold_key(row, goal, weight);
+    const uint64_t above =
+        row_total(row, [&](int32_t i) { return key_of(row.logits[i]) > key ? weight(i) : uint64_t{0}; });
+    const uint64_t each = row.weight(value_of(key));
+    const uint64_t count = (goal - above + each - 1) / each;
+    const int32_t last = first_exceeding(
+        row, count - 1, [&](int32_t i) { return uint64_t{kept(row, i) && key_of(row.logits[i]) == key}; });
+    kept = Kept{key, last};
+  }
+
+  // 3. min_p and the draw: with u = word / 2^24, the running sum exceeds u * total if and only if it exceeds
+  // floor(word * total / 2^24).
+  const auto weight = [&](int32_t i) {
+    const float probability = row.probability(row.logits[i]);
+    return kept(row, i) && probability >= min_p ? __float2ull_rn(probability * row.one) : uint64_t{0};
+  };
+  const uint64_t total = row_total(row, weight);
+  const uint64_t word = philox4x32(seed, position).words[0] >> 8;
+  const uint64_t target = (__umul64hi(word, total) << 40) | ((word * total) >> 24);
+  return first_exceeding(row, target, weight);
+}
+
+__global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
+  const int64_t r = blockIdx.x;
+  const float* logits = p.logits + r * p.vocab;  // [vocab]
+
+  // 1. The smallest index among the largest logits: the largest pair (key, ~index).
+  uint64_t best = 0;
+  bool has_nan = false;
+  for (int32_t i = threadIdx.x; i < p.vocab; i += kThreads) {
+    const float logit = logits[i];
+    has_nan = has_nan || isnan(logit);
+    best = Max{}(best, (uint64_t{key_of(logit)} << 32) | static_cast<uint32_t>(~i));
+  }
+  best = block_max(best);
+  const int32_t best_index = static_cast<int32_t>(~static_cast<uint32_t>(best));
+  const bool any_nan = __syncthreads_or(has_nan) != 0;
+  const float largest = any_nan ? 0.0f : logits[best_index];
+  if (any_nan || !isfinite(largest)) {
+    if (threadIdx.x == 0) {
+      p.token[r] = -1;
+      p.logprob[r] = nanf("");
+    }
+    return;
+  }
+
+  // 2. The token.
+  int32_t token = best_index;
+  if (p.temperature[r] > 0.0f) {
+    const int fraction_bits = 31 + __clz(p.vocab - 1);  // vocab <= 2^(32 - clz): the sum is at most 2^63
+    const Row row{logits, p.vocab, largest, p.temperature[r], ldexpf(1.0f, fraction_bits)};
+    token = draw(row, p.top_k[r], p.top_p[r], p.min_p[r], static_cast<uint64_t>(p.seed[r]),
+                 static_cast<uint64_t>(p.position[r]));
+  }
+
+  // 3. Its log softmax without temperature; the sum in f64.
+  double sum = 0.0;
+  for (int32_t i = threadIdx.x; i < p.vocab; i += kThreads) sum += expf(logits[i] - largest);
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) {
+    p.token[r] = token;
+    p.logprob[r] = static_cast<float>(static_cast<double>(logits[token]) - largest - log(sum));
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_sample(const SampleParams& p, cudaStream_t stream) {
+  if (p.rows == 0) return cudaSuccess;
+  if (p.vocab < 1 || p.vocab > kMaxSampleVocab) return cudaErrorInvalidValue;
+  sample_rows<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cuda/support.h"
+
+#include <algorithm>
+#include <span>
+
+namespace eadem::kernels::cuda {
+
+Requirements::Requirements(const KernelRequest& request) : request_(request) {
+  require(request.device->type() == DeviceType::cuda, "not a CUDA device");
+  for (const std::span<const TensorType> ports : {request.inputs, request.outputs})
+    for (const TensorType& type : ports)
+      if (type.encoding != nullptr)
+        require(false, fmt::format("a port is {}; takes plain tensors only", to_string(type)));
+}
+
+Requirements& Requirements::dtype(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed) {
+  if (is_absent(type) || std::find(allowed.begin(), allowed.end(), type.dtype) != allowed.end()) return *this;
+  std::string names;
+  for (DType dtype : allowed) names += fmt::format("{}{}", names.empty() ? "" : ", ", dtype_name(dtype));
+  return require(false, fmt::format("{} is {}; takes {}", port, dtype_name(type.dtype), names));
+}
+
+Requirements& Requirements::same_dtype(std::string_view port, const TensorType& type, std::string_view other_port,
+                                       const TensorType& other) {
+  if (is_absent(type) || type.dtype == other.dtype) return *this;
+  return require(false, fmt::format("{} is {} and {} is {}; takes equal dtypes", port, dtype_name(type.dtype),
+                                    other_port, dtype_name(other.dtype)));
+}
+
+Requirements& Requirements::require(bool condition, std::string_view reason) {
+  if (!condition && refusal_.empty()) refusal_ = reason;
+  return *this;
+}
+
+Requirements& Requirements::at_most(std::string_view what, int64_t value, int64_t limit) {
+  if (value <= limit) return *this;
+  return require(false, fmt::format("{}={} is more than {}", what, value, limit));
+}
+
+Verdict Requirements::at_cost(double flops) const {
+  if (!refusal_.empty()) return Verdict::no(refusal_);
+  double bytes = 0.0;
+  for (const std::span<const TensorType> ports : {request_.inputs, request_.outputs})
+    for (const TensorType& type : ports)
+      if (!is_absent(type)) bytes += static_cast<double>(type.size_bytes(request_.bounds));
+  return Verdict::yes(modelled_us(*request_.device, flops, bytes));
+}
+
+double elements_of(const KernelRequest& request, const TensorType& type) {
+  return static_cast<double>(type.num_elements(request.bounds));
+}
+
+}  // namespace eadem::kernels::cuda
