@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/fusions/linear_cross_entropy.h"
+
+#include "eadem/kernels/backends.h"
+#include "eadem/ops/cross_entropy.h"
+#include "eadem/ops/linear.h"
+
+namespace eadem::fusions {
+
+namespace {
+
+enum Value { kAbsent = -1, kX, kWeight, kLabels, kLogits, kLoss };
+
+ops::OpPtr make(std::span<const ops::Op* const> matched) {
+  // Logits that the graph rounds to bf16 have another loss than those of this op.
+  if (matched[0]->attrs().get<kernels::LinearAttrs>().out_dtype != DType::f32) return nullptr;
+  return std::make_shared<LinearCrossEntropy>();
+}
+
+}  // namespace
+
+const Fusion& linear_cross_entropy() {
+  static const Fusion fusion{
+      .name = "linear_cross_entropy",
+      .nodes = {{"linear", {kX, kWeight, kAbsent}, {kLogits}}, {"cross_entropy", {kLogits, kLabels}, {kLoss}}},
+      .inputs = {kX, kWeight, kLabels},
+      .outputs = {kLoss},
+      .in_training = true,
+      .in_inference = false,
+      .make = make};
+  return fusion;
+}
+
+LinearCrossEntropy::LinearCrossEntropy()
+    : FusedOp(linear_cross_entropy(), {std::make_shared<ops::Linear>(kernels::LinearAttrs{.out_dtype = DType::f32}),
+                                       std::make_shared<ops::CrossEntropy>()}) {}
+
+ops::AttrsRef LinearCrossEntropy::attrs() const { return part(1).attrs(); }
+
+std::vector<TensorType> LinearCrossEntropy::extra_types(std::span<const TensorType> in) const {
+  return {TensorType(DType::f32, {in[kX].dim(0)})};
+}
+
+ops::Cost LinearCrossEntropy::cost(ops::Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
+                                   const SymbolValues& symbols) const {
+  ops::Cost cost = FusedOp::cost(pass, in, out, symbols);
+  // Beside the logits and their exponentials: the products that give dx and dweight, each as large as the first.
+  if (pass == ops::Pass::backward)
+    cost.flops += 4 * static_cast<double>(in[kX].num_elements(symbols)) * static_cast<double>(in[kWeight].fixed(0));
+  return cost;
+}
+
+void LinearCrossEntropy::reference(ops::Pass pass, std::span<const ops::RefTensor> in,
+                                   std::span<ops::RefTensor> out) const {
+  const ops::RefTensor &x = in[kX], &weight = in[kWeight], &labels = in[kLabels];
+  const ops::RefTensor operands[] = {x, weight, {}};
+  ops::RefTensor logits = ref_zeros(Shape{x.shape[0], weight.shape[0]});
+  part(0).reference(ops::Pass::inference, operands, {&logits, 1});
+  if (pass != ops::Pass::backward) {
+    const ops::RefTensor scored[] = {logits, labels};
+    part(1).reference(pass, scored, out);
+    return;
+  }
+  const ops::RefTensor scored[] = {logits, labels, in[3], in[4]};  // lse, dloss
+  ops::RefTensor dlogits = ref_zeros(logits.shape);
+  part(1).reference(pass, scored, {&dlogits, 1});
+  const ops::RefTensor saved[] = {x, weight, dlogits};
+  ops::RefTensor gradients[] = {out[0], out[1], {}};  // dx, dweight, no bias
+  part(0).reference(pass, saved, gradients);
+  for (size_t i = 0; i < 2; ++i) out[i] = gradients[i];
+}
+
+ops::KernelList LinearCrossEntropy::kernels() const { return EADEM_KERNELS_OF(linear_cross_entropy); }
+
+}  // namespace eadem::fusions

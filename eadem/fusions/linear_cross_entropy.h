@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// loss = cross_entropy(x weight^T, labels), with the logits made and consumed in chunks of rows, so that they are never
+// stored whole: at a vocabulary of 128k they would be the largest tensor of a training step. The backward pass makes
+// them again. Ports, dtypes, gradients: kernels/cross_entropy.h. Training only. Logits are f32.
+#pragma once
+
+#include "eadem/fusions/fused_op.h"
+
+namespace eadem::fusions {
+
+const Fusion& linear_cross_entropy();
+
+class LinearCrossEntropy final : public FusedOp {
+ public:
+  LinearCrossEntropy();
+
+  std::vector<ops::Port> inputs() const override {
+    return {{"x"}, {"weight", ops::Port::Role::parameter}, {"labels", ops::Port::Role::index}};
+  }
+  std::vector<ops::Port> outputs() const override { return {{"loss"}}; }
+  ops::AttrsRef attrs() const override;
+  bool has_backward() const override { return true; }
+  std::vector<ops::Saved> saved() const override {
+    using Kind = ops::Saved::Kind;
+    return {{Kind::input, 0}, {Kind::input, 1}, {Kind::input, 2}, {Kind::extra, 0}};
+  }
+  // lse [rows] f32
+  std::vector<TensorType> extra_types(std::span<const TensorType> inputs) const override;
+  // The backward pass counts the logits that it makes again.
+  ops::Cost cost(ops::Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
+                 const SymbolValues& symbols) const override;
+  void reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,
+                 std::span<ops::RefTensor> outputs) const override;
+  ops::KernelList kernels() const override;
+};
+
+}  // namespace eadem::fusions
