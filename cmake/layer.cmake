@@ -4,12 +4,12 @@
 add_library(eadem_options INTERFACE)
 target_include_directories(eadem_options INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(eadem_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow=compatible-local -Werror -fno-math-errno -ffp-contract=off>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<CXX_COMPILER_ID:GNU>:-Wshadow=compatible-local>
+  -Werror -Wno-missing-field-initializers -fno-math-errno
+  -ffp-contract=off>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # False positive of GCC 12 on `const char* + std::string&&` (GCC bug 105651).
   target_compile_options(eadem_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
-elseif(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  target_compile_options(eadem_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)
 endif()
 if(EADEM_SANITIZE)
   target_compile_options(eadem_options INTERFACE

@@ -30,10 +30,6 @@ std::string_view kind_name(JsonValue::Kind kind) {
 
 }  // namespace
 
-JsonValue::JsonValue(Object value) : data_(std::move(value)) {}
-
-JsonValue JsonValue::object() { return JsonValue(Object{}); }
-
 bool JsonValue::as_boolean() const {
   EADEM_CHECK(kind() == Kind::boolean, "JSON value is {}", kind_name(kind()));
   return std::get<bool>(data_);

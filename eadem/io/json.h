@@ -22,7 +22,16 @@
 
 namespace eadem::io {
 
-struct JsonMember;
+class JsonValue;
+
+// A template only because JsonValue, which holds vectors of members, is not complete yet here.
+template <typename Value>
+struct JsonMemberOf {
+  std::string key;
+  Value value;
+  friend bool operator==(const JsonMemberOf& a, const JsonMemberOf& b) = default;
+};
+using JsonMember = JsonMemberOf<JsonValue>;
 
 class JsonValue {
  public:
@@ -40,9 +49,9 @@ class JsonValue {
   JsonValue(std::string_view value) : data_(std::string(value)) {}
   JsonValue(const char* value) : data_(std::string(value)) {}
   JsonValue(Array value) : data_(std::move(value)) {}
-  JsonValue(Object value);
+  JsonValue(Object value) : data_(std::move(value)) {}
   static JsonValue array() { return JsonValue(Array{}); }
-  static JsonValue object();
+  static JsonValue object() { return JsonValue(Object{}); }
 
   Kind kind() const { return static_cast<Kind>(data_.index()); }
   bool is_null() const { return kind() == Kind::null; }
@@ -69,12 +78,6 @@ class JsonValue {
 
  private:
   std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> data_;
-};
-
-struct JsonMember {
-  std::string key;
-  JsonValue value;
-  friend bool operator==(const JsonMember& a, const JsonMember& b) = default;
 };
 
 struct JsonLimits {

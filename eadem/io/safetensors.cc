@@ -204,7 +204,8 @@ class ShardedSafetensors : public WeightSource {
     // 1. Open each shard once, under its plain file name.
     std::map<std::string, std::shared_ptr<const SafetensorsFile>, std::less<>> shards;
     for (const JsonMember& member : weight_map.value().as_object()) {
-      const std::string& file = weight_map.string(member.key);
+      if (!member.value.is_string()) weight_map.fail(member.key, "a string");
+      const std::string& file = member.value.as_string();
       if (shards.contains(file)) continue;
       check_file_name(index_path, member.key, file);
       try {

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the seeds of the corpora of safetensors, gguf and config_json (corpus/<name>/seed_*).
+
+    python tests/fuzz/make_seeds.py
+
+The other files of a corpus were found by the fuzzer and minimized with `-merge=1`.
+"""
+import json
+import pathlib
+import shutil
+import struct
+
+HERE = pathlib.Path(__file__).parent
+GOLDENS = HERE.parent / "data" / "io"
+
+
+def save(target, name, content):
+    folder = HERE / "corpus" / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"seed_{name}").write_bytes(content)
+
+
+def safetensors(header, data):
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def gguf_string(version, text):
+    return struct.pack("<I" if version == 1 else "<Q", len(text)) + text
+
+
+def gguf(version):
+    size = "<I" if version == 1 else "<Q"
+    out = b"GGUF" + struct.pack("<I", version) + struct.pack(size, 2) + struct.pack(size, 4)
+    out += gguf_string(version, b"general.alignment") + struct.pack("<II", 4, 8)
+    out += gguf_string(version, b"s") + struct.pack("<I", 8) + gguf_string(version, b"text")
+    out += gguf_string(version, b"a") + struct.pack("<II", 9, 8) + struct.pack(size, 2)
+    out += gguf_string(version, b"x") + gguf_string(version, b"")
+    out += gguf_string(version, b"n") + struct.pack("<II", 9, 9) + struct.pack(size, 1)
+    out += struct.pack("<I", 5) + struct.pack(size, 2) + struct.pack("<ii", 1, -1)
+    out += gguf_string(version, b"w") + struct.pack("<I", 2) + struct.pack(size, 2) + struct.pack(size, 1)
+    out += struct.pack("<IQ", 0, 0)
+    out += gguf_string(version, b"q") + struct.pack("<I", 1) + struct.pack(size, 32) + struct.pack("<IQ", 8, 8)
+    out += b"\0" * (-len(out) % 8)
+    return out + struct.pack("<2f", 1, 2) + bytes(34)
+
+
+save("safetensors", "empty", safetensors({}, b""))
+save("safetensors", "one", safetensors({"w": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}}, bytes(8)))
+save("safetensors", "misaligned", safetensors({
+    "p": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+    "x": {"dtype": "BF16", "shape": [1, 2], "data_offsets": [1, 5]},
+    "e": {"dtype": "I64", "shape": [0], "data_offsets": [5, 5]},
+    "__metadata__": {"format": "pt"},
+}, bytes(5)))
+save("safetensors", "packed", safetensors({"f": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, bytes(2)))
+for version in (1, 2, 3):
+    save("gguf", f"v{version}", gguf(version))
+save("gguf", "empty", b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+llama = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0, "tie_word_embeddings": False, "sliding_window": None, "eos_token_id": [1, 2],
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "short_factor": [1, 1.5]},
+    "layer_types": ["full_attention", {"a": 1}],
+}
+save("config_json", "llama", json.dumps(llama, indent=2).encode())
+save("config_json", "generation", json.dumps({
+    "temperature": 0.7, "top_k": 20, "top_p": 0.8, "eos_token_id": 2, "do_sample": True, "note": "grüße 😀\n\"",
+}).encode())
+save("config_json", "values", b'[null,true,false,0,-1,1.5e-3,"\\ud83d\\ude00",{},[]]')
+shutil.copy(GOLDENS / "from_python.safetensors", HERE / "corpus" / "safetensors" / "seed_from_python")
+shutil.copy(GOLDENS / "from_python.gguf", HERE / "corpus" / "gguf" / "seed_from_python")
