@@ -13,6 +13,7 @@ class CpuDevice final : public Device {
 
   Isa isa() const { return isa_; }
   ThreadPool& pool() { return pool_; }
+  const ThreadPool& pool() const { return pool_; }
 
   DeviceType type() const override { return DeviceType::cpu; }
   std::string description() const override;
@@ -25,6 +26,9 @@ class CpuDevice final : public Device {
   void copy(void* dst, const void* src, int64_t size_bytes) override;
   void fill_zero(void* dst, int64_t size_bytes) override;
   void synchronize() override {}
+  void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) override {
+    pool_.parallel_for(num_tasks, [&](int64_t index, int) { task(index); });
+  }
 
  private:
   Isa isa_;

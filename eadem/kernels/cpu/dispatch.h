@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dispatch on the instruction set of a CpuDevice. Highway compiles a source once per target and lays the copies of an
+// exported function into a table; its own dispatch picks the slot by a process-wide choice. Ours is per device, so
+// that one process can run every instruction set of the machine (tests do), and nothing global is written.
+#pragma once
+
+#include <hwy/highway.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "eadem/core/error.h"
+#include "eadem/core/isa.h"
+
+namespace eadem::kernels::cpu {
+
+// The slot of a Highway dispatch table that holds the code for `isa`.
+constexpr size_t isa_slot(Isa isa) {
+  if constexpr ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0) return 0;  // one target in this build: a table of one
+#if HWY_ARCH_X86
+  // Slot 0 is Highway's chooser, slot 1 + i the target of bit i below the highest, the last one the scalar fallback.
+  int64_t target = 0;
+  switch (isa) {
+    case Isa::avx512: target = HWY_AVX3; break;
+    case Isa::avx2: target = HWY_AVX2; break;
+    case Isa::sse4: target = HWY_SSE4; break;
+    case Isa::scalar:
+    case Isa::neon: return HWY_MAX_DYNAMIC_TARGETS + 1;
+  }
+  return static_cast<size_t>(std::countr_zero(static_cast<uint64_t>(HWY_CHOSEN_TARGET_SHIFT(target))));
+#else
+  return isa == Isa::neon ? 0 : HWY_MAX_DYNAMIC_TARGETS + 1;
+#endif
+}
+
+}  // namespace eadem::kernels::cpu
+
+// The copy of `FUNCTION`, which HWY_EXPORT has named, that is compiled for `isa`.
+#define EADEM_CPU_DISPATCH(FUNCTION, isa) (HWY_DISPATCH_TABLE(FUNCTION)[::eadem::kernels::cpu::isa_slot(isa)])

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// linear and the fusions linear_add and linear_gated_activation, over packed weights.
+//
+// The passes share one matrix product (matmul.h): the forward pass reads the weight packed by outputs, the gradient of
+// x reads it packed by inputs (PackedPanels, transposed), and the gradient of the weight takes x as the panels and
+// the gradient of y as the broadcast side.
+#include "eadem/kernels/linear.h"
+
+#include <algorithm>
+
+#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/matmul.h"
+#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/support.h"
+#include "eadem/kernels/fusions.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/linear.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// dbias[n] += sum_t dy[t, n] for n in [begin, end): each column is one chain over t, then one addition.
+void add_column_sums(float* dbias, const float* dy, int64_t tokens, int64_t out, int64_t begin, int64_t end) {
+  for (int64_t n = begin; n < end; n += kLanes) {
+    const int64_t lanes = std::min(kLanes, end - n);
+    Vec sum = zero();
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* p = dy + t * out + n;
+      sum = hn::Add(sum, lanes == kLanes ? load(p) : load_n(p, lanes));
+    }
+    map(
+        dbias + n, lanes, [&](Vec d) { return hn::Add(d, sum); }, dbias + n);
+  }
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(add_column_sums);
+
+namespace {
+
+using Side = PackedPanels::Side;
+
+const Encoding* packing_of(const KernelRequest& request, int input, Side side) {
+  return PackedPanels::of(request.inputs[static_cast<size_t>(input)].dtype, side);
+}
+
+const void* packed_data(const TensorView& weight, Side side) {
+  EADEM_CHECK(weight.encoding == PackedPanels::of(weight.dtype, side), "weight {} is not packed as was asked",
+              to_string(weight));
+  return weight.data;
+}
+
+double product_flops(const KernelRequest& request, const TensorType& x, const TensorType& weight) {
+  return 2.0 * elements_of(request, x) * static_cast<double>(weight.dim(0).bind(request.bounds));
+}
+
+int64_t scratch_bytes(const KernelRequest& request) { return matmul_scratch_bytes(cpu_device(request)); }
+
+Matmul forward_product(const TensorView& y, const TensorView& x, const TensorView& weight) {
+  Matmul m;
+  m.rows = x.shape[0];
+  m.k_size = x.shape[1];
+  m.outputs = weight.shape[0];
+  m.a = elements<const float>(x);
+  m.a_row_stride = m.k_size;
+  m.b = packed_data(weight, Side::normal);
+  m.b_dtype = weight.dtype;
+  m.y = elements<float>(y);
+  return m;
+}
+
+void set_bias(Matmul& m, const TensorView& bias) {
+  if (!bias.defined()) return;
+  m.bias = bias.data;
+  m.bias_dtype = bias.dtype;
+}
+
+// ---- linear, forward and inference
+
+Verdict can_linear(const KernelRequest& r) {
+  return Requirements(r)
+      .f32("x", r.inputs[0])
+      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, packing_of(r, 1, Side::normal))
+      .one_of("bias", r.inputs[2], {DType::f32, DType::bf16, DType::f16})
+      .f32("y", r.outputs[0])
+      .at_cost(product_flops(r, r.inputs[0], r.inputs[1]));
+}
+
+const Encoding* pack_weight(const KernelRequest& r, int input) {
+  return input == 1 ? packing_of(r, 1, Side::normal) : nullptr;
+}
+
+void run_linear(const KernelCall& call) {
+  Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
+  set_bias(m, call.inputs[2]);
+  matmul(cpu_device(call), m, call.scratch.data);
+}
+
+constexpr Kernel kForward{"cpu_packed_panels", Pass::forward, can_linear, run_linear, scratch_bytes, pack_weight};
+constexpr Kernel kInference{"cpu_packed_panels", Pass::inference, can_linear, run_linear, scratch_bytes, pack_weight};
+
+// ---- linear, backward
+
+Verdict can_linear_backward(const KernelRequest& r) {
+  return Requirements(r)
+      .f32("x", r.inputs[0])
+      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, packing_of(r, 1, Side::transposed))
+      .f32("dy", r.inputs[2])
+      .f32("dx", r.outputs[0])
+      .f32("dweight", r.outputs[1])
+      .f32("dbias", r.outputs.size() > 2 ? r.outputs[2] : absent_port())
+      .at_cost(2.0 * product_flops(r, r.inputs[0], r.inputs[1]));
+}
+
+const Encoding* pack_weight_transposed(const KernelRequest& r, int input) {
+  return input == 1 ? packing_of(r, 1, Side::transposed) : nullptr;
+}
+
+void run_linear_backward(const KernelCall& call) {
+  CpuDevice& device = cpu_device(call);
+  const TensorView& x = call.inputs[0];
+  const TensorView& weight = call.inputs[1];
+  const TensorView& dy = call.inputs[2];
+  const int64_t tokens = x.shape[0], in = x.shape[1], out = dy.shape[1];
+
+  // 1. dx = dy weight
+  if (call.outputs[0].defined()) {
+    Matmul m;
+    m.rows = tokens;
+    m.k_size = out;
+    m.outputs = in;
+    m.a = elements<const float>(dy);
+    m.a_row_stride = out;
+    m.b = packed_data(weight, Side::transposed);
+    m.b_dtype = weight.dtype;
+    m.y = elements<float>(call.outputs[0]);
+    matmul(device, m, call.scratch.data);
+  }
+
+  // 2. dweight += dy^T x: rows are outputs, k runs over tokens.
+  if (call.outputs[1].defined()) {
+    Matmul m;
+    m.rows = out;
+    m.k_size = tokens;
+    m.outputs = in;
+    m.a = elements<const float>(dy);
+    m.a_row_stride = 1;
+    m.a_k_stride = out;
+    m.b_source = Matmul::Source::matrix;
+    m.b = elements<const float>(x);
+    m.finish = Matmul::Finish::accumulate;
+    m.y = elements<float>(call.outputs[1]);
+    matmul(device, m, call.scratch.data);
+  }
+
+  // 3. dbias += column sums of dy
+  if (call.outputs.size() > 2 && call.outputs[2].defined()) {
+    const auto task = EADEM_CPU_DISPATCH(add_column_sums, device.isa());
+    float* dbias = elements<float>(call.outputs[2]);
+    const float* gradient = elements<const float>(dy);
+    device.pool().parallel_for(ceil_div(out, 64), [&](int64_t block, int) {
+      task(dbias, gradient, tokens, out, block * 64, std::min(out, block * 64 + 64));
+    });
+  }
+}
+
+constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward, can_linear_backward,
+                           run_linear_backward, scratch_bytes,  pack_weight_transposed};
+
+// ---- linear_add
+
+Verdict can_linear_add(const KernelRequest& r) {
+  return Requirements(r)
+      .f32("x", r.inputs[0])
+      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, packing_of(r, 1, Side::normal))
+      .one_of("bias", r.inputs[2], {DType::f32, DType::bf16, DType::f16})
+      .f32("residual", r.inputs[3])
+      .f32("y", r.outputs[0])
+      .at_cost(product_flops(r, r.inputs[0], r.inputs[1]));
+}
+
+void run_linear_add(const KernelCall& call) {
+  Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
+  set_bias(m, call.inputs[2]);
+  m.residual = elements<const float>(call.inputs[3]);
+  matmul(cpu_device(call), m, call.scratch.data);
+}
+
+constexpr Kernel kLinearAdd{"cpu_packed_panels", Pass::inference, can_linear_add,
+                            run_linear_add,      scratch_bytes,   pack_weight};
+
+// ---- linear_gated_activation
+
+Verdict can_linear_gated(const KernelRequest& r) {
+  return Requirements(r)
+      .f32("x", r.inputs[0])
+      .packed("gate_weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, packing_of(r, 1, Side::normal))
+      .packed("up_weight", r.inputs[2], {r.inputs[1].dtype}, packing_of(r, 2, Side::normal))
+      .f32("y", r.outputs[0])
+      .at_cost(2.0 * product_flops(r, r.inputs[0], r.inputs[1]));
+}
+
+const Encoding* pack_both_weights(const KernelRequest& r, int input) {
+  return input == 1 || input == 2 ? packing_of(r, input, Side::normal) : nullptr;
+}
+
+void run_linear_gated(const KernelCall& call) {
+  Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
+  m.b_up = packed_data(call.inputs[2], Side::normal);
+  m.finish = Matmul::Finish::gated;
+  m.activation = call.attrs.get<LinearGatedActivationAttrs>().kind;
+  matmul(cpu_device(call), m, call.scratch.data);
+}
+
+constexpr Kernel kLinearGated{"cpu_packed_panels", Pass::inference, can_linear_gated,
+                              run_linear_gated,    scratch_bytes,   pack_both_weights};
+
+}  // namespace
+
+KernelList linear_kernels() { return {&kForward, &kBackward, &kInference}; }
+KernelList linear_add_kernels() { return {&kLinearAdd}; }
+KernelList linear_gated_activation_kernels() { return {&kLinearGated}; }
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The inner matrix product that linear and attention are built from, compiled once per instruction set.
+//
+//   c[r, n] = resume * c[r, n] + sum_k a[r, k] * b[k, n],   n in panels of kPanelWidth
+//
+// Every c[r, n] is one chain acc = fma(a[r, k], b[k, n], acc) over k in order (a product and a sum where there is no
+// FMA), whatever tile it falls into; a chain that is cut at some k goes on from the stored f32. So a result depends
+// neither on how many rows there are nor on how the loops are blocked.
+//
+// Per-target header: included after hwy/foreach_target.h, inside no namespace.
+#if defined(EADEM_KERNELS_CPU_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EADEM_KERNELS_CPU_MATMUL_INL_H_
+#undef EADEM_KERNELS_CPU_MATMUL_INL_H_
+#else
+#define EADEM_KERNELS_CPU_MATMUL_INL_H_
+#endif
+
+#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+
+// a[r, k] = data[r * row_stride + k * k_stride]: the side that is broadcast.
+struct RowOperand {
+  const float* data;
+  int64_t row_stride;
+  int64_t k_stride;
+};
+
+// b[k, 16 p + i] = data[p * panel_stride + k * k_stride + i]: the side that is read as vectors.
+template <typename W>
+struct PanelOperand {
+  const W* data;
+  int64_t panel_stride;
+  int64_t k_stride;
+};
+
+inline constexpr int kPanelVecs = static_cast<int>(kPanelWidth / kLanes);
+
+// Tile sizes. With V vectors a panel, a tile of R rows and P panels keeps R P V accumulators, P V panel vectors and
+// a broadcast in registers.
+#if HWY_TARGET == HWY_AVX3
+inline constexpr int kTileRows = 6, kTilePanels = 4;  // 24 + 4 + 1 of 32
+inline constexpr int kRowPanels = 8;                  // a single row: 8 chains cover the latency of 4 x 2 pipes
+#elif HWY_TARGET == HWY_AVX2
+inline constexpr int kTileRows = 6, kTilePanels = 1;  // 12 + 2 + 1 of 16
+inline constexpr int kRowPanels = 4;                  // 8 chains
+#elif HWY_TARGET == HWY_NEON
+inline constexpr int kTileRows = 6, kTilePanels = 1;  // 24 + 4 + 1 of 32
+inline constexpr int kRowPanels = 4;                  // 16 chains
+#elif HWY_TARGET == HWY_SSE4
+inline constexpr int kTileRows = 3, kTilePanels = 1;  // 12 + 1 + a product + a broadcast of 16
+inline constexpr int kRowPanels = 2;                  // 8 chains
+#else
+inline constexpr int kTileRows = 1, kTilePanels = 1;
+inline constexpr int kRowPanels = 1;
+#endif
+
+template <int kRows, int kPanels, typename W>
+HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, const RowOperand& a,
+                       const PanelOperand<W>& b, int64_t k_size) {
+  constexpr int kVecs = kPanels * kPanelVecs;
+  Vec acc[kRows][kVecs];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVecs; ++v) acc[r][v] = resume ? load(c + r * c_stride + v * kLanes) : zero();
+
+  const float* a_k = a.data;
+  const W* b_k = b.data;
+  for (int64_t k = 0; k < k_size; ++k) {
+    Vec column[kVecs];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVecs; ++v)
+      column[v] = load(b_k + (v / kPanelVecs) * b.panel_stride + (v % kPanelVecs) * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Vec x = set(a_k[r * a.row_stride]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::MulAdd(x, column[v], acc[r][v]);
+    }
+    a_k += a.k_stride;
+    b_k += b.k_stride;
+  }
+
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVecs; ++v) store(acc[r][v], c + r * c_stride + v * kLanes);
+}
+
+// All rows of `kPanels` panels.
+template <int kPanels, typename W>
+HWY_INLINE void tiles_of_rows(float* c, int64_t c_stride, bool resume, RowOperand a, const PanelOperand<W>& b,
+                              int64_t rows, int64_t k_size) {
+  for (; rows >= kTileRows; rows -= kTileRows) {
+    tile<kTileRows, kPanels>(c, c_stride, resume, a, b, k_size);
+    c += kTileRows * c_stride;
+    a.data += kTileRows * a.row_stride;
+  }
+  if constexpr (kTileRows > 1) {
+    switch (rows) {
+      case 1: return tile<1, kPanels>(c, c_stride, resume, a, b, k_size);
+      case 2: return tile<2, kPanels>(c, c_stride, resume, a, b, k_size);
+    }
+  }
+  if constexpr (kTileRows > 3) {
+    switch (rows) {
+      case 3: return tile<3, kPanels>(c, c_stride, resume, a, b, k_size);
+      case 4: return tile<4, kPanels>(c, c_stride, resume, a, b, k_size);
+      case 5: return tile<5, kPanels>(c, c_stride, resume, a, b, k_size);
+    }
+  }
+}
+
+// c [rows, panels * 16] with row stride c_stride.
+template <typename W>
+HWY_INLINE void matmul_block(float* c, int64_t c_stride, bool resume, const RowOperand& a, PanelOperand<W> b,
+                             int64_t rows, int64_t panels, int64_t k_size) {
+  if (rows == 1 && kRowPanels > kTilePanels) {
+    for (; panels >= kRowPanels; panels -= kRowPanels) {
+      tile<1, kRowPanels>(c, c_stride, resume, a, b, k_size);
+      c += kRowPanels * kPanelWidth;
+      b.data += kRowPanels * b.panel_stride;
+    }
+  }
+  for (; panels >= kTilePanels; panels -= kTilePanels) {
+    tiles_of_rows<kTilePanels>(c, c_stride, resume, a, b, rows, k_size);
+    c += kTilePanels * kPanelWidth;
+    b.data += kTilePanels * b.panel_stride;
+  }
+  for (; panels > 0; --panels) {
+    tiles_of_rows<1>(c, c_stride, resume, a, b, rows, k_size);
+    c += kPanelWidth;
+    b.data += b.panel_stride;
+  }
+}
+
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

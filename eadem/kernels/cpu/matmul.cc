@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cpu/matmul.h"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/matmul.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/matmul-inl.h"
+
+#ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_
+#define EADEM_KERNELS_CPU_MATMUL_BLOCKS_
+namespace eadem::kernels::cpu {
+namespace {
+
+constexpr int64_t kGroupPanels = 4;  // panels whose weights are prepared and used together
+constexpr int64_t kKBlock = 256;     // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
+constexpr int64_t kRowBlock = 192;   // a multiple of every tile's rows; weights are read once per block
+// Up to this many rows, 16-bit weights are widened in registers as they are read: decode is bound by memory. Above,
+// a block is widened once and used by all rows.
+constexpr int64_t kWidenInRegistersRows = 8;
+constexpr int64_t kWideGroupPanels = 8;  // of a single row, which wants many chains at once
+
+constexpr int64_t kPackedFloats = kGroupPanels * kKBlock * kPanelWidth;
+constexpr int64_t kProductFloats = kRowBlock * kGroupPanels * kPanelWidth;
+static_assert(kProductFloats >= kWidenInRegistersRows * kWideGroupPanels * kPanelWidth);
+constexpr int64_t kWorkerFloats = kPackedFloats + 2 * kProductFloats;
+
+}  // namespace
+}  // namespace eadem::kernels::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// Widens rows [k0, k0 + k_size) of panels [p0, p0 + panels) to f32: packed [panels, k_size, 16].
+template <typename W>
+void widen_panels(float* packed, const W* b, int64_t b_k_size, int64_t p0, int64_t panels, int64_t k0, int64_t k_size) {
+  for (int64_t p = 0; p < panels; ++p) {
+    const W* panel = b + ((p0 + p) * b_k_size + k0) * kPanelWidth;
+    float* out = packed + p * k_size * kPanelWidth;
+    for (int64_t i = 0; i < k_size * kPanelWidth; i += kLanes) store(load(panel + i), out + i);
+  }
+}
+
+// The same from a matrix stored by rows; columns beyond `outputs` are zero.
+void gather_panels(float* packed, const float* b, int64_t outputs, int64_t p0, int64_t panels, int64_t k0,
+                   int64_t k_size) {
+  const int64_t width = std::min(panels * kPanelWidth, outputs - p0 * kPanelWidth);
+  for (int64_t k = 0; k < k_size; ++k) {
+    const float* row = b + (k0 + k) * outputs + p0 * kPanelWidth;
+    for (int64_t n = 0; n < width; n += kPanelWidth) {
+      float* out = packed + ((n / kPanelWidth) * k_size + k) * kPanelWidth;
+      const int64_t lanes = std::min(kPanelWidth, width - n);
+      if (lanes == kPanelWidth)
+        for (int64_t i = 0; i < kPanelWidth; i += kLanes) store(load(row + n + i), out + i);
+      else
+        for (int64_t i = 0; i < kPanelWidth; ++i) out[i] = i < lanes ? row[n + i] : 0.0f;
+    }
+  }
+}
+
+template <typename W>
+void product_block(float* c, int64_t c_stride, const RowOperand& a, const W* b, int64_t k_size, int64_t rows,
+                   int64_t panels) {
+  matmul_block(c, c_stride, false, a, PanelOperand<W>{b, k_size * kPanelWidth, kPanelWidth}, rows, panels, k_size);
+}
+
+// c [rows, panels * 16] = a b for panels [p0, p0 + panels) of `b`.
+void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
+             float* packed) {
+  const int64_t c_stride = panels * kPanelWidth;
+  const int64_t panel_size = m.k_size * kPanelWidth;
+  const bool by_panels = m.b_source == Matmul::Source::panels;
+
+  // 1. Few rows: stream the weights once, as they are.
+  if (by_panels && rows <= kWidenInRegistersRows) {
+    switch (m.b_dtype) {
+      case DType::bf16:
+        return product_block(c, c_stride, a, static_cast<const bf16_t*>(b) + p0 * panel_size, m.k_size, rows, panels);
+      case DType::f16:
+        return product_block(c, c_stride, a, static_cast<const f16_t*>(b) + p0 * panel_size, m.k_size, rows, panels);
+      default:
+        return product_block(c, c_stride, a, static_cast<const float*>(b) + p0 * panel_size, m.k_size, rows, panels);
+    }
+  }
+
+  // 2. Many rows: a block of k at a time, so that the panels stay in cache while the rows pass by.
+  for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += kKBlock) {
+    const int64_t k_size = std::min(kKBlock, m.k_size - k0);
+    PanelOperand<float> operand{packed, k_size * kPanelWidth, kPanelWidth};
+    if (!by_panels) {
+      gather_panels(packed, static_cast<const float*>(b), m.outputs, p0, panels, k0, k_size);
+    } else if (m.b_dtype == DType::bf16) {
+      widen_panels(packed, static_cast<const bf16_t*>(b), m.k_size, p0, panels, k0, k_size);
+    } else if (m.b_dtype == DType::f16) {
+      widen_panels(packed, static_cast<const f16_t*>(b), m.k_size, p0, panels, k0, k_size);
+    } else {
+      operand = {static_cast<const float*>(b) + p0 * panel_size + k0 * kPanelWidth, panel_size, kPanelWidth};
+    }
+    const RowOperand a_block{a.data + k0 * a.k_stride, a.row_stride, a.k_stride};
+    matmul_block(c, c_stride, k0 > 0, a_block, operand, rows, panels, k_size);
+  }
+}
+
+template <typename Bias>
+void store_row(float* y, int64_t n, const float* c, const Bias* bias, const float* residual) {
+  if (residual != nullptr)
+    map(
+        y, n, [](Vec p, Vec b, Vec r) { return hn::Add(hn::Add(p, b), r); }, c, bias, residual);
+  else
+    map(
+        y, n, [](Vec p, Vec b) { return hn::Add(p, b); }, c, bias);
+}
+
+// y[0, n) from the products of one row, columns [column, column + n).
+void finish_row(const Matmul& m, int64_t row, int64_t column, int64_t n, const float* c, const float* c_up) {
+  float* y = m.y + row * m.outputs + column;
+  if (m.finish == Matmul::Finish::accumulate) {
+    map(
+        y, n, [](Vec p, Vec sum) { return hn::Add(sum, p); }, c, y);
+  } else if (m.finish == Matmul::Finish::gated) {
+    with_activation(m.activation, [&](auto kind) {
+      constexpr ActivationKind kKind = decltype(kind)::value;
+      map(
+          y, n, [](Vec gate, Vec up) { return hn::Mul(activate<kKind>(gate), up); }, c, c_up);
+    });
+  } else {
+    const float* residual = m.residual == nullptr ? nullptr : m.residual + row * m.outputs + column;
+    if (m.bias == nullptr) {
+      if (residual != nullptr)
+        map(
+            y, n, [](Vec p, Vec r) { return hn::Add(p, r); }, c, residual);
+      else
+        map(
+            y, n, [](Vec p) { return p; }, c);
+    } else if (m.bias_dtype == DType::bf16) {
+      store_row(y, n, c, static_cast<const bf16_t*>(m.bias) + column, residual);
+    } else if (m.bias_dtype == DType::f16) {
+      store_row(y, n, c, static_cast<const f16_t*>(m.bias) + column, residual);
+    } else {
+      store_row(y, n, c, static_cast<const float*>(m.bias) + column, residual);
+    }
+  }
+}
+
+// Rows [row_begin, row_end) of panels [panel_begin, panel_end).
+void matmul_task(const Matmul& m, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
+                 float* scratch) {
+  float* packed = scratch;
+  float* c = packed + kPackedFloats;
+  float* c_up = c + kProductFloats;
+  const int64_t rows = row_end - row_begin;
+  const RowOperand a{m.a + row_begin * m.a_row_stride, m.a_row_stride, m.a_k_stride};
+  const int64_t group = rows == 1 ? kWideGroupPanels : kGroupPanels;
+
+  for (int64_t p0 = panel_begin; p0 < panel_end; p0 += group) {
+    const int64_t panels = std::min(group, panel_end - p0);
+    product(c, m, m.b, a, rows, p0, panels, packed);
+    if (m.finish == Matmul::Finish::gated) product(c_up, m, m.b_up, a, rows, p0, panels, packed);
+    const int64_t column = p0 * kPanelWidth;
+    const int64_t n = std::min(panels * kPanelWidth, m.outputs - column);
+    for (int64_t r = 0; r < rows; ++r)
+      finish_row(m, row_begin + r, column, n, c + r * panels * kPanelWidth, c_up + r * panels * kPanelWidth);
+  }
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(matmul_task);
+
+int64_t matmul_scratch_bytes(const CpuDevice& device) {
+  return device.pool().num_threads() * kWorkerFloats * static_cast<int64_t>(sizeof(float));
+}
+
+void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
+  if (m.rows == 0 || m.outputs == 0) return;
+  const auto task = EADEM_CPU_DISPATCH(matmul_task, device.isa());
+  ThreadPool& pool = device.pool();
+
+  // Blocks of rows of equal size; each block of rows is divided into groups of panels until there are a few tasks per
+  // thread. A product below about 20 us is not worth waking anyone.
+  const int64_t panels = (m.outputs + kPanelWidth - 1) / kPanelWidth;
+  const int64_t row_blocks = (m.rows + kRowBlock - 1) / kRowBlock;
+  const int64_t block_rows =
+      row_blocks == 1 ? m.rows : std::min(kRowBlock, ((m.rows + row_blocks - 1) / row_blocks + 11) / 12 * 12);
+  const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
+  const int64_t wanted_tasks = multiplications < 1e5 || pool.num_threads() == 1 ? 1 : 4 * pool.num_threads();
+  const int64_t unit = m.rows == 1 ? kWideGroupPanels : kGroupPanels;
+  const int64_t units = (panels + unit - 1) / unit;
+  const int64_t groups = std::clamp<int64_t>((wanted_tasks + row_blocks - 1) / row_blocks, 1, units);
+  const int64_t group_panels = (units + groups - 1) / groups * unit;
+  const int64_t num_groups = (panels + group_panels - 1) / group_panels;
+
+  pool.parallel_for(row_blocks * num_groups, [&](int64_t index, int worker) {
+    // Tasks that share rows stand side by side: they run at the same time and read the same rows.
+    const int64_t row_begin = index / num_groups * block_rows;
+    const int64_t panel_begin = index % num_groups * group_panels;
+    task(m, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
+         std::min(panels, panel_begin + group_panels), static_cast<float*>(scratch) + worker * kWorkerFloats);
+  });
+}
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

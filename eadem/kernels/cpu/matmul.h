@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parallel matrix product behind linear, its fusions and its gradients:
+//
+//   product[r, n] = sum_k a[r, k] * b[k, n],   then `finish` writes y[r, n]
+//
+// Accumulates in f32, each output as one chain over k in order (matmul-inl.h), so results do not depend on the number
+// of rows, on blocking or on threads.
+#pragma once
+
+#include <cstdint>
+
+#include "eadem/core/device/cpu_device.h"
+#include "eadem/kernels/elementwise.h"
+
+namespace eadem::kernels::cpu {
+
+struct Matmul {
+  int64_t rows = 0;
+  int64_t k_size = 0;
+  int64_t outputs = 0;
+
+  // a[r, k] = a[r * a_row_stride + k * a_k_stride]
+  const float* a = nullptr;
+  int64_t a_row_stride = 0;
+  int64_t a_k_stride = 1;
+
+  // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype, or an f32 matrix [k_size, outputs] stored by rows.
+  enum class Source : uint8_t { panels, matrix };
+  Source b_source = Source::panels;
+  const void* b = nullptr;
+  const void* b_up = nullptr;  // Finish::gated only, panels: the second factor
+  DType b_dtype = DType::f32;
+
+  enum class Finish : uint8_t {
+    store,       // y = product + bias + residual, in this order; bias and residual may be null
+    accumulate,  // y += product
+    gated,       // y = f(product) * product_up
+  };
+  Finish finish = Finish::store;
+  float* y = nullptr;          // [rows, outputs], contiguous; may be `residual`
+  const void* bias = nullptr;  // [outputs]
+  DType bias_dtype = DType::f32;
+  const float* residual = nullptr;  // [rows, outputs], contiguous
+  ActivationKind activation = ActivationKind::silu;
+};
+
+// Bytes of scratch that `matmul` needs on `device`, whatever the product.
+int64_t matmul_scratch_bytes(const CpuDevice& device);
+
+void matmul(CpuDevice& device, const Matmul& product, void* scratch);
+
+}  // namespace eadem::kernels::cpu

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cpu/packed_panels.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "eadem/core/thread_pool.h"
+
+namespace eadem::kernels::cpu {
+
+namespace {
+
+float widen(float value) { return value; }
+float widen(bf16_t value) { return value.to_float(); }
+float widen(f16_t value) { return value.to_float(); }
+
+template <typename To, typename From>
+To convert(From value) {
+  if constexpr (std::is_same_v<To, From>)
+    return value;
+  else if constexpr (std::is_same_v<To, float>)
+    return widen(value);
+  else
+    return To::from_float(widen(value));
+}
+
+// Rows [k_begin, k_end) of one panel of a matrix [outputs, k] stored by rows. 16 x 16 blocks keep both sides in the
+// first-level cache: 16 lines are read and 16 are written.
+template <typename To, typename From>
+void pack_rows(To* panel, const From* weight, int64_t k_size, int64_t outputs, int64_t k_begin, int64_t k_end) {
+  for (int64_t k0 = k_begin; k0 < k_end; k0 += kPanelWidth) {
+    const int64_t k1 = std::min(k0 + kPanelWidth, k_end);
+    for (int64_t n = 0; n < outputs; ++n)
+      for (int64_t k = k0; k < k1; ++k) panel[k * kPanelWidth + n] = convert<To>(weight[n * k_size + k]);
+    for (int64_t k = k0; k < k1; ++k)
+      for (int64_t n = outputs; n < kPanelWidth; ++n) panel[k * kPanelWidth + n] = To{};
+  }
+}
+
+// One panel of a matrix [k, outputs] stored by rows: the transposed side copies.
+template <typename To, typename From>
+void pack_columns(To* panel, const From* weight, int64_t row_size, int64_t outputs, int64_t k_begin, int64_t k_end) {
+  for (int64_t k = k_begin; k < k_end; ++k) {
+    for (int64_t n = 0; n < outputs; ++n) panel[k * kPanelWidth + n] = convert<To>(weight[k * row_size + n]);
+    for (int64_t n = outputs; n < kPanelWidth; ++n) panel[k * kPanelWidth + n] = To{};
+  }
+}
+
+struct Extents {
+  int64_t outputs;  // panel lanes
+  int64_t k;        // panel rows
+  int64_t panels;
+};
+
+Extents extents(const Shape& shape, PackedPanels::Side side) {
+  const bool normal = side == PackedPanels::Side::normal;
+  const int64_t outputs = normal ? shape[0] : shape[1];
+  return {outputs, normal ? shape[1] : shape[0], (outputs + kPanelWidth - 1) / kPanelWidth};
+}
+
+template <typename To, typename From>
+void pack_panel(To* data, const From* weight, const Extents& e, PackedPanels::Side side, int64_t p) {
+  const int64_t outputs = std::min(kPanelWidth, e.outputs - p * kPanelWidth);
+  To* panel = data + p * e.k * kPanelWidth;
+  if (side == PackedPanels::Side::normal)
+    pack_rows(panel, weight + p * kPanelWidth * e.k, e.k, outputs, 0, e.k);
+  else
+    pack_columns(panel, weight + p * kPanelWidth, e.outputs, outputs, 0, e.k);
+}
+
+// Calls f(To*, const From*) with the element types of the two views.
+template <typename Function>
+void with_types(const TensorView& to, const TensorView& from, DType to_dtype, Function f) {
+  const auto with_from = [&]<typename To>(To* data) {
+    switch (from.dtype) {
+      case DType::f32: return f(data, static_cast<const float*>(from.data));
+      case DType::bf16: return f(data, static_cast<const bf16_t*>(from.data));
+      case DType::f16: return f(data, static_cast<const f16_t*>(from.data));
+      default: EADEM_CHECK(false, "packed panels from {}", dtype_name(from.dtype));
+    }
+  };
+  switch (to_dtype) {
+    case DType::f32: return with_from(static_cast<float*>(to.data));
+    case DType::bf16: return with_from(static_cast<bf16_t*>(to.data));
+    case DType::f16: return with_from(static_cast<f16_t*>(to.data));
+    default: EADEM_CHECK(false, "packed panels of {}", dtype_name(to_dtype));
+  }
+}
+
+}  // namespace
+
+const PackedPanels* PackedPanels::of(DType dtype, Side side) {
+  static const PackedPanels kAll[] = {
+      {DType::f32, Side::normal, "packed_panels_f32"},
+      {DType::f32, Side::transposed, "packed_panels_f32_transposed"},
+      {DType::bf16, Side::normal, "packed_panels_bf16"},
+      {DType::bf16, Side::transposed, "packed_panels_bf16_transposed"},
+      {DType::f16, Side::normal, "packed_panels_f16"},
+      {DType::f16, Side::transposed, "packed_panels_f16_transposed"},
+  };
+  for (const PackedPanels& encoding : kAll)
+    if (encoding.dtype_ == dtype && encoding.side_ == side) return &encoding;
+  return nullptr;
+}
+
+std::vector<PlaneSpec> PackedPanels::planes(const Shape& shape) const {
+  if (shape.rank() != 2)
+    throw InvalidArgument("{} packs matrices [out, in]; the tensor is {}", name_, to_string(shape));
+  const Extents e = extents(shape, side_);
+  return {{"data", dtype_, Shape{e.panels, e.k, kPanelWidth}}};
+}
+
+void PackedPanels::encode(const TensorView& encoded, const TensorView& plain) const {
+  const Extents e = extents(plain.shape, side_);
+  with_types(encoded, plain, dtype_, [&](auto* data, const auto* weight) {
+    for (int64_t p = 0; p < e.panels; ++p) pack_panel(data, weight, e, side_, p);
+  });
+}
+
+void PackedPanels::encode_parallel(ThreadPool& pool, const TensorView& encoded, const TensorView& plain) const {
+  const Extents e = extents(plain.shape, side_);
+  with_types(encoded, plain, dtype_, [&](auto* data, const auto* weight) {
+    pool.parallel_ranges(e.panels, std::max<int64_t>(1, 4096 / std::max<int64_t>(e.k, 1)), [&](int64_t p0, int64_t p1) {
+      for (int64_t p = p0; p < p1; ++p) pack_panel(data, weight, e, side_, p);
+    });
+  });
+}
+
+void PackedPanels::decode(const TensorView& plain, const TensorView& encoded) const {
+  const Extents e = extents(plain.shape, side_);
+  float* weight = plain.as<float>();
+  with_types(encoded, encoded, dtype_, [&](auto* data, const auto*) {
+    for (int64_t n = 0; n < e.outputs; ++n)
+      for (int64_t k = 0; k < e.k; ++k) {
+        const float value = widen(data[((n / kPanelWidth) * e.k + k) * kPanelWidth + n % kPanelWidth]);
+        (side_ == Side::normal ? weight[n * e.k + k] : weight[k * e.outputs + n]) = value;
+      }
+  });
+}
+
+}  // namespace eadem::kernels::cpu

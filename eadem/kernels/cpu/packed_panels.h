@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PackedPanels: the layout in which the CPU's matrix products read a weight [out, in].
+//
+//   data [ceil(out / 16), in, 16]: panel p, row k holds weight[16 p, k] … weight[16 p + 15, k]; outputs that the last
+//   panel lacks are zero. The dtype is the weight's.
+//
+// Sixteen outputs side by side fill one vector of AVX-512, two of AVX2, four of SSE and NEON, so every instruction
+// set reads the same bytes, and the lanes of a vector are outputs: each output is one chain of additions over k.
+// The transposed variant packs weight^T, whose outputs are the weight's inputs, for gradients of activations:
+//   data [ceil(in / 16), out, 16].
+#pragma once
+
+#include "eadem/core/encoding.h"
+#include "eadem/core/tensor.h"
+
+namespace eadem {
+class ThreadPool;
+}
+
+namespace eadem::kernels::cpu {
+
+inline constexpr int64_t kPanelWidth = 16;
+
+class PackedPanels final : public Encoding {
+ public:
+  enum class Side : uint8_t { normal, transposed };
+
+  // The encoding of weights of `dtype` (f32, bf16 or f16), or null for any other dtype.
+  static const PackedPanels* of(DType dtype, Side side);
+
+  std::string_view name() const override { return name_; }
+  DType dtype() const { return dtype_; }
+  Side side() const { return side_; }
+
+  std::vector<PlaneSpec> planes(const Shape& shape) const override;
+  void encode(const TensorView& encoded, const TensorView& plain) const override;
+  void decode(const TensorView& plain, const TensorView& encoded) const override;
+
+  // `encode` with the work divided over `pool`.
+  void encode_parallel(ThreadPool& pool, const TensorView& encoded, const TensorView& plain) const;
+
+ private:
+  PackedPanels(DType dtype, Side side, std::string_view name) : dtype_(dtype), side_(side), name_(name) {}
+
+  DType dtype_;
+  Side side_;
+  std::string_view name_;
+};
+
+}  // namespace eadem::kernels::cpu

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One row per task. Nothing sorts the vocabulary: top_k selects, top_p sorts only as long a prefix as it keeps, and
+// the draw walks over sums of blocks.
+#include "eadem/kernels/sample.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "eadem/core/philox.h"
+#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/support.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/sample.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/simd-inl.h"
+
+#ifndef EADEM_KERNELS_CPU_SAMPLE_PARAMS_
+#define EADEM_KERNELS_CPU_SAMPLE_PARAMS_
+namespace eadem::kernels::cpu {
+namespace {
+
+struct RowMaximum {
+  float value;
+  int64_t index;  // the smallest that has it
+  bool has_nan;
+};
+
+constexpr int64_t kSumBlock = 1024;
+
+}  // namespace
+}  // namespace eadem::kernels::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+RowMaximum row_maximum(const float* x, int64_t n) {
+  // 1. The value; NaN are collected apart because Max drops them.
+  Vec most = set(x[0]);
+  Mask nan = hn::IsNaN(most);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Vec v = load(x + i);
+    nan = hn::Or(nan, hn::IsNaN(v));
+    most = hn::Max(most, v);
+  }
+  bool has_nan = !hn::AllFalse(Lanes(), nan);
+  float value = max_lanes(most);
+  for (; i < n; ++i) {
+    has_nan = has_nan || std::isnan(x[i]);
+    value = std::max(value, x[i]);
+  }
+  if (has_nan) return {value, -1, true};
+
+  // 2. Where it is first.
+  const Vec wanted = set(value);
+  for (i = 0; i + kLanes <= n; i += kLanes) {
+    const Mask equal = hn::Eq(load(x + i), wanted);
+    if (!hn::AllFalse(Lanes(), equal)) break;
+  }
+  while (x[i] != value) ++i;
+  return {value, i, false};
+}
+
+// sum of exp(x[i] - most), in f32 by blocks and in f64 across them
+double sum_exp(const float* x, int64_t n, float most) {
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
+    const int64_t end = std::min(n, begin + kSumBlock);
+    Vec sum = zero();
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) sum = hn::Add(sum, exp(hn::Sub(load(x + i), set(most))));
+    double block = sum_lanes(sum);
+    if (i < end) {
+      float rest[kLanes];
+      store(exp(hn::Sub(load_n(x + i, end - i), set(most))), rest);
+      for (int64_t j = 0; j < end - i; ++j) block += rest[j];
+    }
+    total += block;
+  }
+  return total;
+}
+
+// weights[i] = exp((x[i] - most) / temperature): the probabilities but for their common factor
+void sample_weights(float* weights, const float* x, int64_t n, float most, float temperature) {
+  map(
+      weights, n, [m = set(most), t = set(temperature)](Vec v) { return exp(hn::Div(hn::Sub(v, m), t)); }, x);
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(row_maximum);
+HWY_EXPORT(sum_exp);
+HWY_EXPORT(sample_weights);
+
+namespace {
+
+enum SampleInput { kLogits, kTemperature, kTopK, kTopP, kMinP, kSeed, kPosition };
+
+// What one worker needs for a row of `vocab` logits.
+struct RowScratch {
+  uint64_t* keys;      // [vocab]
+  double* block_sums;  // [ceil(vocab / kSumBlock)]
+  float* weights;      // [vocab]
+};
+
+int64_t row_scratch_bytes(int64_t vocab) {
+  return round_up(8 * vocab, 64) + round_up(8 * ceil_div(vocab, kSumBlock), 64) + round_up(4 * vocab, 64);
+}
+
+RowScratch row_scratch(void* scratch, int worker, int64_t vocab) {
+  std::byte* base = static_cast<std::byte*>(scratch) + worker * row_scratch_bytes(vocab);
+  std::byte* sums = base + round_up(8 * vocab, 64);
+  std::byte* weights = sums + round_up(8 * ceil_div(vocab, kSumBlock), 64);
+  return {reinterpret_cast<uint64_t*>(base), reinterpret_cast<double*>(sums), reinterpret_cast<float*>(weights)};
+}
+
+// Ascending keys are falling logits and, where those are equal, rising indices.
+uint64_t order_key(float logit, int64_t index) {
+  const uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);  // -0 becomes +0
+  const uint32_t rising = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  return uint64_t{~rising} << 32 | static_cast<uint64_t>(index);
+}
+
+int64_t key_index(uint64_t key) { return static_cast<int64_t>(key & 0xffffffffu); }
+
+// The key of the last token, in falling order, that top_k and top_p keep.
+uint64_t last_kept_key(const RowScratch& s, const float* logits, int64_t vocab, int64_t top_k, float top_p) {
+  for (int64_t i = 0; i < vocab; ++i) s.keys[i] = order_key(logits[i], i);
+  int64_t kept = vocab;
+
+  // 1. top_k: the k smallest keys come first, in any order.
+  if (top_k > 0 && top_k < vocab) {
+    std::nth_element(s.keys, s.keys + (top_k - 1), s.keys + vocab);
+    kept = top_k;
+  }
+  if (top_p >= 1.0f) return *std::max_element(s.keys, s.keys + kept);
+
+  // 2. top_p: sort a prefix, and a longer one while the sum is not reached.
+  double total = 0;
+  for (int64_t i = 0; i < kept; ++i) total += s.weights[key_index(s.keys[i])];
+  const double wanted = static_cast<double>(top_p) * total;
+  double sum = 0;
+  for (int64_t sorted = 0, next = 64; sorted < kept; next *= 8) {
+    const int64_t end = std::min(kept, next);
+    if (end < kept) std::nth_element(s.keys + sorted, s.keys + end, s.keys + kept);
+    std::sort(s.keys + sorted, s.keys + end);
+    for (int64_t i = sorted; i < end; ++i) {
+      sum += s.weights[key_index(s.keys[i])];
+      if (sum >= wanted) return s.keys[i];
+    }
+    sorted = end;
+  }
+  return s.keys[kept - 1];
+}
+
+// The first kept token whose cumulated weight exceeds u * (sum of the kept weights).
+int64_t draw(const RowScratch& s, const float* logits, int64_t vocab, uint64_t last_key, bool all, float min_weight,
+             float u) {
+  const auto kept = [&](int64_t i) {
+    return s.weights[i] >= min_weight && (all || order_key(logits[i], i) <= last_key);
+  };
+  double total = 0;
+  for (int64_t begin = 0; begin < vocab; begin += kSumBlock) {
+    double block = 0;
+    for (int64_t i = begin; i < std::min(vocab, begin + kSumBlock); ++i)
+      if (kept(i)) block += s.weights[i];
+    s.block_sums[begin / kSumBlock] = block;
+    total += block;
+  }
+  const double wanted = static_cast<double>(u) * total;
+  double sum = 0;
+  int64_t last = 0;
+  for (int64_t begin = 0; begin < vocab; begin += kSumBlock) {
+    const double block = s.block_sums[begin / kSumBlock];
+    if (block == 0.0) continue;
+    double within = 0;
+    const bool here = sum + block > wanted;
+    for (int64_t i = begin; i < std::min(vocab, begin + kSumBlock); ++i) {
+      if (!kept(i) || s.weights[i] == 0.0f) continue;
+      last = i;
+      within += s.weights[i];
+      if (here && sum + within > wanted) return i;
+    }
+    sum += block;
+  }
+  return last;  // u * total rounded up to the sum itself
+}
+
+Verdict can_sample(const KernelRequest& r) {
+  return Requirements(r)
+      .f32("logits", r.inputs[kLogits])
+      .f32("temperature", r.inputs[kTemperature])
+      .one_of("top_k", r.inputs[kTopK], {DType::i32})
+      .f32("top_p", r.inputs[kTopP])
+      .f32("min_p", r.inputs[kMinP])
+      .one_of("seed", r.inputs[kSeed], {DType::i64})
+      .one_of("position", r.inputs[kPosition], {DType::i64})
+      .one_of("token", r.outputs[0], {DType::i32})
+      .f32("logprob", r.outputs[1])
+      .at_cost(40 * elements_of(r, r.inputs[kLogits]));
+}
+
+int64_t sample_scratch_bytes(const KernelRequest& r) {
+  return cpu_device(r).pool().num_threads() * row_scratch_bytes(r.inputs[kLogits].dim(1).bind(r.bounds));
+}
+
+void run_sample(const KernelCall& call) {
+  CpuDevice& device = cpu_device(call);
+  const int64_t rows = call.inputs[kLogits].shape[0], vocab = call.inputs[kLogits].shape[1];
+  const float* all_logits = elements<const float>(call.inputs[kLogits]);
+  const float* temperature = elements<const float>(call.inputs[kTemperature]);
+  const int32_t* top_k = elements<const int32_t>(call.inputs[kTopK]);
+  const float* top_p = elements<const float>(call.inputs[kTopP]);
+  const float* min_p = elements<const float>(call.inputs[kMinP]);
+  const int64_t* seed = elements<const int64_t>(call.inputs[kSeed]);
+  const int64_t* position = elements<const int64_t>(call.inputs[kPosition]);
+  int32_t* token = elements<int32_t>(call.outputs[0]);
+  float* logprob = elements<float>(call.outputs[1]);
+  const auto maximum = EADEM_CPU_DISPATCH(row_maximum, device.isa());
+  const auto sum = EADEM_CPU_DISPATCH(sum_exp, device.isa());
+  const auto weights = EADEM_CPU_DISPATCH(sample_weights, device.isa());
+
+  device.pool().parallel_for(rows, [&](int64_t row, int worker) {
+    const float* logits = all_logits + row * vocab;
+
+    // 1. The largest logit; a row that is not a distribution fails alone.
+    const RowMaximum most = maximum(logits, vocab);
+    if (most.has_nan || !std::isfinite(most.value)) {
+      token[row] = -1;
+      logprob[row] = std::numeric_limits<float>::quiet_NaN();
+      return;
+    }
+
+    // 2. The token.
+    int64_t chosen = most.index;
+    if (temperature[row] > 0.0f) {
+      const RowScratch s = row_scratch(call.scratch.data, worker, vocab);
+      weights(s.weights, logits, vocab, most.value, temperature[row]);
+      const bool all = (top_k[row] <= 0 || top_k[row] >= vocab) && top_p[row] >= 1.0f;
+      const uint64_t last_key = all ? 0 : last_kept_key(s, logits, vocab, top_k[row], top_p[row]);
+      const PhiloxBlock random = philox4x32(static_cast<uint64_t>(seed[row]), static_cast<uint64_t>(position[row]));
+      chosen = draw(s, logits, vocab, last_key, all, min_p[row], uniform_float(random.words[0]));
+    }
+
+    // 3. Its log-probability under the unmodified logits.
+    token[row] = static_cast<int32_t>(chosen);
+    logprob[row] =
+        static_cast<float>(static_cast<double>(logits[chosen] - most.value) - std::log(sum(logits, vocab, most.value)));
+  });
+}
+
+constexpr Kernel kSample{"cpu_select_prefix", Pass::inference, can_sample, run_sample, sample_scratch_bytes};
+
+}  // namespace
+
+KernelList sample_kernels() { return {&kSample}; }
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE
