@@ -7,7 +7,10 @@ set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 
 "$root/scripts/install.sh" run
-"$root/scripts/build.sh" release eadem
+# The tests need more packages, so that they are left out, unless scripts/test.sh configured the build with them.
+tests=OFF
+if grep -qs '^EADEM_TESTS:BOOL=ON' "$root/build/release/CMakeCache.txt"; then tests=ON; fi
+"$root/scripts/build.sh" release eadem -DEADEM_TESTS=$tests
 
 [[ $# -gt 0 ]] || set -- -p "Once upon a time"
 exec "$root/build/release/bin/eadem" run "$@"
