@@ -55,13 +55,6 @@ T get(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t att
   return value;
 }
 
-// The alignment that every row of `row_bytes` bytes has in a matrix that begins at a multiple of 16.
-uint32_t row_alignment(int64_t row_bytes) {
-  uint32_t alignment = 16;
-  while (row_bytes % alignment != 0) alignment /= 2;
-  return alignment;
-}
-
 }  // namespace
 
 // cuBLASLt is column-major. Read so, `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows].
@@ -109,8 +102,8 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem) {
   const Preference preference(created);
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_.size_bytes()));
-  const uint32_t in_alignment = row_alignment(problem.in * static_cast<int64_t>(dtype_size(problem.operands)));
-  const uint32_t out_alignment = row_alignment(problem.out * static_cast<int64_t>(dtype_size(problem.result)));
+  const uint32_t in_alignment = kAlignment;
+  const uint32_t out_alignment = static_cast<uint32_t>(row_alignment(problem.out, problem.result));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, in_alignment);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, in_alignment);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);

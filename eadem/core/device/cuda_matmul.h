@@ -43,10 +43,20 @@ class CudaMatmul {
   explicit CudaMatmul(Buffer workspace);
   ~CudaMatmul();
 
-  // Pointers are aligned to 16 bytes, or to the row size where that is less. Throws DeviceError.
+  // A row of x and weight is a multiple of kAlignment bytes. x, weight and bias begin at multiples of kAlignment bytes,
+  // y and residual at multiples of row_alignment. Throws DeviceError.
   void run(const CudaMatmulProblem& problem, const CudaMatmulCall& call, cudaStream_t stream);
 
   static constexpr int64_t kHeuristicRows = 64;
+  static constexpr int64_t kAlignment = 16;
+
+  // The alignment, up to kAlignment, that every row of `width` elements has in a matrix that begins at a multiple of
+  // kAlignment.
+  static constexpr int64_t row_alignment(int64_t width, DType dtype) {
+    int64_t alignment = kAlignment;
+    while (width * static_cast<int64_t>(dtype_size(dtype)) % alignment != 0) alignment /= 2;
+    return alignment;
+  }
 
  private:
   struct Plan;

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "eadem/core/function_ref.h"
 #include "eadem/core/isa.h"
 #include "eadem/core/tensor.h"
 
@@ -46,6 +47,9 @@ class Device {
   // True if the host may read and write the device's memory through plain pointers.
   virtual bool host_accessible() const = 0;
 
+  // The dtype in which this device's kernels compute activations at their best speed.
+  virtual DType preferred_activations() const { return DType::f32; }
+
   // Uninitialized memory, at least 64-byte aligned. Throws OutOfMemory with the sizes asked for and free.
   virtual Buffer allocate(int64_t size_bytes) = 0;
 
@@ -55,6 +59,12 @@ class Device {
   virtual void copy(void* dst, const void* src, int64_t size_bytes) = 0;  // within the device
   virtual void fill_zero(void* dst, int64_t size_bytes) = 0;
   virtual void synchronize() = 0;
+
+  // Host work in parallel where the device brings host threads with it (the CPU), else in order. For loading and
+  // packing; not a kernel. Tasks must not throw.
+  virtual void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t index)> task) {
+    for (int64_t index = 0; index < num_tasks; ++index) task(index);
+  }
 };
 
 struct DeviceOptions {

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HardwareConfig: what a module wants of the hardware it runs on, in typed leaves that remember who set them.
+//
+// Precedence, leaf by leaf, is the order of Origin. A device may refuse a value with a reason (its kernels do, when
+// they are chosen); nothing ever replaces one silently.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/core/dtype.h"
+
+namespace eadem {
+
+// Who set a leaf, weakest first.
+enum class Origin : uint8_t {
+  generic_default,
+  mode_default,  // performance or accuracy, for this device and model size
+  model_policy,  // layer x role
+  module_override,
+  checkpoint,  // the encoding stored in the model's files
+  explicit_argument,
+};
+
+std::string_view origin_name(Origin origin);
+
+// What a configuration is tuned for.
+enum class HardwareMode : uint8_t { performance, accuracy };
+
+std::string_view hardware_mode_name(HardwareMode mode);
+HardwareMode hardware_mode_from_name(std::string_view name);  // throws InvalidArgument
+
+template <typename T>
+struct Leaf {
+  T value;
+  Origin origin = Origin::generic_default;
+  std::string set_by = "eadem";  // the file, flag or module
+
+  // Takes `new_value` unless someone stronger has set the leaf.
+  void set(const T& new_value, Origin by_origin, std::string by) {
+    if (by_origin < origin) return;
+    value = new_value;
+    origin = by_origin;
+    set_by = std::move(by);
+  }
+};
+
+struct HardwareConfig {
+  struct Precision {
+    Leaf<DType> weights{DType::f32};
+    Leaf<DType> activations{DType::f32};
+    Leaf<DType> kv_cache{DType::f32};
+  };
+  struct Compute {
+    Leaf<bool> fuse_gated_activation{true};  // gate and up products with the activation in one sweep
+    Leaf<bool> fuse_residual{true};          // residual additions into products and norms
+    Leaf<bool> fuse_rope_append{true};       // keys are rotated on their way into the cache
+  };
+  struct Memory {
+    Leaf<int64_t> kv_block_size{16};  // tokens per block of a paged cache
+  };
+  Precision precision;
+  Compute compute;
+  Memory memory;
+};
+
+// Values for some leaves; the rest is left alone.
+struct HardwareOverrides {
+  std::optional<DType> weights, activations, kv_cache;
+  std::optional<bool> fuse_gated_activation, fuse_residual, fuse_rope_append;
+  std::optional<int64_t> kv_block_size;
+
+  // Applies every value that is set, under the rules of precedence.
+  void apply_to(HardwareConfig& config, Origin origin, const std::string& set_by) const;
+};
+
+// One leaf as text, for `explain`: {"precision.weights", "bf16", "checkpoint", "model.safetensors"}.
+struct LeafText {
+  std::string path;
+  std::string value;
+  Origin origin;
+  std::string set_by;
+};
+
+std::vector<LeafText> leaves(const HardwareConfig& config);
+
+// The leaves whose values differ, as "precision.weights: bf16 (checkpoint, model.safetensors) | f32 (…)" lines.
+std::string diff(const HardwareConfig& a, const HardwareConfig& b);
+
+}  // namespace eadem

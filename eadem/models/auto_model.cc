@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/auto_model.h"
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <numbers>
+#include <set>
+
+#include "eadem/core/philox.h"
+#include "eadem/models/llama.h"
+
+namespace eadem::models {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Which architecture a file states. One entry per model file; the list is the registry.
+struct ArchitectureRequest {
+  std::string model_type;
+};
+
+struct Architecture {
+  std::string_view name;
+  Verdict (*can_handle)(const ArchitectureRequest& request);
+  std::shared_ptr<const Model> (*from_json)(const io::JsonReader& config);
+  std::shared_ptr<const Model> (*from_gguf)(const io::GgufFile& file);
+};
+
+constexpr Architecture kLlama = {"llama",
+                                 [](const ArchitectureRequest& request) {
+                                   for (std::string_view type : {"llama", "mistral", "qwen2", "qwen3"})
+                                     if (request.model_type == type) return Verdict::yes(0.0);
+                                   return Verdict::no("serves model types llama, mistral, qwen2, qwen3");
+                                 },
+                                 [](const io::JsonReader& config) -> std::shared_ptr<const Model> {
+                                   return std::make_shared<Llama>(LlamaConfig::from_json(config));
+                                 },
+                                 [](const io::GgufFile& file) -> std::shared_ptr<const Model> {
+                                   return std::make_shared<Llama>(LlamaConfig::from_gguf(file));
+                                 }};
+
+constexpr const Architecture* kArchitectures[] = {&kLlama};
+
+const Architecture& find_architecture(const std::string& model_type, const std::string& source) {
+  Decision decision{fmt::format("model type '{}'", model_type), {}, {}};
+  const Architecture* architecture =
+      select(std::span<const Architecture* const>(kArchitectures), ArchitectureRequest{model_type}, decision);
+  if (architecture == nullptr)
+    throw Unsupported("{}: no architecture here is of model type '{}':\n{}", source, model_type, to_string(decision));
+  return *architecture;
+}
+
+DType most_common_dtype(const io::WeightSource& weights) {
+  std::map<DType, int64_t> bytes;
+  for (const io::WeightInfo& info : weights.tensors())
+    if (info.dtype && is_floating(*info.dtype) && info.shape.rank() >= 2) bytes[*info.dtype] += info.size_bytes;
+  DType best = DType::f32;
+  int64_t most = 0;
+  for (const auto& [dtype, total] : bytes)
+    if (total > most) {
+      best = dtype;
+      most = total;
+    }
+  return best == DType::f64 ? DType::f32 : best;
+}
+
+// FNV-1a: a parameter's stream must not depend on which other parameters there are.
+uint64_t hash_of(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+// Normal values by Box & Muller 1958, two per Philox block half.
+void fill_normal(float* data, int64_t count, uint64_t seed, uint64_t stream, double stddev) {
+  for (int64_t i = 0; i < count; i += 4) {
+    const PhiloxBlock block = philox4x32(seed, static_cast<uint64_t>(i / 4), stream);
+    for (int pair = 0; pair < 2; ++pair) {
+      const double u1 = 1.0 - uniform_float(block.words[2 * pair]);  // (0, 1]
+      const double u2 = uniform_float(block.words[2 * pair + 1]);
+      const double radius = stddev * std::sqrt(-2 * std::log(u1)), angle = 2 * std::numbers::pi * u2;
+      if (i + 2 * pair < count) data[i + 2 * pair] = static_cast<float>(radius * std::cos(angle));
+      if (i + 2 * pair + 1 < count) data[i + 2 * pair + 1] = static_cast<float>(radius * std::sin(angle));
+    }
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Model> model_from_config(const io::JsonReader& config) {
+  if (!config.has("model_type")) config.fail("model_type", "a string naming the architecture");
+  return find_architecture(config.string("model_type"), config.file()).from_json(config);
+}
+
+std::shared_ptr<const Model> model_from_config(const std::string& path) {
+  const std::string file = fs::is_directory(path) ? (fs::path(path) / "config.json").string() : path;
+  return model_from_config(io::JsonReader::read(file));
+}
+
+Checkpoint open_checkpoint(const std::string& path) {
+  Checkpoint checkpoint{path, nullptr, io::open_weights(path), {}};
+  if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get())) {
+    checkpoint.config_path = gguf->path();
+    checkpoint.model = find_architecture(gguf->string("general.architecture"), gguf->path()).from_gguf(*gguf);
+  } else {
+    const fs::path folder = fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path();
+    checkpoint.config_path = (folder / "config.json").string();
+    checkpoint.model = model_from_config(checkpoint.config_path);
+  }
+  return checkpoint;
+}
+
+modules::ModelSpec spec_of(const Checkpoint& checkpoint) {
+  modules::ModelSpec spec = checkpoint.model->spec();
+  if (checkpoint.weights != nullptr) {
+    spec.checkpoint_dtype = most_common_dtype(*checkpoint.weights);
+    spec.checkpoint_source = checkpoint.weights->path();
+  }
+  return spec;
+}
+
+void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkpoint,
+                  const std::function<void(int64_t, int64_t)>& progress) {
+  const io::WeightSource& weights = *checkpoint.weights;
+  int64_t total = 0, done = 0;
+  for (const io::WeightInfo& info : weights.tensors()) total += info.size_bytes;
+  std::set<std::string, std::less<>> used;
+  for (const std::string& name : parameters.names()) {
+    for (const std::string& candidate : checkpoint.model->checkpoint_names(name)) {
+      const io::WeightInfo* info = weights.find(candidate);
+      if (info == nullptr) continue;
+      parameters.load(name, weights.get(candidate).view, weights.path());
+      used.insert(candidate);
+      done += info->size_bytes;
+      if (progress) progress(done, total);
+      break;
+    }
+  }
+  parameters.require_all_loaded(weights.path());
+  for (const io::WeightInfo& info : weights.tensors())
+    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name))
+      throw DataCorrupted("{}: tensor '{}' {} {} is no parameter of the model that {} describes", weights.path(),
+                          info.name, info.type_name, to_string(info.shape), checkpoint.config_path);
+}
+
+void load_random(pipeline::ParameterStore& parameters, uint64_t seed, double stddev) {
+  for (const std::string& name : parameters.names()) {
+    const Shape shape = parameters.whole_shape(name);
+    Tensor values = Tensor::on_host(DType::f32, shape);
+    float* data = values.view.as<float>();
+    if (shape.rank() >= 2)
+      fill_normal(data, shape.num_elements(), seed, hash_of(name), stddev);
+    else
+      std::fill(data, data + shape.num_elements(), name.ends_with(".bias") ? 0.0f : 1.0f);
+    parameters.load(name, values.view, "random weights");
+  }
+}
+
+}  // namespace eadem::models

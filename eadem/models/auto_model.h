@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a path to a model: which architecture a config or GGUF file states, its typed configuration, its weights.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "eadem/io/weights.h"
+#include "eadem/models/model.h"
+#include "eadem/pipeline/parameter_store.h"
+
+namespace eadem::models {
+
+// A model and where it comes from.
+struct Checkpoint {
+  std::string path;  // as given
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<const io::WeightSource> weights;  // null when only a config was read
+  std::string config_path;                          // config.json or the .gguf
+};
+
+// `path`: a directory in Hugging Face layout, a .safetensors with its config.json beside it, or a .gguf. Throws
+// NotFound, DataCorrupted, or Unsupported: an architecture that is none of ours, with each refusal, or a key that is
+// not honoured.
+Checkpoint open_checkpoint(const std::string& path);
+
+// The model that a config.json (or the directory around one) describes, without weights.
+std::shared_ptr<const Model> model_from_config(const std::string& path);
+std::shared_ptr<const Model> model_from_config(const io::JsonReader& config);
+
+// The model's spec, with the dtype in which its checkpoint stores most of the weights.
+modules::ModelSpec spec_of(const Checkpoint& checkpoint);
+
+// Fills every parameter of the store. Throws NotFound or InvalidArgument naming file, tensor and both shapes; also when
+// the file holds tensors that the model does not have. `progress(done, total)` in bytes, may be empty.
+void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkpoint,
+                  const std::function<void(int64_t done, int64_t total)>& progress = {});
+
+// Fills every parameter with values that depend on `seed` and the parameter's name alone: matrices normal with standard
+// deviation `stddev`, vectors one for norms and zero for biases. For benchmarks and for training from scratch.
+void load_random(pipeline::ParameterStore& parameters, uint64_t seed, double stddev);
+
+}  // namespace eadem::models

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The graphs that engines and trainers compile: a model between the inputs and outputs of a step.
+#pragma once
+
+#include "eadem/models/model.h"
+
+namespace eadem::models {
+
+// Everything a graph of a model depends on besides the model.
+struct GraphOptions {
+  const Device* device = nullptr;
+  const modules::AutoHardwareConfig* hardware = nullptr;
+  modules::CacheSpec cache;
+  int num_ranks = 1;
+};
+
+struct BuiltGraph {
+  pipeline::Graph graph;
+  std::vector<Decision> decisions;  // of the factories
+};
+
+// Serving. Inputs: token_ids, positions [tokens] i32, query_start [sequences+1], kv_length [sequences], block_table
+// [sequences, max_blocks] i32, slots [tokens] i64, logit_rows [logit_rows] i32, and those of modules::Sampling.
+// Outputs: hidden [tokens, hidden], logits [logit_rows, vocab] f32, token and logprob [logit_rows].
+// States: model.layers.N.self_attn.{k,v}_cache.
+BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options);
+
+// Training and scoring without a cache. Inputs: token_ids, positions, labels [tokens] i32 (negative: ignored),
+// query_start, kv_length. Output: loss [tokens] f32.
+BuiltGraph build_training_graph(const Model& model, const GraphOptions& options);
+
+}  // namespace eadem::models

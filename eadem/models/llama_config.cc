@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/llama_config.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace eadem::models {
+
+namespace {
+
+using kernels::ActivationKind;
+using modules::RopeScaling;
+
+constexpr int64_t kMaxExtent = int64_t{1} << 31;
+constexpr int64_t kMaxLayers = 4096;
+
+struct ActivationName {
+  std::string_view name;
+  ActivationKind kind;
+};
+constexpr ActivationName kActivationNames[] = {{"silu", ActivationKind::silu},
+                                               {"swish", ActivationKind::silu},
+                                               {"gelu", ActivationKind::gelu},
+                                               {"gelu_new", ActivationKind::gelu_tanh},
+                                               {"gelu_pytorch_tanh", ActivationKind::gelu_tanh},
+                                               {"relu", ActivationKind::relu},
+                                               {"relu2", ActivationKind::relu2}};
+
+ActivationKind activation_of(const io::JsonReader& config) {
+  const std::string name = config.optional_string("hidden_act").value_or("silu");
+  for (const ActivationName& known : kActivationNames)
+    if (known.name == name) return known.kind;
+  throw Unsupported("{}: 'hidden_act' is \"{}\"; known are silu, swish, gelu, gelu_new, gelu_pytorch_tanh, relu, relu2",
+                    config.file(), name);
+}
+
+std::string_view activation_name(ActivationKind kind) {
+  for (const ActivationName& known : kActivationNames)
+    if (known.kind == kind) return known.name;
+  return "?";
+}
+
+// `rope_parameters` (transformers 5) or `rope_scaling` with a top-level `rope_theta` (before).
+void read_rope(const io::JsonReader& config, LlamaConfig& result) {
+  result.rope_theta = config.optional_number("rope_theta", 1.0, 1e12).value_or(10000.0);
+  std::optional<io::JsonReader> rope = config.optional_object("rope_parameters");
+  const std::optional<io::JsonReader> scaling = config.optional_object("rope_scaling");
+  if (rope && scaling && !(rope->value() == scaling->value()))
+    throw DataCorrupted("{}: 'rope_parameters' and 'rope_scaling' disagree", config.file());
+  if (!rope) rope = scaling;
+  if (!rope) return;
+  if (scaling) scaling->ignore("type");
+  if (const auto theta = rope->optional_number("rope_theta", 1.0, 1e12)) result.rope_theta = *theta;
+  const std::optional<std::string> new_key = rope->optional_string("rope_type"),
+                                   old_key = rope->optional_string("type");
+  if (new_key && old_key && *new_key != *old_key)
+    throw DataCorrupted("{}: rope scaling has 'rope_type' \"{}\" and 'type' \"{}\"", config.file(), *new_key, *old_key);
+  const std::string type = new_key ? *new_key : old_key.value_or("default");
+  RopeScaling& s = result.rope_scaling;
+  const auto original_positions = [&](bool required) {
+    const auto value = rope->optional_integer("original_max_position_embeddings", 1, kMaxExtent);
+    if (!value && required) rope->fail("original_max_position_embeddings", "an integer, which llama3 scaling needs");
+    return static_cast<double>(value.value_or(result.max_position_embeddings));
+  };
+  if (type == "default") return;
+  s.factor = rope->number("factor", 1.0, 1e6);
+  if (type == "linear") {
+    s.kind = RopeScaling::Kind::linear;
+  } else if (type == "llama3") {
+    s.kind = RopeScaling::Kind::llama3;
+    s.original_max_positions = original_positions(true);
+    s.low_freq_factor = rope->number("low_freq_factor", 1e-6, 1e6);
+    s.high_freq_factor = rope->number("high_freq_factor", 1e-6, 1e6);
+    if (s.high_freq_factor <= s.low_freq_factor)
+      rope->fail("high_freq_factor", fmt::format("a number above low_freq_factor {}", s.low_freq_factor));
+  } else if (type == "yarn") {
+    s.kind = RopeScaling::Kind::yarn;
+    s.original_max_positions = original_positions(false);
+    s.beta_fast = rope->optional_number("beta_fast", 1e-6, 1e6).value_or(32.0);
+    s.beta_slow = rope->optional_number("beta_slow", 1e-6, 1e6).value_or(1.0);
+    s.attention_factor = rope->optional_number("attention_factor", 1e-6, 1e6);
+    s.mscale = rope->optional_number("mscale", 0.0, 1e6);
+    s.mscale_all_dim = rope->optional_number("mscale_all_dim", 0.0, 1e6);
+    s.truncate = rope->optional_boolean("truncate").value_or(true);
+  } else {
+    throw Unsupported("{}: rope scaling of type \"{}\"; known are default, linear, llama3, yarn", config.file(), type);
+  }
+}
+
+// Windows per layer from `layer_types`, or from the switches that older configs have.
+void read_windows(const io::JsonReader& config, LlamaConfig& result) {
+  const bool qwen = result.model_type == "qwen2" || result.model_type == "qwen3";
+  std::optional<int64_t> window = config.optional_integer("sliding_window", 1, kMaxExtent);
+  // The default of Hugging Face's MistralConfig when the key is absent; null means none.
+  if (result.model_type == "mistral" && !window && config.value().find("sliding_window") == nullptr) window = 4096;
+  const bool use_window = config.optional_boolean("use_sliding_window").value_or(!qwen);
+  const int64_t first_windowed = config.optional_integer("max_window_layers", 0, kMaxExtent).value_or(qwen ? 28 : 0);
+  const bool windowed = window && use_window && (qwen || result.model_type == "mistral");
+  if (window && !qwen && result.model_type != "mistral")
+    throw Unsupported("{}: 'sliding_window' is {}; models of type {} have none", config.file(), *window,
+                      result.model_type);
+  result.layer_windows.assign(static_cast<size_t>(result.num_hidden_layers), 0);
+  if (config.has("layer_types")) {
+    const std::vector<std::string> types = config.strings("layer_types");
+    if (types.size() != result.layer_windows.size())
+      config.fail("layer_types", fmt::format("{} entries, one per layer", result.num_hidden_layers));
+    for (size_t layer = 0; layer < types.size(); ++layer) {
+      if (types[layer] == "sliding_attention" && !window)
+        config.fail("sliding_window", "an integer, because 'layer_types' has \"sliding_attention\"");
+      if (types[layer] != "sliding_attention" && types[layer] != "full_attention")
+        config.fail("layer_types", "only \"full_attention\" and \"sliding_attention\"");
+      result.layer_windows[layer] = types[layer] == "sliding_attention" ? *window : 0;
+    }
+  } else if (windowed) {
+    for (int64_t layer = first_windowed; layer < result.num_hidden_layers; ++layer)
+      result.layer_windows[static_cast<size_t>(layer)] = *window;
+  }
+}
+
+// Keys that say how the file was made, how training was done or what a Python class defaults to: no meaning for the
+// model.
+constexpr std::string_view kIgnoredKeys[] = {
+    "architectures",        "transformers_version", "_name_or_path",     "use_cache",
+    "initializer_range",    "pad_token_id",         "model_type",        "torchscript",
+    "_commit_hash",         "is_llama_config",      "unsloth_fixed",     "auto_map",
+    "task_specific_params", "return_dict",          "output_attentions", "output_hidden_states"};
+
+// Switches of transformers that we honour at one value only.
+void require_fixed_values(const io::JsonReader& config) {
+  if (const auto dropout = config.optional_number("attention_dropout", 0.0, 1.0); dropout.value_or(0.0) != 0.0)
+    throw Unsupported("{}: 'attention_dropout' is {}; only 0 is honoured", config.file(), *dropout);
+  if (const auto parallel = config.optional_integer("pretraining_tp", 0); parallel.value_or(1) > 1)
+    throw Unsupported("{}: 'pretraining_tp' is {}; only 1 is honoured", config.file(), *parallel);
+  if (config.optional_boolean("rope_interleaved").value_or(false))
+    throw Unsupported("{}: 'rope_interleaved' is true; only false is honoured", config.file());
+}
+
+}  // namespace
+
+LlamaConfig LlamaConfig::from_json(const io::JsonReader& config) {
+  LlamaConfig result;
+  result.model_type = config.string("model_type");
+  result.vocab_size = config.integer("vocab_size", 1, kMaxExtent);
+  result.hidden_size = config.integer("hidden_size", 1, kMaxExtent);
+  result.intermediate_size = config.integer("intermediate_size", 1, kMaxExtent);
+  result.num_hidden_layers = config.integer("num_hidden_layers", 1, kMaxLayers);
+  result.num_attention_heads = config.integer("num_attention_heads", 1, 65536);
+  result.num_key_value_heads =
+      config.optional_integer("num_key_value_heads", 1, 65536).value_or(result.num_attention_heads);
+  result.head_dim =
+      config.optional_integer("head_dim", 1, 65536).value_or(result.hidden_size / result.num_attention_heads);
+  result.max_position_embeddings = config.integer("max_position_embeddings", 1, kMaxExtent);
+  result.rms_norm_eps = config.optional_number("rms_norm_eps", 0.0, 1.0).value_or(1e-6);
+  result.hidden_act = activation_of(config);
+  read_rope(config, result);
+  const double partial = config.optional_number("partial_rotary_factor", 1e-6, 1.0).value_or(1.0);
+  result.rotary_dim = static_cast<int64_t>(static_cast<double>(result.head_dim) * partial);
+  const bool qwen2 = result.model_type == "qwen2";
+  result.attention_bias = config.optional_boolean("attention_bias").value_or(qwen2);
+  result.attention_out_bias = result.attention_bias && !qwen2;
+  result.mlp_bias = config.optional_boolean("mlp_bias").value_or(false);
+  result.qk_norm = result.model_type == "qwen3";
+  result.tie_word_embeddings = config.optional_boolean("tie_word_embeddings").value_or(false);
+  read_windows(config, result);
+  if (config.has("bos_token_id")) result.bos_token_id = config.integers("bos_token_id", 0, kMaxExtent);
+  if (config.has("eos_token_id")) result.eos_token_id = config.integers("eos_token_id", 0, kMaxExtent);
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (const auto name = config.optional_string(key)) {
+      if (*name == "float32") result.checkpoint_dtype = DType::f32;
+      if (*name == "bfloat16") result.checkpoint_dtype = DType::bf16;
+      if (*name == "float16") result.checkpoint_dtype = DType::f16;
+    }
+  if (config.has("quantization_config"))
+    throw Unsupported("{}: 'quantization_config' is present; quantized checkpoints are not read yet", config.file());
+  require_fixed_values(config);
+  for (std::string_view key : kIgnoredKeys) config.ignore(key);
+  if (const std::vector<std::string> unread = config.unread_keys(); !unread.empty()) {
+    std::string names;
+    for (const std::string& key : unread) names += (names.empty() ? "'" : ", '") + key + "'";
+    throw Unsupported("{}: {} not honoured: {}", config.file(), unread.size() == 1 ? "a key is" : "keys are", names);
+  }
+  result.validate(config.file());
+  return result;
+}
+
+LlamaConfig LlamaConfig::from_gguf(const io::GgufFile& file) {
+  LlamaConfig result;
+  result.gguf_names = true;
+  result.model_type = file.string("general.architecture");
+  const std::string prefix = result.model_type + ".";
+  const auto key = [&](const char* name) { return prefix + name; };
+  const auto number = [&](const char* name) { return file.optional_number(key(name)); };
+  const io::WeightInfo* embedding = file.find("token_embd.weight");
+  if (embedding == nullptr || embedding->shape.rank() != 2)
+    throw DataCorrupted("{}: no matrix 'token_embd.weight'", file.path());
+  result.vocab_size = embedding->shape[0];
+  result.hidden_size = file.integer(key("embedding_length"), 1, kMaxExtent);
+  result.intermediate_size = file.integer(key("feed_forward_length"), 1, kMaxExtent);
+  result.num_hidden_layers = file.integer(key("block_count"), 1, kMaxLayers);
+  result.num_attention_heads = file.integer(key("attention.head_count"), 1, 65536);
+  result.num_key_value_heads =
+      file.optional_integer(key("attention.head_count_kv"), 1, 65536).value_or(result.num_attention_heads);
+  result.head_dim = file.optional_integer(key("attention.key_length"), 1, 65536)
+                        .value_or(result.hidden_size / result.num_attention_heads);
+  if (const auto value_dim = file.optional_integer(key("attention.value_length"), 1, 65536);
+      value_dim.value_or(result.head_dim) != result.head_dim)
+    throw Unsupported("{}: '{}' is {} but keys have {}", file.path(), key("attention.value_length"), *value_dim,
+                      result.head_dim);
+  result.max_position_embeddings = file.integer(key("context_length"), 1, kMaxExtent);
+  result.rms_norm_eps = file.number(key("attention.layer_norm_rms_epsilon"));
+  result.rope_theta = number("rope.freq_base").value_or(10000.0);
+  result.rotary_dim = file.optional_integer(key("rope.dimension_count"), 1, 65536).value_or(result.head_dim);
+  // GGUF conversions of Llama and Mistral permute q and k to the original interleaved layout; those of Qwen do not.
+  result.rope_style = result.model_type == "llama" ? kernels::RopeStyle::interleaved : kernels::RopeStyle::rotate_half;
+  if (const auto type = file.optional_string(key("rope.scaling.type")); type && *type != "none") {
+    RopeScaling& s = result.rope_scaling;
+    s.factor = number("rope.scaling.factor").value_or(1.0);
+    s.original_max_positions =
+        static_cast<double>(file.optional_integer(key("rope.scaling.original_context_length"), 1, kMaxExtent)
+                                .value_or(result.max_position_embeddings));
+    if (*type == "linear")
+      s.kind = RopeScaling::Kind::linear;
+    else if (*type == "yarn")
+      s.kind = RopeScaling::Kind::yarn;
+    else
+      throw Unsupported("{}: '{}' is \"{}\"; known are none, linear, yarn", file.path(), key("rope.scaling.type"),
+                        *type);
+    if (const auto factor = number("rope.scaling.attn_factor")) s.attention_factor = *factor;
+  }
+  if (file.find("rope_freqs.weight") != nullptr) {
+    const Tensor divisors = converted_on_host(file.get("rope_freqs.weight").view, DType::f32);
+    result.rope_divisors.assign(divisors.view.as<float>(), divisors.view.as<float>() + divisors.view.num_elements());
+  }
+  result.attention_bias = file.find("blk.0.attn_q.bias") != nullptr;
+  result.attention_out_bias = file.find("blk.0.attn_output.bias") != nullptr;
+  result.mlp_bias = file.find("blk.0.ffn_gate.bias") != nullptr;
+  result.qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
+  result.tie_word_embeddings = file.find("output.weight") == nullptr;
+  const int64_t window = file.optional_integer(key("attention.sliding_window"), 0, kMaxExtent).value_or(0);
+  result.layer_windows.assign(static_cast<size_t>(result.num_hidden_layers), window);
+  if (const auto bos = file.optional_integer("tokenizer.ggml.bos_token_id", 0, UINT32_MAX))
+    result.bos_token_id = {*bos};
+  if (const auto eos = file.optional_integer("tokenizer.ggml.eos_token_id", 0, UINT32_MAX))
+    result.eos_token_id = {*eos};
+
+  constexpr std::string_view kKnown[] = {"embedding_length",
+                                         "feed_forward_length",
+                                         "block_count",
+                                         "attention.head_count",
+                                         "attention.head_count_kv",
+                                         "attention.key_length",
+                                         "attention.value_length",
+                                         "context_length",
+                                         "attention.layer_norm_rms_epsilon",
+                                         "rope.freq_base",
+                                         "rope.dimension_count",
+                                         "rope.scaling.type",
+                                         "rope.scaling.factor",
+                                         "rope.scaling.original_context_length",
+                                         "rope.scaling.attn_factor",
+                                         "rope.scaling.finetuned",
+                                         "attention.sliding_window",
+                                         "vocab_size"};
+  for (const auto& [name, value] : file.metadata())
+    if (name.starts_with(prefix) && std::find(std::begin(kKnown), std::end(kKnown),
+                                              std::string_view(name).substr(prefix.size())) == std::end(kKnown))
+      throw Unsupported("{}: metadata '{}' is not honoured", file.path(), name);
+  result.validate(file.path());
+  return result;
+}
+
+void LlamaConfig::validate(const std::string& source) const {
+  const auto require = [&](bool condition, const std::string& message) {
+    if (!condition) throw InvalidArgument("{}: {}", source, message);
+  };
+  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"vocab_size", vocab_size},
+                                    {"hidden_size", hidden_size},
+                                    {"intermediate_size", intermediate_size},
+                                    {"num_hidden_layers", num_hidden_layers},
+                                    {"num_attention_heads", num_attention_heads},
+                                    {"num_key_value_heads", num_key_value_heads},
+                                    {"head_dim", head_dim},
+                                    {"max_position_embeddings", max_position_embeddings}})
+    require(value > 0, fmt::format("{} is {}; expected at least 1", name, value));
+  require(num_attention_heads % num_key_value_heads == 0,
+          fmt::format("{} attention heads do not divide into {} key-value heads", num_attention_heads,
+                      num_key_value_heads));
+  require(rotary_dim > 0 && rotary_dim <= head_dim && rotary_dim % 2 == 0,
+          fmt::format("{} of {} head dimensions are rotated; expected an even number up to head_dim", rotary_dim,
+                      head_dim));
+  require(rope_divisors.empty() || static_cast<int64_t>(rope_divisors.size()) == rotary_dim / 2,
+          fmt::format("{} rope divisors for {} pairs", rope_divisors.size(), rotary_dim / 2));
+  for (double divisor : rope_divisors)
+    require(std::isfinite(divisor) && divisor > 0, fmt::format("a rope divisor is {}", divisor));
+  require(rms_norm_eps >= 0 && std::isfinite(rms_norm_eps), fmt::format("rms_norm_eps is {}", rms_norm_eps));
+  require(rope_theta >= 1 && std::isfinite(rope_theta), fmt::format("rope_theta is {}", rope_theta));
+  require(layer_windows.size() == static_cast<size_t>(num_hidden_layers),
+          fmt::format("{} attention windows for {} layers", layer_windows.size(), num_hidden_layers));
+  // Every weight matrix stays far inside 64-bit sizes.
+  constexpr double kMaxElements = 1e15;
+  const double widest = static_cast<double>(std::max({vocab_size, intermediate_size, num_attention_heads * head_dim}));
+  require(widest * static_cast<double>(hidden_size) < kMaxElements,
+          fmt::format("a weight of {} x {}", widest, hidden_size));
+  for (const auto& [name, ids] : {std::pair<const char*, const std::vector<int64_t>&>{"bos_token_id", bos_token_id},
+                                  {"eos_token_id", eos_token_id}})
+    for (int64_t id : ids)
+      require(id >= 0 && id < vocab_size, fmt::format("{} {} is outside the vocabulary of {}", name, id, vocab_size));
+}
+
+int64_t LlamaConfig::num_parameters() const {
+  const int64_t q = num_attention_heads * head_dim, kv = kv_dim();
+  const int64_t attention = hidden_size * (2 * q + 2 * kv) + (attention_bias ? q + 2 * kv : 0) +
+                            (attention_out_bias ? hidden_size : 0) + (qk_norm ? 2 * head_dim : 0);
+  const int64_t mlp = 3 * hidden_size * intermediate_size + (mlp_bias ? 2 * intermediate_size + hidden_size : 0);
+  return vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2) +
+         num_hidden_layers * (attention + mlp + 2 * hidden_size) + hidden_size;
+}
+
+io::JsonValue LlamaConfig::to_json() const {
+  EADEM_CHECK(rope_style == kernels::RopeStyle::rotate_half && rope_divisors.empty(),
+              "config.json cannot state an interleaved rope or rope divisors");
+  const auto ids = [](const std::vector<int64_t>& values) {
+    if (values.size() == 1) return io::JsonValue(values[0]);
+    io::JsonValue list = io::JsonValue::array();
+    for (int64_t value : values) list.push_back(value);
+    return list;
+  };
+  io::JsonValue json = io::JsonValue::object();
+  const std::string architecture = model_type == "mistral" ? "MistralForCausalLM"
+                                   : model_type == "qwen2" ? "Qwen2ForCausalLM"
+                                   : model_type == "qwen3" ? "Qwen3ForCausalLM"
+                                                           : "LlamaForCausalLM";
+  json.set("architectures", io::JsonValue::array().push_back(architecture)).set("model_type", model_type);
+  json.set("vocab_size", vocab_size).set("hidden_size", hidden_size).set("intermediate_size", intermediate_size);
+  json.set("num_hidden_layers", num_hidden_layers).set("num_attention_heads", num_attention_heads);
+  json.set("num_key_value_heads", num_key_value_heads).set("head_dim", head_dim);
+  json.set("max_position_embeddings", max_position_embeddings).set("rms_norm_eps", rms_norm_eps);
+  json.set("hidden_act", std::string(activation_name(hidden_act))).set("rope_theta", rope_theta);
+  const RopeScaling& s = rope_scaling;
+  if (s.kind != RopeScaling::Kind::none) {
+    io::JsonValue rope = io::JsonValue::object();
+    rope.set("rope_type", s.kind == RopeScaling::Kind::linear   ? "linear"
+                          : s.kind == RopeScaling::Kind::llama3 ? "llama3"
+                                                                : "yarn");
+    rope.set("factor", s.factor);
+    if (s.kind != RopeScaling::Kind::linear)
+      rope.set("original_max_position_embeddings", static_cast<int64_t>(s.original_max_positions));
+    if (s.kind == RopeScaling::Kind::llama3)
+      rope.set("low_freq_factor", s.low_freq_factor).set("high_freq_factor", s.high_freq_factor);
+    if (s.kind == RopeScaling::Kind::yarn) {
+      rope.set("beta_fast", s.beta_fast).set("beta_slow", s.beta_slow).set("truncate", s.truncate);
+      if (s.attention_factor) rope.set("attention_factor", *s.attention_factor);
+      if (s.mscale) rope.set("mscale", *s.mscale);
+      if (s.mscale_all_dim) rope.set("mscale_all_dim", *s.mscale_all_dim);
+    }
+    json.set("rope_scaling", std::move(rope));
+  }
+  if (rotary_dim != head_dim)
+    json.set("partial_rotary_factor", static_cast<double>(rotary_dim) / static_cast<double>(head_dim));
+  if (model_type != "qwen2") json.set("attention_bias", attention_bias);
+  if (model_type == "llama") json.set("mlp_bias", mlp_bias);
+  json.set("tie_word_embeddings", tie_word_embeddings);
+  const int64_t window = layer_windows.empty() ? 0 : *std::max_element(layer_windows.begin(), layer_windows.end());
+  if (model_type != "llama") json.set("sliding_window", window > 0 ? io::JsonValue(window) : io::JsonValue(nullptr));
+  if (window > 0 && model_type != "llama") {
+    io::JsonValue types = io::JsonValue::array();
+    for (int64_t layer_window : layer_windows)
+      types.push_back(layer_window > 0 ? "sliding_attention" : "full_attention");
+    json.set("layer_types", std::move(types)).set("use_sliding_window", true);
+  }
+  if (!bos_token_id.empty()) json.set("bos_token_id", ids(bos_token_id));
+  if (!eos_token_id.empty()) json.set("eos_token_id", ids(eos_token_id));
+  if (checkpoint_dtype)
+    json.set("torch_dtype", *checkpoint_dtype == DType::bf16  ? "bfloat16"
+                            : *checkpoint_dtype == DType::f16 ? "float16"
+                                                              : "float32");
+  return json;
+}
+
+}  // namespace eadem::models

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The resolved hardware configuration of a whole model: each module's own defaults, collected, then overridden in order
+// of precedence (core/hardware_config.h).
+#pragma once
+
+#include <map>
+#include <string_view>
+#include <vector>
+
+#include "eadem/core/device/device.h"
+#include "eadem/core/hardware_config.h"
+#include "eadem/modules/model_spec.h"
+
+namespace eadem::modules {
+
+// What a module is in a model. Policies and configurations are per role.
+enum class Role : uint8_t { embedding, norm, attention, mlp, lm_head };
+inline constexpr Role kRoles[] = {Role::embedding, Role::norm, Role::attention, Role::mlp, Role::lm_head};
+
+std::string_view role_name(Role role);
+
+// A model's own wishes: `overrides` for layers [first_layer, last_layer] of a role.
+struct PolicyRule {
+  Role role;
+  int first_layer;
+  int last_layer;
+  HardwareOverrides overrides;
+};
+
+class AutoHardwareConfig {
+ public:
+  // Asks every module for its `default_hw_config` and applies, in order: the policy, the checkpoint's encoding, the
+  // explicit arguments (`explicit_by` names the flag or caller).
+  static AutoHardwareConfig from_model_spec(const ModelSpec& spec, const Device& device, HardwareMode mode,
+                                            const HardwareOverrides& explicit_arguments = {},
+                                            const std::string& explicit_by = "argument",
+                                            const std::vector<PolicyRule>& policy = {});
+
+  // `layer` -1: outside the layers.
+  const HardwareConfig& of(Role role, int layer = -1) const;
+
+  // Names of the fusions that the compute leaves of the roles switch off.
+  std::vector<std::string> disabled_fusions() const;
+
+  HardwareMode mode() const { return mode_; }
+
+ private:
+  HardwareMode mode_ = HardwareMode::performance;
+  std::map<std::pair<Role, int>, HardwareConfig> configs_;
+};
+
+}  // namespace eadem::modules

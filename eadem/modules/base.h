@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The base tier: modules that depend on no other module.
+#pragma once
+
+#include "eadem/modules/base/embedding.h"
+#include "eadem/modules/base/kv_cache_store.h"
+#include "eadem/modules/base/lm_head.h"
+#include "eadem/modules/base/rms_norm.h"
+#include "eadem/modules/base/rope.h"
+#include "eadem/modules/base/sampling.h"

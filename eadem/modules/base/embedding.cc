@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/modules/base/embedding.h"
+
+#include "eadem/modules/base/defaults.h"
+#include "eadem/ops/embedding.h"
+
+namespace eadem::modules {
+
+HardwareConfig Embedding::default_hw_config(const Device& device, HardwareMode mode, const ModelSpec&) {
+  return matrix_defaults(device, mode);
+}
+
+ValueId Embedding::build(BuildContext& context, ValueId token_ids) const {
+  const HardwareConfig& config = context.hardware.of(Role::embedding);
+  const ValueId weight = context.graph.add_parameter(context.graph.scoped_name("weight"),
+                                                     TensorType(config.precision.weights.value, {vocab_, hidden_}));
+  return context.graph.add1(
+      std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{config.precision.activations.value, vocab_}),
+      {weight, token_ids});
+}
+
+}  // namespace eadem::modules

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "eadem/modules/build_context.h"
+
+namespace eadem::modules {
+
+// hidden[t, :] = weight[token_ids[t], :]. Parameter: `weight` [vocab, hidden].
+class Embedding {
+ public:
+  Embedding(int64_t vocab, int64_t hidden) : vocab_(vocab), hidden_(hidden) {}
+
+  static HardwareConfig default_hw_config(const Device& device, HardwareMode mode, const ModelSpec& spec);
+
+  // The current scope names the module ("model.embed_tokens").
+  ValueId build(BuildContext& context, ValueId token_ids) const;
+
+ private:
+  int64_t vocab_;
+  int64_t hidden_;
+};
+
+}  // namespace eadem::modules

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "eadem/modules/build_context.h"
+
+namespace eadem::modules {
+
+// logits = hidden weight^T, f32. Parameter: `weight_name` [vocab, hidden], which tied models share with the embedding.
+class LmHead {
+ public:
+  LmHead(int64_t vocab, int64_t hidden, std::string weight_name, bool tied)
+      : vocab_(vocab), hidden_(hidden), weight_name_(std::move(weight_name)), tied_(tied) {}
+
+  static HardwareConfig default_hw_config(const Device& device, HardwareMode mode, const ModelSpec& spec);
+
+  ValueId build(BuildContext& context, ValueId hidden) const;
+
+ private:
+  int64_t vocab_;
+  int64_t hidden_;
+  std::string weight_name_;
+  bool tied_;
+};
+
+}  // namespace eadem::modules

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/modules/base/rms_norm.h"
+
+#include "eadem/modules/base/defaults.h"
+#include "eadem/ops/rms_norm.h"
+
+namespace eadem::modules {
+
+HardwareConfig RmsNorm::default_hw_config(const Device& device, HardwareMode mode, const ModelSpec&) {
+  HardwareConfig config = matrix_defaults(device, mode);
+  config.precision.weights.set(DType::f32, Origin::module_override, "RmsNorm");
+  return config;
+}
+
+ValueId RmsNorm::build(BuildContext& context, ValueId x, int layer) const {
+  const HardwareConfig& config = context.hardware.of(Role::norm, layer);
+  const ValueId weight = context.graph.add_parameter(context.graph.scoped_name("weight"),
+                                                     TensorType(config.precision.weights.value, {size_}));
+  return context.graph.add1(std::make_shared<ops::RmsNorm>(kernels::RmsNormAttrs{static_cast<float>(eps_)}),
+                            {x, weight});
+}
+
+}  // namespace eadem::modules

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rotary position embedding as configs state it: frequencies with their scaling, the table of a step, the rotation.
+#pragma once
+
+#include <vector>
+
+#include "eadem/modules/build_context.h"
+#include "eadem/ops/rope.h"
+
+namespace eadem::modules {
+
+// How frequencies are stretched beyond the trained context.
+struct RopeScaling {
+  enum class Kind : uint8_t {
+    none,
+    linear,  // positions divided by `factor`. Source: Chen et al. 2023
+    llama3,  // by wavelength: low frequencies divided, high kept, smooth between. Source: Llama 3.1 model code
+    yarn,    // by wavelength, and logits scaled. Source: Peng et al. 2023
+  };
+  Kind kind = Kind::none;
+  double factor = 1.0;
+  double original_max_positions = 0;       // llama3, yarn
+  double low_freq_factor = 1.0;            // llama3
+  double high_freq_factor = 4.0;           // llama3
+  double beta_fast = 32.0;                 // yarn
+  double beta_slow = 1.0;                  // yarn
+  std::optional<double> attention_factor;  // yarn: overrides the one derived from factor
+  std::optional<double> mscale;            // yarn, with mscale_all_dim
+  std::optional<double> mscale_all_dim;    // yarn
+  bool truncate = true;                    // yarn: whole dimension numbers at the ramp's ends
+};
+
+struct RopeConfig {
+  double theta = 10000.0;
+  int64_t rotary_dim = 0;  // <= head_dim, even
+  kernels::RopeStyle style = kernels::RopeStyle::rotate_half;
+  RopeScaling scaling;
+  std::vector<double> divisors;  // of each frequency, besides the scaling; empty: none
+};
+
+// Frequencies [rotary_dim / 2] and the factor on the table, computed in double precision.
+struct RopeFrequencies {
+  std::vector<double> inv_freq;
+  double attention_factor = 1.0;
+};
+RopeFrequencies rope_frequencies(const RopeConfig& config);
+
+class Rope {
+ public:
+  explicit Rope(const RopeConfig& config) : config_(config) {}
+
+  // The step's table [tokens, rotary_dim]; once per graph.
+  ValueId build_table(BuildContext& context) const;
+  // Rotates x [tokens, heads, head_dim] by context.step.rope_table.
+  ValueId build(BuildContext& context, ValueId x) const;
+
+ private:
+  RopeConfig config_;
+};
+
+}  // namespace eadem::modules

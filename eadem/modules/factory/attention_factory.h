@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AttentionFactory hides where keys and values are kept and how far back a token looks.
+#pragma once
+
+#include <span>
+
+#include "eadem/modules/build_context.h"
+
+namespace eadem::modules {
+
+struct AttentionRequest {
+  int64_t heads = 0;     // of this rank
+  int64_t kv_heads = 0;  // of this rank
+  int64_t head_dim = 0;
+  double scale = 1.0;
+  int64_t window = 0;  // 0: unlimited
+  int layer = -1;
+  CacheSpec cache;
+};
+
+struct AttentionStrategy {
+  std::string_view name;
+  Verdict (*can_handle)(const AttentionRequest& request);
+  // q, k, v are [tokens, heads or kv_heads, head_dim], rotated; the result is [tokens, heads, head_dim].
+  ValueId (*build)(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v);
+};
+
+class AttentionFactory {
+ public:
+  static std::span<const AttentionStrategy* const> strategies();
+
+  // Adds the cache write and the attention to the graph and records the decision. Throws Unsupported with every
+  // refusal.
+  static ValueId build(BuildContext& context, AttentionRequest request, ValueId q, ValueId k, ValueId v);
+};
+
+}  // namespace eadem::modules

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/modules/factory/linear_factory.h"
+
+#include "eadem/ops/linear.h"
+
+namespace eadem::modules {
+
+namespace {
+
+// Decode reads every weight once per token: bytes are the cost that matters between encodings.
+template <DType kWeights>
+Verdict can_handle_dense(const LinearRequest& request) {
+  const DType weights = request.hardware->precision.weights.value;
+  if (weights != kWeights) return Verdict::no(fmt::format("weights are {}", dtype_name(weights)));
+  const double bytes = static_cast<double>(request.in) * static_cast<double>(request.out) * dtype_size(kWeights);
+  return Verdict::yes(1e6 * bytes / request.device->rates().bytes_per_second);
+}
+
+template <DType kWeights>
+ValueId build_dense(BuildContext& context, const LinearRequest& request, ValueId x) {
+  Graph& graph = context.graph;
+  const int shard_axis = request.parallel == Parallel::column ? 0 : request.parallel == Parallel::row ? 1 : -1;
+  EADEM_CHECK(!(request.bias && request.parallel == Parallel::row && context.num_ranks > 1),
+              "'{}': a bias on a row-parallel layer would be added once per rank", request.name);
+  std::vector<ValueId> inputs = {x, graph.add_parameter(graph.scoped_name(request.name + ".weight"),
+                                                        TensorType(kWeights, {request.out, request.in}), shard_axis)};
+  if (request.bias)
+    inputs.push_back(graph.add_parameter(graph.scoped_name(request.name + ".bias"),
+                                         TensorType(request.hardware->precision.activations.value, {request.out}),
+                                         request.parallel == Parallel::column ? 0 : -1));
+  const Graph::Scope scope(graph, request.name);
+  return graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{
+                        .has_bias = request.bias, .out_dtype = request.hardware->precision.activations.value}),
+                    inputs);
+}
+
+template <DType kWeights>
+constexpr LinearStrategy kDense = {kWeights == DType::f32    ? std::string_view("dense_f32")
+                                   : kWeights == DType::bf16 ? std::string_view("dense_bf16")
+                                                             : std::string_view("dense_f16"),
+                                   can_handle_dense<kWeights>, build_dense<kWeights>};
+
+constexpr const LinearStrategy* kStrategies[] = {&kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>};
+
+}  // namespace
+
+std::span<const LinearStrategy* const> LinearFactory::strategies() { return kStrategies; }
+
+ValueId LinearFactory::build(BuildContext& context, LinearRequest request, ValueId x) {
+  request.device = &context.device;
+  Decision decision{"linear " + context.graph.scoped_name(request.name), {}, {}};
+  const LinearStrategy* strategy = select(strategies(), request, decision);
+  if (strategy == nullptr) throw_no_candidate(decision);
+  context.decisions.push_back(std::move(decision));
+  return strategy->build(context, request, x);
+}
+
+}  // namespace eadem::modules

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The hybrid tier: compositions of base and factory modules, independent of any architecture.
+#pragma once
+
+#include "eadem/modules/hybrid/causal_attention.h"
+#include "eadem/modules/hybrid/decoder_layer.h"
+#include "eadem/modules/hybrid/dense_mlp.h"

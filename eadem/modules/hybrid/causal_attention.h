@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "eadem/modules/base/rope.h"
+#include "eadem/modules/build_context.h"
+
+namespace eadem::modules {
+
+// Multi-head causal self-attention with grouped keys and values:
+//   q, k, v = projections of x, normalized per head with `qk_norm_eps`, rotated; y = o_proj(attention(q, k, v)).
+// Parameters: q_proj, k_proj, v_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight.
+class CausalAttention {
+ public:
+  struct Config {
+    int64_t hidden = 0;
+    int64_t heads = 0;
+    int64_t kv_heads = 0;
+    int64_t head_dim = 0;
+    double scale = 0;  // of q . k
+    bool qkv_bias = false;
+    bool out_bias = false;
+    std::optional<double> qk_norm_eps;  // none: no QK-norm
+    int64_t window = 0;                 // 0: unlimited
+    RopeConfig rope;
+  };
+
+  CausalAttention(const Config& config, int layer) : config_(config), layer_(layer) {}
+
+  static HardwareConfig default_hw_config(const Device& device, HardwareMode mode, const ModelSpec& spec);
+
+  // x [tokens, hidden] -> [tokens, hidden]
+  ValueId build(BuildContext& context, ValueId x) const;
+
+ private:
+  Config config_;
+  int layer_;
+};
+
+}  // namespace eadem::modules

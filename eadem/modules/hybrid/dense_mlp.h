@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "eadem/modules/build_context.h"
+#include "eadem/ops/elementwise.h"
+
+namespace eadem::modules {
+
+// y = down_proj(f(gate_proj(x)) * up_proj(x)). Parameters: gate_proj, up_proj, down_proj (.weight, .bias).
+class DenseMlp {
+ public:
+  struct Config {
+    int64_t hidden = 0;
+    int64_t ffn = 0;
+    kernels::ActivationKind activation = kernels::ActivationKind::silu;
+    bool bias = false;
+  };
+
+  DenseMlp(const Config& config, int layer) : config_(config), layer_(layer) {}
+
+  static HardwareConfig default_hw_config(const Device& device, HardwareMode mode, const ModelSpec& spec);
+
+  // x [tokens, hidden] -> [tokens, hidden]
+  ValueId build(BuildContext& context, ValueId x) const;
+
+ private:
+  Config config_;
+  int layer_;
+};
+
+}  // namespace eadem::modules

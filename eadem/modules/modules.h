@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everything that other layers use of `modules`.
+#pragma once
+
+#include "eadem/modules/auto_hardware_config.h"
+#include "eadem/modules/base.h"
+#include "eadem/modules/factory.h"
+#include "eadem/modules/hybrid.h"

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Step 5, training only: the backward pass, from each op's gradient rule.
+#pragma once
+
+#include "eadem/pipeline/graph.h"
+
+namespace eadem::pipeline {
+
+struct Differentiated {
+  size_t forward_end = 0;               // nodes [0, forward_end) are the forward pass, the rest the backward pass
+  std::vector<std::string> parameters;  // those that receive a gradient
+};
+
+// Appends the backward pass. For each graph output `out` there is a new input "d.<out>" of its type: the gradient that
+// the caller seeds. Gradients of a parameter `p` accumulate (+=) into the state "grad.<p>", f32. For each name in
+// `input_gradients`, an input of the graph, the output "d.<name>" is its gradient. Nodes on the way change from the
+// inference to the forward pass. Requires and keeps inferred types. Throws Unsupported naming an op that has no
+// backward pass.
+Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {});
+
+}  // namespace eadem::pipeline

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Step 4: patterns of ops that one kernel serves are replaced by the fusion's op, where a kernel on this device accepts
+// it.
+#pragma once
+
+#include "eadem/core/device/device.h"
+#include "eadem/pipeline/graph.h"
+
+namespace eadem::pipeline {
+
+// What became of one match of a fusion's pattern, for `explain`.
+struct FusionDecision {
+  std::string fusion;
+  std::string scope;  // of the last matched node
+  bool applied = false;
+  std::string reason;  // of refusals: switched off, attributes, or the kernels' refusals
+};
+
+struct FusionOptions {
+  bool training = false;
+  std::vector<std::string> disabled;  // names of fusions; "all" switches every fusion off
+};
+
+// Throws InvalidArgument for a disabled name that is no fusion, listing those there are. Requires and keeps inferred
+// types.
+std::vector<FusionDecision> fuse(Graph& graph, const Device& device, const SymbolValues& bounds,
+                                 const FusionOptions& options);
+
+}  // namespace eadem::pipeline

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Graph: ops and the values that flow between them. A DAG in program order: a node's inputs are made by earlier nodes,
+// by the step's inputs, or are parameters, constants and states. Residual branches are edges like any other.
+//
+// Modules fill a graph; the steps of a ComputePipeline (type_inference, precision, sharding, fusion, autograd) rewrite
+// it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "eadem/core/tensor_type.h"
+#include "eadem/ops/op.h"
+
+namespace eadem::pipeline {
+
+using ops::OpPtr;
+using ops::Pass;
+
+using ValueId = int32_t;
+inline constexpr ValueId kNoValue = -1;  // an optional port that is not connected
+
+struct Value {
+  enum class Kind : uint8_t {
+    input,       // set by the caller before each step
+    parameter,   // weights, owned by the ParameterStore
+    constant,    // host data fixed when the graph is built
+    state,       // lives between steps: caches, gradients of parameters, optimizer moments; owned by the caller
+    activation,  // made by a node, lives within a step
+  };
+  Kind kind;
+  std::string name;
+  TensorType type;  // of activations: known after type inference
+  Tensor constant;  // kind == constant: a host tensor
+};
+
+struct Node {
+  OpPtr op;
+  Pass pass = Pass::inference;
+  std::vector<ValueId> inputs;   // port order of the pass; kNoValue where nothing is connected
+  std::vector<ValueId> outputs;  // likewise; kNoValue where nobody wants the output
+  std::string scope;             // "layers.0.self_attn": who added it
+  int layer = -1;                // transformer layer, or -1
+};
+
+// A named value that the caller can read after a step.
+struct GraphOutput {
+  std::string name;
+  ValueId value;
+};
+
+class Graph {
+ public:
+  ValueId add_input(std::string name, const TensorType& type);
+  // `shard_axis`: the axis along which tensor-parallel ranks divide it, or -1 to replicate. Adding a name again returns
+  // the same value (tied weights); the types must agree.
+  ValueId add_parameter(std::string name, const TensorType& type, int shard_axis = -1);
+  ValueId add_constant(std::string name, Tensor host);
+  // Adding a name again returns the same value.
+  ValueId add_state(std::string name, const TensorType& type);
+
+  // Appends `op` and returns its outputs, one per output port. Optional inputs may be kNoValue or left off at the end.
+  std::vector<ValueId> add(OpPtr op, std::vector<ValueId> inputs);
+  // For ops with one output.
+  ValueId add1(OpPtr op, std::vector<ValueId> inputs) { return add(std::move(op), std::move(inputs)).at(0); }
+
+  void mark_output(std::string name, ValueId value);
+
+  // Nodes added while a Scope lives carry its path. Scopes nest: "layers.0" inside "model" gives "model.layers.0".
+  class Scope {
+   public:
+    Scope(Graph& graph, std::string_view name, int layer = -1);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Graph& graph_;
+    size_t old_size_;
+    int old_layer_;
+  };
+  // The current scope's path followed by `name`: how modules name parameters.
+  std::string scoped_name(std::string_view name) const;
+
+  const std::vector<Value>& values() const { return values_; }
+  std::vector<Value>& values() { return values_; }
+  const std::vector<Node>& nodes() const { return nodes_; }
+  std::vector<Node>& nodes() { return nodes_; }
+  const std::vector<GraphOutput>& outputs() const { return outputs_; }
+  std::vector<GraphOutput>& outputs() { return outputs_; }
+  const Value& value(ValueId id) const { return values_[static_cast<size_t>(id)]; }
+  Value& value(ValueId id) { return values_[static_cast<size_t>(id)]; }
+  int shard_axis(ValueId parameter) const;
+
+  // For pipeline steps.
+  ValueId new_activation(std::string name);
+  std::optional<ValueId> find(std::string_view name) const;  // inputs, parameters, constants and states
+  // The types of a node's inputs or outputs as connected; absent_port() where nothing is.
+  std::vector<TensorType> types_of(std::span<const ValueId> ids) const;
+
+ private:
+  ValueId add_named(Value::Kind kind, std::string name, const TensorType& type);
+
+  std::vector<Value> values_;
+  std::vector<Node> nodes_;
+  std::vector<GraphOutput> outputs_;
+  std::unordered_map<std::string, ValueId> named_;
+  std::unordered_map<ValueId, int> shard_axes_;
+  std::string scope_;
+  int layer_ = -1;
+};
+
+// "layers.0.self_attn: linear (q_proj)": for messages about a node.
+std::string describe(const Node& node);
+
+}  // namespace eadem::pipeline

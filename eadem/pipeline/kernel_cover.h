@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernel choice: one kernel per node, asked once when the pipeline compiles.
+#pragma once
+
+#include "eadem/core/device/device.h"
+#include "eadem/pipeline/graph.h"
+
+namespace eadem::pipeline {
+
+struct KernelChoice {
+  const kernels::Kernel* kernel = nullptr;  // null: nobody accepts
+  Decision decision;
+  std::vector<TensorType> inputs;   // of the pass, in port order
+  std::vector<TensorType> outputs;  // likewise
+  ops::Cost cost;                   // at the bounds
+};
+
+// Asks the kernels of `node`'s op about `pass`. The types of a backward pass are derived from those of the forward
+// ports.
+KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Device& device, const SymbolValues& bounds);
+
+// The choice for every node in its own pass; views get none. A node that no kernel serves has a null kernel.
+std::vector<KernelChoice> cover(const Graph& graph, const Device& device, const SymbolValues& bounds);
+
+// Throws Unsupported when a node that is no view has no kernel, listing the nodes by name with their refusals.
+void require_complete(const Graph& graph, std::span<const KernelChoice> choices, const Device& device);
+
+}  // namespace eadem::pipeline

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/pipeline/parameter_store.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace eadem::pipeline {
+
+namespace {
+
+// The flat index of the first value that is not finite, or -1.
+template <typename T>
+int64_t first_not_finite(const T* data, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (std::is_floating_point_v<T>) {
+      if (!std::isfinite(data[i])) return i;
+    } else {
+      if (!std::isfinite(data[i].to_float())) return i;
+    }
+  }
+  return -1;
+}
+
+int64_t first_not_finite(const TensorView& view) {
+  switch (view.dtype) {
+    case DType::f32: return first_not_finite(view.as<float>(), view.num_elements());
+    case DType::bf16: return first_not_finite(view.as<bf16_t>(), view.num_elements());
+    case DType::f16: return first_not_finite(view.as<f16_t>(), view.num_elements());
+    case DType::f64: return first_not_finite(view.as<double>(), view.num_elements());
+    default: return -1;
+  }
+}
+
+}  // namespace
+
+TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, const Shape& shape) {
+  TensorView view(base, dtype, shape);
+  view.encoding = &encoding;
+  auto* next = static_cast<std::byte*>(base);
+  size_t index = 0;
+  for (const PlaneSpec& plane : encoding.planes(shape)) {
+    if (index > 0) view.more_planes[index - 1] = next;
+    next += plane.size_bytes();
+    ++index;
+  }
+  return view;
+}
+
+ParameterStore::ParameterStore(std::shared_ptr<Device> device, int rank, int num_ranks)
+    : device_(std::move(device)), rank_(rank), num_ranks_(num_ranks) {
+  EADEM_CHECK(rank >= 0 && rank < num_ranks, "rank {} of {}", rank, num_ranks);
+}
+
+void ParameterStore::declare(const std::string& name, const TensorType& part) {
+  const auto [found, inserted] = entries_.try_emplace(name);
+  if (inserted) found->second.type = part;
+  EADEM_CHECK(found->second.type == part, "'{}' declared as {} and {}", name, to_string(found->second.type),
+              to_string(part));
+}
+
+const ParameterStore::Entry& ParameterStore::entry(const std::string& name) const {
+  const auto found = entries_.find(name);
+  EADEM_CHECK(found != entries_.end(), "no parameter '{}'", name);
+  return found->second;
+}
+
+TensorView ParameterStore::form(const std::string& name, const Encoding* encoding) {
+  Entry& target = const_cast<Entry&>(entry(name));
+  auto [found, inserted] = target.forms.try_emplace(encoding);
+  Form& form = found->second;
+  if (inserted) {
+    EADEM_CHECK(!target.loaded, "'{}' gets a new form after it was loaded", name);
+    TensorType type = target.type;
+    type.encoding = encoding;
+    form.buffer = device_->allocate(type.size_bytes({}));
+    const Shape shape = type.bind({});
+    form.view = encoding == nullptr ? TensorView(form.buffer.data(), type.dtype, shape)
+                                    : view_of_planes(form.buffer.data(), *encoding, type.dtype, shape);
+  }
+  return form.view;
+}
+
+Shape ParameterStore::whole_shape(const std::string& name) const {
+  const TensorType& type = entry(name).type;
+  Shape shape = type.bind({});
+  if (type.sharding.kind == Sharding::Kind::sharded) shape[type.sharding.axis] *= num_ranks_;
+  return shape;
+}
+
+Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) const {
+  const Shape part = target.type.bind({});
+  if (target.type.sharding.kind != Sharding::Kind::sharded || num_ranks_ == 1) return Tensor(whole, nullptr);
+  const int axis = target.type.sharding.axis;
+  int64_t outer = 1, inner = static_cast<int64_t>(dtype_size(whole.dtype));
+  for (int i = 0; i < axis; ++i) outer *= part[i];
+  for (int i = axis + 1; i < part.rank(); ++i) inner *= part[i];
+  const int64_t run = part[axis] * inner;
+  Tensor result = Tensor::on_host(whole.dtype, part);
+  for (int64_t o = 0; o < outer; ++o)
+    std::memcpy(static_cast<std::byte*>(result.view.data) + o * run,
+                static_cast<const std::byte*>(whole.data) + (o * num_ranks_ + rank_) * run, static_cast<size_t>(run));
+  return result;
+}
+
+void ParameterStore::fill(const Form& form, const TensorView& plain_host) {
+  const Encoding* encoding = form.view.encoding;
+  if (encoding == nullptr) {
+    device_->copy_from_host(form.view.data, plain_host.data, plain_host.size_bytes());
+  } else if (device_->host_accessible()) {
+    encoding->encode(form.view, plain_host);
+  } else {
+    Tensor staged = Tensor::on_host(DType::u8, Shape{form.buffer.size_bytes()});
+    encoding->encode(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape), plain_host);
+    device_->copy_from_host(form.view.data, staged.view.data, staged.view.size_bytes());
+  }
+}
+
+void ParameterStore::load(const std::string& name, const TensorView& whole, const std::string& source) {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) throw NotFound("{}: the model has no parameter '{}'", source, name);
+  Entry& target = found->second;
+  const Shape expected = whole_shape(name);
+  if (!(whole.shape == expected))
+    throw InvalidArgument("{}: '{}' is {}; the model's config implies {}", source, name, to_string(whole.shape),
+                          to_string(expected));
+  if (!is_floating(whole.dtype))
+    throw InvalidArgument("{}: '{}' is {}; expected a floating dtype", source, name, dtype_name(whole.dtype));
+  if (const int64_t index = first_not_finite(whole); index >= 0)
+    throw InvalidArgument("{}: '{}' holds a value that is not finite (NaN or infinity) at flat index {} of {}", source,
+                          name, index, to_string(whole.shape));
+  Tensor part = cut_part(target, whole);
+  if (part.dtype() != target.type.dtype) {
+    part = converted_on_host(part.view, target.type.dtype);
+    if (const int64_t index = first_not_finite(part.view); index >= 0)
+      throw InvalidArgument("{}: '{}' overflows {} at flat index {}", source, name, dtype_name(target.type.dtype),
+                            index);
+  }
+  for (const auto& [encoding, form] : target.forms) fill(form, part.view);
+  target.loaded = true;
+}
+
+void ParameterStore::refresh_packed() {
+  struct Work {
+    const Form* packed;
+    TensorView plain;
+  };
+  std::vector<Work> work;
+  for (const auto& [name, target] : entries_) {
+    const auto plain = target.forms.find(nullptr);
+    for (const auto& [encoding, form] : target.forms) {
+      if (encoding == nullptr) continue;
+      EADEM_CHECK(plain != target.forms.end(), "'{}' changes but has no plain form", name);
+      work.push_back({&form, plain->second.view});
+    }
+  }
+  if (device_->host_accessible()) {
+    device_->host_parallel_for(static_cast<int64_t>(work.size()), [&](int64_t i) {
+      const Work& item = work[static_cast<size_t>(i)];
+      item.packed->view.encoding->encode(item.packed->view, item.plain);
+    });
+  } else {
+    for (const Work& item : work) {
+      const Tensor host = copy_to_host(*device_, item.plain);
+      fill(*item.packed, host.view);
+    }
+  }
+}
+
+void ParameterStore::require_all_loaded(const std::string& source) const {
+  std::string missing;
+  size_t count = 0;
+  for (const auto& [name, target] : entries_)
+    if (!target.loaded && ++count <= 5)
+      missing += fmt::format("{}'{}' {}", count > 1 ? ", " : "", name, to_string(target.type));
+  if (count > 0)
+    throw NotFound("{}: {} of the model's {} tensors are missing: {}{}", source, count, entries_.size(), missing,
+                   count > 5 ? ", …" : "");
+}
+
+std::vector<std::string> ParameterStore::names() const {
+  std::vector<std::string> result;
+  for (const auto& [name, target] : entries_) result.push_back(name);
+  return result;
+}
+
+const TensorType& ParameterStore::type(const std::string& name) const { return entry(name).type; }
+
+Tensor ParameterStore::to_host(const std::string& name) const {
+  const Entry& target = entry(name);
+  EADEM_CHECK(!target.forms.empty(), "'{}' is read by no program", name);
+  if (const auto plain = target.forms.find(nullptr); plain != target.forms.end())
+    return copy_to_host(*device_, plain->second.view);
+  const auto& [encoding, form] = *target.forms.begin();
+  Tensor staged = Tensor::on_host(DType::u8, Shape{form.buffer.size_bytes()});
+  device_->copy_to_host(staged.view.data, form.view.data, staged.view.size_bytes());
+  Tensor decoded = Tensor::on_host(DType::f32, form.view.shape);
+  encoding->decode(decoded.view, view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape));
+  return target.type.dtype == DType::f32 ? decoded : converted_on_host(decoded.view, target.type.dtype);
+}
+
+int64_t ParameterStore::size_bytes() const {
+  int64_t total = 0;
+  for (const auto& [name, target] : entries_)
+    for (const auto& [encoding, form] : target.forms) {
+      TensorType type = target.type;
+      type.encoding = encoding;
+      total += type.size_bytes({});
+    }
+  return total;
+}
+
+int64_t ParameterStore::num_parameters() const {
+  int64_t total = 0;
+  for (const auto& [name, target] : entries_) total += target.type.num_elements({});
+  return total;
+}
+
+}  // namespace eadem::pipeline

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parameters on one device of one rank, in exactly the forms that the compiled programs read: plain, packed for a
+// kernel, or both. Programs say what they need when they compile; loading then fills those forms and keeps nothing
+// else.
+//
+// Not thread-safe; one store per rank.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "eadem/core/device/device.h"
+#include "eadem/core/tensor_type.h"
+
+namespace eadem::pipeline {
+
+class ParameterStore {
+ public:
+  explicit ParameterStore(std::shared_ptr<Device> device, int rank = 0, int num_ranks = 1);
+
+  // Declares a parameter by the type of this rank's part. Declaring it again with the same type does nothing.
+  void declare(const std::string& name, const TensorType& part);
+
+  // The view that programs read; allocated on first use. `encoding` null: plain values.
+  TensorView form(const std::string& name, const Encoding* encoding);
+
+  // Takes the whole tensor (plain, on the host, any floating dtype), cuts this rank's part and fills every form. Throws
+  // NotFound (no such parameter) or InvalidArgument (shape, or a value that is not finite), naming `source`, the file
+  // it comes from, and both values.
+  void load(const std::string& name, const TensorView& whole, const std::string& source);
+
+  // After the plain values have changed on the device: makes the packed forms again.
+  void refresh_packed();
+
+  // Throws NotFound listing parameters that were never loaded. `source` names the place that lacks them.
+  void require_all_loaded(const std::string& source) const;
+
+  std::vector<std::string> names() const;
+  const TensorType& type(const std::string& name) const;
+  bool contains(const std::string& name) const { return entries_.contains(name); }
+  // Shape of the whole parameter, over all ranks.
+  Shape whole_shape(const std::string& name) const;
+  // A host copy of this rank's part as plain values, from the plain form or decoded from a packed one (exact for the
+  // packings of plain dtypes).
+  Tensor to_host(const std::string& name) const;
+  // Bytes of all forms.
+  int64_t size_bytes() const;
+  int64_t num_parameters() const;  // elements of this rank's parts
+
+  const std::shared_ptr<Device>& device() const { return device_; }
+  int rank() const { return rank_; }
+  int num_ranks() const { return num_ranks_; }
+
+ private:
+  struct Form {
+    TensorView view;
+    Buffer buffer;
+  };
+  struct Entry {
+    TensorType type;
+    std::map<const Encoding*, Form> forms;
+    bool loaded = false;
+  };
+
+  const Entry& entry(const std::string& name) const;
+  Tensor cut_part(const Entry& entry, const TensorView& whole) const;
+  void fill(const Form& form, const TensorView& plain_host);
+
+  std::shared_ptr<Device> device_;
+  int rank_;
+  int num_ranks_;
+  std::map<std::string, Entry> entries_;
+};
+
+// A view of `planes` laid out one after another from `base`; for encoded tensors. The size is TensorType::size_bytes.
+TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, const Shape& shape);
+
+}  // namespace eadem::pipeline

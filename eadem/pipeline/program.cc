@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/pipeline/program.h"
+
+#include "eadem/pipeline/precision.h"
+#include "eadem/pipeline/sharding.h"
+#include "eadem/pipeline/type_inference.h"
+
+namespace eadem::pipeline {
+
+Program::Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
+    : graph_(std::move(graph)), environment_(std::move(environment)), parameters_(std::move(parameters)) {
+  if (environment_.communicator == nullptr) environment_.communicator = std::make_shared<SingleRank>();
+  compile();
+  if (!is_complete()) return;  // can be explained, not run
+  assign_storage();
+  build_steps();
+}
+
+void Program::compile() {
+  const Device& device = *environment_.device;
+  const bool training = environment_.mode == Mode::training;
+  if (training && environment_.communicator->size() > 1)
+    throw Unsupported("training on {} tensor-parallel ranks; one rank can train", environment_.communicator->size());
+  infer_types(graph_);
+  insert_casts(graph_);
+  shard(graph_, environment_.communicator->size());
+  FusionOptions fusion_options{training, environment_.disabled_fusions};
+  if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
+  fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);
+  if (training)
+    differentiated_ = differentiate(graph_, environment_.input_gradients);
+  else
+    differentiated_.forward_end = graph_.nodes().size();
+  choices_ = cover(graph_, device, environment_.bounds);
+
+  std::vector<int64_t> scratch(graph_.nodes().size(), 0);
+  for (size_t n = 0; n < choices_.size(); ++n) {
+    const KernelChoice& choice = choices_[n];
+    if (choice.kernel == nullptr || choice.kernel->scratch_bytes == nullptr) continue;
+    const Node& node = graph_.nodes()[n];
+    scratch[n] = choice.kernel->scratch_bytes({.op = node.op->name(),
+                                               .pass = node.pass,
+                                               .device = &device,
+                                               .attrs = node.op->attrs(),
+                                               .inputs = choice.inputs,
+                                               .outputs = choice.outputs,
+                                               .bounds = environment_.bounds});
+  }
+  plan_ = plan_memory(graph_, environment_.bounds, scratch, {.keep_everything = environment_.op_by_op});
+}
+
+bool Program::is_complete() const {
+  for (size_t n = 0; n < choices_.size(); ++n)
+    if (choices_[n].kernel == nullptr && !graph_.nodes()[n].op->is_view()) return false;
+  return true;
+}
+
+void Program::assign_storage() {
+  Device& device = *environment_.device;
+  arena_ = device.allocate(plan_.arena_bytes);
+  auto* arena = static_cast<std::byte*>(arena_.data());
+  addresses_.assign(graph_.values().size(), nullptr);
+  for (size_t v = 0; v < graph_.values().size(); ++v) {
+    const Value& value = graph_.values()[v];
+    if (plan_.offset[v] >= 0) {
+      addresses_[v] = arena + plan_.offset[v];
+      if (value.kind == Value::Kind::input) device.fill_zero(addresses_[v], value.type.size_bytes(environment_.bounds));
+    } else if (value.kind == Value::Kind::constant) {
+      constants_.push_back(copy_to_device(environment_.device, value.constant.view));
+      addresses_[v] = constants_.back().view.data;
+    } else if (value.kind == Value::Kind::parameter) {
+      parameters_->declare(value.name, value.type);
+    }
+  }
+}
+
+void Program::build_steps() {
+  for (size_t n = 0; n < graph_.nodes().size(); ++n) {
+    const Node& node = graph_.nodes()[n];
+    const KernelChoice& choice = choices_[n];
+    Step step{choice.kernel,
+              std::vector<TensorView>(node.inputs.size()),
+              std::vector<TensorView>(node.outputs.size()),
+              {},
+              node.op->attrs()};
+    if (plan_.scratch_offset[n] >= 0) {
+      const int64_t offset = plan_.scratch_offset[n];
+      step.scratch =
+          TensorView(static_cast<std::byte*>(arena_.data()) + offset, DType::u8, Shape{plan_.arena_bytes - offset});
+    }
+    const kernels::KernelRequest request{.op = node.op->name(),
+                                         .pass = node.pass,
+                                         .device = environment_.device.get(),
+                                         .attrs = node.op->attrs(),
+                                         .inputs = choice.inputs,
+                                         .outputs = choice.outputs,
+                                         .bounds = environment_.bounds};
+    for (size_t port = 0; port < node.inputs.size(); ++port) {
+      const ValueId id = node.inputs[port];
+      if (id == kNoValue || graph_.value(id).kind != Value::Kind::parameter) continue;
+      const Encoding* encoding = nullptr;
+      if (choice.kernel != nullptr && choice.kernel->packing != nullptr)
+        encoding = choice.kernel->packing(request, static_cast<int>(port));
+      step.inputs[port] = parameters_->form(graph_.value(id).name, encoding);
+    }
+    steps_.push_back(std::move(step));
+  }
+}
+
+void Program::bind_state(std::string_view name, const TensorView& view) {
+  const std::optional<ValueId> id = graph_.find(name);
+  if (!id || graph_.value(*id).kind != Value::Kind::state) throw NotFound("the program has no state '{}'", name);
+  const TensorType& type = graph_.value(*id).type;
+  if (view.dtype != type.dtype || !(view.shape == type.bind(environment_.bounds)))
+    throw InvalidArgument("state '{}' is {}; the program was compiled for {}", name, to_string(view), to_string(type));
+  addresses_[static_cast<size_t>(*id)] = view.data;
+  bound_ = false;
+}
+
+std::vector<GraphOutput> Program::states() const {
+  std::vector<GraphOutput> result;
+  for (size_t v = 0; v < graph_.values().size(); ++v)
+    if (graph_.values()[v].kind == Value::Kind::state)
+      result.push_back({graph_.values()[v].name, static_cast<ValueId>(v)});
+  return result;
+}
+
+ValueId Program::input(std::string_view name) const {
+  const std::optional<ValueId> id = graph_.find(name);
+  if (!id || graph_.value(*id).kind != Value::Kind::input) throw NotFound("the program has no input '{}'", name);
+  return *id;
+}
+
+ValueId Program::output(std::string_view name) const {
+  for (const GraphOutput& output : graph_.outputs())
+    if (output.name == name) return output.value;
+  throw NotFound("the program has no output '{}'", name);
+}
+
+void Program::set_input(ValueId input, const void* host, int64_t size_bytes) {
+  const Value& value = graph_.value(input);
+  EADEM_CHECK(value.kind == Value::Kind::input && size_bytes <= value.type.size_bytes(environment_.bounds),
+              "'{}': {} bytes into {}", value.name, size_bytes, to_string(value.type));
+  environment_.device->copy_from_host(addresses_[static_cast<size_t>(input)], host, size_bytes);
+}
+
+TensorView Program::view(ValueId value) const { return bound_view(value); }
+
+void Program::read(ValueId value, void* host) const {
+  const TensorView source = bound_view(value);
+  environment_.device->copy_to_host(host, source.data, source.size_bytes());
+}
+
+TensorView Program::bound_view(ValueId id) const {
+  const Value& value = graph_.value(id);
+  void* data = addresses_[static_cast<size_t>(plan_.root[static_cast<size_t>(id)])];
+  EADEM_CHECK(data != nullptr || value.kind == Value::Kind::parameter, "'{}' has no memory: was its state bound?",
+              value.name);
+  return TensorView(data, value.type.dtype, value.type.bind(current_));
+}
+
+void Program::bind_symbols(const SymbolValues& symbols) {
+  if (bound_ && symbols == current_) return;
+  for (int s = 1; s < kNumSymbols; ++s) {
+    const auto symbol = static_cast<Symbol>(s);
+    EADEM_CHECK(symbols[symbol] >= 0 && symbols[symbol] <= environment_.bounds[symbol],
+                "{} = {}, compiled for at most {}", symbol_name(symbol), symbols[symbol], environment_.bounds[symbol]);
+  }
+  current_ = symbols;
+  const auto bind_ports = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
+    for (size_t port = 0; port < ids.size(); ++port)
+      if (ids[port] != kNoValue && graph_.value(ids[port]).kind != Value::Kind::parameter)
+        views[port] = bound_view(ids[port]);
+  };
+  for (size_t n = 0; n < steps_.size(); ++n) {
+    bind_ports(graph_.nodes()[n].inputs, steps_[n].inputs);
+    bind_ports(graph_.nodes()[n].outputs, steps_[n].outputs);
+  }
+  bound_ = true;
+}
+
+void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer) {
+  bind_symbols(symbols);
+  Context context{*environment_.device, *environment_.communicator};
+  for (size_t n = begin; n < end; ++n) {
+    const Step& step = steps_[n];
+    if (step.kernel != nullptr)
+      step.kernel->run({.inputs = step.inputs,
+                        .outputs = step.outputs,
+                        .scratch = step.scratch,
+                        .attrs = step.attrs,
+                        .context = &context});
+    if (observer != nullptr) [[unlikely]] {
+      environment_.device->synchronize();
+      (*observer)(graph_.nodes()[n], step.outputs);
+    }
+  }
+}
+
+void Program::run(const SymbolValues& symbols, const StepObserver* observer) {
+  run_steps(0, steps_.size(), symbols, observer);
+}
+
+void Program::run_forward(const SymbolValues& symbols, const StepObserver* observer) {
+  run_steps(0, differentiated_.forward_end, symbols, observer);
+}
+
+void Program::run_backward(const SymbolValues& symbols, const StepObserver* observer) {
+  run_steps(differentiated_.forward_end, steps_.size(), symbols, observer);
+}
+
+}  // namespace eadem::pipeline

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Program: a compiled graph for one device, mode and shape bucket. Every buffer, view and kernel was settled when it
+// was compiled; a step binds the symbols (how many tokens, sequences, …) and calls the kernels in order. It allocates
+// nothing, takes no lock and looks no string up.
+//
+// One thread at a time may use a program.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "eadem/core/communicator.h"
+#include "eadem/pipeline/autograd.h"
+#include "eadem/pipeline/fusion.h"
+#include "eadem/pipeline/kernel_cover.h"
+#include "eadem/pipeline/memory_plan.h"
+#include "eadem/pipeline/parameter_store.h"
+
+namespace eadem::pipeline {
+
+enum class Mode : uint8_t {
+  inference,  // serving: fused, in place, state
+  training,   // forward that saves, and backward
+};
+
+// Everything the compilation of a graph depends on.
+struct Environment {
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Communicator> communicator;  // null: alone
+  Mode mode = Mode::inference;
+  SymbolValues bounds;  // the shape bucket
+  std::vector<std::string> disabled_fusions;
+  std::vector<std::string> input_gradients;  // training: inputs whose gradients are wanted
+  // Runs the ops one by one as the graph states them: no fusion, and every value keeps its own bytes. The same kernels,
+  // the same bits.
+  bool op_by_op = false;
+};
+
+// Called after each kernel of a step, with the step's device idle. `outputs` may lie in device memory.
+using StepObserver = std::function<void(const Node& node, std::span<const TensorView> outputs)>;
+
+class Program {
+ public:
+  Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters);
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  // --- Before the first step. States (caches, gradients, moments) are owned by the caller. The view must have the
+  // state's type at the bounds.
+  void bind_state(std::string_view name, const TensorView& view);
+  std::vector<GraphOutput> states() const;  // every state and its value id
+
+  // --- A step.
+  // Handles for the step's inputs and outputs, to be looked up once.
+  ValueId input(std::string_view name) const;   // throws NotFound
+  ValueId output(std::string_view name) const;  // throws NotFound
+  // Copies `size_bytes` from the host; no more than the input has at the bounds.
+  void set_input(ValueId input, const void* host, int64_t size_bytes);
+  // The value as the last step left it, with that step's extents.
+  TensorView view(ValueId value) const;
+  void read(ValueId value, void* host) const;  // all of view(value) to the host
+
+  void run(const SymbolValues& symbols, const StepObserver* observer = nullptr);
+  // The halves of a training program.
+  void run_forward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
+  void run_backward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
+
+  // --- For `explain` and tests.
+  const Graph& graph() const { return graph_; }
+  const Environment& environment() const { return environment_; }
+  const std::vector<KernelChoice>& choices() const { return choices_; }
+  const std::vector<FusionDecision>& fusion_decisions() const { return fusion_decisions_; }
+  const MemoryPlan& memory_plan() const { return plan_; }
+  const std::vector<std::string>& trained_parameters() const { return differentiated_.parameters; }
+  // Throws Unsupported when some op has no kernel here. A program may be compiled and explained without, but not run.
+  void require_complete() const { pipeline::require_complete(graph_, choices_, *environment_.device); }
+  bool is_complete() const;
+
+ private:
+  struct Step {
+    const kernels::Kernel* kernel;   // null: a view, nothing to run
+    std::vector<TensorView> inputs;  // rebound when the symbols change, but for packed parameters
+    std::vector<TensorView> outputs;
+    TensorView scratch;
+    kernels::AttrsRef attrs;
+  };
+
+  void compile();
+  void assign_storage();
+  void build_steps();
+  TensorView bound_view(ValueId id) const;
+  void bind_symbols(const SymbolValues& symbols);
+  void run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer);
+
+  Graph graph_;
+  Environment environment_;
+  std::shared_ptr<ParameterStore> parameters_;
+  std::vector<FusionDecision> fusion_decisions_;
+  std::vector<KernelChoice> choices_;
+  Differentiated differentiated_;
+  MemoryPlan plan_;
+  Buffer arena_;
+  std::vector<Tensor> constants_;  // device copies
+  std::vector<TensorView> views_;  // one per value, at the current symbols
+  std::vector<void*> addresses_;   // one per value: of its root
+  std::vector<Step> steps_;
+  SymbolValues current_;
+  bool bound_ = false;
+};
+
+}  // namespace eadem::pipeline
