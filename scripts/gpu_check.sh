@@ -1,0 +1,193 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR]: on a machine with an NVIDIA GPU, builds with the
+# CUDA backend, runs every test that can run on the device, then the benchmarks, and writes the record
+# DIR/<device>/<commit>.json (DIR: benchmarks/results). Exits 1 if anything failed; the record says what.
+#
+#   --commit   the commit that this tree is, for a copy without .git
+#   --build    the build directory (build/gpu); a second run in it builds only what changed
+#
+# Libraries that the machine lacks are taken from .deps/ (scripts/gpu_deps.sh) when it is there.
+#
+# The record: {commit, dirty, device, driver, cuda, tests: [{program, name, result, seconds, message?}], benchmarks:
+# [{command, result, seconds, output | message}]}; result is passed, failed or skipped. `output` is what the benchmark
+# printed as JSON.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+
+usage() {
+  echo "usage: scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR]" >&2
+  exit 2
+}
+fail() {
+  echo "gpu_check.sh: $*" >&2
+  exit 1
+}
+
+commit='' results=benchmarks/results build=build/gpu dirty=false
+while [[ $# -gt 0 ]]; do
+  [[ $# -ge 2 ]] || usage
+  case "$1" in
+    --commit) commit=$2 ;;
+    --results) results=$2 ;;
+    --build) build=$2 ;;
+    *) usage ;;
+  esac
+  shift 2
+done
+
+# --- 1. What this is.
+if [[ -z "$commit" ]]; then
+  commit=$(git rev-parse HEAD 2> /dev/null) || fail "this tree has no .git; say which commit it is with --commit"
+  [[ -z "$(git status --porcelain)" ]] || dirty=true
+fi
+command -v nvidia-smi > /dev/null || fail "no nvidia-smi: is there an NVIDIA driver?"
+device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+[[ -n "$device" && -n "$driver" ]] || fail "nvidia-smi names no device"
+slug=$(tr '[:upper:] ' '[:lower:]-' <<< "$device" | tr -cd 'a-z0-9-')
+
+# --- 2. Build. Everything that compiles is run, so that one run shows as much as it can.
+if [[ -d .deps ]]; then
+  export CMAKE_PREFIX_PATH="$root/.deps/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}"
+  export PKG_CONFIG_PATH="$root/.deps/usr/lib/x86_64-linux-gnu/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}"
+  export CPLUS_INCLUDE_PATH="$root/.deps/usr/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}"
+  export LIBRARY_PATH="$root/.deps/usr/lib/x86_64-linux-gnu${LIBRARY_PATH:+:$LIBRARY_PATH}"
+  export LD_LIBRARY_PATH="$root/.deps/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+fi
+toolkit=$(scripts/cuda_toolkit.sh)
+logs="$build/gpu_check"
+rm -rf "$logs"
+mkdir -p "$logs"
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DEADEM_CUDA=ON -DEADEM_TESTS=ON \
+  -DCMAKE_CUDA_ARCHITECTURES=90a -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit" \
+  -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST > "$logs/configure.log" 2>&1 ||
+  { tail -n 40 "$logs/configure.log"; fail "CMake failed"; }
+built=passed
+ninja -C "$build" -j "$(nproc)" -k 0 > "$logs/build.log" 2>&1 || built=failed
+if [[ $built == failed ]]; then
+  grep -E -A 6 'error|FAILED' "$logs/build.log" | head -n 80 || true
+  echo "gpu_check.sh: the build failed (all of it: $logs/build.log); running what there is" >&2
+fi
+printf '%s\t%s\n' build "$built" > "$logs/steps.tsv"
+
+# --- 3. Tests. Those of the CUDA backend itself, then the rings, on the device.
+# run_tests PROGRAM [arguments]: a GoogleTest program. A program that is told a device must print the description of
+# that device ("cuda:0 (…)"): one that ignores the option would test the CPU and prove nothing.
+run_tests() {
+  local program=$1 status=0
+  shift
+  echo "=== $program $*"
+  if [[ ! -x "$build/bin/$program" ]]; then
+    printf '%s\tfailed\tnot built\n' "$program" >> "$logs/steps.tsv"
+    echo "not built"
+    return
+  fi
+  timeout 400 "$build/bin/$program" "$@" --gtest_output="xml:$logs/$program.xml" > "$logs/$program.log" 2>&1 || status=$?
+  grep -E '^\[  (FAILED|PASSED|SKIPPED)|tests ran|Failure' "$logs/$program.log" | head -n 40 || true
+  if [[ ! -f "$logs/$program.xml" ]]; then
+    tail -n 15 "$logs/$program.log"
+    printf '%s\tfailed\tended with status %s and no report: %s\n' "$program" "$status" \
+      "$(tail -n 3 "$logs/$program.log" | tr '\n\t' '  ')" >> "$logs/steps.tsv"
+  elif [[ " $* " == *" --device "* ]] && ! grep -q 'cuda:0 (' "$logs/$program.log"; then
+    echo "did not say that it ran on the device"
+    printf '%s\tfailed\tdid not print the description of the device\n' "$program" >> "$logs/steps.tsv"
+  elif grep -q 'no CUDA device' "$logs/$program.log"; then
+    echo "found no device"
+    printf '%s\tfailed\tthe CUDA runtime found no device\n' "$program" >> "$logs/steps.tsv"
+  else
+    printf '%s\t%s\tstatus %s\n' "$program" "$([[ $status -eq 0 ]] && echo passed || echo failed)" "$status" \
+      >> "$logs/steps.tsv"
+  fi
+}
+
+run_tests kernels_cuda_device_test
+run_tests kernels_cuda_linear_test
+run_tests ops_ops_reference_test --device cuda
+shopt -s nullglob
+for program in "$build"/bin/*golden*_test; do
+  run_tests "$(basename "$program")" --device cuda
+done
+
+# --- 4. Benchmarks: the bundled model, and random weights in the shapes of benchmarks/models.
+run_benchmark() {
+  local name=$1 status=0 start=$SECONDS
+  shift
+  echo "=== eadem bench $*"
+  timeout 300 "$build/bin/eadem" bench "$@" --device cuda --json > "$logs/bench-$name.json" 2> "$logs/bench-$name.log" ||
+    status=$?
+  [[ $status -eq 0 ]] || tail -n 10 "$logs/bench-$name.log"
+  printf '%s\t%s\t%s\t%s\n' "$name" "$status" $((SECONDS - start)) "eadem bench $* --device cuda --json" \
+    >> "$logs/benchmarks.tsv"
+}
+
+: > "$logs/benchmarks.tsv"
+if [[ -x "$build/bin/eadem" ]]; then
+  run_benchmark bundled
+  for config in benchmarks/models/*.json; do
+    run_benchmark "$(basename "$config" .json)" --random "$config"
+  done
+else
+  printf 'eadem\tfailed\tnot built\n' >> "$logs/steps.tsv"
+fi
+
+# --- 5. The record.
+mkdir -p "$results/$slug"
+python3 - "$logs" "$results/$slug/$commit.json" "$commit" "$dirty" "$device" "$driver" \
+  "$("$toolkit/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" << 'PYTHON'
+import json
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+logs, target, commit, dirty, device, driver, cuda = sys.argv[1:]
+logs = Path(logs)
+
+tests = []
+for line in (logs / "steps.tsv").read_text().splitlines():
+    program, result, *message = line.split("\t")
+    report = logs / f"{program}.xml"
+    cases = []
+    if report.exists():
+        for case in xml.parse(report).getroot().iter("testcase"):
+            failures = [failure.get("message", "") for failure in case.findall("failure")]
+            skipped = case.find("skipped") is not None or case.get("status") == "notrun"
+            cases.append({
+                "program": program,
+                "name": f"{case.get('classname')}.{case.get('name')}",
+                "result": "failed" if failures else "skipped" if skipped else "passed",
+                "seconds": float(case.get("time", 0)),
+                **({"message": failures[0][:600]} if failures else {}),
+            })
+    tests += cases
+    # The program itself is an entry where its cases do not already say how it ended.
+    if not cases or (result == "failed" and all(case["result"] != "failed" for case in cases)):
+        tests.append({"program": program, "name": program, "result": result, "seconds": 0.0,
+                      **({"message": message[0]} if message and result == "failed" else {})})
+
+benchmarks = []
+for line in (logs / "benchmarks.tsv").read_text().splitlines():
+    name, status, seconds, command = line.split("\t")
+    entry = {"command": command, "result": "passed", "seconds": int(seconds)}
+    try:
+        if status != "0":
+            raise ValueError(f"status {status}: " + (logs / f"bench-{name}.log").read_text()[-600:])
+        entry["output"] = json.loads((logs / f"bench-{name}.json").read_text())
+    except ValueError as error:
+        entry.update(result="failed", message=str(error))
+    benchmarks.append(entry)
+
+record = {"commit": commit, "dirty": dirty == "true", "device": device, "driver": driver, "cuda": cuda,
+          "tests": tests, "benchmarks": benchmarks}
+Path(target).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+everything = tests + benchmarks
+count = lambda result: sum(entry["result"] == result for entry in everything)
+for entry in everything:
+    if entry["result"] == "failed":
+        print("FAILED", entry.get("name") or entry["command"], "-", entry.get("message", "")[:200].replace("\n", " "))
+print(f"{count('passed')} passed, {count('failed')} failed, {count('skipped')} skipped; record: {target}")
+sys.exit(count("failed") > 0)
+PYTHON
