@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/io/tokenizer/added_tokens.h"
+
+#include <algorithm>
+
+#include "eadem/core/error.h"
+#include "eadem/io/tokenizer/unicode.h"
+
+namespace eadem::io {
+namespace {
+
+// The start of the code point that ends at `end` (> 0) of a valid text.
+size_t previous_char(std::string_view text, size_t end) {
+  do --end;
+  while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80);
+  return end;
+}
+
+bool is_word_at(std::string_view text, size_t pos) { return is_word(decode_valid_utf8(text.data() + pos).value); }
+bool is_space_at(std::string_view text, size_t pos) {
+  return char_class(decode_valid_utf8(text.data() + pos).value) == CharClass::kSpace;
+}
+
+}  // namespace
+
+AddedTokenMatcher::AddedTokenMatcher(std::vector<std::pair<std::string, AddedToken>> patterns,
+                                     const std::string& source) {
+  token_at_node_.push_back(-1);
+  for (auto& [pattern, token] : patterns) {
+    if (pattern.empty()) throw DataCorrupted("{}: added token {} is empty", source, token.id);
+    if (pattern.size() > kMaxPattern) {
+      throw Unsupported("{}: added token {} has {} bytes; at most {} are taken", source, token.id, pattern.size(),
+                        kMaxPattern);
+    }
+    uint32_t node = 0;
+    for (const char c : pattern) {
+      const auto [child, inserted] = children_.try_emplace(static_cast<uint64_t>(node) << 8 | static_cast<uint8_t>(c),
+                                                           static_cast<uint32_t>(token_at_node_.size()));
+      if (inserted) token_at_node_.push_back(-1);
+      node = child->second;
+    }
+    if (token_at_node_[node] < 0) token_at_node_[node] = static_cast<int32_t>(tokens_.size());
+    starts_[static_cast<uint8_t>(pattern[0])] = true;
+    tokens_.push_back(std::move(token));
+  }
+}
+
+AddedTokenMatcher::Match AddedTokenMatcher::longest_match(std::string_view text, size_t begin) const {
+  Match best{begin, -1};
+  uint32_t node = 0;
+  for (size_t pos = begin; pos < text.size();) {
+    const auto child = children_.find(static_cast<uint64_t>(node) << 8 | static_cast<uint8_t>(text[pos]));
+    if (child == children_.end()) break;
+    node = child->second;
+    ++pos;
+    if (token_at_node_[node] >= 0) best = {pos, token_at_node_[node]};
+  }
+  return best;
+}
+
+std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_view text, bool parse_special) const {
+  std::vector<Section> sections;
+  size_t done = 0;  // everything before is in a section
+  for (size_t pos = 0; pos < text.size() && !tokens_.empty();) {
+    if (!starts_[static_cast<uint8_t>(text[pos])]) {
+      ++pos;
+      continue;
+    }
+    const Match match = longest_match(text, pos);
+    if (match.token < 0) {
+      ++pos;
+      continue;
+    }
+    const AddedToken& token = tokens_[static_cast<size_t>(match.token)];
+    size_t begin = pos, end = match.end;
+    pos = match.end;  // a match that is not taken hides shorter ones at the same place, as in the reference
+    if (token.special && !parse_special) continue;
+    if (token.single_word) {
+      const bool word_before = begin > 0 && is_word_at(text, previous_char(text, begin));
+      const bool word_after = end < text.size() && is_word_at(text, end);
+      if (word_before || word_after) continue;
+    }
+    if (token.lstrip) {
+      while (begin > done && is_space_at(text, previous_char(text, begin))) begin = previous_char(text, begin);
+    }
+    if (token.rstrip) {
+      while (end < text.size() && is_space_at(text, end)) {
+        end += static_cast<size_t>(decode_valid_utf8(text.data() + end).length);
+      }
+    }
+    begin = std::max(begin, done);
+    if (done < begin) sections.push_back({done, begin, -1});
+    sections.push_back({begin, end, token.id});
+    done = std::max(end, done);
+  }
+  if (done < text.size()) sections.push_back({done, text.size(), -1});
+  return sections;
+}
+
+}  // namespace eadem::io

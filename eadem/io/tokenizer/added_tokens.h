@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Added tokens: strings that are cut out of a text before the model sees it. Those with `normalized`
+// unset are searched in the text as given, the others, in their normalized form, in the normalized text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "eadem/io/tokenizer/spec.h"
+
+namespace eadem::io {
+
+// Finds added tokens in a text, leftmost first and the longest of those. Immutable.
+class AddedTokenMatcher {
+ public:
+  struct Section {
+    size_t begin, end;
+    int32_t id;  // the token, or -1 for text between tokens
+  };
+
+  // Pairs of the string to search (not empty, at most kMaxPattern bytes) and its token.
+  AddedTokenMatcher(std::vector<std::pair<std::string, AddedToken>> patterns, const std::string& source);
+
+  bool empty() const { return tokens_.empty(); }
+  // Sections tile the text, except for the white space that lstrip and rstrip take, which belongs to the
+  // token. Special tokens are left in the text unless `parse_special`. An empty text has no sections.
+  std::vector<Section> split(std::string_view text, bool parse_special) const;
+
+  // Bounds the work per byte of a hostile text.
+  static constexpr size_t kMaxPattern = 1024;
+
+ private:
+  struct Match {
+    size_t end;
+    int32_t token = -1;  // index into tokens_
+  };
+  Match longest_match(std::string_view text, size_t begin) const;
+
+  std::vector<AddedToken> tokens_;
+  std::unordered_map<uint64_t, uint32_t> children_;  // node << 8 | byte -> node; the root is 0
+  std::vector<int32_t> token_at_node_;               // index into tokens_, or -1
+  bool starts_[256] = {};                            // bytes that begin a pattern
+};
+
+}  // namespace eadem::io

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/io/tokenizer/regex.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include "eadem/core/error.h"
+
+namespace eadem::io {
+namespace {
+
+// Oniguruma (Ruby syntax, UTF-8) to PCRE2. Differences that matter:
+//   \s \S   Oniguruma: White_Space. PCRE2 with UCP adds U+180E.       -> \p{White_Space}
+//   \w      Oniguruma: Alphabetic | M | N | Pc. PCRE2: L | N | _.     -> the union, as a class
+//   \h \b \W \K \G, POSIX classes, nested classes, &&, {n,m}+, (?m    -> refused
+// Anchors ^ and $ are line anchors in Ruby: PCRE2_MULTILINE.
+std::string to_pcre2(const std::string& pattern, const std::string& place) {
+  const auto refuse = [&](std::string_view what) {
+    throw Unsupported("{}: pattern '{}' uses {}, whose Oniguruma meaning is not reproduced here", place, pattern, what);
+  };
+  std::string out;
+  bool in_class = false;
+  size_t class_begin = 0;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '\\') {
+      if (i + 1 == pattern.size()) throw DataCorrupted("{}: pattern '{}' ends in a backslash", place, pattern);
+      const char e = pattern[++i];
+      switch (e) {
+        case 's': out += "\\p{White_Space}"; break;
+        case 'S': out += "\\P{White_Space}"; break;
+        case 'w':
+          out += in_class ? "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}" : "[\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}]";
+          break;
+        case 'v': out += "\\x{0B}"; break;  // vertical tab in Oniguruma, any vertical space in PCRE2
+        case 'd':
+        case 'D':
+        case 'n':
+        case 'r':
+        case 't':
+        case 'f': out += c, out += e; break;
+        case 'p':
+        case 'P':
+        case 'x': {
+          // With its braces, so that a '}' below closes a repeat.
+          const size_t close = pattern.find('}', i);
+          if (i + 1 >= pattern.size() || pattern[i + 1] != '{' || close == std::string::npos) {
+            refuse(fmt::format("\\{} without braces", e));
+          }
+          out.append(pattern, i - 1, close + 1 - (i - 1));
+          i = close;
+          break;
+        }
+        default: {
+          const auto u = static_cast<unsigned char>(e);
+          const bool letter_or_digit = (u >= '0' && u <= '9') || ((u | 0x20) >= 'a' && (u | 0x20) <= 'z');
+          if (letter_or_digit) refuse(fmt::format("\\{}", e));
+          if (u >= 0x80) {
+            out += e;  // an escaped non-ASCII character is itself
+          } else {
+            out += c, out += e;
+          }
+        }
+      }
+      continue;
+    }
+    if (in_class) {
+      if (c == '[') refuse("a class inside a class");
+      if (c == '&' && i + 1 < pattern.size() && pattern[i + 1] == '&') refuse("a class intersection");
+      if (c == ']' && i == class_begin) refuse("a class that starts with ']'");
+      if (c == ']') in_class = false;
+    } else if (c == '[') {
+      in_class = true;
+      class_begin = i + 1;
+      if (class_begin < pattern.size() && pattern[class_begin] == '^') ++class_begin;
+    } else if (c == '}' && i + 1 < pattern.size() && pattern[i + 1] == '+') {
+      refuse("a bounded repeat followed by '+'");
+    } else if (c == '(' && i + 1 < pattern.size() && (pattern[i + 1] == '?' || pattern[i + 1] == '*')) {
+      // Groups: (?: (?= (?! (?<= (?<! (?> (?i: only.
+      const std::string_view rest = std::string_view(pattern).substr(i + 1);
+      bool known = false;
+      for (const std::string_view group : {"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"}) {
+        known = known || rest.substr(0, group.size()) == group;
+      }
+      if (!known) refuse(fmt::format("the group '({}'", rest.substr(0, 3)));
+    }
+    out += c;
+  }
+  return out;
+}
+
+std::string pcre2_message(int code) {
+  char buffer[256];
+  pcre2_get_error_message(code, reinterpret_cast<PCRE2_UCHAR*>(buffer), sizeof buffer);
+  return buffer;
+}
+
+template <typename T>
+T* checked(T* pointer) {
+  if (pointer == nullptr) throw OutOfMemory("PCRE2 could not allocate a {}-byte structure", sizeof(void*));
+  return pointer;
+}
+
+}  // namespace
+
+struct Regex::Compiled {
+  std::string pattern;
+  std::string place;
+  pcre2_code* code = nullptr;
+  ~Compiled() { pcre2_code_free(code); }
+};
+
+Regex::Regex(const std::string& pattern, const std::string& place) : compiled_(std::make_unique<Compiled>()) {
+  compiled_->pattern = pattern;
+  compiled_->place = place;
+  const std::string translated = to_pcre2(pattern, place);
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  compiled_->code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
+  if (compiled_->code == nullptr) {
+    throw DataCorrupted("{}: pattern '{}' does not compile: {} at byte {} of '{}'", place, pattern,
+                        pcre2_message(error), offset, translated);
+  }
+  const int jit = pcre2_jit_compile(compiled_->code, PCRE2_JIT_COMPLETE);
+  if (jit != 0 && jit != PCRE2_ERROR_JIT_BADOPTION && jit != PCRE2_ERROR_NOMEMORY) {
+    throw DataCorrupted("{}: pattern '{}': {}", place, pattern, pcre2_message(jit));
+  }
+}
+
+Regex::~Regex() = default;
+
+const std::string& Regex::pattern() const { return compiled_->pattern; }
+
+struct Regex::Scanner::State {
+  const Compiled& compiled;
+  std::string_view text;
+  size_t pos = 0;
+  pcre2_match_data* data = nullptr;
+  pcre2_match_context* context = nullptr;
+  pcre2_jit_stack* stack = nullptr;
+
+  State(const Compiled& compiled_regex, std::string_view subject) : compiled(compiled_regex), text(subject) {}
+  ~State() {
+    pcre2_match_data_free(data);
+    pcre2_match_context_free(context);
+    pcre2_jit_stack_free(stack);
+  }
+};
+
+Regex::Scanner::Scanner(const Regex& regex, std::string_view text)
+    : state_(std::make_unique<State>(*regex.compiled_, text)) {
+  state_->data = checked(pcre2_match_data_create_from_pattern(regex.compiled_->code, nullptr));
+  state_->context = checked(pcre2_match_context_create(nullptr));
+  state_->stack = checked(pcre2_jit_stack_create(64 << 10, 16 << 20, nullptr));
+  pcre2_jit_stack_assign(state_->context, nullptr, state_->stack);
+  pcre2_set_match_limit(state_->context, kMatchLimit);
+  pcre2_set_heap_limit(state_->context, 64 << 10);  // KiB, for the interpreter
+}
+
+Regex::Scanner::~Scanner() = default;
+
+bool Regex::Scanner::next(size_t& begin, size_t& end) {
+  State& s = *state_;
+  if (s.pos >= s.text.size()) return false;
+  // The text was validated on entry; NOTEMPTY skips empty matches, which split nothing.
+  const int rc = pcre2_match(s.compiled.code, reinterpret_cast<PCRE2_SPTR>(s.text.data()), s.text.size(), s.pos,
+                             PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, s.data, s.context);
+  if (rc == PCRE2_ERROR_NOMATCH) {
+    s.pos = s.text.size();
+    return false;
+  }
+  if (rc < 0) {
+    throw InvalidArgument("{}: pattern '{}' gave up on the text at byte {} of {}: {} (limit {} steps per match)",
+                          s.compiled.place, s.compiled.pattern, s.pos, s.text.size(), pcre2_message(rc), kMatchLimit);
+  }
+  const PCRE2_SIZE* range = pcre2_get_ovector_pointer(s.data);
+  begin = range[0];
+  end = range[1];
+  s.pos = end;
+  return true;
+}
+
+}  // namespace eadem::io

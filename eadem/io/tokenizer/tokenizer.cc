@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/io/tokenizer/tokenizer.h"
+
+#include <algorithm>
+#include <array>
+
+#include "eadem/core/error.h"
+#include "eadem/io/tokenizer/added_tokens.h"
+#include "eadem/io/tokenizer/bpe_model.h"
+#include "eadem/io/tokenizer/normalizer.h"
+#include "eadem/io/tokenizer/pre_tokenizer.h"
+#include "eadem/io/tokenizer/spec.h"
+#include "eadem/io/tokenizer/token_decoder.h"
+#include "eadem/io/tokenizer/unicode.h"
+
+namespace eadem::io {
+namespace {
+
+constexpr std::string_view kMetaspace = "\xE2\x96\x81";
+
+// Remembers where in the output the ids of recent pieces are, so that a repeated word is copied instead of
+// merged again. Lives for one section of one call; direct-mapped, hence bounded.
+class PieceCache {
+ public:
+  struct Entry {
+    std::string_view piece;
+    size_t begin = 0, count = 0;
+  };
+  Entry& slot(std::string_view piece) { return entries_[std::hash<std::string_view>{}(piece) % kEntries]; }
+
+  // Below this the cache costs more than it saves.
+  static constexpr size_t kMinText = 2048;
+  static constexpr size_t kMaxPiece = 32;
+
+ private:
+  static constexpr size_t kEntries = 1 << 14;
+  std::vector<Entry> entries_ = std::vector<Entry>(kEntries);
+};
+
+// Cuts pieces before each U+2581 that follows another character; see BpeModel::splits_at_metaspace.
+void split_at_metaspace(PreTokenized& pre) {
+  std::vector<PreTokenized::Range> pieces;
+  for (const PreTokenized::Range range : pre.pieces) {
+    size_t begin = range.begin;
+    size_t after_mark = range.begin;  // the end of the mark seen last
+    for (size_t at; (at = pre.text.find(kMetaspace, after_mark)) != std::string::npos && at < range.end;) {
+      if (at != after_mark && at != begin) {
+        pieces.push_back({begin, at});
+        begin = at;
+      }
+      after_mark = at + kMetaspace.size();
+    }
+    pieces.push_back({begin, range.end});
+  }
+  pre.pieces = std::move(pieces);
+}
+
+AddedTokenMatcher make_matcher(const TokenizerSpec& spec, const Normalizer& normalizer, bool normalized) {
+  std::vector<std::pair<std::string, AddedToken>> patterns;
+  for (const AddedToken& token : spec.added_tokens) {
+    if (token.normalized != normalized) continue;
+    std::string pattern = token.content;
+    if (normalized) normalizer.apply(pattern);
+    patterns.emplace_back(std::move(pattern), token);
+  }
+  return AddedTokenMatcher(std::move(patterns), spec.source);
+}
+
+}  // namespace
+
+struct Tokenizer::Impl {
+  struct Token {
+    std::string text;
+    std::string bytes;
+    bool present = false;
+    bool special = false;
+  };
+
+  explicit Impl(const TokenizerSpec& spec)
+      : source(spec.source),
+        normalizer(spec.normalizers, spec.source),
+        pre_tokenizer(spec.pre_tokenizers, spec.source),
+        model(spec, pre_tokenizer.byte_level()),
+        raw_added(make_matcher(spec, normalizer, false)),
+        normalized_added(make_matcher(spec, normalizer, true)),
+        decoder(spec),
+        prefix_ids(spec.prefix_ids),
+        suffix_ids(spec.suffix_ids),
+        bos(spec.bos),
+        eos(spec.eos),
+        unk(spec.unk),
+        pad(spec.pad),
+        chat_template(spec.chat_template) {
+    for (const VocabEntry& entry : spec.vocab) add_token(entry.text, entry.id, "vocabulary");
+    for (const AddedToken& added : spec.added_tokens) {
+      const auto known = ids.find(added.content);
+      if (known == ids.end()) {
+        add_token(added.content, added.id, "added_tokens");
+      } else if (known->second != added.id) {
+        throw DataCorrupted("{}: added token '{}' has id {}; the vocabulary gives it {}", source, added.content,
+                            added.id, known->second);
+      }
+      if (added.special) tokens[static_cast<size_t>(added.id)].special = true;
+    }
+    if (tokens.empty()) throw DataCorrupted("{}: the vocabulary is empty", source);
+    for (Token& token : tokens) {
+      if (token.present) decoder.append_token(token.bytes, token.text, false);
+    }
+    for (const auto& list : {prefix_ids, suffix_ids}) {
+      for (const int32_t id : list) check_id(id, "post_processor");
+    }
+    for (const auto& id : {bos, eos, unk, pad}) {
+      if (id) check_id(*id, "bos / eos / unk / pad");
+    }
+  }
+
+  void add_token(const std::string& text, int32_t id, std::string_view place) {
+    if (id < 0 || id >= kMaxVocab) {
+      throw DataCorrupted("{}: {}: token '{}' has id {}, outside 0 .. {}", source, place, text, id, kMaxVocab - 1);
+    }
+    if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
+    Token& token = tokens[static_cast<size_t>(id)];
+    if (token.present) {
+      throw DataCorrupted("{}: {}: tokens '{}' and '{}' both have id {}", source, place, token.text, text, id);
+    }
+    if (!ids.emplace(text, id).second) throw DataCorrupted("{}: {}: token '{}' is listed twice", source, place, text);
+    token.text = text;
+    token.present = true;
+  }
+
+  bool is_token(int64_t id) const {
+    return id >= 0 && static_cast<size_t>(id) < tokens.size() && tokens[static_cast<size_t>(id)].present;
+  }
+  void check_id(int32_t id, std::string_view place) const {
+    if (!is_token(id)) throw DataCorrupted("{}: {} names id {}, which is not a token", source, place, id);
+  }
+  const Token& token(int32_t id) const {
+    if (!is_token(id)) {
+      throw InvalidArgument("{}: id {} is not a token; the vocabulary ends at {}", source, id, tokens.size());
+    }
+    return tokens[static_cast<size_t>(id)];
+  }
+
+  // A stretch of text without added tokens, already normalized.
+  void encode_section(std::string text, bool at_start, BpeModel::Scratch& scratch, std::vector<int32_t>& out) const {
+    PreTokenized pre;
+    pre.text = std::move(text);
+    pre.at_start = at_start;
+    pre_tokenizer.apply(pre);
+    if (model.splits_at_metaspace()) split_at_metaspace(pre);
+    std::optional<PieceCache> cache;
+    if (pre.text.size() >= PieceCache::kMinText) cache.emplace();
+    for (size_t i = 0; i < pre.pieces.size(); ++i) {
+      const std::string_view piece = pre.piece(i);
+      if (!cache || piece.size() > PieceCache::kMaxPiece) {
+        model.encode(piece, scratch, out);
+        continue;
+      }
+      PieceCache::Entry& entry = cache->slot(piece);
+      if (entry.piece == piece) {
+        for (size_t k = 0; k < entry.count; ++k) out.push_back(out[entry.begin + k]);
+      } else {
+        const size_t begin = out.size();
+        model.encode(piece, scratch, out);
+        entry = {piece, begin, out.size() - begin};
+      }
+    }
+  }
+
+  std::string source;
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  BpeModel model;
+  AddedTokenMatcher raw_added, normalized_added;
+  TokenDecoder decoder;
+  std::vector<int32_t> prefix_ids, suffix_ids;
+  std::optional<int32_t> bos, eos, unk, pad;
+  std::string chat_template;
+  std::vector<Token> tokens;  // by id
+  StringMap<int32_t> ids;
+};
+
+Tokenizer::Tokenizer(const TokenizerSpec& spec) : impl_(std::make_unique<const Impl>(spec)) {}
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  if (text.size() >= size_t{1} << 31) {
+    throw InvalidArgument("text of {} bytes; at most {} can be encoded at once", text.size(), (size_t{1} << 31) - 1);
+  }
+  if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
+    throw InvalidArgument("text is not UTF-8: byte 0x{:02X} at offset {} of {}",
+                          static_cast<unsigned>(static_cast<uint8_t>(text[bad])), bad, text.size());
+  }
+  std::vector<int32_t> out;
+  if (options.add_special_tokens) out = impl_->prefix_ids;
+  BpeModel::Scratch scratch;
+  for (const auto& raw : impl_->raw_added.split(text, options.parse_special)) {
+    if (raw.id >= 0) {
+      out.push_back(raw.id);
+      continue;
+    }
+    std::string normalized(text.substr(raw.begin, raw.end - raw.begin));
+    impl_->normalizer.apply(normalized);
+    if (impl_->normalized_added.empty()) {
+      impl_->encode_section(std::move(normalized), raw.begin == 0, scratch, out);
+      continue;
+    }
+    for (const auto& section : impl_->normalized_added.split(normalized, options.parse_special)) {
+      if (section.id >= 0) {
+        out.push_back(section.id);
+      } else {
+        impl_->encode_section(normalized.substr(section.begin, section.end - section.begin),
+                              raw.begin == 0 && section.begin == 0, scratch, out);
+      }
+    }
+  }
+  if (options.add_special_tokens) out.insert(out.end(), impl_->suffix_ids.begin(), impl_->suffix_ids.end());
+  return out;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+  IncrementalDecoder decoder(*this, skip_special);
+  std::string text;
+  for (const int32_t id : ids) text += decoder.next(id);
+  text += decoder.finish();
+  return text;
+}
+
+int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(impl_->tokens.size()); }
+bool Tokenizer::is_token(int64_t id) const { return impl_->is_token(id); }
+std::string_view Tokenizer::token_text(int32_t id) const { return impl_->token(id).text; }
+std::string_view Tokenizer::token_bytes(int32_t id) const { return impl_->token(id).bytes; }
+bool Tokenizer::is_special(int32_t id) const { return impl_->is_token(id) && impl_->token(id).special; }
+
+std::optional<int32_t> Tokenizer::token_to_id(std::string_view text) const {
+  const auto found = impl_->ids.find(text);
+  if (found == impl_->ids.end()) return std::nullopt;
+  return found->second;
+}
+
+std::optional<int32_t> Tokenizer::bos() const { return impl_->bos; }
+std::optional<int32_t> Tokenizer::eos() const { return impl_->eos; }
+std::optional<int32_t> Tokenizer::unk() const { return impl_->unk; }
+std::optional<int32_t> Tokenizer::pad() const { return impl_->pad; }
+std::span<const int32_t> Tokenizer::prefix_ids() const { return impl_->prefix_ids; }
+std::span<const int32_t> Tokenizer::suffix_ids() const { return impl_->suffix_ids; }
+const std::string& Tokenizer::chat_template() const { return impl_->chat_template; }
+const std::string& Tokenizer::source() const { return impl_->source; }
+
+IncrementalDecoder::IncrementalDecoder(const Tokenizer& tokenizer, bool skip_special)
+    : tokenizer_(&tokenizer), skip_special_(skip_special), strip_left_(tokenizer.impl_->decoder.strip_count()) {}
+
+std::string IncrementalDecoder::next(int32_t id) {
+  const Tokenizer::Impl& impl = *tokenizer_->impl_;
+  const Tokenizer::Impl::Token& token = impl.token(id);
+  if (skip_special_ && token.special) return {};
+  if (first_) {
+    impl.decoder.append_token(pending_, token.text, true);
+    first_ = false;
+  } else {
+    pending_ += token.bytes;
+  }
+  size_t begin = 0;
+  while (strip_left_ > 0 && begin < pending_.size()) {
+    if (pending_[begin] != impl.decoder.strip_char()) {
+      strip_left_ = 0;
+    } else {
+      ++begin, --strip_left_;
+    }
+  }
+  pending_.erase(0, begin);
+  // Everything but a sequence that the end of `pending_` cuts short: at most three bytes.
+  size_t end = pending_.size();
+  for (size_t back = 1; back <= std::min<size_t>(3, pending_.size()); ++back) {
+    const size_t pos = pending_.size() - back;
+    if ((static_cast<unsigned char>(pending_[pos]) & 0xC0) == 0x80) continue;
+    if (next_utf8(pending_, pos).status == Utf8Status::kTruncated) end = pos;
+    break;
+  }
+  std::string text;
+  append_lossy_utf8(text, std::string_view(pending_).substr(0, end));
+  pending_.erase(0, end);
+  return text;
+}
+
+std::string IncrementalDecoder::finish() {
+  std::string text;
+  append_lossy_utf8(text, pending_);
+  pending_.clear();
+  first_ = true;
+  strip_left_ = tokenizer_->impl_->decoder.strip_count();
+  return text;
+}
+
+}  // namespace eadem::io

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tokenizer: text to token ids and back. Byte-level BPE (GPT-2, Llama 3, Qwen2 ...) and SentencePiece-style
+// BPE with byte fallback (Llama 2), read from
+//
+//   tokenizer.json                   the Hugging Face format; the reference for its meaning is their library
+//   vocab.json + merges.txt          GPT-2 and Qwen2 checkpoints without tokenizer.json
+//   tokenizer.model                  tiktoken ranks (Llama 3)
+//   GGUF metadata                    tokenizer.ggml.*, models "gpt2" and "llama"
+//
+// What a file asks for and this code does not do is refused by name (Unsupported); a file that contradicts
+// itself is DataCorrupted; a missing one NotFound.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/io/tokenizer/pattern_matchers.h"
+
+namespace eadem::io {
+
+class GgufFile;
+struct TokenizerSpec;
+
+struct EncodeOptions {
+  // Put the tokens of the post-processor (BOS, EOS) around the text.
+  bool add_special_tokens = true;
+  // Read special tokens such as <|im_end|> from the text. Off for text that a user controls: such strings
+  // are then ordinary text. Added tokens that are not special are always read.
+  bool parse_special = true;
+};
+
+// The tokenizer keys of a GGUF file, as they stand there. Optionals are keys that may be missing.
+struct GgufTokenizerData {
+  std::string source;                // file name, for messages
+  std::string model;                 // tokenizer.ggml.model: "gpt2" or "llama"
+  std::string pre;                   // tokenizer.ggml.pre: "gpt-2", "llama-bpe", "qwen2"; unused for "llama"
+  std::vector<std::string> tokens;   // index is the id
+  std::vector<float> scores;         // "llama": the higher merges first
+  std::vector<int32_t> token_types;  // 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; may be empty
+  std::vector<std::string> merges;   // "gpt2": "left right"
+  std::optional<int64_t> bos, eos, unk, pad;
+  std::optional<bool> add_bos, add_eos, add_space_prefix;
+  std::string chat_template;
+};
+
+// Immutable after construction: every const member may be called from any thread at once.
+class Tokenizer {
+ public:
+  // `path`: a tokenizer.json, a tiktoken tokenizer.model, or a directory. In a directory tokenizer.json is
+  // preferred, then vocab.json + merges.txt (which need tokenizer_config.json to say which pre-tokenizer
+  // they were trained with), then a tiktoken tokenizer.model. A tokenizer_config.json beside the file gives
+  // bos / eos / unk / pad, the chat template, and add_bos_token / add_eos_token, which when present
+  // override the post-processor, as the Hugging Face classes do.
+  static Tokenizer from_file(const std::string& path);
+  // The bytes of a tokenizer.json, and of a tokenizer_config.json if not empty. `source` is for messages.
+  static Tokenizer from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
+                             const std::string& source);
+  // A vocab.json and a merges.txt with the pre-tokenizer pattern named by the caller.
+  static Tokenizer from_vocab_and_merges(const std::string& vocab_path, const std::string& merges_path,
+                                         KnownPattern pattern);
+  static Tokenizer from_gguf(const GgufTokenizerData& data);
+
+  // Builds from a description and checks it.
+  explicit Tokenizer(const TokenizerSpec& spec);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  // Throws InvalidArgument, naming the byte offset, when `text` is not UTF-8, when it has 2^31 bytes or
+  // more, or when it holds a character that the vocabulary cannot express.
+  std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
+
+  // The text of `ids`. Always valid UTF-8: ill-formed parts become U+FFFD. `skip_special` drops special
+  // tokens. Throws InvalidArgument on an id that is not a token.
+  std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
+
+  // One more than the largest id. Ids below it need not all be tokens: see is_token.
+  int32_t vocab_size() const;
+  bool is_token(int64_t id) const;
+
+  // The text of a token as the vocabulary spells it, and its id.
+  std::string_view token_text(int32_t id) const;
+  std::optional<int32_t> token_to_id(std::string_view text) const;
+
+  // The bytes that a token contributes in the middle of a text. May be part of a UTF-8 sequence.
+  std::string_view token_bytes(int32_t id) const;
+
+  bool is_special(int32_t id) const;
+  std::optional<int32_t> bos() const;
+  std::optional<int32_t> eos() const;
+  std::optional<int32_t> unk() const;
+  std::optional<int32_t> pad() const;
+  // What add_special_tokens puts before and after a text.
+  std::span<const int32_t> prefix_ids() const;
+  std::span<const int32_t> suffix_ids() const;
+
+  // Jinja source of the chat template; empty if the files have none.
+  const std::string& chat_template() const;
+  // The file it came from, for messages.
+  const std::string& source() const;
+
+ private:
+  friend class IncrementalDecoder;
+  struct Impl;
+  std::unique_ptr<const Impl> impl_;
+};
+
+// The tokenizer in a GGUF file's metadata.
+Tokenizer tokenizer_from_gguf(const GgufFile& file);
+
+// Decodes one token at a time and returns text as soon as its UTF-8 is complete. The concatenation of
+// every result, finish() last, equals Tokenizer::decode of the same ids. One thread at a time; the
+// tokenizer must outlive it.
+//
+// To stream a continuation, first pass the prompt's ids and drop what comes back: some tokenizers treat
+// the first token of a text apart.
+class IncrementalDecoder {
+ public:
+  explicit IncrementalDecoder(const Tokenizer& tokenizer, bool skip_special = true);
+
+  std::string next(int32_t id);
+  // Text held back at the end: U+FFFD for an unfinished sequence, else nothing. Starts over.
+  std::string finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  bool skip_special_;
+  bool first_ = true;
+  int64_t strip_left_;
+  std::string pending_;
+};
+
+}  // namespace eadem::io

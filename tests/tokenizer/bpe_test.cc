@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Merging itself: against a slow, obvious version, and in time on hostile texts.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "eadem/io/tokenizer/bpe_model.h"
+#include "eadem/io/tokenizer/readers.h"
+#include "eadem/io/tokenizer/tokenizer.h"
+#include "tests/tokenizer/shared_tokenizers.h"
+
+namespace eadem::io {
+namespace {
+
+// Random merges over the letters a .. d; tokens up to eight letters.
+TokenizerSpec random_spec(unsigned seed) {
+  std::mt19937 random(seed);
+  TokenizerSpec spec;
+  spec.source = "random";
+  std::map<std::string, int32_t> ids;
+  for (const char* c : {"a", "b", "c", "d"}) {
+    ids.emplace(c, static_cast<int32_t>(ids.size()));
+    spec.vocab.push_back({c, ids.at(c)});
+  }
+  while (spec.merges.size() < 60) {
+    const std::string left = spec.vocab[random() % spec.vocab.size()].text;
+    const std::string right = spec.vocab[random() % spec.vocab.size()].text;
+    const std::string joined = left + right;
+    if (joined.size() > 8 || ids.contains(joined)) continue;
+    ids.emplace(joined, static_cast<int32_t>(ids.size()));
+    spec.vocab.push_back({joined, ids.at(joined)});
+    spec.merges.push_back({ids.at(left), ids.at(right), ids.at(joined), static_cast<uint32_t>(spec.merges.size())});
+  }
+  return spec;
+}
+
+// The definition: while any pair merges, merge the leftmost of lowest rank.
+std::vector<int32_t> encode_slowly(const TokenizerSpec& spec, const std::string& text) {
+  std::vector<int32_t> ids;
+  for (const char c : text) ids.push_back(c - 'a');
+  while (true) {
+    size_t best_at = ids.size();
+    const Merge* best = nullptr;
+    for (size_t i = 0; i + 1 < ids.size(); ++i) {
+      for (const Merge& merge : spec.merges) {
+        if (merge.left != ids[i] || merge.right != ids[i + 1]) continue;
+        if (best == nullptr || merge.rank < best->rank) best = &merge, best_at = i;
+      }
+    }
+    if (best == nullptr) return ids;
+    ids[best_at] = best->result;
+    ids.erase(ids.begin() + static_cast<ptrdiff_t>(best_at) + 1);
+  }
+}
+
+TEST(Bpe, EqualsTheDefinition) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    const TokenizerSpec spec = random_spec(seed);
+    const BpeModel model(spec, true);
+    BpeModel::Scratch scratch;
+    std::mt19937 random(seed + 100);
+    // Lengths on both sides of the change from the scan to the heap, which is at 48 symbols.
+    for (const size_t length : {0, 1, 2, 3, 7, 20, 47, 48, 49, 50, 100, 300}) {
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        std::string text;
+        for (size_t i = 0; i < length; ++i) text += static_cast<char>('a' + random() % (repeat == 0 ? 1 : 4));
+        std::vector<int32_t> ids;
+        model.encode(text, scratch, ids);
+        EXPECT_EQ(ids, encode_slowly(spec, text)) << "seed " << seed << ", " << text;
+      }
+    }
+  }
+}
+
+// A text is cut at U+2581 only where no merge can join: with and without the cut the ids agree.
+TEST(Bpe, MetaspaceCutIsExact) {
+  const std::string mark = "\xE2\x96\x81";
+  TokenizerSpec spec;
+  spec.source = "metaspace";
+  for (const std::string& text : {mark, std::string("a"), mark + mark, mark + "a", std::string("aa"), "a" + mark}) {
+    spec.vocab.push_back({text, static_cast<int32_t>(spec.vocab.size())});
+  }
+  spec.merges = {{0, 0, 2, 0}, {0, 1, 3, 1}, {1, 1, 4, 2}};
+  EXPECT_TRUE(BpeModel(spec, false).splits_at_metaspace());
+  std::mt19937 random(3);
+  const Tokenizer tokenizer(spec);
+  const BpeModel model(spec, false);
+  BpeModel::Scratch scratch;
+  for (int i = 0; i < 2000; ++i) {
+    std::string text;
+    for (unsigned n = random() % 20; n > 0; --n) text += random() % 2 ? mark : "a";
+    std::vector<int32_t> whole;
+    model.encode(text, scratch, whole);
+    EXPECT_EQ(tokenizer.encode(text), whole) << text;
+  }
+  spec.merges.push_back({1, 0, 5, 3});
+  EXPECT_FALSE(BpeModel(spec, false).splits_at_metaspace());
+}
+
+// Quadratic work on these texts would take hours; the test's own timeout is the assertion.
+TEST(Bpe, HostileTextsTakeLinearithmicTime) {
+  EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
+  const std::string folder = shared_tokenizers().string();
+  const Tokenizer gpt2 =
+      Tokenizer::from_vocab_and_merges(folder + "/gpt2/vocab.json", folder + "/gpt2/merges.txt", KnownPattern::kGpt2);
+  const Tokenizer llama2 = Tokenizer::from_json(repaired_llama2_json(), "", "llama2");
+  std::mt19937 random(1);
+  std::string letters;
+  for (int i = 0; i < 1 << 20; ++i) letters += static_cast<char>('a' + random() % 26);
+  const std::string same(1 << 20, 'a'), spaces(1 << 20, ' '), breaks(1 << 20, '\n');
+  std::string emoji;
+  while (emoji.size() < 1 << 20) emoji += "\xF0\x9F\xA6\x99";
+  for (const std::string& text : {letters, same, spaces, breaks, emoji}) {
+    for (const Tokenizer* tokenizer : {&gpt2, &llama2}) {
+      const auto ids = tokenizer->encode(text);
+      EXPECT_TRUE(tokenizer->decode(ids) == text);
+    }
+  }
+}
+
+TEST(Bpe, ManyThreadsShareATokenizer) {
+  EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
+  const Tokenizer tokenizer = Tokenizer::from_file((shared_tokenizers() / "qwen2").string());
+  const std::string text = read_text(wiki_path()).substr(0, 100000);
+  const auto expected = tokenizer.encode(text);
+  std::vector<std::thread> threads;
+  std::atomic<int> num_equal = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      if (tokenizer.encode(text) == expected && tokenizer.decode(expected) == text) ++num_equal;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_equal, 4);
+}
+
+}  // namespace
+}  // namespace eadem::io
