@@ -33,9 +33,10 @@ ValueAndSlope activate(ActivationKind kind, double x) {
       return {x * cdf, cdf + x * density};
     }
     case ActivationKind::gelu_tanh: {
+      // (1 + tanh u) / 2 written as 1 / (1 + exp(-2u)): near tanh = -1 the sum cancels even in double.
       const double c = std::sqrt(2 / std::numbers::pi);
-      const double t = std::tanh(c * (x + 0.044715 * x * x * x));
-      return {0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)};
+      const double gate = 1 / (1 + std::exp(-2 * c * (x + 0.044715 * x * x * x)));
+      return {x * gate, gate + 2 * x * gate * (1 - gate) * c * (1 + 3 * 0.044715 * x * x)};
     }
     case ActivationKind::relu: return {x > 0 ? x : 0, x > 0 ? 1.0 : 0.0};
     case ActivationKind::relu2: return {x > 0 ? x * x : 0, x > 0 ? 2 * x : 0};

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ops/error_bounds.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "eadem/ops/all_ops.h"
+#include "tests/support/tolerance.h"
+
+namespace eadem::test {
+
+namespace {
+
+using kernels::ActivationKind;
+using kernels::Pass;
+using ops::RefTensor;
+using Bounds = std::vector<std::vector<double>>;
+using Inputs = std::span<const RefTensor>;
+
+constexpr double kU = 0x1p-24;
+constexpr double kExp = 4 * kU;
+// Where an exponential leaves f32 the quotients it stands in are below this; kernels may flush them.
+constexpr double kUnderflow = 0x1p-120;
+
+RefTensor absolute(const RefTensor& x) {
+  RefTensor result = x;
+  for (double& value : result.data) value = std::fabs(value);
+  return result;
+}
+
+std::vector<RefTensor> absolute(Inputs tensors) {
+  std::vector<RefTensor> result;
+  for (const RefTensor& tensor : tensors) result.push_back(absolute(tensor));
+  return result;
+}
+
+// Sums of the absolute values of the terms of every output of an op that is linear in each input: the op itself on
+// absolute values.
+std::vector<RefTensor> magnitudes(const ops::Op& op, Pass pass, Inputs in, Inputs initial) {
+  const std::vector<RefTensor> sizes = absolute(in);
+  std::vector<RefTensor> out = absolute(initial);
+  op.reference(pass, sizes, out);
+  return out;
+}
+
+std::vector<double> scaled(double factor, const std::vector<double>& values) {
+  std::vector<double> result = values;
+  for (double& value : result) value = factor * std::fabs(value);
+  return result;
+}
+
+// Every output is exact, or rounded from an exact value.
+Bounds exact(std::span<const RefTensor> expected) {
+  Bounds result;
+  for (const RefTensor& tensor : expected) result.emplace_back(tensor.data.size(), 0.0);
+  return result;
+}
+
+Bounds relative(double error, std::span<const RefTensor> expected) {
+  Bounds result;
+  for (const RefTensor& tensor : expected) result.push_back(scaled(error, tensor.data));
+  return result;
+}
+
+Bounds embedding(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
+  if (pass != Pass::backward) return exact(expected);
+  const double additions = static_cast<double>(in[0].data.size()) + 1;  // at most every token hits one row
+  return {scaled(gamma_f32(additions), magnitudes(op, pass, in, initial)[0].data)};
+}
+
+Bounds linear(const ops::Op& op, Pass pass, Inputs in, Inputs /*expected*/, Inputs initial) {
+  const std::vector<RefTensor> sizes = magnitudes(op, pass, in, initial);
+  const double tokens = static_cast<double>(in[0].shape[0]), width = static_cast<double>(in[0].shape[1]),
+               outputs = static_cast<double>(in[1].shape[0]);
+  if (pass != Pass::backward) return {scaled(gamma_f32(width + 1), sizes[0].data)};  // products, then the bias
+  return {scaled(gamma_f32(outputs), sizes[0].data), scaled(gamma_f32(tokens + 1), sizes[1].data),
+          scaled(gamma_f32(tokens + 1), sizes[2].data)};
+}
+
+Bounds rms_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
+  const double hidden = static_cast<double>(in[0].shape.back()), rows = static_cast<double>(in[0].shape.num_rows());
+  if (pass != Pass::backward) {
+    // The square root halves the error of the sum; then root, quotient and (for y) two products.
+    const double inverse = gamma_f32(hidden + 2) / 2 + 3 * kU;
+    return relative(inverse + 2 * kU, expected);
+  }
+  // dx = s w dy - s^3 x sum(dy w x) / hidden: the two terms' sizes add; dweight is a sum over rows.
+  std::vector<double> dx(in[0].data.size());
+  const auto n = static_cast<size_t>(hidden);
+  for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+    const double s = in[2].data[r];
+    double dot = 0;
+    for (size_t i = 0; i < n; ++i) dot += std::fabs(in[3].data[r * n + i] * in[1].data[i] * in[0].data[r * n + i]);
+    for (size_t i = 0; i < n; ++i)
+      dx[r * n + i] = gamma_f32(hidden + 8) * (std::fabs(s * in[1].data[i] * in[3].data[r * n + i]) +
+                                               std::fabs(s * s * s * in[0].data[r * n + i]) * dot / hidden);
+  }
+  if (expected[0].data.empty()) dx.clear();
+  std::vector<RefTensor> sizes(initial.begin(), initial.end());
+  sizes = absolute(sizes);
+  sizes[0] = {};
+  const std::vector<RefTensor> in_sizes = absolute(in);
+  op.reference(pass, in_sizes, sizes);
+  return {dx, scaled(gamma_f32(rows + 3), sizes[1].data)};
+}
+
+// Bounds of f and f' at x, f32.
+struct ActivationBound {
+  double value, slope;
+};
+
+ActivationBound activation_bound(ActivationKind kind, double x) {
+  const double a = std::fabs(x);
+  switch (kind) {
+    case ActivationKind::silu: {
+      // sigmoid: exponential, sum, quotient.
+      const double sigmoid = 1 / (1 + std::exp(-x)), rest = 1 / (1 + std::exp(x)), error = kExp + 2 * kU;
+      return {a * sigmoid * (error + kU) + kUnderflow, sigmoid * (1 + a * rest) * (2 * error + 3 * kU) + kUnderflow};
+    }
+    case ActivationKind::gelu: {
+      // Phi with small relative error in its lower tail: exp(-x^2/2) (two exponentials and their product), times a
+      // polynomial in one quotient (ten steps, each at most one rounding of a positive partial sum).
+      const double cdf = 0.5 * std::erfc(-x / std::sqrt(2.0));
+      const double density = std::exp(-x * x / 2) / std::sqrt(2 * M_PI);
+      const double error = 2 * kExp + 16 * kU;
+      return {a * cdf * (error + kU) + kUnderflow, (cdf + a * density) * (error + 3 * kU) + kUnderflow};
+    }
+    case ActivationKind::gelu_tanh: {
+      // x sigmoid(w), w = 2 sqrt(2/pi) (x + 0.044715 x^3): six roundings of terms of one sign, which the exponential
+      // turns into a relative error of 6u |w| (1 - sigmoid).
+      const double c = 2 * std::sqrt(2 / M_PI), w = c * (x + 0.044715 * x * x * x);
+      const double sigmoid = 1 / (1 + std::exp(-w)), rest = 1 / (1 + std::exp(w));
+      const double error = kExp + 2 * kU + 6 * kU * std::fabs(w);
+      const double slope = c * (1 + 3 * 0.044715 * x * x);
+      return {a * sigmoid * (error + kU) + kUnderflow,
+              sigmoid * (1 + a * rest * slope) * (2 * error + 6 * kU) + kUnderflow};
+    }
+    case ActivationKind::relu: return {0, 0};
+    case ActivationKind::relu2: return {kU * x * x, 2 * kU * a};
+  }
+  return {};
+}
+
+double activation_size(ActivationKind kind, double x) {  // |f(x)| and |f'(x)| are below these
+  return kind == ActivationKind::relu2 ? x * x : std::fabs(x);
+}
+double slope_size(ActivationKind kind, double x) { return kind == ActivationKind::relu2 ? 2 * std::fabs(x) : 1.2; }
+
+Bounds activation(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  const ActivationKind kind = op.attrs().get<kernels::ActivationAttrs>().kind;
+  const bool gated = op.name() == "gated_activation", backward = pass == Pass::backward;
+  Bounds result = exact(expected);
+  for (size_t i = 0; i < in[0].data.size(); ++i) {
+    const double x = in[0].data[i], up = gated ? std::fabs(in[1].data[i]) : 1;
+    const double dy = backward ? std::fabs(in.back().data[i]) : 1;
+    const ActivationBound f = activation_bound(kind, x);
+    // Up to two products follow.
+    if (!result[0].empty())
+      result[0][i] = backward ? dy * up * (f.slope + 2 * kU * slope_size(kind, x))
+                              : up * (f.value + (gated ? kU * activation_size(kind, x) : 0));
+    if (backward && gated && !result[1].empty()) result[1][i] = dy * (f.value + kU * activation_size(kind, x));
+  }
+  return result;
+}
+
+Bounds rope(const ops::Op& op, Inputs in, Pass pass, Inputs expected) {
+  // A difference of two products. On absolute values one direction of rotation subtracts and the other adds, so the
+  // larger of the two is the sum of the terms' sizes.
+  const RefTensor &x = pass == Pass::backward ? in[1] : in[0], &table = pass == Pass::backward ? in[0] : in[1];
+  const RefTensor forward_in[] = {absolute(x), absolute(table)}, backward_in[] = {absolute(table), absolute(x)};
+  std::vector<RefTensor> forward = {{x.shape, std::vector<double>(x.data.size())}}, backward = forward;
+  op.reference(Pass::inference, forward_in, forward);
+  op.reference(Pass::backward, backward_in, backward);
+  Bounds result = exact(expected);
+  for (size_t i = 0; i < result[0].size(); ++i)
+    result[0][i] = gamma_f32(2) * std::max(std::fabs(forward[0].data[i]), std::fabs(backward[0].data[i]));
+  return result;
+}
+
+// The loops of the reference on absolute values; see kernels/attention.h.
+Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  const auto& attrs = op.attrs().get<kernels::AttentionAttrs>();
+  const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim;
+  const double scale = std::fabs(static_cast<double>(attrs.scale));
+  const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == Pass::backward;
+  const RefTensor &q = in[0], &k = in[1], &v = in[2];
+  Bounds result = exact(expected);
+  for (int64_t s = 0; s < in[4].shape[0]; ++s) {
+    const auto begin = static_cast<int64_t>(in[3].data[static_cast<size_t>(s)]);
+    const auto end = static_cast<int64_t>(in[3].data[static_cast<size_t>(s) + 1]);
+    const auto length = static_cast<int64_t>(in[4].data[static_cast<size_t>(s)]);
+    const auto key_at = [&](int64_t j, int64_t g) {
+      if (!cached) return static_cast<size_t>(((begin + j) * kv_heads + g) * dim);
+      const int64_t size = k.shape[2];
+      const auto block = static_cast<int64_t>(in[5].data[static_cast<size_t>(s * in[5].shape[1] + j / size)]);
+      return static_cast<size_t>(((block * kv_heads + g) * size + j % size) * dim);
+    };
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t g = h / (heads / kv_heads), position = length - (end - begin) + t - begin;
+        const int64_t first = attrs.window > 0 ? std::max<int64_t>(0, position - attrs.window + 1) : 0;
+        const auto row = static_cast<size_t>((t * heads + h) * dim);
+        const double keys = static_cast<double>(position - first + 1);
+        std::vector<double> score;
+        double largest = -HUGE_VAL, widest = 0;
+        for (int64_t j = first; j <= position; ++j) {
+          double dot = 0, size = 0;
+          for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
+            const double term = q.data[row + d] * k.data[key_at(j, g) + d];
+            dot += term;
+            size += std::fabs(term);
+          }
+          score.push_back(static_cast<double>(attrs.scale) * dot);
+          largest = std::max(largest, score.back());
+          widest = std::max(widest, scale * size);
+        }
+        // A score is a product of head_dim terms, the scale and the subtraction of a maximum that is itself a score.
+        const double score_error = gamma_f32(static_cast<double>(dim) + 4) * widest;
+        if (!backward) {
+          // p: its score and the maximum, an exponential; rescaled once per chunk; then the weighted sum over the
+          // keys, the sum of p over the keys, and their quotient.
+          const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2;
+          const double weight = 2 * score_error + kExp + chunks * (kExp + 2 * kU);
+          const double error = 2 * weight + 2 * gamma_f32(keys + 2);
+          double sum = 0;
+          for (double value : score) sum += std::exp(value - largest);
+          for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
+            double size = 0;
+            for (int64_t j = first; j <= position; ++j)
+              size +=
+                  std::exp(score[static_cast<size_t>(j - first)] - largest) / sum * std::fabs(v.data[key_at(j, g) + d]);
+            result[0][row + d] = error * size + kUnderflow;
+          }
+          if (result.size() > 1 && !result[1].empty())
+            result[1][static_cast<size_t>(t * heads + h)] =
+                score_error + weight + gamma_f32(keys) + kExp * std::log(sum) + kU * std::fabs(largest);
+          continue;
+        }
+        // p = exp(s - lse) with s of the error above; every gradient sums products of p over keys or tokens and heads.
+        const RefTensor &y = in[5], &lse = in[6], &dy = in[7];
+        const double group = static_cast<double>((end - begin) * (heads / kv_heads));
+        double dy_y = 0;
+        for (size_t d = 0; d < static_cast<size_t>(dim); ++d) dy_y += std::fabs(dy.data[row + d] * y.data[row + d]);
+        for (int64_t j = first; j <= position; ++j) {
+          const double log_sum = lse.data[static_cast<size_t>(t * heads + h)];
+          const double p = std::exp(score[static_cast<size_t>(j - first)] - log_sum);
+          const double p_error = score_error + kU * (std::fabs(log_sum) + widest) + kExp;
+          const size_t key = key_at(j, g);
+          double dy_v = 0;
+          for (size_t d = 0; d < static_cast<size_t>(dim); ++d) dy_v += std::fabs(dy.data[row + d] * v.data[key + d]);
+          const double ds = p * (dy_v + dy_y) * scale;
+          const double ds_error = p_error + gamma_f32(static_cast<double>(dim) + 4);
+          for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
+            if (!result[0].empty())
+              result[0][row + d] += ds * std::fabs(k.data[key + d]) * (ds_error + gamma_f32(keys + 2));
+            if (!result[1].empty())
+              result[1][key + d] += ds * std::fabs(q.data[row + d]) * (ds_error + gamma_f32(group + 2));
+            if (!result[2].empty())
+              result[2][key + d] += p * std::fabs(dy.data[row + d]) * (p_error + gamma_f32(group + 2));
+          }
+        }
+      }
+  }
+  return result;
+}
+
+Bounds softmax(Pass pass, Inputs in, Inputs expected) {
+  Bounds result = exact(expected);
+  const auto n = static_cast<size_t>(in[0].shape.back());
+  const double sum = gamma_f32(static_cast<double>(n) + 2);
+  for (size_t r = 0; r < static_cast<size_t>(in[0].shape.num_rows()) && !result[0].empty(); ++r) {
+    const double* x = &in[0].data[r * n];
+    if (pass == Pass::backward) {
+      double dot = 0;
+      for (size_t i = 0; i < n; ++i) dot += std::fabs(x[i] * in[1].data[r * n + i]);
+      for (size_t i = 0; i < n; ++i)
+        result[0][r * n + i] = std::fabs(x[i]) * (2 * kU * std::fabs(in[1].data[r * n + i]) + (sum + 2 * kU) * dot);
+      continue;
+    }
+    // The argument x - max is rounded once; its error is relative to its own size, and so is that of every term.
+    double largest = -HUGE_VAL, widest = 0;
+    for (size_t i = 0; i < n; ++i) largest = std::max(largest, x[i]);
+    for (size_t i = 0; i < n; ++i) widest = std::max(widest, largest - x[i]);
+    for (size_t i = 0; i < n; ++i)
+      result[0][r * n + i] =
+          (2 * (kExp + kU * widest) + sum + 2 * kU) * std::fabs(expected[0].data[r * n + i]) + kUnderflow;
+  }
+  return result;
+}
+
+// Of the logarithm of the sum of exponentials of x[0, n): the argument x - max is rounded once; the relative error of
+// the sum is the absolute one of its logarithm; then the logarithm's own (2 ulp) and one addition.
+double log_sum_exp_error(const double* x, size_t n) {
+  double largest = -HUGE_VAL, widest = 0, sum = 0;
+  for (size_t i = 0; i < n; ++i) largest = std::max(largest, x[i]);
+  for (size_t i = 0; i < n; ++i) {
+    widest = std::max(widest, largest - x[i]);
+    sum += std::exp(x[i] - largest);
+  }
+  return kExp + kU * widest + gamma_f32(static_cast<double>(n)) + 4 * kU * std::log(sum) +
+         kU * (std::fabs(largest) + std::log(sum));
+}
+
+Bounds cross_entropy(Pass pass, Inputs in, Inputs expected) {
+  Bounds result = exact(expected);
+  const auto rows = static_cast<size_t>(in[0].shape[0]), n = static_cast<size_t>(in[0].shape[1]);
+  for (size_t r = 0; r < rows; ++r) {
+    const double* x = &in[0].data[r * n];
+    const auto label = static_cast<int64_t>(in[1].data[r]);
+    if (pass == Pass::backward) {
+      if (result[0].empty()) break;
+      for (size_t i = 0; i < n && label >= 0; ++i) {
+        const double p = std::exp(x[i] - in[2].data[r]);
+        const double argument = kU * (std::fabs(x[i]) + std::fabs(in[2].data[r]));
+        const double target = static_cast<int64_t>(i) == label ? 1 : 0;
+        result[0][r * n + i] = std::fabs(in[3].data[r]) * (p * (kExp + argument) + 2 * kU * (p + target)) + kUnderflow;
+      }
+      continue;
+    }
+    const double lse = log_sum_exp_error(x, n);
+    result[0][r] = label < 0 ? 0 : lse + kU * std::fabs(x[label]);
+    if (pass == Pass::forward && !result[1].empty()) result[1][r] = lse;
+  }
+  return result;
+}
+
+// The token is exact (the cases stay away from borders); its log-probability is a logit less the log-sum-exp.
+Bounds sample(Inputs in, Inputs expected) {
+  Bounds result = exact(expected);
+  const auto rows = static_cast<size_t>(in[0].shape[0]), n = static_cast<size_t>(in[0].shape[1]);
+  for (size_t r = 0; r < rows; ++r) {
+    if (expected[0].data[r] < 0) continue;
+    const double* x = &in[0].data[r * n];
+    result[1][r] = log_sum_exp_error(x, n) + kU * std::fabs(x[static_cast<size_t>(expected[0].data[r])]);
+  }
+  return result;
+}
+
+Bounds adamw(const ops::Op& op, Inputs in, Inputs expected) {
+  const std::vector<double>& hyper = in[2].data;
+  const double b1 = hyper[kernels::kHyperBeta1], b2 = hyper[kernels::kHyperBeta2];
+  const double max_norm = hyper[kernels::kHyperMaxNorm], lr = hyper[kernels::kHyperLearningRate];
+  const double clip = max_norm > 0 ? std::min(1.0, max_norm / (in[1].data[0] + 1e-6)) : 1.0;
+  const double c1 = hyper[kernels::kHyperBiasCorrection1], c2 = hyper[kernels::kHyperBiasCorrection2];
+  const double decay = op.attrs().get<kernels::AdamWAttrs>().decay ? hyper[kernels::kHyperWeightDecay] : 0;
+  Bounds result = exact(expected);
+  for (size_t i = 0; i < in[0].data.size(); ++i) {
+    const double g = clip * in[0].data[i];  // norm + 1e-6, quotient, product: three roundings
+    const double m_size = std::fabs(b1 * in[4].data[i]) + (1 - b1) * std::fabs(g);
+    const double v_size = b2 * in[5].data[i] + (1 - b2) * g * g;
+    result[1][i] = gamma_f32(3 + 3) * m_size;      // 1 - b1, product, sum
+    result[2][i] = gamma_f32(2 * 3 + 4) * v_size;  // g twice, 1 - b2, two products, sum
+    // m / c1 / (sqrt(v / c2) + eps): m cancels, v does not; quotient and root, sum, two quotients.
+    const double denominator = std::sqrt(expected[2].data[i] / c2) + hyper[kernels::kHyperEps];
+    const double step_size = m_size / c1 / denominator;
+    const double step_error = (gamma_f32(6) + gamma_f32(10) / 2 + gamma_f32(5)) * step_size;
+    const double decayed = decay * std::fabs(in[3].data[i]);
+    result[0][i] = lr * (step_error + gamma_f32(4) * (step_size + decayed)) + kU * std::fabs(expected[0].data[i]);
+    if (!result[3].empty()) result[3][i] = result[0][i] + kU * std::fabs(expected[0].data[i]);
+  }
+  return result;
+}
+
+}  // namespace
+
+Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
+  const std::string_view name = op.name();
+  if (name == "embedding") return embedding(op, pass, in, expected, initial);
+  if (name == "linear") return linear(op, pass, in, expected, initial);
+  if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
+  if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
+  if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
+  if (name == "rope") return rope(op, in, pass, expected);
+  if (name == "attention") return attention(op, pass, in, expected);
+  if (name == "softmax") return softmax(pass, in, expected);
+  if (name == "cross_entropy") return cross_entropy(pass, in, expected);
+  if (name == "sample") return sample(in, expected);
+  if (name == "adamw") return adamw(op, in, expected);
+  // The angle is reduced in double; its rounding (u pi), sine or cosine within 2 ulp (4u) and the scale.
+  if (name == "rope_table") {
+    Bounds result = exact(expected);
+    const double scale = std::fabs(static_cast<double>(op.attrs().get<kernels::RopeTableAttrs>().scale));
+    for (double& bound : result[0]) bound = 9 * kU * scale;
+    return result;
+  }
+  // Squares and their sums in double.
+  if (name == "grad_norm") return relative(0x1p-40, expected);
+  return exact(expected);
+}
+
+}  // namespace eadem::test

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How far a kernel that computes in f32 may be from the double-precision reference, element by element, before its
+// result is rounded to memory. Derived from the arithmetic that the contracts in kernels/ lay down, with
+//   u = 2^-24, and gamma(n) = n u / (1 - n u) for n roundings one after the other, in any order;
+//   exponentials within 2 ulp: relative error kExp = 4u.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "eadem/ops/op.h"
+
+namespace eadem::test {
+
+// One vector of bounds per output, for ports in contract order as in Op::reference. `expected` is what the reference
+// gave, `initial` what the outputs held before (the part of accumulating ones that was there already).
+std::vector<std::vector<double>> error_bounds(const ops::Op& op, kernels::Pass pass,
+                                              std::span<const ops::RefTensor> inputs,
+                                              std::span<const ops::RefTensor> expected,
+                                              std::span<const ops::RefTensor> initial);
+
+}  // namespace eadem::test

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward references against central differences of the forward references, both in double: every op with a
+// backward pass, every input that has a gradient.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "eadem/ops/all_ops.h"
+#include "tests/support/values.h"
+#include "tests/workloads/inputs.h"
+
+namespace eadem::test {
+namespace {
+
+using kernels::ActivationKind;
+using kernels::Pass;
+using ops::Saved;
+
+// sum over the outputs of weight * y, and the outputs with their extra tensors.
+double loss(const ops::Op& op, std::span<const RefTensor> inputs, std::span<const RefTensor> weights,
+            std::vector<RefTensor>& outputs) {
+  op.reference(Pass::forward, inputs, outputs);
+  double sum = 0;
+  for (size_t i = 0; i < weights.size(); ++i)
+    for (size_t j = 0; j < weights[i].data.size(); ++j) sum += weights[i].data[j] * outputs[i].data[j];
+  return sum;
+}
+
+void check_gradients(const ops::Op& op, const std::vector<TensorType>& types, const SymbolValues& symbols,
+                     std::vector<RefTensor> inputs) {
+  SCOPED_TRACE(fmt::format("{} {}", op.name(), op.attrs_text()));
+  ASSERT_TRUE(op.has_backward());
+  const std::vector<TensorType> output_types = op.infer_types(types);
+  std::vector<RefTensor> weights, outputs;
+  for (size_t i = 0; i < output_types.size(); ++i) {
+    weights.push_back(widen(workloads::random_tensor(DType::f32, output_types[i].bind(symbols), 31 + i).view));
+    outputs.push_back(zeros(output_types[i].bind(symbols)));
+  }
+  for (const TensorType& extra : op.extra_types(types)) outputs.push_back(zeros(extra.bind(symbols)));
+  loss(op, inputs, weights, outputs);
+
+  std::vector<RefTensor> backward_inputs, gradients;
+  for (const Saved& saved : op.saved()) {
+    const auto index = static_cast<size_t>(saved.index);
+    backward_inputs.push_back(saved.kind == Saved::Kind::input    ? inputs[index]
+                              : saved.kind == Saved::Kind::output ? outputs[index]
+                                                                  : outputs[output_types.size() + index]);
+  }
+  backward_inputs.insert(backward_inputs.end(), weights.begin(), weights.end());
+  const std::vector<int> differentiable = op.differentiable_inputs();
+  ASSERT_FALSE(differentiable.empty());
+  // Parameter gradients accumulate: start from something, and expect it back on top.
+  constexpr double kBefore = 0.25;
+  const std::vector<ops::Port> ports = op.inputs();
+  for (int index : differentiable) {
+    const RefTensor& input = inputs[static_cast<size_t>(index)];
+    gradients.push_back(input.data.empty() ? RefTensor{} : zeros(input.shape));
+    if (ports[static_cast<size_t>(index)].role == ops::Port::Role::parameter)
+      for (double& value : gradients.back().data) value = kBefore;
+  }
+  op.reference(Pass::backward, backward_inputs, gradients);
+
+  // Central difference over h: truncation h^2 |f'''| / 6, and the roundings of two sums over 2h. With h = 2^-17, third
+  // derivatives below 2^10 and losses below 2^6 of at most 2^8 terms, 2^-26 + 2^(6 + 8 - 53 + 16) = 2^-26 + 2^-23.
+  constexpr double kStep = 0x1p-17, kBound = 0x1p-22;
+  for (size_t slot = 0; slot < differentiable.size(); ++slot) {
+    const auto index = static_cast<size_t>(differentiable[slot]);
+    const bool parameter = ports[index].role == ops::Port::Role::parameter;
+    std::vector<double>& values = inputs[index].data;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double original = values[i];
+      values[i] = original + kStep;
+      const double above = loss(op, inputs, weights, outputs);
+      values[i] = original - kStep;
+      const double below = loss(op, inputs, weights, outputs);
+      values[i] = original;
+      const double numeric = (above - below) / (2 * kStep);
+      EXPECT_NEAR(gradients[slot].data[i] - (parameter ? kBefore : 0), numeric, kBound)
+          << "input '" << ports[index].name << "' element " << i;
+    }
+  }
+}
+
+void check_gradients(const ops::Op& op, const std::vector<TensorType>& types, SymbolValues symbols = {}) {
+  check_gradients(op, types, symbols, widen(workloads::make_inputs(op, types, symbols, 77)));
+}
+
+SymbolValues step(int64_t tokens, int64_t sequences = 1) {
+  SymbolValues symbols;
+  symbols[Symbol::tokens] = tokens;
+  symbols[Symbol::sequences] = sequences;
+  return symbols;
+}
+
+constexpr DType kF32 = DType::f32;
+
+TEST(Gradient, Embedding) {
+  check_gradients(ops::Embedding({kF32, 5}), {TensorType(kF32, {5, 3}), TensorType(DType::i32, {Symbol::tokens})},
+                  step(7));
+}
+
+TEST(Gradient, Linear) {
+  const TensorType x(kF32, {Symbol::tokens, 5}), weight(kF32, {4, 5});
+  check_gradients(ops::Linear({false, kF32}), {x, weight, kernels::absent_port()}, step(3));
+  check_gradients(ops::Linear({true, kF32}), {x, weight, TensorType(kF32, {4})}, step(3));
+}
+
+TEST(Gradient, RmsNorm) {
+  check_gradients(ops::RmsNorm({1e-5f}), {TensorType(kF32, {Symbol::tokens, 2, 6}), TensorType(kF32, {6})}, step(3));
+}
+
+TEST(Gradient, AddAndMul) {
+  const TensorType x(kF32, {3, 4});
+  check_gradients(ops::Add(), {x, x});
+  check_gradients(ops::Mul(), {x, x});
+}
+
+TEST(Gradient, CastAndAllReduce) {
+  const TensorType x(kF32, {3, 4});
+  check_gradients(ops::Cast({DType::bf16}), {x});
+  check_gradients(ops::AllReduce(), {x});
+}
+
+TEST(Gradient, Activations) {
+  const TensorType x(kF32, {5, 9});
+  for (ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
+                              ActivationKind::relu, ActivationKind::relu2}) {
+    const ops::Activation plain({kind});
+    std::vector<RefTensor> inputs = widen(workloads::make_inputs(plain, std::vector{x}, {}, 3));
+    // relu has no derivative at 0 and relu2 no second one: keep the difference on one side.
+    for (double& value : inputs[0].data)
+      if (std::fabs(value) < 0.01) value = 0.5;
+    check_gradients(plain, {x}, {}, inputs);
+    inputs.push_back(widen(workloads::random_tensor(kF32, Shape{5, 9}, 4).view));
+    check_gradients(ops::GatedActivation({kind}), {x, x}, {}, inputs);
+  }
+}
+
+TEST(Gradient, Rope) {
+  for (kernels::RopeStyle style : {kernels::RopeStyle::rotate_half, kernels::RopeStyle::interleaved})
+    check_gradients(ops::Rope({style, 6}),
+                    {TensorType(kF32, {Symbol::tokens, 2, 8}), TensorType(kF32, {Symbol::tokens, 6})}, step(3));
+}
+
+TEST(Gradient, Attention) {
+  for (int64_t window : {0, 2}) {
+    const ops::Attention op({4, 2, 3, 0.5f, window, kernels::KvSource::direct});
+    const TensorType kv(kF32, {Symbol::tokens, 2, 3});
+    check_gradients(
+        op,
+        {TensorType(kF32, {Symbol::tokens, 4, 3}), kv, kv, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+         TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+        step(9, 3));
+  }
+}
+
+TEST(Gradient, SoftmaxAndCrossEntropy) {
+  check_gradients(ops::Softmax(), {TensorType(kF32, {3, 7})});
+  check_gradients(ops::CrossEntropy(), {TensorType(kF32, {6, 7}), TensorType(DType::i32, {6})});
+}
+
+}  // namespace
+}  // namespace eadem::test

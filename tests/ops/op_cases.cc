@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ops/op_cases.h"
+
+#include "eadem/ops/all_ops.h"
+
+namespace eadem::test {
+
+namespace {
+
+using kernels::ActivationKind;
+using ops::Workload;
+
+constexpr DType kF32 = DType::f32, kBf16 = DType::bf16, kF16 = DType::f16;
+constexpr DType kActivationDtypes[] = {kF32, kBf16};
+
+// Around the widths of vectors (4, 8, 16 and 32 elements), of weight panels (16 and 64 outputs) and of unrolled loops.
+constexpr int64_t kEdges[] = {1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129};
+
+std::string size_name(const std::vector<TensorType>& types, const SymbolValues& symbols) {
+  std::string text;
+  for (const TensorType& type : types) {
+    if (kernels::is_absent(type)) {
+      text += " absent";
+      continue;
+    }
+    text += fmt::format(" {}{}", dtype_name(type.dtype), to_string(type.bind(symbols)));
+  }
+  return text;
+}
+
+class Cases {
+ public:
+  void add(ops::OpPtr op, std::vector<TensorType> types, SymbolValues symbols = {}) {
+    std::string name = fmt::format("{}({}){}", op->name(), op->attrs_text(), size_name(types, symbols));
+    cases_.push_back({std::move(name), std::move(op), std::move(types), symbols});
+  }
+  // With `tokens` bound.
+  void add(ops::OpPtr op, std::vector<TensorType> types, int64_t tokens) {
+    SymbolValues symbols;
+    symbols[Symbol::tokens] = tokens;
+    symbols[Symbol::logit_rows] = tokens;
+    add(std::move(op), std::move(types), symbols);
+  }
+  std::vector<Workload> take() { return std::move(cases_); }
+
+ private:
+  std::vector<Workload> cases_;
+};
+
+std::vector<Workload> embedding() {
+  Cases cases;
+  for (DType table : {kF32, kBf16, kF16})
+    for (DType out : {kF32, kBf16, kF16})
+      for (int64_t hidden : {1, 5, 16, 33})
+        for (int64_t tokens : {0, 1, 7})
+          cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{out, 11}),
+                    {TensorType(table, {11, hidden}), TensorType(DType::i32, {Symbol::tokens})}, tokens);
+  return cases.take();
+}
+
+std::vector<Workload> linear() {
+  Cases cases;
+  const auto add = [&](DType x, DType weight, DType out, bool bias, int64_t tokens, int64_t width, int64_t outputs) {
+    cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{bias, out}),
+              {TensorType(x, {Symbol::tokens, width}), TensorType(weight, {outputs, width}),
+               bias ? TensorType(weight, {outputs}) : kernels::absent_port()},
+              tokens);
+  };
+  // Dtypes.
+  for (DType x : kActivationDtypes)
+    for (DType weight : {kF32, kBf16, kF16})
+      for (DType out : kActivationDtypes)
+        for (bool bias : {false, true})
+          for (int64_t tokens : {0, 1, 5}) add(x, weight, out, bias, tokens, 33, 18);
+  // Outputs: panels of 16, groups of panels. Rows: tiles of up to 6. Terms: blocks of 256.
+  for (int64_t outputs : kEdges) add(kF32, kF32, kF32, outputs % 2 == 1, 3, 9, outputs);
+  for (int64_t tokens : {2, 3, 4, 6, 7, 8, 11, 12, 13, 25, 191, 193})
+    add(kF32, kF32, kF32, tokens % 2 == 1, tokens, 17, 35);
+  for (int64_t width : {1, 2, 15, 16, 17, 64, 255, 256, 257, 513}) {
+    add(kF32, kF32, kF32, width % 2 == 1, 2, width, 20);
+    add(kBf16, kBf16, kBf16, width % 2 == 1, 7, width, 20);
+  }
+  return cases.take();
+}
+
+std::vector<Workload> rms_norm() {
+  Cases cases;
+  const auto op = std::make_shared<ops::RmsNorm>(kernels::RmsNormAttrs{1e-5f});
+  for (DType x : kActivationDtypes)
+    for (DType weight : {kF32, kBf16}) {
+      if (weight == kBf16 && x == kF32) continue;
+      for (int64_t hidden : kEdges)
+        cases.add(op, {TensorType(x, {Symbol::tokens, hidden}), TensorType(weight, {hidden})}, 3);
+      for (int64_t tokens : {0, 1, 65})
+        cases.add(op, {TensorType(x, {Symbol::tokens, 20}), TensorType(weight, {20})}, tokens);
+      cases.add(op, {TensorType(x, {Symbol::tokens, 3, 8}), TensorType(weight, {8})}, 5);  // per head
+    }
+  return cases.take();
+}
+
+std::vector<Workload> elementwise(const ops::OpPtr& op) {
+  Cases cases;
+  const size_t operands = op->inputs().size();
+  for (DType dtype : kActivationDtypes) {
+    for (int64_t width : kEdges)
+      cases.add(op, std::vector<TensorType>(operands, TensorType(dtype, {Symbol::tokens, width})), 2);
+    for (int64_t tokens : {0, 1, 300})
+      cases.add(op, std::vector<TensorType>(operands, TensorType(dtype, {Symbol::tokens, 5, 13})), tokens);
+  }
+  return cases.take();
+}
+
+std::vector<Workload> activations(bool gated) {
+  std::vector<Workload> all;
+  for (ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
+                              ActivationKind::relu, ActivationKind::relu2}) {
+    const kernels::ActivationAttrs attrs{kind};
+    std::vector<Workload> cases = elementwise(gated ? ops::OpPtr(std::make_shared<ops::GatedActivation>(attrs))
+                                                    : ops::OpPtr(std::make_shared<ops::Activation>(attrs)));
+    all.insert(all.end(), std::make_move_iterator(cases.begin()), std::make_move_iterator(cases.end()));
+  }
+  return all;
+}
+
+std::vector<Workload> cast() {
+  Cases cases;
+  for (DType from : {kF32, kBf16, kF16})
+    for (DType to : {kF32, kBf16, kF16}) {
+      const auto op = std::make_shared<ops::Cast>(kernels::CastAttrs{to});
+      for (int64_t width : kEdges) cases.add(op, {TensorType(from, {Symbol::tokens, width})}, 2);
+      cases.add(op, {TensorType(from, {Symbol::tokens, 7})}, 0);
+    }
+  return cases.take();
+}
+
+std::vector<Workload> rope_table() {
+  Cases cases;
+  for (float scale : {1.0f, 1.3f})
+    for (int64_t half : {1, 3, 4, 8, 17, 64})
+      for (int64_t tokens : {0, 1, 6})
+        cases.add(std::make_shared<ops::RopeTable>(kernels::RopeTableAttrs{scale}),
+                  {TensorType(DType::i32, {Symbol::tokens}), TensorType(kF32, {half})}, tokens);
+  return cases.take();
+}
+
+std::vector<Workload> rope() {
+  Cases cases;
+  for (DType dtype : kActivationDtypes)
+    for (kernels::RopeStyle style : {kernels::RopeStyle::rotate_half, kernels::RopeStyle::interleaved})
+      for (int64_t rotary : {2, 6, 8, 16, 34, 64})
+        for (int64_t rest : {0, 1, 16})  // partial rotation
+          for (int64_t tokens : {0, 1, 3})
+            cases.add(
+                std::make_shared<ops::Rope>(kernels::RopeAttrs{style, rotary}),
+                {TensorType(dtype, {Symbol::tokens, 3, rotary + rest}), TensorType(kF32, {Symbol::tokens, rotary})},
+                tokens);
+  return cases.take();
+}
+
+std::vector<Workload> attention() {
+  Cases cases;
+  const TensorType query_start(DType::i32, {Dim(Symbol::sequences, 1)}), kv_length(DType::i32, {Symbol::sequences});
+  struct Shape {
+    int64_t heads, kv_heads, head_dim;
+  };
+  const auto attrs_of = [](const Shape& shape, int64_t window, kernels::KvSource source) {
+    return std::make_shared<ops::Attention>(kernels::AttentionAttrs{
+        shape.heads, shape.kv_heads, shape.head_dim, 1.0f / static_cast<float>(shape.head_dim), window, source});
+  };
+  const auto direct = [&](DType dtype, const Shape& shape, int64_t tokens, int64_t sequences, int64_t window) {
+    SymbolValues symbols;
+    symbols[Symbol::tokens] = tokens;
+    symbols[Symbol::sequences] = sequences;
+    const TensorType kv(dtype, {Symbol::tokens, shape.kv_heads, shape.head_dim});
+    cases.add(attrs_of(shape, window, kernels::KvSource::direct),
+              {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}), kv, kv, query_start, kv_length,
+               kernels::absent_port()},
+              symbols);
+  };
+  const auto cached = [&](DType q, DType kv, const Shape& shape, int64_t tokens, int64_t sequences, int64_t window,
+                          int64_t block_size, int64_t max_blocks) {
+    SymbolValues symbols;
+    symbols[Symbol::tokens] = tokens;
+    symbols[Symbol::sequences] = sequences;
+    symbols[Symbol::max_blocks] = max_blocks;
+    const TensorType cache(kv, {sequences * max_blocks + 2, shape.kv_heads, block_size, shape.head_dim});
+    cases.add(attrs_of(shape, window, kernels::KvSource::cached),
+              {TensorType(q, {Symbol::tokens, shape.heads, shape.head_dim}), cache, cache, query_start, kv_length,
+               TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+              symbols);
+  };
+  constexpr Shape kGrouped{4, 2, 8}, kSingle{1, 1, 16}, kMany{6, 2, 5};
+  for (DType dtype : kActivationDtypes) {
+    // Lengths around the chunk of 64 keys and around small tiles of queries.
+    for (int64_t tokens : {1, 2, 3, 7, 8, 9, 63, 64, 65, 130}) direct(dtype, kGrouped, tokens, 1, 0);
+    for (int64_t window : {1, 5, 64, 70, 1000}) direct(dtype, kGrouped, 135, 2, window);
+    direct(dtype, kMany, 75, 5, 0);
+    direct(dtype, kGrouped, 0, 0, 0);
+    for (int64_t head_dim : {1, 3, 4, 7, 16, 17, 32, 33, 64, 80, 128}) direct(dtype, {2, 1, head_dim}, 11, 2, 0);
+    for (DType kv : {kF32, kBf16, kF16}) {
+      cached(dtype, kv, kGrouped, 3, 3, 0, 16, 9);    // decode
+      cached(dtype, kv, kGrouped, 20, 3, 0, 16, 5);   // chunked prefill and decode together
+      cached(dtype, kv, kMany, 17, 2, 33, 7, 20);     // a block size that does not divide the chunk, and a window
+      cached(dtype, kv, kSingle, 70, 1, 0, 200, 1);   // contiguous
+      cached(dtype, kv, {2, 2, 64}, 4, 4, 0, 1, 66);  // blocks of one position
+      cached(dtype, kv, kGrouped, 0, 0, 0, 16, 4);
+    }
+  }
+  return cases.take();
+}
+
+std::vector<Workload> softmax() {
+  Cases cases;
+  const auto op = std::make_shared<ops::Softmax>();
+  for (int64_t n : kEdges) cases.add(op, {TensorType(kF32, {Symbol::tokens, n})}, 3);
+  for (int64_t tokens : {0, 1, 70}) cases.add(op, {TensorType(kF32, {Symbol::tokens, 2, 10})}, tokens);
+  cases.add(op, {TensorType(kF32, {Symbol::tokens, 1000})}, 2);
+  return cases.take();
+}
+
+std::vector<Workload> cross_entropy() {
+  Cases cases;
+  const auto op = std::make_shared<ops::CrossEntropy>();
+  for (DType dtype : kActivationDtypes) {
+    for (int64_t vocab : kEdges)
+      cases.add(op, {TensorType(dtype, {Symbol::tokens, vocab}), TensorType(DType::i32, {Symbol::tokens})}, 6);
+    for (int64_t tokens : {0, 1, 70})
+      cases.add(op, {TensorType(dtype, {Symbol::tokens, 21}), TensorType(DType::i32, {Symbol::tokens})}, tokens);
+  }
+  return cases.take();
+}
+
+std::vector<Workload> kv_append() {
+  Cases cases;
+  const auto op = std::make_shared<ops::KvAppend>();
+  for (DType dtype : kActivationDtypes)
+    for (DType cache_dtype : {kF32, kBf16, kF16})
+      for (int64_t head_dim : {1, 5, 16, 33})
+        for (int64_t tokens : {0, 1, 9}) {
+          const TensorType kv(dtype, {Symbol::tokens, 2, head_dim}), cache(cache_dtype, {4, 2, 3, head_dim});
+          cases.add(op, {kv, kv, TensorType(DType::i64, {Symbol::tokens}), cache, cache}, tokens);
+        }
+  return cases.take();
+}
+
+std::vector<Workload> select_rows() {
+  Cases cases;
+  const auto op = std::make_shared<ops::SelectRows>();
+  for (DType dtype : kActivationDtypes)
+    for (int64_t hidden : {1, 5, 16, 33})
+      for (int64_t rows : {0, 1, 4})
+        cases.add(op, {TensorType(dtype, {6, hidden}), TensorType(DType::i32, {Symbol::logit_rows})}, rows);
+  return cases.take();
+}
+
+std::vector<Workload> sample() {
+  Cases cases;
+  const auto op = std::make_shared<ops::Sample>();
+  const Dim n = Symbol::logit_rows;
+  for (int64_t rows : {0, 1, 48})
+    for (int64_t vocab : {1, 2, 7, 33, 300})
+      cases.add(
+          op,
+          {TensorType(kF32, {n, vocab}), TensorType(kF32, {n}), TensorType(DType::i32, {n}), TensorType(kF32, {n}),
+           TensorType(kF32, {n}), TensorType(DType::i64, {n}), TensorType(DType::i64, {n})},
+          rows);
+  return cases.take();
+}
+
+std::vector<Workload> grad_norm() {
+  Cases cases;
+  for (int64_t size : {1, 7, 4095, 4096, 4097, 9000})
+    for (int inputs : {1, 3}) {
+      std::vector<TensorType> types(static_cast<size_t>(inputs), TensorType(kF32, {size}));
+      types[0] = TensorType(kF32, {3, 5});
+      cases.add(std::make_shared<ops::GradNorm>(inputs), types);
+    }
+  return cases.take();
+}
+
+std::vector<Workload> adamw() {
+  Cases cases;
+  for (bool decay : {false, true})
+    for (int64_t size : kEdges)
+      for (std::optional<DType> weight : {std::optional<DType>(), std::optional(kBf16), std::optional(kF16)}) {
+        const TensorType f32(kF32, {3, size});
+        cases.add(std::make_shared<ops::AdamW>(kernels::AdamWAttrs{decay}),
+                  {f32, TensorType(kF32, {1}), TensorType(kF32, {8}), f32, f32, f32,
+                   weight ? f32.with_dtype(*weight) : kernels::absent_port()});
+      }
+  return cases.take();
+}
+
+}  // namespace
+
+std::vector<std::string_view> op_names() {
+  return {"embedding", "linear",           "rms_norm",   "add",           "mul",  "rope_table", "rope",
+          "attention", "activation",       "softmax",    "cross_entropy", "cast", "kv_append",  "select_rows",
+          "sample",    "gated_activation", "all_reduce", "grad_norm",     "adamw"};
+}
+
+std::vector<Workload> op_cases(std::string_view op) {
+  if (op == "embedding") return embedding();
+  if (op == "linear") return linear();
+  if (op == "rms_norm") return rms_norm();
+  if (op == "add") return elementwise(std::make_shared<ops::Add>());
+  if (op == "mul") return elementwise(std::make_shared<ops::Mul>());
+  if (op == "rope_table") return rope_table();
+  if (op == "rope") return rope();
+  if (op == "attention") return attention();
+  if (op == "activation") return activations(false);
+  if (op == "gated_activation") return activations(true);
+  if (op == "softmax") return softmax();
+  if (op == "cross_entropy") return cross_entropy();
+  if (op == "cast") return cast();
+  if (op == "kv_append") return kv_append();
+  if (op == "select_rows") return select_rows();
+  if (op == "sample") return sample();
+  if (op == "all_reduce") return elementwise(std::make_shared<ops::AllReduce>());
+  if (op == "grad_norm") return grad_norm();
+  if (op == "adamw") return adamw();
+  EADEM_CHECK(false, "no cases for op '{}'", op);
+}
+
+}  // namespace eadem::test

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every op is tested on: sizes 0 and 1, one below and above each vector, panel and tile width, every combination
+// of dtypes that its type rule takes, several sequences, optional ports absent.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "eadem/ops/op.h"
+
+namespace eadem::test {
+
+// The cases of the op named `op`. A fatal error for a name without any.
+std::vector<ops::Workload> op_cases(std::string_view op);
+
+// Every op that has cases.
+std::vector<std::string_view> op_names();
+
+}  // namespace eadem::test

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ops/pass_calls.h"
+
+#include <cstring>
+
+#include "tests/workloads/inputs.h"
+
+namespace eadem::test {
+
+using kernels::Pass;
+using ops::Port;
+using ops::Saved;
+
+namespace {
+
+Tensor copy_of(const Tensor& host) {
+  Tensor result = Tensor::on_host(host.dtype(), host.shape());
+  if (host.view.num_elements() > 0)
+    std::memcpy(result.view.data, host.view.data, static_cast<size_t>(host.view.size_bytes()));
+  return result;
+}
+
+// NaN: what an output that is written, not accumulated, must not let through.
+Tensor unwritten(const TensorType& type, const SymbolValues& symbols) {
+  Tensor result = Tensor::on_host(type.dtype, type.bind(symbols));
+  if (result.view.num_elements() > 0)
+    std::memset(result.view.data, 0xff, static_cast<size_t>(result.view.size_bytes()));
+  return result;
+}
+
+// Forward or inference: the op's inputs in, its outputs (and in forward the extra tensors) out.
+ExpectedCall straight_call(const ops::Workload& row, Pass pass, std::vector<Tensor> inputs) {
+  ExpectedCall result;
+  PassCall& call = result.call;
+  call.op = row.op.get();
+  call.pass = pass;
+  call.symbols = row.symbols;
+  call.input_types = row.inputs;
+  call.output_types = row.op->infer_types(row.inputs);
+  const std::vector<Port> ports = row.op->outputs();
+  const size_t num_outputs = call.output_types.size();
+  if (pass == Pass::forward)
+    for (const TensorType& extra : row.op->extra_types(row.inputs)) call.output_types.push_back(extra);
+  call.inputs = std::move(inputs);
+  for (size_t i = 0; i < call.output_types.size(); ++i) {
+    const bool state = i < num_outputs && ports[i].role == Port::Role::state;
+    call.output_alias.push_back(state ? row.op->inference_alias(static_cast<int>(i)) : -1);
+    if (kernels::is_absent(call.output_types[i]))
+      call.outputs.emplace_back();
+    else if (state)
+      call.outputs.push_back(copy_of(call.inputs[static_cast<size_t>(call.output_alias[i])]));
+    else
+      call.outputs.push_back(unwritten(call.output_types[i], row.symbols));
+  }
+  result.inputs = widen(call.inputs);
+  result.initial = widen(call.outputs);
+  result.expected = result.initial;
+  row.op->reference(pass, result.inputs, result.expected);
+  return result;
+}
+
+}  // namespace
+
+std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, std::vector<Tensor> op_inputs,
+                                          uint64_t seed) {
+  const ops::Op& op = *row.op;
+  if (pass != Pass::backward) return straight_call(row, pass, std::move(op_inputs));
+  if (!op.has_backward() || op.passes_gradient_through()) return std::nullopt;
+
+  const ExpectedCall forward = straight_call(row, Pass::forward, std::move(op_inputs));
+  const std::vector<TensorType> outputs = op.infer_types(row.inputs);
+  ExpectedCall result;
+  PassCall& call = result.call;
+  call.op = &op;
+  call.pass = pass;
+  call.symbols = row.symbols;
+  call.input_types = op.backward_input_types(row.inputs, outputs);
+  call.output_types = op.backward_output_types(row.inputs);
+  // Saved tensors as a forward pass would have left them: rounded to their dtypes.
+  for (const Saved& saved : op.saved()) {
+    const auto index = static_cast<size_t>(saved.index);
+    if (saved.kind == Saved::Kind::input)
+      call.inputs.push_back(forward.call.inputs[index]);
+    else {
+      const size_t slot = saved.kind == Saved::Kind::output ? index : outputs.size() + index;
+      call.inputs.push_back(narrow(forward.expected[slot], forward.call.output_types[slot].dtype));
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i)
+    call.inputs.push_back(workloads::random_tensor(outputs[i].dtype, outputs[i].bind(row.symbols), seed + 100 + i));
+  const std::vector<Port> ports = op.inputs();
+  const std::vector<int> differentiable = op.differentiable_inputs();
+  for (size_t i = 0; i < differentiable.size(); ++i) {
+    const TensorType& type = call.output_types[i];
+    if (kernels::is_absent(type))
+      call.outputs.emplace_back();
+    else if (ports[static_cast<size_t>(differentiable[i])].role == Port::Role::parameter)
+      call.outputs.push_back(workloads::random_tensor(type.dtype, type.bind(row.symbols), seed + 200 + i));
+    else
+      call.outputs.push_back(unwritten(type, row.symbols));
+  }
+  result.inputs = widen(call.inputs);
+  result.initial = widen(call.outputs);
+  result.expected = result.initial;
+  op.reference(pass, result.inputs, result.expected);
+  return result;
+}
+
+std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, uint64_t seed) {
+  return expected_call(row, pass, workloads::make_inputs(*row.op, row.inputs, row.symbols, seed), seed);
+}
+
+}  // namespace eadem::test

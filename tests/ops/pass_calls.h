@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls that a workload row stands for: its passes with inputs from the generators, gradients, saved tensors of
+// the reference's forward pass, and what the reference says comes out.
+#pragma once
+
+#include <optional>
+
+#include "tests/ops/kernel_runner.h"
+#include "tests/support/values.h"
+
+namespace eadem::test {
+
+struct ExpectedCall {
+  PassCall call;
+  std::vector<ops::RefTensor> inputs;    // call.inputs, widened
+  std::vector<ops::RefTensor> initial;   // call.outputs, widened
+  std::vector<ops::RefTensor> expected;  // from the reference
+};
+
+// Nothing when the op has no such pass, or no kernel of its own for it (a gradient that passes through).
+std::optional<ExpectedCall> expected_call(const ops::Workload& row, kernels::Pass pass, uint64_t seed);
+
+// The same, with inputs of the op that the caller made.
+std::optional<ExpectedCall> expected_call(const ops::Workload& row, kernels::Pass pass, std::vector<Tensor> op_inputs,
+                                          uint64_t seed);
+
+}  // namespace eadem::test

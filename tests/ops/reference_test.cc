@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The reference ring: every kernel of every op, on every instruction set (or on the device named by --device), against
+// the double-precision reference, on the cases of op_cases.h. Besides the values it holds each kernel to its contract:
+// guard bytes stay, inputs stay, bits do not depend on the thread count, on alignment, on writing in place, or on
+// which gradients are wanted; gradients of parameters add to what is there; every kernel in a list is reached.
+//
+// No contract in kernels/ lets rows be strided, so every view here is contiguous.
+//
+//   ops_reference_test [--device cpu|cuda|cuda:1] [GoogleTest options]
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "eadem/core/philox.h"
+#include "eadem/ops/all_ops.h"
+#include "tests/ops/error_bounds.h"
+#include "tests/ops/op_cases.h"
+#include "tests/ops/pass_calls.h"
+#include "tests/support/compare.h"
+#include "tests/workloads/inputs.h"
+
+namespace eadem::test {
+namespace {
+
+using kernels::Kernel;
+using kernels::Pass;
+
+std::string& device_name() {
+  static std::string name = "cpu";
+  return name;
+}
+
+// Devices whose results must have the same bits: one instruction set with several thread counts.
+struct DeviceGroup {
+  std::string name;
+  std::vector<std::shared_ptr<Device>> devices;
+};
+
+const std::vector<DeviceGroup>& device_groups() {
+  static const std::vector<DeviceGroup> groups = [] {
+    std::vector<DeviceGroup> result;
+    if (device_name() != "cpu") {
+      result.push_back({device_name(), {open_device(device_name())}});
+      return result;
+    }
+    for (Isa isa : available_isas()) {
+      DeviceGroup group{std::string(isa_name(isa)), {}};
+      for (int threads : {1, 2, 3})
+        group.devices.push_back(open_device("cpu", {.num_threads = threads, .isa = isa_name(isa)}));
+      result.push_back(std::move(group));
+    }
+    return result;
+  }();
+  return groups;
+}
+
+void expect_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b, const std::string& label) {
+  for (size_t i = 0; i < a.size(); ++i)
+    if (a[i].defined() && b[i].defined()) {
+      EXPECT_TRUE(same_bits(a[i].view, b[i].view)) << label << ": output " << i;
+    }
+}
+
+void expect_expected(const ExpectedCall& want, const std::vector<Tensor>& results, const std::string& label) {
+  const std::vector<std::vector<double>> bounds =
+      error_bounds(*want.call.op, want.call.pass, want.inputs, want.expected, want.initial);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (!results[i].defined()) continue;
+    const Tolerance rounding = Tolerance::exact().then_round(results[i].dtype());
+    EXPECT_TRUE(is_within(widen(results[i].view), want.expected[i], bounds[i], rounding)) << label << ": output " << i;
+  }
+}
+
+// Runs every kernel that takes the call, everywhere. Adds the names of those that did to `reached`.
+void check_call(const ExpectedCall& want, const std::string& case_name, std::set<std::string>& reached) {
+  const PassCall& call = want.call;
+  for (const Kernel* kernel : call.op->kernels()) {
+    if (kernel->pass != call.pass) continue;
+    for (const DeviceGroup& group : device_groups()) {
+      std::vector<Tensor> first;
+      for (const auto& device : group.devices) {
+        if (!kernel->can_handle(call.request(*device)).accepted) break;
+        reached.insert(fmt::format("{} {}", kernel->name, pass_name(call.pass)));
+        const std::string label =
+            fmt::format("{} {} {} on {}", case_name, pass_name(call.pass), kernel->name, device->description());
+        if (!first.empty() || call.outputs.empty()) {
+          expect_same_bits(run_kernel(*device, *kernel, call, {}, label), first, label + " against one thread");
+          continue;
+        }
+        first = run_kernel(*device, *kernel, call, {}, label);
+        expect_expected(want, first, label);
+        expect_same_bits(run_kernel(*device, *kernel, call, {.element_aligned = true}, label + " element-aligned"),
+                         first, label + " element-aligned");
+        if (const int alias = call.op->inference_alias(0);
+            call.pass == Pass::inference && alias >= 0 && call.output_alias[0] < 0) {
+          PassCall in_place = call;
+          in_place.output_alias[0] = alias;
+          expect_same_bits(run_kernel(*device, *kernel, in_place, {}, label + " in place"), first, label + " in place");
+        }
+        if (call.pass == Pass::backward && call.outputs.size() > 1)
+          for (size_t wanted = 0; wanted < call.outputs.size(); ++wanted) {
+            PassCall one = call;
+            for (size_t i = 0; i < one.outputs.size(); ++i)
+              if (i != wanted) one.outputs[i] = {};
+            if (!one.outputs[wanted].defined()) continue;
+            expect_same_bits(run_kernel(*device, *kernel, one, {}, label), first,
+                             fmt::format("{} with output {} alone", label, wanted));
+          }
+      }
+    }
+    if (testing::Test::HasFailure()) return;  // the first failing case says enough
+  }
+}
+
+// Sampling has no tolerance: a draw next to a border may fall on either side. Moves the seeds of a row until the draw
+// and the filters of that row lie away from every border by more than f32 can blur, so that one answer is right.
+// Two exponentials' and a sum's errors, twice: below 2^-14 for rows of up to 300 logits within 12 / 0.5.
+constexpr double kDrawMargin = 0x1p-14;
+
+double draw_margin(const std::vector<Tensor>& in, int64_t row) {
+  const int64_t vocab = in[0].shape()[1];
+  const double temperature = static_cast<double>(in[1].view.as<float>()[row]);
+  if (temperature == 0) return 1;
+  const float* logits = in[0].view.as<float>() + row * vocab;
+  std::vector<std::pair<double, int64_t>> kept;  // (p, index)
+  double largest = -HUGE_VAL, total = 0;
+  for (int64_t i = 0; i < vocab; ++i) largest = std::max(largest, static_cast<double>(logits[i]));
+  for (int64_t i = 0; i < vocab; ++i)
+    kept.push_back({std::exp((static_cast<double>(logits[i]) - largest) / temperature), i});
+  std::sort(kept.begin(), kept.end(), [](auto a, auto b) { return a.first > b.first; });
+  const int64_t top_k = in[2].view.as<int32_t>()[row];
+  if (top_k > 0 && top_k < vocab) kept.resize(static_cast<size_t>(top_k));
+  for (const auto& [p, index] : kept) total += p;
+  double margin = 1, prefix = 0;
+  const double top_p = static_cast<double>(in[3].view.as<float>()[row]);
+  for (size_t i = 0; i < kept.size() && top_p < 1; ++i) {
+    prefix += kept[i].first;
+    margin = std::min(margin, std::fabs(prefix / total - top_p));
+    if (prefix >= top_p * total) kept.resize(i + 1);
+  }
+  const double min_p = static_cast<double>(in[4].view.as<float>()[row]);
+  for (const auto& [p, index] : kept) margin = std::min(margin, min_p > 0 ? std::fabs(p - min_p) / min_p : 1);
+  std::erase_if(kept, [&](const auto& entry) { return entry.first < min_p; });
+  std::sort(kept.begin(), kept.end(), [](auto a, auto b) { return a.second < b.second; });
+  total = prefix = 0;
+  for (const auto& [p, index] : kept) total += p;
+  const double u = static_cast<double>(uniform_float(philox4x32(static_cast<uint64_t>(in[5].view.as<int64_t>()[row]),
+                                                                static_cast<uint64_t>(in[6].view.as<int64_t>()[row]))
+                                                         .words[0]));
+  for (size_t i = 0; i + 1 < kept.size(); ++i) {  // the last border is the whole: nothing lies beyond it
+    prefix += kept[i].first;
+    margin = std::min(margin, std::fabs(prefix / total - u));
+  }
+  return margin;
+}
+
+std::vector<Tensor> sample_inputs_away_from_borders(const ops::Workload& row, uint64_t seed) {
+  std::vector<Tensor> in = workloads::make_inputs(*row.op, row.inputs, row.symbols, seed);
+  for (int64_t r = 0; r < in[0].shape()[0]; ++r)
+    for (int attempt = 0; draw_margin(in, r) < kDrawMargin; ++attempt) {
+      EADEM_CHECK(attempt < 200, "row {} of {} is always on a border", r, row.name);
+      in[6].view.as<int64_t>()[r] += 1;
+      if (attempt % 5 == 4) {
+        if (in[3].view.as<float>()[r] < 1) in[3].view.as<float>()[r] *= 0.999f;
+        in[4].view.as<float>()[r] *= 0.999f;
+      }
+    }
+  return in;
+}
+
+class ReferenceRing : public testing::TestWithParam<std::string_view> {};
+
+TEST_P(ReferenceRing, EveryKernelMatches) {
+  const std::string_view op_name = GetParam();
+  std::set<std::string> reached, listed;
+  int64_t calls = 0;
+  for (const ops::Workload& row : op_cases(op_name)) {
+    for (const Kernel* kernel : row.op->kernels())
+      listed.insert(fmt::format("{} {}", kernel->name, pass_name(kernel->pass)));
+    for (Pass pass : {Pass::forward, Pass::inference, Pass::backward}) {
+      const uint64_t seed = 1000 + static_cast<uint64_t>(calls);
+      const std::optional<ExpectedCall> want =
+          op_name == "sample" ? expected_call(row, pass, sample_inputs_away_from_borders(row, seed), seed)
+                              : expected_call(row, pass, seed);
+      if (!want) continue;
+      ++calls;
+      check_call(*want, fmt::format("{} seed {}", row.name, seed), reached);
+      if (HasFailure()) return;
+    }
+  }
+  for (const std::string& name : listed) {
+    const bool here = name.starts_with(device_name().substr(0, device_name().find(':')));
+    if (here) {
+      EXPECT_TRUE(reached.contains(name)) << name << " was never reached by a case";
+    }
+  }
+  RecordProperty("calls", static_cast<int>(calls));
+  RecordProperty("kernels", static_cast<int>(reached.size()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, ReferenceRing, testing::ValuesIn(op_names()),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Rows that random numbers never make.
+struct SampleRow {
+  std::vector<float> logits;
+  float temperature = 0;
+  int32_t top_k = 0;
+  float top_p = 1, min_p = 0;
+  int32_t token;  // -1: refused
+};
+
+TEST(SampleContract, TiesFiltersAndBrokenRows) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  const std::vector<SampleRow> rows = {
+      {.logits = {1, 3, 3, 2, 0}, .token = 1},                                    // greedy: the smaller index of equals
+      {.logits = {3, 3, 3, 3, 3}, .temperature = 1, .top_k = 1, .token = 0},      // likewise
+      {.logits = {0, 5, 1, 2, 3}, .temperature = 1, .top_k = 1, .token = 1},      //
+      {.logits = {0, 5, 1, 2, 3}, .temperature = 1, .top_p = 1e-6f, .token = 1},  // at least one
+      {.logits = {0, 5, 1, 2, 3}, .temperature = 1, .min_p = 1, .token = 1},      //
+      {.logits = {0, 5, 1, 2, 3}, .temperature = 1e-6f, .token = 1},              // all but greedy
+      {.logits = {-kInf, -kInf, 0, -kInf, -kInf}, .temperature = 1, .token = 2},  // masked tokens
+      {.logits = {-kInf, -kInf, 0, -kInf, -kInf}, .token = 2},
+      {.logits = {0, 5, kNan, 2, 3}, .token = -1},
+      {.logits = {kNan, 5, 1, 2, 3}, .temperature = 1, .token = -1},
+      {.logits = {0, 5, 1, 2, kInf}, .token = -1},
+      {.logits = {-kInf, -kInf, -kInf, -kInf, -kInf}, .temperature = 1, .token = -1},
+  };
+  const auto op = std::make_shared<ops::Sample>();
+  ops::Workload row = op_cases("sample").front();
+  const Dim n = Symbol::logit_rows;
+  row.inputs[0] = TensorType(DType::f32, {n, 5});
+  row.symbols[Symbol::logit_rows] = static_cast<int64_t>(rows.size());
+  std::vector<Tensor> in = workloads::make_inputs(*row.op, row.inputs, row.symbols, 1);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::memcpy(in[0].view.as<float>() + 5 * r, rows[r].logits.data(), 5 * sizeof(float));
+    in[1].view.as<float>()[r] = rows[r].temperature;
+    in[2].view.as<int32_t>()[r] = rows[r].top_k;
+    in[3].view.as<float>()[r] = rows[r].top_p;
+    in[4].view.as<float>()[r] = rows[r].min_p;
+  }
+  const std::optional<ExpectedCall> want = expected_call(row, Pass::inference, in, 1);
+  for (size_t r = 0; r < rows.size(); ++r)
+    EXPECT_EQ(static_cast<int32_t>(want->expected[0].data[r]), rows[r].token) << "reference, row " << r;
+  for (const Kernel* kernel : row.op->kernels()) {
+    if (kernel->pass != Pass::inference) continue;
+    for (const DeviceGroup& group : device_groups()) {
+      if (!kernel->can_handle(want->call.request(*group.devices[0])).accepted) continue;
+      const std::vector<Tensor> got = run_kernel(*group.devices[0], *kernel, want->call, {}, group.name);
+      for (size_t r = 0; r < rows.size(); ++r)
+        EXPECT_EQ(got[0].view.as<int32_t>()[r], rows[r].token) << kernel->name << " on " << group.name << ", row " << r;
+    }
+  }
+}
+
+// Frequencies of 20000 draws against the probabilities: each count within six standard deviations.
+TEST(SampleContract, DrawsFollowTheDistribution) {
+  constexpr int64_t kDraws = 20000, kVocab = 5;
+  ops::Workload row = op_cases("sample").front();
+  row.inputs[0] = TensorType(DType::f32, {Symbol::logit_rows, kVocab});
+  row.symbols[Symbol::logit_rows] = kDraws;
+  std::vector<Tensor> in = workloads::make_inputs(*row.op, row.inputs, row.symbols, 1);
+  const double p[] = {0.4, 0.3, 0.15, 0.1, 0.05};
+  for (int64_t r = 0; r < kDraws; ++r) {
+    for (int64_t i = 0; i < kVocab; ++i) in[0].view.as<float>()[r * kVocab + i] = static_cast<float>(std::log(p[i]));
+    in[1].view.as<float>()[r] = 1;
+    in[2].view.as<int32_t>()[r] = 0;
+    in[3].view.as<float>()[r] = 1;
+    in[4].view.as<float>()[r] = 0;
+    in[5].view.as<int64_t>()[r] = 42;
+    in[6].view.as<int64_t>()[r] = r;
+  }
+  const std::optional<ExpectedCall> want = expected_call(row, Pass::inference, in, 1);
+  const auto check = [&](const RefTensor& tokens, const std::string& label) {
+    std::vector<int> counts(kVocab, 0);
+    for (double token : tokens.data) ++counts[static_cast<size_t>(token)];
+    for (size_t i = 0; i < kVocab; ++i)
+      EXPECT_NEAR(counts[i], kDraws * p[i], 6 * std::sqrt(kDraws * p[i] * (1 - p[i]))) << label << " token " << i;
+  };
+  check(want->expected[0], "reference");
+  for (const Kernel* kernel : row.op->kernels())
+    for (const DeviceGroup& group : device_groups()) {
+      if (kernel->pass != Pass::inference || !kernel->can_handle(want->call.request(*group.devices[0])).accepted)
+        continue;
+      check(widen(run_kernel(*group.devices[0], *kernel, want->call, {}, group.name)[0].view), group.name);
+    }
+}
+
+}  // namespace
+}  // namespace eadem::test
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
+      eadem::test::device_name() = argv[++i];
+    } else {
+      fmt::print(stderr, "unknown argument '{}'; usage: ops_reference_test [--device NAME]\n", argv[i]);
+      return 2;
+    }
+  }
+  return RUN_ALL_TESTS();
+}

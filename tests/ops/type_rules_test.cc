@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Type and sharding rules: what each op makes of good types, and that bad ones are refused with the port and both
+// values.
+#include <gtest/gtest.h>
+
+#include "eadem/ops/all_ops.h"
+
+namespace eadem::ops {
+namespace {
+
+constexpr DType kF = DType::f32, kB = DType::bf16, kH = DType::f16, kI = DType::i32;
+constexpr Symbol kT = Symbol::tokens;
+
+std::vector<TensorType> infer(const Op& op, const std::vector<TensorType>& in) { return op.infer_types(in); }
+
+// The message of the InvalidArgument that `action` throws.
+template <typename Action>
+std::string refusal(Action&& action) {
+  try {
+    action();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+#define EXPECT_REFUSED(expression, ...)                                                              \
+  do {                                                                                               \
+    const std::string message = refusal([&] { (void)(expression); });                                \
+    for (const char* part : {__VA_ARGS__})                                                           \
+      EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message; \
+  } while (false)
+
+TensorType with(TensorType type, Sharding sharding) {
+  type.sharding = sharding;
+  return type;
+}
+const Sharding kWhole = Sharding::replicated(), kPartial = Sharding::partial();
+
+TEST(TypeRules, Embedding) {
+  const Embedding op({kB, 100});
+  EXPECT_EQ(infer(op, {TensorType(kF, {100, 8}), TensorType(kI, {kT})})[0], TensorType(kB, {kT, 8}));
+  EXPECT_REFUSED(infer(op, {TensorType(kF, {99, 8}), TensorType(kI, {kT})}), "embedding: 'table'", "[99, 8]", "100");
+  EXPECT_REFUSED(infer(op, {TensorType(kF, {100, 8}), TensorType(DType::i64, {kT})}), "'ids' is i64", "expected i32");
+  EXPECT_REFUSED(infer(op, {TensorType(kI, {100, 8}), TensorType(kI, {kT})}), "'table' is i32", "f32 or bf16 or f16");
+  EXPECT_REFUSED(Embedding({kI, 100}), "out_dtype is i32");
+  EXPECT_REFUSED(Embedding({kF, 0}), "vocab is 0");
+  EXPECT_REFUSED(
+      op.infer_sharding(std::vector{with(TensorType(kF, {50, 8}), Sharding::along(0)), TensorType(kI, {kT})}),
+      "'table'", "sharded(0)", "not implemented");
+}
+
+TEST(TypeRules, Linear) {
+  const Linear plain({false, kB}), biased({true, kF});
+  const TensorType x(kF, {kT, 8}), weight(kB, {6, 8}), bias(kF, {6}), none = kernels::absent_port();
+  EXPECT_EQ(infer(plain, {x, weight, none})[0], TensorType(kB, {kT, 6}));
+  EXPECT_EQ(infer(biased, {x, weight, bias})[0], TensorType(kF, {kT, 6}));
+  EXPECT_REFUSED(infer(plain, {x, TensorType(kB, {6, 9}), none}), "linear: 'weight' is bf16 [6, 9]", "expected 8",
+                 "'x'");
+  EXPECT_REFUSED(infer(plain, {x, weight, bias}), "'bias' is f32 [6]", "bias=false");
+  EXPECT_REFUSED(infer(biased, {x, weight, none}), "'bias' is not connected");
+  EXPECT_REFUSED(infer(biased, {x, weight, TensorType(kF, {5})}), "'bias' is f32 [5]", "expected 6");
+  EXPECT_REFUSED(infer(plain, {TensorType(kH, {kT, 8}), weight, none}), "'x' is f16", "f32 or bf16");
+  EXPECT_REFUSED(infer(plain, {TensorType(kF, {kT, 2, 8}), weight, none}), "'x' is f32 [tokens, 2, 8]",
+                 "expected 2 dimensions");
+  EXPECT_REFUSED(Linear({false, kI}), "out_dtype is i32");
+}
+
+TEST(TypeRules, LinearSharding) {
+  const TensorType x(kF, {kT, 8}), weight(kF, {6, 8}), bias(kF, {6}), none = kernels::absent_port();
+  const auto rule = [&](Sharding sx, Sharding sw, std::optional<Sharding> sb = {}) {
+    return Linear({sb.has_value(), kF})
+        .infer_sharding(std::vector{with(x, sx), with(weight, sw), sb ? with(bias, *sb) : none})[0];
+  };
+  EXPECT_EQ(rule(kWhole, kWhole), kWhole);
+  EXPECT_EQ(rule(kWhole, Sharding::along(0)), Sharding::along(1));
+  EXPECT_EQ(rule(kWhole, Sharding::along(0), Sharding::along(0)), Sharding::along(1));
+  EXPECT_EQ(rule(Sharding::along(1), Sharding::along(1)), kPartial);
+  EXPECT_REFUSED(rule(kWhole, Sharding::along(0), kWhole), "'bias' is replicated", "sharded(0)");
+  EXPECT_REFUSED(rule(Sharding::along(1), Sharding::along(1), kWhole), "every rank would add the bias");
+  EXPECT_REFUSED(rule(Sharding::along(1), kWhole), "'x' is sharded(1)", "'weight' is replicated");
+  EXPECT_REFUSED(rule(kWhole, Sharding::along(1)), "'x' is replicated", "'weight' is sharded(1)");
+  EXPECT_REFUSED(rule(kPartial, kWhole), "'x' is partial");
+}
+
+TEST(TypeRules, OutputsCarryNoShardingOfTheirOwn) {
+  const TensorType x = with(TensorType(kF, {kT, 8}), Sharding::along(0));
+  EXPECT_EQ(infer(Mul(), {x, x})[0].sharding, kWhole) << "infer_sharding says how they are divided";
+}
+
+TEST(TypeRules, RmsNorm) {
+  const RmsNorm op({1e-5f});
+  EXPECT_EQ(infer(op, {TensorType(kB, {kT, 4, 8}), TensorType(kF, {8})})[0], TensorType(kB, {kT, 4, 8}));
+  EXPECT_EQ(op.extra_types(std::vector{TensorType(kB, {kT, 4, 8}), TensorType(kF, {8})})[0], TensorType(kF, {kT, 4}));
+  EXPECT_REFUSED(infer(op, {TensorType(kF, {kT, 8}), TensorType(kB, {8})}), "'weight' is bf16");
+  EXPECT_REFUSED(infer(op, {TensorType(kF, {kT, 8}), TensorType(kF, {7})}), "'weight' is f32 [7]", "expected 8");
+  EXPECT_EQ(op.wanted_dtype(std::vector{TensorType(kF, {kT, 8}), TensorType(kB, {8})}, 1), kF);
+  EXPECT_EQ(op.wanted_dtype(std::vector{TensorType(kB, {kT, 8}), TensorType(kB, {8})}, 1), kB);
+  EXPECT_REFUSED(RmsNorm({-1.0f}), "eps is -1");
+  const TensorType weight(kF, {8});
+  EXPECT_EQ(op.infer_sharding(std::vector{with(TensorType(kF, {kT, 4, 8}), Sharding::along(1)), weight})[0],
+            Sharding::along(1));
+  EXPECT_REFUSED(op.infer_sharding(std::vector{with(TensorType(kF, {kT, 8}), Sharding::along(1)), weight}), "'x'",
+                 "sharded(1)", "last axis");
+  EXPECT_REFUSED(op.infer_sharding(std::vector{with(TensorType(kF, {kT, 8}), kPartial), weight}), "partial");
+}
+
+TEST(TypeRules, Elementwise) {
+  const TensorType x(kB, {kT, 8});
+  EXPECT_EQ(infer(Add(), {x, x})[0], x);
+  EXPECT_REFUSED(infer(Add(), {x, TensorType(kB, {kT, 9})}), "add: 'b' is bf16 [tokens, 9]", "'a' is bf16 [tokens, 8]");
+  EXPECT_REFUSED(infer(Mul(), {x, TensorType(kF, {kT, 8})}), "mul: 'b' is f32", "expected bf16");
+  EXPECT_REFUSED(infer(GatedActivation({}), {x, TensorType(kF, {kT, 8})}), "gated_activation: 'up'");
+  EXPECT_REFUSED(infer(Activation({}), {TensorType(kH, {kT, 8})}), "activation: 'x' is f16");
+  EXPECT_EQ(Add().wanted_dtype(std::vector{x, TensorType(kF, {kT, 8})}, 1), kB);
+  EXPECT_EQ(Add().wanted_dtype(std::vector{TensorType(kH, {kT, 8}), x}, 0), kF);
+  EXPECT_EQ(infer(Cast({kH}), {x})[0], TensorType(kH, {kT, 8}));
+  EXPECT_REFUSED(Cast({kI}), "target is i32");
+  EXPECT_REFUSED(infer(Cast({kF}), {TensorType(kI, {kT})}), "cast: 'x' is i32");
+  const TensorType part = with(x, Sharding::along(1));
+  EXPECT_EQ(Add().infer_sharding(std::vector{part, part})[0], Sharding::along(1));
+  EXPECT_REFUSED(Add().infer_sharding(std::vector{part, x}), "'b' is replicated", "expected sharded(1)");
+  EXPECT_REFUSED(Add().infer_sharding(std::vector{with(x, kPartial), with(x, kPartial)}), "all_reduce must come first");
+}
+
+TEST(TypeRules, Rope) {
+  EXPECT_EQ(infer(RopeTable({}), {TensorType(kI, {kT}), TensorType(kF, {4})})[0], TensorType(kF, {kT, 8}));
+  EXPECT_REFUSED(infer(RopeTable({}), {TensorType(kI, {kT}), TensorType(kB, {4})}), "'inv_freq' is bf16");
+  const Rope op({kernels::RopeStyle::rotate_half, 8});
+  const TensorType x(kB, {kT, 3, 10}), table(kF, {kT, 8});
+  EXPECT_EQ(infer(op, {x, table})[0], x);
+  EXPECT_REFUSED(infer(op, {TensorType(kB, {kT, 3, 6}), table}), "'x' is bf16 [tokens, 3, 6]", "rotary_dim 8");
+  EXPECT_REFUSED(infer(op, {x, TensorType(kF, {kT, 6})}), "'table' is f32 [tokens, 6]", "expected 8");
+  EXPECT_REFUSED(Rope({kernels::RopeStyle::interleaved, 7}), "rotary_dim is 7", "even");
+  EXPECT_EQ(op.infer_sharding(std::vector{with(x, Sharding::along(1)), table})[0], Sharding::along(1));
+  EXPECT_REFUSED(op.infer_sharding(std::vector{with(x, Sharding::along(2)), table}), "sharded(2)");
+}
+
+TEST(TypeRules, Attention) {
+  using kernels::KvSource;
+  const Attention direct({4, 2, 8, 1, 0, KvSource::direct}), cached({4, 2, 8, 1, 0, KvSource::cached});
+  const TensorType q(kF, {kT, 4, 8}), kv(kF, {kT, 2, 8}), cache(kH, {20, 2, 16, 8}),
+      none = kernels::absent_port(), start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
+      table(kI, {Symbol::sequences, Symbol::max_blocks});
+  EXPECT_EQ(infer(direct, {q, kv, kv, start, length, none})[0], q);
+  EXPECT_EQ(infer(cached, {q, cache, cache, start, length, table})[0], q);
+  EXPECT_TRUE(direct.has_backward());
+  EXPECT_FALSE(cached.has_backward());
+  EXPECT_REFUSED(infer(direct, {TensorType(kF, {kT, 3, 8}), kv, kv, start, length, none}), "'q'", "expected 4",
+                 "heads");
+  EXPECT_REFUSED(infer(direct, {q, TensorType(kB, {kT, 2, 8}), kv, start, length, none}), "'k' is bf16",
+                 "expected f32");
+  EXPECT_REFUSED(infer(direct, {q, kv, kv, length, length, none}), "'query_start'", "sequences+1");
+  EXPECT_REFUSED(infer(direct, {q, kv, kv, start, length, table}), "'block_table'", "direct");
+  EXPECT_REFUSED(infer(cached, {q, cache, cache, start, length, none}), "'block_table' is not connected");
+  EXPECT_REFUSED(infer(cached, {q, kv, kv, start, length, table}), "'k'", "expected 4 dimensions");
+  EXPECT_REFUSED(infer(cached, {q, cache, TensorType(kH, {21, 2, 16, 8}), start, length, table}), "'v'", "same shape");
+  EXPECT_REFUSED(Attention({7, 2, 8, 1, 0, KvSource::direct}), "heads is 7", "kv_heads is 2");
+  EXPECT_REFUSED(Attention({4, 2, 8, 1, -1, KvSource::direct}), "window is -1");
+  const auto part = [](const TensorType& type) { return with(type, Sharding::along(1)); };
+  EXPECT_EQ(cached.infer_sharding(std::vector{part(q), part(cache), part(cache), start, length, table})[0],
+            Sharding::along(1));
+  EXPECT_REFUSED(cached.infer_sharding(std::vector{part(q), cache, cache, start, length, table}), "'k' is replicated",
+                 "'q' is sharded(1)");
+}
+
+TEST(TypeRules, SoftmaxCrossEntropySample) {
+  EXPECT_EQ(infer(Softmax(), {TensorType(kF, {kT, 8})})[0], TensorType(kF, {kT, 8}));
+  EXPECT_REFUSED(infer(Softmax(), {TensorType(kB, {kT, 8})}), "softmax: 'x' is bf16", "expected f32");
+  EXPECT_EQ(Softmax().wanted_dtype(std::vector{TensorType(kB, {kT, 8})}, 0), kF);
+  EXPECT_EQ(infer(CrossEntropy(), {TensorType(kB, {kT, 8}), TensorType(kI, {kT})})[0], TensorType(kF, {kT}));
+  EXPECT_REFUSED(infer(CrossEntropy(), {TensorType(kB, {kT, 8}), TensorType(kI, {Symbol::logit_rows})}), "'labels'",
+                 "expected tokens");
+  EXPECT_REFUSED(CrossEntropy().infer_sharding(
+                     std::vector{with(TensorType(kB, {kT, 8}), Sharding::along(1)), TensorType(kI, {kT})}),
+                 "divided vocabulary");
+  const Dim n = Symbol::logit_rows;
+  std::vector<TensorType> in = {TensorType(kF, {n, 8}),     TensorType(kF, {n}), TensorType(kI, {n}),
+                                TensorType(kF, {n}),        TensorType(kF, {n}), TensorType(DType::i64, {n}),
+                                TensorType(DType::i64, {n})};
+  EXPECT_EQ(infer(Sample(), in)[0], TensorType(kI, {n}));
+  in[5] = TensorType(kI, {n});
+  EXPECT_REFUSED(infer(Sample(), in), "'seed' is i32", "expected i64");
+}
+
+TEST(TypeRules, CachesAndRows) {
+  const TensorType kv(kF, {kT, 2, 8}), slots(DType::i64, {kT}), cache(kB, {10, 2, 16, 8});
+  const std::vector<TensorType> out = infer(KvAppend(), {kv, kv, slots, cache, cache});
+  EXPECT_EQ(out[0], cache);
+  EXPECT_EQ(KvAppend().inference_alias(1), 4);
+  EXPECT_REFUSED(infer(KvAppend(), {kv, kv, TensorType(kI, {kT}), cache, cache}), "'slots' is i32", "expected i64");
+  EXPECT_REFUSED(infer(KvAppend(), {kv, kv, slots, TensorType(kB, {10, 3, 16, 8}), cache}), "'cache_k'", "expected 2");
+  EXPECT_REFUSED(KvAppend().infer_sharding(
+                     std::vector{with(kv, Sharding::along(1)), with(kv, Sharding::along(1)), slots, cache, cache}),
+                 "'cache_k' is replicated");
+  EXPECT_EQ(infer(SelectRows(), {TensorType(kB, {kT, 8}), TensorType(kI, {Symbol::logit_rows})})[0],
+            TensorType(kB, {Symbol::logit_rows, 8}));
+}
+
+TEST(TypeRules, AllReduce) {
+  const TensorType x(kB, {kT, 8});
+  EXPECT_EQ(infer(AllReduce(), {x})[0], x);
+  EXPECT_EQ(AllReduce().infer_sharding(std::vector{with(x, kPartial)})[0], kWhole);
+  EXPECT_REFUSED(AllReduce().infer_sharding(std::vector{x}), "'x' is replicated", "expected partial");
+}
+
+TEST(TypeRules, Optimizer) {
+  const TensorType p(kF, {3, 4}), one(kF, {1}), hyper(kF, {8}), none = kernels::absent_port();
+  EXPECT_EQ(infer(GradNorm(2), {p, hyper})[0], one);
+  EXPECT_REFUSED(infer(GradNorm(2), {p, TensorType(kB, {3})}), "'grad1' is bf16");
+  EXPECT_REFUSED(GradNorm(0), "0 inputs");
+  EXPECT_EQ(infer(AdamW({}), {p, one, hyper, p, p, p, p.with_dtype(kB)})[3], p.with_dtype(kB));
+  EXPECT_TRUE(kernels::is_absent(infer(AdamW({}), {p, one, hyper, p, p, p, none})[3]));
+  EXPECT_REFUSED(infer(AdamW({}), {p, one, hyper, p, TensorType(kF, {4, 3}), p, none}), "'m' is f32 [4, 3]", "[3, 4]");
+  EXPECT_REFUSED(infer(AdamW({}), {p, one, TensorType(kF, {7}), p, p, p, none}), "'hyper' is f32 [7]", "expected 8");
+  EXPECT_EQ(AdamW({}).inference_alias(3), 6);
+  const TensorType part = with(p, Sharding::along(0));
+  EXPECT_EQ(AdamW({}).infer_sharding(std::vector{part, one, hyper, part, part, part, none})[0], Sharding::along(0));
+  EXPECT_REFUSED(AdamW({}).infer_sharding(std::vector{part, one, hyper, p, part, part, none}),
+                 "'master' is replicated");
+}
+
+TEST(TypeRules, DerivedBackwardTypes) {
+  const Linear op({true, kB});
+  const std::vector<TensorType> in = {TensorType(kB, {kT, 8}), TensorType(kB, {6, 8}), TensorType(kB, {6})};
+  const std::vector<TensorType> out = op.infer_types(in), expected_in = {in[0], in[1], out[0]};
+  EXPECT_EQ(op.backward_input_types(in, out), expected_in);
+  const std::vector<TensorType> expected_out = {in[0], TensorType(kF, {6, 8}), TensorType(kF, {6})};
+  EXPECT_EQ(op.backward_output_types(in), expected_out) << "parameter gradients are f32";
+}
+
+}  // namespace
+}  // namespace eadem::ops

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/workloads/inputs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string_view>
+
+#include "eadem/kernels/attention.h"
+
+namespace eadem::workloads {
+
+namespace {
+
+// SplitMix64. Source: Steele, Lea & Flood 2014.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  // [0, 1)
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  // [low, high)
+  double between(double low, double high) { return low + (high - low) * unit(); }
+  // [0, bound)
+  int64_t below(int64_t bound) { return static_cast<int64_t>(next() % static_cast<uint64_t>(bound)); }
+
+ private:
+  uint64_t state_;
+};
+
+void store(const TensorView& view, int64_t index, double value) {
+  switch (view.dtype) {
+    case DType::f32: view.as<float>()[index] = static_cast<float>(value); break;
+    case DType::bf16: view.as<bf16_t>()[index] = bf16_t::from_float(static_cast<float>(value)); break;
+    case DType::f16: view.as<f16_t>()[index] = f16_t::from_float(static_cast<float>(value)); break;
+    case DType::f64: view.as<double>()[index] = value; break;
+    case DType::i32: view.as<int32_t>()[index] = static_cast<int32_t>(value); break;
+    case DType::i64: view.as<int64_t>()[index] = static_cast<int64_t>(value); break;
+    case DType::u8: view.as<uint8_t>()[index] = static_cast<uint8_t>(value); break;
+  }
+}
+
+template <typename ValueAt>
+Tensor filled(DType dtype, const Shape& shape, ValueAt&& value_at) {
+  Tensor tensor = Tensor::on_host(dtype, shape);
+  for (int64_t i = 0; i < shape.num_elements(); ++i) store(tensor.view, i, value_at(i));
+  return tensor;
+}
+
+Tensor uniform(DType dtype, const Shape& shape, Random& random, double low = -1, double high = 1) {
+  return filled(dtype, shape, [&](int64_t) { return random.between(low, high); });
+}
+
+// The first `count` of a random order of [0, size). `size` must be at least `count`.
+std::vector<int64_t> distinct(int64_t count, int64_t size, Random& random) {
+  EADEM_CHECK(count <= size, "{} distinct numbers of {}", count, size);
+  std::vector<int64_t> all(static_cast<size_t>(size));
+  std::iota(all.begin(), all.end(), int64_t{0});
+  for (int64_t i = 0; i < count; ++i)
+    std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(i + random.below(size - i))]);
+  all.resize(static_cast<size_t>(count));
+  return all;
+}
+
+// `tokens` divided over `sequences`, unevenly, each at least one as long as they last.
+std::vector<int64_t> query_lengths(int64_t tokens, int64_t sequences, Random& random) {
+  std::vector<int64_t> lengths(static_cast<size_t>(sequences), 0);
+  for (int64_t s = 0; s < sequences && tokens > 0; ++s, --tokens) ++lengths[static_cast<size_t>(s)];
+  for (; tokens > 0 && sequences > 0; --tokens) ++lengths[static_cast<size_t>(random.below(sequences))];
+  return lengths;
+}
+
+std::vector<Tensor> attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
+                                     std::span<const TensorType> types, Random& random) {
+  const auto& attrs = op.attrs().get<kernels::AttentionAttrs>();
+  const bool cached = attrs.source == kernels::KvSource::cached;
+  std::vector<Tensor> inputs;
+  // Wide enough that scores differ: the softmax is neither flat nor a single spike.
+  for (size_t port = 0; port < 3; ++port) inputs.push_back(uniform(types[port].dtype, shapes[port], random, -2, 2));
+  const int64_t sequences = shapes[4][0];
+  const std::vector<int64_t> queries = query_lengths(shapes[0][0], sequences, random);
+  int64_t start = 0;
+  inputs.push_back(filled(DType::i32, shapes[3], [&](int64_t i) {
+    const int64_t here = start;
+    if (i < sequences) start += queries[static_cast<size_t>(i)];
+    return static_cast<double>(here);
+  }));
+  const int64_t capacity = cached ? shapes[5][1] * shapes[1][2] : 0;
+  inputs.push_back(filled(DType::i32, shapes[4], [&](int64_t s) {
+    const int64_t own = queries[static_cast<size_t>(s)];
+    if (!cached) return static_cast<double>(own);
+    EADEM_CHECK(own <= capacity, "{} tokens in a cache of {} positions", own, capacity);
+    // The first sequence fills its blocks, the others any part of theirs.
+    return static_cast<double>(s == 0 ? capacity : own + random.below(capacity - own + 1));
+  }));
+  if (!cached) {
+    inputs.emplace_back();
+    return inputs;
+  }
+  const std::vector<int64_t> blocks = distinct(shapes[5].num_elements(), shapes[1][0], random);
+  inputs.push_back(
+      filled(DType::i32, shapes[5], [&](int64_t i) { return static_cast<double>(blocks[static_cast<size_t>(i)]); }));
+  return inputs;
+}
+
+std::vector<Tensor> sample_inputs(std::span<const Shape> shapes, Random& random) {
+  const int64_t rows = shapes[0][0], vocab = shapes[0][1];
+  std::vector<Tensor> inputs;
+  inputs.push_back(uniform(DType::f32, shapes[0], random, -6, 6));
+  const Shape n{rows};
+  // Every third row greedy; filters on and off in all combinations.
+  inputs.push_back(filled(DType::f32, n, [&](int64_t r) { return r % 3 == 2 ? 0.0 : random.between(0.5, 1.5); }));
+  inputs.push_back(filled(DType::i32, n, [&](int64_t r) {
+    return r % 2 == 0 ? 0.0 : static_cast<double>(1 + random.below(std::max<int64_t>(1, vocab)));
+  }));
+  inputs.push_back(filled(DType::f32, n, [&](int64_t r) { return r / 2 % 2 == 0 ? 1.0 : random.between(0.3, 0.99); }));
+  inputs.push_back(filled(DType::f32, n, [&](int64_t r) { return r / 4 % 2 == 0 ? 0.0 : random.between(0.01, 0.3); }));
+  inputs.push_back(filled(DType::i64, n, [&](int64_t) { return static_cast<double>(random.below(int64_t{1} << 40)); }));
+  inputs.push_back(filled(DType::i64, n, [&](int64_t) { return static_cast<double>(random.below(100000)); }));
+  return inputs;
+}
+
+// The value of AdamW's hyper at `index`, of the tenth step of a usual recipe.
+double hyper_value(int64_t index) {
+  const double beta1 = 0.9, beta2 = 0.95, steps = 10;
+  const double values[] = {3e-3, beta1, beta2, 1e-8, 0.1, 1 - std::pow(beta1, steps), 1 - std::pow(beta2, steps), 1.0};
+  return values[index];
+}
+
+Tensor make_input(std::string_view op, std::string_view port, std::span<const Shape> shapes, const TensorType& type,
+                  const Shape& shape, const ops::Op& object, Random& random) {
+  const DType dtype = type.dtype;
+  if (op == "embedding" && port == "ids")
+    return filled(dtype, shape, [&](int64_t) { return static_cast<double>(random.below(shapes[0][0])); });
+  if (op == "rope_table" && port == "positions")
+    return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(i % 2 ? random.below(131072) : i); });
+  if (op == "rope_table" && port == "inv_freq")
+    return filled(dtype, shape, [&](int64_t i) {
+      return std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(shape[0]));
+    });
+  if (op == "rope" && port == "table") {
+    const int64_t half = shape[1] / 2;
+    std::vector<double> angles(static_cast<size_t>(shape[0] * half));
+    for (double& angle : angles) angle = random.between(-3.2, 3.2);
+    return filled(dtype, shape, [&](int64_t i) {
+      const int64_t row = i / shape[1], column = i % shape[1];
+      const double angle = angles[static_cast<size_t>(row * half + column % half)];
+      return column < half ? std::cos(angle) : std::sin(angle);
+    });
+  }
+  if (op == "cross_entropy" && port == "logits") return uniform(dtype, shape, random, -6, 6);
+  if (op == "cross_entropy" && port == "labels")  // every fifth row is ignored
+    return filled(dtype, shape,
+                  [&](int64_t i) { return i % 5 == 3 ? -1.0 : static_cast<double>(random.below(shapes[0][1])); });
+  if (op == "softmax") return uniform(dtype, shape, random, -8, 8);
+  if (op == "activation" || (op == "gated_activation" && port == "gate")) {
+    return uniform(dtype, shape, random, -8, 8);
+  }
+  if (op == "kv_append" && port == "slots") {
+    const std::vector<int64_t> slots = distinct(shape[0], shapes[3][0] * shapes[3][2], random);
+    return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(slots[static_cast<size_t>(i)]); });
+  }
+  if (op == "select_rows" && port == "rows") {
+    const std::vector<int64_t> rows = distinct(shape[0], shapes[0][0], random);
+    return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)]); });
+  }
+  if (op == "adamw" && port == "norm") return filled(dtype, shape, [&](int64_t) { return random.between(0.5, 4); });
+  if (op == "adamw" && port == "hyper") return filled(dtype, shape, hyper_value);
+  if (op == "adamw" && port == "m") return uniform(dtype, shape, random, -0.1, 0.1);
+  if (op == "adamw" && port == "v") return uniform(dtype, shape, random, 1e-6, 0.1);
+  EADEM_CHECK(is_floating(dtype), "no generator for port '{}' of {}", port, object.name());
+  return uniform(dtype, shape, random);
+}
+
+}  // namespace
+
+Tensor random_tensor(DType dtype, const Shape& shape, uint64_t seed) {
+  Random random(seed);
+  return uniform(dtype, shape, random);
+}
+
+std::vector<Tensor> make_inputs(const ops::Op& op, std::span<const TensorType> types, const SymbolValues& symbols,
+                                uint64_t seed) {
+  Random random(seed);
+  std::vector<Shape> shapes;
+  for (const TensorType& type : types) shapes.push_back(type.bind(symbols));
+  if (op.name() == "attention") return attention_inputs(op, shapes, types, random);
+  if (op.name() == "sample") return sample_inputs(shapes, random);
+  const std::vector<ops::Port> ports = op.inputs();
+  EADEM_CHECK(ports.size() == types.size(), "{}: {} types for {} ports", op.name(), types.size(), ports.size());
+  std::vector<Tensor> inputs;
+  for (size_t i = 0; i < ports.size(); ++i) {
+    if (kernels::is_absent(types[i]))
+      inputs.emplace_back();
+    else
+      inputs.push_back(make_input(op.name(), ports[i].name, shapes, types[i], shapes[i], op, random));
+  }
+  return inputs;
+}
+
+}  // namespace eadem::workloads

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/workloads/inputs.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "eadem/ops/all_ops.h"
+
+namespace eadem::workloads {
+namespace {
+
+std::vector<ops::Workload> small_rows() {
+  std::vector<ops::Workload> rows;
+  for (ops::Workload& row : ops::all_workloads())
+    if (row.name.starts_with("tiny") || row.name.starts_with("stories260k")) rows.push_back(std::move(row));
+  return rows;
+}
+
+ops::Workload find_row(std::string_view name) {
+  for (ops::Workload& row : small_rows())
+    if (row.name == name) return row;
+  ADD_FAILURE() << "no row named " << name;
+  return {};
+}
+
+TEST(Inputs, EveryPortOfEveryOpGetsItsDtypeAndShape) {
+  std::set<std::string_view> ops_seen;
+  for (const ops::Workload& row : small_rows()) {
+    SCOPED_TRACE(row.name);
+    ops_seen.insert(row.op->name());
+    const std::vector<Tensor> inputs = make_inputs(*row.op, row.inputs, row.symbols, 1);
+    ASSERT_EQ(inputs.size(), row.inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      ASSERT_EQ(inputs[i].defined(), !kernels::is_absent(row.inputs[i]));
+      if (!inputs[i].defined()) continue;
+      EXPECT_EQ(inputs[i].dtype(), row.inputs[i].dtype);
+      EXPECT_EQ(inputs[i].shape(), row.inputs[i].bind(row.symbols));
+    }
+  }
+  EXPECT_EQ(ops_seen.size(), 19u) << "every op has small rows";
+}
+
+TEST(Inputs, SameSeedSameBytes) {
+  const ops::Workload row = find_row("tiny prefill-512 attention paged");
+  const std::vector<Tensor> a = make_inputs(*row.op, row.inputs, row.symbols, 5),
+                            b = make_inputs(*row.op, row.inputs, row.symbols, 5),
+                            c = make_inputs(*row.op, row.inputs, row.symbols, 6);
+  const auto size = static_cast<size_t>(a[0].view.size_bytes());
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_EQ(std::memcmp(a[i].view.data, b[i].view.data, static_cast<size_t>(a[i].view.size_bytes())), 0);
+  EXPECT_NE(std::memcmp(a[0].view.data, c[0].view.data, size), 0);
+}
+
+TEST(Inputs, SequencesAreConsistent) {
+  ops::Workload row = find_row("tiny decode-8 attention paged");
+  row.symbols[Symbol::tokens] = 23;
+  const std::vector<Tensor> inputs = make_inputs(*row.op, row.inputs, row.symbols, 9);
+  const int32_t* start = inputs[3].view.as<int32_t>();
+  const int32_t* length = inputs[4].view.as<int32_t>();
+  const int64_t sequences = inputs[4].shape()[0], capacity = inputs[5].shape()[1] * inputs[1].shape()[2];
+  EXPECT_EQ(start[0], 0);
+  EXPECT_EQ(start[sequences], 23);
+  for (int64_t s = 0; s < sequences; ++s) {
+    EXPECT_GT(start[s + 1], start[s]);
+    EXPECT_GE(length[s], start[s + 1] - start[s]);
+    EXPECT_LE(length[s], capacity);
+  }
+  std::set<int32_t> blocks;
+  for (int64_t i = 0; i < inputs[5].view.num_elements(); ++i) {
+    const int32_t block = inputs[5].view.as<int32_t>()[i];
+    EXPECT_TRUE(block >= 0 && block < inputs[1].shape()[0]);
+    EXPECT_TRUE(blocks.insert(block).second) << "block " << block << " twice";
+  }
+}
+
+TEST(Inputs, SlotsAndRowsAreDistinctAndInRange) {
+  for (const char* name : {"stories260k prefill-512 kv_append", "stories260k decode-8 select_rows"}) {
+    const ops::Workload row = find_row(name);
+    const std::vector<Tensor> inputs = make_inputs(*row.op, row.inputs, row.symbols, 3);
+    const bool append = row.op->name() == "kv_append";
+    const int64_t limit = append ? inputs[3].shape()[0] * inputs[3].shape()[2] : inputs[0].shape()[0];
+    std::set<int64_t> seen;
+    const Tensor& index = append ? inputs[2] : inputs[1];
+    for (int64_t i = 0; i < index.view.num_elements(); ++i) {
+      const int64_t value = append ? index.view.as<int64_t>()[i] : index.view.as<int32_t>()[i];
+      EXPECT_TRUE(value >= 0 && value < limit);
+      EXPECT_TRUE(seen.insert(value).second);
+    }
+  }
+}
+
+TEST(Inputs, SamplingParametersAreInRange) {
+  ops::Workload row = find_row("tiny decode-8 sample");
+  row.symbols[Symbol::logit_rows] = 100;
+  const std::vector<Tensor> inputs = make_inputs(*row.op, row.inputs, row.symbols, 3);
+  bool greedy = false, filtered = false;
+  for (int64_t r = 0; r < 100; ++r) {
+    const float temperature = inputs[1].view.as<float>()[r], top_p = inputs[3].view.as<float>()[r],
+                min_p = inputs[4].view.as<float>()[r];
+    EXPECT_GE(temperature, 0);
+    EXPECT_TRUE(top_p > 0 && top_p <= 1);
+    EXPECT_TRUE(min_p >= 0 && min_p <= 1);
+    greedy |= temperature == 0;
+    filtered |= temperature > 0 && top_p < 1 && min_p > 0 && inputs[2].view.as<int32_t>()[r] > 0;
+  }
+  EXPECT_TRUE(greedy);
+  EXPECT_TRUE(filtered);
+}
+
+}  // namespace
+}  // namespace eadem::workloads
