@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the engine keeps keys and values, and the allocator of a paged cache.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+namespace eadem::engine {
+
+// Contiguous memory for `max_batch_size` sequences of up to `max_cache_len` tokens. 0: the model's context length.
+struct StaticKVCacheConfig {
+  int64_t max_batch_size = 1;
+  int64_t max_cache_len = 0;
+};
+
+// Blocks of `block_size` tokens out of a memory budget, handed out as sequences grow.
+struct PagedKVCacheConfig {
+  int64_t max_kv_memory_bytes = 0;
+  int64_t block_size = 16;
+  int64_t max_batch_size = 8;  // sequences of a step
+};
+
+using CacheConfig = std::variant<StaticKVCacheConfig, PagedKVCacheConfig>;
+
+// Hands out block numbers [0, num_blocks). Not thread-safe. Never allocates after construction.
+class BlockAllocator {
+ public:
+  explicit BlockAllocator(int64_t num_blocks);
+
+  int64_t num_blocks() const { return static_cast<int64_t>(taken_.size()); }
+  int64_t num_free() const { return static_cast<int64_t>(free_.size()); }
+  // Nothing when none is free.
+  std::optional<int32_t> take();
+  // Giving a block back twice, or one that was never taken, is a bug.
+  void give_back(std::span<const int32_t> blocks);
+
+ private:
+  std::vector<int32_t> free_;  // a stack
+  std::vector<bool> taken_;
+};
+
+}  // namespace eadem::engine

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// InferEngine: a model on a device, with its KV cache. One call of `forward` is one step over the packed new tokens of
+// some sequences. Scheduling, text and stop conditions are above it (engine/llm.h).
+//
+// One thread at a time may use an engine.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "eadem/core/log.h"
+#include "eadem/engine/cache_config.h"
+#include "eadem/engine/hook_registry.h"
+#include "eadem/models/auto_model.h"
+#include "eadem/models/graphs.h"
+
+namespace eadem::engine {
+
+// Tensor parallelism: the devices of the ranks, one process each.
+struct DistConfig {
+  std::vector<int> tp_device_ids = {0};
+  int tp_size() const { return static_cast<int>(tp_device_ids.size()); }
+};
+
+struct EngineOptions {
+  CacheConfig cache = StaticKVCacheConfig{};
+  DistConfig dist;
+  HardwareMode mode = HardwareMode::performance;
+  HardwareOverrides hardware;     // explicit arguments
+  int64_t max_step_tokens = 512;  // new tokens of one step; longer prompts take several
+  int64_t max_logit_rows = 0;     // rows of logits one step can give; 0: one per sequence
+  std::vector<std::string> disabled_fusions;
+  bool op_by_op = false;  // debug: no fusion, every value keeps its bytes; the same bits
+};
+
+// Sampling of one sequence in one step; see kernels/sample.h for the meaning.
+struct SamplingInput {
+  float temperature = 1.0f;
+  int32_t top_k = 0;
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  int64_t seed = 0;
+};
+
+class InferEngine {
+ public:
+  // One step. Sequences are packed: the tokens of sequence i follow those of sequence i - 1.
+  struct Input {
+    std::vector<int32_t> input_ids;      // [tokens]
+    std::vector<int32_t> input_lengths;  // [batch] new tokens of each sequence, >= 1
+    std::vector<int32_t> cache_lengths;  // [batch] tokens already in the cache
+    std::vector<int32_t> position_ids;   // [tokens]; empty: cache_length, cache_length + 1, …
+    // [batch][blocks]: where each sequence's tokens are. Static cache: one row number each, or empty for 0, 1, …
+    // Paged cache: blocks of positions [0, block_size), [block_size, …).
+    std::vector<std::vector<int32_t>> block_tables;
+    std::vector<int64_t> slot_mapping;    // [tokens] block * block_size + offset; empty: from block_tables
+    std::vector<SamplingInput> sampling;  // [batch]; empty: greedy
+    bool all_logits = false;              // logits of every token instead of each sequence's last
+  };
+  struct Output {
+    std::vector<int32_t> output_ids;  // per logit row; -1 when the row's logits are not finite
+    std::vector<float> logprobs;      // of output_ids
+  };
+
+  // Without weights: load_param each of state_dict's names, or use from_checkpoint.
+  InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const EngineOptions& options,
+              const modules::ModelSpec& spec);
+  // Opens, compiles, loads. `progress` as in models::load_weights.
+  static std::unique_ptr<InferEngine> from_checkpoint(const models::Checkpoint& checkpoint,
+                                                      std::shared_ptr<Device> device, const EngineOptions& options,
+                                                      const std::function<void(int64_t, int64_t)>& progress = {});
+
+  // Throws NotFound or InvalidArgument naming both shapes. Each rank keeps its part.
+  void load_param(const std::string& name, const TensorView& whole);
+  void load_random(uint64_t seed, double stddev = 0.02) { models::load_random(*parameters_, seed, stddev); }
+  // This rank's parameters, on the host.
+  std::vector<std::pair<std::string, Tensor>> state_dict() const;
+  std::vector<std::string> parameter_names() const { return parameters_->names(); }
+
+  // Throws InvalidArgument, naming the sequence and both values, for an input that contradicts itself, the model or the
+  // cache; nothing has changed then. Returns a reference that the next call overwrites. Allocates nothing once the
+  // vectors of `input` have reached their size.
+  const Output& forward(const Input& input);
+  // Of the last step: [logit_rows, vocab] f32 and [tokens, hidden], copied to the host.
+  Tensor logits() const;
+  Tensor hidden_states() const;
+
+  // Empties the cache, or makes another one. Parameters stay.
+  void reset_cache();
+  void reset_cache(const CacheConfig& config);
+
+  HookRegistry& hooks() { return hooks_; }
+
+  const models::Model& model() const { return *model_; }
+  const std::shared_ptr<Device>& device() const { return device_; }
+  const EngineOptions& options() const { return options_; }
+  const modules::AutoHardwareConfig& hardware() const { return hardware_; }
+  const pipeline::ParameterStore& parameters() const { return *parameters_; }
+  // Cache geometry. Static: num_blocks is the batch size and block_size the length.
+  const modules::CacheSpec& cache_spec() const { return cache_; }
+  int64_t max_batch_size() const { return max_batch_; }
+  int64_t max_sequence_length() const { return max_length_; }
+  int64_t cache_bytes() const;
+  // The compiled programs, for `explain`: steps of few tokens, and steps of up to max_step_tokens.
+  const pipeline::Program& decode_program() const { return *decode_->program; }
+  const pipeline::Program& prefill_program() const { return *prefill_->program; }
+  const std::vector<Decision>& factory_decisions() const { return factory_decisions_; }
+
+  // Compiles without running, so that a device that lacks kernels can be explained. Throws nothing for missing kernels.
+  static std::unique_ptr<pipeline::Program> compile_for_explain(const models::Model& model,
+                                                                std::shared_ptr<Device> device,
+                                                                const EngineOptions& options,
+                                                                const modules::ModelSpec& spec, bool decode);
+
+ private:
+  // A program and the handles of its inputs and outputs.
+  struct Compiled {
+    std::unique_ptr<pipeline::Program> program;
+    pipeline::ValueId token_ids, positions, query_start, kv_length, block_table, slots, logit_rows;
+    pipeline::ValueId temperature, top_k, top_p, min_p, seed, draw_position;
+    pipeline::ValueId hidden, logits, token, logprob;
+  };
+
+  void plan_cache();
+  void compile();
+  std::unique_ptr<Compiled> compile_bucket(const SymbolValues& bounds);
+  void bind_caches(pipeline::Program& program);
+  void check(const Input& input) const;
+  void stage(const Input& input);
+  int64_t blocks_per_sequence() const;
+
+  std::shared_ptr<const models::Model> model_;
+  std::shared_ptr<Device> device_;
+  EngineOptions options_;
+  modules::AutoHardwareConfig hardware_;
+  std::shared_ptr<pipeline::ParameterStore> parameters_;
+  modules::CacheSpec cache_;
+  int64_t max_batch_ = 0;
+  int64_t max_length_ = 0;
+  std::map<std::string, Tensor> caches_;
+  std::unique_ptr<Compiled> prefill_, decode_;
+  const Compiled* last_ = nullptr;
+  std::vector<Decision> factory_decisions_;
+  HookRegistry hooks_;
+
+  // Host copies of a step's inputs; sized at the bounds.
+  struct Staging {
+    std::vector<int32_t> positions, query_start, kv_length, block_table, logit_rows, top_k;
+    std::vector<int64_t> slots, seed, draw_position;
+    std::vector<float> temperature, top_p, min_p;
+  };
+  Staging staging_;
+  SymbolValues symbols_;
+  Output output_;
+};
+
+}  // namespace eadem::engine
