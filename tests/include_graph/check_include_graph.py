@@ -43,8 +43,9 @@ RULES = {
 }
 
 # The tiers of modules, lowest first. Files that belong to no tier (the Module interface) are below them all; the
-# header for everyone else, modules.h, is above.
-TIERS = ["shared", "base", "factory", "hybrid", "modules.h"]
+# header for everyone else, modules.h, and what collects the modules of a whole model are above.
+TIERS = ["shared", "base", "factory", "hybrid", "whole"]
+WHOLE_FILES = {"modules.h", "auto_hardware_config.h", "auto_hardware_config.cc"}
 
 DEVICE_PLACES = ("eadem/kernels/", "eadem/core/device/", "eadem/distributed/")
 # Kind of header, pattern of the included path, places where it may appear.
@@ -130,7 +131,7 @@ def tier_of(file):
     name = parts[0].removesuffix(".h").removesuffix(".cc")
     if name in ("base", "factory", "hybrid"):
         return name
-    return "modules.h" if parts[0] == "modules.h" else "shared"
+    return "whole" if parts[0] in WHOLE_FILES else "shared"
 
 
 def external_kinds(path):
