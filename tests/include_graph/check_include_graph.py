@@ -43,9 +43,9 @@ RULES = {
 }
 
 # The tiers of modules, lowest first. Files that belong to no tier (the Module interface) are below them all; the
-# header for everyone else, modules.h, and what collects the modules of a whole model are above.
+# header for everyone else, modules.h, and the source that collects the modules of a whole model are above.
 TIERS = ["shared", "base", "factory", "hybrid", "whole"]
-WHOLE_FILES = {"modules.h", "auto_hardware_config.h", "auto_hardware_config.cc"}
+WHOLE_FILES = {"modules.h", "auto_hardware_config.cc"}  # Its header names no module, so that all may include it.
 
 DEVICE_PLACES = ("eadem/kernels/", "eadem/core/device/", "eadem/distributed/")
 # Kind of header, pattern of the included path, places where it may appear.
