@@ -3,7 +3,7 @@
 
     python tests/fuzz/make_seeds.py
 
-The other files of a corpus were found by the fuzzer and minimized with `-merge=1`.
+The other files of a corpus are named by their hash: the fuzzer found them, and `-set_cover_merge=1` chose them.
 """
 import json
 import pathlib
