@@ -11,7 +11,8 @@
 namespace eadem::io {
 
 // Writes to a temporary file beside `path` and renames it over `path` on commit. Until commit() returns the old
-// file stays as it was; without commit() the destructor removes the temporary file.
+// file stays as it was; without commit() the destructor removes the temporary file. (Only a killed process leaves one
+// behind, named PATH.PID-N.tmp.)
 //
 // Every call throws IoError naming the path and the system's reason (no space, no permission, …). Not
 // thread-safe; two writers of one path do not disturb each other, and the last to commit wins.

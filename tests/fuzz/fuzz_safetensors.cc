@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Any bytes either are refused by an eadem::Error or give tensors that can be read from end to end.
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 
