@@ -120,6 +120,9 @@ TEST(BpeTrainer, WritesWhatItReads) {
     EXPECT_EQ(read.encode(text).back(), 0);
     EXPECT_EQ(read.decode(read.encode(text), false), "<s>" + text);
     EXPECT_LT(read.encode(text).size(), text.size() * 3 / 4);
+    EXPECT_EQ(read.chat_template(), "");
+    write_text(folder.path() / "chat_template.jinja", "{{ messages }}");
+    EXPECT_EQ(Tokenizer::from_file(folder.path().string()).chat_template(), "{{ messages }}");
   }
 }
 

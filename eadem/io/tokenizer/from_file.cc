@@ -31,7 +31,8 @@ KnownPattern pattern_of_class(const JsonReader& config) {
 }
 
 TokenizerSpec spec_from_path(const fs::path& path) {
-  const bool directory = fs::is_directory(path);
+  std::error_code ignored;
+  const bool directory = fs::is_directory(path, ignored);
   const fs::path folder = directory ? path : path.parent_path();
   const fs::path json = directory ? path / "tokenizer.json" : path;
   const fs::path config_path = folder / "tokenizer_config.json";
@@ -58,6 +59,9 @@ TokenizerSpec spec_from_path(const fs::path& path) {
     throw NotFound("{}: no tokenizer.json, no vocab.json with merges.txt and no tokenizer.model", path.string());
   }
   if (config) apply_tokenizer_config(*config, spec);
+  if (const fs::path jinja = folder / "chat_template.jinja"; is_file(jinja)) {
+    spec.chat_template = read_file(jinja.string(), kMaxFileBytes);
+  }
   return spec;
 }
 
@@ -66,6 +70,7 @@ TokenizerSpec spec_from_path(const fs::path& path) {
 Tokenizer Tokenizer::from_file(const std::string& path) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) throw NotFound("{}: no such file or directory", path);
+  if (fs::path(path).extension() == ".gguf") return tokenizer_from_gguf(*GgufFile::open(path));
   return Tokenizer(spec_from_path(path));
 }
 

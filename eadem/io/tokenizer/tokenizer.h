@@ -52,11 +52,12 @@ struct GgufTokenizerData {
 // Immutable after construction: every const member may be called from any thread at once.
 class Tokenizer {
  public:
-  // `path`: a tokenizer.json, a tiktoken tokenizer.model, or a directory. In a directory tokenizer.json is
+  // `path`: a tokenizer.json, a tiktoken tokenizer.model, a .gguf, or a directory. In a directory tokenizer.json is
   // preferred, then vocab.json + merges.txt (which need tokenizer_config.json to say which pre-tokenizer
   // they were trained with), then a tiktoken tokenizer.model. A tokenizer_config.json beside the file gives
   // bos / eos / unk / pad, the chat template, and add_bos_token / add_eos_token, which when present
-  // override the post-processor, as the Hugging Face classes do.
+  // override the post-processor, as the Hugging Face classes do. A chat_template.jinja beside it goes before
+  // the config's template.
   static Tokenizer from_file(const std::string& path);
   // The bytes of a tokenizer.json, and of a tokenizer_config.json if not empty. `source` is for messages.
   static Tokenizer from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,

@@ -3,7 +3,7 @@
 """Writes two files beside this one, from the Hugging Face `tokenizers` package:
 
 goldens.json    the ids of wiki.test.raw and of short hostile texts, for the GPT-2, Qwen2, Llama 3 and Llama 2
-                vocabularies (tokenizer_goldens_test.cc)
+                vocabularies (goldens_test.cc)
 pipelines.json  a small model that merges across every border, and the ids it gives behind each normalizer,
                 pre-tokenizer, decoder, post-processor and kind of added token (pipeline_test.cc)
 
