@@ -57,13 +57,13 @@ TEST_P(ThreadPoolTest, StressRegionsSeeEachOther) {
   ThreadPool pool(GetParam());
   constexpr int64_t kSize = 64;
   std::vector<int64_t> even(kSize, 0), odd(kSize, 0);
-  for (int64_t round = 0; round < 4000; ++round) {
+  for (int64_t round = 0; round < 1000; ++round) {
     const std::vector<int64_t>& from = round % 2 == 0 ? even : odd;
     std::vector<int64_t>& to = round % 2 == 0 ? odd : even;
     pool.parallel_for(
         kSize, [&](int64_t i, int) { to[static_cast<size_t>(i)] = from[static_cast<size_t>((i + 1) % kSize)] + 1; });
   }
-  for (int64_t value : even) EXPECT_EQ(value, 4000);
+  for (int64_t value : even) EXPECT_EQ(value, 1000);
 }
 
 TEST_P(ThreadPoolTest, WakesAfterParking) {

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bit for bit, for every kernel on every instruction set (or on --device): forward = inference; a batch = its rows; a
+// sequence alone = the sequence in a batch = the sequence in chunks = over a contiguous or paged cache.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "eadem/ops/all_ops.h"
+#include "tests/ops/device_groups.h"
+#include "tests/ops/op_cases.h"
+#include "tests/ops/pass_calls.h"
+#include "tests/workloads/inputs.h"
+
+namespace eadem::test {
+namespace {
+
+using kernels::Kernel;
+using kernels::Pass;
+
+// The kernel that a device takes for a call when all its kernels agree to compete, or null.
+const Kernel* chosen(const PassCall& call, const Device& device) {
+  const Kernel* best = nullptr;
+  double cost = 0;
+  for (const Kernel* kernel : call.op->kernels()) {
+    if (kernel->pass != call.pass) continue;
+    const Verdict verdict = kernel->can_handle(call.request(device));
+    if (!verdict.accepted || (best != nullptr && verdict.cost_us >= cost)) continue;
+    best = kernel;
+    cost = verdict.cost_us;
+  }
+  return best;
+}
+
+std::vector<Tensor> run_chosen(Device& device, const PassCall& call, const std::string& label) {
+  const Kernel* kernel = chosen(call, device);
+  if (kernel == nullptr) return {};
+  return run_kernel(device, *kernel, call, {}, label);
+}
+
+class Properties : public testing::TestWithParam<std::string_view> {};
+INSTANTIATE_TEST_SUITE_P(Ops, Properties, testing::ValuesIn(op_names()),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Properties, ForwardIsInference) {
+  for (const ops::Workload& row : op_cases(GetParam())) {
+    if (!row.op->has_backward()) continue;
+    const ExpectedCall forward = *expected_call(row, Pass::forward, 5),
+                       inference = *expected_call(row, Pass::inference, 5);
+    for (const DeviceGroup& group : device_groups()) {
+      const std::vector<Tensor> trained = run_chosen(*group.devices[0], forward.call, row.name),
+                                served = run_chosen(*group.devices[0], inference.call, row.name);
+      if (trained.empty() || served.empty()) continue;
+      for (size_t i = 0; i < served.size(); ++i) {
+        EXPECT_TRUE(same_bits(trained[i].view, served[i].view)) << row.name << " on " << group.name;
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+bool is_rows(const TensorType& type) {
+  return type.rank() > 0 && (type.dim(0) == Dim(Symbol::tokens) || type.dim(0) == Dim(Symbol::logit_rows));
+}
+
+TEST_P(Properties, BatchEqualsItsRows) {
+  // What crosses rows by design: attention (below), caches, selection of rows; reductions over parameters.
+  for (std::string_view crossing : {"attention", "kv_append", "select_rows", "grad_norm", "adamw"})
+    if (GetParam() == crossing) return;
+  for (const ops::Workload& row : op_cases(GetParam())) {
+    const int64_t rows = std::max(row.symbols[Symbol::tokens], row.symbols[Symbol::logit_rows]);
+    if (rows < 2) continue;
+    const ExpectedCall batch = *expected_call(row, Pass::inference, 6);
+    ops::Workload single = row;
+    for (Symbol symbol : {Symbol::tokens, Symbol::logit_rows}) single.symbols[symbol] = 1;
+    for (const DeviceGroup& group : device_groups()) {
+      Device& device = *group.devices[0];
+      const std::vector<Tensor> together = run_chosen(device, batch.call, row.name);
+      if (together.empty()) continue;
+      for (int64_t r : {int64_t{0}, rows / 2, rows - 1}) {
+        std::vector<Tensor> inputs = batch.call.inputs;
+        for (size_t i = 0; i < inputs.size(); ++i)
+          if (is_rows(row.inputs[i])) inputs[i].view = inputs[i].view.rows(r, 1);
+        const std::vector<Tensor> alone =
+            run_chosen(device, expected_call(single, Pass::inference, inputs, 6)->call, row.name);
+        for (size_t i = 0; i < together.size(); ++i) {
+          EXPECT_TRUE(same_bits(together[i].view.rows(r, 1), alone[i].view))
+              << row.name << " row " << r << " on " << group.name;
+        }
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+// One sequence's queries, keys and values: [length, heads, head_dim].
+struct Sequence {
+  Tensor q, k, v;
+  int64_t length() const { return q.shape()[0]; }
+};
+
+// A step over some sequences: the last `queries` tokens of the first `length` of each.
+struct Part {
+  const Sequence* sequence;
+  int64_t length, queries;
+};
+
+constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 8;
+
+Tensor concatenated(const std::vector<TensorView>& views, int64_t heads) {
+  int64_t rows = 0;
+  for (const TensorView& view : views) rows += view.shape[0];
+  Tensor result = Tensor::on_host(DType::f32, Shape{rows, heads, kHeadDim});
+  char* to = static_cast<char*>(result.view.data);
+  for (const TensorView& view : views) {
+    std::memcpy(to, view.data, static_cast<size_t>(view.size_bytes()));
+    to += view.size_bytes();
+  }
+  return result;
+}
+
+Tensor int_tensor(const Shape& shape, const std::vector<int64_t>& values) {
+  Tensor result = Tensor::on_host(DType::i32, shape);
+  for (size_t i = 0; i < values.size(); ++i) result.view.as<int32_t>()[i] = static_cast<int32_t>(values[i]);
+  return result;
+}
+
+// y of each part, over direct keys (block_size 0; all tokens must be queries) or a cache of blocks in falling order.
+std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64_t window, int64_t block_size) {
+  const auto sequences = static_cast<int64_t>(parts.size());
+  std::vector<TensorView> q, k, v;
+  std::vector<int64_t> start = {0}, length;
+  int64_t longest = 0;
+  for (const Part& part : parts) {
+    q.push_back(part.sequence->q.view.rows(part.length - part.queries, part.queries));
+    k.push_back(part.sequence->k.view.rows(0, part.length));
+    v.push_back(part.sequence->v.view.rows(0, part.length));
+    start.push_back(start.back() + part.queries);
+    length.push_back(part.length);
+    longest = std::max(longest, part.length);
+  }
+  SymbolValues symbols;
+  symbols[Symbol::tokens] = start.back();
+  symbols[Symbol::sequences] = sequences;
+  const bool cached = block_size > 0;
+  const ops::Attention op(
+      {kHeads, kKvHeads, kHeadDim, 0.35f, window, cached ? kernels::KvSource::cached : kernels::KvSource::direct});
+  PassCall call;
+  call.op = &op;
+  call.symbols = symbols;
+  std::vector<TensorType> types = {TensorType(DType::f32, {Symbol::tokens, kHeads, kHeadDim})};
+  call.inputs.push_back(concatenated(q, kHeads));
+  if (!cached) {
+    for (const auto& views : {k, v}) {
+      types.emplace_back(DType::f32, std::initializer_list<Dim>{Symbol::tokens, kKvHeads, kHeadDim});
+      call.inputs.push_back(concatenated(views, kKvHeads));
+    }
+  } else {
+    const int64_t max_blocks = (longest + block_size - 1) / block_size, num_blocks = sequences * max_blocks;
+    call.symbols[Symbol::max_blocks] = max_blocks;
+    const auto block_of = [&](int64_t s, int64_t i) { return num_blocks - 1 - (s * max_blocks + i); };
+    for (const auto& views : {k, v}) {
+      const Shape shape{num_blocks, kKvHeads, block_size, kHeadDim};
+      types.emplace_back(DType::f32, std::initializer_list<Dim>{num_blocks, kKvHeads, block_size, kHeadDim});
+      Tensor cache = Tensor::on_host(DType::f32, shape);
+      std::memset(cache.view.data, 0xff, static_cast<size_t>(cache.view.size_bytes()));  // unwritten slots are NaN
+      for (int64_t s = 0; s < sequences; ++s)
+        for (int64_t j = 0; j < length[static_cast<size_t>(s)]; ++j)
+          for (int64_t g = 0; g < kKvHeads; ++g) {
+            const int64_t row = (block_of(s, j / block_size) * kKvHeads + g) * block_size + j % block_size;
+            std::memcpy(cache.view.as<float>() + row * kHeadDim,
+                        views[static_cast<size_t>(s)].as<float>() + (j * kKvHeads + g) * kHeadDim,
+                        kHeadDim * sizeof(float));
+          }
+      call.inputs.push_back(cache);
+    }
+  }
+  types.emplace_back(DType::i32, std::initializer_list<Dim>{Dim(Symbol::sequences, 1)});
+  types.emplace_back(DType::i32, std::initializer_list<Dim>{Symbol::sequences});
+  call.inputs.push_back(int_tensor(Shape{sequences + 1}, start));
+  call.inputs.push_back(int_tensor(Shape{sequences}, length));
+  if (cached) {
+    const int64_t max_blocks = call.symbols[Symbol::max_blocks];
+    std::vector<int64_t> table;
+    for (int64_t i = 0; i < sequences * max_blocks; ++i) table.push_back(sequences * max_blocks - 1 - i);
+    types.emplace_back(DType::i32, std::initializer_list<Dim>{Symbol::sequences, Symbol::max_blocks});
+    call.inputs.push_back(int_tensor(Shape{sequences, max_blocks}, table));
+  } else {
+    types.push_back(kernels::absent_port());
+    call.inputs.emplace_back();
+  }
+  call.input_types = types;
+  call.output_types = op.infer_types(types);
+  call.outputs = {Tensor::on_host(DType::f32, Shape{start.back(), kHeads, kHeadDim})};
+  call.output_alias = {-1};
+  const std::vector<Tensor> y = run_chosen(device, call, "attention");
+  EXPECT_FALSE(y.empty()) << "no attention kernel for f32 on " << device.description();
+  std::vector<Tensor> result;
+  for (size_t s = 0; s < parts.size() && !y.empty(); ++s) {
+    result.push_back(y[0]);
+    result.back().view = y[0].view.rows(start[s], parts[s].queries);
+  }
+  return result;
+}
+
+TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
+  std::vector<Sequence> sequences;
+  for (int64_t length : {150, 1, 64, 97}) {
+    const auto seed = static_cast<uint64_t>(length);
+    sequences.push_back({workloads::random_tensor(DType::f32, Shape{length, kHeads, kHeadDim}, seed),
+                         workloads::random_tensor(DType::f32, Shape{length, kKvHeads, kHeadDim}, seed + 1),
+                         workloads::random_tensor(DType::f32, Shape{length, kKvHeads, kHeadDim}, seed + 2)});
+  }
+  for (const DeviceGroup& group : device_groups())
+    for (int64_t window : {0, 40}) {
+      Device& device = *group.devices.back();
+      std::vector<Part> whole;
+      std::vector<Tensor> alone;
+      for (const Sequence& sequence : sequences) {
+        whole.push_back({&sequence, sequence.length(), sequence.length()});
+        alone.push_back(attend(device, {whole.back()}, window, 0)[0]);
+      }
+      const auto expect_rows = [&](size_t s, const Part& part, const Tensor& y, const std::string& how) {
+        EXPECT_TRUE(same_bits(alone[s].view.rows(part.length - part.queries, part.queries), y.view))
+            << group.name << " window " << window << ": sequence " << s << " " << how;
+      };
+      for (int64_t block_size : {0, 1000, 16, 7}) {
+        const std::vector<Tensor> batch = attend(device, whole, window, block_size);
+        for (size_t s = 0; s < whole.size(); ++s)
+          expect_rows(s, whole[s], batch[s], fmt::format("in a batch, blocks of {}", block_size));
+        if (block_size == 0) continue;
+        // Chunked prefill beside a sequence that decodes.
+        for (int64_t chunk : {1, 13, 64})
+          for (int64_t done = 0; done < sequences[0].length(); done += chunk) {
+            const int64_t queries = std::min(chunk, sequences[0].length() - done);
+            const Part part{&sequences[0], done + queries, queries}, beside{&sequences[3], 97, 1};
+            const std::vector<Tensor> y = attend(device, {beside, part}, window, block_size);
+            expect_rows(0, part, y[1], fmt::format("tokens {}+{}, blocks of {}", done, queries, block_size));
+            expect_rows(3, beside, y[0], "decoding");
+            if (HasFailure()) return;
+          }
+      }
+    }
+}
+
+}  // namespace
+}  // namespace eadem::test
+
+EADEM_DEVICE_TEST_MAIN
