@@ -243,7 +243,12 @@ LlamaConfig LlamaConfig::from_gguf(const io::GgufFile& file) {
   if (const auto eos = file.optional_integer("tokenizer.ggml.eos_token_id", 0, UINT32_MAX))
     result.eos_token_id = {*eos};
 
-  constexpr std::string_view kKnown[] = {"embedding_length",
+  if (const auto layout = file.optional_string(key("tensor_data_layout")); layout && *layout != "Meta AI original pth")
+    throw Unsupported("{}: '{}' is \"{}\"; known is \"Meta AI original pth\"", file.path(), key("tensor_data_layout"),
+                      *layout);
+
+  constexpr std::string_view kKnown[] = {"tensor_data_layout",
+                                         "embedding_length",
                                          "feed_forward_length",
                                          "block_count",
                                          "attention.head_count",

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/engine/llm.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <utility>
+
+#include "eadem/io/gguf.h"
+
+namespace eadem::engine {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Watches a growing text for stop strings. Text that could still become one is held back.
+class StopWatcher {
+ public:
+  explicit StopWatcher(const std::vector<std::string>& stops) : stops_(stops) {}
+
+  // Takes the next piece; returns what may be shown. After a stop string, `stopped()` and nothing more.
+  std::string feed(std::string_view piece) {
+    held_ += piece;
+    size_t first = std::string::npos;
+    for (const std::string& stop : stops_) first = std::min(first, held_.find(stop));
+    if (first != std::string::npos) {
+      stopped_ = true;
+      return std::exchange(held_, {}).substr(0, first);
+    }
+    size_t keep = 0;
+    for (const std::string& stop : stops_)
+      for (size_t length = std::min(stop.size() - 1, held_.size()); length > keep; --length)
+        if (std::string_view(held_).ends_with(std::string_view(stop).substr(0, length))) keep = length;
+    std::string shown = held_.substr(0, held_.size() - keep);
+    held_.erase(0, shown.size());
+    return shown;
+  }
+  // The end of the text: what was held back was no stop string.
+  std::string finish() { return std::exchange(held_, {}); }
+  bool stopped() const { return stopped_; }
+
+ private:
+  const std::vector<std::string>& stops_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+// One request while it runs.
+struct Running {
+  size_t index;
+  Completion* completion;
+  io::IncrementalDecoder decoder;
+  StopWatcher stops;
+};
+
+std::string model_folder(const models::Checkpoint& checkpoint) {
+  return fs::is_directory(checkpoint.path) ? checkpoint.path : fs::path(checkpoint.path).parent_path().string();
+}
+
+EngineOptions fit_to_memory(EngineOptions options, const models::Checkpoint& checkpoint, const Device& device,
+                            const Logger& log) {
+  auto* fixed = std::get_if<StaticKVCacheConfig>(&options.cache);
+  if (fixed == nullptr || fixed->max_cache_len != 0) return options;
+  const models::ModelInfo& info = checkpoint.model->info();
+  // Keys and values in f32, the widest they can be, in half of the free memory.
+  const int64_t per_token = info.layers * 2 * info.kv_heads * info.head_dim * 4 * fixed->max_batch_size;
+  const int64_t fits = std::max<int64_t>(256, device.memory().free_bytes / 2 / per_token);
+  fixed->max_cache_len = std::min(info.max_positions, fits);
+  if (fixed->max_cache_len < info.max_positions)
+    log.log(LogLevel::warning, "context limited to {} of {} tokens: {} bytes of memory are free", fixed->max_cache_len,
+            info.max_positions, device.memory().free_bytes);
+  return options;
+}
+
+}  // namespace
+
+std::string_view finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::length: return "length";
+    case FinishReason::stop: return "stop";
+    case FinishReason::cancelled: return "cancelled";
+    case FinishReason::error: return "error";
+  }
+  return "?";
+}
+
+io::Tokenizer open_tokenizer(const models::Checkpoint& checkpoint) {
+  const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get());
+  io::Tokenizer tokenizer =
+      gguf != nullptr ? io::tokenizer_from_gguf(*gguf) : io::Tokenizer::from_file(model_folder(checkpoint));
+  if (tokenizer.vocab_size() > checkpoint.model->info().vocab)
+    throw DataCorrupted("{}: the tokenizer has {} tokens; the model of {} has {}", tokenizer.source(),
+                        tokenizer.vocab_size(), checkpoint.config_path, checkpoint.model->info().vocab);
+  return tokenizer;
+}
+
+LLM::LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options, const Logger& log,
+         const std::function<void(int64_t, int64_t)>& progress)
+    : checkpoint_(models::open_checkpoint(path)), fresh_seeds_(std::random_device{}()) {
+  tokenizer_ = std::make_unique<io::Tokenizer>(open_tokenizer(checkpoint_));
+  const EngineOptions fitted = fit_to_memory(options, checkpoint_, *device, log);
+  engine_ = InferEngine::from_checkpoint(checkpoint_, device, fitted, progress);
+  scheduler_ = std::make_unique<Scheduler>(*engine_);
+
+  const fs::path generation = fs::path(model_folder(checkpoint_)) / "generation_config.json";
+  std::vector<int64_t> eos = checkpoint_.model->info().eos_token_ids;
+  if (dynamic_cast<const io::GgufFile*>(checkpoint_.weights.get()) == nullptr && fs::exists(generation)) {
+    const io::GenerationConfig config = io::read_generation_config(generation.string());
+    for (const std::string& key : config.unknown_keys)
+      log.log(LogLevel::warning, "{}: '{}' is not honoured", generation.string(), key);
+    default_params_ = SamplingParams::from_generation_config(config, generation.string());
+    if (!config.eos_token_ids.empty()) eos = config.eos_token_ids;
+  }
+  for (int64_t id : eos) eos_.push_back(static_cast<int32_t>(id));
+  if (eos_.empty() && tokenizer_->eos()) eos_.push_back(*tokenizer_->eos());
+}
+
+std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, const SamplingParams& params,
+                                      const OnText& on_text, const std::atomic<bool>* cancel) {
+  const Clock::time_point start = Clock::now();
+  std::vector<std::vector<int32_t>> ids(prompts.size());
+  std::vector<std::string> errors(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    try {
+      ids[i] = tokenizer_->encode(prompts[i]);
+      // An empty prompt starts from the beginning of a text.
+      if (ids[i].empty() && tokenizer_->bos()) ids[i].push_back(*tokenizer_->bos());
+    } catch (const Error& error) {
+      errors[i] = error.what();
+    }
+  }
+  const double tokenize_seconds = seconds_since(start);
+  std::vector<Completion> completions = generate_ids(ids, params, on_text, cancel);
+  stats_.tokenize_seconds = tokenize_seconds;
+  for (size_t i = 0; i < prompts.size(); ++i)
+    if (!errors[i].empty()) completions[i].error = errors[i];
+  return completions;
+}
+
+std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>>& prompts,
+                                          const SamplingParams& params, const OnText& on_text,
+                                          const std::atomic<bool>* cancel) {
+  params.validate();
+  stats_ = {};
+  std::vector<Completion> completions(prompts.size());
+  std::map<Scheduler::RequestId, Running> running;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    Completion& completion = completions[i];
+    completion.prompt_tokens = static_cast<int64_t>(prompts[i].size());
+    completion.seed = params.seed ? *params.seed : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
+    try {
+      const Scheduler::RequestId id =
+          scheduler_->add({.prompt = prompts[i],
+                           .sampling = {.temperature = static_cast<float>(params.temperature),
+                                        .top_k = static_cast<int32_t>(params.top_k),
+                                        .top_p = static_cast<float>(params.top_p),
+                                        .min_p = static_cast<float>(params.min_p),
+                                        .seed = completion.seed},
+                           .max_tokens = params.max_tokens});
+      Running request{i, &completion, io::IncrementalDecoder(*tokenizer_), StopWatcher(params.stop)};
+      for (int32_t token : prompts[i]) request.decoder.next(token);  // the continuation starts where the prompt ends
+      running.emplace(id, std::move(request));
+    } catch (const Error& error) {
+      completion.finish_reason = FinishReason::error;
+      completion.error = error.what();
+    }
+  }
+
+  const auto show = [&](const Running& request, std::string_view piece) {
+    request.completion->text += piece;
+    if (on_text && !piece.empty()) on_text(request.index, piece);
+  };
+  const auto is_end = [&](int32_t token) {
+    if (!params.ignore_eos && std::find(eos_.begin(), eos_.end(), token) != eos_.end()) return true;
+    return std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) != params.stop_token_ids.end();
+  };
+  const auto end = [&](Scheduler::RequestId id, FinishReason reason) {
+    Running& request = running.at(id);
+    if (!request.stops.stopped()) {
+      show(request, request.stops.feed(request.decoder.finish()));
+      if (!request.stops.stopped()) show(request, request.stops.finish());
+    }
+    request.completion->finish_reason = reason;
+    running.erase(id);
+  };
+  const auto on_token = [&](const Scheduler::Drawn& drawn) {
+    Running& request = running.at(drawn.id);
+    Completion& completion = *request.completion;
+    if (stats_.first_token_seconds == 0) stats_.first_token_seconds = -1;  // set when the step is over
+    if (drawn.token < 0) {
+      completion.error = "the model's logits are not finite (NaN or infinity): its weights or the input overflow";
+      end(drawn.id, FinishReason::error);
+      return false;
+    }
+    if (is_end(drawn.token)) {
+      end(drawn.id, FinishReason::stop);
+      return false;
+    }
+    completion.token_ids.push_back(drawn.token);
+    completion.logprobs.push_back(drawn.logprob);
+    show(request, request.stops.feed(request.decoder.next(drawn.token)));
+    if (request.stops.stopped()) {
+      end(drawn.id, FinishReason::stop);
+      return false;
+    }
+    if (drawn.last) end(drawn.id, FinishReason::length);
+    return true;
+  };
+
+  const Clock::time_point start = Clock::now();
+  bool more = !running.empty();
+  try {
+    while (more) {
+      const Clock::time_point step_start = Clock::now();
+      const int64_t prompt_before = scheduler_->prompt_tokens(), decode_before = scheduler_->decode_tokens();
+      more = scheduler_->step(on_token);
+      const double seconds = seconds_since(step_start);
+      const int64_t prompt = scheduler_->prompt_tokens() - prompt_before;
+      (prompt > 0 ? stats_.prompt_seconds : stats_.decode_seconds) += seconds;
+      stats_.prompt_tokens += prompt;
+      stats_.decode_tokens += scheduler_->decode_tokens() - decode_before;
+      if (stats_.first_token_seconds < 0) stats_.first_token_seconds = seconds_since(start);
+      if (cancel != nullptr && cancel->load()) {
+        while (!running.empty()) {
+          const Scheduler::RequestId id = running.begin()->first;
+          scheduler_->cancel(id);
+          end(id, FinishReason::cancelled);
+        }
+        more = false;
+      }
+    }
+  } catch (...) {
+    for (const auto& [id, request] : running) scheduler_->cancel(id);
+    throw;
+  }
+  return completions;
+}
+
+}  // namespace eadem::engine

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LLM: text in, text out. A model with its tokenizer, an engine and a scheduler.
+//
+// One thread at a time may use an LLM.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/engine/infer_engine.h"
+#include "eadem/engine/sampling_params.h"
+#include "eadem/engine/scheduler.h"
+#include "eadem/io/tokenizer/tokenizer.h"
+
+namespace eadem::engine {
+
+enum class FinishReason : uint8_t {
+  length,     // max_tokens, or the context is full
+  stop,       // end of sequence, a stop token or a stop string
+  cancelled,  // asked to stop
+  error,      // the request failed alone; see Completion::error
+};
+
+std::string_view finish_reason_name(FinishReason reason);
+
+struct Completion {
+  std::string text;
+  std::vector<int32_t> token_ids;  // drawn, without the token that ended it
+  std::vector<float> logprobs;     // of token_ids
+  FinishReason finish_reason = FinishReason::length;
+  std::string error;
+  int64_t prompt_tokens = 0;
+  int64_t seed = 0;  // that was used
+};
+
+// Wall times of one `generate`, seconds.
+struct GenerationStats {
+  double tokenize_seconds = 0;
+  double first_token_seconds = 0;  // from the start to the first drawn token of any request
+  double prompt_seconds = 0;       // steps that held prompt tokens
+  double decode_seconds = 0;       // steps that held none
+  int64_t prompt_tokens = 0;
+  int64_t decode_tokens = 0;  // drawn in decode steps
+};
+
+class LLM {
+ public:
+  // `path` as in models::open_checkpoint; the tokenizer and generation_config.json are looked for beside the model. An
+  // unset cache length becomes the model's context, or less where memory is short (reported through `log`).
+  LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options,
+      const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
+
+  // Called as text becomes complete; `piece` may be empty at the end.
+  using OnText = std::function<void(size_t request, std::string_view piece)>;
+
+  // One completion per prompt, in order. A prompt that is refused (too long, not UTF-8) gives a completion with an
+  // error; the others are not affected. Throws InvalidArgument for invalid params. `cancel` may be set from anywhere.
+  std::vector<Completion> generate(const std::vector<std::string>& prompts, const SamplingParams& params,
+                                   const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
+  // The same from token ids.
+  std::vector<Completion> generate_ids(const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params,
+                                       const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
+
+  const io::Tokenizer& tokenizer() const { return *tokenizer_; }
+  InferEngine& engine() { return *engine_; }
+  const SamplingParams& default_params() const { return default_params_; }
+  const std::vector<int32_t>& eos_token_ids() const { return eos_; }
+  const GenerationStats& last_stats() const { return stats_; }
+  const models::Checkpoint& checkpoint() const { return checkpoint_; }
+
+ private:
+  models::Checkpoint checkpoint_;
+  std::unique_ptr<io::Tokenizer> tokenizer_;
+  std::unique_ptr<InferEngine> engine_;
+  std::unique_ptr<Scheduler> scheduler_;
+  SamplingParams default_params_;
+  std::vector<int32_t> eos_;
+  GenerationStats stats_;
+  uint64_t fresh_seeds_;
+};
+
+// The tokenizer of a checkpoint: tokenizer.json and its kin in the model's directory, or the GGUF file's own. Throws
+// NotFound naming the places looked at, Unsupported for a tokenizer that is not known, DataCorrupted when it has more
+// tokens than the model.
+io::Tokenizer open_tokenizer(const models::Checkpoint& checkpoint);
+
+}  // namespace eadem::engine

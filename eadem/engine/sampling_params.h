@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SamplingParams: how one request's text is drawn. The same names, defaults and ranges in C++, Python and on the
+// command line.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "eadem/io/generation_config.h"
+
+namespace eadem::engine {
+
+struct SamplingParams {
+  double temperature = 1.0;       // [0, 1e6]; 0 is greedy
+  int64_t top_k = 0;              // [0, 2^31); 0 is off
+  double top_p = 1.0;             // (0, 1]; 1 is off
+  double min_p = 0.0;             // [0, 1]; 0 is off
+  std::optional<int64_t> seed;    // none: a fresh one per request, reported in the result
+  int64_t max_tokens = 256;       // >= 1
+  std::vector<std::string> stop;  // strings that end the text, across token borders; not part of it
+  std::vector<int64_t> stop_token_ids;
+  bool ignore_eos = false;
+
+  // Throws InvalidArgument naming the field, its value and its range.
+  void validate() const;
+
+  // The model authors' recommendation over the defaults. Throws Unsupported for a recommendation that is not neutral
+  // and that nothing here honours (repetition_penalty, typical_p, min_new_tokens), naming it.
+  static SamplingParams from_generation_config(const io::GenerationConfig& config, const std::string& source);
+};
+
+// "temperature 0.8, top_k 40, top_p 0.95, min_p 0, max_tokens 256": what is in force, for people.
+std::string to_string(const SamplingParams& params);
+
+}  // namespace eadem::engine

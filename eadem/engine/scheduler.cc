@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/engine/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace eadem::engine {
+
+Scheduler::Scheduler(InferEngine& engine) : engine_(engine), allocator_(engine.cache_spec().num_blocks) {
+  running_.reserve(static_cast<size_t>(engine.max_batch_size()));
+}
+
+int64_t Scheduler::blocks_for(int64_t tokens) const {
+  const int64_t block_size = engine_.cache_spec().block_size;
+  return (tokens + block_size - 1) / block_size;
+}
+
+Scheduler::RequestId Scheduler::add(Request request) {
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  if (length == 0) throw InvalidArgument("the prompt has no tokens; at least one is needed");
+  const int64_t limit = engine_.max_sequence_length();
+  if (length > limit)
+    throw InvalidArgument("the prompt has {} tokens; the context holds {} (model: {})", length, limit,
+                          engine_.model().info().max_positions);
+  for (size_t i = 0; i < request.prompt.size(); ++i)
+    if (request.prompt[i] < 0 || request.prompt[i] >= engine_.model().info().vocab)
+      throw InvalidArgument("token {} of the prompt is {}; the vocabulary has {}", i, request.prompt[i],
+                            engine_.model().info().vocab);
+  EADEM_CHECK(request.max_tokens >= 1, "max_tokens {}", request.max_tokens);
+  Sequence sequence;
+  sequence.id = next_id_++;
+  // The last drawn token is not fed back, so it needs no place.
+  const int64_t most = std::min(limit, length + request.max_tokens - 1);
+  sequence.tokens.reserve(static_cast<size_t>(most) + 1);
+  sequence.tokens = request.prompt;
+  sequence.blocks.reserve(static_cast<size_t>(blocks_for(most)));
+  sequence.request = std::move(request);
+  waiting_.push_back(std::move(sequence));
+  return waiting_.back().id;
+}
+
+void Scheduler::cancel(RequestId id) {
+  std::erase_if(waiting_, [&](const Sequence& s) { return s.id == id; });
+  for (size_t i = 0; i < running_.size(); ++i)
+    if (running_[i].id == id) {
+      finish(i);
+      return;
+    }
+}
+
+void Scheduler::finish(size_t index) {
+  allocator_.give_back(running_[index].blocks);
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
+}
+
+void Scheduler::admit() {
+  while (!waiting_.empty() && num_running() < engine_.max_batch_size()) {
+    Sequence& next = waiting_.front();
+    const int64_t most = std::min(engine_.max_sequence_length(),
+                                  static_cast<int64_t>(next.request.prompt.size()) + next.request.max_tokens - 1);
+    const int64_t needed = blocks_for(most);
+    if (needed > allocator_.num_free()) return;  // first come, first served
+    for (int64_t b = 0; b < needed; ++b) next.blocks.push_back(*allocator_.take());
+    running_.push_back(std::move(next));
+    waiting_.pop_front();
+  }
+}
+
+void Scheduler::compose() {
+  input_.input_ids.clear();
+  input_.input_lengths.clear();
+  input_.cache_lengths.clear();
+  input_.sampling.clear();
+  in_step_.clear();
+  int64_t budget = std::max(engine_.options().max_step_tokens, engine_.max_batch_size());
+  const auto add = [&](size_t index) {
+    const Sequence& s = running_[index];
+    const int64_t count = std::min<int64_t>(budget, static_cast<int64_t>(s.tokens.size()) - s.cached);
+    if (count == 0) return;
+    budget -= count;
+    input_.input_ids.insert(input_.input_ids.end(), s.tokens.begin() + s.cached, s.tokens.begin() + s.cached + count);
+    input_.input_lengths.push_back(static_cast<int32_t>(count));
+    input_.cache_lengths.push_back(static_cast<int32_t>(s.cached));
+    input_.sampling.push_back(s.request.sampling);
+    if (input_.block_tables.size() <= in_step_.size()) input_.block_tables.emplace_back();
+    input_.block_tables[in_step_.size()].assign(s.blocks.begin(), s.blocks.end());
+    in_step_.push_back(index);
+  };
+  // Sequences that draw go first: a long prompt beside them must not make them wait.
+  for (bool drawing : {true, false})
+    for (size_t i = 0; i < running_.size(); ++i)
+      if ((running_[i].drawn > 0) == drawing && budget > 0) add(i);
+  input_.block_tables.resize(in_step_.size());
+}
+
+bool Scheduler::step(const OnToken& on_token) {
+  admit();
+  if (running_.empty()) return false;
+  compose();
+  const InferEngine::Output& output = engine_.forward(input_);
+  ended_.clear();
+  for (size_t row = 0; row < in_step_.size(); ++row) {
+    Sequence& s = running_[in_step_[row]];
+    const int64_t count = input_.input_lengths[row];
+    s.cached += count;
+    (s.drawn > 0 ? decode_tokens_ : prompt_tokens_) += count;
+    if (s.cached < static_cast<int64_t>(s.tokens.size())) continue;  // more of the prompt to come
+    const int32_t token = output.output_ids[row];
+    ++s.drawn;
+    const bool full = static_cast<int64_t>(s.tokens.size()) >= engine_.max_sequence_length();
+    const bool last = token < 0 || s.drawn >= s.request.max_tokens || full;
+    const bool wants_more = on_token({s.id, token, output.logprobs[row], last});
+    if (last || !wants_more)
+      ended_.push_back(s.id);
+    else
+      s.tokens.push_back(token);
+  }
+  for (RequestId id : ended_) cancel(id);
+  return !running_.empty() || !waiting_.empty();
+}
+
+}  // namespace eadem::engine

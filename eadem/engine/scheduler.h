@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Scheduler: turns requests (token ids in, token ids out) into engine steps. Each step mixes the next token of every
+// running sequence with chunks of waiting prompts, up to the engine's step size. A request's tokens do not depend on
+// the others.
+//
+// A request that cannot fit the cache is refused alone, when it is added. Cache space for prompt and answer is reserved
+// when a request starts, so a running request never waits for memory.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "eadem/engine/infer_engine.h"
+
+namespace eadem::engine {
+
+class Scheduler {
+ public:
+  using RequestId = int64_t;
+
+  struct Request {
+    std::vector<int32_t> prompt;  // at least one token
+    SamplingInput sampling;
+    int64_t max_tokens = 1;
+  };
+
+  // One drawn token. Return false to end the request (stop condition met).
+  struct Drawn {
+    RequestId id;
+    int32_t token;  // -1: the logits were not finite; the request has ended
+    float logprob;
+    bool last;  // max_tokens or the context is reached, or the request failed
+  };
+  using OnToken = std::function<bool(const Drawn&)>;
+
+  explicit Scheduler(InferEngine& engine);
+
+  // Throws InvalidArgument when the request can never run: empty, or longer than the cache.
+  RequestId add(Request request);
+  // Runs one step; calls on_token once for every sequence that finished its prompt or drew a token. Returns false when
+  // nothing is waiting or running.
+  bool step(const OnToken& on_token);
+  // Ends a request wherever it is. Unknown ids are ignored.
+  void cancel(RequestId id);
+
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
+  // Tokens that went through the engine so far.
+  int64_t prompt_tokens() const { return prompt_tokens_; }
+  int64_t decode_tokens() const { return decode_tokens_; }
+
+ private:
+  struct Sequence {
+    RequestId id = 0;
+    Request request;
+    std::vector<int32_t> tokens;  // prompt and drawn
+    int64_t cached = 0;           // of them, in the cache
+    int64_t drawn = 0;
+    std::vector<int32_t> blocks;  // its rows or blocks of the cache
+  };
+
+  int64_t blocks_for(int64_t tokens) const;
+  void admit();
+  void compose();
+  void finish(size_t index);
+
+  InferEngine& engine_;
+  BlockAllocator allocator_;
+  std::deque<Sequence> waiting_;
+  std::vector<Sequence> running_;
+  InferEngine::Input input_;      // reused
+  std::vector<size_t> in_step_;   // sequences of this step, indices into running_
+  std::vector<RequestId> ended_;  // of this step; reused
+  RequestId next_id_ = 1;
+  int64_t prompt_tokens_ = 0;
+  int64_t decode_tokens_ = 0;
+};
+
+}  // namespace eadem::engine

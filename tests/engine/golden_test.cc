@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Golden ring: models that others wrote give the answers that others computed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "eadem/engine/llm.h"
+#include "eadem/io/safetensors.h"
+
+namespace eadem::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// llama2.c's reference program prints 200 tokens of greedy decoding from BOS, byte for byte.
+TEST(Golden, Stories260KWritesTheReferenceText) {
+  const fs::path folder = fs::path(EADEM_SHARED_DATA) / "models/stories260K";
+  if (!fs::exists(folder)) GTEST_SKIP() << folder << " is absent";
+  const std::string expected = read_file(folder / "expected_t0_n200.txt");
+  for (const char* name : {"stories260K.gguf", "tinyllamas-stories-260k-f32.crabml.gguf"}) {
+    LLM llm((folder / name).string(), open_device("cpu"), {});
+    SamplingParams params;
+    params.temperature = 0;
+    params.max_tokens = 200;
+    params.ignore_eos = true;
+    const std::vector<Completion> completions = llm.generate({""}, params);
+    ASSERT_EQ(completions[0].error, "");
+    EXPECT_EQ(completions[0].text, expected) << name;
+  }
+}
+
+class GoldenModel : public testing::TestWithParam<const char*> {
+ protected:
+  fs::path folder() const { return fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / GetParam(); }
+};
+
+// Logits of every position against PyTorch in f64, and greedy continuation against PyTorch.
+TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
+  const auto expected = io::open_weights((folder() / "expected.safetensors").string());
+  const Tensor prompt = expected->get("prompt"), logits = expected->get("logits_f64"),
+               logits_f32 = expected->get("logits");
+  const Tensor greedy = expected->get("greedy");
+  const models::Checkpoint checkpoint = models::open_checkpoint(folder().string());
+  EngineOptions options;
+  options.max_logit_rows = 128;
+  auto engine = InferEngine::from_checkpoint(checkpoint, open_device("cpu"), options);
+
+  InferEngine::Input input;
+  for (int64_t i = 0; i < prompt.view.num_elements(); ++i)
+    input.input_ids.push_back(prompt.dtype() == DType::i64 ? static_cast<int32_t>(prompt.view.as<int64_t>()[i])
+                                                           : prompt.view.as<int32_t>()[i]);
+  input.input_lengths = {static_cast<int32_t>(input.input_ids.size())};
+  input.cache_lengths = {0};
+  input.all_logits = true;
+  engine->forward(input);
+  const Tensor actual = engine->logits();
+  ASSERT_EQ(actual.shape(), logits.shape());
+
+  // Two f32 forward passes of one graph differ from the exact one by rounding errors of one size; they add differently
+  // in each. PyTorch's own largest deviation measures that size on this model; ours may be that, times the slack that a
+  // maximum over thousands of logits varies by.
+  double torch_error = 0, error = 0, scale = 0;
+  for (int64_t i = 0; i < logits.view.num_elements(); ++i) {
+    const double exact = logits.view.as<float>()[i];
+    torch_error = std::max(torch_error, std::abs(logits_f32.view.as<float>()[i] - exact));
+    error = std::max(error, std::abs(actual.view.as<float>()[i] - exact));
+    scale = std::max(scale, std::abs(exact));
+  }
+  EXPECT_LE(error, 8 * torch_error) << "largest logit " << scale;
+
+  std::vector<int32_t> drawn;
+  Scheduler scheduler(*engine);
+  scheduler.add({.prompt = input.input_ids, .sampling = {.temperature = 0}, .max_tokens = greedy.view.num_elements()});
+  while (scheduler.step([&](const Scheduler::Drawn& d) {
+    drawn.push_back(d.token);
+    return true;
+  })) {
+  }
+  ASSERT_EQ(static_cast<int64_t>(drawn.size()), greedy.view.num_elements());
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    const int64_t want = greedy.dtype() == DType::i64 ? greedy.view.as<int64_t>()[i] : greedy.view.as<int32_t>()[i];
+    EXPECT_EQ(drawn[i], want) << "token " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
+                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"));
+
+}  // namespace
+}  // namespace eadem::engine
