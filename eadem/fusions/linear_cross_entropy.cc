@@ -26,7 +26,6 @@ const Fusion& linear_cross_entropy() {
       .inputs = {kX, kWeight, kLabels},
       .outputs = {kLoss},
       .in_training = true,
-      .in_inference = false,
       .make = make};
   return fusion;
 }

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/fusions/fusion_cases.h"
+
+#include <algorithm>
+
+#include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/linear_add.h"
+#include "eadem/fusions/linear_cross_entropy.h"
+#include "eadem/fusions/linear_gated_activation.h"
+#include "eadem/fusions/rope_kv_append.h"
+#include "eadem/ops/all_ops.h"
+#include "tests/workloads/inputs.h"
+
+namespace eadem::test {
+
+namespace {
+
+using kernels::ActivationKind;
+using kernels::RopeStyle;
+
+constexpr DType kF32 = DType::f32, kBf16 = DType::bf16, kF16 = DType::f16;
+
+SymbolValues tokens_of(int64_t tokens) {
+  SymbolValues symbols;
+  symbols[Symbol::tokens] = tokens;
+  return symbols;
+}
+
+void add_rms_norm(std::vector<FusionCase>& cases) {
+  for (const int64_t tokens : {0, 1, 5})
+    for (const int64_t hidden : {1, 15, 16, 17, 64, 257}) {
+      const kernels::RmsNormAttrs attrs{1e-5f};
+      const TensorType x(kF32, {Symbol::tokens, hidden});
+      cases.push_back({fmt::format("add_rms_norm {}x{}", tokens, hidden),
+                       &fusions::add_rms_norm(),
+                       std::make_shared<fusions::AddRmsNorm>(attrs),
+                       {std::make_shared<ops::Add>(), std::make_shared<ops::RmsNorm>(attrs)},
+                       {x, x, TensorType(kF32, {hidden})},
+                       tokens_of(tokens)});
+    }
+}
+
+struct LinearShape {
+  int64_t tokens, in, out;
+};
+constexpr LinearShape kLinearShapes[] = {{0, 8, 8},   {1, 1, 1},    {1, 64, 48},  {2, 17, 15},
+                                         {5, 16, 16}, {13, 33, 65}, {64, 48, 130}};
+
+void linear_gated_activation(std::vector<FusionCase>& cases) {
+  for (const LinearShape& s : kLinearShapes)
+    for (const DType weight : {kF32, kBf16})
+      for (const ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
+                                        ActivationKind::relu, ActivationKind::relu2}) {
+        if (kind != ActivationKind::silu && s.tokens != 5) continue;
+        const auto linear = std::make_shared<ops::Linear>(kernels::LinearAttrs{});
+        const TensorType w(weight, {s.out, s.in});
+        cases.push_back(
+            {fmt::format("linear_gated_activation {}x{}x{} {} weights {}", s.tokens, s.in, s.out, dtype_name(weight),
+                         ops::activation_name(kind)),
+             &fusions::linear_gated_activation(),
+             std::make_shared<fusions::LinearGatedActivation>(kernels::LinearGatedActivationAttrs{kind, kF32}),
+             {linear, linear, std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{kind})},
+             {TensorType(kF32, {Symbol::tokens, s.in}), w, w},
+             tokens_of(s.tokens)});
+      }
+}
+
+void linear_add(std::vector<FusionCase>& cases) {
+  for (const LinearShape& s : kLinearShapes)
+    for (const DType weight : {kF32, kBf16, kF16})
+      for (const bool bias : {false, true}) {
+        const kernels::LinearAttrs attrs{bias, kF32};
+        cases.push_back(
+            {fmt::format("linear_add {}x{}x{} {} weights bias={}", s.tokens, s.in, s.out, dtype_name(weight), bias),
+             &fusions::linear_add(),
+             std::make_shared<fusions::LinearAdd>(attrs),
+             {std::make_shared<ops::Linear>(attrs), std::make_shared<ops::Add>()},
+             {TensorType(kF32, {Symbol::tokens, s.in}), TensorType(weight, {s.out, s.in}),
+              bias ? TensorType(weight, {s.out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, s.out})},
+             tokens_of(s.tokens)});
+      }
+}
+
+void rope_kv_append(std::vector<FusionCase>& cases) {
+  for (const RopeStyle style : {RopeStyle::rotate_half, RopeStyle::interleaved})
+    for (const int64_t tokens : {0, 1, 9})
+      for (const DType cache_dtype : {kF32, kBf16, kF16})
+        for (const auto& [head_dim, rotary_dim] : {std::pair<int64_t, int64_t>{8, 8}, {18, 6}, {64, 64}, {80, 40}}) {
+          const kernels::RopeAttrs attrs{style, rotary_dim};
+          const TensorType kv(kF32, {Symbol::tokens, 2, head_dim});
+          const TensorType cache(cache_dtype, {3, 2, 4, head_dim});
+          cases.push_back({fmt::format("rope_kv_append {} {}x{}/{} {} cache",
+                                       style == RopeStyle::rotate_half ? "rotate_half" : "interleaved", tokens,
+                                       head_dim, rotary_dim, dtype_name(cache_dtype)),
+                           &fusions::rope_kv_append(),
+                           std::make_shared<fusions::RopeKvAppend>(kernels::RopeKvAppendAttrs{attrs}),
+                           {std::make_shared<ops::Rope>(attrs), std::make_shared<ops::KvAppend>()},
+                           {kv, TensorType(kF32, {Symbol::tokens, rotary_dim}), kv,
+                            TensorType(DType::i64, {Symbol::tokens}), cache, cache},
+                           tokens_of(tokens)});
+        }
+}
+
+void linear_cross_entropy(std::vector<FusionCase>& cases) {
+  // 500 rows are more than any chunk of logits.
+  for (const LinearShape& s : {LinearShape{0, 8, 8}, {1, 1, 1}, {1, 16, 33}, {7, 17, 65}, {50, 24, 300}, {500, 8, 20}})
+    for (const DType weight : {kF32, kBf16})
+      cases.push_back(
+          {fmt::format("linear_cross_entropy {}x{}x{} {} weights", s.tokens, s.in, s.out, dtype_name(weight)),
+           &fusions::linear_cross_entropy(),
+           std::make_shared<fusions::LinearCrossEntropy>(),
+           {std::make_shared<ops::Linear>(kernels::LinearAttrs{}), std::make_shared<ops::CrossEntropy>()},
+           {TensorType(kF32, {Symbol::tokens, s.in}), TensorType(weight, {s.out, s.in}),
+            TensorType(DType::i32, {Symbol::tokens})},
+           tokens_of(s.tokens)});
+}
+
+}  // namespace
+
+std::vector<FusionCase> fusion_cases() {
+  std::vector<FusionCase> cases;
+  add_rms_norm(cases);
+  linear_gated_activation(cases);
+  linear_add(cases);
+  rope_kv_append(cases);
+  linear_cross_entropy(cases);
+  return cases;
+}
+
+size_t num_values(const fusions::Fusion& fusion) {
+  int most = -1;
+  for (const fusions::PatternNode& node : fusion.nodes)
+    for (const std::vector<int>& ids : {node.inputs, node.outputs})
+      for (int id : ids) most = std::max(most, id);
+  return static_cast<size_t>(most + 1);
+}
+
+void for_each_part(const FusionCase& c, const std::function<void(const PartPorts&)>& visit) {
+  std::vector<TensorType> values(num_values(*c.fusion), kernels::absent_port());
+  for (size_t i = 0; i < c.inputs.size(); ++i) values[static_cast<size_t>(c.fusion->inputs[i])] = c.inputs[i];
+  for (size_t n = 0; n < c.parts.size(); ++n) {
+    const fusions::PatternNode& node = c.fusion->nodes[n];
+    PartPorts ports{n, *c.parts[n], node.inputs, node.outputs, {}, {}};
+    for (int id : node.inputs)
+      ports.inputs.push_back(id < 0 ? kernels::absent_port() : values[static_cast<size_t>(id)]);
+    ports.outputs = c.parts[n]->infer_types(ports.inputs);
+    for (size_t i = 0; i < node.outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = ports.outputs[i];
+    visit(ports);
+  }
+}
+
+std::vector<Tensor> make_inputs(const FusionCase& c, uint64_t seed) {
+  std::vector<Tensor> inputs(c.inputs.size());
+  for_each_part(c, [&](const PartPorts& part) {
+    const std::vector<Tensor> made = workloads::make_inputs(part.op, part.inputs, c.symbols, seed + part.node);
+    for (size_t i = 0; i < part.input_values.size(); ++i)
+      for (size_t port = 0; port < inputs.size(); ++port)
+        if (c.fusion->inputs[port] == part.input_values[i] && !inputs[port].defined()) inputs[port] = made[i];
+  });
+  return inputs;
+}
+
+}  // namespace eadem::test
