@@ -9,7 +9,6 @@
 
 #include "eadem/io/weights.h"
 #include "eadem/models/model.h"
-#include "eadem/pipeline/parameter_store.h"
 
 namespace eadem::models {
 

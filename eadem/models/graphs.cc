@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/graphs.h"
 
-#include "eadem/ops/cross_entropy.h"
-#include "eadem/ops/select_rows.h"
-
 namespace eadem::models {
 
 namespace {
@@ -36,7 +33,7 @@ BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options
   BuildContext context = start(built, options);
   const ValueId hidden = model.build_decoder(context);
   const ValueId rows = built.graph.add_input("logit_rows", TensorType(DType::i32, {Symbol::logit_rows}));
-  const ValueId wanted = built.graph.add1(std::make_shared<ops::SelectRows>(), {hidden, rows});
+  const ValueId wanted = modules::SelectRows().build(context, hidden, rows);
   const ValueId logits = model.build_head(context, wanted);
   built.graph.mark_output("hidden", hidden);
   built.graph.mark_output("logits", logits);
@@ -52,7 +49,7 @@ BuiltGraph build_training_graph(const Model& model, const GraphOptions& options)
   const ValueId hidden = model.build_decoder(context);
   const ValueId labels = built.graph.add_input("labels", TensorType(DType::i32, {Symbol::tokens}));
   const ValueId logits = model.build_head(context, hidden);
-  built.graph.mark_output("loss", built.graph.add1(std::make_shared<ops::CrossEntropy>(), {logits, labels}));
+  built.graph.mark_output("loss", modules::CrossEntropyLoss().build(context, logits, labels));
   built.decisions = std::move(context.decisions);
   return built;
 }

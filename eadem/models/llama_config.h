@@ -11,8 +11,7 @@
 
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
-#include "eadem/modules/base/rope.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/modules/modules.h"
 
 namespace eadem::models {
 
