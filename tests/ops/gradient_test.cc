@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "eadem/ops/all_ops.h"
+#include "eadem/ops/reshape.h"
 #include "tests/support/values.h"
 #include "tests/workloads/inputs.h"
 
@@ -115,6 +116,8 @@ TEST(Gradient, AddAndMul) {
   check_gradients(ops::Add(), {x, x});
   check_gradients(ops::Mul(), {x, x});
 }
+
+TEST(Gradient, Reshape) { check_gradients(ops::Reshape({2, 3}), {TensorType(kF32, {4, 6})}); }
 
 TEST(Gradient, CastAndAllReduce) {
   const TensorType x(kF32, {3, 4});

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "eadem/ops/all_ops.h"
+#include "eadem/ops/reshape.h"
 
 namespace eadem::ops {
 namespace {
@@ -203,6 +204,18 @@ TEST(TypeRules, AllReduce) {
   EXPECT_EQ(infer(AllReduce(), {x})[0], x);
   EXPECT_EQ(AllReduce().infer_sharding(std::vector{with(x, kPartial)})[0], kWhole);
   EXPECT_REFUSED(AllReduce().infer_sharding(std::vector{x}), "'x' is replicated", "expected partial");
+}
+
+TEST(TypeRules, Reshape) {
+  const Reshape split({4, 8}), merge({32});
+  const TensorType flat(kB, {kT, 32}), heads(kB, {kT, 4, 8});
+  EXPECT_EQ(infer(split, {flat})[0], heads);
+  EXPECT_EQ(infer(merge, {heads})[0], flat);
+  EXPECT_REFUSED(infer(split, {TensorType(kB, {kT, 33})}), "'x' is bf16 [tokens, 33]", "33 elements", "expected 32");
+  EXPECT_EQ(split.infer_sharding(std::vector{with(flat, Sharding::along(1))})[0], Sharding::along(1));
+  EXPECT_REFUSED(merge.infer_sharding(std::vector{with(heads, Sharding::along(2))}), "sharded(2)");
+  EXPECT_TRUE(split.is_view());
+  EXPECT_EQ(split.inference_alias(0), 0);
 }
 
 TEST(TypeRules, Optimizer) {
