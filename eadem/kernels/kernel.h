@@ -90,6 +90,9 @@ struct Kernel {
   // The encoding in which the kernel wants input `input` (a parameter) prepared, or null to take it as it is. The
   // pipeline prepares it once per change of the parameter. Null function: takes everything as it is.
   const Encoding* (*packing)(const KernelRequest& request, int input) = nullptr;
+  // Ports begin at multiples of this many bytes; a range of rows at multiples of the largest power of two, up to this,
+  // that divides the row. 1: elements may begin anywhere. What a pipeline plans is aligned to 64.
+  int64_t alignment_bytes = 1;
 };
 
 using KernelList = std::vector<const Kernel*>;

@@ -150,6 +150,16 @@ void CudaMatmul::run(const CudaMatmulProblem& problem, const CudaMatmulCall& cal
   EADEM_CHECK(problem.bias == (call.bias != nullptr), "bias {} but pointer {}", problem.bias, call.bias);
   Plan& plan = plan_for(problem);
   if (call.rows == 0) return;
+  const auto check_alignment = [](const char* name, const void* address, int64_t alignment) {
+    EADEM_CHECK(reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) == 0,
+                "{} at {} is not aligned to {} bytes", name, address, alignment);
+  };
+  const int64_t out_alignment = row_alignment(problem.out, problem.result);
+  check_alignment("x", call.x, kAlignment);
+  check_alignment("weight", call.weight, kAlignment);
+  check_alignment("bias", call.bias, kAlignment);
+  check_alignment("residual", call.residual, out_alignment);
+  check_alignment("y", call.y, out_alignment);
   set_columns(plan.x, call.rows);
   set_columns(plan.y, call.rows);
   if (problem.bias) set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);

@@ -34,10 +34,13 @@ Requirements common(const KernelRequest& request) {
 Verdict can_use_cublaslt(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1], &y = request.outputs[0];
   const double share = x.dtype == DType::f32 ? kF32Share : 1.0;
+  const int64_t row_bytes = weight.fixed(1) * static_cast<int64_t>(dtype_size(weight.dtype));
   return common(request)
       .same_dtype("weight", weight, "x", x)
       .same_dtype("bias", request.inputs[2], "y", y)  // the epilogue adds it before the one rounding
       .require(x.dtype != DType::f32 || y.dtype == DType::f32, "x is f32 and y is bf16; cuBLASLt gives f32 from f32")
+      .require(row_bytes % CudaMatmul::kAlignment == 0,
+               fmt::format("a row of weight is {} bytes, not a multiple of {}", row_bytes, CudaMatmul::kAlignment))
       .at_cost(product_flops(request) / share);
 }
 
@@ -75,7 +78,11 @@ void run_cublaslt(const KernelCall& call) {
 
 void run_tiles(const KernelCall& call) { EADEM_CUDA_CALL(launch_linear_tiles(linear_params(call), stream_of(call))); }
 
-constexpr Kernel kCublasLt{"cublaslt", Pass::inference, can_use_cublaslt, run_cublaslt};
+constexpr Kernel kCublasLt{.name = "cublaslt",
+                           .pass = Pass::inference,
+                           .can_handle = can_use_cublaslt,
+                           .run = run_cublaslt,
+                           .alignment_bytes = CudaMatmul::kAlignment};
 constexpr Kernel kTiles{"cuda_tiles", Pass::inference, can_use_tiles, run_tiles};
 
 }  // namespace
