@@ -11,6 +11,7 @@
 #include "eadem/ops/kv_append.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/optimizer.h"
+#include "eadem/ops/reshape.h"
 #include "eadem/ops/rms_norm.h"
 #include "eadem/ops/rope.h"
 #include "eadem/ops/sample.h"

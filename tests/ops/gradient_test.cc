@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "eadem/ops/all_ops.h"
-#include "eadem/ops/reshape.h"
 #include "tests/support/values.h"
 #include "tests/workloads/inputs.h"
 

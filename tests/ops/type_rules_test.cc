@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "eadem/ops/all_ops.h"
-#include "eadem/ops/reshape.h"
 
 namespace eadem::ops {
 namespace {
