@@ -66,6 +66,9 @@ class Program {
   void run_forward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
   void run_backward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
 
+  // Nodes [begin, end) alone, in order.
+  void run_range(size_t begin, size_t end, const SymbolValues& symbols) { run_steps(begin, end, symbols, nullptr); }
+
   // --- For `explain` and tests.
   const Graph& graph() const { return graph_; }
   const Environment& environment() const { return environment_; }

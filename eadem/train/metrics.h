@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// metrics.jsonl and its plot.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace eadem::train {
+
+struct StepMetrics {
+  int64_t step = 0;
+  double loss = 0;
+  double learning_rate = 0;
+  double grad_norm = 0;
+  int64_t tokens = 0;
+  double tokens_per_second = 0;
+};
+
+struct EvalMetrics {
+  int64_t step = 0;
+  double loss = 0;  // mean over tokens, natural logarithm
+};
+
+// The history of a run, kept in a file of JSON lines that grows by one line per entry.
+class Metrics {
+ public:
+  // Reads what is there up to `last_step` and drops what a run that was cut off wrote after it.
+  Metrics(const std::string& path, int64_t last_step);
+
+  void add(const StepMetrics& metrics);
+  void add(const EvalMetrics& metrics);
+
+  const std::vector<StepMetrics>& steps() const { return steps_; }
+  const std::vector<EvalMetrics>& evals() const { return evals_; }
+
+ private:
+  void append(const std::string& line);
+
+  std::string path_;
+  std::ofstream file_;
+  std::vector<StepMetrics> steps_;
+  std::vector<EvalMetrics> evals_;
+};
+
+// The loss curves as an SVG document: training loss (smoothed), evaluation loss.
+std::string plot_svg(const Metrics& metrics, const std::string& title);
+
+}  // namespace eadem::train

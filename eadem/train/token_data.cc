@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/train/token_data.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+
+#include "eadem/core/error.h"
+#include "eadem/core/philox.h"
+#include "eadem/io/atomic_file.h"
+#include "eadem/io/sha256.h"
+
+namespace eadem::train {
+
+namespace {
+
+constexpr char kMagic[8] = {'E', 'A', 'D', 'E', 'M', 'T', 'O', 'K'};
+constexpr uint32_t kVersion = 1;
+
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t reserved;
+  uint64_t num_documents;
+  uint64_t num_tokens;
+  uint64_t text_bytes;
+  char source_hash[64];  // SHA-256, hexadecimal: of the tokenizer, the separator and the texts
+};
+static_assert(sizeof(Header) == 104);
+
+bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+
+std::string_view trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+}
+
+}  // namespace
+
+TokenFile::TokenFile(std::shared_ptr<const io::MappedFile> file, const std::string& path) : file_(std::move(file)) {
+  const std::span<const std::byte> bytes = file_->bytes();
+  Header header;
+  if (bytes.size() < sizeof(header)) throw DataCorrupted("{}: {} bytes are no token file", path, bytes.size());
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.version != kVersion)
+    throw DataCorrupted("{}: not a token file of version {}", path, kVersion);
+  const uint64_t space = bytes.size() - sizeof(header);
+  if (header.num_documents > space / 8 || header.num_tokens > space / 4 ||
+      header.num_documents * 8 + header.num_tokens * 4 != space)
+    throw DataCorrupted("{}: {} documents and {} tokens do not fill {} bytes", path, header.num_documents,
+                        header.num_tokens, bytes.size());
+  const std::byte* data = bytes.data() + sizeof(header);
+  ends_ = {reinterpret_cast<const uint64_t*>(data), header.num_documents};
+  ids_ = {reinterpret_cast<const uint32_t*>(data + header.num_documents * 8), header.num_tokens};
+  text_bytes_ = static_cast<int64_t>(header.text_bytes);
+  uint64_t previous = 0;
+  for (uint64_t end : ends_) {
+    if (end <= previous || end > header.num_tokens)
+      throw DataCorrupted("{}: a document ends at token {} after {} of {}", path, end, previous, header.num_tokens);
+    previous = end;
+  }
+  if (previous != header.num_tokens)
+    throw DataCorrupted("{}: {} tokens belong to no document", path, header.num_tokens - previous);
+}
+
+TokenFile TokenFile::open_or_make(const std::string& path, const std::vector<std::string>& texts,
+                                  const std::string& separator, const io::Tokenizer& tokenizer,
+                                  const std::string& tokenizer_hash,
+                                  const std::function<void(int64_t, int64_t)>& progress) {
+  std::string sources = tokenizer_hash + "\n" + separator + "\n";
+  std::vector<std::shared_ptr<const io::MappedFile>> files;
+  int64_t total = 0, done = 0;
+  for (const std::string& text : texts) {
+    files.push_back(io::MappedFile::open(text));
+    sources += io::sha256_hex(files.back()->bytes()) + "\n";
+    total += static_cast<int64_t>(files.back()->bytes().size());
+  }
+  const std::string hash = io::sha256_hex(std::string_view(sources));
+  if (std::filesystem::exists(path)) {
+    auto mapped = io::MappedFile::open(path);
+    if (mapped->bytes().size() >= sizeof(Header) &&
+        std::memcmp(mapped->bytes().data() + offsetof(Header, source_hash), hash.data(), 64) == 0)
+      return TokenFile(std::move(mapped), path);
+  }
+
+  if (!tokenizer.eos())
+    throw InvalidArgument("{}: the tokenizer has no end-of-sequence token to end documents", tokenizer.source());
+  std::vector<uint64_t> ends;
+  std::vector<uint32_t> ids;
+  for (size_t f = 0; f < files.size(); ++f) {
+    const std::string_view text(reinterpret_cast<const char*>(files[f]->bytes().data()), files[f]->bytes().size());
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t end = std::min(text.find(separator, begin), text.size());
+      const std::string_view document = text.substr(begin, end - begin);
+      if (!is_blank(document)) {
+        try {
+          for (int32_t id : tokenizer.encode(trimmed(document), {.add_special_tokens = true, .parse_special = false}))
+            ids.push_back(static_cast<uint32_t>(id));
+        } catch (const InvalidArgument& error) {
+          throw InvalidArgument("{}: document at byte {}: {}", texts[f], begin, error.what());
+        }
+        const auto eos = static_cast<uint32_t>(*tokenizer.eos());
+        if (ids.back() != eos) ids.push_back(eos);  // some tokenizers put it there themselves
+        ends.push_back(ids.size());
+      }
+      begin = end + separator.size();
+      if (progress) progress(done + static_cast<int64_t>(std::min(begin, text.size())), total);
+    }
+    done += static_cast<int64_t>(text.size());
+  }
+  if (ends.empty()) throw InvalidArgument("{}: no document in the training texts", texts.front());
+
+  Header header{};
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.version = kVersion;
+  header.num_documents = ends.size();
+  header.num_tokens = ids.size();
+  header.text_bytes = static_cast<uint64_t>(total);
+  std::memcpy(header.source_hash, hash.data(), 64);
+  io::AtomicFile file(path);
+  file.write(std::as_bytes(std::span(&header, 1)));
+  file.write(std::as_bytes(std::span(ends)));
+  file.write(std::as_bytes(std::span(ids)));
+  file.commit();
+  return TokenFile(io::MappedFile::open(path), path);
+}
+
+std::span<const uint32_t> TokenFile::document(int64_t index) const {
+  const auto i = static_cast<size_t>(index);
+  const uint64_t begin = i == 0 ? 0 : ends_[i - 1];
+  return ids_.subspan(begin, ends_[i] - begin);
+}
+
+void clear(Batch& batch) {
+  for (auto* list : {&batch.token_ids, &batch.positions, &batch.labels, &batch.query_start, &batch.lengths})
+    list->clear();
+  batch.query_start.push_back(0);
+  batch.num_labels = 0;
+}
+
+void append_piece(Batch& batch, std::span<const uint32_t> document, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    batch.token_ids.push_back(static_cast<int32_t>(document[static_cast<size_t>(t)]));
+    batch.positions.push_back(static_cast<int32_t>(t - begin));
+    const bool labelled = t + 1 < static_cast<int64_t>(document.size());
+    batch.labels.push_back(labelled ? static_cast<int32_t>(document[static_cast<size_t>(t) + 1]) : -1);
+    batch.num_labels += labelled;
+  }
+  batch.lengths.push_back(static_cast<int32_t>(end - begin));
+  batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
+}
+
+DataLoader::DataLoader(const TokenFile& file, int64_t batch_tokens, int64_t sequence_length, uint64_t seed)
+    : file_(file), batch_tokens_(batch_tokens), sequence_length_(sequence_length), seed_(seed) {
+  shuffle();
+}
+
+void DataLoader::shuffle() {
+  order_.resize(static_cast<size_t>(file_.num_documents()));
+  std::iota(order_.begin(), order_.end(), 0);
+  // Fisher-Yates. The modulo's bias is below 2^-40 for any number of documents that fits in memory.
+  for (size_t i = order_.size(); i > 1; --i) {
+    const PhiloxBlock block = philox4x32(seed_, i, static_cast<uint64_t>(cursor_.epoch));
+    const uint64_t draw = (uint64_t{block.words[0]} << 32) | block.words[1];
+    std::swap(order_[i - 1], order_[draw % i]);
+  }
+}
+
+void DataLoader::seek(const DataCursor& cursor) {
+  if (cursor.epoch < 0 || cursor.document < 0 || cursor.document >= file_.num_documents() || cursor.offset < 0)
+    throw DataCorrupted("the checkpoint stands at epoch {}, document {}, token {}; the data has {} documents",
+                        cursor.epoch, cursor.document, cursor.offset, file_.num_documents());
+  cursor_ = cursor;
+  shuffle();
+  const auto length = static_cast<int64_t>(file_.document(order_[static_cast<size_t>(cursor.document)]).size());
+  if (cursor.offset >= length)
+    throw DataCorrupted("the checkpoint stands at token {} of document {}, which has {}", cursor.offset,
+                        cursor.document, length);
+}
+
+void DataLoader::next(Batch& batch) {
+  clear(batch);
+  int64_t room = batch_tokens_;
+  while (room > 0) {
+    const std::span<const uint32_t> document = file_.document(order_[static_cast<size_t>(cursor_.document)]);
+    const auto length = static_cast<int64_t>(document.size());
+    const int64_t end = std::min({length, cursor_.offset + sequence_length_, cursor_.offset + room});
+    append_piece(batch, document, cursor_.offset, end);
+    room -= end - cursor_.offset;
+    cursor_.offset = end;
+    if (end < length) continue;
+    cursor_.offset = 0;
+    if (++cursor_.document == file_.num_documents()) {
+      cursor_.document = 0;
+      ++cursor_.epoch;
+      shuffle();
+    }
+  }
+}
+
+}  // namespace eadem::train

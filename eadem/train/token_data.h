@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tokenized texts on disk, memory-mapped, and the order in which training sees them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "eadem/io/mapped_file.h"
+#include "eadem/io/tokenizer/tokenizer.h"
+
+namespace eadem::train {
+
+// Documents of token ids in one file: a header, the end of each document (u64), the ids (u32). Little endian.
+class TokenFile {
+ public:
+  // Opens `path` if it holds these texts by this tokenizer (compared by SHA-256), else tokenizes and writes it,
+  // atomically. Every document begins with the tokenizer's prefix (BOS) and ends with EOS. `progress(done, total)` in
+  // bytes of text. Throws NotFound, IoError, InvalidArgument (not UTF-8, with the file and the offset; no document).
+  static TokenFile open_or_make(const std::string& path, const std::vector<std::string>& texts,
+                                const std::string& separator, const io::Tokenizer& tokenizer,
+                                const std::string& tokenizer_hash,
+                                const std::function<void(int64_t, int64_t)>& progress = {});
+
+  int64_t num_documents() const { return static_cast<int64_t>(ends_.size()); }
+  int64_t num_tokens() const { return static_cast<int64_t>(ids_.size()); }
+  int64_t text_bytes() const { return text_bytes_; }
+  std::span<const uint32_t> document(int64_t index) const;
+
+ private:
+  TokenFile(std::shared_ptr<const io::MappedFile> file, const std::string& path);
+
+  std::shared_ptr<const io::MappedFile> file_;
+  std::span<const uint64_t> ends_;
+  std::span<const uint32_t> ids_;
+  int64_t text_bytes_ = 0;
+};
+
+// One pass's worth of packed pieces of documents, as the training graph takes them.
+struct Batch {
+  std::vector<int32_t> token_ids;    // [tokens]
+  std::vector<int32_t> positions;    // [tokens] within the piece
+  std::vector<int32_t> labels;       // [tokens] the next token of the document; -1 at its end
+  std::vector<int32_t> query_start;  // [pieces + 1]
+  std::vector<int32_t> lengths;      // [pieces]
+  int64_t num_labels = 0;            // that are not -1
+};
+
+// Where a loader stands; part of a checkpoint.
+struct DataCursor {
+  int64_t epoch = 0;
+  int64_t document = 0;  // in the epoch's order
+  int64_t offset = 0;    // tokens of it that were taken
+  friend bool operator==(const DataCursor&, const DataCursor&) = default;
+};
+
+// Fills batches with documents in an order that is shuffled anew each epoch, a pure function of (seed, epoch). Pieces
+// are at most `sequence_length` tokens; a batch has exactly `batch_tokens`.
+class DataLoader {
+ public:
+  DataLoader(const TokenFile& file, int64_t batch_tokens, int64_t sequence_length, uint64_t seed);
+
+  void next(Batch& batch);
+  const DataCursor& cursor() const { return cursor_; }
+  void seek(const DataCursor& cursor);  // throws DataCorrupted when it lies outside the data
+
+ private:
+  void shuffle();
+
+  const TokenFile& file_;
+  int64_t batch_tokens_;
+  int64_t sequence_length_;
+  uint64_t seed_;
+  DataCursor cursor_;
+  std::vector<int64_t> order_;
+};
+
+// Appends one piece of a document to a batch: tokens [begin, end) with their labels.
+void append_piece(Batch& batch, std::span<const uint32_t> document, int64_t begin, int64_t end);
+void clear(Batch& batch);
+
+}  // namespace eadem::train

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A training run: what a recipe says, with checkpoints, metrics and a plot, resumable at any moment.
+//
+// Below the recipe's output directory:
+//   tokens/train.tok, eval.tok          tokenized texts (made once)
+//   checkpoints/step_00000100/          a model directory plus optimizer.safetensors and trainer.json; appears whole or
+//                                       not at all
+//   metrics.jsonl                       one line per step: step, loss, learning_rate, grad_norm, tokens,
+//   tokens_per_second;
+//                                       and per evaluation: step, eval_loss, eval_perplexity
+//   loss.svg                            the curves
+//   final/                              the trained model, Hugging Face layout
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "eadem/core/device/device.h"
+#include "eadem/core/log.h"
+#include "eadem/train/recipe.h"
+
+namespace eadem::train {
+
+struct Progress {
+  int64_t step;   // finished
+  int64_t steps;  // of the run
+  double loss;
+  double learning_rate;
+  double grad_norm;
+  int64_t tokens;            // seen so far, over all resumed runs
+  double tokens_per_second;  // of recent steps
+  double seconds_left;
+  double eval_loss;  // NaN between evaluations
+};
+
+struct RunOptions {
+  std::shared_ptr<Device> device;
+  bool resume = true;                         // from the newest checkpoint, if there is one
+  const std::atomic<bool>* cancel = nullptr;  // set: save a checkpoint after this step and stop
+  std::function<void(const Progress&)> on_step;
+  std::function<void(const char* what, int64_t done, int64_t total)> on_preparation;
+};
+
+struct RunResult {
+  int64_t steps = 0;
+  bool cancelled = false;
+  double eval_loss = 0;         // NaN without eval texts
+  std::string model_directory;  // final/, empty when cancelled
+};
+
+// Throws InvalidArgument when the output directory belongs to another recipe (its checkpoints were made with other
+// settings), IoError when it cannot be written; a failed checkpoint leaves the earlier ones as they are.
+RunResult run(const Recipe& recipe, const RunOptions& options, const Logger& log = Logger(LogLevel::warning));
+
+}  // namespace eadem::train

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/train/trainer.h"
+
+#include <cmath>
+
+#include "eadem/ops/optimizer.h"
+
+namespace eadem::train {
+
+using pipeline::Environment;
+using pipeline::Graph;
+using pipeline::Mode;
+using pipeline::Program;
+using pipeline::ValueId;
+
+Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
+                 const TrainerOptions& options)
+    : model_(std::move(model)), device_(std::move(device)), options_(options) {
+  if (options.weights != DType::f32 && options.weights != DType::bf16)
+    throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
+  if (options.batch_tokens < 1) throw InvalidArgument("batch_tokens is {}; expected at least 1", options.batch_tokens);
+  HardwareOverrides overrides;
+  overrides.weights = options.weights;
+  hardware_ = modules::AutoHardwareConfig::from_model_spec(model_->spec(), *device_, HardwareMode::performance,
+                                                           overrides, "trainer options");
+  parameters_ = std::make_shared<pipeline::ParameterStore>(device_);
+
+  const auto build = [&] {
+    return models::build_training_graph(*model_, {.device = device_.get(), .hardware = &hardware_}).graph;
+  };
+  Environment environment{.device = device_};
+  environment.disabled_fusions = options.disabled_fusions;
+  environment.bounds[Symbol::tokens] = options.batch_tokens;
+  environment.bounds[Symbol::sequences] = options.batch_tokens;
+  environment.mode = Mode::training;
+  training_ = std::make_unique<Program>(build(), environment, parameters_);
+  training_->require_complete();
+  environment.mode = Mode::inference;
+  evaluation_ = std::make_unique<Program>(build(), environment, parameters_);
+  evaluation_->require_complete();
+  compile_update();
+}
+
+void Trainer::compile_update() {
+  Graph graph;
+  const ValueId hyper = graph.add_input("hyper", TensorType(DType::f32, {8}));
+  const std::vector<std::string> names = parameters_->names();
+  std::vector<ValueId> gradients;
+  const auto state = [&](const std::string& name, const TensorType& type) {
+    states_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
+    device_->fill_zero(states_[name].view.data, states_[name].view.size_bytes());
+    return graph.add_state(name, type);
+  };
+  for (const std::string& name : names)
+    gradients.push_back(state("grad." + name, parameters_->type(name).with_dtype(DType::f32)));
+  const ValueId norm = graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(names.size())), gradients);
+  graph.mark_output("norm", norm);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const TensorType type = parameters_->type(names[i]);
+    const TensorType wide = type.with_dtype(DType::f32);
+    // f32 weights are their own master copies.
+    const bool rounded = type.dtype != DType::f32;
+    const ValueId master = rounded ? state("master." + names[i], wide) : graph.add_state("weight." + names[i], wide);
+    const ValueId m = state("m." + names[i], wide), v = state("v." + names[i], wide);
+    const ValueId weight = rounded ? graph.add_state("weight." + names[i], type) : pipeline::kNoValue;
+    graph.add(std::make_shared<ops::AdamW>(kernels::AdamWAttrs{.decay = type.rank() >= 2}),
+              {gradients[i], norm, hyper, master, m, v, weight});
+  }
+  update_ = std::make_unique<Program>(std::move(graph), Environment{.device = device_}, parameters_);
+  update_->require_complete();
+  for (const auto& [name, id] : update_->states()) {
+    constexpr std::string_view kWeight = "weight.";
+    const bool is_weight = name.starts_with(kWeight);
+    update_->bind_state(name,
+                        is_weight ? parameters_->form(name.substr(kWeight.size()), nullptr) : states_.at(name).view);
+  }
+  for (const auto& [name, id] : training_->states()) training_->bind_state(name, states_.at(name).view);
+}
+
+void Trainer::load(const models::Checkpoint& checkpoint) {
+  models::load_weights(*parameters_, checkpoint);
+  copy_weights_to_masters();
+}
+
+void Trainer::load_random(uint64_t seed, double stddev) {
+  models::load_random(*parameters_, seed, stddev);
+  copy_weights_to_masters();
+}
+
+void Trainer::load_param(const std::string& name, const TensorView& whole) {
+  parameters_->load(name, whole, "load_param");
+  copy_weights_to_masters();
+}
+
+// Masters begin as the weights are; a resumed run overwrites them with what it saved.
+void Trainer::copy_weights_to_masters() {
+  for (const std::string& name : parameters_->names()) {
+    const auto master = states_.find("master." + name);
+    if (master == states_.end()) continue;
+    const Tensor wide = converted_on_host(parameters_->to_host(name).view, DType::f32);
+    device_->copy_from_host(master->second.view.data, wide.view.data, wide.view.size_bytes());
+  }
+}
+
+std::vector<std::pair<std::string, Tensor>> Trainer::state_dict() const {
+  std::vector<std::pair<std::string, Tensor>> result;
+  for (const std::string& name : parameters_->names()) result.emplace_back(name, parameters_->to_host(name));
+  return result;
+}
+
+void Trainer::check(const Batch& batch) const {
+  const auto tokens = static_cast<int64_t>(batch.token_ids.size());
+  if (tokens < 1 || tokens > options_.batch_tokens)
+    throw InvalidArgument("the batch has {} tokens; expected 1 to {}", tokens, options_.batch_tokens);
+  if (batch.positions.size() != batch.token_ids.size() || batch.labels.size() != batch.token_ids.size() ||
+      batch.query_start.size() != batch.lengths.size() + 1)
+    throw InvalidArgument("the batch has {} tokens, {} positions, {} labels, {} lengths and {} starts", tokens,
+                          batch.positions.size(), batch.labels.size(), batch.lengths.size(), batch.query_start.size());
+  const int64_t vocab = model_->info().vocab;
+  int64_t first = 0;
+  for (size_t s = 0; s < batch.lengths.size(); ++s) {
+    if (batch.lengths[s] < 1 || batch.query_start[s] != first)
+      throw InvalidArgument("sequence {} of the batch starts at {} with {} tokens; expected to start at {}", s,
+                            batch.query_start[s], batch.lengths[s], first);
+    first += batch.lengths[s];
+  }
+  if (first != tokens || batch.query_start.back() != first)
+    throw InvalidArgument("the sequences of the batch have {} tokens; there are {}", first, tokens);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int32_t id = batch.token_ids[static_cast<size_t>(t)], label = batch.labels[static_cast<size_t>(t)];
+    if (id < 0 || id >= vocab || label >= vocab)
+      throw InvalidArgument("token {} of the batch is {} with label {}; the vocabulary has {}", t, id, label, vocab);
+  }
+}
+
+void Trainer::feed(Program& program, const Batch& batch, SymbolValues& symbols) const {
+  symbols[Symbol::tokens] = static_cast<int64_t>(batch.token_ids.size());
+  symbols[Symbol::sequences] = static_cast<int64_t>(batch.lengths.size());
+  const auto set = [&](const char* name, const std::vector<int32_t>& values) {
+    program.set_input(program.input(name), values.data(), static_cast<int64_t>(values.size() * sizeof(int32_t)));
+  };
+  set("token_ids", batch.token_ids);
+  set("positions", batch.positions);
+  set("labels", batch.labels);
+  set("query_start", batch.query_start);
+  set("kv_length", batch.lengths);
+}
+
+StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
+  int64_t num_labels = 0;
+  for (const Batch& batch : batches) {
+    check(batch);
+    num_labels += batch.num_labels;
+  }
+  if (num_labels == 0) throw InvalidArgument("no token of the step has a label");
+  for (const auto& [name, id] : training_->states())
+    device_->fill_zero(states_.at(name).view.data, states_.at(name).view.size_bytes());
+
+  double loss = 0;
+  last_ = training_.get();
+  const std::vector<float> seeds(static_cast<size_t>(options_.batch_tokens),
+                                 static_cast<float>(1.0 / static_cast<double>(num_labels)));
+  for (const Batch& batch : batches) {
+    SymbolValues symbols;
+    feed(*training_, batch, symbols);
+    training_->run_forward(symbols);
+    for (float token_loss : last_token_losses()) loss += token_loss;
+    training_->set_input(training_->input("d.loss"), seeds.data(),
+                         symbols[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
+    training_->run_backward(symbols);
+  }
+  loss /= static_cast<double>(num_labels);
+
+  const auto t = static_cast<double>(num_steps_ + 1);
+  std::array<float, 8> hyper{};
+  hyper[kernels::kHyperLearningRate] = static_cast<float>(learning_rate);
+  hyper[kernels::kHyperBeta1] = static_cast<float>(options_.beta1);
+  hyper[kernels::kHyperBeta2] = static_cast<float>(options_.beta2);
+  hyper[kernels::kHyperEps] = static_cast<float>(options_.eps);
+  hyper[kernels::kHyperWeightDecay] = static_cast<float>(options_.weight_decay);
+  hyper[kernels::kHyperBiasCorrection1] = static_cast<float>(1 - std::pow(options_.beta1, t));
+  hyper[kernels::kHyperBiasCorrection2] = static_cast<float>(1 - std::pow(options_.beta2, t));
+  hyper[kernels::kHyperMaxNorm] = static_cast<float>(options_.max_grad_norm);
+  if (!std::isfinite(loss))
+    throw DataCorrupted("step {}: the loss is {}; the parameters are unchanged", num_steps_ + 1, loss);
+  // The norm comes first, alone: a gradient that is not finite must not reach the parameters.
+  update_->set_input(update_->input("hyper"), hyper.data(), sizeof(hyper));
+  update_->run_range(0, 1, {});
+  float norm = 0;
+  update_->read(update_->output("norm"), &norm);
+  if (!std::isfinite(norm))
+    throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
+  update_->run_range(1, update_->graph().nodes().size(), {});
+  ++num_steps_;
+  parameters_->refresh_packed();
+  return {loss, norm};
+}
+
+std::pair<double, int64_t> Trainer::evaluate(const Batch& batch) {
+  check(batch);
+  SymbolValues symbols;
+  feed(*evaluation_, batch, symbols);
+  evaluation_->run(symbols);
+  last_ = evaluation_.get();
+  double loss = 0;
+  for (float token_loss : last_token_losses()) loss += token_loss;
+  return {batch.num_labels == 0 ? 0.0 : loss / static_cast<double>(batch.num_labels), batch.num_labels};
+}
+
+std::vector<float> Trainer::last_token_losses() const {
+  if (last_ == nullptr) throw InvalidArgument("no pass has run yet: there are no losses");
+  const ValueId loss = last_->output("loss");
+  std::vector<float> result(static_cast<size_t>(last_->view(loss).num_elements()));
+  last_->read(loss, result.data());
+  return result;
+}
+
+Tensor Trainer::gradient(const std::string& parameter) const {
+  const auto found = states_.find("grad." + parameter);
+  if (found == states_.end()) throw NotFound("no parameter '{}' is trained", parameter);
+  return copy_to_host(*device_, found->second.view);
+}
+
+std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
+  std::vector<std::pair<std::string, Tensor>> result;
+  for (const auto& [name, state] : states_)
+    if (!name.starts_with("grad.")) result.emplace_back(name, copy_to_host(*device_, state.view));
+  return result;
+}
+
+void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_steps) {
+  for (const auto& [name, state] : states_) {
+    if (name.starts_with("grad.")) continue;
+    const Tensor saved = source.get(name);
+    if (saved.dtype() != DType::f32 || !(saved.shape() == state.view.shape))
+      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view),
+                            to_string(state.view));
+    device_->copy_from_host(state.view.data, saved.view.data, saved.view.size_bytes());
+  }
+  num_steps_ = num_steps;
+}
+
+}  // namespace eadem::train

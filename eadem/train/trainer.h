@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trainer: a model, its gradients and its optimizer on one device. One call of `step` is one optimizer step. Files,
+// data order and schedules are above it (train/train.h).
+//
+// Weights are f32, or bf16 with f32 master copies that the optimizer updates. All the arithmetic of the forward pass is
+// that of serving: the same graph, kernels and bits.
+//
+// One thread at a time may use a trainer.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "eadem/models/auto_model.h"
+#include "eadem/models/graphs.h"
+#include "eadem/pipeline/program.h"
+#include "eadem/train/token_data.h"
+
+namespace eadem::train {
+
+struct TrainerOptions {
+  DType weights = DType::f32;   // f32 or bf16
+  int64_t batch_tokens = 4096;  // most tokens of one pass
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;   // on parameters of two or more dimensions
+  double max_grad_norm = 1.0;  // 0: no clipping
+  std::vector<std::string> disabled_fusions;
+};
+
+struct StepResult {
+  double loss;       // mean over the labelled tokens
+  double grad_norm;  // before clipping
+};
+
+class Trainer {
+ public:
+  // Throws Unsupported when an op has no backward kernel on the device, by name; InvalidArgument for options.
+  Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options);
+
+  // Parameters, before the first step. Each must be set.
+  void load(const models::Checkpoint& checkpoint);
+  void load_random(uint64_t seed, double stddev);
+  void load_param(const std::string& name, const TensorView& whole);
+  // The weights that the passes read, on the host, in their dtype.
+  std::vector<std::pair<std::string, Tensor>> state_dict() const;
+
+  // One optimizer step over the passes of `batches` (gradient accumulation); the loss is the mean over all their
+  // labelled tokens. Throws InvalidArgument when a batch does not fit, DataCorrupted when the loss or the gradient is
+  // not finite (the parameters are unchanged then).
+  StepResult step(std::span<const Batch> batches, double learning_rate);
+  // Mean loss of one batch and the number of its labelled tokens, by the serving pass; changes nothing.
+  std::pair<double, int64_t> evaluate(const Batch& batch);
+  // Loss of each token of the last pass of step (or of evaluate), on the host.
+  std::vector<float> last_token_losses() const;
+
+  int64_t num_steps() const { return num_steps_; }
+  int64_t num_parameters() const { return parameters_->num_parameters(); }
+  std::vector<std::string> parameter_names() const { return parameters_->names(); }
+  // Gradient of the last step, on the host, f32.
+  Tensor gradient(const std::string& parameter) const;
+
+  // Everything that a resumed run needs to continue with the same bits: "master.", "m.", "v." + parameter name, f32.
+  std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
+  // Throws NotFound or InvalidArgument naming the tensor.
+  void load_optimizer_state(const io::WeightSource& source, int64_t num_steps);
+
+  const models::Model& model() const { return *model_; }
+  // For `explain`.
+  const pipeline::Program& training_program() const { return *training_; }
+
+ private:
+  void check(const Batch& batch) const;
+  void feed(pipeline::Program& program, const Batch& batch, SymbolValues& symbols) const;
+  void compile_update();
+  void copy_weights_to_masters();
+
+  std::shared_ptr<const models::Model> model_;
+  std::shared_ptr<Device> device_;
+  TrainerOptions options_;
+  modules::AutoHardwareConfig hardware_;
+  std::shared_ptr<pipeline::ParameterStore> parameters_;
+  std::unique_ptr<pipeline::Program> training_, evaluation_, update_;
+  const pipeline::Program* last_ = nullptr;
+  std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + parameter name; on the device
+  int64_t num_steps_ = 0;
+};
+
+}  // namespace eadem::train
