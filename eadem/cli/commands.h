@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The commands of the program, one source file each. Each takes what follows its name on the command line and returns
+// the exit code; it throws UsageError for bad usage and eadem::Error for what failed.
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace eadem::cli {
+
+using CommandLine = std::span<const std::string>;
+
+int run(CommandLine arguments);
+int inspect(CommandLine arguments);
+int explain(CommandLine arguments);
+
+}  // namespace eadem::cli

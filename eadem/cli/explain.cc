@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// eadem explain: what would run for a model on a device, and why.
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "eadem/cli/arguments.h"
+#include "eadem/cli/commands.h"
+#include "eadem/cli/model_options.h"
+#include "eadem/cli/terminal.h"
+#include "eadem/engine/infer_engine.h"
+#include "eadem/io/json.h"
+
+namespace eadem::cli {
+
+namespace {
+
+using io::JsonValue;
+using pipeline::Program;
+
+// One op of the program, as it is shown.
+struct StepText {
+  int layer;
+  std::string scope;
+  std::string op;      // "linear"
+  std::string kernel;  // "" when nobody accepts, "view" when nothing runs
+  std::string types;   // "f32 [tokens, 64], bf16/packed [64, 64] -> f32 [tokens, 64]"
+  double flops = 0, bytes = 0, roofline_seconds = 0, modelled_us = 0;
+  const Decision* decision = nullptr;
+};
+
+std::string types_text(const pipeline::KernelChoice& choice) {
+  const auto list = [](const std::vector<TensorType>& types) {
+    std::string text;
+    for (const TensorType& type : types) {
+      if (type.rank() == 0) continue;  // an optional port that nothing is connected to
+      text += (text.empty() ? "" : ", ") + to_string(type);
+    }
+    return text;
+  };
+  return list(choice.inputs) + " -> " + list(choice.outputs);
+}
+
+std::vector<StepText> steps_of(const Program& program, const DeviceRates& rates) {
+  std::vector<StepText> steps;
+  for (size_t n = 0; n < program.graph().nodes().size(); ++n) {
+    const pipeline::Node& node = program.graph().nodes()[n];
+    const pipeline::KernelChoice& choice = program.choices()[n];
+    StepText step{.layer = node.layer, .scope = node.scope, .op = std::string(node.op->name())};
+    if (const std::string attributes = node.op->attrs_text(); !attributes.empty()) step.op += " (" + attributes + ")";
+    if (node.op->is_view()) {
+      step.kernel = "view";
+    } else {
+      step.kernel = choice.kernel != nullptr ? std::string(choice.kernel->name) : "";
+      step.types = types_text(choice);
+      step.flops = choice.cost.flops;
+      step.bytes = choice.cost.bytes;
+      step.roofline_seconds = std::max(step.flops / rates.flops_per_second, step.bytes / rates.bytes_per_second);
+      if (choice.decision.chosen) step.modelled_us = choice.decision.answers[*choice.decision.chosen].verdict.cost_us;
+      step.decision = &choice.decision;
+    }
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+// `text` with the number of layer `layer` left open, so that equal layers read equal.
+std::string without_layer(std::string text, int layer) {
+  if (layer < 0) return text;
+  const std::string number = "layers." + std::to_string(layer);
+  for (size_t at = text.find(number); at != std::string::npos; at = text.find(number, at)) {
+    const size_t end = at + number.size();
+    if (end < text.size() && text[end] != '.') {
+      at = end;
+      continue;
+    }
+    text.replace(at, number.size(), "layers.N");
+  }
+  return text;
+}
+
+std::string decision_text(const Decision& decision, const std::string& indent) {
+  std::string text;
+  for (const Decision::Answer& answer : decision.answers)
+    if (!answer.verdict.accepted)
+      text += fmt::format("{}{}: no, {}\n", indent, answer.candidate, answer.verdict.reason);
+  return text;
+}
+
+std::string step_text(const StepText& step) {
+  const std::string scope = without_layer(step.scope, step.layer);
+  if (step.kernel == "view") return fmt::format("  {:<34} {:<40} view: nothing runs\n", scope, step.op);
+  std::string text = fmt::format("  {:<34} {:<40} {:<18} {:>8} flop {:>8} {:>8}\n", scope, step.op,
+                                 step.kernel.empty() ? "NO KERNEL" : step.kernel, count_text(step.flops),
+                                 bytes_text(step.bytes), seconds_text(step.roofline_seconds));
+  text += fmt::format("      {}\n", step.types);
+  return text + decision_text(*step.decision, "      ");
+}
+
+// The steps in order; runs of layers that read alike once, with how many there are.
+std::string steps_text(const std::vector<StepText>& steps, bool all) {
+  std::map<int, std::string> layers;
+  for (const StepText& step : steps)
+    if (step.layer >= 0) layers[step.layer] += step_text(step);
+  std::string text;
+  int printed = -1;
+  for (const StepText& step : steps) {
+    if (step.layer < 0) {
+      text += step_text(step);
+    } else if (step.layer > printed) {
+      int last = step.layer;
+      while (!all && layers.contains(last + 1) && layers.at(last + 1) == layers.at(step.layer)) ++last;
+      text += bold(last == step.layer
+                       ? fmt::format("layer {}\n", last)
+                       : fmt::format("layers {}–{} ({}x the same)\n", step.layer, last, last - step.layer + 1)) +
+              layers.at(step.layer);
+      printed = last;
+    }
+  }
+  return text;
+}
+
+// Every place of a model that has a configuration of its own: role and layer, equal ones folded.
+struct Place {
+  std::string name;
+  const HardwareConfig* config;
+};
+
+std::vector<Place> places_of(const modules::AutoHardwareConfig& hardware, int64_t layers, bool all) {
+  std::vector<Place> places;
+  for (modules::Role role : modules::kRoles) {
+    places.push_back({std::string(role_name(role)), &hardware.of(role)});
+    const bool per_layer = role != modules::Role::embedding && role != modules::Role::lm_head;
+    for (int layer = 0; per_layer && layer < layers; ++layer)
+      if (all || !diff(hardware.of(role), hardware.of(role, layer)).empty())
+        places.push_back({fmt::format("{} of layer {}", role_name(role), layer), &hardware.of(role, layer)});
+  }
+  return places;
+}
+
+std::string config_text(const std::vector<Place>& places) {
+  std::string text;
+  for (const Place& place : places) {
+    text += fmt::format("  {}\n", place.name);
+    for (const LeafText& leaf : leaves(*place.config))
+      text += fmt::format("    {:<32} {:<6} {} ({})\n", leaf.path, leaf.value, origin_name(leaf.origin), leaf.set_by);
+  }
+  return text;
+}
+
+JsonValue config_json(const std::vector<Place>& places) {
+  JsonValue json = JsonValue::object();
+  for (const Place& place : places) {
+    JsonValue list = JsonValue::object();
+    for (const LeafText& leaf : leaves(*place.config))
+      list.set(leaf.path, JsonValue::object()
+                              .set("value", leaf.value)
+                              .set("origin", std::string(origin_name(leaf.origin)))
+                              .set("set_by", leaf.set_by));
+    json.set(place.name, std::move(list));
+  }
+  return json;
+}
+
+JsonValue decision_json(const Decision& decision) {
+  JsonValue answers = JsonValue::array();
+  for (const Decision::Answer& answer : decision.answers) {
+    JsonValue json = JsonValue::object().set("candidate", answer.candidate).set("accepted", answer.verdict.accepted);
+    if (answer.verdict.accepted)
+      json.set("modelled_us", answer.verdict.cost_us);
+    else
+      json.set("reason", answer.verdict.reason);
+    answers.push_back(std::move(json));
+  }
+  JsonValue json = JsonValue::object().set("subject", decision.subject);
+  json.set("chosen", decision.chosen ? JsonValue(decision.answers[*decision.chosen].candidate) : JsonValue(nullptr));
+  return json.set("answers", std::move(answers));
+}
+
+std::string factories_text(const std::vector<Decision>& decisions, bool all) {
+  // Decisions of different layers that differ in the layer alone are shown once.
+  std::vector<std::pair<std::string, int>> folded;
+  for (const Decision& decision : decisions) {
+    std::string text = to_string(decision);
+    if (!all)
+      for (size_t at = text.find("layers."); at != std::string::npos; at = text.find("layers.", at + 7)) {
+        size_t end = at + 7;
+        while (end < text.size() && text[end] >= '0' && text[end] <= '9') ++end;
+        text.replace(at, end - at, "layers.N");
+      }
+    // Continuation lines are indented by the subject's length, which a folded number may change.
+    std::string unindented;
+    for (size_t i = 0; i < text.size(); ++i)
+      if (!(text[i] == ' ' && (unindented.empty() || unindented.back() == '\n'))) unindented += text[i];
+    const auto found =
+        std::find_if(folded.begin(), folded.end(), [&](const auto& entry) { return entry.first == unindented; });
+    if (found == folded.end())
+      folded.emplace_back(unindented, 1);
+    else
+      ++found->second;
+  }
+  std::string result;
+  for (const auto& [text, count] : folded) {
+    std::string indented;
+    bool first = true;
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t end = text.find('\n', begin);
+      indented += (first ? "  " : "      ") + text.substr(begin, end - begin);
+      if (first && count > 1) indented += fmt::format("  ({}x)", count);
+      indented += "\n";
+      first = false;
+      begin = end + 1;
+    }
+    result += indented;
+  }
+  return result;
+}
+
+std::string fusions_text(const std::vector<pipeline::FusionDecision>& decisions, bool all) {
+  std::vector<std::pair<std::string, int>> folded;
+  for (const pipeline::FusionDecision& decision : decisions) {
+    std::string scope = decision.scope;
+    if (!all)
+      if (const size_t at = scope.find("layers."); at != std::string::npos) {
+        size_t end = at + 7;
+        while (end < scope.size() && scope[end] >= '0' && scope[end] <= '9') ++end;
+        scope.replace(at, end - at, "layers.N");
+      }
+    const std::string text = fmt::format("  {:<26} {:<34} {}", decision.fusion, scope,
+                                         decision.applied ? "applied" : "not applied: " + decision.reason);
+    const auto found = std::find_if(folded.begin(), folded.end(), [&](const auto& e) { return e.first == text; });
+    if (found == folded.end())
+      folded.emplace_back(text, 1);
+    else
+      ++found->second;
+  }
+  std::string result;
+  for (const auto& [text, count] : folded) result += text + (count > 1 ? fmt::format("  ({}x)", count) : "") + "\n";
+  return result.empty() ? "  none matched\n" : result;
+}
+
+JsonValue program_json(const Program& program, const std::vector<StepText>& steps) {
+  JsonValue list = JsonValue::array();
+  for (const StepText& step : steps) {
+    JsonValue json = JsonValue::object().set("scope", step.scope).set("layer", step.layer).set("op", step.op);
+    json.set("kernel", step.kernel.empty() ? JsonValue(nullptr) : JsonValue(step.kernel)).set("types", step.types);
+    json.set("flops", step.flops).set("bytes", step.bytes).set("roofline_seconds", step.roofline_seconds);
+    if (step.decision != nullptr) json.set("decision", decision_json(*step.decision));
+    list.push_back(std::move(json));
+  }
+  JsonValue fusions = JsonValue::array();
+  for (const pipeline::FusionDecision& decision : program.fusion_decisions())
+    fusions.push_back(JsonValue::object()
+                          .set("fusion", decision.fusion)
+                          .set("scope", decision.scope)
+                          .set("applied", decision.applied)
+                          .set("reason", decision.reason));
+  JsonValue memory = JsonValue::object()
+                         .set("arena_bytes", program.memory_plan().arena_bytes)
+                         .set("bytes_without_reuse", program.memory_plan().bytes_without_reuse);
+  const SymbolValues& bounds = program.environment().bounds;
+  JsonValue json = JsonValue::object();
+  json.set("tokens", bounds[Symbol::tokens]).set("sequences", bounds[Symbol::sequences]);
+  json.set("complete", program.is_complete()).set("steps", std::move(list)).set("fusions", std::move(fusions));
+  return json.set("memory_plan", std::move(memory));
+}
+
+std::string program_text(const char* name, const Program& program, const std::vector<StepText>& steps, bool all) {
+  double flops = 0, bytes = 0, seconds = 0;
+  int missing = 0;
+  for (const StepText& step : steps) {
+    flops += step.flops;
+    bytes += step.bytes;
+    seconds += step.roofline_seconds;
+    missing += step.kernel.empty() ? 1 : 0;
+  }
+  const SymbolValues& bounds = program.environment().bounds;
+  std::string text =
+      bold(fmt::format("\n{}: a step of up to {} tokens of {} sequence{}\n", name, bounds[Symbol::tokens],
+                       bounds[Symbol::sequences], bounds[Symbol::sequences] == 1 ? "" : "s"));
+  text +=
+      fmt::format("  {:<34} {:<40} {:<18} {:>13} {:>8} {:>8}\n", "scope", "op", "kernel", "work", "bytes", "roofline");
+  text += steps_text(steps, all);
+  text += fmt::format("  together: {} flop, {} moved at least, {} at the device's nominal rates\n", count_text(flops),
+                      bytes_text(bytes), seconds_text(seconds));
+  if (missing > 0)
+    text += fmt::format("  {} of {} ops have NO KERNEL on {}: this device cannot run the model\n", missing,
+                        steps.size(), program.environment().device->description());
+  text += bold("fusions\n") + fusions_text(program.fusion_decisions(), all);
+  const pipeline::MemoryPlan& plan = program.memory_plan();
+  text += fmt::format("{}  activations {} (without reuse {})\n", bold("memory plan\n"),
+                      bytes_text(static_cast<double>(plan.arena_bytes)),
+                      bytes_text(static_cast<double>(plan.bytes_without_reuse)));
+  return text;
+}
+
+}  // namespace
+
+int explain(CommandLine command_line) {
+  ModelOptions options;
+  bool json = false, decode = false, prefill = false, all = false, diff_mode = false;
+  int64_t tokens = 512, batch = 1, context = 0;
+  Arguments arguments(
+      "explain",
+      "Shows what would run for a model and why: the resolved hardware configuration with the origin of "
+      "each value, the factories' choices, kernel, types, work and roofline time of every op with the "
+      "refusals, fusions, and the memory plan. Reads no weights.");
+  options.add_operand(arguments);
+  arguments.flag("--decode", decode, "only steps that draw one token per sequence");
+  arguments.flag("--prefill", prefill, "only steps that read prompts");
+  arguments.option("--tokens", "N", tokens, "tokens of a prefill step (default: 512)");
+  arguments.option("--batch", "N", batch, "sequences (default: 1)");
+  arguments.option("--context", "N", context, "tokens that the KV cache holds (default: the model's context)");
+  arguments.flag("--all", all, "every layer, also when layers are the same");
+  arguments.flag("--diff-mode", diff_mode, "only what differs between the modes performance and accuracy");
+  arguments.flag("--json", json, "one JSON object");
+  options.add_device(arguments);
+  options.add_precision(arguments);
+  arguments.note(
+      "MODEL may also be a config.json without weights. The roofline time is the larger of work and bytes over "
+      "the device's nominal rates; `eadem doctor` measures them.");
+  arguments.example("eadem explain model.gguf --decode", "the steps of decoding one token");
+  arguments.example("eadem explain path/to/model --device cuda", "which ops lack a kernel on a GPU");
+  arguments.example("eadem explain path/to/model --diff-mode", "what --mode accuracy changes");
+  if (!arguments.parse(command_line)) return kOk;
+  if (tokens < 1 || batch < 1 || context < 0)
+    throw UsageError(fmt::format("--tokens {}, --batch {}, --context {}: expected at least 1", tokens, batch, context));
+
+  const std::string path = resolve_model(options.model);
+  const bool config_only = std::filesystem::path(path).extension() == ".json" && !path.ends_with(".index.json");
+  const models::Checkpoint checkpoint = config_only
+                                            ? models::Checkpoint{path, models::model_from_config(path), nullptr, path}
+                                            : models::open_checkpoint(path);
+  const modules::ModelSpec spec = models::spec_of(checkpoint);
+  const int64_t layers = checkpoint.model->info().layers;
+  const std::shared_ptr<Device> device = options.open();
+  engine::EngineOptions engine_options = options.engine_options();
+  engine_options.max_step_tokens = tokens;
+  engine_options.cache = engine::StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = context};
+
+  const auto resolve = [&](HardwareMode mode) {
+    return modules::AutoHardwareConfig::from_model_spec(spec, *device, mode, engine_options.hardware, "command line");
+  };
+  if (diff_mode) {
+    const auto performance = resolve(HardwareMode::performance), accuracy = resolve(HardwareMode::accuracy);
+    const std::vector<Place> a = places_of(performance, layers, true), b = places_of(accuracy, layers, true);
+    JsonValue differences = JsonValue::object();
+    for (size_t i = 0; i < a.size(); ++i)
+      if (const std::string lines = diff(*a[i].config, *b[i].config); !lines.empty()) {
+        const bool in_layer = a[i].name.find(" of layer ") != std::string::npos;
+        if (!in_layer || all) {
+          differences.set(a[i].name, lines);
+          if (!json) print(fmt::format("{}\n{}", a[i].name, lines) + (lines.ends_with("\n") ? "" : "\n"));
+        }
+      }
+    if (json)
+      print(to_json(differences) + "\n");
+    else if (differences.as_object().empty())
+      print("performance and accuracy resolve to the same configuration here\n");
+    return kOk;
+  }
+
+  const modules::AutoHardwareConfig hardware = resolve(options.hardware_mode());
+  const std::vector<Place> places = places_of(hardware, layers, all);
+  const models::BuiltGraph built = models::build_inference_graph(
+      *checkpoint.model, {.device = device.get(),
+                          .hardware = &hardware,
+                          .cache = {modules::CacheLayout::contiguous, batch,
+                                    context > 0 ? context : checkpoint.model->info().max_positions}});
+  JsonValue output = JsonValue::object();
+  if (json) {
+    output.set("model", path).set("device", device->description()).set("mode", options.mode);
+    output.set("hardware", config_json(places));
+    JsonValue factories = JsonValue::array();
+    for (const Decision& decision : built.decisions) factories.push_back(decision_json(decision));
+    output.set("factories", std::move(factories));
+  } else {
+    print(bold(fmt::format("{} on {}, mode {}\n", path, device->description(), options.mode)));
+    print(bold("hardware configuration\n") + config_text(places));
+    print(bold("factories\n") + factories_text(built.decisions, all));
+  }
+  for (const bool is_decode : {true, false}) {
+    if (decode != prefill && is_decode != decode) continue;
+    const std::unique_ptr<Program> program =
+        engine::InferEngine::compile_for_explain(*checkpoint.model, device, engine_options, spec, is_decode);
+    const std::vector<StepText> steps = steps_of(*program, device->rates());
+    const char* name = is_decode ? "decode" : "prefill";
+    if (json)
+      output.set(name, program_json(*program, steps));
+    else
+      print(program_text(name, *program, steps, all));
+  }
+  if (json) print(to_json(output) + "\n");
+  return kOk;
+}
+
+}  // namespace eadem::cli

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// eadem inspect: what a model's files hold.
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "eadem/cli/arguments.h"
+#include "eadem/cli/commands.h"
+#include "eadem/cli/model_options.h"
+#include "eadem/cli/terminal.h"
+#include "eadem/engine/llm.h"
+#include "eadem/io/json.h"
+#include "eadem/models/llama.h"
+
+namespace eadem::cli {
+
+namespace {
+
+using io::JsonValue;
+
+struct TypeTotal {
+  int64_t tensors = 0;
+  int64_t bytes = 0;
+};
+
+JsonValue shape_json(const Shape& shape) {
+  JsonValue dims = JsonValue::array();
+  for (int64_t dim : shape.dims()) dims.push_back(dim);
+  return dims;
+}
+
+// Context lengths worth a row: powers of four from 512, and the model's own.
+std::vector<int64_t> context_lengths(int64_t longest) {
+  std::vector<int64_t> lengths;
+  for (int64_t length = 512; length < longest; length *= 4) lengths.push_back(length);
+  lengths.push_back(longest);
+  return lengths;
+}
+
+JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
+  JsonValue json = JsonValue::object();
+  if (checkpoint.weights == nullptr) return json.set("error", "a config.json alone has none");
+  try {
+    const io::Tokenizer tokenizer = engine::open_tokenizer(checkpoint);
+    const auto id = [&](std::optional<int32_t> value) {
+      return value ? JsonValue::object().set("id", *value).set("text", std::string(tokenizer.token_text(*value)))
+                   : JsonValue(nullptr);
+    };
+    json.set("source", tokenizer.source()).set("vocab_size", tokenizer.vocab_size());
+    json.set("bos", id(tokenizer.bos())).set("eos", id(tokenizer.eos())).set("unk", id(tokenizer.unk()));
+    json.set("pad", id(tokenizer.pad()));
+    JsonValue prefix = JsonValue::array();
+    for (int32_t value : tokenizer.prefix_ids()) prefix.push_back(value);
+    json.set("prefix_ids", std::move(prefix));
+    json.set("chat_template_bytes", static_cast<int64_t>(tokenizer.chat_template().size()));
+  } catch (const Error& error) {
+    json.set("error", error.what());
+  }
+  return json;
+}
+
+JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHardwareConfig& hardware) {
+  const models::ModelInfo& info = checkpoint.model->info();
+  const modules::ModelSpec spec = checkpoint.model->spec();
+  JsonValue json = JsonValue::object();
+  json.set("path", checkpoint.path).set("architecture", info.architecture).set("parameters", spec.num_parameters);
+  json.set("vocab", info.vocab).set("hidden", info.hidden).set("ffn", spec.ffn).set("layers", info.layers);
+  json.set("heads", info.heads).set("kv_heads", info.kv_heads).set("head_dim", info.head_dim);
+  json.set("context", info.max_positions);
+
+  int64_t file_bytes = 0;
+  if (checkpoint.weights != nullptr) {
+    std::map<std::string, TypeTotal> types;
+    JsonValue tensors = JsonValue::array();
+    for (const io::WeightInfo& tensor : checkpoint.weights->tensors()) {
+      ++types[tensor.type_name].tensors;
+      types[tensor.type_name].bytes += tensor.size_bytes;
+      file_bytes += tensor.size_bytes;
+      tensors.push_back(JsonValue::object()
+                            .set("name", tensor.name)
+                            .set("type", tensor.type_name)
+                            .set("shape", shape_json(tensor.shape))
+                            .set("bytes", tensor.size_bytes));
+    }
+    JsonValue totals = JsonValue::object();
+    for (const auto& [name, total] : types)
+      totals.set(name, JsonValue::object().set("tensors", total.tensors).set("bytes", total.bytes));
+    json.set("weight_bytes", file_bytes).set("types", std::move(totals)).set("tensors", std::move(tensors));
+  }
+  json.set("tokenizer", tokenizer_json(checkpoint));
+
+  int64_t kv_per_token = 0;
+  for (int layer = 0; layer < info.layers; ++layer)
+    kv_per_token +=
+        2 * info.kv_heads * info.head_dim *
+        static_cast<int64_t>(dtype_size(hardware.of(modules::Role::attention, layer).precision.kv_cache.value));
+  JsonValue memory = JsonValue::array();
+  for (int64_t length : context_lengths(info.max_positions))
+    memory.push_back(JsonValue::object()
+                         .set("context", length)
+                         .set("kv_cache_bytes", length * kv_per_token)
+                         .set("total_bytes", length * kv_per_token + file_bytes));
+  json.set("kv_cache_dtype",
+           std::string(dtype_name(hardware.of(modules::Role::attention, 0).precision.kv_cache.value)));
+  json.set("memory", std::move(memory));
+  // A GGUF file may state what a config.json has no words for.
+  const auto* llama = dynamic_cast<const models::Llama*>(checkpoint.model.get());
+  if (llama == nullptr ||
+      (llama->config().rope_style == kernels::RopeStyle::rotate_half && llama->config().rope_divisors.empty()))
+    json.set("config", checkpoint.model->config_json());
+  return json;
+}
+
+std::string token_text_of(const JsonValue& token) {
+  return token.is_null() ? "none"
+                         : fmt::format("{} ({})", token.find("text")->as_string(), token.find("id")->as_integer());
+}
+
+void print_text(const JsonValue& json, bool with_tensors) {
+  const auto integer = [&](const char* key) { return json.find(key)->as_integer(); };
+  print(fmt::format("{}\n", bold(json.find("path")->as_string())));
+  const auto row = [](std::string_view name, const std::string& text) {
+    print(fmt::format("  {:<14} {}\n", name, text));
+  };
+  row("architecture", json.find("architecture")->as_string());
+  row("parameters",
+      fmt::format("{} ({})", count_text(static_cast<double>(integer("parameters"))), integer("parameters")));
+  row("shape", fmt::format("{} layers, hidden {}, ffn {}, {} heads of {} ({} for keys and values), vocabulary {}",
+                           integer("layers"), integer("hidden"), integer("ffn"), integer("heads"), integer("head_dim"),
+                           integer("kv_heads"), integer("vocab")));
+  row("context", fmt::format("{} tokens", integer("context")));
+  if (const JsonValue* types = json.find("types")) {
+    std::string text;
+    for (const io::JsonMember& type : types->as_object())
+      text += fmt::format("{}{} x {} ({})", text.empty() ? "" : ", ", type.value.find("tensors")->as_integer(),
+                          type.key, bytes_text(static_cast<double>(type.value.find("bytes")->as_integer())));
+    row("tensors", text);
+  }
+  const JsonValue& tokenizer = *json.find("tokenizer");
+  if (const JsonValue* error = tokenizer.find("error")) {
+    row("tokenizer", "none: " + error->as_string());
+  } else {
+    row("tokenizer", fmt::format("{} tokens, BOS {}, EOS {}", tokenizer.find("vocab_size")->as_integer(),
+                                 token_text_of(*tokenizer.find("bos")), token_text_of(*tokenizer.find("eos"))));
+    const int64_t bytes = tokenizer.find("chat_template_bytes")->as_integer();
+    row("chat template", bytes == 0 ? "none" : fmt::format("{} bytes; this build cannot render it", bytes));
+  }
+  print(fmt::format(
+      "\n  memory: weights {}, and keys and values in {}\n",
+      json.find("weight_bytes") != nullptr ? bytes_text(static_cast<double>(integer("weight_bytes"))) : "not read",
+      json.find("kv_cache_dtype")->as_string()));
+  print(fmt::format("  {:>10}  {:>10}  {:>10}\n", "context", "KV cache", "together"));
+  for (const JsonValue& line : json.find("memory")->as_array())
+    print(fmt::format("  {:>10}  {:>10}  {:>10}\n", line.find("context")->as_integer(),
+                      bytes_text(static_cast<double>(line.find("kv_cache_bytes")->as_integer())),
+                      bytes_text(static_cast<double>(line.find("total_bytes")->as_integer()))));
+  if (!with_tensors || json.find("tensors") == nullptr) return;
+  print("\n");
+  for (const JsonValue& tensor : json.find("tensors")->as_array())
+    print(fmt::format(
+        "  {:<5} {:<18} {:>9}  {}\n", tensor.find("type")->as_string(), to_compact_json(*tensor.find("shape")),
+        bytes_text(static_cast<double>(tensor.find("bytes")->as_integer())), tensor.find("name")->as_string()));
+}
+
+}  // namespace
+
+int inspect(CommandLine command_line) {
+  ModelOptions options;
+  bool json = false, tensors = false;
+  Arguments arguments("inspect",
+                      "Shows what a model's files hold: architecture, parameters, tensors and their encodings, "
+                      "tokenizer, and the memory it needs by context length. Runs nothing and reads no weights.");
+  options.add_operand(arguments);
+  arguments.flag("--tensors", tensors, "list every tensor (--json always does)");
+  arguments.flag("--json", json, "one JSON object, with the configuration as it is understood");
+  arguments.note("MODEL may also be a config.json without weights.");
+  arguments.example("eadem inspect model.gguf --tensors", "every tensor with its type, shape and size");
+  arguments.example("eadem inspect path/to/model --json | jq .config", "the configuration as Eadem understands it");
+  if (!arguments.parse(command_line)) return kOk;
+
+  const std::string path = resolve_model(options.model);
+  const bool config_only = std::filesystem::path(path).extension() == ".json" && !path.ends_with(".index.json");
+  const models::Checkpoint checkpoint = config_only
+                                            ? models::Checkpoint{path, models::model_from_config(path), nullptr, path}
+                                            : models::open_checkpoint(path);
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
+  const auto hardware =
+      modules::AutoHardwareConfig::from_model_spec(models::spec_of(checkpoint), *device, HardwareMode::performance);
+  const JsonValue description = describe(checkpoint, hardware);
+  if (json)
+    print(to_json(description) + "\n");
+  else
+    print_text(description, tensors);
+  return kOk;
+}
+
+}  // namespace eadem::cli

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/machine.h"
+
+#include <sys/resource.h>
+
+#include <set>
+
+#include "eadem/cli/terminal.h"
+#include "eadem/core/device/cpu_device.h"
+#include "eadem/core/device/cpu_probe.h"
+
+namespace eadem::cli {
+
+MachineRates machine_rates(Device& device, bool with_flops) {
+  MachineRates rates;
+  if (auto* cpu = dynamic_cast<CpuDevice*>(&device)) {
+    rates.measured = true;
+    rates.read_bytes_per_second = measured_read_bandwidth(cpu->pool(), probe_buffer_bytes());
+    if (with_flops) rates.f32_flops_per_second = measured_f32_peak(cpu->pool(), cpu->isa());
+  } else {
+    rates.read_bytes_per_second = device.rates().bytes_per_second;
+    rates.f32_flops_per_second = device.rates().flops_per_second;
+  }
+  return rates;
+}
+
+double weight_bytes_per_step(const engine::InferEngine& engine) {
+  const pipeline::Graph& graph = engine.decode_program().graph();
+  std::set<pipeline::ValueId> read;
+  for (const pipeline::Node& node : graph.nodes()) {
+    if (node.op->name() == "embedding") continue;
+    for (pipeline::ValueId id : node.inputs)
+      if (id != pipeline::kNoValue && graph.value(id).kind == pipeline::Value::Kind::parameter) read.insert(id);
+  }
+  double bytes = 0;
+  for (pipeline::ValueId id : read) bytes += static_cast<double>(graph.value(id).type.size_bytes({}));
+  return bytes;
+}
+
+double kv_bytes_per_cached_token(const engine::InferEngine& engine) {
+  const modules::CacheSpec& cache = engine.cache_spec();
+  return static_cast<double>(engine.cache_bytes()) / static_cast<double>(cache.num_blocks * cache.block_size);
+}
+
+int64_t peak_memory_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+bool lies_in_cache(double bytes_per_step, const Device& device) {
+  return device.type() == DeviceType::cpu && bytes_per_step < 0.5 * static_cast<double>(last_level_cache_bytes());
+}
+
+std::string limit_text(double bytes_per_step, double steps_per_second, const MachineRates& rates) {
+  const double fraction = bytes_per_step * steps_per_second / rates.read_bytes_per_second;
+  return fmt::format("{:.0f} % of {}/s {}", 100 * fraction, bytes_text(rates.read_bytes_per_second),
+                     rates.measured ? "measured" : "nominal");
+}
+
+}  // namespace eadem::cli

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The machine's limits, and what a model asks of it per token: the two sides of every "fraction of the limit".
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "eadem/core/device/device.h"
+#include "eadem/engine/infer_engine.h"
+
+namespace eadem::cli {
+
+struct MachineRates {
+  double read_bytes_per_second = 0;
+  double f32_flops_per_second = 0;  // 0 when it was not asked for
+  bool measured = false;            // otherwise nominal, as the device states them
+};
+
+// Measured on the CPU with the device's own threads (about 0.2 s each), nominal elsewhere.
+MachineRates machine_rates(Device& device, bool with_flops);
+
+// Bytes of weights that one decode step reads: every parameter in the form its kernels read, once, but for tables that
+// are looked up by row.
+double weight_bytes_per_step(const engine::InferEngine& engine);
+// Bytes of keys and values that one cached token adds to each later step.
+double kv_bytes_per_cached_token(const engine::InferEngine& engine);
+
+int64_t peak_memory_bytes();
+
+// Whether what a step reads fits well into the last-level cache, so that memory is no limit and need not be measured.
+bool lies_in_cache(double bytes_per_step, const Device& device);
+// "62 % of 23.1 GB/s measured".
+std::string limit_text(double bytes_per_step, double steps_per_second, const MachineRates& rates);
+
+}  // namespace eadem::cli

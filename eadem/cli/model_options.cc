@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/model_options.h"
+
+#include <filesystem>
+
+#include "eadem/cli/terminal.h"
+
+namespace eadem::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::vector<std::string> kDtypes = {"f32", "bf16", "f16"};
+
+// Where bundled models may lie: beside the source tree's build, in an installation, in the tree it was built from.
+std::vector<fs::path> asset_folders() {
+  std::vector<fs::path> folders;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    folders.push_back(program.parent_path() / "../../../assets");
+    folders.push_back(program.parent_path() / "../share/eadem/assets");
+  }
+  folders.emplace_back(EADEM_ASSETS_DIR);
+  for (fs::path& folder : folders) folder = folder.lexically_normal();
+  return folders;
+}
+
+std::optional<std::string> bundled(std::string_view name) {
+  if (name.find('/') != std::string_view::npos) return std::nullopt;
+  std::error_code error;
+  for (const fs::path& folder : asset_folders())
+    if (fs::is_regular_file(folder / name / "config.json", error)) return (folder / name).string();
+  return std::nullopt;
+}
+
+std::optional<DType> dtype_of_option(const std::string& first, const std::string& second) {
+  return dtype_from_name(first.empty() ? second : first);
+}
+
+}  // namespace
+
+void ModelOptions::add_operand(Arguments& arguments) {
+  arguments.operand("MODEL", model,
+                    "a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, or a "
+                    "bundled name; without one, the bundled model");
+}
+
+void ModelOptions::add_device(Arguments& arguments) {
+  arguments.section("Device");
+  arguments.option("--device", "D", device, "cpu, cuda or cuda:1 (default: cpu)");
+  arguments.option("-t,--threads", "N", threads, "CPU threads (default: one per processor)");
+  arguments.choice("--isa", {"avx512", "avx2", "sse4", "scalar", "neon"}, isa,
+                   "CPU instruction set of the kernels (default: the best there is)");
+}
+
+void ModelOptions::add_precision(Arguments& arguments) {
+  arguments.section("Precision and speed");
+  arguments.choice("--mode", {"performance", "accuracy"}, mode, "what defaults are tuned for (default: performance)");
+  arguments.choice("--dtype", kDtypes, dtype, "of weights, activations and KV cache at once");
+  arguments.choice("--weights", kDtypes, weights, "of weights (default: as the checkpoint stores them)");
+  arguments.choice("--activations", kDtypes, activations, "of activations");
+  arguments.choice("--kv-dtype", kDtypes, kv_dtype, "of the KV cache");
+  arguments.list("--disable-fusion", "NAME", disabled_fusions,
+                 "switch a fusion off by the name that `eadem explain` shows, or `all`; may be repeated");
+}
+
+std::shared_ptr<Device> ModelOptions::open() const {
+  if (threads < 0 || threads > 4096) throw UsageError(fmt::format("--threads is {}; expected 0 to 4096", threads));
+  if (device != "cpu" && (threads != 0 || !isa.empty()))
+    throw UsageError(fmt::format("--threads and --isa are for the CPU; --device is {}", device));
+  return open_device(device, {.num_threads = static_cast<int>(threads), .isa = isa});
+}
+
+HardwareMode ModelOptions::hardware_mode() const { return hardware_mode_from_name(mode); }
+
+engine::EngineOptions ModelOptions::engine_options() const {
+  engine::EngineOptions options;
+  options.mode = hardware_mode();
+  options.hardware.weights = dtype_of_option(weights, dtype);
+  options.hardware.activations = dtype_of_option(activations, dtype);
+  options.hardware.kv_cache = dtype_of_option(kv_dtype, dtype);
+  options.disabled_fusions = disabled_fusions;
+  return options;
+}
+
+std::string resolve_model(const std::optional<std::string>& model) {
+  const auto looked_in = [] {
+    std::string text;
+    for (const fs::path& folder : asset_folders()) text += (text.empty() ? "" : ", ") + folder.string();
+    return text;
+  };
+  if (!model) {
+    const std::optional<std::string> path = bundled(kBundledModel);
+    if (!path)
+      throw NotFound("no MODEL given, and the bundled model '{}' is not installed (looked in {})", kBundledModel,
+                     looked_in());
+    note("no MODEL given: using the bundled model '{}' ({})", kBundledModel, *path);
+    return *path;
+  }
+  if (model->empty()) throw UsageError("MODEL is empty");
+  std::error_code error;
+  if (fs::exists(*model, error)) return *model;
+  if (error) throw IoError("{}: {}", *model, error.message());
+  if (const std::optional<std::string> path = bundled(*model)) return *path;
+  throw NotFound("{}: no such file or directory{}", *model,
+                 model->find('/') == std::string::npos
+                     ? fmt::format(", and no bundled model of that name ({})", looked_in())
+                     : "");
+}
+
+Logger cli_logger() {
+  return Logger(LogLevel::warning, [](LogLevel level, std::string_view message) {
+    note("{}{}", level >= LogLevel::warning ? "warning: " : "", message);
+  });
+}
+
+}  // namespace eadem::cli

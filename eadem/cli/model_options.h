@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options that every command with a model shares: which model, on what, in which precision.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "eadem/cli/arguments.h"
+#include "eadem/core/log.h"
+#include "eadem/engine/infer_engine.h"
+
+namespace eadem::cli {
+
+struct ModelOptions {
+  std::optional<std::string> model;
+  std::string device = "cpu";
+  int64_t threads = 0;
+  std::string isa;
+  std::string mode = "performance";
+  std::string dtype, weights, activations, kv_dtype;
+  std::vector<std::string> disabled_fusions;
+
+  void add_operand(Arguments& arguments);
+  void add_device(Arguments& arguments);     // --device --threads --isa
+  void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
+
+  std::shared_ptr<Device> open() const;
+  HardwareMode hardware_mode() const;
+  // Mode, precisions and fusions; the rest is left at its defaults.
+  engine::EngineOptions engine_options() const;
+};
+
+inline constexpr std::string_view kBundledModel = "stories";
+
+// The path of a model: an existing path as it is, the name of a bundled model, or, without one, the bundled model
+// (which is said on stderr). Throws NotFound saying what was looked for.
+std::string resolve_model(const std::optional<std::string>& model);
+
+// Warnings of the engine on stderr, in our form.
+Logger cli_logger();
+
+}  // namespace eadem::cli

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "eadem/core/error.h"
+
+namespace eadem::cli {
+
+namespace {
+
+int terminal_width() {
+  winsize size{};
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace
+
+bool stdin_is_terminal() { return isatty(STDIN_FILENO) != 0; }
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO) != 0; }
+bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
+
+void print(std::string_view text, bool flush) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (!written || (flush && std::fflush(stdout) != 0))
+    throw IoError("cannot write to standard output: {}", std::strerror(errno));
+}
+
+void print_error(std::string_view text) {
+  // A reader of stdout and stderr on one terminal sees both in the order in which they were written.
+  std::fflush(stdout);
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+std::string bold(std::string_view text) {
+  return stdout_is_terminal() ? fmt::format("\x1b[1m{}\x1b[0m", text) : std::string(text);
+}
+std::string dim_error(std::string_view text) {
+  return stderr_is_terminal() ? fmt::format("\x1b[2m{}\x1b[0m", text) : std::string(text);
+}
+
+std::string bytes_text(double bytes) {
+  constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB"};
+  size_t unit = 0;
+  while (unit + 1 < std::size(kUnits) && bytes >= 999.5) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return unit == 0 || bytes >= 99.95 ? fmt::format("{:.0f} {}", bytes, kUnits[unit])
+                                     : fmt::format("{:.{}f} {}", bytes, bytes < 9.995 ? 2 : 1, kUnits[unit]);
+}
+
+std::string count_text(double count) {
+  constexpr const char* kUnits[] = {"", " k", " M", " B", " T"};
+  size_t unit = 0;
+  while (unit + 1 < std::size(kUnits) && count >= 999.5) {
+    count /= 1000;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f}", count) : fmt::format("{:.3g}{}", count, kUnits[unit]);
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.3g} ms", seconds * 1e3);
+  if (seconds < 100) return fmt::format("{:.3g} s", seconds);
+  const auto whole = static_cast<int64_t>(std::llround(seconds));
+  if (whole < 3600) return fmt::format("{} min {:02} s", whole / 60, whole % 60);
+  return fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);
+}
+
+ProgressBar::ProgressBar(std::string what) : what_(std::move(what)) {}
+ProgressBar::~ProgressBar() { clear(); }
+
+void ProgressBar::update(double done, double total, std::string_view suffix) {
+  if (!stderr_is_terminal()) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
+  last_ = now;
+  const double fraction = total > 0 ? std::clamp(done / total, 0.0, 1.0) : 0.0;
+  const std::string right = fmt::format(" {:3.0f} % {}", fraction * 100, suffix);
+  const int width = std::clamp(terminal_width() - static_cast<int>(what_.size() + right.size()) - 4, 0, 40);
+  const int filled = static_cast<int>(fraction * width);
+  print_error(fmt::format("\r\x1b[K{} [{:#<{}}{:.<{}}]{}", what_, "", filled, "", width - filled, right));
+  std::fflush(stderr);
+  shown_ = true;
+}
+
+void ProgressBar::clear() {
+  if (shown_) print_error("\r\x1b[K");
+  shown_ = false;
+}
+
+}  // namespace eadem::cli

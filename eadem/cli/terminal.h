@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What goes where: results to stdout; progress, statistics and messages to stderr. Colour and progress bars on a
+// terminal only.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace eadem::cli {
+
+bool stdin_is_terminal();
+bool stdout_is_terminal();
+bool stderr_is_terminal();
+
+// To stdout. `flush` for text that somebody watches. Throws IoError when it cannot be written (a full disk).
+void print(std::string_view text, bool flush = false);
+// To stderr, as it is.
+void print_error(std::string_view text);
+
+// "eadem: …" on stderr.
+template <typename... Args>
+void note(fmt::format_string<Args...> format, Args&&... args) {
+  print_error("eadem: " + fmt::format(format, std::forward<Args>(args)...) + "\n");
+}
+
+// The text in bold, or dimmed, when stdout (stderr) is a terminal.
+std::string bold(std::string_view text);
+std::string dim_error(std::string_view text);
+
+// "1.2 MB" (powers of 1000), "1.24 B" (a count), "3.4 ms", "2 min 03 s".
+std::string bytes_text(double bytes);
+std::string count_text(double count);
+std::string seconds_text(double seconds);
+
+// A line on stderr that is drawn again and again, at most ten times a second; nothing when stderr is no terminal.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string what);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void update(double done, double total, std::string_view suffix = {});
+  // Wipes the line, so that something else can be printed. The next update draws it again.
+  void clear();
+
+ private:
+  std::string what_;
+  bool shown_ = false;
+  std::chrono::steady_clock::time_point last_{};
+};
+
+}  // namespace eadem::cli
