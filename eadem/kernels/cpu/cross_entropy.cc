@@ -150,7 +150,13 @@ const Encoding* pack_weight(const KernelRequest& r, int input) {
   return input == 1 ? PackedPanels::of(r.inputs[1].dtype, Side::normal) : nullptr;
 }
 
-int64_t fused_scratch_bytes(const KernelRequest& r) { return matmul_scratch_bytes(cpu_device(r)) + logits_bytes(r); }
+int64_t product_bytes(const CpuDevice& device) {
+  return round_up(std::max(matmul_scratch_bytes(device, Matmul::Source::panels),
+                           matmul_scratch_bytes(device, Matmul::Source::matrix)),
+                  64);
+}
+
+int64_t fused_scratch_bytes(const KernelRequest& r) { return product_bytes(cpu_device(r)) + logits_bytes(r); }
 
 int64_t transposed_bytes(const Shape& weight, DType dtype) {
   return round_up(PackedPanels::of(dtype, Side::transposed)->planes(weight)[0].size_bytes(), 64);
@@ -190,8 +196,7 @@ Fused fused(const KernelCall& call) {
   EADEM_CHECK(call.inputs[1].encoding == PackedPanels::of(call.inputs[1].dtype, Side::normal),
               "weight {} is not packed as was asked", to_string(call.inputs[1]));
   f.matmul_scratch = call.scratch.data;
-  f.logits =
-      reinterpret_cast<float*>(static_cast<std::byte*>(call.scratch.data) + matmul_scratch_bytes(cpu_device(call)));
+  f.logits = reinterpret_cast<float*>(static_cast<std::byte*>(call.scratch.data) + product_bytes(cpu_device(call)));
   return f;
 }
 

@@ -67,7 +67,13 @@ double product_flops(const KernelRequest& request, const TensorType& x, const Te
   return 2.0 * elements_of(request, x) * static_cast<double>(weight.dim(0).bind(request.bounds));
 }
 
-int64_t scratch_bytes(const KernelRequest& request) { return matmul_scratch_bytes(cpu_device(request)); }
+int64_t scratch_bytes(const KernelRequest& request) {
+  return matmul_scratch_bytes(cpu_device(request), Matmul::Source::panels);
+}
+
+int64_t backward_scratch_bytes(const KernelRequest& request) {
+  return std::max(scratch_bytes(request), matmul_scratch_bytes(cpu_device(request), Matmul::Source::matrix));
+}
 
 Matmul forward_product(const TensorView& y, const TensorView& x, const TensorView& weight) {
   Matmul m;
@@ -177,8 +183,8 @@ void run_linear_backward(const KernelCall& call) {
   }
 }
 
-constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward, can_linear_backward,
-                           run_linear_backward, scratch_bytes,  pack_weight_transposed};
+constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward,         can_linear_backward,
+                           run_linear_backward, backward_scratch_bytes, pack_weight_transposed};
 
 // ---- linear_add
 

@@ -16,6 +16,8 @@
 #define EADEM_KERNELS_CPU_MATMUL_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
+
 #include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
@@ -58,6 +60,10 @@ inline constexpr int kTileRows = 1, kTilePanels = 1;
 inline constexpr int kRowPanels = 1;
 #endif
 
+// How far 16-bit weights, which only few rows read in place, are fetched ahead: two k share a cache line, and hardware
+// prefetch alone reaches 80% of the read bandwidth (512 B ahead: 95%; f32 needs no help).
+inline constexpr int64_t kPrefetchBytes = 512;
+
 template <int kRows, int kPanels, typename W>
 HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, const RowOperand& a,
                        const PanelOperand<W>& b, int64_t k_size) {
@@ -75,6 +81,10 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v)
       column[v] = load(b_k + (v / kPanelVecs) * b.panel_stride + (v % kPanelVecs) * kLanes);
+    if constexpr (sizeof(W) == 2) {
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p) hwy::Prefetch(b_k + p * b.panel_stride + kPrefetchBytes / sizeof(W));
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const Vec x = set(a_k[r * a.row_stride]);

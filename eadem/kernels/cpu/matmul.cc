@@ -23,10 +23,20 @@ constexpr int64_t kRowBlock = 192;   // a multiple of every tile's rows; weights
 constexpr int64_t kWidenInRegistersRows = 8;
 constexpr int64_t kWideGroupPanels = 8;  // of a single row, which wants many chains at once
 
+// Where b is a matrix both sides are copied block by block, and more panels share one copy of a.
+constexpr int64_t kMatrixGroupPanels = 16;
+constexpr int64_t kCopiedRowStride = kRowBlock + kPanelWidth;  // an odd number of cache lines: uses every set
+
 constexpr int64_t kPackedFloats = kGroupPanels * kKBlock * kPanelWidth;
 constexpr int64_t kProductFloats = kRowBlock * kGroupPanels * kPanelWidth;
 static_assert(kProductFloats >= kWidenInRegistersRows * kWideGroupPanels * kPanelWidth);
-constexpr int64_t kWorkerFloats = kPackedFloats + 2 * kProductFloats;
+constexpr int64_t kMatrixProductFloats = kRowBlock * kMatrixGroupPanels * kPanelWidth;
+constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
+
+constexpr int64_t worker_floats(Matmul::Source source) {
+  return source == Matmul::Source::panels ? kPackedFloats + 2 * kProductFloats
+                                          : kPackedFloats + kMatrixProductFloats + kCopiedFloats;
+}
 
 }  // namespace
 }  // namespace eadem::kernels::cpu
@@ -69,15 +79,14 @@ void product_block(float* c, int64_t c_stride, const RowOperand& a, const W* b, 
   matmul_block(c, c_stride, false, a, PanelOperand<W>{b, k_size * kPanelWidth, kPanelWidth}, rows, panels, k_size);
 }
 
-// c [rows, panels * 16] = a b for panels [p0, p0 + panels) of `b`.
+// c [rows, panels * 16] = a b for panels [p0, p0 + panels) of packed `b`.
 void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
              float* packed) {
   const int64_t c_stride = panels * kPanelWidth;
   const int64_t panel_size = m.k_size * kPanelWidth;
-  const bool by_panels = m.b_source == Matmul::Source::panels;
 
   // 1. Few rows: stream the weights once, as they are.
-  if (by_panels && rows <= kWidenInRegistersRows) {
+  if (rows <= kWidenInRegistersRows) {
     switch (m.b_dtype) {
       case DType::bf16:
         return product_block(c, c_stride, a, static_cast<const bf16_t*>(b) + p0 * panel_size, m.k_size, rows, panels);
@@ -92,17 +101,33 @@ void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int6
   for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += kKBlock) {
     const int64_t k_size = std::min(kKBlock, m.k_size - k0);
     PanelOperand<float> operand{packed, k_size * kPanelWidth, kPanelWidth};
-    if (!by_panels) {
-      gather_panels(packed, static_cast<const float*>(b), m.outputs, p0, panels, k0, k_size);
-    } else if (m.b_dtype == DType::bf16) {
+    if (m.b_dtype == DType::bf16)
       widen_panels(packed, static_cast<const bf16_t*>(b), m.k_size, p0, panels, k0, k_size);
-    } else if (m.b_dtype == DType::f16) {
+    else if (m.b_dtype == DType::f16)
       widen_panels(packed, static_cast<const f16_t*>(b), m.k_size, p0, panels, k0, k_size);
-    } else {
+    else
       operand = {static_cast<const float*>(b) + p0 * panel_size + k0 * kPanelWidth, panel_size, kPanelWidth};
-    }
     const RowOperand a_block{a.data + k0 * a.k_stride, a.row_stride, a.k_stride};
     matmul_block(c, c_stride, k0 > 0, a_block, operand, rows, panels, k_size);
+  }
+}
+
+// The same where b is a matrix, and a is read down its columns (row_stride 1): a block of k of either side is copied
+// to where its lines lie together.
+void product_of_matrices(float* c, const Matmul& m, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
+                         float* packed, float* copied) {
+  const int64_t c_stride = panels * kPanelWidth;
+  for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += kKBlock) {
+    const int64_t k_size = std::min(kKBlock, m.k_size - k0);
+    for (int64_t k = 0; k < k_size; ++k)
+      map(
+          copied + k * kCopiedRowStride, rows, [](Vec v) { return v; }, a.data + (k0 + k) * a.k_stride);
+    for (int64_t p = 0; p < panels; p += kGroupPanels) {
+      const int64_t group = std::min(kGroupPanels, panels - p);
+      gather_panels(packed, static_cast<const float*>(m.b), m.outputs, p0 + p, group, k0, k_size);
+      matmul_block(c + p * kPanelWidth, c_stride, k0 > 0, RowOperand{copied, 1, kCopiedRowStride},
+                   PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size);
+    }
   }
 }
 
@@ -152,14 +177,19 @@ void matmul_task(const Matmul& m, int64_t row_begin, int64_t row_end, int64_t pa
                  float* scratch) {
   float* packed = scratch;
   float* c = packed + kPackedFloats;
-  float* c_up = c + kProductFloats;
   const int64_t rows = row_end - row_begin;
   const RowOperand a{m.a + row_begin * m.a_row_stride, m.a_row_stride, m.a_k_stride};
-  const int64_t group = rows == 1 ? kWideGroupPanels : kGroupPanels;
+  const int64_t group = m.b_source == Matmul::Source::matrix ? kMatrixGroupPanels
+                        : rows == 1                          ? kWideGroupPanels
+                                                             : kGroupPanels;
 
   for (int64_t p0 = panel_begin; p0 < panel_end; p0 += group) {
     const int64_t panels = std::min(group, panel_end - p0);
-    product(c, m, m.b, a, rows, p0, panels, packed);
+    float* c_up = c + kProductFloats;
+    if (m.b_source == Matmul::Source::matrix)
+      product_of_matrices(c, m, a, rows, p0, panels, packed, c + kMatrixProductFloats);
+    else
+      product(c, m, m.b, a, rows, p0, panels, packed);
     if (m.finish == Matmul::Finish::gated) product(c_up, m, m.b_up, a, rows, p0, panels, packed);
     const int64_t column = p0 * kPanelWidth;
     const int64_t n = std::min(panels * kPanelWidth, m.outputs - column);
@@ -177,8 +207,8 @@ namespace eadem::kernels::cpu {
 
 HWY_EXPORT(matmul_task);
 
-int64_t matmul_scratch_bytes(const CpuDevice& device) {
-  return device.pool().num_threads() * kWorkerFloats * static_cast<int64_t>(sizeof(float));
+int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source) {
+  return device.pool().num_threads() * worker_floats(source) * static_cast<int64_t>(sizeof(float));
 }
 
 void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
@@ -194,7 +224,9 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
       row_blocks == 1 ? m.rows : std::min(kRowBlock, ((m.rows + row_blocks - 1) / row_blocks + 11) / 12 * 12);
   const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
   const int64_t wanted_tasks = multiplications < 1e5 || pool.num_threads() == 1 ? 1 : 4 * pool.num_threads();
-  const int64_t unit = m.rows == 1 ? kWideGroupPanels : kGroupPanels;
+  const int64_t unit = m.b_source == Matmul::Source::matrix ? kMatrixGroupPanels
+                       : m.rows == 1                        ? kWideGroupPanels
+                                                            : kGroupPanels;
   const int64_t units = (panels + unit - 1) / unit;
   const int64_t groups = std::clamp<int64_t>((wanted_tasks + row_blocks - 1) / row_blocks, 1, units);
   const int64_t group_panels = (units + groups - 1) / groups * unit;
@@ -205,7 +237,8 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
     const int64_t row_begin = index / num_groups * block_rows;
     const int64_t panel_begin = index % num_groups * group_panels;
     task(m, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
-         std::min(panels, panel_begin + group_panels), static_cast<float*>(scratch) + worker * kWorkerFloats);
+         std::min(panels, panel_begin + group_panels),
+         static_cast<float*>(scratch) + worker * worker_floats(m.b_source));
   });
 }
 

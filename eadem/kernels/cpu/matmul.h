@@ -25,7 +25,8 @@ struct Matmul {
   int64_t a_row_stride = 0;
   int64_t a_k_stride = 1;
 
-  // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype, or an f32 matrix [k_size, outputs] stored by rows.
+  // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype, or an f32 matrix [k_size, outputs] stored by rows
+  // (then a_row_stride is 1).
   enum class Source : uint8_t { panels, matrix };
   Source b_source = Source::panels;
   const void* b = nullptr;
@@ -45,8 +46,8 @@ struct Matmul {
   ActivationKind activation = ActivationKind::silu;
 };
 
-// Bytes of scratch that `matmul` needs on `device`, whatever the product.
-int64_t matmul_scratch_bytes(const CpuDevice& device);
+// Bytes of scratch that `matmul` needs on `device` for any product with b from `source`.
+int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source);
 
 void matmul(CpuDevice& device, const Matmul& product, void* scratch);
 
