@@ -17,6 +17,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::string device_name = "cpu";  // --device: the goldens hold on every device
+
+// f32 throughout: what the reference programs computed in.
+EngineOptions exact_options() {
+  EngineOptions options;
+  options.mode = HardwareMode::accuracy;
+  return options;
+}
+
 std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::stringstream text;
@@ -30,7 +39,7 @@ TEST(Golden, Stories260KWritesTheReferenceText) {
   if (!fs::exists(folder)) GTEST_SKIP() << folder << " is absent";
   const std::string expected = read_file(folder / "expected_t0_n200.txt");
   for (const char* name : {"stories260K.gguf", "tinyllamas-stories-260k-f32.crabml.gguf"}) {
-    LLM llm((folder / name).string(), open_device("cpu"), {});
+    LLM llm((folder / name).string(), open_device(device_name), exact_options());
     SamplingParams params;
     params.temperature = 0;
     params.max_tokens = 200;
@@ -53,9 +62,9 @@ TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
                logits_f32 = expected->get("logits");
   const Tensor greedy = expected->get("greedy");
   const models::Checkpoint checkpoint = models::open_checkpoint(folder().string());
-  EngineOptions options;
+  EngineOptions options = exact_options();
   options.max_logit_rows = 128;
-  auto engine = InferEngine::from_checkpoint(checkpoint, open_device("cpu"), options);
+  auto engine = InferEngine::from_checkpoint(checkpoint, open_device(device_name), options);
 
   InferEngine::Input input;
   for (int64_t i = 0; i < prompt.view.num_elements(); ++i)
@@ -100,3 +109,10 @@ INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
 
 }  // namespace
 }  // namespace eadem::engine
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i + 1 < argc; ++i)
+    if (std::string_view(argv[i]) == "--device") eadem::engine::device_name = argv[i + 1];
+  return RUN_ALL_TESTS();
+}
