@@ -179,7 +179,7 @@ Bounds rope(const ops::Op& op, Inputs in, Pass pass, Inputs expected) {
 
 // The loops of the reference on absolute values; see kernels/attention.h.
 Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
-  const auto& attrs = op.attrs().get<kernels::AttentionAttrs>();
+  const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
   const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim;
   const double scale = std::fabs(static_cast<double>(attrs.scale));
   const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == Pass::backward;

@@ -77,7 +77,7 @@ std::vector<int64_t> query_lengths(int64_t tokens, int64_t sequences, Random& ra
 
 std::vector<Tensor> attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
                                      std::span<const TensorType> types, Random& random) {
-  const auto& attrs = op.attrs().get<kernels::AttentionAttrs>();
+  const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
   const bool cached = attrs.source == kernels::KvSource::cached;
   std::vector<Tensor> inputs;
   // Wide enough that scores differ: the softmax is neither flat nor a single spike.
