@@ -14,5 +14,11 @@ using CommandLine = std::span<const std::string>;
 int run(CommandLine arguments);
 int inspect(CommandLine arguments);
 int explain(CommandLine arguments);
+int bench(CommandLine arguments);
+int perplexity(CommandLine arguments);
+int train(CommandLine arguments);
+int tokenizer(CommandLine arguments);
+int convert(CommandLine arguments);
+int doctor(CommandLine arguments);
 
 }  // namespace eadem::cli

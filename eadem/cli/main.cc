@@ -23,9 +23,12 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"Use a model", "run", "generate text, streaming; a conversation of lines without a prompt", run},
-    {"Understand a model", "inspect", "architecture, parameters, tokenizer, memory needed", inspect},
+    {"Use a model", "run", "generate text, streaming; asks for one text after another without a prompt", run},
+    {"Understand a model", "inspect", "architecture, parameters, tensors, tokenizer, memory needed", inspect},
     {"Understand a model", "explain", "kernel, precision and cost of every op, and why", explain},
+    {"Make a model", "train", "train or fine-tune from a recipe", train},
+    {"Make a model", "tokenizer", "train a tokenizer; encode and decode", tokenizer},
+    {"Machine", "doctor", "what this machine can do, and what is missing", doctor},
 };
 
 std::string overview() {

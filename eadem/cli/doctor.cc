@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// eadem doctor: what this machine and this build can do, measured, and what is missing.
+#include <fstream>
+
+#include "eadem/cli/arguments.h"
+#include "eadem/cli/commands.h"
+#include "eadem/cli/model_options.h"
+#include "eadem/cli/terminal.h"
+#include "eadem/core/device/cpu_device.h"
+#include "eadem/core/device/cpu_probe.h"
+#include "eadem/io/json.h"
+
+namespace eadem::cli {
+
+namespace {
+
+using io::JsonValue;
+
+constexpr bool kCudaBuild =
+#ifdef EADEM_CUDA
+    true;
+#else
+    false;
+#endif
+
+// The value of the first line of /proc/cpuinfo with that key.
+std::string cpuinfo(std::string_view key) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line))
+    if (line.starts_with(key))
+      if (const size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+  return {};
+}
+
+// Features that kernels use or could use, of those that the processor has.
+std::vector<std::string> cpu_features() {
+  constexpr std::string_view kInteresting[] = {"ssse3",    "sse4_1",   "avx",         "fma",         "f16c",
+                                               "avx2",     "bmi2",     "avx_vnni",    "avx512f",     "avx512bw",
+                                               "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+                                               "amx_tile", "amx_bf16", "amx_int8",    "asimd",       "asimddp",
+                                               "asimdhp",  "bf16",     "i8mm",        "sve",         "sve2"};
+  std::string flags = cpuinfo("flags");
+  if (flags.empty()) flags = cpuinfo("Features");
+  flags = " " + flags + " ";
+  std::vector<std::string> found;
+  for (std::string_view feature : kInteresting)
+    if (flags.find(fmt::format(" {} ", feature)) != std::string::npos) found.emplace_back(feature);
+  return found;
+}
+
+}  // namespace
+
+int doctor(CommandLine command_line) {
+  ModelOptions options;
+  bool json = false;
+  Arguments arguments("doctor",
+                      "Shows what this machine and this build can do: processor features and the kernels that they "
+                      "select, memory bandwidth and arithmetic peak as measured, devices, and what is missing.");
+  arguments.flag("--json", json, "one JSON object");
+  options.add_device(arguments);
+  arguments.example("eadem doctor", "about a second of measuring");
+  arguments.example("eadem doctor --threads 1", "the limits of one thread");
+  if (!arguments.parse(command_line)) return kOk;
+
+  const std::shared_ptr<Device> device =
+      open_device("cpu", {.num_threads = static_cast<int>(options.threads), .isa = options.isa});
+  auto& cpu = dynamic_cast<CpuDevice&>(*device);
+  const MemoryInfo memory = device->memory();
+  const double bandwidth = measured_read_bandwidth(cpu.pool(), probe_buffer_bytes());
+  JsonValue peaks = JsonValue::object();
+  for (Isa isa : available_isas()) peaks.set(std::string(isa_name(isa)), measured_f32_peak(cpu.pool(), isa, 0.05));
+  const std::vector<std::string> features = cpu_features();
+  JsonValue feature_list = JsonValue::array(), devices = JsonValue::array(), missing = JsonValue::array();
+  for (const std::string& feature : features) feature_list.push_back(feature);
+  for (const std::string& name : list_devices())
+    devices.push_back(
+        JsonValue::object()
+            .set("name", name)
+            .set("description", name == "cpu" ? device->description() : open_device(name)->description()));
+  if (!kCudaBuild)
+    missing.push_back(
+        "CUDA: this build has none; `cmake --preset cuda` makes one where a CUDA toolkit (12 or newer) is");
+  else if (list_devices().size() == 1)
+    missing.push_back("a GPU: this build has CUDA, but no device or driver was found (`nvidia-smi` says more)");
+  if (available_isas().front() == Isa::sse4 || available_isas().front() == Isa::scalar)
+    missing.push_back("AVX2 with FMA: this processor lacks it, and runs at a fraction of the speed");
+
+  if (json) {
+    JsonValue result = JsonValue::object();
+    result.set("version", EADEM_VERSION).set("compiler", __VERSION__).set("processor", cpuinfo("model name"));
+    result.set("features", std::move(feature_list)).set("isa", std::string(isa_name(cpu.isa())));
+    result.set("threads", cpu.pool().num_threads()).set("last_level_cache_bytes", last_level_cache_bytes());
+    result.set("memory_bytes", memory.total_bytes).set("memory_free_bytes", memory.free_bytes);
+    result.set("read_bytes_per_second", bandwidth).set("f32_flops_per_second", std::move(peaks));
+    result.set("cuda_build", kCudaBuild).set("devices", std::move(devices)).set("missing", std::move(missing));
+    print(io::to_json(result) + "\n");
+    return kOk;
+  }
+  const auto row = [](std::string_view name, const std::string& text) {
+    print(fmt::format("{:<12} {}\n", name, text));
+  };
+  row("eadem", fmt::format("{} (compiler {})", EADEM_VERSION, __VERSION__));
+  row("processor", cpuinfo("model name"));
+  row("features", fmt::format("{}", fmt::join(features, " ")));
+  std::string isas;
+  for (Isa isa : available_isas()) isas += fmt::format("{}{}", isas.empty() ? "" : ", ", isa_name(isa));
+  row("kernels", fmt::format("{} (available: {}; --isa chooses)", isa_name(cpu.isa()), isas));
+  row("threads", fmt::format("{}", cpu.pool().num_threads()));
+  row("memory", fmt::format("{}, {} free, last-level cache {}", bytes_text(static_cast<double>(memory.total_bytes)),
+                            bytes_text(static_cast<double>(memory.free_bytes)),
+                            bytes_text(static_cast<double>(last_level_cache_bytes()))));
+  row("reads", fmt::format("{}/s measured over {} with {} threads", bytes_text(bandwidth),
+                           bytes_text(static_cast<double>(probe_buffer_bytes())), cpu.pool().num_threads()));
+  for (const io::JsonMember& peak : peaks.as_object())
+    row("f32 peak", fmt::format("{:.1f} GFLOP/s measured with {}", peak.value.as_number() / 1e9, peak.key));
+  for (const JsonValue& entry : devices.as_array())
+    row("device", fmt::format("{}: {}", entry.find("name")->as_string(), entry.find("description")->as_string()));
+  for (const JsonValue& entry : missing.as_array()) row("missing", entry.as_string());
+  if (missing.as_array().empty()) row("missing", "nothing");
+  return kOk;
+}
+
+}  // namespace eadem::cli

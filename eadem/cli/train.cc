@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// eadem train: a model from a recipe.
+#include "eadem/train/train.h"
+
+#include <cmath>
+#include <filesystem>
+
+#include "eadem/cli/arguments.h"
+#include "eadem/cli/commands.h"
+#include "eadem/cli/interrupt.h"
+#include "eadem/cli/model_options.h"
+#include "eadem/cli/terminal.h"
+
+namespace eadem::cli {
+
+namespace {
+
+// Without a terminal a line at most this often.
+constexpr std::chrono::seconds kLineInterval(10);
+
+}  // namespace
+
+int train(CommandLine command_line) {
+  ModelOptions options;
+  std::string path;
+  bool resume = false;
+  Arguments arguments(
+      "train",
+      "Trains or fine-tunes a model as a recipe says. Checkpoints, metrics as JSON lines, a plot of the "
+      "loss and the finished model go to the recipe's output directory.");
+  arguments.operand("RECIPE.toml", path, "what to train, on what, and how");
+  arguments.flag("--resume", resume, "go on from the newest checkpoint; the result is the same to the bit");
+  options.add_device(arguments);
+  arguments.note(
+      "Ctrl-C saves a checkpoint after the current step and exits 130. Without --resume, an output directory that "
+      "holds "
+      "checkpoints is refused. When it is done, the directory of the model is printed to stdout.");
+  arguments.example("eadem train assets/stories/recipe.toml", "the bundled model, from scratch");
+  arguments.example("eadem train recipe.toml --resume", "after Ctrl-C or a crash");
+  if (!arguments.parse(command_line)) return kOk;
+
+  const std::atomic<bool>& stop = listen_for_interrupt();
+  const train::Recipe recipe = train::load_recipe(path);
+  const std::filesystem::path checkpoints = std::filesystem::path(recipe.output) / "checkpoints";
+  std::error_code error;
+  if (!resume && std::filesystem::exists(checkpoints, error) && !std::filesystem::is_empty(checkpoints, error))
+    throw InvalidArgument(
+        "{} holds checkpoints of an earlier run; --resume goes on from the newest, or remove the directory",
+        checkpoints.string());
+
+  ProgressBar bar("training");
+  std::optional<ProgressBar> preparing;
+  auto last_line = std::chrono::steady_clock::now() - kLineInterval;
+  train::RunOptions run_options;
+  run_options.device = options.open();
+  run_options.resume = resume;
+  run_options.cancel = &stop;
+  run_options.on_preparation = [&](const char* what, int64_t done, int64_t total) {
+    stop_if_interrupted();
+    if (!preparing) preparing.emplace(what);
+    preparing->update(static_cast<double>(done), static_cast<double>(total));
+  };
+  run_options.on_step = [&](const train::Progress& progress) {
+    preparing.reset();
+    const std::string state =
+        fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  {} left", progress.step, progress.steps, progress.loss,
+                    count_text(progress.tokens_per_second), seconds_text(progress.seconds_left));
+    if (!std::isnan(progress.eval_loss)) {
+      bar.clear();
+      note("{}  eval loss {:.4f}, perplexity {:.2f}", state, progress.eval_loss, std::exp(progress.eval_loss));
+    } else if (const auto now = std::chrono::steady_clock::now();
+               !stderr_is_terminal() && now - last_line >= kLineInterval) {
+      last_line = now;
+      note("{}", state);
+    }
+    bar.update(static_cast<double>(progress.step), static_cast<double>(progress.steps), state);
+  };
+  note("training {} on {}", recipe.path, run_options.device->description());
+  const train::RunResult result = train::run(recipe, run_options, cli_logger());
+  preparing.reset();
+  bar.clear();
+  if (result.cancelled) {
+    note("stopped after step {} of {}; a checkpoint is saved: `eadem train {} --resume` goes on", result.steps,
+         recipe.training.steps, path);
+    return kInterrupted;
+  }
+  note("{} steps done{}", result.steps,
+       std::isnan(result.eval_loss)
+           ? ""
+           : fmt::format(", eval loss {:.4f}, perplexity {:.2f}", result.eval_loss, std::exp(result.eval_loss)));
+  print(result.model_directory + "\n");
+  return kOk;
+}
+
+}  // namespace eadem::cli
