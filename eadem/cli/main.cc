@@ -24,8 +24,10 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"Use a model", "run", "generate text, streaming; asks for one text after another without a prompt", run},
+    {"Use a model", "perplexity", "how well a model predicts a text", perplexity},
     {"Understand a model", "inspect", "architecture, parameters, tensors, tokenizer, memory needed", inspect},
     {"Understand a model", "explain", "kernel, precision and cost of every op, and why", explain},
+    {"Understand a model", "bench", "speed of reading prompts and of decoding, against the machine's limits", bench},
     {"Make a model", "train", "train or fine-tune from a recipe", train},
     {"Make a model", "tokenizer", "train a tokenizer; encode and decode", tokenizer},
     {"Machine", "doctor", "what this machine can do, and what is missing", doctor},
