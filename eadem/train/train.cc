@@ -58,7 +58,6 @@ class Run {
       ++state_.step;
       state_.tokens += t.batch_tokens * t.accumulation;
       state_.cursor = loader_->cursor();
-      const bool cancelled = options_.cancel != nullptr && options_.cancel->load();
       const bool last = state_.step == t.steps;
 
       Progress progress{.step = state_.step,
@@ -79,6 +78,7 @@ class Run {
         metrics_->add(EvalMetrics{state_.step, progress.eval_loss});
       }
       if (options_.on_step) options_.on_step(progress);
+      const bool cancelled = options_.cancel != nullptr && options_.cancel->load();
       if (last || cancelled || state_.step % t.checkpoint_interval == 0) {
         save_checkpoint(*trainer_, state_, recipe_.tokenizer, folder("checkpoints"), t.keep_checkpoints);
         write_plot();

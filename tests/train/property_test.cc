@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Property ring of training: a run that was killed and resumed continues with the same bits; nothing is lost when a
+// checkpoint cannot be written.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "eadem/io/atomic_file.h"
+#include "eadem/io/mapped_file.h"
+#include "eadem/io/sha256.h"
+#include "eadem/io/tokenizer/bpe_trainer.h"
+#include "eadem/train/checkpoint.h"
+#include "eadem/train/train.h"
+
+namespace eadem::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainingRun : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::temp_directory_path() / fmt::format("eadem_train_{}", getpid());
+    fs::remove_all(root_);
+    fs::create_directories(root_ / "tokenizer");
+    std::string text;
+    for (int i = 0; i < 60; ++i)
+      text += fmt::format("Story {} tells of a cat that saw {} birds and {} fish by the sea.\n<|endoftext|>\n", i,
+                          i * 7 % 13, i * 5 % 11);
+    io::write_file_atomically((root_ / "text.txt").string(), text);
+    io::BpeTrainerOptions options;
+    options.vocab_size = 300;
+    options.special_tokens = {"<|bos|>", "<|endoftext|>"};
+    options.bos_token = "<|bos|>";
+    options.eos_token = "<|endoftext|>";
+    options.add_bos = true;
+    io::BpeTrainer trainer(options);
+    trainer.add_text(text);
+    io::save_tokenizer(trainer.train(), (root_ / "tokenizer").string());
+    io::write_file_atomically((root_ / "config.json").string(),
+                              R"({"model_type": "llama", "vocab_size": 300, "hidden_size": 32,
+      "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+      "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "bos_token_id": 0, "eos_token_id": 1})");
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  Recipe recipe(const std::string& output, const std::string& weights, const std::string& extra = "") {
+    const std::string path = (root_ / (output + ".toml")).string();
+    // The same bytes for every output directory: the directory is not part of what a run computes.
+    io::write_file_atomically(path, fmt::format(R"([model]
+config = "config.json"
+[tokenizer]
+path = "tokenizer"
+[data]
+train = ["text.txt"]
+eval = ["text.txt"]
+[training]
+steps = 12
+batch_tokens = 96
+accumulation = 2
+sequence_length = 24
+weights = "{}"
+warmup_steps = 3
+eval_interval = 4
+checkpoint_interval = 3
+{}
+[output]
+directory = "{}"
+)",
+                                                weights, extra, output));
+    return load_recipe(path);
+  }
+  static RunOptions options(int threads = 2) { return {.device = open_device("cpu", {.num_threads = threads})}; }
+  static std::string model_hash(const Recipe& recipe) {
+    return io::sha256_hex_of_file((fs::path(recipe.output) / "final" / "model.safetensors").string());
+  }
+
+  fs::path root_;
+};
+
+TEST_F(TrainingRun, LearnsAndWritesEverything) {
+  const Recipe r = recipe("out", "f32");
+  std::vector<Progress> seen;
+  RunOptions o = options();
+  o.on_step = [&](const Progress& p) { seen.push_back(p); };
+  const RunResult result = run(r, o);
+  ASSERT_EQ(seen.size(), 12u);
+  EXPECT_LT(seen.back().loss, seen.front().loss);
+  EXPECT_FALSE(std::isnan(seen[3].eval_loss));
+  EXPECT_TRUE(std::isnan(seen[4].eval_loss));
+  const fs::path output(r.output);
+  for (const char* file : {"final/config.json", "final/model.safetensors", "final/tokenizer.json",
+                           "final/generation_config.json", "metrics.jsonl", "loss.svg"})
+    EXPECT_TRUE(fs::exists(output / file)) << file;
+  EXPECT_FALSE(fs::exists(output / "checkpoints/step_00000003")) << "only the newest are kept";
+  EXPECT_TRUE(fs::exists(output / "checkpoints/step_00000012/optimizer.safetensors"));
+  // The final model is the last checkpoint's.
+  EXPECT_EQ(model_hash(r), io::sha256_hex_of_file((output / "checkpoints/step_00000012/model.safetensors").string()));
+  EXPECT_NO_THROW(models::open_checkpoint(result.model_directory));
+}
+
+TEST_F(TrainingRun, ThreadsDoNotChangeBits) {
+  const Recipe one = recipe("one", "f32"), three = recipe("three", "f32");
+  run(one, options(1));
+  run(three, options(3));
+  EXPECT_EQ(model_hash(one), model_hash(three));
+}
+
+// kill -9 at different steps, in the middle of whatever it was doing; then resume.
+TEST_F(TrainingRun, ResumesBitForBitAfterKill) {
+  for (const char* weights : {"f32", "bf16"}) {
+    const Recipe whole = recipe(std::string("whole_") + weights, weights);
+    run(whole, options());
+    for (int64_t kill_at : {1, 5, 10}) {
+      const Recipe cut = recipe(fmt::format("cut_{}_{}", weights, kill_at), weights);
+      const pid_t child = fork();
+      if (child == 0) {
+        RunOptions o = options();
+        o.on_step = [&](const Progress& p) {
+          if (p.step == kill_at) kill(getpid(), SIGKILL);
+        };
+        run(cut, o);
+        _exit(0);
+      }
+      int status = 0;
+      waitpid(child, &status, 0);
+      ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+      int64_t first = 0;
+      RunOptions o = options();
+      o.on_step = [&](const Progress& p) { first = first == 0 ? p.step : first; };
+      run(cut, o);
+      EXPECT_EQ(first, kill_at / 3 * 3 + 1) << "resumed from the newest checkpoint";
+      EXPECT_EQ(model_hash(whole), model_hash(cut)) << weights << " killed at step " << kill_at;
+      // The history reads as if nothing had happened.
+      int lines = 0;
+      std::ifstream metrics(fs::path(cut.output) / "metrics.jsonl");
+      for (std::string line; std::getline(metrics, line);) ++lines;
+      EXPECT_EQ(lines, 12 + 3);
+    }
+  }
+}
+
+TEST_F(TrainingRun, AnUnfinishedCheckpointIsNeverRead) {
+  const Recipe r = recipe("out", "f32");
+  std::atomic<bool> cancel{false};
+  RunOptions o = options();
+  o.cancel = &cancel;
+  o.on_step = [&](const Progress& p) { cancel = p.step == 6; };
+  EXPECT_TRUE(run(r, o).cancelled);
+  const fs::path checkpoints = fs::path(r.output) / "checkpoints";
+  fs::create_directories(checkpoints / ".unfinished_step_00000009");
+  o = options();
+  int64_t first = 0;
+  o.on_step = [&](const Progress& p) { first = first == 0 ? p.step : first; };
+  run(r, o);
+  EXPECT_EQ(first, 7);
+}
+
+TEST_F(TrainingRun, ARunOfAnotherRecipeIsRefused) {
+  std::atomic<bool> cancel{true};
+  RunOptions o = options();
+  o.cancel = &cancel;
+  run(recipe("out", "f32"), o);
+  EXPECT_THROW(run(recipe("out", "f32", "seed = 99"), options()), InvalidArgument);
+}
+
+// A file system that refuses to write (here: a file that may not grow) leaves the earlier checkpoint whole.
+TEST_F(TrainingRun, AFullDiskLeavesTheOldCheckpoint) {
+  const Recipe r = recipe("out", "f32");
+  std::atomic<bool> cancel{false};
+  RunOptions o = options();
+  o.cancel = &cancel;
+  o.on_step = [&](const Progress& p) { cancel = p.step == 3; };
+  run(r, o);
+  const pid_t child = fork();
+  if (child == 0) {
+    // Files may not pass 8 KB: writes fail with EFBIG where a full disk gives ENOSPC.
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{8192, 8192};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      run(r, options());
+    } catch (const IoError& error) {
+      const std::string message = error.what();
+      _exit(message.find("checkpoints") != std::string::npos && message.find("File too large") != std::string::npos
+                ? 42
+                : 43);
+    } catch (...) {
+      _exit(44);
+    }
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+  const fs::path checkpoints = fs::path(r.output) / "checkpoints";
+  EXPECT_EQ(newest_checkpoint(checkpoints.string()), (checkpoints / "step_00000003").string());
+  EXPECT_NO_THROW(run(r, options())) << "continues from it";
+}
+
+TEST_F(TrainingRun, RecipesAreChecked) {
+  const auto refused = [&](const std::string& extra, const std::string& part) {
+    try {
+      recipe("out", "f32", extra);
+      ADD_FAILURE() << "accepted: " << extra;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  };
+  refused("learning_rat = 1", "learning_rat");
+  refused("learning_rate = -1.0", "learning_rate");
+  refused("seed = \"x\"", "seed");
+  refused("min_learning_rate = 1.0", "min_learning_rate");
+  refused("[surprise]\nx = 1", "surprise");
+  refused("steps = 5", "toml");  // twice: a syntax error with the line
+  EXPECT_THROW(load_recipe((root_ / "absent.toml").string()), NotFound);
+}
+
+}  // namespace
+}  // namespace eadem::train
