@@ -112,6 +112,7 @@ run_tests() {
 run_tests kernels_cuda_device_test
 run_tests kernels_cuda_linear_test
 run_tests ops_reference_test --device cuda
+run_tests ops_properties_test --device cuda
 run_tests engine_golden_test --device cuda
 
 # --- 4. Benchmarks: the bundled model, and random weights in the shapes of benchmarks/models.
