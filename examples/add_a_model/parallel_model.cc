@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "parallel_model.h"
+
+#include <cmath>
+
+#include "eadem/ops/elementwise.h"
+
+namespace example {
+
+using namespace eadem;
+using models::BuildContext;
+using models::ValueId;
+using pipeline::Graph;
+
+ParallelModel::ParallelModel(const ParallelConfig& config)
+    : config_(config),
+      info_{.architecture = "parallel",
+            .vocab = config.vocab,
+            .hidden = config.hidden,
+            .layers = config.layers,
+            .heads = config.heads,
+            .kv_heads = config.kv_heads,
+            .head_dim = config.hidden / config.heads,
+            .max_positions = config.max_positions} {}
+
+modules::ModelSpec ParallelModel::spec() const {
+  return {.hidden = config_.hidden,
+          .ffn = config_.ffn,
+          .layers = config_.layers,
+          .heads = config_.heads,
+          .kv_heads = config_.kv_heads,
+          .head_dim = info_.head_dim,
+          .vocab = config_.vocab};
+}
+
+ValueId ParallelModel::build_decoder(BuildContext& context) const {
+  Graph& graph = context.graph;
+  const auto scoped = [&](const std::string& name, auto&& build) {
+    const Graph::Scope scope(graph, name);
+    return build();
+  };
+  const modules::RopeConfig rope{.rotary_dim = info_.head_dim};
+  const modules::RmsNorm norm(config_.hidden, config_.norm_eps);
+  context.step.rope_table = scoped("rope", [&] { return modules::Rope(rope).build_table(context); });
+
+  ValueId x = scoped("embed", [&] {
+    return modules::Embedding(config_.vocab, config_.hidden).build(context, context.step.token_ids);
+  });
+  for (int layer = 0; layer < config_.layers; ++layer) {
+    const Graph::Scope scope(graph, "layers." + std::to_string(layer), layer);
+    const ValueId in = scoped("norm", [&] { return norm.build(context, x, layer); });
+    const ValueId attended = scoped("attn", [&] {
+      return modules::CausalAttention({.hidden = config_.hidden,
+                                       .heads = config_.heads,
+                                       .kv_heads = config_.kv_heads,
+                                       .head_dim = info_.head_dim,
+                                       .scale = 1 / std::sqrt(static_cast<double>(info_.head_dim)),
+                                       .rope = rope},
+                                      layer)
+          .build(context, in);
+    });
+    const ValueId transformed = scoped("mlp", [&] {
+      return modules::DenseMlp({.hidden = config_.hidden, .ffn = config_.ffn}, layer).build(context, in);
+    });
+    const ValueId both = graph.add1(std::make_shared<ops::Add>(), {attended, transformed});
+    x = graph.add1(std::make_shared<ops::Add>(), {x, both});
+  }
+  return scoped("norm", [&] { return norm.build(context, x); });
+}
+
+ValueId ParallelModel::build_head(BuildContext& context, ValueId hidden) const {
+  return modules::LmHead(config_.vocab, config_.hidden, "lm_head.weight", /*tied=*/false).build(context, hidden);
+}
+
+io::JsonValue ParallelModel::config_json() const {
+  io::JsonValue json = io::JsonValue::object();
+  json.set("model_type", "parallel").set("vocab_size", config_.vocab).set("hidden_size", config_.hidden);
+  json.set("intermediate_size", config_.ffn).set("num_hidden_layers", config_.layers);
+  json.set("num_attention_heads", config_.heads).set("num_key_value_heads", config_.kv_heads);
+  return json.set("max_position_embeddings", config_.max_positions).set("rms_norm_eps", config_.norm_eps);
+}
+
+}  // namespace example
