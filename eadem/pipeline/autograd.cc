@@ -88,7 +88,10 @@ class Differentiator {
       for (int port : differentiable) accumulate(node.inputs[static_cast<size_t>(port)], dy[0], node.scope, node.layer);
       return;
     }
-    Node backward{node.op, Pass::backward, {}, {}, node.scope, node.layer};
+    Node backward{.op = node.op, .pass = Pass::backward, .scope = node.scope, .layer = node.layer};
+    backward.forward_inputs = node.inputs;
+    backward.forward_outputs.assign(node.outputs.begin(),
+                                    node.outputs.begin() + static_cast<std::ptrdiff_t>(num_outputs));
     for (const ops::Saved& saved : node.op->saved()) {
       const auto i = static_cast<size_t>(saved.index);
       backward.inputs.push_back(saved.kind == ops::Saved::Kind::input    ? node.inputs[i]
@@ -135,8 +138,11 @@ class Differentiator {
     }
     const ValueId sum = graph_.new_activation(graph_.value(gradient_part).name + ".sum");
     graph_.value(sum).type = graph_.value(gradient_part).type;
-    graph_.nodes().push_back(
-        {std::make_shared<ops::Add>(), Pass::inference, {total, gradient_part}, {sum}, scope, layer});
+    graph_.nodes().push_back({.op = std::make_shared<ops::Add>(),
+                              .inputs = {total, gradient_part},
+                              .outputs = {sum},
+                              .scope = scope,
+                              .layer = layer});
     total = sum;
   }
 

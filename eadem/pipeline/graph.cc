@@ -51,7 +51,12 @@ std::vector<ValueId> Graph::add(OpPtr op, std::vector<ValueId> inputs) {
   std::vector<ValueId> outputs;
   for (const ops::Port& port : out_ports)
     outputs.push_back(new_activation(scoped_name(std::string(op->name()) + "." + std::string(port.name))));
-  nodes_.push_back({std::move(op), Pass::inference, std::move(inputs), outputs, scope_, layer_});
+  nodes_.push_back({.op = std::move(op),
+                    .pass = Pass::inference,
+                    .inputs = std::move(inputs),
+                    .outputs = outputs,
+                    .scope = scope_,
+                    .layer = layer_});
   return outputs;
 }
 

@@ -45,8 +45,10 @@ struct Node {
   Pass pass = Pass::inference;
   std::vector<ValueId> inputs;   // port order of the pass; kNoValue where nothing is connected
   std::vector<ValueId> outputs;  // likewise; kNoValue where nobody wants the output
-  std::string scope;             // "layers.0.self_attn": who added it
-  int layer = -1;                // transformer layer, or -1
+  // Backward nodes: the ports of the forward node that they belong to, without its extra tensors.
+  std::vector<ValueId> forward_inputs, forward_outputs;
+  std::string scope;  // "layers.0.self_attn": who added it
+  int layer = -1;     // transformer layer, or -1
 };
 
 // A named value that the caller can read after a step.

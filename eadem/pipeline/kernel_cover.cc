@@ -40,7 +40,12 @@ KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Devic
     if (kernel->pass == pass) candidates.push_back(kernel);
   choice.kernel =
       select<kernels::Kernel>(std::span<const kernels::Kernel* const>(candidates), request, choice.decision);
-  choice.cost = node.op->cost(pass, choice.inputs, choice.outputs, bounds);
+  // An op states the cost of every pass in terms of its own ports.
+  const bool backward_node = node.pass == Pass::backward;
+  const std::vector<TensorType> own_inputs = graph.types_of(backward_node ? node.forward_inputs : node.inputs);
+  std::vector<TensorType> own_outputs = graph.types_of(backward_node ? node.forward_outputs : node.outputs);
+  own_outputs.resize(node.op->outputs().size());  // without the extra tensors of a forward node
+  choice.cost = node.op->cost(pass, own_inputs, own_outputs, bounds);
   return choice;
 }
 

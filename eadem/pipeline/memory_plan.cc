@@ -85,7 +85,9 @@ class Planner {
       const ValueId input = node.inputs[static_cast<size_t>(port)];
       if (input == kNoValue) continue;
       const ValueId root = root_of(input);
-      if (graph_.value(root).kind == Value::Kind::state ||
+      // A state is changed in place by the ops that say so; to all others it is an input like any other.
+      const bool is_state_port = node.op->outputs()[output].role == ops::Port::Role::state;
+      if ((is_state_port && graph_.value(root).kind == Value::Kind::state) ||
           may_overwrite(node, root, input, node.outputs[output], index))
         join(node.outputs[output], input);
     }

@@ -22,12 +22,11 @@ void insert_casts(Graph& graph) {
       auto [found, inserted] = casts.try_emplace({id, wanted[port].dtype}, kNoValue);
       if (inserted) {
         found->second = graph.new_activation(graph.value(id).name + "." + std::string(dtype_name(wanted[port].dtype)));
-        graph.nodes().push_back({std::make_shared<ops::Cast>(kernels::CastAttrs{wanted[port].dtype}),
-                                 Pass::inference,
-                                 {id},
-                                 {found->second},
-                                 node.scope,
-                                 node.layer});
+        graph.nodes().push_back({.op = std::make_shared<ops::Cast>(kernels::CastAttrs{wanted[port].dtype}),
+                                 .inputs = {id},
+                                 .outputs = {found->second},
+                                 .scope = node.scope,
+                                 .layer = node.layer});
         infer_node_types(graph, graph.nodes().back());
       }
       node.inputs[port] = found->second;

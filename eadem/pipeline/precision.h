@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Step 2: where an edge carries another dtype than its consumer wants, a cast is inserted, once per value and dtype.
+// Step 3: where an edge carries another dtype than its consumer wants, a cast is inserted, once per value and dtype.
 #pragma once
 
 #include "eadem/pipeline/graph.h"

@@ -3,7 +3,6 @@
 
 #include "eadem/pipeline/precision.h"
 #include "eadem/pipeline/sharding.h"
-#include "eadem/pipeline/type_inference.h"
 
 namespace eadem::pipeline {
 
@@ -21,9 +20,8 @@ void Program::compile() {
   const bool training = environment_.mode == Mode::training;
   if (training && environment_.communicator->size() > 1)
     throw Unsupported("training on {} tensor-parallel ranks; one rank can train", environment_.communicator->size());
-  infer_types(graph_);
-  insert_casts(graph_);
   shard(graph_, environment_.communicator->size());
+  insert_casts(graph_);
   FusionOptions fusion_options{training, environment_.disabled_fusions};
   if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
   fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);

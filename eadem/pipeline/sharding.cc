@@ -28,7 +28,7 @@ void divide_parameters(Graph& graph, int num_ranks) {
 
 void shard(Graph& graph, int num_ranks) {
   EADEM_CHECK(num_ranks >= 1, "{} ranks", num_ranks);
-  if (num_ranks == 1) return;
+  if (num_ranks == 1) return infer_types(graph);
   divide_parameters(graph, num_ranks);
   std::vector<Node> old_nodes = std::move(graph.nodes());
   graph.nodes().clear();
@@ -37,8 +37,11 @@ void shard(Graph& graph, int num_ranks) {
     auto [found, inserted] = reduced.try_emplace(id, kNoValue);
     if (inserted) {
       found->second = graph.new_activation(graph.value(id).name + ".all_reduce");
-      graph.nodes().push_back(
-          {std::make_shared<ops::AllReduce>(), Pass::inference, {id}, {found->second}, scope, layer});
+      graph.nodes().push_back({.op = std::make_shared<ops::AllReduce>(),
+                               .inputs = {id},
+                               .outputs = {found->second},
+                               .scope = scope,
+                               .layer = layer});
       infer_node_types(graph, graph.nodes().back());
     }
     return found->second;
