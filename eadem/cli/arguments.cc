@@ -256,7 +256,8 @@ std::string Arguments::help() const {
   std::string text = "Usage: eadem " + name_;
   if (!options_.empty()) text += " [OPTIONS]";
   for (const Operand& operand : operands_) {
-    const std::string shown = operand.name + (operand.many ? "…" : "");
+    const bool spelled_out = operand.name.find(' ') != std::string::npos;  // "[MODEL] FILE"
+    const std::string shown = operand.name + (operand.many && !spelled_out ? "…" : "");
     text += operand.required ? " " + shown : " [" + shown + "]";
   }
   text += "\n\n" + wrapped(summary_, 0, kHelpWidth) + "\n";

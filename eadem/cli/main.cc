@@ -30,6 +30,7 @@ constexpr Command kCommands[] = {
     {"Understand a model", "bench", "speed of reading prompts and of decoding, against the machine's limits", bench},
     {"Make a model", "train", "train or fine-tune from a recipe", train},
     {"Make a model", "tokenizer", "train a tokenizer; encode and decode", tokenizer},
+    {"Make a model", "convert", "between safetensors and GGUF", convert},
     {"Machine", "doctor", "what this machine can do, and what is missing", doctor},
 };
 

@@ -3,6 +3,7 @@
 // eadem run: text from a prompt, as it is drawn.
 #include <iostream>
 #include <random>
+#include <utility>
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
@@ -163,12 +164,23 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
 // One text. Throws the completion's own error.
 Completion complete(LLM& llm, const std::string& prompt, const SamplingParams& params, const RunOptions& options,
                     const std::atomic<bool>& stop) {
+  // The prompt is shown with the first piece, so that a refused one leaves stdout empty.
+  bool prompt_shown = options.json;
+  const auto show_prompt = [&] {
+    if (!std::exchange(prompt_shown, true)) print(prompt);
+  };
   const engine::LLM::OnText on_text = [&](size_t, std::string_view piece) {
-    if (!options.json) print(piece, true);
+    if (options.json) return;
+    show_prompt();
+    print(piece, true);
   };
   Completion completion = std::move(llm.generate({prompt}, params, on_text, &stop)[0]);
+  if (!completion.error.empty()) {
+    if (prompt_shown && !options.json) print("\n", true);
+    throw InvalidArgument("{}", completion.error);
+  }
+  show_prompt();
   if (!options.json) print("\n", true);
-  if (!completion.error.empty()) throw InvalidArgument("{}", completion.error);
   if (options.json)
     print_json(llm, completion, params);
   else if (!options.quiet)
@@ -184,7 +196,6 @@ int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, 
     if (!std::getline(std::cin, line)) break;
     if (line.empty()) continue;
     try {
-      print(line, true);
       if (complete(llm, line, params, options, stop).finish_reason == FinishReason::cancelled) return kInterrupted;
     } catch (const InvalidArgument& error) {
       note("{}", error.what());
@@ -232,10 +243,15 @@ int run(CommandLine command_line) {
   if (options.context && *options.context < 1)
     throw UsageError(fmt::format("--context is {}; expected at least 1", *options.context));
 
+  try {
+    sampling_of(options, {});  // refuses bad values before anything is read
+  } catch (const InvalidArgument& error) {
+    throw UsageError(error.what());
+  }
+
   const std::atomic<bool>& stop = listen_for_interrupt();
   const std::optional<std::string> prompt = read_prompt(options);
   const std::string path = resolve_model(options.model.model);
-  sampling_of(options, {});  // refuses bad values before the model is loaded
 
   engine::EngineOptions engine_options = options.model.engine_options();
   engine::StaticKVCacheConfig cache;
@@ -261,7 +277,6 @@ int run(CommandLine command_line) {
   const SamplingParams params = sampling_of(options, llm.default_params());
   if (!options.quiet) note("{}, seed {}, on {}", to_string(params), *params.seed, llm.engine().device()->description());
   if (!prompt) return interact(llm, params, options, stop);
-  if (!options.json) print(*prompt, true);
   return complete(llm, *prompt, params, options, stop).finish_reason == FinishReason::cancelled ? kInterrupted : kOk;
 }
 

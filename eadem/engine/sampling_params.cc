@@ -15,7 +15,7 @@ void SamplingParams::validate() const {
   require(top_k >= 0 && top_k < (int64_t{1} << 31), "top_k", top_k, "0 (off) or more, below 2^31");
   require(top_p > 0 && top_p <= 1, "top_p", top_p, "more than 0, at most 1");
   require(min_p >= 0 && min_p <= 1, "min_p", min_p, "0 to 1");
-  require(max_tokens >= 1, "max_tokens", max_tokens, "at least 1");
+  require(max_tokens >= 1 && max_tokens < (int64_t{1} << 31), "max_tokens", max_tokens, "at least 1, below 2^31");
   for (const std::string& text : stop) require(!text.empty(), "stop", "\"\"", "strings that are not empty");
 }
 

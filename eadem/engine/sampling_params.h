@@ -19,7 +19,7 @@ struct SamplingParams {
   double top_p = 1.0;             // (0, 1]; 1 is off
   double min_p = 0.0;             // [0, 1]; 0 is off
   std::optional<int64_t> seed;    // none: a fresh one per request, reported in the result
-  int64_t max_tokens = 256;       // >= 1
+  int64_t max_tokens = 256;       // [1, 2^31)
   std::vector<std::string> stop;  // strings that end the text, across token borders; not part of it
   std::vector<int64_t> stop_token_ids;
   bool ignore_eos = false;

@@ -90,7 +90,9 @@ Tokenizer Tokenizer::from_vocab_and_merges(const std::string& vocab_path, const 
 
 Tokenizer Tokenizer::from_gguf(const GgufTokenizerData& data) { return Tokenizer(spec_from_gguf(data)); }
 
-Tokenizer tokenizer_from_gguf(const GgufFile& file) {
+Tokenizer tokenizer_from_gguf(const GgufFile& file) { return Tokenizer::from_gguf(gguf_tokenizer_data(file)); }
+
+GgufTokenizerData gguf_tokenizer_data(const GgufFile& file) {
   GgufTokenizerData data;
   data.source = file.path();
   data.model = file.string("tokenizer.ggml.model");
@@ -112,7 +114,7 @@ Tokenizer tokenizer_from_gguf(const GgufFile& file) {
   data.add_eos = file.optional_boolean("tokenizer.ggml.add_eos_token");
   data.add_space_prefix = file.optional_boolean("tokenizer.ggml.add_space_prefix");
   data.chat_template = file.optional_string("tokenizer.chat_template").value_or("");
-  return Tokenizer::from_gguf(data);
+  return data;
 }
 
 }  // namespace eadem::io

@@ -34,6 +34,8 @@ TokenizerSpec spec_from_vocab_and_merges(const std::string& vocab_path, const st
 TokenizerSpec spec_from_tiktoken(const std::string& path);
 
 TokenizerSpec spec_from_gguf(const GgufTokenizerData& data);
+// The tokenizer keys of a file's metadata.
+GgufTokenizerData gguf_tokenizer_data(const GgufFile& file);
 
 // Parses "left right" or a pair of strings into spec.merges, rank by position; used by every merges list.
 class MergeReader {

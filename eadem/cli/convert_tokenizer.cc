@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/convert_tokenizer.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "eadem/io/json.h"
+#include "eadem/io/mapped_file.h"
+#include "eadem/io/text.h"
+#include "eadem/io/tokenizer/bpe_trainer.h"
+#include "eadem/io/tokenizer/readers.h"
+
+namespace eadem::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using io::GgufTokenizerData;
+using io::GgufValue;
+using io::Tokenizer;
+using io::TokenizerSpec;
+
+constexpr int64_t kMaxFileBytes = 256 << 20;
+
+// Texts on which two tokenizers that differ in anything a model notices would differ: words, numbers, spaces, cases,
+// scripts, marks, control characters, and every token of the vocabulary.
+std::vector<std::string> probes(const Tokenizer& tokenizer) {
+  std::vector<std::string> texts = {
+      "",
+      "Once upon a time, there was a little girl named Lily. She didn't like IT'S or we'LL!",
+      "  two  spaces,\ttabs\r\n\nand   lines \n ends ",
+      "1 12 123 1234 12345 1,234.5 3.14159e-10 x2y3 \xC2\xBD \xE2\x85\xA7",
+      "int main(void) { return a[i] += ~b ^ 0xFF; } // $#@!? <|none|> <s> </s>",
+      "na\xC3\xAFve caf\xC3\xA9 \xC3\x9F\xC3\x84 e\xCC\x81 \xE2\x80\x94 \xE2\x80\x9Cquoted\xE2\x80\x9D\xE2\x80\xA6",
+      "\xD0\x9F\xD1\x80\xD0\xB8\xD0\xB2\xD0\xB5\xD1\x82 \xE4\xBD\xA0\xE5\xA5\xBD\xE4\xB8\x96\xE7\x95\x8C "
+      "\xE3\x81\x93\xE3\x82\x93 \xD8\xB3\xD9\x84\xD8\xA7\xD9\x85 "
+      "\xF0\x9F\x98\x80\xF0\x9F\x91\xA8\xE2\x80\x8D\xF0\x9F\x91\xA9",
+      std::string("\x01\x7F\0 ", 4) + "\xC2\xA0\xE3\x80\x80.",
+  };
+  std::string line;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (!tokenizer.is_token(id) || tokenizer.is_special(id)) continue;
+    const int32_t ids[] = {id};
+    line += tokenizer.decode(ids, false);
+    if (line.size() > 2000) texts.push_back(std::exchange(line, {}));
+  }
+  texts.push_back(line);
+  return texts;
+}
+
+// Throws Unsupported when the two do not encode and decode alike.
+void require_same(const Tokenizer& from, const Tokenizer& to, std::string_view format) {
+  for (const std::string& text : probes(from)) {
+    std::vector<int32_t> a, b;
+    try {
+      a = from.encode(text);
+    } catch (const InvalidArgument&) {
+      continue;  // a vocabulary without this character
+    }
+    b = to.encode(text);
+    if (a != b || from.decode(a) != to.decode(b))
+      throw Unsupported("{}: this tokenizer has no form in {}: it would read {} differently", from.source(), format,
+                        io::quote(text));
+  }
+}
+
+// Which of the pre-tokenizers that GGUF names is the spec's.
+std::string pre_of(const TokenizerSpec& spec) {
+  const auto& steps = spec.pre_tokenizers;
+  using Kind = io::PreTokenizerStep::Kind;
+  if (steps.size() == 1 && steps[0].kind == Kind::kByteLevel && steps[0].use_regex && !steps[0].add_prefix_space)
+    return "gpt-2";
+  if (steps.size() == 2 && steps[0].kind == Kind::kSplit && steps[1].kind == Kind::kByteLevel && !steps[1].use_regex)
+    if (const auto known = io::known_pattern(steps[0].pattern.text)) {
+      if (*known == io::KnownPattern::kGpt2) return "gpt-2";
+      if (*known == io::KnownPattern::kLlama3) return "llama-bpe";
+      return "qwen2";
+    }
+  return {};
+}
+
+GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
+  enum TokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+  GgufTokenizerData data;
+  data.source = spec.source;
+  data.chat_template = spec.chat_template;
+  const auto size = static_cast<size_t>(vocab);
+  data.tokens.resize(size);
+  data.token_types.assign(size, kUnused);
+  std::map<int32_t, std::string> texts;
+  const auto put = [&](int32_t id, const std::string& text, int32_t type) {
+    if (id < 0 || id >= vocab)
+      throw DataCorrupted("{}: token {} is {}; the model has {} tokens", spec.source, text, id, vocab);
+    data.tokens[static_cast<size_t>(id)] = text;
+    data.token_types[static_cast<size_t>(id)] = type;
+    texts[id] = text;
+  };
+  const bool byte_level = !pre_of(spec).empty();
+  for (const io::VocabEntry& entry : spec.vocab) {
+    const bool byte = !byte_level && spec.byte_fallback && entry.text.size() == 6 && entry.text.starts_with("<0x");
+    put(entry.id, entry.text, byte ? kByte : kNormal);
+  }
+  for (const io::AddedToken& token : spec.added_tokens) {
+    if (token.lstrip || token.rstrip || token.single_word)
+      throw Unsupported("{}: added token {} takes spaces or whole words only, which GGUF cannot say", spec.source,
+                        token.content);
+    put(token.id, token.content,
+        !token.special                                   ? kUserDefined
+        : !byte_level && token.content == spec.unk_token ? kUnknown
+                                                         : kControl);
+  }
+  for (size_t id = 0; id < size; ++id)
+    if (data.token_types[id] == kUnused) data.tokens[id] = fmt::format("[PAD{}]", id);
+
+  if (byte_level) {
+    data.model = "gpt2";
+    data.pre = pre_of(spec);
+    for (const io::Merge& merge : spec.merges) {
+      const std::string &left = texts.at(merge.left), &right = texts.at(merge.right);
+      if (left.find(' ') != std::string::npos || right.find(' ') != std::string::npos)
+        throw Unsupported("{}: a merge of tokens with spaces, which GGUF cannot say", spec.source);
+      data.merges.push_back(left + " " + right);
+    }
+  } else if (spec.byte_fallback) {
+    data.model = "llama";
+    // Ids of such vocabularies are in the order of their merges, which is what scores say.
+    for (size_t id = 0; id < size; ++id) data.scores.push_back(-static_cast<float>(id));
+    const bool prepends = std::any_of(spec.normalizers.begin(), spec.normalizers.end(),
+                                      [](const auto& step) { return step.kind == io::NormalizerStep::Kind::kPrepend; });
+    data.add_space_prefix = prepends || !spec.pre_tokenizers.empty();
+  } else {
+    throw Unsupported(
+        "{}: a tokenizer that is neither byte-level BPE of a known pattern (gpt-2, llama-bpe, qwen2) nor "
+        "BPE with byte fallback; GGUF has no form for it here",
+        spec.source);
+  }
+  data.bos = spec.bos;
+  data.eos = spec.eos;
+  data.unk = spec.unk;
+  data.pad = spec.pad;
+  const auto is = [](const std::vector<int32_t>& ids, std::optional<int32_t> token) {
+    return ids.size() == 1 && token == ids[0];
+  };
+  if ((!spec.prefix_ids.empty() && !is(spec.prefix_ids, spec.bos)) ||
+      (!spec.suffix_ids.empty() && !is(spec.suffix_ids, spec.eos)))
+    throw Unsupported("{}: puts other tokens around texts than one BOS and EOS, which GGUF cannot say", spec.source);
+  data.add_bos = !spec.prefix_ids.empty();
+  data.add_eos = !spec.suffix_ids.empty();
+  return data;
+}
+
+}  // namespace
+
+io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) {
+  const fs::path json = fs::path(directory) / "tokenizer.json", config = fs::path(directory) / "tokenizer_config.json";
+  if (!fs::exists(json)) throw NotFound("{}: no tokenizer.json", directory);
+  TokenizerSpec spec = io::spec_from_json(io::read_file(json.string(), kMaxFileBytes), json.string());
+  if (fs::exists(config)) io::apply_tokenizer_config(io::JsonReader::read(config.string()), spec);
+  if (const fs::path jinja = fs::path(directory) / "chat_template.jinja"; fs::exists(jinja))
+    spec.chat_template = io::read_file(jinja.string(), kMaxFileBytes);
+  const GgufTokenizerData data = data_of(spec, vocab);
+  require_same(Tokenizer(spec), Tokenizer::from_gguf(data), "GGUF");
+
+  io::GgufMetadata metadata;
+  const auto key = [](const char* name) { return std::string("tokenizer.ggml.") + name; };
+  metadata.emplace_back(key("model"), GgufValue::string(data.model));
+  metadata.emplace_back(key("pre"), GgufValue::string(data.pre.empty() ? "default" : data.pre));
+  metadata.emplace_back(key("tokens"), GgufValue::strings(data.tokens));
+  if (!data.scores.empty())
+    metadata.emplace_back(key("scores"), GgufValue::scalars(std::span<const float>(data.scores)));
+  metadata.emplace_back(key("token_type"), GgufValue::scalars(std::span<const int32_t>(data.token_types)));
+  if (!data.merges.empty()) metadata.emplace_back(key("merges"), GgufValue::strings(data.merges));
+  for (const auto& [name, id] : {std::pair{"bos_token_id", data.bos},
+                                 {"eos_token_id", data.eos},
+                                 {"unknown_token_id", data.unk},
+                                 {"padding_token_id", data.pad}})
+    if (id) metadata.emplace_back(key(name), GgufValue::scalar(static_cast<uint32_t>(*id)));
+  metadata.emplace_back(key("add_bos_token"), GgufValue::boolean(*data.add_bos));
+  metadata.emplace_back(key("add_eos_token"), GgufValue::boolean(*data.add_eos));
+  if (data.add_space_prefix) metadata.emplace_back(key("add_space_prefix"), GgufValue::boolean(*data.add_space_prefix));
+  if (!data.chat_template.empty())
+    metadata.emplace_back("tokenizer.chat_template", GgufValue::string(data.chat_template));
+  return metadata;
+}
+
+void save_tokenizer_of(const io::GgufFile& file, const std::string& directory) {
+  const TokenizerSpec original = io::spec_from_gguf(io::gguf_tokenizer_data(file));
+  TokenizerSpec spec = original;
+  // tokenizer.json knows no equal ranks: of merges into equally scored tokens, the first by id goes first. Whether that
+  // matters is checked below.
+  std::stable_sort(spec.merges.begin(), spec.merges.end(),
+                   [](const io::Merge& a, const io::Merge& b) { return a.rank < b.rank; });
+  for (size_t i = 0; i < spec.merges.size(); ++i) spec.merges[i].rank = static_cast<uint32_t>(i);
+  io::save_tokenizer(spec, directory);
+  require_same(Tokenizer(original), Tokenizer::from_file(directory), "tokenizer.json");
+}
+
+}  // namespace eadem::cli

@@ -1,0 +1,422 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The program as a user meets it: exit codes, messages, what goes to stdout and what to stderr, Ctrl-C.
+
+    cli_test.py PROGRAM SOURCE_DIR [UNITTEST ARGUMENTS]
+
+Models: the goldens of tests/data (no tokenizer) and the bundled one. A test that needs the bundled model fails without.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+PROGRAM = sys.argv[1]
+ROOT = Path(sys.argv[2])
+GOLDEN = ROOT / "tests/data/golden"
+STORIES = ROOT / "assets/stories"
+GGUF_STORIES = ROOT / "../shared/data/models/stories260K"
+COMMANDS = ["run", "perplexity", "inspect", "explain", "bench", "train", "tokenizer", "convert", "doctor"]
+
+
+class Result:
+    def __init__(self, process):
+        self.code = process.returncode
+        self.out = process.stdout
+        self.err = process.stderr
+
+
+def eadem(*arguments, stdin=b"", **options):
+    process = subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, timeout=120, **options)
+    process.stdout = process.stdout.decode()
+    process.stderr = process.stderr.decode(errors="replace")
+    return Result(process)
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def refused(self, code, words, *arguments, **options):
+        """The program fails with `code`, says `words`, and leaves stdout empty."""
+        result = eadem(*arguments, **options)
+        self.assertEqual((result.code, result.out), (code, ""), result.err)
+        self.assertIn("eadem: error: ", result.err)
+        for word in [words] if isinstance(words, str) else words:
+            self.assertIn(word, result.err)
+        return result
+
+    def done(self, *arguments, **options):
+        result = eadem(*arguments, **options)
+        self.assertEqual(result.code, 0, result.err)
+        return result
+
+
+class Help(ProgramTest):
+    def test_overview_fits_a_screen_and_lists_every_command(self):
+        result = self.done("--help")
+        self.assertLessEqual(len(result.out.splitlines()), 40)
+        self.assertEqual(result.err, "")
+        for command in COMMANDS:
+            self.assertRegex(result.out, rf"(?m)^  {command} ")
+
+    def test_every_command_has_examples(self):
+        for command in COMMANDS:
+            for way in [(command, "--help"), (command, "-h"), ("help", command)]:
+                result = self.done(*way)
+                self.assertIn("Examples:\n  eadem " + command if command not in ("run", "tokenizer") else "Examples:\n",
+                              result.out, way)
+                self.assertTrue(result.out.startswith(f"Usage: eadem {command}"))
+                self.assertLessEqual(max(map(len, result.out.splitlines())), 150)
+
+    def test_version(self):
+        self.assertRegex(self.done("--version").out, r"^eadem \d+\.\d+\.\d+\n$")
+
+    def test_nothing_given_is_bad_usage(self):
+        result = eadem()
+        self.assertEqual((result.code, result.out), (2, ""))
+        self.assertIn("Usage:", result.err)
+
+
+class Usage(ProgramTest):
+    def test_did_you_mean(self):
+        self.refused(2, "did you mean 'run'?", "rnu")
+        self.refused(2, "did you mean '--temperature'?", "run", "--temprature", "1")
+        self.refused(2, "did you mean '--temperature'?", "run", "--temprature=1")
+        self.refused(2, "did you mean 'encode'?", "tokenizer", "encdoe")
+        self.refused(2, "did you mean 'accuracy'?", "explain", "--mode", "acuracy")
+        self.assertNotIn("did you mean", self.refused(2, "unknown command 'xyzzyplugh'", "xyzzyplugh").err)
+
+    def test_values(self):
+        self.refused(2, "--temperature is 'warm'", "run", "--temperature", "warm")
+        self.refused(2, "--seed needs a value", "run", "--seed")
+        self.refused(2, "--max-tokens is '5x'", "run", "-n", "5x")
+        self.refused(2, "too large", "run", "-n", "9999999999999999999999")
+        self.refused(2, "below 2^31", "run", "-p", "a", "-n", "4G")
+        self.refused(2, "top_p is 2", "run", "-p", "a", "--top-p", "2")
+        self.refused(2, "min_p is -1", "run", "-p", "a", "--min-p", "-1")
+        self.refused(2, "max_tokens is 0", "run", "-p", "a", "-n", "0")
+        self.refused(2, "'nan'", "run", "-p", "a", "--temperature", "nan")
+        self.refused(2, "--context is 0", "run", "-p", "a", "--context", "0")
+        self.refused(2, "unexpected argument 'c'", "convert", "a", "b", "c")
+        self.refused(2, "OUT is missing", "convert", "a")
+        self.refused(2, "give one", "run", "-p", "a", "-f", "b")
+        self.refused(2, "--vocab-size is missing", "tokenizer", "train", "a.txt", "-o", "b")
+
+    def test_devices(self):
+        self.refused(1, "unknown device", "run", "-p", "a", "--device", "tpu")
+        self.refused(2, "--threads", "explain", GOLDEN / "llama", "--device", "cuda", "--threads", "2")
+
+
+class Models(ProgramTest):
+    def test_missing(self):
+        self.refused(1, "no such file or directory", "run", self.folder / "nope", "-p", "a")
+        self.refused(1, "no bundled model of that name", "inspect", "nope")
+        self.refused(1, str(self.folder), "inspect", self.folder)
+        self.refused(2, "MODEL is empty", "inspect", "")
+
+    def test_broken(self):
+        broken = self.folder / "broken.gguf"
+        broken.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 40)
+        self.refused(1, "broken.gguf", "inspect", broken)
+        broken.write_bytes(b"")
+        self.refused(1, "broken.gguf", "run", broken, "-p", "a")
+        if os.getuid() != 0:
+            locked = self.folder / "locked"
+            locked.mkdir(mode=0)
+            self.refused(1, "locked", "inspect", locked)
+
+    def test_without_one_the_bundled_model_is_used_and_said_so(self):
+        result = self.done("inspect")
+        self.assertIn("using the bundled model 'stories'", result.err)
+        self.assertNotIn("bundled", self.done("inspect", "stories").err)
+
+
+class Run(ProgramTest):
+    def test_streams(self):
+        result = self.done("run", "-p", "Once upon a time", "-n", "20", "--temperature", "0")
+        self.assertTrue(result.out.startswith("Once upon a time"))
+        self.assertTrue(result.out.endswith("\n"))
+        self.assertNotIn("tokens/s", result.out)
+        for words in ["greedy, max_tokens 20", "tokens/s", "first token after", "memory", "limit", "\x1b"]:
+            (self.assertNotIn if words == "\x1b" else self.assertIn)(words, result.err)
+
+    def test_prompt_sources_agree(self):
+        (self.folder / "prompt.txt").write_text("Once upon a time")
+        sampling = ["-n", "10", "--temperature", "0", "--quiet"]
+        texts = {
+            self.done("run", "-p", "Once upon a time", *sampling).out,
+            self.done("run", "-f", self.folder / "prompt.txt", *sampling).out,
+            self.done("run", "-f", "-", *sampling, stdin=b"Once upon a time").out,
+            self.done("run", *sampling, stdin=b"Once upon a time").out,
+        }
+        self.assertEqual(len(texts), 1)
+
+    def test_json_and_seed(self):
+        runs = [json.loads(self.done("run", "-p", "Once", "-n", "12", "--seed", "7", "--json").out) for _ in range(2)]
+        self.assertEqual(runs[0]["text"], runs[1]["text"])
+        self.assertEqual(runs[0]["sampling"]["seed"], 7)
+        self.assertGreater(runs[0]["decode_tokens_per_second"], 0)
+        self.assertEqual(runs[0]["finish_reason"], "length")
+
+    def test_stop_text(self):
+        result = json.loads(self.done("run", "-p", "Once upon a time", "--temperature", "0", "--stop", " there",
+                                      "--json").out)
+        self.assertNotIn(" there", result["text"])
+
+    def test_threads_and_fusions_do_not_change_the_text(self):
+        sampling = ["run", "-p", "The cat", "-n", "30", "--temperature", "0", "--quiet"]
+        first = self.done(*sampling, "--threads", "1").out
+        self.assertEqual(first, self.done(*sampling, "--threads", "2").out)
+        self.refused(1, "no_such_fusion", *sampling, "--disable-fusion", "no_such_fusion")
+
+    def test_bad_prompts(self):
+        for name, content, words in [("empty.txt", b"", "is empty"), ("latin.txt", b"caf\xe9", "not UTF-8"),
+                                     ("long.txt", b"a b " * 20000, "the context holds")]:
+            (self.folder / name).write_bytes(content)
+            self.refused(1, words, "run", "-f", self.folder / name)
+        self.refused(1, "is empty", "run")
+        self.refused(1, "directory", "run", "-f", self.folder)
+        self.refused(1, "No such file", "run", "-f", self.folder / "nope.txt")
+        self.refused(1, "--chat", "run", "-p", "a", "--chat")
+
+    def test_empty_prompt_starts_from_bos(self):
+        self.assertGreater(len(self.done("run", "-p", "", "-n", "5").out), 1)
+
+    def test_huge_max_tokens_ends_with_the_context(self):
+        result = self.done("run", "-p", "Once", "-n", "1M", "--ignore-eos")
+        self.assertIn("the context of 512 tokens is full", result.err)
+
+    def test_full_disk(self):
+        with open("/dev/full", "wb") as full:
+            process = subprocess.run([PROGRAM, "run", "-p", "a", "-n", "2"], stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn(b"cannot write to standard output", process.stderr)
+
+    def test_ctrl_c(self):
+        process = subprocess.Popen([PROGRAM, "bench", "--repeat", "10000"], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130, err)
+        self.assertIn(b"stopped", err)
+
+    def test_ctrl_c_while_reading_a_prompt(self):
+        process = subprocess.Popen([PROGRAM, "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+        process.communicate()
+        self.assertEqual(process.returncode, 130)
+
+    def test_terminal(self):
+        """On a terminal: asks for texts, Ctrl-D ends."""
+        controller, terminal = os.openpty()
+        process = subprocess.Popen([PROGRAM, "run", "-n", "3", "--temperature", "0"], stdin=terminal,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        os.close(terminal)
+        os.write(controller, b"Once upon\n\n\x04")
+        out, err = process.communicate(timeout=30)
+        os.close(controller)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertTrue(out.startswith(b"Once upon"))
+        self.assertIn(b"> ", err)
+
+
+class Understand(ProgramTest):
+    def test_inspect(self):
+        result = json.loads(self.done("inspect", GOLDEN / "qwen3", "--json").out)
+        self.assertEqual(result["architecture"], "qwen3")
+        self.assertEqual(result["config"]["model_type"], "qwen3")
+        self.assertIn("error", result["tokenizer"])
+        self.assertIn("model.layers.0.self_attn.q_norm.weight", self.done("inspect", GOLDEN / "qwen3", "--tensors").out)
+        self.assertIn("parameters", self.done("inspect", GOLDEN / "llama/config.json").out)
+
+    def test_explain(self):
+        text = self.done("explain", GOLDEN / "llama", "--decode").out
+        for words in ["hardware configuration", "factories", "decode:", "fusions", "memory plan", "the same)"]:
+            self.assertIn(words, text)
+        self.assertNotIn("prefill:", text)
+        self.assertNotIn("the same)", self.done("explain", GOLDEN / "llama", "--all").out)
+        result = json.loads(self.done("explain", GOLDEN / "llama", "--json").out)
+        self.assertTrue(result["decode"]["complete"] and result["prefill"]["complete"])
+        self.assertTrue(all(step["kernel"] for step in result["decode"]["steps"]))
+        off = json.loads(self.done("explain", GOLDEN / "llama", "--json", "--disable-fusion", "all").out)
+        self.assertFalse(any(fusion["applied"] for fusion in off["decode"]["fusions"]))
+
+    def test_explain_names_what_a_device_lacks(self):
+        text = self.done("explain", GOLDEN / "llama", "--activations", "bf16").out
+        self.assertIn("NO KERNEL", text)
+        self.assertIn("this device cannot run the model", text)
+
+    def test_bench(self):
+        config = GOLDEN / "llama/config.json"
+        result = json.loads(self.done("bench", "--random", config, "--weights-dtype", "bf16", "--prompt", "16", "--gen",
+                                      "4", "--depth", "0,8", "--batch", "1,2", "--repeat", "2", "--json").out)
+        self.assertEqual(len(result["results"]), 8)
+        for row in result["results"]:
+            self.assertLessEqual(row["lowest"], row["tokens_per_second"])
+            self.assertLessEqual(row["tokens_per_second"], row["highest"])
+        self.refused(2, "give one", "bench", GOLDEN / "llama", "--random", config)
+        self.refused(1, "tokens of context", "bench", "--random", config, "--depth", "1M")
+
+    def test_doctor(self):
+        result = json.loads(self.done("doctor", "--json", "--threads", "1").out)
+        self.assertEqual(result["threads"], 1)
+        self.assertGreater(result["read_bytes_per_second"], 0)
+        self.assertIn("scalar", result["f32_flops_per_second"])
+
+    def test_perplexity(self):
+        text = self.folder / "text.txt"
+        text.write_text("Once upon a time there was a little cat. She liked to play in the garden. " * 14)
+        result = json.loads(self.done("perplexity", "stories", text, "--context", "64", "--chunks", "3", "--kl",
+                                      "stories", "--json").out)
+        self.assertEqual((result["chunks"], result["scored_tokens"]), (3, 3 * 31))
+        self.assertEqual(result["kl_divergence"], 0)
+        self.assertGreater(result["perplexity"], 1)
+        (self.folder / "empty.txt").write_text("")
+        self.refused(1, "is empty", "perplexity", self.folder / "empty.txt")
+        self.refused(1, "less than one chunk", "perplexity", "stories", text, "--context", "512")
+
+
+class Tokenizer(ProgramTest):
+    def test_train_encode_decode(self):
+        (self.folder / "text.txt").write_text("the cat and the dog and the cat " * 50)
+        made = self.folder / "made"
+        arguments = ["tokenizer", "train", self.folder / "text.txt", "--vocab-size", "270", "--special", "<|end|>",
+                     "--eos", "<|end|>", "-o", made]
+        self.assertEqual(self.done(*arguments).out, "")
+        self.refused(1, "--force", *arguments)
+        self.done(*arguments, "--force")
+        text = "the cat — café <|end|>"
+        ids = self.done("tokenizer", "encode", "-m", made, text).out
+        self.assertEqual(self.done("tokenizer", "decode", "-m", made, "--special", stdin=ids.encode()).out, text + "\n")
+        self.assertEqual(json.loads(self.done("tokenizer", "encode", "-m", made, text, "--json").out)["ids"],
+                         [int(word) for word in ids.split()])
+        self.refused(1, "not UTF-8", "tokenizer", "encode", "-m", made, stdin=b"\xff")
+        self.refused(1, "no token id", "tokenizer", "decode", "-m", made, "x")
+        self.refused(1, "999999", "tokenizer", "decode", "-m", made, "999999")
+
+    def test_bad_training(self):
+        (self.folder / "bad.txt").write_bytes(b"\xff")
+        self.refused(1, ["bad.txt", "not UTF-8"], "tokenizer", "train", self.folder / "bad.txt", "--vocab-size", "300",
+                     "-o", self.folder / "out")
+        self.assertFalse((self.folder / "out").exists())
+
+
+def safetensors(path):
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + size])
+    header.pop("__metadata__", None)
+    return {name: (t["dtype"], t["shape"], content[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
+            for name, t in header.items()}
+
+
+class Convert(ProgramTest):
+    def test_there_and_back_is_exact(self):
+        for model in ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"]:
+            with self.subTest(model):
+                gguf, back = self.folder / f"{model}.gguf", self.folder / model
+                self.done("convert", GOLDEN / model, gguf)
+                self.done("convert", gguf, back)
+                self.assertEqual(safetensors(GOLDEN / model / "model.safetensors"), safetensors(back / "model.safetensors"))
+                configs = [json.loads(self.done("inspect", path, "--json").out)["config"] for path in (GOLDEN / model, back)]
+                for config in configs:
+                    config.pop("torch_dtype", None)
+                self.assertEqual(*configs)
+
+    def test_the_text_stays(self):
+        gguf, back = self.folder / "stories.gguf", self.folder / "back"
+        self.done("convert", STORIES, gguf)
+        self.done("convert", gguf, back)
+        self.assertEqual((STORIES / "tokenizer.json").read_text(), (back / "tokenizer.json").read_text())
+        sampling = ["-p", "Once upon a time", "-n", "40", "--temperature", "0", "--quiet"]
+        texts = {self.done("run", model, *sampling).out for model in (STORIES, gguf, back)}
+        self.assertEqual(len(texts), 1)
+
+    @unittest.skipUnless(GGUF_STORIES.exists(), f"{GGUF_STORIES} is absent")
+    def test_interleaved_gguf(self):
+        made = self.folder / "made"
+        self.done("convert", GGUF_STORIES / "stories260K.gguf", made)
+        text = self.done("run", made, "-p", "", "-n", "200", "--temperature", "0", "--ignore-eos", "--quiet").out
+        self.assertEqual(text, (GGUF_STORIES / "expected_t0_n200.txt").read_text() + "\n")
+
+    def test_rounding_is_reported(self):
+        result = json.loads(self.done("convert", GOLDEN / "llama", self.folder / "half", "--dtype", "bf16", "--json").out)
+        for tensor in result["tensors"]:
+            self.assertEqual(tensor["largest_error"] > 0, tensor["dtype"] == "bf16", tensor)
+
+    def test_overwriting(self):
+        out = self.folder / "out.gguf"
+        out.write_text("precious")
+        self.refused(1, "--force", "convert", GOLDEN / "llama", out)
+        self.assertEqual(out.read_text(), "precious")
+        self.done("convert", GOLDEN / "llama", out, "--force")
+        self.refused(1, "cannot make the directory", "convert", GOLDEN / "llama", "/proc/nope/out")
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["out.gguf"])
+
+
+class Train(ProgramTest):
+    RECIPE = """
+[model]
+config = "config.json"
+[tokenizer]
+path = "tokenizer"
+[data]
+train = ["text.txt"]
+[training]
+steps = {steps}
+batch_tokens = 64
+sequence_length = 32
+warmup_steps = 1
+[output]
+directory = "out"
+"""
+
+    def recipe(self, steps):
+        (self.folder / "text.txt").write_text("the cat and the dog and the cat<|endoftext|>" * 50)
+        if not (self.folder / "tokenizer").exists():
+            self.done("tokenizer", "train", self.folder / "text.txt", "--vocab-size", "270", "--special", "<|endoftext|>",
+                      "--bos", "<|endoftext|>", "--eos", "<|endoftext|>", "-o", self.folder / "tokenizer")
+        (self.folder / "config.json").write_text(json.dumps({
+            "model_type": "llama", "vocab_size": 270, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0}))
+        path = self.folder / "recipe.toml"
+        path.write_text(self.RECIPE.format(steps=steps))
+        return path
+
+    def test_trains(self):
+        result = self.done("train", self.recipe(3))
+        model = result.out.strip()
+        self.assertTrue(Path(model, "model.safetensors").exists())
+        self.done("run", model, "-p", "the", "-n", "3")
+        self.refused(1, "--resume", "train", self.recipe(3))
+
+    def test_ctrl_c_saves_a_checkpoint(self):
+        path = self.recipe(1000000)
+        process = subprocess.Popen([PROGRAM, "train", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out), (130, b""), err)
+        self.assertIn(b"--resume` goes on", err)
+        self.assertTrue(any((self.folder / "out/checkpoints").iterdir()))
+
+    def test_refusals(self):
+        self.refused(1, "nope.toml", "train", self.folder / "nope.toml")
+        self.refused(2, "RECIPE.toml is missing", "train")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
