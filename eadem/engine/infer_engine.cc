@@ -47,7 +47,8 @@ Geometry cache_geometry(const models::ModelInfo& info, const modules::AutoHardwa
     const int64_t length = fixed->max_cache_len == 0 ? info.max_positions : fixed->max_cache_len;
     return {{CacheLayout::contiguous, fixed->max_batch_size, length}, fixed->max_batch_size, length};
   }
-  const auto& paged = std::get<PagedKVCacheConfig>(config);
+  PagedKVCacheConfig paged = std::get<PagedKVCacheConfig>(config);
+  if (paged.block_size == 0) paged.block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value;
   if (paged.block_size < 1) throw InvalidArgument("block_size is {}; expected at least 1", paged.block_size);
   if (paged.max_batch_size < 1)
     throw InvalidArgument("max_batch_size is {}; expected at least 1", paged.max_batch_size);
