@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "eadem/io/json.h"
+#include "eadem/models/llama.h"
+#include "eadem/python/binding.h"
+
+namespace eadem::python {
+
+using namespace nb::literals;
+
+namespace {
+
+using models::LlamaConfig;
+
+// A configuration from the keys of a config.json, through the parser of those files.
+LlamaConfig config_from_keywords(const nb::kwargs& keywords) {
+  nb::dict members;
+  members["model_type"] = "llama";
+  members.update(keywords);
+  const auto text = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(members));
+  try {
+    return LlamaConfig::from_json(io::JsonReader::parse(text, "LlamaConfig"));
+  } catch (const DataCorrupted& error) {
+    throw InvalidArgument("{}", error.what());  // the caller's value, not a file
+  }
+}
+
+const LlamaConfig& llama_config(const models::Model& model, const std::string& path) {
+  const auto* llama = dynamic_cast<const models::Llama*>(&model);
+  if (llama == nullptr)
+    throw Unsupported("{}: a model of type '{}' has no typed configuration", path, model.info().architecture);
+  return llama->config();
+}
+
+// Without weights: a config.json, or the directory around it. A .gguf has its configuration with its weights.
+LlamaConfig config_from_path(const std::string& path) {
+  const nb::gil_scoped_release release;
+  if (path.ends_with(".gguf")) return llama_config(*models::open_checkpoint(path).model, path);
+  return llama_config(*models::model_from_config(path), path);
+}
+
+void bind_config(nb::module_& m) {
+  nb::class_<LlamaConfig>(m, "LlamaConfig",
+                          "Configuration of the Llama family (model types llama, mistral, qwen2, qwen3).\n\n"
+                          "Takes the keys of a Hugging Face config.json as keywords. A key that is not honoured raises "
+                          "Unsupported, a value that does not fit InvalidArgument.")
+      .def(
+          "__init__",
+          [](LlamaConfig* self, const nb::kwargs& keywords) { new (self) LlamaConfig(config_from_keywords(keywords)); },
+          nb::sig("def __init__(self, *, vocab_size: int, hidden_size: int, intermediate_size: int, "
+                  "num_hidden_layers: int, num_attention_heads: int, max_position_embeddings: int, **keys: "
+                  "object) -> None"))
+      .def_rw("model_type", &LlamaConfig::model_type)
+      .def_rw("vocab_size", &LlamaConfig::vocab_size)
+      .def_rw("hidden_size", &LlamaConfig::hidden_size)
+      .def_rw("intermediate_size", &LlamaConfig::intermediate_size)
+      .def_prop_rw(
+          "num_hidden_layers", [](const LlamaConfig& c) { return c.num_hidden_layers; },
+          [](LlamaConfig& c, int64_t layers) {
+            if (layers < 1 || layers > 4096)
+              throw InvalidArgument("num_hidden_layers is {}; expected 1 to 4096", layers);
+            c.layer_windows.resize(static_cast<size_t>(layers), c.layer_windows.empty() ? 0 : c.layer_windows.back());
+            c.num_hidden_layers = layers;
+          },
+          "Decoder layers. New ones get the attention window of the last one.")
+      .def_rw("num_attention_heads", &LlamaConfig::num_attention_heads)
+      .def_rw("num_key_value_heads", &LlamaConfig::num_key_value_heads)
+      .def_prop_rw(
+          "head_dim", [](const LlamaConfig& c) { return c.head_dim; },
+          [](LlamaConfig& c, int64_t head_dim) {
+            if (c.rotary_dim == c.head_dim) c.rotary_dim = head_dim;
+            c.head_dim = head_dim;
+          },
+          "Elements per head.")
+      .def_rw("max_position_embeddings", &LlamaConfig::max_position_embeddings, "Context length in tokens.")
+      .def_rw("rms_norm_eps", &LlamaConfig::rms_norm_eps)
+      .def_rw("rope_theta", &LlamaConfig::rope_theta)
+      .def_prop_ro("hidden_act", [](const LlamaConfig& c) { return c.to_json().find("hidden_act")->as_string(); })
+      .def_rw("attention_bias", &LlamaConfig::attention_bias, "Whether the projections of q, k and v have a bias.")
+      .def_rw("mlp_bias", &LlamaConfig::mlp_bias)
+      .def_rw("tie_word_embeddings", &LlamaConfig::tie_word_embeddings)
+      .def_rw("bos_token_id", &LlamaConfig::bos_token_id)
+      .def_rw("eos_token_id", &LlamaConfig::eos_token_id)
+      .def("kv_dim", &LlamaConfig::kv_dim, "Elements of one token's keys (or values) in one layer.")
+      .def("num_parameters", &LlamaConfig::num_parameters, "Number of parameters of a model of this configuration.")
+      .def(
+          "validate", [](const LlamaConfig& c) { c.validate("LlamaConfig"); },
+          "Checks that the fields fit together; raises InvalidArgument naming the field and its value.")
+      .def(
+          "to_json", [](const LlamaConfig& c) { return io::to_json(c.to_json()); },
+          "The text of a config.json of this configuration.")
+      .def("__eq__", [](const LlamaConfig& a, const LlamaConfig& b) { return a.to_json() == b.to_json(); })
+      .def("__repr__", [](const LlamaConfig& c) { return "LlamaConfig(" + io::to_compact_json(c.to_json()) + ")"; });
+  m.def("config_from_pretrained", &config_from_path, "path"_a);
+
+  nb::class_<engine::DistConfig>(m, "DistConfig", "Tensor parallelism: the devices of the ranks.")
+      .def(nb::init<>())
+      .def(
+          "__init__",
+          [](engine::DistConfig* self, int tp_size) {
+            if (tp_size < 1 || tp_size > 1024) throw InvalidArgument("tp_size is {}; expected 1 to 1024", tp_size);
+            new (self) engine::DistConfig;
+            for (int id = 1; id < tp_size; ++id) self->tp_device_ids.push_back(id);
+          },
+          "tp_size"_a)
+      .def(
+          "__init__",
+          [](engine::DistConfig* self, std::vector<int> ids) {
+            if (ids.empty()) throw InvalidArgument("tp_device_ids is empty");
+            new (self) engine::DistConfig{std::move(ids)};
+          },
+          "tp_device_ids"_a)
+      .def_rw("tp_device_ids", &engine::DistConfig::tp_device_ids)
+      .def_prop_ro("tp_size", &engine::DistConfig::tp_size);
+
+  nb::class_<engine::StaticKVCacheConfig>(
+      m, "StaticKVCacheConfig",
+      "Contiguous memory for `max_batch_size` sequences of up to `max_cache_len` tokens (0: the model's context).")
+      .def(
+          "__init__",
+          [](engine::StaticKVCacheConfig* self, int64_t batch, int64_t length) {
+            new (self) engine::StaticKVCacheConfig{batch, length};
+          },
+          "max_batch_size"_a = 1, "max_cache_len"_a = 0)
+      .def_ro("max_batch_size", &engine::StaticKVCacheConfig::max_batch_size)
+      .def_ro("max_cache_len", &engine::StaticKVCacheConfig::max_cache_len);
+  nb::class_<engine::PagedKVCacheConfig>(
+      m, "PagedKVCacheConfig",
+      "Blocks of `block_size` tokens out of `max_kv_memory_bytes`, for steps of up to `max_batch_size` sequences.")
+      .def(
+          "__init__",
+          [](engine::PagedKVCacheConfig* self, int64_t bytes, int64_t block, int64_t batch) {
+            new (self) engine::PagedKVCacheConfig{bytes, block, batch};
+          },
+          "max_kv_memory_bytes"_a, "block_size"_a = 16, "max_batch_size"_a = 8)
+      .def_ro("max_kv_memory_bytes", &engine::PagedKVCacheConfig::max_kv_memory_bytes)
+      .def_ro("block_size", &engine::PagedKVCacheConfig::block_size)
+      .def_ro("max_batch_size", &engine::PagedKVCacheConfig::max_batch_size);
+}
+
+// An engine behind its lock.
+class Engine {
+ public:
+  explicit Engine(std::unique_ptr<engine::InferEngine> engine) : engine_(std::move(engine)) {}
+
+  template <typename F>
+  auto run(F&& call) {
+    return exclusive_.run([&] { return call(*engine_); });
+  }
+
+ private:
+  Exclusive exclusive_;
+  std::unique_ptr<engine::InferEngine> engine_;
+};
+
+EngineArguments arguments_of(std::optional<engine::CacheConfig> cache, engine::DistConfig dist, std::string mode,
+                             std::optional<std::string> weights, std::optional<std::string> activations,
+                             std::optional<std::string> kv_dtype, int64_t max_step_tokens, int64_t max_logit_rows,
+                             std::vector<std::string> disabled_fusions) {
+  return {std::move(cache),    std::move(dist), std::move(mode), std::move(weights),         std::move(activations),
+          std::move(kv_dtype), max_step_tokens, max_logit_rows,  std::move(disabled_fusions)};
+}
+
+// Calls Python with a copy of the tensor, which is gone after the call. Copied and destroyed on any thread.
+engine::HookRegistry::Callback hook_of(nb::callable function) {
+  const std::shared_ptr<nb::callable> shared(new nb::callable(std::move(function)), [](nb::callable* p) {
+    const nb::gil_scoped_acquire acquire;
+    delete p;
+  });
+  return [shared](const std::string& name, const TensorView& tensor, int layer) {
+    if (!tensor.is_contiguous() || tensor.encoding != nullptr)
+      throw Unsupported("hook on '{}': {} is not a plain contiguous tensor", name, to_string(tensor));
+    const Tensor copy = Tensor::on_host(tensor.dtype, tensor.shape);
+    std::memcpy(copy.view.data, tensor.data, static_cast<size_t>(tensor.size_bytes()));
+    const nb::gil_scoped_acquire acquire;
+    (*shared)(name, to_numpy(copy), layer);
+  };
+}
+
+nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostList<int32_t>& input_lengths,
+                  const HostList<int32_t>& cache_lengths, const HostList<int32_t>& position_ids,
+                  std::vector<std::vector<int32_t>> block_tables, const HostList<int64_t>& slot_mapping,
+                  const HostList<float>& temperature, const HostList<int32_t>& top_k, const HostList<float>& top_p,
+                  const HostList<float>& min_p, const HostList<int64_t>& seed, bool all_logits, bool with_logits,
+                  bool with_hidden) {
+  const size_t batch = input_lengths.size();
+  if (temperature.size() != batch || top_k.size() != batch || top_p.size() != batch || min_p.size() != batch ||
+      seed.size() != batch)
+    throw InvalidArgument("the sampling parameters have other lengths than the batch of {}", batch);
+  engine::InferEngine::Input input;
+  input.input_ids = to_vector(input_ids);
+  input.input_lengths = to_vector(input_lengths);
+  input.cache_lengths = to_vector(cache_lengths);
+  input.position_ids = to_vector(position_ids);
+  input.block_tables = std::move(block_tables);
+  input.slot_mapping = to_vector(slot_mapping);
+  for (size_t i = 0; i < batch; ++i)
+    input.sampling.push_back(
+        {temperature.data()[i], top_k.data()[i], top_p.data()[i], min_p.data()[i], seed.data()[i]});
+  input.all_logits = all_logits;
+  Tensor ids, logprobs, logits, hidden;
+  self.run([&](engine::InferEngine& engine) {
+    const engine::InferEngine::Output& output = engine.forward(input);
+    const auto rows = static_cast<int64_t>(output.output_ids.size());
+    ids = Tensor::on_host(DType::i32, Shape{rows});
+    logprobs = Tensor::on_host(DType::f32, Shape{rows});
+    std::copy(output.output_ids.begin(), output.output_ids.end(), ids.view.as<int32_t>());
+    std::copy(output.logprobs.begin(), output.logprobs.end(), logprobs.view.as<float>());
+    if (with_logits) logits = engine.logits();
+    if (with_hidden) hidden = engine.hidden_states();
+  });
+  return nb::make_tuple(to_numpy(ids), to_numpy(logprobs), with_logits ? to_numpy(logits) : nb::none(),
+                        with_hidden ? to_numpy(hidden) : nb::none());
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  bind_config(m);
+
+  nb::class_<Engine>(m, "Engine", "What eadem.InferEngine calls.")
+      .def(
+          "__init__",
+          [](Engine* self, const LlamaConfig& config, const std::string& device, int64_t threads,
+             const std::string& isa, std::optional<engine::CacheConfig> cache, engine::DistConfig dist,
+             std::string mode, std::optional<std::string> weights, std::optional<std::string> activations,
+             std::optional<std::string> kv_dtype, int64_t max_step_tokens, int64_t max_logit_rows,
+             std::vector<std::string> disabled_fusions) {
+            config.validate("LlamaConfig");
+            const nb::gil_scoped_release release;
+            const engine::EngineOptions options = engine_options(arguments_of(
+                cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
+            const auto model = std::make_shared<models::Llama>(config);
+            new (self) Engine(
+                std::make_unique<engine::InferEngine>(model, open(device, threads, isa), options, model->spec()));
+          },
+          "config"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "cache_config"_a.none(), "dist_config"_a,
+          "mode"_a, "weights"_a.none(), "activations"_a.none(), "kv_dtype"_a.none(), "max_step_tokens"_a,
+          "max_logit_rows"_a, "disabled_fusions"_a)
+      .def_static(
+          "from_pretrained",
+          [](const std::string& path, const std::string& device, int64_t threads, const std::string& isa,
+             std::optional<engine::CacheConfig> cache, engine::DistConfig dist, std::string mode,
+             std::optional<std::string> weights, std::optional<std::string> activations,
+             std::optional<std::string> kv_dtype, int64_t max_step_tokens, int64_t max_logit_rows,
+             std::vector<std::string> disabled_fusions) {
+            const nb::gil_scoped_release release;
+            const engine::EngineOptions options = engine_options(arguments_of(
+                cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
+            return new Engine(engine::InferEngine::from_checkpoint(models::open_checkpoint(path),
+                                                                   open(device, threads, isa), options));
+          },
+          nb::rv_policy::take_ownership, "path"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a,
+          "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
+          "kv_dtype"_a.none(), "max_step_tokens"_a, "max_logit_rows"_a, "disabled_fusions"_a)
+      .def(
+          "load_param",
+          [](Engine& self, const std::string& name, const HostArray& array) {
+            const TensorView view = view_of(array, name);
+            self.run([&](engine::InferEngine& engine) { engine.load_param(name, view); });
+          },
+          "name"_a, "array"_a)
+      .def(
+          "load_random",
+          [](Engine& self, uint64_t seed, double stddev) {
+            self.run([&](engine::InferEngine& engine) { engine.load_random(seed, stddev); });
+          },
+          "seed"_a, "stddev"_a)
+      .def("state_dict",
+           [](Engine& self) {
+             return to_numpy_dict(self.run([](engine::InferEngine& engine) { return engine.state_dict(); }));
+           })
+      .def("parameter_names",
+           [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.parameter_names(); }); })
+      .def("forward", &forward, "input_ids"_a, "input_lengths"_a, "cache_lengths"_a, "position_ids"_a, "block_tables"_a,
+           "slot_mapping"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "all_logits"_a,
+           "with_logits"_a, "with_hidden"_a)
+      .def(
+          "reset_cache",
+          [](Engine& self, std::optional<engine::CacheConfig> config) {
+            self.run([&](engine::InferEngine& engine) {
+              if (config)
+                engine.reset_cache(*config);
+              else
+                engine.reset_cache();
+            });
+          },
+          "cache_config"_a.none())
+      .def(
+          "register_hook",
+          [](Engine& self, const std::string& name, nb::callable callback) {
+            engine::HookRegistry::Callback hook = hook_of(std::move(callback));
+            self.run([&](engine::InferEngine& engine) { engine.hooks().register_hook(name, std::move(hook)); });
+          },
+          "name"_a, "callback"_a)
+      .def("clear_hooks", [](Engine& self) { self.run([](engine::InferEngine& engine) { engine.hooks().clear(); }); })
+      .def(
+          "has_hooks",
+          [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.hooks().has_hooks(); }); })
+      .def_prop_ro("geometry", [](Engine& self) {
+        const auto [batch, length, block, blocks, bytes] = self.run([](engine::InferEngine& engine) {
+          return std::array{engine.max_batch_size(), engine.max_sequence_length(), engine.cache_spec().block_size,
+                            engine.cache_spec().num_blocks, engine.cache_bytes()};
+        });
+        return nb::make_tuple(batch, length, block, blocks, bytes);
+      });
+}
+
+}  // namespace eadem::python

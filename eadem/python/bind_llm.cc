@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <utility>
+
+#include "eadem/engine/llm.h"
+#include "eadem/python/binding.h"
+
+namespace eadem::python {
+
+using namespace nb::literals;
+
+namespace {
+
+using engine::Completion;
+using engine::SamplingParams;
+
+// Messages go to Python's logger "eadem".
+Logger python_logger() {
+  return Logger(LogLevel::info, [](LogLevel level, std::string_view message) {
+    const nb::gil_scoped_acquire acquire;
+    const nb::object logger = nb::module_::import_("logging").attr("getLogger")("eadem");
+    const char* method = level >= LogLevel::error ? "error" : level == LogLevel::warning ? "warning" : "info";
+    logger.attr(method)("%s", std::string(message));
+  });
+}
+
+class Llm {
+ public:
+  explicit Llm(std::unique_ptr<engine::LLM> llm) : llm_(std::move(llm)) {}
+
+  const engine::LLM& llm() const { return *llm_; }
+
+  // Generates on a thread of its own, so that this one can deliver text and notice Ctrl-C between steps.
+  std::vector<Completion> generate(
+      const std::variant<std::vector<std::string>, std::vector<std::vector<int32_t>>>& prompts,
+      const SamplingParams& params, const nb::object& on_text) {
+    const bool streams = !on_text.is_none();
+    return exclusive_.run([&] {
+      Shared shared;
+      std::vector<Completion> completions;
+      std::exception_ptr failed;
+      std::thread worker([&] {
+        try {
+          engine::LLM::OnText deliver;
+          if (streams)
+            deliver = [&](size_t request, std::string_view piece) {
+              const std::lock_guard lock(shared.mutex);
+              shared.pieces.emplace_back(request, piece);
+              shared.changed.notify_one();
+            };
+          completions = std::visit(
+              [&](const auto& list) {
+                if constexpr (std::is_same_v<std::decay_t<decltype(list)>, std::vector<std::string>>)
+                  return llm_->generate(list, params, deliver, &shared.cancel);
+                else
+                  return llm_->generate_ids(list, params, deliver, &shared.cancel);
+              },
+              prompts);
+        } catch (...) {
+          failed = std::current_exception();
+        }
+        const std::lock_guard lock(shared.mutex);
+        shared.done = true;
+        shared.changed.notify_one();
+      });
+      std::exception_ptr interrupted;
+      try {
+        attend(shared, on_text);
+      } catch (...) {  // Ctrl-C, or the callback raised
+        interrupted = std::current_exception();
+        shared.cancel = true;
+      }
+      worker.join();
+      if (interrupted) std::rethrow_exception(interrupted);
+      if (failed) std::rethrow_exception(failed);
+      return completions;
+    });
+  }
+
+ private:
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::pair<size_t, std::string>> pieces;  // guarded by mutex, like done
+    bool done = false;
+    std::atomic<bool> cancel = false;
+  };
+
+  // Until the worker is done: hands text to `on_text` and lets Python's signal handlers run.
+  static void attend(Shared& shared, const nb::object& on_text) {
+    constexpr auto kSignalInterval = std::chrono::milliseconds(20);
+    for (bool done = false; !done;) {
+      std::vector<std::pair<size_t, std::string>> pieces;
+      {
+        std::unique_lock lock(shared.mutex);
+        shared.changed.wait_for(lock, kSignalInterval, [&] { return shared.done || !shared.pieces.empty(); });
+        pieces.swap(shared.pieces);
+        done = shared.done;
+      }
+      const nb::gil_scoped_acquire acquire;
+      for (const auto& [request, piece] : pieces) on_text(request, piece);
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+  }
+
+  Exclusive exclusive_;
+  std::unique_ptr<engine::LLM> llm_;
+};
+
+SamplingParams make_params(double temperature, int64_t top_k, double top_p, double min_p, int64_t max_tokens,
+                           std::optional<int64_t> seed, std::vector<std::string> stop,
+                           std::vector<int64_t> stop_token_ids, bool ignore_eos) {
+  SamplingParams params{temperature, top_k, top_p, min_p, seed, max_tokens, std::move(stop), std::move(stop_token_ids),
+                        ignore_eos};
+  params.validate();
+  return params;
+}
+
+}  // namespace
+
+void bind_llm(nb::module_& m) {
+  nb::class_<SamplingParams>(m, "NativeSamplingParams", "What eadem.SamplingParams checks itself with.")
+      .def(
+          "__init__",
+          [](SamplingParams* self, double temperature, int64_t top_k, double top_p, double min_p, int64_t max_tokens,
+             std::optional<int64_t> seed, std::vector<std::string> stop, std::vector<int64_t> stop_token_ids,
+             bool ignore_eos) {
+            new (self) SamplingParams(make_params(temperature, top_k, top_p, min_p, max_tokens, seed, std::move(stop),
+                                                  std::move(stop_token_ids), ignore_eos));
+          },
+          nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "max_tokens"_a, "seed"_a.none(), "stop"_a,
+          "stop_token_ids"_a, "ignore_eos"_a)
+      .def_ro("temperature", &SamplingParams::temperature)
+      .def_ro("top_k", &SamplingParams::top_k)
+      .def_ro("top_p", &SamplingParams::top_p)
+      .def_ro("min_p", &SamplingParams::min_p)
+      .def_ro("max_tokens", &SamplingParams::max_tokens)
+      .def_ro("seed", &SamplingParams::seed)
+      .def_ro("stop", &SamplingParams::stop)
+      .def_ro("stop_token_ids", &SamplingParams::stop_token_ids)
+      .def_ro("ignore_eos", &SamplingParams::ignore_eos);
+
+  nb::class_<Completion>(m, "Completion", "The answer to one prompt.")
+      .def_ro("text", &Completion::text, "The text drawn, without the stop string that ended it.")
+      .def_ro("token_ids", &Completion::token_ids, "The tokens drawn, without the one that ended the text.")
+      .def_ro("logprobs", &Completion::logprobs, "Natural logarithm of the probability of each of token_ids.")
+      .def_prop_ro(
+          "finish_reason", [](const Completion& c) { return engine::finish_reason_name(c.finish_reason); },
+          "\"stop\" (end of sequence, stop token or string), \"length\", \"cancelled\" or \"error\".")
+      .def_ro("error", &Completion::error, "Why the request failed; empty when it did not.")
+      .def_ro("prompt_tokens", &Completion::prompt_tokens, "Tokens of the prompt.")
+      .def_ro("seed", &Completion::seed, "The seed that was used.")
+      .def("__repr__", [](const Completion& c) {
+        return nb::str("Completion(text={!r}, finish_reason={!r}, tokens={})")
+            .format(c.text, engine::finish_reason_name(c.finish_reason), c.token_ids.size());
+      });
+
+  nb::class_<io::Tokenizer>(m, "Tokenizer", "Text to token ids and back. Any thread may use it at any time.")
+      .def_static(
+          "from_file",
+          [](const std::string& path) {
+            const nb::gil_scoped_release release;
+            return new io::Tokenizer(io::Tokenizer::from_file(path));
+          },
+          nb::rv_policy::take_ownership, "path"_a,
+          "Reads a tokenizer.json, a tokenizer.model of tiktoken, a .gguf, or the directory around one.")
+      .def(
+          "encode",
+          [](const io::Tokenizer& self, std::string_view text, bool add_special_tokens, bool parse_special) {
+            const nb::gil_scoped_release release;
+            return self.encode(text, {.add_special_tokens = add_special_tokens, .parse_special = parse_special});
+          },
+          "text"_a, nb::kw_only(), "add_special_tokens"_a = true, "parse_special"_a = true,
+          "Token ids of `text`. `parse_special` reads special tokens such as <|im_end|> from the text: switch it off "
+          "for text that a user controls.")
+      .def(
+          "decode",
+          [](const io::Tokenizer& self, const std::vector<int32_t>& ids, bool skip_special) {
+            const nb::gil_scoped_release release;
+            return self.decode(ids, skip_special);
+          },
+          "ids"_a, nb::kw_only(), "skip_special"_a = true,
+          "Text of the ids; ill-formed UTF-8 becomes U+FFFD. Raises InvalidArgument on an id that is not a token.")
+      .def_prop_ro("vocab_size", &io::Tokenizer::vocab_size, "One more than the largest id.")
+      .def_prop_ro("bos_token_id", &io::Tokenizer::bos)
+      .def_prop_ro("eos_token_id", &io::Tokenizer::eos)
+      .def("token_to_id", &io::Tokenizer::token_to_id, "text"_a)
+      .def("token_text", &io::Tokenizer::token_text, "id"_a, "The token as the vocabulary spells it.")
+      .def_prop_ro("chat_template", &io::Tokenizer::chat_template, "Jinja source; empty if the files have none.");
+
+  nb::class_<Llm>(m, "Llm", "What eadem.LLM calls.")
+      .def(
+          "__init__",
+          [](Llm* self, const std::string& path, const std::string& device, int64_t threads, const std::string& isa,
+             std::optional<engine::CacheConfig> cache, std::string mode, std::optional<std::string> weights,
+             std::optional<std::string> activations, std::optional<std::string> kv_dtype, int64_t max_step_tokens,
+             std::vector<std::string> disabled_fusions) {
+            const nb::gil_scoped_release release;
+            const engine::EngineOptions options =
+                engine_options({cache, {}, mode, weights, activations, kv_dtype, max_step_tokens, 0, disabled_fusions});
+            new (self) Llm(std::make_unique<engine::LLM>(path, open(device, threads, isa), options, python_logger()));
+          },
+          "path"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "kv_cache"_a.none(), "mode"_a, "weights"_a.none(),
+          "activations"_a.none(), "kv_dtype"_a.none(), "max_step_tokens"_a, "disabled_fusions"_a)
+      .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none())
+      .def_prop_ro("default_params", [](const Llm& self) { return self.llm().default_params(); })
+      .def_prop_ro(
+          "tokenizer", [](const Llm& self) -> const io::Tokenizer& { return self.llm().tokenizer(); },
+          nb::rv_policy::reference_internal)
+      .def_prop_ro("eos_token_ids", [](const Llm& self) { return self.llm().eos_token_ids(); });
+}
+
+}  // namespace eadem::python

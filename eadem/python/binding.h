@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the binding sources share. Each bind_* adds one subject to the extension module eadem._eadem; the package in
+// python/eadem puts the public classes on top.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "eadem/core/device/device.h"
+#include "eadem/core/error.h"
+#include "eadem/core/tensor.h"
+#include "eadem/engine/infer_engine.h"
+
+namespace eadem::python {
+
+namespace nb = nanobind;
+
+void bind_errors(nb::module_& m);
+void bind_engine(nb::module_& m);
+void bind_llm(nb::module_& m);
+void bind_train(nb::module_& m);
+
+// A floating host array of any framework; uint16 stands for the bits of bf16. A strided one arrives as a copy.
+using HostArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using HostList = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// The same bytes; valid as long as the array. Throws InvalidArgument, naming `name`, for a dtype that Eadem has not.
+TensorView view_of(const HostArray& array, const std::string& name);
+// A NumPy array over the tensor's bytes, which it keeps alive. bf16 becomes ml_dtypes.bfloat16, or uint16 bits where
+// that module is not installed.
+nb::object to_numpy(const Tensor& tensor);
+nb::dict to_numpy_dict(const std::vector<std::pair<std::string, Tensor>>& tensors);
+
+template <typename T>
+std::vector<T> to_vector(const HostList<T>& list) {
+  return {list.data(), list.data() + list.size()};
+}
+
+// The arguments that every class with a device and a model takes.
+std::shared_ptr<Device> open(const std::string& device, int64_t threads, const std::string& isa);
+std::optional<DType> dtype_argument(const char* name, const std::optional<std::string>& value);
+
+struct EngineArguments {
+  std::optional<engine::CacheConfig> cache;
+  engine::DistConfig dist;
+  std::string mode;
+  std::optional<std::string> weights, activations, kv_dtype;
+  int64_t max_step_tokens = 512;
+  int64_t max_logit_rows = 0;
+  std::vector<std::string> disabled_fusions;
+};
+engine::EngineOptions engine_options(const EngineArguments& arguments);
+
+// Runs long calls without the GIL and one at a time: other threads wait. A call from inside a callback of the same
+// object, which would wait for itself, throws InvalidArgument.
+class Exclusive {
+ public:
+  template <typename F>
+  auto run(F&& call) {
+    const nb::gil_scoped_release release;
+    const Turn turn(*this);
+    return call();
+  }
+
+ private:
+  class Turn {
+   public:
+    explicit Turn(Exclusive& object) : object_(object) {
+      if (object.owner_.load() == std::this_thread::get_id())
+        throw InvalidArgument("an object was called from inside one of its own callbacks");
+      object.mutex_.lock();
+      object.owner_ = std::this_thread::get_id();
+    }
+    ~Turn() {
+      object_.owner_ = std::thread::id();
+      object_.mutex_.unlock();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Exclusive& object_;
+  };
+
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_{};
+};
+
+}  // namespace eadem::python

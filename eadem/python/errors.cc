@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "eadem/python/binding.h"
+
+namespace eadem::python {
+
+namespace {
+
+// Each kind of C++ error, the built-in class that its Python class also derives from, and what it means.
+struct Kind {
+  const char* name;
+  PyObject* builtin;  // null: none
+  const char* doc;
+};
+
+std::vector<Kind> kinds() {
+  return {{"InvalidArgument", PyExc_ValueError, "A value that the caller passed is out of its range."},
+          {"NotFound", PyExc_FileNotFoundError, "A file, tensor, parameter or device that is not there."},
+          {"Unsupported", PyExc_NotImplementedError, "Valid, but nothing here can do it."},
+          {"DataCorrupted", PyExc_ValueError, "A file that contradicts its format or itself."},
+          {"OutOfMemory", PyExc_MemoryError, "Host, device or cache memory ran out."},
+          {"IoError", PyExc_OSError, "The operating system refused a read or a write."},
+          {"DeviceError", PyExc_RuntimeError, "A device reported a failure."},
+          {"Cancelled", nullptr, "The user asked to stop."}};
+}
+
+// The one place where C++ errors become Python exceptions. `classes` is the dict kind -> class.
+void raise_as_python(const std::exception_ptr& thrown, void* classes) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    PyObject* type = PyDict_GetItemString(static_cast<PyObject*>(classes), error.kind());
+    PyErr_SetString(type != nullptr ? type : PyDict_GetItemString(static_cast<PyObject*>(classes), "Error"),
+                    error.what());
+  }
+}
+
+}  // namespace
+
+void bind_errors(nb::module_& m) {
+  nb::dict classes;
+  const auto add = [&](const char* name, nb::handle bases, const char* doc) {
+    const std::string path = std::string("eadem.") + name;
+    const nb::object type = nb::steal(PyErr_NewExceptionWithDoc(path.c_str(), doc, bases.ptr(), nullptr));
+    if (!type.is_valid()) throw nb::python_error();
+    m.attr(name) = type;
+    classes[name] = type;
+    return type;
+  };
+  const nb::object root = add("Error", PyExc_Exception, "The root of everything that Eadem raises.");
+  for (const Kind& kind : kinds())
+    add(kind.name,
+        kind.builtin == nullptr ? nb::object(nb::make_tuple(root))
+                                : nb::object(nb::make_tuple(root, nb::borrow(kind.builtin))),
+        kind.doc);
+  // Lives as long as the interpreter, as the translator does.
+  nb::register_exception_translator(raise_as_python, classes.release().ptr());
+}
+
+}  // namespace eadem::python

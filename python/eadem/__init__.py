@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eadem: one engine that trains and serves transformer language models.
+
+LLM          text in, text out
+InferEngine  one step of a model over token ids, with its KV cache
+Trainer      one optimizer step at a time
+Sequential   a chain of modules with forward, backward and inference
+
+Arrays come in as NumPy or anything else with DLPack (host memory) and go out as NumPy, without a copy where their
+lifetime allows. Every long call releases the GIL. Objects may be shared between threads: calls on one object run one
+at a time. Everything raised on purpose is an eadem.Error; its classes also derive from the built-in ones they stand for.
+"""
+
+from eadem._eadem import (
+    Activation,
+    Cancelled,
+    Completion,
+    DataCorrupted,
+    DeviceError,
+    DistConfig,
+    Error,
+    InvalidArgument,
+    IoError,
+    Linear,
+    LlamaConfig,
+    NotFound,
+    OutOfMemory,
+    PagedKVCacheConfig,
+    RMSNorm,
+    Sequential,
+    StaticKVCacheConfig,
+    Tokenizer,
+    Unsupported,
+    __version__,
+    available_isas,
+    list_devices,
+)
+from eadem._engine import AutoConfig, CacheConfig, HookRegistry, InferEngine
+from eadem._llm import LLM, SamplingParams, bundled_model
+from eadem._trainer import Trainer
+
+__all__ = [
+    "LLM", "SamplingParams", "Completion", "Tokenizer", "bundled_model",
+    "InferEngine", "HookRegistry", "AutoConfig", "LlamaConfig", "DistConfig", "CacheConfig", "StaticKVCacheConfig",
+    "PagedKVCacheConfig",
+    "Trainer", "Sequential", "Linear", "RMSNorm", "Activation",
+    "Error", "InvalidArgument", "NotFound", "Unsupported", "DataCorrupted", "OutOfMemory", "IoError", "DeviceError",
+    "Cancelled",
+    "available_isas", "list_devices", "__version__",
+]

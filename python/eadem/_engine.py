@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InferEngine: a model on a device, with its KV cache, one step at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Callable, Optional, Sequence, Union
+
+import numpy as np
+
+from eadem import _arrays, _eadem
+from eadem._eadem import DistConfig, InvalidArgument, LlamaConfig, PagedKVCacheConfig, StaticKVCacheConfig
+
+CacheConfig = Union[StaticKVCacheConfig, PagedKVCacheConfig]
+
+
+class AutoConfig:
+    """Typed configurations from files."""
+
+    @staticmethod
+    def from_pretrained(path: Union[str, os.PathLike]) -> LlamaConfig:
+        """The configuration in a config.json, the directory around it, or a .gguf.
+
+        Raises NotFound, DataCorrupted, or Unsupported naming the keys that are not honoured.
+        """
+        return _eadem.config_from_pretrained(os.fspath(path))
+
+
+class HookRegistry:
+    """Callbacks on the values that a step makes; `InferEngine.hooks`.
+
+    They fire in program order, on the thread that called forward. Without hooks a step does nothing for them. An
+    exception of a callback ends the step and is raised by forward. A callback must not call its own engine.
+    """
+
+    def __init__(self, engine: _eadem.Engine) -> None:
+        self._engine = engine
+
+    def register_hook(self, name: str, callback: Callable[[str, np.ndarray, int], object]) -> None:
+        """`name`: a value's name ("model.layers.0.mlp.gated_activation.y"), or a prefix of names followed by "*".
+
+        Called as callback(name, tensor, layer_idx); the tensor is a copy, layer_idx is -1 outside the layers.
+        """
+        self._engine.register_hook(name, callback)
+
+    def clear(self) -> None:
+        """Forgets all callbacks."""
+        self._engine.clear_hooks()
+
+    def has_hooks(self) -> bool:
+        return self._engine.has_hooks()
+
+
+@dataclasses.dataclass
+class Input:
+    """One step: some new tokens of each of some sequences.
+
+    input_ids      [batch, seq], of which each row counts up to its input length, or all sequences packed [tokens]
+    position_ids   like input_ids; None: they follow from cache_lengths, and must agree with them
+    cache_lengths  [batch] tokens of each sequence already in the cache; None: zeros
+    input_lengths  [batch] new tokens of each sequence; None: seq, or one sequence of all tokens
+    block_tables   [batch, max_blocks] where each sequence's tokens are, -1 behind its last block. Needed with a paged
+                   cache; with a static one, its rows [batch, 1], None: 0, 1, …
+    slot_mapping   [tokens] block * block_size + offset of each new token; None: from block_tables
+    temperature, top_k, top_p, min_p, seed
+                   one for all, or [batch]; as in SamplingParams. The same seed at the same position draws the same token.
+    all_logits     logits of every token instead of each sequence's last; the engine needs max_logit_rows for it
+    """
+
+    input_ids: Any
+    position_ids: Any = None
+    cache_lengths: Any = None
+    input_lengths: Any = None
+    block_tables: Any = None
+    slot_mapping: Any = None
+    temperature: Any = 1.0
+    top_k: Any = 0
+    top_p: Any = 1.0
+    min_p: Any = 0.0
+    seed: Any = 0
+    all_logits: bool = False
+
+
+@dataclasses.dataclass
+class Output:
+    """Result of a step; the arrays are the caller's own.
+
+    output_ids     [batch, 1] int32 drawn; -1 where the logits are not finite
+    logprobs       [batch, 1] float32, natural logarithm of the probability of output_ids
+    logits         float32 [batch, vocab], with all_logits packed [tokens, vocab]; None unless asked for
+    hidden_states  packed [tokens, hidden] before the head; None unless asked for
+    """
+
+    output_ids: np.ndarray
+    logprobs: np.ndarray
+    logits: Optional[np.ndarray] = None
+    hidden_states: Optional[np.ndarray] = None
+
+
+class InferEngine:
+    """A model on a device, with its KV cache. Threads may share one; their calls run one at a time.
+
+    config           LlamaConfig. The parameters are unset: load_param each of parameter_names(), or load_random, or use
+                     from_pretrained
+    dist_config      ranks of tensor parallelism; more than one raises Unsupported
+    cache_config     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context
+    max_step_tokens  most new tokens of one step
+    max_logit_rows   most rows of logits of one step; 0: one per sequence
+
+    device, threads, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
+    """
+
+    Input = Input
+    Output = Output
+
+    def __init__(self, config: LlamaConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
+                 cache_config: Optional[CacheConfig] = None, *, threads: int = 0, isa: str = "",
+                 mode: str = "performance", weights: Optional[str] = None, activations: Optional[str] = None,
+                 kv_dtype: Optional[str] = None, max_step_tokens: int = 512, max_logit_rows: int = 0,
+                 disabled_fusions: Sequence[str] = ()) -> None:
+        self._engine = _eadem.Engine(
+            config, device=device, threads=threads, isa=isa, cache_config=cache_config,
+            dist_config=dist_config if dist_config is not None else DistConfig(), mode=mode, weights=weights,
+            activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+            max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions))
+        self.hooks = HookRegistry(self._engine)
+
+    @classmethod
+    def from_pretrained(cls, path: Union[str, os.PathLike], dist_config: Optional[DistConfig] = None,
+                        device: str = "cpu", cache_config: Optional[CacheConfig] = None, *, threads: int = 0,
+                        isa: str = "", mode: str = "performance", weights: Optional[str] = None,
+                        activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: int = 512,
+                        max_logit_rows: int = 0, disabled_fusions: Sequence[str] = ()) -> InferEngine:
+        """The model at `path` (as in LLM) with its weights."""
+        self = cls.__new__(cls)
+        self._engine = _eadem.Engine.from_pretrained(
+            os.fspath(path), device=device, threads=threads, isa=isa, cache_config=cache_config,
+            dist_config=dist_config if dist_config is not None else DistConfig(), mode=mode, weights=weights,
+            activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+            max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions))
+        self.hooks = HookRegistry(self._engine)
+        return self
+
+    def load_param(self, name: str, param: Any) -> None:
+        """Sets a parameter from a floating array, read in place (NumPy or DLPack on the host; uint16 is bf16's bits).
+
+        Raises NotFound, or InvalidArgument naming both shapes, or the place of a value that is not finite.
+        """
+        self._engine.load_param(name, _arrays.parameter(param))
+
+    def load_random(self, seed: int, stddev: float = 0.02) -> None:
+        """Sets every parameter to values that depend on `seed` and its name alone."""
+        self._engine.load_random(seed, stddev)
+
+    def state_dict(self) -> list[dict[str, np.ndarray]]:
+        """Copies of the parameters by name, one dict per rank."""
+        return [self._engine.state_dict()]
+
+    def parameter_names(self) -> list[str]:
+        return self._engine.parameter_names()
+
+    def forward(self, input: Input, *, return_logits: bool = False, return_hidden_states: bool = False) -> Output:
+        """Runs one step and draws a token per sequence. Releases the GIL.
+
+        Raises InvalidArgument, naming the sequence and both values, for an input that contradicts itself, the model or
+        the cache; nothing has changed then.
+        """
+        ids, lengths = _arrays.rows("input_ids", input.input_ids, input.input_lengths)
+        batch = len(lengths)
+        positions = np.zeros(0, np.int32)
+        if input.position_ids is not None:
+            if np.shape(input.position_ids) != np.shape(input.input_ids):
+                raise InvalidArgument(f"position_ids has shape {list(np.shape(input.position_ids))}; input_ids has "
+                                      f"{list(np.shape(input.input_ids))}")
+            positions, _ = _arrays.rows("position_ids", input.position_ids, input.input_lengths)
+        cached = np.zeros(batch, np.int32) if input.cache_lengths is None else _arrays.integers(
+            "cache_lengths", input.cache_lengths).reshape(-1)
+        tables: list[list[int]] = []
+        for row in input.block_tables if input.block_tables is not None else ():
+            blocks = _arrays.integers("block_tables", row).reshape(-1).tolist()
+            while blocks and blocks[-1] == -1:
+                blocks.pop()
+            tables.append(blocks)
+        slots = np.zeros(0, np.int64) if input.slot_mapping is None else _arrays.integers(
+            "slot_mapping", input.slot_mapping, np.int64).reshape(-1)
+        drawn, logprobs, logits, hidden = self._engine.forward(
+            ids, lengths, cached, positions, tables, slots,
+            _arrays.per_request("temperature", input.temperature, batch, np.float32),
+            _arrays.per_request("top_k", input.top_k, batch, np.int32),
+            _arrays.per_request("top_p", input.top_p, batch, np.float32),
+            _arrays.per_request("min_p", input.min_p, batch, np.float32),
+            _arrays.per_request("seed", input.seed, batch, np.int64),
+            input.all_logits, return_logits, return_hidden_states)
+        if input.all_logits:
+            last = np.cumsum(lengths) - 1
+            drawn, logprobs = drawn[last], logprobs[last]
+        return Output(drawn[:, None], logprobs[:, None], logits, hidden)
+
+    def reset_cache(self, cache_config: Optional[CacheConfig] = None) -> None:
+        """Empties the cache, or makes another one. Parameters stay."""
+        self._engine.reset_cache(cache_config)
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most sequences of one step."""
+        return self._engine.geometry[0]
+
+    @property
+    def max_sequence_length(self) -> int:
+        """Most tokens of one sequence."""
+        return self._engine.geometry[1]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block of the cache; a static cache has one block per sequence."""
+        return self._engine.geometry[2]
+
+    @property
+    def num_blocks(self) -> int:
+        return self._engine.geometry[3]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return self._engine.geometry[4]

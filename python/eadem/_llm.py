@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LLM: text in, text out."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import logging
+import os
+from typing import Callable, Optional, Sequence, Union
+
+from eadem import _eadem
+from eadem._eadem import Completion, InvalidArgument, NotFound, PagedKVCacheConfig, StaticKVCacheConfig, Tokenizer
+
+BUNDLED = "stories"
+
+
+def bundled_model(name: str = BUNDLED) -> str:
+    """The directory of a model that came with the package; raises NotFound when it has none of that name."""
+    wanted = f"share/eadem/assets/{name}/model.safetensors"
+    try:
+        files = importlib.metadata.files("eadem") or []
+    except importlib.metadata.PackageNotFoundError:  # imported from a source tree
+        files = []
+    for file in files:
+        if file.as_posix().endswith(wanted):
+            return os.path.dirname(os.path.abspath(str(file.locate())))
+    raise NotFound(f"no model '{name}' came with this package")
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+    """How one request's text is drawn. Raises InvalidArgument naming the field, its value and its range.
+
+    temperature     [0, 1e6]; 0 is greedy
+    top_k           [0, 2**31); 0 is off
+    top_p           (0, 1]; 1 is off
+    min_p           [0, 1]; 0 is off
+    max_tokens      at least 1
+    seed            None: a fresh one per request, reported in Completion.seed
+    stop            strings that end the text, across token borders; not part of it
+    stop_token_ids  tokens that end the text
+    ignore_eos      go on after the end of sequence
+
+    dataclasses.replace(params, temperature=0) gives a changed copy.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    seed: Optional[int] = None
+    stop: Union[str, Sequence[str]] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._native()  # checks
+
+    def _native(self) -> _eadem.NativeSamplingParams:
+        return _eadem.NativeSamplingParams(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
+            max_tokens=self.max_tokens, seed=self.seed, stop=list(self.stop),
+            stop_token_ids=list(self.stop_token_ids), ignore_eos=self.ignore_eos)
+
+
+class LLM:
+    """A model with its tokenizer.
+
+    model        a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, or the
+                 name of a bundled model; None: the bundled model
+    device       "cpu", "cuda", "cuda:1"; see list_devices()
+    threads      CPU threads; 0: one per available processor
+    isa          CPU instruction set; "": the best one, see available_isas()
+    mode         "performance" or "accuracy": what precision is chosen where nothing else says so
+    weights, activations, kv_dtype
+                 "f32", "bf16" or "f16"; None: as the mode, model and checkpoint say
+    kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context, or less where
+                 memory is short
+    max_step_tokens
+                 new tokens of one step; longer prompts take several
+    disabled_fusions
+                 names of fusions to leave out
+
+    Raises NotFound, DataCorrupted, Unsupported or OutOfMemory. Threads may share an LLM; their calls run one at a time.
+    Messages go to logging.getLogger("eadem").
+    """
+
+    def __init__(self, model: Optional[Union[str, os.PathLike]] = None, *, device: str = "cpu", threads: int = 0,
+                 isa: str = "", mode: str = "performance", weights: Optional[str] = None,
+                 activations: Optional[str] = None, kv_dtype: Optional[str] = None,
+                 kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
+                 max_step_tokens: int = 512, disabled_fusions: Sequence[str] = ()) -> None:
+        if model is None:
+            path = bundled_model()
+            logging.getLogger("eadem").info("no model given: using the bundled model '%s' (%s)", BUNDLED, path)
+        else:
+            path = os.fspath(model)
+            if not os.path.exists(path) and os.sep not in path:
+                try:
+                    path = bundled_model(path)
+                except NotFound:
+                    raise NotFound(f"{path}: no such file or directory, and no bundled model of that name") from None
+        self._llm = _eadem.Llm(
+            path, device=device, threads=threads, isa=isa, kv_cache=kv_cache, mode=mode, weights=weights,
+            activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+            disabled_fusions=list(disabled_fusions))
+
+    def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],
+                 params: Optional[SamplingParams] = None, *,
+                 on_text: Optional[Callable[[int, str], object]] = None) -> list[Completion]:
+        """One completion per prompt, in order.
+
+        prompts  one text, texts, or lists of token ids. An empty text starts from the beginning-of-sequence token.
+        params   None: default_params
+        on_text  called as on_text(prompt_index, piece) on this thread, as text becomes complete
+
+        A prompt that is refused (too long for the cache) gives a completion with an error; the others are not
+        affected. Ctrl-C, or an exception of on_text, stops at the next step and is raised. Releases the GIL.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        kinds = {isinstance(prompt, str) for prompt in texts}
+        if len(kinds) > 1:
+            raise InvalidArgument("prompts mix texts and lists of token ids")
+        batch = texts if kinds != {False} else [[int(token) for token in prompt] for prompt in texts]
+        return self._llm.generate(batch, (params if params is not None else self.default_params)._native(), on_text)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Lives as long as the LLM, which it keeps alive."""
+        return self._llm.tokenizer
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends, over the defaults of SamplingParams."""
+        native = self._llm.default_params
+        return SamplingParams(**{field.name: getattr(native, field.name) for field in dataclasses.fields(SamplingParams)})
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Tokens that end a text."""
+        return self._llm.eos_token_ids

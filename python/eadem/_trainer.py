@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainer: a model, its gradients and its optimizer, one step at a time."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Optional, Sequence, Union
+
+import numpy as np
+
+from eadem import _arrays, _eadem
+from eadem._eadem import InvalidArgument, LlamaConfig
+
+
+class Trainer:
+    """Trains a model with AdamW. Threads may share one; their calls run one at a time.
+
+    model          a LlamaConfig, whose parameters are unset (load_random or load_param), or the path of a checkpoint to
+                   start from (as in LLM)
+    weights        "f32", or "bf16" with f32 master copies
+    batch_tokens   most tokens of one step
+    weight_decay   decoupled, on parameters of two or more dimensions
+    max_grad_norm  gradients are scaled down to this norm; 0: not
+    device, threads, isa, disabled_fusions: as in LLM
+    """
+
+    def __init__(self, model: Union[LlamaConfig, str, os.PathLike], *, device: str = "cpu", threads: int = 0,
+                 isa: str = "", weights: str = "f32", batch_tokens: int = 4096, beta1: float = 0.9,
+                 beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
+                 disabled_fusions: Sequence[str] = ()) -> None:
+        self._trainer = _eadem.NativeTrainer(
+            model if isinstance(model, LlamaConfig) else os.fspath(model), device=device, threads=threads, isa=isa,
+            weights=weights, batch_tokens=batch_tokens, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm, disabled_fusions=list(disabled_fusions))
+
+    def load_param(self, name: str, param: Any) -> None:
+        """As InferEngine.load_param; before the first step."""
+        self._trainer.load_param(name, _arrays.parameter(param))
+
+    def load_random(self, seed: int, stddev: float = 0.02) -> None:
+        """Matrices normal with this deviation, norms one, biases zero; before the first step."""
+        self._trainer.load_random(seed, stddev)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the weights by name."""
+        return self._trainer.state_dict()
+
+    def parameter_names(self) -> list[str]:
+        return self._trainer.parameter_names()
+
+    def step(self, input_ids: Any, labels: Any = None, *, learning_rate: float,
+             lengths: Any = None) -> tuple[float, float]:
+        """One optimizer step; returns (loss, grad_norm): mean loss in nats over the labels, gradient norm before clipping.
+
+        input_ids  [batch, seq] or packed [tokens]; each row is a document of its own
+        labels     like input_ids: labels[i] is the token to predict after input_ids[i], negative: ignored. None: the
+                   next token of the row; its last token has none
+        lengths    [batch] tokens that count of each row, or the lengths of the packed documents
+
+        Releases the GIL. Raises InvalidArgument for a batch that does not fit, DataCorrupted when loss or gradient is
+        not finite; parameters are unchanged then.
+        """
+        return self._trainer.step(*self._batch(input_ids, labels, lengths), learning_rate)
+
+    def evaluate(self, input_ids: Any, labels: Any = None, *, lengths: Any = None) -> tuple[float, int]:
+        """Mean loss of a batch and the number of its labels; changes nothing."""
+        return self._trainer.evaluate(*self._batch(input_ids, labels, lengths))
+
+    def gradient(self, name: str) -> np.ndarray:
+        """float32 gradient of a parameter in the last step."""
+        return self._trainer.gradient(name)
+
+    @property
+    def num_steps(self) -> int:
+        return self._trainer.num_steps
+
+    @staticmethod
+    def _batch(input_ids: Any, labels: Any, lengths: Optional[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ids, counts = _arrays.rows("input_ids", input_ids, lengths)
+        if labels is not None:
+            if np.shape(labels) != np.shape(input_ids):
+                raise InvalidArgument(f"labels has shape {list(np.shape(labels))}; input_ids has "
+                                      f"{list(np.shape(input_ids))}")
+            return ids, _arrays.rows("labels", labels, lengths)[0], counts
+        following = np.full(ids.shape, -1, np.int32)
+        following[:-1] = ids[1:]
+        ends = np.cumsum(counts) - 1
+        following[ends[(ends >= 0) & (ends < len(ids))]] = -1
+        return ids, following, counts

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+import struct
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests/data/golden"
+STORIES = ROOT.parent / "shared/data/models/stories260K/stories260K.gguf"
+
+
+def load_safetensors(path):
+    """Plain reader, so that nothing under test reads what is compared with."""
+    data = Path(path).read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + size])
+    dtypes = {"F32": "<f4", "I32": "<i4", "I64": "<i8", "F64": "<f8"}
+    result = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            raw = data[8 + size + begin:8 + size + end]
+            result[name] = np.frombuffer(raw, dtypes[entry["dtype"]]).reshape(entry["shape"]).copy()
+    return result
+
+
+@pytest.fixture(scope="session")
+def stories():
+    """Path of a small model with a tokenizer."""
+    if not STORIES.exists():
+        pytest.skip(f"{STORIES} is absent")
+    return str(STORIES)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+import _thread
+import dataclasses
+import threading
+import time
+
+import pytest
+from conftest import STORIES
+
+import eadem
+from eadem import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def llm(stories):
+    return LLM(stories)
+
+
+def test_greedy_text_is_the_reference_programs(llm):
+    expected = (STORIES.parent / "expected_t0_n200.txt").read_text()
+    [completion] = llm.generate("", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+    assert completion.text == expected
+    assert completion.error == "" and completion.finish_reason == "length"
+    assert len(completion.token_ids) == len(completion.logprobs) == 200
+    assert all(logprob <= 0 for logprob in completion.logprobs)
+
+
+def test_streamed_pieces_make_the_text_on_this_thread(llm):
+    pieces = {0: [], 1: []}
+    threads = set()
+
+    def on_text(index, piece):
+        pieces[index].append(piece)
+        threads.add(threading.get_ident())
+
+    completions = llm.generate(["Once", "Lily"], GREEDY, on_text=on_text)
+    assert [completion.text for completion in completions] == ["".join(pieces[0]), "".join(pieces[1])]
+    assert threads == {threading.get_ident()} and len(pieces[0]) > 1
+    assert [llm.generate(prompt, GREEDY)[0].text for prompt in ("Once", "Lily")] == [c.text for c in completions]
+
+
+def test_token_ids_seeds_and_stops(llm):
+    ids = llm.tokenizer.encode("Once upon a time")
+    assert llm.generate([ids], GREEDY)[0].text == llm.generate("Once upon a time", GREEDY)[0].text
+    params = SamplingParams(temperature=1.0, max_tokens=20)
+    [first] = llm.generate("Once", params)
+    assert llm.generate("Once", dataclasses.replace(params, seed=first.seed))[0].text == first.text
+    text = llm.generate("Once", GREEDY)[0].text
+    stop = text[10:14]
+    [stopped] = llm.generate("Once", dataclasses.replace(GREEDY, stop=stop))
+    assert stopped.text == text[:text.index(stop)] and stopped.finish_reason == "stop"
+
+
+def test_a_long_prompt_is_refused_alone(llm):
+    good, bad = llm.generate(["Once", "word " * 2000], GREEDY)
+    assert bad.finish_reason == "error" and bad.error
+    assert good.error == "" and good.text
+
+
+def test_sampling_params_are_checked():
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=1)
+    for wrong in ({"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"min_p": 2}, {"max_tokens": 0}, {"stop": [""]}):
+        with pytest.raises(eadem.InvalidArgument, match=next(iter(wrong))):
+            SamplingParams(**wrong)
+    assert SamplingParams(stop="x") == SamplingParams(stop=["x"])
+
+
+def test_defaults_are_the_models(llm):
+    assert isinstance(llm.default_params, SamplingParams)
+    assert llm.eos_token_ids
+
+
+def test_tokenizer(llm):
+    tokenizer = llm.tokenizer
+    ids = tokenizer.encode("Once upon a time")
+    assert ids[0] == tokenizer.bos_token_id
+    assert tokenizer.decode(ids).strip() == "Once upon a time"
+    with pytest.raises(eadem.InvalidArgument):
+        tokenizer.decode([10**6])
+
+
+def test_other_threads_run_meanwhile(llm):
+    ticks = []
+    done = threading.Event()
+
+    def tick():
+        while not done.is_set():
+            ticks.append(time.monotonic())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    begin = time.monotonic()
+    llm.generate("", SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))
+    end = time.monotonic()
+    done.set()
+    thread.join()
+    # Were the GIL held, no tick could fall inside.
+    assert sum(begin < tick < end for tick in ticks) >= 3
+
+
+def test_ctrl_c_stops_at_the_next_step(llm):
+    seen = []
+
+    def on_text(index, piece):
+        seen.append(piece)
+        if len(seen) == 3:
+            _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("", SamplingParams(temperature=0, max_tokens=400, ignore_eos=True), on_text=on_text)
+    assert llm.generate("Once", GREEDY)[0].text  # goes on working
+
+
+def test_an_exception_of_the_callback_comes_out(llm):
+    def on_text(index, piece):
+        raise LookupError(piece)
+
+    with pytest.raises(LookupError):
+        llm.generate("Once", GREEDY, on_text=on_text)
+    with pytest.raises(eadem.InvalidArgument, match="callbacks"):
+        llm.generate("Once", GREEDY, on_text=lambda *_: llm.generate("Once", GREEDY))
+    assert llm.generate("Once", GREEDY)[0].text
+
+
+def test_arguments(stories):
+    paged = LLM(stories, kv_cache=eadem.PagedKVCacheConfig(1 << 24, 16, 4), threads=1, isa="scalar", mode="accuracy")
+    assert paged.generate("Once", GREEDY)[0].text
+    with pytest.raises(eadem.NotFound, match="bundled"):
+        LLM("no_such_model")
+    with pytest.raises(eadem.InvalidArgument, match="threads"):
+        LLM(stories, threads=-1)
+    with pytest.raises(TypeError):
+        LLM(stories, thread=1)
+    with pytest.raises(eadem.InvalidArgument, match="mix"):
+        paged.generate(["a", [1]])
