@@ -89,7 +89,7 @@ section_python() {
   make_venv
   echo "installing the package into build/venv"
   if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
-    -C build-dir="$root/build/python" . > "$logs/pip.log" 2>&1; then
+    --config-settings=build-dir="$root/build/python" . > "$logs/pip.log" 2>&1; then
     tail -n 60 "$logs/pip.log"
     return 1
   fi

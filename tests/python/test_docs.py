@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/python.md shows runs, and what the stubs and docstrings promise is there."""
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN, ROOT
+
+import eadem
+
+PACKAGE = Path(eadem.__file__).parent
+
+
+def test_examples_of_the_document_run(stories, capsys):
+    text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert len(blocks) >= 8
+    names = {"text_model": stories, "model": str(GOLDEN / "llama")}
+    for block in blocks:
+        line = text.count("\n", 0, block.start()) + 1
+        exec(compile("\n" * line + block[1], "docs/python.md", "exec"), names)
+    assert "model.layers.0" in capsys.readouterr().out
+
+
+def test_installed_stub_is_what_the_extension_has(tmp_path):
+    if importlib.util.find_spec("nanobind") is None:
+        pytest.skip("nanobind is not installed")
+    assert (PACKAGE / "py.typed").exists()
+    made = tmp_path / "_eadem.pyi"
+    # Without the package around it, as the build does.
+    [extension] = PACKAGE.glob("_eadem.*.so")
+    subprocess.run([sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "_eadem", "-i", str(extension.parent), "-o",
+                    str(made)], check=True)
+    assert made.read_text() == (PACKAGE / "_eadem.pyi").read_text()
+
+
+def test_public_names_are_typed_and_documented():
+    stub = (PACKAGE / "_eadem.pyi").read_text()
+    for name in eadem.__all__:
+        value = getattr(eadem, name)
+        if name in ("__version__", "CacheConfig"):
+            continue
+        assert value.__doc__, name
+        if getattr(value, "__module__", "") == "_eadem" or value.__module__ == "eadem._eadem":
+            assert re.search(rf"^(class|def) {name}\b", stub, re.MULTILINE), name
+            continue
+        for member, function in inspect.getmembers(value, inspect.isfunction):
+            if member.startswith("_") and member != "__init__":
+                continue
+            signature = inspect.signature(function)
+            assert signature.return_annotation is not inspect.Signature.empty, f"{name}.{member}"
+            for parameter in list(signature.parameters.values())[1:]:
+                assert parameter.annotation is not inspect.Parameter.empty, f"{name}.{member}({parameter.name})"
