@@ -164,7 +164,8 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
                                         .seed = completion.seed},
                            .max_tokens = params.max_tokens});
       Running request{i, &completion, io::IncrementalDecoder(*tokenizer_), StopWatcher(params.stop)};
-      for (int32_t token : prompts[i]) request.decoder.next(token);  // the continuation starts where the prompt ends
+      for (int32_t token : prompts[i])
+        if (tokenizer_->is_token(token)) request.decoder.next(token);  // the continuation starts where the prompt ends
       running.emplace(id, std::move(request));
     } catch (const Error& error) {
       completion.finish_reason = FinishReason::error;
@@ -204,7 +205,8 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     }
     completion.token_ids.push_back(drawn.token);
     completion.logprobs.push_back(drawn.logprob);
-    show(request, request.stops.feed(request.decoder.next(drawn.token)));
+    // Vocabularies are padded: an id without a token can be drawn, and has no text.
+    if (tokenizer_->is_token(drawn.token)) show(request, request.stops.feed(request.decoder.next(drawn.token)));
     if (request.stops.stopped()) {
       end(drawn.id, FinishReason::stop);
       return false;

@@ -322,8 +322,9 @@ int64_t LlamaConfig::num_parameters() const {
 }
 
 io::JsonValue LlamaConfig::to_json() const {
-  EADEM_CHECK(rope_style == kernels::RopeStyle::rotate_half && rope_divisors.empty(),
-              "config.json cannot state an interleaved rope or rope divisors");
+  if (rope_style != kernels::RopeStyle::rotate_half || !rope_divisors.empty())
+    throw Unsupported("a config.json cannot state {}",
+                      rope_divisors.empty() ? "interleaved rotary embeddings" : "rope divisors");
   const auto ids = [](const std::vector<int64_t>& values) {
     if (values.size() == 1) return io::JsonValue(values[0]);
     io::JsonValue list = io::JsonValue::array();

@@ -53,6 +53,7 @@ struct LlamaConfig {
   // Throws DataCorrupted for a malformed config, Unsupported naming every key that is not honoured.
   static LlamaConfig from_json(const io::JsonReader& config);
   static LlamaConfig from_gguf(const io::GgufFile& file);
+  // Throws Unsupported for what only a GGUF file can state: interleaved rope, divisors.
   io::JsonValue to_json() const;
 };
 

@@ -87,6 +87,7 @@ class Graph {
     size_t old_size_;
     int old_layer_;
   };
+  const std::string& scope() const { return scope_; }
   // The current scope's path followed by `name`: how modules name parameters.
   std::string scoped_name(std::string_view name) const;
 

@@ -66,7 +66,7 @@ std::span<const AttentionStrategy* const> AttentionFactory::strategies() { retur
 
 ValueId AttentionFactory::build(BuildContext& context, AttentionRequest request, ValueId q, ValueId k, ValueId v) {
   request.cache = context.cache;
-  Decision decision{"attention " + context.graph.scoped_name(""), {}, {}};
+  Decision decision{"attention " + context.graph.scope(), {}, {}};
   const AttentionStrategy* strategy = select(strategies(), request, decision);
   if (strategy == nullptr) throw_no_candidate(decision);
   context.decisions.push_back(std::move(decision));
