@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The hardware configuration of a model leaf by leaf, and what the factories choose from it.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "eadem/modules/modules.h"
+
+namespace eadem::modules {
+namespace {
+
+ModelSpec small_spec() {
+  return {.hidden = 32, .ffn = 48, .layers = 4, .heads = 4, .kv_heads = 2, .head_dim = 8, .vocab = 64};
+}
+
+std::shared_ptr<Device> cpu() { return open_device("cpu", {.num_threads = 1}); }
+
+template <typename T>
+void expect_leaf(const Leaf<T>& leaf, const T& value, Origin origin, const std::string& set_by) {
+  EXPECT_EQ(leaf.value, value);
+  EXPECT_EQ(origin_name(leaf.origin), origin_name(origin));
+  EXPECT_EQ(leaf.set_by, set_by);
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Unsupported& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return {};
+}
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text) << "\nlacks: " << (part)
+
+TEST(AutoHardwareConfig, ModeDefaultsSayThatTheModeSetThem) {
+  const auto device = cpu();
+  const auto accuracy = AutoHardwareConfig::from_model_spec(small_spec(), *device, HardwareMode::accuracy);
+  const auto performance = AutoHardwareConfig::from_model_spec(small_spec(), *device, HardwareMode::performance);
+  for (Role role : kRoles) {
+    SCOPED_TRACE(role_name(role));
+    const auto& exact = accuracy.of(role).precision;
+    EXPECT_EQ(exact.weights.value, DType::f32);
+    expect_leaf(exact.activations, DType::f32, Origin::mode_default, "accuracy");
+    expect_leaf(exact.kv_cache, DType::f32, Origin::mode_default, "accuracy");
+    const auto& fast = performance.of(role).precision;
+    expect_leaf(fast.activations, device->preferred_activations(), Origin::mode_default, "performance");
+    if (role == Role::norm)
+      expect_leaf(fast.weights, DType::f32, Origin::module_override, "RmsNorm");
+    else
+      expect_leaf(fast.weights, DType::bf16, Origin::mode_default, "performance");
+    expect_leaf(accuracy.of(role).memory.kv_block_size, int64_t{16}, Origin::generic_default, "eadem");
+  }
+}
+
+// Policy < checkpoint < argument, each on its own leaf: who is not spoken to keeps what it had.
+TEST(AutoHardwareConfig, EachLeafFollowsThePrecedenceAlone) {
+  const auto device = cpu();
+  ModelSpec spec = small_spec();
+  spec.checkpoint_dtype = DType::f16;
+  spec.checkpoint_source = "model.safetensors";
+  const std::vector<PolicyRule> policy = {
+      {Role::attention, 0, 3, {.weights = DType::f32, .activations = DType::bf16, .kv_block_size = 64}}};
+
+  const auto files = AutoHardwareConfig::from_model_spec(spec, *device, HardwareMode::performance, {}, "", policy);
+  const HardwareConfig& by_file = files.of(Role::attention, 1);
+  expect_leaf(by_file.precision.weights, DType::f16, Origin::checkpoint, "model.safetensors");
+  expect_leaf(by_file.precision.activations, DType::bf16, Origin::model_policy, "model policy");
+  expect_leaf(by_file.memory.kv_block_size, int64_t{64}, Origin::model_policy, "model policy");
+  expect_leaf(by_file.precision.kv_cache, device->preferred_activations(), Origin::mode_default, "performance");
+
+  const auto arguments = AutoHardwareConfig::from_model_spec(
+      spec, *device, HardwareMode::performance, {.weights = DType::bf16, .kv_cache = DType::f16}, "--weights", policy);
+  const HardwareConfig& by_argument = arguments.of(Role::attention, 1);
+  expect_leaf(by_argument.precision.weights, DType::bf16, Origin::explicit_argument, "--weights");
+  expect_leaf(by_argument.precision.kv_cache, DType::f16, Origin::explicit_argument, "--weights");
+  expect_leaf(by_argument.precision.activations, DType::bf16, Origin::model_policy, "model policy");
+
+  // Norms keep their weights exact whatever the file stores and the argument says.
+  expect_leaf(arguments.of(Role::norm, 1).precision.weights, DType::f32, Origin::module_override, "RmsNorm");
+  expect_leaf(arguments.of(Role::norm, 1).precision.kv_cache, DType::f16, Origin::explicit_argument, "--weights");
+}
+
+TEST(AutoHardwareConfig, PolicyRulesApplyToTheirRoleAndLayersOnly) {
+  const auto device = cpu();
+  const std::vector<PolicyRule> policy = {{Role::mlp, 1, 2, {.weights = DType::f16}}};
+  const auto config =
+      AutoHardwareConfig::from_model_spec(small_spec(), *device, HardwareMode::accuracy, {}, "", policy);
+  for (int layer = -1; layer < 4; ++layer) {
+    const bool ruled = layer == 1 || layer == 2;
+    EXPECT_EQ(config.of(Role::mlp, layer).precision.weights.value, ruled ? DType::f16 : DType::f32) << layer;
+    EXPECT_EQ(config.of(Role::attention, layer).precision.weights.value, DType::f32) << layer;
+  }
+  // A role that has no layers answers with its one configuration for every layer.
+  EXPECT_EQ(&config.of(Role::embedding, 3), &config.of(Role::embedding));
+}
+
+TEST(HardwareConfigLeaf, TheWeakerDoesNotReplaceTheStronger) {
+  Leaf<DType> leaf{DType::f32};
+  leaf.set(DType::bf16, Origin::explicit_argument, "--weights");
+  leaf.set(DType::f16, Origin::checkpoint, "model.safetensors");
+  expect_leaf(leaf, DType::bf16, Origin::explicit_argument, "--weights");
+  leaf.set(DType::f16, Origin::explicit_argument, "caller");
+  expect_leaf(leaf, DType::f16, Origin::explicit_argument, "caller");
+}
+
+TEST(HardwareConfigDiff, ListsExactlyTheLeavesThatDiffer) {
+  HardwareConfig a, b;
+  EXPECT_EQ(diff(a, b), "");
+  HardwareOverrides{.weights = DType::bf16}.apply_to(a, Origin::checkpoint, "model.safetensors");
+  HardwareOverrides{.fuse_residual = false}.apply_to(b, Origin::explicit_argument, "--no-fuse");
+  EXPECT_EQ(diff(a, b),
+            "precision.weights: bf16 (checkpoint, model.safetensors) | f32 (generic default, eadem)\n"
+            "compute.fuse_residual: true (generic default, eadem) | false (explicit argument, --no-fuse)\n");
+  // Equal values from different hands are no difference.
+  HardwareOverrides{.weights = DType::bf16}.apply_to(b, Origin::explicit_argument, "--weights");
+  EXPECT_EQ(diff(a, b).find("precision.weights"), std::string::npos);
+  EXPECT_EQ(leaves(a).size(), 7u);
+}
+
+TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {
+  const auto device = cpu();
+  const auto disabled = [&](const HardwareOverrides& overrides) {
+    return AutoHardwareConfig::from_model_spec(small_spec(), *device, HardwareMode::accuracy, overrides)
+        .disabled_fusions();
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(disabled({}), Names{});
+  EXPECT_EQ(disabled({.fuse_gated_activation = false}), Names{"linear_gated_activation"});
+  EXPECT_EQ(disabled({.fuse_residual = false}), (Names{"add_rms_norm", "linear_add"}));
+  EXPECT_EQ(disabled({.fuse_rope_append = false}), Names{"rope_kv_append"});
+}
+
+// What the factories add to one graph.
+struct Built {
+  explicit Built(const CacheSpec& cache = {})
+      : device(cpu()),
+        hardware(AutoHardwareConfig::from_model_spec(small_spec(), *device, HardwareMode::accuracy)),
+        context{.graph = graph, .device = *device, .hardware = hardware, .cache = cache} {
+    context.step.query_start = graph.add_input("query_start", TensorType(DType::i32, {Dim(Symbol::sequences, 1)}));
+    context.step.kv_length = graph.add_input("kv_length", TensorType(DType::i32, {Symbol::sequences}));
+    context.step.block_table =
+        graph.add_input("block_table", TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks}));
+    context.step.slots = graph.add_input("slots", TensorType(DType::i64, {Symbol::tokens}));
+  }
+
+  std::string chosen() const {
+    const Decision& decision = context.decisions.at(0);
+    return decision.answers.at(decision.chosen.value()).candidate;
+  }
+
+  std::shared_ptr<Device> device;
+  AutoHardwareConfig hardware;
+  Graph graph;
+  BuildContext context;
+};
+
+TEST(LinearFactory, ChoosesByTheWeightsAndKeepsEveryRefusal) {
+  for (const auto& [weights, name] :
+       {std::pair{DType::f32, "dense_f32"}, {DType::bf16, "dense_bf16"}, {DType::f16, "dense_f16"}}) {
+    Built built;
+    HardwareConfig hardware;
+    hardware.precision.weights.value = weights;
+    const ValueId x = built.graph.add_input("x", TensorType(DType::f32, {Symbol::tokens, 32}));
+    LinearFactory::build(built.context, {.name = "proj", .in = 32, .out = 16, .hardware = &hardware}, x);
+    EXPECT_EQ(built.chosen(), name);
+    const Decision& decision = built.context.decisions[0];
+    EXPECT_EQ(decision.subject, "linear proj");
+    ASSERT_EQ(decision.answers.size(), LinearFactory::strategies().size());
+    for (const Decision::Answer& answer : decision.answers) {
+      if (answer.verdict.accepted) continue;
+      EXPECT_EQ(answer.verdict.reason, fmt::format("weights are {}", dtype_name(weights)));
+    }
+  }
+}
+
+TEST(LinearFactory, RefusesOtherWeightsWithEveryRefusal) {
+  for (DType weights : {DType::i32, DType::f64}) {
+    Built built;
+    HardwareConfig hardware;
+    hardware.precision.weights.value = weights;
+    const ValueId x = built.graph.add_input("x", TensorType(DType::f32, {Symbol::tokens, 32}));
+    const std::string message = message_of(
+        [&] { LinearFactory::build(built.context, {.name = "proj", .in = 32, .out = 16, .hardware = &hardware}, x); });
+    EXPECT_HAS(message, "linear proj");
+    EXPECT_HAS(message, fmt::format("weights are {}", dtype_name(weights)));
+    for (const LinearStrategy* strategy : LinearFactory::strategies()) EXPECT_HAS(message, strategy->name);
+    EXPECT_TRUE(built.context.decisions.empty());
+  }
+}
+
+TEST(AttentionFactory, ChoosesByCacheAndWindow) {
+  struct Case {
+    CacheSpec cache;
+    int64_t window;
+    const char* strategy;
+  };
+  const CacheSpec none, contiguous{CacheLayout::contiguous, 2, 32}, paged{CacheLayout::paged, 8, 16};
+  for (const Case& c : {Case{none, 0, "direct"}, Case{none, 8, "direct_sliding_window"},
+                        Case{contiguous, 0, "contiguous"}, Case{contiguous, 8, "contiguous_sliding_window"},
+                        Case{paged, 0, "paged"}, Case{paged, 8, "paged_sliding_window"}}) {
+    Built built(c.cache);
+    const ValueId q = built.graph.add_input("q", TensorType(DType::f32, {Symbol::tokens, 4, 8}));
+    const ValueId k = built.graph.add_input("k", TensorType(DType::f32, {Symbol::tokens, 2, 8}));
+    const ValueId v = built.graph.add_input("v", TensorType(DType::f32, {Symbol::tokens, 2, 8}));
+    AttentionFactory::build(built.context, {.heads = 4, .kv_heads = 2, .head_dim = 8, .window = c.window, .layer = 0},
+                            q, k, v);
+    EXPECT_EQ(built.chosen(), c.strategy);
+    const Decision& decision = built.context.decisions[0];
+    ASSERT_EQ(decision.answers.size(), 6u);
+    for (const Decision::Answer& answer : decision.answers)
+      EXPECT_NE(answer.verdict.accepted, !answer.verdict.reason.empty());
+  }
+}
+
+TEST(AttentionFactory, RefusalsSayWhatTheRequestHas) {
+  const AttentionRequest windowed{
+      .heads = 4, .kv_heads = 2, .head_dim = 8, .window = 8, .cache = {CacheLayout::paged, 8, 16}};
+  std::string text;
+  for (const AttentionStrategy* strategy : AttentionFactory::strategies())
+    text += fmt::format("{}: {}\n", strategy->name, strategy->can_handle(windowed).reason);
+  EXPECT_HAS(text, "direct: there is a paged cache\n");
+  EXPECT_HAS(text, "contiguous_sliding_window: there is a paged cache\n");
+  EXPECT_HAS(text, "paged: tokens see a window of 8\n");
+  AttentionRequest whole = windowed;
+  whole.window = 0;
+  EXPECT_EQ(AttentionFactory::strategies()[5]->name, "paged_sliding_window");
+  EXPECT_EQ(AttentionFactory::strategies()[5]->can_handle(whole).reason, "every token sees all earlier ones");
+}
+
+TEST(BuildContext, RanksMustDivideWhatTheyShare) {
+  Built built;
+  built.context.num_ranks = 2;
+  EXPECT_EQ(built.context.share(6, "attention heads"), 3);
+  try {
+    built.context.share(3, "attention heads");
+    FAIL() << "3 heads on 2 ranks";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "3 attention heads do not divide into 2 tensor-parallel ranks");
+  }
+}
+
+}  // namespace
+}  // namespace eadem::modules
