@@ -17,8 +17,8 @@ struct StaticKVCacheConfig {
   int64_t max_cache_len = 0;
 };
 
-// Blocks of `block_size` tokens out of a memory budget, handed out as sequences grow. 0: what the hardware configuration
-// says (memory.kv_block_size of the attention).
+// Blocks of `block_size` tokens out of a memory budget, handed out as sequences grow. 0: what the hardware
+// configuration says (memory.kv_block_size of the attention).
 struct PagedKVCacheConfig {
   int64_t max_kv_memory_bytes = 0;
   int64_t block_size = 0;
