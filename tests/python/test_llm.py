@@ -137,3 +137,15 @@ def test_arguments(stories):
         LLM(stories, thread=1)
     with pytest.raises(eadem.InvalidArgument, match="mix"):
         paged.generate(["a", [1]])
+
+
+def test_without_a_model_the_bundled_one_is_used(caplog):
+    try:
+        path = eadem.bundled_model()
+    except eadem.NotFound as error:
+        pytest.skip(str(error))  # not installed by pip
+    with caplog.at_level("INFO", logger="eadem"):
+        llm = LLM()
+    assert path in caplog.text
+    [completion] = llm.generate("Once upon a time", GREEDY)
+    assert completion.error == "" and completion.text
