@@ -47,9 +47,9 @@ void read_rope(const io::JsonReader& config, LlamaConfig& result) {
   const std::optional<io::JsonReader> scaling = config.optional_object("rope_scaling");
   if (rope && scaling && !(rope->value() == scaling->value()))
     throw DataCorrupted("{}: 'rope_parameters' and 'rope_scaling' disagree", config.file());
+  if (rope) config.ignore("rope_scaling");  // says the same
   if (!rope) rope = scaling;
   if (!rope) return;
-  if (scaling) scaling->ignore("type");
   if (const auto theta = rope->optional_number("rope_theta", 1.0, 1e12)) result.rope_theta = *theta;
   const std::optional<std::string> new_key = rope->optional_string("rope_type"),
                                    old_key = rope->optional_string("type");
@@ -299,10 +299,18 @@ void LlamaConfig::validate(const std::string& source) const {
     require(std::isfinite(divisor) && divisor > 0, fmt::format("a rope divisor is {}", divisor));
   require(rms_norm_eps >= 0 && std::isfinite(rms_norm_eps), fmt::format("rms_norm_eps is {}", rms_norm_eps));
   require(rope_theta >= 1 && std::isfinite(rope_theta), fmt::format("rope_theta is {}", rope_theta));
+  if (const RopeScaling& s = rope_scaling; s.kind != RopeScaling::Kind::none) {
+    require(s.factor >= 1 && std::isfinite(s.factor), fmt::format("the factor of rope scaling is {}", s.factor));
+    const double table_factor = s.attention_factor.value_or(1.0);
+    require(table_factor > 0 && std::isfinite(table_factor),
+            fmt::format("the attention factor of rope scaling is {}", table_factor));
+    // Its ramp divides by log(theta).
+    require(s.kind != RopeScaling::Kind::yarn || rope_theta > 1, "yarn scaling needs a rope_theta above 1");
+  }
   require(layer_windows.size() == static_cast<size_t>(num_hidden_layers),
           fmt::format("{} attention windows for {} layers", layer_windows.size(), num_hidden_layers));
-  // Every weight matrix stays far inside 64-bit sizes.
-  constexpr double kMaxElements = 1e15;
+  // The seven matrices of each of kMaxLayers layers stay inside 64 bits together, in bytes as well.
+  constexpr double kMaxElements = 1e13;
   const double widest = static_cast<double>(std::max({vocab_size, intermediate_size, num_attention_heads * head_dim}));
   require(widest * static_cast<double>(hidden_size) < kMaxElements,
           fmt::format("a weight of {} x {}", widest, hidden_size));
