@@ -27,6 +27,7 @@ Scheduler::RequestId Scheduler::add(Request request) {
       throw InvalidArgument("token {} of the prompt is {}; the vocabulary has {}", i, request.prompt[i],
                             engine_.model().info().vocab);
   EADEM_CHECK(request.max_tokens >= 1, "max_tokens {}", request.max_tokens);
+  request.max_tokens = std::min(request.max_tokens, limit);  // a sequence draws no more than that; sums stay small
   Sequence sequence;
   sequence.id = next_id_++;
   // The last drawn token is not fed back, so it needs no place.
