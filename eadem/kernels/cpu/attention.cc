@@ -34,7 +34,8 @@ namespace {
 
 constexpr int64_t kChunk = kAttentionChunk;
 static_assert(kChunk % kPanelWidth == 0);
-constexpr int64_t kBlockRows = 48;  // rows of a task: a multiple of every tile's rows; the chunk is read once for all
+constexpr int64_t kBlockRows = 96;  // rows of a task: a multiple of every tile's rows; the chunk is read once for all
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Attention {
   const float* q;     // [tokens, heads, head_dim]
@@ -66,21 +67,21 @@ struct TokenBlock {
 };
 
 struct ForwardScratch {
-  float *q, *out;        // [rows, width]
-  float* scores;         // [rows, kChunk]
-  float *keys, *values;  // [kChunk, width]
-  float* keys_t;         // [head_dim, kChunk]
-  float *most, *sum;     // [rows]
+  float *q, *out;                         // [rows, width]
+  float* scores;                          // [rows, kChunk]
+  float *keys, *values;                   // [kChunk, width]
+  float* keys_t;                          // [head_dim, kChunk]
+  float *most, *sum, *new_most, *shrink;  // [rows]
 
   static int64_t floats(const Attention& a) {
-    return a.block_rows() * (2 * a.width() + kChunk + 2 * kPanelWidth) + 3 * kChunk * a.width();
+    return round_up(a.block_rows() * (2 * a.width() + kChunk + 4) + 3 * kChunk * a.width(), kPanelWidth);
   }
   ForwardScratch(const Attention& a, float* p) {
     const int64_t rows = a.block_rows(), width = a.width();
     const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
     q = take(rows * width), out = take(rows * width), scores = take(rows * kChunk);
     keys = take(kChunk * width), values = take(kChunk * width), keys_t = take(kChunk * width);
-    most = take(rows * kPanelWidth), sum = take(rows * kPanelWidth);
+    most = take(rows), sum = take(rows), new_most = take(rows), shrink = take(rows);
   }
 };
 
@@ -93,7 +94,7 @@ struct BackwardScratch {
   float* along;              // [rows]: dy . y
 
   static int64_t floats(const Attention& a) {
-    return a.block_rows() * (3 * a.width() + 2 * kChunk + kPanelWidth) + 6 * kChunk * a.width();
+    return round_up(a.block_rows() * (3 * a.width() + 2 * kChunk + 1) + 6 * kChunk * a.width(), kPanelWidth);
   }
   BackwardScratch(const Attention& a, float* p) {
     const int64_t rows = a.block_rows(), width = a.width();
@@ -103,7 +104,7 @@ struct BackwardScratch {
     keys = take(kChunk * width), values = take(kChunk * width);
     keys_t = take(kChunk * width), values_t = take(kChunk * width);
     dkeys = take(kChunk * width), dvalues = take(kChunk * width);
-    along = take(rows * kPanelWidth);
+    along = take(rows);
   }
 };
 
@@ -207,36 +208,55 @@ int64_t first_chunk(const Attention& a, int64_t first_position) {
 
 // ---- Forward and inference.
 
-// One row of scores becomes weights; the row's maximum and sum move on, its output is rescaled.
-void online_softmax_row(float* scores, const Seen& keys, float scale, float& most, float& sum, float* out,
-                        int64_t width) {
-  // 1. Scale, mask, and the new maximum.
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  std::fill(scores, scores + keys.first, -kInfinity);
-  std::fill(scores + keys.last, scores + kChunk, -kInfinity);
-  Vec largest = set(most);
-  for (int64_t j = 0; j < kChunk; j += kLanes) {
-    const Vec s = hn::Mul(load(scores + j), set(scale));
-    store(s, scores + j);
-    largest = hn::Max(largest, s);
-  }
-  const float new_most = max_lanes(largest);
+// Scores of a chunk [rows, kChunk] become weights; each row's maximum and sum move on, its output is rescaled. A row
+// that sees no key of this chunk gives it no weight and stays as it is. Pass by pass over the rows, so that the long
+// dependencies within a row (maximum, exponential, sum) overlap those of its neighbours.
+void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start, int64_t rows,
+                    const ForwardScratch& s) {
+  const int64_t group = a.group(), width = a.width();
 
-  // 2. Weights and their sum.
-  Vec total = zero();
-  for (int64_t j = 0; j < kChunk; j += kLanes) {
-    const Vec w = exp(hn::Sub(load(scores + j), set(new_most)));
-    store(w, scores + j);
-    total = hn::Add(total, w);
+  // 1. Scale, mask, and the new maximum of every row.
+  for (int64_t r = 0; r < rows; ++r) {
+    const Seen keys = seen(a, b.position + r / group, chunk_start);
+    float* scores = s.scores + r * kChunk;
+    s.new_most[r] = s.most[r];
+    if (keys.first >= keys.last) {
+      std::fill(scores, scores + kChunk, 0.0f);
+      continue;
+    }
+    std::fill(scores, scores + keys.first, -kInfinity);
+    std::fill(scores + keys.last, scores + kChunk, -kInfinity);
+    Vec largest = set(s.most[r]);
+    for (int64_t j = 0; j < kChunk; j += kLanes) {
+      const Vec score = hn::Mul(load(scores + j), set(a.scale));
+      store(score, scores + j);
+      largest = hn::Max(largest, score);
+    }
+    s.new_most[r] = max_lanes(largest);
   }
 
-  // 3. What came before shrinks by exp(old maximum - new maximum); before the first chunk that is exp(-infinity) = 0.
-  const float shrink = hn::GetLane(exp(set(most - new_most)));
-  sum = sum * shrink + sum_lanes(total);
-  most = new_most;
-  if (shrink != 1.0f)
+  // 2. What came before shrinks by exp(old maximum - new maximum); before the first chunk that is exp(-infinity) = 0.
+  map(
+      s.shrink, rows, [](Vec old_most, Vec new_most) { return exp(hn::Sub(old_most, new_most)); },
+      static_cast<const float*>(s.most), static_cast<const float*>(s.new_most));
+
+  // 3. Weights, their sums, and the rescaled outputs.
+  for (int64_t r = 0; r < rows; ++r) {
+    const Seen keys = seen(a, b.position + r / group, chunk_start);
+    if (keys.first >= keys.last) continue;
+    float* scores = s.scores + r * kChunk;
+    float* out = s.out + r * width;
+    Vec total = zero();
+    for (int64_t j = 0; j < kChunk; j += kLanes) {
+      const Vec weight = exp(hn::Sub(load(scores + j), set(s.new_most[r])));
+      store(weight, scores + j);
+      total = hn::Add(total, weight);
+    }
+    s.sum[r] = s.sum[r] * s.shrink[r] + sum_lanes(total);
+    s.most[r] = s.new_most[r];
     map(
-        out, width, [s = set(shrink)](Vec v) { return hn::Mul(v, s); }, static_cast<const float*>(out));
+        out, width, [shrink = set(s.shrink[r])](Vec v) { return hn::Mul(v, shrink); }, static_cast<const float*>(out));
+  }
 }
 
 void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch) {
@@ -246,7 +266,7 @@ void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, f
   const int64_t last_position = b.position + (b.end - b.begin) - 1;
   load_rows(s.q, a, a.q, b, kv_head);
   std::fill(s.out, s.out + rows * width, 0.0f);
-  std::fill(s.most, s.most + rows, -std::numeric_limits<float>::infinity());
+  std::fill(s.most, s.most + rows, -kInfinity);
   std::fill(s.sum, s.sum + rows, 0.0f);
 
   for (int64_t chunk = first_chunk(a, b.position); chunk * kChunk <= last_position; ++chunk) {
@@ -260,14 +280,8 @@ void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, f
     matmul_block(s.scores, kChunk, false, RowOperand{s.q, width, 1}, PanelOperand<float>{s.keys_t, kPanelWidth, kChunk},
                  rows, kChunk / kPanelWidth, a.head_dim);
 
-    // 2. Weights, row by row. A row that sees no key of this chunk gives it no weight and stays as it is.
-    for (int64_t r = 0; r < rows; ++r) {
-      const Seen keys = seen(a, b.position + r / group, start);
-      if (keys.first < keys.last)
-        online_softmax_row(s.scores + r * kChunk, keys, a.scale, s.most[r], s.sum[r], s.out + r * width, width);
-      else
-        std::fill(s.scores + r * kChunk, s.scores + (r + 1) * kChunk, 0.0f);
-    }
+    // 2. Weights.
+    online_softmax(a, b, start, rows, s);
 
     // 3. Weighted values, added to the rescaled outputs.
     load_keys_or_values(s.values, a, a.v, b.sequence, kv_head, start, count, first_token);

@@ -141,6 +141,14 @@ HWY_INLINE void matmul_block(float* c, int64_t c_stride, bool resume, const RowO
     c += kTilePanels * kPanelWidth;
     b.data += kTilePanels * b.panel_stride;
   }
+  if constexpr (kTilePanels > 2) {
+    if (panels >= 2) {
+      tiles_of_rows<2>(c, c_stride, resume, a, b, rows, k_size);
+      c += 2 * kPanelWidth;
+      b.data += 2 * b.panel_stride;
+      panels -= 2;
+    }
+  }
   for (; panels > 0; --panels) {
     tiles_of_rows<1>(c, c_stride, resume, a, b, rows, k_size);
     c += kPanelWidth;
