@@ -14,6 +14,14 @@ namespace {
 
 // Steps of at most this many tokens use the decode program: its activations stay in the caches.
 constexpr int64_t kDecodeTokens = 16;
+// Of everything that counts tokens or sequences: products of two such numbers and of a model's sizes, which its config
+// bounds, stay inside 64 bits.
+constexpr int64_t kMaxCount = int64_t{1} << 24;
+
+void require_count(const char* name, int64_t value, int64_t min) {
+  if (value < min || value > kMaxCount)
+    throw InvalidArgument("{} is {}; expected {} to {}", name, value, min, kMaxCount);
+}
 
 modules::AutoHardwareConfig resolve(const modules::ModelSpec& spec, const Device& device,
                                     const EngineOptions& options) {
@@ -37,8 +45,7 @@ struct Geometry {
 Geometry cache_geometry(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware,
                         const CacheConfig& config) {
   if (const auto* fixed = std::get_if<StaticKVCacheConfig>(&config)) {
-    if (fixed->max_batch_size < 1)
-      throw InvalidArgument("max_batch_size is {}; expected at least 1", fixed->max_batch_size);
+    require_count("max_batch_size", fixed->max_batch_size, 1);
     if (fixed->max_cache_len < 0)
       throw InvalidArgument("max_cache_len is {}; expected at least 1", fixed->max_cache_len);
     if (fixed->max_cache_len > info.max_positions)
@@ -49,9 +56,8 @@ Geometry cache_geometry(const models::ModelInfo& info, const modules::AutoHardwa
   }
   PagedKVCacheConfig paged = std::get<PagedKVCacheConfig>(config);
   if (paged.block_size == 0) paged.block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value;
-  if (paged.block_size < 1) throw InvalidArgument("block_size is {}; expected at least 1", paged.block_size);
-  if (paged.max_batch_size < 1)
-    throw InvalidArgument("max_batch_size is {}; expected at least 1", paged.max_batch_size);
+  require_count("block_size", paged.block_size, 1);
+  require_count("max_batch_size", paged.max_batch_size, 1);
   const int64_t block_bytes = bytes_per_token(info, hardware) * paged.block_size;
   const int64_t num_blocks = paged.max_kv_memory_bytes / block_bytes;
   if (num_blocks < 1)
@@ -87,8 +93,8 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
       hardware_(resolve(spec, *device_, options)) {
   if (options.dist.tp_size() != 1)
     throw Unsupported("tensor parallelism over {} ranks; this engine runs one rank", options.dist.tp_size());
-  if (options.max_step_tokens < 1)
-    throw InvalidArgument("max_step_tokens is {}; expected at least 1", options.max_step_tokens);
+  require_count("max_step_tokens", options.max_step_tokens, 1);
+  require_count("max_logit_rows", options.max_logit_rows, 0);
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_);
   plan_cache();
   compile();
@@ -216,7 +222,13 @@ std::vector<std::pair<std::string, Tensor>> InferEngine::state_dict() const {
   return result;
 }
 
+void InferEngine::require_cache() const {
+  if (decode_ == nullptr)
+    throw InvalidArgument("the engine has no cache since reset_cache failed; call it with a smaller one");
+}
+
 void InferEngine::reset_cache() {
+  require_cache();
   for (const auto& [name, cache] : caches_) device_->fill_zero(cache.view.data, cache.view.size_bytes());
 }
 
@@ -298,11 +310,12 @@ void InferEngine::check(const Input& input) const {
   if (first != tokens) throw InvalidArgument("input_lengths add up to {}; there are {} input_ids", first, tokens);
   for (size_t i = 0; i < input.sampling.size(); ++i) {
     const SamplingInput& p = input.sampling[i];
-    if (!(p.temperature >= 0) || p.temperature > 1e6f || !(p.top_p > 0 && p.top_p <= 1) ||
+    if (!(p.temperature >= 0) || p.temperature > 1e6f || p.top_k < 0 || !(p.top_p > 0 && p.top_p <= 1) ||
         !(p.min_p >= 0 && p.min_p <= 1))
       throw InvalidArgument(
-          "sequence {}: temperature {} (0 to 1e6), top_p {} (above 0, to 1), min_p {} (0 to 1): one is out of range", i,
-          p.temperature, p.top_p, p.min_p);
+          "sequence {}: temperature {} (0 to 1e6), top_k {} (0 or more), top_p {} (above 0, to 1), min_p {} (0 to 1): "
+          "one is out of range",
+          i, p.temperature, p.top_k, p.top_p, p.min_p);
   }
 }
 
@@ -349,6 +362,11 @@ void InferEngine::stage(const Input& input) {
 }
 
 const InferEngine::Output& InferEngine::forward(const Input& input) {
+  require_cache();
+  if (!all_loaded_) {
+    parameters_->require_all_loaded("the engine");
+    all_loaded_ = true;
+  }
   check(input);
   stage(input);
   const SymbolValues& decode_bounds = decode_->program->environment().bounds;

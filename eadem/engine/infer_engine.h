@@ -87,7 +87,9 @@ class InferEngine {
   Tensor logits() const;
   Tensor hidden_states() const;
 
-  // Empties the cache, or makes another one. Parameters stay.
+  // Empties the cache, or makes another one. Parameters stay. A configuration that contradicts the model is refused and
+  // changes nothing; when there is no memory for it the engine is left without a cache and refuses steps until another
+  // call succeeds.
   void reset_cache();
   void reset_cache(const CacheConfig& config);
 
@@ -127,6 +129,7 @@ class InferEngine {
   void compile();
   std::unique_ptr<Compiled> compile_bucket(const SymbolValues& bounds);
   void bind_caches(pipeline::Program& program);
+  void require_cache() const;
   void check(const Input& input) const;
   void stage(const Input& input);
   int64_t blocks_per_sequence() const;
@@ -142,6 +145,7 @@ class InferEngine {
   std::map<std::string, Tensor> caches_;
   std::unique_ptr<Compiled> prefill_, decode_;
   const Compiled* last_ = nullptr;
+  bool all_loaded_ = false;  // every parameter was: asked at the first step
   std::vector<Decision> factory_decisions_;
   HookRegistry hooks_;
 

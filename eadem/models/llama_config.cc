@@ -286,7 +286,7 @@ void LlamaConfig::validate(const std::string& source) const {
                                     {"num_key_value_heads", num_key_value_heads},
                                     {"head_dim", head_dim},
                                     {"max_position_embeddings", max_position_embeddings}})
-    require(value > 0, fmt::format("{} is {}; expected at least 1", name, value));
+    require(value > 0 && value <= kMaxExtent, fmt::format("{} is {}; expected 1 to {}", name, value, kMaxExtent));
   require(num_attention_heads % num_key_value_heads == 0,
           fmt::format("{} attention heads do not divide into {} key-value heads", num_attention_heads,
                       num_key_value_heads));

@@ -47,28 +47,29 @@ Tensor Sequential::read(const Program& program, ValueId value) const {
 Tensor Sequential::inference(const TensorView& x) {
   const ValueId input = inference_->input("x");
   check(x, inference_->graph().value(input).type, "x");
-  current_[Symbol::tokens] = x.shape[0];
+  SymbolValues symbols;
+  symbols[Symbol::tokens] = x.shape[0];
   inference_->set_input(input, x.data, x.size_bytes());
-  inference_->run(current_);
+  inference_->run(symbols);
   return read(*inference_, inference_->output("y"));
 }
 
 Tensor Sequential::forward(const TensorView& x) {
   const ValueId input = training_->input("x");
   check(x, training_->graph().value(input).type, "x");
-  current_[Symbol::tokens] = x.shape[0];
+  forward_[Symbol::tokens] = x.shape[0];
   training_->set_input(input, x.data, x.size_bytes());
-  training_->run_forward(current_);
+  training_->run_forward(forward_);
   return read(*training_, training_->output("y"));
 }
 
 Tensor Sequential::backward(const TensorView& dy) {
   const ValueId input = training_->input("d.y");
   check(dy, training_->graph().value(input).type, "dy");
-  if (dy.shape[0] != current_[Symbol::tokens])
-    throw InvalidArgument("'dy' has {} rows; the last forward had {}", dy.shape[0], current_[Symbol::tokens]);
+  if (dy.shape[0] != forward_[Symbol::tokens])
+    throw InvalidArgument("'dy' has {} rows; the last forward had {}", dy.shape[0], forward_[Symbol::tokens]);
   training_->set_input(input, dy.data, dy.size_bytes());
-  training_->run_backward(current_);
+  training_->run_backward(forward_);
   return read(*training_, training_->output("d.x"));
 }
 

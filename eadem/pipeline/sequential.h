@@ -39,7 +39,7 @@ class Sequential {
   std::unique_ptr<Program> inference_;
   std::unique_ptr<Program> training_;
   std::map<std::string, Tensor> gradients_;  // on the device
-  SymbolValues current_;
+  SymbolValues forward_;                     // of the last forward pass, whose rows go backward
 };
 
 }  // namespace eadem::pipeline

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <utility>
 
 #include "eadem/io/json.h"
 #include "eadem/models/llama.h"
@@ -46,6 +47,24 @@ LlamaConfig config_from_path(const std::string& path) {
   return llama_config(*models::model_from_config(path), path);
 }
 
+// As a config.json, which cannot state the rope of some GGUF files; those say it apart.
+io::JsonValue json_without_rope(LlamaConfig config) {
+  config.rope_style = kernels::RopeStyle::rotate_half;
+  config.rope_divisors.clear();
+  return config.to_json();
+}
+
+bool equal(const LlamaConfig& a, const LlamaConfig& b) {
+  return a.rope_style == b.rope_style && a.rope_divisors == b.rope_divisors &&
+         json_without_rope(a) == json_without_rope(b);
+}
+
+std::string repr_of(const LlamaConfig& config) {
+  return fmt::format("LlamaConfig({}{}{})", io::to_compact_json(json_without_rope(config)),
+                     config.rope_style == kernels::RopeStyle::interleaved ? ", interleaved rope" : "",
+                     config.rope_divisors.empty() ? "" : ", rope divisors");
+}
+
 void bind_config(nb::module_& m) {
   nb::class_<LlamaConfig>(m, "LlamaConfig",
                           "Configuration of the Llama family (model types llama, mistral, qwen2, qwen3).\n\n"
@@ -82,7 +101,8 @@ void bind_config(nb::module_& m) {
       .def_rw("max_position_embeddings", &LlamaConfig::max_position_embeddings, "Context length in tokens.")
       .def_rw("rms_norm_eps", &LlamaConfig::rms_norm_eps)
       .def_rw("rope_theta", &LlamaConfig::rope_theta)
-      .def_prop_ro("hidden_act", [](const LlamaConfig& c) { return c.to_json().find("hidden_act")->as_string(); })
+      .def_prop_ro("hidden_act",
+                   [](const LlamaConfig& c) { return json_without_rope(c).find("hidden_act")->as_string(); })
       .def_rw("attention_bias", &LlamaConfig::attention_bias, "Whether the projections of q, k and v have a bias.")
       .def_rw("mlp_bias", &LlamaConfig::mlp_bias)
       .def_rw("tie_word_embeddings", &LlamaConfig::tie_word_embeddings)
@@ -96,8 +116,8 @@ void bind_config(nb::module_& m) {
       .def(
           "to_json", [](const LlamaConfig& c) { return io::to_json(c.to_json()); },
           "The text of a config.json of this configuration.")
-      .def("__eq__", [](const LlamaConfig& a, const LlamaConfig& b) { return a.to_json() == b.to_json(); })
-      .def("__repr__", [](const LlamaConfig& c) { return "LlamaConfig(" + io::to_compact_json(c.to_json()) + ")"; });
+      .def("__eq__", &equal)
+      .def("__repr__", &repr_of);
   m.def("config_from_pretrained", &config_from_path, "path"_a);
 
   nb::class_<engine::DistConfig>(m, "DistConfig", "Tensor parallelism: the devices of the ranks.")
@@ -146,6 +166,16 @@ void bind_config(nb::module_& m) {
       .def_ro("max_batch_size", &engine::PagedKVCacheConfig::max_batch_size);
 }
 
+// A Python function that may be copied and destroyed on any thread.
+using SharedCallable = std::shared_ptr<nb::callable>;
+
+SharedCallable share(nb::callable function) {
+  return {new nb::callable(std::move(function)), [](nb::callable* p) {
+            const nb::gil_scoped_acquire acquire;
+            delete p;
+          }};
+}
+
 // An engine behind its lock.
 class Engine {
  public:
@@ -156,10 +186,33 @@ class Engine {
     return exclusive_.run([&] { return call(*engine_); });
   }
 
+  // The functions that the engine's hooks call, for the garbage collector: one may refer to the engine. Only with the
+  // GIL.
+  std::vector<SharedCallable> hook_functions;
+
+  static int traverse(PyObject* object, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(object));
+    if (!nb::inst_ready(object)) return 0;
+    for (const SharedCallable& function : nb::inst_ptr<Engine>(object)->hook_functions) Py_VISIT(function->ptr());
+    return 0;
+  }
+  // Of garbage: nobody uses the engine any more.
+  static int clear(PyObject* object) {
+    if (!nb::inst_ready(object)) return 0;
+    auto* self = nb::inst_ptr<Engine>(object);
+    self->engine_->hooks().clear();
+    const std::vector<SharedCallable> dropped = std::exchange(self->hook_functions, {});
+    return 0;
+  }
+
  private:
   Exclusive exclusive_;
   std::unique_ptr<engine::InferEngine> engine_;
 };
+
+const PyType_Slot kEngineSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&Engine::traverse)},
+                                    {Py_tp_clear, reinterpret_cast<void*>(&Engine::clear)},
+                                    {0, nullptr}};
 
 EngineArguments arguments_of(std::optional<engine::CacheConfig> cache, engine::DistConfig dist, std::string mode,
                              std::optional<std::string> weights, std::optional<std::string> activations,
@@ -169,12 +222,8 @@ EngineArguments arguments_of(std::optional<engine::CacheConfig> cache, engine::D
           std::move(kv_dtype), max_step_tokens, max_logit_rows,  std::move(disabled_fusions)};
 }
 
-// Calls Python with a copy of the tensor, which is gone after the call. Copied and destroyed on any thread.
-engine::HookRegistry::Callback hook_of(nb::callable function) {
-  const std::shared_ptr<nb::callable> shared(new nb::callable(std::move(function)), [](nb::callable* p) {
-    const nb::gil_scoped_acquire acquire;
-    delete p;
-  });
+// Calls Python with a copy of the tensor, which is gone after the call.
+engine::HookRegistry::Callback hook_of(SharedCallable shared) {
   return [shared](const std::string& name, const TensorView& tensor, int layer) {
     if (!tensor.is_contiguous() || tensor.encoding != nullptr)
       throw Unsupported("hook on '{}': {} is not a plain contiguous tensor", name, to_string(tensor));
@@ -226,7 +275,7 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
 void bind_engine(nb::module_& m) {
   bind_config(m);
 
-  nb::class_<Engine>(m, "Engine", "What eadem.InferEngine calls.")
+  nb::class_<Engine>(m, "Engine", nb::type_slots(kEngineSlots), "What eadem.InferEngine calls.")
       .def(
           "__init__",
           [](Engine* self, const LlamaConfig& config, const std::string& device, int64_t threads,
@@ -297,11 +346,16 @@ void bind_engine(nb::module_& m) {
       .def(
           "register_hook",
           [](Engine& self, const std::string& name, nb::callable callback) {
-            engine::HookRegistry::Callback hook = hook_of(std::move(callback));
-            self.run([&](engine::InferEngine& engine) { engine.hooks().register_hook(name, std::move(hook)); });
+            const SharedCallable function = share(std::move(callback));
+            self.run([&](engine::InferEngine& engine) { engine.hooks().register_hook(name, hook_of(function)); });
+            self.hook_functions.push_back(function);
           },
           "name"_a, "callback"_a)
-      .def("clear_hooks", [](Engine& self) { self.run([](engine::InferEngine& engine) { engine.hooks().clear(); }); })
+      .def("clear_hooks",
+           [](Engine& self) {
+             self.run([](engine::InferEngine& engine) { engine.hooks().clear(); });
+             self.hook_functions.clear();
+           })
       .def(
           "has_hooks",
           [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.hooks().has_hooks(); }); })

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstring>
+#include <new>
+#include <system_error>
 
 #include "eadem/python/binding.h"
 
@@ -27,12 +28,18 @@ std::vector<Kind> kinds() {
 
 // The one place where C++ errors become Python exceptions. `classes` is the dict kind -> class.
 void raise_as_python(const std::exception_ptr& thrown, void* classes) {
+  const auto raise = [classes](const char* kind, const char* message) {
+    PyObject* type = PyDict_GetItemString(static_cast<PyObject*>(classes), kind);
+    PyErr_SetString(type != nullptr ? type : PyDict_GetItemString(static_cast<PyObject*>(classes), "Error"), message);
+  };
   try {
     std::rethrow_exception(thrown);
   } catch (const Error& error) {
-    PyObject* type = PyDict_GetItemString(static_cast<PyObject*>(classes), error.kind());
-    PyErr_SetString(type != nullptr ? type : PyDict_GetItemString(static_cast<PyObject*>(classes), "Error"),
-                    error.what());
+    raise(error.kind(), error.what());
+  } catch (const std::system_error& error) {  // also of std::filesystem
+    raise("IoError", error.what());
+  } catch (const std::bad_alloc&) {
+    raise("OutOfMemory", "the host has no memory left");
   }
 }
 

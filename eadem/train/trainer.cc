@@ -13,12 +13,30 @@ using pipeline::Mode;
 using pipeline::Program;
 using pipeline::ValueId;
 
+namespace {
+
+void check_options(const TrainerOptions& options) {
+  const auto require = [](bool ok, const char* name, auto value, const char* range) {
+    if (!ok) throw InvalidArgument("{} is {}; expected {}", name, value, range);
+  };
+  require(options.batch_tokens >= 1 && options.batch_tokens <= int64_t{1} << 24, "batch_tokens", options.batch_tokens,
+          "1 to 2^24");
+  require(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "0 to less than 1");
+  require(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "0 to less than 1");
+  require(options.eps > 0 && options.eps <= 1, "eps", options.eps, "more than 0, at most 1");
+  require(options.weight_decay >= 0 && options.weight_decay <= 1e6, "weight_decay", options.weight_decay, "0 to 1e6");
+  require(options.max_grad_norm >= 0 && options.max_grad_norm <= 1e30, "max_grad_norm", options.max_grad_norm,
+          "0 (off) to 1e30");
+}
+
+}  // namespace
+
 Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
                  const TrainerOptions& options)
     : model_(std::move(model)), device_(std::move(device)), options_(options) {
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
-  if (options.batch_tokens < 1) throw InvalidArgument("batch_tokens is {}; expected at least 1", options.batch_tokens);
+  check_options(options);
   HardwareOverrides overrides;
   overrides.weights = options.weights;
   hardware_ = modules::AutoHardwareConfig::from_model_spec(model_->spec(), *device_, HardwareMode::performance,
@@ -147,6 +165,9 @@ void Trainer::feed(Program& program, const Batch& batch, SymbolValues& symbols) 
 }
 
 StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
+  parameters_->require_all_loaded("the trainer");
+  if (!(learning_rate >= 0 && learning_rate <= 1e6))
+    throw InvalidArgument("learning_rate is {}; expected 0 to 1e6", learning_rate);
   int64_t num_labels = 0;
   for (const Batch& batch : batches) {
     check(batch);
@@ -197,6 +218,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
 }
 
 std::pair<double, int64_t> Trainer::evaluate(const Batch& batch) {
+  parameters_->require_all_loaded("the trainer");
   check(batch);
   SymbolValues symbols;
   feed(*evaluation_, batch, symbols);

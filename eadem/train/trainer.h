@@ -51,8 +51,8 @@ class Trainer {
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
 
   // One optimizer step over the passes of `batches` (gradient accumulation); the loss is the mean over all their
-  // labelled tokens. Throws InvalidArgument when a batch does not fit, DataCorrupted when the loss or the gradient is
-  // not finite (the parameters are unchanged then).
+  // labelled tokens. Throws NotFound while a parameter is not set, InvalidArgument when a batch does not fit,
+  // DataCorrupted when the loss or the gradient is not finite (the parameters are unchanged then).
   StepResult step(std::span<const Batch> batches, double learning_rate);
   // Mean loss of one batch and the number of its labelled tokens, by the serving pass; changes nothing.
   std::pair<double, int64_t> evaluate(const Batch& batch);

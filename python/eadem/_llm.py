@@ -125,6 +125,12 @@ class LLM:
         kinds = {isinstance(prompt, str) for prompt in texts}
         if len(kinds) > 1:
             raise InvalidArgument("prompts mix texts and lists of token ids")
+        for index, prompt in enumerate(texts):
+            if isinstance(prompt, str):
+                try:
+                    prompt.encode()
+                except UnicodeEncodeError as error:
+                    raise InvalidArgument(f"prompt {index} has no UTF-8: {error}") from None
         batch = texts if kinds != {False} else [[int(token) for token in prompt] for prompt in texts]
         return self._llm.generate(batch, (params if params is not None else self.default_params)._native(), on_text)
 
