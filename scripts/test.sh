@@ -52,7 +52,7 @@ run_ctest() {
 
 # A virtual environment with what the Python tests import.
 make_venv() {
-  local packages=(numpy pytest nanobind scikit-build-core tokenizers safetensors)
+  local packages=(numpy pytest nanobind scikit-build-core tokenizers safetensors mypy)
   local stamp="$venv/installed"
   if [[ "$(cat "$stamp" 2> /dev/null)" != "${packages[*]}" ]]; then
     rm -rf "$venv"

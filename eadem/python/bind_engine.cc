@@ -116,7 +116,7 @@ void bind_config(nb::module_& m) {
       .def(
           "to_json", [](const LlamaConfig& c) { return io::to_json(c.to_json()); },
           "The text of a config.json of this configuration.")
-      .def("__eq__", &equal)
+      .def("__eq__", &equal, nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__repr__", &repr_of);
   m.def("config_from_pretrained", &config_from_path, "path"_a);
 
@@ -359,13 +359,17 @@ void bind_engine(nb::module_& m) {
       .def(
           "has_hooks",
           [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.hooks().has_hooks(); }); })
-      .def_prop_ro("geometry", [](Engine& self) {
-        const auto [batch, length, block, blocks, bytes] = self.run([](engine::InferEngine& engine) {
-          return std::array{engine.max_batch_size(), engine.max_sequence_length(), engine.cache_spec().block_size,
-                            engine.cache_spec().num_blocks, engine.cache_bytes()};
-        });
-        return nb::make_tuple(batch, length, block, blocks, bytes);
-      });
+      .def_prop_ro(
+          "geometry",
+          [](Engine& self) {
+            const auto [batch, length, block, blocks, bytes] = self.run([](engine::InferEngine& engine) {
+              return std::array{engine.max_batch_size(), engine.max_sequence_length(), engine.cache_spec().block_size,
+                                engine.cache_spec().num_blocks, engine.cache_bytes()};
+            });
+            return nb::make_tuple(batch, length, block, blocks, bytes);
+          },
+          nb::sig("def geometry(self) -> tuple[int, int, int, int, int]"),
+          "max_batch_size, max_sequence_length, block_size, num_blocks, cache_bytes");
 }
 
 }  // namespace eadem::python

@@ -178,7 +178,7 @@ void bind_sequential(nb::module_& m) {
       .def(
           "__init__", [](Activation* self, const std::string& name) { new (self) Activation{activation_kind(name)}; },
           "name"_a)
-      .def_prop_ro("name", [](const Activation& self) { return ops::activation_name(self.kind); });
+      .def_prop_ro("name", [](const Activation& self) { return std::string(ops::activation_name(self.kind)); });
 
   nb::class_<Sequential>(
       m, "Sequential",
@@ -332,7 +332,7 @@ void bind_train(nb::module_& m) {
           [](Trainer& self, const std::string& name) {
             return to_numpy(self.run([&](train::Trainer& trainer) { return trainer.gradient(name); }));
           },
-          "name"_a)
+          "name"_a, nb::sig("def gradient(self, name: str) -> numpy.typing.NDArray[numpy.float32]"))
       .def_prop_ro("num_steps",
                    [](Trainer& self) { return self.run([](train::Trainer& trainer) { return trainer.num_steps(); }); });
 }

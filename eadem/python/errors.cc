@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/string.h>
+
 #include <new>
 #include <system_error>
 
@@ -47,8 +49,10 @@ void raise_as_python(const std::exception_ptr& thrown, void* classes) {
 
 void bind_errors(nb::module_& m) {
   nb::dict classes;
+  // In this module, so that its stub has them; the package calls them its own.
+  const auto module_name = nb::cast<std::string>(m.attr("__name__"));
   const auto add = [&](const char* name, nb::handle bases, const char* doc) {
-    const std::string path = std::string("eadem.") + name;
+    const std::string path = module_name + "." + name;
     const nb::object type = nb::steal(PyErr_NewExceptionWithDoc(path.c_str(), doc, bases.ptr(), nullptr));
     if (!type.is_valid()) throw nb::python_error();
     m.attr(name) = type;

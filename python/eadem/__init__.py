@@ -31,13 +31,17 @@ from eadem._eadem import (
     StaticKVCacheConfig,
     Tokenizer,
     Unsupported,
-    __version__,
     available_isas,
     list_devices,
 )
+from eadem._eadem import VERSION as __version__
 from eadem._engine import AutoConfig, CacheConfig, HookRegistry, InferEngine
 from eadem._llm import LLM, SamplingParams, bundled_model
 from eadem._trainer import Trainer
+
+for _class in (Error, InvalidArgument, NotFound, Unsupported, DataCorrupted, OutOfMemory, IoError, DeviceError, Cancelled):
+    _class.__module__ = "eadem"
+del _class
 
 __all__ = [
     "LLM", "SamplingParams", "Completion", "Tokenizer", "bundled_model",

@@ -19,7 +19,7 @@ class AutoConfig:
     """Typed configurations from files."""
 
     @staticmethod
-    def from_pretrained(path: Union[str, os.PathLike]) -> LlamaConfig:
+    def from_pretrained(path: Union[str, os.PathLike[str]]) -> LlamaConfig:
         """The configuration in a config.json, the directory around it, or a .gguf.
 
         Raises NotFound, DataCorrupted, or Unsupported naming the keys that are not honoured.
@@ -52,52 +52,6 @@ class HookRegistry:
         return self._engine.has_hooks()
 
 
-@dataclasses.dataclass
-class Input:
-    """One step: some new tokens of each of some sequences.
-
-    input_ids      [batch, seq], of which each row counts up to its input length, or all sequences packed [tokens]
-    position_ids   like input_ids; None: they follow from cache_lengths, and must agree with them
-    cache_lengths  [batch] tokens of each sequence already in the cache; None: zeros
-    input_lengths  [batch] new tokens of each sequence; None: seq, or one sequence of all tokens
-    block_tables   [batch, max_blocks] where each sequence's tokens are, -1 behind its last block. Needed with a paged
-                   cache; with a static one, its rows [batch, 1], None: 0, 1, …
-    slot_mapping   [tokens] block * block_size + offset of each new token; None: from block_tables
-    temperature, top_k, top_p, min_p, seed
-                   one for all, or [batch]; as in SamplingParams. The same seed at the same position draws the same token.
-    all_logits     logits of every token instead of each sequence's last; the engine needs max_logit_rows for it
-    """
-
-    input_ids: Any
-    position_ids: Any = None
-    cache_lengths: Any = None
-    input_lengths: Any = None
-    block_tables: Any = None
-    slot_mapping: Any = None
-    temperature: Any = 1.0
-    top_k: Any = 0
-    top_p: Any = 1.0
-    min_p: Any = 0.0
-    seed: Any = 0
-    all_logits: bool = False
-
-
-@dataclasses.dataclass
-class Output:
-    """Result of a step; the arrays are the caller's own.
-
-    output_ids     [batch, 1] int32 drawn; -1 where the logits are not finite
-    logprobs       [batch, 1] float32, natural logarithm of the probability of output_ids
-    logits         float32 [batch, vocab], with all_logits packed [tokens, vocab]; None unless asked for
-    hidden_states  packed [tokens, hidden] before the head; None unless asked for
-    """
-
-    output_ids: np.ndarray
-    logprobs: np.ndarray
-    logits: Optional[np.ndarray] = None
-    hidden_states: Optional[np.ndarray] = None
-
-
 class InferEngine:
     """A model on a device, with its KV cache. Threads may share one; their calls run one at a time.
 
@@ -111,8 +65,49 @@ class InferEngine:
     device, threads, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
     """
 
-    Input = Input
-    Output = Output
+    @dataclasses.dataclass
+    class Input:
+        """One step: some new tokens of each of some sequences.
+
+        input_ids      [batch, seq], of which each row counts up to its input length, or all sequences packed [tokens]
+        position_ids   like input_ids; None: they follow from cache_lengths, and must agree with them
+        cache_lengths  [batch] tokens of each sequence already in the cache; None: zeros
+        input_lengths  [batch] new tokens of each sequence; None: seq, or one sequence of all tokens
+        block_tables   [batch, max_blocks] where each sequence's tokens are, -1 behind its last block. Needed with a paged
+                       cache; with a static one, its rows [batch, 1], None: 0, 1, …
+        slot_mapping   [tokens] block * block_size + offset of each new token; None: from block_tables
+        temperature, top_k, top_p, min_p, seed
+                       one for all, or [batch]; as in SamplingParams. The same seed at the same position draws the same token.
+        all_logits     logits of every token instead of each sequence's last; the engine needs max_logit_rows for it
+        """
+
+        input_ids: Any
+        position_ids: Any = None
+        cache_lengths: Any = None
+        input_lengths: Any = None
+        block_tables: Any = None
+        slot_mapping: Any = None
+        temperature: Any = 1.0
+        top_k: Any = 0
+        top_p: Any = 1.0
+        min_p: Any = 0.0
+        seed: Any = 0
+        all_logits: bool = False
+
+    @dataclasses.dataclass
+    class Output:
+        """Result of a step; the arrays are the caller's own.
+
+        output_ids     [batch, 1] int32 drawn; -1 where the logits are not finite
+        logprobs       [batch, 1] float32, natural logarithm of the probability of output_ids
+        logits         float32 [batch, vocab], with all_logits packed [tokens, vocab]; None unless asked for
+        hidden_states  packed [tokens, hidden] before the head; None unless asked for
+        """
+
+        output_ids: np.ndarray
+        logprobs: np.ndarray
+        logits: Optional[np.ndarray] = None
+        hidden_states: Optional[np.ndarray] = None
 
     def __init__(self, config: LlamaConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, isa: str = "",
@@ -127,7 +122,7 @@ class InferEngine:
         self.hooks = HookRegistry(self._engine)
 
     @classmethod
-    def from_pretrained(cls, path: Union[str, os.PathLike], dist_config: Optional[DistConfig] = None,
+    def from_pretrained(cls, path: Union[str, os.PathLike[str]], dist_config: Optional[DistConfig] = None,
                         device: str = "cpu", cache_config: Optional[CacheConfig] = None, *, threads: int = 0,
                         isa: str = "", mode: str = "performance", weights: Optional[str] = None,
                         activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: int = 512,
@@ -195,7 +190,7 @@ class InferEngine:
         if input.all_logits:
             last = np.cumsum(lengths) - 1
             drawn, logprobs = drawn[last], logprobs[last]
-        return Output(drawn[:, None], logprobs[:, None], logits, hidden)
+        return InferEngine.Output(drawn[:, None], logprobs[:, None], logits, hidden)
 
     def reset_cache(self, cache_config: Optional[CacheConfig] = None) -> None:
         """Empties the cache, or makes another one. Parameters stay."""

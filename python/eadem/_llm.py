@@ -89,7 +89,7 @@ class LLM:
     Messages go to logging.getLogger("eadem").
     """
 
-    def __init__(self, model: Optional[Union[str, os.PathLike]] = None, *, device: str = "cpu", threads: int = 0,
+    def __init__(self, model: Optional[Union[str, os.PathLike[str]]] = None, *, device: str = "cpu", threads: int = 0,
                  isa: str = "", mode: str = "performance", weights: Optional[str] = None,
                  activations: Optional[str] = None, kv_dtype: Optional[str] = None,
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
@@ -121,18 +121,22 @@ class LLM:
         A prompt that is refused (too long for the cache) gives a completion with an error; the others are not
         affected. Ctrl-C, or an exception of on_text, stops at the next step and is raised. Releases the GIL.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        kinds = {isinstance(prompt, str) for prompt in texts}
-        if len(kinds) > 1:
-            raise InvalidArgument("prompts mix texts and lists of token ids")
-        for index, prompt in enumerate(texts):
+        texts: list[str] = []
+        ids: list[list[int]] = []
+        given: Sequence[Union[str, Sequence[int]]] = [prompts] if isinstance(prompts, str) else prompts
+        for index, prompt in enumerate(given):
             if isinstance(prompt, str):
                 try:
                     prompt.encode()
                 except UnicodeEncodeError as error:
                     raise InvalidArgument(f"prompt {index} has no UTF-8: {error}") from None
-        batch = texts if kinds != {False} else [[int(token) for token in prompt] for prompt in texts]
-        return self._llm.generate(batch, (params if params is not None else self.default_params)._native(), on_text)
+                texts.append(prompt)
+            else:
+                ids.append([int(token) for token in prompt])
+        if texts and ids:
+            raise InvalidArgument("prompts mix texts and lists of token ids")
+        return self._llm.generate(ids or texts, (params if params is not None else self.default_params)._native(),
+                                  on_text)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -24,7 +24,7 @@ class Trainer:
     device, threads, isa, disabled_fusions: as in LLM
     """
 
-    def __init__(self, model: Union[LlamaConfig, str, os.PathLike], *, device: str = "cpu", threads: int = 0,
+    def __init__(self, model: Union[LlamaConfig, str, os.PathLike[str]], *, device: str = "cpu", threads: int = 0,
                  isa: str = "", weights: str = "f32", batch_tokens: int = 4096, beta1: float = 0.9,
                  beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
                  disabled_fusions: Sequence[str] = ()) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,32 @@ def test_public_names_are_typed_and_documented():
             assert signature.return_annotation is not inspect.Signature.empty, f"{name}.{member}"
             for parameter in list(signature.parameters.values())[1:]:
                 assert parameter.annotation is not inspect.Parameter.empty, f"{name}.{member}({parameter.name})"
+
+
+def test_the_package_passes_a_type_checker(tmp_path):
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    user = tmp_path / "user.py"
+    user.write_text("""\
+import numpy as np
+import eadem
+
+def draw(engine: eadem.InferEngine, input: eadem.InferEngine.Input) -> np.ndarray:
+    output: eadem.InferEngine.Output = engine.forward(input, return_logits=True)
+    return output.output_ids
+
+def text(llm: eadem.LLM) -> str:
+    try:
+        return llm.generate("Once", eadem.SamplingParams(temperature=0.5, stop="."))[0].text
+    except eadem.NotFound as error:
+        return str(error)
+
+wrong: int = eadem.LLM().generate("Once")[0].text
+""", encoding="utf-8")
+    # Of a copy: mypy does not report what is wrong in an installed package.
+    shutil.copytree(PACKAGE, tmp_path / "eadem", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for checked, wrong in (("eadem", []), ("user.py", ["user.py:14"])):
+        run = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", "cache", checked], capture_output=True,
+                             text=True, cwd=tmp_path)
+        assert re.findall(r"^(\S+:\d+): error", run.stdout, re.MULTILINE) == wrong, run.stdout
+        assert run.returncode == (1 if wrong else 0), run.stdout + run.stderr

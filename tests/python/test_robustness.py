@@ -135,3 +135,8 @@ def test_a_hook_that_holds_its_engine_does_not_trouble_the_interpreters_end():
             "engine.hooks.register_hook('*', lambda name, tensor, layer: engine)\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_errors_are_called_by_their_public_names():
+    assert repr(eadem.NotFound) == "<class 'eadem.NotFound'>"
+    assert eadem.Activation("relu2").name == "relu2"
