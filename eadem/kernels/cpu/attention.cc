@@ -442,10 +442,9 @@ Requirements forward_requirements(const KernelRequest& r, const AttentionAttrs& 
 
 Verdict can_forward(const KernelRequest& r) {
   const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
-  Requirements requirements = forward_requirements(r, attrs);
-  return requirements.require(attrs.source == KvSource::direct, "the forward pass reads keys directly, not a cache")
-      .f32("lse", r.outputs[1])
-      .at_cost(attention_flops(r, attrs));
+  // A cached attention saves nothing, so it has no second output to ask about.
+  if (attrs.source != KvSource::direct) return Verdict::no("the forward pass reads keys directly, not a cache");
+  return forward_requirements(r, attrs).f32("lse", r.outputs[1]).at_cost(attention_flops(r, attrs));
 }
 
 Verdict can_infer(const KernelRequest& r) {
