@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import _thread
+import signal
 import dataclasses
 import threading
 import time
@@ -110,8 +111,13 @@ def test_ctrl_c_stops_at_the_next_step(llm):
         if len(seen) == 3:
             _thread.interrupt_main()
 
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate("", SamplingParams(temperature=0, max_tokens=400, ignore_eos=True), on_text=on_text)
+    # Whoever started the tests in the background has left them with Ctrl-C ignored.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("", SamplingParams(temperature=0, max_tokens=400, ignore_eos=True), on_text=on_text)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert llm.generate("Once", GREEDY)[0].text  # goes on working
 
 
