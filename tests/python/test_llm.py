@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import _thread
-import signal
 import dataclasses
+import signal
 import threading
 import time
 
