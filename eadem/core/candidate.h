@@ -42,25 +42,24 @@ std::string to_string(const Decision& decision);
 
 // Asks every candidate and picks the cheapest that accepts. A candidate has `name` (a member or accessor result
 // convertible to string_view) and `can_handle(request) -> Verdict`. Returns null in `*chosen` terms only through
-// decision.chosen: the caller decides whether no candidate is an error. Two accepted candidates at equal cost are a
-// bug in their lists.
+// decision.chosen: the caller decides whether no candidate is an error. Another candidate at the cost of the cheapest
+// is a bug in the list, wherever the two stand in it.
 template <typename Candidate, typename Request>
 const Candidate* select(std::span<const Candidate* const> candidates, const Request& request, Decision& decision) {
   const Candidate* best = nullptr;
   for (const Candidate* candidate : candidates) {
     Verdict verdict = candidate->can_handle(request);
-    if (verdict.accepted) {
-      if (best != nullptr) {
-        const Decision::Answer& leader = decision.answers[*decision.chosen];
-        EADEM_CHECK(leader.verdict.cost_us != verdict.cost_us, "{}: {} and {} both cost {} us", decision.subject,
-                    leader.candidate, candidate->name, verdict.cost_us);
-      }
-      if (best == nullptr || verdict.cost_us < decision.answers[*decision.chosen].verdict.cost_us) {
-        best = candidate;
-        decision.chosen = decision.answers.size();
-      }
+    if (verdict.accepted && (best == nullptr || verdict.cost_us < decision.answers[*decision.chosen].verdict.cost_us)) {
+      best = candidate;
+      decision.chosen = decision.answers.size();
     }
     decision.answers.push_back({std::string(candidate->name), std::move(verdict)});
+  }
+  for (size_t i = 0; best != nullptr && i < decision.answers.size(); ++i) {
+    const Decision::Answer &cheapest = decision.answers[*decision.chosen], &other = decision.answers[i];
+    EADEM_CHECK(i == *decision.chosen || !other.verdict.accepted || other.verdict.cost_us > cheapest.verdict.cost_us,
+                "{}: {} and {} both cost {} us", decision.subject, cheapest.candidate, other.candidate,
+                other.verdict.cost_us);
   }
   return best;
 }

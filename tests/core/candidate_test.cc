@@ -55,12 +55,20 @@ TEST(SelectDeathTest, EqualCostIsABugInTheList) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   Decision decision;
   EXPECT_DEATH(choose({{"a", 2}, {"b", 2}}, 0, decision), "fake forward: a and b both cost 2 us");
+  EXPECT_DEATH(choose({{"a", 2}, {"b", 3}, {"c", -1}, {"d", 2}}, 0, decision), "a and d both cost 2 us");
+  EXPECT_DEATH(choose({{"a", 5}, {"b", 2}, {"c", 4}, {"d", 2}}, 0, decision), "b and d both cost 2 us");
 }
 
-TEST(Select, EqualCostBehindTheLeaderIsNone) {
-  Decision decision;
-  const std::vector<Fake> fakes = {{"a", 1}, {"b", 2}, {"c", 2}};
-  EXPECT_EQ(choose(fakes, 0, decision), &fakes[0]);
+// Only the choice must be unambiguous, in whatever order the candidates stand.
+TEST(Select, EqualCostAboveTheCheapestIsNone) {
+  for (const std::vector<Fake>& fakes :
+       {std::vector<Fake>{{"a", 1}, {"b", 2}, {"c", 2}}, std::vector<Fake>{{"b", 2}, {"a", 1}, {"c", 2}},
+        std::vector<Fake>{{"b", 2}, {"c", 2}, {"a", 1}}}) {
+    Decision decision;
+    const Fake* chosen = choose(fakes, 0, decision);
+    ASSERT_NE(chosen, nullptr);
+    EXPECT_EQ(chosen->name, "a");
+  }
 }
 
 }  // namespace
