@@ -5,14 +5,20 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 
 namespace eadem {
 
 namespace {
 
-// About 50 us of spinning: longer than the gap between the regions of a decode step, shorter than anything
-// a person notices. On two shared cores, more starves the thread that prepares the next region.
-constexpr int kSpinsBeforePark = 4000;
+using Clock = std::chrono::steady_clock;
+
+// Longer than the gap between the regions of a decode step, shorter than anything a person notices.
+constexpr Clock::duration kSpinTime = std::chrono::microseconds(100);
+// Between two looks at the clock. A pause is 10 to 50 ns.
+constexpr int kSpinsPerLook = 64;
+// Of the caller that waits for the last task.
+constexpr int kSpinsBeforeYield = 1000;
 
 void cpu_relax() {
 #if defined(__x86_64__)
@@ -37,10 +43,13 @@ std::vector<int> allowed_processors() {
 ThreadPool::ThreadPool(int num_threads, bool pin) {
   const std::vector<int> processors = allowed_processors();
   if (num_threads <= 0) num_threads = std::max<int>(1, static_cast<int>(processors.size()));
+  // More workers than processors share them: the scheduler places those better than a fixed pin, and a worker that
+  // spins would hold the processor that a task needs.
+  const bool one_each = num_threads <= static_cast<int>(processors.size());
+  spinning_ = one_each;
   for (int worker = 1; worker < num_threads; ++worker) {
     workers_.emplace_back([this, worker] { work(worker); });
-    // More workers than processors share them; the scheduler places those better than a fixed pin.
-    if (pin && num_threads <= static_cast<int>(processors.size())) {
+    if (pin && one_each) {
       cpu_set_t set;
       CPU_ZERO(&set);
       CPU_SET(processors[worker], &set);
@@ -50,21 +59,20 @@ ThreadPool::ThreadPool(int num_threads, bool pin) {
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_.store(true);
-    generation_.fetch_add(1);
-  }
-  wake_.notify_all();
+  stopping_.store(true);
+  wakings_.fetch_add(1);
+  wakings_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
 void ThreadPool::run_tasks(int worker) {
-  const Task& task = *task_;
+  int64_t left = unclaimed_.fetch_sub(1, std::memory_order_acquire);
+  if (left <= 0) return;
+  const Task task = *task_;
   const int64_t num_tasks = num_tasks_;
-  for (int64_t index = next_task_.fetch_add(1, std::memory_order_relaxed); index < num_tasks;
-       index = next_task_.fetch_add(1, std::memory_order_relaxed))
-    task(index, worker);
+  int64_t done = 0;
+  for (; left > 0; left = unclaimed_.fetch_sub(1, std::memory_order_acquire), ++done) task(num_tasks - left, worker);
+  unfinished_.fetch_sub(done, std::memory_order_release);
 }
 
 void ThreadPool::parallel_for(int64_t num_tasks, FunctionRef<void(int64_t, int)> task) {
@@ -74,16 +82,18 @@ void ThreadPool::parallel_for(int64_t num_tasks, FunctionRef<void(int64_t, int)>
   }
   task_ = &task;
   num_tasks_ = num_tasks;
-  next_task_.store(0, std::memory_order_relaxed);
-  busy_workers_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  generation_.fetch_add(1);  // sequentially consistent, as is the parked count: one of the two sides sees the other
-  if (parked_workers_.load() > 0) {
-    std::lock_guard lock(mutex_);
-    wake_.notify_all();
+  unfinished_.store(num_tasks, std::memory_order_relaxed);
+  unclaimed_.store(num_tasks);  // sequentially consistent, as is the parked count: one of the two sides sees the other
+  if (const int parked = parked_workers_.load(); parked > 0) {
+    wakings_.fetch_add(1);
+    if (num_tasks > parked)
+      wakings_.notify_all();
+    else
+      for (int64_t helper = 1; helper < num_tasks; ++helper) wakings_.notify_one();
   }
   run_tasks(0);
-  for (int spins = 0; busy_workers_.load(std::memory_order_acquire) > 0; ++spins) {
-    if (spins < kSpinsBeforePark)
+  for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0; ++spins) {
+    if (spinning_ && spins < kSpinsBeforeYield)
       cpu_relax();
     else
       std::this_thread::yield();  // a worker lost its processor; give it this one
@@ -98,25 +108,25 @@ void ThreadPool::parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(i
   parallel_for(num_ranges, [&](int64_t index, int) { body(index * length, std::min(size, (index + 1) * length)); });
 }
 
-void ThreadPool::work(int worker) {
-  uint32_t seen = 0;
+bool ThreadPool::await_tasks() {
   while (true) {
-    int spins = 0;
-    while (generation_.load(std::memory_order_acquire) == seen) {
-      if (++spins < kSpinsBeforePark) {
+    const Clock::time_point start = Clock::now();
+    do {
+      for (int spins = 0; spins < kSpinsPerLook; ++spins) {
+        if (stopping_.load(std::memory_order_relaxed)) return false;
+        if (unclaimed_.load(std::memory_order_relaxed) > 0) return true;
         cpu_relax();
-        continue;
       }
-      std::unique_lock lock(mutex_);
-      parked_workers_.fetch_add(1);
-      wake_.wait(lock, [&] { return generation_.load() != seen; });
-      parked_workers_.fetch_sub(1);
-    }
-    ++seen;
-    if (stopping_.load()) return;
-    run_tasks(worker);
-    busy_workers_.fetch_sub(1, std::memory_order_release);
+    } while (spinning_ && Clock::now() - start < kSpinTime);
+    parked_workers_.fetch_add(1);
+    const int wakings = wakings_.load();
+    if (unclaimed_.load() <= 0 && !stopping_.load()) wakings_.wait(wakings);
+    parked_workers_.fetch_sub(1);
   }
+}
+
+void ThreadPool::work(int worker) {
+  while (await_tasks()) run_tasks(worker);
 }
 
 }  // namespace eadem

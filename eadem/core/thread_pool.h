@@ -2,12 +2,12 @@
 //
 // A fixed set of workers for short parallel regions. Workers spin for a while after a region and then park,
 // so that hundreds of regions a token cost no system call and an idle engine costs no processor time.
+//
+// A region ends with its last task: a worker that wakes too late finds nothing left and nobody waits for it.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -37,21 +37,23 @@ class ThreadPool {
   void parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body);
 
  private:
-  void work(int worker);
-  void run_tasks(int worker);
-
   using Task = FunctionRef<void(int64_t, int)>;
 
-  std::vector<std::thread> workers_;
-  const Task* task_ = nullptr;  // written before generation_ is bumped
-  int64_t num_tasks_ = 0;       // likewise
-  alignas(64) std::atomic<int64_t> next_task_{0};
-  alignas(64) std::atomic<uint32_t> generation_{0};  // bumped for each region
-  alignas(64) std::atomic<int> busy_workers_{0};
-  std::atomic<int> parked_workers_{0};
+  void work(int worker);
+  void run_tasks(int worker);
+  bool await_tasks();  // false: stop
+
+  // A thread takes one task by decrementing `unclaimed_` from above zero. Until it has taken the task off `unfinished_`
+  // as well, parallel_for cannot return: so whoever holds a task, and nobody else, may read `task_` and `num_tasks_`.
+  alignas(64) std::atomic<int64_t> unclaimed_{0};  // below zero when threads have come in vain
+  const Task* task_ = nullptr;
+  int64_t num_tasks_ = 0;
+  alignas(64) std::atomic<int64_t> unfinished_{0};
+  alignas(64) std::atomic<int> parked_workers_{0};
+  std::atomic<int> wakings_{0};  // what parked workers wait for a change of
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;  // guards parking only
-  std::condition_variable wake_;
+  bool spinning_ = true;  // set before the workers start
+  std::vector<std::thread> workers_;
 };
 
 }  // namespace eadem

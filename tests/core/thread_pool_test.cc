@@ -10,7 +10,7 @@ namespace eadem {
 namespace {
 
 class ThreadPoolTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 7));
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 7, 64));
 
 TEST_P(ThreadPoolTest, RunsEveryIndexOnce) {
   ThreadPool pool(GetParam());
@@ -66,6 +66,20 @@ TEST_P(ThreadPoolTest, StressRegionsSeeEachOther) {
   for (int64_t value : even) EXPECT_EQ(value, 1000);
 }
 
+// A worker that wakes after its region has ended must not touch the region's task, whose frame is gone.
+TEST_P(ThreadPoolTest, StressTasksEndWithTheirRegion) {
+  ThreadPool pool(GetParam());
+  const auto region = [&](int64_t size, int64_t factor) {
+    std::vector<int64_t> products(static_cast<size_t>(size), -1);
+    pool.parallel_for(size, [&](int64_t i, int) { products[static_cast<size_t>(i)] = i * factor; });
+    for (int64_t i = 0; i < size; ++i) ASSERT_EQ(products[static_cast<size_t>(i)], i * factor);
+  };
+  for (int64_t round = 0; round < 3000; ++round) {
+    if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));  // workers park
+    region(2 + round % 37, round + 1);
+  }
+}
+
 TEST_P(ThreadPoolTest, WakesAfterParking) {
   ThreadPool pool(GetParam());
   for (int round = 0; round < 20; ++round) {
@@ -77,7 +91,7 @@ TEST_P(ThreadPoolTest, WakesAfterParking) {
 }
 
 TEST_P(ThreadPoolTest, StartsAndStopsWithoutWork) {
-  for (int i = 0; i < 50; ++i) {
+  for (int i = 0; i < 100 / GetParam(); ++i) {
     ThreadPool idle(GetParam());
     ThreadPool once(GetParam(), /*pin=*/false);
     std::atomic<int> count{0};
