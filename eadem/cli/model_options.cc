@@ -35,8 +35,10 @@ std::optional<std::string> bundled(std::string_view name) {
   return std::nullopt;
 }
 
-std::optional<DType> dtype_of_option(const std::string& first, const std::string& second) {
-  return dtype_from_name(first.empty() ? second : first);
+// The dtype that `flag` sets, else that of --dtype, which sets every precision at once.
+Override<DType> dtype_of_option(const char* flag, const std::string& value, const std::string& common) {
+  return value.empty() ? Override<DType>(dtype_from_name(common), "--dtype")
+                       : Override<DType>(dtype_from_name(value), flag);
 }
 
 }  // namespace
@@ -78,9 +80,9 @@ HardwareMode ModelOptions::hardware_mode() const { return hardware_mode_from_nam
 engine::EngineOptions ModelOptions::engine_options() const {
   engine::EngineOptions options;
   options.mode = hardware_mode();
-  options.hardware.weights = dtype_of_option(weights, dtype);
-  options.hardware.activations = dtype_of_option(activations, dtype);
-  options.hardware.kv_cache = dtype_of_option(kv_dtype, dtype);
+  options.hardware.weights = dtype_of_option("--weights", weights, dtype);
+  options.hardware.activations = dtype_of_option("--activations", activations, dtype);
+  options.hardware.kv_cache = dtype_of_option("--kv-dtype", kv_dtype, dtype);
   options.disabled_fusions = disabled_fusions;
   return options;
 }

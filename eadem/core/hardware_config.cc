@@ -48,8 +48,8 @@ HardwareMode hardware_mode_from_name(std::string_view name) {
 }
 
 void HardwareOverrides::apply_to(HardwareConfig& config, Origin origin, const std::string& set_by) const {
-  const auto apply = [&](auto& leaf, const auto& value) {
-    if (value) leaf.set(*value, origin, set_by);
+  const auto apply = [&](auto& leaf, const auto& override_) {
+    if (override_.value) leaf.set(*override_.value, origin, override_.set_by.empty() ? set_by : override_.set_by);
   };
   apply(config.precision.weights, weights);
   apply(config.precision.activations, activations);

@@ -67,13 +67,24 @@ struct HardwareConfig {
   Memory memory;
 };
 
+// A value for a leaf, or none.
+template <typename T>
+struct Override {
+  std::optional<T> value;
+  std::string set_by;  // the flag that gave it; empty: whoever applies it
+
+  Override() = default;
+  Override(T new_value) : value(std::move(new_value)) {}  // implicit, as is the next: {.weights = DType::bf16}
+  Override(std::optional<T> new_value, std::string by = {}) : value(std::move(new_value)), set_by(std::move(by)) {}
+};
+
 // Values for some leaves; the rest is left alone.
 struct HardwareOverrides {
-  std::optional<DType> weights, activations, kv_cache;
-  std::optional<bool> fuse_gated_activation, fuse_residual, fuse_rope_append;
-  std::optional<int64_t> kv_block_size;
+  Override<DType> weights, activations, kv_cache;
+  Override<bool> fuse_gated_activation, fuse_residual, fuse_rope_append;
+  Override<int64_t> kv_block_size;
 
-  // Applies every value that is set, under the rules of precedence.
+  // Applies every value that is set, under the rules of precedence. `set_by` is for those that do not say it.
   void apply_to(HardwareConfig& config, Origin origin, const std::string& set_by) const;
 };
 

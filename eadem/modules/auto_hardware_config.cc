@@ -52,7 +52,7 @@ AutoHardwareConfig AutoHardwareConfig::from_model_spec(const ModelSpec& spec, co
       if (spec.checkpoint_dtype && role != Role::norm)
         config.precision.weights.set(*spec.checkpoint_dtype, Origin::checkpoint, spec.checkpoint_source);
       HardwareOverrides arguments = explicit_arguments;
-      if (role == Role::norm) arguments.weights.reset();
+      if (role == Role::norm) arguments.weights = {};
       arguments.apply_to(config, Origin::explicit_argument, explicit_by);
       result.configs_[{role, layer}] = std::move(config);
     }

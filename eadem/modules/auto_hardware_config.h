@@ -31,7 +31,7 @@ struct PolicyRule {
 class AutoHardwareConfig {
  public:
   // Asks every module for its `default_hw_config` and applies, in order: the policy, the checkpoint's encoding, the
-  // explicit arguments (`explicit_by` names the flag or caller).
+  // explicit arguments (`explicit_by` names the caller, for values that do not name their flag).
   static AutoHardwareConfig from_model_spec(const ModelSpec& spec, const Device& device, HardwareMode mode,
                                             const HardwareOverrides& explicit_arguments = {},
                                             const std::string& explicit_by = "argument",

@@ -83,6 +83,17 @@ TEST(AutoHardwareConfig, EachLeafFollowsThePrecedenceAlone) {
   expect_leaf(arguments.of(Role::norm, 1).precision.kv_cache, DType::f16, Origin::explicit_argument, "--weights");
 }
 
+TEST(AutoHardwareConfig, ExplicitValuesNameTheirFlag) {
+  const auto device = cpu();
+  const HardwareOverrides overrides = {.weights = {DType::bf16, "--dtype"}, .activations = DType::f32};
+  const auto config = AutoHardwareConfig::from_model_spec(small_spec(), *device, HardwareMode::performance, overrides,
+                                                          "engine options");
+  const HardwareConfig& mlp = config.of(Role::mlp, 1);
+  expect_leaf(mlp.precision.weights, DType::bf16, Origin::explicit_argument, "--dtype");
+  expect_leaf(mlp.precision.activations, DType::f32, Origin::explicit_argument, "engine options");
+  EXPECT_EQ(config.of(Role::norm, 1).precision.weights.set_by, "RmsNorm");
+}
+
 TEST(AutoHardwareConfig, PolicyRulesApplyToTheirRoleAndLayersOnly) {
   const auto device = cpu();
   const std::vector<PolicyRule> policy = {{Role::mlp, 1, 2, {.weights = DType::f16}}};
