@@ -11,7 +11,6 @@
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
-#include "eadem/models/llama.h"
 
 namespace eadem::cli {
 
@@ -104,11 +103,10 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
   json.set("kv_cache_dtype",
            std::string(dtype_name(hardware.of(modules::Role::attention, 0).precision.kv_cache.value)));
   json.set("memory", std::move(memory));
-  // A GGUF file may state what a config.json has no words for.
-  const auto* llama = dynamic_cast<const models::Llama*>(checkpoint.model.get());
-  if (llama == nullptr ||
-      (llama->config().rope_style == kernels::RopeStyle::rotate_half && llama->config().rope_divisors.empty()))
+  try {
     json.set("config", checkpoint.model->config_json());
+  } catch (const Unsupported&) {  // A GGUF file may state what a config.json has no words for.
+  }
   return json;
 }
 

@@ -87,6 +87,15 @@ void read_rope(const io::JsonReader& config, LlamaConfig& result) {
   }
 }
 
+// Truncated, as in transformers.
+int64_t rotated_dimensions(int64_t head_dim, double partial_rotary_factor) {
+  return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
+}
+
+int64_t largest_window(const std::vector<int64_t>& layer_windows) {
+  return layer_windows.empty() ? 0 : *std::max_element(layer_windows.begin(), layer_windows.end());
+}
+
 // Windows per layer from `layer_types`, or from the switches that older configs have.
 void read_windows(const io::JsonReader& config, LlamaConfig& result) {
   const bool qwen = result.model_type == "qwen2" || result.model_type == "qwen3";
@@ -105,8 +114,9 @@ void read_windows(const io::JsonReader& config, LlamaConfig& result) {
     if (types.size() != result.layer_windows.size())
       config.fail("layer_types", fmt::format("{} entries, one per layer", result.num_hidden_layers));
     for (size_t layer = 0; layer < types.size(); ++layer) {
-      if (types[layer] == "sliding_attention" && !window)
-        config.fail("sliding_window", "an integer, because 'layer_types' has \"sliding_attention\"");
+      if (types[layer] == "sliding_attention" && !windowed)
+        config.fail(window ? "use_sliding_window" : "sliding_window",
+                    fmt::format("{}, because 'layer_types' has \"sliding_attention\"", window ? "true" : "an integer"));
       if (types[layer] != "sliding_attention" && types[layer] != "full_attention")
         config.fail("layer_types", "only \"full_attention\" and \"sliding_attention\"");
       result.layer_windows[layer] = types[layer] == "sliding_attention" ? *window : 0;
@@ -124,6 +134,21 @@ constexpr std::string_view kIgnoredKeys[] = {
     "initializer_range",    "pad_token_id",         "model_type",        "torchscript",
     "_commit_hash",         "is_llama_config",      "unsloth_fixed",     "auto_map",
     "task_specific_params", "return_dict",          "output_attentions", "output_hidden_states"};
+
+// Switches that transformers reads for some model types; for the others its code has one of the values built in.
+void read_biases(const io::JsonReader& config, LlamaConfig& result) {
+  const auto read = [&](const char* key, bool built_in, bool read_by_type) {
+    const bool value = config.optional_boolean(key).value_or(built_in);
+    if (value != built_in && !read_by_type)
+      throw Unsupported("{}: '{}' is {}; models of type {} have {}", config.file(), key, value, result.model_type,
+                        built_in ? "these biases" : "no such biases");
+    return value;
+  };
+  const bool llama = result.model_type == "llama", qwen2 = result.model_type == "qwen2";
+  result.attention_bias = read("attention_bias", qwen2, llama || result.model_type == "qwen3");
+  result.attention_out_bias = result.attention_bias && !qwen2;
+  result.mlp_bias = read("mlp_bias", false, llama);
+}
 
 // Switches of transformers that we honour at one value only.
 void require_fixed_values(const io::JsonReader& config) {
@@ -154,11 +179,8 @@ LlamaConfig LlamaConfig::from_json(const io::JsonReader& config) {
   result.hidden_act = activation_of(config);
   read_rope(config, result);
   const double partial = config.optional_number("partial_rotary_factor", 1e-6, 1.0).value_or(1.0);
-  result.rotary_dim = static_cast<int64_t>(static_cast<double>(result.head_dim) * partial);
-  const bool qwen2 = result.model_type == "qwen2";
-  result.attention_bias = config.optional_boolean("attention_bias").value_or(qwen2);
-  result.attention_out_bias = result.attention_bias && !qwen2;
-  result.mlp_bias = config.optional_boolean("mlp_bias").value_or(false);
+  result.rotary_dim = rotated_dimensions(result.head_dim, partial);
+  read_biases(config, result);
   result.qk_norm = result.model_type == "qwen3";
   result.tie_word_embeddings = config.optional_boolean("tie_word_embeddings").value_or(false);
   read_windows(config, result);
@@ -330,9 +352,27 @@ int64_t LlamaConfig::num_parameters() const {
 }
 
 io::JsonValue LlamaConfig::to_json() const {
-  if (rope_style != kernels::RopeStyle::rotate_half || !rope_divisors.empty())
-    throw Unsupported("a config.json cannot state {}",
-                      rope_divisors.empty() ? "interleaved rotary embeddings" : "rope divisors");
+  const auto refuse_if = [&](bool condition, std::string_view what) {
+    if (condition) throw Unsupported("a config.json of type {} cannot state {}", model_type, what);
+  };
+  refuse_if(rope_style != kernels::RopeStyle::rotate_half, "interleaved rotary embeddings");
+  refuse_if(!rope_divisors.empty(), "rope divisors");
+  const bool llama = model_type == "llama", qwen2 = model_type == "qwen2", qwen3 = model_type == "qwen3";
+  refuse_if(attention_bias != qwen2 && !llama && !qwen3,
+            attention_bias ? "biases of q, k and v" : "q, k and v without biases");
+  refuse_if(attention_out_bias != (attention_bias && !qwen2),
+            attention_out_bias ? "a bias of o" : "biases of q, k and v without one of o");
+  refuse_if(mlp_bias && !llama, "biases of the MLP");
+  refuse_if(qk_norm != qwen3, qk_norm ? "norms of q and k" : "q and k without norms");
+  const int64_t window = largest_window(layer_windows);
+  refuse_if(window > 0 && llama, "attention windows");
+  for (int64_t layer_window : layer_windows)
+    refuse_if(layer_window > 0 && layer_window != window, "attention windows of several lengths");
+  return describe();
+}
+
+io::JsonValue LlamaConfig::describe() const {
+  const bool llama = model_type == "llama", qwen2 = model_type == "qwen2", qwen3 = model_type == "qwen3";
   const auto ids = [](const std::vector<int64_t>& values) {
     if (values.size() == 1) return io::JsonValue(values[0]);
     io::JsonValue list = io::JsonValue::array();
@@ -341,8 +381,8 @@ io::JsonValue LlamaConfig::to_json() const {
   };
   io::JsonValue json = io::JsonValue::object();
   const std::string architecture = model_type == "mistral" ? "MistralForCausalLM"
-                                   : model_type == "qwen2" ? "Qwen2ForCausalLM"
-                                   : model_type == "qwen3" ? "Qwen3ForCausalLM"
+                                   : qwen2                 ? "Qwen2ForCausalLM"
+                                   : qwen3                 ? "Qwen3ForCausalLM"
                                                            : "LlamaForCausalLM";
   json.set("architectures", io::JsonValue::array().push_back(architecture)).set("model_type", model_type);
   json.set("vocab_size", vocab_size).set("hidden_size", hidden_size).set("intermediate_size", intermediate_size);
@@ -369,14 +409,18 @@ io::JsonValue LlamaConfig::to_json() const {
     }
     json.set("rope_scaling", std::move(rope));
   }
-  if (rotary_dim != head_dim)
-    json.set("partial_rotary_factor", static_cast<double>(rotary_dim) / static_cast<double>(head_dim));
-  if (model_type != "qwen2") json.set("attention_bias", attention_bias);
-  if (model_type == "llama") json.set("mlp_bias", mlp_bias);
+  if (rotary_dim != head_dim) {
+    // Readers truncate head_dim * factor, which must not fall short of rotary_dim by a rounding.
+    double factor = static_cast<double>(rotary_dim) / static_cast<double>(head_dim);
+    if (rotated_dimensions(head_dim, factor) < rotary_dim) factor = std::nextafter(factor, 1.0);
+    json.set("partial_rotary_factor", factor);
+  }
+  if (!qwen2) json.set("attention_bias", attention_bias);
+  if (llama) json.set("mlp_bias", mlp_bias);
   json.set("tie_word_embeddings", tie_word_embeddings);
-  const int64_t window = layer_windows.empty() ? 0 : *std::max_element(layer_windows.begin(), layer_windows.end());
-  if (model_type != "llama") json.set("sliding_window", window > 0 ? io::JsonValue(window) : io::JsonValue(nullptr));
-  if (window > 0 && model_type != "llama") {
+  const int64_t window = largest_window(layer_windows);
+  if (!llama) json.set("sliding_window", window > 0 ? io::JsonValue(window) : io::JsonValue(nullptr));
+  if (window > 0 && !llama) {
     io::JsonValue types = io::JsonValue::array();
     for (int64_t layer_window : layer_windows)
       types.push_back(layer_window > 0 ? "sliding_attention" : "full_attention");

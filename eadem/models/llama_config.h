@@ -53,8 +53,13 @@ struct LlamaConfig {
   // Throws DataCorrupted for a malformed config, Unsupported naming every key that is not honoured.
   static LlamaConfig from_json(const io::JsonReader& config);
   static LlamaConfig from_gguf(const io::GgufFile& file);
-  // Throws Unsupported for what only a GGUF file can state: interleaved rope, divisors.
+  // What from_json reads back as an equal config. Throws Unsupported for what the config.json of this model type cannot
+  // state but a GGUF file can: interleaved rope, divisors, other biases, norms or windows.
   io::JsonValue to_json() const;
+  // The same for people rather than files: what it cannot state is left out.
+  io::JsonValue describe() const;
+
+  friend bool operator==(const LlamaConfig& a, const LlamaConfig& b) = default;
 };
 
 }  // namespace eadem::models

@@ -47,20 +47,8 @@ LlamaConfig config_from_path(const std::string& path) {
   return llama_config(*models::model_from_config(path), path);
 }
 
-// As a config.json, which cannot state the rope of some GGUF files; those say it apart.
-io::JsonValue json_without_rope(LlamaConfig config) {
-  config.rope_style = kernels::RopeStyle::rotate_half;
-  config.rope_divisors.clear();
-  return config.to_json();
-}
-
-bool equal(const LlamaConfig& a, const LlamaConfig& b) {
-  return a.rope_style == b.rope_style && a.rope_divisors == b.rope_divisors &&
-         json_without_rope(a) == json_without_rope(b);
-}
-
 std::string repr_of(const LlamaConfig& config) {
-  return fmt::format("LlamaConfig({}{}{})", io::to_compact_json(json_without_rope(config)),
+  return fmt::format("LlamaConfig({}{}{})", io::to_compact_json(config.describe()),
                      config.rope_style == kernels::RopeStyle::interleaved ? ", interleaved rope" : "",
                      config.rope_divisors.empty() ? "" : ", rope divisors");
 }
@@ -101,9 +89,14 @@ void bind_config(nb::module_& m) {
       .def_rw("max_position_embeddings", &LlamaConfig::max_position_embeddings, "Context length in tokens.")
       .def_rw("rms_norm_eps", &LlamaConfig::rms_norm_eps)
       .def_rw("rope_theta", &LlamaConfig::rope_theta)
-      .def_prop_ro("hidden_act",
-                   [](const LlamaConfig& c) { return json_without_rope(c).find("hidden_act")->as_string(); })
-      .def_rw("attention_bias", &LlamaConfig::attention_bias, "Whether the projections of q, k and v have a bias.")
+      .def_prop_ro("hidden_act", [](const LlamaConfig& c) { return c.describe().find("hidden_act")->as_string(); })
+      .def_prop_rw(
+          "attention_bias", [](const LlamaConfig& c) { return c.attention_bias; },
+          [](LlamaConfig& c, bool bias) {
+            c.attention_bias = bias;
+            c.attention_out_bias = bias && c.model_type != "qwen2";
+          },
+          "Whether the projections of attention have a bias: q, k and v, and except in qwen2 the output as well.")
       .def_rw("mlp_bias", &LlamaConfig::mlp_bias)
       .def_rw("tie_word_embeddings", &LlamaConfig::tie_word_embeddings)
       .def_rw("bos_token_id", &LlamaConfig::bos_token_id)
@@ -116,7 +109,9 @@ void bind_config(nb::module_& m) {
       .def(
           "to_json", [](const LlamaConfig& c) { return io::to_json(c.to_json()); },
           "The text of a config.json of this configuration.")
-      .def("__eq__", &equal, nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def(
+          "__eq__", [](const LlamaConfig& a, const LlamaConfig& b) { return a == b; }, nb::is_operator(),
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__repr__", &repr_of);
   m.def("config_from_pretrained", &config_from_path, "path"_a);
 

@@ -61,13 +61,8 @@ TEST(LlamaConfig, WrittenConfigsReadBackTheSame) {
   for (const std::string name : kGoldens) {
     const LlamaConfig config = read(golden(name + "/config.json"));
     const LlamaConfig again = parse(config.to_json());
+    EXPECT_EQ(again, config) << name;
     EXPECT_EQ(io::to_json(again.to_json()), io::to_json(config.to_json())) << name;
-    EXPECT_EQ(again.layer_windows, config.layer_windows) << name;
-    EXPECT_EQ(again.attention_bias, config.attention_bias) << name;
-    EXPECT_EQ(again.attention_out_bias, config.attention_out_bias) << name;
-    EXPECT_EQ(again.qk_norm, config.qk_norm) << name;
-    EXPECT_EQ(again.rope_scaling.kind, config.rope_scaling.kind) << name;
-    EXPECT_EQ(again.num_parameters(), config.num_parameters()) << name;
   }
 }
 
@@ -131,6 +126,8 @@ TEST(LlamaConfig, WindowsPerLayer) {
   EXPECT_HAS(refusal_of(types("chunked_attention", "full_attention")), "'layer_types'");
   EXPECT_HAS(refusal_of(types("sliding_attention", "full_attention").set("sliding_window", nullptr)),
              "'sliding_window'");
+  EXPECT_HAS(refusal_of(types("sliding_attention", "full_attention").set("use_sliding_window", false)),
+             "'use_sliding_window' is false; expected true");
   EXPECT_HAS(refusal_of(small().set("sliding_window", 16)), "'sliding_window' is 16");
 }
 
@@ -158,6 +155,63 @@ TEST(LlamaConfig, ScalingThatCannotBeComputedIsRefused) {
   EXPECT_HAS(refused([](LlamaConfig& c) { c.rope_scaling.factor = 0; }), "model.gguf: the factor of rope scaling is 0");
   EXPECT_HAS(refused([](LlamaConfig& c) { c.rope_scaling.attention_factor = -1; }), "attention factor");
   EXPECT_HAS(refused([](LlamaConfig& c) { c.rope_theta = 1; }), "rope_theta above 1");
+}
+
+// Every even part of every head dimension is written as a factor that truncation takes back to it.
+TEST(LlamaConfig, PartialRotaryFactorsReadBack) {
+  EXPECT_EQ(parse(small().set("partial_rotary_factor", 0.5)).rotary_dim, 4);
+  EXPECT_EQ(parse(small().set("partial_rotary_factor", 0.8)).rotary_dim, 6);  // 6.4 of 8
+  for (int64_t head_dim : {8, 80, 96, 98, 106, 128, 192, 256})
+    for (int64_t rotary_dim = 2; rotary_dim <= head_dim; rotary_dim += 2) {
+      LlamaConfig config = parse(small().set("head_dim", head_dim));
+      config.rotary_dim = rotary_dim;
+      EXPECT_EQ(parse(config.to_json()).rotary_dim, rotary_dim) << "of " << head_dim;
+    }
+}
+
+// transformers has these biases built in: a key that says otherwise would be honoured here and not there.
+TEST(LlamaConfig, BiasesThatAModelTypeDoesNotReadAreRefused) {
+  const auto with = [](const char* type, const char* key, bool value) {
+    return small().set("model_type", type).set(key, value);
+  };
+  for (const char* type : {"llama", "qwen3"}) {
+    const LlamaConfig config = parse(with(type, "attention_bias", true));
+    EXPECT_TRUE(config.attention_bias && config.attention_out_bias) << type;
+    EXPECT_EQ(parse(config.to_json()), config) << type;
+  }
+  EXPECT_TRUE(parse(with("qwen2", "attention_bias", true)).attention_bias);
+  EXPECT_HAS(refusal_of(with("qwen2", "attention_bias", false)), "'attention_bias' is false");
+  EXPECT_HAS(refusal_of(with("mistral", "attention_bias", true)), "'attention_bias' is true");
+  EXPECT_TRUE(parse(with("llama", "mlp_bias", true)).mlp_bias);
+  for (const char* type : {"mistral", "qwen2", "qwen3"}) {
+    EXPECT_FALSE(parse(with(type, "mlp_bias", false)).mlp_bias);
+    EXPECT_HAS(refusal_of(with(type, "mlp_bias", true)), "Unsupported: config.json: 'mlp_bias' is true");
+  }
+}
+
+// A GGUF file can state models that no config.json can.
+TEST(LlamaConfig, WhatCannotBeWrittenIsRefused) {
+  const auto refused = [](const char* type, auto&& change) {
+    LlamaConfig config = parse(small().set("model_type", type));
+    change(config);
+    EXPECT_FALSE(io::to_json(config.describe()).empty());
+    return refusal([&] { config.to_json(); });
+  };
+  using Config = LlamaConfig;
+  EXPECT_EQ(refused("llama", [](Config&) {}), "");
+  EXPECT_HAS(refused("llama", [](Config& c) { c.rope_style = kernels::RopeStyle::interleaved; }), "interleaved");
+  EXPECT_HAS(refused("llama", [](Config& c) { c.rope_divisors = {1, 1, 1, 1}; }), "rope divisors");
+  EXPECT_HAS(refused("llama", [](Config& c) { c.attention_bias = true; }), "without one of o");
+  EXPECT_HAS(refused("qwen2", [](Config& c) { c.attention_out_bias = true; }), "a bias of o");
+  EXPECT_HAS(refused("qwen2", [](Config& c) { c.attention_bias = false; }), "q, k and v without biases");
+  EXPECT_HAS(refused("mistral", [](Config& c) { c.mlp_bias = true; }), "biases of the MLP");
+  EXPECT_HAS(refused("llama", [](Config& c) { c.qk_norm = true; }), "norms of q and k");
+  EXPECT_HAS(refused("llama",
+                     [](Config& c) {
+                       c.layer_windows = {8, 8};
+                     }),
+             "of type llama cannot state attention windows");
+  EXPECT_HAS(refused("mistral", [](Config& c) { c.layer_windows = {8, 4}; }), "of several lengths");
 }
 
 TEST(LlamaConfig, RefusesUnknownKeysByName) {

@@ -29,6 +29,8 @@ struct RopeScaling {
   std::optional<double> mscale;            // yarn, with mscale_all_dim
   std::optional<double> mscale_all_dim;    // yarn
   bool truncate = true;                    // yarn: whole dimension numbers at the ramp's ends
+
+  friend bool operator==(const RopeScaling& a, const RopeScaling& b) = default;
 };
 
 struct RopeConfig {
