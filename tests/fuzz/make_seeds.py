@@ -12,6 +12,7 @@ import struct
 
 HERE = pathlib.Path(__file__).parent
 GOLDENS = HERE.parent / "data" / "io"
+MODELS = HERE.parent / "data" / "golden"
 
 
 def save(target, name, content):
@@ -69,5 +70,7 @@ save("config_json", "generation", json.dumps({
     "temperature": 0.7, "top_k": 20, "top_p": 0.8, "eos_token_id": 2, "do_sample": True, "note": "grüße 😀\n\"",
 }).encode())
 save("config_json", "values", b'[null,true,false,0,-1,1.5e-3,"\\ud83d\\ude00",{},[]]')
+for config in sorted(MODELS.glob("*/config*.json")):
+    save("config_json", f"{config.parent.name}_{config.stem}", config.read_bytes())
 shutil.copy(GOLDENS / "from_python.safetensors", HERE / "corpus" / "safetensors" / "seed_from_python")
 shutil.copy(GOLDENS / "from_python.gguf", HERE / "corpus" / "gguf" / "seed_from_python")
