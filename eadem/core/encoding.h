@@ -39,11 +39,22 @@ class Encoding {
   // Throws InvalidArgument when the shape does not fit the encoding's blocks.
   virtual std::vector<PlaneSpec> planes(const Shape& shape) const = 0;
 
-  // Writes the plain host tensor `plain` ([shape], f32, bf16 or f16) into the host planes of `encoded`.
-  virtual void encode(const TensorView& encoded, const TensorView& plain) const = 0;
+  // Writes the host tensor `values` ([shape], f32, bf16 or f16; plain, or in an encoding that this one repacks) into
+  // the host planes of `encoded`. The work falls into `num_pieces` pieces (rows, panels …) that may be encoded
+  // concurrently.
+  virtual int64_t num_pieces(const Shape& shape) const = 0;
+  virtual void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const = 0;
+  void encode(const TensorView& encoded, const TensorView& values) const;
 
-  // The inverse, as exactly as the encoding allows: `plain` is f32 on the host.
-  virtual void decode(const TensorView& plain, const TensorView& encoded) const = 0;
+  // One row (all but the last axis flattened) of a host tensor as f32, as exactly as the encoding allows.
+  virtual void decode_row(float* row, const TensorView& encoded, int64_t index) const = 0;
+
+  // The inverse of encode: `plain` is f32 on the host.
+  void decode(const TensorView& plain, const TensorView& encoded) const;
+
+  // Sharding: copies to `part` what of `whole` lies at [begin, begin + part.shape[axis]) along `axis`. Both are host
+  // tensors of this encoding. Throws InvalidArgument when the cut goes through a block.
+  virtual void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const = 0;
 };
 
 }  // namespace eadem

@@ -8,9 +8,13 @@
 
 namespace eadem {
 
-enum class Isa { scalar, sse4, avx2, avx512, neon };
+// avx512_vnni is avx512 with the 8-bit dot products that quantized weights use.
+enum class Isa { scalar, sse4, avx2, avx512, avx512_vnni, neon };
 
 std::string_view isa_name(Isa isa);
+
+// Lanes of f32 in a vector.
+int isa_lanes(Isa isa);
 
 // Every instruction set that this machine can run and this build contains, best first. Never empty.
 std::vector<Isa> available_isas();

@@ -115,6 +115,7 @@ TEST_P(VectorMath, DispatchReachesTheCodeOfTheInstructionSet) {
   const int64_t target = EADEM_CPU_DISPATCH(compiled_for, GetParam())();
   int64_t expected = 0, expected_lanes = 4;
   switch (GetParam()) {
+    case Isa::avx512_vnni:
     case Isa::avx512: expected = HWY_AVX3, expected_lanes = 16; break;
     case Isa::avx2: expected = HWY_AVX2, expected_lanes = 8; break;
     case Isa::sse4: expected = HWY_SSE4; break;

@@ -32,8 +32,7 @@ MemoryInfo CpuDevice::memory() const {
 
 DeviceRates CpuDevice::rates() const {
   const double threads = pool_.num_threads();
-  const double lanes = isa_ == Isa::avx512 ? 16 : isa_ == Isa::avx2 ? 8 : isa_ == Isa::scalar ? 1 : 4;
-  return {.flops_per_second = threads * lanes * 4 * 2.0e9,  // two FMA pipes at 2 GHz
+  return {.flops_per_second = threads * isa_lanes(isa_) * 4 * 2.0e9,  // two FMA pipes at 2 GHz
           .bytes_per_second = threads * 10.0e9,
           .launch_seconds = 2e-6};
 }

@@ -76,8 +76,9 @@ __attribute__((target("avx2"))) uint64_t read_avx2(const uint64_t* words, int64_
 
 ReadLoop widest_read_loop() {
 #if defined(__x86_64__)
-  if (available_isas().front() == Isa::avx512) return read_avx512;
-  if (available_isas().front() == Isa::avx2) return read_avx2;
+  const int lanes = isa_lanes(available_isas().front());
+  if (lanes == 16) return read_avx512;
+  if (lanes == 8) return read_avx2;
 #endif
   return read_plain;
 }
@@ -153,19 +154,18 @@ float multiply_add_scalar() {
 }
 
 struct PeakLoop {
-  Isa isa;
   int lanes;
   float (*run)();
 };
 constexpr PeakLoop kPeakLoops[] = {
 #if defined(__x86_64__)
-    {Isa::avx512, 16, multiply_add_avx512},
-    {Isa::avx2, 8, multiply_add_avx2},
-    {Isa::sse4, 4, multiply_add_sse4},
+    {16, multiply_add_avx512},
+    {8, multiply_add_avx2},
+    {4, multiply_add_sse4},
 #elif defined(__aarch64__)
-    {Isa::neon, 4, multiply_add_neon},
+    {4, multiply_add_neon},
 #endif
-    {Isa::scalar, 1, multiply_add_scalar}};
+    {1, multiply_add_scalar}};
 
 }  // namespace
 
@@ -207,7 +207,7 @@ double measured_read_bandwidth(ThreadPool& pool, int64_t buffer_bytes, double se
 
 double measured_f32_peak(ThreadPool& pool, Isa isa, double seconds) {
   for (const PeakLoop& loop : kPeakLoops) {
-    if (loop.isa != isa) continue;
+    if (loop.lanes != isa_lanes(isa)) continue;
     std::vector<float> sinks(static_cast<size_t>(pool.num_threads()) * 16);
     const double best = best_seconds(seconds, [&] {
       pool.parallel_for(pool.num_threads(),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// linear and the fusions linear_add and linear_gated_activation, over packed weights.
+// linear and the fusions linear_add and linear_gated_activation, over packed weights: plain ones (cpu_packed_panels)
+// and quantized ones (cpu_quantized_panels).
 //
 // The passes share one matrix product (matmul.h): the forward pass reads the weight packed by outputs, the gradient of
 // x reads it packed by inputs (PackedPanels, transposed), and the gradient of the weight takes x as the panels and
@@ -63,12 +64,24 @@ const void* packed_data(const TensorView& weight, Side side) {
   return weight.data;
 }
 
+// The planes of a weight in quantized panels.
+QuantizedWeight quantized_weight(const TensorView& weight, const QuantizedPanels& panels) {
+  return {&panels.layout(), static_cast<const uint8_t*>(weight.plane(0)), static_cast<const uint8_t*>(weight.plane(1)),
+          static_cast<const f16_t*>(weight.plane(2))};
+}
+
 double product_flops(const KernelRequest& request, const TensorType& x, const TensorType& weight) {
   return 2.0 * elements_of(request, x) * static_cast<double>(weight.dim(0).bind(request.bounds));
 }
 
 int64_t scratch_bytes(const KernelRequest& request) {
   return matmul_scratch_bytes(cpu_device(request), Matmul::Source::panels);
+}
+
+int64_t quantized_scratch_bytes(const KernelRequest& request) {
+  const TensorType& x = request.inputs[0];
+  return matmul_scratch_bytes(cpu_device(request), Matmul::Source::quantized, x.dim(0).bind(request.bounds),
+                              x.dim(1).bind(request.bounds));
 }
 
 int64_t backward_scratch_bytes(const KernelRequest& request) {
@@ -82,9 +95,14 @@ Matmul forward_product(const TensorView& y, const TensorView& x, const TensorVie
   m.outputs = weight.shape[0];
   m.a = elements<const float>(x);
   m.a_row_stride = m.k_size;
-  m.b = packed_data(weight, Side::normal);
-  m.b_dtype = weight.dtype;
   m.y = elements<float>(y);
+  if (const QuantizedPanels* panels = QuantizedPanels::of(weight.encoding)) {
+    m.b_source = Matmul::Source::quantized;
+    m.quantized = quantized_weight(weight, *panels);
+  } else {
+    m.b = packed_data(weight, Side::normal);
+    m.b_dtype = weight.dtype;
+  }
   return m;
 }
 
@@ -225,7 +243,10 @@ const Encoding* pack_both_weights(const KernelRequest& r, int input) {
 
 void run_linear_gated(const KernelCall& call) {
   Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
-  m.b_up = packed_data(call.inputs[2], Side::normal);
+  if (m.b_source == Matmul::Source::quantized)
+    m.quantized_up = quantized_weight(call.inputs[2], *QuantizedPanels::of(call.inputs[2].encoding));
+  else
+    m.b_up = packed_data(call.inputs[2], Side::normal);
   m.finish = Matmul::Finish::gated;
   m.activation = call.attrs.get<LinearGatedActivationAttrs>().kind;
   matmul(cpu_device(call), m, call.scratch.data);
@@ -234,11 +255,58 @@ void run_linear_gated(const KernelCall& call) {
 constexpr Kernel kLinearGated{"cpu_packed_panels", Pass::inference, can_linear_gated,
                               run_linear_gated,    scratch_bytes,   pack_both_weights};
 
+// ---- The same with quantized weights. x is quantized, too, row by row, to 8 bits (quantized-inl.h).
+
+Requirements& require_quantized(Requirements& requirements, std::string_view port, const TensorType& weight) {
+  return requirements.require(
+      QuantizedPanels::of(weight.encoding) != nullptr,
+      fmt::format("takes {} in quantized blocks; it is {}", port,
+                  weight.encoding == nullptr ? dtype_name(weight.dtype) : weight.encoding->name()));
+}
+
+Verdict can_quantized(const KernelRequest& r) {
+  Requirements requirements(r);
+  return require_quantized(requirements, "weight", r.inputs[1])
+      .f32("x", r.inputs[0])
+      .one_of("bias", r.inputs[2], {DType::f32, DType::bf16, DType::f16})
+      .f32("residual", r.inputs.size() > 3 ? r.inputs[3] : absent_port())
+      .f32("y", r.outputs[0])
+      .at_cost(product_flops(r, r.inputs[0], r.inputs[1]));
+}
+
+Verdict can_quantized_gated(const KernelRequest& r) {
+  Requirements requirements(r);
+  require_quantized(requirements, "gate_weight", r.inputs[1]);
+  return require_quantized(requirements, "up_weight", r.inputs[2])
+      .require(QuantizedPanels::of(r.inputs[1].encoding) == QuantizedPanels::of(r.inputs[2].encoding),
+               "takes gate_weight and up_weight in the same encoding")
+      .f32("x", r.inputs[0])
+      .f32("y", r.outputs[0])
+      .at_cost(2.0 * product_flops(r, r.inputs[0], r.inputs[1]));
+}
+
+const Encoding* pack_quantized(const KernelRequest& r, int input) {
+  return input == 1 ? QuantizedPanels::of(r.inputs[1].encoding) : nullptr;
+}
+
+const Encoding* pack_both_quantized(const KernelRequest& r, int input) {
+  return input == 1 || input == 2 ? QuantizedPanels::of(r.inputs[static_cast<size_t>(input)].encoding) : nullptr;
+}
+
+constexpr Kernel kQuantizedForward{"cpu_quantized_panels",  Pass::forward, can_quantized, run_linear,
+                                   quantized_scratch_bytes, pack_quantized};
+constexpr Kernel kQuantizedInference{"cpu_quantized_panels",  Pass::inference, can_quantized, run_linear,
+                                     quantized_scratch_bytes, pack_quantized};
+constexpr Kernel kQuantizedAdd{"cpu_quantized_panels", Pass::inference,         can_quantized,
+                               run_linear_add,         quantized_scratch_bytes, pack_quantized};
+constexpr Kernel kQuantizedGated{"cpu_quantized_panels", Pass::inference,         can_quantized_gated,
+                                 run_linear_gated,       quantized_scratch_bytes, pack_both_quantized};
+
 }  // namespace
 
-KernelList linear_kernels() { return {&kForward, &kBackward, &kInference}; }
-KernelList linear_add_kernels() { return {&kLinearAdd}; }
-KernelList linear_gated_activation_kernels() { return {&kLinearGated}; }
+KernelList linear_kernels() { return {&kForward, &kBackward, &kInference, &kQuantizedForward, &kQuantizedInference}; }
+KernelList linear_add_kernels() { return {&kLinearAdd, &kQuantizedAdd}; }
+KernelList linear_gated_activation_kernels() { return {&kLinearGated, &kQuantizedGated}; }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

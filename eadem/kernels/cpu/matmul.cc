@@ -9,6 +9,7 @@
 
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/matmul-inl.h"
+#include "eadem/kernels/cpu/quantized-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_
 #define EADEM_KERNELS_CPU_MATMUL_BLOCKS_
@@ -28,14 +29,51 @@ constexpr int64_t kMatrixGroupPanels = 16;
 constexpr int64_t kCopiedRowStride = kRowBlock + kPanelWidth;  // an odd number of cache lines: uses every set
 
 constexpr int64_t kPackedFloats = kGroupPanels * kKBlock * kPanelWidth;
+constexpr int64_t kUnpackedFloats = kMaxGroupPanels * kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
 constexpr int64_t kProductFloats = kRowBlock * kGroupPanels * kPanelWidth;
+static_assert(kMaxGroupPanels <= kGroupPanels);
 static_assert(kProductFloats >= kWidenInRegistersRows * kWideGroupPanels * kPanelWidth);
 constexpr int64_t kMatrixProductFloats = kRowBlock * kMatrixGroupPanels * kPanelWidth;
 constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
 
+// Panels whose products one task makes together.
+constexpr int64_t group_panels(Matmul::Source source, int64_t rows) {
+  switch (source) {
+    case Matmul::Source::panels: return rows == 1 ? kWideGroupPanels : kGroupPanels;
+    case Matmul::Source::matrix: return kMatrixGroupPanels;
+    case Matmul::Source::quantized: break;
+  }
+  return kMaxGroupPanels;
+}
+
 constexpr int64_t worker_floats(Matmul::Source source) {
-  return source == Matmul::Source::panels ? kPackedFloats + 2 * kProductFloats
-                                          : kPackedFloats + kMatrixProductFloats + kCopiedFloats;
+  switch (source) {
+    case Matmul::Source::panels: return kPackedFloats + 2 * kProductFloats;
+    case Matmul::Source::matrix: return kPackedFloats + kMatrixProductFloats + kCopiedFloats;
+    case Matmul::Source::quantized: break;
+  }
+  return kUnpackedFloats + 2 * kProductFloats;
+}
+
+// Room for quantized rows of a: codes, scales, starts and sums, one after another.
+constexpr int64_t quantized_steps(int64_t rows, int64_t k_size) {
+  return rows * ((k_size / kStep + kChunkSteps - 1) / kChunkSteps * kChunkSteps);
+}
+constexpr int64_t quantized_row_bytes(int64_t rows, int64_t k_size) {
+  return quantized_steps(rows, k_size) * (kStep + static_cast<int64_t>(sizeof(float)) * (1 + 2 * kMaxStepGroups));
+}
+
+QuantizedRows rows_in(void* base, const Matmul& m) {
+  const int64_t steps = quantized_steps(m.rows, m.k_size);
+  QuantizedRows rows{};
+  rows.rows = m.rows;
+  rows.groups = m.quantized.layout->groups();
+  rows.offset = m.quantized.layout->offset;
+  rows.codes = static_cast<int8_t*>(base);
+  rows.scales = reinterpret_cast<float*>(rows.codes + steps * kStep);
+  rows.starts = reinterpret_cast<int32_t*>(rows.scales + steps);
+  rows.sums = reinterpret_cast<float*>(rows.starts + steps * rows.groups);
+  return rows;
 }
 
 }  // namespace
@@ -173,24 +211,28 @@ void finish_row(const Matmul& m, int64_t row, int64_t column, int64_t n, const f
 }
 
 // Rows [row_begin, row_end) of panels [panel_begin, panel_end).
-void matmul_task(const Matmul& m, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-                 float* scratch) {
+void matmul_task(const Matmul& m, const QuantizedRows& x, bool vnni, int64_t row_begin, int64_t row_end,
+                 int64_t panel_begin, int64_t panel_end, float* scratch) {
+  const bool quantized = m.b_source == Matmul::Source::quantized;
   float* packed = scratch;
-  float* c = packed + kPackedFloats;
+  float* c = packed + (quantized ? kUnpackedFloats : kPackedFloats);
   const int64_t rows = row_end - row_begin;
   const RowOperand a{m.a + row_begin * m.a_row_stride, m.a_row_stride, m.a_k_stride};
-  const int64_t group = m.b_source == Matmul::Source::matrix ? kMatrixGroupPanels
-                        : rows == 1                          ? kWideGroupPanels
-                                                             : kGroupPanels;
+  const int64_t group = group_panels(m.b_source, rows);
 
   for (int64_t p0 = panel_begin; p0 < panel_end; p0 += group) {
     const int64_t panels = std::min(group, panel_end - p0);
     float* c_up = c + kProductFloats;
-    if (m.b_source == Matmul::Source::matrix)
+    const bool gated = m.finish == Matmul::Finish::gated;
+    if (quantized) {
+      quantized_product(c, x, m.quantized, m.k_size, row_begin, rows, p0, panels, vnni, packed);
+      if (gated) quantized_product(c_up, x, m.quantized_up, m.k_size, row_begin, rows, p0, panels, vnni, packed);
+    } else if (m.b_source == Matmul::Source::matrix) {
       product_of_matrices(c, m, a, rows, p0, panels, packed, c + kMatrixProductFloats);
-    else
+    } else {
       product(c, m, m.b, a, rows, p0, panels, packed);
-    if (m.finish == Matmul::Finish::gated) product(c_up, m, m.b_up, a, rows, p0, panels, packed);
+      if (gated) product(c_up, m, m.b_up, a, rows, p0, panels, packed);
+    }
     const int64_t column = p0 * kPanelWidth;
     const int64_t n = std::min(panels * kPanelWidth, m.outputs - column);
     for (int64_t r = 0; r < rows; ++r)
@@ -206,9 +248,11 @@ HWY_AFTER_NAMESPACE();
 namespace eadem::kernels::cpu {
 
 HWY_EXPORT(matmul_task);
+HWY_EXPORT(quantize_rows);
 
-int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source) {
-  return device.pool().num_threads() * worker_floats(source) * static_cast<int64_t>(sizeof(float));
+int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int64_t rows, int64_t k_size) {
+  const int64_t workers = device.pool().num_threads() * worker_floats(source) * static_cast<int64_t>(sizeof(float));
+  return source == Matmul::Source::quantized ? workers + quantized_row_bytes(rows, k_size) : workers;
 }
 
 void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
@@ -224,21 +268,29 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
       row_blocks == 1 ? m.rows : std::min(kRowBlock, ((m.rows + row_blocks - 1) / row_blocks + 11) / 12 * 12);
   const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
   const int64_t wanted_tasks = multiplications < 1e5 || pool.num_threads() == 1 ? 1 : 4 * pool.num_threads();
-  const int64_t unit = m.b_source == Matmul::Source::matrix ? kMatrixGroupPanels
-                       : m.rows == 1                        ? kWideGroupPanels
-                                                            : kGroupPanels;
+  const int64_t unit = group_panels(m.b_source, m.rows);
   const int64_t units = (panels + unit - 1) / unit;
   const int64_t groups = std::clamp<int64_t>((wanted_tasks + row_blocks - 1) / row_blocks, 1, units);
-  const int64_t group_panels = (units + groups - 1) / groups * unit;
-  const int64_t num_groups = (panels + group_panels - 1) / group_panels;
+  const int64_t group_size = (units + groups - 1) / groups * unit;
+  const int64_t num_groups = (panels + group_size - 1) / group_size;
+
+  const int64_t worker_size = worker_floats(m.b_source);
+  QuantizedRows x{};
+  if (m.b_source == Matmul::Source::quantized) {
+    x = rows_in(static_cast<float*>(scratch) + pool.num_threads() * worker_size, m);
+    const auto quantize = EADEM_CPU_DISPATCH(quantize_rows, device.isa());
+    // A few microseconds of work are not worth waking anyone.
+    pool.parallel_ranges(m.rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(m.k_size, 1)),
+                         [&](int64_t begin, int64_t end) { quantize(x, m.a, m.a_row_stride, m.k_size, begin, end); });
+  }
+  const bool vnni = device.isa() == Isa::avx512_vnni;
 
   pool.parallel_for(row_blocks * num_groups, [&](int64_t index, int worker) {
     // Tasks that share rows stand side by side: they run at the same time and read the same rows.
     const int64_t row_begin = index / num_groups * block_rows;
-    const int64_t panel_begin = index % num_groups * group_panels;
-    task(m, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
-         std::min(panels, panel_begin + group_panels),
-         static_cast<float*>(scratch) + worker * worker_floats(m.b_source));
+    const int64_t panel_begin = index % num_groups * group_size;
+    task(m, x, vnni, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
+         std::min(panels, panel_begin + group_size), static_cast<float*>(scratch) + worker * worker_size);
   });
 }
 

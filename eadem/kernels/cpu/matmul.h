@@ -4,16 +4,39 @@
 //
 //   product[r, n] = sum_k a[r, k] * b[k, n],   then `finish` writes y[r, n]
 //
-// Accumulates in f32, each output as one chain over k in order (matmul-inl.h), so results do not depend on the number
-// of rows, on blocking or on threads.
+// Accumulates in f32, each output as one chain over k in order (matmul-inl.h; of quantized weights over steps of k,
+// quantized-inl.h), so results do not depend on the number of rows, on blocking or on threads.
 #pragma once
 
 #include <cstdint>
 
 #include "eadem/core/device/cpu_device.h"
+#include "eadem/kernels/cpu/quantized_panels.h"
 #include "eadem/kernels/elementwise.h"
 
 namespace eadem::kernels::cpu {
+
+// A weight in QuantizedPanels, by its planes.
+struct QuantizedWeight {
+  const QuantizedLayout* layout = nullptr;
+  const uint8_t* quants = nullptr;
+  const uint8_t* scales = nullptr;
+  const f16_t* super_scales = nullptr;
+};
+
+// Rows of x as 8-bit codes, in the order in which products read them: chunks of kChunkSteps steps, in each all rows.
+struct QuantizedRows {
+  int64_t rows;
+  int64_t groups;  // of the weight's scales in a step
+  int32_t offset;  // of the weight's codes
+  int8_t* codes;   // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
+  float* scales;   // [chunks, rows, kChunkSteps]
+  int32_t*
+      starts;   // [chunks, rows, kChunkSteps, groups]: -offset * the group's sum of codes, where a dot product starts
+  float* sums;  // [chunks, rows, kChunkSteps, groups]: the group's sum of codes
+
+  int64_t step(int64_t r, int64_t s) const { return (s / kChunkSteps * rows + r) * kChunkSteps + s % kChunkSteps; }
+};
 
 struct Matmul {
   int64_t rows = 0;
@@ -25,13 +48,14 @@ struct Matmul {
   int64_t a_row_stride = 0;
   int64_t a_k_stride = 1;
 
-  // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype, or an f32 matrix [k_size, outputs] stored by rows
-  // (then a_row_stride is 1).
-  enum class Source : uint8_t { panels, matrix };
+  // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
+  // a_row_stride is 1); or quantized panels (then a_k_stride is 1, and a is quantized row by row).
+  enum class Source : uint8_t { panels, matrix, quantized };
   Source b_source = Source::panels;
   const void* b = nullptr;
   const void* b_up = nullptr;  // Finish::gated only, panels: the second factor
   DType b_dtype = DType::f32;
+  QuantizedWeight quantized, quantized_up;  // of the same layout
 
   enum class Finish : uint8_t {
     store,       // y = product + bias + residual, in this order; bias and residual may be null
@@ -46,8 +70,9 @@ struct Matmul {
   ActivationKind activation = ActivationKind::silu;
 };
 
-// Bytes of scratch that `matmul` needs on `device` for any product with b from `source`.
-int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source);
+// Bytes of scratch that `matmul` needs on `device` for any product with b from `source`; with quantized b for up to
+// `rows` rows of `k_size`.
+int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int64_t rows = 0, int64_t k_size = 0);
 
 void matmul(CpuDevice& device, const Matmul& product, void* scratch);
 

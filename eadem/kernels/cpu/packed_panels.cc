@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "eadem/core/thread_pool.h"
 
 namespace eadem::kernels::cpu {
 
@@ -110,32 +109,30 @@ std::vector<PlaneSpec> PackedPanels::planes(const Shape& shape) const {
   return {{"data", dtype_, Shape{e.panels, e.k, kPanelWidth}}};
 }
 
-void PackedPanels::encode(const TensorView& encoded, const TensorView& plain) const {
+int64_t PackedPanels::num_pieces(const Shape& shape) const { return extents(shape, side_).panels; }
+
+void PackedPanels::encode_pieces(const TensorView& encoded, const TensorView& plain, int64_t begin, int64_t end) const {
   const Extents e = extents(plain.shape, side_);
   with_types(encoded, plain, dtype_, [&](auto* data, const auto* weight) {
-    for (int64_t p = 0; p < e.panels; ++p) pack_panel(data, weight, e, side_, p);
+    for (int64_t p = begin; p < end; ++p) pack_panel(data, weight, e, side_, p);
   });
 }
 
-void PackedPanels::encode_parallel(ThreadPool& pool, const TensorView& encoded, const TensorView& plain) const {
-  const Extents e = extents(plain.shape, side_);
-  with_types(encoded, plain, dtype_, [&](auto* data, const auto* weight) {
-    pool.parallel_ranges(e.panels, std::max<int64_t>(1, 4096 / std::max<int64_t>(e.k, 1)), [&](int64_t p0, int64_t p1) {
-      for (int64_t p = p0; p < p1; ++p) pack_panel(data, weight, e, side_, p);
-    });
+void PackedPanels::decode_row(float* row, const TensorView& encoded, int64_t index) const {
+  const Extents e = extents(encoded.shape, side_);
+  with_types(encoded, encoded, dtype_, [&](const auto* data, const auto*) {
+    if (side_ == Side::normal) {
+      const auto* lane = data + index / kPanelWidth * e.k * kPanelWidth + index % kPanelWidth;
+      for (int64_t k = 0; k < e.k; ++k) row[k] = widen(lane[k * kPanelWidth]);
+    } else {
+      for (int64_t n = 0; n < e.outputs; ++n)
+        row[n] = widen(data[(n / kPanelWidth * e.k + index) * kPanelWidth + n % kPanelWidth]);
+    }
   });
 }
 
-void PackedPanels::decode(const TensorView& plain, const TensorView& encoded) const {
-  const Extents e = extents(plain.shape, side_);
-  float* weight = plain.as<float>();
-  with_types(encoded, encoded, dtype_, [&](auto* data, const auto*) {
-    for (int64_t n = 0; n < e.outputs; ++n)
-      for (int64_t k = 0; k < e.k; ++k) {
-        const float value = widen(data[((n / kPanelWidth) * e.k + k) * kPanelWidth + n % kPanelWidth]);
-        (side_ == Side::normal ? weight[n * e.k + k] : weight[k * e.outputs + n]) = value;
-      }
-  });
+void PackedPanels::cut(const TensorView&, const TensorView&, int, int64_t) const {
+  EADEM_CHECK(false, "{}: a rank packs its own part", name_);
 }
 
 }  // namespace eadem::kernels::cpu

@@ -14,10 +14,6 @@
 #include "eadem/core/encoding.h"
 #include "eadem/core/tensor.h"
 
-namespace eadem {
-class ThreadPool;
-}
-
 namespace eadem::kernels::cpu {
 
 inline constexpr int64_t kPanelWidth = 16;
@@ -34,11 +30,10 @@ class PackedPanels final : public Encoding {
   Side side() const { return side_; }
 
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
-  void encode(const TensorView& encoded, const TensorView& plain) const override;
-  void decode(const TensorView& plain, const TensorView& encoded) const override;
-
-  // `encode` with the work divided over `pool`.
-  void encode_parallel(ThreadPool& pool, const TensorView& encoded, const TensorView& plain) const;
+  int64_t num_pieces(const Shape& shape) const override;  // panels
+  void encode_pieces(const TensorView& encoded, const TensorView& plain, int64_t begin, int64_t end) const override;
+  void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
+  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
  private:
   PackedPanels(DType dtype, Side side, std::string_view name) : dtype_(dtype), side_(side), name_(name) {}

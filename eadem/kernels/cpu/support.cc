@@ -57,7 +57,7 @@ Verdict Requirements::at_cost(double flops) const {
   double bytes = 0;
   for (std::span<const TensorType> side : {request_.inputs, request_.outputs})
     for (const TensorType& type : side)
-      bytes += elements_of(request_, type) * static_cast<double>(dtype_size(type.dtype));
+      if (!is_absent(type)) bytes += static_cast<double>(type.size_bytes(request_.bounds));
   return Verdict::yes(modelled_us(*request_.device, flops, bytes));
 }
 

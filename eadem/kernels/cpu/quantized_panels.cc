@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cpu/quantized_panels.h"
+
+#include <cstring>
+#include <memory>
+
+#include "eadem/kernels/cpu/packed_panels.h"
+
+namespace eadem::kernels::cpu {
+
+namespace {
+
+using Scales = QuantizedLayout::Scales;
+
+// Four codes of one output, k = 4 i … 4 i + 3, in one word; a vector is the words of 16 outputs.
+using StepCodes = std::array<std::array<uint32_t, kPanelWidth>, kStepVectors>;
+
+uint32_t splat(uint32_t byte) { return byte * 0x01010101u; }
+
+// Writes bits [kShift, kShift + kBits) of every code, 8 / kBits codes a byte: kBits vectors.
+template <int kShift, int kBits>
+uint32_t* pack_field(uint32_t* out, const StepCodes& codes) {
+  const uint32_t mask = splat((1u << kBits) - 1);
+  for (size_t i = 0; i < kBits; ++i)
+    for (size_t n = 0; n < kPanelWidth; ++n) {
+      uint32_t word = 0;
+      for (size_t j = 0; i + j * kBits < kStepVectors; ++j)
+        word |= (codes[i + j * kBits][n] >> kShift & mask) << (j * kBits);
+      *out++ = word;
+    }
+  return out;
+}
+
+// Codes are written in one field of 2, 4 or 8 bits, or in a low field and a high one.
+constexpr int low_bits(int code_bits) { return code_bits == 3 ? 2 : code_bits == 5 || code_bits == 6 ? 4 : code_bits; }
+
+template <int kCodeBits>
+void pack_step(uint8_t* quants, const StepCodes& codes) {
+  constexpr int kLow = low_bits(kCodeBits);
+  uint32_t words[kStepVectors * kPanelWidth];
+  uint32_t* end = pack_field<0, kLow>(words, codes);
+  if constexpr (kCodeBits > kLow) end = pack_field<kLow, kCodeBits - kLow>(end, codes);
+  std::memcpy(quants, words, static_cast<size_t>(end - words) * sizeof(uint32_t));
+}
+
+void pack_step(uint8_t* quants, const StepCodes& codes, int code_bits) {
+  switch (code_bits) {
+    case 2: return pack_step<2>(quants, codes);
+    case 3: return pack_step<3>(quants, codes);
+    case 4: return pack_step<4>(quants, codes);
+    case 5: return pack_step<5>(quants, codes);
+    case 6: return pack_step<6>(quants, codes);
+    default: return pack_step<8>(quants, codes);
+  }
+}
+
+// The code of output `lane` at value k of a step.
+int code_at(const uint8_t* quants, int code_bits, int64_t lane, int64_t k) {
+  const auto field = [&](const uint8_t* base, int bits) {
+    const int64_t vector = k / 4 % bits, slot = k / 4 / bits;
+    return base[(vector * kPanelWidth + lane) * 4 + k % 4] >> (slot * bits) & ((1 << bits) - 1);
+  };
+  const int low = low_bits(code_bits);
+  const int value = field(quants, low);
+  return code_bits == low ? value : value | field(quants + 64 * low, code_bits - low) << low;
+}
+
+QuantizedLayout layout_of(const BlockFormat& format) {
+  QuantizedLayout layout{};
+  layout.code_bits = format.code_bits;
+  layout.has_super_scales = format.sub_scale_max > 1;
+  layout.group_size = format.group_size;
+  layout.block_size = format.block_size;
+  layout.has_min = format.has_min;
+  if (!layout.has_super_scales)
+    layout.scales = format.scale == BlockFormat::Scale::f16 ? Scales::f16 : Scales::bf16;
+  else
+    layout.scales =
+        format.has_min && format.sub_scale_max <= 15 && format.sub_min_max <= 15 ? Scales::nibbles : Scales::bytes;
+  layout.offset = format.zero;
+  layout.has_table = format.codebook != nullptr;
+  if (layout.has_table) {
+    layout.offset = 128;
+    for (size_t i = 0; i < layout.table.size(); ++i) layout.table[i] = static_cast<uint8_t>(format.codebook[i] + 128);
+  }
+  EADEM_CHECK(layout.group_size == 16 || layout.group_size == 32, "{}: groups of {}", format.name, layout.group_size);
+  return layout;
+}
+
+// Plane pointers of one panel.
+struct Panel {
+  uint8_t* quants;
+  uint8_t* scales;
+  f16_t* super_scales;
+};
+
+Panel panel_of(const TensorView& encoded, const QuantizedLayout& layout, int64_t p) {
+  const int64_t k_size = encoded.shape[1];
+  return {static_cast<uint8_t*>(encoded.plane(0)) + p * (k_size / kStep) * layout.quant_bytes(),
+          static_cast<uint8_t*>(encoded.plane(1)) + p * (k_size / layout.group_size) * layout.scale_bytes(),
+          layout.has_super_scales ? static_cast<f16_t*>(encoded.plane(2)) +
+                                        p * (k_size / layout.block_size) * layout.super_columns() * kPanelWidth
+                                  : nullptr};
+}
+
+uint16_t scale_bits(const QuantizedLayout& layout, float value) {
+  return layout.scales == Scales::bf16 ? bf16_t::from_float(value).bits : f16_t::from_float(value).bits;
+}
+
+// Writes the scales of block `b` of output `lane`.
+void pack_scales(const Panel& panel, const QuantizedLayout& layout, int64_t b, int64_t lane, const BlockParts& parts) {
+  if (!layout.has_super_scales) {
+    uint16_t* out = reinterpret_cast<uint16_t*>(panel.scales) + b * layout.scale_columns() * kPanelWidth + lane;
+    out[0] = scale_bits(layout, parts.scale);
+    if (layout.has_min) out[kPanelWidth] = scale_bits(layout, parts.min);
+    return;
+  }
+  const int64_t groups = layout.block_size / layout.group_size;
+  uint8_t* out = panel.scales + b * groups * layout.scale_columns() * kPanelWidth + lane;
+  for (int64_t g = 0; g < groups; ++g) {
+    const auto i = static_cast<size_t>(g);
+    const auto sub_scale = static_cast<uint8_t>(parts.sub_scales[i]);
+    if (layout.scales == Scales::nibbles) {
+      *out = static_cast<uint8_t>(sub_scale | parts.sub_mins[i] << 4);
+    } else {
+      *out = sub_scale;
+      if (layout.has_min) out[kPanelWidth] = parts.sub_mins[i];
+    }
+    out += layout.scale_columns() * kPanelWidth;
+  }
+  f16_t* super = panel.super_scales + b * layout.super_columns() * kPanelWidth + lane;
+  super[0] = f16_t::from_float(parts.scale);
+  if (layout.has_min) super[kPanelWidth] = f16_t::from_float(parts.min);
+}
+
+}  // namespace
+
+const QuantizedPanels* QuantizedPanels::of(const Encoding* encoding) {
+  static const auto kAll = [] {
+    std::vector<std::unique_ptr<const QuantizedPanels>> all;
+    for (const BlockEncoding* stored : BlockEncoding::all())
+      all.push_back(std::make_unique<const QuantizedPanels>(*stored));
+    return all;
+  }();
+  for (const auto& panels : kAll)
+    if (&panels->stored_ == encoding || panels.get() == encoding) return panels.get();
+  return nullptr;
+}
+
+QuantizedPanels::QuantizedPanels(const BlockEncoding& stored)
+    : stored_(stored),
+      layout_(layout_of(stored.format())),
+      name_("quantized_panels_" + std::string(stored.format().name)) {}
+
+std::vector<PlaneSpec> QuantizedPanels::planes(const Shape& shape) const {
+  if (shape.rank() != 2 || shape[1] % stored_.format().block_size != 0)
+    throw InvalidArgument("{} packs matrices [out, in] with in a multiple of {}; the tensor is {}", name_,
+                          stored_.format().block_size, to_string(shape));
+  const int64_t panels = num_pieces(shape), k_size = shape[1];
+  const int64_t steps = k_size / kStep;
+  std::vector<PlaneSpec> result = {{"quants", DType::u8, Shape{panels, steps, layout_.quant_bytes()}}};
+  if (layout_.has_super_scales) {
+    result.push_back(
+        {"scales", DType::u8, Shape{panels, k_size / layout_.group_size, layout_.scale_columns(), kPanelWidth}});
+    result.push_back(
+        {"super_scales", DType::f16, Shape{panels, k_size / layout_.block_size, layout_.super_columns(), kPanelWidth}});
+  } else {
+    result.push_back({"scales", layout_.scales == Scales::bf16 ? DType::bf16 : DType::f16,
+                      Shape{panels, steps, layout_.scale_columns(), kPanelWidth}});
+  }
+  return result;
+}
+
+int64_t QuantizedPanels::num_pieces(const Shape& shape) const { return (shape[0] + kPanelWidth - 1) / kPanelWidth; }
+
+void QuantizedPanels::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin,
+                                    int64_t end) const {
+  EADEM_CHECK(values.encoding == &stored_, "{} from {}", name_, to_string(values));
+  const BlockFormat& format = stored_.format();
+  const int64_t blocks = values.shape[1] / format.block_size;
+  const int64_t row_bytes = stored_.row_bytes(values.shape[1]);
+  std::array<BlockParts, kPanelWidth> parts{};
+  for (int64_t p = begin; p < end; ++p) {
+    const Panel panel = panel_of(encoded, layout_, p);
+    const int64_t outputs = std::min(kPanelWidth, values.shape[0] - p * kPanelWidth);
+    const uint8_t* rows = static_cast<const uint8_t*>(values.data) + p * kPanelWidth * row_bytes;
+    for (int64_t n = outputs; n < kPanelWidth; ++n) parts[static_cast<size_t>(n)] = {};
+    for (int64_t b = 0; b < blocks; ++b) {
+      for (int64_t n = 0; n < outputs; ++n)
+        stored_.unpack(parts[static_cast<size_t>(n)], rows + n * row_bytes + b * format.block_bytes);
+      for (int64_t n = 0; n < kPanelWidth; ++n) pack_scales(panel, layout_, b, n, parts[static_cast<size_t>(n)]);
+      for (int64_t s = 0; s < format.block_size / kStep; ++s) {
+        StepCodes codes;
+        for (size_t n = 0; n < kPanelWidth; ++n)
+          for (size_t i = 0; i < kStepVectors; ++i)
+            std::memcpy(&codes[i][n], parts[n].codes.data() + s * kStep + static_cast<int64_t>(4 * i), 4);
+        pack_step(panel.quants + (b * (format.block_size / kStep) + s) * layout_.quant_bytes(), codes,
+                  layout_.code_bits);
+      }
+    }
+  }
+}
+
+void QuantizedPanels::decode_row(float* row, const TensorView& encoded, int64_t index) const {
+  const BlockFormat& format = stored_.format();
+  const Panel panel = panel_of(encoded, layout_, index / kPanelWidth);
+  const int64_t lane = index % kPanelWidth;
+  const auto f16_at = [&](const void* base, int64_t i) {
+    const uint16_t bits = static_cast<const uint16_t*>(base)[i];
+    return layout_.scales == Scales::bf16 ? bf16_t{bits}.to_float() : f16_t{bits}.to_float();
+  };
+  for (int64_t g = 0; g < encoded.shape[1] / layout_.group_size; ++g) {
+    const int64_t b = g * layout_.group_size / layout_.block_size;
+    float scale, min = 0;
+    if (!layout_.has_super_scales) {
+      const int64_t at = g * layout_.group_size / kStep * layout_.scale_columns() * kPanelWidth + lane;
+      scale = f16_at(panel.scales, at);
+      if (layout_.has_min) min = f16_at(panel.scales, at + kPanelWidth);
+    } else {
+      const uint8_t* sub = panel.scales + g * layout_.scale_columns() * kPanelWidth + lane;
+      const bool nibbles = layout_.scales == Scales::nibbles;
+      const int64_t at = b * layout_.super_columns() * kPanelWidth + lane;
+      scale = f16_at(panel.super_scales, at) *
+              static_cast<float>(nibbles ? *sub & 15 : static_cast<int>(static_cast<int8_t>(*sub)));
+      if (layout_.has_min)
+        min = f16_at(panel.super_scales, at + kPanelWidth) * static_cast<float>(nibbles ? *sub >> 4 : sub[kPanelWidth]);
+    }
+    for (int64_t k = g * layout_.group_size; k < (g + 1) * layout_.group_size; ++k) {
+      const int code = code_at(panel.quants + k / kStep * layout_.quant_bytes(), layout_.code_bits, lane, k % kStep);
+      row[k] = scale * static_cast<float>(format.level(static_cast<uint8_t>(code))) - min;
+    }
+  }
+}
+
+void QuantizedPanels::cut(const TensorView&, const TensorView&, int, int64_t) const {
+  EADEM_CHECK(false, "{}: a rank packs its own part", name_);
+}
+
+}  // namespace eadem::kernels::cpu

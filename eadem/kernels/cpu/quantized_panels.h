@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// QuantizedPanels: the layout in which the CPU's matrix products read a weight [out, in] that a BlockEncoding stores.
+//
+// Sixteen outputs stand side by side, as in PackedPanels. A step is 32 values of k; its codes are eight vectors of 64
+// bytes, vector i holding for each of the 16 outputs the codes of k = 4 i … 4 i + 3: the operand of an 8-bit dot
+// product. Codes of fewer than 8 bits share bytes so that shifts and masks of whole vectors part them:
+//   4 bits   vector i | vector i + 4 << 4                       for i < 4: 4 vectors a step
+//   2 bits   vector i | i + 2 << 2 | i + 4 << 4 | i + 6 << 6    for i < 2
+//   1 bit    vector 0 | 1 << 1 | … | 7 << 7
+//   3, 5, 6  the low 2 (4) bits as above, then the high 1 (2) bits likewise
+// A row of a weight is as long as in the file, to within the sub-scales that the file squeezes below a byte.
+//
+// Planes, for P = ceil(out / 16) panels:
+//   quants        u8 [P, in / 32, 64 * code_bits]
+//   scales        without sub-scales f16 (bf16 for powers of two) [P, in / 32, 1 or 2 (scale, min), 16];
+//                 with sub-scales u8 [P, in / group_size, 1 or 2 (sub-scale, sub-min), 16], where both fit four bits
+//                 one byte sub-scale | sub-min << 4
+//   super_scales  with sub-scales: f16 [P, in / block_size, 1 or 2 (scale, min), 16]
+#pragma once
+
+#include <array>
+
+#include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/tensor.h"
+
+namespace eadem::kernels::cpu {
+
+inline constexpr int64_t kStep = 32;          // values of k
+inline constexpr int64_t kStepVectors = 8;    // of 64 bytes: 4 k x 16 outputs
+inline constexpr int64_t kStepBytes = 512;    // of codes, one byte each
+inline constexpr int64_t kMaxStepGroups = 2;  // scales in a step
+
+// Panels are unpacked and multiplied a few at a time, a chunk of k at a time.
+inline constexpr int64_t kMaxGroupPanels = 4;
+inline constexpr int64_t kChunkSteps = 8;
+inline constexpr int64_t kChunkScratchBytes =
+    kChunkSteps * (kStepBytes + 2 * kMaxStepGroups * 16 * static_cast<int64_t>(sizeof(float)));
+
+struct QuantizedLayout {
+  enum class Scales : uint8_t { f16, bf16, bytes, nibbles };
+  int code_bits;
+  int group_size;  // values of k that share a scale: 16 or 32
+  int block_size;  // values that share a super-scale
+  Scales scales;
+  bool has_min;
+  bool has_super_scales;
+  // What is subtracted from an unpacked byte to give the level it stands for.
+  int offset;
+  // Codes of a codebook are indices: the unpacked byte is table[code].
+  bool has_table;
+  std::array<uint8_t, 16> table;
+
+  int64_t quant_bytes() const { return 64 * code_bits; }  // of a step
+  int64_t groups() const { return kStep / group_size; }   // in a step
+  // Bytes of scales that a panel has for one group.
+  int64_t scale_bytes() const { return (has_super_scales ? 1 : 2) * scale_columns() * 16; }
+  int64_t scale_columns() const { return has_min && scales != Scales::nibbles ? 2 : 1; }
+  int64_t super_columns() const { return has_min ? 2 : 1; }
+};
+
+class QuantizedPanels final : public Encoding {
+ public:
+  // The packing of weights stored as `encoding`, or `encoding` itself where it is such a packing; null for others.
+  static const QuantizedPanels* of(const Encoding* encoding);
+
+  explicit QuantizedPanels(const BlockEncoding& stored);
+
+  const BlockEncoding& stored() const { return stored_; }
+  const QuantizedLayout& layout() const { return layout_; }
+
+  std::string_view name() const override { return name_; }
+  std::vector<PlaneSpec> planes(const Shape& shape) const override;
+  int64_t num_pieces(const Shape& shape) const override;  // panels
+  // `values` is stored as `stored()`.
+  void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
+  void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
+  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+
+ private:
+  const BlockEncoding& stored_;
+  QuantizedLayout layout_;
+  std::string name_;
+};
+
+}  // namespace eadem::kernels::cpu
