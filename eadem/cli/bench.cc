@@ -153,16 +153,17 @@ int bench(CommandLine command_line) {
       .max_batch_size = *std::max_element(batches.begin(), batches.end()), .max_cache_len = needed};
   std::optional<ProgressBar> bar(std::in_place, random ? "making random weights" : "loading");
   std::unique_ptr<InferEngine> engine;
+  const auto progress = [&](int64_t done, int64_t total) {
+    stop_if_interrupted();
+    bar->update(static_cast<double>(done), static_cast<double>(total));
+  };
   if (random) {
     bar->update(0, 1);
     engine = std::make_unique<InferEngine>(checkpoint.model, device, engine_options, spec);
     note("making {} random weights", count_text(static_cast<double>(spec.num_parameters)));
-    engine->load_random(1);
+    engine->load_random(1, 0.02, progress);
   } else {
-    engine = InferEngine::from_checkpoint(checkpoint, device, engine_options, [&](int64_t done, int64_t total) {
-      stop_if_interrupted();
-      bar->update(static_cast<double>(done), static_cast<double>(total));
-    });
+    engine = InferEngine::from_checkpoint(checkpoint, device, engine_options, progress);
   }
   bar.reset();
   stop_if_interrupted();

@@ -74,7 +74,10 @@ class InferEngine {
 
   // Throws NotFound or InvalidArgument naming both shapes. Each rank keeps its part.
   void load_param(const std::string& name, const TensorView& whole);
-  void load_random(uint64_t seed, double stddev = 0.02) { models::load_random(*parameters_, seed, stddev); }
+  // As models::load_random.
+  void load_random(uint64_t seed, double stddev = 0.02, const std::function<void(int64_t, int64_t)>& progress = {}) {
+    models::load_random(*parameters_, seed, stddev, progress);
+  }
   // This rank's parameters, on the host.
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
   std::vector<std::string> parameter_names() const { return parameters_->names(); }

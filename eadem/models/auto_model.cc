@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/auto_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -74,16 +75,17 @@ uint64_t hash_of(std::string_view name) {
   return hash;
 }
 
-// Normal values by Box & Muller 1958, two per Philox block half.
-void fill_normal(float* data, int64_t count, uint64_t seed, uint64_t stream, double stddev) {
-  for (int64_t i = 0; i < count; i += 4) {
+// Elements [begin, end) of a stream of normal values by Box & Muller 1958, two per Philox block half. `begin` is a
+// multiple of 4.
+void fill_normal(float* data, int64_t begin, int64_t end, uint64_t seed, uint64_t stream, double stddev) {
+  for (int64_t i = begin; i < end; i += 4) {
     const PhiloxBlock block = philox4x32(seed, static_cast<uint64_t>(i / 4), stream);
     for (int pair = 0; pair < 2; ++pair) {
       const double u1 = 1.0 - uniform_float(block.words[2 * pair]);  // (0, 1]
       const double u2 = uniform_float(block.words[2 * pair + 1]);
       const double radius = stddev * std::sqrt(-2 * std::log(u1)), angle = 2 * std::numbers::pi * u2;
-      if (i + 2 * pair < count) data[i + 2 * pair] = static_cast<float>(radius * std::cos(angle));
-      if (i + 2 * pair + 1 < count) data[i + 2 * pair + 1] = static_cast<float>(radius * std::sin(angle));
+      if (i + 2 * pair < end) data[i + 2 * pair] = static_cast<float>(radius * std::cos(angle));
+      if (i + 2 * pair + 1 < end) data[i + 2 * pair + 1] = static_cast<float>(radius * std::sin(angle));
     }
   }
 }
@@ -146,16 +148,25 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
                           info.name, info.type_name, to_string(info.shape), checkpoint.config_path);
 }
 
-void load_random(pipeline::ParameterStore& parameters, uint64_t seed, double stddev) {
+void load_random(pipeline::ParameterStore& parameters, uint64_t seed, double stddev,
+                 const std::function<void(int64_t, int64_t)>& progress) {
+  constexpr int64_t kBlock = int64_t{1} << 16;  // about 2 ms of one thread
+  int64_t total = 0, done = 0;
+  for (const std::string& name : parameters.names()) total += parameters.whole_shape(name).num_elements();
   for (const std::string& name : parameters.names()) {
     const Shape shape = parameters.whole_shape(name);
+    const int64_t count = shape.num_elements();
     Tensor values = Tensor::on_host(DType::f32, shape);
     float* data = values.view.as<float>();
     if (shape.rank() >= 2)
-      fill_normal(data, shape.num_elements(), seed, hash_of(name), stddev);
+      parameters.device()->host_parallel_for((count + kBlock - 1) / kBlock, [&](int64_t block) {
+        fill_normal(data, block * kBlock, std::min(count, (block + 1) * kBlock), seed, hash_of(name), stddev);
+      });
     else
-      std::fill(data, data + shape.num_elements(), name.ends_with(".bias") ? 0.0f : 1.0f);
+      std::fill(data, data + count, name.ends_with(".bias") ? 0.0f : 1.0f);
     parameters.load(name, values.view, "random weights");
+    done += count;
+    if (progress) progress(done, total);
   }
 }
 

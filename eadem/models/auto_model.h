@@ -39,6 +39,8 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
 
 // Fills every parameter with values that depend on `seed` and the parameter's name alone: matrices normal with standard
 // deviation `stddev`, vectors one for norms and zero for biases. For benchmarks and for training from scratch.
-void load_random(pipeline::ParameterStore& parameters, uint64_t seed, double stddev);
+// `progress(done, total)` in elements, may be empty.
+void load_random(pipeline::ParameterStore& parameters, uint64_t seed, double stddev,
+                 const std::function<void(int64_t done, int64_t total)>& progress = {});
 
 }  // namespace eadem::models

@@ -226,6 +226,17 @@ TEST(Checkpoints, ProgressEndsAtTheWhole) {
   EXPECT_EQ(last, whole);
 }
 
+// A store with one matrix, filled by that many threads, and the progress that was reported.
+Tensor random_matrix(int64_t rows, int64_t columns, int threads, std::vector<int64_t>* progress = nullptr) {
+  pipeline::ParameterStore store(open_device("cpu", {.num_threads = threads}));
+  store.declare("a.weight", TensorType(DType::f32, {rows, columns}));
+  store.form("a.weight", nullptr);
+  load_random(store, 7, 0.5, [&](int64_t done, int64_t total) {
+    if (progress != nullptr) *progress = {done, total};
+  });
+  return store.to_host("a.weight");
+}
+
 // A store with some parameters, filled at random.
 std::map<std::string, Tensor> random_values(const std::vector<std::string>& matrices, uint64_t seed) {
   pipeline::ParameterStore store(cpu());
@@ -245,6 +256,17 @@ std::map<std::string, Tensor> random_values(const std::vector<std::string>& matr
 
 bool same_bytes(const Tensor& a, const Tensor& b) {
   return a.view.size_bytes() == b.view.size_bytes() && std::memcmp(a.view.data, b.view.data, a.view.size_bytes()) == 0;
+}
+
+// Threads fill blocks of 65536 values; a larger matrix begins with the values of a smaller one.
+TEST(LoadRandom, DoesNotDependOnThreads) {
+  std::vector<int64_t> progress;
+  const Tensor one = random_matrix(301, 1003, 1, &progress);
+  EXPECT_EQ(progress, (std::vector<int64_t>{301 * 1003, 301 * 1003}));
+  EXPECT_TRUE(same_bytes(one, random_matrix(301, 1003, 2)));
+  EXPECT_TRUE(same_bytes(one, random_matrix(301, 1003, 5)));
+  const Tensor small = random_matrix(1, 1003, 1);
+  EXPECT_EQ(std::memcmp(one.view.data, small.view.data, small.view.size_bytes()), 0);
 }
 
 TEST(LoadRandom, DependsOnSeedAndNameAlone) {
