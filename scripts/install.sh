@@ -13,6 +13,11 @@ test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-14 libclang-rt-14-dev clang-format-14 python3 python3-dev
   python3-venv zstd
 )
+# For the kernels of 64-bit ARM, which are cross-compiled and run under emulation.
+if [[ "$(uname -m)" == x86_64 ]]; then
+  test_packages+=(g++-aarch64-linux-gnu qemu-user libhwy-dev:arm64 libfmt-dev:arm64 libspdlog-dev:arm64
+    libgtest-dev:arm64)
+fi
 
 fail() {
   echo "install.sh: $*" >&2
@@ -31,10 +36,17 @@ esac
 command -v dpkg-query > /dev/null || fail "this is not Debian (no dpkg-query). Install the equivalents of" \
   "${wanted[*]}, then build with: cmake --preset release && cmake --build --preset release"
 
-installed=" $(dpkg-query -W -f='${Package}:${db:Status-Status} ' "${wanted[@]}" 2> /dev/null || true)"
+# "name:architecture:status"; a package of architecture "all" serves as the native one.
+installed=" $(dpkg-query -W -f='${Package}:${Architecture}:${db:Status-Status} ' "${wanted[@]}" 2> /dev/null || true)"
+native=$(dpkg --print-architecture)
 missing=()
 for package in "${wanted[@]}"; do
-  [[ "$installed" == *" $package:installed "* ]] || missing+=("$package")
+  if [[ "$package" == *:* ]]; then
+    [[ "$installed" == *" $package:installed "* ]] || missing+=("$package")
+  else
+    [[ "$installed" == *" $package:$native:installed "* || "$installed" == *" $package:all:installed "* ]] ||
+      missing+=("$package")
+  fi
 done
 [[ ${#missing[@]} -eq 0 ]] && exit 0
 
@@ -58,5 +70,8 @@ apt() {
 }
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+for package in "${missing[@]}"; do
+  [[ "$package" != *:* ]] || "${as_root[@]}" dpkg --add-architecture "${package#*:}"
+done
 apt update
 apt install -y --no-install-recommends "${missing[@]}"

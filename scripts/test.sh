@@ -112,6 +112,14 @@ section_tsan() {
   run_ctest tsan -L threaded -LE slow
 }
 
+section_neon() {
+  [[ "$(uname -m)" != aarch64 ]] || skip "this is a 64-bit ARM: the other sections have run its kernels"
+  # Every test of the layers that compute, the whole reference ring among them. Death tests start themselves again,
+  # which an emulated program cannot.
+  scripts/build.sh aarch64 all
+  run_ctest aarch64 -E '^include_graph/|DeathTest'
+}
+
 section_fuzz() {
   [[ -x scripts/fuzz.sh ]] || skip "there is no scripts/fuzz.sh"
   scripts/fuzz.sh 10
@@ -127,7 +135,7 @@ section_cuda() {
 
 # --- Running them ---
 
-all=(format include_graph documents cpp python asan tsan fuzz cuda)
+all=(format include_graph documents cpp python asan tsan neon fuzz cuda)
 chosen=("$@")
 [[ $# -gt 0 ]] || chosen=("${all[@]}")
 for name in "${chosen[@]}"; do
