@@ -82,15 +82,7 @@ struct DotVnni {
 // (kBytes) every other product is made alone.
 template <bool kBytes>
 struct DotPairs {
-#if HWY_TARGET == HWY_SCALAR
-  static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
-    const uint32_t codes = hn::GetLane(w), values = static_cast<uint32_t>(hn::GetLane(x));
-    int32_t result = hn::GetLane(sum);
-    for (int j = 0; j < 32; j += 8)
-      result += static_cast<int32_t>(codes >> j & 0xff) * static_cast<int8_t>(values >> j & 0xff);
-    return hn::Set(IntLanes(), result);
-  }
-#elif HWY_TARGET == HWY_NEON
+#if HWY_TARGET == HWY_NEON
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     const int8x16_t values = vreinterpretq_s8_s32(x.raw);
     const uint8x16_t codes = vreinterpretq_u8_u32(w.raw);
@@ -99,7 +91,7 @@ struct DotPairs {
         vmulq_s16(vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(codes))), vmovl_s8(vget_high_s8(values)));
     return Ints(vaddq_s32(sum.raw, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high))));
   }
-#else
+#elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     if constexpr (!kBytes) return hn::Add(sum, multiply_add(w, x));
     const Ints even = hn::And(x, hn::Set(IntLanes(), 0x00ff00ff));
@@ -116,6 +108,18 @@ struct DotPairs {
 #else
     return Ints{_mm_madd_epi16(_mm_maddubs_epi16(w.raw, x.raw), _mm_set1_epi16(1))};
 #endif
+  }
+#else
+  static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
+    uint32_t codes[kLanes];
+    int32_t values[kLanes], sums[kLanes];
+    hn::StoreU(w, WordLanes(), codes);
+    hn::StoreU(x, IntLanes(), values);
+    hn::StoreU(sum, IntLanes(), sums);
+    for (int64_t n = 0; n < kLanes; ++n)
+      for (int j = 0; j < 32; j += 8)
+        sums[n] += static_cast<int32_t>(codes[n] >> j & 0xff) * static_cast<int8_t>(values[n] >> j & 0xff);
+    return hn::LoadU(IntLanes(), sums);
   }
 #endif
 };
