@@ -51,6 +51,12 @@ const BlockEncoding* BlockEncoding::find(std::string_view name) {
   return it == kAll.end() ? nullptr : *it;
 }
 
+const BlockEncoding* BlockEncoding::of(const Encoding* encoding) {
+  for (const BlockEncoding* candidate : all())
+    if (candidate == encoding) return candidate;
+  return nullptr;
+}
+
 std::vector<PlaneSpec> BlockEncoding::planes(const Shape& shape) const {
   if (shape.rank() == 0) throw InvalidArgument("{}: a scalar has no rows to cut into blocks", name());
   check_columns(*this, shape.back(), shape);

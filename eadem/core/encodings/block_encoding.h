@@ -65,6 +65,8 @@ class BlockEncoding final : public Encoding {
   static std::span<const BlockEncoding* const> all();
   // Null when there is none of that name.
   static const BlockEncoding* find(std::string_view name);
+  // `encoding` as what it is, or null.
+  static const BlockEncoding* of(const Encoding* encoding);
 
   const BlockFormat& format() const { return format_; }
   std::string_view name() const override { return format_.name; }

@@ -7,6 +7,9 @@
 TYPE.blocks holds the bytes of some blocks, then the f32 values that gguf reads from them. The bytes are random; the f16
 scales among them are random finite ones and, in the first blocks, the extremes: zeros of both signs, the largest, the
 smallest normal and subnormal.
+
+values.f32 holds some values with heavier tails than a normal distribution, and gguf_errors.txt, for each type that gguf
+quantizes to, the square root of the mean square error of what it makes of them.
 """
 import pathlib
 
@@ -26,8 +29,21 @@ EXTREMES = [0x0000, 0x8000, 0x7bff, 0xfbff, 0x0400, 0x0001, 0x8001]
 EXTREME_EXPONENTS = [0, 1, 2, 3, 127, 253, 254, 255]
 
 
+def gguf_error(kind, values):
+    """["type error\\n"], or [] where gguf cannot quantize."""
+    try:
+        read_back = gguf.quants.dequantize(gguf.quants.quantize(values.reshape(-1, 256), kind), kind).ravel()
+    except NotImplementedError:
+        return []
+    off = read_back.astype(numpy.float64) - values
+    return [f"{kind.name.lower()} {numpy.sqrt(numpy.mean(off * off)):.9g}\n"]
+
+
 def main():
     random = numpy.random.default_rng(3)
+    random_values = (random.laplace(size=8192) * 0.02).astype("<f4")
+    (HERE / "values.f32").write_bytes(random_values.tobytes())
+    errors = []
     for kind, places in F16_AT.items():
         size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
         count = 24 if size == 32 else 10
@@ -43,6 +59,8 @@ def main():
             values = gguf.quants.dequantize(blocks, kind)
         assert values.shape == (count, size) and values.dtype == numpy.float32
         (HERE / f"{kind.name.lower()}.blocks").write_bytes(blocks.tobytes() + values.astype("<f4").tobytes())
+        errors += gguf_error(kind, random_values)
+    (HERE / "gguf_errors.txt").write_text("".join(errors))
 
 
 if __name__ == "__main__":
