@@ -2,9 +2,9 @@
 //
 // The types whose 4-bit codes index a table of 16 levels:
 //
-//   iq4_nl   scale f16 | 16 bytes of two codes                                             32 values
-//   iq4_xs   scale f16 | 16 top bits, two a scale | 8 x 4 low bits | 8 x 16 bytes of two codes   8 groups of 32 values
-//   mxfp4    scale 2^(e - 127) in one byte e | 16 bytes of two codes                       32 values
+//   iq4_nl   32 values: scale f16 | 16 bytes of two codes
+//   iq4_xs   8 groups of 32: scale f16 | 8 x top 2 bits and 8 x low 4 bits of the groups' scales | 8 x 16 bytes of two
+//   codes mxfp4    32 values: e, for a scale of 2^(e - 127) | 16 bytes of two codes
 //
 // Byte i of a group's codes holds value i in its low half and value i + 16 in its high half.
 #include <bit>
@@ -18,7 +18,7 @@ namespace {
 // Denser around zero, as weights are. The levels are part of the file format.
 constexpr int8_t kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-// The twelve-fold range of FP4 E2M1 (0 ½ 1 1½ 2 3 4 6), times two; the upper eight are the negatives.
+// The values of FP4 E2M1 (0 ½ 1 1½ 2 3 4 6), doubled; the upper eight are their negatives.
 constexpr int8_t kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 void unpack_iq4_nl(BlockParts& parts, const uint8_t* block) {

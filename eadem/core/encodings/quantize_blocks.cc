@@ -502,6 +502,8 @@ void BlockEncoding::quantize_row(uint8_t* row, std::span<const float> values, st
               format_.block_size);
   EADEM_CHECK(importance.empty() || importance.size() == values.size(), "{} importances of {} values",
               importance.size(), values.size());
+  EADEM_CHECK(format_.group_size == 32 || (format_.group_size == 16 && format_.codebook == nullptr),
+              "{}: no quantizer for groups of {}", format_.name, format_.group_size);
   if (format_.codebook != nullptr) return quantize_blocks<BookLevels, 32>(row, values, importance, *this);
   if (format_.group_size == 16) return quantize_blocks<EvenLevels, 16>(row, values, importance, *this);
   return quantize_blocks<EvenLevels, 32>(row, values, importance, *this);
