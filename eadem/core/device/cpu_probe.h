@@ -1,29 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What this processor can do, measured: how fast its threads read memory, and how many f32 operations they finish. The
-// limits that speeds are reported against.
+// What this processor can do, measured: how fast its threads move memory, how many operations they finish, and what it
+// costs to start them. The limits that speeds are reported against. Every figure is the best pass within about
+// `seconds`: what the machine can do, not what it does while others use it.
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "eadem/core/isa.h"
 #include "eadem/core/thread_pool.h"
 
 namespace eadem {
 
-// Bytes of the last-level cache as the system reports it; 0 when it does not.
+// Bytes of the cache of that level (1, 2 or 3), one of it, as the system reports it; 0 when it does not.
+int64_t cache_bytes(int level);
+// Bytes of the last-level cache; 0 when the system does not report it.
 int64_t last_level_cache_bytes();
 
-// Sequential reads with wide loads, every thread its own part of `buffer_bytes`, which should be larger than the
-// caches; the best pass within about `seconds`. Throws OutOfMemory.
+// --- Memory
+
+enum class MemoryPass : uint8_t {
+  read,          // one stream a thread, in order
+  read_streams,  // four streams a thread, each with a prefetch ahead
+  copy,          // b[i] = a[i]: counts what the program reads and writes, not the lines a store fetches first
+  triad,         // a[i] = b[i] + s * c[i], f32; counted likewise
+};
+std::string_view memory_pass_name(MemoryPass pass);
+
+// Bytes per second of that pass with the widest loads and stores there are. Each thread has its own part of
+// `working_set_bytes` (all arrays together), which small ones go over again and again. `huge_pages` asks for pages of
+// 2 MiB. Throws OutOfMemory.
+double measured_memory_rate(ThreadPool& pool, MemoryPass pass, int64_t working_set_bytes, double seconds = 0.15,
+                            bool huge_pages = true);
+
+// The better of both ways to read. `buffer_bytes` should be larger than the caches. Throws OutOfMemory.
 double measured_read_bandwidth(ThreadPool& pool, int64_t buffer_bytes, double seconds = 0.15);
 
 // A buffer for measured_read_bandwidth: twice the last-level cache, between 128 MiB and 1 GiB.
 int64_t probe_buffer_bytes();
 
-// Multiply-adds of independent registers in the widest vectors of `isa`, counted as two operations each; every thread
-// at once; the best pass within about `seconds`. `isa` must be available. (sse4 and scalar have no fused multiply-add:
-// a product and a sum there.)
+// --- Arithmetic
+
+// Instructions that multiply and add. A product and its sum are two operations.
+enum class Arithmetic : uint8_t {
+  f32,       // fused multiply-add; a product and a sum where there is none
+  int8,      // 8-bit dot products into 32 bits: vpdpbusd, or vpmaddubsw with its two sums
+  bf16,      // vdpbf16ps
+  amx_int8,  // tdpbusd on tiles of 16 x 64
+  amx_bf16,  // tdpbf16ps on tiles of 16 x 32
+};
+std::string_view arithmetic_name(Arithmetic arithmetic);
+
+// Whether this machine, restricted to `isa`, has those instructions and this build a probe for them. AMX is asked for
+// with avx512_vnni, above which this build knows no instruction set; the system must grant it to the process.
+bool has_arithmetic(Arithmetic arithmetic, Isa isa);
+
+// Operations per second on independent registers, every thread at once. Requires has_arithmetic.
+double measured_peak(ThreadPool& pool, Arithmetic arithmetic, Isa isa, double seconds = 0.1);
+
+// The same for Arithmetic::f32, which every instruction set has.
 double measured_f32_peak(ThreadPool& pool, Isa isa, double seconds = 0.1);
+
+// --- Threads
+
+// Seconds from the start of a parallel region of `tasks` empty tasks to its end: the median over many regions that
+// follow each other `gap_seconds` apart (during a gap workers spin, then park).
+double measured_region_latency(ThreadPool& pool, int64_t tasks, double gap_seconds = 0, double seconds = 0.1);
 
 }  // namespace eadem
