@@ -205,7 +205,9 @@ class Group {
   }
 
   // `sign`: what min may be: 1: >= 0, -1: <= 0, 0: anything. Guesses: the values span some quarters of steps more or
-  // fewer than there are, in the middle of the levels or from the first one up.
+  // fewer than there are, in the middle of the levels, from the first one up, or to the last one. (Guessing in the
+  // middle alone, the error of q4_1 is 2 % larger; from -4 to 8 quarters, it is 0.2 % smaller and takes a quarter
+  // longer.)
   Fit fit_scale_and_min(int sign) const {
     // Moments are taken of x - base: with a large common offset, those of x would cancel.
     const float base = sign > 0 ? std::min(low_, 0.0f) : sign < 0 ? std::max(low_, 0.0f) : low_;
@@ -236,11 +238,10 @@ class Group {
                          2 * scale * min * m.level - min * min * sum_w_;
       if (gain > best_gain) best_gain = gain, best = {scale, offset, m.level2};
     };
-    for (int quarter = -4; quarter <= 8; ++quarter) {
+    for (int quarter = -2; quarter <= 6; ++quarter) {
       const float target = levels_->high - static_cast<float>(quarter) / 4;
-      if (target <= 0) break;
       guess(target, (levels_->high - target) / 2);
-      if (quarter > 0 && quarter % 4 == 0) guess(target, 0);
+      if (quarter != 0) guess(target, 0), guess(target, levels_->high - target);
     }
     return best;
   }
