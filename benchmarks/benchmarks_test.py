@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Smoke tests of the benchmark programs: they run, their records have the stated form, and --compare judges as stated.
+
+    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH
+
+No timing decides here: comparisons are of records that this test writes.
+"""
+
+import copy
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CEILINGS, OP_BENCH = sys.argv[1:3]
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Ceilings(unittest.TestCase):
+    def test_record(self):
+        result = run(CEILINGS, "--json", "--seconds", "0.001", "--threads", "1", "--groups", "compute,kernel")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        record = json.loads(result.stdout)
+        self.assertEqual(record["schema"], "eadem_ceilings/1")
+        self.assertEqual(set(record), {"schema", "cpu", "isas", "caches", "rows"})
+        names = {row["name"] for row in record["rows"]}
+        self.assertLessEqual({"f32", "parallel region"}, names)
+        for row in record["rows"]:
+            self.assertEqual(set(row), {"name", "variant", "threads", "working_set_bytes", "value", "unit"})
+            self.assertGreater(row["value"], 0)
+
+    def test_unknown_group_is_refused(self):
+        self.assertNotEqual(run(CEILINGS, "--groups", "weather").returncode, 0)
+
+
+class OpBench(unittest.TestCase):
+    def test_rows_of_every_op_run_and_are_checked(self):
+        """The tiny rows: each kernel agrees with its reference, or the program fails."""
+        result = run(OP_BENCH, "--filter", "tiny decode-1", "--seconds", "0", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        record = json.loads(result.stdout)
+        self.assertEqual(record["schema"], "eadem_op_bench/1")
+        ops = {row["row"].split("/")[0] for row in record["rows"]}
+        self.assertLessEqual({"linear", "attention", "rms_norm", "rope", "sample", "kv_append", "embedding"}, ops)
+        forms = {row["row"].rsplit("/", 1)[1] for row in record["rows"] if row["row"].startswith("linear/")}
+        self.assertLessEqual({"f32", "f16", "bf16", "q4_0", "q8_0"}, forms)
+        for row in record["rows"]:
+            self.assertGreater(row["median_seconds"], 0)
+            self.assertLessEqual(row["low_seconds"], row["median_seconds"])
+            self.assertGreaterEqual(row["high_seconds"], row["median_seconds"])
+
+    def test_no_row_is_an_error(self):
+        self.assertEqual(run(OP_BENCH, "--filter", "no such row").returncode, 2)
+
+    @staticmethod
+    def record(medians, spread=0.02):
+        rows = [{"row": f"op/row {i}", "kernel": "k", "pass": "inference", "median_seconds": median,
+                 "low_seconds": median * (1 - spread), "high_seconds": median * (1 + spread), "samples": 9, "bytes": 1.0,
+                 "flops": 1.0, "share": 0.5, "limit": "memory", "cold": True, "copies": 1, "error": 0.0}
+                for i, median in enumerate(medians)]
+        return {"schema": "eadem_op_bench/1", "cpu": "c", "device": "d", "threads": 1, "rows": rows}
+
+    def compare(self, before, after):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder, name) for name in ("before.json", "after.json")]
+            for path, record in zip(paths, (before, after)):
+                path.write_text(json.dumps(record))
+            return run(OP_BENCH, "--compare", *map(str, paths))
+
+    def test_compare(self):
+        base = [1e-3] * 10
+        before = self.record(base)
+        self.assertEqual(self.compare(before, before).returncode, 0)
+        # A twentieth is noise; a third is not, and is named; faster is fine.
+        self.assertEqual(self.compare(before, self.record([1.05e-3] + base[1:])).returncode, 0)
+        slower = self.compare(before, self.record([1.33e-3] + base[1:]))
+        self.assertEqual(slower.returncode, 1)
+        self.assertIn("op/row 0", slower.stdout)
+        self.assertNotIn("op/row 1 ", slower.stdout)
+        self.assertEqual(self.compare(before, self.record([0.5e-3] + base[1:])).returncode, 0)
+        # What is as wide as the difference hides it.
+        self.assertEqual(self.compare(self.record(base, 0.4), self.record([1.33e-3] + base[1:], 0.4)).returncode, 0)
+        # A machine that is slower as a whole is no regression, but one row beyond it is; few rows show no drift.
+        drifted = [1.3e-3] * 10
+        self.assertEqual(self.compare(before, self.record(drifted)).returncode, 0)
+        self.assertEqual(self.compare(before, self.record([2e-3] + drifted[1:])).returncode, 1)
+        self.assertEqual(self.compare(self.record(base[:3]), self.record(drifted[:3])).returncode, 1)
+
+    def test_compare_refuses(self):
+        before = self.record([1e-3])
+        other = copy.deepcopy(before)
+        other["device"] = "another"
+        self.assertEqual(self.compare(before, other).returncode, 2)
+        other = copy.deepcopy(before)
+        other["schema"] = "something/1"
+        self.assertEqual(self.compare(before, other).returncode, 2)
+        other = copy.deepcopy(before)
+        other["rows"][0]["row"] = "op/other"
+        self.assertEqual(self.compare(before, other).returncode, 2)
+
+
+class Peers(unittest.TestCase):
+    FACTS = {"weight_bytes": 1000, "matrix_elements": 600, "head_elements": 300, "layers": 2, "heads": 4, "kv_heads": 2,
+             "head_dim": 8, "bytes_by_type": {"Q4_K": 900, "F32": 100}}
+
+    def setUp(self):
+        self.peers = load(HERE / "peers" / "peers.py")
+
+    def test_costs(self):
+        # 2 * 2 layers * 2 heads * 8 values of 2 bytes = 128 bytes a cached token; 64 tokens see 32.5 on average.
+        self.assertEqual(self.peers.decode_bytes_per_token(self.FACTS, 0, 64, 1, 2), 1000 + 128 * 32.5)
+        self.assertEqual(self.peers.decode_bytes_per_token(self.FACTS, 100, 64, 4, 2), 250 + 128 * 132.5)
+        attention = 4 * 2 * 4 * 8 * 256.5
+        self.assertEqual(self.peers.prefill_operations_per_token(self.FACTS, 0, 512), 1200 + attention + 600 / 512)
+        self.assertTrue(self.peers.is_quantized(self.FACTS))
+
+    def test_summary(self):
+        rounds = [{"ceilings": {"read_bytes_per_second": 1e6, "f32": 1e6, "int8": 4e6},
+                   "eadem": {"prefill": p, "decode": d, "first_token_seconds": 1.0},
+                   "llama.cpp": {"prefill": 100.0, "decode": 50.0, "first_token_seconds": 2.0}}
+                  for p, d in ((200.0, 60.0), (300.0, 70.0), (250.0, 65.0))]
+        settings = {"prompt": 512, "gen": 64, "depth": 0, "batch": 1}
+        summary = self.peers.summarize(self.FACTS, rounds, settings)
+        self.assertEqual(summary["prefill"]["eadem"]["median"], 250)
+        self.assertEqual(summary["prefill"]["ratio"], {"median": 2.5, "lowest": 2.0, "highest": 3.0})
+        self.assertEqual(summary["prefill_peak"], "int8")
+        self.assertAlmostEqual(summary["decode"]["eadem"]["share"], 65 * (1000 + 128 * 32.5) / 1e6)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

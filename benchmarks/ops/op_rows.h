@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is timed: the workload rows of every op, in the types that a pipeline gives them on the device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "eadem/core/device/device.h"
+#include "eadem/ops/op.h"
+
+namespace eadem::op_bench {
+
+struct BenchRow {
+  std::string name;  // "linear/llama-3.2-1b decode-1 q_proj/q4_k"
+  ops::Workload work;
+  // The same op at a size that the reference finishes at once: few tokens, few outputs. Its kernels are the same.
+  ops::Workload small;
+};
+
+// Rows whose name holds every word of `filter`. The rows of tiny models are left out unless a word names one. A linear
+// row stands once for every form of its weight: the model's dtype, f32, f16 and each BlockEncoding that fits.
+std::vector<BenchRow> bench_rows(const Device& device, const std::vector<std::string>& filter);
+
+// Host tensors for a row: random, never zero, encoded weights encoded. Large weights repeat a stretch of rows.
+std::vector<Tensor> row_inputs(const ops::Workload& work, uint64_t seed);
+
+// The request of one pass; the types must outlive it.
+struct PassTypes {
+  std::vector<TensorType> inputs, outputs;
+};
+PassTypes pass_types(const ops::Workload& work, kernels::Pass pass);
+kernels::KernelRequest request_of(const ops::Workload& work, kernels::Pass pass, const PassTypes& types,
+                                  const Device& device);
+
+}  // namespace eadem::op_bench

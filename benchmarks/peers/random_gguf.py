@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes random weights in a model's shape as a GGUF file that every engine loads.
+
+    random_gguf.py CONFIG.json OUT.gguf [--type f16|bf16|f32] [--quantize TYPE ...]
+
+CONFIG.json is a config.json of model_type llama or qwen2. Matrices are N(0, 0.02), norms 1, biases small. The tokenizer
+knows the 256 bytes; the other tokens are unused. --quantize q4_k_m also writes OUT's stem + -q4_k_m.gguf for each TYPE
+with llama.cpp's quantizer (which mixes types as its names say), so that all engines read what llama.cpp's users have.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+def byte_tokens():
+    """The 256 bytes as byte-level vocabularies spell them."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spelled = {byte: chr(byte) for byte in printable}
+    for index, byte in enumerate(b for b in range(256) if b not in spelled):
+        spelled[byte] = chr(256 + index)
+    return [spelled[byte] for byte in range(256)]
+
+
+def write_model(config, target, type_name):
+    family = config["model_type"]
+    if family not in ("llama", "qwen2"):
+        raise SystemExit(f"random_gguf.py: model_type is {family!r}; expected llama or qwen2")
+    hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    head_dim = config.get("head_dim", hidden // heads)
+
+    writer = gguf.GGUFWriter(str(target), family)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(vocab)
+    if head_dim * heads != hidden:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+
+    tokens = byte_tokens() + [f"<|unused_{i}|>" for i in range(256, vocab)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.UNUSED] * (vocab - 256))
+    writer.add_token_merges([f"{tokens[ord('h')]} {tokens[ord('e')]}"])
+    writer.add_eos_token_id(vocab - 1)
+    writer.add_bos_token_id(vocab - 2)
+    writer.add_add_bos_token(False)
+
+    random = np.random.default_rng(1)
+
+    def matrix(name, rows, columns):
+        values = random.standard_normal((rows, columns), dtype=np.float32) * np.float32(0.02)
+        if type_name == "f32":
+            writer.add_tensor(name, values)
+        elif type_name == "f16":
+            writer.add_tensor(name, values.astype(np.float16))
+        else:
+            encoded = gguf.quants.quantize(values, gguf.GGMLQuantizationType.BF16)
+            writer.add_tensor(name, encoded, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+    def vector(name, values):
+        writer.add_tensor(name, np.asarray(values, dtype=np.float32))
+
+    matrix("token_embd.weight", vocab, hidden)
+    vector("output_norm.weight", np.ones(hidden))
+    if not config.get("tie_word_embeddings", False):
+        matrix("output.weight", vocab, hidden)
+    scaling = config.get("rope_scaling")
+    if scaling and scaling.get("rope_type") == "llama3":
+        vector("rope_freqs.weight", llama3_factors(config["rope_theta"], head_dim, scaling))
+    for layer in range(layers):
+        prefix = f"blk.{layer}."
+        vector(prefix + "attn_norm.weight", np.ones(hidden))
+        vector(prefix + "ffn_norm.weight", np.ones(hidden))
+        for part, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            matrix(prefix + f"attn_{part}.weight", rows * head_dim, hidden)
+            if family == "qwen2":
+                vector(prefix + f"attn_{part}.bias", random.standard_normal(rows * head_dim) * 0.02)
+        matrix(prefix + "attn_output.weight", hidden, heads * head_dim)
+        matrix(prefix + "ffn_gate.weight", ffn, hidden)
+        matrix(prefix + "ffn_up.weight", ffn, hidden)
+        matrix(prefix + "ffn_down.weight", hidden, ffn)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def llama3_factors(theta, head_dim, scaling):
+    """What each rotary frequency is divided by: 1 for short waves, `factor` for long ones, a blend between."""
+    frequency = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    wavelength = 2 * np.pi / frequency
+    old = scaling["original_max_position_embeddings"]
+    low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
+    smooth = np.clip((old / wavelength - low) / (high - low), 0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def quantize(source, target, type_name):
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    name = "LLAMA_FTYPE_MOSTLY_" + type_name.upper()
+    if not hasattr(llama_cpp, name):
+        raise SystemExit(f"random_gguf.py: llama.cpp knows no type {type_name!r}")
+    params.ftype = getattr(llama_cpp, name)
+    params.allow_requantize = True
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params) != 0:
+        raise SystemExit(f"random_gguf.py: llama.cpp could not write {target}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--type", choices=["f16", "bf16", "f32"], default="f16")
+    parser.add_argument("--quantize", nargs="*", default=[], metavar="TYPE")
+    arguments = parser.parse_args()
+    if not arguments.target.exists():
+        partial = arguments.target.with_suffix(".partial")
+        write_model(json.loads(arguments.config.read_text()), partial, arguments.type)
+        partial.rename(arguments.target)
+    for type_name in arguments.quantize:
+        target = arguments.target.with_name(f"{arguments.target.stem}-{type_name}.gguf")
+        if not target.exists():
+            quantize(arguments.target, target, type_name)
+
+
+if __name__ == "__main__":
+    main()
