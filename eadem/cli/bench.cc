@@ -7,12 +7,14 @@
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
+#include "eadem/cli/convert_types.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/machine.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
+#include "eadem/models/llama.h"
 
 namespace eadem::cli {
 
@@ -90,7 +92,7 @@ std::string share_text(const Row& row) {
 int bench(CommandLine command_line) {
   ModelOptions options;
   std::optional<std::string> random;
-  std::string weights_dtype;
+  std::string weights_type;
   std::vector<int64_t> depths = {0}, batches = {1};
   int64_t prompt = 512, gen = 128, repeat = 5;
   bool json = false;
@@ -103,8 +105,9 @@ int bench(CommandLine command_line) {
   arguments.section("What to measure");
   arguments.option("--random", "CONFIG", random,
                    "random weights in the shape of a config.json, or of a directory with one");
-  arguments.choice("--weights-dtype", {"f32", "bf16", "f16"}, weights_dtype,
-                   "with --random: how the weights are stored (default: as the config states, else f32)");
+  arguments.choice("--type", convert_type_names(), weights_type,
+                   "with --random: how the matrices are stored, as for `eadem convert` (default: as the config "
+                   "states, else f32)");
   arguments.option("--prompt", "N", prompt, "tokens of a prompt (default: 512); 0: no prefill");
   arguments.option("--gen", "N", gen, "tokens to decode (default: 128); 0: no decode");
   arguments.sizes("--depth", "N,…", depths, "tokens that the cache holds before (default: 0)");
@@ -114,11 +117,11 @@ int bench(CommandLine command_line) {
   options.add_device(arguments);
   options.add_precision(arguments);
   arguments.example("eadem bench model.gguf --depth 0,4k", "short and long contexts");
-  arguments.example("eadem bench --random llama-3.2-1b/config.json --weights-dtype bf16 --batch 1,8",
+  arguments.example("eadem bench --random llama-3.2-1b/config.json --type q4_k_m --batch 1,8",
                     "an architecture without a download");
   if (!arguments.parse(command_line)) return kOk;
   if (random && options.model) throw UsageError("MODEL and --random both say what to measure; give one");
-  if (!weights_dtype.empty() && !random) throw UsageError("--weights-dtype is for --random; a MODEL has its own");
+  if (!weights_type.empty() && !random) throw UsageError("--type is for --random; a MODEL has its own");
   const auto in_range = [](const char* name, int64_t value, int64_t min, int64_t max) {
     if (value < min || value > max) throw UsageError(fmt::format("{} is {}; expected {} to {}", name, value, min, max));
   };
@@ -139,9 +142,20 @@ int bench(CommandLine command_line) {
     checkpoint = models::open_checkpoint(resolve_model(options.model));
   }
   modules::ModelSpec spec = models::spec_of(checkpoint);
-  if (!weights_dtype.empty()) {
-    spec.checkpoint_dtype = *dtype_from_name(weights_dtype);
-    spec.checkpoint_source = "--weights-dtype";
+  if (!weights_type.empty()) {
+    const auto* llama = dynamic_cast<const models::Llama*>(checkpoint.model.get());
+    if (llama == nullptr) throw Unsupported("--type: {} is no model of the Llama family", *random);
+    const models::LlamaConfig& config = llama->config();
+    spec.checkpoint_type = convert_type_of(weights_type, config, "model.layers.0.mlp.gate_proj.weight", spec.hidden);
+    spec.checkpoint_type_of = [&config, weights_type](const std::string& parameter) {
+      const bool down = parameter.find(".down_proj.") != std::string::npos;
+      const bool out = parameter.find(".o_proj.") != std::string::npos;
+      const int64_t columns = down  ? config.intermediate_size
+                              : out ? config.num_attention_heads * config.head_dim
+                                    : config.hidden_size;
+      return convert_type_of(weights_type, config, parameter, columns);
+    };
+    spec.checkpoint_source = "--type";
   }
   const int64_t context = checkpoint.model->info().max_positions;
   const int64_t needed = *std::max_element(depths.begin(), depths.end()) + std::max(prompt, gen);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem convert: a model's files in the other format, or in another plain dtype.
+// eadem convert: a model's files in the other format, or its weights stored in another way.
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,9 +14,11 @@
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/convert_tokenizer.h"
+#include "eadem/cli/convert_types.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/core/thread_pool.h"
 #include "eadem/io/atomic_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
@@ -57,12 +59,47 @@ std::vector<std::string> parameter_names(const LlamaConfig& config) {
   return names;
 }
 
+int64_t stored_bytes(const WeightType& type, const Shape& shape) {
+  if (type.encoding == nullptr) return shape.num_elements() * static_cast<int64_t>(dtype_size(type.dtype));
+  int64_t total = 0;
+  for (const PlaneSpec& plane : type.encoding->planes(shape)) total += plane.size_bytes();
+  return total;
+}
+int64_t stored_bytes(const TensorView& view) { return stored_bytes({view.dtype, view.encoding}, view.shape); }
+
+Tensor empty_like(const WeightType& type, const Shape& shape) {
+  if (type.encoding == nullptr) return Tensor::on_host(type.dtype, shape);
+  Tensor result = Tensor::on_host(DType::u8, Shape{stored_bytes(type, shape)});
+  result.view = TensorView(result.view.data, type.dtype, shape);
+  result.view.encoding = type.encoding;
+  return result;
+}
+
+// A copy of `tensor` stored in another way: decoded, rounded or quantized.
+Tensor stored_as(ThreadPool& pool, const Tensor& tensor, const WeightType& type) {
+  const TensorView& view = tensor.view;
+  const int64_t columns = view.shape.rank() == 0 ? 1 : view.shape[view.shape.rank() - 1];
+  const int64_t rows = columns == 0 ? 0 : view.num_elements() / columns;
+  if (view.encoding != nullptr) {
+    EADEM_CHECK(type == WeightType(DType::f32), "{} to {}", to_string(view), type.name());
+    Tensor result = Tensor::on_host(DType::f32, view.shape);
+    pool.parallel_for(
+        rows, [&](int64_t row, int) { view.encoding->decode_row(result.view.as<float>() + row * columns, view, row); });
+    return result;
+  }
+  if (type.encoding == nullptr) return converted_on_host(view, type.dtype);
+  Tensor result = empty_like(type, view.shape);
+  pool.parallel_for(type.encoding->num_pieces(view.shape),
+                    [&](int64_t piece, int) { type.encoding->encode_pieces(result.view, view, piece, piece + 1); });
+  return result;
+}
+
 // GGUF files of the Llama architecture order the rows of each head of q and k for interleaved rotation: pairs (2i, 2i +
-// 1) instead of (i, i + head_dim / 2). `to_interleaved` or back.
+// 1) instead of (i, i + head_dim / 2). `to_interleaved` or back. Whole rows move, however they are stored.
 Tensor permuted(const Tensor& tensor, int64_t heads, int64_t head_dim, bool to_interleaved) {
   const TensorView& view = tensor.view;
-  const int64_t rows = view.shape[0], row_bytes = view.size_bytes() / std::max<int64_t>(rows, 1);
-  Tensor result = Tensor::on_host(view.dtype, view.shape);
+  const int64_t rows = view.shape[0], row_bytes = stored_bytes(view) / std::max<int64_t>(rows, 1);
+  Tensor result = empty_like({view.dtype, view.encoding}, view.shape);
   const auto* from = static_cast<const std::byte*>(view.data);
   auto* to = static_cast<std::byte*>(result.view.data);
   for (int64_t head = 0; head < heads; ++head)
@@ -76,12 +113,23 @@ Tensor permuted(const Tensor& tensor, int64_t heads, int64_t head_dim, bool to_i
   return result;
 }
 
-double largest_difference(const TensorView& a, const TensorView& b) {
-  const Tensor wide_a = converted_on_host(a, DType::f32), wide_b = converted_on_host(b, DType::f32);
-  double most = 0;
-  for (int64_t i = 0; i < a.num_elements(); ++i)
-    most = std::max(most, std::abs(static_cast<double>(wide_a.view.as<float>()[i]) - wide_b.view.as<float>()[i]));
-  return most;
+struct Difference {
+  double largest = 0;
+  double relative = 0;  // root of the sum of squares, over that of the values
+};
+
+Difference difference(const Tensor& before, const Tensor& after) {
+  const auto* a = before.view.as<float>();
+  const auto* b = after.view.as<float>();
+  double largest = 0, squares = 0, total = 0;
+  for (int64_t i = 0; i < before.view.num_elements(); ++i) {
+    const double error = static_cast<double>(a[i]) - b[i];
+    largest = std::max(largest, std::abs(error));
+    squares += error * error;
+    total += static_cast<double>(a[i]) * a[i];
+    if (!std::isfinite(error)) return {error, error};
+  }
+  return {largest, total > 0 ? std::sqrt(squares / total) : 0.0};
 }
 
 // A number that went through f32, as a person would have written it.
@@ -137,7 +185,7 @@ LlamaConfig config_for_json(LlamaConfig config, const io::GgufFile& file) {
 }
 
 // The metadata of a model without its tokenizer, and the divisors of its frequencies, if any.
-GgufMetadata metadata_of(const LlamaConfig& config, const std::string& name, DType dtype,
+GgufMetadata metadata_of(const LlamaConfig& config, const std::string& name, uint32_t file_type,
                          std::vector<double>& divisors) {
   const std::string architecture = config.model_type == "mistral" ? "llama" : config.model_type;
   if (config.hidden_act != kernels::ActivationKind::silu)
@@ -156,7 +204,7 @@ GgufMetadata metadata_of(const LlamaConfig& config, const std::string& name, DTy
   };
   add("general.architecture", GgufValue::string(architecture));
   add("general.name", GgufValue::string(name));
-  add("general.file_type", GgufValue::scalar(uint32_t{dtype == DType::f32 ? 0u : dtype == DType::f16 ? 1u : 32u}));
+  add("general.file_type", GgufValue::scalar(file_type));
   integer("context_length", config.max_position_embeddings);
   integer("embedding_length", config.hidden_size);
   integer("block_count", config.num_hidden_layers);
@@ -199,13 +247,15 @@ GgufMetadata metadata_of(const LlamaConfig& config, const std::string& name, DTy
 struct Converted {
   std::string from, to;
   Tensor tensor;
-  DType dtype_before;
-  double error;
+  WeightType before;
+  Difference error;
+
+  WeightType type() const { return {tensor.view.dtype, tensor.view.encoding}; }
 };
 
 struct Plan {
   bool target_gguf;
-  std::optional<DType> dtype;  // nothing: as it is
+  std::string type;  // a name of convert_type_names(), or "as-is"
 };
 
 std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, const LlamaConfig& config,
@@ -219,6 +269,7 @@ std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, con
         checkpoint.path, config.rotary_dim, config.head_dim);
   std::vector<Converted> result;
   std::set<std::string, std::less<>> used;
+  ThreadPool pool;
   ProgressBar bar("converting");
   const std::vector<std::string> names = parameter_names(config);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -231,7 +282,7 @@ std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, con
     if (!is_floating(tensor.dtype()))
       throw Unsupported("{}: '{}' is {}; only floating-point tensors are converted", weights.path(), from,
                         dtype_name(tensor.dtype()));
-    const DType before = tensor.dtype();
+    const WeightType before = {tensor.dtype(), tensor.view.encoding};
     const bool is_q = name.find(".q_proj.") != std::string::npos, is_k = name.find(".k_proj.") != std::string::npos;
     if (source_interleaved != target_interleaved && (is_q || is_k)) {
       const int64_t heads = is_q ? config.num_attention_heads : config.num_key_value_heads;
@@ -241,14 +292,19 @@ std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, con
       tensor = permuted(tensor, heads, config.head_dim, target_interleaved);
     }
     // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
-    DType dtype = tensor.shape().rank() >= 2 ? plan.dtype.value_or(before) : plan.target_gguf ? DType::f32 : before;
-    if (dtype == DType::f64) dtype = DType::f32;
-    double error = 0;
-    if (dtype != before) {
-      Tensor rounded = converted_on_host(tensor.view, dtype);
-      error = largest_difference(tensor.view, rounded.view);
-      if (!std::isfinite(error))
-        throw InvalidArgument("{}: '{}' has values that {} cannot hold", weights.path(), from, dtype_name(dtype));
+    WeightType type = before;
+    if (tensor.shape().rank() < 2)
+      type = plan.target_gguf ? DType::f32 : before;
+    else if (plan.type != "as-is")
+      type = convert_type_of(plan.type, config, name, tensor.shape()[1]);
+    if (type.dtype == DType::f64) type = DType::f32;
+    Difference error;
+    if (!(type == before)) {
+      const Tensor values = stored_as(pool, tensor, DType::f32);
+      Tensor rounded = stored_as(pool, values, type);
+      error = difference(values, stored_as(pool, rounded, DType::f32));
+      if (!std::isfinite(error.largest))
+        throw InvalidArgument("{}: '{}' has values that {} cannot hold", weights.path(), from, type.name());
       tensor = std::move(rounded);
     }
     result.push_back({from, plan.target_gguf ? models::gguf_name(name) : name, std::move(tensor), before, error});
@@ -266,12 +322,16 @@ std::vector<io::NamedTensor> named(const std::vector<Converted>& tensors) {
   return result;
 }
 
-DType most_common_dtype(const std::vector<Converted>& tensors) {
-  std::map<DType, int64_t> bytes;
-  for (const Converted& tensor : tensors)
-    if (tensor.tensor.shape().rank() >= 2) bytes[tensor.tensor.dtype()] += tensor.tensor.view.size_bytes();
-  return std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; })
-      ->first;
+WeightType most_common_type(const std::vector<Converted>& tensors) {
+  std::map<std::string_view, int64_t> bytes;
+  WeightType best;
+  int64_t most = 0;
+  for (const Converted& tensor : tensors) {
+    if (tensor.tensor.shape().rank() < 2) continue;
+    const int64_t total = bytes[tensor.type().name()] += stored_bytes(tensor.tensor.view);
+    if (total > most) most = total, best = tensor.type();
+  }
+  return best;
 }
 
 // A directory that appears whole: written beside its place and renamed, or, over an old one, file by file.
@@ -304,20 +364,18 @@ class NewDirectory {
 };
 
 void write_gguf_model(const models::Checkpoint& checkpoint, const LlamaConfig& config, const std::string& out,
-                      std::vector<Converted>& tensors, bool with_tokenizer) {
+                      std::vector<Converted>& tensors, const std::string& type, bool with_tokenizer) {
+  const uint32_t file_type = gguf_file_type(type, most_common_type(tensors));
   std::vector<double> divisors;
   GgufMetadata metadata;
   if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get())) {
-    metadata = gguf->metadata();  // only dtypes change
-    const DType dtype = most_common_dtype(tensors);
+    metadata = gguf->metadata();  // only types change
     for (auto& [key, value] : metadata)
-      if (key == "general.file_type")
-        value = GgufValue::scalar(uint32_t{dtype == DType::f32 ? 0u : dtype == DType::f16 ? 1u : 32u});
+      if (key == "general.file_type") value = GgufValue::scalar(file_type);
     divisors = config.rope_divisors;
   } else {
     const fs::path folder = fs::path(checkpoint.config_path).parent_path();
-    metadata = metadata_of(config, fs::absolute(folder).lexically_normal().filename().string(),
-                           most_common_dtype(tensors), divisors);
+    metadata = metadata_of(config, fs::absolute(folder).lexically_normal().filename().string(), file_type, divisors);
     if (with_tokenizer) {
       GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), config.vocab_size);
       metadata.insert(metadata.end(), tokenizer.begin(), tokenizer.end());
@@ -338,7 +396,7 @@ void write_gguf_model(const models::Checkpoint& checkpoint, const LlamaConfig& c
   if (!divisors.empty()) {
     Tensor tensor = Tensor::on_host(DType::f32, Shape{static_cast<int64_t>(divisors.size())});
     for (size_t i = 0; i < divisors.size(); ++i) tensor.view.as<float>()[i] = static_cast<float>(divisors[i]);
-    tensors.push_back({"(rope scaling)", "rope_freqs.weight", std::move(tensor), DType::f32, 0.0});
+    tensors.push_back({"(rope scaling)", "rope_freqs.weight", std::move(tensor), DType::f32, {}});
   }
   io::write_gguf(out, metadata, named(tensors));
 }
@@ -357,7 +415,7 @@ void write_directory(const models::Checkpoint& checkpoint, const LlamaConfig& co
                              "chat_template.jinja", "special_tokens_map.json", "generation_config.json"})
       if (fs::exists(folder / name)) fs::copy_file(folder / name, target / name);
   }
-  written.checkpoint_dtype = most_common_dtype(tensors);
+  written.checkpoint_dtype = most_common_type(tensors).dtype;
   io::write_file_atomically((target / "config.json").string(), io::to_json(written.to_json()) + "\n");
   io::write_safetensors((target / "model.safetensors").string(), named(tensors), {{"format", "pt"}});
   directory.commit();
@@ -366,16 +424,19 @@ void write_directory(const models::Checkpoint& checkpoint, const LlamaConfig& co
 }  // namespace
 
 int convert(CommandLine command_line) {
-  std::string in, out, dtype = "as-is";
+  std::string in, out, type = "as-is";
   bool force = false, no_tokenizer = false, json = false;
   Arguments arguments("convert",
-                      "Writes a model in the other format, or in another plain dtype: a .gguf file when OUT ends in "
-                      ".gguf, else a directory in Hugging Face layout. Shows each tensor's size and largest rounding "
+                      "Writes a model in the other format, or with its weights stored in another way: a .gguf file "
+                      "when OUT ends in .gguf, else a directory in Hugging Face layout. Shows each tensor's size and "
                       "error. The output appears whole or not at all.");
   arguments.operand("IN", in, "a model, as other commands take it");
   arguments.operand("OUT", out, "a .gguf file or a directory");
-  arguments.choice("--dtype", {"as-is", "f32", "bf16", "f16"}, dtype,
-                   "of matrices (default: as-is); norms and biases are never rounded");
+  std::vector<std::string> types = convert_type_names();
+  types.insert(types.begin(), "as-is");
+  arguments.choice("--type", types, type,
+                   "of matrices (default: as-is); norms and biases are never rounded. Quantized types are for .gguf "
+                   "files; _s and _m are mixtures that spend more bits on values, down projections and the LM head");
   arguments.flag("--no-tokenizer", no_tokenizer, "leave the tokenizer out");
   arguments.flag("--force", force, "overwrite OUT");
   arguments.flag("--json", json, "the list of tensors as JSON");
@@ -384,7 +445,8 @@ int convert(CommandLine command_line) {
       "tokenizer.json become metadata or the other way round; what one cannot say of the other is refused "
       "by name. GGUF has no place for generation_config.json.");
   arguments.example("eadem convert path/to/model model.gguf", "a directory to GGUF");
-  arguments.example("eadem convert model.gguf path/to/model --dtype bf16", "GGUF to a directory, in half the bytes");
+  arguments.example("eadem convert path/to/model model.gguf --type q4_k_m", "quantized, to a third of 16 bits");
+  arguments.example("eadem convert model.gguf path/to/model --type bf16", "GGUF to a directory, in 16 bits");
   if (!arguments.parse(command_line)) return kOk;
   listen_for_interrupt();
 
@@ -421,9 +483,9 @@ int convert(CommandLine command_line) {
   }
 
   const LlamaConfig& config = llama->config();
-  std::vector<Converted> tensors = convert_weights(checkpoint, config, {target_gguf, dtype_from_name(dtype)});
+  std::vector<Converted> tensors = convert_weights(checkpoint, config, {target_gguf, type});
   if (target_gguf)
-    write_gguf_model(checkpoint, config, out, tensors, with_tokenizer);
+    write_gguf_model(checkpoint, config, out, tensors, type, with_tokenizer);
   else
     write_directory(checkpoint, config, out, tensors, with_tokenizer);
   models::open_checkpoint(out);  // what was written reads back
@@ -431,29 +493,32 @@ int convert(CommandLine command_line) {
   int64_t bytes_before = 0, bytes_after = 0;
   double worst = 0;
   io::JsonValue list = io::JsonValue::array();
-  std::string text =
-      fmt::format("{:<44} {:<12} {:>10} {:>16}  {}\n", "tensor", "dtype", "bytes", "largest error", "from");
+  std::string text = fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}  {}\n", "tensor", "type", "bytes", "largest error",
+                                 "relative error", "from");
   for (const Converted& tensor : tensors) {
     const TensorView& view = tensor.tensor.view;
-    bytes_before += view.num_elements() * static_cast<int64_t>(dtype_size(tensor.dtype_before));
-    bytes_after += view.size_bytes();
-    worst = std::max(worst, tensor.error);
-    const std::string types = tensor.dtype_before == view.dtype
-                                  ? std::string(dtype_name(view.dtype))
-                                  : fmt::format("{} > {}", dtype_name(tensor.dtype_before), dtype_name(view.dtype));
-    text += fmt::format("{:<44} {:<12} {:>10} {:>16}  {}\n", tensor.to, types, view.size_bytes(),
-                        tensor.error == 0 ? "exact" : fmt::format("{:.3g}", tensor.error), tensor.from);
+    const int64_t bytes = stored_bytes(view);
+    bytes_before += stored_bytes(tensor.before, view.shape);
+    bytes_after += bytes;
+    worst = std::max(worst, tensor.error.relative);
+    const std::string change = tensor.before == tensor.type()
+                                   ? std::string(tensor.before.name())
+                                   : fmt::format("{} > {}", tensor.before.name(), tensor.type().name());
+    const auto number = [](double error) { return error == 0 ? std::string("exact") : fmt::format("{:.3g}", error); };
+    text += fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}  {}\n", tensor.to, change, bytes,
+                        number(tensor.error.largest), number(tensor.error.relative), tensor.from);
     list.push_back(io::JsonValue::object()
                        .set("name", tensor.to)
                        .set("from", tensor.from)
-                       .set("dtype", std::string(dtype_name(view.dtype)))
-                       .set("bytes", view.size_bytes())
-                       .set("largest_error", tensor.error));
+                       .set("type", std::string(tensor.type().name()))
+                       .set("bytes", bytes)
+                       .set("largest_error", tensor.error.largest)
+                       .set("relative_error", tensor.error.relative));
   }
   print(json ? io::to_json(io::JsonValue::object().set("output", out).set("tensors", std::move(list))) + "\n" : text);
   note("{}: {} tensors, {} before, {} now, {}", out, tensors.size(), bytes_text(static_cast<double>(bytes_before)),
        bytes_text(static_cast<double>(bytes_after)),
-       worst == 0 ? "exact" : fmt::format("largest rounding error {:.3g}", worst));
+       worst == 0 ? "exact" : fmt::format("largest relative error {:.3g}", worst));
   return kOk;
 }
 

@@ -57,4 +57,15 @@ class Encoding {
   virtual void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const = 0;
 };
 
+// How a weight is stored: plain values of `dtype`, or `encoding`, which decodes to `dtype`.
+struct WeightType {
+  DType dtype;
+  const Encoding* encoding;
+
+  WeightType(DType dtype = DType::f32, const Encoding* encoding = nullptr)  // implicit: a dtype is a way to store
+      : dtype(dtype), encoding(encoding) {}
+  std::string_view name() const { return encoding == nullptr ? dtype_name(dtype) : encoding->name(); }
+  friend bool operator==(const WeightType&, const WeightType&) = default;
+};
+
 }  // namespace eadem

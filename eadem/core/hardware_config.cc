@@ -8,6 +8,7 @@ namespace eadem {
 namespace {
 
 std::string text_of(DType value) { return std::string(dtype_name(value)); }
+std::string text_of(const WeightType& value) { return std::string(value.name()); }
 std::string text_of(bool value) { return value ? "true" : "false"; }
 std::string text_of(int64_t value) { return std::to_string(value); }
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "eadem/core/dtype.h"
+#include "eadem/core/encoding.h"
 
 namespace eadem {
 
@@ -50,7 +50,7 @@ struct Leaf {
 
 struct HardwareConfig {
   struct Precision {
-    Leaf<DType> weights{DType::f32};
+    Leaf<WeightType> weights{WeightType{DType::f32}};
     Leaf<DType> activations{DType::f32};
     Leaf<DType> kv_cache{DType::f32};
   };

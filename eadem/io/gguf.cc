@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cctype>
 #include <numeric>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/io/mapped_file.h"
 #include "eadem/io/text.h"
 #include "eadem/io/weights_internal.h"
@@ -94,6 +96,17 @@ std::string_view gguf_type_name(GgufType type) { return kTypeNames[static_cast<s
 const GgmlType* find_ggml_type(uint32_t id) {
   const auto it = std::find_if(kGgmlTypes.begin(), kGgmlTypes.end(), [&](const auto& type) { return type.id == id; });
   return it == kGgmlTypes.end() ? nullptr : &*it;
+}
+
+std::optional<WeightType> GgmlType::weight_type() const {
+  if (dtype) return WeightType{*dtype};
+  std::string encoding_name(name);
+  for (char& c : encoding_name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const BlockEncoding* encoding = BlockEncoding::find(encoding_name);
+  if (encoding == nullptr) return std::nullopt;
+  EADEM_CHECK(encoding->format().block_size == block_size && encoding->format().block_bytes == block_bytes,
+              "{} in two sizes", name);
+  return WeightType{DType::f32, encoding};
 }
 
 size_t GgufArray::size() const {
@@ -234,7 +247,7 @@ std::pair<WeightInfo, TensorRange> read_tensor_info(HeaderReader& reader, const 
   const GgmlType* type = find_ggml_type(type_id);
   if (type == nullptr) throw Unsupported("{}: tensor {} has the unknown ggml type {}", path, name, type_id);
   info.type_name = type->name;
-  info.dtype = type->dtype;
+  info.type = type->weight_type();
   const auto block_size = static_cast<uint64_t>(type->block_size);
   if (row % block_size != 0)
     reader.fail(
@@ -335,7 +348,7 @@ std::shared_ptr<const GgufFile> GgufFile::open(const std::string& path) {
 
 Tensor GgufFile::load(size_t index) const {
   const WeightInfo& info = tensors()[index];
-  return tensor_over(data_[index], *info.dtype, info.shape, owner_);
+  return tensor_over(data_[index], *info.type, info.shape, owner_);
 }
 
 // ---- Typed metadata --------------------------------------------------------------------------------------------

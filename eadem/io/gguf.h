@@ -101,6 +101,9 @@ struct GgmlType {
   int block_size;
   int block_bytes;
   std::optional<DType> dtype;  // for the plain types that Eadem has
+
+  // How Eadem stores it; nothing for types that it cannot read.
+  std::optional<WeightType> weight_type() const;
 };
 
 // Null for an id that is unknown or was withdrawn.
@@ -150,7 +153,8 @@ class GgufFile : public WeightSource {
 };
 
 // Writes GGUF version 3, atomically (atomic_file.h): metadata and tensors in the given order, tensor data aligned to
-// metadata's general.alignment (32 when absent). dtypes f32, f16, bf16, f64, i32, i64; rank at most 4. Throws
+// metadata's general.alignment (32 when absent). dtypes f32, f16, bf16, f64, i32, i64, and block encodings; rank at
+// most 4. Throws
 // InvalidArgument for what cannot be written, IoError for the rest.
 void write_gguf(const std::string& path, const GgufMetadata& metadata, std::span<const NamedTensor> tensors);
 

@@ -55,11 +55,12 @@ class HeaderWriter {
   std::string text_;
 };
 
-const GgmlType& ggml_type_of(DType dtype, const std::string& path, std::string_view tensor) {
+const GgmlType& ggml_type_of(const TensorView& view, const std::string& path, std::string_view tensor) {
+  const WeightType stored{view.dtype, view.encoding};
   for (uint32_t id = 0; id < 64; ++id)
-    if (const GgmlType* type = find_ggml_type(id); type != nullptr && type->dtype == dtype) return *type;
+    if (const GgmlType* type = find_ggml_type(id); type != nullptr && type->weight_type() == stored) return *type;
   throw InvalidArgument("cannot write {}: GGUF has no type for tensor {}, which is {}", path, quote(tensor),
-                        dtype_name(dtype));
+                        stored.name());
 }
 
 uint64_t alignment_of(const GgufMetadata& metadata, const std::string& path) {
@@ -103,9 +104,9 @@ void write_gguf(const std::string& path, const GgufMetadata& metadata, std::span
     header.string(tensor.name);
     header.scalar(static_cast<uint32_t>(shape.rank()));
     for (int axis = shape.rank() - 1; axis >= 0; --axis) header.scalar(static_cast<uint64_t>(shape[axis]));
-    header.scalar(ggml_type_of(tensor.view.dtype, path, tensor.name).id);
+    header.scalar(ggml_type_of(tensor.view, path, tensor.name).id);
     header.scalar(offset);
-    const auto size = static_cast<uint64_t>(tensor.view.size_bytes());
+    const auto size = static_cast<uint64_t>(stored_bytes(tensor.view));
     offset += size + padding_of(size, alignment);
   }
 
@@ -114,7 +115,7 @@ void write_gguf(const std::string& path, const GgufMetadata& metadata, std::span
   file.write(std::string(padding_of(header.text().size(), alignment), '\0'));
   for (const NamedTensor& tensor : tensors) {
     file.write(bytes_of(tensor.view));
-    file.write(std::string(padding_of(static_cast<uint64_t>(tensor.view.size_bytes()), alignment), '\0'));
+    file.write(std::string(padding_of(static_cast<uint64_t>(stored_bytes(tensor.view)), alignment), '\0'));
   }
   file.commit();
 }

@@ -93,7 +93,7 @@ std::pair<WeightInfo, Range> parse_entry(const JsonMember& member, const std::st
   info.size_bytes = static_cast<int64_t>(range.end - range.begin);
   // Of a type that we do not know the size cannot be checked; its bytes cannot be reached either.
   if (const SafetensorsType* type = find_type(info.type_name)) {
-    info.dtype = type->dtype;
+    if (type->dtype) info.type = WeightType{*type->dtype};
     const std::optional<uint64_t> bits =
         checked_mul(static_cast<uint64_t>(info.shape.num_elements()), static_cast<uint64_t>(type->bits));
     if (!bits) fail(fmt::format("the size of {} {} overflows", type->name, to_string(info.shape)));
@@ -185,7 +185,7 @@ std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::string& 
 
 Tensor SafetensorsFile::load(size_t index) const {
   const WeightInfo& info = tensors()[index];
-  return tensor_over(data_[index], *info.dtype, info.shape, owner_);
+  return tensor_over(data_[index], *info.type, info.shape, owner_);
 }
 
 // ---- Shards ----------------------------------------------------------------------------------------------------
@@ -272,6 +272,10 @@ std::shared_ptr<const WeightSource> open_sharded_safetensors(const std::string& 
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                        const SafetensorsFile::Metadata& metadata) {
   check_writable(path, tensors);
+  for (const NamedTensor& tensor : tensors)
+    if (tensor.view.encoding != nullptr)
+      throw InvalidArgument("cannot write {}: safetensors has no type for tensor {}, which is {}", path,
+                            quote(tensor.name), tensor.view.encoding->name());
   JsonValue::Object header;
   if (!metadata.empty()) {
     JsonValue strings = JsonValue::object();

@@ -31,7 +31,7 @@ const WeightInfo* WeightSource::find(std::string_view name) const {
 Tensor WeightSource::get(std::string_view name) const {
   const WeightInfo* info = find(name);
   if (info == nullptr) throw NotFound("{}: there is no tensor {} among its {}", path_, quote(name), tensors_.size());
-  if (!info->dtype)
+  if (!info->type)
     throw Unsupported("{}: tensor {} {} has type {}, which cannot be read yet", path_, quote(name),
                       to_string(info->shape), info->type_name);
   return load(static_cast<size_t>(info - tensors_.data()));
@@ -39,15 +39,26 @@ Tensor WeightSource::get(std::string_view name) const {
 
 // ---- Helpers of the formats ------------------------------------------------------------------------------------
 
-Tensor tensor_over(std::span<const std::byte> bytes, DType dtype, const Shape& shape,
+Tensor tensor_over(std::span<const std::byte> bytes, const WeightType& type, const Shape& shape,
                    const std::shared_ptr<const void>& owner) {
-  const TensorView view(const_cast<std::byte*>(bytes.data()), dtype, shape);
+  TensorView view(const_cast<std::byte*>(bytes.data()), type.dtype, shape);
+  if (type.encoding != nullptr) {
+    // One plane of bytes, which may begin anywhere.
+    view.encoding = type.encoding;
+    EADEM_CHECK(bytes.size() == static_cast<size_t>(type.encoding->planes(shape).at(0).size_bytes()), "{} bytes for {}",
+                bytes.size(), to_string(view));
+    return Tensor(view, owner);
+  }
   EADEM_CHECK(bytes.size() == static_cast<size_t>(view.size_bytes()), "{} bytes for {}", bytes.size(), to_string(view));
-  const bool is_aligned = reinterpret_cast<uintptr_t>(bytes.data()) % dtype_size(dtype) == 0;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(bytes.data()) % dtype_size(type.dtype) == 0;
   if (is_aligned && !bytes.empty()) return Tensor(view, owner);
-  Tensor copy = Tensor::on_host(dtype, shape);
+  Tensor copy = Tensor::on_host(type.dtype, shape);
   if (!bytes.empty()) std::memcpy(copy.view.data, bytes.data(), bytes.size());
   return copy;
+}
+
+int64_t stored_bytes(const TensorView& view) {
+  return view.encoding == nullptr ? view.size_bytes() : view.encoding->planes(view.shape).at(0).size_bytes();
 }
 
 Shape checked_shape(std::span<const uint64_t> dims, const std::string& file, std::string_view tensor) {
@@ -74,8 +85,8 @@ void check_writable(const std::string& path, std::span<const NamedTensor> tensor
       throw InvalidArgument("cannot write {}: {} is not a tensor name", path, quote(tensor.name));
     if (!names.insert(tensor.name).second)
       throw InvalidArgument("cannot write {}: two tensors are named {}", path, quote(tensor.name));
-    if (tensor.view.encoding != nullptr || !tensor.view.is_contiguous())
-      throw InvalidArgument("cannot write {}: tensor {} ({}) is not plain and contiguous", path, quote(tensor.name),
+    if (!tensor.view.is_contiguous())
+      throw InvalidArgument("cannot write {}: tensor {} ({}) is not contiguous", path, quote(tensor.name),
                             to_string(tensor.view));
   }
 }

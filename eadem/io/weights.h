@@ -19,7 +19,7 @@ namespace eadem::io {
 struct WeightInfo {
   std::string name;
   std::string type_name;       // as the format calls it: "BF16", "Q4_K"
-  std::optional<DType> dtype;  // nothing when `get` cannot give this type
+  std::optional<WeightType> type;  // nothing when `get` cannot give it
   Shape shape;                 // logical, row-major: a linear weight is [out, in] in every format
   int64_t size_bytes = 0;      // in the file
 };

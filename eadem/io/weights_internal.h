@@ -16,19 +16,23 @@ namespace eadem::io {
 
 static_assert(std::endian::native == std::endian::little, "safetensors and GGUF are read and written as they lie");
 
-// A plain tensor over `bytes` (exactly its size), which `owner` keeps alive; a copy when they are misaligned.
-Tensor tensor_over(std::span<const std::byte> bytes, DType dtype, const Shape& shape,
+// A tensor over `bytes` (exactly its size), which `owner` keeps alive; a copy when they are misaligned. Encodings of
+// one plane only.
+Tensor tensor_over(std::span<const std::byte> bytes, const WeightType& type, const Shape& shape,
                    const std::shared_ptr<const void>& owner);
 
 // The shape of extents that a file claims, with its element count proven to fit int64_t. Throws DataCorrupted or
 // Unsupported (rank), naming `file` and `tensor`.
 Shape checked_shape(std::span<const uint64_t> dims, const std::string& file, std::string_view tensor);
 
-// Refuses what cannot be written (duplicate or malformed names, strided or encoded views) by InvalidArgument.
+// Refuses what cannot be written (duplicate or malformed names, strided views) by InvalidArgument.
 void check_writable(const std::string& path, std::span<const NamedTensor> tensors);
 
+// Bytes of a tensor, plain or in an encoding of one plane, as a file holds it.
+int64_t stored_bytes(const TensorView& view);
+
 inline std::span<const std::byte> bytes_of(const TensorView& view) {
-  return {static_cast<const std::byte*>(view.data), static_cast<size_t>(view.size_bytes())};
+  return {static_cast<const std::byte*>(view.data), static_cast<size_t>(stored_bytes(view))};
 }
 
 }  // namespace eadem::io

@@ -54,18 +54,19 @@ const Architecture& find_architecture(const std::string& model_type, const std::
   return *architecture;
 }
 
-DType most_common_dtype(const io::WeightSource& weights) {
-  std::map<DType, int64_t> bytes;
-  for (const io::WeightInfo& info : weights.tensors())
-    if (info.dtype && is_floating(*info.dtype) && info.shape.rank() >= 2) bytes[*info.dtype] += info.size_bytes;
-  DType best = DType::f32;
-  int64_t most = 0;
-  for (const auto& [dtype, total] : bytes)
-    if (total > most) {
-      best = dtype;
-      most = total;
-    }
-  return best == DType::f64 ? DType::f32 : best;
+// By bytes, of the matrices.
+WeightType most_common_type(const io::WeightSource& weights) {
+  std::vector<std::pair<WeightType, int64_t>> bytes;
+  for (const io::WeightInfo& info : weights.tensors()) {
+    if (!info.type || !is_floating(info.type->dtype) || info.shape.rank() < 2) continue;
+    auto found = std::find_if(bytes.begin(), bytes.end(), [&](const auto& entry) { return entry.first == *info.type; });
+    if (found == bytes.end()) found = bytes.insert(bytes.end(), {*info.type, 0});
+    found->second += info.size_bytes;
+  }
+  const auto most =
+      std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most == bytes.end() || most->first.dtype == DType::f64) return DType::f32;
+  return most->first;
 }
 
 // FNV-1a: a parameter's stream must not depend on which other parameters there are.
@@ -118,7 +119,13 @@ Checkpoint open_checkpoint(const std::string& path) {
 modules::ModelSpec spec_of(const Checkpoint& checkpoint) {
   modules::ModelSpec spec = checkpoint.model->spec();
   if (checkpoint.weights != nullptr) {
-    spec.checkpoint_dtype = most_common_dtype(*checkpoint.weights);
+    spec.checkpoint_type = most_common_type(*checkpoint.weights);
+    spec.checkpoint_type_of = [model = checkpoint.model, weights = checkpoint.weights](
+                                  const std::string& parameter) -> std::optional<WeightType> {
+      for (const std::string& name : model->checkpoint_names(parameter))
+        if (const io::WeightInfo* info = weights->find(name); info != nullptr) return info->type;
+      return std::nullopt;
+    };
     spec.checkpoint_source = checkpoint.weights->path();
   }
   return spec;

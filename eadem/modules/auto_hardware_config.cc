@@ -41,6 +41,7 @@ AutoHardwareConfig AutoHardwareConfig::from_model_spec(const ModelSpec& spec, co
                                                        const std::vector<PolicyRule>& policy) {
   AutoHardwareConfig result;
   result.mode_ = mode;
+  result.checkpoint_type_of_ = spec.checkpoint_type_of;
   for (Role role : kRoles) {
     const bool per_layer = role == Role::attention || role == Role::mlp || role == Role::norm;
     for (int layer = -1; layer < (per_layer ? spec.layers : 0); ++layer) {
@@ -49,8 +50,8 @@ AutoHardwareConfig AutoHardwareConfig::from_model_spec(const ModelSpec& spec, co
         if (rule.role == role && layer >= rule.first_layer && layer <= rule.last_layer)
           rule.overrides.apply_to(config, Origin::model_policy, "model policy");
       // Norm weights are a vanishing part of the bytes; their module keeps them exact whatever the file stores.
-      if (spec.checkpoint_dtype && role != Role::norm)
-        config.precision.weights.set(*spec.checkpoint_dtype, Origin::checkpoint, spec.checkpoint_source);
+      if (spec.checkpoint_type && role != Role::norm)
+        config.precision.weights.set(*spec.checkpoint_type, Origin::checkpoint, spec.checkpoint_source);
       HardwareOverrides arguments = explicit_arguments;
       if (role == Role::norm) arguments.weights = {};
       arguments.apply_to(config, Origin::explicit_argument, explicit_by);
@@ -65,6 +66,14 @@ const HardwareConfig& AutoHardwareConfig::of(Role role, int layer) const {
   if (found == configs_.end()) found = configs_.find({role, -1});
   EADEM_CHECK(found != configs_.end(), "no configuration for {} of layer {}", role_name(role), layer);
   return found->second;
+}
+
+WeightType AutoHardwareConfig::weight_type(const HardwareConfig& config, const std::string& parameter) const {
+  const Leaf<WeightType>& leaf = config.precision.weights;
+  if (leaf.origin != Origin::checkpoint || !checkpoint_type_of_) return leaf.value;
+  const std::optional<WeightType> stored = checkpoint_type_of_(parameter);
+  if (!stored) return leaf.value;
+  return stored->dtype == DType::f64 ? DType::f32 : *stored;  // no kernel reads f64
 }
 
 std::vector<std::string> AutoHardwareConfig::disabled_fusions() const {

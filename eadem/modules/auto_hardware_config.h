@@ -40,6 +40,10 @@ class AutoHardwareConfig {
   // `layer` -1: outside the layers.
   const HardwareConfig& of(Role role, int layer = -1) const;
 
+  // How `parameter`, a matrix of a module configured by `config`, is stored: as the checkpoint stores it, unless someone
+  // stronger has said otherwise; as `config` says where there is no checkpoint.
+  WeightType weight_type(const HardwareConfig& config, const std::string& parameter) const;
+
   // Names of the fusions that the compute leaves of the roles switch off.
   std::vector<std::string> disabled_fusions() const;
 
@@ -47,6 +51,7 @@ class AutoHardwareConfig {
 
  private:
   HardwareMode mode_ = HardwareMode::performance;
+  std::function<std::optional<WeightType>(const std::string&)> checkpoint_type_of_;
   std::map<std::pair<Role, int>, HardwareConfig> configs_;
 };
 

@@ -5,10 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
-#include "eadem/core/dtype.h"
+#include "eadem/core/encoding.h"
 
 namespace eadem::modules {
 
@@ -21,8 +22,10 @@ struct ModelSpec {
   int64_t head_dim = 0;
   int64_t vocab = 0;
   int64_t num_parameters = 0;
-  // The dtype of the weights as stored in the checkpoint, and the file that says so.
-  std::optional<DType> checkpoint_dtype;
+  // How most of the weights are stored in the checkpoint, how each of them is (by parameter name; nothing for one that
+  // is not there), and the file that says so.
+  std::optional<WeightType> checkpoint_type;
+  std::function<std::optional<WeightType>(const std::string& parameter)> checkpoint_type_of;
   std::string checkpoint_source;
 };
 

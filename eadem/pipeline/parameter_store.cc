@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "eadem/core/encodings/block_encoding.h"
+
 namespace eadem::pipeline {
 
 namespace {
@@ -21,7 +23,20 @@ int64_t first_not_finite(const T* data, int64_t count) {
   return -1;
 }
 
+// The flat index of the first block whose scales are not finite, or -1.
+int64_t first_block_not_finite(const TensorView& view, const BlockEncoding& encoding) {
+  const auto* block = static_cast<const uint8_t*>(view.data);
+  const BlockFormat& format = encoding.format();
+  BlockParts parts;
+  for (int64_t b = 0; b < view.num_elements() / format.block_size; ++b, block += format.block_bytes) {
+    encoding.unpack(parts, block);
+    if (!std::isfinite(parts.scale) || (format.has_min && !std::isfinite(parts.min))) return b * format.block_size;
+  }
+  return -1;
+}
+
 int64_t first_not_finite(const TensorView& view) {
+  if (const BlockEncoding* blocks = BlockEncoding::of(view.encoding)) return first_block_not_finite(view, *blocks);
   switch (view.dtype) {
     case DType::f32: return first_not_finite(view.as<float>(), view.num_elements());
     case DType::bf16: return first_not_finite(view.as<bf16_t>(), view.num_elements());
@@ -32,6 +47,12 @@ int64_t first_not_finite(const TensorView& view) {
 }
 
 }  // namespace
+
+int64_t encoded_bytes(const Encoding& encoding, const Shape& shape) {
+  int64_t total = 0;
+  for (const PlaneSpec& plane : encoding.planes(shape)) total += plane.size_bytes();
+  return total;
+}
 
 TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, const Shape& shape) {
   TensorView view(base, dtype, shape);
@@ -71,11 +92,11 @@ TensorView ParameterStore::form(const std::string& name, const Encoding* encodin
   if (inserted) {
     EADEM_CHECK(!target.loaded, "'{}' gets a new form after it was loaded", name);
     TensorType type = target.type;
-    type.encoding = encoding;
+    if (encoding != nullptr) type.encoding = encoding;
     form.buffer = device_->allocate(type.size_bytes({}));
     const Shape shape = type.bind({});
-    form.view = encoding == nullptr ? TensorView(form.buffer.data(), type.dtype, shape)
-                                    : view_of_planes(form.buffer.data(), *encoding, type.dtype, shape);
+    form.view = type.encoding == nullptr ? TensorView(form.buffer.data(), type.dtype, shape)
+                                         : view_of_planes(form.buffer.data(), *type.encoding, type.dtype, shape);
   }
   return form.view;
 }
@@ -91,6 +112,12 @@ Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) co
   const Shape part = target.type.bind({});
   if (target.type.sharding.kind != Sharding::Kind::sharded || num_ranks_ == 1) return Tensor(whole, nullptr);
   const int axis = target.type.sharding.axis;
+  if (whole.encoding != nullptr) {
+    Tensor result = Tensor::on_host(DType::u8, Shape{target.type.size_bytes({})});
+    result.view = view_of_planes(result.view.data, *whole.encoding, whole.dtype, part);
+    whole.encoding->cut(result.view, whole, axis, rank_ * part[axis]);
+    return result;
+  }
   int64_t outer = 1, inner = static_cast<int64_t>(dtype_size(whole.dtype));
   for (int i = 0; i < axis; ++i) outer *= part[i];
   for (int i = axis + 1; i < part.rank(); ++i) inner *= part[i];
@@ -102,17 +129,35 @@ Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) co
   return result;
 }
 
-void ParameterStore::fill(const Form& form, const TensorView& plain_host) {
+void ParameterStore::fill(const Form& form, const TensorView& host) {
   const Encoding* encoding = form.view.encoding;
-  if (encoding == nullptr) {
-    device_->copy_from_host(form.view.data, plain_host.data, plain_host.size_bytes());
+  if (encoding == host.encoding) {
+    device_->copy_from_host(form.view.data, host.data,
+                            encoding == nullptr ? host.size_bytes() : encoded_bytes(*encoding, host.shape));
   } else if (device_->host_accessible()) {
-    encoding->encode(form.view, plain_host);
+    encode(form.view, host);
   } else {
     Tensor staged = Tensor::on_host(DType::u8, Shape{form.buffer.size_bytes()});
-    encoding->encode(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape), plain_host);
+    encode(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape), host);
     device_->copy_from_host(form.view.data, staged.view.data, staged.view.size_bytes());
   }
+}
+
+void ParameterStore::encode(const TensorView& encoded, const TensorView& values) const {
+  const int64_t pieces = encoded.encoding->num_pieces(encoded.shape);
+  const int64_t tasks = std::min<int64_t>(pieces, 64);
+  device_->host_parallel_for(tasks, [&](int64_t task) {
+    encoded.encoding->encode_pieces(encoded, values, task * pieces / tasks, (task + 1) * pieces / tasks);
+  });
+}
+
+Tensor ParameterStore::decoded(const TensorView& encoded) const {
+  Tensor result = Tensor::on_host(DType::f32, encoded.shape);
+  const int64_t columns = encoded.shape[encoded.shape.rank() - 1];
+  device_->host_parallel_for(encoded.shape.num_elements() / columns, [&](int64_t row) {
+    encoded.encoding->decode_row(result.view.as<float>() + row * columns, encoded, row);
+  });
+  return result;
 }
 
 void ParameterStore::load(const std::string& name, const TensorView& whole, const std::string& source) {
@@ -128,12 +173,22 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
   if (const int64_t index = first_not_finite(whole); index >= 0)
     throw InvalidArgument("{}: '{}' holds a value that is not finite (NaN or infinity) at flat index {} of {}", source,
                           name, index, to_string(whole.shape));
-  Tensor part = cut_part(target, whole);
-  if (part.dtype() != target.type.dtype) {
+  // The whole as it is, or decoded where the model keeps it in another form.
+  const bool as_stored = whole.encoding == target.type.encoding;
+  Tensor plain;
+  if (!as_stored && whole.encoding != nullptr) plain = decoded(whole);
+  Tensor part = cut_part(target, plain.defined() ? plain.view : whole);
+  if (part.view.encoding == nullptr && part.dtype() != target.type.dtype) {
     part = converted_on_host(part.view, target.type.dtype);
     if (const int64_t index = first_not_finite(part.view); index >= 0)
       throw InvalidArgument("{}: '{}' overflows {} at flat index {}", source, name, dtype_name(target.type.dtype),
                             index);
+  }
+  if (!as_stored && target.type.encoding != nullptr) {
+    const Tensor values = part;
+    part = Tensor::on_host(DType::u8, Shape{target.type.size_bytes({})});
+    part.view = view_of_planes(part.view.data, *target.type.encoding, target.type.dtype, target.type.bind({}));
+    encode(part.view, values.view);
   }
   for (const auto& [encoding, form] : target.forms) fill(form, part.view);
   target.loaded = true;
@@ -188,14 +243,14 @@ const TensorType& ParameterStore::type(const std::string& name) const { return e
 Tensor ParameterStore::to_host(const std::string& name) const {
   const Entry& target = entry(name);
   EADEM_CHECK(!target.forms.empty(), "'{}' is read by no program", name);
-  if (const auto plain = target.forms.find(nullptr); plain != target.forms.end())
-    return copy_to_host(*device_, plain->second.view);
-  const auto& [encoding, form] = *target.forms.begin();
+  const auto stored = target.forms.find(nullptr);
+  const Form& form = stored != target.forms.end() ? stored->second : target.forms.begin()->second;
+  const Encoding* encoding = form.view.encoding;
+  if (encoding == nullptr) return copy_to_host(*device_, form.view);
   Tensor staged = Tensor::on_host(DType::u8, Shape{form.buffer.size_bytes()});
   device_->copy_to_host(staged.view.data, form.view.data, staged.view.size_bytes());
-  Tensor decoded = Tensor::on_host(DType::f32, form.view.shape);
-  encoding->decode(decoded.view, view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape));
-  return target.type.dtype == DType::f32 ? decoded : converted_on_host(decoded.view, target.type.dtype);
+  const Tensor values = decoded(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape));
+  return target.type.dtype == DType::f32 ? values : converted_on_host(values.view, target.type.dtype);
 }
 
 int64_t ParameterStore::size_bytes() const {
@@ -203,7 +258,7 @@ int64_t ParameterStore::size_bytes() const {
   for (const auto& [name, target] : entries_)
     for (const auto& [encoding, form] : target.forms) {
       TensorType type = target.type;
-      type.encoding = encoding;
+      if (encoding != nullptr) type.encoding = encoding;
       total += type.size_bytes({});
     }
   return total;

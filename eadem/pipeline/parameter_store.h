@@ -25,12 +25,13 @@ class ParameterStore {
   // Declares a parameter by the type of this rank's part. Declaring it again with the same type does nothing.
   void declare(const std::string& name, const TensorType& part);
 
-  // The view that programs read; allocated on first use. `encoding` null: plain values.
-  TensorView form(const std::string& name, const Encoding* encoding);
+  // The view that programs read; allocated on first use. `packing` null: as it was declared.
+  TensorView form(const std::string& name, const Encoding* packing);
 
-  // Takes the whole tensor (plain, on the host, any floating dtype), cuts this rank's part and fills every form. Throws
-  // NotFound (no such parameter) or InvalidArgument (shape, or a value that is not finite), naming `source`, the file
-  // it comes from, and both values.
+  // Takes the whole tensor (on the host; of any floating dtype, or encoded), stores it as it was declared (decoding,
+  // rounding or quantizing where it comes otherwise), cuts this rank's part and fills every form. Throws NotFound (no
+  // such parameter) or InvalidArgument (shape, or a value that is not finite), naming `source`, the file it comes from,
+  // and both values.
   void load(const std::string& name, const TensorView& whole, const std::string& source);
 
   // After the plain values have changed on the device: makes the packed forms again.
@@ -44,8 +45,7 @@ class ParameterStore {
   bool contains(const std::string& name) const { return entries_.contains(name); }
   // Shape of the whole parameter, over all ranks.
   Shape whole_shape(const std::string& name) const;
-  // A host copy of this rank's part as plain values, from the plain form or decoded from a packed one (exact for the
-  // packings of plain dtypes).
+  // A host copy of this rank's part as plain values; decoded where it is encoded or packed (exact for the packings).
   Tensor to_host(const std::string& name) const;
   // Bytes of all forms.
   int64_t size_bytes() const;
@@ -68,13 +68,19 @@ class ParameterStore {
 
   const Entry& entry(const std::string& name) const;
   Tensor cut_part(const Entry& entry, const TensorView& whole) const;
-  void fill(const Form& form, const TensorView& plain_host);
+  void fill(const Form& form, const TensorView& host);
+  // On the device's host threads.
+  void encode(const TensorView& encoded, const TensorView& values) const;
+  Tensor decoded(const TensorView& encoded) const;
 
   std::shared_ptr<Device> device_;
   int rank_;
   int num_ranks_;
   std::map<std::string, Entry> entries_;
 };
+
+// Bytes of a tensor of `shape` in `encoding`: its planes, one after another.
+int64_t encoded_bytes(const Encoding& encoding, const Shape& shape);
 
 // A view of `planes` laid out one after another from `base`; for encoded tensors. The size is TensorType::size_bytes.
 TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, const Shape& shape);

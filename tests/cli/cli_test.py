@@ -261,7 +261,7 @@ class Understand(ProgramTest):
 
     def test_bench(self):
         config = GOLDEN / "llama/config.json"
-        result = json.loads(self.done("bench", "--random", config, "--weights-dtype", "bf16", "--prompt", "16", "--gen",
+        result = json.loads(self.done("bench", "--random", config, "--type", "bf16", "--prompt", "16", "--gen",
                                       "4", "--depth", "0,8", "--batch", "1,2", "--repeat", "2", "--json").out)
         self.assertEqual(len(result["results"]), 8)
         for row in result["results"]:
@@ -353,9 +353,23 @@ class Convert(ProgramTest):
         self.assertEqual(text, (GGUF_STORIES / "expected_t0_n200.txt").read_text() + "\n")
 
     def test_rounding_is_reported(self):
-        result = json.loads(self.done("convert", GOLDEN / "llama", self.folder / "half", "--dtype", "bf16", "--json").out)
+        result = json.loads(self.done("convert", GOLDEN / "llama", self.folder / "half", "--type", "bf16", "--json").out)
         for tensor in result["tensors"]:
-            self.assertEqual(tensor["largest_error"] > 0, tensor["dtype"] == "bf16", tensor)
+            self.assertEqual(tensor["largest_error"] > 0, tensor["type"] == "bf16", tensor)
+            self.assertEqual(tensor["relative_error"] > 0, tensor["type"] == "bf16", tensor)
+
+    def test_quantized_models_are_written_and_run(self):
+        expected = (STORIES / "greedy.txt").read_text()[:60]
+        for name in ("q8_0", "q4_k_m"):
+            out = self.folder / f"{name}.gguf"
+            result = json.loads(self.done("convert", STORIES, out, "--type", name, "--json").out)
+            quantized = [tensor for tensor in result["tensors"] if tensor["type"].startswith("q")]
+            self.assertEqual(len(quantized), 1 + 7 * 6, result)
+            for tensor in quantized:
+                self.assertLess(tensor["relative_error"], 0.08, tensor)
+            text = self.done("run", out, "-p", "", "-n", "40", "--temperature", "0", "--quiet").out
+            self.assertTrue(text.startswith(expected), text)
+        self.refused(1, "safetensors has no type", "convert", STORIES, self.folder / "directory", "--type", "q8_0")
 
     def test_overwriting(self):
         out = self.folder / "out.gguf"

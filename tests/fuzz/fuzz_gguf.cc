@@ -3,6 +3,7 @@
 // Any bytes either are refused by an eadem::Error or give metadata and tensors that can be read from end to end.
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "eadem/io/gguf.h"
 
@@ -35,8 +36,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       attempt([&] { file->numbers(key); });
     }
     for (const io::WeightInfo& info : file->tensors()) {
-      if (!info.dtype) continue;
+      if (!info.type) continue;
       const TensorView view = file->get(info.name).view;
+      if (view.encoding != nullptr) {
+        std::vector<float> row(static_cast<size_t>(view.shape[view.shape.rank() - 1]));
+        for (int64_t i = 0; i < view.encoding->num_pieces(view.shape); ++i)
+          view.encoding->decode_row(row.data(), view, i);
+        continue;
+      }
       const auto* bytes = static_cast<const volatile uint8_t*>(view.data);
       for (int64_t i = 0; i < view.size_bytes(); ++i) static_cast<void>(bytes[i]);
     }

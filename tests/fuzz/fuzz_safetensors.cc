@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const auto file = io::SafetensorsFile::parse("input", {reinterpret_cast<const std::byte*>(data), size}, owner);
     for (const io::WeightInfo& info : file->tensors()) {
-      if (!info.dtype) continue;
+      if (!info.type) continue;
       const TensorView view = file->get(info.name).view;
       const auto* bytes = static_cast<const volatile uint8_t*>(view.data);
       for (int64_t i = 0; i < view.size_bytes(); ++i) static_cast<void>(bytes[i]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/io/gguf.h"
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/io/mapped_file.h"
 #include "test_files.h"
 
@@ -190,14 +191,26 @@ TEST(Gguf, TensorsAreChecked) {
   refused(with("a", {1}, 0, 0).tensor("a", {1}, 0, 32), {"the tensor 'a' appears twice"});
 }
 
-TEST(Gguf, BlockTypesAreListedAndRefusedOnAccess) {
+TEST(Gguf, BlockTypesAreReadAsTheyLie) {
   Builder builder;
   builder.tensor("q", {256, 2}, 12, 0);
   builder.data = std::string(2 * 144, '\0');
   const auto file = parse(builder.content());
   EXPECT_EQ(file->find("q")->type_name, "Q4_K");
   EXPECT_EQ(file->find("q")->size_bytes, 288);
-  expect_error<Unsupported>([&] { file->get("q"); }, {"m.gguf", "'q' [2, 256]", "Q4_K"});
+  const TensorView view = file->get("q").view;
+  EXPECT_EQ(view.encoding, BlockEncoding::find("q4_k"));
+  EXPECT_EQ(view.shape, Shape({2, 256}));
+}
+
+TEST(Gguf, TypesWithoutAnEncodingAreListedAndRefusedOnAccess) {
+  Builder builder;
+  builder.tensor("q", {256, 2}, 16, 0);
+  builder.data = std::string(2 * 66, '\0');
+  const auto file = parse(builder.content());
+  EXPECT_EQ(file->find("q")->type_name, "IQ2_XXS");
+  EXPECT_EQ(file->find("q")->size_bytes, 132);
+  expect_error<Unsupported>([&] { file->get("q"); }, {"m.gguf", "'q' [2, 256]", "IQ2_XXS"});
 }
 
 TEST(Gguf, TypedMetadata) {
@@ -271,7 +284,7 @@ TEST(Gguf, ChangedBytesNeverCrash) {
         const auto file = parse(changed);
         ++num_accepted;
         for (const WeightInfo& info : file->tensors())
-          if (info.dtype) {
+          if (info.type) {
             unsigned sum = 0;
             for (const char c : bytes_of_tensor(file->get(info.name).view)) sum += static_cast<uint8_t>(c);
             EXPECT_LT(sum, 1u << 20);

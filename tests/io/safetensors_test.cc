@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/io/safetensors.h"
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/io/mapped_file.h"
 #include "test_files.h"
 
@@ -30,7 +31,7 @@ TEST(Safetensors, Reads) {
   ASSERT_EQ(file->tensors().size(), 3u);
   EXPECT_EQ(file->tensors()[0].name, "b");  // the header's order
   EXPECT_EQ(file->tensors()[0].type_name, "I32");
-  EXPECT_EQ(file->tensors()[0].dtype, DType::i32);
+  EXPECT_EQ(file->tensors()[0].type, WeightType(DType::i32));
   EXPECT_EQ(file->tensors()[0].size_bytes, 8);
   EXPECT_EQ(file->get("a").shape(), Shape{});
   EXPECT_EQ(file->get("a").view.as<float>()[0], 1.5f);
@@ -51,7 +52,7 @@ TEST(Safetensors, OtherTypesAreListedAndRefusedOnAccess) {
   const auto file = parse(safetensors(
       R"({"w":{"dtype":"U32","shape":[1],"data_offsets":[0,4]},"f4":{"dtype":"F4","shape":[2],"data_offsets":[4,5]},"n":{"dtype":"Q9","shape":[8],"data_offsets":[5,6]}})",
       "123456"));
-  EXPECT_EQ(file->find("w")->dtype, std::nullopt);
+  EXPECT_EQ(file->find("w")->type, std::nullopt);
   EXPECT_EQ(file->find("w")->type_name, "U32");
   expect_error<Unsupported>([&] { file->get("w"); }, {"m.safetensors", "'w'", "U32", "[1]"});
   expect_error<Unsupported>([&] { file->get("n"); }, {"'n'", "Q9"});
@@ -146,7 +147,7 @@ TEST(Safetensors, ChangedBytesNeverCrash) {
         const auto file = parse(changed);
         ++num_accepted;
         for (const WeightInfo& info : file->tensors())
-          if (info.dtype) {
+          if (info.type) {
             unsigned sum = 0;
             for (const char c : bytes_of_tensor(file->get(info.name).view)) sum += static_cast<uint8_t>(c);
             EXPECT_LT(sum, 1u << 20);
@@ -226,9 +227,13 @@ TEST(SafetensorsWriter, Refuses) {
   refuse({{"", view}}, {path, "not a tensor name"});
   refuse({{"\xff", view}}, {"not a tensor name"});
   refuse({{"__metadata__", view}}, {"reserved"});
+  const uint8_t blocks[2 * 18] = {};
+  TensorView encoded(const_cast<uint8_t*>(blocks), DType::f32, {2, 32});
+  encoded.encoding = BlockEncoding::find("q4_0");
+  refuse({{"a", encoded}}, {"'a'", "q4_0"});
   TensorView strided = view;
   strided.strides = Shape{1, 2};
-  refuse({{"a", strided}}, {"'a'", "not plain and contiguous"});
+  refuse({{"a", strided}}, {"'a'", "not contiguous"});
   expect_error<InvalidArgument>([&] { write_safetensors(path, {}, {{"k", "\xff"}}); }, {"UTF-8"});
   EXPECT_TRUE(scratch.names().empty());
   expect_error<IoError>([&] { write_safetensors(scratch.file("none/m"), {}); }, {"cannot write", "none/m"});

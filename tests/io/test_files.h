@@ -58,7 +58,9 @@ std::string bytes(T value) {
 }
 
 inline std::string_view bytes_of_tensor(const TensorView& view) {
-  return {static_cast<const char*>(view.data), static_cast<size_t>(view.size_bytes())};
+  const int64_t size =
+      view.encoding == nullptr ? view.size_bytes() : view.encoding->planes(view.shape).at(0).size_bytes();
+  return {static_cast<const char*>(view.data), static_cast<size_t>(size)};
 }
 
 // A copy of `text` in a heap block of exactly its size, so that a sanitizer sees a read past the end.

@@ -20,7 +20,7 @@ void expect_digests(const WeightSource& source, const JsonValue& expected) {
     ASSERT_NE(info, nullptr) << source.path() << ": " << member.key;
     std::string found = info->type_name + " " + to_string(info->shape) + " ";
     std::string wanted = member.value.as_string();
-    if (info->dtype)
+    if (info->type)
       found += sha256_hex(bytes_of_tensor(source.get(info->name).view));
     else
       wanted.resize(wanted.size() - 64);
@@ -76,7 +76,7 @@ TEST(Weights, ShardedEqualsItsShards) {
     num_tensors += one->tensors().size();
     for (const WeightInfo& info : one->tensors()) {
       ASSERT_NE(all->find(info.name), nullptr);
-      if (info.dtype)
+      if (info.type)
         EXPECT_EQ(bytes_of_tensor(all->get(info.name).view), bytes_of_tensor(one->get(info.name).view));
       else
         expect_error<Unsupported>([&] { all->get(info.name); }, {info.name, info.type_name});

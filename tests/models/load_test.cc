@@ -201,7 +201,7 @@ TEST(Checkpoints, ShardedBf16) {
   EXPECT_LE(largest_difference(logits_of(*engine, expected->get("prompt").view).view, exact.view), 8 * torch_error);
   // The spec takes the dtype from the files.
   const modules::ModelSpec spec = spec_of(open_checkpoint(folder.string()));
-  EXPECT_EQ(spec.checkpoint_dtype, DType::bf16);
+  EXPECT_EQ(spec.checkpoint_type, DType::bf16);
   EXPECT_HAS(spec.checkpoint_source, "sharded_bf16");
 }
 

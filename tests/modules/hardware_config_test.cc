@@ -17,7 +17,7 @@ ModelSpec small_spec() {
 std::shared_ptr<Device> cpu() { return open_device("cpu", {.num_threads = 1}); }
 
 template <typename T>
-void expect_leaf(const Leaf<T>& leaf, const T& value, Origin origin, const std::string& set_by) {
+void expect_leaf(const Leaf<T>& leaf, const std::type_identity_t<T>& value, Origin origin, const std::string& set_by) {
   EXPECT_EQ(leaf.value, value);
   EXPECT_EQ(origin_name(leaf.origin), origin_name(origin));
   EXPECT_EQ(leaf.set_by, set_by);
@@ -59,7 +59,7 @@ TEST(AutoHardwareConfig, ModeDefaultsSayThatTheModeSetThem) {
 TEST(AutoHardwareConfig, EachLeafFollowsThePrecedenceAlone) {
   const auto device = cpu();
   ModelSpec spec = small_spec();
-  spec.checkpoint_dtype = DType::f16;
+  spec.checkpoint_type = DType::f16;
   spec.checkpoint_source = "model.safetensors";
   const std::vector<PolicyRule> policy = {
       {Role::attention, 0, 3, {.weights = DType::f32, .activations = DType::bf16, .kv_block_size = 64}}};

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/quantized_panels.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/select_rows.h"
 
@@ -69,15 +70,45 @@ void run_gather(const KernelCall& call, const TensorView& table, const TensorVie
       [&](int64_t begin, int64_t end) { task(y, table.dtype, table.data, index, hidden, begin, end); });
 }
 
+// At the cost of the rows that are looked up: the traffic is that of y, twice.
+Verdict at_cost_of_rows(const KernelRequest& r, const Requirements& requirements) {
+  const KernelRequest looked_up{r.op, r.pass, r.device, r.attrs, r.inputs.subspan(1), r.outputs, r.bounds};
+  const Verdict verdict = requirements.at_cost(0);
+  return verdict.accepted ? Requirements(looked_up).at_cost(elements_of(r, r.outputs[0])) : verdict;
+}
+
 Verdict can_embedding(const KernelRequest& r) {
   Requirements requirements(r);
   requirements.one_of("table", r.inputs[0], {DType::f32, DType::bf16, DType::f16})
       .one_of("ids", r.inputs[1], {DType::i32})
       .f32("y", r.outputs[0]);
-  // Only the rows that are looked up are read, so the traffic is that of y, twice.
-  const KernelRequest looked_up{r.op, r.pass, r.device, r.attrs, r.inputs.subspan(1), r.outputs, r.bounds};
-  const Verdict verdict = requirements.at_cost(0);
-  return verdict.accepted ? Requirements(looked_up).at_cost(elements_of(r, r.outputs[0])) : verdict;
+  return at_cost_of_rows(r, requirements);
+}
+
+// A table of quantized blocks is read as the LM head reads it, so that a tied one is kept once.
+Verdict can_decode_rows(const KernelRequest& r) {
+  Requirements requirements(r);
+  requirements
+      .require(
+          QuantizedPanels::of(r.inputs[0].encoding) != nullptr,
+          fmt::format("takes table in quantized blocks; it is {}",
+                      r.inputs[0].encoding == nullptr ? dtype_name(r.inputs[0].dtype) : r.inputs[0].encoding->name()))
+      .one_of("ids", r.inputs[1], {DType::i32})
+      .f32("y", r.outputs[0]);
+  return at_cost_of_rows(r, requirements);
+}
+
+const Encoding* pack_table(const KernelRequest& r, int input) {
+  return input == 0 ? QuantizedPanels::of(r.inputs[0].encoding) : nullptr;
+}
+
+void run_decode_rows(const KernelCall& call) {
+  const TensorView& table = call.inputs[0];
+  const int32_t* ids = elements<const int32_t>(call.inputs[1]);
+  float* y = elements<float>(call.outputs[0]);
+  cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
+    table.encoding->decode_row(y + t * table.shape[1], table, ids[t]);
+  });
 }
 
 void run_embedding(const KernelCall& call) { run_gather(call, call.inputs[0], call.inputs[1]); }
@@ -116,11 +147,15 @@ void run_select_rows(const KernelCall& call) { run_gather(call, call.inputs[0], 
 constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, run_embedding};
 constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, run_embedding};
 constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, run_embedding_backward};
+constexpr Kernel kDecodeForward{"cpu_decode_rows", Pass::forward, can_decode_rows,
+                                run_decode_rows,   nullptr,       pack_table};
+constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows,
+                                  run_decode_rows,   nullptr,         pack_table};
 constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, run_select_rows};
 
 }  // namespace
 
-KernelList embedding_kernels() { return {&kForward, &kInference, &kBackward}; }
+KernelList embedding_kernels() { return {&kForward, &kInference, &kBackward, &kDecodeForward, &kDecodeInference}; }
 KernelList select_rows_kernels() { return {&kSelectRows}; }
 
 }  // namespace eadem::kernels::cpu

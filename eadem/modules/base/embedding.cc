@@ -12,8 +12,9 @@ HardwareConfig Embedding::default_hw_config(const Device& device, HardwareMode m
 
 ValueId Embedding::build(BuildContext& context, ValueId token_ids) const {
   const HardwareConfig& config = context.hardware.of(Role::embedding);
-  const ValueId weight = context.graph.add_parameter(context.graph.scoped_name("weight"),
-                                                     TensorType(config.precision.weights.value, {vocab_, hidden_}));
+  const std::string name = context.graph.scoped_name("weight");
+  const WeightType type = context.hardware.weight_type(config, name);
+  const ValueId weight = context.graph.add_parameter(name, TensorType(type.dtype, {vocab_, hidden_}, type.encoding));
   return context.graph.add1(
       std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{config.precision.activations.value, vocab_}),
       {weight, token_ids});

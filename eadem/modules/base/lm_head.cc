@@ -11,10 +11,11 @@ HardwareConfig LmHead::default_hw_config(const Device& device, HardwareMode mode
 }
 
 ValueId LmHead::build(BuildContext& context, ValueId hidden) const {
-  // A tied weight has one dtype, the embedding's.
+  // A tied weight is stored once, as the embedding says.
   const HardwareConfig& config = context.hardware.of(tied_ ? Role::embedding : Role::lm_head);
+  const WeightType type = context.hardware.weight_type(config, weight_name_);
   const ValueId weight =
-      context.graph.add_parameter(weight_name_, TensorType(config.precision.weights.value, {vocab_, hidden_}));
+      context.graph.add_parameter(weight_name_, TensorType(type.dtype, {vocab_, hidden_}, type.encoding));
   return context.graph.add1(
       std::make_shared<ops::Linear>(kernels::LinearAttrs{.has_bias = false, .out_dtype = DType::f32}),
       {hidden, weight});

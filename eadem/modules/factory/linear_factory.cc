@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/factory/linear_factory.h"
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/ops/linear.h"
 
 namespace eadem::modules {
@@ -8,22 +9,38 @@ namespace eadem::modules {
 namespace {
 
 // Decode reads every weight once per token: bytes are the cost that matters between encodings.
-template <DType kWeights>
-Verdict can_handle_dense(const LinearRequest& request) {
-  const DType weights = request.hardware->precision.weights.value;
-  if (weights != kWeights) return Verdict::no(fmt::format("weights are {}", dtype_name(weights)));
-  const double bytes = static_cast<double>(request.in) * static_cast<double>(request.out) * dtype_size(kWeights);
+Verdict at_cost_of(const LinearRequest& request, double bytes_per_weight) {
+  const double bytes = static_cast<double>(request.in) * static_cast<double>(request.out) * bytes_per_weight;
   return Verdict::yes(1e6 * bytes / request.device->rates().bytes_per_second);
 }
 
 template <DType kWeights>
-ValueId build_dense(BuildContext& context, const LinearRequest& request, ValueId x) {
+Verdict can_handle_dense(const LinearRequest& request) {
+  if (!(request.weights == WeightType(kWeights)))
+    return Verdict::no(fmt::format("weights are {}", request.weights.name()));
+  return at_cost_of(request, dtype_size(kWeights));
+}
+
+Verdict can_handle_blocks(const LinearRequest& request) {
+  const BlockEncoding* encoding = BlockEncoding::of(request.weights.encoding);
+  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
+  const BlockFormat& format = encoding->format();
+  const int64_t columns = request.in / (request.parallel == Parallel::row ? request.num_ranks : 1);
+  if (columns % format.block_size != 0)
+    return Verdict::no(
+        fmt::format("a rank's rows of {} values are not whole blocks of {}", columns, format.block_size));
+  return at_cost_of(request, static_cast<double>(format.block_bytes) / format.block_size);
+}
+
+ValueId build_linear(BuildContext& context, const LinearRequest& request, ValueId x) {
   Graph& graph = context.graph;
   const int shard_axis = request.parallel == Parallel::column ? 0 : request.parallel == Parallel::row ? 1 : -1;
   EADEM_CHECK(!(request.bias && request.parallel == Parallel::row && context.num_ranks > 1),
               "'{}': a bias on a row-parallel layer would be added once per rank", request.name);
-  std::vector<ValueId> inputs = {x, graph.add_parameter(graph.scoped_name(request.name + ".weight"),
-                                                        TensorType(kWeights, {request.out, request.in}), shard_axis)};
+  std::vector<ValueId> inputs = {
+      x, graph.add_parameter(graph.scoped_name(request.name + ".weight"),
+                             TensorType(request.weights.dtype, {request.out, request.in}, request.weights.encoding),
+                             shard_axis)};
   if (request.bias)
     inputs.push_back(graph.add_parameter(graph.scoped_name(request.name + ".bias"),
                                          TensorType(request.hardware->precision.activations.value, {request.out}),
@@ -38,9 +55,13 @@ template <DType kWeights>
 constexpr LinearStrategy kDense = {kWeights == DType::f32    ? std::string_view("dense_f32")
                                    : kWeights == DType::bf16 ? std::string_view("dense_bf16")
                                                              : std::string_view("dense_f16"),
-                                   can_handle_dense<kWeights>, build_dense<kWeights>};
+                                   can_handle_dense<kWeights>, build_linear};
 
-constexpr const LinearStrategy* kStrategies[] = {&kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>};
+// The quantized types of GGUF.
+constexpr LinearStrategy kBlocks = {"quantized_blocks", can_handle_blocks, build_linear};
+
+constexpr const LinearStrategy* kStrategies[] = {&kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>,
+                                                 &kBlocks};
 
 }  // namespace
 
@@ -48,6 +69,9 @@ std::span<const LinearStrategy* const> LinearFactory::strategies() { return kStr
 
 ValueId LinearFactory::build(BuildContext& context, LinearRequest request, ValueId x) {
   request.device = &context.device;
+  request.num_ranks = context.num_ranks;
+  request.weights =
+      context.hardware.weight_type(*request.hardware, context.graph.scoped_name(request.name + ".weight"));
   Decision decision{"linear " + context.graph.scoped_name(request.name), {}, {}};
   const LinearStrategy* strategy = select(strategies(), request, decision);
   if (strategy == nullptr) throw_no_candidate(decision);

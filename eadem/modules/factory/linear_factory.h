@@ -25,7 +25,9 @@ struct LinearRequest {
   bool bias = false;
   Parallel parallel = Parallel::none;
   const HardwareConfig* hardware = nullptr;
-  const Device* device = nullptr;
+  WeightType weights;              // set by the factory: how this layer's weight is stored
+  const Device* device = nullptr;  // likewise
+  int num_ranks = 1;               // likewise
 };
 
 struct LinearStrategy {

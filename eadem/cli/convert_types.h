@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How `eadem convert --type` stores each matrix of a model.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/core/encoding.h"
+#include "eadem/models/llama_config.h"
+
+namespace eadem::cli {
+
+// Names that --type takes: plain dtypes, block encodings, and mixtures of these, which spend more bits where errors
+// cost most. The mixtures store what files of the same name on the web do.
+std::vector<std::string> convert_type_names();
+
+// The type of the matrix `parameter` [rows, columns] under `type_name`, one of convert_type_names(). Where columns are
+// no whole blocks, a type of at least as many bits whose blocks fit; f16 when none does.
+WeightType convert_type_of(std::string_view type_name, const models::LlamaConfig& config, const std::string& parameter,
+                           int64_t columns);
+
+// What GGUF's general.file_type says of a file that is mostly `type`.
+uint32_t gguf_file_type(std::string_view type_name, const WeightType& most_common);
+
+}  // namespace eadem::cli
