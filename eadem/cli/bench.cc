@@ -66,18 +66,52 @@ void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t dep
   }
 }
 
+// Weights by what multiplies each token: f32 arithmetic, or 8-bit dot products where they are quantized.
+struct Products {
+  double f32 = 0, int8 = 0;
+
+  double seconds(const MachineRates& rates, double rows) const {
+    return 2.0 * rows *
+           (f32 / rates.f32_flops_per_second +
+            int8 / (rates.int8_ops_per_second > 0 ? rates.int8_ops_per_second : rates.f32_flops_per_second));
+  }
+};
+
+// Of the decoder, and of the LM head, which sees only the tokens whose successors are wanted.
+struct ModelProducts {
+  Products decoder, head;
+};
+
+ModelProducts products_of(const InferEngine& engine) {
+  ModelProducts products;
+  const pipeline::Graph& graph = engine.decode_program().graph();
+  for (const pipeline::Node& node : graph.nodes()) {
+    if (node.op->name() == "embedding") continue;
+    Products& part = node.scope == "lm_head" ? products.head : products.decoder;
+    for (pipeline::ValueId id : node.inputs) {
+      if (id == pipeline::kNoValue || graph.value(id).kind != pipeline::Value::Kind::parameter) continue;
+      const TensorType& type = graph.value(id).type;
+      if (type.rank() == 2)
+        (type.encoding == nullptr ? part.f32 : part.int8) += static_cast<double>(type.num_elements({}));
+    }
+  }
+  return products;
+}
+
 // The least time of work and traffic at the measured rates, for `tokens` new tokens of each sequence after `depth`.
 // Products with weights count two operations per weight; attention four per element of head and cached token.
 double roofline_seconds(const InferEngine& engine, const MachineRates& rates, int64_t batch, int64_t tokens,
-                        int64_t depth, int64_t steps, double weight_bytes, double weight_elements) {
+                        int64_t depth, int64_t steps, double weight_bytes, const ModelProducts& products) {
   const models::ModelInfo& info = engine.model().info();
   const double rows = static_cast<double>(batch * tokens);
   const double mean_length = static_cast<double>(depth) + static_cast<double>(tokens + 1) / 2;
   const double attention = 4.0 * static_cast<double>(info.layers * info.heads * info.head_dim) * mean_length * rows;
-  const double flops = 2.0 * weight_elements * rows + attention;
+  const double arithmetic = products.decoder.seconds(rates, rows) +
+                            products.head.seconds(rates, static_cast<double>(batch * steps)) +
+                            attention / rates.f32_flops_per_second;
   const double bytes = static_cast<double>(steps) *
                        (weight_bytes + static_cast<double>(batch) * mean_length * kv_bytes_per_cached_token(engine));
-  return std::max(flops / rates.f32_flops_per_second, bytes / rates.read_bytes_per_second);
+  return std::max(arithmetic, bytes / rates.read_bytes_per_second);
 }
 
 std::string depth_text(const Row& row) { return row.depth == 0 ? "" : fmt::format(" after {}", row.depth); }
@@ -185,18 +219,7 @@ int bench(CommandLine command_line) {
   const MachineRates rates = machine_rates(*device, true);
   const double weight_bytes = weight_bytes_per_step(*engine);
   const models::ModelInfo& info = checkpoint.model->info();
-  // Everything that multiplies each token: all but the embedding table of an untied model.
-  double weight_elements = 0;
-  {
-    const pipeline::Graph& graph = engine->decode_program().graph();
-    for (const pipeline::Node& node : graph.nodes()) {
-      if (node.op->name() == "embedding") continue;
-      for (pipeline::ValueId id : node.inputs)
-        if (id != pipeline::kNoValue && graph.value(id).kind == pipeline::Value::Kind::parameter &&
-            graph.value(id).type.rank() == 2)
-          weight_elements += static_cast<double>(graph.value(id).type.num_elements({}));
-    }
-  }
+  const ModelProducts products = products_of(*engine);
 
   std::vector<Row> rows;
   bool stopped = false;
@@ -227,8 +250,7 @@ int bench(CommandLine command_line) {
             Row row{decoding ? "decode" : "prefill", tokens, depth, batch, spread_of(speeds)};
             const int64_t per_step = std::max<int64_t>(1, step / batch);
             const int64_t steps = (tokens + per_step - 1) / per_step;
-            const double least =
-                roofline_seconds(*engine, rates, batch, tokens, depth, steps, weight_bytes, weight_elements);
+            const double least = roofline_seconds(*engine, rates, batch, tokens, depth, steps, weight_bytes, products);
             row.roofline = least * row.rate.median / static_cast<double>(batch * tokens);
             row.in_cache = decoding && lies_in_cache(weight_bytes, *device);
             rows.push_back(row);
@@ -278,7 +300,8 @@ int bench(CommandLine command_line) {
     result.set("version", EADEM_VERSION).set("model", checkpoint.path).set("device", device->description());
     result.set("parameters", spec.num_parameters).set("weight_bytes_per_step", weight_bytes).set("repeat", repeat);
     result.set("read_bytes_per_second", rates.read_bytes_per_second);
-    result.set("f32_flops_per_second", rates.f32_flops_per_second).set("rates_measured", rates.measured);
+    result.set("f32_flops_per_second", rates.f32_flops_per_second);
+    result.set("int8_ops_per_second", rates.int8_ops_per_second).set("rates_measured", rates.measured);
     result.set("results", std::move(list));
     if (end_to_end)
       result.set("end_to_end", JsonValue::object()
@@ -296,8 +319,11 @@ int bench(CommandLine command_line) {
   print(fmt::format("{}: {}, {} parameters, {} of weights per step, on {}\n", checkpoint.path, info.architecture,
                     count_text(static_cast<double>(spec.num_parameters)), bytes_text(weight_bytes),
                     device->description()));
-  print(fmt::format("{}: reads {}/s, f32 {:.1f} GFLOP/s\n\n", rates.measured ? "measured limits" : "nominal limits",
-                    bytes_text(rates.read_bytes_per_second), rates.f32_flops_per_second / 1e9));
+  print(fmt::format("{}: reads {}/s, f32 {:.1f} GFLOP/s{}\n\n", rates.measured ? "measured limits" : "nominal limits",
+                    bytes_text(rates.read_bytes_per_second), rates.f32_flops_per_second / 1e9,
+                    rates.int8_ops_per_second > 0
+                        ? fmt::format(", 8-bit dot products {:.1f} GOP/s", rates.int8_ops_per_second / 1e9)
+                        : ""));
   print(
       fmt::format("{:<24} {:>6} {:>14} {:>22} {:>10}\n", "test", "batch", "tokens/s", "lowest – highest", "of limit"));
   for (const Row& row : rows)

@@ -16,7 +16,11 @@ MachineRates machine_rates(Device& device, bool with_flops) {
   if (auto* cpu = dynamic_cast<CpuDevice*>(&device)) {
     rates.measured = true;
     rates.read_bytes_per_second = measured_read_bandwidth(cpu->pool(), probe_buffer_bytes());
-    if (with_flops) rates.f32_flops_per_second = measured_f32_peak(cpu->pool(), cpu->isa());
+    if (with_flops) {
+      rates.f32_flops_per_second = measured_f32_peak(cpu->pool(), cpu->isa());
+      if (has_arithmetic(Arithmetic::int8, cpu->isa()))
+        rates.int8_ops_per_second = measured_peak(cpu->pool(), Arithmetic::int8, cpu->isa());
+    }
   } else {
     rates.read_bytes_per_second = device.rates().bytes_per_second;
     rates.f32_flops_per_second = device.rates().flops_per_second;

@@ -13,7 +13,8 @@ namespace eadem::cli {
 
 struct MachineRates {
   double read_bytes_per_second = 0;
-  double f32_flops_per_second = 0;  // 0 when it was not asked for
+  double f32_flops_per_second = 0;  // 0 when it was not asked for, as is the next
+  double int8_ops_per_second = 0;   // 0 where 8-bit dot products have no probe
   bool measured = false;            // otherwise nominal, as the device states them
 };
 
