@@ -1,40 +1,109 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# scripts/cpu_bench.sh [CONFIG ...]: benchmarks the program on this machine's CPU and writes the record
-# benchmarks/results/<processor>/<commit>.json. Without arguments: the bundled model and every config in benchmarks/models.
+# scripts/cpu_bench.sh [--busy] [--peer-python PYTHON] [--models DIR] [--keep DIR] [SECTION ...]: measures this
+# machine's CPU and writes the record benchmarks/results/<processor>/<commit>.json. Sections, by default all:
+#   ceilings  what the machine can do (eadem_ceilings)
+#   ops       every op and kernel on the shapes of Llama-3.2-1B and Qwen2.5-0.5B (eadem_op_bench)
+#   models    `eadem bench`: the bundled model, and every config in benchmarks/models
+#   peers     Eadem and llama.cpp on the same GGUF files, turn by turn (benchmarks/peers). Needs --peer-python, the
+#             interpreter of an environment with benchmarks/peers/requirements.txt; files are made in --models
+#             (default: build/peer-models), about 4 GB a model.
+# Refuses to measure on a machine that others are using, unless --busy says that ratios are all that is wanted.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-scripts/install.sh run
-scripts/build.sh release eadem
-eadem=build/release/bin/eadem
-commit=$(git rev-parse HEAD)
-processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
-slug=$(tr '[:upper:] ' '[:lower:]-' <<< "$processor" | tr -cd 'a-z0-9-')
-[[ $# -gt 0 ]] || set -- bundled benchmarks/models/*.json
+fail() {
+  echo "cpu_bench.sh: $*" >&2
+  exit 2
+}
 
-entries=$(mktemp)
-trap 'rm -f "$entries"' EXIT
-for config in "$@"; do
-  arguments=(bench --json)
-  [[ $config == bundled ]] || arguments+=(--random "$config" --prompt 256 --gen 32 --repeat 3)
-  echo "=== eadem ${arguments[*]}" >&2
-  printf 'eadem %s\n' "${arguments[*]}" >> "$entries"
-  "$eadem" "${arguments[@]}" | python3 -c 'import json, sys; print(json.dumps(json.load(sys.stdin)))' >> "$entries"
+busy=false peer_python="" models=build/peer-models parts=""
+sections=()
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --busy) busy=true ;;
+    --peer-python | --models | --keep)
+      [[ $# -ge 2 ]] || fail "$1 needs a value"
+      case "$1" in
+        --peer-python) peer_python=$2 ;;
+        --models) models=$2 ;;
+        --keep) parts=$2 ;;
+      esac
+      shift
+      ;;
+    ceilings | ops | models | peers) sections+=("$1") ;;
+    *) fail "no option or section '$1'; see the head of this file" ;;
+  esac
+  shift
 done
+[[ ${#sections[@]} -gt 0 ]] || sections=(ceilings ops models peers)
+if [[ -z "$peer_python" && " ${sections[*]} " == *" peers "* ]]; then
+  fail "section peers needs --peer-python; or name the sections to run"
+fi
 
-mkdir -p "benchmarks/results/$slug"
-python3 - "$entries" "benchmarks/results/$slug/$commit.json" "$commit" "$processor" << 'PYTHON'
-import json
-import sys
-from pathlib import Path
+scripts/install.sh bench
+scripts/build.sh release eadem -DEADEM_BENCHMARKS=ON
+scripts/build.sh release eadem_ceilings -DEADEM_BENCHMARKS=ON
+scripts/build.sh release eadem_op_bench -DEADEM_BENCHMARKS=ON
+bin=build/release/bin
 
-entries, target, commit, processor = sys.argv[1:]
-lines = Path(entries).read_text().splitlines()
-benchmarks = [{"command": command, "result": "passed", "output": json.loads(output)}
-              for command, output in zip(lines[::2], lines[1::2])]
-device = f"{processor}, {benchmarks[0]['output']['device']}"
-Path(target).write_text(json.dumps({"commit": commit, "device": device, "benchmarks": benchmarks}, indent=1) + "\n")
-print(target)
-PYTHON
+load=$(cut -d ' ' -f 1 /proc/loadavg)
+if ! $busy && awk -v load="$load" -v processors="$(nproc)" 'BEGIN { exit !(load > 0.3 * processors) }'; then
+  sleep 60 # what was just built counts, too
+  load=$(cut -d ' ' -f 1 /proc/loadavg)
+  awk -v load="$load" -v processors="$(nproc)" 'BEGIN { exit !(load > 0.5 * processors) }' &&
+    fail "the load average is $load: others use this machine. Wait, or say --busy"
+fi
+
+# --keep: where the sections' own outputs go; those of sections that do not run now are taken from there.
+if [[ -z "$parts" ]]; then
+  parts=$(mktemp -d)
+  trap 'rm -rf "$parts"' EXIT
+fi
+mkdir -p "$parts"
+
+section_ceilings() {
+  "$bin/eadem_ceilings" --json > "$parts/ceilings.json"
+}
+
+section_ops() {
+  for model in llama-3.2-1b qwen2.5-0.5b; do
+    for step in decode-1 decode-8 prefill-512; do
+      "$bin/eadem_op_bench" --filter "$model" "$step" --passes inference --seconds 0.2 --out "$parts/ops-$model-$step.json"
+    done
+  done
+}
+
+section_models() {
+  local config
+  local arguments
+  rm -f "$parts/models.txt"
+  for config in bundled benchmarks/models/*.json; do
+    arguments=(bench --json)
+    [[ $config == bundled ]] || arguments+=(--random "$config" --prompt 256 --gen 32 --repeat 3)
+    echo "eadem ${arguments[*]}" >> "$parts/models.txt"
+    "$bin/eadem" "${arguments[@]}" | python3 -c 'import json, sys; print(json.dumps(json.load(sys.stdin)))' \
+      >> "$parts/models.txt"
+  done
+}
+
+section_peers() {
+  local config name type files
+  local types=(q4_k_m q4_0 q6_k q8_0)
+  for config in benchmarks/models/*.json; do
+    name=$(basename "$config" .json)
+    "$peer_python" benchmarks/peers/random_gguf.py "$config" "$models/$name.gguf" --quantize "${types[@]}"
+    files=("$models/$name.gguf")
+    for type in "${types[@]}"; do files+=("$models/$name-$type.gguf"); done
+    "$peer_python" benchmarks/peers/peers.py "${files[@]}" --eadem "$bin/eadem" \
+      --ceilings "$bin/eadem_ceilings" --out "$parts/peers-$name.json"
+  done
+}
+
+for section in "${sections[@]}"; do
+  echo "=== $section" >&2
+  "section_$section"
+done
+python3 benchmarks/compose_record.py "$parts" benchmarks/results
+python3 scripts/performance_page.py

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# scripts/install.sh run|test: installs the Debian packages that building and running (run), or also testing
-# (test), needs. Asks dpkg first and calls apt only for what is missing. Output goes to stderr.
+# scripts/install.sh run|bench|test: installs the Debian packages that building and running (run), also benchmarking
+# (bench), or also testing (test), needs. Asks dpkg first and calls apt only for what is missing. Output goes to stderr.
 set -euo pipefail
 
 run_packages=(
@@ -25,10 +25,11 @@ fail() {
 }
 
 case "${1:-}" in
+  bench) wanted=("${run_packages[@]}" python3) ;;
   run) wanted=("${run_packages[@]}") ;;
   test) wanted=("${run_packages[@]}" "${test_packages[@]}") ;;
   *)
-    echo "usage: scripts/install.sh run|test" >&2
+    echo "usage: scripts/install.sh run|bench|test" >&2
     exit 2
     ;;
 esac

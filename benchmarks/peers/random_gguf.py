@@ -5,7 +5,7 @@
     random_gguf.py CONFIG.json OUT.gguf [--type f16|bf16|f32] [--quantize TYPE ...]
 
 CONFIG.json is a config.json of model_type llama or qwen2. Matrices are N(0, 0.02), norms 1, biases small. The tokenizer
-knows the 256 bytes; the other tokens are unused. --quantize q4_k_m also writes OUT's stem + -q4_k_m.gguf for each TYPE
+knows the 256 bytes and one merge; the other tokens are unused. --quantize q4_k_m also writes OUT's stem + -q4_k_m.gguf for each TYPE
 with llama.cpp's quantizer (which mixes types as its names say), so that all engines read what llama.cpp's users have.
 """
 
@@ -50,12 +50,12 @@ def write_model(config, target, type_name):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
 
-    tokens = byte_tokens() + [f"<|unused_{i}|>" for i in range(256, vocab)]
+    tokens = byte_tokens() + ["he"] + [f"<|unused_{i}|>" for i in range(257, vocab)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.UNUSED] * (vocab - 256))
-    writer.add_token_merges([f"{tokens[ord('h')]} {tokens[ord('e')]}"])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.UNUSED] * (vocab - 257))
+    writer.add_token_merges(["h e"])
     writer.add_eos_token_id(vocab - 1)
     writer.add_bos_token_id(vocab - 2)
     writer.add_add_bos_token(False)
