@@ -255,7 +255,7 @@ void run_linear_gated(const KernelCall& call) {
 constexpr Kernel kLinearGated{"cpu_packed_panels", Pass::inference, can_linear_gated,
                               run_linear_gated,    scratch_bytes,   pack_both_weights};
 
-// ---- The same with quantized weights. x is quantized, too, row by row, to 8 bits (quantized-inl.h).
+// ---- The same with quantized weights. x is quantized, too, row by row, to 8 bits (quantized_matmul.h).
 
 Requirements& require_quantized(Requirements& requirements, std::string_view port, const TensorType& weight) {
   return requirements.require(

@@ -9,7 +9,6 @@
 
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/matmul-inl.h"
-#include "eadem/kernels/cpu/quantized-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_
 #define EADEM_KERNELS_CPU_MATMUL_BLOCKS_
@@ -53,27 +52,6 @@ constexpr int64_t worker_floats(Matmul::Source source) {
     case Matmul::Source::quantized: break;
   }
   return kUnpackedFloats + 2 * kProductFloats;
-}
-
-// Room for quantized rows of a: codes, scales, starts and sums, one after another.
-constexpr int64_t quantized_steps(int64_t rows, int64_t k_size) {
-  return rows * ((k_size / kStep + kChunkSteps - 1) / kChunkSteps * kChunkSteps);
-}
-constexpr int64_t quantized_row_bytes(int64_t rows, int64_t k_size) {
-  return quantized_steps(rows, k_size) * (kStep + static_cast<int64_t>(sizeof(float)) * (1 + 2 * kMaxStepGroups));
-}
-
-QuantizedRows rows_in(void* base, const Matmul& m) {
-  const int64_t steps = quantized_steps(m.rows, m.k_size);
-  QuantizedRows rows{};
-  rows.rows = m.rows;
-  rows.groups = m.quantized.layout->groups();
-  rows.offset = m.quantized.layout->offset;
-  rows.codes = static_cast<int8_t*>(base);
-  rows.scales = reinterpret_cast<float*>(rows.codes + steps * kStep);
-  rows.starts = reinterpret_cast<int32_t*>(rows.scales + steps);
-  rows.sums = reinterpret_cast<float*>(rows.starts + steps * rows.groups);
-  return rows;
 }
 
 }  // namespace
@@ -211,8 +189,8 @@ void finish_row(const Matmul& m, int64_t row, int64_t column, int64_t n, const f
 }
 
 // Rows [row_begin, row_end) of panels [panel_begin, panel_end).
-void matmul_task(const Matmul& m, const QuantizedRows& x, bool vnni, int64_t row_begin, int64_t row_end,
-                 int64_t panel_begin, int64_t panel_end, float* scratch) {
+void matmul_task(const Matmul& m, const QuantizedRows& x, QuantizedProduct quantized_product, int64_t row_begin,
+                 int64_t row_end, int64_t panel_begin, int64_t panel_end, float* scratch) {
   const bool quantized = m.b_source == Matmul::Source::quantized;
   float* packed = scratch;
   float* c = packed + (quantized ? kUnpackedFloats : kPackedFloats);
@@ -225,8 +203,8 @@ void matmul_task(const Matmul& m, const QuantizedRows& x, bool vnni, int64_t row
     float* c_up = c + kProductFloats;
     const bool gated = m.finish == Matmul::Finish::gated;
     if (quantized) {
-      quantized_product(c, x, m.quantized, m.k_size, row_begin, rows, p0, panels, vnni, packed);
-      if (gated) quantized_product(c_up, x, m.quantized_up, m.k_size, row_begin, rows, p0, panels, vnni, packed);
+      quantized_product(c, x, m.quantized, m.k_size, row_begin, rows, p0, panels, packed);
+      if (gated) quantized_product(c_up, x, m.quantized_up, m.k_size, row_begin, rows, p0, panels, packed);
     } else if (m.b_source == Matmul::Source::matrix) {
       product_of_matrices(c, m, a, rows, p0, panels, packed, c + kMatrixProductFloats);
     } else {
@@ -248,11 +226,10 @@ HWY_AFTER_NAMESPACE();
 namespace eadem::kernels::cpu {
 
 HWY_EXPORT(matmul_task);
-HWY_EXPORT(quantize_rows);
 
 int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int64_t rows, int64_t k_size) {
   const int64_t workers = device.pool().num_threads() * worker_floats(source) * static_cast<int64_t>(sizeof(float));
-  return source == Matmul::Source::quantized ? workers + quantized_row_bytes(rows, k_size) : workers;
+  return source == Matmul::Source::quantized ? workers + quantized_rows_bytes(rows, k_size) : workers;
 }
 
 void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
@@ -276,20 +253,19 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
 
   const int64_t worker_size = worker_floats(m.b_source);
   QuantizedRows x{};
+  QuantizedProduct quantized = nullptr;
   if (m.b_source == Matmul::Source::quantized) {
-    x = rows_in(static_cast<float*>(scratch) + pool.num_threads() * worker_size, m);
-    const auto quantize = EADEM_CPU_DISPATCH(quantize_rows, device.isa());
-    // A few microseconds of work are not worth waking anyone.
-    pool.parallel_ranges(m.rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(m.k_size, 1)),
-                         [&](int64_t begin, int64_t end) { quantize(x, m.a, m.a_row_stride, m.k_size, begin, end); });
+    x = quantized_rows_in(static_cast<float*>(scratch) + pool.num_threads() * worker_size, *m.quantized.layout, m.rows,
+                          m.k_size);
+    quantize_rows(device, x, m.a, m.a_row_stride, m.k_size);
+    quantized = quantized_product(device.isa());
   }
-  const bool vnni = device.isa() == Isa::avx512_vnni;
 
   pool.parallel_for(row_blocks * num_groups, [&](int64_t index, int worker) {
     // Tasks that share rows stand side by side: they run at the same time and read the same rows.
     const int64_t row_begin = index / num_groups * block_rows;
     const int64_t panel_begin = index % num_groups * group_size;
-    task(m, x, vnni, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
+    task(m, x, quantized, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
          std::min(panels, panel_begin + group_size), static_cast<float*>(scratch) + worker * worker_size);
   });
 }

@@ -5,38 +5,16 @@
 //   product[r, n] = sum_k a[r, k] * b[k, n],   then `finish` writes y[r, n]
 //
 // Accumulates in f32, each output as one chain over k in order (matmul-inl.h; of quantized weights over steps of k,
-// quantized-inl.h), so results do not depend on the number of rows, on blocking or on threads.
+// quantized_matmul.h), so results do not depend on the number of rows, on blocking or on threads.
 #pragma once
 
 #include <cstdint>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/quantized_panels.h"
+#include "eadem/kernels/cpu/quantized_matmul.h"
 #include "eadem/kernels/elementwise.h"
 
 namespace eadem::kernels::cpu {
-
-// A weight in QuantizedPanels, by its planes.
-struct QuantizedWeight {
-  const QuantizedLayout* layout = nullptr;
-  const uint8_t* quants = nullptr;
-  const uint8_t* scales = nullptr;
-  const f16_t* super_scales = nullptr;
-};
-
-// Rows of x as 8-bit codes, in the order in which products read them: chunks of kChunkSteps steps, in each all rows.
-struct QuantizedRows {
-  int64_t rows;
-  int64_t groups;  // of the weight's scales in a step
-  int32_t offset;  // of the weight's codes
-  int8_t* codes;   // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
-  float* scales;   // [chunks, rows, kChunkSteps]
-  int32_t*
-      starts;   // [chunks, rows, kChunkSteps, groups]: -offset * the group's sum of codes, where a dot product starts
-  float* sums;  // [chunks, rows, kChunkSteps, groups]: the group's sum of codes
-
-  int64_t step(int64_t r, int64_t s) const { return (s / kChunkSteps * rows + r) * kChunkSteps + s % kChunkSteps; }
-};
 
 struct Matmul {
   int64_t rows = 0;

@@ -83,7 +83,14 @@ QuantizedLayout layout_of(const BlockFormat& format) {
     layout.offset = 128;
     for (size_t i = 0; i < layout.table.size(); ++i) layout.table[i] = static_cast<uint8_t>(format.codebook[i] + 128);
   }
-  EADEM_CHECK(layout.group_size == 16 || layout.group_size == 32, "{}: groups of {}", format.name, layout.group_size);
+  // The combinations that the product is compiled for (quantized_matmul.cc, with_format).
+  const bool halves = layout.group_size == 16;
+  const bool known = layout.code_bits == 2   ? halves && layout.has_min
+                     : layout.code_bits == 3 ? halves && !layout.has_min
+                     : layout.code_bits == 6 ? halves && !layout.has_min && !layout.has_table
+                     : layout.code_bits == 8 ? !halves && !layout.has_min && !layout.has_table
+                                             : !halves && !(layout.has_min && layout.has_table);
+  EADEM_CHECK(known && (halves || layout.group_size == 32), "{}: no product for such blocks", format.name);
   return layout;
 }
 

@@ -1,38 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products with weights in QuantizedPanels, compiled once per instruction set.
-//
-// A row of x is quantized by itself: 8-bit codes with an f32 scale per step of 32 values (QuantizedRows). Then
-//
-//   c[r, n] = sum over the steps s in order:  acc = fma(x_scale[r, s], f, acc),
-//   f = sum over the groups g of s:  float(dot of the group's codes, exact in i32) * w_scale[g, n],
-//       then over the groups again:  - x_sum[r, g] * w_min[g, n]
-//
-// Integers are exact and the chain over the steps is the only order there is, so a result depends neither on how many
-// rows there are, nor on blocking, nor (where there is FMA) on the instruction set.
-//
 // Weights are unpacked a chunk at a time to one byte a code and f32 scales, in the first-level cache, and used by all
-// rows of the task. 8-bit codes are read where they lie.
-//
-// Per-target header: included after hwy/foreach_target.h, inside no namespace.
-#if defined(EADEM_KERNELS_CPU_QUANTIZED_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef EADEM_KERNELS_CPU_QUANTIZED_INL_H_
-#undef EADEM_KERNELS_CPU_QUANTIZED_INL_H_
-#else
-#define EADEM_KERNELS_CPU_QUANTIZED_INL_H_
-#endif
+// rows of the task; 8-bit codes are read where they lie. A single row unpacks in registers.
+#include "eadem/kernels/cpu/quantized_matmul.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/quantized_matmul.cc"
+#include <hwy/foreach_target.h>
 
 #include <hwy/cache_control.h>
 
-#include <type_traits>
-
-#include "eadem/kernels/cpu/matmul.h"
+#include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/packed_panels.h"
-#include "eadem/kernels/cpu/quantized_panels.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
 
 // Lane n of a vector of words holds four bytes of output n.
 using WordLanes = hn::RebindToUnsigned<Lanes>;
@@ -70,6 +58,7 @@ HWY_INLINE Ints broadcast_bytes(const int8_t* x) {
 
 #if HWY_TARGET == HWY_AVX3
 // One instruction, written as such: this code is compiled for processors without it, too, and whoever calls has asked.
+template <bool>
 struct DotVnni {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     asm("vpdpbusd %[x], %[w], %[sum]" : [sum] "+v"(sum.raw) : [w] "v"(w.raw), [x] "v"(x.raw));
@@ -124,6 +113,11 @@ struct DotPairs {
 #endif
 };
 
+#if HWY_TARGET != HWY_AVX3
+template <bool kBytes>
+using DotVnni = DotPairs<kBytes>;
+#endif
+
 // ---- Quantizing rows of x.
 
 // Codes, scale and group sums of the 32 values at x. A value that is not finite makes the scale so.
@@ -158,8 +152,8 @@ HWY_INLINE void quantize_step(int8_t* codes, float* scale, int32_t* sums, const 
 }
 
 // Rows [begin, end) of x [rows, k_size].
-void quantize_rows(const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size, int64_t begin,
-                   int64_t end) {
+void quantize_row_range(const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size, int64_t begin,
+                        int64_t end) {
   for (int64_t r = begin; r < end; ++r)
     for (int64_t s = 0; s < k_size / kStep; ++s) {
       int32_t sums[kMaxStepGroups];
@@ -209,6 +203,7 @@ HWY_INLINE Words look_up(const uint8_t* table, Words codes) {
 template <int kLow, int kHigh, bool kTable>
 struct CodeFields {
   static constexpr int64_t kBytes = 64 * (kLow + kHigh);
+  static constexpr bool kWholeBytes = kLow == 8 || kTable;
 
   // Loads what kLanes outputs, the first being `lane`, have in the step at `quants`.
   HWY_INLINE CodeFields(const uint8_t* quants, int64_t lane) {
@@ -231,18 +226,31 @@ struct CodeFields {
   Words high[kHigh == 0 ? 1 : kHigh];
 };
 
-// Calls f with the CodeFields of `layout` as a type: f(std::type_identity<CodeFields<…>>).
+// What the code of a layout depends on.
+template <typename FieldsT, int kGroupsValue, bool kMinValue>
+struct StepFormat {
+  using Fields = FieldsT;
+  static constexpr int kGroups = kGroupsValue;
+  static constexpr bool kMin = kMinValue;
+  static constexpr bool kBytes = FieldsT::kWholeBytes;  // codes may be 128 or more
+};
+
+// Calls f with the StepFormat of `layout`: one for each combination that a block type has (layout_of checks that there
+// is one).
 template <typename Function>
-HWY_INLINE void with_fields(const QuantizedLayout& layout, Function f) {
+HWY_INLINE void with_format(const QuantizedLayout& layout, Function f) {
   switch (layout.code_bits) {
-    case 2: return f(std::type_identity<CodeFields<2, 0, false>>());
-    case 3: return f(std::type_identity<CodeFields<2, 1, false>>());
+    case 2: return f(StepFormat<CodeFields<2, 0, false>, 2, true>());
+    case 3: return f(StepFormat<CodeFields<2, 1, false>, 2, false>());
     case 4:
-      if (layout.has_table) return f(std::type_identity<CodeFields<4, 0, true>>());
-      return f(std::type_identity<CodeFields<4, 0, false>>());
-    case 5: return f(std::type_identity<CodeFields<4, 1, false>>());
-    case 6: return f(std::type_identity<CodeFields<4, 2, false>>());
-    default: return f(std::type_identity<CodeFields<8, 0, false>>());
+      if (layout.has_table) return f(StepFormat<CodeFields<4, 0, true>, 1, false>());
+      if (layout.has_min) return f(StepFormat<CodeFields<4, 0, false>, 1, true>());
+      return f(StepFormat<CodeFields<4, 0, false>, 1, false>());
+    case 5:
+      if (layout.has_min) return f(StepFormat<CodeFields<4, 1, false>, 1, true>());
+      return f(StepFormat<CodeFields<4, 1, false>, 1, false>());
+    case 6: return f(StepFormat<CodeFields<4, 2, false>, 2, false>());
+    default: return f(StepFormat<CodeFields<8, 0, false>, 1, false>());
   }
 }
 
@@ -425,27 +433,17 @@ void quantized_rows(float* c, int64_t c_stride, const QuantizedRows& x, int64_t 
   if constexpr (kMaxRows != 1) tiles(std::integral_constant<int, 1>());
 }
 
-template <typename Dot, int kPanels>
-void quantized_rows(const QuantizedLayout& layout, float* c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
-                    int64_t rows, const UnpackedChunk* w, int64_t s0, int64_t steps) {
-  if (layout.groups() == 1)
-    return layout.has_min ? quantized_rows<Dot, 1, true, kPanels>(c, c_stride, x, r0, rows, w, s0, steps)
-                          : quantized_rows<Dot, 1, false, kPanels>(c, c_stride, x, r0, rows, w, s0, steps);
-  return layout.has_min ? quantized_rows<Dot, 2, true, kPanels>(c, c_stride, x, r0, rows, w, s0, steps)
-                        : quantized_rows<Dot, 2, false, kPanels>(c, c_stride, x, r0, rows, w, s0, steps);
-}
-
 // All panels of a group, in tiles of kQuantizedPanels, then of one.
-template <typename Dot>
-void quantized_panels(const QuantizedLayout& layout, float* c, const QuantizedRows& x, int64_t r0, int64_t rows,
-                      const UnpackedChunk* w, int64_t panels, int64_t s0, int64_t steps) {
+template <typename Dot, int kGroups, bool kMin>
+void quantized_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const UnpackedChunk* w,
+                      int64_t panels, int64_t s0, int64_t steps) {
   const int64_t c_stride = panels * kPanelWidth;
   int64_t p = 0;
   for (; p + kQuantizedPanels <= panels; p += kQuantizedPanels)
-    quantized_rows<Dot, kQuantizedPanels>(layout, c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
+    quantized_rows<Dot, kGroups, kMin, kQuantizedPanels>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
   if constexpr (kQuantizedPanels > 1)
     for (; p < panels; ++p)
-      quantized_rows<Dot, 1>(layout, c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
+      quantized_rows<Dot, kGroups, kMin, 1>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
 }
 
 inline constexpr int64_t kPrefetchChunks = 1;  // of scales
@@ -519,78 +517,117 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
   }
 }
 
-template <typename Dot>
-void quantized_row(const QuantizedLayout& layout, float* c, const QuantizedRows& x, const float* scratch,
-                   const uint8_t* quants, int64_t panel_bytes, int64_t panels, int64_t s0, int64_t steps) {
-  with_fields(layout, [&](auto identity) {
-    using Fields = typename decltype(identity)::type;
-    const auto run = [&](auto groups, auto has_min) {
-      const auto panels_at = [&](int64_t p, auto count) {
-        quantized_row<Dot, Fields, decltype(groups)::value, decltype(has_min)::value, decltype(count)::value>(
-            c + p * kPanelWidth, x, scratch + p * kScratchFloats, quants + p * panel_bytes, panel_bytes, s0, steps,
-            layout.table.data());
-      };
-      int64_t p = 0;
-      for (; p + kQuantizedRowPanels <= panels; p += kQuantizedRowPanels)
-        panels_at(p, std::integral_constant<int, kQuantizedRowPanels>());
-      for (; p < panels; ++p) panels_at(p, std::integral_constant<int, 1>());
-    };
-    using One = std::integral_constant<int, 1>;
-    using Two = std::integral_constant<int, 2>;
-    if (layout.groups() == 1)
-      layout.has_min ? run(One(), std::true_type()) : run(One(), std::false_type());
-    else
-      layout.has_min ? run(Two(), std::true_type()) : run(Two(), std::false_type());
-  });
+// All panels of a group.
+template <typename Dot, typename Format>
+void quantized_row_panels(float* c, const QuantizedRows& x, const float* scratch, const uint8_t* quants,
+                          int64_t panel_bytes, int64_t panels, int64_t s0, int64_t steps, const uint8_t* table) {
+  const auto panels_at = [&](int64_t p, auto count) {
+    quantized_row<Dot, typename Format::Fields, Format::kGroups, Format::kMin, decltype(count)::value>(
+        c + p * kPanelWidth, x, scratch + p * kScratchFloats, quants + p * panel_bytes, panel_bytes, s0, steps, table);
+  };
+  int64_t p = 0;
+  for (; p + kQuantizedRowPanels <= panels; p += kQuantizedRowPanels)
+    panels_at(p, std::integral_constant<int, kQuantizedRowPanels>());
+  if constexpr (kQuantizedRowPanels > 1)
+    for (; p < panels; ++p) panels_at(p, std::integral_constant<int, 1>());
 }
 
 // ---- The product.
 
-// Calls f with the dot product to use for codes of `layout`.
-template <typename Function>
-HWY_INLINE void with_dot(const QuantizedLayout& layout, bool vnni, Function f) {
-#if HWY_TARGET == HWY_AVX3
-  if (vnni) return f(DotVnni());
-#else
-  (void)vnni;
-#endif
-  if (layout.code_bits == 8 || layout.has_table) return f(DotPairs<true>());
-  return f(DotPairs<false>());
-}
-
-// c [rows, panels * 16] = x w for rows [r0, r0 + rows) and panels [p0, p0 + panels), at most kMaxGroupPanels.
-void quantized_product(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
-                       int64_t rows, int64_t p0, int64_t panels, bool vnni, float* scratch) {
-  const QuantizedLayout& layout = *w.layout;
-  const int64_t panel_bytes = k_size / kStep * layout.quant_bytes();
-  std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
+template <typename Dot, typename Format>
+void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
+                       int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  using Fields = typename Format::Fields;
+  const uint8_t* table = w.layout->table.data();
+  const int64_t panel_bytes = k_size / kStep * Fields::kBytes;
   for (int64_t s0 = 0; s0 < k_size / kStep; s0 += kChunkSteps) {
     const int64_t steps = std::min(kChunkSteps, k_size / kStep - s0);
-    const uint8_t* quants = w.quants + p0 * panel_bytes + s0 * layout.quant_bytes();
+    const uint8_t* quants = w.quants + p0 * panel_bytes + s0 * Fields::kBytes;
     for (int64_t p = 0; p < panels; ++p) unpack_scales(scratch + p * kScratchFloats, w, k_size, p0 + p, s0, steps);
     if (x.rows == 1) {
-      with_dot(layout, vnni, [&](auto dot) {
-        quantized_row<decltype(dot)>(layout, c, x, scratch, quants, panel_bytes, panels, s0, steps);
-      });
+      quantized_row_panels<Dot, Format>(c, x, scratch, quants, panel_bytes, panels, s0, steps, table);
       continue;
     }
     UnpackedChunk unpacked[kMaxGroupPanels];
     for (int64_t p = 0; p < panels; ++p) {
       float* panel_scratch = scratch + p * kScratchFloats;
-      const uint8_t* panel_quants = quants + p * panel_bytes;
-      auto* codes = reinterpret_cast<uint8_t*>(panel_scratch);
-      if (layout.code_bits != 8)
-        with_fields(layout, [&](auto identity) {
-          unpack_steps<typename decltype(identity)::type>(codes, panel_quants, steps, layout.table.data());
-        });
-      unpacked[p] = {layout.code_bits == 8 ? panel_quants : codes, panel_scratch + kScalesAt, panel_scratch + kMinsAt};
+      const uint8_t* codes = quants + p * panel_bytes;
+      if constexpr (Fields::kBytes < kStepBytes) {
+        auto* bytes = reinterpret_cast<uint8_t*>(panel_scratch);
+        unpack_steps<Fields>(bytes, codes, steps, table);
+        codes = bytes;
+      }
+      unpacked[p] = {codes, panel_scratch + kScalesAt, panel_scratch + kMinsAt};
     }
-    with_dot(layout, vnni,
-             [&](auto dot) { quantized_panels<decltype(dot)>(layout, c, x, r0, rows, unpacked, panels, s0, steps); });
+    quantized_panels<Dot, Format::kGroups, Format::kMin>(c, x, r0, rows, unpacked, panels, s0, steps);
   }
 }
 
+template <template <bool> typename Dot>
+void product_with(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
+                  int64_t p0, int64_t panels, float* scratch) {
+  std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
+  with_format(*w.layout, [&](auto format) {
+    using Format = decltype(format);
+    product_of_format<Dot<Format::kBytes>, Format>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+  });
+}
+
+void product(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
+             int64_t p0, int64_t panels, float* scratch) {
+  product_with<DotPairs>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+}
+
+// The same on processors of this target that have the 8-bit dot product.
+void product_vnni(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
+                  int64_t p0, int64_t panels, float* scratch) {
+  product_with<DotVnni>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+}
+
+}  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // per-target include guard
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(quantize_row_range);
+HWY_EXPORT(product);
+HWY_EXPORT(product_vnni);
+
+namespace {
+int64_t padded_steps(int64_t rows, int64_t k_size) {
+  return rows * ((k_size / kStep + kChunkSteps - 1) / kChunkSteps * kChunkSteps);
+}
+}  // namespace
+
+int64_t quantized_rows_bytes(int64_t rows, int64_t k_size) {
+  return padded_steps(rows, k_size) * (kStep + static_cast<int64_t>(sizeof(float)) * (1 + 2 * kMaxStepGroups));
+}
+
+QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64_t rows, int64_t k_size) {
+  const int64_t steps = padded_steps(rows, k_size);
+  QuantizedRows q{};
+  q.rows = rows;
+  q.groups = layout.groups();
+  q.offset = layout.offset;
+  q.codes = static_cast<int8_t*>(base);
+  q.scales = reinterpret_cast<float*>(q.codes + steps * kStep);
+  q.starts = reinterpret_cast<int32_t*>(q.scales + steps);
+  q.sums = reinterpret_cast<float*>(q.starts + steps * q.groups);
+  return q;
+}
+
+void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size) {
+  const auto quantize = EADEM_CPU_DISPATCH(quantize_row_range, device.isa());
+  // A few microseconds of work are not worth waking anyone.
+  device.pool().parallel_ranges(q.rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(k_size, 1)),
+                                [&](int64_t begin, int64_t end) { quantize(q, x, x_stride, k_size, begin, end); });
+}
+
+QuantizedProduct quantized_product(Isa isa) {
+  return isa == Isa::avx512_vnni ? EADEM_CPU_DISPATCH(product_vnni, isa) : EADEM_CPU_DISPATCH(product, isa);
+}
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

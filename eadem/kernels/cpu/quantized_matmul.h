@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products with weights in QuantizedPanels. matmul.h drives them.
+//
+// A row of x is quantized by itself: 8-bit codes with an f32 scale per step of 32 values (QuantizedRows). Then
+//
+//   c[r, n] = sum over the steps s in order:  acc = fma(x_scale[r, s], f, acc),
+//   f = sum over the groups g of s:  float(dot of the group's codes, exact in i32) * w_scale[g, n],
+//       then over the groups again:  - x_sum[r, g] * w_min[g, n]
+//
+// Integers are exact and the chain over the steps is the only order there is, so a result depends neither on how many
+// rows there are, nor on blocking, nor (where there is FMA) on the instruction set.
+#pragma once
+
+#include "eadem/core/device/cpu_device.h"
+#include "eadem/kernels/cpu/quantized_panels.h"
+
+namespace eadem::kernels::cpu {
+
+// A weight in QuantizedPanels, by its planes.
+struct QuantizedWeight {
+  const QuantizedLayout* layout = nullptr;
+  const uint8_t* quants = nullptr;
+  const uint8_t* scales = nullptr;
+  const f16_t* super_scales = nullptr;
+};
+
+// Rows of x as 8-bit codes, in the order in which products read them: chunks of kChunkSteps steps, in each all rows.
+struct QuantizedRows {
+  int64_t rows;
+  int64_t groups;  // of the weight's scales in a step
+  int32_t offset;  // of the weight's codes
+  int8_t* codes;   // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
+  float* scales;   // [chunks, rows, kChunkSteps]
+  int32_t*
+      starts;   // [chunks, rows, kChunkSteps, groups]: -offset * the group's sum of codes, where a dot product starts
+  float* sums;  // [chunks, rows, kChunkSteps, groups]: the group's sum of codes
+
+  int64_t step(int64_t r, int64_t s) const { return (s / kChunkSteps * rows + r) * kChunkSteps + s % kChunkSteps; }
+};
+
+// Bytes for `rows` quantized rows, and the rows laid out in them (64-byte aligned), for products with `layout`.
+int64_t quantized_rows_bytes(int64_t rows, int64_t k_size);
+QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64_t rows, int64_t k_size);
+
+// Quantizes x [q.rows, k_size] with the device's threads.
+void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size);
+
+// c [rows, panels * 16] = x w for rows [r0, r0 + rows) and panels [p0, p0 + panels), at most kMaxGroupPanels.
+// `scratch`: kMaxGroupPanels * kChunkScratchBytes.
+using QuantizedProduct = void (*)(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size,
+                                  int64_t r0, int64_t rows, int64_t p0, int64_t panels, float* scratch);
+QuantizedProduct quantized_product(Isa isa);
+
+}  // namespace eadem::kernels::cpu
