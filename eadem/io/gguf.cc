@@ -341,9 +341,15 @@ std::shared_ptr<const GgufFile> GgufFile::parse(const std::string& path, std::sp
 }
 
 std::shared_ptr<const GgufFile> GgufFile::open(const std::string& path) {
-  std::shared_ptr<const MappedFile> file = MappedFile::open(path);
-  const std::span<const std::byte> bytes = file->bytes();
-  return parse(path, bytes, std::move(file));
+  const std::shared_ptr<const MappedFile> mapping = MappedFile::open(path);
+  std::shared_ptr<GgufFile> file(new GgufFile(path, mapping->bytes(), mapping));
+  file->mapping_ = mapping;
+  return file;
+}
+
+void GgufFile::release(std::string_view name) const {
+  const WeightInfo* info = find(name);
+  if (info != nullptr && mapping_ != nullptr) mapping_->release(data_[static_cast<size_t>(info - tensors().data())]);
 }
 
 Tensor GgufFile::load(size_t index) const {

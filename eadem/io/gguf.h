@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "eadem/io/mapped_file.h"
 #include "eadem/io/weights.h"
 
 namespace eadem::io {
@@ -140,12 +141,15 @@ class GgufFile : public WeightSource {
   std::vector<int64_t> integers(std::string_view key, int64_t min, int64_t max) const;
   std::vector<float> numbers(std::string_view key) const;
 
+  void release(std::string_view name) const override;
+
  private:
   GgufFile(const std::string& path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
   Tensor load(size_t index) const override;
   [[noreturn]] void fail(std::string_view key, std::string_view expected) const;
 
   std::shared_ptr<const void> owner_;
+  std::shared_ptr<const MappedFile> mapping_;  // null when the bytes are borrowed
   uint32_t version_ = 0;
   GgufMetadata metadata_;
   std::unordered_map<std::string_view, size_t> metadata_index_;  // keys view metadata_

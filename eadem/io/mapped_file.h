@@ -30,6 +30,10 @@ class MappedFile {
   size_t size() const { return size_; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
+  // Says that `part` of the file will not be read soon: its pages leave this process's memory, and come back from the
+  // file if they are read after all.
+  void release(std::span<const std::byte> part) const;
+
  private:
   MappedFile(std::string path, const std::byte* data, size_t size);
 

@@ -178,9 +178,15 @@ std::shared_ptr<const SafetensorsFile> SafetensorsFile::parse(const std::string&
 }
 
 std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  std::shared_ptr<const MappedFile> file = MappedFile::open(path);
-  const std::span<const std::byte> bytes = file->bytes();
-  return parse(path, bytes, std::move(file));
+  const std::shared_ptr<const MappedFile> mapping = MappedFile::open(path);
+  std::shared_ptr<SafetensorsFile> file(new SafetensorsFile(path, mapping->bytes(), mapping));
+  file->mapping_ = mapping;
+  return file;
+}
+
+void SafetensorsFile::release(std::string_view name) const {
+  const WeightInfo* info = find(name);
+  if (info != nullptr && mapping_ != nullptr) mapping_->release(data_[static_cast<size_t>(info - tensors().data())]);
 }
 
 Tensor SafetensorsFile::load(size_t index) const {
@@ -244,6 +250,11 @@ class ShardedSafetensors : public WeightSource {
       }
     }
     set_tensors(std::move(infos));
+  }
+
+  void release(std::string_view name) const override {
+    const WeightInfo* info = find(name);
+    if (info != nullptr) shard_of_[static_cast<size_t>(info - tensors().data())]->release(name);
   }
 
  private:

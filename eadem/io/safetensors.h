@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "eadem/io/mapped_file.h"
 #include "eadem/io/weights.h"
 
 namespace eadem::io {
@@ -30,11 +31,14 @@ class SafetensorsFile : public WeightSource {
   // __metadata__, in the order of the file.
   const Metadata& metadata() const { return metadata_; }
 
+  void release(std::string_view name) const override;
+
  private:
   SafetensorsFile(const std::string& path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
   Tensor load(size_t index) const override;
 
   std::shared_ptr<const void> owner_;
+  std::shared_ptr<const MappedFile> mapping_;  // null when the bytes are borrowed
   Metadata metadata_;
   std::vector<std::span<const std::byte>> data_;  // of each tensor, in the order of tensors()
 };

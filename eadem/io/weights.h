@@ -18,10 +18,10 @@ namespace eadem::io {
 
 struct WeightInfo {
   std::string name;
-  std::string type_name;       // as the format calls it: "BF16", "Q4_K"
+  std::string type_name;           // as the format calls it: "BF16", "Q4_K"
   std::optional<WeightType> type;  // nothing when `get` cannot give it
-  Shape shape;                 // logical, row-major: a linear weight is [out, in] in every format
-  int64_t size_bytes = 0;      // in the file
+  Shape shape;                     // logical, row-major: a linear weight is [out, in] in every format
+  int64_t size_bytes = 0;          // in the file
 };
 
 // A file, or files, whose headers were checked when it was opened: every size and range below is proven. Immutable
@@ -44,6 +44,10 @@ class WeightSource {
   // the file placed it at an address that is not aligned for its dtype.) Throws NotFound, or Unsupported for a type
   // that has no dtype; both name the file and the tensor.
   Tensor get(std::string_view name) const;
+
+  // Says that the tensor has been read and will not be soon again, so that a mapped file and what was made of it need
+  // not both be in memory. Does nothing where the file is not mapped, or there is no such tensor.
+  virtual void release(std::string_view name) const = 0;
 
  protected:
   explicit WeightSource(std::string path) : path_(std::move(path)) {}

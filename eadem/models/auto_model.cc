@@ -142,6 +142,7 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
       const io::WeightInfo* info = weights.find(candidate);
       if (info == nullptr) continue;
       parameters.load(name, weights.get(candidate).view, weights.path());
+      weights.release(candidate);
       used.insert(candidate);
       done += info->size_bytes;
       if (progress) progress(done, total);
