@@ -79,7 +79,7 @@ section_documents() {
 }
 
 section_cpp() {
-  scripts/build.sh release all -DEADEM_TESTS=ON
+  scripts/build.sh release all -DEADEM_TESTS=ON -DEADEM_BENCHMARKS=ON
   run_ctest release -E '^include_graph/'  # Has a section of its own, which needs no build.
 }
 
