@@ -156,31 +156,33 @@ struct alignas(64) TileBytes {
   uint8_t bytes[16 * 64];
 };
 
-#define EADEM_AMX_PASS(name, target_text, instruction, fill)     \
-  __attribute__((target(target_text))) float name() {            \
-    const TileConfig config;                                     \
-    TileBytes factors, sum;                                      \
-    for (int i = 0; i < 16 * 64; ++i) factors.bytes[i] = (fill); \
-    _tile_loadconfig(&config);                                   \
-    _tile_zero(0);                                               \
-    _tile_zero(1);                                               \
-    _tile_zero(2);                                               \
-    _tile_zero(3);                                               \
-    _tile_zero(4);                                               \
-    _tile_zero(5);                                               \
-    _tile_loadd(6, factors.bytes, 64);                           \
-    _tile_loadd(7, factors.bytes, 64);                           \
-    for (int64_t i = 0; i < kIterations / 16; ++i) {             \
-      instruction(0, 6, 7);                                      \
-      instruction(1, 6, 7);                                      \
-      instruction(2, 6, 7);                                      \
-      instruction(3, 6, 7);                                      \
-      instruction(4, 6, 7);                                      \
-      instruction(5, 6, 7);                                      \
-    }                                                            \
-    _tile_stored(0, sum.bytes, 64);                              \
-    _tile_release();                                             \
-    return static_cast<float>(sum.bytes[0]);                     \
+#define EADEM_AMX_PASS(name, target_text, instruction, fill)                                       \
+  __attribute__((target(target_text))) float name() {                                              \
+    const TileConfig config;                                                                       \
+    TileBytes factors, sum;                                                                        \
+    for (int i = 0; i < 16 * 64; ++i) factors.bytes[i] = (fill);                                   \
+    asm volatile("" ::: "memory"); /* the intrinsics do not say that they read and write memory */ \
+    _tile_loadconfig(&config);                                                                     \
+    _tile_zero(0);                                                                                 \
+    _tile_zero(1);                                                                                 \
+    _tile_zero(2);                                                                                 \
+    _tile_zero(3);                                                                                 \
+    _tile_zero(4);                                                                                 \
+    _tile_zero(5);                                                                                 \
+    _tile_loadd(6, factors.bytes, 64);                                                             \
+    _tile_loadd(7, factors.bytes, 64);                                                             \
+    for (int64_t i = 0; i < kIterations / 16; ++i) {                                               \
+      instruction(0, 6, 7);                                                                        \
+      instruction(1, 6, 7);                                                                        \
+      instruction(2, 6, 7);                                                                        \
+      instruction(3, 6, 7);                                                                        \
+      instruction(4, 6, 7);                                                                        \
+      instruction(5, 6, 7);                                                                        \
+    }                                                                                              \
+    _tile_stored(0, sum.bytes, 64);                                                                \
+    asm volatile("" ::: "memory");                                                                 \
+    _tile_release();                                                                               \
+    return static_cast<float>(sum.bytes[0]);                                                       \
   }
 EADEM_AMX_PASS(pass_amx_int8, "amx-tile,amx-int8", _tile_dpbusd, 3)
 EADEM_AMX_PASS(pass_amx_bf16, "amx-tile,amx-bf16", _tile_dpbf16ps, i % 2 == 0 ? 0 : 0x3f)  // 2^-1
