@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/fusions/add_rms_norm.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
@@ -63,6 +64,20 @@ void linear_gated_activation(std::vector<FusionCase>& cases) {
              {TensorType(kF32, {Symbol::tokens, s.in}), w, w},
              tokens_of(s.tokens)});
       }
+  for (const BlockEncoding* encoding : BlockEncoding::all())
+    for (const int64_t tokens : {1, 5, 14}) {
+      const int64_t in = 2 * encoding->format().block_size, out = 70;
+      const auto linear = std::make_shared<ops::Linear>(kernels::LinearAttrs{});
+      const TensorType w(kF32, {out, in}, encoding);
+      cases.push_back(
+          {fmt::format("linear_gated_activation {}x{}x{} {} weights", tokens, in, out, encoding->name()),
+           &fusions::linear_gated_activation(),
+           std::make_shared<fusions::LinearGatedActivation>(
+               kernels::LinearGatedActivationAttrs{ActivationKind::silu, kF32}),
+           {linear, linear, std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{ActivationKind::silu})},
+           {TensorType(kF32, {Symbol::tokens, in}), w, w},
+           tokens_of(tokens)});
+    }
 }
 
 void linear_add(std::vector<FusionCase>& cases) {
@@ -79,6 +94,19 @@ void linear_add(std::vector<FusionCase>& cases) {
               bias ? TensorType(weight, {s.out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, s.out})},
              tokens_of(s.tokens)});
       }
+  for (const BlockEncoding* encoding : BlockEncoding::all())
+    for (const bool bias : {false, true}) {
+      const int64_t in = 2 * encoding->format().block_size, out = 35;
+      const kernels::LinearAttrs attrs{bias, kF32};
+      cases.push_back(
+          {fmt::format("linear_add {}x{} {} weights bias={}", in, out, encoding->name(), bias),
+           &fusions::linear_add(),
+           std::make_shared<fusions::LinearAdd>(attrs),
+           {std::make_shared<ops::Linear>(attrs), std::make_shared<ops::Add>()},
+           {TensorType(kF32, {Symbol::tokens, in}), TensorType(kF32, {out, in}, encoding),
+            bias ? TensorType(kF32, {out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, out})},
+           tokens_of(5)});
+    }
 }
 
 void rope_kv_append(std::vector<FusionCase>& cases) {

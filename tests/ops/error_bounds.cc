@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/support/tolerance.h"
 
@@ -75,6 +76,45 @@ Bounds linear(const ops::Op& op, Pass pass, Inputs in, Inputs /*expected*/, Inpu
   if (pass != Pass::backward) return {scaled(gamma_f32(width + 1), sizes[0].data)};  // products, then the bias
   return {scaled(gamma_f32(outputs), sizes[0].data), scaled(gamma_f32(tokens + 1), sizes[1].data),
           scaled(gamma_f32(tokens + 1), sizes[2].data)};
+}
+
+// A value of x moves by at most half a unit, 1 / 254 of the largest of its 32, and by the roundings of the unit and of
+// the quotient (8 u of that largest are more). Then one f32 chain over the groups of 32, whose terms are no larger than
+// the largest x times (|scale level| + |min|); a term takes at most 7 roundings, and so does the bias.
+Bounds quantized_linear(Inputs in, const TensorView& encoded) {
+  const BlockEncoding& encoding = *BlockEncoding::of(encoded.encoding);
+  const BlockFormat& format = encoding.format();
+  const size_t tokens = static_cast<size_t>(in[0].shape[0]), width = static_cast<size_t>(in[0].shape[1]),
+               outputs = static_cast<size_t>(in[1].shape[0]);
+  constexpr size_t kGroup = 32;
+  std::vector<double> largest(tokens * width / kGroup, 0.0);
+  for (size_t i = 0; i < tokens * width; ++i)
+    largest[i / kGroup] = std::max(largest[i / kGroup], std::fabs(in[0].data[i]));
+  std::vector<double> sizes(width), bound(tokens * outputs);
+  for (size_t n = 0; n < outputs; ++n) {
+    const auto* block = static_cast<const uint8_t*>(encoded.data) +
+                        n * static_cast<size_t>(encoding.row_bytes(static_cast<int64_t>(width)));
+    for (size_t k = 0; k < width; block += format.block_bytes) {
+      BlockParts parts{};
+      encoding.unpack(parts, block);
+      for (size_t i = 0; i < static_cast<size_t>(format.block_size); ++i, ++k) {
+        const size_t g = i / static_cast<size_t>(format.group_size);
+        sizes[k] = std::fabs(static_cast<double>(parts.scale) * parts.sub_scales[g] * format.level(parts.codes[i]));
+        if (format.has_min) sizes[k] += std::fabs(static_cast<double>(parts.min) * parts.sub_mins[g]);
+      }
+    }
+    for (size_t t = 0; t < tokens; ++t) {
+      double moved = 0, magnitude = 0;
+      for (size_t k = 0; k < width; ++k) {
+        const double most = largest[(t * width + k) / kGroup];
+        moved += most * (0.5 / 127 + 8 * kU) * std::fabs(in[1].data[n * width + k]);
+        magnitude += most * sizes[k];
+      }
+      if (!in[2].data.empty()) magnitude += std::fabs(in[2].data[n]);
+      bound[t * outputs + n] = moved + gamma_f32(static_cast<double>(width / kGroup) + 8) * magnitude;
+    }
+  }
+  return {bound};
 }
 
 Bounds rms_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
@@ -363,9 +403,11 @@ Bounds adamw(const ops::Op& op, Inputs in, Inputs expected) {
 
 }  // namespace
 
-Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
+Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial,
+                    const TensorView& encoded) {
   const std::string_view name = op.name();
   if (name == "embedding") return embedding(op, pass, in, expected, initial);
+  if (name == "linear" && encoded.defined()) return quantized_linear(in, encoded);
   if (name == "linear") return linear(op, pass, in, expected, initial);
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation

@@ -63,6 +63,7 @@ struct Placed {
 Placed place(Device& device, const TensorView& host, const Encoding* packing, Placement placement) {
   Placed placed;
   placed.view = TensorView(nullptr, host.dtype, host.shape);
+  EADEM_CHECK(packing != nullptr || host.encoding == nullptr, "{} is not packed", to_string(host));
   if (packing == nullptr) {
     const int64_t offset = placement.element_aligned ? static_cast<int64_t>(dtype_size(host.dtype)) : 0;
     placed.planes.push_back(std::make_unique<Guarded>(device, host.size_bytes(), offset));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/op_cases.h"
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/ops/all_ops.h"
 
 namespace eadem::test {
@@ -55,6 +56,13 @@ std::vector<Workload> embedding() {
         for (int64_t tokens : {0, 1, 7})
           cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{out, 11}),
                     {TensorType(table, {11, hidden}), TensorType(DType::i32, {Symbol::tokens})}, tokens);
+  for (const BlockEncoding* encoding : BlockEncoding::all())
+    for (int64_t blocks : {1, 3})
+      for (int64_t tokens : {0, 1, 7})
+        cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{kF32, 19}),
+                  {TensorType(kF32, {19, blocks * encoding->format().block_size}, encoding),
+                   TensorType(DType::i32, {Symbol::tokens})},
+                  tokens);
   return cases.take();
 }
 
@@ -79,6 +87,22 @@ std::vector<Workload> linear() {
   for (int64_t width : {1, 2, 15, 16, 17, 64, 255, 256, 257, 513}) {
     add(kF32, kF32, kF32, width % 2 == 1, 2, width, 20);
     add(kBf16, kBf16, kBf16, width % 2 == 1, 7, width, 20);
+  }
+  // Quantized weights: panels of 16 in groups of 4, rows in tiles of up to 12, chunks of 256 terms.
+  for (const BlockEncoding* encoding : BlockEncoding::all()) {
+    const auto add_quantized = [&](DType bias, int64_t tokens, int64_t blocks, int64_t outputs) {
+      const bool has_bias = bias != DType::u8;
+      cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{has_bias, kF32}),
+                {TensorType(kF32, {Symbol::tokens, blocks * encoding->format().block_size}),
+                 TensorType(kF32, {outputs, blocks * encoding->format().block_size}, encoding),
+                 has_bias ? TensorType(bias, {outputs}) : kernels::absent_port()},
+                tokens);
+    };
+    for (int64_t tokens : {0, 1, 5}) add_quantized(DType::u8, tokens, 3, 18);
+    for (DType bias : {kF32, kBf16, kF16}) add_quantized(bias, 2, 1, 17);
+    for (int64_t outputs : {1, 16, 65, 100}) add_quantized(DType::u8, outputs % 2 + 1, 1, outputs);
+    for (int64_t tokens : {4, 11, 13, 40, 193}) add_quantized(DType::u8, tokens, 1, 20);
+    add_quantized(kF32, 3, 9, 5);
   }
   return cases.take();
 }

@@ -38,9 +38,15 @@ void expect_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b
     }
 }
 
+// The weight of a linear op, where it is quantized.
+TensorView encoded_weight(const PassCall& call) {
+  if (call.inputs.size() < 2 || call.inputs[1].view.encoding == nullptr) return {};
+  return call.inputs[1].view;
+}
+
 void expect_expected(const ExpectedCall& want, const std::vector<Tensor>& results, const std::string& label) {
   const std::vector<std::vector<double>> bounds =
-      error_bounds(*want.call.op, want.call.pass, want.inputs, want.expected, want.initial);
+      error_bounds(*want.call.op, want.call.pass, want.inputs, want.expected, want.initial, encoded_weight(want.call));
   for (size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined()) continue;
     const Tolerance rounding = Tolerance::exact().then_round(results[i].dtype());

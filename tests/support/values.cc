@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/values.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace eadem::test {
@@ -26,9 +27,15 @@ void visit(DType dtype, Fn&& fn) {
 RefTensor widen(const TensorView& host) {
   RefTensor result;
   if (!host.defined()) return result;
-  EADEM_CHECK(host.encoding == nullptr && host.is_contiguous(), "widen {}", to_string(host));
   result.shape = host.shape;
   result.data.resize(static_cast<size_t>(host.num_elements()));
+  if (host.encoding != nullptr) {
+    const Tensor decoded = Tensor::on_host(DType::f32, host.shape);
+    host.encoding->decode(decoded.view, host);
+    std::copy_n(decoded.view.as<float>(), result.data.size(), result.data.begin());
+    return result;
+  }
+  EADEM_CHECK(host.is_contiguous(), "widen {}", to_string(host));
   visit(host.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const T* from = host.as<T>();

@@ -14,7 +14,7 @@ namespace eadem::test {
 
 using ops::RefTensor;
 
-// Every element of a plain contiguous host tensor, widened. An undefined view gives an empty RefTensor.
+// Every element of a host tensor, plain and contiguous or encoded, widened. An undefined view gives an empty RefTensor.
 RefTensor widen(const TensorView& host);
 std::vector<RefTensor> widen(const std::vector<Tensor>& host);
 

@@ -184,8 +184,20 @@ Tensor random_tensor(DType dtype, const Shape& shape, uint64_t seed) {
   return uniform(dtype, shape, random);
 }
 
-std::vector<Tensor> make_inputs(const ops::Op& op, std::span<const TensorType> types, const SymbolValues& symbols,
-                                uint64_t seed) {
+namespace {
+
+// A host copy of `plain` in an encoding of one plane.
+Tensor encoded(const Tensor& plain, const Encoding& encoding) {
+  const PlaneSpec plane = encoding.planes(plain.shape()).at(0);
+  Tensor result = Tensor::on_host(plane.dtype, plane.shape);
+  result.view = TensorView(result.view.data, DType::f32, plain.shape());
+  result.view.encoding = &encoding;
+  encoding.encode(result.view, plain.view);
+  return result;
+}
+
+std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> types, const SymbolValues& symbols,
+                                 uint64_t seed) {
   Random random(seed);
   std::vector<Shape> shapes;
   for (const TensorType& type : types) shapes.push_back(type.bind(symbols));
@@ -200,6 +212,16 @@ std::vector<Tensor> make_inputs(const ops::Op& op, std::span<const TensorType> t
     else
       inputs.push_back(make_input(op.name(), ports[i].name, shapes, types[i], shapes[i], op, random));
   }
+  return inputs;
+}
+
+}  // namespace
+
+std::vector<Tensor> make_inputs(const ops::Op& op, std::span<const TensorType> types, const SymbolValues& symbols,
+                                uint64_t seed) {
+  std::vector<Tensor> inputs = plain_inputs(op, types, symbols, seed);
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i].encoding != nullptr) inputs[i] = encoded(inputs[i], *types[i].encoding);
   return inputs;
 }
 
