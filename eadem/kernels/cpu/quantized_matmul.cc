@@ -446,8 +446,6 @@ void quantized_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows
       quantized_rows<Dot, kGroups, kMin, 1>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
 }
 
-inline constexpr int64_t kPrefetchChunks = 1;  // of scales
-
 // Where a panel's part of the scratch holds its codes, scales and mins, unpacked.
 inline constexpr int64_t kScratchFloats = kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
 inline constexpr int64_t kScalesAt = kChunkSteps * kStepBytes / static_cast<int64_t>(sizeof(float));
