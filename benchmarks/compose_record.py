@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the outputs of the benchmark programs together as one record.
 
-    compose_record.py PARTS RESULTS
+    compose_record.py PARTS RESULTS [COMMIT]
 
 PARTS holds what scripts/cpu_bench.sh's sections wrote; RESULTS/<processor>/<commit>.json becomes
   {commit, dirty, date, device, ceilings, ops: [...], benchmarks: [{command, result, output}], peers: [...]}
-with what is there. A record of that commit that exists keeps the parts that are not replaced.
+with what is there. COMMIT is what the programs were built from (default: the checkout as it is). A record of that commit that exists keeps the parts that are not replaced.
 """
 
 import datetime
@@ -52,12 +52,14 @@ def kind_of_processor():
 
 
 def main():
-    parts, results = map(Path, sys.argv[1:])
+    parts, results = map(Path, sys.argv[1:3])
+    commit = git("rev-parse", sys.argv[3] if len(sys.argv) > 3 else "HEAD")
+    dirty = len(sys.argv) == 3 and bool(git("status", "--porcelain", "--untracked-files=no"))
     name = f"{processor()} ({kind_of_processor()})"
     folder = results / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    target = folder / f"{git('rev-parse', 'HEAD')}.json"
+    target = folder / f"{commit}.json"
     record = json.loads(target.read_text()) if target.exists() else {}
-    record |= {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+    record |= {"commit": commit, "dirty": dirty,
                "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "device": name}
     record |= compose(parts)
     folder.mkdir(parents=True, exist_ok=True)

@@ -105,13 +105,28 @@ def ceilings_section(record):
     return lines
 
 
+def loads(peers):
+    return [turn["load_average"] for model in peers["models"] for turn in model["rounds"]]
+
+
+def load_text(peers):
+    return f"{min(loads(peers)):.1f} – {max(loads(peers)):.1f}"
+
+
+def busy_text(peers):
+    """A machine that others use costs both engines, not alike: such a run is no measure of either's best."""
+    busy = min(loads(peers)) > 1.5 * peers["settings"]["threads"]
+    return ": **others were using the machine**, so that speeds and ratios are provisional" if busy else ""
+
+
 def peers_section(slug, record):
     lines = ["", "### The same GGUF file in Eadem and llama.cpp", ""]
     for peers in record["peers"]:
         settings, versions = peers["settings"], peers["versions"]
         lines += [f"Prompt {settings['prompt']}, then {settings['gen']} tokens after {settings['depth']}, batch "
                   f"{settings['batch']}, {settings['threads']} threads; {settings['rounds']} rounds, turn by turn; "
-                  f"llama-cpp-python {versions['llama-cpp-python']} built for this processor, flash attention on. "
+                  f"llama-cpp-python {versions['llama-cpp-python']} built for this processor, flash attention on, the better "
+                  f"of OpenMP's two ways to wait. Load average {load_text(peers)}{busy_text(peers)}. "
                   f"Commit `{peers['commit'][:12]}`{' with changes' if peers['dirty'] else ''}.", "",
                   "| File | Test | Eadem | spread | share | llama.cpp | spread | share | Eadem / llama.cpp |",
                   "|---|---|---|---|---|---|---|---|---|"]
@@ -192,6 +207,8 @@ def main():
     newest = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("*/*.json")):
         record = json.loads(path.read_text())
+        if "device" not in record:  # a record of another program, such as of quality, which is no speed
+            continue
         slug = path.parent.name
         if slug not in newest or record.get("date", "") >= newest[slug].get("date", ""):
             newest[slug] = record

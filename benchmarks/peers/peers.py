@@ -89,12 +89,17 @@ def run(command, **environment):
     return out, seconds
 
 
+def shown(command):
+    """A command for the record: without the folders of this machine."""
+    return " ".join(Path(word).name if "/" in word else word for word in command)
+
+
 def eadem_run(arguments, model):
     command = [arguments.eadem, "bench", model, "--json", "--threads", str(arguments.threads), "--prompt",
                str(arguments.prompt), "--gen", str(arguments.gen), "--depth", str(arguments.depth), "--batch",
                str(arguments.batch), "--repeat", "1"]
     output = json.loads(run(command)[0])
-    result = {"command": " ".join(command), "read_bytes_per_second": output["read_bytes_per_second"]}
+    result = {"command": shown(command), "read_bytes_per_second": output["read_bytes_per_second"]}
     for row in output["results"]:
         result[row["test"]] = row["tokens_per_second"]
     # A whole process from its start to the first token, after a prompt of 32 bytes.
@@ -118,7 +123,7 @@ def llama_cpp_run(arguments, model):
             best[test] = max(result[test] for result in results.values())
             best[test + "_by_wait_policy"] = {policy: result[test] for policy, result in results.items()}
     best["first_token_seconds"] = min(result["first_token_seconds"] for result in results.values())
-    best["command"] = " ".join(command)
+    best["command"] = shown(command)
     return best
 
 
@@ -230,7 +235,7 @@ def write_record(arguments, settings, models):
               "cpu": cpu_name(), "settings": settings,
               "versions": {"llama-cpp-python": llama_cpp["version"], "llama.cpp system": llama_cpp["system"],
                            "eadem": run([arguments.eadem, "--version"])[0].strip()},
-              "command": " ".join(sys.argv), "models": models}
+              "command": shown(sys.argv), "models": models}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
