@@ -340,9 +340,10 @@ std::shared_ptr<const GgufFile> GgufFile::parse(const std::string& path, std::sp
   return std::shared_ptr<const GgufFile>(new GgufFile(path, bytes, std::move(owner)));
 }
 
-std::shared_ptr<const GgufFile> GgufFile::open(const std::string& path) {
-  const std::shared_ptr<const MappedFile> mapping = MappedFile::open(path);
-  std::shared_ptr<GgufFile> file(new GgufFile(path, mapping->bytes(), mapping));
+std::shared_ptr<const GgufFile> GgufFile::open(const std::string& path) { return open(MappedFile::open(path)); }
+
+std::shared_ptr<const GgufFile> GgufFile::open(const std::shared_ptr<const MappedFile>& mapping) {
+  std::shared_ptr<GgufFile> file(new GgufFile(mapping->path(), mapping->bytes(), mapping));
   file->mapping_ = mapping;
   return file;
 }

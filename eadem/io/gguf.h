@@ -114,6 +114,7 @@ class GgufFile : public WeightSource {
  public:
   // Throws NotFound, IoError, DataCorrupted, or Unsupported (version, byte order, tensor type).
   static std::shared_ptr<const GgufFile> open(const std::string& path);
+  static std::shared_ptr<const GgufFile> open(const std::shared_ptr<const MappedFile>& mapping);
   // The same for bytes that `owner` keeps alive; `path` is for messages.
   static std::shared_ptr<const GgufFile> parse(const std::string& path, std::span<const std::byte> bytes,
                                                std::shared_ptr<const void> owner);

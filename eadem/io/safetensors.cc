@@ -178,8 +178,11 @@ std::shared_ptr<const SafetensorsFile> SafetensorsFile::parse(const std::string&
 }
 
 std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  const std::shared_ptr<const MappedFile> mapping = MappedFile::open(path);
-  std::shared_ptr<SafetensorsFile> file(new SafetensorsFile(path, mapping->bytes(), mapping));
+  return open(MappedFile::open(path));
+}
+
+std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::shared_ptr<const MappedFile>& mapping) {
+  std::shared_ptr<SafetensorsFile> file(new SafetensorsFile(mapping->path(), mapping->bytes(), mapping));
   file->mapping_ = mapping;
   return file;
 }

@@ -24,6 +24,7 @@ class SafetensorsFile : public WeightSource {
 
   // Throws NotFound, IoError, DataCorrupted, or Unsupported (rank).
   static std::shared_ptr<const SafetensorsFile> open(const std::string& path);
+  static std::shared_ptr<const SafetensorsFile> open(const std::shared_ptr<const MappedFile>& mapping);
   // The same for bytes that `owner` keeps alive; `path` is for messages.
   static std::shared_ptr<const SafetensorsFile> parse(const std::string& path, std::span<const std::byte> bytes,
                                                       std::shared_ptr<const void> owner);

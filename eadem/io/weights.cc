@@ -143,12 +143,12 @@ std::shared_ptr<const WeightSource> open_weights(const std::string& path) {
   const std::shared_ptr<const MappedFile> file = MappedFile::open(path);
   const std::string_view text(reinterpret_cast<const char*>(file->data()), file->size());
   if (text.starts_with("GGUF")) {
-    std::shared_ptr<const GgufFile> gguf = GgufFile::parse(path, file->bytes(), file);
+    std::shared_ptr<const GgufFile> gguf = GgufFile::open(file);
     if (const std::optional<int64_t> parts = gguf->optional_integer("split.count", 0, INT64_MAX); parts.value_or(0) > 1)
       throw Unsupported("{} is one part of a GGUF split into {}; merge the parts first", path, *parts);
     return gguf;
   }
-  if (text.size() > 8 && text[8] == '{') return SafetensorsFile::parse(path, file->bytes(), file);
+  if (text.size() > 8 && text[8] == '{') return SafetensorsFile::open(file);
   if (text.starts_with("{")) return open_sharded_safetensors(path);
 
   if (text.empty()) throw DataCorrupted("{} is empty; {}", path, kWhatOpens);

@@ -144,6 +144,34 @@ TEST_F(OpenWeights, SaysWhatAFileIs) {
   refuse(corrupted, "{}", {"'weight_map' is missing"});
 }
 
+// Pages of files that this process holds, as the system counts them.
+int64_t resident_file_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t size = 0, resident = 0, shared = 0;
+  statm >> size >> resident >> shared;
+  return shared * ::sysconf(_SC_PAGESIZE);
+}
+
+TEST_F(OpenWeights, ReleasedTensorsLeaveMemory) {
+  constexpr int64_t kBytes = int64_t{16} << 20;
+  const Tensor big = Tensor::on_host(DType::f32, Shape{kBytes / 4});
+  for (int64_t i = 0; i < kBytes / 4; ++i) big.view.as<float>()[i] = static_cast<float>(i % 1000);
+  const std::vector<NamedTensor> tensors = {{"w", big.view}};
+  write_gguf(scratch_.file("m.gguf"), {}, tensors);
+  write_safetensors(scratch_.file("m.safetensors"), tensors, {});
+  write_index("index", "m.safetensors");
+  for (const char* name : {"m.gguf", "m.safetensors", "index"}) {
+    SCOPED_TRACE(name);
+    const auto source = open_weights(scratch_.file(name));
+    const Tensor tensor = source->get("w");
+    EXPECT_EQ(std::memcmp(tensor.view.data, big.view.data, kBytes), 0);
+    const int64_t before = resident_file_bytes();
+    source->release("w");
+    EXPECT_LT(resident_file_bytes(), before - kBytes / 2);
+    EXPECT_EQ(std::memcmp(tensor.view.data, big.view.data, kBytes), 0);  // and come back
+  }
+}
+
 TEST_F(OpenWeights, SplitGguf) {
   write_gguf(scratch_.file("m.gguf"), {{"split.count", GgufValue::scalar<uint16_t>(3)}}, {});
   expect_error<Unsupported>([&] { open_weights(scratch_.file("m.gguf")); }, {"m.gguf", "split into 3"});
