@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <exception>
 
 #include "eadem/core/encodings/block_encoding.h"
 
@@ -23,7 +24,8 @@ int64_t first_not_finite(const T* data, int64_t count) {
   return -1;
 }
 
-// The flat index of the first block whose scales are not finite, or -1.
+// The flat index of the first block whose scales are not finite, or of the first value that is not though they are;
+// or -1.
 int64_t first_block_not_finite(const TensorView& view, const BlockEncoding& encoding) {
   const auto* block = static_cast<const uint8_t*>(view.data);
   const BlockFormat& format = encoding.format();
@@ -31,6 +33,11 @@ int64_t first_block_not_finite(const TensorView& view, const BlockEncoding& enco
   for (int64_t b = 0; b < view.num_elements() / format.block_size; ++b, block += format.block_bytes) {
     encoding.unpack(parts, block);
     if (!std::isfinite(parts.scale) || (format.has_min && !std::isfinite(parts.min))) return b * format.block_size;
+    // Levels are bytes: a scale below 2^120 keeps every value finite. An f16 is; a power of two may be larger.
+    if (std::abs(parts.scale) < 0x1p120f) continue;
+    for (int i = 0; i < format.block_size; ++i)
+      if (!std::isfinite(parts.scale * static_cast<float>(format.level(parts.codes[static_cast<size_t>(i)]))))
+        return b * format.block_size + i;
   }
   return -1;
 }
@@ -146,9 +153,17 @@ void ParameterStore::fill(const Form& form, const TensorView& host) {
 void ParameterStore::encode(const TensorView& encoded, const TensorView& values) const {
   const int64_t pieces = encoded.encoding->num_pieces(encoded.shape);
   const int64_t tasks = std::min<int64_t>(pieces, 64);
+  // Tasks must not throw; of several errors the first in the tensor is told.
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(tasks));
   device_->host_parallel_for(tasks, [&](int64_t task) {
-    encoded.encoding->encode_pieces(encoded, values, task * pieces / tasks, (task + 1) * pieces / tasks);
+    try {
+      encoded.encoding->encode_pieces(encoded, values, task * pieces / tasks, (task + 1) * pieces / tasks);
+    } catch (...) {
+      errors[static_cast<size_t>(task)] = std::current_exception();
+    }
   });
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
 }
 
 Tensor ParameterStore::decoded(const TensorView& encoded) const {
@@ -188,7 +203,11 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
     const Tensor values = part;
     part = Tensor::on_host(DType::u8, Shape{target.type.size_bytes({})});
     part.view = view_of_planes(part.view.data, *target.type.encoding, target.type.dtype, target.type.bind({}));
-    encode(part.view, values.view);
+    try {
+      encode(part.view, values.view);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument("{}: '{}': {}", source, name, error.what());
+    }
   }
   for (const auto& [encoding, form] : target.forms) fill(form, part.view);
   target.loaded = true;

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ParameterStore and weights in block types: whatever form a file has and whatever form is declared, the values are the
+// ones that the blocks mean, on every rank.
+#include "eadem/pipeline/parameter_store.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "eadem/core/encodings/block_encoding.h"
+#include "eadem/kernels/cpu/quantized_panels.h"
+
+namespace eadem::pipeline {
+namespace {
+
+constexpr int64_t kRows = 34, kColumns = 512;
+
+struct Encoded {
+  Tensor bytes;
+  TensorView view;
+};
+
+Tensor random_values(const Shape& shape, double size = 0.02) {
+  Tensor values = Tensor::on_host(DType::f32, shape);
+  uint32_t state = 1;
+  for (int64_t i = 0; i < shape.num_elements(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    values.view.as<float>()[i] = static_cast<float>(size * (static_cast<double>(state >> 8) / (1 << 23) - 1));
+  }
+  return values;
+}
+
+Encoded encoded(const BlockEncoding& encoding, const TensorView& values) {
+  Encoded result{Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, values.shape)}), {}};
+  result.view = view_of_planes(result.bytes.view.data, encoding, DType::f32, values.shape);
+  encoding.encode(result.view, values);
+  return result;
+}
+
+Tensor decoded(const TensorView& view) {
+  Tensor result = Tensor::on_host(DType::f32, view.shape);
+  view.encoding->decode(result.view, view);
+  return result;
+}
+
+// Rows [row, row + rows) and columns [column, column + columns).
+Tensor slice(const TensorView& whole, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  Tensor result = Tensor::on_host(DType::f32, Shape{rows, columns});
+  for (int64_t r = 0; r < rows; ++r)
+    std::memcpy(result.view.as<float>() + r * columns, whole.as<float>() + (row + r) * whole.shape[1] + column,
+                static_cast<size_t>(columns) * sizeof(float));
+  return result;
+}
+
+void expect_same_bits(const TensorView& actual, const TensorView& expected) {
+  ASSERT_EQ(actual.shape, expected.shape);
+  ASSERT_EQ(actual.dtype, expected.dtype);
+  EXPECT_EQ(std::memcmp(actual.data, expected.data, static_cast<size_t>(expected.size_bytes())), 0);
+}
+
+std::string refusal(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return fmt::format("{}: {}", error.kind(), error.what());
+  }
+  return "";
+}
+
+void expect_words(const std::string& text, std::initializer_list<const char*> words) {
+  for (const char* word : words) EXPECT_NE(text.find(word), std::string::npos) << text << "\nlacks: " << word;
+}
+
+class EncodedParameters : public testing::TestWithParam<const BlockEncoding*> {
+ protected:
+  // What a store that declares `part` and reads it as `form` holds after `whole` was loaded.
+  Tensor loaded(const TensorView& whole, TensorType part, const Encoding* form = nullptr, int rank = 0,
+                int num_ranks = 1) const {
+    ParameterStore store(device_, rank, num_ranks);
+    store.declare("w", part);
+    store.form("w", form);
+    store.load("w", whole, "test");
+    return store.to_host("w");
+  }
+  TensorType stored_type(int64_t rows = kRows, int64_t columns = kColumns) const {
+    return TensorType(DType::f32, {rows, columns}, &encoding_);
+  }
+
+  const BlockEncoding& encoding_ = *GetParam();
+  std::shared_ptr<Device> device_ = open_device("cpu", {.num_threads = 2});
+  Tensor values_ = random_values({kRows, kColumns});
+  Encoded stored_ = encoded(encoding_, values_.view);
+  Tensor meant_ = decoded(stored_.view);
+};
+
+INSTANTIATE_TEST_SUITE_P(All, EncodedParameters, testing::ValuesIn(BlockEncoding::all()),
+                         [](const auto& info) { return std::string(info.param->name()); });
+
+TEST_P(EncodedParameters, EncodedStaysAsItIs) {
+  ParameterStore store(device_);
+  store.declare("w", stored_type());
+  const TensorView form = store.form("w", nullptr);
+  store.load("w", stored_.view, "test");
+  EXPECT_EQ(std::memcmp(form.data, stored_.view.data, static_cast<size_t>(stored_.bytes.view.size_bytes())), 0);
+  EXPECT_EQ(store.size_bytes(), stored_.bytes.view.size_bytes());
+  expect_same_bits(store.to_host("w").view, meant_.view);
+}
+
+TEST_P(EncodedParameters, EncodedDeclaredPlainIsDecoded) {
+  expect_same_bits(loaded(stored_.view, TensorType(DType::f32, {kRows, kColumns})).view, meant_.view);
+  expect_same_bits(loaded(stored_.view, TensorType(DType::bf16, {kRows, kColumns})).view,
+                   converted_on_host(meant_.view, DType::bf16).view);
+}
+
+TEST_P(EncodedParameters, PlainDeclaredEncodedIsQuantized) {
+  expect_same_bits(loaded(values_.view, stored_type()).view, meant_.view);
+  // From 16 bits the quantizer sees what 16 bits hold.
+  const Tensor rounded = converted_on_host(values_.view, DType::bf16);
+  const Encoded again = encoded(encoding_, rounded.view);
+  expect_same_bits(loaded(rounded.view, stored_type()).view, decoded(again.view).view);
+}
+
+TEST_P(EncodedParameters, AnotherEncodingIsDecodedAndQuantized) {
+  const BlockEncoding& other = *BlockEncoding::find(encoding_.name() == "q8_0" ? "q5_1" : "q8_0");
+  const Encoded source = encoded(other, values_.view);
+  const Encoded expected = encoded(encoding_, decoded(source.view).view);
+  expect_same_bits(loaded(source.view, stored_type()).view, decoded(expected.view).view);
+}
+
+TEST_P(EncodedParameters, PackedDecodesExactly) {
+  const Encoding* packing = kernels::cpu::QuantizedPanels::of(&encoding_);
+  ASSERT_NE(packing, nullptr);
+  expect_same_bits(loaded(stored_.view, stored_type(), packing).view, meant_.view);
+  expect_same_bits(loaded(values_.view, stored_type(), packing).view, meant_.view);
+}
+
+TEST_P(EncodedParameters, EachRankHasItsSlice) {
+  const Encoding* packing = kernels::cpu::QuantizedPanels::of(&encoding_);
+  for (int rank : {0, 1}) {
+    TensorType rows = stored_type(kRows / 2, kColumns), columns = stored_type(kRows, kColumns / 2);
+    rows.sharding = Sharding::along(0);
+    columns.sharding = Sharding::along(1);
+    const Tensor row_slice = slice(meant_.view, rank * kRows / 2, kRows / 2, 0, kColumns);
+    const Tensor column_slice = slice(meant_.view, 0, kRows, rank * kColumns / 2, kColumns / 2);
+    for (const Encoding* form : {static_cast<const Encoding*>(nullptr), packing}) {
+      expect_same_bits(loaded(stored_.view, rows, form, rank, 2).view, row_slice.view);
+      expect_same_bits(loaded(stored_.view, columns, form, rank, 2).view, column_slice.view);
+    }
+    // Declared plain, blocks do not hinder a cut.
+    TensorType plain(DType::f32, {kRows, kColumns / 2});
+    plain.sharding = Sharding::along(1);
+    expect_same_bits(loaded(stored_.view, plain, nullptr, rank, 2).view, column_slice.view);
+  }
+}
+
+TEST_P(EncodedParameters, ACutThroughABlockIsRefused) {
+  const int64_t block = encoding_.format().block_size;
+  const Encoded whole = encoded(encoding_, random_values({2, 3 * block}).view);
+  TensorType half = stored_type(2, 3 * block / 2);
+  half.sharding = Sharding::along(1);
+  expect_words(refusal([&] { loaded(whole.view, half, nullptr, 0, 2); }),
+               {"InvalidArgument", std::string(encoding_.name()).c_str(), std::to_string(3 * block / 2).c_str(),
+                std::to_string(block).c_str()});
+}
+
+// Decoding makes infinities where a scale is not finite, or where it is and a level times it is not.
+TEST_P(EncodedParameters, BlocksThatAreNotFiniteAreRefusedAtTheirPlace) {
+  const BlockFormat& format = encoding_.format();
+  const int64_t blocks_before = kColumns / format.block_size * 3 + 1;  // the second block of row 3
+  const auto spoil = [&](const std::function<void(BlockParts&)>& change) {
+    Encoded spoiled = encoded(encoding_, values_.view);
+    uint8_t* block = static_cast<uint8_t*>(spoiled.view.data) + blocks_before * format.block_bytes;
+    BlockParts parts;
+    encoding_.unpack(parts, block);
+    change(parts);
+    encoding_.pack(block, parts);
+    const std::string place = fmt::format("index {}", blocks_before * format.block_size);
+    for (const Encoding* declared : {static_cast<const Encoding*>(&encoding_), static_cast<const Encoding*>(nullptr)})
+      expect_words(refusal([&] {
+                     loaded(spoiled.view, TensorType(DType::f32, {kRows, kColumns}, declared));
+                   }),
+                   {"InvalidArgument: test: 'w'", "not finite", place.c_str()});
+  };
+  if (format.scale == BlockFormat::Scale::f16) {
+    for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                      -std::numeric_limits<float>::infinity()}) {
+      spoil([&](BlockParts& parts) { parts.scale = bad; });
+      if (format.has_min) spoil([&](BlockParts& parts) { parts.min = bad; });
+    }
+  } else {
+    spoil([&](BlockParts& parts) {
+      parts.scale = 0x1p126f;  // finite, but twelve times it is not
+      parts.codes[0] = 7;
+    });
+  }
+}
+
+// A value beyond the largest scale is an error like any other, on whatever thread it is met: the first one is told, and
+// the store can be used afterwards.
+TEST(EncodedParameter, WhatCannotBeQuantizedIsRefusedByName) {
+  const Tensor good = random_values({kRows, kColumns});
+  for (int threads : {1, 2, 3}) {
+    ParameterStore store(open_device("cpu", {.num_threads = threads}));
+    store.declare("w", TensorType(DType::f32, {kRows, kColumns}, BlockEncoding::find("q4_0")));
+    store.form("w", nullptr);
+    for (int64_t row = 0; row < kRows; ++row) {
+      const Tensor bad = slice(good.view, 0, kRows, 0, kColumns);
+      for (int64_t r : {row, kRows - 1}) bad.view.as<float>()[r * kColumns + 7] = 3e38f;
+      expect_words(refusal([&] { store.load("w", bad.view, "f.safetensors"); }),
+                   {"InvalidArgument: f.safetensors: 'w'", fmt::format("row {}:", row).c_str(), "column 7"});
+    }
+    EXPECT_EQ(refusal([&] { store.load("w", good.view, "f.safetensors"); }), "");
+  }
+}
+
+}  // namespace
+}  // namespace eadem::pipeline
