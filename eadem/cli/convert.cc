@@ -89,8 +89,9 @@ Tensor stored_as(ThreadPool& pool, const Tensor& tensor, const WeightType& type)
   }
   if (type.encoding == nullptr) return converted_on_host(view, type.dtype);
   Tensor result = empty_like(type, view.shape);
-  pool.parallel_for(type.encoding->num_pieces(view.shape),
-                    [&](int64_t piece, int) { type.encoding->encode_pieces(result.view, view, piece, piece + 1); });
+  type.encoding->encode(result.view, view, [&pool](int64_t count, FunctionRef<void(int64_t)> task) {
+    pool.parallel_for(count, [&](int64_t index, int) { task(index); });
+  });
   return result;
 }
 
@@ -301,7 +302,12 @@ std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, con
     Difference error;
     if (!(type == before)) {
       const Tensor values = stored_as(pool, tensor, DType::f32);
-      Tensor rounded = stored_as(pool, values, type);
+      Tensor rounded;
+      try {
+        rounded = stored_as(pool, values, type);
+      } catch (const InvalidArgument& error) {
+        throw InvalidArgument("{}: '{}': {}", weights.path(), from, error.what());
+      }
       error = difference(values, stored_as(pool, rounded, DType::f32));
       if (!std::isfinite(error.largest))
         throw InvalidArgument("{}: '{}' has values that {} cannot hold", weights.path(), from, type.name());

@@ -1,12 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/core/encoding.h"
 
+#include <algorithm>
+#include <exception>
+
 #include "eadem/core/tensor.h"
 
 namespace eadem {
 
 void Encoding::encode(const TensorView& encoded, const TensorView& values) const {
   encode_pieces(encoded, values, 0, num_pieces(encoded.shape));
+}
+
+void Encoding::encode(const TensorView& encoded, const TensorView& values, ParallelFor parallel_for) const {
+  const int64_t pieces = num_pieces(encoded.shape);
+  const int64_t tasks = std::min<int64_t>(pieces, 256);
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(tasks));
+  const auto task = [&](int64_t index) {
+    try {
+      encode_pieces(encoded, values, index * pieces / tasks, (index + 1) * pieces / tasks);
+    } catch (...) {
+      errors[static_cast<size_t>(index)] = std::current_exception();
+    }
+  };
+  parallel_for(tasks, task);
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
 }
 
 void Encoding::decode(const TensorView& plain, const TensorView& encoded) const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "eadem/core/dtype.h"
+#include "eadem/core/function_ref.h"
 #include "eadem/core/shape.h"
 
 namespace eadem {
@@ -29,6 +30,9 @@ struct PlaneSpec {
   int64_t size_bytes() const { return shape.num_elements() * static_cast<int64_t>(dtype_size(dtype)); }
 };
 
+// Calls task(index) for every index in [0, count), on any threads in any order; tasks must not throw.
+using ParallelFor = FunctionRef<void(int64_t count, FunctionRef<void(int64_t index)> task)>;
+
 class Encoding {
  public:
   virtual ~Encoding() = default;
@@ -45,6 +49,8 @@ class Encoding {
   virtual int64_t num_pieces(const Shape& shape) const = 0;
   virtual void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const = 0;
   void encode(const TensorView& encoded, const TensorView& values) const;
+  // The same with the pieces shared out by `parallel_for`. Of several pieces' errors the first one's is thrown.
+  void encode(const TensorView& encoded, const TensorView& values, ParallelFor parallel_for) const;
 
   // One row (all but the last axis flattened) of a host tensor as f32, as exactly as the encoding allows.
   virtual void decode_row(float* row, const TensorView& encoded, int64_t index) const = 0;

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <exception>
 
 #include "eadem/core/encodings/block_encoding.h"
 
@@ -151,19 +150,9 @@ void ParameterStore::fill(const Form& form, const TensorView& host) {
 }
 
 void ParameterStore::encode(const TensorView& encoded, const TensorView& values) const {
-  const int64_t pieces = encoded.encoding->num_pieces(encoded.shape);
-  const int64_t tasks = std::min<int64_t>(pieces, 64);
-  // Tasks must not throw; of several errors the first in the tensor is told.
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(tasks));
-  device_->host_parallel_for(tasks, [&](int64_t task) {
-    try {
-      encoded.encoding->encode_pieces(encoded, values, task * pieces / tasks, (task + 1) * pieces / tasks);
-    } catch (...) {
-      errors[static_cast<size_t>(task)] = std::current_exception();
-    }
+  encoded.encoding->encode(encoded, values, [this](int64_t count, FunctionRef<void(int64_t)> task) {
+    device_->host_parallel_for(count, task);
   });
-  for (const std::exception_ptr& error : errors)
-    if (error) std::rethrow_exception(error);
 }
 
 Tensor ParameterStore::decoded(const TensorView& encoded) const {

@@ -371,6 +371,21 @@ class Convert(ProgramTest):
             self.assertTrue(text.startswith(expected), text)
         self.refused(1, "safetensors has no type", "convert", STORIES, self.folder / "directory", "--type", "q8_0")
 
+    def test_what_a_type_cannot_hold(self):
+        huge = self.folder / "huge"
+        shutil.copytree(STORIES, huge)
+        file = bytearray((huge / "model.safetensors").read_bytes())
+        header_size = int.from_bytes(file[:8], "little")
+        name = "model.layers.1.mlp.up_proj.weight"
+        tensor = json.loads(file[8:8 + header_size])[name]
+        self.assertEqual(tensor["dtype"], "BF16")
+        place = 8 + header_size + tensor["data_offsets"][0] + 2 * (3 * tensor["shape"][1] + 5)  # row 3, column 5
+        file[place:place + 2] = b"\x61\x7f"  # 2.99e38
+        (huge / "model.safetensors").write_bytes(file)
+        out = self.folder / "out.gguf"
+        self.refused(1, [name, "row 3", "column 5", "e+38"], "convert", huge, out, "--type", "q8_0")
+        self.assertFalse(out.exists())
+
     def test_overwriting(self):
         out = self.folder / "out.gguf"
         out.write_text("precious")

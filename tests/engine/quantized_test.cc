@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The promises of property_test.cc, for weights in every block type: a sequence gives the same bits alone and in any
-// batch, for any chunking of its prompt, from a contiguous and from a paged cache, on one thread and on three; and
-// instruction sets with fused multiply-add agree.
+// batch, for any chunking of its prompt, from a contiguous and from a paged cache, on one thread and on three.
 #include <gtest/gtest.h>
 
 #include <algorithm>
