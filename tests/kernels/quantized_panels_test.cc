@@ -110,6 +110,8 @@ class Scalar {
   struct Weights {
     std::vector<int> levels;          // [k]: code - zero, or the codebook's
     std::vector<float> scales, mins;  // [k / group]
+    std::vector<int> sub_scales, sub_mins;
+    std::vector<float> super_scales, super_mins;  // [k / group]: of its block
   };
 
   Weights weights(const BlockEncoding& encoding, const TensorView& stored, int64_t n) const {
@@ -125,34 +127,41 @@ class Scalar {
       for (size_t g = 0; g < static_cast<size_t>(format.num_groups()); ++g) {
         result.scales.push_back(parts.scale * static_cast<float>(parts.sub_scales[g]));
         result.mins.push_back(parts.min * static_cast<float>(parts.sub_mins[g]));
+        result.sub_scales.push_back(parts.sub_scales[g]);
+        result.sub_mins.push_back(parts.sub_mins[g]);
+        result.super_scales.push_back(parts.scale);
+        result.super_mins.push_back(parts.min);
       }
     }
     return result;
   }
 
   float product(const float* x, const Weights& w) const {
-    const int64_t groups = layout_.groups(), size = layout_.group_size;
+    const int64_t size = layout_.group_size;
+    const auto groups = static_cast<size_t>(layout_.groups());
     float acc = 0;
     for (size_t s = 0; s < w.levels.size() / kStep; ++s) {
       const float* values = x + s * kStep;
       float largest = 0;
       for (int i = 0; i < kStep; ++i) largest = std::max(largest, std::fabs(values[i]));
       const float scale = largest * (1.0f / 127.0f), inverse = 127.0f / largest;
-      float f = 0, min_part[kMaxStepGroups] = {};
-      for (int64_t g = 0; g < groups; ++g) {
-        int dot = 0, sum = 0;
-        for (int64_t i = g * size; i < (g + 1) * size; ++i) {
-          const int code = static_cast<int>(std::nearbyint(values[i] * inverse));
-          dot += code * w.levels[s * kStep + static_cast<size_t>(i)];
-          sum += code;
-        }
-        const float w_scale = w.scales[s * static_cast<size_t>(groups) + static_cast<size_t>(g)];
-        f = g == 0 ? static_cast<float>(dot) * w_scale : fma(static_cast<float>(dot), w_scale, f);
-        min_part[g] = static_cast<float>(sum);
+      int dots[kMaxStepGroups] = {}, sums[kMaxStepGroups] = {};
+      for (int64_t i = 0; i < kStep; ++i) {
+        const int code = static_cast<int>(std::nearbyint(values[i] * inverse));
+        dots[i / size] += code * w.levels[s * kStep + static_cast<size_t>(i)];
+        sums[i / size] += code;
       }
-      if (layout_.has_min)
-        for (int64_t g = 0; g < groups; ++g)
-          f = fma(-min_part[g], w.mins[s * static_cast<size_t>(groups) + static_cast<size_t>(g)], f);
+      const size_t at = s * groups;
+      float f;
+      if (layout_.folded) {
+        f = static_cast<float>(dots[0] * w.sub_scales[at] + dots[1] * w.sub_scales[at + 1]) * w.super_scales[at];
+        if (layout_.has_min)
+          f = fma(-static_cast<float>(sums[0] * w.sub_mins[at] + sums[1] * w.sub_mins[at + 1]), w.super_mins[at], f);
+      } else {
+        f = static_cast<float>(dots[0]) * w.scales[at];
+        if (groups == 2) f = fma(static_cast<float>(dots[1]), w.scales[at + 1], f);
+        if (layout_.has_min) f = fma(-static_cast<float>(sums[0]), w.mins[at], f);
+      }
       acc = fma(scale, f, acc);
     }
     return acc;

@@ -118,6 +118,45 @@ template <bool kBytes>
 using DotVnni = DotPairs<kBytes>;
 #endif
 
+// ---- Two 16-bit numbers of each output in a word.
+
+// sum_j a[n][j] * b[n][j], exact.
+HWY_INLINE Ints dot_pairs(Ints a, Ints b) {
+#if HWY_TARGET == HWY_AVX3
+  return Ints{_mm512_madd_epi16(a.raw, b.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return Ints{_mm256_madd_epi16(a.raw, b.raw)};
+#elif HWY_TARGET == HWY_SSE4
+  return Ints{_mm_madd_epi16(a.raw, b.raw)};
+#else
+  const auto low = [](Ints v) { return hn::ShiftRight<16>(hn::ShiftLeft<16>(v)); };
+  return hn::Add(hn::Mul(low(a), low(b)), hn::Mul(hn::ShiftRight<16>(a), hn::ShiftRight<16>(b)));
+#endif
+}
+
+HWY_INLINE Ints pair_of(Ints low, Ints high) {
+  return hn::Or(hn::And(low, hn::Set(IntLanes(), 0xffff)), hn::ShiftLeft<16>(high));
+}
+
+// The pairs of bytes of kLanes outputs at p.
+HWY_INLINE Ints load_pairs(const uint8_t* p) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(IntLanes(), p[0] | p[1] << 16);
+#else
+  const hn::Repartition<uint16_t, WordLanes> d16;
+  return hn::BitCast(IntLanes(), hn::PromoteTo(d16, hn::LoadU(hn::Rebind<uint8_t, decltype(d16)>(), p)));
+#endif
+}
+HWY_INLINE Ints load_signed_pairs(const uint8_t* p) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(IntLanes(), (static_cast<int8_t>(p[0]) & 0xffff) | static_cast<int8_t>(p[1]) * 0x10000);
+#else
+  const hn::Repartition<int16_t, WordLanes> d16;
+  const hn::Rebind<int8_t, decltype(d16)> d8;
+  return hn::BitCast(IntLanes(), hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(p))));
+#endif
+}
+
 // ---- Quantizing rows of x.
 
 // Codes, scale and group sums of the 32 values at x. A value that is not finite makes the scale so.
@@ -154,19 +193,26 @@ HWY_INLINE void quantize_step(int8_t* codes, float* scale, int32_t* sums, const 
 // Rows [begin, end) of x [rows, k_size].
 void quantize_row_range(const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size, int64_t begin,
                         int64_t end) {
+  const bool halves = q.layout->groups() == 2;
   for (int64_t r = begin; r < end; ++r)
     for (int64_t s = 0; s < k_size / kStep; ++s) {
       int32_t sums[kMaxStepGroups];
       const float* values = x + r * x_stride + s * kStep;
       const int64_t step = q.step(r, s);
-      if (q.groups == 1)
+      if (!halves) {
         quantize_step<1>(q.codes + step * kStep, q.scales + step, sums, values);
-      else
-        quantize_step<2>(q.codes + step * kStep, q.scales + step, sums, values);
-      for (int64_t g = 0; g < q.groups; ++g) {
-        q.starts[step * q.groups + g] = -q.offset * sums[g];
-        q.sums[step * q.groups + g] = static_cast<float>(sums[g]);
+        q.starts[step] = -q.zero() * sums[0];
+        q.sums[step] = static_cast<float>(sums[0]);
+        continue;
       }
+      quantize_step<2>(q.codes + step * kStep, q.scales + step, sums, values);
+      if (!q.layout->folded) {
+        for (int g = 0; g < 2; ++g) q.starts[step * 2 + g] = -q.zero() * sums[g];
+        continue;
+      }
+      q.starts[step] = -q.zero() * (sums[0] + sums[1]);
+      const int32_t factor = q.layout->has_min ? 1 : q.layout->zero;
+      q.pairs[step] = (factor * sums[0] & 0xffff) | factor * sums[1] * 0x10000;
     }
 }
 
@@ -227,46 +273,43 @@ struct CodeFields {
 };
 
 // What the code of a layout depends on.
-template <typename FieldsT, int kGroupsValue, bool kMinValue>
+template <typename FieldsT, QuantizedLayout::Scales kScalesValue, int kGroupsValue, bool kMinValue>
 struct StepFormat {
   using Fields = FieldsT;
+  using Scales = QuantizedLayout::Scales;
+  static constexpr Scales kScales = kScalesValue;
   static constexpr int kGroups = kGroupsValue;
   static constexpr bool kMin = kMinValue;
-  static constexpr bool kBytes = FieldsT::kWholeBytes;  // codes may be 128 or more
+  static constexpr bool kSupers = kScales == Scales::bytes || kScales == Scales::nibbles;
+  static constexpr bool kFolded = kGroups == 2 && FieldsT::kBytes < 256;          // 2 and 3 bits
+  static constexpr int kDots = kFolded ? 1 : kGroups;                             // sums of a step in a tile
+  static constexpr bool kTileBytes = FieldsT::kWholeBytes || (kFolded && !kMin);  // codes there may be 128 or more
+  static constexpr int64_t kScaleBytes =
+      kPanelWidth * (kSupers ? 1 : 2) * kGroups * (kMin && kScales != Scales::nibbles ? 2 : 1);
 };
 
-// Calls f with the StepFormat of `layout`: one for each combination that a block type has (layout_of checks that there
-// is one).
+// Calls f with the StepFormat of `layout`: layout_of has the same list.
 template <typename Function>
 HWY_INLINE void with_format(const QuantizedLayout& layout, Function f) {
+  using S = QuantizedLayout::Scales;
   switch (layout.code_bits) {
-    case 2: return f(StepFormat<CodeFields<2, 0, false>, 2, true>());
-    case 3: return f(StepFormat<CodeFields<2, 1, false>, 2, false>());
+    case 2: return f(StepFormat<CodeFields<2, 0, false>, S::nibbles, 2, true>());
+    case 3: return f(StepFormat<CodeFields<2, 1, false>, S::bytes, 2, false>());
     case 4:
-      if (layout.has_table) return f(StepFormat<CodeFields<4, 0, true>, 1, false>());
-      if (layout.has_min) return f(StepFormat<CodeFields<4, 0, false>, 1, true>());
-      return f(StepFormat<CodeFields<4, 0, false>, 1, false>());
+      if (layout.has_table) {
+        if (layout.scales == S::f16) return f(StepFormat<CodeFields<4, 0, true>, S::f16, 1, false>());
+        if (layout.scales == S::bf16) return f(StepFormat<CodeFields<4, 0, true>, S::bf16, 1, false>());
+        return f(StepFormat<CodeFields<4, 0, true>, S::bytes, 1, false>());
+      }
+      if (layout.scales == S::bytes) return f(StepFormat<CodeFields<4, 0, false>, S::bytes, 1, true>());
+      if (layout.has_min) return f(StepFormat<CodeFields<4, 0, false>, S::f16, 1, true>());
+      return f(StepFormat<CodeFields<4, 0, false>, S::f16, 1, false>());
     case 5:
-      if (layout.has_min) return f(StepFormat<CodeFields<4, 1, false>, 1, true>());
-      return f(StepFormat<CodeFields<4, 1, false>, 1, false>());
-    case 6: return f(StepFormat<CodeFields<4, 2, false>, 2, false>());
-    default: return f(StepFormat<CodeFields<8, 0, false>, 1, false>());
-  }
-}
-
-// Hardware prefetch alone does not keep up with the panels that are read side by side.
-inline constexpr int64_t kPrefetchQuants = 1024;
-
-template <typename Fields>
-void unpack_steps(uint8_t* codes, const uint8_t* quants, int64_t steps, const uint8_t* table) {
-  for (int64_t s = 0; s < steps; ++s, codes += kStepBytes, quants += Fields::kBytes) {
-    for (int64_t i = 0; i < Fields::kBytes; i += 64) hwy::Prefetch(quants + kPrefetchQuants + i);
-#pragma GCC unroll 16
-    for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-      const Fields fields(quants, n);
-#pragma GCC unroll 16
-      for (int i = 0; i < kStepVectors; ++i) store_words(fields.codes(i, table), codes + i * 64 + n * 4);
-    }
+      if (layout.scales == S::bytes) return f(StepFormat<CodeFields<4, 1, false>, S::bytes, 1, true>());
+      if (layout.has_min) return f(StepFormat<CodeFields<4, 1, false>, S::f16, 1, true>());
+      return f(StepFormat<CodeFields<4, 1, false>, S::f16, 1, false>());
+    case 6: return f(StepFormat<CodeFields<4, 2, false>, S::bytes, 2, false>());
+    default: return f(StepFormat<CodeFields<8, 0, false>, S::f16, 1, false>());
   }
 }
 
@@ -285,46 +328,131 @@ HWY_INLINE Ints load_signed_bytes(const uint8_t* p) {
 #endif
 }
 
-// The f32 scales (and mins) of steps [s0, s0 + steps) of a panel: [steps, groups, 16].
-void expand_scales(float* scales, float* mins, const QuantizedLayout& layout, const uint8_t* panel_scales,
-                   const f16_t* panel_supers, int64_t s0, int64_t steps) {
-  using Scales = QuantizedLayout::Scales;
-  const int64_t columns = layout.scale_columns();
-  if (!layout.has_super_scales) {
-    const auto expand = [&](const auto* stored) {
-      for (int64_t s = 0; s < steps; ++s)
-        for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-          const auto* at = stored + (s0 + s) * columns * kPanelWidth + n;
-          store(load(at), scales + s * kPanelWidth + n);
-          if (layout.has_min) store(load(at + kPanelWidth), mins + s * kPanelWidth + n);
-        }
-    };
-    if (layout.scales == Scales::bf16) return expand(reinterpret_cast<const bf16_t*>(panel_scales));
-    return expand(reinterpret_cast<const f16_t*>(panel_scales));
-  }
-  const int64_t groups = layout.groups(), block_steps = layout.block_size / kStep;
-  for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-    for (int64_t s = 0; s < steps;) {
-      const int64_t block = (s0 + s) / block_steps;
-      const int64_t end = std::min(steps, (block + 1) * block_steps - s0);
-      const f16_t* super = panel_supers + block * layout.super_columns() * kPanelWidth + n;
-      const Vec scale = load(super);
-      const Vec min = layout.has_min ? load(super + kPanelWidth) : zero();
-      for (; s < end; ++s)
-        for (int64_t g = 0; g < groups; ++g) {
-          const uint8_t* sub = panel_scales + ((s0 + s) * groups + g) * columns * kPanelWidth + n;
-          float* out = scales + (s * groups + g) * kPanelWidth + n;
-          float* out_min = mins + (s * groups + g) * kPanelWidth + n;
-          if (layout.scales == Scales::nibbles) {
-            const Ints both = load_bytes(sub);
-            store(hn::Mul(scale, hn::ConvertTo(Lanes(), hn::And(both, hn::Set(IntLanes(), 15)))), out);
-            store(hn::Mul(min, hn::ConvertTo(Lanes(), hn::ShiftRight<4>(both))), out_min);
-          } else {
-            store(hn::Mul(scale, hn::ConvertTo(Lanes(), load_signed_bytes(sub))), out);
-            if (layout.has_min) store(hn::Mul(min, hn::ConvertTo(Lanes(), load_bytes(sub + kPanelWidth))), out_min);
-          }
-        }
+// The super-scale and super-min of kLanes outputs.
+struct Supers {
+  Vec scale, min;
+};
+template <typename Format>
+HWY_INLINE Supers load_supers(const f16_t* supers, int64_t lane) {
+  if constexpr (!Format::kSupers) return {zero(), zero()};
+  return {load(supers + lane), Format::kMin ? load(supers + kPanelWidth + lane) : zero()};
+}
+
+// The scales of kLanes outputs in one step, from the bytes of the step.
+template <typename Format>
+struct StepScales {
+  HWY_INLINE StepScales(const uint8_t* bytes, int64_t lane, const Supers& supers) {
+    using Scales = QuantizedLayout::Scales;
+    if constexpr (Format::kScales == Scales::nibbles) {
+      const Ints both = load_pairs(bytes + 2 * lane);
+      pair = hn::And(both, hn::Set(IntLanes(), 0x000f000f));
+      min_pair = hn::And(hn::ShiftRight<4>(both), hn::Set(IntLanes(), 0x000f000f));
+      scale[0] = supers.scale;
+      min = supers.min;
+    } else if constexpr (Format::kFolded) {
+      pair = load_signed_pairs(bytes + 2 * lane);
+      scale[0] = supers.scale;
+    } else if constexpr (Format::kGroups == 2) {
+      const Ints both = load_signed_pairs(bytes + 2 * lane);
+      const Ints low = hn::ShiftRight<16>(hn::ShiftLeft<16>(both));
+      scale[0] = hn::Mul(supers.scale, hn::ConvertTo(Lanes(), low));
+      scale[1] = hn::Mul(supers.scale, hn::ConvertTo(Lanes(), hn::ShiftRight<16>(both)));
+    } else if constexpr (Format::kSupers) {
+      scale[0] = hn::Mul(supers.scale, hn::ConvertTo(Lanes(), load_signed_bytes(bytes + lane)));
+      if constexpr (Format::kMin)
+        min = hn::Mul(supers.min, hn::ConvertTo(Lanes(), load_bytes(bytes + kPanelWidth + lane)));
+    } else {
+      using Stored = std::conditional_t<Format::kScales == Scales::bf16, bf16_t, f16_t>;
+      const auto* stored = reinterpret_cast<const Stored*>(bytes) + lane;
+      scale[0] = load(stored);
+      if constexpr (Format::kMin) min = load(stored + kPanelWidth);
     }
+  }
+
+  Vec scale[Format::kDots];
+  Vec min;
+  Ints pair, min_pair;  // folded: sub-scales and sub-mins of both groups
+};
+
+// Bytes of a group of a folded layout: codes times `sub_scale`, two copies of an i16 in each word; without mins plus
+// 124 - zero * sub_scale. Two bytes are made at a time: modulo 2^16 what one adds to the other cancels, since both end
+// up in 0 … 255.
+template <bool kMin>
+HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
+#if HWY_TARGET == HWY_SCALAR
+  uint32_t word = hn::GetLane(codes), result = 0;
+  const int factor = static_cast<int16_t>(hn::GetLane(sub_scale));
+  for (int j = 0; j < 32; j += 8) {
+    const int code = static_cast<int>(word >> j & 0xff);
+    result |= static_cast<uint32_t>(kMin ? code * factor : (code - zero) * factor + 124) << j;
+  }
+  return hn::Set(WordLanes(), result);
+#else
+  const hn::Repartition<uint16_t, WordLanes> d16;
+  const auto factor = hn::BitCast(d16, sub_scale);
+  auto bytes = hn::Mul(hn::BitCast(d16, codes), factor);
+  if constexpr (!kMin) {
+    const auto above = hn::Sub(hn::Set(d16, 124), hn::Mul(hn::Set(d16, static_cast<uint16_t>(zero)), factor));
+    bytes = hn::Add(bytes, hn::Add(above, hn::ShiftLeft<8>(above)));
+  }
+  return hn::BitCast(WordLanes(), bytes);
+#endif
+}
+
+// Hardware prefetch alone does not keep up with the panels that are read side by side.
+inline constexpr int64_t kPrefetchQuants = 1024, kPrefetchScaleSteps = 8;
+
+template <typename Format>
+HWY_INLINE void prefetch_step(const uint8_t* quants, const uint8_t* scales) {
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) hwy::Prefetch(quants + kPrefetchQuants + i);
+  hwy::Prefetch(scales + kPrefetchScaleSteps * Format::kScaleBytes);
+}
+
+// Where a panel's part of the scratch holds its chunk, unpacked.
+inline constexpr int64_t kScratchFloats = kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
+inline constexpr int64_t kScalesAt = kChunkSteps * kStepBytes / static_cast<int64_t>(sizeof(float));
+inline constexpr int64_t kMinsAt = kScalesAt + kChunkSteps * kMaxStepGroups * kPanelWidth;
+inline constexpr int64_t kMinPairsAt = kMinsAt + kChunkSteps * kPanelWidth;
+
+// Unpacks a chunk into the scratch: codes [steps, 8, 16, 4] (unless they are bytes as they lie), scales
+// [steps, dots, 16] and mins [steps, 16], of folded layouts with their pairs [steps, 16].
+template <typename Format>
+void unpack_chunk(float* scratch, const uint8_t* quants, const uint8_t* scale_bytes, const f16_t* supers, int64_t steps,
+                  const uint8_t* table, int zero) {
+  using Fields = typename Format::Fields;
+  auto* codes = reinterpret_cast<uint8_t*>(scratch);
+  float *scales = scratch + kScalesAt, *mins = scratch + kMinsAt, *min_pairs = scratch + kMinPairsAt;
+  for (int64_t s = 0; s < steps; ++s) {
+    prefetch_step<Format>(quants, scale_bytes);
+#pragma GCC unroll 16
+    for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+      const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n));
+#pragma GCC unroll 2
+      for (int g = 0; g < Format::kDots; ++g) store(step.scale[g], scales + g * kPanelWidth + n);
+      if constexpr (Format::kMin) store(step.min, mins + n);
+      if constexpr (Format::kMin && Format::kFolded) store(hn::BitCast(Lanes(), step.min_pair), min_pairs + n);
+      if constexpr (Fields::kBytes < kStepBytes) {
+        const Fields fields(quants, n);
+        Words low = hn::Zero(WordLanes()), high = low;
+        if constexpr (Format::kFolded) {
+          low = hn::BitCast(WordLanes(), pair_of(step.pair, step.pair));
+          high = hn::BitCast(WordLanes(), pair_of(hn::ShiftRight<16>(step.pair), hn::ShiftRight<16>(step.pair)));
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < kStepVectors; ++i) {
+          Words bytes = fields.codes(i, table);
+          if constexpr (Format::kFolded) bytes = fold<Format::kMin>(bytes, i < kStepVectors / 2 ? low : high, zero);
+          store_words(bytes, codes + i * 64 + n * 4);
+        }
+      }
+    }
+    codes += kStepBytes;
+    quants += Fields::kBytes;
+    scale_bytes += Format::kScaleBytes;
+    scales += Format::kDots * kPanelWidth;
+    mins += kPanelWidth;
+    min_pairs += kPanelWidth;
   }
 }
 
@@ -333,8 +461,7 @@ void expand_scales(float* scales, float* mins, const QuantizedLayout& layout, co
 // A chunk of one panel, unpacked.
 struct UnpackedChunk {
   const uint8_t* codes;  // [steps, 8, 16, 4]
-  const float* scales;   // [steps, groups, 16]
-  const float* mins;     // likewise
+  const float* scratch;  // its scales and mins
 };
 
 // Panels that one row reads side by side.
@@ -351,38 +478,40 @@ inline constexpr int kQuantizedRows = 2, kQuantizedPanels = 1;
 inline constexpr int kQuantizedRows = HWY_TARGET == HWY_AVX2 ? 4 : 2, kQuantizedPanels = 1;  // 8 + 2 + 3 of 16
 #endif
 
-// What one step adds to a chain.
-template <int kGroups, bool kMin>
-HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const float* x_sums, const float* scales,
-                        const float* mins) {
-  Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), load(scales));
-  if constexpr (kGroups == 2) f = hn::MulAdd(hn::ConvertTo(Lanes(), sums[1]), load(scales + kPanelWidth), f);
-  if constexpr (kMin) {
-#pragma GCC unroll 16
-    for (int g = 0; g < kGroups; ++g) f = hn::NegMulAdd(set(x_sums[g]), load(mins + g * kPanelWidth), f);
-  }
+// What one step adds to a chain. `scales` is what StepScales holds of it.
+template <typename Format>
+HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* scales) {
+  Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), scales[0]);
+  if constexpr (Format::kDots == 2) f = hn::MulAdd(hn::ConvertTo(Lanes(), sums[1]), scales[1], f);
   return hn::MulAdd(set(x_scale), f, acc);
+}
+// With a min that `x_sum` is to be multiplied by.
+template <typename Format>
+HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* scales, Vec x_sum, Vec min) {
+  const Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), scales[0]);
+  return hn::MulAdd(set(x_scale), hn::NegMulAdd(x_sum, min, f), acc);
 }
 
 // c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0.
-template <typename Dot, int kGroups, bool kMin, int kRows, int kPanels>
+template <typename Dot, typename Format, int kRows, int kPanels>
 HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
                                  const UnpackedChunk* w, int64_t s0, int64_t steps) {
   constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes);
-  constexpr int kVecs = kPanels * kPanelVectors;
-  constexpr int kDots = static_cast<int>(kStepVectors) / kGroups;
+  constexpr int kVecs = kPanels * kPanelVectors, kDots = Format::kDots;
+  constexpr int kDotVectors = static_cast<int>(kStepVectors) / kDots;
   const int64_t first = x.step(r0, s0);
   const int8_t* x_codes = x.codes + first * kStep;
   const float* x_scales = x.scales + first;
-  const int32_t* x_starts = x.starts + first * kGroups;
-  const float* x_sums = x.sums + first * kGroups;
+  const int32_t* x_starts = x.starts + first * kDots;
+  const float* x_sums = x.sums + first;
+  const int32_t* x_pairs = x.pairs + first;
   for (int64_t s = 0; s < steps; ++s) {
-    Ints sum[kRows][kVecs][kGroups];
+    Ints sum[kRows][kVecs][kDots];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 16
-      for (int g = 0; g < kGroups; ++g) {
-        const Ints start = hn::Set(IntLanes(), x_starts[(r * kChunkSteps + s) * kGroups + g]);
+      for (int g = 0; g < kDots; ++g) {
+        const Ints start = hn::Set(IntLanes(), x_starts[(r * kChunkSteps + s) * kDots + g]);
 #pragma GCC unroll 16
         for (int v = 0; v < kVecs; ++v) sum[r][v][g] = start;
       }
@@ -396,35 +525,48 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
       for (int r = 0; r < kRows; ++r) {
         const Ints bytes = broadcast_bytes(x_codes + (r * kChunkSteps + s) * kStep + i * 4);
 #pragma GCC unroll 16
-        for (int v = 0; v < kVecs; ++v) sum[r][v][i / kDots] = Dot::dot(sum[r][v][i / kDots], words[v], bytes);
+        for (int v = 0; v < kVecs; ++v)
+          sum[r][v][i / kDotVectors] = Dot::dot(sum[r][v][i / kDotVectors], words[v], bytes);
       }
     }
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v) {
-      const int64_t column = s * kGroups * kPanelWidth + v % kPanelVectors * kLanes;
-      const float* scales = w[v / kPanelVectors].scales + column;
-      const float* mins = w[v / kPanelVectors].mins + column;
+      const float* scratch = w[v / kPanelVectors].scratch + v % kPanelVectors * kLanes;
+      Vec scales[kDots];
+#pragma GCC unroll 2
+      for (int g = 0; g < kDots; ++g) scales[g] = load(scratch + kScalesAt + (s * kDots + g) * kPanelWidth);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const int64_t step = r * kChunkSteps + s;
         float* acc = c + r * c_stride + v * kLanes;
-        store(add_step<kGroups, kMin>(load(acc), sum[r][v], x_scales[step], x_sums + step * kGroups, scales, mins),
-              acc);
+        if constexpr (!Format::kMin) {
+          store(add_step<Format>(load(acc), sum[r][v], x_scales[step], scales), acc);
+          continue;
+        }
+        Vec x_sum;
+        if constexpr (Format::kFolded) {
+          const Ints min_pairs = hn::BitCast(IntLanes(), load(scratch + kMinPairsAt + s * kPanelWidth));
+          x_sum = hn::ConvertTo(Lanes(), dot_pairs(min_pairs, hn::Set(IntLanes(), x_pairs[step])));
+        } else {
+          x_sum = set(x_sums[step]);
+        }
+        const Vec min = load(scratch + kMinsAt + s * kPanelWidth);
+        store(add_step<Format>(load(acc), sum[r][v], x_scales[step], scales, x_sum, min), acc);
       }
     }
   }
 }
 
 // All rows of `kPanels` panels, in tiles as tall as registers allow, then in smaller ones.
-template <typename Dot, int kGroups, bool kMin, int kPanels>
+template <typename Dot, typename Format, int kPanels>
 void quantized_rows(float* c, int64_t c_stride, const QuantizedRows& x, int64_t r0, int64_t rows,
                     const UnpackedChunk* w, int64_t s0, int64_t steps) {
-  constexpr int kMaxRows = kQuantizedRows / kGroups;
+  constexpr int kMaxRows = kQuantizedRows / Format::kDots;
   const auto tiles = [&](auto size) {
     constexpr int kRows = decltype(size)::value;
     if constexpr (kRows <= kMaxRows)
       for (; rows >= kRows; rows -= kRows, r0 += kRows, c += kRows * c_stride)
-        quantized_tile<Dot, kGroups, kMin, kRows, kPanels>(c, c_stride, x, r0, w, s0, steps);
+        quantized_tile<Dot, Format, kRows, kPanels>(c, c_stride, x, r0, w, s0, steps);
   };
   tiles(std::integral_constant<int, kMaxRows>());
   if constexpr (kMaxRows != 8) tiles(std::integral_constant<int, 8>());
@@ -434,81 +576,78 @@ void quantized_rows(float* c, int64_t c_stride, const QuantizedRows& x, int64_t 
 }
 
 // All panels of a group, in tiles of kQuantizedPanels, then of one.
-template <typename Dot, int kGroups, bool kMin>
+template <typename Dot, typename Format>
 void quantized_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const UnpackedChunk* w,
                       int64_t panels, int64_t s0, int64_t steps) {
   const int64_t c_stride = panels * kPanelWidth;
   int64_t p = 0;
   for (; p + kQuantizedPanels <= panels; p += kQuantizedPanels)
-    quantized_rows<Dot, kGroups, kMin, kQuantizedPanels>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
+    quantized_rows<Dot, Format, kQuantizedPanels>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
   if constexpr (kQuantizedPanels > 1)
     for (; p < panels; ++p)
-      quantized_rows<Dot, kGroups, kMin, 1>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
+      quantized_rows<Dot, Format, 1>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
 }
 
-// Where a panel's part of the scratch holds its codes, scales and mins, unpacked.
-inline constexpr int64_t kScratchFloats = kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
-inline constexpr int64_t kScalesAt = kChunkSteps * kStepBytes / static_cast<int64_t>(sizeof(float));
-inline constexpr int64_t kMinsAt = kScalesAt + kChunkSteps * kMaxStepGroups * kPanelWidth;
+// ---- One row: codes and scales are unpacked in registers as they are read, since nobody else wants them.
 
-// Unpacks the scales of steps [s0, s0 + steps) of panel p into its part of the scratch.
-void unpack_scales(float* scratch, const QuantizedWeight& w, int64_t k_size, int64_t p, int64_t s0, int64_t steps) {
-  const QuantizedLayout& layout = *w.layout;
-  const int64_t step_bytes = layout.scale_bytes() * layout.groups();
-  const int64_t super_columns = layout.super_columns() * kPanelWidth;
-  const uint8_t* scales = w.scales + p * (k_size / kStep) * step_bytes;
-  const f16_t* supers = w.super_scales;
-  if (layout.has_super_scales) {
-    supers += p * (k_size / layout.block_size) * super_columns;
-    hwy::Prefetch(supers + (s0 * kStep / layout.block_size + 1) * super_columns);
-  }
-  for (int64_t i = 0; i < kChunkSteps * step_bytes; i += 64)
-    hwy::Prefetch(scales + (s0 + kChunkSteps) * step_bytes + i);
-  expand_scales(scratch + kScalesAt, scratch + kMinsAt, layout, scales, supers, s0, steps);
-}
+// A chunk of kPanels panels side by side: where the first begins, and how far apart they are.
+struct PackedChunk {
+  const uint8_t *quants, *scales;
+  const f16_t* supers;
+  int64_t quants_stride, scales_stride, supers_stride;
+};
 
-// ---- One row: codes are unpacked in registers as they are read, since nobody else wants them.
-
-// c [kPanels * 16] += the row of x times panels whose quants begin at `quants`, panel_bytes apart, at step s0.
-template <typename Dot, typename Fields, int kGroups, bool kMin, int kPanels>
-HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, const float* scratch,
-                                const uint8_t* quants, int64_t panel_bytes, int64_t s0, int64_t steps,
-                                const uint8_t* table) {
-  constexpr int kDots = static_cast<int>(kStepVectors) / kGroups;
+// c [kPanels * 16] += the row of x times the chunk, which begins at step s0.
+template <typename Dot, typename Format, int kPanels>
+HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, const PackedChunk& w, int64_t s0,
+                                int64_t steps, const uint8_t* table) {
+  using Fields = typename Format::Fields;
+  constexpr int kGroups = Format::kGroups, kGroupVectors = static_cast<int>(kStepVectors) / kGroups;
   const int64_t first = x.step(0, s0);
   for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
     Vec acc[kPanels];
+    Supers supers[kPanels];
 #pragma GCC unroll 16
-    for (int p = 0; p < kPanels; ++p) acc[p] = load(c + p * kPanelWidth + n);
-    const int8_t* x_codes = x.codes + first * kStep;
-    const float* x_scale = x.scales + first;
-    const int32_t* x_start = x.starts + first * kGroups;
-    const float* x_sum = x.sums + first * kGroups;
-    const float* scales = scratch + kScalesAt + n;
-    const uint8_t* step_quants = quants;
-    for (int64_t s = 0; s < steps; ++s) {
+    for (int p = 0; p < kPanels; ++p) {
+      acc[p] = load(c + p * kPanelWidth + n);
+      supers[p] = load_supers<Format>(w.supers + p * w.supers_stride, n);
+    }
+    const uint8_t *quants = w.quants, *scales = w.scales;
+    for (int64_t s = 0; s < steps; ++s, quants += Fields::kBytes, scales += Format::kScaleBytes) {
+      const int64_t step = first + s;
+      const int8_t* x_codes = x.codes + step * kStep;
 #pragma GCC unroll 16
       for (int p = 0; p < kPanels; ++p) {
-        const uint8_t* panel_quants = step_quants + p * panel_bytes;
-        if (n == 0)
-#pragma GCC unroll 16
-          for (int64_t i = 0; i < Fields::kBytes; i += 64) hwy::Prefetch(panel_quants + kPrefetchQuants + i);
+        const uint8_t* panel_quants = quants + p * w.quants_stride;
+        const uint8_t* panel_scales = scales + p * w.scales_stride;
+        if (n == 0) prefetch_step<Format>(panel_quants, panel_scales);
         const Fields fields(panel_quants, n);
         Ints sums[kGroups];
-#pragma GCC unroll 16
-        for (int g = 0; g < kGroups; ++g) sums[g] = hn::Set(IntLanes(), x_start[g]);
+#pragma GCC unroll 2
+        for (int g = 0; g < kGroups; ++g)
+          sums[g] = Format::kFolded ? hn::Zero(IntLanes()) : hn::Set(IntLanes(), x.starts[step * kGroups + g]);
 #pragma GCC unroll 16
         for (int i = 0; i < kStepVectors; ++i)
-          sums[i / kDots] = Dot::dot(sums[i / kDots], fields.codes(i, table), broadcast_bytes(x_codes + i * 4));
-        const float* scale = scales + p * kScratchFloats;
-        acc[p] = add_step<kGroups, kMin>(acc[p], sums, *x_scale, x_sum, scale, scale + kMinsAt - kScalesAt);
+          sums[i / kGroupVectors] =
+              Dot::dot(sums[i / kGroupVectors], fields.codes(i, table), broadcast_bytes(x_codes + i * 4));
+        const StepScales<Format> scale(panel_scales, n, supers[p]);
+        if constexpr (Format::kFolded) {
+          const Ints x_pairs = hn::Set(IntLanes(), x.pairs[step]);
+          Ints pair = pair_of(sums[0], sums[1]);
+          if constexpr (Format::kMin) {
+            sums[0] = dot_pairs(pair, scale.pair);
+            const Vec x_sum = hn::ConvertTo(Lanes(), dot_pairs(x_pairs, scale.min_pair));
+            acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale, x_sum, scale.min);
+          } else {
+            sums[0] = hn::Sub(dot_pairs(pair, scale.pair), dot_pairs(x_pairs, scale.pair));
+            acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale);
+          }
+        } else if constexpr (Format::kMin) {
+          acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale, set(x.sums[step]), scale.min);
+        } else {
+          acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale);
+        }
       }
-      x_codes += kStep;
-      x_scale += 1;
-      x_start += kGroups;
-      x_sum += kGroups;
-      scales += kGroups * kPanelWidth;
-      step_quants += Fields::kBytes;
     }
 #pragma GCC unroll 16
     for (int p = 0; p < kPanels; ++p) store(acc[p], c + p * kPanelWidth + n);
@@ -517,47 +656,54 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
 
 // All panels of a group.
 template <typename Dot, typename Format>
-void quantized_row_panels(float* c, const QuantizedRows& x, const float* scratch, const uint8_t* quants,
-                          int64_t panel_bytes, int64_t panels, int64_t s0, int64_t steps, const uint8_t* table) {
-  const auto panels_at = [&](int64_t p, auto count) {
-    quantized_row<Dot, typename Format::Fields, Format::kGroups, Format::kMin, decltype(count)::value>(
-        c + p * kPanelWidth, x, scratch + p * kScratchFloats, quants + p * panel_bytes, panel_bytes, s0, steps, table);
+void quantized_row_panels(float* c, const QuantizedRows& x, PackedChunk w, int64_t panels, int64_t s0, int64_t steps,
+                          const uint8_t* table) {
+  const auto some = [&](auto count) {
+    constexpr int kPanels = decltype(count)::value;
+    for (; panels >= kPanels; panels -= kPanels, c += kPanels * kPanelWidth) {
+      quantized_row<Dot, Format, kPanels>(c, x, w, s0, steps, table);
+      w.quants += kPanels * w.quants_stride;
+      w.scales += kPanels * w.scales_stride;
+      w.supers += kPanels * w.supers_stride;
+    }
   };
-  int64_t p = 0;
-  for (; p + kQuantizedRowPanels <= panels; p += kQuantizedRowPanels)
-    panels_at(p, std::integral_constant<int, kQuantizedRowPanels>());
-  if constexpr (kQuantizedRowPanels > 1)
-    for (; p < panels; ++p) panels_at(p, std::integral_constant<int, 1>());
+  some(std::integral_constant<int, kQuantizedRowPanels>());
+  if constexpr (kQuantizedRowPanels > 1) some(std::integral_constant<int, 1>());
 }
 
 // ---- The product.
 
-template <typename Dot, typename Format>
+template <template <bool> typename Dot, typename Format>
 void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                        int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   using Fields = typename Format::Fields;
   const uint8_t* table = w.layout->table.data();
-  const int64_t panel_bytes = k_size / kStep * Fields::kBytes;
-  for (int64_t s0 = 0; s0 < k_size / kStep; s0 += kChunkSteps) {
-    const int64_t steps = std::min(kChunkSteps, k_size / kStep - s0);
-    const uint8_t* quants = w.quants + p0 * panel_bytes + s0 * Fields::kBytes;
-    for (int64_t p = 0; p < panels; ++p) unpack_scales(scratch + p * kScratchFloats, w, k_size, p0 + p, s0, steps);
+  const int64_t all_steps = k_size / kStep;
+  PackedChunk chunk{};
+  chunk.quants_stride = all_steps * Fields::kBytes;
+  chunk.scales_stride = all_steps * Format::kScaleBytes;
+  chunk.supers_stride = Format::kSupers ? all_steps / kChunkSteps * w.layout->super_columns() * kPanelWidth : 0;
+  for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
+    const int64_t steps = std::min(kChunkSteps, all_steps - s0);
+    chunk.quants = w.quants + p0 * chunk.quants_stride + s0 * Fields::kBytes;
+    chunk.scales = w.scales + p0 * chunk.scales_stride + s0 * Format::kScaleBytes;
+    if constexpr (Format::kSupers)
+      chunk.supers =
+          w.super_scales + p0 * chunk.supers_stride + s0 / kChunkSteps * w.layout->super_columns() * kPanelWidth;
     if (x.rows == 1) {
-      quantized_row_panels<Dot, Format>(c, x, scratch, quants, panel_bytes, panels, s0, steps, table);
+      quantized_row_panels<Dot<Fields::kWholeBytes>, Format>(c, x, chunk, panels, s0, steps, table);
       continue;
     }
     UnpackedChunk unpacked[kMaxGroupPanels];
     for (int64_t p = 0; p < panels; ++p) {
       float* panel_scratch = scratch + p * kScratchFloats;
-      const uint8_t* codes = quants + p * panel_bytes;
-      if constexpr (Fields::kBytes < kStepBytes) {
-        auto* bytes = reinterpret_cast<uint8_t*>(panel_scratch);
-        unpack_steps<Fields>(bytes, codes, steps, table);
-        codes = bytes;
-      }
-      unpacked[p] = {codes, panel_scratch + kScalesAt, panel_scratch + kMinsAt};
+      const uint8_t* quants = chunk.quants + p * chunk.quants_stride;
+      unpack_chunk<Format>(panel_scratch, quants, chunk.scales + p * chunk.scales_stride,
+                           chunk.supers + p * chunk.supers_stride, steps, table, w.layout->zero);
+      unpacked[p] = {Fields::kBytes < kStepBytes ? reinterpret_cast<const uint8_t*>(panel_scratch) : quants,
+                     panel_scratch};
     }
-    quantized_panels<Dot, Format::kGroups, Format::kMin>(c, x, r0, rows, unpacked, panels, s0, steps);
+    quantized_panels<Dot<Format::kTileBytes>, Format>(c, x, r0, rows, unpacked, panels, s0, steps);
   }
 }
 
@@ -567,7 +713,7 @@ void product_with(float* c, const QuantizedRows& x, const QuantizedWeight& w, in
   std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
   with_format(*w.layout, [&](auto format) {
     using Format = decltype(format);
-    product_of_format<Dot<Format::kBytes>, Format>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+    product_of_format<Dot, Format>(c, x, w, k_size, r0, rows, p0, panels, scratch);
   });
 }
 
@@ -607,12 +753,12 @@ QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64
   const int64_t steps = padded_steps(rows, k_size);
   QuantizedRows q{};
   q.rows = rows;
-  q.groups = layout.groups();
-  q.offset = layout.offset;
+  q.layout = &layout;
   q.codes = static_cast<int8_t*>(base);
   q.scales = reinterpret_cast<float*>(q.codes + steps * kStep);
   q.starts = reinterpret_cast<int32_t*>(q.scales + steps);
-  q.sums = reinterpret_cast<float*>(q.starts + steps * q.groups);
+  q.sums = reinterpret_cast<float*>(q.starts + steps * q.dots());
+  q.pairs = q.starts + steps * q.dots();  // a layout has either
   return q;
 }
 

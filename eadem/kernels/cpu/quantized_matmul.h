@@ -6,7 +6,12 @@
 //
 //   c[r, n] = sum over the steps s in order:  acc = fma(x_scale[r, s], f, acc),
 //   f = sum over the groups g of s:  float(dot of the group's codes, exact in i32) * w_scale[g, n],
-//       then over the groups again:  - x_sum[r, g] * w_min[g, n]
+//       then, with mins (one group):  - float(x_sum[r]) * w_min[n]
+//
+// and for a folded layout, whose sub-scales are multiplied in integers too,
+//
+//   f = float(sum over g: dot * sub_scale[g, n]) * super_scale[n] - float(sum over g: x_sum[r, g] * sub_min[g, n]) *
+//       super_min[n]
 //
 // Integers are exact and the chain over the steps is the only order there is, so a result depends neither on how many
 // rows there are, nor on blocking, nor (where there is FMA) on the instruction set.
@@ -28,13 +33,19 @@ struct QuantizedWeight {
 // Rows of x as 8-bit codes, in the order in which products read them: chunks of kChunkSteps steps, in each all rows.
 struct QuantizedRows {
   int64_t rows;
-  int64_t groups;  // of the weight's scales in a step
-  int32_t offset;  // of the weight's codes
-  int8_t* codes;   // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
-  float* scales;   // [chunks, rows, kChunkSteps]
-  int32_t*
-      starts;   // [chunks, rows, kChunkSteps, groups]: -offset * the group's sum of codes, where a dot product starts
-  float* sums;  // [chunks, rows, kChunkSteps, groups]: the group's sum of codes
+  const QuantizedLayout* layout;
+  int8_t* codes;  // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
+  float* scales;  // [chunks, rows, kChunkSteps]
+  // [chunks, rows, kChunkSteps, dots()]: where a dot product with bytes above their level by zero() starts.
+  int32_t* starts;
+  float* sums;  // [chunks, rows, kChunkSteps]: of a step's codes, for mins
+  // [chunks, rows, kChunkSteps], folded layouts: the sums of both groups as two i16, for mins; without, times the
+  // weight's zero.
+  int32_t* pairs;
+
+  int64_t dots() const { return layout->folded ? 1 : layout->groups(); }  // of a step
+  // Levels times sub-scales of q3_k are -124 … 128.
+  int32_t zero() const { return layout->folded && !layout->has_min ? 124 : layout->zero; }
 
   int64_t step(int64_t r, int64_t s) const { return (s / kChunkSteps * rows + r) * kChunkSteps + s % kChunkSteps; }
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/cpu/quantized_panels.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -15,19 +16,19 @@ using Scales = QuantizedLayout::Scales;
 // Four codes of one output, k = 4 i … 4 i + 3, in one word; a vector is the words of 16 outputs.
 using StepCodes = std::array<std::array<uint32_t, kPanelWidth>, kStepVectors>;
 
-uint32_t splat(uint32_t byte) { return byte * 0x01010101u; }
+constexpr uint32_t splat(uint32_t byte) { return byte * 0x01010101u; }
 
-// Writes bits [kShift, kShift + kBits) of every code, 8 / kBits codes a byte: kBits vectors.
+// Writes bits [kShift, kShift + kBits) of every code, 8 / kBits codes a byte: kBits vectors. Loops over outputs are
+// innermost and shifts constant, for compilers to vectorize.
 template <int kShift, int kBits>
 uint32_t* pack_field(uint32_t* out, const StepCodes& codes) {
-  const uint32_t mask = splat((1u << kBits) - 1);
-  for (size_t i = 0; i < kBits; ++i)
-    for (size_t n = 0; n < kPanelWidth; ++n) {
-      uint32_t word = 0;
-      for (size_t j = 0; i + j * kBits < kStepVectors; ++j)
-        word |= (codes[i + j * kBits][n] >> kShift & mask) << (j * kBits);
-      *out++ = word;
-    }
+  constexpr uint32_t kMask = splat((1u << kBits) - 1);
+  for (size_t i = 0; i < kBits; ++i, out += kPanelWidth) {
+    for (size_t n = 0; n < kPanelWidth; ++n) out[n] = codes[i][n] >> kShift & kMask;
+#pragma GCC unroll 8
+    for (size_t j = 1; j * kBits < kStepVectors; ++j)
+      for (size_t n = 0; n < kPanelWidth; ++n) out[n] |= (codes[i + j * kBits][n] >> kShift & kMask) << (j * kBits);
+  }
   return out;
 }
 
@@ -68,29 +69,43 @@ int code_at(const uint8_t* quants, int code_bits, int64_t lane, int64_t k) {
 QuantizedLayout layout_of(const BlockFormat& format) {
   QuantizedLayout layout{};
   layout.code_bits = format.code_bits;
-  layout.has_super_scales = format.sub_scale_max > 1;
   layout.group_size = format.group_size;
   layout.block_size = format.block_size;
   layout.has_min = format.has_min;
-  if (!layout.has_super_scales)
+  if (format.sub_scale_max == 1)
     layout.scales = format.scale == BlockFormat::Scale::f16 ? Scales::f16 : Scales::bf16;
   else
     layout.scales =
         format.has_min && format.sub_scale_max <= 15 && format.sub_min_max <= 15 ? Scales::nibbles : Scales::bytes;
-  layout.offset = format.zero;
+  layout.zero = format.zero;
   layout.has_table = format.codebook != nullptr;
   if (layout.has_table) {
-    layout.offset = 128;
+    layout.zero = 128;
     for (size_t i = 0; i < layout.table.size(); ++i) layout.table[i] = static_cast<uint8_t>(format.codebook[i] + 128);
   }
-  // The combinations that the product is compiled for (quantized_matmul.cc, with_format).
-  const bool halves = layout.group_size == 16;
-  const bool known = layout.code_bits == 2   ? halves && layout.has_min
-                     : layout.code_bits == 3 ? halves && !layout.has_min
-                     : layout.code_bits == 6 ? halves && !layout.has_min && !layout.has_table
-                     : layout.code_bits == 8 ? !halves && !layout.has_min && !layout.has_table
-                                             : !halves && !(layout.has_min && layout.has_table);
-  EADEM_CHECK(known && (halves || layout.group_size == 32), "{}: no product for such blocks", format.name);
+  layout.folded = layout.code_bits <= 3;
+  // The combinations that products are compiled for (quantized_matmul.cc, with_format).
+  struct {
+    int code_bits;
+    Scales scales;
+    bool has_min, has_table;
+  } constexpr kProducts[] = {
+      {2, Scales::nibbles, true, false}, {3, Scales::bytes, false, false}, {4, Scales::f16, false, false},
+      {4, Scales::f16, true, false},     {4, Scales::f16, false, true},    {4, Scales::bf16, false, true},
+      {4, Scales::bytes, true, false},   {4, Scales::bytes, false, true},  {5, Scales::f16, false, false},
+      {5, Scales::f16, true, false},     {5, Scales::bytes, true, false},  {6, Scales::bytes, false, false},
+      {8, Scales::f16, false, false},
+  };
+  const bool known = std::any_of(std::begin(kProducts), std::end(kProducts), [&](const auto& product) {
+    return product.code_bits == layout.code_bits && product.scales == layout.scales &&
+           product.has_min == layout.has_min && product.has_table == layout.has_table;
+  });
+  EADEM_CHECK(known && (layout.group_size == 16) == (layout.code_bits == 6 || layout.folded) &&
+                  (layout.group_size == 16 || layout.group_size == 32),
+              "{}: no product for such blocks", format.name);
+  // Products take the super-scales of a chunk for those of one block.
+  EADEM_CHECK(!layout.has_super_scales() || layout.block_size == kChunkSteps * kStep, "{}: blocks of {}", format.name,
+              layout.block_size);
   return layout;
 }
 
@@ -104,10 +119,10 @@ struct Panel {
 Panel panel_of(const TensorView& encoded, const QuantizedLayout& layout, int64_t p) {
   const int64_t k_size = encoded.shape[1];
   return {static_cast<uint8_t*>(encoded.plane(0)) + p * (k_size / kStep) * layout.quant_bytes(),
-          static_cast<uint8_t*>(encoded.plane(1)) + p * (k_size / layout.group_size) * layout.scale_bytes(),
-          layout.has_super_scales ? static_cast<f16_t*>(encoded.plane(2)) +
-                                        p * (k_size / layout.block_size) * layout.super_columns() * kPanelWidth
-                                  : nullptr};
+          static_cast<uint8_t*>(encoded.plane(1)) + p * (k_size / kStep) * layout.scale_bytes(),
+          layout.has_super_scales() ? static_cast<f16_t*>(encoded.plane(2)) +
+                                          p * (k_size / layout.block_size) * layout.super_columns() * kPanelWidth
+                                    : nullptr};
 }
 
 uint16_t scale_bits(const QuantizedLayout& layout, float value) {
@@ -116,25 +131,23 @@ uint16_t scale_bits(const QuantizedLayout& layout, float value) {
 
 // Writes the scales of block `b` of output `lane`.
 void pack_scales(const Panel& panel, const QuantizedLayout& layout, int64_t b, int64_t lane, const BlockParts& parts) {
-  if (!layout.has_super_scales) {
+  if (!layout.has_super_scales()) {
     uint16_t* out = reinterpret_cast<uint16_t*>(panel.scales) + b * layout.scale_columns() * kPanelWidth + lane;
     out[0] = scale_bits(layout, parts.scale);
     if (layout.has_min) out[kPanelWidth] = scale_bits(layout, parts.min);
     return;
   }
-  const int64_t groups = layout.block_size / layout.group_size;
-  uint8_t* out = panel.scales + b * groups * layout.scale_columns() * kPanelWidth + lane;
-  for (int64_t g = 0; g < groups; ++g) {
-    const auto i = static_cast<size_t>(g);
-    const auto sub_scale = static_cast<uint8_t>(parts.sub_scales[i]);
-    if (layout.scales == Scales::nibbles) {
-      *out = static_cast<uint8_t>(sub_scale | parts.sub_mins[i] << 4);
-    } else {
-      *out = sub_scale;
-      if (layout.has_min) out[kPanelWidth] = parts.sub_mins[i];
+  const int64_t steps = layout.block_size / kStep;
+  uint8_t* out = panel.scales + b * steps * layout.scale_bytes() + lane * layout.groups();
+  size_t i = 0;
+  for (int64_t s = 0; s < steps; ++s, out += layout.scale_bytes())
+    for (int64_t g = 0; g < layout.groups(); ++g, ++i) {
+      out[g] = static_cast<uint8_t>(parts.sub_scales[i]);
+      if (layout.scales == Scales::nibbles)
+        out[g] = static_cast<uint8_t>(out[g] | parts.sub_mins[i] << 4);
+      else if (layout.has_min)
+        out[g + kPanelWidth] = parts.sub_mins[i];
     }
-    out += layout.scale_columns() * kPanelWidth;
-  }
   f16_t* super = panel.super_scales + b * layout.super_columns() * kPanelWidth + lane;
   super[0] = f16_t::from_float(parts.scale);
   if (layout.has_min) super[kPanelWidth] = f16_t::from_float(parts.min);
@@ -166,9 +179,8 @@ std::vector<PlaneSpec> QuantizedPanels::planes(const Shape& shape) const {
   const int64_t panels = num_pieces(shape), k_size = shape[1];
   const int64_t steps = k_size / kStep;
   std::vector<PlaneSpec> result = {{"quants", DType::u8, Shape{panels, steps, layout_.quant_bytes()}}};
-  if (layout_.has_super_scales) {
-    result.push_back(
-        {"scales", DType::u8, Shape{panels, k_size / layout_.group_size, layout_.scale_columns(), kPanelWidth}});
+  if (layout_.has_super_scales()) {
+    result.push_back({"scales", DType::u8, Shape{panels, steps, layout_.scale_bytes()}});
     result.push_back(
         {"super_scales", DType::f16, Shape{panels, k_size / layout_.block_size, layout_.super_columns(), kPanelWidth}});
   } else {
@@ -219,12 +231,13 @@ void QuantizedPanels::decode_row(float* row, const TensorView& encoded, int64_t 
   for (int64_t g = 0; g < encoded.shape[1] / layout_.group_size; ++g) {
     const int64_t b = g * layout_.group_size / layout_.block_size;
     float scale, min = 0;
-    if (!layout_.has_super_scales) {
-      const int64_t at = g * layout_.group_size / kStep * layout_.scale_columns() * kPanelWidth + lane;
+    const int64_t s = g / layout_.groups();
+    if (!layout_.has_super_scales()) {
+      const int64_t at = s * layout_.scale_columns() * kPanelWidth + lane;
       scale = f16_at(panel.scales, at);
       if (layout_.has_min) min = f16_at(panel.scales, at + kPanelWidth);
     } else {
-      const uint8_t* sub = panel.scales + g * layout_.scale_columns() * kPanelWidth + lane;
+      const uint8_t* sub = panel.scales + s * layout_.scale_bytes() + lane * layout_.groups() + g % layout_.groups();
       const bool nibbles = layout_.scales == Scales::nibbles;
       const int64_t at = b * layout_.super_columns() * kPanelWidth + lane;
       scale = f16_at(panel.super_scales, at) *

@@ -14,8 +14,8 @@
 // Planes, for P = ceil(out / 16) panels:
 //   quants        u8 [P, in / 32, 64 * code_bits]
 //   scales        without sub-scales f16 (bf16 for powers of two) [P, in / 32, 1 or 2 (scale, min), 16];
-//                 with sub-scales u8 [P, in / group_size, 1 or 2 (sub-scale, sub-min), 16], where both fit four bits
-//                 one byte sub-scale | sub-min << 4
+//                 with sub-scales u8, for groups of 32 [P, in / 32, 1 or 2 (sub-scale, sub-min), 16], for groups of 16
+//                 [P, in / 32, 16, 2], a byte being a sub-scale or, with a min, sub-scale | sub-min << 4
 //   super_scales  with sub-scales: f16 [P, in / block_size, 1 or 2 (scale, min), 16]
 #pragma once
 
@@ -38,24 +38,26 @@ inline constexpr int64_t kChunkScratchBytes =
     kChunkSteps * (kStepBytes + 2 * kMaxStepGroups * 16 * static_cast<int64_t>(sizeof(float)));
 
 struct QuantizedLayout {
+  // bytes: sub-scales, times a super-scale; nibbles: sub-scales and sub-mins in one byte.
   enum class Scales : uint8_t { f16, bf16, bytes, nibbles };
   int code_bits;
   int group_size;  // values of k that share a scale: 16 or 32
   int block_size;  // values that share a super-scale
   Scales scales;
   bool has_min;
-  bool has_super_scales;
-  // What is subtracted from an unpacked byte to give the level it stands for.
-  int offset;
+  int zero;  // subtracted from a code, or from what the table gives, to give its level
+  // Levels times sub-scales fit a byte: a step is summed in integers, and the super-scale is its one scale.
+  bool folded;
   // Codes of a codebook are indices: the unpacked byte is table[code].
   bool has_table;
   std::array<uint8_t, 16> table;
 
   int64_t quant_bytes() const { return 64 * code_bits; }  // of a step
   int64_t groups() const { return kStep / group_size; }   // in a step
-  // Bytes of scales that a panel has for one group.
-  int64_t scale_bytes() const { return (has_super_scales ? 1 : 2) * scale_columns() * 16; }
-  int64_t scale_columns() const { return has_min && scales != Scales::nibbles ? 2 : 1; }
+  bool has_super_scales() const { return scales == Scales::bytes || scales == Scales::nibbles; }
+  // Scales of an output in a step: of each group, a scale and perhaps a min.
+  int64_t scale_columns() const { return groups() * (has_min && scales != Scales::nibbles ? 2 : 1); }
+  int64_t scale_bytes() const { return (has_super_scales() ? 1 : 2) * scale_columns() * 16; }  // of a step
   int64_t super_columns() const { return has_min ? 2 : 1; }
 };
 
