@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <random>
 #include <utility>
@@ -103,9 +104,16 @@ io::Tokenizer open_tokenizer(const models::Checkpoint& checkpoint) {
 LLM::LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options, const Logger& log,
          const std::function<void(int64_t, int64_t)>& progress)
     : checkpoint_(models::open_checkpoint(path)), fresh_seeds_(std::random_device{}()) {
-  tokenizer_ = std::make_unique<io::Tokenizer>(open_tokenizer(checkpoint_));
+  // A large vocabulary takes as long to read as a gigabyte of weights, so both are read at once. A tokenizer that fails
+  // ends the loading where it is.
+  auto tokenizer = std::async(std::launch::async, [this] { return open_tokenizer(checkpoint_); });
+  const auto take_tokenizer = [&] { tokenizer_ = std::make_unique<io::Tokenizer>(tokenizer.get()); };
   const EngineOptions fitted = fit_to_memory(options, checkpoint_, *device, log);
-  engine_ = InferEngine::from_checkpoint(checkpoint_, device, fitted, progress);
+  engine_ = InferEngine::from_checkpoint(checkpoint_, device, fitted, [&](int64_t done, int64_t total) {
+    if (tokenizer.valid() && tokenizer.wait_for(std::chrono::seconds(0)) == std::future_status::ready) take_tokenizer();
+    if (progress) progress(done, total);
+  });
+  if (tokenizer.valid()) take_tokenizer();
   scheduler_ = std::make_unique<Scheduler>(*engine_);
 
   const fs::path generation = fs::path(model_folder(checkpoint_)) / "generation_config.json";

@@ -21,13 +21,15 @@ constexpr uint32_t splat(uint32_t byte) { return byte * 0x01010101u; }
 // Writes bits [kShift, kShift + kBits) of every code, 8 / kBits codes a byte: kBits vectors. Loops over outputs are
 // innermost and shifts constant, for compilers to vectorize.
 template <int kShift, int kBits>
-uint32_t* pack_field(uint32_t* out, const StepCodes& codes) {
+uint8_t* pack_field(uint8_t* out, const StepCodes& codes) {
   constexpr uint32_t kMask = splat((1u << kBits) - 1);
-  for (size_t i = 0; i < kBits; ++i, out += kPanelWidth) {
-    for (size_t n = 0; n < kPanelWidth; ++n) out[n] = codes[i][n] >> kShift & kMask;
+  for (size_t i = 0; i < kBits; ++i, out += 64) {
+    uint32_t words[kPanelWidth];
+    for (size_t n = 0; n < kPanelWidth; ++n) words[n] = codes[i][n] >> kShift & kMask;
 #pragma GCC unroll 8
     for (size_t j = 1; j * kBits < kStepVectors; ++j)
-      for (size_t n = 0; n < kPanelWidth; ++n) out[n] |= (codes[i + j * kBits][n] >> kShift & kMask) << (j * kBits);
+      for (size_t n = 0; n < kPanelWidth; ++n) words[n] |= (codes[i + j * kBits][n] >> kShift & kMask) << (j * kBits);
+    std::memcpy(out, words, 64);
   }
   return out;
 }
@@ -38,10 +40,8 @@ constexpr int low_bits(int code_bits) { return code_bits == 3 ? 2 : code_bits ==
 template <int kCodeBits>
 void pack_step(uint8_t* quants, const StepCodes& codes) {
   constexpr int kLow = low_bits(kCodeBits);
-  uint32_t words[kStepVectors * kPanelWidth];
-  uint32_t* end = pack_field<0, kLow>(words, codes);
-  if constexpr (kCodeBits > kLow) end = pack_field<kLow, kCodeBits - kLow>(end, codes);
-  std::memcpy(quants, words, static_cast<size_t>(end - words) * sizeof(uint32_t));
+  quants = pack_field<0, kLow>(quants, codes);
+  if constexpr (kCodeBits > kLow) pack_field<kLow, kCodeBits - kLow>(quants, codes);
 }
 
 void pack_step(uint8_t* quants, const StepCodes& codes, int code_bits) {
@@ -109,6 +109,9 @@ QuantizedLayout layout_of(const BlockFormat& format) {
   return layout;
 }
 
+// A block of every output of a panel.
+using PanelParts = std::array<BlockParts, kPanelWidth>;
+
 // Plane pointers of one panel.
 struct Panel {
   uint8_t* quants;
@@ -129,28 +132,33 @@ uint16_t scale_bits(const QuantizedLayout& layout, float value) {
   return layout.scales == Scales::bf16 ? bf16_t::from_float(value).bits : f16_t::from_float(value).bits;
 }
 
-// Writes the scales of block `b` of output `lane`.
-void pack_scales(const Panel& panel, const QuantizedLayout& layout, int64_t b, int64_t lane, const BlockParts& parts) {
+// Writes the scales of block `b` of all outputs.
+void pack_scales(const Panel& panel, const QuantizedLayout& layout, int64_t b, const PanelParts& parts) {
   if (!layout.has_super_scales()) {
-    uint16_t* out = reinterpret_cast<uint16_t*>(panel.scales) + b * layout.scale_columns() * kPanelWidth + lane;
-    out[0] = scale_bits(layout, parts.scale);
-    if (layout.has_min) out[kPanelWidth] = scale_bits(layout, parts.min);
+    uint16_t* out = reinterpret_cast<uint16_t*>(panel.scales) + b * layout.scale_columns() * kPanelWidth;
+    for (size_t n = 0; n < kPanelWidth; ++n) out[n] = scale_bits(layout, parts[n].scale);
+    if (layout.has_min)
+      for (size_t n = 0; n < kPanelWidth; ++n) out[kPanelWidth + n] = scale_bits(layout, parts[n].min);
     return;
   }
-  const int64_t steps = layout.block_size / kStep;
-  uint8_t* out = panel.scales + b * steps * layout.scale_bytes() + lane * layout.groups();
-  size_t i = 0;
-  for (int64_t s = 0; s < steps; ++s, out += layout.scale_bytes())
-    for (int64_t g = 0; g < layout.groups(); ++g, ++i) {
-      out[g] = static_cast<uint8_t>(parts.sub_scales[i]);
-      if (layout.scales == Scales::nibbles)
-        out[g] = static_cast<uint8_t>(out[g] | parts.sub_mins[i] << 4);
-      else if (layout.has_min)
-        out[g + kPanelWidth] = parts.sub_mins[i];
-    }
-  f16_t* super = panel.super_scales + b * layout.super_columns() * kPanelWidth + lane;
-  super[0] = f16_t::from_float(parts.scale);
-  if (layout.has_min) super[kPanelWidth] = f16_t::from_float(parts.min);
+  const int64_t groups = layout.groups(), steps = layout.block_size / kStep, step_bytes = layout.scale_bytes();
+  uint8_t* block = panel.scales + b * steps * step_bytes;
+  f16_t* supers = panel.super_scales + b * layout.super_columns() * kPanelWidth;
+  for (int64_t n = 0; n < kPanelWidth; ++n) {
+    const BlockParts& part = parts[static_cast<size_t>(n)];
+    supers[n] = f16_t::from_float(part.scale);
+    if (layout.has_min) supers[kPanelWidth + n] = f16_t::from_float(part.min);
+    uint8_t* out = block + n * groups;
+    size_t i = 0;
+    for (int64_t s = 0; s < steps; ++s, out += step_bytes)
+      for (int64_t g = 0; g < groups; ++g, ++i) {
+        out[g] = static_cast<uint8_t>(part.sub_scales[i]);
+        if (layout.scales == Scales::nibbles)
+          out[g] = static_cast<uint8_t>(out[g] | part.sub_mins[i] << 4);
+        else if (layout.has_min)
+          out[g + kPanelWidth] = part.sub_mins[i];
+      }
+  }
 }
 
 }  // namespace
@@ -198,7 +206,8 @@ void QuantizedPanels::encode_pieces(const TensorView& encoded, const TensorView&
   const BlockFormat& format = stored_.format();
   const int64_t blocks = values.shape[1] / format.block_size;
   const int64_t row_bytes = stored_.row_bytes(values.shape[1]);
-  std::array<BlockParts, kPanelWidth> parts{};
+  const int64_t block_steps = format.block_size / kStep;
+  PanelParts parts{};
   for (int64_t p = begin; p < end; ++p) {
     const Panel panel = panel_of(encoded, layout_, p);
     const int64_t outputs = std::min(kPanelWidth, values.shape[0] - p * kPanelWidth);
@@ -207,13 +216,13 @@ void QuantizedPanels::encode_pieces(const TensorView& encoded, const TensorView&
     for (int64_t b = 0; b < blocks; ++b) {
       for (int64_t n = 0; n < outputs; ++n)
         stored_.unpack(parts[static_cast<size_t>(n)], rows + n * row_bytes + b * format.block_bytes);
-      for (int64_t n = 0; n < kPanelWidth; ++n) pack_scales(panel, layout_, b, n, parts[static_cast<size_t>(n)]);
-      for (int64_t s = 0; s < format.block_size / kStep; ++s) {
+      pack_scales(panel, layout_, b, parts);
+      for (int64_t s = 0; s < block_steps; ++s) {
         StepCodes codes;
         for (size_t n = 0; n < kPanelWidth; ++n)
           for (size_t i = 0; i < kStepVectors; ++i)
             std::memcpy(&codes[i][n], parts[n].codes.data() + s * kStep + static_cast<int64_t>(4 * i), 4);
-        pack_step(panel.quants + (b * (format.block_size / kStep) + s) * layout_.quant_bytes(), codes,
+        pack_step(panel.quants + (b * block_steps + s) * layout_.quant_bytes(), codes,
                   layout_.code_bits);
       }
     }

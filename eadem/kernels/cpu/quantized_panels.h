@@ -53,7 +53,7 @@ struct QuantizedLayout {
   std::array<uint8_t, 16> table;
 
   int64_t quant_bytes() const { return 64 * code_bits; }  // of a step
-  int64_t groups() const { return kStep / group_size; }   // in a step
+  int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step
   bool has_super_scales() const { return scales == Scales::bytes || scales == Scales::nibbles; }
   // Scales of an output in a step: of each group, a scale and perhaps a min.
   int64_t scale_columns() const { return groups() * (has_min && scales != Scales::nibbles ? 2 : 1); }
