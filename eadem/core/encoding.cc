@@ -2,6 +2,7 @@
 #include "eadem/core/encoding.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "eadem/core/tensor.h"
@@ -35,6 +36,23 @@ void Encoding::decode(const TensorView& plain, const TensorView& encoded) const 
   float* values = plain.as<float>();
   for (int64_t row = 0; row < encoded.shape.num_elements() / columns; ++row)
     decode_row(values + row * columns, encoded, row);
+}
+
+int64_t Encoding::first_not_finite(const TensorView& encoded) const {
+  const int64_t columns = encoded.shape.rank() == 0 ? 1 : encoded.shape.back();
+  std::vector<float> row(static_cast<size_t>(columns));
+  for (int64_t index = 0; index < encoded.shape.num_rows(); ++index) {
+    decode_row(row.data(), encoded, index);
+    for (int64_t k = 0; k < columns; ++k)
+      if (!std::isfinite(row[static_cast<size_t>(k)])) return index * columns + k;
+  }
+  return -1;
+}
+
+int64_t encoded_bytes(const Encoding& encoding, const Shape& shape) {
+  int64_t total = 0;
+  for (const PlaneSpec& plane : encoding.planes(shape)) total += plane.size_bytes();
+  return total;
 }
 
 }  // namespace eadem

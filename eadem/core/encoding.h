@@ -55,6 +55,10 @@ class Encoding {
   // One row (all but the last axis flattened) of a host tensor as f32, as exactly as the encoding allows.
   virtual void decode_row(float* row, const TensorView& encoded, int64_t index) const = 0;
 
+  // The flat index of the first value of a host tensor that is not finite, or -1. Of values that stand or fall together
+  // (a block whose scale is infinite) the first may be named.
+  virtual int64_t first_not_finite(const TensorView& encoded) const;
+
   // The inverse of encode: `plain` is f32 on the host.
   void decode(const TensorView& plain, const TensorView& encoded) const;
 
@@ -62,6 +66,9 @@ class Encoding {
   // tensors of this encoding. Throws InvalidArgument when the cut goes through a block.
   virtual void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const = 0;
 };
+
+// Bytes of a tensor of `shape` in `encoding`: its planes, one after another.
+int64_t encoded_bytes(const Encoding& encoding, const Shape& shape);
 
 // How a weight is stored: plain values of `dtype`, or `encoding`, which decodes to `dtype`.
 struct WeightType {

@@ -79,6 +79,19 @@ std::string to_string(const TensorView& view) {
   return fmt::format("{} {}", view.encoding ? view.encoding->name() : dtype_name(view.dtype), to_string(view.shape));
 }
 
+TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, const Shape& shape) {
+  TensorView view(base, dtype, shape);
+  view.encoding = &encoding;
+  auto* next = static_cast<std::byte*>(base);
+  size_t index = 0;
+  for (const PlaneSpec& plane : encoding.planes(shape)) {
+    if (index > 0) view.more_planes[index - 1] = next;
+    next += plane.size_bytes();
+    ++index;
+  }
+  return view;
+}
+
 Tensor Tensor::on_host(DType dtype, const Shape& shape) {
   const int64_t size_bytes = shape.num_elements() * static_cast<int64_t>(dtype_size(dtype));
   const size_t padded = (static_cast<size_t>(size_bytes) + 127) / 64 * 64;

@@ -57,6 +57,9 @@ struct TensorView {
 // "f32 [3, 64]"
 std::string to_string(const TensorView& view);
 
+// An encoded view of planes that lie one after another from `base`: encoded_bytes(encoding, shape) bytes.
+TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, const Shape& shape);
+
 // Bytes on a device, freed on destruction. Move-only. Made by Device::allocate or Buffer::wrap.
 class Buffer {
  public:

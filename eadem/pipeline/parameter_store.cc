@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "eadem/core/encodings/block_encoding.h"
-
 namespace eadem::pipeline {
 
 namespace {
@@ -23,26 +21,8 @@ int64_t first_not_finite(const T* data, int64_t count) {
   return -1;
 }
 
-// The flat index of the first block whose scales are not finite, or of the first value that is not though they are;
-// or -1.
-int64_t first_block_not_finite(const TensorView& view, const BlockEncoding& encoding) {
-  const auto* block = static_cast<const uint8_t*>(view.data);
-  const BlockFormat& format = encoding.format();
-  BlockParts parts;
-  for (int64_t b = 0; b < view.num_elements() / format.block_size; ++b, block += format.block_bytes) {
-    encoding.unpack(parts, block);
-    if (!std::isfinite(parts.scale) || (format.has_min && !std::isfinite(parts.min))) return b * format.block_size;
-    // Levels are bytes: a scale below 2^120 keeps every value finite. An f16 is; a power of two may be larger.
-    if (std::abs(parts.scale) < 0x1p120f) continue;
-    for (int i = 0; i < format.block_size; ++i)
-      if (!std::isfinite(parts.scale * static_cast<float>(format.level(parts.codes[static_cast<size_t>(i)]))))
-        return b * format.block_size + i;
-  }
-  return -1;
-}
-
 int64_t first_not_finite(const TensorView& view) {
-  if (const BlockEncoding* blocks = BlockEncoding::of(view.encoding)) return first_block_not_finite(view, *blocks);
+  if (view.encoding != nullptr) return view.encoding->first_not_finite(view);
   switch (view.dtype) {
     case DType::f32: return first_not_finite(view.as<float>(), view.num_elements());
     case DType::bf16: return first_not_finite(view.as<bf16_t>(), view.num_elements());
@@ -53,25 +33,6 @@ int64_t first_not_finite(const TensorView& view) {
 }
 
 }  // namespace
-
-int64_t encoded_bytes(const Encoding& encoding, const Shape& shape) {
-  int64_t total = 0;
-  for (const PlaneSpec& plane : encoding.planes(shape)) total += plane.size_bytes();
-  return total;
-}
-
-TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, const Shape& shape) {
-  TensorView view(base, dtype, shape);
-  view.encoding = &encoding;
-  auto* next = static_cast<std::byte*>(base);
-  size_t index = 0;
-  for (const PlaneSpec& plane : encoding.planes(shape)) {
-    if (index > 0) view.more_planes[index - 1] = next;
-    next += plane.size_bytes();
-    ++index;
-  }
-  return view;
-}
 
 ParameterStore::ParameterStore(std::shared_ptr<Device> device, int rank, int num_ranks)
     : device_(std::move(device)), rank_(rank), num_ranks_(num_ranks) {

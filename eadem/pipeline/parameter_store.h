@@ -79,10 +79,4 @@ class ParameterStore {
   std::map<std::string, Entry> entries_;
 };
 
-// Bytes of a tensor of `shape` in `encoding`: its planes, one after another.
-int64_t encoded_bytes(const Encoding& encoding, const Shape& shape);
-
-// A view of `planes` laid out one after another from `base`; for encoded tensors. The size is TensorType::size_bytes.
-TensorView view_of_planes(void* base, const Encoding& encoding, DType dtype, const Shape& shape);
-
 }  // namespace eadem::pipeline

@@ -2,6 +2,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "eadem/core/encodings/block_types.h"
@@ -96,6 +97,21 @@ void BlockEncoding::encode_pieces(const TensorView& encoded, const TensorView& v
       throw InvalidArgument("row {}: {}", row, error.what());
     }
   }
+}
+
+int64_t BlockEncoding::first_not_finite(const TensorView& encoded) const {
+  const auto* block = static_cast<const uint8_t*>(encoded.data);
+  BlockParts parts;
+  for (int64_t b = 0; b < encoded.num_elements() / format_.block_size; ++b, block += format_.block_bytes) {
+    unpack_(parts, block);
+    if (!std::isfinite(parts.scale) || (format_.has_min && !std::isfinite(parts.min))) return b * format_.block_size;
+    // Levels are bytes: a scale below 2^120 keeps every value finite. An f16 is; a power of two may be larger.
+    if (std::abs(parts.scale) < 0x1p120f) continue;
+    for (int i = 0; i < format_.block_size; ++i)
+      if (!std::isfinite(parts.scale * static_cast<float>(format_.level(parts.codes[static_cast<size_t>(i)]))))
+        return b * format_.block_size + i;
+  }
+  return -1;
 }
 
 void BlockEncoding::decode_row(float* row, const TensorView& encoded, int64_t index) const {
