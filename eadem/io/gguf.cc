@@ -358,6 +358,10 @@ Tensor GgufFile::load(size_t index) const {
   return tensor_over(data_[index], *info.type, info.shape, owner_);
 }
 
+Tensor GgufFile::load_bytes(size_t index) const {
+  return tensor_over(data_[index], DType::u8, Shape{tensors()[index].size_bytes}, owner_);
+}
+
 // ---- Typed metadata --------------------------------------------------------------------------------------------
 
 namespace {

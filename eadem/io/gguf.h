@@ -147,6 +147,7 @@ class GgufFile : public WeightSource {
  private:
   GgufFile(const std::string& path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
   Tensor load(size_t index) const override;
+  Tensor load_bytes(size_t index) const override;
   [[noreturn]] void fail(std::string_view key, std::string_view expected) const;
 
   std::shared_ptr<const void> owner_;

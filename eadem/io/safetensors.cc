@@ -197,6 +197,10 @@ Tensor SafetensorsFile::load(size_t index) const {
   return tensor_over(data_[index], *info.type, info.shape, owner_);
 }
 
+Tensor SafetensorsFile::load_bytes(size_t index) const {
+  return tensor_over(data_[index], DType::u8, Shape{tensors()[index].size_bytes}, owner_);
+}
+
 // ---- Shards ----------------------------------------------------------------------------------------------------
 
 namespace {
@@ -271,6 +275,7 @@ class ShardedSafetensors : public WeightSource {
   }
 
   Tensor load(size_t index) const override { return shard_of_[index]->get(tensors()[index].name); }
+  Tensor load_bytes(size_t index) const override { return shard_of_[index]->get_bytes(tensors()[index].name); }
 
   std::vector<std::shared_ptr<const SafetensorsFile>> shard_of_;
 };

@@ -37,6 +37,7 @@ class SafetensorsFile : public WeightSource {
  private:
   SafetensorsFile(const std::string& path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner);
   Tensor load(size_t index) const override;
+  Tensor load_bytes(size_t index) const override;
 
   std::shared_ptr<const void> owner_;
   std::shared_ptr<const MappedFile> mapping_;  // null when the bytes are borrowed

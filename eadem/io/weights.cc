@@ -28,13 +28,25 @@ const WeightInfo* WeightSource::find(std::string_view name) const {
   return it == index_of_.end() ? nullptr : &tensors_[it->second];
 }
 
-Tensor WeightSource::get(std::string_view name) const {
+const WeightInfo& WeightSource::require(std::string_view name) const {
   const WeightInfo* info = find(name);
   if (info == nullptr) throw NotFound("{}: there is no tensor {} among its {}", path_, quote(name), tensors_.size());
-  if (!info->type)
-    throw Unsupported("{}: tensor {} {} has type {}, which cannot be read yet", path_, quote(name),
-                      to_string(info->shape), info->type_name);
-  return load(static_cast<size_t>(info - tensors_.data()));
+  return *info;
+}
+
+Tensor WeightSource::get(std::string_view name) const {
+  const WeightInfo& info = require(name);
+  if (!info.type) {
+    const bool has_scales = info.type_name == "I8" || info.type_name.starts_with("F8_");
+    throw Unsupported(
+        "{}: tensor {} {} has type {}, which {}", path_, quote(name), to_string(info.shape), info.type_name,
+        has_scales ? "means something with scales only, where a quantization_config says which" : "cannot be read yet");
+  }
+  return load(static_cast<size_t>(&info - tensors_.data()));
+}
+
+Tensor WeightSource::get_bytes(std::string_view name) const {
+  return load_bytes(static_cast<size_t>(&require(name) - tensors_.data()));
 }
 
 // ---- Helpers of the formats ------------------------------------------------------------------------------------

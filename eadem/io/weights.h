@@ -45,6 +45,10 @@ class WeightSource {
   // that has no dtype; both name the file and the tensor.
   Tensor get(std::string_view name) const;
 
+  // Its bytes as they lie in the file, u8 [size_bytes], for types that have no dtype here: int8, 8-bit floats. Throws
+  // NotFound.
+  Tensor get_bytes(std::string_view name) const;
+
   // Says that the tensor has been read and will not be soon again, so that a mapped file and what was made of it need
   // not both be in memory. Does nothing where the file is not mapped, or there is no such tensor.
   virtual void release(std::string_view name) const = 0;
@@ -55,8 +59,11 @@ class WeightSource {
   // Called once by the derived class's loader. Throws DataCorrupted when a name occurs twice.
   void set_tensors(std::vector<WeightInfo> tensors);
   virtual Tensor load(size_t index) const = 0;
+  virtual Tensor load_bytes(size_t index) const = 0;
 
  private:
+  const WeightInfo& require(std::string_view name) const;
+
   std::string path_;
   std::vector<WeightInfo> tensors_;
   std::unordered_map<std::string_view, size_t> index_of_;  // keys view the names in tensors_

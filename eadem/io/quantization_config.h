@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// QuantizationConfig: what the `quantization_config` of a config.json says of the weights beside it.
+//
+//   quant_method         what is read
+//   gptq                 4 and 8 bits, in groups of 32, 64, 128 or per row; desc_act; checkpoint_format gptq, gptq_v2
+//   awq                  4 bits, version gemm
+//   fp8                  e4m3 and e5m2, per tensor, per row, or with weight_block_size [128, 128]
+//   compressed-tensors   one scheme of weights; formats pack-quantized (4 and 8 bits), int-quantized (8),
+//                        naive-quantized and float-quantized (8)
+//
+// Whatever else a config says and means is refused with its name. Activations that are to be quantized dynamically are
+// not an error: that is a way to save time at run time, and a kernel here chooses its own. Static scales of activations
+// are one, as they clip.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/io/json.h"
+
+namespace eadem::io {
+
+struct QuantizationConfig {
+  // How the codes of a layer are laid out (quantized_layouts.h).
+  enum class Layout : uint8_t { gptq, awq, packed, integers, floats };
+  // What shares a scale. `unstated`: a tensor or a row, as the scales' shape says.
+  enum class Scope : uint8_t { unstated, tensor, row, group, block };
+
+  std::string place;   // "config.json: 'quantization_config'", for messages
+  std::string method;  // "gptq", "compressed-tensors pack-quantized"
+  Layout layout = Layout::gptq;
+  Scope scope = Scope::group;
+  int bits = 0;
+  int64_t group_size = 0;  // Scope::group
+  // Whether zero points are other than 2^(bits - 1). (GPTQ writes them in any case.)
+  bool has_zeros = false;
+  bool zeros_less_one = false;            // GPTQ: what is written is the zero point less one
+  bool has_order = false;                 // groups need not be of neighbouring columns
+  std::optional<Fp8Format::Kind> floats;  // Layout::floats, where it is stated
+  std::vector<std::string> ignored;       // layers that are not quantized
+
+  // Nothing when the config.json `config` has neither `quantization_config` nor `compression_config`. Throws
+  // DataCorrupted for what is malformed, Unsupported naming what is not read. Marks the key as read.
+  static std::optional<QuantizationConfig> from_json(const JsonReader& config);
+
+  // Whether `layer` is on the list of those that are not quantized: by its name, or by that of a module around it or of
+  // its last part. Patterns ("re:…") are not looked at: what a file's tensors are says the same.
+  bool ignores(std::string_view layer) const;
+};
+
+}  // namespace eadem::io
