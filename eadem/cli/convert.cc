@@ -18,6 +18,7 @@
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/thread_pool.h"
 #include "eadem/io/atomic_file.h"
 #include "eadem/io/gguf.h"
@@ -284,6 +285,9 @@ std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, con
       throw Unsupported("{}: '{}' is {}; only floating-point tensors are converted", weights.path(), from,
                         dtype_name(tensor.dtype()));
     const WeightType before = {tensor.dtype(), tensor.view.encoding};
+    // What neither kind of file holds as it is.
+    if (before.encoding != nullptr && BlockEncoding::of(before.encoding) == nullptr)
+      tensor = stored_as(pool, tensor, DType::f32);
     const bool is_q = name.find(".q_proj.") != std::string::npos, is_k = name.find(".k_proj.") != std::string::npos;
     if (source_interleaved != target_interleaved && (is_q || is_k)) {
       const int64_t heads = is_q ? config.num_attention_heads : config.num_key_value_heads;
@@ -293,7 +297,7 @@ std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, con
       tensor = permuted(tensor, heads, config.head_dim, target_interleaved);
     }
     // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
-    WeightType type = before;
+    WeightType type = {tensor.dtype(), tensor.view.encoding};
     if (tensor.shape().rank() < 2)
       type = plan.target_gguf ? DType::f32 : before;
     else if (plan.type != "as-is")
@@ -316,7 +320,7 @@ std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, con
     result.push_back({from, plan.target_gguf ? models::gguf_name(name) : name, std::move(tensor), before, error});
   }
   for (const io::WeightInfo& info : weights.tensors())
-    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name))
+    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name) && !models::adds_nothing(weights, info))
       throw DataCorrupted("{}: tensor '{}' is no parameter of the model that {} describes", weights.path(), info.name,
                           checkpoint.config_path);
   return result;

@@ -155,9 +155,12 @@ void print_text(const JsonValue& json, bool with_tensors) {
                       bytes_text(static_cast<double>(line.find("total_bytes")->as_integer()))));
   if (!with_tensors || json.find("tensors") == nullptr) return;
   print("\n");
+  size_t width = 5;
+  for (const JsonValue& tensor : json.find("tensors")->as_array())
+    width = std::max(width, tensor.find("type")->as_string().size());
   for (const JsonValue& tensor : json.find("tensors")->as_array())
     print(fmt::format(
-        "  {:<5} {:<18} {:>9}  {}\n", tensor.find("type")->as_string(), to_compact_json(*tensor.find("shape")),
+        "  {:<{}} {:<18} {:>9}  {}\n", tensor.find("type")->as_string(), width, to_compact_json(*tensor.find("shape")),
         bytes_text(static_cast<double>(tensor.find("bytes")->as_integer())), tensor.find("name")->as_string()));
 }
 

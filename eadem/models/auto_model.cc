@@ -10,6 +10,7 @@
 #include <set>
 
 #include "eadem/core/philox.h"
+#include "eadem/io/quantized_checkpoint.h"
 #include "eadem/models/llama.h"
 
 namespace eadem::models {
@@ -111,7 +112,10 @@ Checkpoint open_checkpoint(const std::string& path) {
   } else {
     const fs::path folder = fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path();
     checkpoint.config_path = (folder / "config.json").string();
-    checkpoint.model = model_from_config(checkpoint.config_path);
+    const io::JsonReader config = io::JsonReader::read(checkpoint.config_path);
+    checkpoint.model = model_from_config(config);
+    if (const auto quantization = io::QuantizationConfig::from_json(config))
+      checkpoint.weights = io::open_quantized(checkpoint.weights, *quantization);
   }
   return checkpoint;
 }
@@ -129,6 +133,14 @@ modules::ModelSpec spec_of(const Checkpoint& checkpoint) {
     spec.checkpoint_source = checkpoint.weights->path();
   }
   return spec;
+}
+
+bool adds_nothing(const io::WeightSource& weights, const io::WeightInfo& info) {
+  if (!info.name.ends_with(".bias") || info.shape.rank() != 1 || !info.type || !is_floating(info.type->dtype))
+    return false;
+  const Tensor values = converted_on_host(weights.get(info.name).view, DType::f32);
+  const float* data = values.view.as<float>();
+  return std::all_of(data, data + values.view.num_elements(), [](float value) { return value == 0.0f; });
 }
 
 void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkpoint,
@@ -151,7 +163,7 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
   }
   parameters.require_all_loaded(weights.path());
   for (const io::WeightInfo& info : weights.tensors())
-    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name))
+    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name) && !adds_nothing(weights, info))
       throw DataCorrupted("{}: tensor '{}' {} {} is no parameter of the model that {} describes", weights.path(),
                           info.name, info.type_name, to_string(info.shape), checkpoint.config_path);
 }

@@ -32,8 +32,13 @@ std::shared_ptr<const Model> model_from_config(const io::JsonReader& config);
 // The model's spec, with the dtype in which its checkpoint stores most of the weights.
 modules::ModelSpec spec_of(const Checkpoint& checkpoint);
 
+// Whether a tensor that is no parameter can be left out: a bias of zeros. Some programs write one beside every layer
+// that they quantize.
+bool adds_nothing(const io::WeightSource& weights, const io::WeightInfo& info);
+
 // Fills every parameter of the store. Throws NotFound or InvalidArgument naming file, tensor and both shapes; also when
-// the file holds tensors that the model does not have. `progress(done, total)` in bytes, may be empty.
+// the file holds tensors that the model does not have (unless they are biases of zeros). `progress(done, total)` in
+// bytes, may be empty.
 void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkpoint,
                   const std::function<void(int64_t done, int64_t total)>& progress = {});
 

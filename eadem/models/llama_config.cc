@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "eadem/io/quantization_config.h"
+
 namespace eadem::models {
 
 namespace {
@@ -192,8 +194,7 @@ LlamaConfig LlamaConfig::from_json(const io::JsonReader& config) {
       if (*name == "bfloat16") result.checkpoint_dtype = DType::bf16;
       if (*name == "float16") result.checkpoint_dtype = DType::f16;
     }
-  if (config.has("quantization_config"))
-    throw Unsupported("{}: 'quantization_config' is present; quantized checkpoints are not read yet", config.file());
+  io::QuantizationConfig::from_json(config);  // refuses what no reader of weights understands
   require_fixed_values(config);
   for (std::string_view key : kIgnoredKeys) config.ignore(key);
   if (const std::vector<std::string> unread = config.unread_keys(); !unread.empty()) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/auto_hardware_config.h"
 
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/modules/base/embedding.h"
 #include "eadem/modules/base/lm_head.h"
 #include "eadem/modules/base/rms_norm.h"
@@ -20,6 +22,12 @@ HardwareConfig module_default(Role role, const Device& device, HardwareMode mode
     case Role::lm_head: return LmHead::default_hw_config(device, mode, spec);
   }
   EADEM_CHECK(false, "role {}", static_cast<int>(role));
+}
+
+// What no kernel reads is decoded when it is loaded.
+WeightType kept_type(const WeightType& stored) {
+  if (Fp8Encoding::of(stored.encoding) != nullptr || GroupEncoding::of(stored.encoding) != nullptr) return stored.dtype;
+  return stored.dtype == DType::f64 ? DType::f32 : stored;
 }
 
 }  // namespace
@@ -73,7 +81,7 @@ WeightType AutoHardwareConfig::weight_type(const HardwareConfig& config, const s
   if (leaf.origin != Origin::checkpoint || !checkpoint_type_of_) return leaf.value;
   const std::optional<WeightType> stored = checkpoint_type_of_(parameter);
   if (!stored) return leaf.value;
-  return stored->dtype == DType::f64 ? DType::f32 : *stored;  // no kernel reads f64
+  return kept_type(*stored);
 }
 
 std::vector<std::string> AutoHardwareConfig::disabled_fusions() const {

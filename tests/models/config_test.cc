@@ -243,7 +243,8 @@ TEST(LlamaConfig, RefusalsNameFileKeyAndValue) {
                         Case{"hidden_act", "mish", "Unsupported", "'hidden_act' is \"mish\""},
                         Case{"attention_dropout", 0.5, "Unsupported", "'attention_dropout' is 0.5"},
                         Case{"pretraining_tp", 2, "Unsupported", "'pretraining_tp' is 2"},
-                        Case{"quantization_config", io::JsonValue::object(), "Unsupported", "'quantization_config'"}}) {
+                        Case{"quantization_config", io::JsonValue::object().set("quant_method", "spqr"), "Unsupported",
+                             "'quantization_config': 'quant_method' is 'spqr'"}}) {
     const std::string text = refusal_of(small().set(c.key, c.value));
     EXPECT_TRUE(text.starts_with(std::string(c.kind) + ": config.json: ")) << c.key << ": " << text;
     EXPECT_HAS(text, c.words);

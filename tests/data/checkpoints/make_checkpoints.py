@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes tiny random checkpoints, each quantized in another way, and the logits that transformers + PyTorch compute
+with the weights that they mean.
+
+    pip install torch transformers safetensors numpy compressed-tensors==0.20.0
+    python tests/data/checkpoints/make_checkpoints.py     writes a folder per checkpoint beside this script
+
+FOLDER/config.json, FOLDER/model.safetensors   the checkpoint, as its format's own tools lay it out
+FOLDER/expected.safetensors                    `prompt`, and `logits` (f32) and `logits_f64` with the decoded weights
+
+What GPTQ and AWQ store is packed here by the definitions of their formats (`pack_gptq`, `pack_awq`); what
+compressed-tensors stores is packed, and decoded for the expected logits, by that package. Decoded weights are exact:
+a scale times an integer or an 8-bit float, in f64, which f32 holds but for the last bit of a few.
+"""
+import json
+import pathlib
+import sys
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "golden"))
+import make_goldens  # noqa: E402  (the same random weights, prompts and passes in f32 and f64)
+
+TINY = dict(hidden_size=64, intermediate_size=64, num_attention_heads=1, num_key_value_heads=1, head_dim=32,
+            num_hidden_layers=1, vocab_size=32, max_position_embeddings=64, rms_norm_eps=1e-5,
+            tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, rope_parameters=make_goldens.rope(10000.0))
+
+
+# ------------------------------------------------------------------ integers by the definition
+
+def quantize(weight, bits, group, symmetric, scale_dtype, order=None):
+    """codes [out, in] (unsigned), scales and zeros [out, groups], and the weights that they mean. `order` lists the
+    columns by group. Codes need not be the best ones: any are a checkpoint."""
+    out, columns = weight.shape
+    group = columns if group == -1 else group
+    order = torch.arange(columns) if order is None else order
+    values = weight[:, order].reshape(out, -1, group)
+    top = 2**bits - 1
+    if symmetric:
+        scales = values.abs().amax(-1) / (top / 2)
+        zeros = torch.full_like(scales, 2 ** (bits - 1))
+    else:
+        low, high = values.amin(-1).clamp(max=0), values.amax(-1).clamp(min=0)
+        scales = (high - low) / top
+        zeros = (-low / scales).round()
+    scales = scales.to(scale_dtype)
+    wide = scales.double()
+    codes = ((values.double() / wide[..., None]).round() + zeros[..., None]).clamp(0, top)
+    means = torch.empty(out, columns, dtype=torch.float64)
+    means[:, order] = ((codes - zeros[..., None]) * wide[..., None]).reshape(out, columns)
+    stored = torch.empty(out, columns, dtype=torch.int64)
+    stored[:, order] = codes.reshape(out, columns).long()
+    return stored, scales, zeros.long(), means
+
+
+def pack(codes, bits, axis, order=range(8)):
+    """Words of 32 bits along `axis`; the i-th lowest bits of a word hold its order[i]-th code."""
+    codes = codes.movedim(axis, -1)
+    per_word = 32 // bits
+    assert codes.shape[-1] % per_word == 0
+    codes = codes.reshape(*codes.shape[:-1], -1, per_word)
+    words = sum(codes[..., list(order)[i] if bits == 4 else i] << (i * bits) for i in range(per_word))
+    return torch.from_numpy((words.numpy() & 0xffffffff).astype(np.uint32).view(np.int32)).movedim(-1, axis).contiguous()
+
+
+def pack_gptq(name, codes, scales, zeros, bits, group, version, order):
+    """AutoGPTQ: qweight along in, zeros less one (in version 1), everything [.., out]."""
+    columns = codes.shape[1]
+    size = columns if group == -1 else group
+    g_idx = torch.empty(columns, dtype=torch.int32)
+    g_idx[torch.arange(columns) if order is None else order] = torch.arange(columns, dtype=torch.int32) // size
+    stored = zeros if version == 2 else (zeros - 1) & (2**bits - 1)
+    return {f"{name}.qweight": pack(codes.T, bits, 0), f"{name}.scales": scales.T.contiguous(),
+            f"{name}.qzeros": pack(stored.T, bits, 1), f"{name}.g_idx": g_idx}
+
+
+def pack_awq(name, codes, scales, zeros):
+    """AutoAWQ, version gemm: qweight [in, out / 8]."""
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    return {f"{name}.qweight": pack(codes.T, 4, 1, order), f"{name}.scales": scales.T.contiguous(),
+            f"{name}.qzeros": pack(zeros.T, 4, 1, order)}
+
+
+def gptq(bits=4, group=32, symmetric=True, desc_act=False, version=1, biases=False, write_middle=None):
+    config = dict(quant_method="gptq", bits=bits, group_size=group, sym=symmetric, desc_act=desc_act,
+                  damp_percent=0.01, true_sequential=True, static_groups=False,
+                  checkpoint_format="gptq" if version == 1 else "gptq_v2")
+
+    def layer(name, weight):
+        order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(3)) if desc_act else None
+        codes, scales, zeros, means = quantize(weight, bits, group, symmetric, torch.float16, order)
+        tensors = pack_gptq(name, codes, scales, zeros, bits, group, write_middle or version, order)
+        if biases:  # AutoGPTQ writes some to layers that have none
+            tensors[f"{name}.bias"] = torch.zeros(weight.shape[0], dtype=torch.float16)
+        return tensors, means
+
+    return config, layer
+
+
+def awq(group=32):
+    config = dict(quant_method="awq", bits=4, group_size=group, zero_point=True, version="gemm",
+                  modules_to_not_convert=["lm_head"])
+
+    def layer(name, weight):
+        codes, scales, zeros, means = quantize(weight, 4, group, False, torch.float16)
+        return pack_awq(name, codes, scales, zeros), means
+
+    return config, layer
+
+
+# ------------------------------------------------------------------ compressed-tensors
+
+def compressed(format, activations=None, ignore=("lm_head",), scale_dtype=torch.bfloat16, permute=False, **weights):
+    args = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    group = dict(targets=["Linear"], weights=json.loads(args.model_dump_json()), input_activations=activations,
+                 output_activations=None)
+    config = dict(quant_method="compressed-tensors", format=format, quantization_status="compressed",
+                  global_compression_ratio=None, ignore=list(ignore), kv_cache_scheme=None,
+                  config_groups={"group_0": group}, sparsity_config={}, transform_config={}, version="0.20.0")
+    if permute:
+        group["weights"]["actorder"] = "group"
+    compressor = BaseCompressor.get_value_from_registry(format)
+
+    def scales_of(weight):
+        """Scale and zero point as the package's own observers shape them."""
+        out, columns = weight.shape
+        if weights["strategy"] == "block":
+            rows, across = weights["block_structure"]
+            padded = torch.zeros(-(-out // rows) * rows, -(-columns // across) * across)
+            padded[:out, :columns] = weight
+            values = padded.reshape(padded.shape[0] // rows, rows, -1, across)
+            low, high = values.amin((1, 3)), values.amax((1, 3))
+        else:
+            size = {"tensor": None, "channel": columns, "group": weights.get("group_size")}[weights["strategy"]]
+            values = weight.reshape(1, -1) if size is None else weight.reshape(out, -1, size)
+            low, high = values.amin(-1).clamp(max=0), values.amax(-1).clamp(min=0)
+            if size is None:
+                low, high = low[:1], high[:1]
+        if weights["type"] == "float":
+            return (torch.maximum(-low, high) / 448).to(scale_dtype), None
+        if weights["symmetric"]:
+            scale = torch.maximum(-low, high) / ((2 ** weights["num_bits"] - 1) / 2)
+            return scale.to(scale_dtype), torch.zeros_like(scale, dtype=torch.int8)
+        scale = ((high - low) / (2 ** weights["num_bits"] - 1)).to(scale_dtype)
+        bottom = -(2 ** (weights["num_bits"] - 1))
+        return scale, (bottom - low / scale.float()).round().clamp(bottom, -bottom - 1).to(torch.int8)
+
+    def layer(name, weight):
+        order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(5)) if permute else None
+        columns = weight if order is None else weight[:, order]
+        scale, zero = scales_of(columns)
+        state = {"weight": columns.to(torch.float32), "weight_scale": scale.float()}
+        if zero is not None:
+            state["weight_zero_point"] = zero
+        state = compressor.compress(state, scheme)
+        # With f32 scales, so that the package decodes exactly; what is stored are the scales' own dtype.
+        means = compressor.decompress(dict(state), scheme)["weight"].double()
+        state["weight_scale"] = scale
+        if order is not None:  # The file holds columns where they belong, and the group of each.
+            from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
+            codes = unpack_from_int32(state["weight_packed"], weights["num_bits"], weight.shape)
+            there, back = torch.empty_like(codes), torch.empty_like(means)
+            there[:, order], back[:, order] = codes, means
+            state["weight_packed"], means = pack_to_int32(there, weights["num_bits"]), back
+            g_idx = torch.empty(weight.shape[1], dtype=torch.int32)
+            g_idx[order] = torch.arange(weight.shape[1], dtype=torch.int32) // weights["group_size"]
+            state["weight_g_idx"] = g_idx
+        return {f"{name}.{part}": value.contiguous() for part, value in state.items()}, means
+
+    return config, layer
+
+
+# ------------------------------------------------------------------ fp8 as DeepSeek and Qwen publish it
+
+def fp8(kind="e4m3", block=(128, 128), scale_dtype=torch.float32):
+    dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
+    config = dict(quant_method="fp8", fmt=kind, activation_scheme="dynamic", modules_to_not_convert=["lm_head"],
+                  weight_block_size=list(block) if block else None)
+
+    def layer(name, weight):
+        out, columns = weight.shape
+        rows, across = block or weight.shape
+        scales = torch.empty(-(-out // rows), -(-columns // across))
+        spread = torch.empty(out, columns, dtype=torch.float64)
+        for i in range(scales.shape[0]):
+            for j in range(scales.shape[1]):
+                place = slice(i * rows, (i + 1) * rows), slice(j * across, (j + 1) * across)
+                scales[i, j] = (weight[place].abs().max() / torch.finfo(dtype).max).to(scale_dtype)
+                spread[place] = scales[i, j].double()
+        codes = (weight / spread).float().clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+        stored = scales.to(scale_dtype) if block else scales.to(scale_dtype).reshape(())
+        return {f"{name}.weight": codes, f"{name}.weight_scale_inv": stored}, codes.double() * spread
+
+    return config, layer
+
+
+DYNAMIC = dict(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
+# name: type of model, dtype of what stays plain, sizes, and how it is quantized
+CHECKPOINTS = {
+    "gptq": ("llama", torch.float16, {}, gptq(biases=True)),
+    "gptq_zeros": ("llama", torch.float16, dict(head_dim=64), gptq(group=64, symmetric=False)),
+    "gptq_mislabelled": ("llama", torch.float16, {}, gptq(write_middle=2)),
+    "gptq_desc_act": ("llama", torch.float16, {}, gptq(symmetric=False, desc_act=True)),
+    "gptq_v2_int8": ("llama", torch.float16, {}, gptq(bits=8, group=-1, symmetric=False, version=2)),
+    "gptq_qwen2": ("qwen2", torch.float16, dict(hidden_size=128, intermediate_size=128, head_dim=128),
+                   gptq(group=128)),
+    "awq": ("llama", torch.float16, {}, awq()),
+    "packed_zeros": ("llama", torch.bfloat16, {}, compressed(
+        "pack-quantized", num_bits=4, type="int", symmetric=False, strategy="group", group_size=32)),
+    "packed_row": ("llama", torch.bfloat16, {}, compressed(
+        "pack-quantized", num_bits=4, type="int", symmetric=True, strategy="channel")),
+    "packed_order": ("llama", torch.bfloat16, {}, compressed(
+        "pack-quantized", num_bits=4, type="int", symmetric=True, strategy="group", group_size=32, permute=True)),
+    "packed_int8": ("llama", torch.float32, dict(head_dim=64), compressed(
+        "pack-quantized", num_bits=8, type="int", symmetric=True, strategy="group", group_size=64,
+        scale_dtype=torch.float32)),
+    "int8_row": ("llama", torch.bfloat16, {}, compressed(
+        "int-quantized", activations=DYNAMIC, num_bits=8, type="int", symmetric=True, strategy="channel")),
+    "int8_zeros": ("llama", torch.float32, {}, compressed(
+        "int-quantized", num_bits=8, type="int", symmetric=False, strategy="group", group_size=32,
+        scale_dtype=torch.float32)),
+    "float8_tensor": ("llama", torch.bfloat16, {}, compressed(
+        "float-quantized", activations=DYNAMIC | dict(type="float"), num_bits=8, type="float", symmetric=True,
+        strategy="tensor")),
+    "float8_row": ("llama", torch.bfloat16, {}, compressed(
+        "float-quantized", num_bits=8, type="float", symmetric=True, strategy="channel")),
+    "float8_block": ("llama", torch.bfloat16, dict(intermediate_size=136), compressed(
+        "float-quantized", num_bits=8, type="float", symmetric=True, strategy="block", block_structure=[128, 128])),
+    "fp8_block": ("qwen3", torch.bfloat16, dict(hidden_size=136), fp8()),
+    "fp8_e5m2": ("llama", torch.bfloat16, {}, fp8(kind="e5m2", block=None, scale_dtype=torch.bfloat16)),
+}
+
+
+def write_checkpoint(name, model_type, dtype, sizes, config_and_layer):
+    quantization, layer = config_and_layer
+    folder = HERE / name
+    folder.mkdir(exist_ok=True)
+    config = AutoConfig.for_model(model_type, **(TINY | sizes))
+    with torch.no_grad(), make_goldens.precision(torch.float32):
+        shapes = shapes_of(config)
+        tensors, weights = {}, {}
+        for key, shape in shapes.items():
+            value = make_goldens.random_parameter(name, key, shape)
+            base = key.removesuffix(".weight")
+            if key.endswith("_proj.weight"):
+                parts, means = layer(base, value)
+                tensors |= {k: v for k, v in parts.items() if k not in shapes or k == key}
+                weights[key] = means
+            else:
+                tensors[key] = value.to(dtype)
+                weights[key] = tensors[key].double()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    text = json.loads((folder / "config.json").read_text())
+    text |= {"dtype": str(dtype).removeprefix("torch."), "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(text, indent=2) + "\n")
+
+    prompt = make_goldens.random_tokens(("prompt", name), 10, config.vocab_size)
+    logits = {}
+    for key, precision in (("logits", torch.float32), ("logits_f64", torch.float64)):
+        with torch.no_grad(), make_goldens.precision(precision):
+            logits[key] = make_goldens.run_logits(make_goldens.build(config, weights, precision), prompt)
+    error = (logits["logits"] - logits["logits_f64"]).abs().max()
+    save_file({"prompt": torch.from_numpy(prompt), **{k: v.float().contiguous() for k, v in logits.items()}},
+              folder / "expected.safetensors")
+    print(f"{name}: |f32 - f64| {error:.1e}, largest logit {logits['logits'].abs().max():.2f}")
+
+
+def shapes_of(config):
+    from transformers import AutoModelForCausalLM
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {k: tuple(v.shape) for k, v in model.named_parameters()}
+
+
+def main():
+    for name, row in CHECKPOINTS.items():
+        write_checkpoint(name, *row)
+
+
+if __name__ == "__main__":
+    main()
