@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of the corpora of safetensors, gguf and config_json (corpus/<name>/seed_*).
+"""Writes the seeds of the corpora of safetensors, gguf, config_json and quantized_checkpoint (corpus/<name>/seed_*).
 
     python tests/fuzz/make_seeds.py
 
@@ -74,3 +74,46 @@ for config in sorted(MODELS.glob("*/config*.json")):
     save("config_json", f"{config.parent.name}_{config.stem}", config.read_bytes())
 shutil.copy(GOLDENS / "from_python.safetensors", HERE / "corpus" / "safetensors" / "seed_from_python")
 shutil.copy(GOLDENS / "from_python.gguf", HERE / "corpus" / "gguf" / "seed_from_python")
+
+
+# ---- Layers [8, 32] of quantized checkpoints: a config, a byte of 0, a file.
+
+def checkpoint(name, config, **tensors):
+    header, data = {}, b""
+    for part, (dtype, shape, content) in tensors.items():
+        header[f"X.{part}"] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps({"quantization_config": config}, separators=(",", ":")).encode()
+    save("quantized_checkpoint", name, text + b"\0" + safetensors(header, data))
+
+
+def scheme(form, **weights):
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"g": {"weights": weights}}}
+
+
+def words(*shape):
+    size = shape[0] * shape[1] * 4
+    return "I32", list(shape), bytes(37 * i % 256 for i in range(size))
+
+
+def halves(*shape):
+    return "F16", list(shape), struct.pack("<e", 0.5) * (shape[0] * shape[1])
+
+
+gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
+checkpoint("gptq", gptq, qweight=words(4, 8), qzeros=words(1, 1), scales=halves(1, 8))
+checkpoint("gptq_sym", gptq | {"sym": True, "group_size": -1, "bits": 8}, qweight=words(8, 8),
+           qzeros=("I32", [1, 2], b"\x7f" * 8), scales=halves(1, 8))
+checkpoint("gptq_order", gptq | {"desc_act": True}, qweight=words(8, 8), qzeros=words(2, 1), scales=halves(2, 8),
+           g_idx=("I32", [64], struct.pack("<64i", *[i % 2 for i in range(64)])))
+checkpoint("awq", {"quant_method": "awq", "bits": 4, "group_size": 32}, qweight=words(32, 1), qzeros=words(1, 1),
+           scales=halves(1, 8))
+checkpoint("packed", scheme("pack-quantized", num_bits=4, symmetric=False, strategy="group", group_size=32),
+           weight_packed=words(8, 4), weight_scale=halves(8, 1), weight_zero_point=words(1, 1),
+           weight_shape=("I64", [2], struct.pack("<2q", 8, 32)))
+checkpoint("int8", scheme("int-quantized", num_bits=8, strategy="channel"), weight=("I8", [8, 32], bytes(range(256))),
+           weight_scale=halves(8, 1))
+checkpoint("float8", scheme("float-quantized", num_bits=8, type="float", strategy="tensor"),
+           weight=("F8_E4M3", [8, 32], bytes(range(256))), weight_scale=("BF16", [1], b"\0\x3f"))
+checkpoint("fp8", {"quant_method": "fp8", "weight_block_size": [128, 128]},
+           weight=("F8_E4M3", [2, 129], bytes(258)), weight_scale_inv=("F32", [1, 2], struct.pack("<2f", 1, 2)))
