@@ -190,7 +190,7 @@ void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, c
                         .context = &context});
     if (observer != nullptr) [[unlikely]] {
       environment_.device->synchronize();
-      (*observer)(graph_.nodes()[n], step.outputs);
+      (*observer)(graph_.nodes()[n], step.inputs, step.outputs);
     }
   }
 }

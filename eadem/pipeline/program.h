@@ -37,8 +37,10 @@ struct Environment {
   bool op_by_op = false;
 };
 
-// Called after each kernel of a step, with the step's device idle. `outputs` may lie in device memory.
-using StepObserver = std::function<void(const Node& node, std::span<const TensorView> outputs)>;
+// Called after each kernel of a step, with the step's device idle. Views may lie in device memory. An input that the
+// kernel wrote an output over is that output.
+using StepObserver =
+    std::function<void(const Node& node, std::span<const TensorView> inputs, std::span<const TensorView> outputs)>;
 
 class Program {
  public:

@@ -88,6 +88,7 @@ FIXTURES = {"tiny_llama3": 11, "tiny_llama3_tied": 0, "tiny_mistral": 11, "tiny_
             "tiny_qwen3_sharded": 8}  # and the salt of the prompt
 TRAINED = ("llama", "qwen2", "qwen3")
 PACKED = "llama"
+CALIBRATED = ("llama", "llama31")  # with a head of its own, and tied
 
 # Inverse frequencies alone, at the sizes of real models and with options that no model above uses.
 ROPE_TABLES = {
@@ -231,6 +232,27 @@ def write_logits(folder, stem, config, weights, prompt, keep_f64=True):
     write_json(folder / f"{stem}.json", facts)
     print(f"{folder.name}/{stem}: |f32-f64| {error:.2e}  std {facts['logit_std']:.2f}  margin {margin:.3f}  "
           f"distinct greedy {len(set(greedy.tolist()))}")
+
+
+@torch.no_grad()
+def input_mean_squares(config, weights, dtype, prompt):
+    """Of each linear layer, by its weight's name: the mean over the prompt's positions of the square of each input."""
+    with precision(dtype):
+        model = build(config, weights, dtype)
+        result = {}
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                parameter = "model.embed_tokens.weight" if name == "lm_head" and config.tie_word_embeddings else f"{name}.weight"
+                module.register_forward_pre_hook(
+                    lambda _, args, parameter=parameter:
+                        result.update({parameter: (args[0][0].double() ** 2).mean(0).numpy()}))
+        run_logits(model, prompt)
+    return result
+
+
+def write_inputs(folder, config, weights, prompt):
+    f32, f64 = (input_mean_squares(config, weights, dtype, prompt) for dtype in (torch.float32, torch.float64))
+    save_file(f64 | {f"f32.{name}": value for name, value in f32.items()}, folder / "inputs.safetensors")
 
 
 def write_json(path, value):
@@ -435,6 +457,9 @@ def main():
     for name, row in MODELS.items():
         shutil.rmtree(args.out / name, ignore_errors=True)
         config, weights = write_model(args.out, name, row)
+        if name in CALIBRATED:
+            prompt = load_file(args.out / name / "expected.safetensors")["prompt"]
+            write_inputs(args.out / name, config, weights, prompt)
         if name in TRAINED:
             write_ten_steps(args.out, name, config, weights)
         if name == PACKED:
