@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "eadem/io/mapped_file.h"
+#include "eadem/io/weight_writer.h"
 #include "eadem/io/weights.h"
 
 namespace eadem::io {
@@ -160,8 +161,10 @@ class GgufFile : public WeightSource {
 
 // Writes GGUF version 3, atomically (atomic_file.h): metadata and tensors in the given order, tensor data aligned to
 // metadata's general.alignment (32 when absent). dtypes f32, f16, bf16, f64, i32, i64, and block encodings; rank at
-// most 4. Throws
-// InvalidArgument for what cannot be written, IoError for the rest.
+// most 4. Throws InvalidArgument for what cannot be written, IoError for the rest.
+std::unique_ptr<WeightWriter> begin_gguf(const std::string& path, const GgufMetadata& metadata,
+                                         std::span<const TensorHeader> tensors);
+// The same for tensors that are all in memory.
 void write_gguf(const std::string& path, const GgufMetadata& metadata, std::span<const NamedTensor> tensors);
 
 }  // namespace eadem::io

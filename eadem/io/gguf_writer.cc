@@ -3,7 +3,6 @@
 #include <bit>
 #include <set>
 
-#include "eadem/io/atomic_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/text.h"
 #include "eadem/io/weights_internal.h"
@@ -55,36 +54,34 @@ class HeaderWriter {
   std::string text_;
 };
 
-const GgmlType& ggml_type_of(const TensorView& view, const std::string& path, std::string_view tensor) {
-  const WeightType stored{view.dtype, view.encoding};
+const GgmlType& ggml_type_of(const TensorHeader& tensor, const std::string& path) {
   for (uint32_t id = 0; id < 64; ++id)
-    if (const GgmlType* type = find_ggml_type(id); type != nullptr && type->weight_type() == stored) return *type;
-  throw InvalidArgument("cannot write {}: GGUF has no type for tensor {}, which is {}", path, quote(tensor),
-                        stored.name());
+    if (const GgmlType* type = find_ggml_type(id); type != nullptr && type->weight_type() == tensor.type) return *type;
+  throw InvalidArgument("cannot write {}: GGUF has no type for tensor {}, which is {}", path, quote(tensor.name),
+                        tensor.type.name());
 }
 
-uint64_t alignment_of(const GgufMetadata& metadata, const std::string& path) {
+int64_t alignment_of(const GgufMetadata& metadata, const std::string& path) {
   for (const auto& [key, value] : metadata) {
     if (key != "general.alignment") continue;
     const auto* alignment = std::get_if<uint64_t>(&value.data);
     if (value.type != GgufType::u32 || !std::has_single_bit(*alignment))
       throw InvalidArgument("cannot write {}: general.alignment must be a u32 power of two", path);
-    return *alignment;
+    return static_cast<int64_t>(*alignment);
   }
   return 32;
 }
 
-uint64_t padding_of(uint64_t size, uint64_t alignment) { return (alignment - size % alignment) % alignment; }
-
 }  // namespace
 
-void write_gguf(const std::string& path, const GgufMetadata& metadata, std::span<const NamedTensor> tensors) {
+std::unique_ptr<WeightWriter> begin_gguf(const std::string& path, const GgufMetadata& metadata,
+                                         std::span<const TensorHeader> tensors) {
   check_writable(path, tensors);
   std::set<std::string_view> keys;
   for (const auto& [key, value] : metadata)
     if (key.empty() || !is_valid_utf8(key) || !keys.insert(key).second)
       throw InvalidArgument("cannot write {}: the metadata key {} is malformed or appears twice", path, quote(key));
-  const uint64_t alignment = alignment_of(metadata, path);
+  const int64_t alignment = alignment_of(metadata, path);
 
   HeaderWriter header;
   header.scalar<uint32_t>(0x46554747);  // "GGUF"
@@ -95,29 +92,29 @@ void write_gguf(const std::string& path, const GgufMetadata& metadata, std::span
     header.string(key);
     header.value(value);
   }
-  uint64_t offset = 0;
-  for (const NamedTensor& tensor : tensors) {
-    const Shape& shape = tensor.view.shape;
-    if (shape.rank() > 4)
+  int64_t offset = 0;
+  for (const TensorHeader& tensor : tensors) {
+    if (tensor.shape.rank() > 4)
       throw InvalidArgument("cannot write {}: tensor {} {} has more than 4 dimensions", path, quote(tensor.name),
-                            to_string(shape));
+                            to_string(tensor.shape));
     header.string(tensor.name);
-    header.scalar(static_cast<uint32_t>(shape.rank()));
-    for (int axis = shape.rank() - 1; axis >= 0; --axis) header.scalar(static_cast<uint64_t>(shape[axis]));
-    header.scalar(ggml_type_of(tensor.view, path, tensor.name).id);
-    header.scalar(offset);
-    const auto size = static_cast<uint64_t>(stored_bytes(tensor.view));
+    header.scalar(static_cast<uint32_t>(tensor.shape.rank()));
+    for (int axis = tensor.shape.rank() - 1; axis >= 0; --axis)
+      header.scalar(static_cast<uint64_t>(tensor.shape[axis]));
+    header.scalar(ggml_type_of(tensor, path).id);
+    header.scalar(static_cast<uint64_t>(offset));
+    const int64_t size = stored_bytes(tensor.type, tensor.shape);
     offset += size + padding_of(size, alignment);
   }
+  std::string text = header.text();
+  text.append(static_cast<size_t>(padding_of(std::ssize(text), alignment)), '\0');
+  return std::make_unique<WeightWriter>(path, text, std::vector(tensors.begin(), tensors.end()), alignment);
+}
 
-  AtomicFile file(path);
-  file.write(header.text());
-  file.write(std::string(padding_of(header.text().size(), alignment), '\0'));
-  for (const NamedTensor& tensor : tensors) {
-    file.write(bytes_of(tensor.view));
-    file.write(std::string(padding_of(static_cast<uint64_t>(stored_bytes(tensor.view)), alignment), '\0'));
-  }
-  file.commit();
+void write_gguf(const std::string& path, const GgufMetadata& metadata, std::span<const NamedTensor> tensors) {
+  const std::unique_ptr<WeightWriter> writer = begin_gguf(path, metadata, headers_of(path, tensors));
+  for (const NamedTensor& tensor : tensors) writer->write(tensor.view);
+  writer->commit();
 }
 
 }  // namespace eadem::io

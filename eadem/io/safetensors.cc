@@ -8,7 +8,6 @@
 #include <numeric>
 #include <unordered_map>
 
-#include "eadem/io/atomic_file.h"
 #include "eadem/io/json.h"
 #include "eadem/io/mapped_file.h"
 #include "eadem/io/text.h"
@@ -288,13 +287,9 @@ std::shared_ptr<const WeightSource> open_sharded_safetensors(const std::string& 
 
 // ---- Writer ----------------------------------------------------------------------------------------------------
 
-void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                       const SafetensorsFile::Metadata& metadata) {
+std::unique_ptr<WeightWriter> begin_safetensors(const std::string& path, std::span<const TensorHeader> tensors,
+                                                const SafetensorsFile::Metadata& metadata) {
   check_writable(path, tensors);
-  for (const NamedTensor& tensor : tensors)
-    if (tensor.view.encoding != nullptr)
-      throw InvalidArgument("cannot write {}: safetensors has no type for tensor {}, which is {}", path,
-                            quote(tensor.name), tensor.view.encoding->name());
   JsonValue::Object header;
   if (!metadata.empty()) {
     JsonValue strings = JsonValue::object();
@@ -302,30 +297,37 @@ void write_safetensors(const std::string& path, std::span<const NamedTensor> ten
     header.push_back({std::string(kMetadataKey), std::move(strings)});
   }
   int64_t end = 0;
-  for (const NamedTensor& tensor : tensors) {
+  for (const TensorHeader& tensor : tensors) {
+    if (tensor.type.encoding != nullptr)
+      throw InvalidArgument("cannot write {}: safetensors has no type for tensor {}, which is {}", path,
+                            quote(tensor.name), tensor.type.name());
     if (tensor.name == kMetadataKey) throw InvalidArgument("cannot write {}: '{}' is reserved", path, kMetadataKey);
     JsonValue shape = JsonValue::array();
-    for (const int64_t dim : tensor.view.shape.dims()) shape.push_back(dim);
+    for (const int64_t dim : tensor.shape.dims()) shape.push_back(dim);
     const int64_t begin = end;
-    end += tensor.view.size_bytes();
+    end += stored_bytes(tensor.type, tensor.shape);
     JsonValue entry = JsonValue::object();
-    entry.set("dtype", type_name_of(tensor.view.dtype));
+    entry.set("dtype", type_name_of(tensor.type.dtype));
     entry.set("shape", std::move(shape));
     entry.set("data_offsets", JsonValue::Array{begin, end});
     header.push_back({tensor.name, std::move(entry)});
   }
-  std::string text = to_compact_json(JsonValue(std::move(header)));
-  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
-  if (text.size() > kMaxHeaderBytes)
-    throw InvalidArgument("cannot write {}: the header takes {} bytes; at most {} can be read", path, text.size(),
+  std::string json = to_compact_json(JsonValue(std::move(header)));
+  json.append(static_cast<size_t>(padding_of(std::ssize(json), 8)), ' ');  // so that the data is aligned
+  if (json.size() > kMaxHeaderBytes)
+    throw InvalidArgument("cannot write {}: the header takes {} bytes; at most {} can be read", path, json.size(),
                           kMaxHeaderBytes);
+  std::string text(sizeof(uint64_t), '\0');
+  const uint64_t header_size = json.size();
+  std::memcpy(text.data(), &header_size, sizeof header_size);
+  return std::make_unique<WeightWriter>(path, text + json, std::vector(tensors.begin(), tensors.end()), 1);
+}
 
-  AtomicFile file(path);
-  const uint64_t header_size = text.size();
-  file.write(std::as_bytes(std::span(&header_size, 1)));
-  file.write(text);
-  for (const NamedTensor& tensor : tensors) file.write(bytes_of(tensor.view));
-  file.commit();
+void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                       const SafetensorsFile::Metadata& metadata) {
+  const std::unique_ptr<WeightWriter> writer = begin_safetensors(path, headers_of(path, tensors), metadata);
+  for (const NamedTensor& tensor : tensors) writer->write(tensor.view);
+  writer->commit();
 }
 
 }  // namespace eadem::io

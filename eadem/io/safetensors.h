@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "eadem/io/mapped_file.h"
+#include "eadem/io/weight_writer.h"
 #include "eadem/io/weights.h"
 
 namespace eadem::io {
@@ -49,8 +50,11 @@ class SafetensorsFile : public WeightSource {
 // must agree: each indexed tensor is in its shard, and no shard holds a tensor that the index does not place there.
 std::shared_ptr<const WeightSource> open_sharded_safetensors(const std::string& index_path);
 
-// Writes the tensors in the given order, atomically (atomic_file.h). Throws InvalidArgument for names or views that
-// cannot be written, IoError for the rest.
+// Writes the tensors in the given order, atomically (atomic_file.h). Throws InvalidArgument for names, types or views
+// that cannot be written, IoError for the rest.
+std::unique_ptr<WeightWriter> begin_safetensors(const std::string& path, std::span<const TensorHeader> tensors,
+                                                const SafetensorsFile::Metadata& metadata = {});
+// The same for tensors that are all in memory.
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                        const SafetensorsFile::Metadata& metadata = {});
 

@@ -69,8 +69,9 @@ Tensor tensor_over(std::span<const std::byte> bytes, const WeightType& type, con
   return copy;
 }
 
-int64_t stored_bytes(const TensorView& view) {
-  return view.encoding == nullptr ? view.size_bytes() : view.encoding->planes(view.shape).at(0).size_bytes();
+int64_t stored_bytes(const WeightType& type, const Shape& shape) {
+  if (type.encoding == nullptr) return shape.num_elements() * static_cast<int64_t>(dtype_size(type.dtype));
+  return type.encoding->planes(shape).at(0).size_bytes();
 }
 
 Shape checked_shape(std::span<const uint64_t> dims, const std::string& file, std::string_view tensor) {
@@ -90,17 +91,25 @@ Shape checked_shape(std::span<const uint64_t> dims, const std::string& file, std
   return Shape(std::span<const int64_t>(extents));
 }
 
-void check_writable(const std::string& path, std::span<const NamedTensor> tensors) {
+void check_writable(const std::string& path, std::span<const TensorHeader> tensors) {
   std::set<std::string_view> names;
-  for (const NamedTensor& tensor : tensors) {
+  for (const TensorHeader& tensor : tensors) {
     if (tensor.name.empty() || !is_valid_utf8(tensor.name))
       throw InvalidArgument("cannot write {}: {} is not a tensor name", path, quote(tensor.name));
     if (!names.insert(tensor.name).second)
       throw InvalidArgument("cannot write {}: two tensors are named {}", path, quote(tensor.name));
+  }
+}
+
+std::vector<TensorHeader> headers_of(const std::string& path, std::span<const NamedTensor> tensors) {
+  std::vector<TensorHeader> headers;
+  for (const NamedTensor& tensor : tensors) {
     if (!tensor.view.is_contiguous())
       throw InvalidArgument("cannot write {}: tensor {} ({}) is not contiguous", path, quote(tensor.name),
                             to_string(tensor.view));
+    headers.push_back({tensor.name, {tensor.view.dtype, tensor.view.encoding}, tensor.view.shape});
   }
+  return headers;
 }
 
 // ---- open_weights ----------------------------------------------------------------------------------------------

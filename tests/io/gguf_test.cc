@@ -358,6 +358,49 @@ TEST(GgufWriter, SameBytesAsThePackage) {
   EXPECT_EQ(content_of(scratch.file("again.gguf")), content_of(golden));
 }
 
+// Tensors that come row by row make the same file, which is not there before the last of them.
+TEST(GgufWriter, WritesTensorsInParts) {
+  const ScratchDirectory scratch;
+  std::vector<float> values(3 * 64 + 5);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17) - 8;
+  const BlockEncoding* q4_0 = BlockEncoding::find("q4_0");
+  std::vector<uint8_t> blocks(3 * static_cast<size_t>(q4_0->row_bytes(64)));
+  TensorView encoded(blocks.data(), DType::f32, {3, 64});
+  encoded.encoding = q4_0;
+  q4_0->encode(encoded, TensorView(values.data(), DType::f32, {3, 64}));
+  const std::vector<NamedTensor> tensors = {{"none", TensorView(values.data(), DType::f32, {0, 4})},
+                                            {"encoded", encoded},
+                                            {"plain", TensorView(values.data(), DType::bf16, {3, 5})},
+                                            {"last", TensorView(values.data(), DType::f32, {2, 0})}};
+  write_gguf(scratch.file("whole.gguf"), {}, tensors);
+  const std::vector<std::string> before = scratch.names();
+
+  const std::string path = scratch.file("parts.gguf");
+  const std::vector<TensorHeader> headers = {{"none", DType::f32, {0, 4}},
+                                             {"encoded", {DType::f32, q4_0}, {3, 64}},
+                                             {"plain", DType::bf16, {3, 5}},
+                                             {"last", DType::f32, {2, 0}}};
+  const auto write_parts = [&](WeightWriter& writer) {
+    for (int64_t row = 0; row < 3; ++row) {
+      TensorView part(blocks.data() + row * q4_0->row_bytes(64), DType::f32, {1, 64});
+      part.encoding = q4_0;
+      writer.write(part);
+    }
+    auto* halves = reinterpret_cast<bf16_t*>(values.data());
+    writer.write(TensorView(halves, DType::bf16, {1, 5}));
+    writer.write(TensorView(halves + 5, DType::bf16, {2, 5}));
+  };
+  {
+    const auto abandoned = begin_gguf(path, {}, headers);
+    write_parts(*abandoned);
+  }
+  EXPECT_EQ(scratch.names(), before);
+  const auto writer = begin_gguf(path, {}, headers);
+  write_parts(*writer);
+  writer->commit();
+  EXPECT_EQ(content_of(path), content_of(scratch.file("whole.gguf")));
+}
+
 TEST(GgufWriter, Refuses) {
   const ScratchDirectory scratch;
   const std::string path = scratch.file("m.gguf");
