@@ -8,21 +8,22 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <map>
-#include <set>
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/convert_tokenizer.h"
 #include "eadem/cli/convert_types.h"
+#include "eadem/cli/convert_weights.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
-#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/thread_pool.h"
+#include "eadem/engine/calibration.h"
+#include "eadem/engine/llm.h"
 #include "eadem/io/atomic_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
+#include "eadem/io/mapped_file.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/llama.h"
@@ -37,101 +38,13 @@ using io::GgufValue;
 using models::LlamaConfig;
 using modules::RopeScaling;
 
-// Every parameter of the model, by its Hugging Face name.
-std::vector<std::string> parameter_names(const LlamaConfig& config) {
-  std::vector<std::string> names = {"model.embed_tokens.weight"};
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
-    const auto add = [&](const char* name, bool bias) {
-      names.push_back(prefix + name + ".weight");
-      if (bias) names.push_back(prefix + name + ".bias");
-    };
-    add("input_layernorm", false);
-    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"})
-      add(name, config.attention_bias);
-    if (config.qk_norm) add("self_attn.q_norm", false);
-    if (config.qk_norm) add("self_attn.k_norm", false);
-    add("self_attn.o_proj", config.attention_out_bias);
-    add("post_attention_layernorm", false);
-    for (const char* name : {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) add(name, config.mlp_bias);
-  }
-  names.emplace_back("model.norm.weight");
-  if (!config.tie_word_embeddings) names.emplace_back("lm_head.weight");
-  return names;
-}
+constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+constexpr int64_t kCalibrationTokens = int64_t{1} << 15;
 
-int64_t stored_bytes(const WeightType& type, const Shape& shape) {
-  if (type.encoding == nullptr) return shape.num_elements() * static_cast<int64_t>(dtype_size(type.dtype));
-  int64_t total = 0;
-  for (const PlaneSpec& plane : type.encoding->planes(shape)) total += plane.size_bytes();
-  return total;
-}
-int64_t stored_bytes(const TensorView& view) { return stored_bytes({view.dtype, view.encoding}, view.shape); }
-
-Tensor empty_like(const WeightType& type, const Shape& shape) {
-  if (type.encoding == nullptr) return Tensor::on_host(type.dtype, shape);
-  Tensor result = Tensor::on_host(DType::u8, Shape{stored_bytes(type, shape)});
-  result.view = TensorView(result.view.data, type.dtype, shape);
-  result.view.encoding = type.encoding;
-  return result;
-}
-
-// A copy of `tensor` stored in another way: decoded, rounded or quantized.
-Tensor stored_as(ThreadPool& pool, const Tensor& tensor, const WeightType& type) {
-  const TensorView& view = tensor.view;
-  const int64_t columns = view.shape.rank() == 0 ? 1 : view.shape[view.shape.rank() - 1];
-  const int64_t rows = columns == 0 ? 0 : view.num_elements() / columns;
-  if (view.encoding != nullptr) {
-    EADEM_CHECK(type == WeightType(DType::f32), "{} to {}", to_string(view), type.name());
-    Tensor result = Tensor::on_host(DType::f32, view.shape);
-    pool.parallel_for(
-        rows, [&](int64_t row, int) { view.encoding->decode_row(result.view.as<float>() + row * columns, view, row); });
-    return result;
-  }
-  if (type.encoding == nullptr) return converted_on_host(view, type.dtype);
-  Tensor result = empty_like(type, view.shape);
-  type.encoding->encode(result.view, view, [&pool](int64_t count, FunctionRef<void(int64_t)> task) {
-    pool.parallel_for(count, [&](int64_t index, int) { task(index); });
-  });
-  return result;
-}
-
-// GGUF files of the Llama architecture order the rows of each head of q and k for interleaved rotation: pairs (2i, 2i +
-// 1) instead of (i, i + head_dim / 2). `to_interleaved` or back. Whole rows move, however they are stored.
-Tensor permuted(const Tensor& tensor, int64_t heads, int64_t head_dim, bool to_interleaved) {
-  const TensorView& view = tensor.view;
-  const int64_t rows = view.shape[0], row_bytes = stored_bytes(view) / std::max<int64_t>(rows, 1);
-  Tensor result = empty_like({view.dtype, view.encoding}, view.shape);
-  const auto* from = static_cast<const std::byte*>(view.data);
-  auto* to = static_cast<std::byte*>(result.view.data);
-  for (int64_t head = 0; head < heads; ++head)
-    for (int64_t pair = 0; pair < head_dim / 2; ++pair)
-      for (int64_t half = 0; half < 2; ++half) {
-        const int64_t interleaved = head * head_dim + 2 * pair + half;
-        const int64_t split = head * head_dim + half * (head_dim / 2) + pair;
-        std::memcpy(to + (to_interleaved ? interleaved : split) * row_bytes,
-                    from + (to_interleaved ? split : interleaved) * row_bytes, static_cast<size_t>(row_bytes));
-      }
-  return result;
-}
-
-struct Difference {
-  double largest = 0;
-  double relative = 0;  // root of the sum of squares, over that of the values
-};
-
-Difference difference(const Tensor& before, const Tensor& after) {
-  const auto* a = before.view.as<float>();
-  const auto* b = after.view.as<float>();
-  double largest = 0, squares = 0, total = 0;
-  for (int64_t i = 0; i < before.view.num_elements(); ++i) {
-    const double error = static_cast<double>(a[i]) - b[i];
-    largest = std::max(largest, std::abs(error));
-    squares += error * error;
-    total += static_cast<double>(a[i]) * a[i];
-    if (!std::isfinite(error)) return {error, error};
-  }
-  return {largest, total > 0 ? std::sqrt(squares / total) : 0.0};
+std::vector<io::TensorHeader> headers_of(const std::vector<ConvertedTensor>& tensors) {
+  std::vector<io::TensorHeader> headers;
+  for (const ConvertedTensor& tensor : tensors) headers.push_back(tensor.header());
+  return headers;
 }
 
 // A number that went through f32, as a person would have written it.
@@ -246,104 +159,6 @@ GgufMetadata metadata_of(const LlamaConfig& config, const std::string& name, uin
   return metadata;
 }
 
-struct Converted {
-  std::string from, to;
-  Tensor tensor;
-  WeightType before;
-  Difference error;
-
-  WeightType type() const { return {tensor.view.dtype, tensor.view.encoding}; }
-};
-
-struct Plan {
-  bool target_gguf;
-  std::string type;  // a name of convert_type_names(), or "as-is"
-};
-
-std::vector<Converted> convert_weights(const models::Checkpoint& checkpoint, const LlamaConfig& config,
-                                       const Plan& plan) {
-  const io::WeightSource& weights = *checkpoint.weights;
-  const bool source_interleaved = config.rope_style == kernels::RopeStyle::interleaved;
-  const bool target_interleaved = plan.target_gguf && (config.model_type == "llama" || config.model_type == "mistral");
-  if (source_interleaved != target_interleaved && config.rotary_dim != config.head_dim)
-    throw Unsupported(
-        "{}: only {} of {} dimensions of a head are rotated; their order in the other format is not known",
-        checkpoint.path, config.rotary_dim, config.head_dim);
-  std::vector<Converted> result;
-  std::set<std::string, std::less<>> used;
-  ThreadPool pool;
-  ProgressBar bar("converting");
-  const std::vector<std::string> names = parameter_names(config);
-  for (size_t i = 0; i < names.size(); ++i) {
-    stop_if_interrupted();
-    const std::string& name = names[i];
-    bar.update(static_cast<double>(i), static_cast<double>(names.size()), name);
-    const std::string from = checkpoint.model->checkpoint_names(name).front();
-    Tensor tensor = weights.get(from);
-    used.insert(from);
-    if (!is_floating(tensor.dtype()))
-      throw Unsupported("{}: '{}' is {}; only floating-point tensors are converted", weights.path(), from,
-                        dtype_name(tensor.dtype()));
-    const WeightType before = {tensor.dtype(), tensor.view.encoding};
-    // What neither kind of file holds as it is.
-    if (before.encoding != nullptr && BlockEncoding::of(before.encoding) == nullptr)
-      tensor = stored_as(pool, tensor, DType::f32);
-    const bool is_q = name.find(".q_proj.") != std::string::npos, is_k = name.find(".k_proj.") != std::string::npos;
-    if (source_interleaved != target_interleaved && (is_q || is_k)) {
-      const int64_t heads = is_q ? config.num_attention_heads : config.num_key_value_heads;
-      if (tensor.shape().rank() < 1 || tensor.shape()[0] != heads * config.head_dim)
-        throw DataCorrupted("{}: '{}' is {}; the config implies {} rows ({} heads x head_dim {})", weights.path(), from,
-                            to_string(tensor.shape()), heads * config.head_dim, heads, config.head_dim);
-      tensor = permuted(tensor, heads, config.head_dim, target_interleaved);
-    }
-    // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
-    WeightType type = {tensor.dtype(), tensor.view.encoding};
-    if (tensor.shape().rank() < 2)
-      type = plan.target_gguf ? DType::f32 : before;
-    else if (plan.type != "as-is")
-      type = convert_type_of(plan.type, config, name, tensor.shape()[1]);
-    if (type.dtype == DType::f64) type = DType::f32;
-    Difference error;
-    if (!(type == before)) {
-      const Tensor values = stored_as(pool, tensor, DType::f32);
-      Tensor rounded;
-      try {
-        rounded = stored_as(pool, values, type);
-      } catch (const InvalidArgument& error) {
-        throw InvalidArgument("{}: '{}': {}", weights.path(), from, error.what());
-      }
-      error = difference(values, stored_as(pool, rounded, DType::f32));
-      if (!std::isfinite(error.largest))
-        throw InvalidArgument("{}: '{}' has values that {} cannot hold", weights.path(), from, type.name());
-      tensor = std::move(rounded);
-    }
-    result.push_back({from, plan.target_gguf ? models::gguf_name(name) : name, std::move(tensor), before, error});
-  }
-  for (const io::WeightInfo& info : weights.tensors())
-    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name) && !models::adds_nothing(weights, info))
-      throw DataCorrupted("{}: tensor '{}' is no parameter of the model that {} describes", weights.path(), info.name,
-                          checkpoint.config_path);
-  return result;
-}
-
-std::vector<io::NamedTensor> named(const std::vector<Converted>& tensors) {
-  std::vector<io::NamedTensor> result;
-  for (const Converted& tensor : tensors) result.push_back({tensor.to, tensor.tensor.view});
-  return result;
-}
-
-WeightType most_common_type(const std::vector<Converted>& tensors) {
-  std::map<std::string_view, int64_t> bytes;
-  WeightType best;
-  int64_t most = 0;
-  for (const Converted& tensor : tensors) {
-    if (tensor.tensor.shape().rank() < 2) continue;
-    const int64_t total = bytes[tensor.type().name()] += stored_bytes(tensor.tensor.view);
-    if (total > most) most = total, best = tensor.type();
-  }
-  return best;
-}
-
 // A directory that appears whole: written beside its place and renamed, or, over an old one, file by file.
 class NewDirectory {
  public:
@@ -373,8 +188,10 @@ class NewDirectory {
   std::string path_, temporary_;
 };
 
-void write_gguf_model(const models::Checkpoint& checkpoint, const LlamaConfig& config, const std::string& out,
-                      std::vector<Converted>& tensors, const std::string& type, bool with_tokenizer) {
+// The header of the converted GGUF file. Adds the tensor of rotary divisors, if the model has one.
+std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& checkpoint, const LlamaConfig& config,
+                                                   const std::string& out, std::vector<ConvertedTensor>& tensors,
+                                                   const std::string& type, bool with_tokenizer) {
   const uint32_t file_type = gguf_file_type(type, most_common_type(tensors));
   std::vector<double> divisors;
   GgufMetadata metadata;
@@ -406,15 +223,20 @@ void write_gguf_model(const models::Checkpoint& checkpoint, const LlamaConfig& c
   if (!divisors.empty()) {
     Tensor tensor = Tensor::on_host(DType::f32, Shape{static_cast<int64_t>(divisors.size())});
     for (size_t i = 0; i < divisors.size(); ++i) tensor.view.as<float>()[i] = static_cast<float>(divisors[i]);
-    tensors.push_back({"(rope scaling)", "rope_freqs.weight", std::move(tensor), DType::f32, {}});
+    tensors.push_back({.from = "(rope scaling)",
+                       .to = "rope_freqs.weight",
+                       .before = DType::f32,
+                       .type = DType::f32,
+                       .shape = tensor.shape(),
+                       .constant = tensor});
   }
-  io::write_gguf(out, metadata, named(tensors));
+  return io::begin_gguf(out, metadata, headers_of(tensors));
 }
 
-void write_directory(const models::Checkpoint& checkpoint, const LlamaConfig& config, const std::string& out,
-                     const std::vector<Converted>& tensors, bool with_tokenizer) {
-  NewDirectory directory(out);
-  const fs::path target = directory.path();
+// Everything of the converted directory but the weights.
+std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& checkpoint, const LlamaConfig& config,
+                                                  const fs::path& target, const std::vector<ConvertedTensor>& tensors,
+                                                  bool with_tokenizer) {
   LlamaConfig written = config;
   if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get())) {
     written = config_for_json(config, *gguf);
@@ -427,19 +249,47 @@ void write_directory(const models::Checkpoint& checkpoint, const LlamaConfig& co
   }
   written.checkpoint_dtype = most_common_type(tensors).dtype;
   io::write_file_atomically((target / "config.json").string(), io::to_json(written.to_json()) + "\n");
-  io::write_safetensors((target / "model.safetensors").string(), named(tensors), {{"format", "pt"}});
-  directory.commit();
+  return io::begin_safetensors((target / "model.safetensors").string(), headers_of(tensors), {{"format", "pt"}});
+}
+
+// Measures what the model's matrices are multiplied by on the text of `file`.
+engine::Calibration calibrate(const models::Checkpoint& checkpoint, const std::string& file, int64_t max_tokens,
+                              const std::shared_ptr<Device>& device) {
+  const std::string text = io::read_file(file, kMaxTextBytes);
+  const io::Tokenizer tokenizer = engine::open_tokenizer(checkpoint);
+  std::vector<int32_t> ids;
+  try {
+    ids = tokenizer.encode(text, {.add_special_tokens = false, .parse_special = false});
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument("{}: {}", file, error.what());
+  }
+  if (ids.empty()) throw InvalidArgument("{} has no tokens to calibrate with", file);
+  engine::CalibrationOptions options{.max_tokens = max_tokens};
+  if (!tokenizer.prefix_ids().empty() && tokenizer.prefix_ids()[0] == tokenizer.bos()) options.bos = tokenizer.bos();
+  ProgressBar bar("calibrating");
+  const auto calibration = engine::Calibration::run(
+      checkpoint, device, ids, options, [&](std::string_view stage, int64_t done, int64_t total) {
+        stop_if_interrupted();
+        bar.update(static_cast<double>(done), static_cast<double>(total), stage);
+      });
+  bar.clear();
+  note("{}: calibrated with {} tokens of {}", file, calibration.tokens(), ids.size());
+  return calibration;
 }
 
 }  // namespace
 
 int convert(CommandLine command_line) {
   std::string in, out, type = "as-is";
+  std::optional<std::string> calibration_file;
+  std::optional<int64_t> calibration_tokens;
+  ModelOptions calibration_options;
   bool force = false, no_tokenizer = false, json = false;
   Arguments arguments("convert",
                       "Writes a model in the other format, or with its weights stored in another way: a .gguf file "
                       "when OUT ends in .gguf, else a directory in Hugging Face layout. Shows each tensor's size and "
-                      "error. The output appears whole or not at all.");
+                      "error. Tensors are read, converted and written a part at a time; the output appears whole or "
+                      "not at all.");
   arguments.operand("IN", in, "a model, as other commands take it");
   arguments.operand("OUT", out, "a .gguf file or a directory");
   std::vector<std::string> types = convert_type_names();
@@ -447,17 +297,31 @@ int convert(CommandLine command_line) {
   arguments.choice("--type", types, type,
                    "of matrices (default: as-is); norms and biases are never rounded. Quantized types are for .gguf "
                    "files; _s and _m are mixtures that spend more bits on values, down projections and the LM head");
+  arguments.option("--calibrate", "FILE", calibration_file,
+                   "run the model over this UTF-8 text first, and let an error cost what the inputs of its column are "
+                   "worth (an importance matrix)");
+  arguments.option("--calibrate-tokens", "N", calibration_tokens, "at most so many tokens of the text (default: 32k)");
   arguments.flag("--no-tokenizer", no_tokenizer, "leave the tokenizer out");
   arguments.flag("--force", force, "overwrite OUT");
   arguments.flag("--json", json, "the list of tensors as JSON");
+  calibration_options.add_device(arguments);
   arguments.note(
       "Between the formats, rows of q and k are reordered as Llama files in GGUF have them, and config.json and "
       "tokenizer.json become metadata or the other way round; what one cannot say of the other is refused "
       "by name. GGUF has no place for generation_config.json.");
   arguments.example("eadem convert path/to/model model.gguf", "a directory to GGUF");
   arguments.example("eadem convert path/to/model model.gguf --type q4_k_m", "quantized, to a third of 16 bits");
+  arguments.example("eadem convert path/to/model model.gguf --type q3_k_m --calibrate text.txt",
+                    "quantized so that a text like this one suffers least");
   arguments.example("eadem convert model.gguf path/to/model --type bf16", "GGUF to a directory, in 16 bits");
   if (!arguments.parse(command_line)) return kOk;
+  if (calibration_tokens && !calibration_file) throw UsageError("--calibrate-tokens is for --calibrate");
+  if (calibration_tokens && *calibration_tokens < 1)
+    throw UsageError(fmt::format("--calibrate-tokens is {}; expected at least 1", *calibration_tokens));
+  if (calibration_file && !is_quantized_type(type))
+    throw UsageError(fmt::format("--calibrate is for quantized types; --type is {}", type));
+  if (!calibration_file && (calibration_options.device != "cpu" || !calibration_options.isa.empty()))
+    throw UsageError("--device and --isa say what --calibrate runs on");
   listen_for_interrupt();
 
   const std::string path = resolve_model(in);
@@ -493,37 +357,57 @@ int convert(CommandLine command_line) {
   }
 
   const LlamaConfig& config = llama->config();
-  std::vector<Converted> tensors = convert_weights(checkpoint, config, {target_gguf, type});
-  if (target_gguf)
-    write_gguf_model(checkpoint, config, out, tensors, type, with_tokenizer);
-  else
-    write_directory(checkpoint, config, out, tensors, with_tokenizer);
+  std::vector<ConvertedTensor> tensors = plan_weights(checkpoint, config, {target_gguf, type});
+  std::optional<NewDirectory> directory;
+  if (!target_gguf) directory.emplace(out);
+  const std::unique_ptr<io::WeightWriter> writer =
+      target_gguf ? begin_gguf_model(checkpoint, config, out, tensors, type, with_tokenizer)
+                  : begin_directory(checkpoint, config, directory->path(), tensors, with_tokenizer);
+  std::optional<engine::Calibration> calibration;
+  if (calibration_file)
+    calibration = calibrate(checkpoint, *calibration_file, calibration_tokens.value_or(kCalibrationTokens),
+                            calibration_options.open());
+  {
+    ThreadPool pool(static_cast<int>(calibration_options.threads));
+    ProgressBar bar("converting");
+    convert_weights(tensors, checkpoint, calibration ? &*calibration : nullptr, pool, *writer,
+                    [&](int64_t done, int64_t total, const std::string& name) {
+                      stop_if_interrupted();
+                      bar.update(static_cast<double>(done), static_cast<double>(total), name);
+                    });
+  }
+  writer->commit();
+  if (directory) directory->commit();
   models::open_checkpoint(out);  // what was written reads back
 
   int64_t bytes_before = 0, bytes_after = 0;
   double worst = 0;
   io::JsonValue list = io::JsonValue::array();
-  std::string text = fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}  {}\n", "tensor", "type", "bytes", "largest error",
-                                 "relative error", "from");
-  for (const Converted& tensor : tensors) {
-    const TensorView& view = tensor.tensor.view;
-    const int64_t bytes = stored_bytes(view);
-    bytes_before += stored_bytes(tensor.before, view.shape);
+  std::string text = fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}{}  {}\n", "tensor", "type", "bytes",
+                                 "largest error", "relative error", calibration ? " error of output" : "", "from");
+  for (const ConvertedTensor& tensor : tensors) {
+    const Rounding& error = tensor.rounding;
+    const int64_t bytes = stored_bytes(tensor.type, tensor.shape);
+    bytes_before += stored_bytes(tensor.before, tensor.shape);
     bytes_after += bytes;
-    worst = std::max(worst, tensor.error.relative);
-    const std::string change = tensor.before == tensor.type()
+    worst = std::max(worst, error.relative);
+    const std::string change = tensor.before == tensor.type
                                    ? std::string(tensor.before.name())
-                                   : fmt::format("{} > {}", tensor.before.name(), tensor.type().name());
+                                   : fmt::format("{} > {}", tensor.before.name(), tensor.type.name());
     const auto number = [](double error) { return error == 0 ? std::string("exact") : fmt::format("{:.3g}", error); };
-    text += fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}  {}\n", tensor.to, change, bytes,
-                        number(tensor.error.largest), number(tensor.error.relative), tensor.from);
-    list.push_back(io::JsonValue::object()
-                       .set("name", tensor.to)
-                       .set("from", tensor.from)
-                       .set("type", std::string(tensor.type().name()))
-                       .set("bytes", bytes)
-                       .set("largest_error", tensor.error.largest)
-                       .set("relative_error", tensor.error.relative));
+    // Of tensors that nothing is known about the inputs of, a dash.
+    const std::string output = error.relative > 0 && error.relative_output == 0 ? "-" : number(error.relative_output);
+    text += fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}{}  {}\n", tensor.to, change, bytes, number(error.largest),
+                        number(error.relative), calibration ? fmt::format(" {:>15}", output) : "", tensor.from);
+    io::JsonValue entry = io::JsonValue::object();
+    entry.set("name", tensor.to)
+        .set("from", tensor.from)
+        .set("type", std::string(tensor.type.name()))
+        .set("bytes", bytes)
+        .set("largest_error", error.largest)
+        .set("relative_error", error.relative);
+    if (calibration && output != "-") entry.set("relative_output_error", error.relative_output);
+    list.push_back(std::move(entry));
   }
   print(json ? io::to_json(io::JsonValue::object().set("output", out).set("tensors", std::move(list))) + "\n" : text);
   note("{}: {} tensors, {} before, {} now, {}", out, tensors.size(), bytes_text(static_cast<double>(bytes_before)),

@@ -83,6 +83,10 @@ std::vector<std::string> convert_type_names() {
   return names;
 }
 
+bool is_quantized_type(std::string_view type_name) {
+  return find_mixture(type_name) != nullptr || BlockEncoding::find(type_name) != nullptr;
+}
+
 WeightType convert_type_of(std::string_view type_name, const models::LlamaConfig& config, const std::string& parameter,
                            int64_t columns) {
   if (const auto dtype = dtype_from_name(type_name)) return *dtype;

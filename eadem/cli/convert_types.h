@@ -16,6 +16,9 @@ namespace eadem::cli {
 // cost most. The mixtures store what files of the same name on the web do.
 std::vector<std::string> convert_type_names();
 
+// Neither a plain dtype nor "as-is".
+bool is_quantized_type(std::string_view type_name);
+
 // The type of the matrix `parameter` [rows, columns] under `type_name`, one of convert_type_names(). Where columns are
 // no whole blocks, a type of at least as many bits whose blocks fit; f16 when none does.
 WeightType convert_type_of(std::string_view type_name, const models::LlamaConfig& config, const std::string& parameter,

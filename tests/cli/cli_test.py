@@ -371,6 +371,34 @@ class Convert(ProgramTest):
             self.assertTrue(text.startswith(expected), text)
         self.refused(1, "safetensors has no type", "convert", STORIES, self.folder / "directory", "--type", "q8_0")
 
+    def test_calibration(self):
+        text = self.folder / "text.txt"
+        text.write_text((STORIES / "greedy.txt").read_text())
+        plain, once, again = (self.folder / f"{name}.gguf" for name in ("plain", "once", "again"))
+        convert = ["convert", STORIES, "--type", "q4_0", "--json"]
+        uncalibrated = json.loads(self.done(*convert, plain).out)["tensors"]
+        calibrated = json.loads(self.done(*convert, once, "--calibrate", text, "--calibrate-tokens", "200").out)["tensors"]
+        self.done(*convert, again, "--calibrate", text, "--calibrate-tokens", "200", "--threads", "1")
+        self.assertEqual(once.read_bytes(), again.read_bytes())
+        for before, after in zip(uncalibrated, calibrated):
+            self.assertNotIn("relative_output_error", before)
+            if after["type"] == "q4_0":
+                self.assertGreater(after["relative_output_error"], 0, after)
+            else:
+                self.assertEqual(after.get("relative_output_error", 0), 0, after)
+        # What is least with weights is not least without them.
+        self.assertGreater(*(sum(tensor["relative_error"] for tensor in list) for list in (calibrated, uncalibrated)))
+        self.done("perplexity", once, text, "--context", "32")
+        out = self.folder / "out.gguf"
+        self.refused(2, ["--calibrate is for quantized types", "as-is"], "convert", STORIES, out, "--calibrate", text)
+        self.refused(2, "--calibrate-tokens is for --calibrate", *convert, out, "--calibrate-tokens", "5")
+        self.refused(2, "expected at least 1", *convert, out, "--calibrate", text, "--calibrate-tokens", "0")
+        self.refused(2, "--device and --isa", *convert, out, "--isa", "scalar")
+        self.refused(1, "nope.txt", *convert, out, "--calibrate", self.folder / "nope.txt")
+        text.write_text("")
+        self.refused(1, [str(text), "no tokens"], *convert, out, "--calibrate", text)
+        self.assertFalse(out.exists())
+
     def test_what_a_type_cannot_hold(self):
         huge = self.folder / "huge"
         shutil.copytree(STORIES, huge)

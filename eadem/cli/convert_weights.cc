@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/convert_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <set>
+
+#include "eadem/cli/convert_types.h"
+#include "eadem/core/encodings/block_encoding.h"
+#include "eadem/models/llama.h"
+
+namespace eadem::cli {
+
+namespace {
+
+using models::LlamaConfig;
+
+// Values of a band, in the target's bytes: small beside a model, large beside the cost of starting a parallel region.
+constexpr int64_t kBandBytes = int64_t{16} << 20;
+
+// Every parameter of the model, by its Hugging Face name.
+std::vector<std::string> parameter_names(const LlamaConfig& config) {
+  std::vector<std::string> names = {"model.embed_tokens.weight"};
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    const auto add = [&](const char* name, bool bias) {
+      names.push_back(prefix + name + ".weight");
+      if (bias) names.push_back(prefix + name + ".bias");
+    };
+    add("input_layernorm", false);
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"})
+      add(name, config.attention_bias);
+    if (config.qk_norm) add("self_attn.q_norm", false);
+    if (config.qk_norm) add("self_attn.k_norm", false);
+    add("self_attn.o_proj", config.attention_out_bias);
+    add("post_attention_layernorm", false);
+    for (const char* name : {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) add(name, config.mlp_bias);
+  }
+  names.emplace_back("model.norm.weight");
+  if (!config.tie_word_embeddings) names.emplace_back("lm_head.weight");
+  return names;
+}
+
+// A matrix as rows of values and of bytes; a vector is one row.
+struct Rows {
+  Rows(const WeightType& type, const Shape& shape)
+      : columns(shape.rank() == 0 ? 1 : shape.back()),
+        count(columns == 0 ? 0 : shape.num_elements() / columns),
+        bytes(columns == 0 ? 0 : stored_bytes(type, Shape{1, columns})) {}
+  int64_t columns, count, bytes;
+};
+
+// Where row `row` of the converted tensor stands in the original.
+int64_t source_row(const ConvertedTensor& tensor, int64_t row) {
+  const int64_t head_dim = tensor.permuted_head_dim;
+  if (head_dim == 0) return row;
+  const int64_t first = row / head_dim * head_dim, i = row % head_dim;
+  return first + (tensor.to_interleaved ? i % 2 * (head_dim / 2) + i / 2 : i % (head_dim / 2) * 2 + i / (head_dim / 2));
+}
+
+// One row as f32; values beyond f32 become infinities.
+void read_row(float* values, const TensorView& view, const Rows& rows, int64_t row) {
+  if (view.encoding != nullptr) return view.encoding->decode_row(values, view, row);
+  std::byte* source = static_cast<std::byte*>(view.data) + row * rows.bytes;
+  convert_on_host(TensorView(values, DType::f32, Shape{rows.columns}),
+                  TensorView(source, view.dtype, Shape{rows.columns}));
+}
+
+// Sums over a row, of f64 so that their order matters little.
+struct RowError {
+  double largest = 0, squares = 0, total = 0, weighted_squares = 0, weighted_total = 0;
+  std::exception_ptr exception;
+};
+
+// What a thread needs to convert rows.
+struct RowConverter {
+  const ConvertedTensor& tensor;
+  const TensorView& source;
+  Rows from, to;
+  std::span<const float> importance;
+  std::vector<float> values, rounded;
+
+  // Row `row` of the target, to `bytes`.
+  RowError convert(std::byte* bytes, int64_t row) {
+    RowError result;
+    read_row(values.data(), source, from, source_row(tensor, row));
+    const TensorView wide(values.data(), DType::f32, Shape{to.columns});
+    TensorView stored(bytes, tensor.type.dtype, Shape{to.columns});
+    if (tensor.type.encoding == nullptr) {
+      convert_on_host(stored, wide);
+    } else {
+      const BlockEncoding* blocks = BlockEncoding::of(tensor.type.encoding);
+      EADEM_CHECK(blocks != nullptr, "{} has no blocks to quantize to", tensor.type.name());
+      try {
+        blocks->quantize_row(reinterpret_cast<uint8_t*>(bytes), values, importance);
+      } catch (const InvalidArgument& error) {
+        result.exception = std::make_exception_ptr(InvalidArgument("row {}: {}", row, error.what()));
+        return result;
+      }
+      stored.encoding = blocks;
+    }
+    read_row(rounded.data(), stored, to, 0);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double value = values[i], error = value - rounded[i];
+      const double weight = importance.empty() ? 0.0 : importance[i];
+      result.largest = std::isfinite(error) ? std::max(result.largest, std::abs(error)) : HUGE_VAL;
+      result.squares += error * error;
+      result.total += value * value;
+      result.weighted_squares += weight * error * error;
+      result.weighted_total += weight * value * value;
+    }
+    return result;
+  }
+};
+
+double relative(double squares, double total) { return total > 0 ? std::sqrt(squares / total) : 0.0; }
+
+}  // namespace
+
+int64_t stored_bytes(const WeightType& type, const Shape& shape) {
+  if (type.encoding == nullptr) return shape.num_elements() * static_cast<int64_t>(dtype_size(type.dtype));
+  int64_t total = 0;
+  for (const PlaneSpec& plane : type.encoding->planes(shape)) total += plane.size_bytes();
+  return total;
+}
+
+WeightType most_common_type(const std::vector<ConvertedTensor>& tensors) {
+  std::map<std::string_view, int64_t> bytes;
+  WeightType best;
+  int64_t most = 0;
+  for (const ConvertedTensor& tensor : tensors) {
+    if (tensor.shape.rank() < 2) continue;
+    const int64_t total = bytes[tensor.type.name()] += stored_bytes(tensor.type, tensor.shape);
+    if (total > most) most = total, best = tensor.type;
+  }
+  return best;
+}
+
+std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, const LlamaConfig& config,
+                                          const ConvertPlan& plan) {
+  const io::WeightSource& weights = *checkpoint.weights;
+  const bool source_interleaved = config.rope_style == kernels::RopeStyle::interleaved;
+  const bool target_interleaved = plan.target_gguf && (config.model_type == "llama" || config.model_type == "mistral");
+  if (source_interleaved != target_interleaved && config.rotary_dim != config.head_dim)
+    throw Unsupported(
+        "{}: only {} of {} dimensions of a head are rotated; their order in the other format is not known",
+        checkpoint.path, config.rotary_dim, config.head_dim);
+  std::vector<ConvertedTensor> result;
+  std::set<std::string, std::less<>> used;
+  for (const std::string& name : parameter_names(config)) {
+    const std::string from = checkpoint.model->checkpoint_names(name).front();
+    const Tensor tensor = weights.get(from);
+    used.insert(from);
+    if (!is_floating(tensor.dtype()))
+      throw Unsupported("{}: '{}' is {}; only floating-point tensors are converted", weights.path(), from,
+                        dtype_name(tensor.dtype()));
+    ConvertedTensor converted{.from = from,
+                              .to = plan.target_gguf ? models::gguf_name(name) : name,
+                              .parameter = name,
+                              .before = {tensor.dtype(), tensor.view.encoding},
+                              .shape = tensor.shape()};
+    const bool is_q = name.find(".q_proj.") != std::string::npos, is_k = name.find(".k_proj.") != std::string::npos;
+    if (source_interleaved != target_interleaved && (is_q || is_k)) {
+      const int64_t heads = is_q ? config.num_attention_heads : config.num_key_value_heads;
+      if (tensor.shape().rank() < 1 || tensor.shape()[0] != heads * config.head_dim)
+        throw DataCorrupted("{}: '{}' is {}; the config implies {} rows ({} heads x head_dim {})", weights.path(), from,
+                            to_string(tensor.shape()), heads * config.head_dim, heads, config.head_dim);
+      converted.permuted_head_dim = config.head_dim;
+      converted.to_interleaved = target_interleaved;
+    }
+    // What neither kind of file holds as it is becomes plain.
+    WeightType& type = converted.type = converted.before;
+    if (type.encoding != nullptr && BlockEncoding::of(type.encoding) == nullptr) type = DType::f32;
+    // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
+    if (tensor.shape().rank() < 2)
+      type = plan.target_gguf ? DType::f32 : converted.before;
+    else if (plan.type != "as-is")
+      type = convert_type_of(plan.type, config, name, tensor.shape().back());
+    if (type.dtype == DType::f64) type = DType::f32;
+    result.push_back(std::move(converted));
+  }
+  for (const io::WeightInfo& info : weights.tensors())
+    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name) && !models::adds_nothing(weights, info))
+      throw DataCorrupted("{}: tensor '{}' is no parameter of the model that {} describes", weights.path(), info.name,
+                          checkpoint.config_path);
+  return result;
+}
+
+void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkpoint& checkpoint,
+                     const engine::Calibration* calibration, ThreadPool& pool, io::WeightWriter& writer,
+                     const std::function<void(int64_t done, int64_t total, const std::string& name)>& progress) {
+  int64_t done_bytes = 0, total_bytes = 0;
+  for (const ConvertedTensor& tensor : tensors) total_bytes += stored_bytes(tensor.type, tensor.shape);
+  std::vector<std::byte> band;
+  std::vector<RowError> errors;
+  for (ConvertedTensor& tensor : tensors) {
+    if (tensor.constant.defined()) {
+      writer.write(tensor.constant.view);
+      done_bytes += stored_bytes(tensor.type, tensor.shape);
+      continue;
+    }
+    const Tensor source = checkpoint.weights->get(tensor.from);
+    const bool unchanged = tensor.type == tensor.before;
+    std::vector<float> importance;
+    if (calibration != nullptr && tensor.shape.rank() == 2 && !unchanged)
+      importance = calibration->importance(tensor.parameter);
+    // A vector, of a bias of q for example, moves value by value.
+    const bool values_move = tensor.permuted_head_dim > 0 && tensor.shape.rank() == 1;
+    const Shape shape = values_move ? Shape{tensor.shape[0], 1} : tensor.shape;
+    EADEM_CHECK(!values_move || (tensor.before.encoding == nullptr && tensor.type.encoding == nullptr),
+                "'{}' is a vector in blocks", tensor.from);
+    const Rows from(tensor.before, shape), to(tensor.type, shape);
+    EADEM_CHECK(importance.empty() || std::ssize(importance) == to.columns, "{} importances of '{}' {}",
+                importance.size(), tensor.from, to_string(tensor.shape));
+    const std::vector<float> row_of_values(static_cast<size_t>(to.columns));
+    std::vector<RowConverter> converters(
+        static_cast<size_t>(pool.num_threads()),
+        RowConverter{tensor, source.view, from, to, importance, row_of_values, row_of_values});
+    RowError sum;
+    const int64_t band_rows = std::max<int64_t>(1, kBandBytes / std::max<int64_t>(to.bytes, 1));
+    for (int64_t begin = 0; begin < to.count; begin += band_rows) {
+      progress(done_bytes, total_bytes, tensor.to);
+      const int64_t rows = std::min(band_rows, to.count - begin);
+      band.resize(static_cast<size_t>(rows * to.bytes));
+      if (unchanged) {
+        pool.parallel_ranges(rows, 64, [&](int64_t first, int64_t last) {
+          for (int64_t row = first; row < last; ++row)
+            std::memcpy(band.data() + row * to.bytes,
+                        static_cast<const std::byte*>(source.view.data) + source_row(tensor, begin + row) * from.bytes,
+                        static_cast<size_t>(to.bytes));
+        });
+      } else {
+        errors.assign(static_cast<size_t>(rows), {});
+        pool.parallel_for(rows, [&](int64_t row, int worker) {
+          errors[static_cast<size_t>(row)] =
+              converters[static_cast<size_t>(worker)].convert(band.data() + row * to.bytes, begin + row);
+        });
+        for (const RowError& error : errors) {
+          try {
+            if (error.exception) std::rethrow_exception(error.exception);
+          } catch (const InvalidArgument& exception) {
+            throw InvalidArgument("{}: '{}': {}", checkpoint.weights->path(), tensor.from, exception.what());
+          }
+          if (!std::isfinite(error.largest))
+            throw InvalidArgument("{}: '{}' has values that {} cannot hold", checkpoint.weights->path(), tensor.from,
+                                  tensor.type.name());
+          sum.largest = std::max(sum.largest, error.largest);
+          sum.squares += error.squares, sum.total += error.total;
+          sum.weighted_squares += error.weighted_squares, sum.weighted_total += error.weighted_total;
+        }
+      }
+      TensorView view(band.data(), tensor.type.dtype, Shape{rows, to.columns});
+      view.encoding = tensor.type.encoding;
+      writer.write(view);
+      checkpoint.weights->release(tensor.from);  // pages read so far; those still wanted come back
+      done_bytes += rows * to.bytes;
+    }
+    tensor.rounding = {sum.largest, relative(sum.squares, sum.total),
+                       relative(sum.weighted_squares, sum.weighted_total)};
+  }
+  progress(total_bytes, total_bytes, "");
+}
+
+}  // namespace eadem::cli
