@@ -19,7 +19,8 @@
 //
 // Online softmax in f32 over chunks of kAttentionChunk keys whose borders are multiples of kAttentionChunk *positions*,
 // so that a token's bits do not depend on which tokens share its step, on where its keys are kept (direct, contiguous,
-// paged) as long as their dtype is the same, or on the thread count.
+// paged) as long as their dtype is the same, or on the thread count. On the CPU the chunks of every kAttentionSpan
+// positions make a softmax of their own, so that spans can be computed side by side, and these are merged in order.
 // Source: Milakov & Gimelshein 2018; Dao et al. 2022.
 #pragma once
 
@@ -28,6 +29,7 @@
 namespace eadem::kernels {
 
 inline constexpr int64_t kAttentionChunk = 64;
+inline constexpr int64_t kAttentionSpan = 512;
 
 enum class KvSource : uint8_t { direct, cached };
 

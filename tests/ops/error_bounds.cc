@@ -257,9 +257,11 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
         // A score is a product of head_dim terms, the scale and the subtraction of a maximum that is itself a score.
         const double score_error = gamma_f32(static_cast<double>(dim) + 4) * widest;
         if (!backward) {
-          // p: its score and the maximum, an exponential; rescaled once per chunk; then the weighted sum over the
-          // keys, the sum of p over the keys, and their quotient.
-          const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2;
+          // p: its score and the maximum, an exponential; rescaled once per chunk, and when its span's sums are merged
+          // with those of other spans; then the weighted sum over the keys, the sum of p over the keys, and their
+          // quotient.
+          const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2 +
+                                keys / static_cast<double>(kernels::kAttentionSpan) + 2;
           const double weight = 2 * score_error + kExp + chunks * (kExp + 2 * kU);
           const double error = 2 * weight + 2 * gamma_f32(keys + 2);
           double sum = 0;

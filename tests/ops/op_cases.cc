@@ -228,6 +228,9 @@ std::vector<Workload> attention() {
       cached(dtype, kv, kSingle, 70, 1, 0, 200, 1);   // contiguous
       cached(dtype, kv, {2, 2, 64}, 4, 4, 0, 1, 66);  // blocks of one position
       cached(dtype, kv, kGrouped, 0, 0, 0, 16, 4);
+      cached(dtype, kv, {7, 1, 40}, 2, 2, 0, 16, 71);     // spans; whole groups of keys, a ragged panel
+      cached(dtype, kv, {4, 2, 64}, 1, 1, 700, 1500, 1);  // spans, a window, contiguous
+      cached(dtype, kv, {34, 2, 16}, 1, 1, 0, 16, 40);    // more rows than a tile
     }
   }
   return cases.take();

@@ -105,7 +105,7 @@ struct Part {
   int64_t length, queries;
 };
 
-constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 8;
+constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 24;  // a whole panel of 16 and a part of one
 
 Tensor concatenated(const std::vector<TensorView>& views, int64_t heads) {
   int64_t rows = 0;
@@ -125,8 +125,20 @@ Tensor int_tensor(const Shape& shape, const std::vector<int64_t>& values) {
   return result;
 }
 
-// y of each part, over direct keys (block_size 0; all tokens must be queries) or a cache of blocks in falling order.
-std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64_t window, int64_t block_size) {
+// Keys and values are f32 numbers that `kv` holds exactly.
+Sequence random_sequence(int64_t length, DType kv = DType::f32) {
+  const auto seed = static_cast<uint64_t>(length);
+  const auto rounded = [&](uint64_t s) {
+    return converted_on_host(workloads::random_tensor(kv, Shape{length, kKvHeads, kHeadDim}, s).view, DType::f32);
+  };
+  return {workloads::random_tensor(DType::f32, Shape{length, kHeads, kHeadDim}, seed), rounded(seed + 1),
+          rounded(seed + 2)};
+}
+
+// y of each part, over direct keys (block_size 0; all tokens must be queries) or a cache of `kv`, its blocks in falling
+// order.
+std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64_t window, int64_t block_size,
+                           DType kv = DType::f32) {
   const auto sequences = static_cast<int64_t>(parts.size());
   std::vector<TensorView> q, k, v;
   std::vector<int64_t> start = {0}, length;
@@ -161,16 +173,18 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
     const auto block_of = [&](int64_t s, int64_t i) { return num_blocks - 1 - (s * max_blocks + i); };
     for (const auto& views : {k, v}) {
       const Shape shape{num_blocks, kKvHeads, block_size, kHeadDim};
-      types.emplace_back(DType::f32, std::initializer_list<Dim>{num_blocks, kKvHeads, block_size, kHeadDim});
-      Tensor cache = Tensor::on_host(DType::f32, shape);
+      types.emplace_back(kv, std::initializer_list<Dim>{num_blocks, kKvHeads, block_size, kHeadDim});
+      Tensor cache = Tensor::on_host(kv, shape);
       std::memset(cache.view.data, 0xff, static_cast<size_t>(cache.view.size_bytes()));  // unwritten slots are NaN
       for (int64_t s = 0; s < sequences; ++s)
         for (int64_t j = 0; j < length[static_cast<size_t>(s)]; ++j)
           for (int64_t g = 0; g < kKvHeads; ++g) {
             const int64_t row = (block_of(s, j / block_size) * kKvHeads + g) * block_size + j % block_size;
-            std::memcpy(cache.view.as<float>() + row * kHeadDim,
-                        views[static_cast<size_t>(s)].as<float>() + (j * kKvHeads + g) * kHeadDim,
-                        kHeadDim * sizeof(float));
+            TensorView from(views[static_cast<size_t>(s)].as<float>() + (j * kKvHeads + g) * kHeadDim, DType::f32,
+                            Shape{kHeadDim});
+            TensorView to(static_cast<char*>(cache.view.data) + row * kHeadDim * static_cast<int64_t>(dtype_size(kv)),
+                          kv, Shape{kHeadDim});
+            convert_on_host(to, from);
           }
       call.inputs.push_back(cache);
     }
@@ -205,12 +219,7 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
 
 TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
   std::vector<Sequence> sequences;
-  for (int64_t length : {150, 1, 64, 97}) {
-    const auto seed = static_cast<uint64_t>(length);
-    sequences.push_back({workloads::random_tensor(DType::f32, Shape{length, kHeads, kHeadDim}, seed),
-                         workloads::random_tensor(DType::f32, Shape{length, kKvHeads, kHeadDim}, seed + 1),
-                         workloads::random_tensor(DType::f32, Shape{length, kKvHeads, kHeadDim}, seed + 2)});
-  }
+  for (int64_t length : {150, 1, 64, 97}) sequences.push_back(random_sequence(length));
   for (const DeviceGroup& group : device_groups())
     for (int64_t window : {0, 40}) {
       Device& device = *group.devices.back();
@@ -240,6 +249,36 @@ TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
             if (HasFailure()) return;
           }
       }
+    }
+}
+
+// Spans of keys are computed side by side where there are few rows and threads to spare, and one after the other
+// otherwise: neither that, nor whether a row's keys are read in place, shows in its bits.
+TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
+  constexpr int64_t kSpan = kernels::kAttentionSpan;
+  for (const DeviceGroup& group : device_groups())
+    for (const auto& [kv, window] :
+         {std::pair(DType::f32, int64_t{0}), {DType::f32, kSpan + 40}, {DType::bf16, 0}, {DType::f16, 0}}) {
+      const Sequence sequence = random_sequence(2 * kSpan + 70, kv), other = random_sequence(kSpan + 1, kv);
+      const Part whole{&sequence, sequence.length(), sequence.length()}, last{&other, other.length(), 1};
+      const Tensor expected = attend(*group.devices[0], {whole}, window, 0)[0];
+      const Tensor expected_other = attend(*group.devices[0], {{&other, other.length(), other.length()}}, window, 0)[0];
+      for (const auto& device : group.devices)
+        for (int64_t block_size : {16, 2000, 7}) {
+          for (int64_t length : {int64_t{1}, int64_t{63}, kSpan - 1, kSpan, kSpan + 1, 2 * kSpan + 17, 2 * kSpan + 70})
+            for (int64_t queries : {1, 3, 20}) {
+              if (queries > length) continue;
+              const Part part{&sequence, length, queries};
+              const std::string label = fmt::format("{}, window {}, blocks of {}: {} tokens before {}",
+                                                    device->description(), window, block_size, queries, length);
+              const std::vector<Tensor> alone = attend(*device, {part}, window, block_size, kv);
+              EXPECT_TRUE(same_bits(expected.view.rows(length - queries, queries), alone[0].view)) << label;
+              const std::vector<Tensor> two = attend(*device, {part, last}, window, block_size, kv);
+              EXPECT_TRUE(same_bits(alone[0].view, two[0].view)) << label << ", beside another";
+              EXPECT_TRUE(same_bits(expected_other.view.rows(kSpan, 1), two[1].view)) << label << ", the other";
+              if (HasFailure()) return;
+            }
+        }
     }
 }
 

@@ -5,8 +5,12 @@
 // A task is a block of tokens of one sequence and one kv head; its rows are the queries of those tokens for all heads
 // of the group, so that keys and values are brought in once for all of them. A chunk of kAttentionChunk keys, wherever
 // they are kept, is widened into scratch (keys transposed, so that lanes are keys), and both products are the blocks
-// of matmul-inl.h. Every score is one chain over head_dim, every output one chain over the chunk's positions, and
-// chunks follow the absolute position: a row's bits know nothing of the rows beside it.
+// of matmul-inl.h; a few rows, as in decoding, take keys and values from where they are (cached_rows-inl.h). Every
+// score is one chain over head_dim, every output one chain over the chunk's positions, and chunks and spans follow the
+// absolute position: a row's bits know nothing of the rows beside it.
+//
+// Every span of kAttentionSpan positions has a softmax of its own, and those are merged in order. Where a step has
+// fewer blocks than there are threads, each span is a task and its result waits in scratch to be merged.
 //
 // A masked score has weight exactly 0 and adds 0 * v, which changes nothing as long as v is finite; the sign of a zero
 // that this could leave is cleared at the end.
@@ -24,6 +28,7 @@
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention.cc"
 #include <hwy/foreach_target.h>
 
+#include "eadem/kernels/cpu/cached_rows-inl.h"
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/matmul-inl.h"
 
@@ -32,10 +37,20 @@
 namespace eadem::kernels::cpu {
 namespace {
 
-constexpr int64_t kChunk = kAttentionChunk;
-static_assert(kChunk % kPanelWidth == 0);
+constexpr int64_t kChunk = kAttentionChunk, kSpan = kAttentionSpan;
+static_assert(kChunk % kPanelWidth == 0 && kSpan % kChunk == 0);
 constexpr int64_t kBlockRows = 96;  // rows of a task: a multiple of every tile's rows; the chunk is read once for all
+// At most this many rows read keys and values in place, as each tile of rows widens them again. On AVX-512 the two ways
+// take the same time at 24 rows (bf16, head_dim 64); at 64 rows scratch is 1.25 times as fast.
+constexpr int64_t kFewRows = 16;
+// Spans are tasks of their own where there are fewer blocks than this for a thread.
+constexpr int64_t kTasksPerThread = 4;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The tokens [begin, end) of a sequence, as indices into its tokens of this step, and the position of the first.
+struct TokenBlock {
+  int64_t sequence, begin, end, position;
+};
 
 struct Attention {
   const float* q;     // [tokens, heads, head_dim]
@@ -59,29 +74,44 @@ struct Attention {
   int64_t width() const { return (head_dim + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }
   int64_t block_tokens() const { return std::max<int64_t>(1, kBlockRows / group()); }
   int64_t block_rows() const { return block_tokens() * group(); }
+  int64_t few_rows() const { return std::max(kFewRows, group()); }
+  // The spans of keys that a block sees any of: [first_span, end_span).
+  int64_t first_span(const TokenBlock& b) const {
+    return window > 0 ? std::max<int64_t>(0, b.position - window + 1) / kSpan : 0;
+  }
+  int64_t end_span(const TokenBlock& b) const { return ceil_div(b.position + b.end - b.begin, kSpan); }
 };
 
-// The tokens [begin, end) of a sequence, as indices into its tokens of this step, and the position of the first.
-struct TokenBlock {
-  int64_t sequence, begin, end, position;
+// What rows have gathered from some keys: sum of exp(score - most), and of that times the values.
+struct Gathered {
+  float *most, *sum;  // [rows]; a sum of 0: no keys yet
+  float* out;         // [rows, width]
+
+  static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
+  Gathered() = default;
+  Gathered(float* p, int64_t rows) : most(p), sum(p + rows), out(p + 2 * rows) {}
 };
 
 struct ForwardScratch {
-  float *q, *out;                         // [rows, width]
-  float* scores;                          // [rows, kChunk]
-  float *keys, *values;                   // [kChunk, width]
-  float* keys_t;                          // [head_dim, kChunk]
-  float *most, *sum, *new_most, *shrink;  // [rows]
+  float* q;                  // [rows, width]
+  Gathered span, all;        // of this span, and of all so far
+  float* scores;             // [rows, kChunk]
+  float *keys, *values;      // [kChunk, width]
+  float* keys_t;             // [head_dim, kChunk]
+  float *new_most, *shrink;  // [rows]
 
   static int64_t floats(const Attention& a) {
-    return round_up(a.block_rows() * (2 * a.width() + kChunk + 4) + 3 * kChunk * a.width(), kPanelWidth);
+    const int64_t rows = a.block_rows(), width = a.width();
+    return round_up(rows * (width + kChunk + 2) + 2 * Gathered::floats(rows, width) + 3 * kChunk * width, kPanelWidth);
   }
   ForwardScratch(const Attention& a, float* p) {
     const int64_t rows = a.block_rows(), width = a.width();
     const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
-    q = take(rows * width), out = take(rows * width), scores = take(rows * kChunk);
+    q = take(rows * width), scores = take(rows * kChunk);
     keys = take(kChunk * width), values = take(kChunk * width), keys_t = take(kChunk * width);
-    most = take(rows), sum = take(rows), new_most = take(rows), shrink = take(rows);
+    span = Gathered(take(Gathered::floats(rows, width)), rows);
+    all = Gathered(take(Gathered::floats(rows, width)), rows);
+    new_most = take(rows), shrink = take(rows);
   }
 };
 
@@ -125,34 +155,53 @@ HWY_INLINE void widen_row(float* to, const T* from, int64_t n, int64_t width) {
   for (int64_t i = n; i < width; ++i) to[i] = 0.0f;
 }
 
-// Keys or values at positions [first, first + count) of a sequence into rows of scratch; the rest of the chunk is 0.
-template <typename T>
-void load_chunk(float* rows, const Attention& a, const T* base, int64_t sequence, int64_t kv_head, int64_t first,
-                int64_t count, int64_t first_token) {
-  const int64_t width = a.width();
-  for (int64_t j = 0; j < count; ++j) {
-    const int64_t position = first + j;
-    int64_t row;
-    if (a.block_table == nullptr) {
-      row = (first_token + position) * a.kv_heads + kv_head;
-    } else {
-      const int64_t block = a.block_table[sequence * a.max_blocks + position / a.block_size];
-      row = (block * a.kv_heads + kv_head) * a.block_size + position % a.block_size;
-    }
-    widen_row(rows + j * width, base + row * a.head_dim, a.head_dim, width);
+// Calls f with `data`, keys or values, as a pointer to its elements.
+template <typename Function>
+HWY_INLINE void with_kv_type(DType dtype, const void* data, Function f) {
+  switch (dtype) {
+    case DType::bf16: return f(static_cast<const bf16_t*>(data));
+    case DType::f16: return f(static_cast<const f16_t*>(data));
+    default: return f(static_cast<const float*>(data));
   }
-  std::fill(rows + count * width, rows + kChunk * width, 0.0f);
 }
 
-void load_keys_or_values(float* rows, const Attention& a, const void* base, int64_t sequence, int64_t kv_head,
-                         int64_t first, int64_t count, int64_t first_token) {
-  switch (a.kv_dtype) {
-    case DType::bf16:
-      return load_chunk(rows, a, static_cast<const bf16_t*>(base), sequence, kv_head, first, count, first_token);
-    case DType::f16:
-      return load_chunk(rows, a, static_cast<const f16_t*>(base), sequence, kv_head, first, count, first_token);
-    default: return load_chunk(rows, a, static_cast<const float*>(base), sequence, kv_head, first, count, first_token);
+// Where a sequence's keys, or values, of one head are.
+template <typename T>
+struct KvRows {
+  const Attention& a;
+  const T* base;
+  int64_t sequence, kv_head;
+
+  // Elements from one position to the next, within a run.
+  int64_t stride() const { return a.block_table == nullptr ? a.kv_heads * a.head_dim : a.head_dim; }
+
+  const T* at(int64_t position) const {
+    if (a.block_table == nullptr)
+      return base + ((a.query_start[sequence] + position) * a.kv_heads + kv_head) * a.head_dim;
+    const int64_t block = a.block_table[sequence * a.max_blocks + position / a.block_size];
+    return base + ((block * a.kv_heads + kv_head) * a.block_size + position % a.block_size) * a.head_dim;
   }
+
+  // How many positions from this one on, of those before `end`, lie stride() apart.
+  int64_t run(int64_t position, int64_t end) const {
+    return a.block_table == nullptr ? end - position : std::min(end - position, a.block_size - position % a.block_size);
+  }
+  // The same, of all positions for which there is memory.
+  int64_t memory_run(int64_t position) const {
+    return a.block_table == nullptr ? a.query_start[sequence + 1] - a.query_start[sequence] - position
+                                    : a.block_size - position % a.block_size;
+  }
+};
+
+// Keys or values at positions [first, first + count) of a sequence into rows of scratch; the rest of the chunk is 0.
+void load_chunk(float* rows, const Attention& a, const void* data, int64_t sequence, int64_t kv_head, int64_t first,
+                int64_t count) {
+  const int64_t width = a.width();
+  with_kv_type(a.kv_dtype, data, [&](const auto* base) {
+    const KvRows<std::remove_cvref_t<decltype(*base)>> from{a, base, sequence, kv_head};
+    for (int64_t j = 0; j < count; ++j) widen_row(rows + j * width, from.at(first + j), a.head_dim, width);
+  });
+  std::fill(rows + count * width, rows + kChunk * width, 0.0f);
 }
 
 // t [width, kChunk] = transpose of rows [kChunk, width]; width is a multiple of 4.
@@ -219,14 +268,14 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
   for (int64_t r = 0; r < rows; ++r) {
     const Seen keys = seen(a, b.position + r / group, chunk_start);
     float* scores = s.scores + r * kChunk;
-    s.new_most[r] = s.most[r];
+    s.new_most[r] = s.span.most[r];
     if (keys.first >= keys.last) {
       std::fill(scores, scores + kChunk, 0.0f);
       continue;
     }
     std::fill(scores, scores + keys.first, -kInfinity);
     std::fill(scores + keys.last, scores + kChunk, -kInfinity);
-    Vec largest = set(s.most[r]);
+    Vec largest = set(s.span.most[r]);
     for (int64_t j = 0; j < kChunk; j += kLanes) {
       const Vec score = hn::Mul(load(scores + j), set(a.scale));
       store(score, scores + j);
@@ -238,67 +287,192 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
   // 2. What came before shrinks by exp(old maximum - new maximum); before the first chunk that is exp(-infinity) = 0.
   map(
       s.shrink, rows, [](Vec old_most, Vec new_most) { return exp(hn::Sub(old_most, new_most)); },
-      static_cast<const float*>(s.most), static_cast<const float*>(s.new_most));
+      static_cast<const float*>(s.span.most), static_cast<const float*>(s.new_most));
 
   // 3. Weights, their sums, and the rescaled outputs.
   for (int64_t r = 0; r < rows; ++r) {
     const Seen keys = seen(a, b.position + r / group, chunk_start);
     if (keys.first >= keys.last) continue;
     float* scores = s.scores + r * kChunk;
-    float* out = s.out + r * width;
+    float* out = s.span.out + r * width;
     Vec total = zero();
     for (int64_t j = 0; j < kChunk; j += kLanes) {
       const Vec weight = exp(hn::Sub(load(scores + j), set(s.new_most[r])));
       store(weight, scores + j);
       total = hn::Add(total, weight);
     }
-    s.sum[r] = s.sum[r] * s.shrink[r] + sum_lanes(total);
-    s.most[r] = s.new_most[r];
+    s.span.sum[r] = s.span.sum[r] * s.shrink[r] + sum_lanes(total);
+    s.span.most[r] = s.new_most[r];
     map(
         out, width, [shrink = set(s.shrink[r])](Vec v) { return hn::Mul(v, shrink); }, static_cast<const float*>(out));
   }
 }
 
-void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch) {
-  const ForwardScratch s(a, scratch);
-  const int64_t width = a.width(), group = a.group();
-  const int64_t rows = (b.end - b.begin) * group;
-  const int64_t last_position = b.position + (b.end - b.begin) - 1;
-  load_rows(s.q, a, a.q, b, kv_head);
-  std::fill(s.out, s.out + rows * width, 0.0f);
-  std::fill(s.most, s.most + rows, -kInfinity);
-  std::fill(s.sum, s.sum + rows, 0.0f);
+// ---- A chunk's two products, for many rows by way of scratch and for a few in place.
 
-  for (int64_t chunk = first_chunk(a, b.position); chunk * kChunk <= last_position; ++chunk) {
-    const int64_t start = chunk * kChunk;
-    const int64_t count = std::min(kChunk, last_position + 1 - start);
-    const int64_t first_token = a.query_start[b.sequence];
+void scores_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
+                       int64_t rows, const ForwardScratch& s) {
+  const int64_t width = a.width();
+  load_chunk(s.keys, a, a.k, sequence, kv_head, start, count);
+  transpose_chunk(s.keys_t, s.keys, width);
+  matmul_block(s.scores, kChunk, false, RowOperand{s.q, width, 1}, PanelOperand<float>{s.keys_t, kPanelWidth, kChunk},
+               rows, kChunk / kPanelWidth, a.head_dim);
+}
 
-    // 1. Scores of every row with every key of the chunk.
-    load_keys_or_values(s.keys, a, a.k, b.sequence, kv_head, start, count, first_token);
-    transpose_chunk(s.keys_t, s.keys, width);
-    matmul_block(s.scores, kChunk, false, RowOperand{s.q, width, 1}, PanelOperand<float>{s.keys_t, kPanelWidth, kChunk},
-                 rows, kChunk / kPanelWidth, a.head_dim);
+void values_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
+                       int64_t rows, const ForwardScratch& s) {
+  const int64_t width = a.width();
+  load_chunk(s.values, a, a.v, sequence, kv_head, start, count);
+  matmul_block(s.span.out, width, true, RowOperand{s.scores, kChunk, 1},
+               PanelOperand<float>{s.values, kPanelWidth, width}, rows, width / kPanelWidth, count);
+}
 
-    // 2. Weights.
+// A group of keys that is cut, by the end of the sequence or of a block, is put together in `spare` [kKeyGroup,
+// head_dim], with zeros for what it lacks. `end`: of the sequence.
+template <typename T>
+void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t position, int64_t end, T* spare) {
+  groups.at[g] = keys.at(position);
+  groups.ahead[g] = position + kKeysAhead < end ? keys.at(position + kKeysAhead) : groups.at[g];
+  groups.stride[g] = keys.stride();
+  if (keys.memory_run(position) >= kKeyGroup) return;
+  const int64_t head_dim = keys.a.head_dim, count = std::min(end - position, kKeyGroup);
+  for (int64_t j = 0; j < count; ++j) std::copy_n(keys.at(position + j), head_dim, spare + j * head_dim);
+  std::fill_n(spare + count * head_dim, (kKeyGroup - count) * head_dim, T{});
+  groups.at[g] = spare;
+  groups.stride[g] = head_dim;
+}
+
+void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end, int64_t rows,
+                     const ForwardScratch& s) {
+  const int64_t width = a.width(), last = std::min(start + kChunk, end);
+  with_kv_type(a.kv_dtype, a.k, [&](const auto* base) {
+    using T = std::remove_cvref_t<decltype(*base)>;
+    const KvRows<T> rows_of{a, base, sequence, kv_head};
+    T* spare = reinterpret_cast<T*>(s.keys);
+    for (int64_t first = start; first < last; first += kScoreGroups * kKeyGroup) {
+      KeyGroups<T> keys;
+      // Where there are no more groups, the first stands in for scores that nobody sees.
+      for (int g = 0; g < kScoreGroups; ++g)
+        take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end,
+                   spare + g * kKeyGroup * a.head_dim);
+      key_scores(s.scores + (first - start), kChunk, s.q, width, keys, rows, a.head_dim);
+    }
+  });
+}
+
+void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end, int64_t rows,
+                     const ForwardScratch& s) {
+  const int64_t width = a.width(), last = std::min(start + kChunk, end);
+  with_kv_type(a.kv_dtype, a.v, [&](const auto* base) {
+    using T = std::remove_cvref_t<decltype(*base)>;
+    const KvRows<T> rows_of{a, base, sequence, kv_head};
+    for (int64_t position = start; position < last;) {
+      // No longer than what is fetched ahead, so that a run's successor is known.
+      const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
+      const T* at = rows_of.at(position);
+      const T* ahead = position + kKeysAhead < end ? rows_of.at(position + kKeysAhead) : at;
+      add_weighted(s.span.out, width, s.scores + (position - start), kChunk,
+                   ValueRun<T>{at, ahead, rows_of.stride(), count}, rows, a.head_dim);
+      position += count;
+    }
+  });
+}
+
+// ---- Spans.
+
+void clear(const Gathered& g, int64_t rows, int64_t width) {
+  std::fill_n(g.most, rows, -kInfinity);
+  std::fill_n(g.sum, rows, 0.0f);
+  std::fill_n(g.out, rows * width, 0.0f);
+}
+
+// What the block's rows gather from the keys of one span, into s.span.
+void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, const ForwardScratch& s) {
+  const int64_t rows = (b.end - b.begin) * a.group(), end = b.position + (b.end - b.begin);
+  const bool in_place = rows <= a.few_rows();
+  clear(s.span, rows, a.width());
+  const int64_t first = std::max(first_chunk(a, b.position), span * (kSpan / kChunk));
+  for (int64_t start = first * kChunk; start < std::min(end, (span + 1) * kSpan); start += kChunk) {
+    const int64_t count = std::min(kChunk, end - start);
+    if (in_place)
+      scores_in_place(a, b.sequence, kv_head, start, end, rows, s);
+    else
+      scores_by_scratch(a, b.sequence, kv_head, start, count, rows, s);
     online_softmax(a, b, start, rows, s);
-
-    // 3. Weighted values, added to the rescaled outputs.
-    load_keys_or_values(s.values, a, a.v, b.sequence, kv_head, start, count, first_token);
-    matmul_block(s.out, width, true, RowOperand{s.scores, kChunk, 1}, PanelOperand<float>{s.values, kPanelWidth, width},
-                 rows, width / kPanelWidth, count);
+    if (in_place)
+      values_in_place(a, b.sequence, kv_head, start, end, rows, s);
+    else
+      values_by_scratch(a, b.sequence, kv_head, start, count, rows, s);
   }
+}
 
-  // 4. Normalize and store.
+// Adds to `all` what a later span has gathered.
+void merge(const Gathered& all, const Gathered& span, int64_t rows, int64_t width) {
+  const auto same = [](Vec v) { return v; };
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t token = a.query_start[b.sequence] + b.begin + r / group;
-    const int64_t row = token * a.heads + kv_head * group + r % group;
+    const float* part = span.out + r * width;
+    float* out = all.out + r * width;
+    if (span.sum[r] == 0.0f) continue;
+    if (all.sum[r] == 0.0f) {
+      all.most[r] = span.most[r];
+      all.sum[r] = span.sum[r];
+      map(out, width, same, part);
+      continue;
+    }
+    const Vec most = hn::Max(set(all.most[r]), set(span.most[r]));
+    const Vec old_factor = exp(hn::Sub(set(all.most[r]), most)), factor = exp(hn::Sub(set(span.most[r]), most));
+    all.sum[r] = hn::GetLane(hn::MulAdd(set(span.sum[r]), factor, hn::Mul(set(all.sum[r]), old_factor)));
+    all.most[r] = hn::GetLane(most);
+    map(
+        out, width, [&](Vec x, Vec y) { return hn::MulAdd(y, factor, hn::Mul(x, old_factor)); },
+        static_cast<const float*>(out), part);
+  }
+}
+
+void store_block(const Attention& a, const TokenBlock& b, int64_t kv_head, const Gathered& g) {
+  const int64_t rows = (b.end - b.begin) * a.group();
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t token = a.query_start[b.sequence] + b.begin + r / a.group();
+    const int64_t row = token * a.heads + kv_head * a.group() + r % a.group();
     map(
         a.y + row * a.head_dim, a.head_dim,
-        [total = set(s.sum[r])](Vec v) { return hn::Add(hn::Div(v, total), zero()); },
-        static_cast<const float*>(s.out + r * width));
-    if (a.lse != nullptr) a.lse[row] = s.most[r] + std::log(s.sum[r]);
+        [total = set(g.sum[r])](Vec v) { return hn::Add(hn::Div(v, total), zero()); },
+        static_cast<const float*>(g.out + r * a.width()));
+    if (a.lse != nullptr) a.lse[row] = g.most[r] + std::log(g.sum[r]);
   }
+}
+
+// ---- Tasks.
+
+// A block of tokens and all keys that it sees.
+void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch) {
+  const ForwardScratch s(a, scratch);
+  const int64_t rows = (b.end - b.begin) * a.group();
+  load_rows(s.q, a, a.q, b, kv_head);
+  clear(s.all, rows, a.width());
+  for (int64_t span = a.first_span(b); span < a.end_span(b); ++span) {
+    attend_span(a, b, kv_head, span, s);
+    merge(s.all, s.span, rows, a.width());
+  }
+  store_block(a, b, kv_head, s.all);
+}
+
+// A block of tokens and one span of keys; the result, of `rows` rows, stays in `gathered`.
+void attention_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, float* gathered,
+                    float* scratch) {
+  ForwardScratch s(a, scratch);
+  s.span = Gathered(gathered, (b.end - b.begin) * a.group());
+  load_rows(s.q, a, a.q, b, kv_head);
+  attend_span(a, b, kv_head, span, s);
+}
+
+// The results of a block's spans, `floats` apart, merged and stored.
+void attention_merge(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats) {
+  const int64_t rows = (b.end - b.begin) * a.group();
+  const Gathered all(gathered, rows);
+  for (int64_t i = 1; i < a.end_span(b) - a.first_span(b); ++i)
+    merge(all, Gathered(gathered + i * floats, rows), rows, a.width());
+  store_block(a, b, kv_head, all);
 }
 
 // ---- Backward: with p = exp(scale q.k - lse),
@@ -315,8 +489,8 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
 
   for (int64_t start = 0; start < tokens; start += kChunk) {
     const int64_t count = std::min(kChunk, tokens - start);
-    load_keys_or_values(s.keys, a, a.k, sequence, kv_head, start, count, first_token);
-    load_keys_or_values(s.values, a, a.v, sequence, kv_head, start, count, first_token);
+    load_chunk(s.keys, a, a.k, sequence, kv_head, start, count);
+    load_chunk(s.values, a, a.v, sequence, kv_head, start, count);
     transpose_chunk(s.keys_t, s.keys, width);
     transpose_chunk(s.values_t, s.values, width);
     std::fill(s.dkeys, s.dkeys + kChunk * width, 0.0f);
@@ -390,6 +564,8 @@ HWY_AFTER_NAMESPACE();
 namespace eadem::kernels::cpu {
 
 HWY_EXPORT(attention_block);
+HWY_EXPORT(attention_span);
+HWY_EXPORT(attention_merge);
 HWY_EXPORT(attention_backward_sequence);
 
 namespace {
@@ -456,26 +632,36 @@ Verdict can_infer(const KernelRequest& r) {
   return requirements.at_cost(attention_flops(r, attrs));
 }
 
-int64_t forward_scratch_bytes(const KernelRequest& r) {
-  const Attention a = shape_of(r.attrs.get<AttentionAttrs>());
-  return cpu_device(r).pool().num_threads() * ForwardScratch::floats(a) * static_cast<int64_t>(sizeof(float));
+// How spans become tasks of their own. Their results need memory, so only blocks of a few rows are divided.
+struct SpanTasks {
+  int64_t most_blocks;  // with as many blocks (and kv heads) as this or more, nothing is divided
+
+  explicit SpanTasks(int threads) : most_blocks(threads > 1 ? threads * kTasksPerThread : 0) {}
+};
+
+// Floats for the results of divided blocks, whatever the step.
+int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
+  if (attrs.source != KvSource::cached) return 0;
+  const int64_t positions = r.bounds[Symbol::max_blocks] * r.inputs[kK].fixed(2);
+  const int64_t spans = std::min(ceil_div(positions, kSpan), a.window > 0 ? a.window / kSpan + 2 : positions);
+  const int64_t blocks = SpanTasks(cpu_device(r).pool().num_threads()).most_blocks;
+  const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * a.few_rows(),
+                                 r.bounds[Symbol::sequences] * a.kv_heads * a.few_rows()});
+  return rows * spans * Gathered::floats(1, a.width());
 }
 
-void run_forward(const KernelCall& call) {
-  Attention a = inputs_of(call);
-  if (call.attrs.get<AttentionAttrs>().source == KvSource::cached) {
-    a.block_table = elements<const int32_t>(call.inputs[kBlockTable]);
-    a.max_blocks = call.inputs[kBlockTable].shape[1];
-    a.block_size = call.inputs[kK].shape[2];
-  }
-  a.y = elements<float>(call.outputs[0]);
-  a.lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
+int64_t forward_scratch_bytes(const KernelRequest& r) {
+  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
+  const Attention a = shape_of(attrs);
+  return (cpu_device(r).pool().num_threads() * ForwardScratch::floats(a) + span_floats(r, a, attrs)) *
+         static_cast<int64_t>(sizeof(float));
+}
 
+// Every block with all of its keys; blocks in the order of sequences.
+void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
   const auto blocks_of = [&](int64_t sequence) {
     return ceil_div(a.query_start[sequence + 1] - a.query_start[sequence], a.block_tokens());
   };
-  int64_t blocks = 0;
-  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) blocks += blocks_of(sequence);
   const auto task = EADEM_CPU_DISPATCH(attention_block, cpu_device(call).isa());
   const int64_t floats = ForwardScratch::floats(a);
   cpu_device(call).pool().parallel_for(blocks * a.kv_heads, [&](int64_t index, int worker) {
@@ -489,6 +675,78 @@ void run_forward(const KernelCall& call) {
                        a.kv_length[sequence] - tokens + begin};
     task(a, b, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
   });
+}
+
+// Sequences of a few rows each, which are blocks: every span of every one on its own, then merged.
+void run_spans(const KernelCall& call, const Attention& a) {
+  const auto block_of = [&](int64_t sequence) {
+    const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
+    return TokenBlock{sequence, 0, tokens, a.kv_length[sequence] - tokens};
+  };
+  const auto spans_of = [&](int64_t sequence) {
+    const TokenBlock b = block_of(sequence);
+    return b.end == 0 ? 0 : a.end_span(b) - a.first_span(b);
+  };
+  const auto rows_of = [&](int64_t sequence) {
+    return (a.query_start[sequence + 1] - a.query_start[sequence]) * a.group();
+  };
+  int64_t spans = 0;
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) spans += spans_of(sequence);
+
+  ThreadPool& pool = cpu_device(call).pool();
+  const Isa isa = cpu_device(call).isa();
+  const int64_t worker_floats = ForwardScratch::floats(a);
+  float* scratch = static_cast<float*>(call.scratch.data);
+  float* results = scratch + pool.num_threads() * worker_floats;
+  // A sequence's results: by kv head, then by span, each of its rows.
+  const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.width()); };
+  const auto results_of = [&](int64_t sequence, int64_t kv_head) {
+    float* at = results;
+    for (int64_t s = 0; s < sequence; ++s) at += a.kv_heads * spans_of(s) * floats_of(s);
+    return at + kv_head * spans_of(sequence) * floats_of(sequence);
+  };
+
+  const auto attend = EADEM_CPU_DISPATCH(attention_span, isa);
+  pool.parallel_for(spans * a.kv_heads, [&](int64_t index, int worker) {
+    int64_t span = index / a.kv_heads, sequence = 0;
+    const int64_t kv_head = index % a.kv_heads;
+    for (; span >= spans_of(sequence); ++sequence) span -= spans_of(sequence);
+    const TokenBlock b = block_of(sequence);
+    attend(a, b, kv_head, a.first_span(b) + span, results_of(sequence, kv_head) + span * floats_of(sequence),
+           scratch + worker * worker_floats);
+  });
+  const auto merge = EADEM_CPU_DISPATCH(attention_merge, isa);
+  pool.parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int /*worker*/) {
+    const int64_t sequence = index / a.kv_heads, kv_head = index % a.kv_heads;
+    if (spans_of(sequence) == 0) return;
+    merge(a, block_of(sequence), kv_head, results_of(sequence, kv_head), floats_of(sequence));
+  });
+}
+
+void run_forward(const KernelCall& call) {
+  Attention a = inputs_of(call);
+  const bool cached = call.attrs.get<AttentionAttrs>().source == KvSource::cached;
+  if (cached) {
+    a.block_table = elements<const int32_t>(call.inputs[kBlockTable]);
+    a.max_blocks = call.inputs[kBlockTable].shape[1];
+    a.block_size = call.inputs[kK].shape[2];
+  }
+  a.y = elements<float>(call.outputs[0]);
+  a.lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
+
+  int64_t blocks = 0;
+  bool few_rows = true, many_keys = false;
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) {
+    const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
+    blocks += ceil_div(tokens, a.block_tokens());
+    few_rows = few_rows && tokens * a.group() <= a.few_rows();
+    many_keys = many_keys || (tokens > 0 && a.kv_length[sequence] > kSpan);
+  }
+  if (cached && few_rows && many_keys &&
+      blocks * a.kv_heads < SpanTasks(cpu_device(call).pool().num_threads()).most_blocks)
+    run_spans(call, a);
+  else
+    run_blocks(call, a, blocks);
 }
 
 Verdict can_backward(const KernelRequest& r) {
