@@ -21,7 +21,6 @@ constexpr int64_t kRowBlock = 192;   // a multiple of every tile's rows; weights
 // Up to this many rows, 16-bit weights are widened in registers as they are read: decode is bound by memory. Above,
 // a block is widened once and used by all rows.
 constexpr int64_t kWidenInRegistersRows = 8;
-constexpr int64_t kWideGroupPanels = 8;  // of a single row, which wants many chains at once
 
 // Where b is a matrix both sides are copied block by block, and more panels share one copy of a.
 constexpr int64_t kMatrixGroupPanels = 16;
@@ -31,14 +30,13 @@ constexpr int64_t kPackedFloats = kGroupPanels * kKBlock * kPanelWidth;
 constexpr int64_t kUnpackedFloats = kMaxGroupPanels * kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
 constexpr int64_t kProductFloats = kRowBlock * kGroupPanels * kPanelWidth;
 static_assert(kMaxGroupPanels <= kGroupPanels);
-static_assert(kProductFloats >= kWidenInRegistersRows * kWideGroupPanels * kPanelWidth);
 constexpr int64_t kMatrixProductFloats = kRowBlock * kMatrixGroupPanels * kPanelWidth;
 constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
 
 // Panels whose products one task makes together.
-constexpr int64_t group_panels(Matmul::Source source, int64_t rows) {
+constexpr int64_t group_panels(Matmul::Source source) {
   switch (source) {
-    case Matmul::Source::panels: return rows == 1 ? kWideGroupPanels : kGroupPanels;
+    case Matmul::Source::panels: return kGroupPanels;
     case Matmul::Source::matrix: return kMatrixGroupPanels;
     case Matmul::Source::quantized: break;
   }
@@ -196,7 +194,7 @@ void matmul_task(const Matmul& m, const QuantizedRows& x, QuantizedProduct quant
   float* c = packed + (quantized ? kUnpackedFloats : kPackedFloats);
   const int64_t rows = row_end - row_begin;
   const RowOperand a{m.a + row_begin * m.a_row_stride, m.a_row_stride, m.a_k_stride};
-  const int64_t group = group_panels(m.b_source, rows);
+  const int64_t group = group_panels(m.b_source);
 
   for (int64_t p0 = panel_begin; p0 < panel_end; p0 += group) {
     const int64_t panels = std::min(group, panel_end - p0);
@@ -245,7 +243,7 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
       row_blocks == 1 ? m.rows : std::min(kRowBlock, ((m.rows + row_blocks - 1) / row_blocks + 11) / 12 * 12);
   const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
   const int64_t wanted_tasks = multiplications < 1e5 || pool.num_threads() == 1 ? 1 : 4 * pool.num_threads();
-  const int64_t unit = group_panels(m.b_source, m.rows);
+  const int64_t unit = group_panels(m.b_source);
   const int64_t units = (panels + unit - 1) / unit;
   const int64_t groups = std::clamp<int64_t>((wanted_tasks + row_blocks - 1) / row_blocks, 1, units);
   const int64_t group_size = (units + groups - 1) / groups * unit;
