@@ -294,9 +294,10 @@ int convert(CommandLine command_line) {
   arguments.operand("OUT", out, "a .gguf file or a directory");
   std::vector<std::string> types = convert_type_names();
   types.insert(types.begin(), "as-is");
-  arguments.choice("--type", types, type,
-                   "of matrices (default: as-is); norms and biases are never rounded. Quantized types are for .gguf "
-                   "files; _s and _m are mixtures that spend more bits on values, down projections and the LM head");
+  arguments.choice(
+      "--type", types, type,
+      "of matrices (default: as-is); norms and biases are never rounded. Quantized types are for .gguf "
+      "files; _s, _m and _l are mixtures that spend more bits on values, down projections and the LM head");
   arguments.option("--calibrate", "FILE", calibration_file,
                    "run the model over this UTF-8 text first, and let an error cost what the inputs of its column are "
                    "worth (an importance matrix)");

@@ -9,19 +9,39 @@ namespace eadem::cli {
 
 namespace {
 
+// What a kind of matrix is stored as: `chosen` in some layers, `other` in the rest. Empty: the mixture's base.
+struct Choice {
+  enum class Layers : uint8_t {
+    all,
+    first_two,
+    first_four,
+    first_eighth,
+    first_sixteenth,
+    spread,   // the first and last eighths, and every third between them
+    grouped,  // all, where at least four query heads share a value
+  };
+  std::string_view chosen = {};
+  Layers layers = Layers::all;
+  std::string_view other = {};
+};
+
+// The LM head, in all of them, is q6_k.
 struct Mixture {
   std::string_view name, base;
-  // For what matters most: the values and the down projection, of `more_layers`, and the LM head.
-  std::string_view better;
-  enum class Layers : uint8_t { first_eighth, spread } more_layers;
+  Choice values, outputs, down;  // v_proj, o_proj, down_proj
   uint32_t file_type;
 };
 
+using Layers = Choice::Layers;
 constexpr Mixture kMixtures[] = {
-    {"q4_k_s", "q4_k", "q5_k", Mixture::Layers::first_eighth, 14},
-    {"q4_k_m", "q4_k", "q6_k", Mixture::Layers::spread, 15},
-    {"q5_k_s", "q5_k", "q5_k", Mixture::Layers::first_eighth, 16},
-    {"q5_k_m", "q5_k", "q6_k", Mixture::Layers::spread, 17},
+    {"q2_k_m", "q2_k", {"q4_k", Layers::grouped, "q3_k"}, {"q3_k"}, {"q3_k"}, 10},
+    {"q3_k_s", "q3_k", {}, {}, {}, 11},
+    {"q3_k_m", "q3_k", {"q5_k", Layers::first_two, "q4_k"}, {"q4_k"}, {"q5_k", Layers::first_sixteenth, "q4_k"}, 12},
+    {"q3_k_l", "q3_k", {"q5_k"}, {"q5_k"}, {"q5_k"}, 13},
+    {"q4_k_s", "q4_k", {"q5_k", Layers::first_four}, {}, {"q5_k", Layers::first_eighth}, 14},
+    {"q4_k_m", "q4_k", {"q6_k", Layers::spread}, {}, {"q6_k", Layers::spread}, 15},
+    {"q5_k_s", "q5_k", {}, {}, {}, 16},
+    {"q5_k_m", "q5_k", {"q6_k", Layers::spread}, {}, {"q6_k", Layers::spread}, 17},
 };
 
 // Source of the numbers: llama.h, enum llama_ftype.
@@ -48,25 +68,34 @@ int64_t layer_of(const std::string& parameter) {
   return layer;
 }
 
-// The first and last eighths of the layers, and every third between them.
-bool is_spread_layer(int64_t layer, int64_t layers) {
-  const int64_t eighth = layers / 8;
-  return layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
+bool is_chosen(Layers layers, int64_t layer, const models::LlamaConfig& config) {
+  const int64_t count = config.num_hidden_layers, eighth = count / 8;
+  switch (layers) {
+    case Layers::all: return true;
+    case Layers::first_two: return layer < 2;
+    case Layers::first_four: return layer < 4;
+    case Layers::first_eighth: return layer < eighth;
+    case Layers::first_sixteenth: return layer < count / 16;
+    case Layers::spread: return layer < eighth || layer >= 7 * count / 8 || (layer - eighth) % 3 == 2;
+    case Layers::grouped: return config.num_attention_heads >= 4 * config.num_key_value_heads;
+  }
+  return false;
 }
 
 std::string_view mixed_type(const Mixture& mixture, const models::LlamaConfig& config, const std::string& parameter) {
   if (parameter == "lm_head.weight" || (config.tie_word_embeddings && parameter == "model.embed_tokens.weight"))
     return "q6_k";
-  const int64_t layer = layer_of(parameter), layers = config.num_hidden_layers;
-  const bool values = parameter.find(".v_proj.") != std::string::npos;
-  if (layer < 0 || (!values && parameter.find(".down_proj.") == std::string::npos)) return mixture.base;
-  const bool more = mixture.more_layers == Mixture::Layers::spread ? is_spread_layer(layer, layers)
-                    : values                                       ? layer < 4
-                                                                   : layer < layers / 8;
-  return more ? mixture.better : mixture.base;
+  const auto is = [&](std::string_view kind) { return parameter.find(kind) != std::string::npos; };
+  const Choice choice = is(".v_proj.")      ? mixture.values
+                        : is(".o_proj.")    ? mixture.outputs
+                        : is(".down_proj.") ? mixture.down
+                                            : Choice();
+  const std::string_view type = is_chosen(choice.layers, layer_of(parameter), config) ? choice.chosen : choice.other;
+  return type.empty() ? mixture.base : type;
 }
 
-// A type with blocks of 32 and at least as many bits.
+// A type with blocks of 32 and at least as many bits. (llama.cpp takes q4_0 for q2_k and q3_k, of as many bits as
+// iq4_nl and a tenth more error.)
 std::string_view smaller_blocks(std::string_view name) {
   if (name == "q2_k" || name == "q3_k" || name == "iq4_xs") return "iq4_nl";
   if (name == "q4_k") return "q5_0";

@@ -13,7 +13,7 @@
 namespace eadem::cli {
 
 // Names that --type takes: plain dtypes, block encodings, and mixtures of these, which spend more bits where errors
-// cost most. The mixtures store what files of the same name on the web do.
+// cost most. The mixtures store what files of the same name on the web do (q2_k_m is Q2_K there).
 std::vector<std::string> convert_type_names();
 
 // Neither a plain dtype nor "as-is".

@@ -8,9 +8,11 @@ Models: the goldens of tests/data (no tokenizer) and the bundled one. A test tha
 """
 
 import json
+import math
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from pathlib import Path
 PROGRAM = sys.argv[1]
 ROOT = Path(sys.argv[2])
 GOLDEN = ROOT / "tests/data/golden"
+DATA = ROOT / "tests/data"
 STORIES = ROOT / "assets/stories"
 GGUF_STORIES = ROOT / "../shared/data/models/stories260K"
 COMMANDS = ["run", "perplexity", "inspect", "explain", "bench", "train", "tokenizer", "convert", "doctor"]
@@ -323,6 +326,34 @@ def safetensors(path):
             for name, t in header.items()}
 
 
+def zero_model(folder, layers, hidden, ffn, heads, kv_heads, head_dim, vocab, tied):
+    """A Llama model of zeros, in f32."""
+    config = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
+              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocab,
+              "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+              "tie_word_embeddings": tied, "torch_dtype": "float32"}
+    shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
+    if not tied:
+        shapes["lm_head.weight"] = [vocab, hidden]
+    for layer in range(layers):
+        for name, shape in {"input_layernorm": [hidden], "self_attn.q_proj": [heads * head_dim, hidden],
+                            "self_attn.k_proj": [kv_heads * head_dim, hidden],
+                            "self_attn.v_proj": [kv_heads * head_dim, hidden],
+                            "self_attn.o_proj": [hidden, heads * head_dim], "post_attention_layernorm": [hidden],
+                            "mlp.gate_proj": [ffn, hidden], "mlp.up_proj": [ffn, hidden],
+                            "mlp.down_proj": [hidden, ffn]}.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
 class Convert(ProgramTest):
     def test_there_and_back_is_exact(self):
         for model in ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"]:
@@ -398,6 +429,37 @@ class Convert(ProgramTest):
         text.write_text("")
         self.refused(1, [str(text), "no tokens"], *convert, out, "--calibrate", text)
         self.assertFalse(out.exists())
+
+    def test_mixtures_store_what_their_names_stand_for(self):
+        for name, facts in json.loads((DATA / "quantized/mixtures.json").read_text()).items():
+            shape = facts["shape"]
+            model = self.folder / name
+            zero_model(model, **shape)
+            for mixture, expected in facts["mixtures"].items():
+                with self.subTest(model=name, mixture=mixture):
+                    made = json.loads(self.done("convert", model, self.folder / "made.gguf", "--type", mixture, "--force",
+                                                "--json").out)
+                    types = {tensor["name"]: tensor["type"] for tensor in made["tensors"] if "norm" not in tensor["name"]}
+                    # Where rows are no whole blocks of 256, iq4_nl instead of q4_0 (convert_types.cc).
+                    short = {key for key in types if shape["hidden"] % 256 and "ffn_down" not in key}
+                    known = {key: "iq4_nl" if key in short and value == "q4_0" else value
+                             for key, value in expected["types"].items()}
+                    self.assertEqual(types, known)
+                    file_type = b"general.file_type" + struct.pack("<II", 4, expected["file_type"])  # 4: a u32
+                    self.assertIn(file_type, (self.folder / "made.gguf").read_bytes()[:4096])
+
+    def test_types_where_rows_are_no_whole_blocks(self):
+        model = self.folder / "short_rows"
+        zero_model(model, layers=1, hidden=96, ffn=256, heads=4, kv_heads=2, head_dim=32, vocab=32, tied=True)
+        for name, instead in {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
+                              "iq4_xs": "iq4_nl", "iq4_nl": "iq4_nl", "mxfp4": "mxfp4", "q4_0": "q4_0"}.items():
+            made = json.loads(self.done("convert", model, self.folder / "made.gguf", "--type", name, "--force", "--json").out)
+            for tensor in made["tensors"]:
+                if "norm" not in tensor["name"]:
+                    self.assertEqual(tensor["type"], name if "ffn_down" in tensor["name"] else instead, tensor)
+        # 72 columns are no blocks of 32 either.
+        made = json.loads(self.done("convert", GOLDEN / "smollm2", self.folder / "f16.gguf", "--type", "iq4_xs", "--json").out)
+        self.assertEqual({tensor["type"] for tensor in made["tensors"] if "norm" not in tensor["name"]}, {"f16"})
 
     def test_what_a_type_cannot_hold(self):
         huge = self.folder / "huge"
