@@ -47,10 +47,14 @@ std::vector<std::string> parameter_names(const LlamaConfig& config) {
 // A matrix as rows of values and of bytes; a vector is one row.
 struct Rows {
   Rows(const WeightType& type, const Shape& shape)
-      : columns(shape.rank() == 0 ? 1 : shape.back()),
-        count(columns == 0 ? 0 : shape.num_elements() / columns),
-        bytes(columns == 0 ? 0 : stored_bytes(type, Shape{1, columns})) {}
-  int64_t columns, count, bytes;
+      : columns(shape.rank() == 0 ? 1 : shape.back()), count(columns == 0 ? 0 : shape.num_elements() / columns) {
+    if (type.encoding == nullptr)
+      bytes = columns * static_cast<int64_t>(dtype_size(type.dtype));
+    else if (const BlockEncoding* blocks = BlockEncoding::of(type.encoding))
+      bytes = blocks->row_bytes(columns);
+  }
+  int64_t columns, count;
+  int64_t bytes = 0;  // of a row; 0 where rows do not lie one after another
 };
 
 // Where row `row` of the converted tensor stands in the original.
@@ -168,6 +172,9 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
       if (tensor.shape().rank() < 1 || tensor.shape()[0] != heads * config.head_dim)
         throw DataCorrupted("{}: '{}' is {}; the config implies {} rows ({} heads x head_dim {})", weights.path(), from,
                             to_string(tensor.shape()), heads * config.head_dim, heads, config.head_dim);
+      if (tensor.shape().rank() == 1 && tensor.view.encoding != nullptr)
+        throw Unsupported("{}: '{}' is a vector in {}, whose values cannot change order", weights.path(), from,
+                          tensor.view.encoding->name());
       converted.permuted_head_dim = config.head_dim;
       converted.to_interleaved = target_interleaved;
     }
@@ -210,9 +217,8 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
     // A vector, of a bias of q for example, moves value by value.
     const bool values_move = tensor.permuted_head_dim > 0 && tensor.shape.rank() == 1;
     const Shape shape = values_move ? Shape{tensor.shape[0], 1} : tensor.shape;
-    EADEM_CHECK(!values_move || (tensor.before.encoding == nullptr && tensor.type.encoding == nullptr),
-                "'{}' is a vector in blocks", tensor.from);
     const Rows from(tensor.before, shape), to(tensor.type, shape);
+    EADEM_CHECK(to.bytes > 0 || to.columns == 0, "'{}' to {}", tensor.from, tensor.type.name());
     EADEM_CHECK(importance.empty() || std::ssize(importance) == to.columns, "{} importances of '{}' {}",
                 importance.size(), tensor.from, to_string(tensor.shape));
     const std::vector<float> row_of_values(static_cast<size_t>(to.columns));
