@@ -261,7 +261,15 @@ std::string Arguments::help() const {
     text += operand.required ? " " + shown : " [" + shown + "]";
   }
   text += "\n\n" + wrapped(summary_, 0, kHelpWidth) + "\n";
-  const auto row = [&](const std::string& left, const std::string& help) {
+  const auto row = [&](std::string left, const std::string& help) {
+    // A long list of choices goes on below itself.
+    const size_t indent = left.find(' ') + 1;
+    for (size_t begin = 0; left.size() - begin + 2 > kHelpWidth;) {
+      const size_t bar = left.rfind('|', begin + kHelpWidth - 3);
+      if (bar == std::string::npos || bar <= begin + indent) break;
+      begin = bar + 2;
+      left.insert(bar + 1, "\n" + std::string(indent + 2, ' '));
+    }
     std::string line = "  " + left;
     line += line.size() + 2 > kHelpColumn ? "\n" + std::string(kHelpColumn, ' ')
                                           : std::string(kHelpColumn - line.size(), ' ');
