@@ -24,9 +24,10 @@ HardwareConfig module_default(Role role, const Device& device, HardwareMode mode
   EADEM_CHECK(false, "role {}", static_cast<int>(role));
 }
 
-// What no kernel reads is decoded when it is loaded.
-WeightType kept_type(const WeightType& stored) {
-  if (Fp8Encoding::of(stored.encoding) != nullptr || GroupEncoding::of(stored.encoding) != nullptr) return stored.dtype;
+// What no kernel reads is decoded when it is loaded. Kernels read integers in steps of 32.
+WeightType kept_type(const WeightType& stored, int64_t columns) {
+  if (Fp8Encoding::of(stored.encoding) != nullptr) return stored.dtype;
+  if (GroupEncoding::of(stored.encoding) != nullptr && columns % 32 != 0) return stored.dtype;
   return stored.dtype == DType::f64 ? DType::f32 : stored;
 }
 
@@ -76,12 +77,13 @@ const HardwareConfig& AutoHardwareConfig::of(Role role, int layer) const {
   return found->second;
 }
 
-WeightType AutoHardwareConfig::weight_type(const HardwareConfig& config, const std::string& parameter) const {
+WeightType AutoHardwareConfig::weight_type(const HardwareConfig& config, const std::string& parameter,
+                                           int64_t columns) const {
   const Leaf<WeightType>& leaf = config.precision.weights;
   if (leaf.origin != Origin::checkpoint || !checkpoint_type_of_) return leaf.value;
   const std::optional<WeightType> stored = checkpoint_type_of_(parameter);
   if (!stored) return leaf.value;
-  return kept_type(*stored);
+  return kept_type(*stored, columns);
 }
 
 std::vector<std::string> AutoHardwareConfig::disabled_fusions() const {

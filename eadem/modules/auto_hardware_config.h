@@ -40,9 +40,10 @@ class AutoHardwareConfig {
   // `layer` -1: outside the layers.
   const HardwareConfig& of(Role role, int layer = -1) const;
 
-  // How `parameter`, a matrix of a module configured by `config`, is stored: as the checkpoint stores it, unless
-  // someone stronger has said otherwise; as `config` says where there is no checkpoint.
-  WeightType weight_type(const HardwareConfig& config, const std::string& parameter) const;
+  // How `parameter`, a matrix of a module configured by `config`, of which a rank has rows of `columns`, is stored: as
+  // the checkpoint stores it (decoded where no kernel reads that), unless someone stronger has said otherwise; as
+  // `config` says where there is no checkpoint.
+  WeightType weight_type(const HardwareConfig& config, const std::string& parameter, int64_t columns) const;
 
   // Names of the fusions that the compute leaves of the roles switch off.
   std::vector<std::string> disabled_fusions() const;

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Logits {
-  std::vector<float> ours, f32, f64;
+  std::vector<float> ours, f32, f64, kept;
 };
 
 // Logits of every position of the checkpoint's prompt.
@@ -37,7 +37,8 @@ Logits logits_of(const std::string& name, EngineOptions options) {
   engine->forward(input);
   const Tensor logits = engine->logits();
   EXPECT_EQ(logits.shape(), expected->get("logits").shape());
-  return {values(logits), values(expected->get("logits")), values(expected->get("logits_f64"))};
+  return {values(logits), values(expected->get("logits")), values(expected->get("logits_f64")),
+          values(expected->get("logits_kept"))};
 }
 
 class Checkpoint : public testing::TestWithParam<const char*> {};
@@ -63,18 +64,20 @@ TEST_P(Checkpoint, DecodedWeightsGiveThePyTorchLogits) {
   EXPECT_LE(error, 8 * torch_error);
 }
 
-// As the checkpoint stores them. Products with integers quantize activations to 8 bits: the largest of 32 values is
-// about 2.1 sigma, a unit 1 / 127 of that, and rounding to units leaves 0.5% of sigma in each product; weights that are
-// decoded to bf16 are off by at most 2^-9, 0.2%. Eight products follow one another in a layer and the head: errors that
-// do not know of each other add to 0.5% sqrt(8) = 1.4% of the logits.
-TEST_P(Checkpoint, StoredWeightsGiveThemWithinTheirPrecision) {
+// As the engine keeps them: products with integers take activations in 8 bits, and 8-bit floats are decoded to bf16.
+// The same in f64 differs where an activation lies so near the middle between two integers that an f32 rounding
+// decides: of the 4000 that a prompt rounds, those within 127 * 2^-20 of a middle, one or two. Such a one is off by a
+// unit, as much as sqrt(12) roundings are on average; four are 4 sqrt(12) / sqrt(4000) of what all roundings cost, 22%
+// when they fall together, 11% when they do not.
+TEST_P(Checkpoint, KeptWeightsGiveWhatTheirPrecisionAllows) {
   const Logits logits = logits_of(GetParam(), {});
-  double error = 0, size = 0;
+  double error = 0, cost = 0;
   for (size_t i = 0; i < logits.f64.size(); ++i) {
-    error += std::pow(static_cast<double>(logits.ours[i]) - logits.f64[i], 2);
-    size += std::pow(static_cast<double>(logits.f64[i]), 2);
+    error += std::pow(static_cast<double>(logits.ours[i]) - logits.kept[i], 2);
+    cost += std::pow(static_cast<double>(logits.kept[i]) - logits.f64[i], 2);
   }
-  EXPECT_LT(std::sqrt(error / size), 0.014);
+  EXPECT_GT(cost, 0);
+  EXPECT_LT(std::sqrt(error / cost), 0.11);
 }
 
 }  // namespace

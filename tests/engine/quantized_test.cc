@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The promises of property_test.cc, for weights in every block type: a sequence gives the same bits alone and in any
-// batch, for any chunking of its prompt, from a contiguous and from a paged cache, on one thread and on three.
+// The promises of property_test.cc, for quantized weights of every kind: a sequence gives the same bits alone and in
+// any batch, for any chunking of its prompt, from a contiguous and from a paged cache, on one thread and on three.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,8 +9,10 @@
 #include <cstring>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/models/auto_model.h"
+#include "tests/workloads/quantized_types.h"
 
 namespace eadem::engine {
 namespace {
@@ -27,7 +29,7 @@ struct Options {
   EngineOptions options;
 };
 
-std::unique_ptr<InferEngine> engine_with(const BlockEncoding& encoding, const Options& setup = {}) {
+std::unique_ptr<InferEngine> engine_with(const Encoding& encoding, const Options& setup = {}) {
   const auto model = models::model_from_config(io::JsonReader::parse(kConfig, "config"));
   modules::ModelSpec spec = model->spec();
   spec.checkpoint_type = WeightType(DType::f32, &encoding);
@@ -87,8 +89,14 @@ void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, 
   EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << what;
 }
 
-class EveryEncoding : public testing::TestWithParam<const BlockEncoding*> {};
-INSTANTIATE_TEST_SUITE_P(Encodings, EveryEncoding, testing::ValuesIn(BlockEncoding::all()),
+std::vector<const Encoding*> every_encoding() {
+  std::vector<const Encoding*> result;
+  for (const auto& type : workloads::quantized_types()) result.push_back(type.encoding);
+  return result;
+}
+
+class EveryEncoding : public testing::TestWithParam<const Encoding*> {};
+INSTANTIATE_TEST_SUITE_P(Encodings, EveryEncoding, testing::ValuesIn(every_encoding()),
                          [](const auto& info) { return std::string(info.param->name()); });
 
 TEST_P(EveryEncoding, ChunksThreadsCachesAndFusionsDoNotChangeBits) {
@@ -125,17 +133,19 @@ TEST_P(EveryEncoding, BatchMatesDoNotChangeBits) {
 }
 
 TEST(QuantizedModels, EveryInstructionSetKeepsThePromises) {
-  for (const char* name : {"q4_0", "q4_k", "q6_k"})
+  for (const Encoding* encoding : std::initializer_list<const Encoding*>{
+           BlockEncoding::find("q4_0"), BlockEncoding::find("q4_k"), BlockEncoding::find("q6_k"),
+           GroupEncoding::find("int4_g128_f16_zeros"), GroupEncoding::find("int8_row_bf16")})
     for (Isa isa : available_isas()) {
-      SCOPED_TRACE(fmt::format("{} {}", name, isa_name(isa)));
+      SCOPED_TRACE(fmt::format("{} {}", encoding->name(), isa_name(isa)));
       const std::vector<Sequence> one = {sequence(2)};
       Options setup{.threads = 1, .isa = std::string(isa_name(isa))};
-      const auto engine = engine_with(*BlockEncoding::find(name), setup);
+      const auto engine = engine_with(*encoding, setup);
       const std::vector<float> whole = logits_of(*engine, one, 64)[0];
       engine->reset_cache();
       expect_same_bits(whole, logits_of(*engine, one, 1)[0], "token by token");
       setup.threads = 3;
-      expect_same_bits(whole, logits_of(*engine_with(*BlockEncoding::find(name), setup), one, 5)[0], "three threads");
+      expect_same_bits(whole, logits_of(*engine_with(*encoding, setup), one, 5)[0], "three threads");
     }
 }
 

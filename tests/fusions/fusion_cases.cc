@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/fusions/add_rms_norm.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
@@ -11,6 +10,7 @@
 #include "eadem/fusions/rope_kv_append.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/workloads/inputs.h"
+#include "tests/workloads/quantized_types.h"
 
 namespace eadem::test {
 
@@ -64,9 +64,10 @@ void linear_gated_activation(std::vector<FusionCase>& cases) {
              {TensorType(kF32, {Symbol::tokens, s.in}), w, w},
              tokens_of(s.tokens)});
       }
-  for (const BlockEncoding* encoding : BlockEncoding::all())
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
     for (const int64_t tokens : {1, 5, 14}) {
-      const int64_t in = 2 * encoding->format().block_size, out = 70;
+      if (has_order) continue;  // each weight may have another
+      const int64_t in = 2 * unit, out = 70;
       const auto linear = std::make_shared<ops::Linear>(kernels::LinearAttrs{});
       const TensorType w(kF32, {out, in}, encoding);
       cases.push_back(
@@ -94,9 +95,9 @@ void linear_add(std::vector<FusionCase>& cases) {
               bias ? TensorType(weight, {s.out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, s.out})},
              tokens_of(s.tokens)});
       }
-  for (const BlockEncoding* encoding : BlockEncoding::all())
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
     for (const bool bias : {false, true}) {
-      const int64_t in = 2 * encoding->format().block_size, out = 35;
+      const int64_t in = 2 * unit, out = 35;
       const kernels::LinearAttrs attrs{bias, kF32};
       cases.push_back(
           {fmt::format("linear_add {}x{} {} weights bias={}", in, out, encoding->name(), bias),

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/support/tolerance.h"
 
@@ -78,12 +79,39 @@ Bounds linear(const ops::Op& op, Pass pass, Inputs in, Inputs /*expected*/, Inpu
           scaled(gamma_f32(tokens + 1), sizes[2].data)};
 }
 
+// |scale level| + |min| of each column of a row.
+void term_sizes(std::vector<double>& sizes, const TensorView& encoded, int64_t row) {
+  const int64_t width = encoded.shape[1];
+  if (const GroupEncoding* groups = GroupEncoding::of(encoded.encoding)) {
+    std::vector<uint8_t> codes(static_cast<size_t>(width));
+    groups->unpack_codes(codes.data(), encoded, row, 0, width);
+    for (int64_t j = 0; j < width; ++j) {
+      const int64_t g = j / groups->group_columns(width);
+      const int middle = groups->format().middle();
+      sizes[static_cast<size_t>(groups->column(encoded, j))] =
+          std::fabs(static_cast<double>(groups->scale(encoded, row, g))) *
+          (std::abs(codes[static_cast<size_t>(j)] - middle) + std::abs(groups->zero(encoded, row, g) - middle));
+    }
+    return;
+  }
+  const BlockEncoding& encoding = *BlockEncoding::of(encoded.encoding);
+  const BlockFormat& format = encoding.format();
+  const auto* block = static_cast<const uint8_t*>(encoded.data) + row * encoding.row_bytes(width);
+  for (size_t k = 0; k < static_cast<size_t>(width); block += format.block_bytes) {
+    BlockParts parts{};
+    encoding.unpack(parts, block);
+    for (size_t i = 0; i < static_cast<size_t>(format.block_size); ++i, ++k) {
+      const size_t g = i / static_cast<size_t>(format.group_size);
+      sizes[k] = std::fabs(static_cast<double>(parts.scale) * parts.sub_scales[g] * format.level(parts.codes[i]));
+      if (format.has_min) sizes[k] += std::fabs(static_cast<double>(parts.min) * parts.sub_mins[g]);
+    }
+  }
+}
+
 // A value of x moves by at most half a unit, 1 / 254 of the largest of its 32, and by the roundings of the unit and of
 // the quotient (8 u of that largest are more). Then one f32 chain over the groups of 32, whose terms are no larger than
 // the largest x times (|scale level| + |min|); a term takes at most 7 roundings, and so does the bias.
 Bounds quantized_linear(Inputs in, const TensorView& encoded) {
-  const BlockEncoding& encoding = *BlockEncoding::of(encoded.encoding);
-  const BlockFormat& format = encoding.format();
   const size_t tokens = static_cast<size_t>(in[0].shape[0]), width = static_cast<size_t>(in[0].shape[1]),
                outputs = static_cast<size_t>(in[1].shape[0]);
   constexpr size_t kGroup = 32;
@@ -92,17 +120,7 @@ Bounds quantized_linear(Inputs in, const TensorView& encoded) {
     largest[i / kGroup] = std::max(largest[i / kGroup], std::fabs(in[0].data[i]));
   std::vector<double> sizes(width), bound(tokens * outputs);
   for (size_t n = 0; n < outputs; ++n) {
-    const auto* block = static_cast<const uint8_t*>(encoded.data) +
-                        n * static_cast<size_t>(encoding.row_bytes(static_cast<int64_t>(width)));
-    for (size_t k = 0; k < width; block += format.block_bytes) {
-      BlockParts parts{};
-      encoding.unpack(parts, block);
-      for (size_t i = 0; i < static_cast<size_t>(format.block_size); ++i, ++k) {
-        const size_t g = i / static_cast<size_t>(format.group_size);
-        sizes[k] = std::fabs(static_cast<double>(parts.scale) * parts.sub_scales[g] * format.level(parts.codes[i]));
-        if (format.has_min) sizes[k] += std::fabs(static_cast<double>(parts.min) * parts.sub_mins[g]);
-      }
-    }
+    term_sizes(sizes, encoded, static_cast<int64_t>(n));
     for (size_t t = 0; t < tokens; ++t) {
       double moved = 0, magnitude = 0;
       for (size_t k = 0; k < width; ++k) {

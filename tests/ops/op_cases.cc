@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/op_cases.h"
 
-#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/workloads/quantized_types.h"
 
 namespace eadem::test {
 
@@ -56,13 +56,11 @@ std::vector<Workload> embedding() {
         for (int64_t tokens : {0, 1, 7})
           cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{out, 11}),
                     {TensorType(table, {11, hidden}), TensorType(DType::i32, {Symbol::tokens})}, tokens);
-  for (const BlockEncoding* encoding : BlockEncoding::all())
-    for (int64_t blocks : {1, 3})
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
+    for (int64_t units : {1, 3})
       for (int64_t tokens : {0, 1, 7})
         cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{kF32, 19}),
-                  {TensorType(kF32, {19, blocks * encoding->format().block_size}, encoding),
-                   TensorType(DType::i32, {Symbol::tokens})},
-                  tokens);
+                  {TensorType(kF32, {19, units * unit}, encoding), TensorType(DType::i32, {Symbol::tokens})}, tokens);
   return cases.take();
 }
 
@@ -89,12 +87,12 @@ std::vector<Workload> linear() {
     add(kBf16, kBf16, kBf16, width % 2 == 1, 7, width, 20);
   }
   // Quantized weights: panels of 16 in groups of 4, rows in tiles of up to 12, chunks of 256 terms.
-  for (const BlockEncoding* encoding : BlockEncoding::all()) {
-    const auto add_quantized = [&](DType bias, int64_t tokens, int64_t blocks, int64_t outputs) {
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types()) {
+    const auto add_quantized = [&, encoding = encoding, unit = unit](DType bias, int64_t tokens, int64_t units,
+                                                                     int64_t outputs) {
       const bool has_bias = bias != DType::u8;
       cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{has_bias, kF32}),
-                {TensorType(kF32, {Symbol::tokens, blocks * encoding->format().block_size}),
-                 TensorType(kF32, {outputs, blocks * encoding->format().block_size}, encoding),
+                {TensorType(kF32, {Symbol::tokens, units * unit}), TensorType(kF32, {outputs, units * unit}, encoding),
                  has_bias ? TensorType(bias, {outputs}) : kernels::absent_port()},
                 tokens);
     };

@@ -186,12 +186,10 @@ Tensor random_tensor(DType dtype, const Shape& shape, uint64_t seed) {
 
 namespace {
 
-// A host copy of `plain` in an encoding of one plane.
+// A host copy of `plain` in an encoding.
 Tensor encoded(const Tensor& plain, const Encoding& encoding) {
-  const PlaneSpec plane = encoding.planes(plain.shape()).at(0);
-  Tensor result = Tensor::on_host(plane.dtype, plane.shape);
-  result.view = TensorView(result.view.data, DType::f32, plain.shape());
-  result.view.encoding = &encoding;
+  Tensor result = Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, plain.shape())});
+  result.view = view_of_planes(result.view.data, encoding, DType::f32, plain.shape());
   encoding.encode(result.view, plain.view);
   return result;
 }

@@ -9,8 +9,10 @@
 #include "eadem/kernels/linear.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/group_panels.h"
 #include "eadem/kernels/cpu/matmul.h"
 #include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
@@ -64,10 +66,24 @@ const void* packed_data(const TensorView& weight, Side side) {
   return weight.data;
 }
 
-// The planes of a weight in quantized panels.
-QuantizedWeight quantized_weight(const TensorView& weight, const QuantizedPanels& panels) {
-  return {&panels.layout(), static_cast<const uint8_t*>(weight.plane(0)), static_cast<const uint8_t*>(weight.plane(1)),
-          static_cast<const f16_t*>(weight.plane(2))};
+// The planes of a weight in the panels of quantized products, blocks or groups; nothing for other weights.
+std::optional<QuantizedWeight> quantized_weight(const TensorView& weight) {
+  QuantizedWeight result;
+  result.quants = static_cast<const uint8_t*>(weight.plane(0));
+  if (const QuantizedPanels* blocks = QuantizedPanels::of(weight.encoding)) {
+    result.layout = &blocks->layout();
+    result.scales = static_cast<const uint8_t*>(weight.plane(1));
+    result.super_scales = static_cast<const f16_t*>(weight.plane(2));
+    return result;
+  }
+  const GroupPanels* groups = GroupPanels::of(weight.encoding);
+  if (groups == nullptr) return std::nullopt;
+  const GroupFormat& format = groups->stored().format();
+  result.layout = &groups->layout();
+  result.scales = static_cast<const uint8_t*>(weight.plane(1));
+  if (format.has_zeros) result.zeros = static_cast<const uint8_t*>(weight.plane(2));
+  if (format.has_order) result.order = static_cast<const int32_t*>(weight.plane(format.has_zeros ? 3 : 2));
+  return result;
 }
 
 double product_flops(const KernelRequest& request, const TensorType& x, const TensorType& weight) {
@@ -96,9 +112,9 @@ Matmul forward_product(const TensorView& y, const TensorView& x, const TensorVie
   m.a = elements<const float>(x);
   m.a_row_stride = m.k_size;
   m.y = elements<float>(y);
-  if (const QuantizedPanels* panels = QuantizedPanels::of(weight.encoding)) {
+  if (const auto quantized = quantized_weight(weight)) {
     m.b_source = Matmul::Source::quantized;
-    m.quantized = quantized_weight(weight, *panels);
+    m.quantized = *quantized;
   } else {
     m.b = packed_data(weight, Side::normal);
     m.b_dtype = weight.dtype;
@@ -244,7 +260,7 @@ const Encoding* pack_both_weights(const KernelRequest& r, int input) {
 void run_linear_gated(const KernelCall& call) {
   Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
   if (m.b_source == Matmul::Source::quantized)
-    m.quantized_up = quantized_weight(call.inputs[2], *QuantizedPanels::of(call.inputs[2].encoding));
+    m.quantized_up = quantized_weight(call.inputs[2]).value();
   else
     m.b_up = packed_data(call.inputs[2], Side::normal);
   m.finish = Matmul::Finish::gated;
@@ -257,11 +273,24 @@ constexpr Kernel kLinearGated{"cpu_packed_panels", Pass::inference, can_linear_g
 
 // ---- The same with quantized weights. x is quantized, too, row by row, to 8 bits (quantized_matmul.h).
 
+// Why a weight is none of these kernels'; empty: it is.
+std::string refusal_of(std::string_view port, const TensorType& weight) {
+  if (quantized_packing_of(weight.encoding) == nullptr)
+    return fmt::format("takes {} in quantized blocks or groups; it is {}", port,
+                       weight.encoding == nullptr ? dtype_name(weight.dtype) : weight.encoding->name());
+  if (GroupPanels::of(weight.encoding) != nullptr && weight.fixed(1) % kStep != 0)
+    return fmt::format("takes {} in rows of whole steps of {}; it is {}", port, kStep, to_string(weight));
+  return "";
+}
+
 Requirements& require_quantized(Requirements& requirements, std::string_view port, const TensorType& weight) {
-  return requirements.require(
-      QuantizedPanels::of(weight.encoding) != nullptr,
-      fmt::format("takes {} in quantized blocks; it is {}", port,
-                  weight.encoding == nullptr ? dtype_name(weight.dtype) : weight.encoding->name()));
+  const std::string refusal = refusal_of(port, weight);
+  return requirements.require(refusal.empty(), refusal);
+}
+
+bool has_order(const TensorType& weight) {
+  const GroupPanels* groups = GroupPanels::of(weight.encoding);
+  return groups != nullptr && groups->stored().format().has_order;
 }
 
 Verdict can_quantized(const KernelRequest& r) {
@@ -278,19 +307,20 @@ Verdict can_quantized_gated(const KernelRequest& r) {
   Requirements requirements(r);
   require_quantized(requirements, "gate_weight", r.inputs[1]);
   return require_quantized(requirements, "up_weight", r.inputs[2])
-      .require(QuantizedPanels::of(r.inputs[1].encoding) == QuantizedPanels::of(r.inputs[2].encoding),
+      .require(quantized_packing_of(r.inputs[1].encoding) == quantized_packing_of(r.inputs[2].encoding),
                "takes gate_weight and up_weight in the same encoding")
+      .require(!has_order(r.inputs[1]), "takes columns of gate_weight and up_weight in the order of x")
       .f32("x", r.inputs[0])
       .f32("y", r.outputs[0])
       .at_cost(2.0 * product_flops(r, r.inputs[0], r.inputs[1]));
 }
 
 const Encoding* pack_quantized(const KernelRequest& r, int input) {
-  return input == 1 ? QuantizedPanels::of(r.inputs[1].encoding) : nullptr;
+  return input == 1 ? quantized_packing_of(r.inputs[1].encoding) : nullptr;
 }
 
 const Encoding* pack_both_quantized(const KernelRequest& r, int input) {
-  return input == 1 || input == 2 ? QuantizedPanels::of(r.inputs[static_cast<size_t>(input)].encoding) : nullptr;
+  return input == 1 || input == 2 ? quantized_packing_of(r.inputs[static_cast<size_t>(input)].encoding) : nullptr;
 }
 
 constexpr Kernel kQuantizedForward{"cpu_quantized_panels",  Pass::forward, can_quantized, run_linear,

@@ -255,6 +255,7 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
   if (m.b_source == Matmul::Source::quantized) {
     x = quantized_rows_in(static_cast<float*>(scratch) + pool.num_threads() * worker_size, *m.quantized.layout, m.rows,
                           m.k_size);
+    x.order = m.quantized.order;
     quantize_rows(device, x, m.a, m.a_row_stride, m.k_size);
     quantized = quantized_product(device.isa());
   }

@@ -198,6 +198,11 @@ void quantize_row_range(const QuantizedRows& q, const float* x, int64_t x_stride
     for (int64_t s = 0; s < k_size / kStep; ++s) {
       int32_t sums[kMaxStepGroups];
       const float* values = x + r * x_stride + s * kStep;
+      float ordered[kStep];
+      if (q.order != nullptr) {
+        for (int64_t i = 0; i < kStep; ++i) ordered[i] = x[r * x_stride + q.order[s * kStep + i]];
+        values = ordered;
+      }
       const int64_t step = q.step(r, s);
       if (!halves) {
         quantize_step<1>(q.codes + step * kStep, q.scales + step, sums, values);
@@ -284,8 +289,10 @@ struct StepFormat {
   static constexpr bool kFolded = kGroups == 2 && FieldsT::kBytes < 256;          // 2 and 3 bits
   static constexpr int kDots = kFolded ? 1 : kGroups;                             // sums of a step in a tile
   static constexpr bool kTileBytes = FieldsT::kWholeBytes || (kFolded && !kMin);  // codes there may be 128 or more
+  static constexpr bool kExpanded = kScales == Scales::groups;                    // f32 scales and mins, in the scratch
   static constexpr int64_t kScaleBytes =
-      kPanelWidth * (kSupers ? 1 : 2) * kGroups * (kMin && kScales != Scales::nibbles ? 2 : 1);
+      kExpanded ? kPanelWidth * static_cast<int64_t>(sizeof(float))
+                : kPanelWidth * (kSupers ? 1 : 2) * kGroups * (kMin && kScales != Scales::nibbles ? 2 : 1);
 };
 
 // Calls f with the StepFormat of `layout`: layout_of has the same list.
@@ -301,6 +308,9 @@ HWY_INLINE void with_format(const QuantizedLayout& layout, Function f) {
         if (layout.scales == S::bf16) return f(StepFormat<CodeFields<4, 0, true>, S::bf16, 1, false>());
         return f(StepFormat<CodeFields<4, 0, true>, S::bytes, 1, false>());
       }
+      if (layout.scales == S::groups && layout.has_min)
+        return f(StepFormat<CodeFields<4, 0, false>, S::groups, 1, true>());
+      if (layout.scales == S::groups) return f(StepFormat<CodeFields<4, 0, false>, S::groups, 1, false>());
       if (layout.scales == S::bytes) return f(StepFormat<CodeFields<4, 0, false>, S::bytes, 1, true>());
       if (layout.has_min) return f(StepFormat<CodeFields<4, 0, false>, S::f16, 1, true>());
       return f(StepFormat<CodeFields<4, 0, false>, S::f16, 1, false>());
@@ -309,7 +319,11 @@ HWY_INLINE void with_format(const QuantizedLayout& layout, Function f) {
       if (layout.has_min) return f(StepFormat<CodeFields<4, 1, false>, S::f16, 1, true>());
       return f(StepFormat<CodeFields<4, 1, false>, S::f16, 1, false>());
     case 6: return f(StepFormat<CodeFields<4, 2, false>, S::bytes, 2, false>());
-    default: return f(StepFormat<CodeFields<8, 0, false>, S::f16, 1, false>());
+    default:
+      if (layout.scales == S::groups && layout.has_min)
+        return f(StepFormat<CodeFields<8, 0, false>, S::groups, 1, true>());
+      if (layout.scales == S::groups) return f(StepFormat<CodeFields<8, 0, false>, S::groups, 1, false>());
+      return f(StepFormat<CodeFields<8, 0, false>, S::f16, 1, false>());
   }
 }
 
@@ -327,6 +341,9 @@ HWY_INLINE Ints load_signed_bytes(const uint8_t* p) {
   return hn::PromoteTo(IntLanes(), hn::LoadU(hn::Rebind<int8_t, Lanes>(), reinterpret_cast<const int8_t*>(p)));
 #endif
 }
+
+// In the scratch, mins stand so many floats behind the scales of their step.
+inline constexpr int64_t kMinsBehind = kChunkSteps * kMaxStepGroups * kPanelWidth;
 
 // The super-scale and super-min of kLanes outputs.
 struct Supers {
@@ -361,6 +378,10 @@ struct StepScales {
       scale[0] = hn::Mul(supers.scale, hn::ConvertTo(Lanes(), load_signed_bytes(bytes + lane)));
       if constexpr (Format::kMin)
         min = hn::Mul(supers.min, hn::ConvertTo(Lanes(), load_bytes(bytes + kPanelWidth + lane)));
+    } else if constexpr (Format::kExpanded) {
+      const auto* stored = reinterpret_cast<const float*>(bytes) + lane;
+      scale[0] = load(stored);
+      if constexpr (Format::kMin) min = load(stored + kMinsBehind);
     } else {
       using Stored = std::conditional_t<Format::kScales == Scales::bf16, bf16_t, f16_t>;
       const auto* stored = reinterpret_cast<const Stored*>(bytes) + lane;
@@ -412,8 +433,39 @@ HWY_INLINE void prefetch_step(const uint8_t* quants, const uint8_t* scales) {
 // Where a panel's part of the scratch holds its chunk, unpacked.
 inline constexpr int64_t kScratchFloats = kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
 inline constexpr int64_t kScalesAt = kChunkSteps * kStepBytes / static_cast<int64_t>(sizeof(float));
-inline constexpr int64_t kMinsAt = kScalesAt + kChunkSteps * kMaxStepGroups * kPanelWidth;
+inline constexpr int64_t kMinsAt = kScalesAt + kMinsBehind;
 inline constexpr int64_t kMinPairsAt = kMinsAt + kChunkSteps * kPanelWidth;
+
+// Of a panel in groups, the scales of steps [s0, s0 + steps) and, with zero points, the mins: scale * (zero - middle).
+// Where unpack_chunk puts them; it finds them there.
+template <typename Format>
+void expand_groups(float* scratch, const QuantizedWeight& w, int64_t all_steps, int64_t p, int64_t s0, int64_t steps) {
+  const QuantizedLayout& layout = *w.layout;
+  const int64_t group_steps = layout.group_steps == 0 ? all_steps : layout.group_steps;
+  const int64_t first = p * (all_steps / group_steps);
+  const auto expand = [&](const auto* stored) {
+    for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+      Vec scale = zero(), min = zero();
+      for (int64_t s = 0; s < steps; ++s) {
+        if (s == 0 || (s0 + s) % group_steps == 0) {
+          const int64_t at = (first + (s0 + s) / group_steps) * kPanelWidth + n;
+          scale = load(stored + at);
+          if constexpr (Format::kMin) {
+            const Ints above = hn::Sub(load_bytes(w.zeros + at), hn::Set(IntLanes(), layout.zero));
+            min = hn::Mul(scale, hn::ConvertTo(Lanes(), above));
+          }
+        }
+        store(scale, scratch + kScalesAt + s * kPanelWidth + n);
+        if constexpr (Format::kMin) store(min, scratch + kMinsAt + s * kPanelWidth + n);
+      }
+    }
+  };
+  switch (layout.group_scales) {
+    case DType::f16: return expand(reinterpret_cast<const f16_t*>(w.scales));
+    case DType::bf16: return expand(reinterpret_cast<const bf16_t*>(w.scales));
+    default: return expand(reinterpret_cast<const float*>(w.scales));
+  }
+}
 
 // Unpacks a chunk into the scratch: codes [steps, 8, 16, 4] (unless they are bytes as they lie), scales
 // [steps, dots, 16] and mins [steps, 16], of folded layouts with their pairs [steps, 16].
@@ -681,12 +733,19 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
   const int64_t all_steps = k_size / kStep;
   PackedChunk chunk{};
   chunk.quants_stride = all_steps * Fields::kBytes;
-  chunk.scales_stride = all_steps * Format::kScaleBytes;
+  chunk.scales_stride =
+      Format::kExpanded ? kScratchFloats * static_cast<int64_t>(sizeof(float)) : all_steps * Format::kScaleBytes;
   chunk.supers_stride = Format::kSupers ? all_steps / kChunkSteps * w.layout->super_columns() * kPanelWidth : 0;
   for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
     const int64_t steps = std::min(kChunkSteps, all_steps - s0);
     chunk.quants = w.quants + p0 * chunk.quants_stride + s0 * Fields::kBytes;
-    chunk.scales = w.scales + p0 * chunk.scales_stride + s0 * Format::kScaleBytes;
+    if constexpr (Format::kExpanded) {
+      for (int64_t p = 0; p < panels; ++p)
+        expand_groups<Format>(scratch + p * kScratchFloats, w, all_steps, p0 + p, s0, steps);
+      chunk.scales = reinterpret_cast<const uint8_t*>(scratch + kScalesAt);
+    } else {
+      chunk.scales = w.scales + p0 * chunk.scales_stride + s0 * Format::kScaleBytes;
+    }
     if constexpr (Format::kSupers)
       chunk.supers =
           w.super_scales + p0 * chunk.supers_stride + s0 / kChunkSteps * w.layout->super_columns() * kPanelWidth;

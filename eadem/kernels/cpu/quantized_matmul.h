@@ -28,14 +28,18 @@ struct QuantizedWeight {
   const uint8_t* quants = nullptr;
   const uint8_t* scales = nullptr;
   const f16_t* super_scales = nullptr;
+  // Of GroupPanels, where there are any.
+  const uint8_t* zeros = nullptr;
+  const int32_t* order = nullptr;
 };
 
 // Rows of x as 8-bit codes, in the order in which products read them: chunks of kChunkSteps steps, in each all rows.
 struct QuantizedRows {
   int64_t rows;
   const QuantizedLayout* layout;
-  int8_t* codes;  // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
-  float* scales;  // [chunks, rows, kChunkSteps]
+  const int32_t* order;  // of the weight's columns, or null; set by the caller
+  int8_t* codes;         // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
+  float* scales;         // [chunks, rows, kChunkSteps]
   // [chunks, rows, kChunkSteps, dots()]: where a dot product with bytes above their level by zero() starts.
   int32_t* starts;
   float* sums;  // [chunks, rows, kChunkSteps]: of a step's codes, for mins

@@ -39,7 +39,8 @@ inline constexpr int64_t kChunkScratchBytes =
 
 struct QuantizedLayout {
   // bytes: sub-scales, times a super-scale; nibbles: sub-scales and sub-mins in one byte.
-  enum class Scales : uint8_t { f16, bf16, bytes, nibbles };
+  // groups: those of GroupPanels, by runs of steps.
+  enum class Scales : uint8_t { f16, bf16, bytes, nibbles, groups };
   int code_bits;
   int group_size;  // values of k that share a scale: 16 or 32
   int block_size;  // values that share a super-scale
@@ -51,6 +52,9 @@ struct QuantizedLayout {
   // Codes of a codebook are indices: the unpacked byte is table[code].
   bool has_table;
   std::array<uint8_t, 16> table;
+  // Scales::groups: how they are stored, and how many steps share one; 0: all.
+  DType group_scales;
+  int64_t group_steps;
 
   int64_t quant_bytes() const { return 64 * code_bits; }  // of a step
   int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step

@@ -13,7 +13,7 @@ HardwareConfig Embedding::default_hw_config(const Device& device, HardwareMode m
 ValueId Embedding::build(BuildContext& context, ValueId token_ids) const {
   const HardwareConfig& config = context.hardware.of(Role::embedding);
   const std::string name = context.graph.scoped_name("weight");
-  const WeightType type = context.hardware.weight_type(config, name);
+  const WeightType type = context.hardware.weight_type(config, name, hidden_);
   const ValueId weight = context.graph.add_parameter(name, TensorType(type.dtype, {vocab_, hidden_}, type.encoding));
   return context.graph.add1(
       std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{config.precision.activations.value, vocab_}),

@@ -13,7 +13,7 @@ HardwareConfig LmHead::default_hw_config(const Device& device, HardwareMode mode
 ValueId LmHead::build(BuildContext& context, ValueId hidden) const {
   // A tied weight is stored once, as the embedding says.
   const HardwareConfig& config = context.hardware.of(tied_ ? Role::embedding : Role::lm_head);
-  const WeightType type = context.hardware.weight_type(config, weight_name_);
+  const WeightType type = context.hardware.weight_type(config, weight_name_, hidden_);
   const ValueId weight =
       context.graph.add_parameter(weight_name_, TensorType(type.dtype, {vocab_, hidden_}, type.encoding));
   return context.graph.add1(

@@ -2,6 +2,7 @@
 #include "eadem/modules/factory/linear_factory.h"
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/ops/linear.h"
 
 namespace eadem::modules {
@@ -21,15 +22,34 @@ Verdict can_handle_dense(const LinearRequest& request) {
   return at_cost_of(request, dtype_size(kWeights));
 }
 
+// Of a rank's rows.
+int64_t columns_of(const LinearRequest& request) {
+  return request.in / (request.parallel == Parallel::row ? request.num_ranks : 1);
+}
+
 Verdict can_handle_blocks(const LinearRequest& request) {
   const BlockEncoding* encoding = BlockEncoding::of(request.weights.encoding);
   if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
   const BlockFormat& format = encoding->format();
-  const int64_t columns = request.in / (request.parallel == Parallel::row ? request.num_ranks : 1);
+  const int64_t columns = columns_of(request);
   if (columns % format.block_size != 0)
     return Verdict::no(
         fmt::format("a rank's rows of {} values are not whole blocks of {}", columns, format.block_size));
   return at_cost_of(request, static_cast<double>(format.block_bytes) / format.block_size);
+}
+
+Verdict can_handle_groups(const LinearRequest& request) {
+  const GroupEncoding* encoding = GroupEncoding::of(request.weights.encoding);
+  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
+  const GroupFormat& format = encoding->format();
+  const int64_t columns = columns_of(request);
+  if (columns != request.in && format.has_order)
+    return Verdict::no("columns have an order of their own, which cannot be divided between ranks");
+  if (columns % encoding->group_columns(columns) != 0)
+    return Verdict::no(
+        fmt::format("a rank's rows of {} values are not whole groups of {}", columns, format.group_size));
+  const double scale_bytes = static_cast<double>(dtype_size(format.scale)) + (format.has_zeros ? 1 : 0);
+  return at_cost_of(request, format.bits / 8.0 + scale_bytes / static_cast<double>(encoding->group_columns(columns)));
 }
 
 ValueId build_linear(BuildContext& context, const LinearRequest& request, ValueId x) {
@@ -60,8 +80,11 @@ constexpr LinearStrategy kDense = {kWeights == DType::f32    ? std::string_view(
 // The quantized types of GGUF.
 constexpr LinearStrategy kBlocks = {"quantized_blocks", can_handle_blocks, build_linear};
 
+// Integers with scales of groups or rows: GPTQ, AWQ, compressed-tensors.
+constexpr LinearStrategy kGroups = {"quantized_groups", can_handle_groups, build_linear};
+
 constexpr const LinearStrategy* kStrategies[] = {&kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>,
-                                                 &kBlocks};
+                                                 &kBlocks, &kGroups};
 
 }  // namespace
 
@@ -70,8 +93,8 @@ std::span<const LinearStrategy* const> LinearFactory::strategies() { return kStr
 ValueId LinearFactory::build(BuildContext& context, LinearRequest request, ValueId x) {
   request.device = &context.device;
   request.num_ranks = context.num_ranks;
-  request.weights =
-      context.hardware.weight_type(*request.hardware, context.graph.scoped_name(request.name + ".weight"));
+  request.weights = context.hardware.weight_type(*request.hardware, context.graph.scoped_name(request.name + ".weight"),
+                                                 columns_of(request));
   Decision decision{"linear " + context.graph.scoped_name(request.name), {}, {}};
   const LinearStrategy* strategy = select(strategies(), request, decision);
   if (strategy == nullptr) throw_no_candidate(decision);

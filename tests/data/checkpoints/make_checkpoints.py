@@ -6,7 +6,8 @@ with the weights that they mean.
     python tests/data/checkpoints/make_checkpoints.py     writes a folder per checkpoint beside this script
 
 FOLDER/config.json, FOLDER/model.safetensors   the checkpoint, as its format's own tools lay it out
-FOLDER/expected.safetensors                    `prompt`, and `logits` (f32) and `logits_f64` with the decoded weights
+FOLDER/expected.safetensors                    `prompt`; `logits` (f32) and `logits_f64` with the decoded weights;
+                                               `logits_kept` (f64) as `run_kept` says
 
 What GPTQ and AWQ store is packed here by the definitions of their formats (`pack_gptq`, `pack_awq`); what
 compressed-tensors stores is packed, and decoded for the expected logits, by that package. Decoded weights are exact:
@@ -31,6 +32,37 @@ import make_goldens  # noqa: E402  (the same random weights, prompts and passes 
 TINY = dict(hidden_size=64, intermediate_size=64, num_attention_heads=1, num_key_value_heads=1, head_dim=32,
             num_hidden_layers=1, vocab_size=32, max_position_embeddings=64, rms_norm_eps=1e-5,
             tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, rope_parameters=make_goldens.rope(10000.0))
+
+
+# ------------------------------------------------------------------ what an engine keeps of them
+
+def to_8_bits(x):
+    """x as 8-bit integers times a scale for each 32 values of a row."""
+    steps = x.reshape(*x.shape[:-1], -1, 32)
+    largest = steps.abs().amax(-1, keepdim=True)
+    return ((steps * (127 / largest)).round() * (largest / 127)).reshape(x.shape)
+
+
+def run_kept(config, weights, tensors, prompt):
+    """The f64 pass where products with integers take x in 8 bits, by 32 columns in the order of their groups, and 8-bit
+    floats are weights rounded to bf16."""
+    kept = {k: v.to(torch.bfloat16).to(v.dtype)
+            if tensors.get(k, v).dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else v for k, v in weights.items()}
+    model = make_goldens.build(config, kept, torch.float64)
+    for name, module in model.named_modules():
+        group_of = tensors.get(f"{name}.g_idx", tensors.get(f"{name}.weight_g_idx"))
+        if not name.endswith("_proj") or tensors.get(f"{name}.weight", torch.empty(0, dtype=torch.int8)).dtype not in (
+                torch.int8, torch.int32):
+            continue
+        order = torch.arange(module.in_features) if group_of is None else torch.argsort(group_of, stable=True)
+
+        def quantize_x(module, inputs, order=order):
+            x = torch.empty_like(inputs[0])
+            x[..., order] = to_8_bits(inputs[0][..., order])
+            return (x,)
+
+        module.register_forward_pre_hook(quantize_x)
+    return make_goldens.run_logits(model, prompt)
 
 
 # ------------------------------------------------------------------ integers by the definition
@@ -269,9 +301,12 @@ def write_checkpoint(name, model_type, dtype, sizes, config_and_layer):
         with torch.no_grad(), make_goldens.precision(precision):
             logits[key] = make_goldens.run_logits(make_goldens.build(config, weights, precision), prompt)
     error = (logits["logits"] - logits["logits_f64"]).abs().max()
+    with torch.no_grad(), make_goldens.precision(torch.float64):
+        logits["logits_kept"] = run_kept(config, weights, tensors, prompt)
+    cost = ((logits["logits_kept"] - logits["logits_f64"]).norm() / logits["logits_f64"].norm()).item()
     save_file({"prompt": torch.from_numpy(prompt), **{k: v.float().contiguous() for k, v in logits.items()}},
               folder / "expected.safetensors")
-    print(f"{name}: |f32 - f64| {error:.1e}, largest logit {logits['logits'].abs().max():.2f}")
+    print(f"{name}: |f32 - f64| {error:.1e}, kept {cost:.2%} off, largest logit {logits['logits'].abs().max():.2f}")
 
 
 def shapes_of(config):

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/workloads/quantized_types.h"
+
+#include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
+
+namespace eadem::workloads {
+
+std::vector<QuantizedType> quantized_types() {
+  std::vector<QuantizedType> result;
+  for (const BlockEncoding* encoding : BlockEncoding::all())
+    result.push_back({encoding, encoding->format().block_size, false});
+  for (const char* name : {"int4_g32_f16", "int4_g64_f16_zeros", "int4_g128_bf16_zeros", "int4_row_f32",
+                           "int4_g128_f16_zeros_order", "int8_g32_f32_zeros", "int8_g128_f16", "int8_row_bf16"}) {
+    const GroupEncoding* encoding = GroupEncoding::find(name);
+    EADEM_CHECK(encoding != nullptr, "no encoding {}", name);
+    const GroupFormat& format = encoding->format();
+    result.push_back({encoding, format.group_size == 0 ? 32 : format.group_size, format.has_order});
+  }
+  return result;
+}
+
+}  // namespace eadem::workloads
