@@ -307,7 +307,10 @@ std::unique_ptr<WeightWriter> begin_safetensors(const std::string& path, std::sp
     const int64_t begin = end;
     end += stored_bytes(tensor.type, tensor.shape);
     JsonValue entry = JsonValue::object();
-    entry.set("dtype", type_name_of(tensor.type.dtype));
+    const SafetensorsType* stored = find_type(tensor.stored_type);
+    EADEM_CHECK(tensor.stored_type.empty() || (stored != nullptr && stored->bits == 8 && tensor.type == DType::u8),
+                "'{}' as {}", tensor.name, tensor.stored_type);
+    entry.set("dtype", stored != nullptr ? stored->name : type_name_of(tensor.type.dtype));
     entry.set("shape", std::move(shape));
     entry.set("data_offsets", JsonValue::Array{begin, end});
     header.push_back({tensor.name, std::move(entry)});

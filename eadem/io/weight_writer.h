@@ -19,6 +19,8 @@ struct TensorHeader {
   std::string name;
   WeightType type;
   Shape shape;
+  // What a safetensors header calls a type of 8 bits that is no dtype here, I8 or F8_E4M3; `type` is then u8.
+  std::string stored_type = {};
 };
 
 // The data of a file whose header is settled (begin_gguf, begin_safetensors). The file appears with commit(), whole;
