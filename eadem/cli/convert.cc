@@ -11,6 +11,7 @@
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
+#include "eadem/cli/convert_layers.h"
 #include "eadem/cli/convert_tokenizer.h"
 #include "eadem/cli/convert_types.h"
 #include "eadem/cli/convert_weights.h"
@@ -40,12 +41,6 @@ using modules::RopeScaling;
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr int64_t kCalibrationTokens = int64_t{1} << 15;
-
-std::vector<io::TensorHeader> headers_of(const std::vector<ConvertedTensor>& tensors) {
-  std::vector<io::TensorHeader> headers;
-  for (const ConvertedTensor& tensor : tensors) headers.push_back(tensor.header());
-  return headers;
-}
 
 // A number that went through f32, as a person would have written it.
 double shortest(double value) {
@@ -248,7 +243,9 @@ std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& chec
       if (fs::exists(folder / name)) fs::copy_file(folder / name, target / name);
   }
   written.checkpoint_dtype = most_common_type(tensors).dtype;
-  io::write_file_atomically((target / "config.json").string(), io::to_json(written.to_json()) + "\n");
+  io::JsonValue json = written.to_json();
+  if (auto quantization = quantization_config_of(tensors)) json.set("quantization_config", *std::move(quantization));
+  io::write_file_atomically((target / "config.json").string(), io::to_json(json) + "\n");
   return io::begin_safetensors((target / "model.safetensors").string(), headers_of(tensors), {{"format", "pt"}});
 }
 
@@ -294,9 +291,11 @@ int convert(CommandLine command_line) {
   arguments.operand("OUT", out, "a .gguf file or a directory");
   std::vector<std::string> types = convert_type_names();
   types.insert(types.begin(), "as-is");
+  for (std::string& name : layer_type_names()) types.push_back(std::move(name));
   arguments.choice(
       "--type", types, type,
-      "of matrices (default: as-is); norms and biases are never rounded. Quantized types are for .gguf "
+      "of matrices (default: as-is); norms and biases are never rounded. int8, int4 in groups and fp8 are "
+      "for directories, and for the linear layers of the decoder; the other quantized types are for .gguf "
       "files; _s, _m and _l are mixtures that spend more bits on values, down projections and the LM head");
   arguments.option("--calibrate", "FILE", calibration_file,
                    "run the model over this UTF-8 text first, and let an error cost what the inputs of its column are "
@@ -315,6 +314,8 @@ int convert(CommandLine command_line) {
   arguments.example("eadem convert path/to/model model.gguf --type q3_k_m --calibrate text.txt",
                     "quantized so that a text like this one suffers least");
   arguments.example("eadem convert model.gguf path/to/model --type bf16", "GGUF to a directory, in 16 bits");
+  arguments.example("eadem convert path/to/model path/to/small --type int4_g128",
+                    "4 bits in groups of 128, as compressed-tensors lays them out");
   if (!arguments.parse(command_line)) return kOk;
   if (calibration_tokens && !calibration_file) throw UsageError("--calibrate-tokens is for --calibrate");
   if (calibration_tokens && *calibration_tokens < 1)
@@ -333,6 +334,8 @@ int convert(CommandLine command_line) {
     throw Unsupported("{}: models of architecture '{}' are not converted", path, checkpoint.model->info().architecture);
   const bool source_gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()) != nullptr;
   const bool target_gguf = out.ends_with(".gguf");
+  if (is_layer_type(type) && target_gguf)
+    throw UsageError(fmt::format("--type {} is for directories; {} is a GGUF file", type, out));
   if (fs::exists(out)) {
     if (!force) throw InvalidArgument("{} exists; --force overwrites it", out);
     if (fs::is_directory(out) == target_gguf)

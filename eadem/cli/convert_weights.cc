@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "eadem/cli/convert_layers.h"
 #include "eadem/cli/convert_types.h"
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/models/llama.h"
@@ -56,14 +57,6 @@ struct Rows {
   int64_t columns, count;
   int64_t bytes = 0;  // of a row; 0 where rows do not lie one after another
 };
-
-// Where row `row` of the converted tensor stands in the original.
-int64_t source_row(const ConvertedTensor& tensor, int64_t row) {
-  const int64_t head_dim = tensor.permuted_head_dim;
-  if (head_dim == 0) return row;
-  const int64_t first = row / head_dim * head_dim, i = row % head_dim;
-  return first + (tensor.to_interleaved ? i % 2 * (head_dim / 2) + i / 2 : i % (head_dim / 2) * 2 + i / (head_dim / 2));
-}
 
 // One row as f32; values beyond f32 become infinities.
 void read_row(float* values, const TensorView& view, const Rows& rows, int64_t row) {
@@ -123,6 +116,13 @@ struct RowConverter {
 double relative(double squares, double total) { return total > 0 ? std::sqrt(squares / total) : 0.0; }
 
 }  // namespace
+
+int64_t source_row(const ConvertedTensor& tensor, int64_t row) {
+  const int64_t head_dim = tensor.permuted_head_dim;
+  if (head_dim == 0) return row;
+  const int64_t first = row / head_dim * head_dim, i = row % head_dim;
+  return first + (tensor.to_interleaved ? i % 2 * (head_dim / 2) + i / 2 : i % (head_dim / 2) * 2 + i / (head_dim / 2));
+}
 
 int64_t stored_bytes(const WeightType& type, const Shape& shape) {
   if (type.encoding == nullptr) return shape.num_elements() * static_cast<int64_t>(dtype_size(type.dtype));
@@ -184,6 +184,9 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
     // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
     if (tensor.shape().rank() < 2)
       type = plan.target_gguf ? DType::f32 : converted.before;
+    else if (is_layer_type(plan.type))
+      type =
+          layer_type_of(plan.type, name, tensor.shape().back()).value_or(type.encoding == nullptr ? type : DType::bf16);
     else if (plan.type != "as-is")
       type = convert_type_of(plan.type, config, name, tensor.shape().back());
     if (type.dtype == DType::f64) type = DType::f32;
@@ -210,6 +213,17 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       continue;
     }
     const Tensor source = checkpoint.weights->get(tensor.from);
+    if (is_layer_encoding(tensor.type)) {
+      progress(done_bytes, total_bytes, tensor.to);
+      try {
+        convert_layer(tensor, source.view, pool, writer);
+      } catch (const InvalidArgument& error) {
+        throw InvalidArgument("{}: '{}': {}", checkpoint.weights->path(), tensor.from, error.what());
+      }
+      checkpoint.weights->release(tensor.from);
+      done_bytes += stored_bytes(tensor.type, tensor.shape);
+      continue;
+    }
     const bool unchanged = tensor.type == tensor.before;
     std::vector<float> importance;
     if (calibration != nullptr && tensor.shape.rank() == 2 && !unchanged)

@@ -55,6 +55,9 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
                      const engine::Calibration* calibration, ThreadPool& pool, io::WeightWriter& writer,
                      const std::function<void(int64_t done, int64_t total, const std::string& name)>& progress);
 
+// Where row `row` of the converted tensor stands in the original.
+int64_t source_row(const ConvertedTensor& tensor, int64_t row);
+
 // By bytes, of the matrices.
 WeightType most_common_type(const std::vector<ConvertedTensor>& tensors);
 

@@ -402,6 +402,29 @@ class Convert(ProgramTest):
             self.assertTrue(text.startswith(expected), text)
         self.refused(1, "safetensors has no type", "convert", STORIES, self.folder / "directory", "--type", "q8_0")
 
+    def test_quantized_directories_are_written_and_run(self):
+        expected = (STORIES / "greedy.txt").read_text()[:60]
+        # Half a step of a group's largest value over 127.5 or 7.5, and half a unit in the last place of e4m3.
+        for name, encoding, bound in (("int8", "int8_row_bf16", 0.02), ("int4_g32", "int4_g32_bf16", 0.12),
+                                      ("fp8", "fp8_e4m3_channel", 0.05), ("fp8_block128", "fp8_e4m3_block128", 0.05)):
+            out = self.folder / name
+            result = json.loads(self.done("convert", STORIES, out, "--type", name, "--json").out)
+            quantized = [tensor for tensor in result["tensors"] if tensor["type"] == encoding]
+            self.assertEqual(len(quantized), 7 * 6, result)
+            for tensor in quantized:
+                self.assertTrue(0 < tensor["relative_error"] < bound, tensor)
+            self.assertIn("quantization_config", json.loads((out / "config.json").read_text()))
+            self.assertIn(encoding, self.done("inspect", out).out)
+            text = self.done("run", out, "-p", "", "-n", "40", "--temperature", "0", "--quiet").out
+            if name != "int4_g32":
+                self.assertTrue(text.startswith(expected), text)
+        # Decoded where a file has no such types.
+        gguf = self.folder / "int8.gguf"
+        self.done("convert", self.folder / "int8", gguf)
+        text = self.done("run", gguf, "-p", "", "-n", "40", "--temperature", "0", "--quiet").out
+        self.assertTrue(text.startswith(expected), text)
+        self.refused(2, ["--type int8", "for directories"], "convert", STORIES, self.folder / "a.gguf", "--type", "int8")
+
     def test_calibration(self):
         text = self.folder / "text.txt"
         text.write_text((STORIES / "greedy.txt").read_text())

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/convert_layers.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
+#include "eadem/io/quantized_writer.h"
+
+namespace eadem::cli {
+
+namespace {
+
+struct LayerType {
+  std::string_view name, encoding;
+};
+constexpr LayerType kLayerTypes[] = {{"int8", "int8_row_bf16"},     {"int4_g32", "int4_g32_bf16"},
+                                     {"int4_g64", "int4_g64_bf16"}, {"int4_g128", "int4_g128_bf16"},
+                                     {"fp8", "fp8_e4m3_channel"},   {"fp8_block128", "fp8_e4m3_block128"}};
+
+const Encoding* encoding_named(std::string_view name) {
+  if (const GroupEncoding* groups = GroupEncoding::find(name)) return groups;
+  return Fp8Encoding::find(name);
+}
+
+std::string layer_of(const ConvertedTensor& tensor) {
+  constexpr std::string_view kSuffix = ".weight";
+  EADEM_CHECK(tensor.to.ends_with(kSuffix), "'{}' is no layer's weight", tensor.to);
+  return tensor.to.substr(0, tensor.to.size() - kSuffix.size());
+}
+
+// Sums over a row.
+struct RowError {
+  double largest = 0, squares = 0, total = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> layer_type_names() {
+  std::vector<std::string> names;
+  for (const LayerType& type : kLayerTypes) names.emplace_back(type.name);
+  return names;
+}
+
+bool is_layer_type(std::string_view type_name) {
+  return std::any_of(std::begin(kLayerTypes), std::end(kLayerTypes),
+                     [&](const LayerType& type) { return type.name == type_name; });
+}
+
+std::optional<WeightType> layer_type_of(std::string_view type_name, const std::string& parameter, int64_t columns) {
+  if (!parameter.ends_with("_proj.weight")) return std::nullopt;
+  for (const LayerType& type : kLayerTypes) {
+    if (type.name != type_name) continue;
+    const Encoding* encoding = encoding_named(type.encoding);
+    EADEM_CHECK(encoding != nullptr, "no encoding '{}'", type.encoding);
+    const GroupEncoding* groups = GroupEncoding::of(encoding);
+    if (groups != nullptr && columns % groups->group_columns(columns) != 0) return std::nullopt;
+    return WeightType(DType::bf16, encoding);
+  }
+  return std::nullopt;
+}
+
+bool is_layer_encoding(const WeightType& type) {
+  return type.encoding != nullptr && io::can_write_layer(*type.encoding);
+}
+
+std::vector<io::TensorHeader> headers_of(const std::vector<ConvertedTensor>& tensors) {
+  std::vector<io::TensorHeader> headers;
+  for (const ConvertedTensor& tensor : tensors) {
+    if (!is_layer_encoding(tensor.type)) {
+      headers.push_back(tensor.header());
+      continue;
+    }
+    for (io::TensorHeader& part : io::layer_headers(layer_of(tensor), *tensor.type.encoding, tensor.shape))
+      headers.push_back(std::move(part));
+  }
+  return headers;
+}
+
+std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedTensor>& tensors) {
+  const Encoding* encoding = nullptr;
+  std::vector<std::string> ignored;
+  for (const ConvertedTensor& tensor : tensors) {
+    if (is_layer_encoding(tensor.type))
+      encoding = tensor.type.encoding;
+    else if (tensor.to.ends_with("_proj.weight") || tensor.to == "lm_head.weight")
+      ignored.push_back(layer_of(tensor));
+  }
+  if (encoding == nullptr) return std::nullopt;
+  return io::quantization_config_of(*encoding, ignored);
+}
+
+void convert_layer(ConvertedTensor& tensor, const TensorView& source, ThreadPool& pool, io::WeightWriter& writer) {
+  const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
+  const auto read_row = [&](float* values, int64_t row) {
+    if (source.encoding != nullptr) return source.encoding->decode_row(values, source, row);
+    std::byte* bytes =
+        static_cast<std::byte*>(source.data) + row * columns * static_cast<int64_t>(dtype_size(source.dtype));
+    convert_on_host(TensorView(values, DType::f32, Shape{columns}), TensorView(bytes, source.dtype, Shape{columns}));
+  };
+  // 1. As f32 where rows change places, or a row is of a type that encodings do not take.
+  TensorView values = source;
+  Tensor moved;
+  if (tensor.permuted_head_dim > 0 || source.dtype == DType::f64) {
+    moved = Tensor::on_host(DType::f32, tensor.shape);
+    values = moved.view;
+    pool.parallel_for(
+        rows, [&](int64_t row, int) { read_row(moved.view.as<float>() + row * columns, source_row(tensor, row)); });
+  }
+
+  // 2. Quantize.
+  const Encoding& encoding = *tensor.type.encoding;
+  Tensor encoded = Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, tensor.shape)});
+  encoded.view = view_of_planes(encoded.view.data, encoding, tensor.type.dtype, tensor.shape);
+  encoding.encode(encoded.view, values, [&](int64_t count, FunctionRef<void(int64_t)> task) {
+    pool.parallel_for(count, [&](int64_t index, int) { task(index); });
+  });
+
+  // 3. What it cost, and the file.
+  std::vector<RowError> errors(static_cast<size_t>(rows));
+  pool.parallel_for(rows, [&](int64_t row, int) {
+    std::vector<float> before(static_cast<size_t>(columns)), after(before.size());
+    read_row(before.data(), source_row(tensor, row));
+    encoding.decode_row(after.data(), encoded.view, row);
+    RowError& error = errors[static_cast<size_t>(row)];
+    for (size_t k = 0; k < before.size(); ++k) {
+      const double difference = static_cast<double>(before[k]) - after[k];
+      error.largest = std::max(error.largest, std::abs(difference));
+      error.squares += difference * difference;
+      error.total += static_cast<double>(before[k]) * before[k];
+    }
+  });
+  RowError sum;
+  for (const RowError& error : errors) {
+    sum.largest = std::max(sum.largest, error.largest);
+    sum.squares += error.squares;
+    sum.total += error.total;
+  }
+  tensor.rounding = {.largest = sum.largest, .relative = sum.total > 0 ? std::sqrt(sum.squares / sum.total) : 0.0};
+  for (const Tensor& part : io::layer_values(encoded)) writer.write(part.view);
+}
+
+}  // namespace eadem::cli

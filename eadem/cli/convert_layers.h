@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `eadem convert --type` for directories: linear layers as integers or 8-bit floats, in the safetensors layouts of
+// io/quantized_writer.h. Embeddings, norms, biases and the LM head stay plain.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/cli/convert_weights.h"
+
+namespace eadem::cli {
+
+// int8 (per channel), int4_g32, int4_g64, int4_g128, fp8 (per channel), fp8_block128.
+std::vector<std::string> layer_type_names();
+bool is_layer_type(std::string_view type_name);
+
+// How the matrix `parameter` of `columns` columns is stored under such a type, or nothing where it stays plain: it is
+// no linear layer of the decoder, or its rows are no whole groups.
+std::optional<WeightType> layer_type_of(std::string_view type_name, const std::string& parameter, int64_t columns);
+
+// Whether `type` is one of theirs.
+bool is_layer_encoding(const WeightType& type);
+
+// The headers of the tensors in the target: a quantized layer is several.
+std::vector<io::TensorHeader> headers_of(const std::vector<ConvertedTensor>& tensors);
+
+// The config.json's quantization_config, or nothing when no layer is quantized.
+std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedTensor>& tensors);
+
+// Quantizes a layer and writes its tensors; says what rounding did. Each group by itself, to the nearest.
+void convert_layer(ConvertedTensor& tensor, const TensorView& source, ThreadPool& pool, io::WeightWriter& writer);
+
+}  // namespace eadem::cli
