@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/auto_hardware_config.h"
 
-#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/modules/base/embedding.h"
 #include "eadem/modules/base/lm_head.h"
@@ -26,7 +25,6 @@ HardwareConfig module_default(Role role, const Device& device, HardwareMode mode
 
 // What no kernel reads is decoded when it is loaded. Kernels read integers in steps of 32.
 WeightType kept_type(const WeightType& stored, int64_t columns) {
-  if (Fp8Encoding::of(stored.encoding) != nullptr) return stored.dtype;
   if (GroupEncoding::of(stored.encoding) != nullptr && columns % 32 != 0) return stored.dtype;
   return stored.dtype == DType::f64 ? DType::f32 : stored;
 }

@@ -42,11 +42,18 @@ Logits logits_of(const std::string& name, EngineOptions options) {
 }
 
 class Checkpoint : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Formats, Checkpoint,
-                         testing::Values("gptq", "gptq_zeros", "gptq_mislabelled", "gptq_desc_act", "gptq_v2_int8",
-                                         "gptq_qwen2", "awq", "packed_zeros", "packed_row", "packed_order",
-                                         "packed_int8", "int8_row", "int8_zeros", "float8_tensor", "float8_row",
-                                         "float8_block", "fp8_block", "fp8_e5m2"));
+const std::vector<const char*> kIntegers = {
+    "gptq",         "gptq_zeros", "gptq_mislabelled", "gptq_desc_act", "gptq_v2_int8", "gptq_qwen2", "awq",
+    "packed_zeros", "packed_row", "packed_order",     "packed_int8",   "int8_row",     "int8_zeros"};
+const std::vector<const char*> kFloats = {"float8_tensor", "float8_row", "float8_block", "fp8_block", "fp8_e5m2"};
+
+class IntegerCheckpoint : public Checkpoint {};
+class FloatCheckpoint : public Checkpoint {};
+const auto name_of = [](const auto& info) { return std::string(info.param); };
+INSTANTIATE_TEST_SUITE_P(Integers, Checkpoint, testing::ValuesIn(kIntegers), name_of);
+INSTANTIATE_TEST_SUITE_P(Floats, Checkpoint, testing::ValuesIn(kFloats), name_of);
+INSTANTIATE_TEST_SUITE_P(Integers, IntegerCheckpoint, testing::ValuesIn(kIntegers), name_of);
+INSTANTIATE_TEST_SUITE_P(Floats, FloatCheckpoint, testing::ValuesIn(kFloats), name_of);
 
 // Decoded to f32, where every weight is exact but for one rounding of some: the deviation of two f32 passes of one
 // graph, as in golden_test.cc.
@@ -69,7 +76,7 @@ TEST_P(Checkpoint, DecodedWeightsGiveThePyTorchLogits) {
 // decides: of the 4000 that a prompt rounds, those within 127 * 2^-20 of a middle, one or two. Such a one is off by a
 // unit, as much as sqrt(12) roundings are on average; four are 4 sqrt(12) / sqrt(4000) of what all roundings cost, 22%
 // when they fall together, 11% when they do not.
-TEST_P(Checkpoint, KeptWeightsGiveWhatTheirPrecisionAllows) {
+TEST_P(IntegerCheckpoint, KeptWeightsGiveWhatTheirPrecisionAllows) {
   const Logits logits = logits_of(GetParam(), {});
   double error = 0, cost = 0;
   for (size_t i = 0; i < logits.f64.size(); ++i) {
@@ -78,6 +85,13 @@ TEST_P(Checkpoint, KeptWeightsGiveWhatTheirPrecisionAllows) {
   }
   EXPECT_GT(cost, 0);
   EXPECT_LT(std::sqrt(error / cost), 0.11);
+}
+
+// 8-bit floats are decoded in the product, to the f32 values that they mean.
+TEST_P(FloatCheckpoint, KeptWeightsGiveTheBitsOfDecodedOnes) {
+  EngineOptions decoded;
+  decoded.hardware.weights = DType::f32;
+  EXPECT_EQ(logits_of(GetParam(), {}).ours, logits_of(GetParam(), decoded).ours);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "tests/workloads/quantized_types.h"
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 
 namespace eadem::workloads {
@@ -16,6 +17,11 @@ std::vector<QuantizedType> quantized_types() {
     EADEM_CHECK(encoding != nullptr, "no encoding {}", name);
     const GroupFormat& format = encoding->format();
     result.push_back({encoding, format.group_size == 0 ? 32 : format.group_size, format.has_order});
+  }
+  for (const char* name : {"fp8_e4m3_tensor", "fp8_e4m3_channel", "fp8_e4m3_block128", "fp8_e5m2_channel"}) {
+    const Fp8Encoding* encoding = Fp8Encoding::find(name);
+    EADEM_CHECK(encoding != nullptr, "no encoding {}", name);
+    result.push_back({encoding, 50, false});
   }
   return result;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The encodings that products with quantized weights are tested with: every block type, and integers in groups of every
-// size, with scales of every dtype, with zero points and an order of columns and without.
+// The encodings that products with quantized weights are tested with: every block type; integers in groups of every
+// size, with scales of every dtype, with zero points and an order of columns and without; 8-bit floats.
 #pragma once
 
 #include <vector>

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/fp8_panels.h"
 #include "eadem/kernels/cpu/group_panels.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/select_rows.h"
@@ -85,13 +86,18 @@ Verdict can_embedding(const KernelRequest& r) {
   return at_cost_of_rows(r, requirements);
 }
 
-// A table of quantized blocks or groups is read as the LM head reads it, so that a tied one is kept once.
+// A quantized table is read as the LM head reads it, so that a tied one is kept once.
+const Encoding* packing_of_table(const Encoding* encoding) {
+  if (const Fp8Panels* floats = Fp8Panels::of(encoding)) return floats;
+  return quantized_packing_of(encoding);
+}
+
 Verdict can_decode_rows(const KernelRequest& r) {
   Requirements requirements(r);
   requirements
       .require(
-          quantized_packing_of(r.inputs[0].encoding) != nullptr,
-          fmt::format("takes table in quantized blocks or groups; it is {}",
+          packing_of_table(r.inputs[0].encoding) != nullptr,
+          fmt::format("takes a quantized table; it is {}",
                       r.inputs[0].encoding == nullptr ? dtype_name(r.inputs[0].dtype) : r.inputs[0].encoding->name()))
       .one_of("ids", r.inputs[1], {DType::i32})
       .f32("y", r.outputs[0]);
@@ -99,7 +105,7 @@ Verdict can_decode_rows(const KernelRequest& r) {
 }
 
 const Encoding* pack_table(const KernelRequest& r, int input) {
-  return input == 0 ? quantized_packing_of(r.inputs[0].encoding) : nullptr;
+  return input == 0 ? packing_of_table(r.inputs[0].encoding) : nullptr;
 }
 
 void run_decode_rows(const KernelCall& call) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// linear and the fusions linear_add and linear_gated_activation, over packed weights: plain ones (cpu_packed_panels)
-// and quantized ones (cpu_quantized_panels).
+// linear and the fusions linear_add and linear_gated_activation, over packed weights: plain ones (cpu_packed_panels),
+// quantized ones (cpu_quantized_panels) and 8-bit floats (cpu_fp8_panels).
 //
 // The passes share one matrix product (matmul.h): the forward pass reads the weight packed by outputs, the gradient of
 // x reads it packed by inputs (PackedPanels, transposed), and the gradient of the weight takes x as the panels and
@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/fp8_panels.h"
 #include "eadem/kernels/cpu/group_panels.h"
 #include "eadem/kernels/cpu/matmul.h"
 #include "eadem/kernels/cpu/packed_panels.h"
@@ -86,12 +87,22 @@ std::optional<QuantizedWeight> quantized_weight(const TensorView& weight) {
   return result;
 }
 
+Fp8Weight fp8_weight(const TensorView& weight, const Fp8Panels& panels) {
+  const Fp8Format& format = panels.stored().format();
+  return {static_cast<const uint8_t*>(weight.plane(0)), static_cast<const float*>(weight.plane(1)),
+          format.block_columns, format.kind == Fp8Format::Kind::e5m2};
+}
+
 double product_flops(const KernelRequest& request, const TensorType& x, const TensorType& weight) {
   return 2.0 * elements_of(request, x) * static_cast<double>(weight.dim(0).bind(request.bounds));
 }
 
 int64_t scratch_bytes(const KernelRequest& request) {
   return matmul_scratch_bytes(cpu_device(request), Matmul::Source::panels);
+}
+
+int64_t fp8_scratch_bytes(const KernelRequest& request) {
+  return matmul_scratch_bytes(cpu_device(request), Matmul::Source::fp8);
 }
 
 int64_t quantized_scratch_bytes(const KernelRequest& request) {
@@ -115,6 +126,9 @@ Matmul forward_product(const TensorView& y, const TensorView& x, const TensorVie
   if (const auto quantized = quantized_weight(weight)) {
     m.b_source = Matmul::Source::quantized;
     m.quantized = *quantized;
+  } else if (const Fp8Panels* floats = Fp8Panels::of(weight.encoding)) {
+    m.b_source = Matmul::Source::fp8;
+    m.fp8 = fp8_weight(weight, *floats);
   } else {
     m.b = packed_data(weight, Side::normal);
     m.b_dtype = weight.dtype;
@@ -261,6 +275,8 @@ void run_linear_gated(const KernelCall& call) {
   Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
   if (m.b_source == Matmul::Source::quantized)
     m.quantized_up = quantized_weight(call.inputs[2]).value();
+  else if (m.b_source == Matmul::Source::fp8)
+    m.fp8_up = fp8_weight(call.inputs[2], *Fp8Panels::of(call.inputs[2].encoding));
   else
     m.b_up = packed_data(call.inputs[2], Side::normal);
   m.finish = Matmul::Finish::gated;
@@ -332,11 +348,55 @@ constexpr Kernel kQuantizedAdd{"cpu_quantized_panels", Pass::inference,         
 constexpr Kernel kQuantizedGated{"cpu_quantized_panels", Pass::inference,         can_quantized_gated,
                                  run_linear_gated,       quantized_scratch_bytes, pack_both_quantized};
 
+// ---- The same with 8-bit floats, as exact as with the f32 values that they mean.
+
+Requirements& require_fp8(Requirements& requirements, std::string_view port, const TensorType& weight) {
+  return requirements.require(
+      Fp8Panels::of(weight.encoding) != nullptr,
+      fmt::format("takes {} in 8-bit floats; it is {}", port,
+                  weight.encoding == nullptr ? dtype_name(weight.dtype) : weight.encoding->name()));
+}
+
+Verdict can_fp8(const KernelRequest& r) {
+  Requirements requirements(r);
+  return require_fp8(requirements, "weight", r.inputs[1])
+      .f32("x", r.inputs[0])
+      .one_of("bias", r.inputs[2], {DType::f32, DType::bf16, DType::f16})
+      .f32("residual", r.inputs.size() > 3 ? r.inputs[3] : absent_port())
+      .f32("y", r.outputs[0])
+      .at_cost(product_flops(r, r.inputs[0], r.inputs[1]));
+}
+
+Verdict can_fp8_gated(const KernelRequest& r) {
+  Requirements requirements(r);
+  require_fp8(requirements, "gate_weight", r.inputs[1]);
+  return require_fp8(requirements, "up_weight", r.inputs[2])
+      .f32("x", r.inputs[0])
+      .f32("y", r.outputs[0])
+      .at_cost(2.0 * product_flops(r, r.inputs[0], r.inputs[1]));
+}
+
+const Encoding* pack_fp8(const KernelRequest& r, int input) {
+  return input == 1 ? Fp8Panels::of(r.inputs[1].encoding) : nullptr;
+}
+
+const Encoding* pack_both_fp8(const KernelRequest& r, int input) {
+  return input == 1 || input == 2 ? Fp8Panels::of(r.inputs[static_cast<size_t>(input)].encoding) : nullptr;
+}
+
+constexpr Kernel kFp8Forward{"cpu_fp8_panels", Pass::forward, can_fp8, run_linear, fp8_scratch_bytes, pack_fp8};
+constexpr Kernel kFp8Inference{"cpu_fp8_panels", Pass::inference, can_fp8, run_linear, fp8_scratch_bytes, pack_fp8};
+constexpr Kernel kFp8Add{"cpu_fp8_panels", Pass::inference, can_fp8, run_linear_add, fp8_scratch_bytes, pack_fp8};
+constexpr Kernel kFp8Gated{"cpu_fp8_panels", Pass::inference,   can_fp8_gated,
+                           run_linear_gated, fp8_scratch_bytes, pack_both_fp8};
+
 }  // namespace
 
-KernelList linear_kernels() { return {&kForward, &kBackward, &kInference, &kQuantizedForward, &kQuantizedInference}; }
-KernelList linear_add_kernels() { return {&kLinearAdd, &kQuantizedAdd}; }
-KernelList linear_gated_activation_kernels() { return {&kLinearGated, &kQuantizedGated}; }
+KernelList linear_kernels() {
+  return {&kForward, &kBackward, &kInference, &kQuantizedForward, &kQuantizedInference, &kFp8Forward, &kFp8Inference};
+}
+KernelList linear_add_kernels() { return {&kLinearAdd, &kQuantizedAdd, &kFp8Add}; }
+KernelList linear_gated_activation_kernels() { return {&kLinearGated, &kQuantizedGated, &kFp8Gated}; }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

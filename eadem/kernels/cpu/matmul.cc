@@ -22,6 +22,10 @@ constexpr int64_t kRowBlock = 192;   // a multiple of every tile's rows; weights
 // a block is widened once and used by all rows.
 constexpr int64_t kWidenInRegistersRows = 8;
 
+// 8-bit floats are decoded to f32 for any number of rows: for few, so little at a time that it stays in the first-level
+// cache (4 panels x 64, 16 KB).
+constexpr int64_t fp8_block(int64_t rows) { return rows <= kWidenInRegistersRows ? 64 : kKBlock; }
+
 // Where b is a matrix both sides are copied block by block, and more panels share one copy of a.
 constexpr int64_t kMatrixGroupPanels = 16;
 constexpr int64_t kCopiedRowStride = kRowBlock + kPanelWidth;  // an odd number of cache lines: uses every set
@@ -36,7 +40,8 @@ constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
 // Panels whose products one task makes together.
 constexpr int64_t group_panels(Matmul::Source source) {
   switch (source) {
-    case Matmul::Source::panels: return kGroupPanels;
+    case Matmul::Source::panels:
+    case Matmul::Source::fp8: return kGroupPanels;
     case Matmul::Source::matrix: return kMatrixGroupPanels;
     case Matmul::Source::quantized: break;
   }
@@ -45,7 +50,8 @@ constexpr int64_t group_panels(Matmul::Source source) {
 
 constexpr int64_t worker_floats(Matmul::Source source) {
   switch (source) {
-    case Matmul::Source::panels: return kPackedFloats + 2 * kProductFloats;
+    case Matmul::Source::panels:
+    case Matmul::Source::fp8: return kPackedFloats + 2 * kProductFloats;
     case Matmul::Source::matrix: return kPackedFloats + kMatrixProductFloats + kCopiedFloats;
     case Matmul::Source::quantized: break;
   }
@@ -67,6 +73,53 @@ void widen_panels(float* packed, const W* b, int64_t b_k_size, int64_t p0, int64
     const W* panel = b + ((p0 + p) * b_k_size + k0) * kPanelWidth;
     float* out = packed + p * k_size * kPanelWidth;
     for (int64_t i = 0; i < k_size * kPanelWidth; i += kLanes) store(load(panel + i), out + i);
+  }
+}
+
+// kLanes codes as f32, exactly: their bits in the fields of an f16, whose exponent is 8 larger in e4m3.
+template <bool kE5m2>
+HWY_INLINE Vec load_fp8(const uint8_t* p) {
+#if HWY_TARGET == HWY_SCALAR
+  const f16_t half{static_cast<uint16_t>(kE5m2 ? *p << 8 : (*p & 0x80) << 8 | (*p & 0x7f) << 7)};
+  const Vec value = load(&half);
+#else
+  const hn::Rebind<uint16_t, Lanes> d16;
+  const auto code = hn::PromoteTo(d16, hn::LoadU(hn::Rebind<uint8_t, Lanes>(), p));
+  auto bits = hn::ShiftLeft<8>(code);
+  if constexpr (!kE5m2)
+    bits = hn::Or(hn::And(bits, hn::Set(d16, 0x8000)), hn::ShiftLeft<7>(hn::And(code, hn::Set(d16, 0x7f))));
+#if HWY_TARGET == HWY_SSE4
+  f16_t halves[kLanes];
+  hn::StoreU(bits, d16, &halves[0].bits);
+  const Vec value = load(halves);
+#else
+  const Vec value = hn::PromoteTo(Lanes(), hn::BitCast(hn::Rebind<hwy::float16_t, Lanes>(), bits));
+#endif
+#endif
+  return kE5m2 ? value : hn::Mul(value, set(256.0f));
+}
+
+// Decodes rows [k0, k0 + k_size) of panels [p0, p0 + panels): packed [panels, k_size, 16].
+template <bool kE5m2>
+void decode_panels(float* packed, const Fp8Weight& w, int64_t all_k, int64_t p0, int64_t panels, int64_t k0,
+                   int64_t k_size) {
+  const int64_t block = w.block_columns == 0 ? std::max<int64_t>(all_k, 1) : w.block_columns;
+  const int64_t blocks = (all_k + block - 1) / block;
+  for (int64_t p = 0; p < panels; ++p) {
+    const uint8_t* codes = w.codes + ((p0 + p) * all_k + k0) * kPanelWidth;
+    float* out = packed + p * k_size * kPanelWidth;
+    for (int64_t k = 0; k < k_size;) {
+      const int64_t at = (k0 + k) / block, end = std::min(k_size, (at + 1) * block - k0);
+      const float* scales = w.scales + ((p0 + p) * blocks + at) * kPanelWidth;
+      for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+        const Vec scale = load(scales + n);
+        for (int64_t i = k; i < end; ++i) {
+          if (n == 0 && i % 4 == 0) hwy::Prefetch(codes + i * kPanelWidth + 2 * kPrefetchBytes);
+          store(hn::Mul(scale, load_fp8<kE5m2>(codes + i * kPanelWidth + n)), out + i * kPanelWidth + n);
+        }
+      }
+      k = end;
+    }
   }
 }
 
@@ -123,6 +176,22 @@ void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int6
       operand = {static_cast<const float*>(b) + p0 * panel_size + k0 * kPanelWidth, panel_size, kPanelWidth};
     const RowOperand a_block{a.data + k0 * a.k_stride, a.row_stride, a.k_stride};
     matmul_block(c, c_stride, k0 > 0, a_block, operand, rows, panels, k_size);
+  }
+}
+
+// The same where b is 8-bit floats.
+void product_of_fp8(float* c, const Matmul& m, const Fp8Weight& w, const RowOperand& a, int64_t rows, int64_t p0,
+                    int64_t panels, float* packed) {
+  const int64_t c_stride = panels * kPanelWidth, block = fp8_block(rows);
+  for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += block) {
+    const int64_t k_size = std::min(block, m.k_size - k0);
+    if (w.is_e5m2)
+      decode_panels<true>(packed, w, m.k_size, p0, panels, k0, k_size);
+    else
+      decode_panels<false>(packed, w, m.k_size, p0, panels, k0, k_size);
+    const RowOperand a_block{a.data + k0 * a.k_stride, a.row_stride, a.k_stride};
+    matmul_block(c, c_stride, k0 > 0, a_block, PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows,
+                 panels, k_size);
   }
 }
 
@@ -203,6 +272,9 @@ void matmul_task(const Matmul& m, const QuantizedRows& x, QuantizedProduct quant
     if (quantized) {
       quantized_product(c, x, m.quantized, m.k_size, row_begin, rows, p0, panels, packed);
       if (gated) quantized_product(c_up, x, m.quantized_up, m.k_size, row_begin, rows, p0, panels, packed);
+    } else if (m.b_source == Matmul::Source::fp8) {
+      product_of_fp8(c, m, m.fp8, a, rows, p0, panels, packed);
+      if (gated) product_of_fp8(c_up, m, m.fp8_up, a, rows, p0, panels, packed);
     } else if (m.b_source == Matmul::Source::matrix) {
       product_of_matrices(c, m, a, rows, p0, panels, packed, c + kMatrixProductFloats);
     } else {

@@ -16,6 +16,14 @@
 
 namespace eadem::kernels::cpu {
 
+// A weight in Fp8Panels, by its planes.
+struct Fp8Weight {
+  const uint8_t* codes = nullptr;
+  const float* scales = nullptr;
+  int64_t block_columns = 0;  // that share a scale; 0: all
+  bool is_e5m2 = false;
+};
+
 struct Matmul {
   int64_t rows = 0;
   int64_t k_size = 0;
@@ -27,13 +35,15 @@ struct Matmul {
   int64_t a_k_stride = 1;
 
   // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
-  // a_row_stride is 1); or quantized panels (then a_k_stride is 1, and a is quantized row by row).
-  enum class Source : uint8_t { panels, matrix, quantized };
+  // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is quantized row by row); or 8-bit floats, which
+  // are decoded to f32 a block at a time.
+  enum class Source : uint8_t { panels, matrix, quantized, fp8 };
   Source b_source = Source::panels;
   const void* b = nullptr;
   const void* b_up = nullptr;  // Finish::gated only, panels: the second factor
   DType b_dtype = DType::f32;
   QuantizedWeight quantized, quantized_up;  // of the same layout
+  Fp8Weight fp8, fp8_up;
 
   enum class Finish : uint8_t {
     store,       // y = product + bias + residual, in this order; bias and residual may be null

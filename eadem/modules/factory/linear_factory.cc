@@ -2,6 +2,7 @@
 #include "eadem/modules/factory/linear_factory.h"
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/ops/linear.h"
 
@@ -52,6 +53,19 @@ Verdict can_handle_groups(const LinearRequest& request) {
   return at_cost_of(request, format.bits / 8.0 + scale_bytes / static_cast<double>(encoding->group_columns(columns)));
 }
 
+Verdict can_handle_fp8(const LinearRequest& request) {
+  const Fp8Encoding* encoding = Fp8Encoding::of(request.weights.encoding);
+  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
+  const Fp8Format& format = encoding->format();
+  const int64_t rows = request.out / (request.parallel == Parallel::column ? request.num_ranks : 1);
+  const int64_t columns = columns_of(request);
+  if ((rows != request.out && format.block_rows > 1 && rows % format.block_rows != 0) ||
+      (columns != request.in && format.block_columns > 1 && columns % format.block_columns != 0))
+    return Verdict::no(
+        fmt::format("a rank's {} x {} weights are not whole blocks of {}", rows, columns, format.block_rows));
+  return at_cost_of(request, 1.0);
+}
+
 ValueId build_linear(BuildContext& context, const LinearRequest& request, ValueId x) {
   Graph& graph = context.graph;
   const int shard_axis = request.parallel == Parallel::column ? 0 : request.parallel == Parallel::row ? 1 : -1;
@@ -83,8 +97,11 @@ constexpr LinearStrategy kBlocks = {"quantized_blocks", can_handle_blocks, build
 // Integers with scales of groups or rows: GPTQ, AWQ, compressed-tensors.
 constexpr LinearStrategy kGroups = {"quantized_groups", can_handle_groups, build_linear};
 
-constexpr const LinearStrategy* kStrategies[] = {&kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>,
-                                                 &kBlocks, &kGroups};
+// 8-bit floats with scales.
+constexpr LinearStrategy kFp8 = {"fp8", can_handle_fp8, build_linear};
+
+constexpr const LinearStrategy* kStrategies[] = {
+    &kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>, &kBlocks, &kGroups, &kFp8};
 
 }  // namespace
 

@@ -44,11 +44,8 @@ def to_8_bits(x):
 
 
 def run_kept(config, weights, tensors, prompt):
-    """The f64 pass where products with integers take x in 8 bits, by 32 columns in the order of their groups, and 8-bit
-    floats are weights rounded to bf16."""
-    kept = {k: v.to(torch.bfloat16).to(v.dtype)
-            if tensors.get(k, v).dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else v for k, v in weights.items()}
-    model = make_goldens.build(config, kept, torch.float64)
+    """The f64 pass where products with integers take x in 8 bits, by 32 columns in the order of their groups."""
+    model = make_goldens.build(config, weights, torch.float64)
     for name, module in model.named_modules():
         group_of = tensors.get(f"{name}.g_idx", tensors.get(f"{name}.weight_g_idx"))
         if not name.endswith("_proj") or tensors.get(f"{name}.weight", torch.empty(0, dtype=torch.int8)).dtype not in (

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fp8Panels: the layout in which the CPU's matrix products read a weight [out, in] that an Fp8Encoding stores. A
+// product decodes a block of it at a time, in the first-level cache, to the f32 values that the encoding decodes to:
+// its bits are those of a product with the decoded weight, at one byte a weight.
+//
+// Planes, for P = ceil(out / 16) panels; outputs that the last panel lacks are zero:
+//   codes   u8 [P, in, 16]
+//   scales  f32 [P, blocks of columns, 16]
+#pragma once
+
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/tensor.h"
+
+namespace eadem::kernels::cpu {
+
+class Fp8Panels final : public Encoding {
+ public:
+  // The packing of weights stored as `encoding`, or `encoding` itself where it is such a packing; null for others.
+  static const Fp8Panels* of(const Encoding* encoding);
+
+  explicit Fp8Panels(const Fp8Encoding& stored);
+
+  const Fp8Encoding& stored() const { return stored_; }
+
+  std::string_view name() const override { return name_; }
+  std::vector<PlaneSpec> planes(const Shape& shape) const override;
+  int64_t num_pieces(const Shape& shape) const override;  // panels
+  // `values` is stored as `stored()`.
+  void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
+  void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
+  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+
+ private:
+  const Fp8Encoding& stored_;
+  std::string name_;
+};
+
+}  // namespace eadem::kernels::cpu
