@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 namespace eadem {
 
@@ -100,6 +101,17 @@ Tensor Tensor::on_host(DType dtype, const Shape& shape) {
     throw OutOfMemory("cannot allocate {} bytes of host memory for a {} {} tensor", size_bytes, dtype_name(dtype),
                       to_string(shape));
   return Tensor(TensorView(data, dtype, shape), std::shared_ptr<const void>(data, std::free));
+}
+
+Tensor Tensor::on_host(DType dtype, const Shape& shape, const Encoding& encoding) {
+  auto planes = std::make_shared<std::vector<Tensor>>();
+  TensorView view(nullptr, dtype, shape);
+  view.encoding = &encoding;
+  for (const PlaneSpec& spec : encoding.planes(shape)) {
+    planes->push_back(on_host(spec.dtype, spec.shape));
+    (planes->size() == 1 ? view.data : view.more_planes[planes->size() - 2]) = planes->back().view.data;
+  }
+  return Tensor(view, std::move(planes));
 }
 
 void convert_on_host(const TensorView& dst, const TensorView& src) {

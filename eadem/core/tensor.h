@@ -105,6 +105,8 @@ struct Tensor {
 
   // A new uninitialized contiguous tensor in host memory (64-byte aligned). Throws OutOfMemory.
   static Tensor on_host(DType dtype, const Shape& shape);
+  // The same in the planes of `encoding`.
+  static Tensor on_host(DType dtype, const Shape& shape, const Encoding& encoding);
 
   bool defined() const { return view.defined(); }
   DType dtype() const { return view.dtype; }
