@@ -89,19 +89,14 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
   }
   json.set("tokenizer", tokenizer_json(checkpoint));
 
-  int64_t kv_per_token = 0;
-  for (int layer = 0; layer < info.layers; ++layer)
-    kv_per_token +=
-        2 * info.kv_heads * info.head_dim *
-        static_cast<int64_t>(dtype_size(hardware.of(modules::Role::attention, layer).precision.kv_cache.value));
+  const int64_t kv_per_token = engine::kv_bytes_per_token(info, hardware);
   JsonValue memory = JsonValue::array();
   for (int64_t length : context_lengths(info.max_positions))
     memory.push_back(JsonValue::object()
                          .set("context", length)
                          .set("kv_cache_bytes", length * kv_per_token)
                          .set("total_bytes", length * kv_per_token + file_bytes));
-  json.set("kv_cache_dtype",
-           std::string(dtype_name(hardware.of(modules::Role::attention, 0).precision.kv_cache.value)));
+  json.set("kv_cache_dtype", std::string(hardware.of(modules::Role::attention, 0).precision.kv_cache.value.name()));
   json.set("memory", std::move(memory));
   try {
     json.set("config", checkpoint.model->config_json());
@@ -173,6 +168,7 @@ int inspect(CommandLine command_line) {
                       "Shows what a model's files hold: architecture, parameters, tensors and their encodings, "
                       "tokenizer, and the memory it needs by context length. Runs nothing and reads no weights.");
   options.add_operand(arguments);
+  options.add_kv_dtype(arguments);
   arguments.flag("--tensors", tensors, "list every tensor (--json always does)");
   arguments.flag("--json", json, "one JSON object, with the configuration as it is understood");
   arguments.note("MODEL may also be a config.json without weights.");
@@ -186,8 +182,8 @@ int inspect(CommandLine command_line) {
                                             ? models::Checkpoint{path, models::model_from_config(path), nullptr, path}
                                             : models::open_checkpoint(path);
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
-  const auto hardware =
-      modules::AutoHardwareConfig::from_model_spec(models::spec_of(checkpoint), *device, HardwareMode::performance);
+  const auto hardware = modules::AutoHardwareConfig::from_model_spec(
+      models::spec_of(checkpoint), *device, HardwareMode::performance, options.engine_options().hardware);
   const JsonValue description = describe(checkpoint, hardware);
   if (json)
     print(to_json(description) + "\n");

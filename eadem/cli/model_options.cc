@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "eadem/cli/terminal.h"
+#include "eadem/core/encodings/row_encoding.h"
 
 namespace eadem::cli {
 
@@ -12,6 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::vector<std::string> kDtypes = {"f32", "bf16", "f16"};
+const std::vector<std::string> kKvTypes = {"f32", "bf16", "f16", "int8", "fp8_e4m3"};
 
 // Where bundled models may lie: beside the source tree's build, in an installation, in the tree it was built from.
 std::vector<fs::path> asset_folders() {
@@ -57,13 +59,17 @@ void ModelOptions::add_device(Arguments& arguments) {
                    "CPU instruction set of the kernels (default: the best there is)");
 }
 
+void ModelOptions::add_kv_dtype(Arguments& arguments) {
+  arguments.choice("--kv-dtype", kKvTypes, kv_dtype, "of the KV cache");
+}
+
 void ModelOptions::add_precision(Arguments& arguments) {
   arguments.section("Precision and speed");
   arguments.choice("--mode", {"performance", "accuracy"}, mode, "what defaults are tuned for (default: performance)");
   arguments.choice("--dtype", kDtypes, dtype, "of weights, activations and KV cache at once");
   arguments.choice("--weights", kDtypes, weights, "of weights (default: as the checkpoint stores them)");
   arguments.choice("--activations", kDtypes, activations, "of activations");
-  arguments.choice("--kv-dtype", kDtypes, kv_dtype, "of the KV cache");
+  add_kv_dtype(arguments);
   arguments.list("--disable-fusion", "NAME", disabled_fusions,
                  "switch a fusion off by the name that `eadem explain` shows, or `all`; may be repeated");
 }
@@ -82,7 +88,8 @@ engine::EngineOptions ModelOptions::engine_options() const {
   options.mode = hardware_mode();
   options.hardware.weights = dtype_of_option("--weights", weights, dtype);
   options.hardware.activations = dtype_of_option("--activations", activations, dtype);
-  options.hardware.kv_cache = dtype_of_option("--kv-dtype", kv_dtype, dtype);
+  options.hardware.kv_cache = kv_dtype.empty() ? Override<WeightType>(kv_cache_type(dtype), "--dtype")
+                                               : Override<WeightType>(kv_cache_type(kv_dtype), "--kv-dtype");
   options.disabled_fusions = disabled_fusions;
   return options;
 }

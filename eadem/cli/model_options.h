@@ -26,6 +26,7 @@ struct ModelOptions {
 
   void add_operand(Arguments& arguments);
   void add_device(Arguments& arguments);     // --device --threads --isa
+  void add_kv_dtype(Arguments& arguments);   // --kv-dtype alone
   void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
 
   std::shared_ptr<Device> open() const;

@@ -70,7 +70,7 @@ class Encoding {
 // Bytes of a tensor of `shape` in `encoding`: its planes, one after another.
 int64_t encoded_bytes(const Encoding& encoding, const Shape& shape);
 
-// How a weight is stored: plain values of `dtype`, or `encoding`, which decodes to `dtype`.
+// How a weight, or a KV cache, is stored: plain values of `dtype`, or `encoding`, which decodes to `dtype`.
 struct WeightType {
   DType dtype;
   const Encoding* encoding;

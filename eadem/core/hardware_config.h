@@ -6,6 +6,7 @@
 // they are chosen); nothing ever replaces one silently.
 #pragma once
 
+#include <concepts>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -52,7 +53,7 @@ struct HardwareConfig {
   struct Precision {
     Leaf<WeightType> weights{WeightType{DType::f32}};
     Leaf<DType> activations{DType::f32};
-    Leaf<DType> kv_cache{DType::f32};
+    Leaf<WeightType> kv_cache{WeightType{DType::f32}};  // see kv_cache_type in core/encodings/row_encoding.h
   };
   struct Compute {
     Leaf<bool> fuse_gated_activation{true};  // gate and up products with the activation in one sweep
@@ -74,13 +75,15 @@ struct Override {
   std::string set_by;  // the flag that gave it; empty: whoever applies it
 
   Override() = default;
-  Override(T new_value) : value(std::move(new_value)) {}  // implicit, as is the next: {.weights = DType::bf16}
+  template <std::convertible_to<T> U>
+  Override(U new_value) : value(T(std::move(new_value))) {}  // implicit, as is the next: {.weights = DType::bf16}
   Override(std::optional<T> new_value, std::string by = {}) : value(std::move(new_value)), set_by(std::move(by)) {}
 };
 
 // Values for some leaves; the rest is left alone.
 struct HardwareOverrides {
-  Override<DType> weights, activations, kv_cache;
+  Override<DType> weights, activations;
+  Override<WeightType> kv_cache;
   Override<bool> fuse_gated_activation, fuse_residual, fuse_rope_append;
   Override<int64_t> kv_block_size;
 

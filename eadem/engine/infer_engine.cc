@@ -28,14 +28,6 @@ modules::AutoHardwareConfig resolve(const modules::ModelSpec& spec, const Device
   return modules::AutoHardwareConfig::from_model_spec(spec, device, options.mode, options.hardware, "engine options");
 }
 
-int64_t bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware) {
-  int64_t total = 0;
-  for (int layer = 0; layer < info.layers; ++layer)
-    total += 2 * info.kv_heads * info.head_dim *
-             static_cast<int64_t>(dtype_size(hardware.of(modules::Role::attention, layer).precision.kv_cache.value));
-  return total;
-}
-
 struct Geometry {
   CacheSpec spec;
   int64_t max_batch;
@@ -58,7 +50,7 @@ Geometry cache_geometry(const models::ModelInfo& info, const modules::AutoHardwa
   if (paged.block_size == 0) paged.block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value;
   require_count("block_size", paged.block_size, 1);
   require_count("max_batch_size", paged.max_batch_size, 1);
-  const int64_t block_bytes = bytes_per_token(info, hardware) * paged.block_size;
+  const int64_t block_bytes = kv_bytes_per_token(info, hardware) * paged.block_size;
   const int64_t num_blocks = paged.max_kv_memory_bytes / block_bytes;
   if (num_blocks < 1)
     throw InvalidArgument("max_kv_memory_bytes is {}; one block of {} tokens takes {}", paged.max_kv_memory_bytes,
@@ -84,6 +76,15 @@ std::vector<std::string> all_disabled(const EngineOptions& options, const module
 }
 
 }  // namespace
+
+int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware) {
+  int64_t total = 0;
+  for (int layer = 0; layer < info.layers; ++layer) {
+    const WeightType& stored = hardware.of(modules::Role::attention, layer).precision.kv_cache.value;
+    total += 2 * TensorType(stored.dtype, {info.kv_heads, info.head_dim}, stored.encoding).size_bytes({});
+  }
+  return total;
+}
 
 InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
                          const EngineOptions& options, const modules::ModelSpec& spec)
@@ -199,8 +200,8 @@ void InferEngine::bind_caches(Program& program) {
     auto [found, inserted] = caches_.try_emplace(name);
     const TensorType& type = program.graph().value(id).type;
     if (inserted) {
-      found->second = allocate_tensor(*device_, type.dtype, type.bind({}));
-      device_->fill_zero(found->second.view.data, found->second.view.size_bytes());
+      found->second = allocate_tensor(*device_, type, {});
+      fill_zero(*device_, found->second.view);
     }
     program.bind_state(name, found->second.view);
   }
@@ -208,7 +209,10 @@ void InferEngine::bind_caches(Program& program) {
 
 int64_t InferEngine::cache_bytes() const {
   int64_t total = 0;
-  for (const auto& [name, cache] : caches_) total += cache.view.size_bytes();
+  for (const auto& [name, cache] : caches_) {
+    const std::array<Dim, 4> dims{cache.shape()[0], cache.shape()[1], cache.shape()[2], cache.shape()[3]};
+    total += TensorType(cache.dtype(), dims, cache.view.encoding).size_bytes({});
+  }
   return total;
 }
 
@@ -229,7 +233,7 @@ void InferEngine::require_cache() const {
 
 void InferEngine::reset_cache() {
   require_cache();
-  for (const auto& [name, cache] : caches_) device_->fill_zero(cache.view.data, cache.view.size_bytes());
+  for (const auto& [name, cache] : caches_) fill_zero(*device_, cache.view);
 }
 
 void InferEngine::reset_cache(const CacheConfig& config) {

@@ -44,6 +44,9 @@ struct SamplingInput {
   int64_t seed = 0;
 };
 
+// Bytes that a token's keys and values take in the caches of all layers.
+int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware);
+
 class InferEngine {
  public:
   // One step. Sequences are packed: the tokens of sequence i follow those of sequence i - 1.

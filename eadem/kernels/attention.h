@@ -7,7 +7,8 @@
 //
 //   inputs   q [tokens, heads, head_dim] f32 or bf16
 //            k, v: direct  [tokens, kv_heads, head_dim], the keys and values of these same tokens
-//                  cached  [num_blocks, kv_heads, block_size, head_dim] f32, bf16 or f16 (state, written by kv_append)
+//                  cached  [num_blocks, kv_heads, block_size, head_dim] f32, bf16 or f16, or in a RowEncoding (state,
+//                  written by kv_append)
 //            query_start [sequences + 1] i32: tokens of sequence s are [query_start[s], query_start[s + 1])
 //            kv_length   [sequences] i32: keys of sequence s, including those of its tokens in this step; a token
 //                        with index i among the n of its sequence has position kv_length - n + i

@@ -4,8 +4,10 @@
 // block_size.
 //
 //   inputs   k, v [tokens, kv_heads, head_dim] f32 or bf16; slots [tokens] i64, distinct;
-//            cache_k, cache_v [num_blocks, kv_heads, block_size, head_dim] f32, bf16 or f16 (state)
-//   outputs  the same caches (inference only: the state ports are aliases), rounded once to the cache dtype.
+//            cache_k, cache_v [num_blocks, kv_heads, block_size, head_dim] f32, bf16 or f16, or in a RowEncoding
+//            (state)
+//   outputs  the same caches (inference only: the state ports are aliases), rounded once to the cache dtype, or as the
+//            encoding rounds rows of head_dim.
 //
 // rope_kv_append, the fusion: k is rotated on the way in (see rope.h).
 //   inputs   k, table [tokens, rotary_dim] f32, v, slots, cache_k, cache_v.   outputs: the caches.

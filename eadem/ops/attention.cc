@@ -54,8 +54,8 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
   for (int port : {kK, kV}) {
     const TensorType& type = in[static_cast<size_t>(port)];
     const std::string_view label = port == kK ? "k" : "v";
-    expect_plain(name(), label, type);
     if (attrs_.source == KvSource::direct) {
+      expect_plain(name(), label, type);
       const DType like_q[] = {in[kQ].dtype};
       expect_rank(name(), label, type, 3);
       expect_dtype(name(), label, type, like_q);
@@ -64,6 +64,7 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
     } else {
       expect_rank(name(), label, type, 4);
       expect_dtype(name(), label, type, kFloats);
+      expect_cache(name(), label, type);
       expect_dim(name(), label, type, 3, Dim(attrs_.head_dim), "attribute head_dim");
     }
     expect_dim(name(), label, type, 1, Dim(attrs_.kv_heads), "attribute kv_heads");
@@ -71,6 +72,9 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
   expect_same_dims(name(), "v", in[kV], in[kK], "k");
   const DType like_k[] = {in[kK].dtype};
   expect_dtype(name(), "v", in[kV], like_k);
+  if (in[kV].encoding != in[kK].encoding)
+    throw InvalidArgument("attention: 'v' is {} but 'k' is {}; expected both stored alike", to_string(in[kV]),
+                          to_string(in[kK]));
   expect_rank(name(), "query_start", in[kQueryStart], 1);
   expect_dtype(name(), "query_start", in[kQueryStart], kI32);
   expect_rank(name(), "kv_length", in[kKvLength], 1);
@@ -142,7 +146,8 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
   const double products = pass == Pass::backward ? 5 : 2;
   const double flops = share * pairs * heads * (products * 2 * head_dim + 13);
   if (attrs_.source == KvSource::direct) return {flops, traffic_bytes(*this, pass, in, out, symbols)};
-  const double kv_row = static_cast<double>(attrs_.kv_heads) * head_dim * static_cast<double>(dtype_size(in[kK].dtype));
+  const TensorType kv_token(in[kK].dtype, {attrs_.kv_heads, attrs_.head_dim}, in[kK].encoding);
+  const double kv_row = static_cast<double>(kv_token.size_bytes(symbols));
   const TensorType others[] = {in[kQ], in[kQueryStart], in[kKvLength], in[kBlockTable]};
   return {flops, share * static_cast<double>(seen) * 2 * kv_row + traffic_bytes(others, out, symbols)};
 }

@@ -36,12 +36,16 @@ std::vector<TensorType> KvAppend::infer_types(std::span<const TensorType> in) co
   expect_dtype(name(), "cache_k", in[kCacheK], kFloats);
   expect_dim(name(), "cache_k", in[kCacheK], 1, in[kK].dim(1), "kv_heads of 'k'");
   expect_dim(name(), "cache_k", in[kCacheK], 3, in[kK].dim(2), "head_dim of 'k'");
-  expect_plain(name(), "cache_k", in[kCacheK]);
+  expect_cache(name(), "cache_k", in[kCacheK]);
   expect_same_dims(name(), "cache_v", in[kCacheV], in[kCacheK], "cache_k");
   const DType like_cache[] = {in[kCacheK].dtype};
   expect_dtype(name(), "cache_v", in[kCacheV], like_cache);
-  expect_plain(name(), "cache_v", in[kCacheV]);
-  return {plain_type(in[kCacheK].dtype, in[kCacheK].dims()), plain_type(in[kCacheV].dtype, in[kCacheV].dims())};
+  expect_cache(name(), "cache_v", in[kCacheV]);
+  if (in[kCacheV].encoding != in[kCacheK].encoding)
+    throw InvalidArgument("kv_append: 'cache_v' is {} but 'cache_k' is {}; expected both stored alike",
+                          to_string(in[kCacheV]), to_string(in[kCacheK]));
+  const auto stored = [](const TensorType& cache) { return TensorType(cache.dtype, cache.dims(), cache.encoding); };
+  return {stored(in[kCacheK]), stored(in[kCacheV])};
 }
 
 DType KvAppend::wanted_dtype(std::span<const TensorType> in, int port) const {
@@ -64,8 +68,8 @@ std::vector<Sharding> KvAppend::infer_sharding(std::span<const TensorType> in) c
 
 Cost KvAppend::cost(Pass /*pass*/, std::span<const TensorType> in, std::span<const TensorType> /*out*/,
                     const SymbolValues& symbols) const {
-  const double elements = 2 * static_cast<double>(in[kK].num_elements(symbols));
-  return {0, elements * static_cast<double>(dtype_size(in[kK].dtype) + dtype_size(in[kCacheK].dtype)) +
+  const TensorType written(in[kCacheK].dtype, in[kK].dims(), in[kCacheK].encoding);
+  return {0, 2 * static_cast<double>(in[kK].size_bytes(symbols) + written.size_bytes(symbols)) +
                  static_cast<double>(in[kSlots].size_bytes(symbols))};
 }
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "eadem/core/encodings/row_encoding.h"
+
 namespace eadem::ops {
 
 DType Op::wanted_dtype(std::span<const TensorType> inputs, int port) const {
@@ -99,6 +101,11 @@ TensorType plain_type(DType dtype, std::span<const Dim> dims) { return TensorTyp
 void expect_plain(std::string_view op, std::string_view port, const TensorType& type) {
   if (type.encoding != nullptr)
     throw InvalidArgument("{}: '{}' is {}; expected plain values", op, port, to_string(type));
+}
+
+void expect_cache(std::string_view op, std::string_view port, const TensorType& type) {
+  if (type.encoding != nullptr && RowEncoding::of(type.encoding) == nullptr)
+    throw InvalidArgument("{}: '{}' is {}; expected plain values, int8 or fp8_e4m3", op, port, to_string(type));
 }
 
 void expect_present(std::string_view op, std::string_view port, const TensorType& type) {

@@ -139,6 +139,8 @@ void expect_dim(std::string_view op, std::string_view port, const TensorType& ty
                 std::string_view because);
 // Values as they are, not packed or quantized.
 void expect_plain(std::string_view op, std::string_view port, const TensorType& type);
+// A KV cache: plain, or in a RowEncoding.
+void expect_cache(std::string_view op, std::string_view port, const TensorType& type);
 void expect_present(std::string_view op, std::string_view port, const TensorType& type);
 // All of it on every rank.
 void expect_replicated(std::string_view op, std::string_view port, const TensorType& type, std::string_view because);

@@ -58,6 +58,7 @@ void Program::assign_storage() {
   arena_ = device.allocate(plan_.arena_bytes);
   auto* arena = static_cast<std::byte*>(arena_.data());
   addresses_.assign(graph_.values().size(), nullptr);
+  more_planes_.assign(graph_.values().size(), {});
   for (size_t v = 0; v < graph_.values().size(); ++v) {
     const Value& value = graph_.values()[v];
     if (plan_.offset[v] >= 0) {
@@ -109,9 +110,10 @@ void Program::bind_state(std::string_view name, const TensorView& view) {
   const std::optional<ValueId> id = graph_.find(name);
   if (!id || graph_.value(*id).kind != Value::Kind::state) throw NotFound("the program has no state '{}'", name);
   const TensorType& type = graph_.value(*id).type;
-  if (view.dtype != type.dtype || !(view.shape == type.bind(environment_.bounds)))
+  if (view.dtype != type.dtype || view.encoding != type.encoding || !(view.shape == type.bind(environment_.bounds)))
     throw InvalidArgument("state '{}' is {}; the program was compiled for {}", name, to_string(view), to_string(type));
   addresses_[static_cast<size_t>(*id)] = view.data;
+  more_planes_[static_cast<size_t>(*id)] = view.more_planes;
   bound_ = false;
 }
 
@@ -151,10 +153,16 @@ void Program::read(ValueId value, void* host) const {
 
 TensorView Program::bound_view(ValueId id) const {
   const Value& value = graph_.value(id);
-  void* data = addresses_[static_cast<size_t>(plan_.root[static_cast<size_t>(id)])];
+  const auto root = static_cast<size_t>(plan_.root[static_cast<size_t>(id)]);
+  void* data = addresses_[root];
   EADEM_CHECK(data != nullptr || value.kind == Value::Kind::parameter, "'{}' has no memory: was its state bound?",
               value.name);
-  return TensorView(data, value.type.dtype, value.type.bind(current_));
+  TensorView view(data, value.type.dtype, value.type.bind(current_));
+  if (graph_.value(static_cast<ValueId>(root)).kind == Value::Kind::state) {
+    view.encoding = value.type.encoding;
+    view.more_planes = more_planes_[root];
+  }
+  return view;
 }
 
 void Program::bind_symbols(const SymbolValues& symbols) {

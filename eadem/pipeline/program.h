@@ -106,9 +106,10 @@ class Program {
   Differentiated differentiated_;
   MemoryPlan plan_;
   Buffer arena_;
-  std::vector<Tensor> constants_;  // device copies
-  std::vector<TensorView> views_;  // one per value, at the current symbols
-  std::vector<void*> addresses_;   // one per value: of its root
+  std::vector<Tensor> constants_;                               // device copies
+  std::vector<TensorView> views_;                               // one per value, at the current symbols
+  std::vector<void*> addresses_;                                // one per value: of its root
+  std::vector<std::array<void*, kMaxPlanes - 1>> more_planes_;  // likewise, of states that are encoded
   std::vector<Step> steps_;
   SymbolValues current_;
   bool bound_ = false;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/python/binding.h"
 
 namespace eadem::python {
@@ -88,6 +89,17 @@ std::optional<DType> dtype_argument(const char* name, const std::optional<std::s
   return dtype;
 }
 
+namespace {
+
+std::optional<WeightType> kv_argument(const std::optional<std::string>& value) {
+  if (!value) return std::nullopt;
+  const std::optional<WeightType> type = kv_cache_type(*value);
+  if (!type) throw InvalidArgument("kv_dtype is '{}'; expected f32, bf16, f16, int8 or fp8_e4m3", *value);
+  return type;
+}
+
+}  // namespace
+
 engine::EngineOptions engine_options(const EngineArguments& arguments) {
   engine::EngineOptions options;
   if (arguments.cache) options.cache = *arguments.cache;
@@ -95,7 +107,7 @@ engine::EngineOptions engine_options(const EngineArguments& arguments) {
   options.mode = hardware_mode_from_name(arguments.mode);
   options.hardware.weights = dtype_argument("weights", arguments.weights);
   options.hardware.activations = dtype_argument("activations", arguments.activations);
-  options.hardware.kv_cache = dtype_argument("kv_dtype", arguments.kv_dtype);
+  options.hardware.kv_cache = kv_argument(arguments.kv_dtype);
   options.max_step_tokens = arguments.max_step_tokens;
   options.max_logit_rows = arguments.max_logit_rows;
   options.disabled_fusions = arguments.disabled_fusions;

@@ -77,7 +77,8 @@ class LLM:
     isa          CPU instruction set; "": the best one, see available_isas()
     mode         "performance" or "accuracy": what precision is chosen where nothing else says so
     weights, activations, kv_dtype
-                 "f32", "bf16" or "f16"; None: as the mode, model and checkpoint say
+                 "f32", "bf16" or "f16", and for kv_dtype also "int8" or "fp8_e4m3"; None: as the mode, model and
+                 checkpoint say
     kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context, or less where
                  memory is short
     max_step_tokens

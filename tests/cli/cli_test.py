@@ -244,6 +244,10 @@ class Understand(ProgramTest):
         self.assertIn("error", result["tokenizer"])
         self.assertIn("model.layers.0.self_attn.q_norm.weight", self.done("inspect", GOLDEN / "qwen3", "--tensors").out)
         self.assertIn("parameters", self.done("inspect", GOLDEN / "llama/config.json").out)
+        kv_bytes = lambda *options: json.loads(self.done("inspect", GOLDEN / "llama", "--json", *options).out)[
+            "memory"][0]["kv_cache_bytes"]
+        # 16 codes and a scale for each head of 16, against 64 bytes.
+        self.assertEqual(kv_bytes("--kv-dtype", "int8") * 64, kv_bytes("--kv-dtype", "f32") * 20)
 
     def test_explain(self):
         text = self.done("explain", GOLDEN / "llama", "--decode").out

@@ -273,16 +273,18 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
           largest = std::max(largest, score.back());
           widest = std::max(widest, scale * size);
         }
-        // A score is a product of head_dim terms, the scale and the subtraction of a maximum that is itself a score.
-        const double score_error = gamma_f32(static_cast<double>(dim) + 4) * widest;
+        // A score is a product of head_dim terms, the scale and the subtraction of a maximum that is itself a score;
+        // in an encoded cache a key has a scale besides, which the kernel multiplies the product with and whoever
+        // decodes it (that is where the reference's keys are from) each number.
+        const double score_error = gamma_f32(static_cast<double>(dim) + 6) * widest;
         if (!backward) {
           // p: its score and the maximum, an exponential; rescaled once per chunk, and when its span's sums are merged
-          // with those of other spans; then the weighted sum over the keys, the sum of p over the keys, and their
-          // quotient.
+          // with those of other spans; then the weighted sum over the keys (whose values, encoded, have scales as
+          // well), the sum of p over the keys, and their quotient.
           const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2 +
                                 keys / static_cast<double>(kernels::kAttentionSpan) + 2;
           const double weight = 2 * score_error + kExp + chunks * (kExp + 2 * kU);
-          const double error = 2 * weight + 2 * gamma_f32(keys + 2);
+          const double error = 2 * weight + 2 * gamma_f32(keys + 4);
           double sum = 0;
           for (double value : score) sum += std::exp(value - largest);
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {

@@ -63,28 +63,25 @@ struct Placed {
 Placed place(Device& device, const TensorView& host, const Encoding* packing, Placement placement) {
   Placed placed;
   placed.view = TensorView(nullptr, host.dtype, host.shape);
-  EADEM_CHECK(packing != nullptr || host.encoding == nullptr, "{} is not packed", to_string(host));
-  if (packing == nullptr) {
+  if (packing == nullptr && host.encoding == nullptr) {
     const int64_t offset = placement.element_aligned ? static_cast<int64_t>(dtype_size(host.dtype)) : 0;
     placed.planes.push_back(std::make_unique<Guarded>(device, host.size_bytes(), offset));
     placed.planes[0]->write(host.data);
     placed.view.data = placed.planes[0]->data();
     return placed;
   }
-  // Encoded on the host, then carried over plane by plane. Planes are ours and always aligned.
-  const std::vector<PlaneSpec> specs = packing->planes(host.shape);
-  std::vector<Tensor> planes;
-  TensorView encoded(nullptr, host.dtype, host.shape);
-  encoded.encoding = packing;
-  placed.view.encoding = packing;
-  for (size_t i = 0; i < specs.size(); ++i) {
-    planes.push_back(Tensor::on_host(specs[i].dtype, specs[i].shape));
-    (i == 0 ? encoded.data : encoded.more_planes[i - 1]) = planes.back().view.data;
+  // As it is, or encoded on the host, then carried over plane by plane. Planes are ours and always aligned.
+  Tensor packed;
+  if (packing != nullptr) {
+    packed = Tensor::on_host(host.dtype, host.shape, *packing);
+    packing->encode(packed.view, host);
   }
-  packing->encode(encoded, host);
+  const TensorView& encoded = packing != nullptr ? packed.view : host;
+  placed.view.encoding = encoded.encoding;
+  const std::vector<PlaneSpec> specs = encoded.encoding->planes(host.shape);
   for (size_t i = 0; i < specs.size(); ++i) {
     placed.planes.push_back(std::make_unique<Guarded>(device, specs[i].size_bytes(), 0));
-    placed.planes[i]->write(planes[i].view.data);
+    placed.planes[i]->write(encoded.plane(static_cast<int>(i)));
     (i == 0 ? placed.view.data : placed.view.more_planes[i - 1]) = placed.planes[i]->data();
   }
   return placed;
@@ -155,10 +152,14 @@ std::vector<Tensor> run_kernel(Device& device, const kernels::Kernel& kernel, co
   for (size_t i = 0; i < outputs.size(); ++i) {
     results.emplace_back();
     if (!call.outputs[i].defined()) continue;
-    results[i] = Tensor::on_host(call.outputs[i].dtype(), call.outputs[i].shape());
+    const TensorView& like = call.outputs[i].view;
+    results[i] = like.encoding == nullptr ? Tensor::on_host(like.dtype, like.shape)
+                                          : Tensor::on_host(like.dtype, like.shape, *like.encoding);
     const int alias = call.output_alias.empty() ? -1 : call.output_alias[i];
     const Placed& placed = alias >= 0 ? inputs[static_cast<size_t>(alias)] : outputs[i];
-    EXPECT_TRUE(placed.planes[0]->read(results[i].view.data).guards_intact) << label << ": wrote beyond output " << i;
+    for (size_t p = 0; p < placed.planes.size(); ++p)
+      EXPECT_TRUE(placed.planes[p]->read(results[i].view.plane(static_cast<int>(p))).guards_intact)
+          << label << ": wrote beyond output " << i;
   }
   return results;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/op_cases.h"
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/workloads/quantized_types.h"
 
@@ -13,6 +14,7 @@ using ops::Workload;
 
 constexpr DType kF32 = DType::f32, kBf16 = DType::bf16, kF16 = DType::f16;
 constexpr DType kActivationDtypes[] = {kF32, kBf16};
+const WeightType kCacheTypes[] = {kF32, kBf16, kF16, {kF32, &RowEncoding::int8()}, {kF32, &RowEncoding::fp8_e4m3()}};
 
 // Around the widths of vectors (4, 8, 16 and 32 elements), of weight panels (16 and 64 outputs) and of unrolled loops.
 constexpr int64_t kEdges[] = {1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129};
@@ -24,7 +26,7 @@ std::string size_name(const std::vector<TensorType>& types, const SymbolValues& 
       text += " absent";
       continue;
     }
-    text += fmt::format(" {}{}", dtype_name(type.dtype), to_string(type.bind(symbols)));
+    text += fmt::format(" {}{}", WeightType(type.dtype, type.encoding).name(), to_string(type.bind(symbols)));
   }
   return text;
 }
@@ -199,13 +201,14 @@ std::vector<Workload> attention() {
                kernels::absent_port()},
               symbols);
   };
-  const auto cached = [&](DType q, DType kv, const Shape& shape, int64_t tokens, int64_t sequences, int64_t window,
-                          int64_t block_size, int64_t max_blocks) {
+  const auto cached = [&](DType q, const WeightType& kv, const Shape& shape, int64_t tokens, int64_t sequences,
+                          int64_t window, int64_t block_size, int64_t max_blocks) {
     SymbolValues symbols;
     symbols[Symbol::tokens] = tokens;
     symbols[Symbol::sequences] = sequences;
     symbols[Symbol::max_blocks] = max_blocks;
-    const TensorType cache(kv, {sequences * max_blocks + 2, shape.kv_heads, block_size, shape.head_dim});
+    const TensorType cache(kv.dtype, {sequences * max_blocks + 2, shape.kv_heads, block_size, shape.head_dim},
+                           kv.encoding);
     cases.add(attrs_of(shape, window, kernels::KvSource::cached),
               {TensorType(q, {Symbol::tokens, shape.heads, shape.head_dim}), cache, cache, query_start, kv_length,
                TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
@@ -219,7 +222,7 @@ std::vector<Workload> attention() {
     direct(dtype, kMany, 75, 5, 0);
     direct(dtype, kGrouped, 0, 0, 0);
     for (int64_t head_dim : {1, 3, 4, 7, 16, 17, 32, 33, 64, 80, 128}) direct(dtype, {2, 1, head_dim}, 11, 2, 0);
-    for (DType kv : {kF32, kBf16, kF16}) {
+    for (const WeightType& kv : kCacheTypes) {
       cached(dtype, kv, kGrouped, 3, 3, 0, 16, 9);    // decode
       cached(dtype, kv, kGrouped, 20, 3, 0, 16, 5);   // chunked prefill and decode together
       cached(dtype, kv, kMany, 17, 2, 33, 7, 20);     // a block size that does not divide the chunk, and a window
@@ -259,10 +262,11 @@ std::vector<Workload> kv_append() {
   Cases cases;
   const auto op = std::make_shared<ops::KvAppend>();
   for (DType dtype : kActivationDtypes)
-    for (DType cache_dtype : {kF32, kBf16, kF16})
+    for (const WeightType& stored : kCacheTypes)
       for (int64_t head_dim : {1, 5, 16, 33})
         for (int64_t tokens : {0, 1, 9}) {
-          const TensorType kv(dtype, {Symbol::tokens, 2, head_dim}), cache(cache_dtype, {4, 2, 3, head_dim});
+          const TensorType kv(dtype, {Symbol::tokens, 2, head_dim}),
+              cache(stored.dtype, {4, 2, 3, head_dim}, stored.encoding);
           cases.add(op, {kv, kv, TensorType(DType::i64, {Symbol::tokens}), cache, cache}, tokens);
         }
   return cases.take();

@@ -14,6 +14,14 @@ using ops::Saved;
 namespace {
 
 Tensor copy_of(const Tensor& host) {
+  if (host.view.encoding != nullptr) {
+    Tensor result = Tensor::on_host(host.dtype(), host.shape(), *host.view.encoding);
+    const std::vector<PlaneSpec> planes = host.view.encoding->planes(host.shape());
+    for (size_t i = 0; i < planes.size(); ++i)
+      std::memcpy(result.view.plane(static_cast<int>(i)), host.view.plane(static_cast<int>(i)),
+                  static_cast<size_t>(planes[i].size_bytes()));
+    return result;
+  }
   Tensor result = Tensor::on_host(host.dtype(), host.shape());
   if (host.view.num_elements() > 0)
     std::memcpy(result.view.data, host.view.data, static_cast<size_t>(host.view.size_bytes()));

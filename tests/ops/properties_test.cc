@@ -4,8 +4,11 @@
 // sequence alone = the sequence in a batch = the sequence in chunks = over a contiguous or paged cache.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/device_groups.h"
 #include "tests/ops/op_cases.h"
@@ -138,7 +141,7 @@ Sequence random_sequence(int64_t length, DType kv = DType::f32) {
 // y of each part, over direct keys (block_size 0; all tokens must be queries) or a cache of `kv`, its blocks in falling
 // order.
 std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64_t window, int64_t block_size,
-                           DType kv = DType::f32) {
+                           const WeightType& kv = DType::f32) {
   const auto sequences = static_cast<int64_t>(parts.size());
   std::vector<TensorView> q, k, v;
   std::vector<int64_t> start = {0}, length;
@@ -173,19 +176,20 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
     const auto block_of = [&](int64_t s, int64_t i) { return num_blocks - 1 - (s * max_blocks + i); };
     for (const auto& views : {k, v}) {
       const Shape shape{num_blocks, kKvHeads, block_size, kHeadDim};
-      types.emplace_back(kv, std::initializer_list<Dim>{num_blocks, kKvHeads, block_size, kHeadDim});
-      Tensor cache = Tensor::on_host(kv, shape);
-      std::memset(cache.view.data, 0xff, static_cast<size_t>(cache.view.size_bytes()));  // unwritten slots are NaN
+      types.emplace_back(kv.dtype, std::initializer_list<Dim>{num_blocks, kKvHeads, block_size, kHeadDim}, kv.encoding);
+      Tensor values = Tensor::on_host(DType::f32, shape);
+      std::memset(values.view.data, 0xff, static_cast<size_t>(values.view.size_bytes()));  // unwritten slots are NaN
       for (int64_t s = 0; s < sequences; ++s)
         for (int64_t j = 0; j < length[static_cast<size_t>(s)]; ++j)
           for (int64_t g = 0; g < kKvHeads; ++g) {
             const int64_t row = (block_of(s, j / block_size) * kKvHeads + g) * block_size + j % block_size;
-            TensorView from(views[static_cast<size_t>(s)].as<float>() + (j * kKvHeads + g) * kHeadDim, DType::f32,
-                            Shape{kHeadDim});
-            TensorView to(static_cast<char*>(cache.view.data) + row * kHeadDim * static_cast<int64_t>(dtype_size(kv)),
-                          kv, Shape{kHeadDim});
-            convert_on_host(to, from);
+            std::memcpy(values.view.as<float>() + row * kHeadDim,
+                        views[static_cast<size_t>(s)].as<float>() + (j * kKvHeads + g) * kHeadDim,
+                        kHeadDim * sizeof(float));
           }
+      Tensor cache = kv.encoding == nullptr ? converted_on_host(values.view, kv.dtype)
+                                            : Tensor::on_host(kv.dtype, shape, *kv.encoding);
+      if (kv.encoding != nullptr) kv.encoding->encode(cache.view, values.view);
       call.inputs.push_back(cache);
     }
   }
@@ -256,13 +260,22 @@ TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
 // otherwise: neither that, nor whether a row's keys are read in place, shows in its bits.
 TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
   constexpr int64_t kSpan = kernels::kAttentionSpan;
+  const std::vector<std::pair<WeightType, int64_t>> cases = {{DType::f32, 0},
+                                                             {DType::f32, kSpan + 40},
+                                                             {DType::bf16, 0},
+                                                             {DType::f16, 0},
+                                                             {{DType::f32, &RowEncoding::int8()}, 0},
+                                                             {{DType::f32, &RowEncoding::fp8_e4m3()}, kSpan + 40}};
   for (const DeviceGroup& group : device_groups())
-    for (const auto& [kv, window] :
-         {std::pair(DType::f32, int64_t{0}), {DType::f32, kSpan + 40}, {DType::bf16, 0}, {DType::f16, 0}}) {
-      const Sequence sequence = random_sequence(2 * kSpan + 70, kv), other = random_sequence(kSpan + 1, kv);
+    for (const auto& [kv, window] : cases) {
+      const Sequence sequence = random_sequence(2 * kSpan + 70, kv.dtype), other = random_sequence(kSpan + 1, kv.dtype);
       const Part whole{&sequence, sequence.length(), sequence.length()}, last{&other, other.length(), 1};
-      const Tensor expected = attend(*group.devices[0], {whole}, window, 0)[0];
-      const Tensor expected_other = attend(*group.devices[0], {{&other, other.length(), other.length()}}, window, 0)[0];
+      // Direct keys in f32 are what a plain cache holds; an encoded one is compared with itself, read all at once.
+      if (kv.encoding != nullptr && device_name() != "cpu") continue;
+      const int64_t all_at_once = kv.encoding == nullptr ? 0 : 3000;
+      const Tensor expected = attend(*group.devices[0], {whole}, window, all_at_once, kv)[0];
+      const Tensor expected_other =
+          attend(*group.devices[0], {{&other, other.length(), other.length()}}, window, all_at_once, kv)[0];
       for (const auto& device : group.devices)
         for (int64_t block_size : {16, 2000, 7}) {
           for (int64_t length : {int64_t{1}, int64_t{63}, kSpan - 1, kSpan, kSpan + 1, 2 * kSpan + 17, 2 * kSpan + 70})
@@ -279,6 +292,57 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
               if (HasFailure()) return;
             }
         }
+    }
+}
+
+// The encoding is the reference of what kv_append writes: codes and scales, for rows of zeros, of tiny numbers and of
+// what is no number too.
+TEST(KvAppendProperties, EncodedRowsHaveTheBitsOfTheEncoding) {
+  if (device_name() != "cpu") GTEST_SKIP() << "encoded caches are for the CPU";
+  constexpr int64_t kTokens = 40, kHeadsHere = 2;
+  for (const RowEncoding* encoding : {&RowEncoding::int8(), &RowEncoding::fp8_e4m3()})
+    for (int64_t dim : {1, 5, 16, 33, 64, 128}) {
+      const Shape rows{kTokens, kHeadsHere, dim}, cache{kTokens, kHeadsHere, 1, dim};  // one block for each token
+      std::vector<Tensor> in;
+      for (uint64_t seed : {1, 2}) {
+        in.push_back(workloads::random_tensor(DType::f32, rows, seed));
+        float* x = in.back().view.as<float>();
+        for (int64_t t = 0; t < kTokens; ++t)
+          for (int64_t i = 0; i < kHeadsHere * dim; ++i) {
+            float& value = x[t * kHeadsHere * dim + i];
+            value *= std::ldexp(1.0f, static_cast<int>(7 * t - 140));  // from subnormal to 2^133
+            if (t == 3) value = 0.0f;
+            if (t == 4) value = std::ldexp(static_cast<float>(1 + i % 3), -149);  // the smallest numbers there are
+            if (t == 5 && i % dim == dim / 2) value = std::numeric_limits<float>::infinity();
+            if (t == 6 && i % dim == dim - 1) value = std::numeric_limits<float>::quiet_NaN();
+            if (t >= 20 && t < 30) value = std::ldexp(x[(t - 18) % 20], -(static_cast<int>(i) % 12));  // wide rows
+          }
+      }
+      in.push_back(Tensor::on_host(DType::i64, Shape{kTokens}));
+      for (int64_t t = 0; t < kTokens; ++t) in.back().view.as<int64_t>()[t] = t;
+      std::vector<Tensor> expected;
+      for (int i : {0, 1}) {
+        expected.push_back(Tensor::on_host(DType::f32, cache, *encoding));
+        encoding->encode(expected.back().view, in[static_cast<size_t>(i)].view.reshaped(cache));
+        in.push_back(Tensor::on_host(DType::f32, cache, *encoding));
+      }
+      const ops::KvAppend op;
+      PassCall call;
+      call.op = &op;
+      call.symbols[Symbol::tokens] = kTokens;
+      const TensorType kv(DType::f32, {Symbol::tokens, kHeadsHere, dim});
+      const TensorType stored(DType::f32, {kTokens, kHeadsHere, 1, dim}, encoding);
+      call.input_types = {kv, kv, TensorType(DType::i64, {Symbol::tokens}), stored, stored};
+      call.output_types = op.infer_types(call.input_types);
+      call.inputs = in;
+      call.outputs = {in[3], in[4]};
+      call.output_alias = {3, 4};
+      for (const DeviceGroup& group : device_groups()) {
+        const std::vector<Tensor> got = run_chosen(*group.devices.back(), call, "kv_append");
+        ASSERT_EQ(got.size(), 2u);
+        for (size_t i = 0; i < 2; ++i)
+          EXPECT_TRUE(same_bits(expected[i].view, got[i].view)) << group.name << " head_dim " << dim;
+      }
     }
 }
 

@@ -16,6 +16,7 @@
 #include <map>
 #include <set>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/philox.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/device_groups.h"
@@ -44,11 +45,37 @@ TensorView encoded_weight(const PassCall& call) {
   return call.inputs[1].view;
 }
 
+// How far rows may be from `expected` when they are written in `encoding`; what was there before stays exactly. The
+// scale, largest / 127 or / 448, is rounded, and so is each value's quotient by it, which then becomes a level: the
+// nearest integer, half of one away at most, or the nearest e4m3 number, within 2^-4 of it, or 2^-7 near zero.
+std::vector<double> rounding_to_rows(const RowEncoding& encoding, const RefTensor& expected, const RefTensor& initial) {
+  std::vector<double> bounds(expected.data.size(), 0.0);
+  const auto columns = static_cast<size_t>(expected.shape.back());
+  for (size_t row = 0; row < bounds.size(); row += columns) {
+    double most = 0;
+    bool written = false;
+    for (size_t i = row; i < row + columns; ++i) {
+      most = std::max(most, std::fabs(expected.data[i]));
+      written = written || expected.data[i] != initial.data[i];
+    }
+    if (!written) continue;
+    const double scale = most / static_cast<double>(encoding.largest());
+    const double rounding = 4 * 0x1p-24 * most;  // of the scale, the quotient and the decoded product
+    for (size_t i = row; i < row + columns; ++i)
+      bounds[i] = rounding + (encoding.code() == RowEncoding::Code::int8
+                                  ? scale / 2
+                                  : std::max(0x1p-4 * std::fabs(expected.data[i]), 0x1p-7 * scale));
+  }
+  return bounds;
+}
+
 void expect_expected(const ExpectedCall& want, const std::vector<Tensor>& results, const std::string& label) {
-  const std::vector<std::vector<double>> bounds =
+  std::vector<std::vector<double>> bounds =
       error_bounds(*want.call.op, want.call.pass, want.inputs, want.expected, want.initial, encoded_weight(want.call));
   for (size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined()) continue;
+    if (const RowEncoding* encoding = RowEncoding::of(results[i].view.encoding))
+      bounds[i] = rounding_to_rows(*encoding, want.expected[i], want.initial[i]);
     const Tolerance rounding = Tolerance::exact().then_round(results[i].dtype());
     EXPECT_TRUE(is_within(widen(results[i].view), want.expected[i], bounds[i], rounding)) << label << ": output " << i;
   }

@@ -4,6 +4,8 @@
 // values.
 #include <gtest/gtest.h>
 
+#include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
 
 namespace eadem::ops {
@@ -156,6 +158,15 @@ TEST(TypeRules, Attention) {
   EXPECT_REFUSED(infer(cached, {q, cache, cache, start, length, none}), "'block_table' is not connected");
   EXPECT_REFUSED(infer(cached, {q, kv, kv, start, length, table}), "'k'", "expected 4 dimensions");
   EXPECT_REFUSED(infer(cached, {q, cache, TensorType(kH, {21, 2, 16, 8}), start, length, table}), "'v'", "same shape");
+  const auto stored = [&](const Encoding& encoding) { return TensorType(kF, {20, 2, 16, 8}, &encoding); };
+  const TensorType codes = stored(RowEncoding::int8());
+  EXPECT_EQ(infer(cached, {q, codes, codes, start, length, table})[0], q);
+  EXPECT_REFUSED(infer(cached, {q, codes, stored(RowEncoding::fp8_e4m3()), start, length, table}), "'v' is fp8_e4m3",
+                 "'k' is int8");
+  EXPECT_REFUSED(infer(cached, {q, codes, stored(*BlockEncoding::find("q8_0")), start, length, table}), "'v' is q8_0",
+                 "expected plain values, int8 or fp8_e4m3");
+  EXPECT_REFUSED(infer(direct, {q, TensorType(kF, {kT, 2, 8}, &RowEncoding::int8()), kv, start, length, none}), "'k'",
+                 "expected plain values");
   EXPECT_REFUSED(Attention({7, 2, 8, 1, 0, KvSource::direct}), "heads is 7", "kv_heads is 2");
   EXPECT_REFUSED(Attention({4, 2, 8, 1, -1, KvSource::direct}), "window is -1");
   const auto part = [](const TensorType& type) { return with(type, Sharding::along(1)); };
@@ -188,6 +199,10 @@ TEST(TypeRules, CachesAndRows) {
   const TensorType kv(kF, {kT, 2, 8}), slots(DType::i64, {kT}), cache(kB, {10, 2, 16, 8});
   const std::vector<TensorType> out = infer(KvAppend(), {kv, kv, slots, cache, cache});
   EXPECT_EQ(out[0], cache);
+  const TensorType codes(kF, {10, 2, 16, 8}, &RowEncoding::fp8_e4m3());
+  EXPECT_EQ(infer(KvAppend(), {kv, kv, slots, codes, codes})[0], codes);
+  EXPECT_REFUSED(infer(KvAppend(), {kv, kv, slots, codes, TensorType(kF, {10, 2, 16, 8}, &RowEncoding::int8())}),
+                 "'cache_v' is int8", "'cache_k' is fp8_e4m3");
   EXPECT_EQ(KvAppend().inference_alias(1), 4);
   EXPECT_REFUSED(infer(KvAppend(), {kv, kv, TensorType(kI, {kT}), cache, cache}), "'slots' is i32", "expected i64");
   EXPECT_REFUSED(infer(KvAppend(), {kv, kv, slots, TensorType(kB, {10, 3, 16, 8}), cache}), "'cache_k'", "expected 2");

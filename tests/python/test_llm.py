@@ -135,6 +135,10 @@ def test_an_exception_of_the_callback_comes_out(llm):
 def test_arguments(stories):
     paged = LLM(stories, kv_cache=eadem.PagedKVCacheConfig(1 << 24, 16, 4), threads=1, isa="scalar", mode="accuracy")
     assert paged.generate("Once", GREEDY)[0].text
+    for kv in ("int8", "fp8_e4m3"):
+        assert LLM(stories, kv_dtype=kv, threads=1).generate("Once", GREEDY)[0].text
+    with pytest.raises(eadem.InvalidArgument, match="kv_dtype is 'q8_0'; expected f32, bf16, f16, int8 or fp8_e4m3"):
+        LLM(stories, kv_dtype="q8_0")
     with pytest.raises(eadem.NotFound, match="bundled"):
         LLM("no_such_model")
     with pytest.raises(eadem.InvalidArgument, match="threads"):

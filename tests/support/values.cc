@@ -75,8 +75,19 @@ RefTensor zeros(const Shape& shape) {
 }
 
 testing::AssertionResult same_bits(const TensorView& a, const TensorView& b) {
-  if (a.dtype != b.dtype || !(a.shape == b.shape))
+  if (a.dtype != b.dtype || !(a.shape == b.shape) || a.encoding != b.encoding)
     return testing::AssertionFailure() << to_string(a) << " against " << to_string(b);
+  if (a.encoding != nullptr) {
+    const std::vector<PlaneSpec> planes = a.encoding->planes(a.shape);
+    for (size_t i = 0; i < planes.size(); ++i) {
+      const auto view = [&](const TensorView& of) {
+        return TensorView(of.plane(static_cast<int>(i)), planes[i].dtype, planes[i].shape);
+      };
+      if (testing::AssertionResult same = same_bits(view(a), view(b)); !same)
+        return testing::AssertionFailure() << to_string(a) << ", plane " << planes[i].name << ", " << same.message();
+    }
+    return testing::AssertionSuccess();
+  }
   const auto* left = static_cast<const unsigned char*>(a.data);
   const auto* right = static_cast<const unsigned char*>(b.data);
   const auto size = static_cast<int64_t>(dtype_size(a.dtype));

@@ -188,8 +188,7 @@ namespace {
 
 // A host copy of `plain` in an encoding.
 Tensor encoded(const Tensor& plain, const Encoding& encoding) {
-  Tensor result = Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, plain.shape())});
-  result.view = view_of_planes(result.view.data, encoding, DType::f32, plain.shape());
+  Tensor result = Tensor::on_host(DType::f32, plain.shape(), encoding);
   encoding.encode(result.view, plain.view);
   return result;
 }

@@ -45,6 +45,25 @@ Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape) {
   return Tensor(view, std::move(buffer));
 }
 
+Tensor allocate_tensor(Device& device, const TensorType& type, const SymbolValues& symbols) {
+  const Shape shape = type.bind(symbols);
+  if (type.encoding == nullptr) return allocate_tensor(device, type.dtype, shape);
+  auto planes = std::make_shared<std::vector<Buffer>>();
+  TensorView view(nullptr, type.dtype, shape);
+  view.encoding = type.encoding;
+  for (const PlaneSpec& spec : type.encoding->planes(shape)) {
+    planes->push_back(device.allocate(spec.size_bytes()));
+    (planes->size() == 1 ? view.data : view.more_planes[planes->size() - 2]) = planes->back().data();
+  }
+  return Tensor(view, std::move(planes));
+}
+
+void fill_zero(Device& device, const TensorView& view) {
+  if (view.encoding == nullptr) return device.fill_zero(view.data, view.size_bytes());
+  const std::vector<PlaneSpec> planes = view.encoding->planes(view.shape);
+  for (size_t i = 0; i < planes.size(); ++i) device.fill_zero(view.plane(static_cast<int>(i)), planes[i].size_bytes());
+}
+
 Tensor copy_to_device(const std::shared_ptr<Device>& device, const TensorView& host) {
   EADEM_CHECK(host.is_contiguous() && !host.encoding, "copy of a strided or encoded tensor {}", to_string(host));
   Tensor result = allocate_tensor(*device, host.dtype, host.shape);

@@ -16,6 +16,7 @@
 #include "eadem/core/function_ref.h"
 #include "eadem/core/isa.h"
 #include "eadem/core/tensor.h"
+#include "eadem/core/tensor_type.h"
 
 namespace eadem {
 
@@ -79,8 +80,12 @@ std::shared_ptr<Device> open_device(std::string_view name, const DeviceOptions& 
 // Every device this build can open here, by name, best last. For `doctor`.
 std::vector<std::string> list_devices();
 
-// A new tensor on `device` with uninitialized contents, or a copy of a plain contiguous host tensor.
+// A new tensor on `device` with uninitialized contents: plain, or in the planes of the type's encoding.
 Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape);
+Tensor allocate_tensor(Device& device, const TensorType& type, const SymbolValues& symbols);
+// Sets every byte of a tensor on `device`, in all of its planes, to 0.
+void fill_zero(Device& device, const TensorView& view);
+// A copy of a plain contiguous host tensor.
 Tensor copy_to_device(const std::shared_ptr<Device>& device, const TensorView& host);
 // A host copy of a plain contiguous device tensor.
 Tensor copy_to_host(Device& device, const TensorView& view);

@@ -21,6 +21,7 @@
 #include <limits>
 #include <utility>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/backends.h"
 #include "eadem/kernels/cpu/support.h"
 
@@ -56,9 +57,11 @@ struct Attention {
   const float* q;     // [tokens, heads, head_dim]
   const void *k, *v;  // direct [tokens, kv_heads, head_dim], cached [num_blocks, kv_heads, block_size, head_dim]
   DType kv_dtype;
-  const int32_t* query_start;  // [sequences + 1]
-  const int32_t* kv_length;    // [sequences]
-  const int32_t* block_table;  // [sequences, max_blocks]; null: direct
+  const RowEncoding* kv_encoding;    // of a cache; null: plain
+  const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
+  const int32_t* query_start;        // [sequences + 1]
+  const int32_t* kv_length;          // [sequences]
+  const int32_t* block_table;        // [sequences, max_blocks]; null: direct
   int64_t max_blocks, block_size;
   int64_t sequences, heads, kv_heads, head_dim, window;
   float scale;
@@ -98,11 +101,13 @@ struct ForwardScratch {
   float* scores;             // [rows, kChunk]
   float *keys, *values;      // [kChunk, width]
   float* keys_t;             // [head_dim, kChunk]
+  float* scales;             // [kChunk]
   float *new_most, *shrink;  // [rows]
 
   static int64_t floats(const Attention& a) {
     const int64_t rows = a.block_rows(), width = a.width();
-    return round_up(rows * (width + kChunk + 2) + 2 * Gathered::floats(rows, width) + 3 * kChunk * width, kPanelWidth);
+    return round_up(rows * (width + kChunk + 2) + 2 * Gathered::floats(rows, width) + kChunk * (3 * width + 1),
+                    kPanelWidth);
   }
   ForwardScratch(const Attention& a, float* p) {
     const int64_t rows = a.block_rows(), width = a.width();
@@ -111,7 +116,7 @@ struct ForwardScratch {
     keys = take(kChunk * width), values = take(kChunk * width), keys_t = take(kChunk * width);
     span = Gathered(take(Gathered::floats(rows, width)), rows);
     all = Gathered(take(Gathered::floats(rows, width)), rows);
-    new_most = take(rows), shrink = take(rows);
+    scales = take(kChunk), new_most = take(rows), shrink = take(rows);
   }
 };
 
@@ -155,10 +160,13 @@ HWY_INLINE void widen_row(float* to, const T* from, int64_t n, int64_t width) {
   for (int64_t i = n; i < width; ++i) to[i] = 0.0f;
 }
 
-// Calls f with `data`, keys or values, as a pointer to its elements.
+// Calls f with `data`, keys or values, as a pointer to its elements or codes.
 template <typename Function>
-HWY_INLINE void with_kv_type(DType dtype, const void* data, Function f) {
-  switch (dtype) {
+HWY_INLINE void with_kv_type(const Attention& a, const void* data, Function f) {
+  if (a.kv_encoding != nullptr)
+    return a.kv_encoding->code() == RowEncoding::Code::int8 ? f(static_cast<const int8_t*>(data))
+                                                            : f(static_cast<const e4m3_t*>(data));
+  switch (a.kv_dtype) {
     case DType::bf16: return f(static_cast<const bf16_t*>(data));
     case DType::f16: return f(static_cast<const f16_t*>(data));
     default: return f(static_cast<const float*>(data));
@@ -197,7 +205,7 @@ struct KvRows {
 void load_chunk(float* rows, const Attention& a, const void* data, int64_t sequence, int64_t kv_head, int64_t first,
                 int64_t count) {
   const int64_t width = a.width();
-  with_kv_type(a.kv_dtype, data, [&](const auto* base) {
+  with_kv_type(a, data, [&](const auto* base) {
     const KvRows<std::remove_cvref_t<decltype(*base)>> from{a, base, sequence, kv_head};
     for (int64_t j = 0; j < count; ++j) widen_row(rows + j * width, from.at(first + j), a.head_dim, width);
   });
@@ -345,7 +353,7 @@ void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t posi
 void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end, int64_t rows,
                      const ForwardScratch& s) {
   const int64_t width = a.width(), last = std::min(start + kChunk, end);
-  with_kv_type(a.kv_dtype, a.k, [&](const auto* base) {
+  with_kv_type(a, a.k, [&](const auto* base) {
     using T = std::remove_cvref_t<decltype(*base)>;
     const KvRows<T> rows_of{a, base, sequence, kv_head};
     T* spare = reinterpret_cast<T*>(s.keys);
@@ -363,7 +371,7 @@ void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
 void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end, int64_t rows,
                      const ForwardScratch& s) {
   const int64_t width = a.width(), last = std::min(start + kChunk, end);
-  with_kv_type(a.kv_dtype, a.v, [&](const auto* base) {
+  with_kv_type(a, a.v, [&](const auto* base) {
     using T = std::remove_cvref_t<decltype(*base)>;
     const KvRows<T> rows_of{a, base, sequence, kv_head};
     for (int64_t position = start; position < last;) {
@@ -376,6 +384,24 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
       position += count;
     }
   });
+}
+
+// ---- The scales of an encoded cache: those of keys multiply scores, those of values the weights.
+
+void multiply_by_scales(const Attention& a, const float* scales_plane, int64_t sequence, int64_t kv_head, int64_t start,
+                        int64_t count, int64_t rows, const ForwardScratch& s) {
+  for (int64_t j = 0; j < count;) {
+    const int64_t position = start + j, block = a.block_table[sequence * a.max_blocks + position / a.block_size];
+    const int64_t run = std::min(count - j, a.block_size - position % a.block_size);
+    std::copy_n(scales_plane + (block * a.kv_heads + kv_head) * a.block_size + position % a.block_size, run,
+                s.scales + j);
+    j += run;
+  }
+  std::fill(s.scales + count, s.scales + kChunk, 0.0f);
+  for (int64_t r = 0; r < rows; ++r)
+    map(
+        s.scores + r * kChunk, kChunk, [](Vec x, Vec scale) { return hn::Mul(x, scale); },
+        static_cast<const float*>(s.scores + r * kChunk), static_cast<const float*>(s.scales));
 }
 
 // ---- Spans.
@@ -398,7 +424,9 @@ void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64
       scores_in_place(a, b.sequence, kv_head, start, end, rows, s);
     else
       scores_by_scratch(a, b.sequence, kv_head, start, count, rows, s);
+    if (a.kv_encoding != nullptr) multiply_by_scales(a, a.k_scales, b.sequence, kv_head, start, count, rows, s);
     online_softmax(a, b, start, rows, s);
+    if (a.kv_encoding != nullptr) multiply_by_scales(a, a.v_scales, b.sequence, kv_head, start, count, rows, s);
     if (in_place)
       values_in_place(a, b.sequence, kv_head, start, end, rows, s);
     else
@@ -586,8 +614,12 @@ Attention shape_of(const AttentionAttrs& attrs) {
 Attention inputs_of(const KernelCall& call) {
   Attention a = shape_of(call.attrs.get<AttentionAttrs>());
   a.q = elements<const float>(call.inputs[kQ]);
-  EADEM_CHECK(call.inputs[kK].is_contiguous() && call.inputs[kV].is_contiguous(), "keys {} are not contiguous",
-              to_string(call.inputs[kK]));
+  a.kv_encoding = RowEncoding::of(call.inputs[kK].encoding);
+  EADEM_CHECK(
+      call.inputs[kK].is_contiguous() && call.inputs[kV].is_contiguous() && a.kv_encoding == call.inputs[kV].encoding,
+      "keys {} and values {}", to_string(call.inputs[kK]), to_string(call.inputs[kV]));
+  a.k_scales = static_cast<const float*>(call.inputs[kK].plane(1));
+  a.v_scales = static_cast<const float*>(call.inputs[kV].plane(1));
   a.k = call.inputs[kK].data;
   a.v = call.inputs[kV].data;
   a.kv_dtype = call.inputs[kK].dtype;
@@ -605,10 +637,12 @@ double attention_flops(const KernelRequest& r, const AttentionAttrs& attrs) {
 }
 
 Requirements forward_requirements(const KernelRequest& r, const AttentionAttrs& attrs) {
+  // A cache may be encoded by rows; keys and values that are given directly are plain, and so is what trains.
+  const Encoding* encoding = attrs.source == KvSource::cached ? RowEncoding::of(r.inputs[kK].encoding) : nullptr;
   Requirements requirements(r);
   requirements.f32("q", r.inputs[kQ])
-      .one_of("k", r.inputs[kK], {DType::f32, DType::bf16, DType::f16})
-      .one_of("v", r.inputs[kV], {r.inputs[kK].dtype})
+      .packed("k", r.inputs[kK], {DType::f32, DType::bf16, DType::f16}, encoding)
+      .packed("v", r.inputs[kV], {r.inputs[kK].dtype}, encoding)
       .one_of("query_start", r.inputs[kQueryStart], {DType::i32})
       .one_of("kv_length", r.inputs[kKvLength], {DType::i32})
       .f32("y", r.outputs[0])

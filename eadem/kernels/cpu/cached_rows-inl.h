@@ -95,11 +95,11 @@ struct KeyColumns<float> {
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
 
-HWY_INLINE Vec widen(hn::Vec<hn::Rebind<uint16_t, Lanes>> bits, const bf16_t*) {
+HWY_INLINE Vec widen(hn::Vec<hn::Rebind<uint16_t, Lanes> > bits, const bf16_t*) {
   const hn::RebindToUnsigned<Lanes> d32;
   return hn::BitCast(Lanes(), hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
-HWY_INLINE Vec widen(hn::Vec<hn::Rebind<uint16_t, Lanes>> bits, const f16_t*) {
+HWY_INLINE Vec widen(hn::Vec<hn::Rebind<uint16_t, Lanes> > bits, const f16_t*) {
   const hn::Rebind<hwy::float16_t, Lanes> d16;
   return hn::PromoteTo(Lanes(), hn::BitCast(d16, bits));
 }
@@ -139,6 +139,39 @@ template <>
 struct KeyColumns<bf16_t> : HalfKeyColumns<bf16_t> {};
 template <>
 struct KeyColumns<f16_t> : HalfKeyColumns<f16_t> {};
+
+// 4 x 4 matrices of four codes each, turned within 128-bit blocks.
+template <typename T>
+struct CodeKeyColumns {
+  static constexpr int64_t kCount = 16;
+  static HWY_INLINE void load_columns(Vec* dims, const T* p, int64_t stride) {
+    const hn::RebindToSigned<Lanes> d;
+    hn::Vec<decltype(d)> words[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) words[i] = load_blocks(d, p + i * stride, 4 * stride);
+    transpose_blocks_4x4(words[0], words[1], words[2], words[3]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      dims[4 * i] = level(hn::ShiftLeft<24>(words[i]), p);
+      dims[4 * i + 1] = level(hn::ShiftLeft<16>(words[i]), p);
+      dims[4 * i + 2] = level(hn::ShiftLeft<8>(words[i]), p);
+      dims[4 * i + 3] = level(words[i], p);
+    }
+  }
+
+ private:
+  // Of the codes in the upper 8 bits.
+  static HWY_INLINE Vec level(hn::Vec<hn::RebindToSigned<Lanes> > code, const int8_t*) {
+    return hn::ConvertTo(Lanes(), hn::ShiftRight<24>(code));
+  }
+  static HWY_INLINE Vec level(hn::Vec<hn::RebindToSigned<Lanes> > code, const e4m3_t*) {
+    return e4m3_levels(hn::ShiftRight<4>(code));
+  }
+};
+template <>
+struct KeyColumns<int8_t> : CodeKeyColumns<int8_t> {};
+template <>
+struct KeyColumns<e4m3_t> : CodeKeyColumns<e4m3_t> {};
 
 #else
 

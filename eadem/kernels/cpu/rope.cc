@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/backends.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/kv_append.h"
@@ -40,8 +42,13 @@ struct KvAppend {
   const int64_t* slots;     // [tokens]
   void *cache_k, *cache_v;  // [num_blocks, kv_heads, block_size, head_dim]
   DType cache_dtype;
+  const RowEncoding* cache_encoding;  // null: plain
+  float *scales_k, *scales_v;         // encoded: [num_blocks, kv_heads, block_size]
   int64_t kv_heads, head_dim, block_size;
 };
+
+// Rows that are rounded with a scale pass through memory on the stack.
+constexpr int64_t kMostEncodedDim = 1024;
 
 }  // namespace
 }  // namespace eadem::kernels::cpu
@@ -112,6 +119,61 @@ void rope_tokens(const RopeTokens& p, int64_t begin, int64_t end) {
   }
 }
 
+HWY_INLINE void encode_level(int8_t* code, Vec quotient, int64_t n) {
+  const Vec bounded = hn::Max(hn::Min(quotient, set(127.0f)), set(-127.0f));
+  float levels[kLanes];
+  store(hn::ConvertTo(Lanes(), hn::NearestInt(bounded)), levels);
+  for (int64_t i = 0; i < n; ++i) code[i] = static_cast<int8_t>(levels[i]);
+}
+
+HWY_INLINE void encode_level(e4m3_t* code, Vec quotient, int64_t n) {
+  float values[kLanes];
+  store(quotient, values);
+  for (int64_t i = 0; i < n; ++i) code[i] = e4m3_t::from_float(values[i]);
+}
+
+// codes [n] and the scale of row [n]; see RowEncoding, whose bits these are.
+template <typename Code>
+void encode_row(Code* codes, float* scale, const float* row, int64_t n, float largest) {
+  Vec most = zero(), spoiled = zero();  // x * 0 is NaN where x is not finite
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec x = n - i >= kLanes ? load(row + i) : load_n(row + i, n - i);
+    most = hn::Max(most, hn::Abs(x));
+    spoiled = hn::MulAdd(x, zero(), spoiled);
+  }
+  *scale = max_lanes(most) / largest + sum_lanes(spoiled);
+  if (!(*scale > 0.0f)) {
+    if (*scale != 0.0f) *scale = std::numeric_limits<float>::quiet_NaN();
+    std::fill_n(reinterpret_cast<uint8_t*>(codes), n, uint8_t{0});
+    return;
+  }
+  const Vec divisor = set(*scale);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t count = std::min(kLanes, n - i);
+    encode_level(codes + i, hn::Div(count == kLanes ? load(row + i) : load_n(row + i, count), divisor), count);
+  }
+}
+
+template <typename Code>
+void append_encoded_tokens(const KvAppend& p, Code* cache_k, Code* cache_v, int64_t begin, int64_t end) {
+  float rotated[kMostEncodedDim];
+  const float largest = p.cache_encoding->largest();
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
+    for (int64_t g = 0; g < p.kv_heads; ++g) {
+      const int64_t from = (t * p.kv_heads + g) * p.head_dim;
+      const int64_t to = (block * p.kv_heads + g) * p.block_size + offset;
+      const float* k = p.k + from;
+      if (p.table != nullptr) {
+        rotate_head<false>(rotated, k, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
+        k = rotated;
+      }
+      encode_row(cache_k + to * p.head_dim, p.scales_k + to, k, p.head_dim, largest);
+      encode_row(cache_v + to * p.head_dim, p.scales_v + to, p.v + from, p.head_dim, largest);
+    }
+  }
+}
+
 template <typename Cache>
 void append_tokens(const KvAppend& p, Cache* cache_k, Cache* cache_v, int64_t begin, int64_t end) {
   const auto same = [](Vec v) { return v; };
@@ -130,6 +192,10 @@ void append_tokens(const KvAppend& p, Cache* cache_k, Cache* cache_v, int64_t be
 }
 
 void kv_append_tokens(const KvAppend& p, int64_t begin, int64_t end) {
+  if (p.cache_encoding != nullptr)
+    return p.cache_encoding->code() == RowEncoding::Code::int8
+               ? append_encoded_tokens(p, static_cast<int8_t*>(p.cache_k), static_cast<int8_t*>(p.cache_v), begin, end)
+               : append_encoded_tokens(p, static_cast<e4m3_t*>(p.cache_k), static_cast<e4m3_t*>(p.cache_v), begin, end);
   switch (p.cache_dtype) {
     case DType::bf16:
       return append_tokens(p, static_cast<bf16_t*>(p.cache_k), static_cast<bf16_t*>(p.cache_v), begin, end);
@@ -226,6 +292,9 @@ void run_append(const KernelCall& call, KvAppend params, const TensorView& k, co
   params.cache_k = call.outputs[0].data;
   params.cache_v = call.outputs[1].data;
   params.cache_dtype = cache_k.dtype;
+  params.cache_encoding = RowEncoding::of(cache_k.encoding);
+  params.scales_k = static_cast<float*>(call.outputs[0].plane(1));
+  params.scales_v = static_cast<float*>(call.outputs[1].plane(1));
   params.kv_heads = k.shape[1];
   params.head_dim = k.shape[2];
   params.block_size = cache_k.shape[2];
@@ -235,7 +304,10 @@ void run_append(const KernelCall& call, KvAppend params, const TensorView& k, co
 }
 
 Requirements& require_caches(Requirements& requirements, const TensorType& k, const TensorType& v) {
-  return requirements.one_of("cache_k", k, {DType::f32, DType::bf16, DType::f16}).one_of("cache_v", v, {k.dtype});
+  const Encoding* encoding = RowEncoding::of(k.encoding);
+  return requirements.packed("cache_k", k, {DType::f32, DType::bf16, DType::f16}, encoding)
+      .packed("cache_v", v, {k.dtype}, encoding)
+      .require(encoding == nullptr || k.fixed(3) <= kMostEncodedDim, "rounds rows of at most 1024 with a scale");
 }
 
 // The caches are large and hardly touched: the traffic is that of the new keys and values.

@@ -18,6 +18,7 @@
 #include <cstring>
 
 #include "eadem/core/dtype.h"
+#include "eadem/core/e4m3.h"
 #include "eadem/kernels/elementwise.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -65,6 +66,37 @@ HWY_INLINE Vec load(const f16_t* p) {
 #else
   const hn::Rebind<hwy::float16_t, Lanes> d16;
   return hn::PromoteTo(Lanes(), hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+#endif
+}
+
+// 8-bit codes of encodings, as the levels that their scales multiply.
+HWY_INLINE Vec load(const int8_t* p) {
+#if HWY_TARGET == HWY_SCALAR
+  return set(static_cast<float>(*p));
+#else
+  const hn::Rebind<int8_t, Lanes> d8;
+  const hn::RebindToSigned<Lanes> d32;
+  return hn::ConvertTo(Lanes(), hn::PromoteTo(d32, hn::LoadU(d8, p)));
+#endif
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// e4m3 numbers whose sign is bit 31, copied down to bit 27, above the other bits in 26 … 20: f32's fields, but for the
+// bias of the exponent. 2^120 makes up for it, exactly, and normalizes subnormals. The two NaN codes, which no
+// quantizer here writes, read as +-480.
+HWY_INLINE Vec e4m3_levels(hn::Vec<hn::RebindToSigned<Lanes>> bits) {
+  const hn::RebindToSigned<Lanes> d32;
+  return hn::Mul(hn::BitCast(Lanes(), hn::And(bits, hn::Set(d32, static_cast<int32_t>(0x87f00000u)))), set(0x1p120f));
+}
+#endif
+
+HWY_INLINE Vec load(const e4m3_t* p) {
+#if HWY_TARGET == HWY_SCALAR
+  return set(p->to_float());
+#else
+  const hn::Rebind<int8_t, Lanes> d8;
+  const hn::RebindToSigned<Lanes> d32;
+  return e4m3_levels(hn::ShiftLeft<20>(hn::PromoteTo(d32, hn::LoadU(d8, reinterpret_cast<const int8_t*>(p)))));
 #endif
 }
 

@@ -7,8 +7,9 @@ namespace eadem::modules {
 
 KvCacheStore::Caches KvCacheStore::build(BuildContext& context, ValueId k, ValueId v, int layer) const {
   Graph& graph = context.graph;
-  TensorType type(context.hardware.of(Role::attention, layer).precision.kv_cache.value,
-                  {context.cache.num_blocks, kv_heads_, context.cache.block_size, head_dim_});
+  const WeightType& stored = context.hardware.of(Role::attention, layer).precision.kv_cache.value;
+  TensorType type(stored.dtype, {context.cache.num_blocks, kv_heads_, context.cache.block_size, head_dim_},
+                  stored.encoding);
   if (context.num_ranks > 1) type.sharding = Sharding::along(1);
   const ValueId k_cache = graph.add_state(graph.scoped_name("k_cache"), type);
   const ValueId v_cache = graph.add_state(graph.scoped_name("v_cache"), type);
