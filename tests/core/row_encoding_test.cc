@@ -50,15 +50,14 @@ TEST(E4m3, RoundsToTheNearestCodeThatIsWritten) {
   std::vector<float> values = {0.0f, -0.0f, 0x1p-7f, 0x1.000002p-7f, 0x1p-6f, 448.0f, 460.0f, 1e9f, 0x1.fp-7f, 1e-30f};
   for (int code = 0; code < 0x7e; ++code) {  // codes, the middles between them, and beside those
     const float middle = static_cast<float>((e4m3_value(code) + e4m3_value(code + 1)) / 2);
-    for (float value : {static_cast<float>(e4m3_value(code)), middle, std::nextafter(middle, 1000.0f),
-                        std::nextafter(middle, 0.0f)})
+    for (float value :
+         {static_cast<float>(e4m3_value(code)), middle, std::nextafter(middle, 1000.0f), std::nextafter(middle, 0.0f)})
       values.push_back(value);
   }
   for (int i = 0; i < 10000; ++i) values.push_back(std::ldexp(fraction(random), static_cast<int>(exponent(random))));
   for (float value : values)
     for (float signed_value : {value, -value})
-      EXPECT_EQ(e4m3_t::from_float(signed_value).bits, nearest_code(static_cast<double>(signed_value)))
-          << signed_value;
+      EXPECT_EQ(e4m3_t::from_float(signed_value).bits, nearest_code(static_cast<double>(signed_value))) << signed_value;
 }
 
 Tensor rows_of(const std::vector<float>& values, int64_t columns) {
@@ -103,8 +102,7 @@ TEST(RowEncoding, NormalRowsStayWithinTheirBounds) {
       const double scale = most / static_cast<double>(encoding->largest());
       for (size_t i = row; i < row + 64; ++i) {
         const double size = std::fabs(static_cast<double>(data[i]));
-        const double bound =
-            encoding == &RowEncoding::int8() ? scale / 2 : std::max(0x1p-4 * size, 0x1p-7 * scale);
+        const double bound = encoding == &RowEncoding::int8() ? scale / 2 : std::max(0x1p-4 * size, 0x1p-7 * scale);
         ASSERT_LE(std::fabs(static_cast<double>(got[i]) - static_cast<double>(data[i])), bound + 4 * 0x1p-24 * most);
       }
     }

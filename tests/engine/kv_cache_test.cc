@@ -45,7 +45,8 @@ std::vector<std::vector<float>> logits_of(InferEngine& engine, const std::vector
                                           size_t chunk) {
   std::vector<std::vector<float>> result(sequences.size());
   const modules::CacheSpec& cache = engine.cache_spec();
-  const auto per_sequence = static_cast<int32_t>((engine.max_sequence_length() + cache.block_size - 1) / cache.block_size);
+  const auto per_sequence =
+      static_cast<int32_t>((engine.max_sequence_length() + cache.block_size - 1) / cache.block_size);
   for (size_t done = 0; done < sequences[0].size(); done += chunk) {
     InferEngine::Input input;
     input.all_logits = true;
@@ -129,9 +130,9 @@ TEST_P(EveryKvType, CachesTakeTheMemoryThatTheTypeSays) {
   const auto engine = make_engine(setup);
   const models::ModelInfo& info = engine->model().info();
   const std::string kv = GetParam();
-  const int64_t row = kv == "f32"                      ? 4 * info.head_dim
+  const int64_t row = kv == "f32"                   ? 4 * info.head_dim
                       : kv == "bf16" || kv == "f16" ? 2 * info.head_dim
-                                                       : info.head_dim + 4;  // codes and a scale
+                                                    : info.head_dim + 4;  // codes and a scale
   const int64_t per_token = 2 * info.layers * info.kv_heads * row;
   EXPECT_EQ(engine->cache_bytes(), 2 * 32 * per_token);
   engine->reset_cache(PagedKVCacheConfig{.max_kv_memory_bytes = 10 * 16 * per_token + 1, .block_size = 16});

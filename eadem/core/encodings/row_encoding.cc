@@ -40,24 +40,22 @@ std::vector<PlaneSpec> RowEncoding::planes(const Shape& shape) const {
   std::array<int64_t, kMaxRank> rows{};
   for (int axis = 0; axis + 1 < shape.rank(); ++axis) rows[static_cast<size_t>(axis)] = shape[axis];
   return {{"data", DType::u8, shape},
-          {"scales", DType::f32,
-           Shape(std::span<const int64_t>(rows.data(), static_cast<size_t>(shape.rank() - 1)))}};
+          {"scales", DType::f32, Shape(std::span<const int64_t>(rows.data(), static_cast<size_t>(shape.rank() - 1)))}};
 }
 
 int64_t RowEncoding::num_pieces(const Shape& shape) const { return shape.num_rows(); }
 
-void RowEncoding::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin,
-                                int64_t end) const {
-  EADEM_CHECK(encoded.encoding == this && encoded.shape == values.shape && values.encoding == nullptr &&
-                  values.is_contiguous(),
-              "{} from {}", to_string(encoded), to_string(values));
+void RowEncoding::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const {
+  EADEM_CHECK(
+      encoded.encoding == this && encoded.shape == values.shape && values.encoding == nullptr && values.is_contiguous(),
+      "{} from {}", to_string(encoded), to_string(values));
   const int64_t columns = values.shape.back();
   std::vector<float> wide(static_cast<size_t>(columns));
   const auto bytes = static_cast<int64_t>(dtype_size(values.dtype));
   for (int64_t row = begin; row < end; ++row) {
-    convert_on_host(TensorView(wide.data(), DType::f32, Shape{columns}),
-                    TensorView(static_cast<std::byte*>(values.data) + row * columns * bytes, values.dtype,
-                               Shape{columns}));
+    convert_on_host(
+        TensorView(wide.data(), DType::f32, Shape{columns}),
+        TensorView(static_cast<std::byte*>(values.data) + row * columns * bytes, values.dtype, Shape{columns}));
     float most = 0.0f;
     bool finite = true;
     for (float value : wide) {
@@ -79,7 +77,8 @@ void RowEncoding::decode_row(float* row, const TensorView& encoded, int64_t inde
   const uint8_t* codes = static_cast<const uint8_t*>(encoded.data) + index * columns;
   const float scale = static_cast<const float*>(encoded.plane(1))[index];
   for (int64_t i = 0; i < columns; ++i)
-    row[i] = scale * (code_ == Code::int8 ? static_cast<float>(static_cast<int8_t>(codes[i])) : e4m3_t{codes[i]}.to_float());
+    row[i] =
+        scale * (code_ == Code::int8 ? static_cast<float>(static_cast<int8_t>(codes[i])) : e4m3_t{codes[i]}.to_float());
 }
 
 void RowEncoding::cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {

@@ -222,8 +222,7 @@ void QuantizedPanels::encode_pieces(const TensorView& encoded, const TensorView&
         for (size_t n = 0; n < kPanelWidth; ++n)
           for (size_t i = 0; i < kStepVectors; ++i)
             std::memcpy(&codes[i][n], parts[n].codes.data() + s * kStep + static_cast<int64_t>(4 * i), 4);
-        pack_step(panel.quants + (b * block_steps + s) * layout_.quant_bytes(), codes,
-                  layout_.code_bits);
+        pack_step(panel.quants + (b * block_steps + s) * layout_.quant_bytes(), codes, layout_.code_bits);
       }
     }
   }

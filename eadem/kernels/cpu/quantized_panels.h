@@ -56,7 +56,7 @@ struct QuantizedLayout {
   DType group_scales;
   int64_t group_steps;
 
-  int64_t quant_bytes() const { return 64 * code_bits; }  // of a step
+  int64_t quant_bytes() const { return 64 * code_bits; }          // of a step
   int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step
   bool has_super_scales() const { return scales == Scales::bytes || scales == Scales::nibbles; }
   // Scales of an output in a step: of each group, a scale and perhaps a min.
