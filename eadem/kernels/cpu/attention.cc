@@ -21,14 +21,14 @@
 #include <limits>
 #include <utility>
 
-#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/backends.h"
-#include "eadem/kernels/cpu/support.h"
+#include "eadem/kernels/cpu/attention_call.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention.cc"
 #include <hwy/foreach_target.h>
 
+#include "eadem/kernels/cpu/attention-inl.h"
 #include "eadem/kernels/cpu/cached_rows-inl.h"
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/matmul-inl.h"
@@ -38,54 +38,14 @@
 namespace eadem::kernels::cpu {
 namespace {
 
-constexpr int64_t kChunk = kAttentionChunk, kSpan = kAttentionSpan;
-static_assert(kChunk % kPanelWidth == 0 && kSpan % kChunk == 0);
-// Rows of a task: a multiple of every tile's rows. A chunk is widened once for all of them: prefill of 512 tokens
-// after 7680, Llama-3.2-1B, takes 1.09 times as long with 96, and 288 gain less than 2 %.
-constexpr int64_t kBlockRows = 192;
 // At most this many rows read keys and values in place, as each tile of rows widens them again. On AVX-512 the two ways
-// take the same time at 24 rows (bf16, head_dim 64); at 64 rows scratch is 1.25 times as fast.
-constexpr int64_t kFewRows = 16;
+// take the same time at 12 rows (bf16 and f16, head_dim 64 and 128).
+constexpr int64_t kRowsInPlace = 12;
+// Only blocks of this many rows, or of one token, are divided into spans: their results take memory.
+constexpr int64_t kRowsOfSpans = 16;
 // Spans are tasks of their own where there are fewer blocks than this for a thread.
 constexpr int64_t kTasksPerThread = 4;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// The tokens [begin, end) of a sequence, as indices into its tokens of this step, and the position of the first.
-struct TokenBlock {
-  int64_t sequence, begin, end, position;
-};
-
-struct Attention {
-  const float* q;     // [tokens, heads, head_dim]
-  const void *k, *v;  // direct [tokens, kv_heads, head_dim], cached [num_blocks, kv_heads, block_size, head_dim]
-  DType kv_dtype;
-  const RowEncoding* kv_encoding;    // of a cache; null: plain
-  const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
-  const int32_t* query_start;        // [sequences + 1]
-  const int32_t* kv_length;          // [sequences]
-  const int32_t* block_table;        // [sequences, max_blocks]; null: direct
-  int64_t max_blocks, block_size;
-  int64_t sequences, heads, kv_heads, head_dim, window;
-  float scale;
-  float* y;    // [tokens, heads, head_dim]
-  float* lse;  // [tokens, heads] or null
-
-  // Backward only.
-  const float *out, *saved_lse, *dy;
-  float *dq, *dk, *dv;
-
-  int64_t group() const { return heads / kv_heads; }
-  // head_dim rounded up to whole panels: the row size of everything in scratch.
-  int64_t width() const { return (head_dim + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }
-  int64_t block_tokens() const { return std::max<int64_t>(1, kBlockRows / group()); }
-  int64_t block_rows() const { return block_tokens() * group(); }
-  int64_t few_rows() const { return std::max(kFewRows, group()); }
-  // The spans of keys that a block sees any of: [first_span, end_span).
-  int64_t first_span(const TokenBlock& b) const {
-    return window > 0 ? std::max<int64_t>(0, b.position - window + 1) / kSpan : 0;
-  }
-  int64_t end_span(const TokenBlock& b) const { return ceil_div(b.position + b.end - b.begin, kSpan); }
-};
 
 // What rows have gathered from some keys: sum of exp(score - most), and of that times the values.
 struct Gathered {
@@ -130,29 +90,6 @@ struct ForwardScratch {
   }
 };
 
-struct BackwardScratch {
-  float *q, *dy, *dq;        // [rows, width]
-  float *weights, *dscores;  // [rows, kChunk]
-  float *keys, *values;      // [kChunk, width]
-  float *keys_t, *values_t;  // [head_dim, kChunk]
-  float *dkeys, *dvalues;    // [kChunk, width]
-  float* along;              // [rows]: dy . y
-
-  static int64_t floats(const Attention& a) {
-    return round_up(a.block_rows() * (3 * a.width() + 2 * kChunk + 1) + 6 * kChunk * a.width(), kPanelWidth);
-  }
-  BackwardScratch(const Attention& a, float* p) {
-    const int64_t rows = a.block_rows(), width = a.width();
-    const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
-    q = take(rows * width), dy = take(rows * width), dq = take(rows * width);
-    weights = take(rows * kChunk), dscores = take(rows * kChunk);
-    keys = take(kChunk * width), values = take(kChunk * width);
-    keys_t = take(kChunk * width), values_t = take(kChunk * width);
-    dkeys = take(kChunk * width), dvalues = take(kChunk * width);
-    along = take(rows);
-  }
-};
-
 }  // namespace
 }  // namespace eadem::kernels::cpu
 #endif
@@ -160,124 +97,6 @@ struct BackwardScratch {
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
-
-// ---- Moving rows between tensors and scratch.
-
-template <typename T>
-HWY_INLINE void widen_row(float* to, const T* from, int64_t n, int64_t width) {
-  map(
-      to, n, [](Vec v) { return v; }, from);
-  for (int64_t i = n; i < width; ++i) to[i] = 0.0f;
-}
-
-// Calls f with `data`, keys or values, as a pointer to its elements or codes.
-template <typename Function>
-HWY_INLINE void with_kv_type(const Attention& a, const void* data, Function f) {
-  if (a.kv_encoding != nullptr)
-    return a.kv_encoding->code() == RowEncoding::Code::int8 ? f(static_cast<const int8_t*>(data))
-                                                            : f(static_cast<const e4m3_t*>(data));
-  switch (a.kv_dtype) {
-    case DType::bf16: return f(static_cast<const bf16_t*>(data));
-    case DType::f16: return f(static_cast<const f16_t*>(data));
-    default: return f(static_cast<const float*>(data));
-  }
-}
-
-// Where a sequence's keys, or values, of one head are.
-template <typename T>
-struct KvRows {
-  const Attention& a;
-  const T* base;
-  int64_t sequence, kv_head;
-
-  // Elements from one position to the next, within a run.
-  int64_t stride() const { return a.block_table == nullptr ? a.kv_heads * a.head_dim : a.head_dim; }
-
-  const T* at(int64_t position) const {
-    if (a.block_table == nullptr)
-      return base + ((a.query_start[sequence] + position) * a.kv_heads + kv_head) * a.head_dim;
-    const int64_t block = a.block_table[sequence * a.max_blocks + position / a.block_size];
-    return base + ((block * a.kv_heads + kv_head) * a.block_size + position % a.block_size) * a.head_dim;
-  }
-
-  // How many positions from this one on, of those before `end`, lie stride() apart.
-  int64_t run(int64_t position, int64_t end) const {
-    return a.block_table == nullptr ? end - position : std::min(end - position, a.block_size - position % a.block_size);
-  }
-  // The same, of all positions for which there is memory.
-  int64_t memory_run(int64_t position) const {
-    return a.block_table == nullptr ? a.query_start[sequence + 1] - a.query_start[sequence] - position
-                                    : a.block_size - position % a.block_size;
-  }
-};
-
-// Keys or values at positions [first, first + count) of a sequence into rows of scratch; the rest of the chunk is 0.
-void load_chunk(float* rows, const Attention& a, const void* data, int64_t sequence, int64_t kv_head, int64_t first,
-                int64_t count) {
-  const int64_t width = a.width();
-  with_kv_type(a, data, [&](const auto* base) {
-    const KvRows<std::remove_cvref_t<decltype(*base)>> from{a, base, sequence, kv_head};
-    for (int64_t j = 0; j < count;) {
-      const int64_t run = from.run(first + j, first + count);
-      const auto* row = from.at(first + j);
-      for (int64_t i = 0; i < run; ++i, ++j, row += from.stride()) widen_row(rows + j * width, row, a.head_dim, width);
-    }
-  });
-  std::fill(rows + count * width, rows + kChunk * width, 0.0f);
-}
-
-// t [width, kChunk] = transpose of rows [kChunk, width]; width is a multiple of 4.
-void transpose_chunk(float* t, const float* rows, int64_t width) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int64_t j = 0; j < kChunk; ++j)
-    for (int64_t i = 0; i < width; ++i) t[i * kChunk + j] = rows[j * width + i];
-#else
-  // 4 x 4 blocks: pairs of rows are interleaved, then pairs of pairs.
-  const hn::FixedTag<float, 4> d;
-  const hn::Repartition<double, decltype(d)> d64;
-  for (int64_t i = 0; i < width; i += 4) {
-    for (int64_t j = 0; j < kChunk; j += 4) {
-      const float* from = rows + j * width + i;
-      const auto r0 = hn::LoadU(d, from), r1 = hn::LoadU(d, from + width);
-      const auto r2 = hn::LoadU(d, from + 2 * width), r3 = hn::LoadU(d, from + 3 * width);
-      const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
-      const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
-      const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
-      const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
-      float* to = t + i * kChunk + j;
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, to);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, to + kChunk);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, to + 2 * kChunk);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, to + 3 * kChunk);
-    }
-  }
-#endif
-}
-
-// Rows of a block: row (token, head of the group) of x [tokens, heads, head_dim].
-void load_rows(float* rows, const Attention& a, const float* x, const TokenBlock& b, int64_t kv_head) {
-  for (int64_t t = b.begin; t < b.end; ++t)
-    for (int64_t h = 0; h < a.group(); ++h, rows += a.width())
-      widen_row(rows, x + ((a.query_start[b.sequence] + t) * a.heads + kv_head * a.group() + h) * a.head_dim,
-                a.head_dim, a.width());
-}
-
-// The keys of a chunk that a token at `position` sees: [first, last) relative to the chunk's start.
-struct Seen {
-  int64_t first, last;
-};
-
-HWY_INLINE Seen seen(const Attention& a, int64_t position, int64_t chunk_start) {
-  const int64_t oldest = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
-  return {std::clamp<int64_t>(oldest - chunk_start, 0, kChunk),
-          std::clamp<int64_t>(position + 1 - chunk_start, 0, kChunk)};
-}
-
-int64_t first_chunk(const Attention& a, int64_t first_position) {
-  return a.window > 0 ? std::max<int64_t>(0, first_position - a.window + 1) / kChunk : 0;
-}
-
-// ---- Forward and inference.
 
 // Scores of a chunk [rows, kChunk] become weights; each row's maximum and sum move on, its output is rescaled. A row
 // that sees no key of this chunk gives it no weight and stays as it is. Pass by pass over the rows, so that the long
@@ -474,7 +293,7 @@ void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
 // What the block's rows gather from the keys of one span, into s.span.
 void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
-  const bool in_place = tokens * a.group() <= a.few_rows();
+  const bool in_place = tokens * a.group() <= kRowsInPlace;
   clear(s.span, tokens * a.group(), a.width());
   const int64_t first = std::max(first_chunk(a, b.position), span * (kSpan / kChunk));
   for (int64_t start = first * kChunk; start < std::min(end, (span + 1) * kSpan); start += kChunk) {
@@ -555,87 +374,6 @@ void attention_merge(const Attention& a, const TokenBlock& b, int64_t kv_head, f
   store_block(a, b, kv_head, all);
 }
 
-// ---- Backward: with p = exp(scale q.k - lse),
-//   dv_j = sum_i p_ij dy_i,   ds_ij = p_ij (dy_i . v_j - dy_i . y_i) scale,   dq_i = sum_j ds_ij k_j,
-//   dk_j = sum_i ds_ij q_i.
-
-// All tokens of one sequence and one kv head, chunk by chunk of keys, and in each all later blocks of queries in order.
-void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t kv_head, float* scratch) {
-  const BackwardScratch s(a, scratch);
-  const int64_t width = a.width(), group = a.group();
-  const int64_t first_token = a.query_start[sequence];
-  const int64_t tokens = a.query_start[sequence + 1] - first_token;
-  const int64_t panels = width / kPanelWidth;
-
-  for (int64_t start = 0; start < tokens; start += kChunk) {
-    const int64_t count = std::min(kChunk, tokens - start);
-    load_chunk(s.keys, a, a.k, sequence, kv_head, start, count);
-    load_chunk(s.values, a, a.v, sequence, kv_head, start, count);
-    transpose_chunk(s.keys_t, s.keys, width);
-    transpose_chunk(s.values_t, s.values, width);
-    std::fill(s.dkeys, s.dkeys + kChunk * width, 0.0f);
-    std::fill(s.dvalues, s.dvalues + kChunk * width, 0.0f);
-
-    for (int64_t begin = start / a.block_tokens() * a.block_tokens(); begin < tokens; begin += a.block_tokens()) {
-      const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()), begin};
-      if (a.window > 0 && b.begin - a.window + 1 >= start + kChunk) break;  // later blocks see none of these keys
-      const int64_t rows = (b.end - b.begin) * group;
-      const int64_t first_row = (first_token + b.begin) * a.heads + kv_head * group;
-      const auto row_of = [&](int64_t r) { return first_row + r / group * a.heads + r % group; };
-      load_rows(s.q, a, a.q, b, kv_head);
-      load_rows(s.dy, a, a.dy, b, kv_head);
-      for (int64_t r = 0; r < rows; ++r)
-        s.along[r] = dot(a.dy + row_of(r) * a.head_dim, a.out + row_of(r) * a.head_dim, a.head_dim);
-
-      // 1. Scores and dy . v.
-      matmul_block(s.weights, kChunk, false, RowOperand{s.q, width, 1},
-                   PanelOperand<float>{s.keys_t, kPanelWidth, kChunk}, rows, kChunk / kPanelWidth, a.head_dim);
-      matmul_block(s.dscores, kChunk, false, RowOperand{s.dy, width, 1},
-                   PanelOperand<float>{s.values_t, kPanelWidth, kChunk}, rows, kChunk / kPanelWidth, a.head_dim);
-
-      // 2. Weights, and the gradient of the scores.
-      for (int64_t r = 0; r < rows; ++r) {
-        float* weights = s.weights + r * kChunk;
-        float* dscores = s.dscores + r * kChunk;
-        const Vec lse = set(a.saved_lse[row_of(r)]), along = set(s.along[r]), scale = set(a.scale);
-        map(
-            weights, kChunk, [&](Vec v) { return exp(hn::Sub(hn::Mul(v, scale), lse)); },
-            static_cast<const float*>(weights));
-        const Seen keys = seen(a, b.position + r / group, start);
-        std::fill(weights, weights + keys.first, 0.0f);
-        std::fill(weights + std::max(keys.first, keys.last), weights + kChunk, 0.0f);
-        map(
-            dscores, kChunk, [&](Vec w, Vec dw) { return hn::Mul(hn::Mul(w, hn::Sub(dw, along)), scale); },
-            static_cast<const float*>(weights), static_cast<const float*>(dscores));
-      }
-
-      // 3. dv += p^T dy, dk += ds^T q.
-      matmul_block(s.dvalues, width, true, RowOperand{s.weights, 1, kChunk},
-                   PanelOperand<float>{s.dy, kPanelWidth, width}, kChunk, panels, rows);
-      matmul_block(s.dkeys, width, true, RowOperand{s.dscores, 1, kChunk}, PanelOperand<float>{s.q, kPanelWidth, width},
-                   kChunk, panels, rows);
-
-      // 4. dq += ds k; the first chunk that a block sees starts it.
-      if (a.dq == nullptr) continue;
-      const bool resume = first_chunk(a, b.position) * kChunk < start;
-      if (resume) load_rows(s.dq, a, a.dq, b, kv_head);
-      matmul_block(s.dq, width, resume, RowOperand{s.dscores, kChunk, 1},
-                   PanelOperand<float>{s.keys, kPanelWidth, width}, rows, panels, count);
-      for (int64_t r = 0; r < rows; ++r)
-        map(
-            a.dq + row_of(r) * a.head_dim, a.head_dim, [](Vec v) { return v; },
-            static_cast<const float*>(s.dq + r * width));
-    }
-
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t row = ((first_token + start + j) * a.kv_heads + kv_head) * a.head_dim;
-      const auto same = [](Vec v) { return v; };
-      if (a.dk != nullptr) map(a.dk + row, a.head_dim, same, static_cast<const float*>(s.dkeys + j * width));
-      if (a.dv != nullptr) map(a.dv + row, a.head_dim, same, static_cast<const float*>(s.dvalues + j * width));
-    }
-  }
-}
-
 }  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -646,12 +384,6 @@ namespace eadem::kernels::cpu {
 HWY_EXPORT(attention_block);
 HWY_EXPORT(attention_span);
 HWY_EXPORT(attention_merge);
-HWY_EXPORT(attention_backward_sequence);
-
-namespace {
-
-enum ForwardInput { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable };
-enum BackwardInput { kSavedY = 5, kSavedLse, kDy };
 
 Attention shape_of(const AttentionAttrs& attrs) {
   Attention a{};
@@ -681,12 +413,13 @@ Attention inputs_of(const KernelCall& call) {
   return a;
 }
 
-// Multiplications and additions when every sequence is as long as the bounds allow: half of all pairs are seen.
 double attention_flops(const KernelRequest& r, const AttentionAttrs& attrs) {
   const double tokens = static_cast<double>(r.bounds[Symbol::tokens]);
   const double keys = attrs.window > 0 ? std::min<double>(tokens, static_cast<double>(attrs.window)) : tokens / 2;
   return 4.0 * tokens * keys * static_cast<double>(attrs.heads * attrs.head_dim);
 }
+
+namespace {
 
 Requirements forward_requirements(const KernelRequest& r, const AttentionAttrs& attrs) {
   // A cache may be encoded by rows; keys and values that are given directly are plain, and so is what trains.
@@ -718,7 +451,9 @@ Verdict can_infer(const KernelRequest& r) {
   return requirements.at_cost(attention_flops(r, attrs));
 }
 
-// How spans become tasks of their own. Their results need memory, so only blocks of a few rows are divided.
+int64_t rows_of_spans(const Attention& a) { return std::max(kRowsOfSpans, a.group()); }
+
+// How spans become tasks of their own.
 struct SpanTasks {
   int64_t most_blocks;  // with as many blocks (and kv heads) as this or more, nothing is divided
 
@@ -731,8 +466,8 @@ int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionA
   const int64_t positions = r.bounds[Symbol::max_blocks] * r.inputs[kK].fixed(2);
   const int64_t spans = std::min(ceil_div(positions, kSpan), a.window > 0 ? a.window / kSpan + 2 : positions);
   const int64_t blocks = SpanTasks(cpu_device(r).pool().num_threads()).most_blocks;
-  const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * a.few_rows(),
-                                 r.bounds[Symbol::sequences] * a.kv_heads * a.few_rows()});
+  const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_spans(a),
+                                 r.bounds[Symbol::sequences] * a.kv_heads * rows_of_spans(a)});
   return rows * spans * Gathered::floats(1, a.width());
 }
 
@@ -825,7 +560,7 @@ void run_forward(const KernelCall& call) {
   for (int64_t sequence = 0; sequence < a.sequences; ++sequence) {
     const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
     blocks += ceil_div(tokens, a.block_tokens());
-    few_rows = few_rows && tokens * a.group() <= a.few_rows();
+    few_rows = few_rows && tokens * a.group() <= rows_of_spans(a);
     many_keys = many_keys || (tokens > 0 && a.kv_length[sequence] > kSpan);
   }
   if (cached && few_rows && many_keys &&
@@ -835,45 +570,11 @@ void run_forward(const KernelCall& call) {
     run_blocks(call, a, blocks);
 }
 
-Verdict can_backward(const KernelRequest& r) {
-  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
-  Requirements requirements(r);
-  for (const int port : {static_cast<int>(kQ), static_cast<int>(kK), static_cast<int>(kV)})
-    requirements.f32("q, k or v", r.inputs[static_cast<size_t>(port)]);
-  requirements.f32("y", r.inputs[kSavedY]).f32("lse", r.inputs[kSavedLse]).f32("dy", r.inputs[kDy]);
-  for (const TensorType& type : r.outputs) requirements.f32("dq, dk or dv", type);
-  return requirements.require(attrs.source == KvSource::direct, "gradients need keys given directly, not a cache")
-      .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads")
-      .at_cost(2.5 * attention_flops(r, attrs));
-}
-
-int64_t backward_scratch_bytes(const KernelRequest& r) {
-  const Attention a = shape_of(r.attrs.get<AttentionAttrs>());
-  return cpu_device(r).pool().num_threads() * BackwardScratch::floats(a) * static_cast<int64_t>(sizeof(float));
-}
-
-void run_backward(const KernelCall& call) {
-  Attention a = inputs_of(call);
-  a.out = elements<const float>(call.inputs[kSavedY]);
-  a.saved_lse = elements<const float>(call.inputs[kSavedLse]);
-  a.dy = elements<const float>(call.inputs[kDy]);
-  a.dq = elements<float>(call.outputs[0]);
-  a.dk = elements<float>(call.outputs[1]);
-  a.dv = elements<float>(call.outputs[2]);
-  const auto task = EADEM_CPU_DISPATCH(attention_backward_sequence, cpu_device(call).isa());
-  const int64_t floats = BackwardScratch::floats(a);
-  cpu_device(call).pool().parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int worker) {
-    task(a, index / a.kv_heads, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
-  });
-}
-
 constexpr Kernel kForward{"cpu_online_softmax", Pass::forward, can_forward, run_forward, forward_scratch_bytes};
 constexpr Kernel kInference{"cpu_online_softmax", Pass::inference, can_infer, run_forward, forward_scratch_bytes};
-constexpr Kernel kBackward{"cpu_recompute", Pass::backward, can_backward, run_backward, backward_scratch_bytes};
-
 }  // namespace
 
-KernelList attention_kernels() { return {&kForward, &kInference, &kBackward}; }
+KernelList attention_kernels() { return {&kForward, &kInference, &kAttentionBackward}; }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE
