@@ -72,6 +72,7 @@ struct bf16_t {
     if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x0040u)};
     return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
   }
+  constexpr bool is_finite() const { return (bits & 0x7f80u) != 0x7f80u; }
   constexpr float to_float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
@@ -97,6 +98,7 @@ struct f16_t {
     const uint32_t biased = exponent < -14 ? 0u : static_cast<uint32_t>(exponent + 14) << 10;
     return {static_cast<uint16_t>(sign | (biased + rounded))};
   }
+  constexpr bool is_finite() const { return (bits & 0x7c00u) != 0x7c00u; }
   constexpr float to_float() const {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
     const uint32_t exponent = (bits >> 10) & 0x1fu;

@@ -38,10 +38,10 @@ void Encoding::decode(const TensorView& plain, const TensorView& encoded) const 
     decode_row(values + row * columns, encoded, row);
 }
 
-int64_t Encoding::first_not_finite(const TensorView& encoded) const {
+int64_t Encoding::first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const {
   const int64_t columns = encoded.shape.rank() == 0 ? 1 : encoded.shape.back();
   std::vector<float> row(static_cast<size_t>(columns));
-  for (int64_t index = 0; index < encoded.shape.num_rows(); ++index) {
+  for (int64_t index = begin; index < end; ++index) {
     decode_row(row.data(), encoded, index);
     for (int64_t k = 0; k < columns; ++k)
       if (!std::isfinite(row[static_cast<size_t>(k)])) return index * columns + k;

@@ -55,9 +55,9 @@ class Encoding {
   // One row (all but the last axis flattened) of a host tensor as f32, as exactly as the encoding allows.
   virtual void decode_row(float* row, const TensorView& encoded, int64_t index) const = 0;
 
-  // The flat index of the first value of a host tensor that is not finite, or -1. Of values that stand or fall together
-  // (a block whose scale is infinite) the first may be named.
-  virtual int64_t first_not_finite(const TensorView& encoded) const;
+  // The flat index of the first value in rows [begin, end) of a host tensor that is not finite, or -1. Of values that
+  // stand or fall together (a block whose scale is infinite) the first may be named.
+  virtual int64_t first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const;
 
   // The inverse of encode: `plain` is f32 on the host.
   void decode(const TensorView& plain, const TensorView& encoded) const;

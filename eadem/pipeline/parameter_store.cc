@@ -1,35 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/pipeline/parameter_store.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace eadem::pipeline {
 
 namespace {
 
-// The flat index of the first value that is not finite, or -1.
+// The flat index of the first value in [begin, end) that is not finite, or -1. Looks at a run of values for any such
+// before it looks for which.
 template <typename T>
-int64_t first_not_finite(const T* data, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    if constexpr (std::is_floating_point_v<T>) {
-      if (!std::isfinite(data[i])) return i;
-    } else {
-      if (!std::isfinite(data[i].to_float())) return i;
-    }
+int64_t first_not_finite(const T* data, int64_t begin, int64_t end) {
+  constexpr int64_t kRun = 1024;
+  const auto finite = [](T value) {
+    if constexpr (std::is_floating_point_v<T>)
+      return std::abs(value) <= std::numeric_limits<T>::max();
+    else
+      return value.is_finite();
+  };
+  for (; begin < end; begin += kRun) {
+    const int64_t last = std::min(begin + kRun, end);
+    int all = 1;
+    for (int64_t i = begin; i < last; ++i) all &= finite(data[i]);
+    if (all == 0) return std::find_if_not(data + begin, data + last, finite) - data;
   }
   return -1;
 }
 
-int64_t first_not_finite(const TensorView& view) {
-  if (view.encoding != nullptr) return view.encoding->first_not_finite(view);
+int64_t first_not_finite(const TensorView& view, int64_t begin_row, int64_t end_row) {
+  if (view.encoding != nullptr) return view.encoding->first_not_finite(view, begin_row, end_row);
+  const int64_t columns = view.shape.rank() == 0 ? 1 : view.shape.back();
+  const int64_t begin = begin_row * columns, end = end_row * columns;
   switch (view.dtype) {
-    case DType::f32: return first_not_finite(view.as<float>(), view.num_elements());
-    case DType::bf16: return first_not_finite(view.as<bf16_t>(), view.num_elements());
-    case DType::f16: return first_not_finite(view.as<f16_t>(), view.num_elements());
-    case DType::f64: return first_not_finite(view.as<double>(), view.num_elements());
+    case DType::f32: return first_not_finite(view.as<float>(), begin, end);
+    case DType::bf16: return first_not_finite(view.as<bf16_t>(), begin, end);
+    case DType::f16: return first_not_finite(view.as<f16_t>(), begin, end);
+    case DType::f64: return first_not_finite(view.as<double>(), begin, end);
     default: return -1;
   }
+}
+
+// The same of a whole tensor, its rows shared out among the device's threads.
+int64_t first_not_finite(Device& device, const TensorView& view) {
+  const int64_t rows = view.shape.num_rows(), tasks = std::min<int64_t>(rows, 64);
+  std::vector<int64_t> found(static_cast<size_t>(tasks));
+  device.host_parallel_for(tasks, [&](int64_t task) {
+    found[static_cast<size_t>(task)] = first_not_finite(view, task * rows / tasks, (task + 1) * rows / tasks);
+  });
+  const auto first = std::find_if(found.begin(), found.end(), [](int64_t index) { return index >= 0; });
+  return first == found.end() ? -1 : *first;
 }
 
 }  // namespace
@@ -135,7 +157,7 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
                           to_string(expected));
   if (!is_floating(whole.dtype))
     throw InvalidArgument("{}: '{}' is {}; expected a floating dtype", source, name, dtype_name(whole.dtype));
-  if (const int64_t index = first_not_finite(whole); index >= 0)
+  if (const int64_t index = first_not_finite(*device_, whole); index >= 0)
     throw InvalidArgument("{}: '{}' holds a value that is not finite (NaN or infinity) at flat index {} of {}", source,
                           name, index, to_string(whole.shape));
   // The whole as it is, or decoded where the model keeps it in another form.
@@ -145,7 +167,7 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
   Tensor part = cut_part(target, plain.defined() ? plain.view : whole);
   if (part.view.encoding == nullptr && part.dtype() != target.type.dtype) {
     part = converted_on_host(part.view, target.type.dtype);
-    if (const int64_t index = first_not_finite(part.view); index >= 0)
+    if (const int64_t index = first_not_finite(*device_, part.view); index >= 0)
       throw InvalidArgument("{}: '{}' overflows {} at flat index {}", source, name, dtype_name(target.type.dtype),
                             index);
   }

@@ -164,7 +164,7 @@ TEST_P(Groups, DecodeIsTheSentenceOfTheHeader) {
       const double expected = scales[at] * (codes[row * 384 + j] - zeros[at]);  // exact: 24 bits times 9
       ASSERT_EQ(values[row * 384 + static_cast<size_t>(order[j])], static_cast<float>(expected)) << row << ", " << j;
     }
-  EXPECT_EQ(encoding_.first_not_finite(encoded.view), -1);
+  EXPECT_EQ(encoding_.first_not_finite(encoded.view, 0, encoded.view.shape.num_rows()), -1);
 }
 
 // Half a step from the nearest level, or a whole one where the zero point is rounded, too; a level is off by at most
@@ -256,12 +256,12 @@ TEST_P(Groups, WhatIsNotFiniteIsRefused) {
       std::memcpy(at, &half, 2);
   };
   set_scale(std::numeric_limits<float>::infinity());
-  EXPECT_EQ(encoding_.first_not_finite(encoded.view), 2 * 128);
+  EXPECT_EQ(encoding_.first_not_finite(encoded.view, 0, encoded.view.shape.num_rows()), 2 * 128);
   if (format_.scale == DType::f16) return;
   set_scale(0x1p126f);
-  EXPECT_EQ(encoding_.first_not_finite(encoded.view), 2 * 128);
+  EXPECT_EQ(encoding_.first_not_finite(encoded.view, 0, encoded.view.shape.num_rows()), 2 * 128);
   set_scale(0x1p100f);
-  EXPECT_EQ(encoding_.first_not_finite(encoded.view), -1);
+  EXPECT_EQ(encoding_.first_not_finite(encoded.view, 0, encoded.view.shape.num_rows()), -1);
 }
 
 // ---- 8-bit floats --------------------------------------------------------------------------------------------------
@@ -343,9 +343,9 @@ TEST_P(Fp8Blocks, DecodeIsTheSentenceOfTheHeader) {
       const double expected = scale * fp8_to_float(format_.kind, codes[r * 300 + k]);
       ASSERT_EQ(values[static_cast<size_t>(r * 300 + k)], static_cast<float>(expected));
     }
-  EXPECT_EQ(encoding_.first_not_finite(encoded.view), -1);
+  EXPECT_EQ(encoding_.first_not_finite(encoded.view, 0, encoded.view.shape.num_rows()), -1);
   codes[17 * 300 + 5] = 0x7f;
-  EXPECT_EQ(encoding_.first_not_finite(encoded.view), 17 * 300 + 5);
+  EXPECT_EQ(encoding_.first_not_finite(encoded.view, 0, encoded.view.shape.num_rows()), 17 * 300 + 5);
 }
 
 // Relative to itself a value is off by half a unit in its last place, 2^-4 or 2^-3; below the smallest normal by half

@@ -22,7 +22,7 @@ void require(bool condition) {
 
 void read_encoded(const TensorView& view) {
   const int64_t rows = view.shape[0], columns = view.shape[1];
-  const bool is_finite = view.encoding->first_not_finite(view) == -1;
+  const bool is_finite = view.encoding->first_not_finite(view, 0, view.shape.num_rows()) == -1;
   std::vector<float> row(static_cast<size_t>(columns));
   for (int64_t r = 0; r < rows; ++r) {
     std::fill(row.begin(), row.end(), std::numeric_limits<float>::quiet_NaN());

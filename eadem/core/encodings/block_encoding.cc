@@ -99,10 +99,11 @@ void BlockEncoding::encode_pieces(const TensorView& encoded, const TensorView& v
   }
 }
 
-int64_t BlockEncoding::first_not_finite(const TensorView& encoded) const {
-  const auto* block = static_cast<const uint8_t*>(encoded.data);
+int64_t BlockEncoding::first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const {
+  const int64_t blocks = encoded.shape.back() / format_.block_size;
+  const auto* block = static_cast<const uint8_t*>(encoded.data) + begin * blocks * format_.block_bytes;
   BlockParts parts;
-  for (int64_t b = 0; b < encoded.num_elements() / format_.block_size; ++b, block += format_.block_bytes) {
+  for (int64_t b = begin * blocks; b < end * blocks; ++b, block += format_.block_bytes) {
     unpack_(parts, block);
     if (!std::isfinite(parts.scale) || (format_.has_min && !std::isfinite(parts.min))) return b * format_.block_size;
     // Levels are bytes: a scale below 2^120 keeps every value finite. An f16 is; a power of two may be larger.

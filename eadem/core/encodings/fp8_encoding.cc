@@ -133,17 +133,6 @@ void Fp8Encoding::decode_row(float* row, const TensorView& encoded, int64_t inde
   }
 }
 
-int64_t Fp8Encoding::first_not_finite(const TensorView& encoded) const {
-  const int64_t columns = encoded.shape[1];
-  std::vector<float> values(static_cast<size_t>(columns));
-  for (int64_t row = 0; row < encoded.shape[0]; ++row) {
-    decode_row(values.data(), encoded, row);
-    for (int64_t k = 0; k < columns; ++k)
-      if (!std::isfinite(values[static_cast<size_t>(k)])) return row * columns + k;
-  }
-  return -1;
-}
-
 void Fp8Encoding::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const {
   EADEM_CHECK(encoded.encoding == this, "encoded is not {}", name_);
   EADEM_CHECK(encoded.shape == values.shape, "{} encoded from {}", to_string(encoded.shape), to_string(values.shape));

@@ -57,7 +57,6 @@ class Fp8Encoding final : public Encoding {
   int64_t num_pieces(const Shape& shape) const override;
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
-  int64_t first_not_finite(const TensorView& encoded) const override;
   // Between blocks.
   void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 

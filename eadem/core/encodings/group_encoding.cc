@@ -148,9 +148,9 @@ void GroupEncoding::decode_row(float* row, const TensorView& encoded, int64_t in
   }
 }
 
-int64_t GroupEncoding::first_not_finite(const TensorView& encoded) const {
+int64_t GroupEncoding::first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const {
   const int64_t columns = encoded.shape[1];
-  for (int64_t row = 0; row < encoded.shape[0]; ++row)
+  for (int64_t row = begin; row < end; ++row)
     for (int64_t g = 0; g < num_groups(columns); ++g) {
       // A code is at most 255 from its zero: a smaller scale keeps every value finite.
       if (std::abs(scale(encoded, row, g)) < 0x1p120f) continue;

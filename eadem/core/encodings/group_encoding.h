@@ -59,7 +59,7 @@ class GroupEncoding final : public Encoding {
   // InvalidArgument for a value that is not finite, and where a scale overflows its dtype.
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
-  int64_t first_not_finite(const TensorView& encoded) const override;
+  int64_t first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const override;
   // Between groups; not along the columns where they have an order.
   void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 

@@ -66,8 +66,8 @@ struct KvRows {
 };
 
 // Keys or values at positions [first, first + count) of a sequence into rows of scratch; the rest of the chunk is 0.
-inline void load_chunk(float* rows, const Attention& a, const void* data, int64_t sequence, int64_t kv_head, int64_t first,
-                int64_t count) {
+inline void load_chunk(float* rows, const Attention& a, const void* data, int64_t sequence, int64_t kv_head,
+                       int64_t first, int64_t count) {
   const int64_t width = a.width();
   with_kv_type(a, data, [&](const auto* base) {
     const KvRows<std::remove_cvref_t<decltype(*base)>> from{a, base, sequence, kv_head};

@@ -204,6 +204,5 @@ void run_backward(const KernelCall& call) {
 
 const Kernel kAttentionBackward{"cpu_recompute", Pass::backward, can_backward, run_backward, backward_scratch_bytes};
 
-
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE
