@@ -295,6 +295,22 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
     }
 }
 
+// The most spans that a window lets a few tokens see: one more than the last token sees. What they leave in scratch
+// must fit; the runner guards its end.
+TEST(AttentionProperties, AWindowOfFewTokensMayTouchOneMoreSpan) {
+  constexpr int64_t kSpan = kernels::kAttentionSpan;
+  const Sequence sequence = random_sequence(3 * kSpan + 1);
+  for (const DeviceGroup& group : device_groups()) {
+    const int64_t window = 2 * kSpan - 1;
+    const Tensor expected =
+        attend(*group.devices[0], {{&sequence, sequence.length(), sequence.length()}}, window, 0)[0];
+    for (const auto& device : group.devices) {
+      const Tensor got = attend(*device, {{&sequence, sequence.length(), 4}}, window, 2000)[0];
+      EXPECT_TRUE(same_bits(expected.view.rows(sequence.length() - 4, 4), got.view)) << device->description();
+    }
+  }
+}
+
 // The encoding is the reference of what kv_append writes: codes and scales, for rows of zeros, of tiny numbers and of
 // what is no number too.
 TEST(KvAppendProperties, EncodedRowsHaveTheBitsOfTheEncoding) {

@@ -464,7 +464,9 @@ struct SpanTasks {
 int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
   if (attrs.source != KvSource::cached) return 0;
   const int64_t positions = r.bounds[Symbol::max_blocks] * r.inputs[kK].fixed(2);
-  const int64_t spans = std::min(ceil_div(positions, kSpan), a.window > 0 ? a.window / kSpan + 2 : positions);
+  // A block of n tokens sees window + n - 1 positions, n <= rows_of_spans.
+  const int64_t spans =
+      std::min(ceil_div(positions, kSpan), a.window > 0 ? (a.window + rows_of_spans(a)) / kSpan + 2 : positions);
   const int64_t blocks = SpanTasks(cpu_device(r).pool().num_threads()).most_blocks;
   const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_spans(a),
                                  r.bounds[Symbol::sequences] * a.kv_heads * rows_of_spans(a)});
