@@ -171,9 +171,9 @@ RefTensor widen(const TensorView& view) {
   const int64_t n = view.num_elements();
   result.data.resize(static_cast<size_t>(n));
   std::vector<float> row;
-  for (int64_t i = 0; view.encoding != nullptr && i < n; i += view.shape[1]) {
-    row.resize(static_cast<size_t>(view.shape[1]));
-    view.encoding->decode_row(row.data(), view, i / view.shape[1]);
+  for (int64_t i = 0; view.encoding != nullptr && i < n; i += view.shape.back()) {
+    row.resize(static_cast<size_t>(view.shape.back()));
+    view.encoding->decode_row(row.data(), view, i / view.shape.back());
     std::copy(row.begin(), row.end(), result.data.begin() + static_cast<std::ptrdiff_t>(i));
   }
   for (int64_t i = 0; view.encoding == nullptr && i < n; ++i) {
@@ -287,7 +287,7 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
           row.work.op->cost(pass, row.work.inputs, row.work.op->infer_types(row.work.inputs), row.work.symbols);
       timing.bytes = cost.bytes;
       timing.flops = cost.flops;
-      const bool int8 = is_quantized(row.work) && ceilings.int8_ops_per_second > 0;
+      const bool int8 = row.work.op->name() == "linear" && is_quantized(row.work) && ceilings.int8_ops_per_second > 0;
       const double memory_seconds = cost.bytes / ceilings.read_bytes_per_second;
       const double compute_seconds = cost.flops / (int8 ? ceilings.int8_ops_per_second : ceilings.f32_ops_per_second);
       timing.share = std::max(memory_seconds, compute_seconds) / timing.median_seconds;

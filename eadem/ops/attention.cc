@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
@@ -224,6 +225,30 @@ void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
 
 KernelList Attention::kernels() const { return EADEM_KERNELS_OF(attention); }
 
+namespace {
+
+// One token, or 512, at the end of a long contiguous cache, in every type of cache.
+void append_long_contexts(std::vector<Workload>& rows, const ModelShape& model, kernels::AttentionAttrs attrs) {
+  attrs.source = KvSource::cached;
+  for (const int64_t length : {8192, 32768})
+    for (const StepShape& step : {StepShape{"decode-1", 1, 1, length}, StepShape{"prefill-512", 512, 1, length}})
+      for (const std::string_view name : {"f32", "bf16", "f16", "int8", "fp8_e4m3"}) {
+        SymbolValues symbols = symbols_of(step);
+        symbols[Symbol::max_blocks] = 1;
+        const WeightType stored = kv_cache_type(name).value();
+        const TensorType cache(stored.dtype, {1, model.kv_heads, length, model.head_dim}, stored.encoding);
+        rows.push_back(
+            {workload_name(model, step, fmt::format("attention at {} {}", length, name)),
+             std::make_shared<Attention>(attrs),
+             {TensorType(model.dtype, {Symbol::tokens, model.heads, model.head_dim}), cache, cache,
+              TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
+              TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+             symbols});
+      }
+}
+
+}  // namespace
+
 std::vector<Workload> Attention::workloads() {
   std::vector<Workload> rows;
   for (const ModelShape& model : model_shapes()) {
@@ -234,6 +259,7 @@ std::vector<Workload> Attention::workloads() {
     const TensorType q(model.dtype, {Symbol::tokens, model.heads, model.head_dim});
     const TensorType kv(model.dtype, {Symbol::tokens, model.kv_heads, model.head_dim});
     const TensorType query_start(DType::i32, {Dim(Symbol::sequences, 1)}), kv_length(DType::i32, {Symbol::sequences});
+    if (model.dtype != DType::f32) append_long_contexts(rows, model, attrs);  // the tiny models have no such context
     for (const StepShape& step : step_shapes()) {
       const SymbolValues symbols = symbols_of(step);
       const int64_t num_blocks = step.sequences * symbols[Symbol::max_blocks];
