@@ -171,17 +171,20 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
       throw InvalidArgument("{}: '{}' overflows {} at flat index {}", source, name, dtype_name(target.type.dtype),
                             index);
   }
+  const auto naming = [&](auto action) {
+    try {
+      action();
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument("{}: '{}': {}", source, name, error.what());
+    }
+  };
   if (!as_stored && target.type.encoding != nullptr) {
     const Tensor values = part;
     part = Tensor::on_host(DType::u8, Shape{target.type.size_bytes({})});
     part.view = view_of_planes(part.view.data, *target.type.encoding, target.type.dtype, target.type.bind({}));
-    try {
-      encode(part.view, values.view);
-    } catch (const InvalidArgument& error) {
-      throw InvalidArgument("{}: '{}': {}", source, name, error.what());
-    }
+    naming([&] { encode(part.view, values.view); });
   }
-  for (const auto& [encoding, form] : target.forms) fill(form, part.view);
+  for (const auto& [encoding, form] : target.forms) naming([&, &form = form] { fill(form, part.view); });
   target.loaded = true;
 }
 

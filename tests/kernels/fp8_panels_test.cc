@@ -65,6 +65,16 @@ TEST_P(Fp8PanelsOf, DecodeToWhatTheEncodingDecodesTo) {
     }
   }
   EXPECT_THROW(packing.planes({4}), InvalidArgument);
+
+  const Encoded stored = random_floats(*GetParam(), {2, 16}, 4), packed = allocate(packing, {2, 16});
+  const float huge = 0x1p119f;
+  std::memcpy(stored.view.plane(1), &huge, 4);
+  try {
+    packing.encode(packed.view, stored.view);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("row 0, column 0"), std::string::npos) << error.what();
+  }
 }
 
 class Fp8Product : public testing::TestWithParam<Isa> {};

@@ -2,6 +2,7 @@
 #include "eadem/kernels/cpu/fp8_panels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "eadem/kernels/cpu/packed_panels.h"
@@ -9,6 +10,9 @@
 namespace eadem::kernels::cpu {
 
 namespace {
+
+// Products multiply scales by 256, which must not overflow.
+constexpr float kLargestScale = 0x1p119f;
 
 // Columns that share a scale, and how many such blocks a row has.
 int64_t block_columns(const Fp8Format& format, int64_t columns) {
@@ -56,8 +60,13 @@ void Fp8Panels::encode_pieces(const TensorView& encoded, const TensorView& value
       const bool exists = row < values.shape[0];
       const uint8_t* from = static_cast<const uint8_t*>(values.plane(0)) + row * columns;
       for (int64_t k = 0; k < columns; ++k) codes[k * kPanelWidth + n] = exists ? from[k] : uint8_t{0};
-      for (int64_t b = 0; b < blocks; ++b)
-        scales[b * kPanelWidth + n] = exists ? stored_.scale(values, row, b * size) : 0.0f;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const float scale = exists ? stored_.scale(values, row, b * size) : 0.0f;
+        if (!(std::abs(scale) < kLargestScale))
+          throw InvalidArgument("{}: the scale of row {}, column {} is {}; products take scales below 2^119", name_,
+                                row, b * size, scale);
+        scales[b * kPanelWidth + n] = scale;
+      }
     }
   }
 }

@@ -22,8 +22,8 @@ constexpr int64_t kRowBlock = 192;   // a multiple of every tile's rows; weights
 // a block is widened once and used by all rows.
 constexpr int64_t kWidenInRegistersRows = 8;
 
-// 8-bit floats are decoded to f32 for any number of rows: for few, so little at a time that it stays in the first-level
-// cache (4 panels x 64, 16 KB).
+// 8-bit floats are decoded to f32 for any number of rows but one: for few, so little at a time that it stays in the
+// first-level cache (4 panels x 64, 16 KB).
 constexpr int64_t fp8_block(int64_t rows) { return rows <= kWidenInRegistersRows ? 64 : kKBlock; }
 
 // Where b is a matrix both sides are copied block by block, and more panels share one copy of a.
@@ -76,27 +76,74 @@ void widen_panels(float* packed, const W* b, int64_t b_k_size, int64_t p0, int64
   }
 }
 
-// kLanes codes as f32, exactly: their bits in the fields of an f16, whose exponent is 8 larger in e4m3.
+// What load_fp8 gives is this much smaller than the codes' values.
+template <bool kE5m2>
+inline constexpr float kFp8Factor = kE5m2 ? 1.0f : 256.0f;
+
+// kLanes codes as f32, exactly but for kFp8Factor: their bits in the fields of an f16, whose exponent counts from 8
+// more than that of e4m3. Conversions of f16 take subnormals at full speed.
 template <bool kE5m2>
 HWY_INLINE Vec load_fp8(const uint8_t* p) {
 #if HWY_TARGET == HWY_SCALAR
   const f16_t half{static_cast<uint16_t>(kE5m2 ? *p << 8 : (*p & 0x80) << 8 | (*p & 0x7f) << 7)};
-  const Vec value = load(&half);
+  return load(&half);
 #else
-  const hn::Rebind<uint16_t, Lanes> d16;
-  const auto code = hn::PromoteTo(d16, hn::LoadU(hn::Rebind<uint8_t, Lanes>(), p));
-  auto bits = hn::ShiftLeft<8>(code);
-  if constexpr (!kE5m2)
-    bits = hn::Or(hn::And(bits, hn::Set(d16, 0x8000)), hn::ShiftLeft<7>(hn::And(code, hn::Set(d16, 0x7f))));
+  const hn::RebindToSigned<hn::Rebind<uint16_t, Lanes> > d16;
+  const hn::Rebind<int8_t, Lanes> d8;
+  auto bits = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(p)));
+  // The sign fills the upper byte: shifted by 7, it stands at bits 15 and 14.
+  bits = kE5m2 ? hn::ShiftLeft<8>(bits) : hn::And(hn::ShiftLeft<7>(bits), hn::Set(d16, static_cast<int16_t>(0xbf80)));
 #if HWY_TARGET == HWY_SSE4
   f16_t halves[kLanes];
-  hn::StoreU(bits, d16, &halves[0].bits);
-  const Vec value = load(halves);
+  hn::StoreU(bits, d16, reinterpret_cast<int16_t*>(halves));
+  return load(halves);
 #else
-  const Vec value = hn::PromoteTo(Lanes(), hn::BitCast(hn::Rebind<hwy::float16_t, Lanes>(), bits));
+  return hn::PromoteTo(Lanes(), hn::BitCast(hn::Rebind<hwy::float16_t, Lanes>(), bits));
 #endif
 #endif
-  return kE5m2 ? value : hn::Mul(value, set(256.0f));
+}
+
+// c [kPanels * 16] += one row of a times panels [p0, p0 + kPanels), decoded in registers.
+template <bool kE5m2, int kPanels>
+HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8Weight& w, int64_t k_size, int64_t p0) {
+  const int64_t block = w.block_columns == 0 ? std::max<int64_t>(k_size, 1) : w.block_columns;
+  const int64_t blocks = (k_size + block - 1) / block, panel_bytes = k_size * kPanelWidth;
+  for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+    Vec acc[kPanels];
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) acc[p] = zero();
+    const uint8_t* codes = w.codes + p0 * panel_bytes + n;
+    for (int64_t b = 0; b < blocks; ++b) {
+      Vec scale[kPanels];
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p)
+        scale[p] = hn::Mul(load(w.scales + ((p0 + p) * blocks + b) * kPanelWidth + n), set(kFp8Factor<kE5m2>));
+      for (int64_t k = b * block; k < std::min(k_size, (b + 1) * block); ++k, codes += kPanelWidth) {
+        const Vec x = set(a.data[k * a.k_stride]);
+        if (n == 0 && k % 4 == 0) {
+#pragma GCC unroll 16
+          for (int p = 0; p < kPanels; ++p) hwy::Prefetch(codes + p * panel_bytes + 2 * kPrefetchBytes);
+        }
+#pragma GCC unroll 16
+        for (int p = 0; p < kPanels; ++p)
+          acc[p] = hn::MulAdd(x, hn::Mul(scale[p], load_fp8<kE5m2>(codes + p * panel_bytes)), acc[p]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) store(acc[p], c + p * kPanelWidth + n);
+  }
+}
+
+// Panels that one row reads side by side: as many accumulators, and as many scales.
+inline constexpr int kFp8RowPanels = HWY_TARGET == HWY_SCALAR ? 1 : kGroupPanels;
+
+template <bool kE5m2>
+void fp8_row_panels(float* c, const RowOperand& a, const Fp8Weight& w, int64_t k_size, int64_t p0, int64_t panels) {
+  int64_t p = 0;
+  for (; p + kFp8RowPanels <= panels; p += kFp8RowPanels)
+    fp8_row<kE5m2, kFp8RowPanels>(c + p * kPanelWidth, a, w, k_size, p0 + p);
+  if constexpr (kFp8RowPanels > 1)
+    for (; p < panels; ++p) fp8_row<kE5m2, 1>(c + p * kPanelWidth, a, w, k_size, p0 + p);
 }
 
 // Decodes rows [k0, k0 + k_size) of panels [p0, p0 + panels): packed [panels, k_size, 16].
@@ -112,7 +159,7 @@ void decode_panels(float* packed, const Fp8Weight& w, int64_t all_k, int64_t p0,
       const int64_t at = (k0 + k) / block, end = std::min(k_size, (at + 1) * block - k0);
       const float* scales = w.scales + ((p0 + p) * blocks + at) * kPanelWidth;
       for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-        const Vec scale = load(scales + n);
+        const Vec scale = hn::Mul(load(scales + n), set(kFp8Factor<kE5m2>));
         for (int64_t i = k; i < end; ++i) {
           if (n == 0 && i % 4 == 0) hwy::Prefetch(codes + i * kPanelWidth + 2 * kPrefetchBytes);
           store(hn::Mul(scale, load_fp8<kE5m2>(codes + i * kPanelWidth + n)), out + i * kPanelWidth + n);
@@ -182,6 +229,10 @@ void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int6
 // The same where b is 8-bit floats.
 void product_of_fp8(float* c, const Matmul& m, const Fp8Weight& w, const RowOperand& a, int64_t rows, int64_t p0,
                     int64_t panels, float* packed) {
+  if (rows == 1) {
+    if (w.is_e5m2) return fp8_row_panels<true>(c, a, w, m.k_size, p0, panels);
+    return fp8_row_panels<false>(c, a, w, m.k_size, p0, panels);
+  }
   const int64_t c_stride = panels * kPanelWidth, block = fp8_block(rows);
   for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += block) {
     const int64_t k_size = std::min(block, m.k_size - k0);
