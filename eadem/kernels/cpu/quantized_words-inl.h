@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of words in which quantized weights are worked on: lane n holds four bytes, or two 16-bit numbers, of output n;
-// and the dot products of both.
+// Vectors of words in which quantized weights are worked on: lane n holds four bytes, or two 16-bit numbers, of output
+// n; and the dot products of both.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_QUANTIZED_WORDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
