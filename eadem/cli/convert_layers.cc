@@ -93,20 +93,15 @@ std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedT
 
 void convert_layer(ConvertedTensor& tensor, const TensorView& source, ThreadPool& pool, io::WeightWriter& writer) {
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
-  const auto read_row = [&](float* values, int64_t row) {
-    if (source.encoding != nullptr) return source.encoding->decode_row(values, source, row);
-    std::byte* bytes =
-        static_cast<std::byte*>(source.data) + row * columns * static_cast<int64_t>(dtype_size(source.dtype));
-    convert_on_host(TensorView(values, DType::f32, Shape{columns}), TensorView(bytes, source.dtype, Shape{columns}));
-  };
   // 1. As f32 where rows change places, or a row is of a type that encodings do not take.
   TensorView values = source;
   Tensor moved;
   if (tensor.permuted_head_dim > 0 || source.dtype == DType::f64) {
     moved = Tensor::on_host(DType::f32, tensor.shape);
     values = moved.view;
-    pool.parallel_for(
-        rows, [&](int64_t row, int) { read_row(moved.view.as<float>() + row * columns, source_row(tensor, row)); });
+    pool.parallel_for(rows, [&](int64_t row, int) {
+      row_as_f32(moved.view.as<float>() + row * columns, source, source_row(tensor, row));
+    });
   }
 
   // 2. Quantize.
@@ -121,7 +116,7 @@ void convert_layer(ConvertedTensor& tensor, const TensorView& source, ThreadPool
   std::vector<RowError> errors(static_cast<size_t>(rows));
   pool.parallel_for(rows, [&](int64_t row, int) {
     std::vector<float> before(static_cast<size_t>(columns)), after(before.size());
-    read_row(before.data(), source_row(tensor, row));
+    row_as_f32(before.data(), source, source_row(tensor, row));
     encoding.decode_row(after.data(), encoded.view, row);
     RowError& error = errors[static_cast<size_t>(row)];
     for (size_t k = 0; k < before.size(); ++k) {

@@ -132,6 +132,14 @@ void convert_on_host(const TensorView& dst, const TensorView& src) {
   });
 }
 
+void row_as_f32(float* row, const TensorView& view, int64_t index) {
+  if (view.encoding != nullptr) return view.encoding->decode_row(row, view, index);
+  const int64_t columns = view.shape.rank() == 0 ? 1 : view.shape.back();
+  std::byte* source =
+      static_cast<std::byte*>(view.data) + index * columns * static_cast<int64_t>(dtype_size(view.dtype));
+  convert_on_host(TensorView(row, DType::f32, Shape{columns}), TensorView(source, view.dtype, Shape{columns}));
+}
+
 Tensor converted_on_host(const TensorView& src, DType dtype) {
   Tensor result = Tensor::on_host(dtype, src.shape);
   convert_on_host(result.view, src);

@@ -117,6 +117,10 @@ struct Tensor {
 // the dtypes agree. Shapes must match; both contiguous. Rounds to nearest even.
 void convert_on_host(const TensorView& dst, const TensorView& src);
 
+// Row `index` (all but the last axis flattened) of a host tensor, plain and contiguous or encoded, as f32. Values
+// beyond f32 become infinities.
+void row_as_f32(float* row, const TensorView& view, int64_t index);
+
 // A host copy of `src` with dtype `dtype`.
 Tensor converted_on_host(const TensorView& src, DType dtype);
 

@@ -25,7 +25,7 @@ struct RawTensor {
 template <typename T>
 RawTensor raw(const std::string& name, const std::string& type, const Shape& shape, const std::vector<T>& values) {
   RawTensor result{name, type, shape, std::vector<uint8_t>(values.size() * sizeof(T))};
-  std::memcpy(result.bytes.data(), values.data(), result.bytes.size());
+  if (!values.empty()) std::memcpy(result.bytes.data(), values.data(), result.bytes.size());
   return result;
 }
 

@@ -277,9 +277,9 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
       const Tensor expected_other =
           attend(*group.devices[0], {{&other, other.length(), other.length()}}, window, all_at_once, kv)[0];
       for (const auto& device : group.devices)
-        for (int64_t block_size : {16, 2000, 7}) {
-          for (int64_t length : {int64_t{1}, int64_t{63}, kSpan - 1, kSpan, kSpan + 1, 2 * kSpan + 17, 2 * kSpan + 70})
-            for (int64_t queries : {1, 3, 20}) {
+        for (int64_t block_size : {2000, 7}) {
+          for (int64_t length : {int64_t{63}, kSpan, kSpan + 1, 2 * kSpan + 70})
+            for (int64_t queries : {1, 20}) {
               if (queries > length) continue;
               const Part part{&sequence, length, queries};
               const std::string label = fmt::format("{}, window {}, blocks of {}: {} tokens before {}",

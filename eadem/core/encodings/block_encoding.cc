@@ -83,14 +83,7 @@ void BlockEncoding::encode_pieces(const TensorView& encoded, const TensorView& v
                   static_cast<size_t>(stride_bytes));
       continue;
     }
-    if (values.encoding != nullptr) {
-      values.encoding->decode_row(wide.data(), values, row);
-    } else {
-      void* source =
-          static_cast<std::byte*>(values.data) + row * columns * static_cast<int64_t>(dtype_size(values.dtype));
-      convert_on_host(TensorView(wide.data(), DType::f32, Shape{columns}),
-                      TensorView(source, values.dtype, Shape{columns}));
-    }
+    row_as_f32(wide.data(), values, row);
     try {
       quantize_row(bytes, wide, {});
     } catch (const InvalidArgument& error) {

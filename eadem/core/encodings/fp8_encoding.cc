@@ -142,13 +142,6 @@ void Fp8Encoding::encode_pieces(const TensorView& encoded, const TensorView& val
   const int64_t row_blocks = blocks(shape)[1];
   const float largest = fp8_largest(format_.kind);
   std::vector<float> wide(static_cast<size_t>(columns));
-  const auto read_row = [&](int64_t row) {
-    if (values.encoding != nullptr) return values.encoding->decode_row(wide.data(), values, row);
-    void* source =
-        static_cast<std::byte*>(values.data) + row * columns * static_cast<int64_t>(dtype_size(values.dtype));
-    convert_on_host(TensorView(wide.data(), DType::f32, Shape{columns}),
-                    TensorView(source, values.dtype, Shape{columns}));
-  };
   for (int64_t piece = begin; piece < end; ++piece) {
     const int64_t first = piece * rows, last = std::min(first + rows, shape[0]);
     if (values.encoding == this) {
@@ -161,7 +154,7 @@ void Fp8Encoding::encode_pieces(const TensorView& encoded, const TensorView& val
     }
     std::vector<float> scales(static_cast<size_t>(row_blocks), 0.0f);
     for (int64_t row = first; row < last; ++row) {
-      read_row(row);
+      row_as_f32(wide.data(), values, row);
       for (int64_t k = 0; k < columns; ++k) {
         const float value = wide[static_cast<size_t>(k)];
         if (!std::isfinite(value))
@@ -172,7 +165,7 @@ void Fp8Encoding::encode_pieces(const TensorView& encoded, const TensorView& val
     }
     std::memcpy(scale_at(encoded, piece * row_blocks), scales.data(), scales.size() * sizeof(float));
     for (int64_t row = first; row < last; ++row) {
-      read_row(row);
+      row_as_f32(wide.data(), values, row);
       uint8_t* codes = static_cast<uint8_t*>(encoded.data) + row * columns;
       for (int64_t k = 0; k < columns; ++k) {
         const float by = scales[static_cast<size_t>(k / size)];

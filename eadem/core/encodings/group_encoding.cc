@@ -227,14 +227,7 @@ void GroupEncoding::encode_pieces(const TensorView& encoded, const TensorView& v
     for (int64_t j = 0; j < columns; ++j) store_at(order_of(encoded, format_), j, static_cast<int32_t>(j));
   std::vector<float> wide(static_cast<size_t>(columns));
   for (int64_t row = begin; row < end; ++row) {
-    if (values.encoding != nullptr) {
-      values.encoding->decode_row(wide.data(), values, row);
-    } else {
-      void* source =
-          static_cast<std::byte*>(values.data) + row * columns * static_cast<int64_t>(dtype_size(values.dtype));
-      convert_on_host(TensorView(wide.data(), DType::f32, Shape{columns}),
-                      TensorView(source, values.dtype, Shape{columns}));
-    }
+    row_as_f32(wide.data(), values, row);
     quantize_row(encoded, row, wide.data());
   }
 }

@@ -51,11 +51,8 @@ void RowEncoding::encode_pieces(const TensorView& encoded, const TensorView& val
       "{} from {}", to_string(encoded), to_string(values));
   const int64_t columns = values.shape.back();
   std::vector<float> wide(static_cast<size_t>(columns));
-  const auto bytes = static_cast<int64_t>(dtype_size(values.dtype));
   for (int64_t row = begin; row < end; ++row) {
-    convert_on_host(
-        TensorView(wide.data(), DType::f32, Shape{columns}),
-        TensorView(static_cast<std::byte*>(values.data) + row * columns * bytes, values.dtype, Shape{columns}));
+    row_as_f32(wide.data(), values, row);
     float most = 0.0f;
     bool finite = true;
     for (float value : wide) {
