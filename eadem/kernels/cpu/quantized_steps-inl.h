@@ -143,6 +143,8 @@ inline constexpr int64_t kMinsBehind = kChunkSteps * kMaxStepGroups * kPanelWidt
 
 // The super-scale and super-min of kLanes outputs.
 struct Supers {
+  HWY_INLINE Supers() {}  // compilers give an implicit one the baseline's target
+  HWY_INLINE Supers(Vec scale, Vec min) : scale(scale), min(min) {}
   Vec scale, min;
 };
 template <typename Format>
