@@ -266,8 +266,11 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
                                                              {DType::f16, 0},
                                                              {{DType::f32, &RowEncoding::int8()}, 0},
                                                              {{DType::f32, &RowEncoding::fp8_e4m3()}, kSpan + 40}};
-  for (const DeviceGroup& group : device_groups())
+  const std::vector<DeviceGroup>& groups = device_groups();
+  for (const DeviceGroup& group : groups)
     for (const auto& [kv, window] : cases) {
+      // On one instruction set every type, on the others one that is plain and one that is encoded.
+      if (group.devices[0] != groups[0].devices[0] && (window > 0 || kv.dtype != DType::f32)) continue;
       const Sequence sequence = random_sequence(2 * kSpan + 70, kv.dtype), other = random_sequence(kSpan + 1, kv.dtype);
       const Part whole{&sequence, sequence.length(), sequence.length()}, last{&other, other.length(), 1};
       // Direct keys in f32 are what a plain cache holds; an encoded one is compared with itself, read all at once.
