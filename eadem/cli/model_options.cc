@@ -55,7 +55,7 @@ void ModelOptions::add_device(Arguments& arguments) {
   arguments.section("Device");
   arguments.option("--device", "D", device, "cpu, cuda or cuda:1 (default: cpu)");
   arguments.option("-t,--threads", "N", threads, "CPU threads (default: one per processor)");
-  arguments.choice("--isa", {"avx512_vnni", "avx512", "avx2", "sse4", "scalar", "neon"}, isa,
+  arguments.choice("--isa", {"amx", "avx512_vnni", "avx512", "avx2", "sse4", "scalar", "neon"}, isa,
                    "CPU instruction set of the kernels (default: the best there is)");
 }
 

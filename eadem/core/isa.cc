@@ -6,10 +6,34 @@
 
 #include "eadem/core/error.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace eadem {
 
 namespace {
-constexpr Isa kAll[] = {Isa::scalar, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::neon};
+constexpr Isa kAll[] = {Isa::scalar, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::amx, Isa::neon};
+
+#if defined(__x86_64__)
+// Whether the processor has tiles of bytes and of bf16, and the system keeps their state for this process: it does for
+// one that asks, in the threads that run and in those that start later.
+bool may_use_tiles() {
+  static const bool result = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kBf16Tiles = 1u << 22, kTiles = 1u << 24, kInt8Tiles = 1u << 25;  // leaf 7, subleaf 0, edx
+    constexpr unsigned kBf16Vectors = 1u << 5;                                           // leaf 7, subleaf 1, eax
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (~d & (kBf16Tiles | kTiles | kInt8Tiles)) != 0) return false;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & kBf16Vectors) == 0) return false;
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return result;
+}
+#endif
+
 }  // namespace
 
 std::string_view isa_name(Isa isa) {
@@ -19,6 +43,7 @@ std::string_view isa_name(Isa isa) {
     case Isa::avx2: return "avx2";
     case Isa::avx512: return "avx512";
     case Isa::avx512_vnni: return "avx512_vnni";
+    case Isa::amx: return "amx";
     case Isa::neon: return "neon";
   }
   return "?";
@@ -31,7 +56,8 @@ int isa_lanes(Isa isa) {
     case Isa::neon: return 4;
     case Isa::avx2: return 8;
     case Isa::avx512:
-    case Isa::avx512_vnni: return 16;
+    case Isa::avx512_vnni:
+    case Isa::amx: return 16;
   }
   return 1;
 }
@@ -42,7 +68,10 @@ std::vector<Isa> available_isas() {
   // The features that Highway's target of the same name uses, beyond the one that names it.
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    if (__builtin_cpu_supports("avx512vnni")) result.push_back(Isa::avx512_vnni);
+    if (__builtin_cpu_supports("avx512vnni")) {
+      if (may_use_tiles()) result.push_back(Isa::amx);
+      result.push_back(Isa::avx512_vnni);
+    }
     result.push_back(Isa::avx512);
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))

@@ -8,8 +8,9 @@
 
 namespace eadem {
 
-// avx512_vnni is avx512 with the 8-bit dot products that quantized weights use.
-enum class Isa { scalar, sse4, avx2, avx512, avx512_vnni, neon };
+// avx512_vnni is avx512 with the 8-bit dot products that quantized weights use; amx is avx512_vnni with tiles of 8-bit
+// integers and of bf16, which the system must grant to the process.
+enum class Isa { scalar, sse4, avx2, avx512, avx512_vnni, amx, neon };
 
 std::string_view isa_name(Isa isa);
 

@@ -51,6 +51,38 @@ TEST(PackedPanels, OneForEachDtypeAndSide) {
     EXPECT_EQ(PackedPanels::of(dtype, Side::normal), nullptr);
 }
 
+TEST(PackedPanels, PairsAreOfBf16) {
+  EXPECT_NE(PackedPanels::of(DType::bf16, Side::pairs), nullptr);
+  EXPECT_EQ(PackedPanels::of(DType::bf16, Side::pairs)->side(), Side::pairs);
+  EXPECT_EQ(PackedPanels::of(DType::f32, Side::pairs), nullptr);
+  EXPECT_EQ(PackedPanels::of(DType::f16, Side::pairs), nullptr);
+}
+
+TEST(PackedPanels, LayoutInPairs) {
+  const PackedPanels& encoding = *PackedPanels::of(DType::bf16, Side::pairs);
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{1, 1}, {15, 31}, {16, 32}, {17, 33}, {33, 97}}) {
+    const Tensor weight = random_tensor({out, in}, DType::bf16, 1);
+    const Tensor panels = packed(encoding, weight.view);
+    const int64_t filled = (in + 31) / 32 * 32;
+    ASSERT_EQ(encoding.planes({out, in})[0].shape, (Shape{(out + 15) / 16, filled / 2, 16, 2}));
+    const auto* data = panels.view.as<bf16_t>();
+    for (int64_t p = 0; p < (out + 15) / 16; ++p)
+      for (int64_t k = 0; k < filled; ++k)
+        for (int64_t lane = 0; lane < 16; ++lane) {
+          const int64_t n = 16 * p + lane;
+          const float expected = n < out && k < in ? weight.view.as<bf16_t>()[n * in + k].to_float() : 0.0f;
+          ASSERT_EQ(data[p * filled * 16 + (k / 2 * 16 + lane) * 2 + k % 2].to_float(), expected)
+              << out << " x " << in << ": " << p << " " << k;
+        }
+    std::vector<float> row(static_cast<size_t>(in));
+    for (int64_t n = 0; n < out; ++n) {
+      encoding.decode_row(row.data(), panels.view, n);
+      for (int64_t k = 0; k < in; ++k)
+        ASSERT_EQ(row[static_cast<size_t>(k)], weight.view.as<bf16_t>()[n * in + k].to_float());
+    }
+  }
+}
+
 TEST(PackedPanels, RefusesWhatIsNoMatrix) {
   try {
     PackedPanels::of(DType::f32, Side::normal)->planes(Shape{2, 3, 4});

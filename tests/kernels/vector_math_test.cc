@@ -120,6 +120,7 @@ TEST_P(VectorMath, DispatchReachesTheCodeOfTheInstructionSet) {
   const int64_t target = EADEM_CPU_DISPATCH(compiled_for, GetParam())();
   int64_t expected = 0, expected_lanes = 4;
   switch (GetParam()) {
+    case Isa::amx:
     case Isa::avx512_vnni:
     case Isa::avx512: expected = HWY_AVX3, expected_lanes = 16; break;
     case Isa::avx2: expected = HWY_AVX2, expected_lanes = 8; break;
@@ -293,10 +294,10 @@ TEST_P(VectorMath, ReductionsTakeEveryElementOnce) {
 
 TEST(Dispatch, EveryInstructionSetHasItsOwnSlot) {
   std::set<size_t> slots;
-  size_t sharing = 0;  // avx512_vnni is compiled as avx512
+  size_t sharing = 0;  // avx512_vnni and amx are compiled as avx512
   for (Isa isa : available_isas()) {
     slots.insert(isa_slot(isa));
-    sharing += isa == Isa::avx512_vnni;
+    sharing += isa == Isa::avx512_vnni || isa == Isa::amx;
   }
   EXPECT_EQ(slots.size() + sharing, available_isas().size());
 }

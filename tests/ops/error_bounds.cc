@@ -71,10 +71,17 @@ Bounds embedding(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Input
   return {scaled(gamma_f32(additions), magnitudes(op, pass, in, initial)[0].data)};
 }
 
-Bounds linear(const ops::Op& op, Pass pass, Inputs in, Inputs /*expected*/, Inputs initial) {
+// Rounded to bf16, a value of x moves by 2^-8 of itself at most, and below the normal numbers it becomes zero.
+Bounds linear(const ops::Op& op, Pass pass, Inputs in, Inputs initial, bool rounds_x) {
   const std::vector<RefTensor> sizes = magnitudes(op, pass, in, initial);
   const double tokens = static_cast<double>(in[0].shape[0]), width = static_cast<double>(in[0].shape[1]),
                outputs = static_cast<double>(in[1].shape[0]);
+  if (pass != Pass::backward && rounds_x) {
+    const double rounding = dtype_unit_roundoff(DType::bf16);
+    Bounds result = {scaled(rounding + (1 + rounding) * gamma_f32(width + 2), sizes[0].data)};
+    for (double& bound : result[0]) bound += kUnderflow;
+    return result;
+  }
   if (pass != Pass::backward) return {scaled(gamma_f32(width + 1), sizes[0].data)};  // products, then the bias
   return {scaled(gamma_f32(outputs), sizes[0].data), scaled(gamma_f32(tokens + 1), sizes[1].data),
           scaled(gamma_f32(tokens + 1), sizes[2].data)};
@@ -426,14 +433,14 @@ Bounds adamw(const ops::Op& op, Inputs in, Inputs expected) {
 
 }  // namespace
 
-Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial,
-                    const TensorView& encoded) {
+Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial, const TensorView& encoded,
+                    bool rounds_x) {
   const std::string_view name = op.name();
   if (name == "embedding") return embedding(op, pass, in, expected, initial);
   // 8-bit floats are decoded, and multiplied as f32.
   if (name == "linear" && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr)
     return quantized_linear(in, encoded);
-  if (name == "linear") return linear(op, pass, in, expected, initial);
+  if (name == "linear") return linear(op, pass, in, initial, rounds_x);
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);

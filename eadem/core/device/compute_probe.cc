@@ -9,8 +9,6 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -156,55 +154,43 @@ struct alignas(64) TileBytes {
   uint8_t bytes[16 * 64];
 };
 
-#define EADEM_AMX_PASS(name, target_text, instruction, fill)                                       \
-  __attribute__((target(target_text))) float name() {                                              \
-    const TileConfig config;                                                                       \
-    TileBytes factors, sum;                                                                        \
-    for (int i = 0; i < 16 * 64; ++i) factors.bytes[i] = (fill);                                   \
-    asm volatile("" ::: "memory"); /* the intrinsics do not say that they read and write memory */ \
-    _tile_loadconfig(&config);                                                                     \
-    _tile_zero(0);                                                                                 \
-    _tile_zero(1);                                                                                 \
-    _tile_zero(2);                                                                                 \
-    _tile_zero(3);                                                                                 \
-    _tile_zero(4);                                                                                 \
-    _tile_zero(5);                                                                                 \
-    _tile_loadd(6, factors.bytes, 64);                                                             \
-    _tile_loadd(7, factors.bytes, 64);                                                             \
-    for (int64_t i = 0; i < kIterations / 16; ++i) {                                               \
-      instruction(0, 6, 7);                                                                        \
-      instruction(1, 6, 7);                                                                        \
-      instruction(2, 6, 7);                                                                        \
-      instruction(3, 6, 7);                                                                        \
-      instruction(4, 6, 7);                                                                        \
-      instruction(5, 6, 7);                                                                        \
-    }                                                                                              \
-    _tile_stored(0, sum.bytes, 64);                                                                \
-    asm volatile("" ::: "memory");                                                                 \
-    _tile_release();                                                                               \
-    return static_cast<float>(sum.bytes[0]);                                                       \
+#define EADEM_AMX_PASS(name, target_text, instruction, fill)              \
+  __attribute__((target(target_text))) float name() {                     \
+    const TileConfig config;                                              \
+    TileBytes factors, sum;                                               \
+    for (int i = 0; i < 16 * 64; ++i) factors.bytes[i] = (fill);          \
+    /* the intrinsics do not say what memory they read and write */       \
+    asm volatile("" ::"r"(&config), "r"(&factors), "r"(&sum) : "memory"); \
+    _tile_loadconfig(&config);                                            \
+    _tile_zero(0);                                                        \
+    _tile_zero(1);                                                        \
+    _tile_zero(2);                                                        \
+    _tile_zero(3);                                                        \
+    _tile_zero(4);                                                        \
+    _tile_zero(5);                                                        \
+    _tile_loadd(6, factors.bytes, 64);                                    \
+    _tile_loadd(7, factors.bytes, 64);                                    \
+    for (int64_t i = 0; i < kIterations / 16; ++i) {                      \
+      instruction(0, 6, 7);                                               \
+      instruction(1, 6, 7);                                               \
+      instruction(2, 6, 7);                                               \
+      instruction(3, 6, 7);                                               \
+      instruction(4, 6, 7);                                               \
+      instruction(5, 6, 7);                                               \
+    }                                                                     \
+    _tile_stored(0, sum.bytes, 64);                                       \
+    asm volatile("" ::: "memory");                                        \
+    _tile_release();                                                      \
+    return static_cast<float>(sum.bytes[0]);                              \
   }
 EADEM_AMX_PASS(pass_amx_int8, "amx-tile,amx-int8", _tile_dpbusd, 3)
 EADEM_AMX_PASS(pass_amx_bf16, "amx-tile,amx-bf16", _tile_dpbf16ps, i % 2 == 0 ? 0 : 0x3f)  // 2^-1
 #undef EADEM_AMX_PASS
 
-// Bit of cpuid leaf 7.
-bool cpuid_7(int subleaf, int register_index, int bit) {
-  unsigned registers[4] = {};
-  if (__get_cpuid_count(7, static_cast<unsigned>(subleaf), &registers[0], &registers[1], &registers[2],
-                        &registers[3]) == 0)
-    return false;
-  return (registers[register_index] >> bit & 1) != 0;
-}
-constexpr int kEax = 0, kEdx = 3;
-
-bool has_avx512_bf16() { return cpuid_7(1, kEax, 5); }
-
-// The system keeps the state of tiles for a process that asks; threads that start later have it as well, and those
-// that run share the permission.
-bool may_use_tiles() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return cpuid_7(0, kEdx, 24) && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+// Bit 5 of eax in subleaf 1 of leaf 7.
+bool has_avx512_bf16() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
 }
 
 #elif defined(__aarch64__)
@@ -253,17 +239,20 @@ constexpr double kTilePasses = kTileSums * static_cast<double>(kIterations / 16)
 
 constexpr PeakLoop kPeakLoops[] = {
 #if defined(__x86_64__)
+    {Arithmetic::f32, Isa::amx, chained(16, 1), f32_avx512},
     {Arithmetic::f32, Isa::avx512_vnni, chained(16, 1), f32_avx512},
     {Arithmetic::f32, Isa::avx512, chained(16, 1), f32_avx512},
     {Arithmetic::f32, Isa::avx2, chained(8, 1), f32_avx2},
     {Arithmetic::f32, Isa::sse4, chained(4, 1), f32_sse4},
+    {Arithmetic::int8, Isa::amx, chained(16, 4), int8_avx512_vnni},
     {Arithmetic::int8, Isa::avx512_vnni, chained(16, 4), int8_avx512_vnni},
     {Arithmetic::int8, Isa::avx512, chained(16, 4), int8_avx512},
     {Arithmetic::int8, Isa::avx2, chained(8, 4), int8_avx2},
     {Arithmetic::int8, Isa::sse4, chained(4, 4), int8_sse4},
+    {Arithmetic::bf16, Isa::amx, chained(16, 2), bf16_avx512},
     {Arithmetic::bf16, Isa::avx512_vnni, chained(16, 2), bf16_avx512},
-    {Arithmetic::amx_int8, Isa::avx512_vnni, kTilePasses * 2 * 16 * 16 * 64, pass_amx_int8},
-    {Arithmetic::amx_bf16, Isa::avx512_vnni, kTilePasses * 2 * 16 * 16 * 32, pass_amx_bf16},
+    {Arithmetic::amx_int8, Isa::amx, kTilePasses * 2 * 16 * 16 * 64, pass_amx_int8},
+    {Arithmetic::amx_bf16, Isa::amx, kTilePasses * 2 * 16 * 16 * 32, pass_amx_bf16},
 #elif defined(__aarch64__)
     {Arithmetic::f32, Isa::neon, chained(4, 1), f32_neon},
 #endif
@@ -293,8 +282,6 @@ bool has_arithmetic(Arithmetic arithmetic, Isa isa) {
   if (std::find(isas.begin(), isas.end(), isa) == isas.end() || find_loop(arithmetic, isa) == nullptr) return false;
 #if defined(__x86_64__)
   if (arithmetic == Arithmetic::bf16) return has_avx512_bf16();
-  if (arithmetic == Arithmetic::amx_int8) return cpuid_7(0, kEdx, 25) && may_use_tiles();
-  if (arithmetic == Arithmetic::amx_bf16) return cpuid_7(0, kEdx, 22) && may_use_tiles();
 #endif
   return true;
 }

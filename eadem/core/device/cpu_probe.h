@@ -52,8 +52,7 @@ enum class Arithmetic : uint8_t {
 };
 std::string_view arithmetic_name(Arithmetic arithmetic);
 
-// Whether this machine, restricted to `isa`, has those instructions and this build a probe for them. AMX is asked for
-// with avx512_vnni, above which this build knows no instruction set; the system must grant it to the process.
+// Whether this machine, restricted to `isa`, has those instructions and this build a probe for them.
 bool has_arithmetic(Arithmetic arithmetic, Isa isa);
 
 // Operations per second on independent registers, every thread at once. Requires has_arithmetic.

@@ -147,16 +147,22 @@ int64_t logits_bytes(const KernelRequest& r) {
 }
 
 const Encoding* pack_weight(const KernelRequest& r, int input) {
-  return input == 1 ? PackedPanels::of(r.inputs[1].dtype, Side::normal) : nullptr;
+  return input == 1 ? PackedPanels::of_forward(r.inputs[1].dtype, cpu_device(r).isa()) : nullptr;
 }
 
-int64_t product_bytes(const CpuDevice& device) {
-  return round_up(std::max(matmul_scratch_bytes(device, Matmul::Source::panels),
-                           matmul_scratch_bytes(device, Matmul::Source::matrix)),
+// For up to `rows` rows of x; products in turn have it.
+int64_t product_bytes(const CpuDevice& device, DType dtype, int64_t rows, int64_t hidden) {
+  const Matmul::Source logits = source_of(PackedPanels::of_forward(dtype, device.isa())->side());
+  return round_up(std::max({matmul_scratch_bytes(device, logits, rows, hidden),
+                            matmul_scratch_bytes(device, Matmul::Source::panels),
+                            matmul_scratch_bytes(device, Matmul::Source::matrix)}),
                   64);
 }
 
-int64_t fused_scratch_bytes(const KernelRequest& r) { return product_bytes(cpu_device(r)) + logits_bytes(r); }
+int64_t fused_scratch_bytes(const KernelRequest& r) {
+  const Shape x = r.inputs[0].bind(r.bounds);
+  return product_bytes(cpu_device(r), r.inputs[1].dtype, x[0], x[1]) + logits_bytes(r);
+}
 
 int64_t transposed_bytes(const Shape& weight, DType dtype) {
   return round_up(PackedPanels::of(dtype, Side::transposed)->planes(weight)[0].size_bytes(), 64);
@@ -169,8 +175,7 @@ int64_t fused_backward_scratch_bytes(const KernelRequest& r) {
 Verdict can_fused(const KernelRequest& r, double products) {
   Requirements requirements(r);
   requirements.f32("x", r.inputs[0])
-      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16},
-              PackedPanels::of(r.inputs[1].dtype, Side::normal))
+      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, pack_weight(r, 1))
       .one_of("labels", r.inputs[2], {DType::i32});
   for (const TensorType& type : r.outputs) requirements.f32("an output", type);
   const double rows = static_cast<double>(r.inputs[0].dim(0).bind(r.bounds));
@@ -193,10 +198,13 @@ Fused fused(const KernelCall& call) {
   f.rows = call.inputs[0].shape[0];
   f.hidden = call.inputs[0].shape[1];
   f.vocab = call.inputs[1].shape[0];
-  EADEM_CHECK(call.inputs[1].encoding == PackedPanels::of(call.inputs[1].dtype, Side::normal),
-              "weight {} is not packed as was asked", to_string(call.inputs[1]));
+  const TensorView& weight = call.inputs[1];
+  const CpuDevice& device = cpu_device(call);
+  EADEM_CHECK(weight.encoding == PackedPanels::of_forward(weight.dtype, device.isa()),
+              "weight {} is not packed as was asked", to_string(weight));
   f.matmul_scratch = call.scratch.data;
-  f.logits = reinterpret_cast<float*>(static_cast<std::byte*>(call.scratch.data) + product_bytes(cpu_device(call)));
+  f.logits = reinterpret_cast<float*>(static_cast<std::byte*>(call.scratch.data) +
+                                      product_bytes(device, weight.dtype, f.rows, f.hidden));
   return f;
 }
 
@@ -207,8 +215,7 @@ void make_logits(CpuDevice& device, const Fused& f, const TensorView& weight, in
   m.outputs = f.vocab;
   m.a = f.x + row * f.hidden;
   m.a_row_stride = f.hidden;
-  m.b = weight.data;
-  m.b_dtype = weight.dtype;
+  set_panels(m, weight);
   m.y = f.logits;
   matmul(device, m, f.matmul_scratch);
 }
@@ -227,16 +234,20 @@ void run_fused_forward(const KernelCall& call) {
   }
 }
 
-// Panels of the transposed side, [ceil(hidden / 16), vocab, 16], from those of the normal side, [ceil(vocab / 16),
-// hidden, 16]: 16 x 16 blocks change place and are transposed.
-template <typename W>
-void transpose_panels(ThreadPool& pool, W* transposed, const W* normal, int64_t vocab, int64_t hidden) {
+// Panels of the transposed side, [ceil(hidden / 16), vocab, 16], from those of the forward side: 16 x 16 blocks change
+// place and are transposed.
+template <typename W, bool kPairs>
+void transpose_panels(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab, int64_t hidden) {
+  const int64_t panel_rows = kPairs ? round_up(hidden, kPairTile) : hidden;
   pool.parallel_for(ceil_div(hidden, kPanelWidth), [&](int64_t block, int) {
     const int64_t lanes = std::min(kPanelWidth, hidden - block * kPanelWidth);
-    W* out = transposed + block * vocab * kPanelWidth;
+    W* out = static_cast<W*>(transposed) + block * vocab * kPanelWidth;
     for (int64_t n = 0; n < vocab; ++n) {
-      const W* in = normal + ((n / kPanelWidth) * hidden + block * kPanelWidth) * kPanelWidth + n % kPanelWidth;
-      for (int64_t i = 0; i < lanes; ++i) out[n * kPanelWidth + i] = in[i * kPanelWidth];
+      const W* in = static_cast<const W*>(forward) +
+                    (n / kPanelWidth * panel_rows + block * kPanelWidth) * kPanelWidth +
+                    n % kPanelWidth * (kPairs ? 2 : 1);
+      for (int64_t i = 0; i < lanes; ++i)
+        out[n * kPanelWidth + i] = in[kPairs ? i / 2 * 2 * kPanelWidth + i % 2 : i * kPanelWidth];
       for (int64_t i = lanes; i < kPanelWidth; ++i) out[n * kPanelWidth + i] = W{};
     }
   });
@@ -256,12 +267,12 @@ void run_fused_backward(const KernelCall& call) {
   // 1. The weight from its other side.
   void* transposed = f.logits + round_up(std::min(chunk, f.rows) * f.vocab, 16);
   if (dx != nullptr) {
-    if (weight.dtype == DType::f32)
-      transpose_panels(device.pool(), static_cast<float*>(transposed), static_cast<const float*>(weight.data), f.vocab,
-                       f.hidden);
-    else  // moves bits only, so bf16 and f16 are alike
-      transpose_panels(device.pool(), static_cast<uint16_t*>(transposed), static_cast<const uint16_t*>(weight.data),
-                       f.vocab, f.hidden);
+    // Bits move, so bf16 and f16 are alike.
+    const bool pairs = weight.encoding == PackedPanels::of(weight.dtype, Side::pairs);
+    const auto transpose = weight.dtype == DType::f32 ? transpose_panels<float, false>
+                           : pairs                    ? transpose_panels<uint16_t, true>
+                                                      : transpose_panels<uint16_t, false>;
+    transpose(device.pool(), transposed, weight.data, f.vocab, f.hidden);
   }
 
   for (int64_t row = 0; row < f.rows; row += chunk) {

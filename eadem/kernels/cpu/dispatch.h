@@ -23,6 +23,7 @@ constexpr size_t isa_slot(Isa isa) {
   // Slot 0 is Highway's chooser, slot 1 + i the target of bit i below the highest, the last one the scalar fallback.
   int64_t target = 0;
   switch (isa) {
+    case Isa::amx:
     case Isa::avx512_vnni:  // compiled as AVX3; the few kernels that use its instructions ask for it themselves
     case Isa::avx512: target = HWY_AVX3; break;
     case Isa::avx2: target = HWY_AVX2; break;

@@ -57,14 +57,18 @@ namespace {
 
 using Side = PackedPanels::Side;
 
-const Encoding* packing_of(const KernelRequest& request, int input, Side side) {
-  return PackedPanels::of(request.inputs[static_cast<size_t>(input)].dtype, side);
+const PackedPanels* forward_packing(const KernelRequest& request, int input) {
+  return PackedPanels::of_forward(request.inputs[static_cast<size_t>(input)].dtype, cpu_device(request).isa());
 }
 
-const void* packed_data(const TensorView& weight, Side side) {
-  EADEM_CHECK(weight.encoding == PackedPanels::of(weight.dtype, side), "weight {} is not packed as was asked",
-              to_string(weight));
-  return weight.data;
+// `weight`, which was to be packed as `packing`.
+const TensorView& packed(const TensorView& weight, const Encoding* packing) {
+  EADEM_CHECK(weight.encoding == packing, "weight {} is not packed as was asked", to_string(weight));
+  return weight;
+}
+const TensorView& packed_forward(const KernelCall& call, size_t input) {
+  const TensorView& weight = call.inputs[input];
+  return packed(weight, PackedPanels::of_forward(weight.dtype, cpu_device(call).isa()));
 }
 
 // The planes of a weight in the panels of quantized products, blocks or groups; nothing for other weights.
@@ -97,8 +101,14 @@ double product_flops(const KernelRequest& request, const TensorType& x, const Te
   return 2.0 * elements_of(request, x) * static_cast<double>(weight.dim(0).bind(request.bounds));
 }
 
+int64_t row_scratch_bytes(const KernelRequest& request, Matmul::Source source) {
+  const TensorType& x = request.inputs[0];
+  return matmul_scratch_bytes(cpu_device(request), source, x.dim(0).bind(request.bounds),
+                              x.dim(1).bind(request.bounds));
+}
+
 int64_t scratch_bytes(const KernelRequest& request) {
-  return matmul_scratch_bytes(cpu_device(request), Matmul::Source::panels);
+  return row_scratch_bytes(request, source_of(forward_packing(request, 1)->side()));
 }
 
 int64_t fp8_scratch_bytes(const KernelRequest& request) {
@@ -106,16 +116,17 @@ int64_t fp8_scratch_bytes(const KernelRequest& request) {
 }
 
 int64_t quantized_scratch_bytes(const KernelRequest& request) {
-  const TensorType& x = request.inputs[0];
-  return matmul_scratch_bytes(cpu_device(request), Matmul::Source::quantized, x.dim(0).bind(request.bounds),
-                              x.dim(1).bind(request.bounds));
+  return row_scratch_bytes(request, Matmul::Source::quantized);
 }
 
 int64_t backward_scratch_bytes(const KernelRequest& request) {
-  return std::max(scratch_bytes(request), matmul_scratch_bytes(cpu_device(request), Matmul::Source::matrix));
+  const CpuDevice& device = cpu_device(request);
+  return std::max(matmul_scratch_bytes(device, Matmul::Source::panels),
+                  matmul_scratch_bytes(device, Matmul::Source::matrix));
 }
 
-Matmul forward_product(const TensorView& y, const TensorView& x, const TensorView& weight) {
+Matmul forward_product(const KernelCall& call) {
+  const TensorView &y = call.outputs[0], &x = call.inputs[0], &weight = call.inputs[1];
   Matmul m;
   m.rows = x.shape[0];
   m.k_size = x.shape[1];
@@ -130,8 +141,7 @@ Matmul forward_product(const TensorView& y, const TensorView& x, const TensorVie
     m.b_source = Matmul::Source::fp8;
     m.fp8 = fp8_weight(weight, *floats);
   } else {
-    m.b = packed_data(weight, Side::normal);
-    m.b_dtype = weight.dtype;
+    set_panels(m, packed_forward(call, 1));
   }
   return m;
 }
@@ -147,18 +157,16 @@ void set_bias(Matmul& m, const TensorView& bias) {
 Verdict can_linear(const KernelRequest& r) {
   return Requirements(r)
       .f32("x", r.inputs[0])
-      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, packing_of(r, 1, Side::normal))
+      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, forward_packing(r, 1))
       .one_of("bias", r.inputs[2], {DType::f32, DType::bf16, DType::f16})
       .f32("y", r.outputs[0])
       .at_cost(product_flops(r, r.inputs[0], r.inputs[1]));
 }
 
-const Encoding* pack_weight(const KernelRequest& r, int input) {
-  return input == 1 ? packing_of(r, 1, Side::normal) : nullptr;
-}
+const Encoding* pack_weight(const KernelRequest& r, int input) { return input == 1 ? forward_packing(r, 1) : nullptr; }
 
 void run_linear(const KernelCall& call) {
-  Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
+  Matmul m = forward_product(call);
   set_bias(m, call.inputs[2]);
   matmul(cpu_device(call), m, call.scratch.data);
 }
@@ -171,7 +179,8 @@ constexpr Kernel kInference{"cpu_packed_panels", Pass::inference, can_linear, ru
 Verdict can_linear_backward(const KernelRequest& r) {
   return Requirements(r)
       .f32("x", r.inputs[0])
-      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, packing_of(r, 1, Side::transposed))
+      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16},
+              PackedPanels::of(r.inputs[1].dtype, Side::transposed))
       .f32("dy", r.inputs[2])
       .f32("dx", r.outputs[0])
       .f32("dweight", r.outputs[1])
@@ -180,7 +189,7 @@ Verdict can_linear_backward(const KernelRequest& r) {
 }
 
 const Encoding* pack_weight_transposed(const KernelRequest& r, int input) {
-  return input == 1 ? packing_of(r, 1, Side::transposed) : nullptr;
+  return input == 1 ? PackedPanels::of(r.inputs[1].dtype, Side::transposed) : nullptr;
 }
 
 void run_linear_backward(const KernelCall& call) {
@@ -198,8 +207,7 @@ void run_linear_backward(const KernelCall& call) {
     m.outputs = in;
     m.a = elements<const float>(dy);
     m.a_row_stride = out;
-    m.b = packed_data(weight, Side::transposed);
-    m.b_dtype = weight.dtype;
+    set_panels(m, packed(weight, PackedPanels::of(weight.dtype, Side::transposed)));
     m.y = elements<float>(call.outputs[0]);
     matmul(device, m, call.scratch.data);
   }
@@ -239,7 +247,7 @@ constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward,         can_line
 Verdict can_linear_add(const KernelRequest& r) {
   return Requirements(r)
       .f32("x", r.inputs[0])
-      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, packing_of(r, 1, Side::normal))
+      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, forward_packing(r, 1))
       .one_of("bias", r.inputs[2], {DType::f32, DType::bf16, DType::f16})
       .f32("residual", r.inputs[3])
       .f32("y", r.outputs[0])
@@ -247,7 +255,7 @@ Verdict can_linear_add(const KernelRequest& r) {
 }
 
 void run_linear_add(const KernelCall& call) {
-  Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
+  Matmul m = forward_product(call);
   set_bias(m, call.inputs[2]);
   m.residual = elements<const float>(call.inputs[3]);
   matmul(cpu_device(call), m, call.scratch.data);
@@ -261,24 +269,24 @@ constexpr Kernel kLinearAdd{"cpu_packed_panels", Pass::inference, can_linear_add
 Verdict can_linear_gated(const KernelRequest& r) {
   return Requirements(r)
       .f32("x", r.inputs[0])
-      .packed("gate_weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, packing_of(r, 1, Side::normal))
-      .packed("up_weight", r.inputs[2], {r.inputs[1].dtype}, packing_of(r, 2, Side::normal))
+      .packed("gate_weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, forward_packing(r, 1))
+      .packed("up_weight", r.inputs[2], {r.inputs[1].dtype}, forward_packing(r, 2))
       .f32("y", r.outputs[0])
       .at_cost(2.0 * product_flops(r, r.inputs[0], r.inputs[1]));
 }
 
 const Encoding* pack_both_weights(const KernelRequest& r, int input) {
-  return input == 1 || input == 2 ? packing_of(r, input, Side::normal) : nullptr;
+  return input == 1 || input == 2 ? forward_packing(r, input) : nullptr;
 }
 
 void run_linear_gated(const KernelCall& call) {
-  Matmul m = forward_product(call.outputs[0], call.inputs[0], call.inputs[1]);
+  Matmul m = forward_product(call);
   if (m.b_source == Matmul::Source::quantized)
     m.quantized_up = quantized_weight(call.inputs[2]).value();
   else if (m.b_source == Matmul::Source::fp8)
     m.fp8_up = fp8_weight(call.inputs[2], *Fp8Panels::of(call.inputs[2].encoding));
   else
-    m.b_up = packed_data(call.inputs[2], Side::normal);
+    m.b_up = packed_forward(call, 2).data;
   m.finish = Matmul::Finish::gated;
   m.activation = call.attrs.get<LinearGatedActivationAttrs>().kind;
   matmul(cpu_device(call), m, call.scratch.data);

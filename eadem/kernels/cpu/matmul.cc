@@ -9,6 +9,8 @@
 
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/matmul-inl.h"
+#include "eadem/kernels/cpu/support.h"
+#include "eadem/kernels/cpu/tiles.h"
 
 #ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_
 #define EADEM_KERNELS_CPU_MATMUL_BLOCKS_
@@ -18,6 +20,8 @@ namespace {
 constexpr int64_t kGroupPanels = 4;  // panels whose weights are prepared and used together
 constexpr int64_t kKBlock = 256;     // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
 constexpr int64_t kRowBlock = 192;   // a multiple of every tile's rows; weights are read once per block
+// On tiles products are so fast that reading either side costs as much: more of both meet.
+constexpr int64_t kPairGroupPanels = 16, kPairRowBlock = 256;
 // Up to this many rows, 16-bit weights are widened in registers as they are read: decode is bound by memory. Above,
 // a block is widened once and used by all rows.
 constexpr int64_t kWidenInRegistersRows = 8;
@@ -34,6 +38,7 @@ constexpr int64_t kPackedFloats = kGroupPanels * kKBlock * kPanelWidth;
 constexpr int64_t kUnpackedFloats = kMaxGroupPanels * kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
 constexpr int64_t kProductFloats = kRowBlock * kGroupPanels * kPanelWidth;
 static_assert(kMaxGroupPanels <= kGroupPanels);
+constexpr int64_t kPairProductFloats = kPairRowBlock * kPairGroupPanels * kPanelWidth;
 constexpr int64_t kMatrixProductFloats = kRowBlock * kMatrixGroupPanels * kPanelWidth;
 constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
 
@@ -42,21 +47,39 @@ constexpr int64_t group_panels(Matmul::Source source) {
   switch (source) {
     case Matmul::Source::panels:
     case Matmul::Source::fp8: return kGroupPanels;
+    case Matmul::Source::pairs: return kPairGroupPanels;
     case Matmul::Source::matrix: return kMatrixGroupPanels;
     case Matmul::Source::quantized: break;
   }
   return kMaxGroupPanels;
 }
 
-constexpr int64_t worker_floats(Matmul::Source source) {
+// Of a worker's scratch, what b is copied, widened or unpacked into.
+constexpr int64_t packed_floats(Matmul::Source source) {
   switch (source) {
     case Matmul::Source::panels:
-    case Matmul::Source::fp8: return kPackedFloats + 2 * kProductFloats;
-    case Matmul::Source::matrix: return kPackedFloats + kMatrixProductFloats + kCopiedFloats;
+    case Matmul::Source::fp8:
+    case Matmul::Source::matrix: return kPackedFloats;
+    case Matmul::Source::pairs: return 0;
     case Matmul::Source::quantized: break;
   }
-  return kUnpackedFloats + 2 * kProductFloats;
+  return kUnpackedFloats;
 }
+
+constexpr int64_t worker_floats(Matmul::Source source) {
+  switch (source) {
+    case Matmul::Source::matrix: return packed_floats(source) + kMatrixProductFloats + kCopiedFloats;
+    case Matmul::Source::pairs: return 2 * kPairProductFloats;
+    default: return packed_floats(source) + 2 * kProductFloats;
+  }
+}
+
+// Rows of a as products with some sources of b want them, made once for all tasks.
+struct PreparedRows {
+  QuantizedRows quantized;
+  QuantizedProduct quantized_product;
+  TileRows rounded;
+};
 
 }  // namespace
 }  // namespace eadem::kernels::cpu
@@ -265,6 +288,15 @@ void product_of_matrices(float* c, const Matmul& m, const RowOperand& a, int64_t
   }
 }
 
+// The same where b is in pairs and `x` are the rows of a, rounded.
+void product_of_pairs(float* c, const Matmul& m, const void* b, const TileRows& x, int64_t rows, int64_t p0,
+                      int64_t panels) {
+  const int64_t tiles = ceil_div(m.k_size, kPairTile), panel_bytes = tiles * kTileBytes;
+  const TilePanels operand{static_cast<const char*>(b) + p0 * panel_bytes, panel_bytes};
+  if (m.rows == 1) return bf16_row(c, x, operand, panels, tiles);
+  bf16_tiles(c, panels * kPanelWidth, false, x, operand, rows, panels, tiles);
+}
+
 template <typename Bias>
 void store_row(float* y, int64_t n, const float* c, const Bias* bias, const float* residual) {
   if (residual != nullptr)
@@ -307,22 +339,29 @@ void finish_row(const Matmul& m, int64_t row, int64_t column, int64_t n, const f
 }
 
 // Rows [row_begin, row_end) of panels [panel_begin, panel_end).
-void matmul_task(const Matmul& m, const QuantizedRows& x, QuantizedProduct quantized_product, int64_t row_begin,
-                 int64_t row_end, int64_t panel_begin, int64_t panel_end, float* scratch) {
-  const bool quantized = m.b_source == Matmul::Source::quantized;
+void matmul_task(const Matmul& m, const PreparedRows& prepared, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+                 int64_t panel_end, float* scratch) {
   float* packed = scratch;
-  float* c = packed + (quantized ? kUnpackedFloats : kPackedFloats);
+  float* c = packed + packed_floats(m.b_source);
   const int64_t rows = row_end - row_begin;
   const RowOperand a{m.a + row_begin * m.a_row_stride, m.a_row_stride, m.a_k_stride};
   const int64_t group = group_panels(m.b_source);
 
   for (int64_t p0 = panel_begin; p0 < panel_end; p0 += group) {
     const int64_t panels = std::min(group, panel_end - p0);
-    float* c_up = c + kProductFloats;
+    float* c_up = c + (m.b_source == Matmul::Source::pairs ? kPairProductFloats : kProductFloats);
     const bool gated = m.finish == Matmul::Finish::gated;
-    if (quantized) {
-      quantized_product(c, x, m.quantized, m.k_size, row_begin, rows, p0, panels, packed);
-      if (gated) quantized_product(c_up, x, m.quantized_up, m.k_size, row_begin, rows, p0, panels, packed);
+    if (m.b_source == Matmul::Source::quantized) {
+      const auto product_with = [&](float* to, const QuantizedWeight& w) {
+        prepared.quantized_product(to, prepared.quantized, w, m.k_size, row_begin, rows, p0, panels, packed);
+      };
+      product_with(c, m.quantized);
+      if (gated) product_with(c_up, m.quantized_up);
+    } else if (m.b_source == Matmul::Source::pairs) {
+      TileRows x = prepared.rounded;
+      x.data = static_cast<const char*>(x.data) + row_begin / 32 * x.pair_stride;
+      product_of_pairs(c, m, m.b, x, rows, p0, panels);
+      if (gated) product_of_pairs(c_up, m, m.b_up, x, rows, p0, panels);
     } else if (m.b_source == Matmul::Source::fp8) {
       product_of_fp8(c, m, m.fp8, a, rows, p0, panels, packed);
       if (gated) product_of_fp8(c_up, m, m.fp8_up, a, rows, p0, panels, packed);
@@ -348,9 +387,38 @@ namespace eadem::kernels::cpu {
 
 HWY_EXPORT(matmul_task);
 
+Matmul::Source source_of(PackedPanels::Side side) {
+  return side == PackedPanels::Side::pairs ? Matmul::Source::pairs : Matmul::Source::panels;
+}
+
+void set_panels(Matmul& m, const TensorView& weight) {
+  m.b_source = source_of(static_cast<const PackedPanels*>(weight.encoding)->side());
+  m.b = weight.data;
+  m.b_dtype = weight.dtype;
+}
+
+namespace {
+
+// Rounds the rows of a into `base`.
+TileRows round_rows(CpuDevice& device, const Matmul& m, void* base) {
+  const TileRows result = TileRows::in_order(base, m.rows);
+  device.pool().parallel_ranges(m.rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(m.k_size, 1)),
+                                [&](int64_t begin, int64_t end) {
+                                  for (int64_t r = begin; r < end; ++r)
+                                    round_to_tiles(result, r, m.a + r * m.a_row_stride, m.k_size);
+                                });
+  return result;
+}
+
+}  // namespace
+
 int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int64_t rows, int64_t k_size) {
   const int64_t workers = device.pool().num_threads() * worker_floats(source) * static_cast<int64_t>(sizeof(float));
-  return source == Matmul::Source::quantized ? workers + quantized_rows_bytes(rows, k_size) : workers;
+  switch (source) {
+    case Matmul::Source::quantized: return workers + quantized_rows_bytes(rows, k_size);
+    case Matmul::Source::pairs: return workers + TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
+    default: return workers;
+  }
 }
 
 void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
@@ -361,33 +429,37 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
   // Blocks of rows of equal size; each block of rows is divided into groups of panels until there are a few tasks per
   // thread. A product below about 20 us is not worth waking anyone.
   const int64_t panels = (m.outputs + kPanelWidth - 1) / kPanelWidth;
-  const int64_t row_blocks = (m.rows + kRowBlock - 1) / kRowBlock;
+  const bool pairs = m.b_source == Matmul::Source::pairs;
+  const int64_t max_rows = pairs ? kPairRowBlock : kRowBlock, row_blocks = ceil_div(m.rows, max_rows);
   const int64_t block_rows =
-      row_blocks == 1 ? m.rows : std::min(kRowBlock, ((m.rows + row_blocks - 1) / row_blocks + 11) / 12 * 12);
+      row_blocks == 1 ? m.rows : std::min(max_rows, round_up(ceil_div(m.rows, row_blocks), pairs ? 32 : 12));
   const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
-  const int64_t wanted_tasks = multiplications < 1e5 || pool.num_threads() == 1 ? 1 : 4 * pool.num_threads();
-  const int64_t unit = group_panels(m.b_source);
+  // Of many rows on tiles a thread has fewer tasks: what it has read it should use.
+  const int64_t thread_tasks = pairs && m.rows > 32 ? 2 : 4;
+  const int64_t wanted_tasks = multiplications < 1e5 || pool.num_threads() == 1 ? 1 : thread_tasks * pool.num_threads();
+  const int64_t unit = pairs ? 2 : group_panels(m.b_source);
   const int64_t units = (panels + unit - 1) / unit;
   const int64_t groups = std::clamp<int64_t>((wanted_tasks + row_blocks - 1) / row_blocks, 1, units);
   const int64_t group_size = (units + groups - 1) / groups * unit;
   const int64_t num_groups = (panels + group_size - 1) / group_size;
 
   const int64_t worker_size = worker_floats(m.b_source);
-  QuantizedRows x{};
-  QuantizedProduct quantized = nullptr;
+  PreparedRows prepared{};
+  float* rows = static_cast<float*>(scratch) + pool.num_threads() * worker_size;
   if (m.b_source == Matmul::Source::quantized) {
-    x = quantized_rows_in(static_cast<float*>(scratch) + pool.num_threads() * worker_size, *m.quantized.layout, m.rows,
-                          m.k_size);
-    x.order = m.quantized.order;
-    quantize_rows(device, x, m.a, m.a_row_stride, m.k_size);
-    quantized = quantized_product(device.isa());
+    prepared.quantized = quantized_rows_in(rows, *m.quantized.layout, m.rows, m.k_size);
+    prepared.quantized.order = m.quantized.order;
+    quantize_rows(device, prepared.quantized, m.a, m.a_row_stride, m.k_size);
+    prepared.quantized_product = quantized_product(device.isa());
+  } else if (m.b_source == Matmul::Source::pairs) {
+    prepared.rounded = round_rows(device, m, rows);
   }
 
   pool.parallel_for(row_blocks * num_groups, [&](int64_t index, int worker) {
     // Tasks that share rows stand side by side: they run at the same time and read the same rows.
     const int64_t row_begin = index / num_groups * block_rows;
     const int64_t panel_begin = index % num_groups * group_size;
-    task(m, x, quantized, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
+    task(m, prepared, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
          std::min(panels, panel_begin + group_size), static_cast<float*>(scratch) + worker * worker_size);
   });
 }

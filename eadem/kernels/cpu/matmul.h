@@ -5,12 +5,14 @@
 //   product[r, n] = sum_k a[r, k] * b[k, n],   then `finish` writes y[r, n]
 //
 // Accumulates in f32, each output as one chain over k in order (matmul-inl.h; of quantized weights over steps of k,
-// quantized_matmul.h), so results do not depend on the number of rows, on blocking or on threads.
+// quantized_matmul.h; on tiles over tiles of k, tiles.h), so results do not depend on the number of rows, on blocking
+// or on threads.
 #pragma once
 
 #include <cstdint>
 
 #include "eadem/core/device/cpu_device.h"
+#include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/quantized_matmul.h"
 #include "eadem/kernels/elementwise.h"
 
@@ -35,12 +37,12 @@ struct Matmul {
   int64_t a_k_stride = 1;
 
   // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
-  // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is quantized row by row); or 8-bit floats, which
-  // are decoded to f32 a block at a time.
-  enum class Source : uint8_t { panels, matrix, quantized, fp8 };
+  // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is quantized row by row); 8-bit floats, which are
+  // decoded to f32 a block at a time; or panels in pairs, for tiles (then a_k_stride is 1, and a is rounded to bf16).
+  enum class Source : uint8_t { panels, matrix, quantized, fp8, pairs };
   Source b_source = Source::panels;
   const void* b = nullptr;
-  const void* b_up = nullptr;  // Finish::gated only, panels: the second factor
+  const void* b_up = nullptr;  // Finish::gated only, panels and pairs: the second factor
   DType b_dtype = DType::f32;
   QuantizedWeight quantized, quantized_up;  // of the same layout
   Fp8Weight fp8, fp8_up;
@@ -58,8 +60,12 @@ struct Matmul {
   ActivationKind activation = ActivationKind::silu;
 };
 
-// Bytes of scratch that `matmul` needs on `device` for any product with b from `source`; with quantized b for up to
-// `rows` rows of `k_size`.
+// How b is read that PackedPanels hold on `side`, and m with it.
+Matmul::Source source_of(PackedPanels::Side side);
+void set_panels(Matmul& m, const TensorView& weight);
+
+// Bytes of scratch that `matmul` needs on `device` for any product with b from `source`; with quantized b, or b in
+// pairs, for up to `rows` rows of `k_size`.
 int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int64_t rows = 0, int64_t k_size = 0);
 
 void matmul(CpuDevice& device, const Matmul& product, void* scratch);

@@ -44,26 +44,43 @@ void pack_columns(To* panel, const From* weight, int64_t row_size, int64_t outpu
   }
 }
 
+// The same in pairs, all of k. 32 of k at a time: 16 lines are read and 16 are written.
+template <typename From>
+void pack_pairs(bf16_t* panel, const From* weight, int64_t k_size, int64_t outputs) {
+  for (int64_t k0 = 0; k0 < k_size; k0 += kPairTile, panel += kPairTile * kPanelWidth)
+    for (int64_t n = 0; n < kPanelWidth; ++n) {
+      bf16_t values[kPairTile] = {};
+      const int64_t some = n < outputs ? std::min(kPairTile, k_size - k0) : 0;
+      for (int64_t k = 0; k < some; ++k) values[k] = convert<bf16_t>(weight[n * k_size + k0 + k]);
+      for (int64_t k = 0; k < kPairTile; k += 2)
+        std::memcpy(panel + (k / 2 * kPanelWidth + n) * 2, values + k, 2 * sizeof(bf16_t));
+    }
+}
+
 struct Extents {
   int64_t outputs;  // panel lanes
   int64_t k;        // panel rows
   int64_t panels;
+  int64_t panel_rows;  // k, or in pairs what it is filled up to
 };
 
 Extents extents(const Shape& shape, PackedPanels::Side side) {
-  const bool normal = side == PackedPanels::Side::normal;
-  const int64_t outputs = normal ? shape[0] : shape[1];
-  return {outputs, normal ? shape[1] : shape[0], (outputs + kPanelWidth - 1) / kPanelWidth};
+  const bool transposed = side == PackedPanels::Side::transposed;
+  const int64_t outputs = transposed ? shape[1] : shape[0], k = transposed ? shape[0] : shape[1];
+  const int64_t filled = side == PackedPanels::Side::pairs ? (k + kPairTile - 1) / kPairTile * kPairTile : k;
+  return {outputs, k, (outputs + kPanelWidth - 1) / kPanelWidth, filled};
 }
 
 template <typename To, typename From>
 void pack_panel(To* data, const From* weight, const Extents& e, PackedPanels::Side side, int64_t p) {
   const int64_t outputs = std::min(kPanelWidth, e.outputs - p * kPanelWidth);
-  To* panel = data + p * e.k * kPanelWidth;
-  if (side == PackedPanels::Side::normal)
-    pack_rows(panel, weight + p * kPanelWidth * e.k, e.k, outputs, 0, e.k);
-  else
+  To* panel = data + p * e.panel_rows * kPanelWidth;
+  if (side == PackedPanels::Side::transposed)
     pack_columns(panel, weight + p * kPanelWidth, e.outputs, outputs, 0, e.k);
+  else if (side == PackedPanels::Side::normal)
+    pack_rows(panel, weight + p * kPanelWidth * e.k, e.k, outputs, 0, e.k);
+  else if constexpr (std::is_same_v<To, bf16_t>)
+    pack_pairs(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
 }
 
 // Calls f(To*, const From*) with the element types of the two views.
@@ -93,6 +110,7 @@ const PackedPanels* PackedPanels::of(DType dtype, Side side) {
       {DType::f32, Side::transposed, "packed_panels_f32_transposed"},
       {DType::bf16, Side::normal, "packed_panels_bf16"},
       {DType::bf16, Side::transposed, "packed_panels_bf16_transposed"},
+      {DType::bf16, Side::pairs, "packed_panels_bf16_pairs"},
       {DType::f16, Side::normal, "packed_panels_f16"},
       {DType::f16, Side::transposed, "packed_panels_f16_transposed"},
   };
@@ -105,6 +123,7 @@ std::vector<PlaneSpec> PackedPanels::planes(const Shape& shape) const {
   if (shape.rank() != 2)
     throw InvalidArgument("{} packs matrices [out, in]; the tensor is {}", name_, to_string(shape));
   const Extents e = extents(shape, side_);
+  if (side_ == Side::pairs) return {{"data", dtype_, Shape{e.panels, e.panel_rows / 2, kPanelWidth, 2}}};
   return {{"data", dtype_, Shape{e.panels, e.k, kPanelWidth}}};
 }
 
@@ -123,6 +142,9 @@ void PackedPanels::decode_row(float* row, const TensorView& encoded, int64_t ind
     if (side_ == Side::normal) {
       const auto* lane = data + index / kPanelWidth * e.k * kPanelWidth + index % kPanelWidth;
       for (int64_t k = 0; k < e.k; ++k) row[k] = widen(lane[k * kPanelWidth]);
+    } else if (side_ == Side::pairs) {
+      const auto* lane = data + index / kPanelWidth * e.panel_rows * kPanelWidth + index % kPanelWidth * 2;
+      for (int64_t k = 0; k < e.k; ++k) row[k] = widen(lane[k / 2 * kPanelWidth * 2 + k % 2]);
     } else {
       for (int64_t n = 0; n < e.outputs; ++n)
         row[n] = widen(data[(n / kPanelWidth * e.k + index) * kPanelWidth + n % kPanelWidth]);

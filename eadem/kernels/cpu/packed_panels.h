@@ -9,21 +9,31 @@
 // set reads the same bytes, and the lanes of a vector are outputs: each output is one chain of additions over k.
 // The transposed variant packs weight^T, whose outputs are the weight's inputs, for gradients of activations:
 //   data [ceil(in / 16), out, 16].
+// The variant in pairs, of bf16 alone, is what products on tiles read (bf16_matmul.h): two neighbours of k of one
+// output stand in one word, and k is filled up with zeros to a multiple of 32, so that 1024 bytes are one tile:
+//   data [ceil(out / 16), ceil(in / 32) * 16, 16, 2].
 #pragma once
 
 #include "eadem/core/encoding.h"
+#include "eadem/core/isa.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem::kernels::cpu {
 
 inline constexpr int64_t kPanelWidth = 16;
+inline constexpr int64_t kPairTile = 32;  // values of k that a tile of pairs holds
 
 class PackedPanels final : public Encoding {
  public:
-  enum class Side : uint8_t { normal, transposed };
+  enum class Side : uint8_t { normal, transposed, pairs };
 
-  // The encoding of weights of `dtype` (f32, bf16 or f16), or null for any other dtype.
+  // The encoding of weights of `dtype` (f32, bf16 or f16; in pairs bf16), or null for any other dtype.
   static const PackedPanels* of(DType dtype, Side side);
+
+  // How forward products on `isa` read a plain weight of `dtype`: on tiles in pairs.
+  static const PackedPanels* of_forward(DType dtype, Isa isa) {
+    return of(dtype, dtype == DType::bf16 && isa == Isa::amx ? Side::pairs : Side::normal);
+  }
 
   std::string_view name() const override { return name_; }
   DType dtype() const { return dtype_; }

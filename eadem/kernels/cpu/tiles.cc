@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cpu/tiles.h"
+
+#include <algorithm>
+
+#include "eadem/core/error.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define EADEM_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512bf16")))
+// Intrinsics of tiles do not say that they read and write memory.
+#define EADEM_TILE_BARRIER asm volatile("" ::: "memory")
+
+namespace eadem::kernels::cpu {
+
+namespace {
+
+constexpr int64_t kPanel = 16;
+// Tiles of k for which a few hundred rows (2 KB each) stay in the second-level cache while the panels pass by. Two panels
+// of kTileBlock tiles (32 KB) stay in the first-level cache while the rows pass by; what comes next is fetched meanwhile.
+constexpr int64_t kRowTiles = 32;
+
+// Registers: 0 to 3 sums (top row of tiles: 0, 1), 4 and 5 a, 6 and 7 b.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t line_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t lines[16] = {};
+};
+
+EADEM_TILES void configure(int64_t top_rows, int64_t bottom_rows) {
+  TileConfig config;
+  const auto top = static_cast<uint8_t>(top_rows), bottom = static_cast<uint8_t>(std::max<int64_t>(bottom_rows, 1));
+  const uint8_t lines[] = {top, top, bottom, bottom, top, bottom, 16, 16};
+  std::copy(std::begin(lines), std::end(lines), config.lines);
+  asm volatile("" ::"r"(&config) : "memory");  // of the configuration the intrinsic says that it reads eight bytes
+  _tile_loadconfig(&config);
+}
+
+// Lines [begin, end) of every tile that the next block of two panels begins with.
+struct Fetch {
+  const char* tiles;
+  int64_t begin, end;
+};
+
+// A block of one or two rows of tiles by one or two panels.
+template <bool kBf16, bool kBottom, bool kRight>
+EADEM_TILES void block(char* c, int64_t c_stride, bool resume, const TileRows& a, const char* a_rows, const char* b,
+                       int64_t panel_stride, int64_t tiles, const Fetch& fetch) {
+  const int64_t c_line = c_stride * 4;
+  char *right = c + kPanel * 4, *bottom = c + kTileRows * c_line, *corner = bottom + kPanel * 4;
+  if (resume) {
+    EADEM_TILE_BARRIER;
+    _tile_loadd(0, c, c_line);
+    if constexpr (kRight) _tile_loadd(1, right, c_line);
+    if constexpr (kBottom) _tile_loadd(2, bottom, c_line);
+    if constexpr (kBottom && kRight) _tile_loadd(3, corner, c_line);
+  } else {
+    _tile_zero(0);
+    if constexpr (kRight) _tile_zero(1);
+    if constexpr (kBottom) _tile_zero(2);
+    if constexpr (kBottom && kRight) _tile_zero(3);
+  }
+  for (int64_t t = 0; t < tiles; ++t) {
+    const char* a_tile = a_rows + t * a.tile_stride;
+    const char* b_tile = b + t * kTileBytes;
+    _tile_loadd(4, a_tile, a.line_stride);
+    _tile_loadd(6, b_tile, 64);
+    if constexpr (kBf16)
+      _tile_dpbf16ps(0, 4, 6);
+    else
+      _tile_dpbsud(0, 4, 6);
+    if constexpr (kRight) {
+      _tile_loadd(7, b_tile + panel_stride, 64);
+      if constexpr (kBf16)
+        _tile_dpbf16ps(1, 4, 7);
+      else
+        _tile_dpbsud(1, 4, 7);
+    }
+    if constexpr (kBottom) {
+      _tile_loadd(5, a_tile + a.half_stride, a.line_stride);
+      if constexpr (kBf16)
+        _tile_dpbf16ps(2, 5, 6);
+      else
+        _tile_dpbsud(2, 5, 6);
+      if constexpr (kRight) {
+        if constexpr (kBf16)
+          _tile_dpbf16ps(3, 5, 7);
+        else
+          _tile_dpbsud(3, 5, 7);
+      }
+    }
+    for (int64_t i = fetch.begin; i < fetch.end; ++i) {
+      const char* line = fetch.tiles + t * kTileBytes + i * 64;
+      _mm_prefetch(line, _MM_HINT_T1);
+      if constexpr (kRight) _mm_prefetch(line + panel_stride, _MM_HINT_T1);
+    }
+  }
+  _tile_stored(0, c, c_line);
+  if constexpr (kRight) _tile_stored(1, right, c_line);
+  if constexpr (kBottom) _tile_stored(2, bottom, c_line);
+  if constexpr (kBottom && kRight) _tile_stored(3, corner, c_line);
+  EADEM_TILE_BARRIER;
+}
+
+// All rows of one or two panels, for the tiles of k from `first` on.
+template <bool kBf16, bool kRight>
+EADEM_TILES void rows_of_tiles(char* c, int64_t c_stride, bool resume, const TileRows& a, const char* b,
+                               int64_t panel_stride, int64_t rows, int64_t first, int64_t tiles, const char* next,
+                               int64_t& configured) {
+  constexpr int64_t kBlockRows = 2 * kTileRows;
+  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const char* a_rows = static_cast<const char*>(a.data) + first / kTileBlock * a.k_stride;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t height = std::min(kBlockRows, rows - i * kBlockRows);
+    if (configured != height) {
+      configure(std::min(height, kTileRows), height - kTileRows);
+      configured = height;
+    }
+    const Fetch fetch{next, i * kTileRows / blocks, (i + 1) * kTileRows / blocks};
+    const auto run = height > kTileRows ? block<kBf16, true, kRight> : block<kBf16, false, kRight>;
+    run(c, c_stride, resume, a, a_rows, b + first * kTileBytes, panel_stride, tiles, fetch);
+    c += kBlockRows * c_stride * 4;
+    a_rows += a.pair_stride;
+  }
+}
+
+template <bool kBf16>
+EADEM_TILES void product(void* c, int64_t c_stride, bool resume, const TileRows& a, const TilePanels& b, int64_t rows,
+                         int64_t panels, int64_t tiles) {
+  static_assert(kRowTiles % kTileBlock == 0);
+  int64_t configured = 0;  // rows of the block
+  for (int64_t row_tile = 0; row_tile < tiles || row_tile == 0; row_tile += kRowTiles) {
+    const int64_t end = std::min(tiles, row_tile + kRowTiles);
+    for (int64_t p = 0; p < panels; p += 2) {
+      char* c_panels = static_cast<char*>(c) + p * kPanel * 4;
+      const char* b_panels = static_cast<const char*>(b.data) + p * b.panel_stride;
+      for (int64_t first = row_tile; first < end || first == 0; first += kTileBlock) {
+        const int64_t some = std::min(kTileBlock, end - first);
+        const char* next = first + some < end ? b_panels + (first + some) * kTileBytes
+                           : p + 2 < panels   ? b_panels + 2 * b.panel_stride + row_tile * kTileBytes
+                           : end < tiles      ? static_cast<const char*>(b.data) + end * kTileBytes
+                                              : b_panels + 2 * b.panel_stride;
+        const auto run = p + 1 < panels ? rows_of_tiles<kBf16, true> : rows_of_tiles<kBf16, false>;
+        run(c_panels, c_stride, resume || first > 0, a, b_panels, b.panel_stride, rows, first, some, next, configured);
+      }
+    }
+  }
+  _tile_release();
+}
+
+// Words of two bf16; GCC 12 warns of uninitialized operands where it is told to shift by intrinsics.
+using Words = uint32_t __attribute__((vector_size(64)));
+EADEM_TILES inline __m512 first_of(Words pairs) { return reinterpret_cast<__m512>(pairs << 16); }
+EADEM_TILES inline __m512 second_of(Words pairs) { return reinterpret_cast<__m512>(pairs & 0xffff0000u); }
+
+// How far a row alone fetches ahead, in bytes.
+constexpr int64_t kRowFetch = 1024;
+
+// As many panels side by side as have all their chains in registers.
+template <int kPanels>
+EADEM_TILES __attribute__((noinline)) void row_of_panels(float* c, const TileRows& a, const char* b,
+                                                         int64_t panel_stride, int64_t tiles) {
+  __m512 sum[kPanels];
+  for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_setzero_ps();
+  for (int64_t t = 0; t < tiles; ++t, b += kTileBytes) {
+    const char* x = static_cast<const char*>(a.data) + t / kTileBlock * a.k_stride + t % kTileBlock * a.tile_stride;
+    __m512 even[kPanels], odd[kPanels];
+    for (int p = 0; p < kPanels; ++p) even[p] = odd[p] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < kTileRows; ++i) {
+      int pair;
+      __builtin_memcpy(&pair, x + 4 * i, sizeof(pair));
+      const auto both = reinterpret_cast<Words>(_mm512_set1_epi32(pair));
+      const __m512 x_even = first_of(both), x_odd = second_of(both);
+      for (int p = 0; p < kPanels; ++p) {
+        const char* line = b + p * panel_stride + i * 64;
+        _mm_prefetch(line + kRowFetch, _MM_HINT_T0);
+        const auto w = reinterpret_cast<Words>(_mm512_loadu_si512(line));
+        even[p] = _mm512_fmadd_ps(x_even, first_of(w), even[p]);
+        odd[p] = _mm512_fmadd_ps(x_odd, second_of(w), odd[p]);
+      }
+    }
+    for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_add_ps(sum[p], _mm512_add_ps(even[p], odd[p]));
+  }
+  for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(c + p * kPanel, sum[p]);
+}
+
+}  // namespace
+
+void int8_tiles(int32_t* c, int64_t c_stride, bool resume, const TileRows& a, const TilePanels& b, int64_t rows,
+                int64_t panels, int64_t tiles) {
+  product<false>(c, c_stride, resume, a, b, rows, panels, tiles);
+}
+
+void bf16_tiles(float* c, int64_t c_stride, bool resume, const TileRows& a, const TilePanels& b, int64_t rows,
+                int64_t panels, int64_t tiles) {
+  product<true>(c, c_stride, resume, a, b, rows, panels, tiles);
+}
+
+void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, int64_t tiles) {
+  constexpr unsigned kSubnormalsAreZero = 0x8040;
+  const unsigned state = _mm_getcsr();
+  _mm_setcsr(state | kSubnormalsAreZero);
+  const char* data = static_cast<const char*>(b.data);
+  int64_t p = 0;
+  for (; p + 4 <= panels; p += 4) row_of_panels<4>(c + p * kPanel, a, data + p * b.panel_stride, b.panel_stride, tiles);
+  for (; p < panels; ++p) row_of_panels<1>(c + p * kPanel, a, data + p * b.panel_stride, b.panel_stride, tiles);
+  _mm_setcsr(state);
+}
+
+EADEM_TILES void round_to_tiles(const TileRows& rows, int64_t row, const float* x, int64_t n) {
+  constexpr int64_t kLanes = 16, kTileValues = kTileLine / 2;
+  char* begin = static_cast<char*>(const_cast<void*>(rows.data)) + row / 32 * rows.pair_stride +
+                row / kTileRows % 2 * rows.half_stride + row % kTileRows * rows.line_stride;
+  for (int64_t k0 = 0; k0 < n; k0 += kTileValues) {
+    const int64_t t = k0 / kTileValues;
+    char* to = begin + t / kTileBlock * rows.k_stride + t % kTileBlock * rows.tile_stride;
+    for (int64_t k = 0; k < kTileValues; k += kLanes) {
+      const int64_t some = std::clamp<int64_t>(n - k0 - k, 0, kLanes);
+      const __m512 values = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << some) - 1), x + k0 + k);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + k * 2), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
+    }
+  }
+}
+
+}  // namespace eadem::kernels::cpu
+
+#else
+
+namespace eadem::kernels::cpu {
+
+void int8_tiles(int32_t*, int64_t, bool, const TileRows&, const TilePanels&, int64_t, int64_t, int64_t) {
+  EADEM_CHECK(false, "tiles are of x86 processors");
+}
+void bf16_tiles(float*, int64_t, bool, const TileRows&, const TilePanels&, int64_t, int64_t, int64_t) {
+  EADEM_CHECK(false, "tiles are of x86 processors");
+}
+void bf16_row(float*, const TileRows&, const TilePanels&, int64_t, int64_t) {
+  EADEM_CHECK(false, "tiles are of x86 processors");
+}
+void round_to_tiles(const TileRows&, int64_t, const float*, int64_t) {
+  EADEM_CHECK(false, "tiles are of x86 processors");
+}
+
+}  // namespace eadem::kernels::cpu
+
+#endif
