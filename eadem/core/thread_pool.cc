@@ -5,7 +5,13 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <chrono>
+#include <set>
+#include <thread>
+
+#include "eadem/core/error.h"
 
 namespace eadem {
 
@@ -19,6 +25,8 @@ constexpr Clock::duration kSpinTime = std::chrono::microseconds(100);
 constexpr int kSpinsPerLook = 64;
 // Of the caller that waits for the last task.
 constexpr int kSpinsBeforeYield = 1000;
+// Whoever is woken for a region wakes as many others, so that waking many takes few steps.
+constexpr int kWakesEach = 2;
 
 void cpu_relax() {
 #if defined(__x86_64__)
@@ -28,105 +36,274 @@ void cpu_relax() {
 #endif
 }
 
-std::vector<int> allowed_processors() {
-  std::vector<int> result;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0)
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-      if (CPU_ISSET(cpu, &set)) result.push_back(cpu);
-  return result;
+void pin(std::thread& thread, int processor) {
+  const auto size = static_cast<size_t>(processor) + 1;
+  cpu_set_t* set = CPU_ALLOC(size);
+  CPU_ZERO_S(CPU_ALLOC_SIZE(size), set);
+  CPU_SET_S(static_cast<size_t>(processor), CPU_ALLOC_SIZE(size), set);
+  pthread_setaffinity_np(thread.native_handle(), CPU_ALLOC_SIZE(size), set);  // may fail: as without a processor
+  CPU_FREE(set);
 }
+
+std::vector<Seat> own_seats(int num_threads, bool pinned) {
+  if (num_threads > 0 && !pinned) return std::vector<Seat>(static_cast<size_t>(num_threads));
+  const Topology topology = Topology::of_this_process();
+  const int threads = num_threads > 0 ? num_threads : topology.num_cores();
+  return pinned ? topology.seats(threads, threads) : std::vector<Seat>(static_cast<size_t>(threads));
+}
+
+// Tasks not yet taken; below zero when threads have come in vain. A thread takes one by decrementing it from above
+// zero.
+struct alignas(64) Count {
+  std::atomic<int64_t> left{0};
+
+  int64_t take() {
+    if (left.load(std::memory_order_relaxed) <= 0) return 0;
+    return std::max<int64_t>(0, left.fetch_sub(1, std::memory_order_acquire));
+  }
+};
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, bool pin) {
-  const std::vector<int> processors = allowed_processors();
-  if (num_threads <= 0) num_threads = std::max<int>(1, static_cast<int>(processors.size()));
-  // More workers than processors share them: the scheduler places those better than a fixed pin, and a worker that
-  // spins would hold the processor that a task needs.
-  const bool one_each = num_threads <= static_cast<int>(processors.size());
-  spinning_ = one_each;
-  for (int worker = 1; worker < num_threads; ++worker) {
-    workers_.emplace_back([this, worker] { work(worker); });
-    if (pin && one_each) {
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET(processors[worker], &set);
-      pthread_setaffinity_np(workers_.back().native_handle(), sizeof(set), &set);
+// A region is: tasks (task, num_tasks, sharers), their counts, and then the number of the region, which wakes and
+// starts the workers. Until a thread has taken its tasks off `unfinished` as well, the region cannot end: so whoever
+// holds a task, and nobody else, may read what describes the tasks. A thread that comes late, or early, finds the
+// counts of some region and takes tasks of that one or none; it needs to know nothing else.
+struct ThreadPool::State {
+  // Each kind of region has counts of its own: no thread can mistake one for the other.
+  struct Worker {
+    Count shared;  // of its share, which others may take from
+    Count own;     // of its share, which is for itself
+    alignas(64) std::atomic<int> asleep{0};
+    std::atomic<uint64_t> seen{0};  // the last region that it looked for tasks of
+    int node = 0;
+    std::thread thread;
+  };
+
+  alignas(64) std::atomic<uint64_t> region{0};
+  std::atomic<int> participants{1};    // workers below it look for tasks
+  std::atomic<int> wake_below{1};      // and these are woken for them
+  std::atomic<bool> in_shares{false};  // tasks may be in the workers' counts
+  std::atomic<bool> stopping{false};
+  Count common;
+  alignas(64) std::atomic<int64_t> unfinished{0};
+  // Bit w % 64 of word w / 64: worker w is parked, or about to. Whoever clears the bit wakes the worker.
+  std::vector<std::atomic<uint64_t>> parked;
+  const Task* task = nullptr;
+  int64_t num_tasks = 0;
+  int sharers = 1;
+
+  int active = 1;
+  int processors = 1;    // that this process has
+  bool spinning = true;  // the workers have a processor each
+  std::vector<Worker> workers;
+  std::vector<int> num_nodes;  // of the first 0, 1, 2, … workers
+
+  explicit State(size_t num_workers) : parked((num_workers + 63) / 64), workers(num_workers) {}
+
+  int64_t end_of_share(int worker) const { return share_begin(num_tasks, sharers, worker + 1); }
+
+  void start(Task& new_task, int64_t tasks, int new_participants, int wake) {
+    task = &new_task;
+    num_tasks = tasks;
+    unfinished.store(tasks, std::memory_order_relaxed);
+    participants.store(new_participants, std::memory_order_relaxed);
+    wake_below.store(wake, std::memory_order_relaxed);
+  }
+  // Sequentially consistent, as is the parking of a worker: one of the two sides sees the other.
+  void publish() { region.fetch_add(1); }
+
+  // Wakes at most `most` parked workers that the region wants and that have not been in it.
+  void wake(int most) {
+    const uint64_t current = region.load();
+    const int below = wake_below.load(std::memory_order_relaxed);
+    for (int first = 0; first < below; first += 64) {
+      std::atomic<uint64_t>& word = parked[static_cast<size_t>(first / 64)];
+      const uint64_t wanted = below - first >= 64 ? ~uint64_t{0} : (uint64_t{1} << (below - first)) - 1;
+      for (uint64_t bits = word.load() & wanted; bits != 0; bits &= bits - 1) {
+        const uint64_t bit = bits & (~bits + 1);
+        Worker& worker = workers[static_cast<size_t>(first + std::countr_zero(bit))];
+        if (worker.seen.load(std::memory_order_relaxed) == current) continue;
+        if ((word.fetch_and(~bit) & bit) == 0) continue;  // it woke by itself, or another thread wakes it
+        worker.asleep.store(0);
+        worker.asleep.notify_one();
+        if (--most == 0) return;
+      }
     }
+  }
+
+  // Takes tasks and runs them until there are none to take.
+  void run_tasks(int worker) {
+    int64_t done = 0;
+    Worker& self = workers[static_cast<size_t>(worker)];
+    while (const int64_t left = self.own.take()) {
+      (*task)(end_of_share(worker) - left, worker);
+      ++done;
+    }
+    while (const int64_t left = common.take()) {
+      (*task)(num_tasks - left, worker);
+      ++done;
+    }
+    if (in_shares.load(std::memory_order_relaxed)) done += run_shares(worker);
+    if (done > 0) unfinished.fetch_sub(done, std::memory_order_release);
+  }
+
+  // Its own share, then what is left of others in its node, then of others.
+  int64_t run_shares(int worker) {
+    int64_t done = 0;
+    const auto run_share_of = [&](int owner) {
+      while (const int64_t left = workers[static_cast<size_t>(owner)].shared.take()) {
+        (*task)(end_of_share(owner) - left, worker);
+        ++done;
+      }
+    };
+    run_share_of(worker);
+    const int node = workers[static_cast<size_t>(worker)].node;
+    const int others = participants.load(std::memory_order_relaxed);
+    const uint64_t seen = workers[static_cast<size_t>(worker)].seen.load(std::memory_order_relaxed);
+    for (const bool same_node : {true, false})
+      for (int n = 1; n < others; ++n) {
+        // The next region has begun: its own share comes first.
+        if (worker != 0 && region.load(std::memory_order_relaxed) != seen) return done;
+        const int owner = (worker + n) % others;
+        if ((workers[static_cast<size_t>(owner)].node == node) == same_node) run_share_of(owner);
+      }
+    return done;
+  }
+
+  // The calling thread's part of a region that was published.
+  void finish() {
+    wake(kWakesEach);
+    run_tasks(0);
+    for (int spins = 0; unfinished.load(std::memory_order_acquire) > 0; ++spins) {
+      if (spinning && spins < kSpinsBeforeYield)
+        cpu_relax();
+      else
+        std::this_thread::yield();  // a worker lost its processor; give it this one
+    }
+  }
+
+  // Waits for a region that this worker takes part in and has not seen. False: stop.
+  bool await_region(int worker) {
+    Worker& self = workers[static_cast<size_t>(worker)];
+    const uint64_t seen = self.seen.load(std::memory_order_relaxed);
+    const auto called = [&](std::memory_order order) {
+      return region.load(order) != seen && worker < participants.load(order);
+    };
+    std::atomic<uint64_t>& word = parked[static_cast<size_t>(worker / 64)];
+    const uint64_t bit = uint64_t{1} << (worker % 64);
+    while (true) {
+      const Clock::time_point start = Clock::now();
+      do {
+        for (int spins = 0; spins < kSpinsPerLook; ++spins) {
+          if (stopping.load(std::memory_order_relaxed)) return false;
+          if (called(std::memory_order_relaxed)) return true;
+          cpu_relax();
+        }
+      } while (spinning && Clock::now() - start < kSpinTime);
+      self.asleep.store(1);
+      word.fetch_or(bit);
+      if (!called(std::memory_order_seq_cst) && !stopping.load()) self.asleep.wait(1);
+      // Whoever is woken wakes others.
+      if ((word.fetch_and(~bit) & bit) == 0) wake(kWakesEach);
+    }
+  }
+
+  void work(int worker) {
+    while (await_region(worker)) {
+      workers[static_cast<size_t>(worker)].seen.store(region.load(), std::memory_order_relaxed);
+      run_tasks(worker);
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int num_threads, bool pin) : ThreadPool(own_seats(num_threads, pin)) {}
+
+ThreadPool::ThreadPool(const std::vector<Seat>& seats) : state_(std::make_unique<State>(seats.size())) {
+  EADEM_CHECK(!seats.empty(), "a pool of no threads");
+  State& s = *state_;
+  s.active = num_threads();
+  s.processors = static_cast<int>(allowed_processors().size());
+  // More workers than processors share them: a worker that spins would hold the processor that a task needs.
+  s.spinning = num_threads() <= s.processors;
+  std::set<int> nodes;
+  s.num_nodes.push_back(0);
+  for (size_t w = 0; w < seats.size(); ++w) {
+    s.workers[w].node = seats[w].node;
+    nodes.insert(seats[w].node);
+    s.num_nodes.push_back(static_cast<int>(nodes.size()));
+  }
+  for (int w = 1; w < num_threads(); ++w) {
+    std::thread& thread = s.workers[static_cast<size_t>(w)].thread;
+    thread = std::thread([&s, w] { s.work(w); });
+    if (const int processor = seats[static_cast<size_t>(w)].processor; processor >= 0) pin(thread, processor);
   }
 }
 
 ThreadPool::~ThreadPool() {
-  stopping_.store(true);
-  wakings_.fetch_add(1);
-  wakings_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  State& s = *state_;
+  s.stopping.store(true);
+  s.wake_below.store(num_threads());
+  s.publish();  // one that nobody has seen
+  s.wake(num_threads());
+  for (State::Worker& worker : s.workers)
+    if (worker.thread.joinable()) worker.thread.join();
 }
 
-void ThreadPool::run_tasks(int worker) {
-  int64_t left = unclaimed_.fetch_sub(1, std::memory_order_acquire);
-  if (left <= 0) return;
-  const Task task = *task_;
-  const int64_t num_tasks = num_tasks_;
-  int64_t done = 0;
-  for (; left > 0; left = unclaimed_.fetch_sub(1, std::memory_order_acquire), ++done) task(num_tasks - left, worker);
-  unfinished_.fetch_sub(done, std::memory_order_release);
-}
+int ThreadPool::num_threads() const { return static_cast<int>(state_->workers.size()); }
+int ThreadPool::active_threads() const { return state_->active; }
+void ThreadPool::set_active_threads(int count) { state_->active = std::clamp(count, 1, num_threads()); }
+int ThreadPool::node_of(int worker) const { return state_->workers[static_cast<size_t>(worker)].node; }
 
-void ThreadPool::parallel_for(int64_t num_tasks, FunctionRef<void(int64_t, int)> task) {
-  if (workers_.empty() || num_tasks <= 1) {
+int ThreadPool::num_nodes(int count) const { return state_->num_nodes[static_cast<size_t>(count)]; }
+
+void ThreadPool::parallel_for(int64_t num_tasks, Task task) {
+  State& s = *state_;
+  if (s.active == 1 || num_tasks <= 1) {
     for (int64_t index = 0; index < num_tasks; ++index) task(index, 0);
     return;
   }
-  task_ = &task;
-  num_tasks_ = num_tasks;
-  unfinished_.store(num_tasks, std::memory_order_relaxed);
-  unclaimed_.store(num_tasks);  // sequentially consistent, as is the parked count: one of the two sides sees the other
-  if (const int parked = parked_workers_.load(); parked > 0) {
-    wakings_.fetch_add(1);
-    if (num_tasks > parked)
-      wakings_.notify_all();
-    else
-      for (int64_t helper = 1; helper < num_tasks; ++helper) wakings_.notify_one();
-  }
-  run_tasks(0);
-  for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0; ++spins) {
-    if (spinning_ && spins < kSpinsBeforeYield)
-      cpu_relax();
-    else
-      std::this_thread::yield();  // a worker lost its processor; give it this one
-  }
+  // Threads that have no processor to run on need not be woken.
+  s.start(task, num_tasks, s.active, static_cast<int>(std::min<int64_t>({num_tasks, s.active, s.processors})));
+  s.in_shares.store(false, std::memory_order_relaxed);
+  s.common.left.store(num_tasks, std::memory_order_release);
+  s.publish();
+  s.finish();
+}
+
+void ThreadPool::parallel_shares(int64_t num_tasks, Task task) {
+  State& s = *state_;
+  if (s.active == 1 || num_tasks <= 1 || num_nodes(s.active) == 1) return parallel_for(num_tasks, task);
+  s.start(task, num_tasks, s.active, s.active);
+  s.sharers = s.active;
+  s.in_shares.store(true, std::memory_order_relaxed);
+  for (int w = 0; w < s.sharers; ++w)
+    s.workers[static_cast<size_t>(w)].shared.left.store(
+        share_begin(num_tasks, s.sharers, w + 1) - share_begin(num_tasks, s.sharers, w), std::memory_order_release);
+  s.publish();
+  s.finish();
+}
+
+void ThreadPool::parallel_own(int64_t num_tasks, int owners, Task task) {
+  State& s = *state_;
+  EADEM_CHECK(owners >= 1 && owners <= num_threads(), "{} of {} workers", owners, num_threads());
+  if (num_tasks <= 0) return;
+  s.start(task, num_tasks, owners, owners);
+  s.sharers = owners;
+  s.in_shares.store(false, std::memory_order_relaxed);
+  for (int w = 0; w < owners; ++w)
+    s.workers[static_cast<size_t>(w)].own.left.store(
+        share_begin(num_tasks, owners, w + 1) - share_begin(num_tasks, owners, w), std::memory_order_release);
+  s.publish();
+  s.finish();
 }
 
 void ThreadPool::parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
   if (size <= 0) return;
-  const int64_t max_ranges = 4 * static_cast<int64_t>(num_threads());  // a few each, so that a slow thread evens out
+  const int64_t max_ranges = 4 * static_cast<int64_t>(active_threads());  // a few each, so that a slow thread evens out
   const int64_t length = std::max({grain, (size + max_ranges - 1) / max_ranges, int64_t{1}});
   const int64_t num_ranges = (size + length - 1) / length;
   parallel_for(num_ranges, [&](int64_t index, int) { body(index * length, std::min(size, (index + 1) * length)); });
-}
-
-bool ThreadPool::await_tasks() {
-  while (true) {
-    const Clock::time_point start = Clock::now();
-    do {
-      for (int spins = 0; spins < kSpinsPerLook; ++spins) {
-        if (stopping_.load(std::memory_order_relaxed)) return false;
-        if (unclaimed_.load(std::memory_order_relaxed) > 0) return true;
-        cpu_relax();
-      }
-    } while (spinning_ && Clock::now() - start < kSpinTime);
-    parked_workers_.fetch_add(1);
-    const int wakings = wakings_.load();
-    if (unclaimed_.load() <= 0 && !stopping_.load()) wakings_.wait(wakings);
-    parked_workers_.fetch_sub(1);
-  }
-}
-
-void ThreadPool::work(int worker) {
-  while (await_tasks()) run_tasks(worker);
 }
 
 }  // namespace eadem

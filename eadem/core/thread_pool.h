@@ -4,56 +4,67 @@
 // so that hundreds of regions a token cost no system call and an idle engine costs no processor time.
 //
 // A region ends with its last task: a worker that wakes too late finds nothing left and nobody waits for it.
+//
+// One thread at a time may use a pool.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <thread>
+#include <memory>
 #include <vector>
 
 #include "eadem/core/function_ref.h"
+#include "eadem/core/topology.h"
 
 namespace eadem {
 
 class ThreadPool {
  public:
-  // `num_threads` counts the calling thread; 0 means one per available processor. With `pin`, each worker is
-  // bound to one of the processors this process may use (the caller's thread is left alone).
+  // `num_threads` counts the calling thread; 0 means one per core that this process may use. With `pin`, each worker
+  // is bound to one of the processors this process may use (the caller's thread is left alone), spread over the
+  // machine's memory nodes.
   explicit ThreadPool(int num_threads = 0, bool pin = true);
+  // One thread per seat (at least one), the calling thread on the first. A seat whose processor this process may not
+  // use is as one without.
+  explicit ThreadPool(const std::vector<Seat>& seats);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int num_threads() const;  // all of them: worker numbers are below
+  // How many of them, the first ones, work: all, unless set. `count` is clamped to [1, num_threads()].
+  int active_threads() const;
+  void set_active_threads(int count);
+  int node_of(int worker) const;
+  // Memory nodes of the first `count` workers.
+  int num_nodes(int count) const;
 
-  // Runs task(index, worker) for every index in [0, num_tasks); worker is in [0, num_threads()) and no two
-  // concurrent calls share it. Which worker runs which task is not fixed: results must depend on the index alone.
-  // Returns when all are done. Not reentrant: a task must not call it, and one thread at a time may.
-  // Tasks must not throw.
-  void parallel_for(int64_t num_tasks, FunctionRef<void(int64_t index, int worker)> task);
+  using Task = FunctionRef<void(int64_t index, int worker)>;
+
+  // Runs task(index, worker) for every index in [0, num_tasks); worker is in [0, num_threads()) and no two concurrent
+  // calls share it (a worker that was active a moment ago may still help with the next region). Which worker runs which
+  // task is not fixed: results must depend on the index alone. Returns when all are done. Not reentrant: a task must
+  // not call it. Tasks must not throw.
+  void parallel_for(int64_t num_tasks, Task task);
+
+  // The same where tasks next to each other read memory next to each other, the same in every region: on several nodes
+  // each worker begins with its share of the tasks and then helps others, of its own node first. On one node,
+  // parallel_for.
+  void parallel_shares(int64_t num_tasks, Task task);
+
+  // The same with every task run by the owner of its share and nobody else, among the first `owners` workers, whether
+  // they are active or not: so that memory is first written by the worker that will read it.
+  void parallel_own(int64_t num_tasks, int owners, Task task);
+
+  // The share of worker `worker` among `workers`: [share_begin(n, workers, w), share_begin(n, workers, w + 1)).
+  static int64_t share_begin(int64_t num_tasks, int workers, int worker) { return num_tasks * worker / workers; }
 
   // Splits [0, size) into contiguous ranges of at least `grain` items, a few per thread, and runs
   // body(begin, end) on each.
   void parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body);
 
  private:
-  using Task = FunctionRef<void(int64_t, int)>;
-
-  void work(int worker);
-  void run_tasks(int worker);
-  bool await_tasks();  // false: stop
-
-  // A thread takes one task by decrementing `unclaimed_` from above zero. Until it has taken the task off `unfinished_`
-  // as well, parallel_for cannot return: so whoever holds a task, and nobody else, may read `task_` and `num_tasks_`.
-  alignas(64) std::atomic<int64_t> unclaimed_{0};  // below zero when threads have come in vain
-  const Task* task_ = nullptr;
-  int64_t num_tasks_ = 0;
-  alignas(64) std::atomic<int64_t> unfinished_{0};
-  alignas(64) std::atomic<int> parked_workers_{0};
-  std::atomic<int> wakings_{0};  // what parked workers wait for a change of
-  std::atomic<bool> stopping_{false};
-  bool spinning_ = true;  // set before the workers start
-  std::vector<std::thread> workers_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace eadem

@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/core/error.h"
 #include "eadem/core/log.h"
+#include "tests/core/fake_system.h"
 
 namespace eadem {
 namespace {
@@ -46,6 +50,105 @@ TEST(CpuDevice, OptionsAreHonoured) {
   }
   EXPECT_EQ(static_cast<CpuDevice&>(*open_device("cpu")).isa(), available_isas().front());
   EXPECT_THROW(open_device("cpu", {.isa = "mmx"}), InvalidArgument);
+}
+
+TEST(CpuDevice, DecodeAndPrefillHaveThreadsOfTheirOwn) {
+  const Topology topology = Topology::of_this_process();
+  struct Case {
+    DeviceOptions options;
+    int decode, prefill;
+    const char* text;
+  };
+  const std::string isa(isa_name(available_isas().front()));
+  for (const Case& c : {Case{{.num_threads = 2, .prefill_threads = 3}, 2, 3, "2 threads, 3 for prefill"},
+                        Case{{.num_threads = 3, .prefill_threads = 1}, 3, 1, "3 threads, 1 for prefill"},
+                        Case{{.num_threads = 1, .prefill_threads = 2, .pin = false}, 1, 2, "1 thread, 2 for prefill"},
+                        Case{{.num_threads = 2}, 2, 2, "2 threads"},
+                        Case{{.prefill_threads = 70}, topology.num_cores(), 70, ", 70 for prefill"},
+                        Case{{}, topology.num_cores(), topology.num_cores(), "thread"}}) {
+    CpuDevice device(c.options);
+    EXPECT_EQ(device.decode_threads(), c.decode);
+    EXPECT_EQ(device.prefill_threads(), c.prefill);
+    EXPECT_EQ(device.pool().num_threads(), std::max(c.decode, c.prefill));
+    EXPECT_EQ(device.pool().active_threads(), c.prefill) << "until a step says that it has few rows";
+    device.set_step_kind(StepKind::few_rows);
+    EXPECT_EQ(device.pool().active_threads(), c.decode);
+    // Loading uses all of them, and leaves things as they were.
+    std::atomic<int> count{0};
+    device.host_parallel_for(100, [&](int64_t) { count.fetch_add(1); });
+    device.host_parallel_shares(100, [&](int64_t) { count.fetch_add(1); });
+    EXPECT_EQ(count.load(), 200);
+    EXPECT_EQ(device.pool().active_threads(), c.decode);
+    device.set_step_kind(StepKind::many_rows);
+    EXPECT_EQ(device.pool().active_threads(), c.prefill);
+    EXPECT_NE(device.description().find(c.text), std::string::npos) << device.description();
+  }
+}
+
+TEST(CpuDevice, SitsInSeveralNodesUnlessToldNotTo) {
+  const Topology topology = two_node_topology();
+  const std::string isa(isa_name(available_isas().front()));
+  const CpuDevice device({.num_threads = 4, .prefill_threads = 8}, topology);
+  EXPECT_EQ(device.num_nodes(), 2);
+  EXPECT_EQ(device.description(), fmt::format("cpu ({}, 4 threads, 8 for prefill, 2 memory nodes)", isa));
+  for (int w = 0; w < 8; ++w) EXPECT_EQ(device.pool().node_of(w), w / 2 % 2) << w;
+  EXPECT_EQ(CpuDevice({.num_threads = 1, .prefill_threads = 8}, topology).num_nodes(), 1) << "one thread decodes";
+  EXPECT_EQ(CpuDevice({.num_threads = 4, .pin = false}, topology).num_nodes(), 1);
+  EXPECT_EQ(CpuDevice({.num_threads = 9}, topology).num_nodes(), 1) << "more threads than processors";
+}
+
+// Of every buffer each byte has one first writer, and that is the worker that reads it.
+TEST(CpuDevice, NewMemoryIsWrittenByWhoWillReadIt) {
+  const Topology topology = two_node_topology();
+  for (int threads : {2, 4, 5, 8}) {
+    const CpuDevice device({.num_threads = threads, .prefill_threads = 8}, topology);
+    for (int64_t size : {int64_t{1}, int64_t{64}, int64_t{4095}, int64_t{100000}, (int64_t{9} << 20) + 5})
+      for (Placement placement : {Placement::shares, Placement::interleaved}) {
+        const int64_t page = size >= 2 << 20 ? 2 << 20 : 4096;
+        std::vector<int> writer(static_cast<size_t>(size), -1);
+        for (int w = 0; w < threads; ++w)
+          for (const ByteRange& range : device.first_written_by(w, size, placement))
+            for (int64_t i = range.begin; i < range.end; ++i) {
+              ASSERT_EQ(writer[static_cast<size_t>(i)], -1) << i << " of " << size;
+              writer[static_cast<size_t>(i)] = w;
+            }
+        for (int64_t i = 0; i < size; ++i) {
+          const int w = writer[static_cast<size_t>(i)];
+          ASSERT_GE(w, 0) << i << " of " << size;
+          if (placement == Placement::interleaved) {
+            ASSERT_EQ(device.pool().node_of(w), i / page % 2) << "pages go round the nodes";
+          } else {
+            // Shares in the order of workers, rounded down to a line.
+            ASSERT_GE(i, ThreadPool::share_begin(size, threads, w) / 64 * 64);
+            ASSERT_TRUE(w + 1 == threads || i < ThreadPool::share_begin(size, threads, w + 1));
+          }
+        }
+      }
+  }
+}
+
+TEST(CpuDevice, FillsNewMemoryInNodes) {
+  CpuDevice device({.num_threads = 4}, two_node_topology());
+  for (Placement placement : {Placement::shares, Placement::interleaved})
+    for (int64_t size : {int64_t{0}, int64_t{5}, int64_t{70001}, (int64_t{5} << 20) + 3}) {
+      const Buffer buffer = device.allocate(size + 1);
+      auto* bytes = static_cast<uint8_t*>(buffer.data());
+      std::memset(bytes, 0xab, static_cast<size_t>(size + 1));
+      device.fill_new(bytes, size, placement);
+      EXPECT_EQ(std::count(bytes, bytes + size, 0), size);
+      EXPECT_EQ(bytes[size], 0xab);
+    }
+}
+
+// Loading gives each thread of decode its share and nobody else: by the numbers of the threads.
+TEST(CpuDevice, SharesOfLoadingBelongToTheThreadsOfDecode) {
+  CpuDevice device({.num_threads = 4, .prefill_threads = 8}, two_node_topology());
+  std::vector<std::thread::id> worker_ids(4);
+  device.pool().parallel_own(
+      4, 4, [&](int64_t, int worker) { worker_ids[static_cast<size_t>(worker)] = std::this_thread::get_id(); });
+  std::vector<std::thread::id> ran_by(256);
+  device.host_parallel_shares(256, [&](int64_t i) { ran_by[static_cast<size_t>(i)] = std::this_thread::get_id(); });
+  for (size_t i = 0; i < 256; ++i) EXPECT_EQ(ran_by[i], worker_ids[i / 64]) << i;
 }
 
 TEST(CpuDevice, MemoryIsAlignedZeroSizedToo) {

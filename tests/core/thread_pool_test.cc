@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <numeric>
+#include <set>
+#include <thread>
 
 namespace eadem {
 namespace {
@@ -100,7 +103,159 @@ TEST_P(ThreadPoolTest, StartsAndStopsWithoutWork) {
   }
 }
 
-TEST(ThreadPool, ZeroMeansOnePerProcessor) { EXPECT_GE(ThreadPool(0).num_threads(), 1); }
+// Decode and prefill take turns, with pauses in which workers park.
+TEST_P(ThreadPoolTest, StressCountsOfActiveWorkersChange) {
+  ThreadPool pool(GetParam());
+  for (int round = 0; round < 600; ++round) {
+    if (round % 100 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+    pool.set_active_threads(1 + round * 7 % GetParam());
+    EXPECT_EQ(pool.active_threads(), 1 + round * 7 % GetParam());
+    std::vector<std::atomic<int>> runs(static_cast<size_t>(1 + round % 150));
+    pool.parallel_for(static_cast<int64_t>(runs.size()),
+                      [&](int64_t index, int) { runs[static_cast<size_t>(index)].fetch_add(1); });
+    for (const auto& count : runs) ASSERT_EQ(count.load(), 1) << "round " << round;
+  }
+}
+
+// After regions of all workers have had time to pass, those that are not active run nothing.
+TEST_P(ThreadPoolTest, TheRestSleeps) {
+  ThreadPool pool(GetParam());
+  pool.set_active_threads(0);
+  EXPECT_EQ(pool.active_threads(), 1) << "one works at least";
+  pool.set_active_threads(GetParam() + 1);
+  EXPECT_EQ(pool.active_threads(), GetParam()) << "and no more than there are";
+  const int active = (GetParam() + 1) / 2;
+  pool.set_active_threads(active);
+  std::atomic<int> beyond{0};
+  for (int round = 0; round < 300; ++round)
+    pool.parallel_for(100, [&](int64_t, int worker) { beyond.fetch_add(worker >= active ? 1 : 0); });
+  EXPECT_EQ(beyond.load(), 0);
+}
+
+// Seats in three nodes of a machine that is not there.
+std::vector<Seat> seats_in_nodes(int count) {
+  std::vector<Seat> seats;
+  for (int w = 0; w < count; ++w) seats.push_back({-1, w * 3 / count});
+  return seats;
+}
+
+TEST_P(ThreadPoolTest, OwnersAloneRunTheirShares) {
+  ThreadPool pool(seats_in_nodes(GetParam()));
+  for (int round = 0; round < 100; ++round) {
+    if (round % 25 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+    const int owners = 1 + round * 3 % GetParam();
+    pool.set_active_threads(1 + round % GetParam());  // it does not matter who is active
+    for (int64_t tasks : {0, 1, 2, 17, 200}) {
+      std::vector<int> ran_by(static_cast<size_t>(tasks), -1);
+      pool.parallel_own(tasks, owners,
+                        [&](int64_t index, int worker) { ran_by[static_cast<size_t>(index)] += 1 + worker; });
+      for (int w = 0; w < owners; ++w)
+        for (int64_t i = ThreadPool::share_begin(tasks, owners, w); i < ThreadPool::share_begin(tasks, owners, w + 1);
+             ++i)
+          ASSERT_EQ(ran_by[static_cast<size_t>(i)], w) << i << " of " << tasks << " among " << owners;
+    }
+  }
+}
+
+TEST_P(ThreadPoolTest, StressKindsOfRegionsMix) {
+  ThreadPool pool(seats_in_nodes(GetParam()));
+  for (int64_t round = 0; round < 1000; ++round) {
+    if (round % 250 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+    std::vector<int64_t> products(static_cast<size_t>(1 + round % 97), -1);
+    const auto task = [&](int64_t i, int) { products[static_cast<size_t>(i)] = i * round; };
+    const auto size = static_cast<int64_t>(products.size());
+    if (round % 3 == 0)
+      pool.parallel_for(size, task);
+    else if (round % 3 == 1)
+      pool.parallel_shares(size, task);
+    else
+      pool.parallel_own(size, 1 + static_cast<int>(round) % GetParam(), task);
+    for (int64_t i = 0; i < size; ++i) ASSERT_EQ(products[static_cast<size_t>(i)], i * round);
+  }
+}
+
+// Every worker waits in its first task until all have one: so each has begun, and with its own share.
+TEST(ThreadPool, WorkersBeginWithTheirOwnShares) {
+  constexpr int kWorkers = 8;
+  constexpr int64_t kTasks = 43;
+  for (int round = 0; round < 20; ++round) {
+    ThreadPool pool(seats_in_nodes(kWorkers));  // a new one: nobody lingers in an earlier region
+    std::vector<std::vector<int64_t>> ran(kWorkers);
+    std::atomic<int> begun{0};
+    pool.parallel_shares(kTasks, [&](int64_t index, int worker) {
+      auto& mine = ran[static_cast<size_t>(worker)];
+      mine.push_back(index);
+      if (mine.size() > 1) return;
+      begun.fetch_add(1);
+      while (begun.load() < kWorkers) std::this_thread::yield();
+    });
+    std::set<int64_t> all;
+    for (int w = 0; w < kWorkers; ++w) {
+      const auto& mine = ran[static_cast<size_t>(w)];
+      ASSERT_FALSE(mine.empty());
+      EXPECT_EQ(mine.front(), ThreadPool::share_begin(kTasks, kWorkers, w));
+      // In order through its share before any other.
+      const int64_t end = ThreadPool::share_begin(kTasks, kWorkers, w + 1);
+      bool left = false;
+      for (size_t i = 1; i < mine.size(); ++i) {
+        left = left || mine[i] >= end || mine[i] < mine.front();
+        EXPECT_TRUE(left || mine[i] == mine[i - 1] + 1) << mine[i] << " after " << mine[i - 1];
+      }
+      all.insert(mine.begin(), mine.end());
+    }
+    EXPECT_EQ(all.size(), static_cast<size_t>(kTasks));
+  }
+}
+
+// One worker holds its first task until all others are done: the caller does what is left of the others' shares, first
+// in its own node.
+TEST(ThreadPool, SharesLeftOverAreTakenInTheOwnNodeFirst) {
+  // Workers 1 and 3 share a node with the caller.
+  constexpr int64_t kTasks = 40;
+  for (int round = 0; round < 20; ++round) {
+    ThreadPool pool(std::vector<Seat>{{-1, 0}, {-1, 0}, {-1, 1}, {-1, 0}});
+    std::atomic<int> begun{0}, done{0};
+    std::vector<int64_t> by_caller;
+    pool.parallel_shares(kTasks, [&](int64_t index, int worker) {
+      if (worker == 0) by_caller.push_back(index);
+      if (index % 10 == 0) {  // the first of a share: all four begin, then the other three wait for the caller
+        begun.fetch_add(1);
+        while (begun.load() < 4) std::this_thread::yield();
+        if (worker != 0)
+          while (done.load() < kTasks - 4) std::this_thread::yield();
+      } else {
+        done.fetch_add(1);
+      }
+    });
+    std::vector<int64_t> expected(10);
+    std::iota(expected.begin(), expected.end(), 0);
+    for (int owner : {1, 3, 2})
+      for (int64_t i = 1; i < 10; ++i) expected.push_back(owner * 10 + i);
+    EXPECT_EQ(by_caller, expected);
+  }
+}
+
+TEST(ThreadPool, CountsTheNodesOfItsFirstWorkers) {
+  const ThreadPool pool(std::vector<Seat>{{-1, 0}, {-1, 0}, {-1, 2}, {-1, 0}, {-1, 1}});
+  EXPECT_EQ(pool.num_nodes(1), 1);
+  EXPECT_EQ(pool.num_nodes(2), 1);
+  EXPECT_EQ(pool.num_nodes(3), 2);
+  EXPECT_EQ(pool.num_nodes(5), 3);
+  EXPECT_EQ(pool.node_of(2), 2);
+}
+
+TEST(ThreadPool, ZeroMeansOnePerCore) {
+  EXPECT_EQ(ThreadPool(0).num_threads(), Topology::of_this_process().num_cores());
+  EXPECT_EQ(ThreadPool(0, /*pin=*/false).num_threads(), Topology::of_this_process().num_cores());
+}
+
+// A processor that is not there is as none.
+TEST(ThreadPool, SeatsThatAreNotThereDoNoHarm) {
+  ThreadPool pool(std::vector<Seat>{{-1, 0}, {60000, 0}, {5000, 1}});
+  std::atomic<int> count{0};
+  pool.parallel_own(3, 3, [&](int64_t, int) { count.fetch_add(1); });
+  EXPECT_EQ(count.load(), 3);
+}
 
 }  // namespace
 }  // namespace eadem

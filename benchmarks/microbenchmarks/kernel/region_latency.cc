@@ -16,6 +16,8 @@ std::vector<Row> region_rows(ThreadPool& pool, double seconds) {
   // As between the products of a decode step, while the workers spin; and after they went to sleep.
   add("one task a thread, 20 us apart", threads, 20e-6);
   add("one task a thread, 2 ms apart", threads, 2e-3);
+  rows.push_back({"parallel region", "beyond one task of 5 us a thread", threads, 0,
+                  measured_region_overhead(pool, 5e-6, seconds), "s"});
   return rows;
 }
 

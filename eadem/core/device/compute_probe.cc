@@ -291,17 +291,26 @@ double measured_peak(ThreadPool& pool, Arithmetic arithmetic, Isa isa, double se
     throw Unsupported("no {} probe for instruction set '{}' on this machine", arithmetic_name(arithmetic),
                       isa_name(isa));
   const PeakLoop& loop = *find_loop(arithmetic, isa);
-  std::vector<float> sinks(static_cast<size_t>(pool.num_threads()) * 16);
+  std::vector<float> sinks(static_cast<size_t>(pool.active_threads()) * 16);
   const double best = probe::best_seconds(seconds, [&] {
-    pool.parallel_for(pool.num_threads(),
+    pool.parallel_for(pool.active_threads(),
                       [&](int64_t index, int) { sinks[static_cast<size_t>(index) * 16] = loop.run(); });
   });
-  return loop.operations * pool.num_threads() / best;
+  return loop.operations * pool.active_threads() / best;
 }
 
 double measured_f32_peak(ThreadPool& pool, Isa isa, double seconds) {
   return measured_peak(pool, Arithmetic::f32, isa, seconds);
 }
+
+namespace {
+
+double median(std::vector<double>& values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
 
 double measured_region_latency(ThreadPool& pool, int64_t tasks, double gap_seconds, double seconds) {
   using probe::Clock;
@@ -315,8 +324,23 @@ double measured_region_latency(ThreadPool& pool, int64_t tasks, double gap_secon
     while (probe::seconds_since(gap_start) < gap_seconds) {
     }
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  return median(times);
+}
+
+double measured_region_overhead(ThreadPool& pool, double task_seconds, double seconds) {
+  using probe::Clock;
+  std::vector<double> times;
+  const Clock::time_point start = Clock::now();
+  while (times.size() < 20 || probe::seconds_since(start) < seconds) {
+    const Clock::time_point region_start = Clock::now();
+    pool.parallel_for(pool.active_threads(), [&](int64_t, int) {
+      const Clock::time_point task_start = Clock::now();
+      while (probe::seconds_since(task_start) < task_seconds) {
+      }
+    });
+    times.push_back(probe::seconds_since(region_start) - task_seconds);
+  }
+  return median(times);
 }
 
 }  // namespace eadem

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/sysinfo.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace eadem {
@@ -14,13 +15,32 @@ namespace {
 // page walks cost, and go back to the system when freed.
 void unmap(void* data, int64_t size_bytes, void*) { munmap(data, static_cast<size_t>(size_bytes)); }
 
+constexpr int64_t kPage = 4096;
+constexpr int64_t kHugePage = 2 << 20;
+
+std::vector<Seat> seats(const DeviceOptions& options, const Topology& topology, int decode_threads, int all_threads) {
+  if (!options.pin) return std::vector<Seat>(static_cast<size_t>(all_threads));
+  return topology.seats(decode_threads, all_threads);
+}
+
 }  // namespace
 
-CpuDevice::CpuDevice(const DeviceOptions& options)
-    : isa_(options.isa.empty() ? available_isas().front() : isa_from_name(options.isa)), pool_(options.num_threads) {}
+CpuDevice::CpuDevice(const DeviceOptions& options) : CpuDevice(options, Topology::of_this_process()) {}
+
+CpuDevice::CpuDevice(const DeviceOptions& options, const Topology& topology)
+    : isa_(options.isa.empty() ? available_isas().front() : isa_from_name(options.isa)),
+      decode_threads_(options.num_threads > 0 ? options.num_threads : topology.num_cores()),
+      prefill_threads_(options.prefill_threads > 0 ? options.prefill_threads : decode_threads_),
+      pool_(seats(options, topology, decode_threads_, std::max(decode_threads_, prefill_threads_))) {
+  set_step_kind(StepKind::many_rows);
+}
 
 std::string CpuDevice::description() const {
-  return fmt::format("cpu ({}, {} thread{})", isa_name(isa_), pool_.num_threads(), pool_.num_threads() == 1 ? "" : "s");
+  std::string text =
+      fmt::format("cpu ({}, {} thread{}", isa_name(isa_), decode_threads_, decode_threads_ == 1 ? "" : "s");
+  if (prefill_threads_ != decode_threads_) text += fmt::format(", {} for prefill", prefill_threads_);
+  if (num_nodes() > 1) text += fmt::format(", {} memory nodes", num_nodes());
+  return text + ")";
 }
 
 MemoryInfo CpuDevice::memory() const {
@@ -39,9 +59,8 @@ DeviceRates CpuDevice::rates() const {
 
 Buffer CpuDevice::allocate(int64_t size_bytes) {
   EADEM_CHECK(size_bytes >= 0, "allocate {} bytes", size_bytes);
-  constexpr int64_t kHugePage = 2 << 20;
   const int64_t rounded = size_bytes >= kHugePage ? (size_bytes + kHugePage - 1) / kHugePage * kHugePage
-                                                  : (size_bytes + 4096) / 4096 * 4096;
+                                                  : (size_bytes + kPage) / kPage * kPage;
   void* data = mmap(nullptr, static_cast<size_t>(rounded), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED)
     throw OutOfMemory("cannot allocate {} bytes of host memory ({} bytes free)", size_bytes, memory().free_bytes);
@@ -58,6 +77,49 @@ void CpuDevice::copy(void* dst, const void* src, int64_t size_bytes) {
 
 void CpuDevice::fill_zero(void* dst, int64_t size_bytes) {
   if (size_bytes > 0) std::memset(dst, 0, static_cast<size_t>(size_bytes));
+}
+
+void CpuDevice::fill_new(void* dst, int64_t size_bytes, Placement placement) {
+  if (num_nodes() == 1) return fill_zero(dst, size_bytes);
+  auto* const bytes = static_cast<std::byte*>(dst);
+  pool_.parallel_own(decode_threads_, decode_threads_, [&](int64_t, int worker) {
+    for (const ByteRange& range : first_written_by(worker, size_bytes, placement))
+      std::memset(bytes + range.begin, 0, static_cast<size_t>(range.end - range.begin));
+  });
+}
+
+std::vector<ByteRange> CpuDevice::first_written_by(int worker, int64_t size_bytes, Placement placement) const {
+  const int64_t page = size_bytes >= kHugePage ? kHugePage : kPage;  // as `allocate` asks for
+  if (placement == Placement::shares) {
+    const auto begin = [&](int w) { return ThreadPool::share_begin(size_bytes, decode_threads_, w) / 64 * 64; };
+    return {{begin(worker), worker + 1 == decode_threads_ ? size_bytes : begin(worker + 1)}};
+  }
+  // Pages go round the nodes, and those of a node round its workers.
+  int peers = 0, place = 0;
+  for (int w = 0; w < decode_threads_; ++w) {
+    if (pool_.node_of(w) != pool_.node_of(worker)) continue;
+    if (w < worker) ++place;
+    ++peers;
+  }
+  // The nodes of the first workers, in the order of workers.
+  int node = 0;
+  for (int w = 1; w <= worker; ++w) node += pool_.node_of(w) != pool_.node_of(w - 1) ? 1 : 0;
+  std::vector<ByteRange> ranges;
+  for (int64_t at = (place * num_nodes() + node) * page; at < size_bytes; at += peers * num_nodes() * page)
+    ranges.push_back({at, std::min(size_bytes, at + page)});
+  return ranges;
+}
+
+void CpuDevice::host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) {
+  const int active = pool_.active_threads();
+  pool_.set_active_threads(pool_.num_threads());
+  pool_.parallel_for(num_tasks, [&](int64_t index, int) { task(index); });
+  pool_.set_active_threads(active);
+}
+
+void CpuDevice::host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) {
+  if (num_nodes() == 1) return host_parallel_for(num_tasks, task);
+  pool_.parallel_own(num_tasks, decode_threads_, [&](int64_t index, int) { task(index); });
 }
 
 }  // namespace eadem

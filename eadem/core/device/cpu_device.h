@@ -6,14 +6,32 @@
 
 namespace eadem {
 
+// Bytes [begin, end) of a buffer.
+struct ByteRange {
+  int64_t begin;
+  int64_t end;
+
+  friend bool operator==(const ByteRange&, const ByteRange&) = default;
+};
+
 // The host processor: a thread pool and the instruction set its kernels use.
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& options = {});
+  // With the seats of another topology than this machine's.
+  CpuDevice(const DeviceOptions& options, const Topology& topology);
 
   Isa isa() const { return isa_; }
   ThreadPool& pool() { return pool_; }
   const ThreadPool& pool() const { return pool_; }
+  // Of steps of few rows, and of everything else: the pool has the larger number.
+  int decode_threads() const { return decode_threads_; }
+  int prefill_threads() const { return prefill_threads_; }
+  // Memory nodes that decode reads from.
+  int num_nodes() const { return pool_.num_nodes(decode_threads_); }
+  // What of new memory of that size worker `worker` < decode_threads() writes first where there are several nodes.
+  // Interleaved in pages: huge ones where the memory has them.
+  std::vector<ByteRange> first_written_by(int worker, int64_t size_bytes, Placement placement) const;
 
   DeviceType type() const override { return DeviceType::cpu; }
   std::string description() const override;
@@ -26,12 +44,17 @@ class CpuDevice final : public Device {
   void copy(void* dst, const void* src, int64_t size_bytes) override;
   void fill_zero(void* dst, int64_t size_bytes) override;
   void synchronize() override {}
-  void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) override {
-    pool_.parallel_for(num_tasks, [&](int64_t index, int) { task(index); });
+  void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
+  void host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
+  void fill_new(void* dst, int64_t size_bytes, Placement placement) override;
+  void set_step_kind(StepKind kind) override {
+    pool_.set_active_threads(kind == StepKind::few_rows ? decode_threads_ : prefill_threads_);
   }
 
  private:
   Isa isa_;
+  int decode_threads_;
+  int prefill_threads_;
   ThreadPool pool_;
 };
 

@@ -66,5 +66,8 @@ double measured_f32_peak(ThreadPool& pool, Isa isa, double seconds = 0.1);
 // Seconds from the start of a parallel region of `tasks` empty tasks to its end: the median over many regions that
 // follow each other `gap_seconds` apart (during a gap workers spin, then park).
 double measured_region_latency(ThreadPool& pool, int64_t tasks, double gap_seconds = 0, double seconds = 0.1);
+// Seconds that a region of one task of `task_seconds` for each thread takes beyond that time: the median over many
+// regions, one after another. Empty tasks are mostly run by the thread that starts them; these need all of them.
+double measured_region_overhead(ThreadPool& pool, double task_seconds, double seconds = 0.1);
 
 }  // namespace eadem

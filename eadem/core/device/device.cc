@@ -64,6 +64,13 @@ void fill_zero(Device& device, const TensorView& view) {
   for (size_t i = 0; i < planes.size(); ++i) device.fill_zero(view.plane(static_cast<int>(i)), planes[i].size_bytes());
 }
 
+void fill_new(Device& device, const TensorView& view, Placement placement) {
+  if (view.encoding == nullptr) return device.fill_new(view.data, view.size_bytes(), placement);
+  const std::vector<PlaneSpec> planes = view.encoding->planes(view.shape);
+  for (size_t i = 0; i < planes.size(); ++i)
+    device.fill_new(view.plane(static_cast<int>(i)), planes[i].size_bytes(), placement);
+}
+
 Tensor copy_to_device(const std::shared_ptr<Device>& device, const TensorView& host) {
   EADEM_CHECK(host.is_contiguous() && !host.encoding, "copy of a strided or encoded tensor {}", to_string(host));
   Tensor result = allocate_tensor(*device, host.dtype, host.shape);

@@ -36,6 +36,15 @@ struct DeviceRates {
   double launch_seconds;  // fixed cost of one kernel
 };
 
+// Steps of few rows read every weight for a handful of products and wait for memory; everything else computes.
+enum class StepKind : uint8_t { few_rows, many_rows };
+
+// By whom new memory will be read, on a machine with several memory nodes.
+enum class Placement : uint8_t {
+  shares,       // each host thread reads a contiguous share of its own, in the order of threads
+  interleaved,  // anyone may read anything
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -66,10 +75,23 @@ class Device {
   virtual void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t index)> task) {
     for (int64_t index = 0; index < num_tasks; ++index) task(index);
   }
+  // The same with the threads, and the shares of the tasks, that steps of few rows have (Placement::shares): what a
+  // task is the first to write lies near the thread that will read it.
+  virtual void host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t index)> task) {
+    host_parallel_for(num_tasks, task);
+  }
+  // Sets memory to 0 that was never written, and so decides where its pages lie.
+  virtual void fill_new(void* dst, int64_t size_bytes, Placement) { fill_zero(dst, size_bytes); }
+
+  // What the next kernels compute, until the next call; many_rows at first. It changes no result: a CPU may use
+  // another number of threads.
+  virtual void set_step_kind(StepKind) {}
 };
 
 struct DeviceOptions {
-  int num_threads = 0;        // CPU: 0 means one per available processor
+  int num_threads = 0;        // CPU: of steps of few rows (decode); 0 means one per core that this process may use
+  int prefill_threads = 0;    // CPU: of everything else; 0 means as many
+  bool pin = true;            // CPU: binds threads to processors and places weights and caches in their memory nodes
   std::string_view isa = {};  // CPU: empty means the best available
 };
 
@@ -85,6 +107,8 @@ Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape);
 Tensor allocate_tensor(Device& device, const TensorType& type, const SymbolValues& symbols);
 // Sets every byte of a tensor on `device`, in all of its planes, to 0.
 void fill_zero(Device& device, const TensorView& view);
+// The same of a tensor that was never written (Device::fill_new).
+void fill_new(Device& device, const TensorView& view, Placement placement);
 // A copy of a plain contiguous host tensor.
 Tensor copy_to_device(const std::shared_ptr<Device>& device, const TensorView& host);
 // A host copy of a plain contiguous device tensor.

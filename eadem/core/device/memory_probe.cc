@@ -225,7 +225,7 @@ double measured_memory_rate(ThreadPool& pool, MemoryPass pass, int64_t working_s
   // Of a large set, a few long parts per thread: long enough for the prefetchers, short enough that a slow thread is
   // helped out. Of a small one, one part each, so that it stays in the cache of its thread.
   constexpr int64_t kLongPart = 4 << 20;
-  const int64_t threads = pool.num_threads();
+  const int64_t threads = pool.active_threads();
   const int64_t parts = working_set_bytes / threads >= 8 * kLongPart ? 8 * threads : threads;
   const int64_t part_bytes = std::max<int64_t>(working_set_bytes / parts / kGrain, 1) * kGrain;
   // A pass of a small set goes over it often enough that starting the threads costs nothing beside.
