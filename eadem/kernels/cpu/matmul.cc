@@ -435,8 +435,8 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
       row_blocks == 1 ? m.rows : std::min(max_rows, round_up(ceil_div(m.rows, row_blocks), pairs ? 32 : 12));
   const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
   // Of many rows on tiles a thread has fewer tasks: what it has read it should use.
-  const int64_t thread_tasks = pairs && m.rows > 32 ? 2 : 4;
-  const int64_t wanted_tasks = multiplications < 1e5 || pool.num_threads() == 1 ? 1 : thread_tasks * pool.num_threads();
+  const int64_t threads = pool.active_threads(), thread_tasks = pairs && m.rows > 32 ? 2 : 4;
+  const int64_t wanted_tasks = multiplications < 1e5 || threads == 1 ? 1 : thread_tasks * threads;
   const int64_t unit = pairs ? 2 : group_panels(m.b_source);
   const int64_t units = (panels + unit - 1) / unit;
   const int64_t groups = std::clamp<int64_t>((wanted_tasks + row_blocks - 1) / row_blocks, 1, units);
@@ -455,13 +455,18 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
     prepared.rounded = round_rows(device, m, rows);
   }
 
-  pool.parallel_for(row_blocks * num_groups, [&](int64_t index, int worker) {
+  const auto run = [&](int64_t index, int worker) {
     // Tasks that share rows stand side by side: they run at the same time and read the same rows.
     const int64_t row_begin = index / num_groups * block_rows;
     const int64_t panel_begin = index % num_groups * group_size;
     task(m, prepared, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
          std::min(panels, panel_begin + group_size), static_cast<float*>(scratch) + worker * worker_size);
-  });
+  };
+  // Few rows wait for the weights: each worker begins with those that it packed (ParameterStore).
+  if (row_blocks == 1)
+    pool.parallel_shares(num_groups, run);
+  else
+    pool.parallel_for(row_blocks * num_groups, run);
 }
 
 }  // namespace eadem::kernels::cpu
