@@ -487,7 +487,7 @@ void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
   };
   const auto task = EADEM_CPU_DISPATCH(attention_block, cpu_device(call).isa());
   const int64_t floats = ForwardScratch::floats(a);
-  cpu_device(call).pool().parallel_for(blocks * a.kv_heads, [&](int64_t index, int worker) {
+  const auto run = [&](int64_t index, int worker) {
     // Later blocks of a sequence see more keys: they go first, so that no thread is left with the longest.
     int64_t block = blocks - 1 - index / a.kv_heads;
     int64_t sequence = 0;
@@ -497,10 +497,17 @@ void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
     const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()),
                        a.kv_length[sequence] - tokens + begin};
     task(a, b, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
-  });
+  };
+  // The heads of one block are shared out as the pages of a cache of one sequence are (InferEngine).
+  ThreadPool& pool = cpu_device(call).pool();
+  if (blocks == 1)
+    pool.parallel_shares(a.kv_heads, run);
+  else
+    pool.parallel_for(blocks * a.kv_heads, run);
 }
 
-// Sequences of a few rows each, which are blocks: every span of every one on its own, then merged.
+// Sequences of a few rows each, which are blocks: every span of every one on its own, then merged. Spans of one head
+// are neighbours, as they are in a cache of one sequence.
 void run_spans(const KernelCall& call, const Attention& a) {
   const auto block_of = [&](int64_t sequence) {
     const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
@@ -530,10 +537,10 @@ void run_spans(const KernelCall& call, const Attention& a) {
   };
 
   const auto attend = EADEM_CPU_DISPATCH(attention_span, isa);
-  pool.parallel_for(spans * a.kv_heads, [&](int64_t index, int worker) {
-    int64_t span = index / a.kv_heads, sequence = 0;
-    const int64_t kv_head = index % a.kv_heads;
-    for (; span >= spans_of(sequence); ++sequence) span -= spans_of(sequence);
+  pool.parallel_shares(spans * a.kv_heads, [&](int64_t index, int worker) {
+    int64_t sequence = 0;
+    for (; index >= spans_of(sequence) * a.kv_heads; ++sequence) index -= spans_of(sequence) * a.kv_heads;
+    const int64_t kv_head = index / spans_of(sequence), span = index % spans_of(sequence);
     const TokenBlock b = block_of(sequence);
     attend(a, b, kv_head, a.first_span(b) + span, results_of(sequence, kv_head) + span * floats_of(sequence),
            scratch + worker * worker_floats);
@@ -566,7 +573,7 @@ void run_forward(const KernelCall& call) {
     many_keys = many_keys || (tokens > 0 && a.kv_length[sequence] > kSpan);
   }
   if (cached && few_rows && many_keys &&
-      blocks * a.kv_heads < SpanTasks(cpu_device(call).pool().num_threads()).most_blocks)
+      blocks * a.kv_heads < SpanTasks(cpu_device(call).pool().active_threads()).most_blocks)
     run_spans(call, a);
   else
     run_blocks(call, a, blocks);
