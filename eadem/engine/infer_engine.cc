@@ -75,6 +75,18 @@ std::vector<std::string> all_disabled(const EngineOptions& options, const module
   return result;
 }
 
+// The threads of a step for the time of its run.
+class StepThreads {
+ public:
+  StepThreads(Device& device, StepKind kind) : device_(device) { device_.set_step_kind(kind); }
+  StepThreads(const StepThreads&) = delete;
+  StepThreads& operator=(const StepThreads&) = delete;
+  ~StepThreads() { device_.set_step_kind(StepKind::many_rows); }
+
+ private:
+  Device& device_;
+};
+
 }  // namespace
 
 int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware) {
@@ -201,7 +213,10 @@ void InferEngine::bind_caches(Program& program) {
     const TensorType& type = program.graph().value(id).type;
     if (inserted) {
       found->second = allocate_tensor(*device_, type, {});
-      fill_zero(*device_, found->second.view);
+      // The threads of decode share out the heads of one sequence, which lie one after another. Of several sequences
+      // nobody knows which will be there, or where.
+      const bool one_sequence = cache_.layout == CacheLayout::contiguous && max_batch_ == 1;
+      fill_new(*device_, found->second.view, one_sequence ? Placement::shares : Placement::interleaved);
     }
     program.bind_state(name, found->second.view);
   }
@@ -395,6 +410,7 @@ const InferEngine::Output& InferEngine::forward(const Input& input) {
   set(c.seed, staging_.seed);
   set(c.draw_position, staging_.draw_position);
 
+  const StepThreads threads(*device_, fits_decode ? StepKind::few_rows : StepKind::many_rows);
   if (hooks_.has_hooks()) [[unlikely]] {
     const pipeline::StepObserver observer = hooks_.observer(*c.program);
     c.program->run(symbols_, &observer);

@@ -121,15 +121,29 @@ Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) co
 void ParameterStore::fill(const Form& form, const TensorView& host) {
   const Encoding* encoding = form.view.encoding;
   if (encoding == host.encoding) {
-    device_->copy_from_host(form.view.data, host.data,
-                            encoding == nullptr ? host.size_bytes() : encoded_bytes(*encoding, host.shape));
+    const int64_t bytes = encoding == nullptr ? host.size_bytes() : encoded_bytes(*encoding, host.shape);
+    if (device_->host_accessible())
+      copy_in_shares(form.view.data, host.data, bytes);
+    else
+      device_->copy_from_host(form.view.data, host.data, bytes);
   } else if (device_->host_accessible()) {
-    encode(form.view, host);
+    // The pieces of a packed weight are its panels: each is written by the thread that decodes with it.
+    encoding->encode(form.view, host, [this](int64_t count, FunctionRef<void(int64_t)> task) {
+      device_->host_parallel_shares(count, task);
+    });
   } else {
     Tensor staged = Tensor::on_host(DType::u8, Shape{form.buffer.size_bytes()});
     encode(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape), host);
     device_->copy_from_host(form.view.data, staged.view.data, staged.view.size_bytes());
   }
+}
+
+void ParameterStore::copy_in_shares(void* dst, const void* src, int64_t size_bytes) const {
+  constexpr int64_t kRun = 1 << 20;
+  device_->host_parallel_shares((size_bytes + kRun - 1) / kRun, [&](int64_t run) {
+    std::memcpy(static_cast<std::byte*>(dst) + run * kRun, static_cast<const std::byte*>(src) + run * kRun,
+                static_cast<size_t>(std::min(kRun, size_bytes - run * kRun)));
+  });
 }
 
 void ParameterStore::encode(const TensorView& encoded, const TensorView& values) const {

@@ -69,6 +69,7 @@ class ParameterStore {
   const Entry& entry(const std::string& name) const;
   Tensor cut_part(const Entry& entry, const TensorView& whole) const;
   void fill(const Form& form, const TensorView& host);
+  void copy_in_shares(void* dst, const void* src, int64_t size_bytes) const;
   // On the device's host threads.
   void encode(const TensorView& encoded, const TensorView& values) const;
   Tensor decoded(const TensorView& encoded) const;

@@ -9,8 +9,10 @@
 #include <filesystem>
 #include <map>
 
+#include "eadem/core/device/cpu_device.h"
 #include "eadem/engine/llm.h"
 #include "eadem/train/trainer.h"
+#include "tests/core/fake_system.h"
 
 namespace eadem::engine {
 namespace {
@@ -113,6 +115,46 @@ TEST_P(EveryModel, ThreadsDoNotChangeBits) {
                        fmt::format("{} threads, {}", threads, isa_name(isa)));
     }
   }
+}
+
+// Whatever threads decode and prefill have, and wherever they and their memory are: with long and short steps, from a
+// cache of one sequence (whose heads are shared out) and of several, and paged (whose pages go round the nodes).
+TEST_P(EveryModel, ThreadsOfDecodeAndPrefillAndNodesDoNotChangeBits) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(golden(GetParam()));
+  const std::vector<int32_t> tokens = tokens_of(40, checkpoint.model->info().vocab, 3);
+  const std::vector<int> chunks = {30, 1, 1, 8};
+  const std::vector<float> expected =
+      logits_in_chunks(*make_engine({.model = golden(GetParam()), .threads = 1}), tokens, chunks);
+  const Topology two_nodes = two_node_topology(), here = Topology::of_this_process();
+  struct Case {
+    DeviceOptions options;
+    const Topology& topology;
+  };
+  for (const CacheConfig& cache :
+       {CacheConfig(StaticKVCacheConfig{}), CacheConfig(StaticKVCacheConfig{.max_batch_size = 3}),
+        CacheConfig(PagedKVCacheConfig{.max_kv_memory_bytes = 4 << 20, .block_size = 5})})
+    for (const Case& c :
+         {Case{{.num_threads = 1, .prefill_threads = 3}, here}, Case{{.num_threads = 3, .prefill_threads = 1}, here},
+          Case{{.num_threads = 2, .prefill_threads = 2, .pin = false}, here}, Case{{.num_threads = 2}, two_nodes},
+          Case{{.num_threads = 3, .prefill_threads = 8}, two_nodes},
+          Case{{.num_threads = 8, .prefill_threads = 5}, two_nodes}}) {
+      EngineOptions options;
+      options.cache = cache;
+      options.max_logit_rows = 128;
+      const auto device = std::make_shared<CpuDevice>(c.options, c.topology);
+      expect_same_bits(expected,
+                       logits_in_chunks(*InferEngine::from_checkpoint(checkpoint, device, options), tokens, chunks),
+                       device->description());
+      EXPECT_EQ(device->pool().active_threads(), device->prefill_threads()) << "as before the steps";
+    }
+}
+
+TEST_P(EveryModel, SixtyFourThreadsDoNotChangeBits) {
+  EngineSetup setup{.model = golden(GetParam()), .threads = 1};
+  const std::vector<int32_t> tokens = tokens_of(40, make_engine(setup)->model().info().vocab, 5);
+  const std::vector<float> expected = logits_in_chunks(*make_engine(setup), tokens, {30, 1, 9});
+  setup.threads = 64;
+  expect_same_bits(expected, logits_in_chunks(*make_engine(setup), tokens, {30, 1, 9}), "64 threads");
 }
 
 TEST_P(EveryModel, OpByOpGivesTheBitsOfTheFusedProgram) {

@@ -6,13 +6,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <thread>
 
+#include "eadem/core/device/cpu_device.h"
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/kernels/cpu/quantized_panels.h"
+#include "tests/core/fake_system.h"
 
 namespace eadem::pipeline {
 namespace {
@@ -214,6 +218,59 @@ TEST(EncodedParameter, WhatCannotBeQuantizedIsRefusedByName) {
                    {"InvalidArgument: f.safetensors: 'w'", fmt::format("row {}:", row).c_str(), "column 7"});
     }
     EXPECT_EQ(refusal([&] { store.load("w", good.view, "f.safetensors"); }), "");
+  }
+}
+
+// A packing of rows that notes which thread wrote each of them.
+class NotingRows final : public Encoding {
+ public:
+  std::string_view name() const override { return "noting_rows"; }
+  std::vector<PlaneSpec> planes(const Shape& shape) const override { return {{"data", DType::f32, shape}}; }
+  int64_t num_pieces(const Shape& shape) const override { return shape[0]; }
+  void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override {
+    const int64_t columns = values.shape[1];
+    for (int64_t row = begin; row < end; ++row) {
+      std::copy_n(values.as<float>() + row * columns, columns, encoded.as<float>() + row * columns);
+      written_by[static_cast<size_t>(row)] = std::this_thread::get_id();
+    }
+  }
+  void decode_row(float* row, const TensorView& encoded, int64_t index) const override {
+    std::copy_n(encoded.as<float>() + index * encoded.shape[1], encoded.shape[1], row);
+  }
+  void cut(const TensorView&, const TensorView&, int, int64_t) const override {}
+
+  mutable std::vector<std::thread::id> written_by;
+};
+
+// On a machine of two nodes the panels of a weight are first written by the threads of decode, each a contiguous share:
+// the share that parallel_shares gives it first in every product.
+TEST(PackedParameter, IsFirstWrittenByTheThreadThatReadsIt) {
+  constexpr int kThreads = 4;
+  const auto device =
+      std::make_shared<CpuDevice>(DeviceOptions{.num_threads = kThreads, .prefill_threads = 8}, two_node_topology());
+  std::vector<std::thread::id> worker_ids(kThreads);
+  device->pool().parallel_own(kThreads, kThreads, [&](int64_t, int worker) {
+    worker_ids[static_cast<size_t>(worker)] = std::this_thread::get_id();
+  });
+  for (int64_t rows : {1, 3, 64, 100, 1000}) {
+    NotingRows packing;
+    packing.written_by.resize(static_cast<size_t>(rows));
+    ParameterStore store(device);
+    store.declare("w", TensorType(DType::f32, {rows, 8}));
+    store.form("w", &packing);
+    store.form("w", nullptr);
+    const Tensor values = random_values({rows, 8});
+    store.load("w", values.view, "test");
+    expect_same_bits(store.to_host("w").view, values.view);
+    // Rows are written in up to 256 tasks of rows that lie together.
+    const int64_t tasks = std::min<int64_t>(rows, 256);
+    for (int64_t task = 0; task < tasks; ++task) {
+      int owner = 0;
+      while (task >= ThreadPool::share_begin(tasks, kThreads, owner + 1)) ++owner;
+      for (int64_t row = task * rows / tasks; row < (task + 1) * rows / tasks; ++row)
+        EXPECT_EQ(packing.written_by[static_cast<size_t>(row)], worker_ids[static_cast<size_t>(owner)])
+            << "row " << row << " of " << rows;
+    }
   }
 }
 
