@@ -12,6 +12,7 @@
 #include "eadem/cli/machine.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/core/device/cpu_device.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
 #include "eadem/models/llama.h"
@@ -298,6 +299,8 @@ int bench(CommandLine command_line) {
     }
     JsonValue result = JsonValue::object();
     result.set("version", EADEM_VERSION).set("model", checkpoint.path).set("device", device->description());
+    if (const auto* cpu = dynamic_cast<const CpuDevice*>(device.get()))
+      result.set("threads", cpu->decode_threads()).set("prefill_threads", cpu->prefill_threads());
     result.set("parameters", spec.num_parameters).set("weight_bytes_per_step", weight_bytes).set("repeat", repeat);
     result.set("read_bytes_per_second", rates.read_bytes_per_second);
     result.set("f32_flops_per_second", rates.f32_flops_per_second);

@@ -372,7 +372,9 @@ int convert(CommandLine command_line) {
     calibration = calibrate(checkpoint, *calibration_file, calibration_tokens.value_or(kCalibrationTokens),
                             calibration_options.open());
   {
-    ThreadPool pool(static_cast<int>(calibration_options.threads));
+    // All of it computes, as prefill does.
+    const DeviceOptions device = calibration_options.device_options();
+    ThreadPool pool(device.prefill_threads > 0 ? device.prefill_threads : device.num_threads, device.pin);
     ProgressBar bar("converting");
     convert_weights(tensors, checkpoint, calibration ? &*calibration : nullptr, pool, *writer,
                     [&](int64_t done, int64_t total, const std::string& name) {

@@ -64,11 +64,15 @@ int doctor(CommandLine command_line) {
   arguments.example("eadem doctor --threads 1", "the limits of one thread");
   if (!arguments.parse(command_line)) return kOk;
 
-  const std::shared_ptr<Device> device =
-      open_device("cpu", {.num_threads = static_cast<int>(options.threads), .isa = options.isa});
+  const std::shared_ptr<Device> device = open_device("cpu", options.device_options());
   auto& cpu = dynamic_cast<CpuDevice&>(*device);
   const MemoryInfo memory = device->memory();
+  const Topology topology = Topology::of_this_process();
+  JsonValue topology_notes = JsonValue::array();
+  for (const std::string& note : topology.notes()) topology_notes.push_back(note);
+  cpu.set_step_kind(StepKind::few_rows);
   const double bandwidth = measured_read_bandwidth(cpu.pool(), probe_buffer_bytes());
+  cpu.set_step_kind(StepKind::many_rows);
   JsonValue peaks = JsonValue::object();
   for (Isa isa : available_isas()) peaks.set(std::string(isa_name(isa)), measured_f32_peak(cpu.pool(), isa, 0.05));
   const std::vector<std::string> features = cpu_features();
@@ -91,7 +95,10 @@ int doctor(CommandLine command_line) {
     JsonValue result = JsonValue::object();
     result.set("version", EADEM_VERSION).set("compiler", __VERSION__).set("processor", cpuinfo("model name"));
     result.set("features", std::move(feature_list)).set("isa", std::string(isa_name(cpu.isa())));
-    result.set("threads", cpu.pool().num_threads()).set("last_level_cache_bytes", last_level_cache_bytes());
+    result.set("threads", cpu.decode_threads()).set("prefill_threads", cpu.prefill_threads());
+    result.set("processors", static_cast<int64_t>(topology.processors().size())).set("cores", topology.num_cores());
+    result.set("memory_nodes", topology.num_nodes()).set("topology_notes", std::move(topology_notes));
+    result.set("last_level_cache_bytes", last_level_cache_bytes());
     result.set("memory_bytes", memory.total_bytes).set("memory_free_bytes", memory.free_bytes);
     result.set("read_bytes_per_second", bandwidth).set("f32_flops_per_second", std::move(peaks));
     result.set("cuda_build", kCudaBuild).set("devices", std::move(devices)).set("missing", std::move(missing));
@@ -107,12 +114,15 @@ int doctor(CommandLine command_line) {
   std::string isas;
   for (Isa isa : available_isas()) isas += fmt::format("{}{}", isas.empty() ? "" : ", ", isa_name(isa));
   row("kernels", fmt::format("{} (available: {}; --isa chooses)", isa_name(cpu.isa()), isas));
-  row("threads", fmt::format("{}", cpu.pool().num_threads()));
+  row("threads", fmt::format("{}, {} for prefill", cpu.decode_threads(), cpu.prefill_threads()));
+  row("topology", fmt::format("processors that this process may use: {}, cores: {}, memory nodes: {}",
+                              topology.processors().size(), topology.num_cores(), topology.num_nodes()));
+  for (const std::string& note : topology.notes()) row("", note);
   row("memory", fmt::format("{}, {} free, last-level cache {}", bytes_text(static_cast<double>(memory.total_bytes)),
                             bytes_text(static_cast<double>(memory.free_bytes)),
                             bytes_text(static_cast<double>(last_level_cache_bytes()))));
   row("reads", fmt::format("{}/s measured over {} with {} threads", bytes_text(bandwidth),
-                           bytes_text(static_cast<double>(probe_buffer_bytes())), cpu.pool().num_threads()));
+                           bytes_text(static_cast<double>(probe_buffer_bytes())), cpu.decode_threads()));
   for (const io::JsonMember& peak : peaks.as_object())
     row("f32 peak", fmt::format("{:.1f} GFLOP/s measured with {}", peak.value.as_number() / 1e9, peak.key));
   for (const JsonValue& entry : devices.as_array())

@@ -18,7 +18,8 @@ struct MachineRates {
   bool measured = false;            // otherwise nominal, as the device states them
 };
 
-// Measured on the CPU with the device's own threads (about 0.2 s each), nominal elsewhere.
+// Measured on the CPU (about 0.2 s each) with the device's own threads: reading with those of decode, arithmetic with
+// those of prefill. Nominal elsewhere.
 MachineRates machine_rates(Device& device, bool with_flops);
 
 // Bytes of weights that one decode step reads: every parameter in the form its kernels read, once, but for tables that

@@ -54,7 +54,10 @@ void ModelOptions::add_operand(Arguments& arguments) {
 void ModelOptions::add_device(Arguments& arguments) {
   arguments.section("Device");
   arguments.option("--device", "D", device, "cpu, cuda or cuda:1 (default: cpu)");
-  arguments.option("-t,--threads", "N", threads, "CPU threads (default: one per processor)");
+  arguments.option("-t,--threads", "N", threads, "CPU threads (default: one per core)");
+  arguments.option("--prefill-threads", "N", prefill_threads,
+                   "CPU threads of steps of many tokens (default: as --threads)");
+  arguments.flag("--no-pin", no_pin, "leave CPU threads to the scheduler, and memory where it falls");
   arguments.choice("--isa", {"amx", "avx512_vnni", "avx512", "avx2", "sse4", "scalar", "neon"}, isa,
                    "CPU instruction set of the kernels (default: the best there is)");
 }
@@ -74,11 +77,23 @@ void ModelOptions::add_precision(Arguments& arguments) {
                  "switch a fusion off by the name that `eadem explain` shows, or `all`; may be repeated");
 }
 
+DeviceOptions ModelOptions::device_options() const {
+  const auto in_range = [](const char* name, int64_t value) {
+    if (value < 0 || value > 4096) throw UsageError(fmt::format("{} is {}; expected 0 to 4096", name, value));
+    return static_cast<int>(value);
+  };
+  return {.num_threads = in_range("--threads", threads),
+          .prefill_threads = in_range("--prefill-threads", prefill_threads),
+          .pin = !no_pin,
+          .isa = isa};
+}
+
 std::shared_ptr<Device> ModelOptions::open() const {
-  if (threads < 0 || threads > 4096) throw UsageError(fmt::format("--threads is {}; expected 0 to 4096", threads));
-  if (device != "cpu" && (threads != 0 || !isa.empty()))
-    throw UsageError(fmt::format("--threads and --isa are for the CPU; --device is {}", device));
-  return open_device(device, {.num_threads = static_cast<int>(threads), .isa = isa});
+  const DeviceOptions options = device_options();
+  if (device != "cpu" && (threads != 0 || prefill_threads != 0 || no_pin || !isa.empty()))
+    throw UsageError(
+        fmt::format("--threads, --prefill-threads, --no-pin and --isa are for the CPU; --device is {}", device));
+  return open_device(device, options);
 }
 
 HardwareMode ModelOptions::hardware_mode() const { return hardware_mode_from_name(mode); }

@@ -18,17 +18,19 @@ namespace eadem::cli {
 struct ModelOptions {
   std::optional<std::string> model;
   std::string device = "cpu";
-  int64_t threads = 0;
+  int64_t threads = 0, prefill_threads = 0;
+  bool no_pin = false;
   std::string isa;
   std::string mode = "performance";
   std::string dtype, weights, activations, kv_dtype;
   std::vector<std::string> disabled_fusions;
 
   void add_operand(Arguments& arguments);
-  void add_device(Arguments& arguments);     // --device --threads --isa
+  void add_device(Arguments& arguments);     // --device --threads … --isa
   void add_kv_dtype(Arguments& arguments);   // --kv-dtype alone
   void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
 
+  DeviceOptions device_options() const;  // of a CPU
   std::shared_ptr<Device> open() const;
   HardwareMode hardware_mode() const;
   // Mode, precisions and fusions; the rest is left at its defaults.

@@ -74,11 +74,19 @@ nb::dict to_numpy_dict(const std::vector<std::pair<std::string, Tensor>>& tensor
   return result;
 }
 
-std::shared_ptr<Device> open(const std::string& device, int64_t threads, const std::string& isa) {
-  if (threads < 0 || threads > 4096) throw InvalidArgument("threads is {}; expected 0 to 4096", threads);
-  if (!device.starts_with("cpu") && (threads != 0 || !isa.empty()))
-    throw InvalidArgument("threads and isa are for the CPU; device is '{}'", device);
-  return open_device(device, {.num_threads = static_cast<int>(threads), .isa = isa});
+std::shared_ptr<Device> open(const std::string& device, int64_t threads, const std::string& isa,
+                             int64_t prefill_threads, bool pin) {
+  const auto in_range = [](const char* name, int64_t value) {
+    if (value < 0 || value > 4096) throw InvalidArgument("{} is {}; expected 0 to 4096", name, value);
+    return static_cast<int>(value);
+  };
+  const DeviceOptions options{.num_threads = in_range("threads", threads),
+                              .prefill_threads = in_range("prefill_threads", prefill_threads),
+                              .pin = pin,
+                              .isa = isa};
+  if (!device.starts_with("cpu") && (threads != 0 || prefill_threads != 0 || !pin || !isa.empty()))
+    throw InvalidArgument("threads, prefill_threads, pin and isa are for the CPU; device is '{}'", device);
+  return open_device(device, options);
 }
 
 std::optional<DType> dtype_argument(const char* name, const std::optional<std::string>& value) {

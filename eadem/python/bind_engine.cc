@@ -274,36 +274,36 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](Engine* self, const LlamaConfig& config, const std::string& device, int64_t threads,
-             const std::string& isa, std::optional<engine::CacheConfig> cache, engine::DistConfig dist,
-             std::string mode, std::optional<std::string> weights, std::optional<std::string> activations,
-             std::optional<std::string> kv_dtype, int64_t max_step_tokens, int64_t max_logit_rows,
-             std::vector<std::string> disabled_fusions) {
+             int64_t prefill_threads, bool pin, const std::string& isa, std::optional<engine::CacheConfig> cache,
+             engine::DistConfig dist, std::string mode, std::optional<std::string> weights,
+             std::optional<std::string> activations, std::optional<std::string> kv_dtype, int64_t max_step_tokens,
+             int64_t max_logit_rows, std::vector<std::string> disabled_fusions) {
             config.validate("LlamaConfig");
             const nb::gil_scoped_release release;
             const engine::EngineOptions options = engine_options(arguments_of(
                 cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
             const auto model = std::make_shared<models::Llama>(config);
-            new (self) Engine(
-                std::make_unique<engine::InferEngine>(model, open(device, threads, isa), options, model->spec()));
+            new (self) Engine(std::make_unique<engine::InferEngine>(
+                model, open(device, threads, isa, prefill_threads, pin), options, model->spec()));
           },
-          "config"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "cache_config"_a.none(), "dist_config"_a,
-          "mode"_a, "weights"_a.none(), "activations"_a.none(), "kv_dtype"_a.none(), "max_step_tokens"_a,
-          "max_logit_rows"_a, "disabled_fusions"_a)
+          "config"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a, "isa"_a,
+          "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
+          "kv_dtype"_a.none(), "max_step_tokens"_a, "max_logit_rows"_a, "disabled_fusions"_a)
       .def_static(
           "from_pretrained",
-          [](const std::string& path, const std::string& device, int64_t threads, const std::string& isa,
-             std::optional<engine::CacheConfig> cache, engine::DistConfig dist, std::string mode,
-             std::optional<std::string> weights, std::optional<std::string> activations,
+          [](const std::string& path, const std::string& device, int64_t threads, int64_t prefill_threads, bool pin,
+             const std::string& isa, std::optional<engine::CacheConfig> cache, engine::DistConfig dist,
+             std::string mode, std::optional<std::string> weights, std::optional<std::string> activations,
              std::optional<std::string> kv_dtype, int64_t max_step_tokens, int64_t max_logit_rows,
              std::vector<std::string> disabled_fusions) {
             const nb::gil_scoped_release release;
             const engine::EngineOptions options = engine_options(arguments_of(
                 cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
-            return new Engine(engine::InferEngine::from_checkpoint(models::open_checkpoint(path),
-                                                                   open(device, threads, isa), options));
+            return new Engine(engine::InferEngine::from_checkpoint(
+                models::open_checkpoint(path), open(device, threads, isa, prefill_threads, pin), options));
           },
-          nb::rv_policy::take_ownership, "path"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a,
-          "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
+          nb::rv_policy::take_ownership, "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a,
+          "isa"_a, "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
           "kv_dtype"_a.none(), "max_step_tokens"_a, "max_logit_rows"_a, "disabled_fusions"_a)
       .def(
           "load_param",

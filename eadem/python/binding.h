@@ -46,7 +46,8 @@ std::vector<T> to_vector(const HostList<T>& list) {
 }
 
 // The arguments that every class with a device and a model takes.
-std::shared_ptr<Device> open(const std::string& device, int64_t threads, const std::string& isa);
+std::shared_ptr<Device> open(const std::string& device, int64_t threads, const std::string& isa,
+                             int64_t prefill_threads = 0, bool pin = true);
 std::optional<DType> dtype_argument(const char* name, const std::optional<std::string>& value);
 
 struct EngineArguments {

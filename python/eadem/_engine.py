@@ -62,7 +62,7 @@ class InferEngine:
     max_step_tokens  most new tokens of one step
     max_logit_rows   most rows of logits of one step; 0: one per sequence
 
-    device, threads, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
+    device, threads, prefill_threads, pin, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
     """
 
     @dataclasses.dataclass
@@ -110,29 +110,30 @@ class InferEngine:
         hidden_states: Optional[np.ndarray] = None
 
     def __init__(self, config: LlamaConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
-                 cache_config: Optional[CacheConfig] = None, *, threads: int = 0, isa: str = "",
-                 mode: str = "performance", weights: Optional[str] = None, activations: Optional[str] = None,
-                 kv_dtype: Optional[str] = None, max_step_tokens: int = 512, max_logit_rows: int = 0,
-                 disabled_fusions: Sequence[str] = ()) -> None:
+                 cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
+                 pin: bool = True, isa: str = "", mode: str = "performance", weights: Optional[str] = None,
+                 activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: int = 512,
+                 max_logit_rows: int = 0, disabled_fusions: Sequence[str] = ()) -> None:
         self._engine = _eadem.Engine(
-            config, device=device, threads=threads, isa=isa, cache_config=cache_config,
-            dist_config=dist_config if dist_config is not None else DistConfig(), mode=mode, weights=weights,
-            activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+            config, device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa,
+            cache_config=cache_config, dist_config=dist_config if dist_config is not None else DistConfig(),
+            mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
             max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions))
         self.hooks = HookRegistry(self._engine)
 
     @classmethod
     def from_pretrained(cls, path: Union[str, os.PathLike[str]], dist_config: Optional[DistConfig] = None,
                         device: str = "cpu", cache_config: Optional[CacheConfig] = None, *, threads: int = 0,
-                        isa: str = "", mode: str = "performance", weights: Optional[str] = None,
-                        activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: int = 512,
-                        max_logit_rows: int = 0, disabled_fusions: Sequence[str] = ()) -> InferEngine:
+                        prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
+                        weights: Optional[str] = None, activations: Optional[str] = None,
+                        kv_dtype: Optional[str] = None, max_step_tokens: int = 512, max_logit_rows: int = 0,
+                        disabled_fusions: Sequence[str] = ()) -> InferEngine:
         """The model at `path` (as in LLM) with its weights."""
         self = cls.__new__(cls)
         self._engine = _eadem.Engine.from_pretrained(
-            os.fspath(path), device=device, threads=threads, isa=isa, cache_config=cache_config,
-            dist_config=dist_config if dist_config is not None else DistConfig(), mode=mode, weights=weights,
-            activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+            os.fspath(path), device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa,
+            cache_config=cache_config, dist_config=dist_config if dist_config is not None else DistConfig(),
+            mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
             max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions))
         self.hooks = HookRegistry(self._engine)
         return self

@@ -73,7 +73,10 @@ class LLM:
     model        a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, or the
                  name of a bundled model; None: the bundled model
     device       "cpu", "cuda", "cuda:1"; see list_devices()
-    threads      CPU threads; 0: one per available processor
+    threads      CPU threads; 0: one per core that the process may use
+    prefill_threads
+                 CPU threads of steps of many tokens; 0: as many
+    pin          bind CPU threads to processors, and place weights and caches in their memory nodes
     isa          CPU instruction set; "": the best one, see available_isas()
     mode         "performance" or "accuracy": what precision is chosen where nothing else says so
     weights, activations, kv_dtype
@@ -91,8 +94,8 @@ class LLM:
     """
 
     def __init__(self, model: Optional[Union[str, os.PathLike[str]]] = None, *, device: str = "cpu", threads: int = 0,
-                 isa: str = "", mode: str = "performance", weights: Optional[str] = None,
-                 activations: Optional[str] = None, kv_dtype: Optional[str] = None,
+                 prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
+                 weights: Optional[str] = None, activations: Optional[str] = None, kv_dtype: Optional[str] = None,
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
                  max_step_tokens: int = 512, disabled_fusions: Sequence[str] = ()) -> None:
         if model is None:
@@ -106,8 +109,8 @@ class LLM:
                 except NotFound:
                     raise NotFound(f"{path}: no such file or directory, and no bundled model of that name") from None
         self._llm = _eadem.Llm(
-            path, device=device, threads=threads, isa=isa, kv_cache=kv_cache, mode=mode, weights=weights,
-            activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+            path, device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, kv_cache=kv_cache,
+            mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
             disabled_fusions=list(disabled_fusions))
 
     def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],

@@ -116,7 +116,9 @@ class Usage(ProgramTest):
 
     def test_devices(self):
         self.refused(1, "unknown device", "run", "-p", "a", "--device", "tpu")
-        self.refused(2, "--threads", "explain", GOLDEN / "llama", "--device", "cuda", "--threads", "2")
+        for option in (["--threads", "2"], ["--prefill-threads", "2"], ["--no-pin"]):
+            self.refused(2, option[0], "explain", GOLDEN / "llama", "--device", "cuda", *option)
+        self.refused(2, "--prefill-threads is 5000; expected 0 to 4096", "run", "--prefill-threads", "5000")
 
 
 class Models(ProgramTest):
@@ -179,6 +181,8 @@ class Run(ProgramTest):
         sampling = ["run", "-p", "The cat", "-n", "30", "--temperature", "0", "--quiet"]
         first = self.done(*sampling, "--threads", "1").out
         self.assertEqual(first, self.done(*sampling, "--threads", "2").out)
+        for options in (["-t", "1", "--prefill-threads", "2"], ["-t", "2", "--prefill-threads", "1", "--no-pin"]):
+            self.assertEqual(first, self.done(*sampling, *options).out)
         self.refused(1, "no_such_fusion", *sampling, "--disable-fusion", "no_such_fusion")
 
     def test_bad_prompts(self):
@@ -274,12 +278,20 @@ class Understand(ProgramTest):
         for row in result["results"]:
             self.assertLessEqual(row["lowest"], row["tokens_per_second"])
             self.assertLessEqual(row["tokens_per_second"], row["highest"])
+        threads = ["-t", "1", "--prefill-threads", "2", "--prompt", "16", "--gen", "2", "--repeat", "1"]
+        result = json.loads(self.done("bench", "--random", config, *threads, "--json").out)
+        self.assertEqual((result["threads"], result["prefill_threads"]), (1, 2))
+        self.assertIn("1 thread, 2 for prefill)", self.done("bench", "--random", config, *threads).out)
         self.refused(2, "give one", "bench", GOLDEN / "llama", "--random", config)
         self.refused(1, "tokens of context", "bench", "--random", config, "--depth", "1M")
 
     def test_doctor(self):
         result = json.loads(self.done("doctor", "--json", "--threads", "1").out)
-        self.assertEqual(result["threads"], 1)
+        self.assertEqual((result["threads"], result["prefill_threads"]), (1, 1))
+        self.assertGreaterEqual(result["processors"], result["cores"])
+        self.assertGreaterEqual(result["cores"], 1)
+        self.assertGreaterEqual(result["memory_nodes"], 1)
+        self.assertIsInstance(result["topology_notes"], list)
         self.assertGreater(result["read_bytes_per_second"], 0)
         self.assertIn("scalar", result["f32_flops_per_second"])
 

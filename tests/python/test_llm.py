@@ -141,8 +141,13 @@ def test_arguments(stories):
         LLM(stories, kv_dtype="q8_0")
     with pytest.raises(eadem.NotFound, match="bundled"):
         LLM("no_such_model")
+    one = LLM(stories, threads=1).generate("Once", GREEDY)[0].text
+    assert LLM(stories, threads=1, prefill_threads=2).generate("Once", GREEDY)[0].text == one
+    assert LLM(stories, threads=2, prefill_threads=1, pin=False).generate("Once", GREEDY)[0].text == one
     with pytest.raises(eadem.InvalidArgument, match="threads"):
         LLM(stories, threads=-1)
+    with pytest.raises(eadem.InvalidArgument, match="prefill_threads is 5000; expected 0 to 4096"):
+        LLM(stories, prefill_threads=5000)
     with pytest.raises(TypeError):
         LLM(stories, thread=1)
     with pytest.raises(eadem.InvalidArgument, match="mix"):
