@@ -36,13 +36,15 @@ void cpu_relax() {
 #endif
 }
 
-void pin(std::thread& thread, int processor) {
-  const auto size = static_cast<size_t>(processor) + 1;
+// Binds a thread to some processors, in order. False, and nothing has changed, if it may use none of them.
+bool bind(pthread_t thread, const std::vector<int>& processors) {
+  const auto size = static_cast<size_t>(processors.back()) + 1;
   cpu_set_t* set = CPU_ALLOC(size);
   CPU_ZERO_S(CPU_ALLOC_SIZE(size), set);
-  CPU_SET_S(static_cast<size_t>(processor), CPU_ALLOC_SIZE(size), set);
-  pthread_setaffinity_np(thread.native_handle(), CPU_ALLOC_SIZE(size), set);  // may fail: as without a processor
+  for (int processor : processors) CPU_SET_S(static_cast<size_t>(processor), CPU_ALLOC_SIZE(size), set);
+  const bool done = pthread_setaffinity_np(thread, CPU_ALLOC_SIZE(size), set) == 0;
   CPU_FREE(set);
+  return done;
 }
 
 std::vector<Seat> own_seats(int num_threads, bool pinned) {
@@ -96,6 +98,7 @@ struct ThreadPool::State {
   int active = 1;
   int processors = 1;    // that this process has
   bool spinning = true;  // the workers have a processor each
+  int caller_processor = -1;
   std::vector<Worker> workers;
   std::vector<int> num_nodes;  // of the first 0, 1, 2, … workers
 
@@ -226,6 +229,7 @@ ThreadPool::ThreadPool(const std::vector<Seat>& seats) : state_(std::make_unique
   s.processors = static_cast<int>(allowed_processors().size());
   // More workers than processors share them: a worker that spins would hold the processor that a task needs.
   s.spinning = num_threads() <= s.processors;
+  s.caller_processor = seats[0].processor;
   std::set<int> nodes;
   s.num_nodes.push_back(0);
   for (size_t w = 0; w < seats.size(); ++w) {
@@ -236,8 +240,20 @@ ThreadPool::ThreadPool(const std::vector<Seat>& seats) : state_(std::make_unique
   for (int w = 1; w < num_threads(); ++w) {
     std::thread& thread = s.workers[static_cast<size_t>(w)].thread;
     thread = std::thread([&s, w] { s.work(w); });
-    if (const int processor = seats[static_cast<size_t>(w)].processor; processor >= 0) pin(thread, processor);
+    if (const int processor = seats[static_cast<size_t>(w)].processor; processor >= 0)
+      bind(thread.native_handle(), {processor});
   }
+}
+
+ThreadPool::CallerSeat::CallerSeat(const ThreadPool& pool) {
+  const State& s = *pool.state_;
+  if (s.num_nodes.back() == 1 || s.caller_processor < 0) return;
+  before_ = allowed_processors();
+  if (!bind(pthread_self(), {s.caller_processor})) before_.clear();
+}
+
+ThreadPool::CallerSeat::~CallerSeat() {
+  if (!before_.empty()) bind(pthread_self(), before_);
 }
 
 ThreadPool::~ThreadPool() {

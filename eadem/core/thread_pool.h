@@ -20,8 +20,8 @@ namespace eadem {
 class ThreadPool {
  public:
   // `num_threads` counts the calling thread; 0 means one per core that this process may use. With `pin`, each worker
-  // is bound to one of the processors this process may use (the caller's thread is left alone), spread over the
-  // machine's memory nodes.
+  // is bound to one of the processors this process may use (the caller's thread is left alone, but see CallerSeat),
+  // spread over the machine's memory nodes.
   explicit ThreadPool(int num_threads = 0, bool pin = true);
   // One thread per seat (at least one), the calling thread on the first. A seat whose processor this process may not
   // use is as one without.
@@ -61,6 +61,19 @@ class ThreadPool {
   // Splits [0, size) into contiguous ranges of at least `grain` items, a few per thread, and runs
   // body(begin, end) on each.
   void parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body);
+
+  // Binds the calling thread to the first seat until the object dies, where the seats are in several nodes: for a step,
+  // or a load, after which the caller's thread is as it was.
+  class CallerSeat {
+   public:
+    explicit CallerSeat(const ThreadPool& pool);
+    ~CallerSeat();
+    CallerSeat(const CallerSeat&) = delete;
+    CallerSeat& operator=(const CallerSeat&) = delete;
+
+   private:
+    std::vector<int> before_;  // processors; none: nothing was changed
+  };
 
  private:
   struct State;

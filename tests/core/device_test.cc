@@ -151,6 +151,35 @@ TEST(CpuDevice, SharesOfLoadingBelongToTheThreadsOfDecode) {
   for (size_t i = 0; i < 256; ++i) EXPECT_EQ(ran_by[i], worker_ids[i / 64]) << i;
 }
 
+// The calling thread is one of the workers: it has its seat in loads and steps of few rows, and is free afterwards.
+TEST(CpuDevice, TheCallerSitsWhileItWorks) {
+  const std::vector<int> before = allowed_processors();
+  FakeSystem system;  // this machine, with another node
+  system.node(0, std::to_string(before[0]));
+  system.node(1, before[0] == 0 ? "1-3" : "0");
+  CpuDevice device({.num_threads = 2}, system.read({before[0], before[0] == 0 ? 1 : 0}));
+  ASSERT_EQ(device.num_nodes(), 2);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::vector<int> in_load;
+  device.host_parallel_shares(2, [&](int64_t) {
+    if (std::this_thread::get_id() == caller) in_load = allowed_processors();
+  });
+  // The first seat is that of the first node.
+  EXPECT_EQ(in_load, std::vector<int>({before[0]}));
+  EXPECT_EQ(allowed_processors(), before);
+  device.set_step_kind(StepKind::few_rows);
+  device.set_step_kind(StepKind::few_rows);
+  EXPECT_EQ(allowed_processors(), std::vector<int>({before[0]}));
+  device.set_step_kind(StepKind::many_rows);
+  EXPECT_EQ(allowed_processors(), before);
+
+  CpuDevice one_node({.num_threads = 2});
+  if (one_node.num_nodes() == 1) {
+    one_node.set_step_kind(StepKind::few_rows);
+    EXPECT_EQ(allowed_processors(), before) << "where there is one node, the caller's thread is left alone";
+  }
+}
+
 TEST(CpuDevice, MemoryIsAlignedZeroSizedToo) {
   const auto device = open_device("cpu", {.num_threads = 1});
   for (int64_t size : {int64_t{0}, int64_t{1}, int64_t{4096}, int64_t{3} << 20}) {

@@ -82,10 +82,20 @@ void CpuDevice::fill_zero(void* dst, int64_t size_bytes) {
 void CpuDevice::fill_new(void* dst, int64_t size_bytes, Placement placement) {
   if (num_nodes() == 1) return fill_zero(dst, size_bytes);
   auto* const bytes = static_cast<std::byte*>(dst);
+  const ThreadPool::CallerSeat seat(pool_);
   pool_.parallel_own(decode_threads_, decode_threads_, [&](int64_t, int worker) {
     for (const ByteRange& range : first_written_by(worker, size_bytes, placement))
       std::memset(bytes + range.begin, 0, static_cast<size_t>(range.end - range.begin));
   });
+}
+
+void CpuDevice::set_step_kind(StepKind kind) {
+  const bool few = kind == StepKind::few_rows;
+  pool_.set_active_threads(few ? decode_threads_ : prefill_threads_);
+  if (!few)
+    caller_seat_.reset();
+  else if (!caller_seat_)
+    caller_seat_.emplace(pool_);
 }
 
 std::vector<ByteRange> CpuDevice::first_written_by(int worker, int64_t size_bytes, Placement placement) const {
@@ -119,6 +129,7 @@ void CpuDevice::host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> 
 
 void CpuDevice::host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) {
   if (num_nodes() == 1) return host_parallel_for(num_tasks, task);
+  const ThreadPool::CallerSeat seat(pool_);
   pool_.parallel_own(num_tasks, decode_threads_, [&](int64_t index, int) { task(index); });
 }
 

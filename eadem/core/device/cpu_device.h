@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include "eadem/core/device/device.h"
 #include "eadem/core/thread_pool.h"
 
@@ -47,15 +49,15 @@ class CpuDevice final : public Device {
   void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
   void host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
   void fill_new(void* dst, int64_t size_bytes, Placement placement) override;
-  void set_step_kind(StepKind kind) override {
-    pool_.set_active_threads(kind == StepKind::few_rows ? decode_threads_ : prefill_threads_);
-  }
+  // Until the next call with many_rows, which must come from the same thread, that thread has the first seat.
+  void set_step_kind(StepKind kind) override;
 
  private:
   Isa isa_;
   int decode_threads_;
   int prefill_threads_;
   ThreadPool pool_;
+  std::optional<ThreadPool::CallerSeat> caller_seat_;
 };
 
 }  // namespace eadem
