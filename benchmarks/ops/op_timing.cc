@@ -66,8 +66,9 @@ class Call {
       inputs_.push_back(allocate(device, types_.inputs[i], work.symbols, packs ? packing : host.encoding));
       Placed& placed = inputs_.back();
       if (packs) {
-        device.host_parallel_for(packing->num_pieces(host.shape),
-                                 [&](int64_t piece) { packing->encode_pieces(placed.view, host, piece, piece + 1); });
+        device.host_parallel_shares(packing->num_pieces(host.shape), [&](int64_t piece) {
+          packing->encode_pieces(placed.view, host, piece, piece + 1);
+        });
       } else {
         for (size_t p = 0; p < placed.planes.size(); ++p)
           if (const int64_t bytes = plane_bytes(placed, p); bytes > 0)

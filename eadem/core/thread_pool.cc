@@ -58,11 +58,6 @@ std::vector<Seat> own_seats(int num_threads, bool pinned) {
 // zero.
 struct alignas(64) Count {
   std::atomic<int64_t> left{0};
-
-  int64_t take() {
-    if (left.load(std::memory_order_relaxed) <= 0) return 0;
-    return std::max<int64_t>(0, left.fetch_sub(1, std::memory_order_acquire));
-  }
 };
 
 }  // namespace
@@ -72,6 +67,7 @@ struct alignas(64) Count {
 // holds a task, and nobody else, may read what describes the tasks. A thread that comes late, or early, finds the
 // counts of some region and takes tasks of that one or none; it needs to know nothing else.
 struct ThreadPool::State {
+  static constexpr int kNobody = -1;
   // Each kind of region has counts of its own: no thread can mistake one for the other.
   struct Worker {
     Count shared;  // of its share, which others may take from
@@ -82,29 +78,31 @@ struct ThreadPool::State {
     std::thread thread;
   };
 
+  // What the calling thread writes before a region and workers read; on one line.
   alignas(64) std::atomic<uint64_t> region{0};
   std::atomic<int> participants{1};    // workers below it look for tasks
   std::atomic<int> wake_below{1};      // and these are woken for them
   std::atomic<bool> in_shares{false};  // tasks may be in the workers' counts
   std::atomic<bool> stopping{false};
-  Count common;
-  alignas(64) std::atomic<int64_t> unfinished{0};
-  // Bit w % 64 of word w / 64: worker w is parked, or about to. Whoever clears the bit wakes the worker.
-  std::vector<std::atomic<uint64_t>> parked;
+  int sharers = 1;
   const Task* task = nullptr;
   int64_t num_tasks = 0;
-  int sharers = 1;
 
+  // What all of them write.
+  Count common;
+  alignas(64) std::atomic<int64_t> unfinished{0};
+
+  // What is settled before they start, and `active`, which they do not read.
+  alignas(64) std::vector<Worker> workers;
+  // Bit w % 64 of word w / 64: worker w is parked, or about to. Whoever clears the bit wakes the worker.
+  std::vector<std::atomic<uint64_t>> parked;
+  std::vector<int> num_nodes;  // of the first 0, 1, 2, … workers
   int active = 1;
   int processors = 1;    // that this process has
   bool spinning = true;  // the workers have a processor each
   int caller_processor = -1;
-  std::vector<Worker> workers;
-  std::vector<int> num_nodes;  // of the first 0, 1, 2, … workers
 
-  explicit State(size_t num_workers) : parked((num_workers + 63) / 64), workers(num_workers) {}
-
-  int64_t end_of_share(int worker) const { return share_begin(num_tasks, sharers, worker + 1); }
+  explicit State(size_t num_workers) : workers(num_workers), parked((num_workers + 63) / 64) {}
 
   void start(Task& new_task, int64_t tasks, int new_participants, int wake) {
     task = &new_task;
@@ -137,30 +135,31 @@ struct ThreadPool::State {
 
   // Takes tasks and runs them until there are none to take.
   void run_tasks(int worker) {
-    int64_t done = 0;
-    Worker& self = workers[static_cast<size_t>(worker)];
-    while (const int64_t left = self.own.take()) {
-      (*task)(end_of_share(worker) - left, worker);
-      ++done;
-    }
-    while (const int64_t left = common.take()) {
-      (*task)(num_tasks - left, worker);
-      ++done;
-    }
+    int64_t done = run_all(workers[static_cast<size_t>(worker)].own, worker, worker);
+    done += run_all(common, kNobody, worker);
     if (in_shares.load(std::memory_order_relaxed)) done += run_shares(worker);
     if (done > 0) unfinished.fetch_sub(done, std::memory_order_release);
   }
 
+  // All that is left of one count, of the share of `owner`. Returns how many tasks that was.
+  int64_t run_all(Count& count, int owner, int worker) {
+    if (count.left.load(std::memory_order_relaxed) <= 0) return 0;  // it is another's line: only read
+    int64_t left = count.left.fetch_sub(1, std::memory_order_acquire);
+    if (left <= 0) return 0;
+    // The region stays what it is until the tasks are taken off `unfinished`.
+    const Task run = *task;
+    const int64_t end = owner == kNobody ? num_tasks : share_begin(num_tasks, sharers, owner + 1);
+    int64_t done = 0;
+    for (; left > 0; left = count.left.fetch_sub(1, std::memory_order_acquire), ++done) run(end - left, worker);
+    return done;
+  }
+
   // Its own share, then what is left of others in its node, then of others.
   int64_t run_shares(int worker) {
-    int64_t done = 0;
     const auto run_share_of = [&](int owner) {
-      while (const int64_t left = workers[static_cast<size_t>(owner)].shared.take()) {
-        (*task)(end_of_share(owner) - left, worker);
-        ++done;
-      }
+      return run_all(workers[static_cast<size_t>(owner)].shared, owner, worker);
     };
-    run_share_of(worker);
+    int64_t done = run_share_of(worker);
     const int node = workers[static_cast<size_t>(worker)].node;
     const int others = participants.load(std::memory_order_relaxed);
     const uint64_t seen = workers[static_cast<size_t>(worker)].seen.load(std::memory_order_relaxed);
@@ -169,7 +168,7 @@ struct ThreadPool::State {
         // The next region has begun: its own share comes first.
         if (worker != 0 && region.load(std::memory_order_relaxed) != seen) return done;
         const int owner = (worker + n) % others;
-        if ((workers[static_cast<size_t>(owner)].node == node) == same_node) run_share_of(owner);
+        if ((workers[static_cast<size_t>(owner)].node == node) == same_node) done += run_share_of(owner);
       }
     return done;
   }

@@ -118,7 +118,8 @@ class Usage(ProgramTest):
         self.refused(1, "unknown device", "run", "-p", "a", "--device", "tpu")
         for option in (["--threads", "2"], ["--prefill-threads", "2"], ["--no-pin"]):
             self.refused(2, option[0], "explain", GOLDEN / "llama", "--device", "cuda", *option)
-        self.refused(2, "--prefill-threads is 5000; expected 0 to 4096", "run", "--prefill-threads", "5000")
+        self.refused(2, "--prefill-threads is 5000; expected 0 to 4096", "explain", GOLDEN / "llama",
+                     "--prefill-threads", "5000")
 
 
 class Models(ProgramTest):
