@@ -151,6 +151,19 @@ TEST(CpuDevice, SharesOfLoadingBelongToTheThreadsOfDecode) {
   for (size_t i = 0; i < 256; ++i) EXPECT_EQ(ran_by[i], worker_ids[i / 64]) << i;
 }
 
+// One thread decodes, in one node, and the others prefill from both: what it reads is written by it alone.
+TEST(CpuDevice, ThreadsOfPrefillWriteNothingForOneOfDecode) {
+  CpuDevice device({.num_threads = 1, .prefill_threads = 8}, two_node_topology());
+  std::vector<std::thread::id> ran_by(100);
+  device.host_parallel_shares(100, [&](int64_t i) { ran_by[static_cast<size_t>(i)] = std::this_thread::get_id(); });
+  EXPECT_EQ(ran_by, std::vector<std::thread::id>(100, std::this_thread::get_id()));
+  for (Placement placement : {Placement::shares, Placement::interleaved}) {
+    std::vector<uint8_t> bytes(3 << 20, 1);
+    device.fill_new(bytes.data(), 3 << 20, placement);
+    EXPECT_EQ(std::count(bytes.begin(), bytes.end(), 0), 3 << 20);
+  }
+}
+
 // The calling thread is one of the workers: it has its seat in loads and steps of few rows, and is free afterwards.
 TEST(CpuDevice, TheCallerSitsWhileItWorks) {
   const std::vector<int> before = allowed_processors();

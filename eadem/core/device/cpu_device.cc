@@ -80,7 +80,7 @@ void CpuDevice::fill_zero(void* dst, int64_t size_bytes) {
 }
 
 void CpuDevice::fill_new(void* dst, int64_t size_bytes, Placement placement) {
-  if (num_nodes() == 1) return fill_zero(dst, size_bytes);
+  if (pool_.num_nodes(pool_.num_threads()) == 1) return fill_zero(dst, size_bytes);
   auto* const bytes = static_cast<std::byte*>(dst);
   const ThreadPool::CallerSeat seat(pool_);
   pool_.parallel_own(decode_threads_, decode_threads_, [&](int64_t, int worker) {
@@ -128,7 +128,8 @@ void CpuDevice::host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> 
 }
 
 void CpuDevice::host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) {
-  if (num_nodes() == 1) return host_parallel_for(num_tasks, task);
+  // Where all threads sit in one node it does not matter which of them writes.
+  if (pool_.num_nodes(pool_.num_threads()) == 1) return host_parallel_for(num_tasks, task);
   const ThreadPool::CallerSeat seat(pool_);
   pool_.parallel_own(num_tasks, decode_threads_, [&](int64_t index, int) { task(index); });
 }
