@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   app.add_option("--passes", pass_names, "inference, forward, backward (default: all)")
       ->delimiter(',')
       ->check(CLI::IsMember({"inference", "forward", "backward"}));
-  app.add_option("--threads", threads, "CPU threads (default: one per processor)")->check(CLI::Range(1, 4096));
+  app.add_option("--threads", threads, "CPU threads (default: one per core)")->check(CLI::Range(1, 4096));
   app.add_option("--isa", isa, "CPU instruction set (default: the best there is)");
   app.add_option("--seconds", seconds, "time for each kernel of a row (default: 0.3)")->check(CLI::Range(0.0, 60.0));
   app.add_option("--compare", records, "an old record, and a new one unless rows are to be timed")->expected(1, 2);
