@@ -18,10 +18,16 @@ namespace {
 
 constexpr int kSize = 32;
 
-// Bit i of the four bytes is the fifth bit of code i.
+// Bit i of the four bytes is the fifth bit of code i. Eight codes at a time, the first one lowest: of copies of a byte
+// each keeps its own bit, which a sum without carries moves to the top.
 void unpack_fifth_bits(uint8_t* codes, const uint8_t* bytes) {
-  for (int byte = 0; byte < 4; ++byte)
-    for (int bit = 0; bit < 8; ++bit) codes[8 * byte + bit] |= static_cast<uint8_t>((bytes[byte] >> bit & 1) << 4);
+  constexpr uint64_t kOnes = 0x0101010101010101, kBits = 0x8040201008040201;
+  for (int byte = 0; byte < 4; ++byte) {
+    uint64_t eight;
+    std::memcpy(&eight, codes + 8 * byte, 8);
+    eight |= (((bytes[byte] * kOnes & kBits) + 0x7f * kOnes) >> 7 & kOnes) << 4;
+    std::memcpy(codes + 8 * byte, &eight, 8);
+  }
 }
 void pack_fifth_bits(uint8_t* bytes, const uint8_t* codes) {
   for (int byte = 0; byte < 4; ++byte) {
