@@ -353,6 +353,11 @@ void GgufFile::release(std::string_view name) const {
   if (info != nullptr && mapping_ != nullptr) mapping_->release(data_[static_cast<size_t>(info - tensors().data())]);
 }
 
+std::vector<std::shared_ptr<const MappedFile>> GgufFile::files() const {
+  if (mapping_ == nullptr) return {};
+  return {mapping_};
+}
+
 Tensor GgufFile::load(size_t index) const {
   const WeightInfo& info = tensors()[index];
   return tensor_over(data_[index], *info.type, info.shape, owner_);

@@ -144,6 +144,7 @@ class GgufFile : public WeightSource {
   std::vector<float> numbers(std::string_view key) const;
 
   void release(std::string_view name) const override;
+  std::vector<std::shared_ptr<const MappedFile>> files() const override;
 
  private:
   GgufFile(const std::string& path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner);

@@ -19,11 +19,21 @@ namespace {
 struct OpenFile {
   int descriptor = -1;
   size_t size = 0;
+  FileIdentity identity;
 
   ~OpenFile() {
     if (descriptor >= 0) ::close(descriptor);
   }
 };
+
+FileIdentity identity_of(const struct stat& status) {
+  const auto nanoseconds = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+  return {.size = static_cast<uint64_t>(status.st_size),
+          .device = status.st_dev,
+          .inode = status.st_ino,
+          .modified_ns = nanoseconds(status.st_mtim),
+          .changed_ns = nanoseconds(status.st_ctim)};
+}
 
 void open_regular_file(OpenFile& file, const std::string& path) {
   // O_NONBLOCK: opening a FIFO must not wait for a writer before we can see that it is one.
@@ -38,12 +48,18 @@ void open_regular_file(OpenFile& file, const std::string& path) {
   if (S_ISDIR(status.st_mode)) throw IoError("cannot read {}: it is a directory, expected a file", path);
   if (!S_ISREG(status.st_mode)) throw IoError("cannot read {}: it is not a regular file", path);
   file.size = static_cast<size_t>(status.st_size);
+  file.identity = identity_of(status);
 }
 
 }  // namespace
 
-MappedFile::MappedFile(std::string path, const std::byte* data, size_t size)
-    : path_(std::move(path)), data_(data), size_(size) {}
+MappedFile::MappedFile(std::string path, const FileIdentity& identity, const std::byte* data, size_t size)
+    : path_(std::move(path)), identity_(identity), data_(data), size_(size) {}
+
+bool MappedFile::is_unchanged() const {
+  struct stat status {};
+  return ::stat(path_.c_str(), &status) == 0 && identity_of(status) == identity_;
+}
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
@@ -65,7 +81,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
     if (mapped == MAP_FAILED) throw IoError("cannot map {} ({} bytes): {}", path, file.size, std::strerror(errno));
     data = static_cast<const std::byte*>(mapped);
   }
-  return std::shared_ptr<const MappedFile>(new MappedFile(path, data, file.size));
+  return std::shared_ptr<const MappedFile>(new MappedFile(path, file.identity, data, file.size));
 }
 
 std::string read_file(const std::string& path, int64_t max_bytes) {

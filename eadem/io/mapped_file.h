@@ -11,6 +11,14 @@
 
 namespace eadem::io {
 
+// What tells a file and its state from others without reading it: a write changes at least the time of change.
+struct FileIdentity {
+  uint64_t size = 0, device = 0, inode = 0;
+  int64_t modified_ns = 0, changed_ns = 0;  // since 1970
+
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
 // A regular file mapped read-only; unmapped when the last owner goes. Immutable, so any thread may read it.
 //
 // The mapping follows the file: whoever truncates a model file in place while it is mapped takes the pages
@@ -26,6 +34,10 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   const std::string& path() const { return path_; }
+  // When it was opened.
+  const FileIdentity& identity() const { return identity_; }
+  // Whether `path` is still that file in that state.
+  bool is_unchanged() const;
   const std::byte* data() const { return data_; }  // page aligned; null for an empty file
   size_t size() const { return size_; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }
@@ -35,9 +47,10 @@ class MappedFile {
   void release(std::span<const std::byte> part) const;
 
  private:
-  MappedFile(std::string path, const std::byte* data, size_t size);
+  MappedFile(std::string path, const FileIdentity& identity, const std::byte* data, size_t size);
 
   std::string path_;
+  FileIdentity identity_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };

@@ -60,6 +60,8 @@ class QuantizedCheckpoint final : public WeightSource {
     for (const std::string& part : layer.parts) files_->release(part);
   }
 
+  std::vector<std::shared_ptr<const MappedFile>> files() const override { return files_->files(); }
+
  private:
   const QuantizedLayer& source_of(const WeightInfo& info) const {
     return sources_[static_cast<size_t>(&info - tensors().data())];

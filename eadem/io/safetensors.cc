@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <set>
 #include <unordered_map>
 
 #include "eadem/io/json.h"
@@ -191,6 +192,11 @@ void SafetensorsFile::release(std::string_view name) const {
   if (info != nullptr && mapping_ != nullptr) mapping_->release(data_[static_cast<size_t>(info - tensors().data())]);
 }
 
+std::vector<std::shared_ptr<const MappedFile>> SafetensorsFile::files() const {
+  if (mapping_ == nullptr) return {};
+  return {mapping_};
+}
+
 Tensor SafetensorsFile::load(size_t index) const {
   const WeightInfo& info = tensors()[index];
   return tensor_over(data_[index], *info.type, info.shape, owner_);
@@ -261,6 +267,15 @@ class ShardedSafetensors : public WeightSource {
   void release(std::string_view name) const override {
     const WeightInfo* info = find(name);
     if (info != nullptr) shard_of_[static_cast<size_t>(info - tensors().data())]->release(name);
+  }
+
+  std::vector<std::shared_ptr<const MappedFile>> files() const override {
+    std::vector<std::shared_ptr<const MappedFile>> result;
+    std::set<const SafetensorsFile*> seen;
+    for (const auto& shard : shard_of_)
+      if (seen.insert(shard.get()).second)
+        for (auto& file : shard->files()) result.push_back(std::move(file));
+    return result;
   }
 
  private:

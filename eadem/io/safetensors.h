@@ -34,6 +34,7 @@ class SafetensorsFile : public WeightSource {
   const Metadata& metadata() const { return metadata_; }
 
   void release(std::string_view name) const override;
+  std::vector<std::shared_ptr<const MappedFile>> files() const override;
 
  private:
   SafetensorsFile(const std::string& path, std::span<const std::byte> bytes, std::shared_ptr<const void> owner);

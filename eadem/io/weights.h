@@ -16,6 +16,8 @@
 
 namespace eadem::io {
 
+class MappedFile;
+
 struct WeightInfo {
   std::string name;
   std::string type_name;           // as the format calls it: "BF16", "Q4_K"
@@ -52,6 +54,9 @@ class WeightSource {
   // Says that the tensor has been read and will not be soon again, so that a mapped file and what was made of it need
   // not both be in memory. Does nothing where the file is not mapped, or there is no such tensor.
   virtual void release(std::string_view name) const = 0;
+
+  // The files that it reads, headers and all; none where the bytes are borrowed.
+  virtual std::vector<std::shared_ptr<const MappedFile>> files() const = 0;
 
  protected:
   explicit WeightSource(std::string path) : path_(std::move(path)) {}

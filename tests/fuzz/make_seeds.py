@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of the corpora of safetensors, gguf, config_json and quantized_checkpoint (corpus/<name>/seed_*).
+"""Writes the seeds of the corpora of safetensors, gguf, config_json, quantized_checkpoint and
+pack_cache (corpus/<name>/seed_*).
 
     python tests/fuzz/make_seeds.py
 
@@ -57,6 +58,10 @@ save("safetensors", "misaligned", safetensors({
 save("safetensors", "packed", safetensors({"f": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, bytes(2)))
 for version in (1, 2, 3):
     save("gguf", f"v{version}", gguf(version))
+index = b"0 0 eadem, rank 0 of 1\n0 12 w f32 [4, 3] as q8_0 in panels: quants u8 [1, 1, 12]\n4096 8 v f32 [2] as f32\n"
+save("pack_cache", "parts",
+     struct.pack("<8sIIQQQQ", b"eadempak", 1, 0, len(index), 3, 4096, 8200).ljust(128, b"\0") + index)
+save("pack_cache", "no_parts", struct.pack("<8sIIQQQQ", b"eadempak", 1, 0, 0, 0, 4096, 4096).ljust(4096, b"\0"))
 save("gguf", "empty", b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
 llama = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
