@@ -54,6 +54,12 @@ int64_t first_not_finite(Device& device, const TensorView& view) {
   return first == found.end() ? -1 : *first;
 }
 
+// Whether the planes lie one after another, as those of a form do.
+bool planes_are_joined(const TensorView& view) {
+  return view.encoding == nullptr ||
+         view.more_planes == view_of_planes(view.data, *view.encoding, view.dtype, view.shape).more_planes;
+}
+
 }  // namespace
 
 ParameterStore::ParameterStore(std::shared_ptr<Device> device, int rank, int num_ranks)
@@ -81,13 +87,29 @@ TensorView ParameterStore::form(const std::string& name, const Encoding* encodin
   if (inserted) {
     EADEM_CHECK(!target.loaded, "'{}' gets a new form after it was loaded", name);
     TensorType type = target.type;
-    if (encoding != nullptr) type.encoding = encoding;
-    form.buffer = device_->allocate(type.size_bytes({}));
-    const Shape shape = type.bind({});
-    form.view = type.encoding == nullptr ? TensorView(form.buffer.data(), type.dtype, shape)
-                                         : view_of_planes(form.buffer.data(), *type.encoding, type.dtype, shape);
+    form.view = TensorView(nullptr, type.dtype, type.bind({}));
+    form.view.encoding = encoding != nullptr ? encoding : type.encoding;
+    allocate(form);
   }
   return form.view;
+}
+
+int64_t ParameterStore::form_bytes(const Form& form) const {
+  return form.view.encoding == nullptr ? form.view.size_bytes() : encoded_bytes(*form.view.encoding, form.view.shape);
+}
+
+void ParameterStore::allocate(Form& form) {
+  form.buffer = device_->allocate(form_bytes(form));
+  refer(form, form.buffer.data(), nullptr);
+}
+
+void ParameterStore::refer(Form& form, void* bytes, const std::shared_ptr<const void>& owner) {
+  if (form.view.defined()) ++placement_;
+  form.view = form.view.encoding == nullptr
+                  ? TensorView(bytes, form.view.dtype, form.view.shape)
+                  : view_of_planes(bytes, *form.view.encoding, form.view.dtype, form.view.shape);
+  if (owner != nullptr) form.buffer = {};
+  form.owner = owner;
 }
 
 Shape ParameterStore::whole_shape(const std::string& name) const {
@@ -118,27 +140,31 @@ Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) co
   return result;
 }
 
-void ParameterStore::fill(const Form& form, const TensorView& host) {
+void ParameterStore::fill(Form& form, const TensorView& host, const std::shared_ptr<const void>& owner) {
   const Encoding* encoding = form.view.encoding;
-  if (encoding == host.encoding) {
-    const int64_t bytes = encoding == nullptr ? host.size_bytes() : encoded_bytes(*encoding, host.shape);
-    if (device_->host_accessible())
-      copy_in_shares(form.view.data, host.data, bytes);
-    else
-      device_->copy_from_host(form.view.data, host.data, bytes);
+  if (encoding == host.encoding && owner != nullptr && device_->host_accessible() && planes_are_joined(host))
+    return refer(form, host.data, owner);
+  if (form.owner != nullptr) allocate(form);
+  if (encoding == host.encoding && planes_are_joined(host)) {
+    copy_to_device(form.view.data, host.data, form_bytes(form));
+  } else if (encoding == host.encoding) {
+    const std::vector<PlaneSpec> planes = encoding->planes(host.shape);
+    for (size_t i = 0; i < planes.size(); ++i)
+      copy_to_device(form.view.plane(static_cast<int>(i)), host.plane(static_cast<int>(i)), planes[i].size_bytes());
   } else if (device_->host_accessible()) {
     // The pieces of a packed weight are its panels: each is written by the thread that decodes with it.
     encoding->encode(form.view, host, [this](int64_t count, FunctionRef<void(int64_t)> task) {
       device_->host_parallel_shares(count, task);
     });
   } else {
-    Tensor staged = Tensor::on_host(DType::u8, Shape{form.buffer.size_bytes()});
+    Tensor staged = Tensor::on_host(DType::u8, Shape{form_bytes(form)});
     encode(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape), host);
     device_->copy_from_host(form.view.data, staged.view.data, staged.view.size_bytes());
   }
 }
 
-void ParameterStore::copy_in_shares(void* dst, const void* src, int64_t size_bytes) const {
+void ParameterStore::copy_to_device(void* dst, const void* src, int64_t size_bytes) const {
+  if (!device_->host_accessible()) return device_->copy_from_host(dst, src, size_bytes);
   constexpr int64_t kRun = 1 << 20;
   device_->host_parallel_shares((size_bytes + kRun - 1) / kRun, [&](int64_t run) {
     std::memcpy(static_cast<std::byte*>(dst) + run * kRun, static_cast<const std::byte*>(src) + run * kRun,
@@ -161,7 +187,8 @@ Tensor ParameterStore::decoded(const TensorView& encoded) const {
   return result;
 }
 
-void ParameterStore::load(const std::string& name, const TensorView& whole, const std::string& source) {
+void ParameterStore::load(const std::string& name, const TensorView& whole, const std::string& source,
+                          const std::shared_ptr<const void>& owner) {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw NotFound("{}: the model has no parameter '{}'", source, name);
   Entry& target = found->second;
@@ -198,21 +225,47 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
     part.view = view_of_planes(part.view.data, *target.type.encoding, target.type.dtype, target.type.bind({}));
     naming([&] { encode(part.view, values.view); });
   }
-  for (const auto& [encoding, form] : target.forms) naming([&, &form = form] { fill(form, part.view); });
+  const std::shared_ptr<const void> kept = part.view.data == whole.data ? owner : nullptr;
+  for (auto& [encoding, form] : target.forms) naming([&, &form = form] { fill(form, part.view, kept); });
   target.loaded = true;
+}
+
+std::vector<ParameterStore::FormOf> ParameterStore::forms() const {
+  std::vector<FormOf> result;
+  for (const auto& [name, target] : entries_) {
+    const size_t begin = result.size();
+    for (const auto& [packing, form] : target.forms) result.push_back({name, packing, form.view, form_bytes(form)});
+    // Pointers have no order that lasts.
+    std::sort(result.begin() + static_cast<std::ptrdiff_t>(begin), result.end(), [](const FormOf& a, const FormOf& b) {
+      return (a.packing == nullptr ? "" : a.packing->name()) < (b.packing == nullptr ? "" : b.packing->name());
+    });
+  }
+  return result;
+}
+
+void ParameterStore::place(const std::string& name, const Encoding* packing, const void* bytes,
+                           const std::shared_ptr<const void>& owner) {
+  Entry& target = const_cast<Entry&>(entry(name));
+  const auto found = target.forms.find(packing);
+  EADEM_CHECK(found != target.forms.end(), "'{}' has no such form", name);
+  EADEM_CHECK(device_->host_accessible(), "'{}' placed on {}", name, device_->description());
+  refer(found->second, const_cast<void*>(bytes), owner);
+  target.loaded =
+      std::all_of(target.forms.begin(), target.forms.end(), [](const auto& f) { return f.second.owner != nullptr; });
 }
 
 void ParameterStore::refresh_packed() {
   struct Work {
-    const Form* packed;
+    Form* packed;
     TensorView plain;
   };
   std::vector<Work> work;
-  for (const auto& [name, target] : entries_) {
+  for (auto& [name, target] : entries_) {
     const auto plain = target.forms.find(nullptr);
-    for (const auto& [encoding, form] : target.forms) {
+    for (auto& [encoding, form] : target.forms) {
       if (encoding == nullptr) continue;
       EADEM_CHECK(plain != target.forms.end(), "'{}' changes but has no plain form", name);
+      EADEM_CHECK(form.owner == nullptr && plain->second.owner == nullptr, "'{}' changes but is not ours", name);
       work.push_back({&form, plain->second.view});
     }
   }
@@ -255,7 +308,7 @@ Tensor ParameterStore::to_host(const std::string& name) const {
   const Form& form = stored != target.forms.end() ? stored->second : target.forms.begin()->second;
   const Encoding* encoding = form.view.encoding;
   if (encoding == nullptr) return copy_to_host(*device_, form.view);
-  Tensor staged = Tensor::on_host(DType::u8, Shape{form.buffer.size_bytes()});
+  Tensor staged = Tensor::on_host(DType::u8, Shape{form_bytes(form)});
   device_->copy_to_host(staged.view.data, form.view.data, staged.view.size_bytes());
   const Tensor values = decoded(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape));
   return target.type.dtype == DType::f32 ? values : converted_on_host(values.view, target.type.dtype);
@@ -264,11 +317,7 @@ Tensor ParameterStore::to_host(const std::string& name) const {
 int64_t ParameterStore::size_bytes() const {
   int64_t total = 0;
   for (const auto& [name, target] : entries_)
-    for (const auto& [encoding, form] : target.forms) {
-      TensorType type = target.type;
-      if (encoding != nullptr) type.encoding = encoding;
-      total += type.size_bytes({});
-    }
+    for (const auto& [encoding, form] : target.forms) total += form_bytes(form);
   return total;
 }
 

@@ -25,14 +25,34 @@ class ParameterStore {
   // Declares a parameter by the type of this rank's part. Declaring it again with the same type does nothing.
   void declare(const std::string& name, const TensorType& part);
 
-  // The view that programs read; allocated on first use. `packing` null: as it was declared.
+  // The view that programs read; allocated on first use. `packing` null: as it was declared. It holds until
+  // `placement` changes.
   TensorView form(const std::string& name, const Encoding* packing);
+  // Counts how often a form came to lie elsewhere.
+  uint64_t placement() const { return placement_; }
 
   // Takes the whole tensor (on the host; of any floating dtype, or encoded), stores it as it was declared (decoding,
   // rounding or quantizing where it comes otherwise), cuts this rank's part and fills every form. Throws NotFound (no
   // such parameter) or InvalidArgument (shape, or a value that is not finite), naming `source`, the file it comes from,
   // and both values.
-  void load(const std::string& name, const TensorView& whole, const std::string& source);
+  //
+  // With `owner`, which keeps the values where they are and as they are, a form that would be a copy of them refers to
+  // them instead, if the device can: for programs that write no parameter.
+  void load(const std::string& name, const TensorView& whole, const std::string& source,
+            const std::shared_ptr<const void>& owner = {});
+
+  // The forms that programs read, ordered by parameter and the name of the packing; plain ones first.
+  struct FormOf {
+    std::string name;
+    const Encoding* packing;  // as for `form`
+    TensorView view;
+    int64_t size_bytes;
+  };
+  std::vector<FormOf> forms() const;
+  // On a host-accessible device: lets one form refer to bytes, those that `load` would have filled it with, which
+  // `owner` keeps. A parameter of which every form was placed is loaded.
+  void place(const std::string& name, const Encoding* packing, const void* bytes,
+             const std::shared_ptr<const void>& owner);
 
   // After the plain values have changed on the device: makes the packed forms again.
   void refresh_packed();
@@ -59,6 +79,7 @@ class ParameterStore {
   struct Form {
     TensorView view;
     Buffer buffer;
+    std::shared_ptr<const void> owner;  // in place of the buffer: of bytes that are not to be written
   };
   struct Entry {
     TensorType type;
@@ -68,8 +89,12 @@ class ParameterStore {
 
   const Entry& entry(const std::string& name) const;
   Tensor cut_part(const Entry& entry, const TensorView& whole) const;
-  void fill(const Form& form, const TensorView& host);
-  void copy_in_shares(void* dst, const void* src, int64_t size_bytes) const;
+  int64_t form_bytes(const Form& form) const;
+  void allocate(Form& form);
+  void refer(Form& form, void* bytes, const std::shared_ptr<const void>& owner);
+  void fill(Form& form, const TensorView& host, const std::shared_ptr<const void>& owner = {});
+  // In the shares of the threads that will read it.
+  void copy_to_device(void* dst, const void* src, int64_t size_bytes) const;
   // On the device's host threads.
   void encode(const TensorView& encoded, const TensorView& values) const;
   Tensor decoded(const TensorView& encoded) const;
@@ -78,6 +103,7 @@ class ParameterStore {
   int rank_;
   int num_ranks_;
   std::map<std::string, Entry> entries_;
+  uint64_t placement_ = 0;
 };
 
 }  // namespace eadem::pipeline

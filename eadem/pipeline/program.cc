@@ -87,6 +87,15 @@ void Program::build_steps() {
       step.scratch =
           TensorView(static_cast<std::byte*>(arena_.data()) + offset, DType::u8, Shape{plan_.arena_bytes - offset});
     }
+    steps_.push_back(std::move(step));
+  }
+  bind_parameters();
+}
+
+void Program::bind_parameters() {
+  for (size_t n = 0; n < steps_.size(); ++n) {
+    const Node& node = graph_.nodes()[n];
+    const KernelChoice& choice = choices_[n];
     const kernels::KernelRequest request{.op = node.op->name(),
                                          .pass = node.pass,
                                          .device = environment_.device.get(),
@@ -100,10 +109,10 @@ void Program::build_steps() {
       const Encoding* encoding = nullptr;
       if (choice.kernel != nullptr && choice.kernel->packing != nullptr)
         encoding = choice.kernel->packing(request, static_cast<int>(port));
-      step.inputs[port] = parameters_->form(graph_.value(id).name, encoding);
+      steps_[n].inputs[port] = parameters_->form(graph_.value(id).name, encoding);
     }
-    steps_.push_back(std::move(step));
   }
+  placement_ = parameters_->placement();
 }
 
 void Program::bind_state(std::string_view name, const TensorView& view) {
@@ -187,6 +196,7 @@ void Program::bind_symbols(const SymbolValues& symbols) {
 
 void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer) {
   bind_symbols(symbols);
+  if (placement_ != parameters_->placement()) bind_parameters();
   Context context{*environment_.device, *environment_.communicator};
   for (size_t n = begin; n < end; ++n) {
     const Step& step = steps_[n];

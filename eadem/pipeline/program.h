@@ -85,7 +85,7 @@ class Program {
  private:
   struct Step {
     const kernels::Kernel* kernel;   // null: a view, nothing to run
-    std::vector<TensorView> inputs;  // rebound when the symbols change, but for packed parameters
+    std::vector<TensorView> inputs;  // rebound when the symbols change; parameters, when the store moves them
     std::vector<TensorView> outputs;
     TensorView scratch;
     kernels::AttrsRef attrs;
@@ -94,6 +94,7 @@ class Program {
   void compile();
   void assign_storage();
   void build_steps();
+  void bind_parameters();
   TensorView bound_view(ValueId id) const;
   void bind_symbols(const SymbolValues& symbols);
   void run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer);
@@ -113,6 +114,7 @@ class Program {
   std::vector<Step> steps_;
   SymbolValues current_;
   bool bound_ = false;
+  uint64_t placement_ = 0;  // of the parameters that the steps hold
 };
 
 }  // namespace eadem::pipeline

@@ -274,5 +274,83 @@ TEST(PackedParameter, IsFirstWrittenByTheThreadThatReadsIt) {
   }
 }
 
+// ---- Values that stay where they are -----------------------------------------------------------------------------
+
+TEST(ParametersInPlace, AFormThatWouldBeACopyRefersToTheValues) {
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 2});
+  const Encoding* packing = kernels::cpu::QuantizedPanels::of(BlockEncoding::find("q8_0"));
+  const Encoded stored = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}).view);
+  const auto owner = std::make_shared<int>(0);
+  {
+    ParameterStore store(device);
+    store.declare("w", TensorType(DType::f32, {kRows, kColumns}, stored.view.encoding));
+    store.form("w", nullptr);
+    store.form("w", packing);
+    EXPECT_EQ(store.placement(), 0u);
+    store.load("w", stored.view, "f", owner);
+    EXPECT_EQ(store.form("w", nullptr).data, stored.view.data);
+    EXPECT_NE(store.form("w", packing).data, stored.view.data);
+    EXPECT_EQ(store.placement(), 1u);
+    EXPECT_EQ(owner.use_count(), 2);
+    expect_same_bits(store.to_host("w").view, decoded(stored.view).view);
+
+    // Other values later: in memory of the store's own.
+    const Encoded other = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}, 0.5).view);
+    const Tensor before = decoded(stored.view);
+    store.load("w", other.view, "f");
+    EXPECT_NE(store.form("w", nullptr).data, stored.view.data);
+    EXPECT_EQ(store.placement(), 2u);
+    EXPECT_EQ(owner.use_count(), 1);
+    expect_same_bits(store.to_host("w").view, decoded(other.view).view);
+    expect_same_bits(decoded(stored.view).view, before.view);
+  }
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
+TEST(ParametersInPlace, ConvertedAndCutValuesAreCopies) {
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
+  const Tensor values = random_values({kRows, kColumns});
+  const auto owner = std::make_shared<int>(0);
+  ParameterStore rounded(device), half(device, 1, 2);
+  rounded.declare("w", TensorType(DType::bf16, {kRows, kColumns}));
+  TensorType part(DType::f32, {kRows / 2, kColumns});
+  part.sharding = Sharding::along(0);
+  half.declare("w", part);
+  for (ParameterStore* store : {&rounded, &half}) {
+    store->form("w", nullptr);
+    store->load("w", values.view, "f", owner);
+    EXPECT_EQ(store->placement(), 0u);
+    EXPECT_EQ(owner.use_count(), 1);
+  }
+}
+
+TEST(ParametersInPlace, AParameterIsLoadedWhenEveryFormIsPlaced) {
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
+  const Encoding* packing = kernels::cpu::QuantizedPanels::of(BlockEncoding::find("q8_0"));
+  const Encoded stored = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}).view);
+  const TensorType type(DType::f32, {kRows, kColumns}, stored.view.encoding);
+  ParameterStore packed(device), store(device);
+  for (ParameterStore* each : {&packed, &store}) {
+    each->declare("w", type);
+    each->form("w", packing);
+    each->form("w", nullptr);
+  }
+  packed.load("w", stored.view, "f");
+  const std::vector<ParameterStore::FormOf> forms = packed.forms();
+  ASSERT_EQ(forms.size(), 2u);
+  EXPECT_EQ(forms[0].packing, nullptr);
+  EXPECT_EQ(forms[1].packing, packing);
+  EXPECT_EQ(forms[0].size_bytes + forms[1].size_bytes, packed.size_bytes());
+
+  const auto owner = std::make_shared<int>(0);
+  store.place("w", packing, forms[1].view.data, owner);
+  EXPECT_NE(refusal([&] { store.require_all_loaded("f"); }), "");
+  store.place("w", nullptr, forms[0].view.data, owner);
+  EXPECT_EQ(refusal([&] { store.require_all_loaded("f"); }), "");
+  EXPECT_EQ(store.form("w", packing).data, forms[1].view.data);
+  EXPECT_EQ(store.form("w", packing).plane(1), forms[1].view.plane(1));
+  expect_same_bits(store.to_host("w").view, packed.to_host("w").view);
+}
+
 }  // namespace
 }  // namespace eadem::pipeline
