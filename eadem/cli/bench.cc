@@ -151,11 +151,13 @@ int bench(CommandLine command_line) {
   arguments.flag("--json", json, "one JSON object");
   options.add_device(arguments);
   options.add_precision(arguments);
+  options.add_loading(arguments);
   arguments.example("eadem bench model.gguf --depth 0,4k", "short and long contexts");
   arguments.example("eadem bench --random llama-3.2-1b/config.json --type q4_k_m --batch 1,8",
                     "an architecture without a download");
   if (!arguments.parse(command_line)) return kOk;
   if (random && options.model) throw UsageError("MODEL and --random both say what to measure; give one");
+  if (random && !options.pack_cache.empty()) throw UsageError("--pack-cache is for a MODEL; --random loads none");
   if (!weights_type.empty() && !random) throw UsageError("--type is for --random; a MODEL has its own");
   const auto in_range = [](const char* name, int64_t value, int64_t min, int64_t max) {
     if (value < min || value > max) throw UsageError(fmt::format("{} is {}; expected {} to {}", name, value, min, max));
@@ -212,7 +214,7 @@ int bench(CommandLine command_line) {
     note("making {} random weights", count_text(static_cast<double>(spec.num_parameters)));
     engine->load_random(1, 0.02, progress);
   } else {
-    engine = InferEngine::from_checkpoint(checkpoint, device, engine_options, progress);
+    engine = InferEngine::from_checkpoint(checkpoint, device, engine_options, progress, cli_logger());
   }
   bar.reset();
   stop_if_interrupted();

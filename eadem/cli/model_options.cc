@@ -77,6 +77,14 @@ void ModelOptions::add_precision(Arguments& arguments) {
                  "switch a fusion off by the name that `eadem explain` shows, or `all`; may be repeated");
 }
 
+void ModelOptions::add_loading(Arguments& arguments) {
+  arguments.section("Loading");
+  arguments.option("--pack-cache", "DIR", pack_cache,
+                   "keep the weights as the CPU's kernels want them in a file in DIR, which later loads map instead of "
+                   "packing; takes about as much disk as the model, for each set of precisions, and the first load "
+                   "waits until it is written");
+}
+
 DeviceOptions ModelOptions::device_options() const {
   const auto in_range = [](const char* name, int64_t value) {
     if (value < 0 || value > 4096) throw UsageError(fmt::format("{} is {}; expected 0 to 4096", name, value));
@@ -93,6 +101,8 @@ std::shared_ptr<Device> ModelOptions::open() const {
   if (device != "cpu" && (threads != 0 || prefill_threads != 0 || no_pin || !isa.empty()))
     throw UsageError(
         fmt::format("--threads, --prefill-threads, --no-pin and --isa are for the CPU; --device is {}", device));
+  if (device != "cpu" && !pack_cache.empty())
+    throw UsageError(fmt::format("--pack-cache is for the CPU; --device is {}", device));
   return open_device(device, options);
 }
 
@@ -106,6 +116,7 @@ engine::EngineOptions ModelOptions::engine_options() const {
   options.hardware.kv_cache = kv_dtype.empty() ? Override<WeightType>(kv_cache_type(dtype), "--dtype")
                                                : Override<WeightType>(kv_cache_type(kv_dtype), "--kv-dtype");
   options.disabled_fusions = disabled_fusions;
+  options.pack_cache = pack_cache;
   return options;
 }
 

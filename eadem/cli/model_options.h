@@ -24,16 +24,18 @@ struct ModelOptions {
   std::string mode = "performance";
   std::string dtype, weights, activations, kv_dtype;
   std::vector<std::string> disabled_fusions;
+  std::string pack_cache;
 
   void add_operand(Arguments& arguments);
   void add_device(Arguments& arguments);     // --device --threads … --isa
   void add_kv_dtype(Arguments& arguments);   // --kv-dtype alone
   void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
+  void add_loading(Arguments& arguments);    // --pack-cache
 
   DeviceOptions device_options() const;  // of a CPU
   std::shared_ptr<Device> open() const;
   HardwareMode hardware_mode() const;
-  // Mode, precisions and fusions; the rest is left at its defaults.
+  // Mode, precisions, fusions and the pack cache; the rest is left at its defaults.
   engine::EngineOptions engine_options() const;
 };
 

@@ -71,10 +71,11 @@ std::unique_ptr<InferEngine> open_engine(const models::Checkpoint& checkpoint, c
   options.max_step_tokens = rows;
   options.max_logit_rows = rows;
   ProgressBar bar("loading");
-  return InferEngine::from_checkpoint(checkpoint, device, options, [&](int64_t done, int64_t total) {
+  const auto progress = [&](int64_t done, int64_t total) {
     stop_if_interrupted();
     bar.update(static_cast<double>(done), static_cast<double>(total));
-  });
+  };
+  return InferEngine::from_checkpoint(checkpoint, device, options, progress, cli_logger());
 }
 
 // Steps over `chunk` in pieces; after each calls on_step(first position, logits of its tokens).
@@ -112,6 +113,7 @@ int perplexity(CommandLine command_line) {
   arguments.flag("--json", json, "one JSON object");
   options.add_device(arguments);
   options.add_precision(arguments);
+  options.add_loading(arguments);
   arguments.example("eadem perplexity model.gguf wiki.test.raw", "the number of the usual tables");
   arguments.example("eadem perplexity model-bf16.gguf wiki.test.raw --kl model-f32.gguf --chunks 20",
                     "what rounding the weights costs");
@@ -157,8 +159,10 @@ int perplexity(CommandLine command_line) {
   }
   const std::unique_ptr<InferEngine> engine = open_engine(checkpoint, device, options.engine_options(), context);
   // The base runs as its files say: the precision options are for the model that is measured.
+  engine::EngineOptions base_options;
+  base_options.pack_cache = options.pack_cache;
   const std::unique_ptr<InferEngine> base_engine =
-      base_checkpoint ? open_engine(*base_checkpoint, device, {}, context) : nullptr;
+      base_checkpoint ? open_engine(*base_checkpoint, device, base_options, context) : nullptr;
   note("{}: {} tokens, {} chunks of {}, on {}", file, ids.size(), chunks, context, device->description());
 
   Score score, base_score, divergence;

@@ -233,6 +233,7 @@ int run(CommandLine command_line) {
   arguments.option("--context", "N", options.context, "tokens that the KV cache holds (default: as many as needed)");
   options.model.add_device(arguments);
   options.model.add_precision(arguments);
+  options.model.add_loading(arguments);
   arguments.example("eadem run -p \"Once upon a time\"", "a story by the bundled model");
   arguments.example("eadem run model.gguf -p \"The sea\" -n 100 --temperature 0", "100 tokens, greedy");
   arguments.example("eadem run path/to/model -f prompt.txt --seed 7 > story.txt", "a file in, a file out, repeatable");

@@ -115,10 +115,15 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
 
 std::unique_ptr<InferEngine> InferEngine::from_checkpoint(const models::Checkpoint& checkpoint,
                                                           std::shared_ptr<Device> device, const EngineOptions& options,
-                                                          const std::function<void(int64_t, int64_t)>& progress) {
+                                                          const std::function<void(int64_t, int64_t)>& progress,
+                                                          const Logger& log) {
+  if (!options.pack_cache.empty() && !device->host_accessible())
+    throw InvalidArgument("pack_cache is '{}'; {} does not run from mapped files", options.pack_cache,
+                          device->description());
   auto engine =
       std::make_unique<InferEngine>(checkpoint.model, std::move(device), options, models::spec_of(checkpoint));
-  models::load_weights(*engine->parameters_, checkpoint, progress);
+  models::load_weights(*engine->parameters_, checkpoint, progress,
+                       {.in_place = true, .pack_cache = options.pack_cache, .log = &log});
   return engine;
 }
 

@@ -32,7 +32,8 @@ struct EngineOptions {
   int64_t max_step_tokens = 512;  // new tokens of one step; longer prompts take several
   int64_t max_logit_rows = 0;     // rows of logits one step can give; 0: one per sequence
   std::vector<std::string> disabled_fusions;
-  bool op_by_op = false;  // debug: no fusion, every value keeps its bytes; the same bits
+  std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
+  bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
 };
 
 // Sampling of one sequence in one step; see kernels/sample.h for the meaning.
@@ -70,10 +71,12 @@ class InferEngine {
   // Without weights: load_param each of state_dict's names, or use from_checkpoint.
   InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const EngineOptions& options,
               const modules::ModelSpec& spec);
-  // Opens, compiles, loads. `progress` as in models::load_weights.
+  // Opens, compiles, loads. `progress` as in models::load_weights; `log` takes the warnings of a pack cache. Parameters
+  // may lie in the checkpoint's mapped files from then on.
   static std::unique_ptr<InferEngine> from_checkpoint(const models::Checkpoint& checkpoint,
                                                       std::shared_ptr<Device> device, const EngineOptions& options,
-                                                      const std::function<void(int64_t, int64_t)>& progress = {});
+                                                      const std::function<void(int64_t, int64_t)>& progress = {},
+                                                      const Logger& log = Logger());
 
   // Throws NotFound or InvalidArgument naming both shapes. Each rank keeps its part.
   void load_param(const std::string& name, const TensorView& whole);

@@ -109,10 +109,11 @@ LLM::LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOp
   auto tokenizer = std::async(std::launch::async, [this] { return open_tokenizer(checkpoint_); });
   const auto take_tokenizer = [&] { tokenizer_ = std::make_unique<io::Tokenizer>(tokenizer.get()); };
   const EngineOptions fitted = fit_to_memory(options, checkpoint_, *device, log);
-  engine_ = InferEngine::from_checkpoint(checkpoint_, device, fitted, [&](int64_t done, int64_t total) {
+  const auto on_progress = [&](int64_t done, int64_t total) {
     if (tokenizer.valid() && tokenizer.wait_for(std::chrono::seconds(0)) == std::future_status::ready) take_tokenizer();
     if (progress) progress(done, total);
-  });
+  };
+  engine_ = InferEngine::from_checkpoint(checkpoint_, device, fitted, on_progress, log);
   if (tokenizer.valid()) take_tokenizer();
   scheduler_ = std::make_unique<Scheduler>(*engine_);
 

@@ -12,6 +12,7 @@
 #include "eadem/core/philox.h"
 #include "eadem/io/quantized_checkpoint.h"
 #include "eadem/models/llama.h"
+#include "eadem/models/pack_cache.h"
 
 namespace eadem::models {
 
@@ -144,8 +145,13 @@ bool adds_nothing(const io::WeightSource& weights, const io::WeightInfo& info) {
 }
 
 void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkpoint,
-                  const std::function<void(int64_t, int64_t)>& progress) {
+                  const std::function<void(int64_t, int64_t)>& progress, const LoadOptions& options) {
   const io::WeightSource& weights = *checkpoint.weights;
+  EADEM_CHECK(options.in_place || options.pack_cache.empty(), "a pack cache is for parameters in place");
+  std::optional<PackCache> cache;
+  if (!options.pack_cache.empty())
+    cache.emplace(options.pack_cache, parameters, checkpoint, options.log != nullptr ? *options.log : Logger());
+  const bool cached = cache && cache->open();
   int64_t total = 0, done = 0;
   for (const io::WeightInfo& info : weights.tensors()) total += info.size_bytes;
   std::set<std::string, std::less<>> used;
@@ -153,8 +159,11 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
     for (const std::string& candidate : checkpoint.model->checkpoint_names(name)) {
       const io::WeightInfo* info = weights.find(candidate);
       if (info == nullptr) continue;
-      parameters.load(name, weights.get(candidate).view, weights.path());
-      weights.release(candidate);
+      if (!cached || !cache->place(name)) {
+        const Tensor tensor = weights.get(candidate);
+        parameters.load(name, tensor.view, weights.path(), options.in_place ? tensor.storage : nullptr);
+        weights.release(candidate);
+      }
       used.insert(candidate);
       done += info->size_bytes;
       if (progress) progress(done, total);
@@ -166,6 +175,7 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
     if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name) && !adds_nothing(weights, info))
       throw DataCorrupted("{}: tensor '{}' {} {} is no parameter of the model that {} describes", weights.path(),
                           info.name, info.type_name, to_string(info.shape), checkpoint.config_path);
+  if (cache && !cached) cache->write();
 }
 
 void load_random(pipeline::ParameterStore& parameters, uint64_t seed, double stddev,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "eadem/core/log.h"
 #include "eadem/io/weights.h"
 #include "eadem/models/model.h"
 
@@ -36,11 +37,20 @@ modules::ModelSpec spec_of(const Checkpoint& checkpoint);
 // that they quantize.
 bool adds_nothing(const io::WeightSource& weights, const io::WeightInfo& info);
 
+struct LoadOptions {
+  // For programs that write no parameter: parameters that are stored as the file stores them lie in the mapped file.
+  bool in_place = false;
+  // A folder for pack files (pack_cache.h); none when empty. Needs in_place.
+  std::string pack_cache;
+  const Logger* log = nullptr;  // of the pack cache; may be null
+};
+
 // Fills every parameter of the store. Throws NotFound or InvalidArgument naming file, tensor and both shapes; also when
 // the file holds tensors that the model does not have (unless they are biases of zeros). `progress(done, total)` in
 // bytes, may be empty.
 void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkpoint,
-                  const std::function<void(int64_t done, int64_t total)>& progress = {});
+                  const std::function<void(int64_t done, int64_t total)>& progress = {},
+                  const LoadOptions& options = {});
 
 // Fills every parameter with values that depend on `seed` and the parameter's name alone: matrices normal with standard
 // deviation `stddev`, vectors one for norms and zero for biases. For benchmarks and for training from scratch.

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/string.h>
+
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/python/binding.h"
 
@@ -119,7 +121,17 @@ engine::EngineOptions engine_options(const EngineArguments& arguments) {
   options.max_step_tokens = arguments.max_step_tokens;
   options.max_logit_rows = arguments.max_logit_rows;
   options.disabled_fusions = arguments.disabled_fusions;
+  options.pack_cache = arguments.pack_cache.value_or("");
   return options;
+}
+
+Logger python_logger() {
+  return Logger(LogLevel::info, [](LogLevel level, std::string_view message) {
+    const nb::gil_scoped_acquire acquire;
+    const nb::object logger = nb::module_::import_("logging").attr("getLogger")("eadem");
+    const char* method = level >= LogLevel::error ? "error" : level == LogLevel::warning ? "warning" : "info";
+    logger.attr(method)("%s", std::string(message));
+  });
 }
 
 }  // namespace eadem::python

@@ -295,16 +295,18 @@ void bind_engine(nb::module_& m) {
              const std::string& isa, std::optional<engine::CacheConfig> cache, engine::DistConfig dist,
              std::string mode, std::optional<std::string> weights, std::optional<std::string> activations,
              std::optional<std::string> kv_dtype, int64_t max_step_tokens, int64_t max_logit_rows,
-             std::vector<std::string> disabled_fusions) {
+             std::vector<std::string> disabled_fusions, std::optional<std::string> pack_cache) {
             const nb::gil_scoped_release release;
-            const engine::EngineOptions options = engine_options(arguments_of(
-                cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
-            return new Engine(engine::InferEngine::from_checkpoint(
-                models::open_checkpoint(path), open(device, threads, isa, prefill_threads, pin), options));
+            EngineArguments arguments = arguments_of(cache, dist, mode, weights, activations, kv_dtype, max_step_tokens,
+                                                     max_logit_rows, disabled_fusions);
+            arguments.pack_cache = pack_cache;
+            return new Engine(engine::InferEngine::from_checkpoint(models::open_checkpoint(path),
+                                                                   open(device, threads, isa, prefill_threads, pin),
+                                                                   engine_options(arguments), {}, python_logger()));
           },
           nb::rv_policy::take_ownership, "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a,
           "isa"_a, "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
-          "kv_dtype"_a.none(), "max_step_tokens"_a, "max_logit_rows"_a, "disabled_fusions"_a)
+          "kv_dtype"_a.none(), "max_step_tokens"_a, "max_logit_rows"_a, "disabled_fusions"_a, "pack_cache"_a.none())
       .def(
           "load_param",
           [](Engine& self, const std::string& name, const HostArray& array) {

@@ -58,8 +58,12 @@ struct EngineArguments {
   int64_t max_step_tokens = 512;
   int64_t max_logit_rows = 0;
   std::vector<std::string> disabled_fusions;
+  std::optional<std::string> pack_cache = std::nullopt;
 };
 engine::EngineOptions engine_options(const EngineArguments& arguments);
+
+// Messages go to Python's logger "eadem".
+Logger python_logger();
 
 // Runs long calls without the GIL and one at a time: other threads wait. A call from inside a callback of the same
 // object, which would wait for itself, throws InvalidArgument.

@@ -127,14 +127,16 @@ class InferEngine:
                         prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                         weights: Optional[str] = None, activations: Optional[str] = None,
                         kv_dtype: Optional[str] = None, max_step_tokens: int = 512, max_logit_rows: int = 0,
-                        disabled_fusions: Sequence[str] = ()) -> InferEngine:
-        """The model at `path` (as in LLM) with its weights."""
+                        disabled_fusions: Sequence[str] = (),
+                        pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> InferEngine:
+        """The model at `path` (as in LLM) with its weights; `pack_cache` as in LLM."""
         self = cls.__new__(cls)
         self._engine = _eadem.Engine.from_pretrained(
             os.fspath(path), device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa,
             cache_config=cache_config, dist_config=dist_config if dist_config is not None else DistConfig(),
             mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
-            max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions))
+            max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions),
+            pack_cache=None if pack_cache is None else os.fspath(pack_cache))
         self.hooks = HookRegistry(self._engine)
         return self
 

@@ -88,6 +88,8 @@ class LLM:
                  new tokens of one step; longer prompts take several
     disabled_fusions
                  names of fusions to leave out
+    pack_cache   a folder in which to keep the weights as the CPU's kernels want them, which later loads map instead of
+                 packing; takes about as much disk as the model. None: no such cache
 
     Raises NotFound, DataCorrupted, Unsupported or OutOfMemory. Threads may share an LLM; their calls run one at a time.
     Messages go to logging.getLogger("eadem").
@@ -97,7 +99,8 @@ class LLM:
                  prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                  weights: Optional[str] = None, activations: Optional[str] = None, kv_dtype: Optional[str] = None,
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
-                 max_step_tokens: int = 512, disabled_fusions: Sequence[str] = ()) -> None:
+                 max_step_tokens: int = 512, disabled_fusions: Sequence[str] = (),
+                 pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> None:
         if model is None:
             path = bundled_model()
             logging.getLogger("eadem").info("no model given: using the bundled model '%s' (%s)", BUNDLED, path)
@@ -111,7 +114,8 @@ class LLM:
         self._llm = _eadem.Llm(
             path, device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, kv_cache=kv_cache,
             mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
-            disabled_fusions=list(disabled_fusions))
+            disabled_fusions=list(disabled_fusions),
+            pack_cache=None if pack_cache is None else os.fspath(pack_cache))
 
     def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],
                  params: Optional[SamplingParams] = None, *,

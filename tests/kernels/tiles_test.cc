@@ -55,8 +55,7 @@ TEST_F(Tiles, SumsOfBytesAreExact) {
     for (int32_t& value : c) value = static_cast<int32_t>(random() % 1000);
     before = c;
     for (bool resume : {true, false}) {
-      int8_tiles(c.data(), stride, resume, rows, {b.data(), e.tiles * kTileBytes}, e.rows,
-                 e.panels, e.tiles);
+      int8_tiles(c.data(), stride, resume, rows, {b.data(), e.tiles * kTileBytes}, e.rows, e.panels, e.tiles);
       for (int64_t r = 0; r < e.rows; ++r)
         for (int64_t n = 0; n < stride; ++n) {
           int32_t expected = before[static_cast<size_t>(r * stride + n)];
@@ -79,8 +78,8 @@ float from_bf16(const uint8_t* bytes) {
 }
 
 // What tiles.h says of one tile, in numbers of C++ (nothing subnormal occurs).
-float add_tile(float c, const Extent& e, const TileRows& rows, const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, int64_t r,
-               int64_t n, int64_t t) {
+float add_tile(float c, const Extent& e, const TileRows& rows, const std::vector<uint8_t>& a,
+               const std::vector<uint8_t>& b, int64_t r, int64_t n, int64_t t) {
   float chains[2] = {0, 0};
   for (int64_t i = 0; i < kTileLine; i += 2) {
     float& chain = chains[i / 2 % 2];
@@ -107,17 +106,16 @@ TEST_F(Tiles, ChainsOfBf16AreAsLaidDown) {
     const std::vector<uint8_t> b = random_bf16(e.panels * e.tiles * kTileBytes, random);
     const int64_t stride = e.panels * 16;
     std::vector<float> c(static_cast<size_t>(e.rows * stride)), row(static_cast<size_t>(stride));
-    bf16_tiles(c.data(), stride, false, rows, {b.data(), e.tiles * kTileBytes}, e.rows, e.panels,
-               e.tiles);
+    bf16_tiles(c.data(), stride, false, rows, {b.data(), e.tiles * kTileBytes}, e.rows, e.panels, e.tiles);
     for (int64_t r = 0; r < e.rows; ++r) {
       TileRows one = rows;
       one.data = a.data() + at_a(rows, r, 0, 0);
-      bf16_row(row.data(), one, {b.data(), e.tiles * kTileBytes}, e.panels,
-               e.tiles);
+      bf16_row(row.data(), one, {b.data(), e.tiles * kTileBytes}, e.panels, e.tiles);
       for (int64_t n = 0; n < stride; ++n) {
         float expected = 0;
         for (int64_t t = 0; t < e.tiles; ++t) expected = add_tile(expected, e, rows, a, b, r, n, t);
-        ASSERT_EQ(c[static_cast<size_t>(r * stride + n)], expected) << e.rows << " " << e.tiles << ": " << r << " " << n;
+        ASSERT_EQ(c[static_cast<size_t>(r * stride + n)], expected)
+            << e.rows << " " << e.tiles << ": " << r << " " << n;
         ASSERT_EQ(row[static_cast<size_t>(n)], expected) << e.rows << " " << e.tiles << ": " << r << " " << n;
       }
     }

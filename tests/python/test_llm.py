@@ -164,3 +164,14 @@ def test_without_a_model_the_bundled_one_is_used(caplog):
     assert path in caplog.text
     [completion] = llm.generate("Once upon a time", GREEDY)
     assert completion.error == "" and completion.text
+
+
+def test_a_pack_cache_changes_no_text(llm, stories, tmp_path, caplog):
+    expected = llm.generate("Once", GREEDY)[0].text
+    for _ in range(2):
+        assert LLM(stories, pack_cache=tmp_path).generate("Once", GREEDY)[0].text == expected
+    [pack] = tmp_path.glob("*.pack")
+    pack.write_bytes(b"something else")
+    engine = eadem.InferEngine.from_pretrained(stories, pack_cache=tmp_path)
+    assert "is no pack file (it begins with 'somethin'); packing again" in caplog.text
+    assert engine.parameter_names() == eadem.InferEngine.from_pretrained(stories).parameter_names()

@@ -17,8 +17,9 @@ namespace eadem::kernels::cpu {
 namespace {
 
 constexpr int64_t kPanel = 16;
-// Tiles of k for which a few hundred rows (2 KB each) stay in the second-level cache while the panels pass by. Two panels
-// of kTileBlock tiles (32 KB) stay in the first-level cache while the rows pass by; what comes next is fetched meanwhile.
+// Tiles of k for which a few hundred rows (2 KB each) stay in the second-level cache while the panels pass by. Two
+// panels of kTileBlock tiles (32 KB) stay in the first-level cache while the rows pass by; what comes next is fetched
+// meanwhile.
 constexpr int64_t kRowTiles = 32;
 
 // Registers: 0 to 3 sums (top row of tiles: 0, 1), 4 and 5 a, 6 and 7 b.
@@ -218,7 +219,8 @@ EADEM_TILES void round_to_tiles(const TileRows& rows, int64_t row, const float* 
     for (int64_t k = 0; k < kTileValues; k += kLanes) {
       const int64_t some = std::clamp<int64_t>(n - k0 - k, 0, kLanes);
       const __m512 values = _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << some) - 1), x + k0 + k);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + k * 2), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + k * 2),
+                          reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values)));
     }
   }
 }

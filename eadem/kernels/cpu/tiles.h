@@ -10,7 +10,8 @@
 // k that meet bytes 4 i … 4 i + 3 of a row of a.
 //
 // Sums of bytes are exact in 32 bits. Of bf16, a tile adds to c, rounded each time and subnormal numbers being zeros,
-// (even + odd): two chains over the tile's 16 pairs of fma(a, b, chain) that begin at zero, of first and of second ones.
+// (even + odd): two chains over the tile's 16 pairs of fma(a, b, chain) that begin at zero, of first and of second
+// ones.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +54,8 @@ void bf16_tiles(float* c, int64_t c_stride, bool resume, const TileRows& a, cons
 // The first row of a alone, c [panels * 16], in vectors: the same bits, for the price of reading b.
 void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, int64_t tiles);
 
-// Rounds the n values of a row to bf16, to nearest even (subnormal ones to zero), into its place among `rows`, in order;
-// its last tile is filled up with zeros.
+// Rounds the n values of a row to bf16, to nearest even (subnormal ones to zero), into its place among `rows`, in
+// order; its last tile is filled up with zeros.
 void round_to_tiles(const TileRows& rows, int64_t row, const float* x, int64_t n);
 
 }  // namespace eadem::kernels::cpu
