@@ -139,6 +139,12 @@ class Peers(unittest.TestCase):
         self.assertEqual(summary["prefill"]["eadem"]["median"], 250)
         self.assertEqual(summary["prefill"]["ratio"], {"median": 2.5, "lowest": 2.0, "highest": 3.0})
         self.assertEqual(summary["prefill_peak"], "int8")
+        self.assertEqual(summary["first_token_seconds"]["llama.cpp"]["median"], 2.0)
+        self.assertNotIn("first_token_from_pack_seconds", summary)
+        for round_, seconds in zip(rounds, (0.5, 0.3, 0.4)):
+            round_["eadem"]["first_token_from_pack_seconds"] = seconds
+        summary = self.peers.summarize(self.FACTS, rounds, settings)
+        self.assertEqual(summary["first_token_from_pack_seconds"], {"median": 0.4, "lowest": 0.3, "highest": 0.5})
         self.assertAlmostEqual(summary["decode"]["eadem"]["share"], 65 * (1000 + 128 * 32.5) / 1e6)
 
 

@@ -89,6 +89,18 @@ def run(command, **environment):
     return out, seconds
 
 
+def seconds_to_first_output(command):
+    """From the start of a process to the first byte that it prints."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = process.stdout.read(1)
+    seconds = time.perf_counter() - start
+    _, err = process.communicate()
+    if process.returncode != 0 or not first:
+        sys.exit(f"peers.py: {' '.join(command)} failed:\n{err.decode(errors='replace')[-2000:]}")
+    return seconds
+
+
 def shown(command):
     """A command for the record: without the folders of this machine."""
     return " ".join(Path(word).name if "/" in word else word for word in command)
@@ -102,10 +114,15 @@ def eadem_run(arguments, model):
     result = {"command": shown(command), "read_bytes_per_second": output["read_bytes_per_second"]}
     for row in output["results"]:
         result[row["test"]] = row["tokens_per_second"]
-    # A whole process from its start to the first token, after a prompt of 32 bytes.
-    command = [arguments.eadem, "run", model, "--threads", str(arguments.threads), "-n", "1", "-p",
+    # From the start of the process, after a prompt of 32 bytes, which is printed with the first token.
+    command = [arguments.eadem, "run", model, "--threads", str(arguments.threads), "-q", "-n", "1", "-p",
                "a prompt of just thirty-two bytes"[:32]]
-    result["first_token_seconds"] = run(command)[1]
+    result["first_token_seconds"] = seconds_to_first_output(command)
+    if arguments.pack_cache:
+        command += ["--pack-cache", arguments.pack_cache]
+        for _ in range(2):  # writes the pack where there is none, and compares what is new
+            run(command)
+        result["first_token_from_pack_seconds"] = seconds_to_first_output(command)
     return result
 
 
@@ -166,6 +183,8 @@ def summarize(facts, rounds, settings):
         summary[test] = row
     summary["first_token_seconds"] = {engine: spread([r[engine]["first_token_seconds"] for r in rounds])
                                       for engine in ("eadem", "llama.cpp")}
+    if all("first_token_from_pack_seconds" in r["eadem"] for r in rounds):
+        summary["first_token_from_pack_seconds"] = spread([r["eadem"]["first_token_from_pack_seconds"] for r in rounds])
     return summary
 
 
@@ -204,6 +223,7 @@ def main():
     parser.add_argument("--depth", type=int, default=0)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--pack-cache", help="a folder: eadem's first token also with `eadem run --pack-cache` there")
     parser.add_argument("--commit", help="what --eadem was built from (default: the checkout as it is)")
     parser.add_argument("--out", type=Path, help="the record; its folder is made")
     arguments = parser.parse_args()

@@ -271,7 +271,7 @@ int bench(CommandLine command_line) {
     engine.reset();  // both would not fit for large models
     engine_options.cache =
         engine::StaticKVCacheConfig{.max_cache_len = std::min(context, std::max<int64_t>(prompt, 1) + gen + 1)};
-    engine::LLM llm(checkpoint.path, device, engine_options, cli_logger());
+    engine::LLM llm(checkpoint, device, engine_options, cli_logger());
     // English text of at most as many tokens as the prompts above.
     const int64_t wanted = std::max<int64_t>(1, std::min(prompt, context - gen) - 1);
     std::string text = "Once upon a time";

@@ -256,7 +256,8 @@ int run(CommandLine command_line) {
 
   engine::EngineOptions engine_options = options.model.engine_options();
   engine::StaticKVCacheConfig cache;
-  const int64_t model_context = models::open_checkpoint(path).model->info().max_positions;
+  models::Checkpoint checkpoint = models::open_checkpoint(path);
+  const int64_t model_context = checkpoint.model->info().max_positions;
   if (options.context) {
     cache.max_cache_len = *options.context;
   } else {
@@ -270,10 +271,11 @@ int run(CommandLine command_line) {
   engine_options.cache = cache;
 
   std::optional<ProgressBar> bar(std::in_place, "loading");
-  LLM llm(path, options.model.open(), engine_options, cli_logger(), [&](int64_t done, int64_t total) {
+  const auto progress = [&](int64_t done, int64_t total) {
     stop_if_interrupted();
     bar->update(static_cast<double>(done), static_cast<double>(total));
-  });
+  };
+  LLM llm(std::move(checkpoint), options.model.open(), engine_options, cli_logger(), progress);
   bar.reset();
   const SamplingParams params = sampling_of(options, llm.default_params());
   if (!options.quiet) note("{}, seed {}, on {}", to_string(params), *params.seed, llm.engine().device()->description());

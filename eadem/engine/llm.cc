@@ -103,7 +103,11 @@ io::Tokenizer open_tokenizer(const models::Checkpoint& checkpoint) {
 
 LLM::LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options, const Logger& log,
          const std::function<void(int64_t, int64_t)>& progress)
-    : checkpoint_(models::open_checkpoint(path)), fresh_seeds_(std::random_device{}()) {
+    : LLM(models::open_checkpoint(path), std::move(device), options, log, progress) {}
+
+LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options, const Logger& log,
+         const std::function<void(int64_t, int64_t)>& progress)
+    : checkpoint_(std::move(checkpoint)), fresh_seeds_(std::random_device{}()) {
   // A large vocabulary takes as long to read as a gigabyte of weights, so both are read at once. A tokenizer that fails
   // ends the loading where it is.
   auto tokenizer = std::async(std::launch::async, [this] { return open_tokenizer(checkpoint_); });

@@ -54,6 +54,9 @@ class LLM {
   // unset cache length becomes the model's context, or less where memory is short (reported through `log`).
   LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options,
       const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
+  // The same of a checkpoint that is open already, with its weights.
+  LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options,
+      const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
 
   // Called as text becomes complete; `piece` may be empty at the end.
   using OnText = std::function<void(size_t request, std::string_view piece)>;
