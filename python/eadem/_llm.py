@@ -89,7 +89,8 @@ class LLM:
     disabled_fusions
                  names of fusions to leave out
     pack_cache   a folder in which to keep the weights as the CPU's kernels want them, which later loads map instead of
-                 packing; takes about as much disk as the model. None: no such cache
+                 packing: a first token comes sooner, decoding is a tenth slower or more. Takes about as much disk as
+                 the model. None: no such cache
 
     Raises NotFound, DataCorrupted, Unsupported or OutOfMemory. Threads may share an LLM; their calls run one at a time.
     Messages go to logging.getLogger("eadem").
