@@ -17,6 +17,9 @@ std::string_view isa_name(Isa isa);
 // Lanes of f32 in a vector.
 int isa_lanes(Isa isa);
 
+// Whether there are 8-bit dot products (vpdpbusd).
+constexpr bool has_byte_dots(Isa isa) { return isa == Isa::avx512_vnni || isa == Isa::amx; }
+
 // Every instruction set that this machine can run and this build contains, best first. Never empty.
 std::vector<Isa> available_isas();
 

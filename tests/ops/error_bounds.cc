@@ -7,6 +7,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/support/tolerance.h"
 
@@ -243,8 +244,20 @@ Bounds rope(const ops::Op& op, Inputs in, Pass pass, Inputs expected) {
   return result;
 }
 
+// How far each of n numbers moves when they are rounded to codes -127 … 127 times a scale. The roundings of the scale
+// and of a quotient move it by no more than 4 u of the largest, or choose between two codes that are as far.
+std::vector<double> moved_by_codes(const double* x, size_t n) {
+  double largest = 0;
+  for (size_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
+  std::vector<double> moved(n, 0.0);
+  const double unit = largest / 127;
+  for (size_t i = 0; i < n && unit > 0; ++i)
+    moved[i] = std::fabs(x[i] - unit * std::nearbyint(x[i] / unit)) + 4 * kU * largest;
+  return moved;
+}
+
 // The loops of the reference on absolute values; see kernels/attention.h.
-Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries) {
   const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
   const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim;
   const double scale = std::fabs(static_cast<double>(attrs.scale));
@@ -268,17 +281,22 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
         const auto row = static_cast<size_t>((t * heads + h) * dim);
         const double keys = static_cast<double>(position - first + 1);
         std::vector<double> score;
-        double largest = -HUGE_VAL, widest = 0;
+        double largest = -HUGE_VAL, widest = 0, query_error = 0;
+        const std::vector<double> moved =
+            rounded_queries ? moved_by_codes(&q.data[row], static_cast<size_t>(dim)) : std::vector<double>();
         for (int64_t j = first; j <= position; ++j) {
-          double dot = 0, size = 0;
+          double dot = 0, size = 0, query_moved = 0;
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
             const double term = q.data[row + d] * k.data[key_at(j, g) + d];
             dot += term;
             size += std::fabs(term);
+            if (!rounded_queries) continue;
+            query_moved += moved[d] * std::fabs(k.data[key_at(j, g) + d]);
           }
           score.push_back(static_cast<double>(attrs.scale) * dot);
           largest = std::max(largest, score.back());
-          widest = std::max(widest, scale * size);
+          widest = std::max(widest, scale * (size + query_moved));
+          query_error = std::max(query_error, scale * query_moved);
         }
         // A score is a product of head_dim terms, the scale and the subtraction of a maximum that is itself a score;
         // in an encoded cache a key has a scale besides, which the kernel multiplies the product with and whoever
@@ -291,7 +309,9 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
           const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2 +
                                 keys / static_cast<double>(kernels::kAttentionSpan) + 2;
           const double weight = 2 * score_error + kExp + chunks * (kExp + 2 * kU);
-          const double error = 2 * weight + 2 * gamma_f32(keys + 4);
+          // Where the query moves, every exponential and so their sum may change by the factor exp(query_error).
+          const double moved = std::exp(2 * query_error);
+          const double error = moved - 1 + moved * (2 * weight + 2 * gamma_f32(keys + 4));
           double sum = 0;
           for (double value : score) sum += std::exp(value - largest);
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
@@ -445,7 +465,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);
-  if (name == "attention") return attention(op, pass, in, expected);
+  // Queries are rounded as the keys of an int8 cache are.
+  if (name == "attention") return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8());
   if (name == "softmax") return softmax(pass, in, expected);
   if (name == "cross_entropy") return cross_entropy(pass, in, expected);
   if (name == "sample") return sample(in, expected);

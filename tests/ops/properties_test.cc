@@ -4,6 +4,7 @@
 // sequence alone = the sequence in a batch = the sequence in chunks = over a contiguous or paged cache.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -295,6 +296,36 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
               if (HasFailure()) return;
             }
         }
+    }
+}
+
+// Sums of products of codes are exact: the instruction set without 8-bit dot products finds the same ones in f32, and
+// what follows is the same code. Widths beside the blocks of codes that are taken at once, too.
+TEST(AttentionProperties, IntegerScoresHaveTheBitsOfTheirFloats) {
+  if (device_name() != "cpu" || std::ranges::count(available_isas(), Isa::avx512_vnni) == 0)
+    GTEST_SKIP() << "needs avx512_vnni";
+  const auto with = open_device("cpu", {.num_threads = 1, .isa = "avx512_vnni"});
+  const auto without = open_device("cpu", {.num_threads = 1, .isa = "avx512"});
+  for (int64_t head_dim : {1, 7, 16, 30, 64, 80, 128})
+    for (int64_t tokens : {1, 3, 20}) {
+      SymbolValues symbols;
+      symbols[Symbol::tokens] = tokens;
+      symbols[Symbol::sequences] = 1;
+      symbols[Symbol::max_blocks] = 9;
+      const TensorType cache(DType::f32, {9, 2, 16, head_dim}, &RowEncoding::int8());
+      const ops::Workload row{
+          "int8",
+          std::make_shared<ops::Attention>(
+              kernels::AttentionAttrs{14, 2, head_dim, 0.25f, 0, kernels::KvSource::cached}),
+          {TensorType(DType::f32, {Symbol::tokens, 14, head_dim}), cache, cache,
+           TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
+           TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+          symbols};
+      const PassCall call = expected_call(row, Pass::inference, 7)->call;
+      const std::vector<Tensor> expected = run_chosen(*without, call, "attention"),
+                                y = run_chosen(*with, call, "attention");
+      ASSERT_FALSE(expected.empty() || y.empty());
+      EXPECT_TRUE(same_bits(expected[0].view, y[0].view)) << "head_dim " << head_dim << ", " << tokens << " tokens";
     }
 }
 

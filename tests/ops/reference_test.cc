@@ -40,8 +40,8 @@ void expect_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b
     }
 }
 
-// The weight of a linear op, where it is quantized.
-TensorView encoded_weight(const PassCall& call) {
+// The weight of a linear op, or the cache of an attention, where it is encoded.
+TensorView encoded_input(const PassCall& call) {
   if (call.inputs.size() < 2 || call.inputs[1].view.encoding == nullptr) return {};
   return call.inputs[1].view;
 }
@@ -80,7 +80,7 @@ bool rounds_x(const PassCall& call, const Device& device) {
 void expect_expected(const ExpectedCall& want, const Device& device, const std::vector<Tensor>& results,
                      const std::string& label) {
   std::vector<std::vector<double>> bounds =
-      error_bounds(*want.call.op, want.call.pass, want.inputs, want.expected, want.initial, encoded_weight(want.call),
+      error_bounds(*want.call.op, want.call.pass, want.inputs, want.expected, want.initial, encoded_input(want.call),
                    rounds_x(want.call, device));
   for (size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined()) continue;

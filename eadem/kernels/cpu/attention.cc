@@ -19,6 +19,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <type_traits>
 #include <utility>
 
 #include "eadem/kernels/backends.h"
@@ -30,7 +32,9 @@
 
 #include "eadem/kernels/cpu/attention-inl.h"
 #include "eadem/kernels/cpu/cached_rows-inl.h"
+#include "eadem/kernels/cpu/code_scores-inl.h"
 #include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/encode_row-inl.h"
 #include "eadem/kernels/cpu/matmul-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_ATTENTION_PARAMS_
@@ -43,8 +47,8 @@ namespace {
 constexpr int64_t kRowsInPlace = 12;
 // Only blocks of this many rows, or of one token, are divided into spans: their results take memory.
 constexpr int64_t kRowsOfSpans = 16;
-// Spans are tasks of their own where there are fewer blocks than this for a thread.
-constexpr int64_t kTasksPerThread = 4;
+// Spans are tasks of their own where there are fewer blocks than this for a thread; then there are about so many.
+constexpr int64_t kTasksPerThread = 4, kSpanTasksPerThread = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // What rows have gathered from some keys: sum of exp(score - most), and of that times the values.
@@ -58,33 +62,40 @@ struct Gathered {
 };
 
 struct ForwardScratch {
-  float* q;                  // [rows, width]
-  Gathered span, all;        // of this span, and of all so far
-  float* scores;             // [rows, kChunk]
-  float *keys, *values;      // [kChunk, width]
-  float* keys_t;             // [head_dim, kChunk]
-  float* scales;             // [kChunk]
-  float *new_most, *shrink;  // [rows]
+  float* q;                          // [rows, width]; rounded: their codes
+  int8_t* q_codes;                   // [rows, width]: the same where queries are rounded
+  int32_t* q_starts;                 // [rows]: -128 times the sum of a row's codes
+  float* row_scales;                 // [rows]: what a score of this row is multiplied by
+  Gathered span, all;                // of this span, and of all so far
+  float* scores;                     // [rows, kChunk]
+  float *keys, *values;              // [kChunk, width]
+  float* keys_t;                     // [head_dim, kChunk]
+  float *key_scales, *value_scales;  // [kChunk]
+  float *new_most, *shrink;          // [rows]
 
   static int64_t floats(const Attention& a) {
     const int64_t rows = a.block_rows(), width = a.width();
-    return round_up(rows * (width + kChunk + 2) + 2 * Gathered::floats(rows, width) + kChunk * (3 * width + 1),
-                    kPanelWidth);
+    return round_up(
+        rows * (width + width / 4 + kChunk + 4) + 2 * Gathered::floats(rows, width) + kChunk * (3 * width + 2),
+        kPanelWidth);
   }
   ForwardScratch(const Attention& a, float* p) {
     const int64_t rows = a.block_rows(), width = a.width();
     const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
     q = take(rows * width), scores = take(rows * kChunk);
+    q_codes = reinterpret_cast<int8_t*>(take(rows * width / 4)), q_starts = reinterpret_cast<int32_t*>(take(rows));
+    row_scales = take(rows);
     keys = take(kChunk * width), values = take(kChunk * width), keys_t = take(kChunk * width);
     span = Gathered(take(Gathered::floats(rows, width)), rows);
     all = Gathered(take(Gathered::floats(rows, width)), rows);
-    scales = take(kChunk), new_most = take(rows), shrink = take(rows);
+    key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows), shrink = take(rows);
   }
 
   // The same from row `first` on, for as much of a chunk's work.
   ForwardScratch from_row(int64_t first, int64_t width) const {
     ForwardScratch s = *this;
-    s.q += first * width, s.scores += first * kChunk, s.new_most += first, s.shrink += first;
+    s.q += first * width, s.q_codes += first * width, s.q_starts += first, s.row_scales += first;
+    s.scores += first * kChunk, s.new_most += first, s.shrink += first;
     s.span.most += first, s.span.sum += first, s.span.out += first * width;
     return s;
   }
@@ -100,7 +111,9 @@ namespace {
 
 // Scores of a chunk [rows, kChunk] become weights; each row's maximum and sum move on, its output is rescaled. A row
 // that sees no key of this chunk gives it no weight and stays as it is. Pass by pass over the rows, so that the long
-// dependencies within a row (maximum, exponential, sum) overlap those of its neighbours.
+// dependencies within a row (maximum, exponential, sum) overlap those of its neighbours. kEncoded: the scales of keys
+// multiply scores, those of values the weights that are left.
+template <bool kEncoded>
 void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start, int64_t rows,
                     const ForwardScratch& s) {
   const int64_t group = a.group(), width = a.width();
@@ -114,14 +127,15 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
       std::fill(scores, scores + kChunk, 0.0f);
       continue;
     }
-    if (keys.first > 0) std::fill(scores, scores + keys.first, -kInfinity);
-    if (keys.last < kChunk) std::fill(scores + keys.last, scores + kChunk, -kInfinity);
-    Vec largest = set(s.span.most[r]);
+    const Vec scale = set(s.row_scales[r]);
     for (int64_t j = 0; j < kChunk; j += kLanes) {
-      const Vec score = hn::Mul(load(scores + j), set(a.scale));
-      store(score, scores + j);
-      largest = hn::Max(largest, score);
+      const Vec score = load(scores + j);
+      store(hn::Mul(kEncoded ? hn::Mul(score, load(s.key_scales + j)) : score, scale), scores + j);
     }
+    std::fill(scores, scores + keys.first, -kInfinity);
+    std::fill(scores + keys.last, scores + kChunk, -kInfinity);
+    Vec largest = set(s.span.most[r]);
+    for (int64_t j = 0; j < kChunk; j += kLanes) largest = hn::Max(largest, load(scores + j));
     s.new_most[r] = max_lanes(largest);
   }
 
@@ -139,7 +153,7 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
     Vec total = zero();
     for (int64_t j = 0; j < kChunk; j += kLanes) {
       const Vec weight = exp_of_negative(hn::Sub(load(scores + j), set(s.new_most[r])));
-      store(weight, scores + j);
+      store(kEncoded ? hn::Mul(weight, load(s.value_scales + j)) : weight, scores + j);
       total = hn::Add(total, weight);
     }
     s.span.sum[r] = s.span.sum[r] * s.shrink[r] + sum_lanes(total);
@@ -150,14 +164,34 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
   }
 }
 
+// The block's queries into scratch. Where they meet the codes of an int8 cache they are rounded likewise, each row with
+// a scale of its own: sums of products of codes are exact, so that every kernel finds the same.
+void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, const ForwardScratch& s) {
+  const int64_t rows = (b.end - b.begin) * a.group(), width = a.width();
+  load_rows(s.q, a, a.q, b, kv_head);
+  std::fill_n(s.row_scales, rows, a.scale);
+  if (!a.rounds_queries()) return;
+  for (int64_t r = 0; r < rows; ++r) {
+    float* q = s.q + r * width;
+    int8_t* codes = s.q_codes + r * width;
+    float scale;
+    encode_row(codes, &scale, q, width, a.kv_encoding->largest());
+    map(
+        q, width, [](Vec v) { return v; }, static_cast<const int8_t*>(codes));
+    s.row_scales[r] = a.scale * scale;
+    s.q_starts[r] = -128 * std::accumulate(codes, codes + width, int32_t{0});
+  }
+}
+
 // ---- A chunk's two products, for many rows by way of scratch and for a few in place.
 
 // A group of keys that is cut, by the end of the sequence or of a block, is put together in `spare` [kKeyGroup,
-// head_dim], with zeros for what it lacks. `end`: of the sequence.
+// head_dim], with zeros for what it lacks. `end`: of the sequence; `fetch_end`: of what is fetched ahead.
 template <typename T>
-void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t position, int64_t end, T* spare) {
+void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t position, int64_t end, int64_t fetch_end,
+                T* spare) {
   groups.at[g] = keys.at(position);
-  groups.ahead[g] = position + kKeysAhead < end ? keys.at(position + kKeysAhead) : groups.at[g];
+  groups.ahead[g] = position + kKeysAhead < fetch_end ? keys.at(position + kKeysAhead) : groups.at[g];
   groups.stride[g] = keys.stride();
   if (keys.memory_run(position) >= kKeyGroup) return;
   const int64_t head_dim = keys.a.head_dim, count = std::min(end - position, kKeyGroup);
@@ -177,7 +211,7 @@ void load_transposed(float* t, const Attention& a, int64_t sequence, int64_t kv_
     const KvRows<T> rows_of{a, base, sequence, kv_head};
     for (int64_t first = 0; first < count; first += kKeyGroup) {
       KeyGroups<T> group;
-      take_group(group, 0, rows_of, start + first, end, reinterpret_cast<T*>(spare));
+      take_group(group, 0, rows_of, start + first, end, 0, reinterpret_cast<T*>(spare));
       const int64_t stride = group.stride[0];
       for (int64_t lane = 0; lane < kKeyGroup; lane += kLanes) {
         const T* keys = group.at[0] + lane * stride;
@@ -211,8 +245,8 @@ void values_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, in
                PanelOperand<float>{s.values, kPanelWidth, width}, rows, width / kPanelWidth, count);
 }
 
-void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end, int64_t rows,
-                     const ForwardScratch& s) {
+void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
+                     int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.width(), last = std::min(start + kChunk, end);
   with_kv_type(a, a.k, [&](const auto* base) {
     using T = std::remove_cvref_t<decltype(*base)>;
@@ -222,15 +256,22 @@ void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
       KeyGroups<T> keys;
       // Where there are no more groups, the first stands in for scores that nobody sees.
       for (int g = 0; g < kScoreGroups; ++g)
-        take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end,
+        take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end, fetch_end,
                    spare + g * kKeyGroup * a.head_dim);
+#if HWY_TARGET == HWY_AVX3
+      if constexpr (std::is_same_v<T, int8_t>)
+        if (a.byte_dots) {
+          code_scores(s.scores + (first - start), kChunk, s.q_codes, width, s.q_starts, keys, rows, a.head_dim);
+          continue;
+        }
+#endif
       key_scores(s.scores + (first - start), kChunk, s.q, width, keys, rows, a.head_dim);
     }
   });
 }
 
-void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end, int64_t rows,
-                     const ForwardScratch& s) {
+void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
+                     int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.width(), last = std::min(start + kChunk, end);
   with_kv_type(a, a.v, [&](const auto* base) {
     using T = std::remove_cvref_t<decltype(*base)>;
@@ -239,7 +280,7 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
       // No longer than what is fetched ahead, so that a run's successor is known.
       const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
       const T* at = rows_of.at(position);
-      const T* ahead = position + kKeysAhead < end ? rows_of.at(position + kKeysAhead) : at;
+      const T* ahead = position + kKeysAhead < fetch_end ? rows_of.at(position + kKeysAhead) : at;
       add_weighted(s.span.out, width, s.scores + (position - start), kChunk,
                    ValueRun<T>{at, ahead, rows_of.stride(), count}, rows, a.head_dim);
       position += count;
@@ -247,22 +288,16 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
   });
 }
 
-// ---- The scales of an encoded cache: those of keys multiply scores, those of values the weights.
-
-void multiply_by_scales(const Attention& a, const float* scales_plane, int64_t sequence, int64_t kv_head, int64_t start,
-                        int64_t count, int64_t rows, const ForwardScratch& s) {
+// The scales of an encoded cache at [start, start + count), and zeros for the rest of the chunk.
+void load_scales(float* scales, const Attention& a, const float* plane, int64_t sequence, int64_t kv_head,
+                 int64_t start, int64_t count) {
   for (int64_t j = 0; j < count;) {
     const int64_t position = start + j, block = a.block_table[sequence * a.max_blocks + position / a.block_size];
     const int64_t run = std::min(count - j, a.block_size - position % a.block_size);
-    std::copy_n(scales_plane + (block * a.kv_heads + kv_head) * a.block_size + position % a.block_size, run,
-                s.scales + j);
+    std::copy_n(plane + (block * a.kv_heads + kv_head) * a.block_size + position % a.block_size, run, scales + j);
     j += run;
   }
-  std::fill(s.scales + count, s.scales + kChunk, 0.0f);
-  for (int64_t r = 0; r < rows; ++r)
-    map(
-        s.scores + r * kChunk, kChunk, [](Vec x, Vec scale) { return hn::Mul(x, scale); },
-        static_cast<const float*>(s.scores + r * kChunk), static_cast<const float*>(s.scales));
+  std::fill(scales + count, scales + kChunk, 0.0f);
 }
 
 // ---- Spans.
@@ -274,24 +309,30 @@ void clear(const Gathered& g, int64_t rows, int64_t width) {
 }
 
 // Adds the keys of a chunk to what `rows` rows, those of the block, have gathered in s.span.
-void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t rows, bool in_place,
-                  const ForwardScratch& s) {
+void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t fetch_end,
+                  int64_t rows, bool in_place, const ForwardScratch& s) {
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
-  if (in_place)
-    scores_in_place(a, b.sequence, kv_head, start, end, rows, s);
+  if (in_place || a.byte_dots)
+    scores_in_place(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
   else
     scores_by_scratch(a, b.sequence, kv_head, start, count, rows, s);
-  if (a.kv_encoding != nullptr) multiply_by_scales(a, a.k_scales, b.sequence, kv_head, start, count, rows, s);
-  online_softmax(a, b, start, rows, s);
-  if (a.kv_encoding != nullptr) multiply_by_scales(a, a.v_scales, b.sequence, kv_head, start, count, rows, s);
+  if (a.kv_encoding != nullptr) {
+    load_scales(s.key_scales, a, a.k_scales, b.sequence, kv_head, start, count);
+    load_scales(s.value_scales, a, a.v_scales, b.sequence, kv_head, start, count);
+    online_softmax<true>(a, b, start, rows, s);
+  } else {
+    online_softmax<false>(a, b, start, rows, s);
+  }
   if (in_place)
-    values_in_place(a, b.sequence, kv_head, start, end, rows, s);
+    values_in_place(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
   else
     values_by_scratch(a, b.sequence, kv_head, start, count, rows, s);
 }
 
-// What the block's rows gather from the keys of one span, into s.span.
-void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, const ForwardScratch& s) {
+// What the block's rows gather from the keys of one span, into s.span. Keys and values are fetched ahead up to the span
+// `end_span`, where other work begins.
+void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, int64_t end_span,
+                 const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
   const bool in_place = tokens * a.group() <= kRowsInPlace;
   clear(s.span, tokens * a.group(), a.width());
@@ -300,7 +341,8 @@ void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64
     // Tokens before the chunk see none of it.
     const int64_t before = std::max<int64_t>(0, start - b.position), rows = (tokens - before) * a.group();
     const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
-    attend_chunk(a, late, kv_head, start, rows, in_place, s.from_row(before * a.group(), a.width()));
+    attend_chunk(a, late, kv_head, start, std::min(end, end_span * kSpan), rows, in_place,
+                 s.from_row(before * a.group(), a.width()));
   }
 }
 
@@ -347,22 +389,25 @@ void store_block(const Attention& a, const TokenBlock& b, int64_t kv_head, const
 void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch) {
   const ForwardScratch s(a, scratch);
   const int64_t rows = (b.end - b.begin) * a.group();
-  load_rows(s.q, a, a.q, b, kv_head);
+  load_queries(a, b, kv_head, s);
   clear(s.all, rows, a.width());
   for (int64_t span = a.first_span(b); span < a.end_span(b); ++span) {
-    attend_span(a, b, kv_head, span, s);
+    attend_span(a, b, kv_head, span, a.end_span(b), s);
     merge(s.all, s.span, rows, a.width());
   }
   store_block(a, b, kv_head, s.all);
 }
 
-// A block of tokens and one span of keys; the result, of `rows` rows, stays in `gathered`.
-void attention_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, float* gathered,
-                    float* scratch) {
+// A block of tokens and the spans [first, last) of keys; the result of each, of `rows` rows, stays in `gathered`, where
+// they lie `floats` apart.
+void attention_spans(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last,
+                     float* gathered, int64_t floats, float* scratch) {
   ForwardScratch s(a, scratch);
-  s.span = Gathered(gathered, (b.end - b.begin) * a.group());
-  load_rows(s.q, a, a.q, b, kv_head);
-  attend_span(a, b, kv_head, span, s);
+  load_queries(a, b, kv_head, s);
+  for (int64_t span = first; span < last; ++span, gathered += floats) {
+    s.span = Gathered(gathered, (b.end - b.begin) * a.group());
+    attend_span(a, b, kv_head, span, last, s);
+  }
 }
 
 // The results of a block's spans, `floats` apart, merged and stored.
@@ -382,7 +427,7 @@ HWY_AFTER_NAMESPACE();
 namespace eadem::kernels::cpu {
 
 HWY_EXPORT(attention_block);
-HWY_EXPORT(attention_span);
+HWY_EXPORT(attention_spans);
 HWY_EXPORT(attention_merge);
 
 Attention shape_of(const AttentionAttrs& attrs) {
@@ -445,6 +490,9 @@ Verdict can_forward(const KernelRequest& r) {
 Verdict can_infer(const KernelRequest& r) {
   const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
   Requirements requirements = forward_requirements(r, attrs);
+  const RowEncoding* encoding = RowEncoding::of(r.inputs[kK].encoding);
+  if (encoding != nullptr && encoding->code() == RowEncoding::Code::int8)
+    requirements.require(attrs.head_dim <= kMostCodes, "rows of an int8 cache have too many codes for exact sums");
   if (attrs.source == KvSource::cached)
     requirements.require(r.inputs.size() > kBlockTable && !is_absent(r.inputs[kBlockTable]),
                          "reads a cache through block_table; it is absent");
@@ -520,9 +568,6 @@ void run_spans(const KernelCall& call, const Attention& a) {
   const auto rows_of = [&](int64_t sequence) {
     return (a.query_start[sequence + 1] - a.query_start[sequence]) * a.group();
   };
-  int64_t spans = 0;
-  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) spans += spans_of(sequence);
-
   ThreadPool& pool = cpu_device(call).pool();
   const Isa isa = cpu_device(call).isa();
   const int64_t worker_floats = ForwardScratch::floats(a);
@@ -536,13 +581,24 @@ void run_spans(const KernelCall& call, const Attention& a) {
     return at + kv_head * spans_of(sequence) * floats_of(sequence);
   };
 
-  const auto attend = EADEM_CPU_DISPATCH(attention_span, isa);
-  pool.parallel_shares(spans * a.kv_heads, [&](int64_t index, int worker) {
+  // Neighbouring spans make a task, of as many as leave a few tasks for each thread: what one fetches ahead is then
+  // what it reads next.
+  int64_t spans = 0;
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) spans += spans_of(sequence);
+  const int64_t length = std::max<int64_t>(1, spans * a.kv_heads / (pool.active_threads() * kSpanTasksPerThread));
+  const auto tasks_of = [&](int64_t sequence) { return ceil_div(spans_of(sequence), length); };
+  int64_t tasks = 0;
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) tasks += tasks_of(sequence);
+
+  const auto attend = EADEM_CPU_DISPATCH(attention_spans, isa);
+  pool.parallel_shares(tasks * a.kv_heads, [&](int64_t index, int worker) {
     int64_t sequence = 0;
-    for (; index >= spans_of(sequence) * a.kv_heads; ++sequence) index -= spans_of(sequence) * a.kv_heads;
-    const int64_t kv_head = index / spans_of(sequence), span = index % spans_of(sequence);
+    for (; index >= tasks_of(sequence) * a.kv_heads; ++sequence) index -= tasks_of(sequence) * a.kv_heads;
+    const int64_t kv_head = index / tasks_of(sequence), task = index % tasks_of(sequence);
     const TokenBlock b = block_of(sequence);
-    attend(a, b, kv_head, a.first_span(b) + span, results_of(sequence, kv_head) + span * floats_of(sequence),
+    const auto border = [&](int64_t i) { return spans_of(sequence) * i / tasks_of(sequence); };
+    attend(a, b, kv_head, a.first_span(b) + border(task), a.first_span(b) + border(task + 1),
+           results_of(sequence, kv_head) + border(task) * floats_of(sequence), floats_of(sequence),
            scratch + worker * worker_floats);
   });
   const auto merge = EADEM_CPU_DISPATCH(attention_merge, isa);
@@ -563,6 +619,7 @@ void run_forward(const KernelCall& call) {
   }
   a.y = elements<float>(call.outputs[0]);
   a.lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
+  a.byte_dots = a.rounds_queries() && has_byte_dots(cpu_device(call).isa());
 
   int64_t blocks = 0;
   bool few_rows = true, many_keys = false;

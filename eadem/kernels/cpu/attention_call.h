@@ -18,6 +18,8 @@ static_assert(kChunk % kPanelWidth == 0 && kSpan % kChunk == 0);
 // Rows of a task: a multiple of every tile's rows. A chunk is widened once for all of them: prefill of 512 tokens
 // after 7680, Llama-3.2-1B, takes 1.09 times as long with 96, and 288 gain less than 2 %.
 inline constexpr int64_t kBlockRows = 192;
+// Codes of a row of an int8 cache: so many products of two of them add up to less than 2^24, exactly in f32.
+inline constexpr int64_t kMostCodes = (1 << 24) / (127 * 127);
 
 // Ports; see kernels/attention.h.
 enum AttentionInput { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable };
@@ -34,6 +36,7 @@ struct Attention {
   DType kv_dtype;
   const RowEncoding* kv_encoding;    // of a cache; null: plain
   const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
+  bool byte_dots;                    // queries are rounded, and the processor has 8-bit dot products for them
   const int32_t* query_start;        // [sequences + 1]
   const int32_t* kv_length;          // [sequences]
   const int32_t* block_table;        // [sequences, max_blocks]; null: direct
@@ -47,6 +50,7 @@ struct Attention {
   const float *out, *saved_lse, *dy;
   float *dq, *dk, *dv;
 
+  bool rounds_queries() const { return kv_encoding != nullptr && kv_encoding->code() == RowEncoding::Code::int8; }
   int64_t group() const { return heads / kv_heads; }
   // head_dim rounded up to whole panels: the row size of everything in scratch.
   int64_t width() const { return (head_dim + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }

@@ -405,7 +405,7 @@ void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, in
 }
 
 QuantizedProduct quantized_product(Isa isa) {
-  return isa == Isa::avx512_vnni ? EADEM_CPU_DISPATCH(product_vnni, isa) : EADEM_CPU_DISPATCH(product, isa);
+  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_vnni, isa) : EADEM_CPU_DISPATCH(product, isa);
 }
 
 }  // namespace eadem::kernels::cpu

@@ -17,6 +17,7 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/encode_row-inl.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_ROPE_PARAMS_
@@ -116,41 +117,6 @@ void rope_tokens(const RopeTokens& p, int64_t begin, int64_t end) {
       else
         rotate_head<false>(p.y + at, p.x + at, table, p.style, p.rotary_dim, p.head_dim);
     }
-  }
-}
-
-HWY_INLINE void encode_level(int8_t* code, Vec quotient, int64_t n) {
-  const Vec bounded = hn::Max(hn::Min(quotient, set(127.0f)), set(-127.0f));
-  float levels[kLanes];
-  store(hn::ConvertTo(Lanes(), hn::NearestInt(bounded)), levels);
-  for (int64_t i = 0; i < n; ++i) code[i] = static_cast<int8_t>(levels[i]);
-}
-
-HWY_INLINE void encode_level(e4m3_t* code, Vec quotient, int64_t n) {
-  float values[kLanes];
-  store(quotient, values);
-  for (int64_t i = 0; i < n; ++i) code[i] = e4m3_t::from_float(values[i]);
-}
-
-// codes [n] and the scale of row [n]; see RowEncoding, whose bits these are.
-template <typename Code>
-void encode_row(Code* codes, float* scale, const float* row, int64_t n, float largest) {
-  Vec most = zero(), spoiled = zero();  // x * 0 is NaN where x is not finite
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Vec x = n - i >= kLanes ? load(row + i) : load_n(row + i, n - i);
-    most = hn::Max(most, hn::Abs(x));
-    spoiled = hn::MulAdd(x, zero(), spoiled);
-  }
-  *scale = max_lanes(most) / largest + sum_lanes(spoiled);
-  if (!(*scale > 0.0f)) {
-    if (*scale != 0.0f) *scale = std::numeric_limits<float>::quiet_NaN();
-    std::fill_n(reinterpret_cast<uint8_t*>(codes), n, uint8_t{0});
-    return;
-  }
-  const Vec divisor = set(*scale);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const int64_t count = std::min(kLanes, n - i);
-    encode_level(codes + i, hn::Div(count == kLanes ? load(row + i) : load_n(row + i, count), divisor), count);
   }
 }
 
