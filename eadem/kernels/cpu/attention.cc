@@ -71,12 +71,12 @@ struct ForwardScratch {
   float *keys, *values;              // [kChunk, width]
   float* keys_t;                     // [head_dim, kChunk]
   float *key_scales, *value_scales;  // [kChunk]
-  float *new_most, *shrink;          // [rows]
+  float* new_most;                   // [rows]
 
   static int64_t floats(const Attention& a) {
     const int64_t rows = a.block_rows(), width = a.width();
     return round_up(
-        rows * (width + width / 4 + kChunk + 4) + 2 * Gathered::floats(rows, width) + kChunk * (3 * width + 2),
+        rows * (width + width / 4 + kChunk + 3) + 2 * Gathered::floats(rows, width) + kChunk * (3 * width + 2),
         kPanelWidth);
   }
   ForwardScratch(const Attention& a, float* p) {
@@ -88,14 +88,14 @@ struct ForwardScratch {
     keys = take(kChunk * width), values = take(kChunk * width), keys_t = take(kChunk * width);
     span = Gathered(take(Gathered::floats(rows, width)), rows);
     all = Gathered(take(Gathered::floats(rows, width)), rows);
-    key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows), shrink = take(rows);
+    key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows);
   }
 
   // The same from row `first` on, for as much of a chunk's work.
   ForwardScratch from_row(int64_t first, int64_t width) const {
     ForwardScratch s = *this;
     s.q += first * width, s.q_codes += first * width, s.q_starts += first, s.row_scales += first;
-    s.scores += first * kChunk, s.new_most += first, s.shrink += first;
+    s.scores += first * kChunk, s.new_most += first;
     s.span.most += first, s.span.sum += first, s.span.out += first * width;
     return s;
   }
@@ -122,7 +122,6 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
   for (int64_t r = 0; r < rows; ++r) {
     const Seen keys = seen(a, b.position + r / group, chunk_start);
     float* scores = s.scores + r * kChunk;
-    s.new_most[r] = s.span.most[r];
     if (keys.first >= keys.last) {
       std::fill(scores, scores + kChunk, 0.0f);
       continue;
@@ -139,28 +138,28 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
     s.new_most[r] = max_lanes(largest);
   }
 
-  // 2. What came before shrinks by exp(old maximum - new maximum); before the first chunk that is exp(-infinity) = 0.
-  map(
-      s.shrink, rows, [](Vec old_most, Vec new_most) { return exp_of_negative(hn::Sub(old_most, new_most)); },
-      static_cast<const float*>(s.span.most), static_cast<const float*>(s.new_most));
-
-  // 3. Weights, their sums, and the rescaled outputs.
+  // 2. Weights and their sums. What came before shrinks by exp(old maximum - new maximum), which is 1 after most chunks
+  // of a long sequence and exp(-infinity) = 0 before the first.
   for (int64_t r = 0; r < rows; ++r) {
     const Seen keys = seen(a, b.position + r / group, chunk_start);
     if (keys.first >= keys.last) continue;
     float* scores = s.scores + r * kChunk;
-    float* out = s.span.out + r * width;
+    const float new_most = s.new_most[r];
     Vec total = zero();
     for (int64_t j = 0; j < kChunk; j += kLanes) {
-      const Vec weight = exp_of_negative(hn::Sub(load(scores + j), set(s.new_most[r])));
+      const Vec weight = exp_of_negative(hn::Sub(load(scores + j), set(new_most)));
       store(kEncoded ? hn::Mul(weight, load(s.value_scales + j)) : weight, scores + j);
       total = hn::Add(total, weight);
     }
-    s.span.sum[r] = s.span.sum[r] * s.shrink[r] + sum_lanes(total);
-    s.span.most[r] = s.new_most[r];
-    if (s.shrink[r] == 1.0f) continue;  // as after most chunks of a long sequence
-    map(
-        out, width, [shrink = set(s.shrink[r])](Vec v) { return hn::Mul(v, shrink); }, static_cast<const float*>(out));
+    if (s.span.most[r] != new_most) {
+      const Vec shrink = exp_of_negative(set(s.span.most[r] - new_most));
+      float* out = s.span.out + r * width;
+      map(
+          out, width, [shrink](Vec v) { return hn::Mul(v, shrink); }, static_cast<const float*>(out));
+      s.span.sum[r] *= hn::GetLane(shrink);
+      s.span.most[r] = new_most;
+    }
+    s.span.sum[r] += sum_lanes(total);
   }
 }
 

@@ -25,7 +25,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 
-inline constexpr int64_t kWordCodes = 4;              // of a key in a lane
+inline constexpr int64_t kWordCodes = 4;                // of a key in a lane
 inline constexpr int64_t kBlockCodes = 4 * kWordCodes;  // of a key in the 128-bit blocks that are turned
 
 // The instruction multiplies unsigned codes with signed ones: those of keys are taken with 128 added, which
@@ -67,7 +67,7 @@ HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_st
     // 16 keys' lines are fetched while one line of each is used.
     const int64_t first = d % kLineBytes / kBlockCodes * 4;
     for (int g = 0; g < kScoreGroups; ++g)
-      for (int64_t i = first; i < first + 4; ++i) hwy::Prefetch(keys.ahead[g] + i * keys.stride[g] + d);
+      for (int64_t i = first; i < first + 4; ++i) fetch_ahead(keys.ahead[g] + i * keys.stride[g] + d);
   }
   for (; d < head_dim; d += kWordCodes)
     for (int g = 0; g < kScoreGroups; ++g) {

@@ -21,7 +21,8 @@ HWY_INLINE void encode_level(int8_t* code, Vec quotient, int64_t n) {
   const Vec bounded = hn::Max(hn::Min(quotient, set(127.0f)), set(-127.0f));
   const auto levels = hn::NearestInt(bounded);
 #if HWY_TARGET != HWY_SCALAR
-  if (n == kLanes) return hn::StoreU(hn::DemoteTo(hn::Rebind<int8_t, Lanes>(), levels), hn::Rebind<int8_t, Lanes>(), code);
+  if (n == kLanes)
+    return hn::StoreU(hn::DemoteTo(hn::Rebind<int8_t, Lanes>(), levels), hn::Rebind<int8_t, Lanes>(), code);
 #endif
   int32_t values[kLanes];
   hn::StoreU(levels, hn::RebindToSigned<Lanes>(), values);
