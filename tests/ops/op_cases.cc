@@ -232,6 +232,7 @@ std::vector<Workload> attention() {
       cached(dtype, kv, {7, 1, 40}, 2, 2, 0, 16, 71);     // spans; whole groups of keys, a ragged panel
       cached(dtype, kv, {4, 2, 64}, 1, 1, 700, 1500, 1);  // spans, a window, contiguous
       cached(dtype, kv, {34, 2, 16}, 1, 1, 0, 16, 40);    // more rows than a tile
+      if (dtype == DType::f32) cached(dtype, kv, {2, 1, 16}, 1, 1, 0, 256, 128);  // 32k positions
     }
   }
   return cases.take();
