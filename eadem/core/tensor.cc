@@ -114,6 +114,12 @@ Tensor Tensor::on_host(DType dtype, const Shape& shape, const Encoding& encoding
   return Tensor(view, std::move(planes));
 }
 
+Tensor Tensor::in_one_piece(DType dtype, const Shape& shape, const Encoding& encoding) {
+  Tensor result = on_host(DType::u8, Shape{encoded_bytes(encoding, shape)});
+  result.view = view_of_planes(result.view.data, encoding, dtype, shape);
+  return result;
+}
+
 void convert_on_host(const TensorView& dst, const TensorView& src) {
   EADEM_CHECK(dst.shape == src.shape && dst.is_contiguous() && src.is_contiguous() && !dst.encoding && !src.encoding,
               "convert {} from {}", to_string(dst), to_string(src));

@@ -105,8 +105,11 @@ struct Tensor {
 
   // A new uninitialized contiguous tensor in host memory (64-byte aligned). Throws OutOfMemory.
   static Tensor on_host(DType dtype, const Shape& shape);
-  // The same in the planes of `encoding`.
+  // The same in the planes of `encoding`, each aligned.
   static Tensor on_host(DType dtype, const Shape& shape, const Encoding& encoding);
+  // The same with the planes one after another, as view_of_planes has them and files and devices take them: the first
+  // one is aligned, numbers in later ones need not be.
+  static Tensor in_one_piece(DType dtype, const Shape& shape, const Encoding& encoding);
 
   bool defined() const { return view.defined(); }
   DType dtype() const { return view.dtype; }

@@ -157,9 +157,7 @@ struct GroupWriter {
   GroupWriter(const QuantizedLayer& layer)
       : encoding(*GroupEncoding::of(layer.type.encoding)),
         shape(layer.shape),
-        result(Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, layer.shape)})) {
-    result.view = view_of_planes(result.view.data, encoding, layer.type.dtype, layer.shape);
-  }
+        result(Tensor::in_one_piece(layer.type.dtype, layer.shape, encoding)) {}
 
   const GroupFormat& format() const { return encoding.format(); }
   int64_t groups() const { return encoding.num_groups(shape[1]); }
@@ -442,8 +440,7 @@ QuantizedLayer describe_floats(const WeightSource& files, const QuantizationConf
 }
 
 Tensor load_floats(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
-  Tensor result = Tensor::on_host(DType::u8, Shape{encoded_bytes(*layer.type.encoding, layer.shape)});
-  result.view = view_of_planes(result.view.data, *layer.type.encoding, layer.type.dtype, layer.shape);
+  Tensor result = Tensor::in_one_piece(layer.type.dtype, layer.shape, *layer.type.encoding);
   const Tensor codes = files.get_bytes(layer.name + ".weight");
   std::memcpy(result.view.plane(0), codes.view.data, static_cast<size_t>(codes.view.size_bytes()));
   const Parts parts(files, config, layer.name);

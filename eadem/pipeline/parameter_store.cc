@@ -124,8 +124,7 @@ Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) co
   if (target.type.sharding.kind != Sharding::Kind::sharded || num_ranks_ == 1) return Tensor(whole, nullptr);
   const int axis = target.type.sharding.axis;
   if (whole.encoding != nullptr) {
-    Tensor result = Tensor::on_host(DType::u8, Shape{target.type.size_bytes({})});
-    result.view = view_of_planes(result.view.data, *whole.encoding, whole.dtype, part);
+    Tensor result = Tensor::in_one_piece(whole.dtype, part, *whole.encoding);
     whole.encoding->cut(result.view, whole, axis, rank_ * part[axis]);
     return result;
   }
@@ -157,9 +156,9 @@ void ParameterStore::fill(Form& form, const TensorView& host, const std::shared_
       device_->host_parallel_shares(count, task);
     });
   } else {
-    Tensor staged = Tensor::on_host(DType::u8, Shape{form_bytes(form)});
-    encode(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape), host);
-    device_->copy_from_host(form.view.data, staged.view.data, staged.view.size_bytes());
+    const Tensor staged = Tensor::in_one_piece(form.view.dtype, form.view.shape, *encoding);
+    encode(staged.view, host);
+    device_->copy_from_host(form.view.data, staged.view.data, encoded_bytes(*encoding, form.view.shape));
   }
 }
 
@@ -221,8 +220,7 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
   };
   if (!as_stored && target.type.encoding != nullptr) {
     const Tensor values = part;
-    part = Tensor::on_host(DType::u8, Shape{target.type.size_bytes({})});
-    part.view = view_of_planes(part.view.data, *target.type.encoding, target.type.dtype, target.type.bind({}));
+    part = Tensor::in_one_piece(target.type.dtype, target.type.bind({}), *target.type.encoding);
     naming([&] { encode(part.view, values.view); });
   }
   const std::shared_ptr<const void> kept = part.view.data == whole.data ? owner : nullptr;
@@ -308,9 +306,9 @@ Tensor ParameterStore::to_host(const std::string& name) const {
   const Form& form = stored != target.forms.end() ? stored->second : target.forms.begin()->second;
   const Encoding* encoding = form.view.encoding;
   if (encoding == nullptr) return copy_to_host(*device_, form.view);
-  Tensor staged = Tensor::on_host(DType::u8, Shape{form_bytes(form)});
-  device_->copy_to_host(staged.view.data, form.view.data, staged.view.size_bytes());
-  const Tensor values = decoded(view_of_planes(staged.view.data, *encoding, form.view.dtype, form.view.shape));
+  const Tensor staged = Tensor::in_one_piece(form.view.dtype, form.view.shape, *encoding);
+  device_->copy_to_host(staged.view.data, form.view.data, encoded_bytes(*encoding, form.view.shape));
+  const Tensor values = decoded(staged.view);
   return target.type.dtype == DType::f32 ? values : converted_on_host(values.view, target.type.dtype);
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/error.h"
 
 namespace eadem {
@@ -82,6 +83,16 @@ TEST(Tensor, OnHostIsAlignedAndSharesOwnership) {
     copy = original;
   }
   EXPECT_EQ(copy.view.as<int64_t>()[1], 7) << "the bytes outlive the first owner";
+}
+
+TEST(Tensor, InOnePieceHasItsPlanesOneAfterAnother) {
+  const Encoding& encoding = RowEncoding::int8();
+  const Tensor tensor = Tensor::in_one_piece(DType::f32, Shape{2, 3}, encoding);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.view.data) % 64, 0u);
+  EXPECT_EQ(tensor.view.plane(1), static_cast<std::byte*>(tensor.view.data) + 6);
+  EXPECT_EQ(tensor.view.encoding, &encoding);
+  EXPECT_EQ(tensor.shape(), (Shape{2, 3}));
+  std::memset(tensor.view.data, 1, static_cast<size_t>(encoded_bytes(encoding, Shape{2, 3})));
 }
 
 TEST(Tensor, ConvertsBetweenFloatingDtypes) {

@@ -38,8 +38,7 @@ TEST_P(WrittenLayer, ReadsBackTheSame) {
   std::mt19937 random(1);
   std::vector<float> values(static_cast<size_t>(shape.num_elements()));
   for (float& value : values) value = std::normal_distribution<float>()(random);
-  Tensor encoded = Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, shape)});
-  encoded.view = view_of_planes(encoded.view.data, encoding, DType::bf16, shape);
+  const Tensor encoded = Tensor::in_one_piece(DType::bf16, shape, encoding);
   encoding.encode(encoded.view, TensorView(values.data(), DType::f32, shape));
 
   const std::string path = testing::TempDir() + "layer_" + std::string(encoding.name()) + ".safetensors";

@@ -15,20 +15,13 @@
 namespace eadem::kernels::cpu {
 namespace {
 
-struct Encoded {
-  Tensor bytes;
-  TensorView view;
-};
-
-Encoded allocate(const Encoding& encoding, const Shape& shape) {
-  Encoded result{Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, shape)}), {}};
-  result.view = view_of_planes(result.bytes.view.data, encoding, DType::f32, shape);
-  return result;
+Tensor allocate(const Encoding& encoding, const Shape& shape) {
+  return Tensor::in_one_piece(DType::f32, shape, encoding);
 }
 
 // Every finite code, subnormals among them; scales of either sign.
-Encoded random_floats(const Fp8Encoding& encoding, const Shape& shape, uint32_t seed) {
-  Encoded result = allocate(encoding, shape);
+Tensor random_floats(const Fp8Encoding& encoding, const Shape& shape, uint32_t seed) {
+  Tensor result = allocate(encoding, shape);
   std::mt19937 random(seed);
   const uint32_t codes = encoding.format().kind == Fp8Format::Kind::e4m3 ? 0x7f : 0x7c;
   for (int64_t i = 0; i < shape.num_elements(); ++i)
@@ -54,7 +47,7 @@ TEST_P(Fp8PanelsOf, DecodeToWhatTheEncodingDecodesTo) {
   const Fp8Panels& packing = *Fp8Panels::of(GetParam());
   EXPECT_EQ(Fp8Panels::of(&packing), &packing);
   for (const Shape& shape : {Shape{1, 1}, Shape{16, 128}, Shape{150, 333}}) {
-    const Encoded stored = random_floats(*GetParam(), shape, 1), packed = allocate(packing, shape);
+    const Tensor stored = random_floats(*GetParam(), shape, 1), packed = allocate(packing, shape);
     for (int64_t p = packing.num_pieces(shape) - 1; p >= 0; --p)
       packing.encode_pieces(packed.view, stored.view, p, p + 1);
     std::vector<float> expected(static_cast<size_t>(shape[1])), actual(expected.size());
@@ -66,7 +59,7 @@ TEST_P(Fp8PanelsOf, DecodeToWhatTheEncodingDecodesTo) {
   }
   EXPECT_THROW(packing.planes({4}), InvalidArgument);
 
-  const Encoded stored = random_floats(*GetParam(), {2, 16}, 4), packed = allocate(packing, {2, 16});
+  const Tensor stored = random_floats(*GetParam(), {2, 16}, 4), packed = allocate(packing, {2, 16});
   const float huge = 0x1p119f;
   std::memcpy(stored.view.plane(1), &huge, 4);
   try {
@@ -89,8 +82,8 @@ TEST_P(Fp8Product, HasTheBitsOfTheDecodedWeights) {
         const int64_t outputs = shape[0], k_size = shape[1];
         const Fp8Panels& packing = *Fp8Panels::of(encoding);
         const PackedPanels& plain = *PackedPanels::of(DType::f32, PackedPanels::Side::normal);
-        const Encoded stored = random_floats(*encoding, shape, 2);
-        const Encoded packed = allocate(packing, shape), plain_packed = allocate(plain, shape);
+        const Tensor stored = random_floats(*encoding, shape, 2);
+        const Tensor packed = allocate(packing, shape), plain_packed = allocate(plain, shape);
         packing.encode(packed.view, stored.view);
         Tensor decoded = Tensor::on_host(DType::f32, shape);
         encoding->decode(decoded.view, stored.view);

@@ -18,21 +18,14 @@
 namespace eadem::kernels::cpu {
 namespace {
 
-struct Encoded {
-  Tensor bytes;
-  TensorView view;
-};
-
-Encoded allocate(const Encoding& encoding, const Shape& shape) {
-  Encoded result{Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, shape)}), {}};
-  result.view = view_of_planes(result.bytes.view.data, encoding, DType::f32, shape);
-  return result;
+Tensor allocate(const Encoding& encoding, const Shape& shape) {
+  return Tensor::in_one_piece(DType::f32, shape, encoding);
 }
 
 // Random codes, zero points and order; scales of either sign around 0.01.
-Encoded random_groups(const GroupEncoding& encoding, const Shape& shape, uint32_t seed) {
+Tensor random_groups(const GroupEncoding& encoding, const Shape& shape, uint32_t seed) {
   const GroupFormat& format = encoding.format();
-  Encoded result = allocate(encoding, shape);
+  Tensor result = allocate(encoding, shape);
   std::mt19937 random(seed);
   size_t index = 0;
   for (const PlaneSpec& plane : encoding.planes(shape)) {
@@ -77,7 +70,7 @@ TEST_P(GroupPanelsOf, DecodeToWhatTheGroupsDecodeTo) {
   for (const int64_t outputs : {1, 16, 37})
     for (const int64_t columns : {128, 384}) {
       const Shape shape{outputs, columns};
-      const Encoded stored = random_groups(*GetParam(), shape, 1), packed = allocate(packing, shape);
+      const Tensor stored = random_groups(*GetParam(), shape, 1), packed = allocate(packing, shape);
       // In pieces, as threads take them.
       for (int64_t p = packing.num_pieces(shape) - 1; p >= 0; --p)
         packing.encode_pieces(packed.view, stored.view, p, p + 1);
@@ -149,8 +142,8 @@ TEST_P(GroupProduct, IsTheScalarProductBitForBit) {
       for (const int64_t k_size : {int64_t{128}, int64_t{640}})
         for (const int64_t outputs : {5, 100}) {
           const GroupPanels& packing = *GroupPanels::of(&encoding);
-          const Encoded stored = random_groups(encoding, Shape{outputs, k_size}, 2);
-          const Encoded packed = allocate(packing, stored.view.shape);
+          const Tensor stored = random_groups(encoding, Shape{outputs, k_size}, 2);
+          const Tensor packed = allocate(packing, stored.view.shape);
           packing.encode(packed.view, stored.view);
           const GroupFormat& format = encoding.format();
           for (const int64_t rows : {1, 2, 7, 17}) {

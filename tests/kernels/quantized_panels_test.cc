@@ -20,31 +20,14 @@ namespace eadem::kernels::cpu {
 namespace {
 
 // A tensor of one buffer whose planes lie one after another.
-struct Encoded {
-  Tensor bytes;
-  TensorView view;
-};
-
-Encoded allocate(const Encoding& encoding, const Shape& shape) {
-  int64_t total = 0;
-  for (const PlaneSpec& plane : encoding.planes(shape)) total += plane.size_bytes();
-  Encoded result{Tensor::on_host(DType::u8, Shape{total}), {}};
-  result.view = TensorView(result.bytes.view.data, DType::f32, shape);
-  result.view.encoding = &encoding;
-  int64_t at = 0;
-  size_t index = 0;
-  for (const PlaneSpec& plane : encoding.planes(shape)) {
-    if (index > 0) result.view.more_planes[index - 1] = static_cast<std::byte*>(result.bytes.view.data) + at;
-    at += plane.size_bytes();
-    ++index;
-  }
-  return result;
+Tensor allocate(const Encoding& encoding, const Shape& shape) {
+  return Tensor::in_one_piece(DType::f32, shape, encoding);
 }
 
 // Blocks of random codes and sub-scales, with scales of either sign around 0.01.
-Encoded random_blocks(const BlockEncoding& encoding, const Shape& shape, uint32_t seed) {
+Tensor random_blocks(const BlockEncoding& encoding, const Shape& shape, uint32_t seed) {
   const BlockFormat& format = encoding.format();
-  Encoded result = allocate(encoding, shape);
+  Tensor result = allocate(encoding, shape);
   std::mt19937 random(seed);
   const auto integer = [&](int min, int max) { return std::uniform_int_distribution<int>(min, max)(random); };
   auto* block = static_cast<uint8_t*>(result.view.data);
@@ -84,7 +67,7 @@ TEST_P(QuantizedPanelsOf, DecodesToWhatTheBlocksDecodeTo) {
   for (const int64_t outputs : {1, 16, 37})
     for (const int64_t blocks : {1, 3}) {
       const Shape shape{outputs, blocks * GetParam()->format().block_size};
-      const Encoded stored = random_blocks(*GetParam(), shape, 1), packed = allocate(packing, shape);
+      const Tensor stored = random_blocks(*GetParam(), shape, 1), packed = allocate(packing, shape);
       packing.encode(packed.view, stored.view);
       std::vector<float> expected(static_cast<size_t>(shape[1])), actual(expected.size());
       for (int64_t n = 0; n < outputs; ++n) {
@@ -198,7 +181,7 @@ struct Product {
   }
   float at(int64_t r, int64_t n) const { return y.view.as<float>()[r * y.shape()[1] + n]; }
 
-  Encoded packed;
+  Tensor packed;
   Tensor y;
 };
 
@@ -209,7 +192,7 @@ TEST_P(QuantizedProduct, IsTheScalarProductBitForBit) {
       const Scalar scalar(GetParam(), QuantizedPanels::of(encoding)->layout());
       for (const int64_t k_size : {int64_t{encoding->format().block_size}, int64_t{768}})
         for (const int64_t outputs : {5, 100}) {
-          const Encoded stored = random_blocks(*encoding, Shape{outputs, k_size}, 2);
+          const Tensor stored = random_blocks(*encoding, Shape{outputs, k_size}, 2);
           std::vector<Scalar::Weights> weights;
           for (int64_t n = 0; n < outputs; ++n) weights.push_back(scalar.weights(*encoding, stored.view, n));
           for (const int64_t rows : {1, 2, 3, 7, 8, 17, 200}) {
@@ -235,7 +218,7 @@ TEST_P(QuantizedProduct, IsCloseToTheProductOfWhatTheBlocksMean) {
   CpuDevice device(DeviceOptions{.num_threads = 2, .isa = isa_name(GetParam())});
   for (const BlockEncoding* encoding : BlockEncoding::all()) {
     const int64_t k_size = 512, outputs = 48, rows = 4;
-    const Encoded stored = random_blocks(*encoding, Shape{outputs, k_size}, 4);
+    const Tensor stored = random_blocks(*encoding, Shape{outputs, k_size}, 4);
     const Tensor x = random_rows(rows, k_size, 5);
     const Product product(device, *encoding, stored.view, x);
     std::vector<float> w(static_cast<size_t>(k_size));
@@ -267,7 +250,7 @@ TEST_P(QuantizedProduct, IsCloseToTheProductOfWhatTheBlocksMean) {
 TEST_P(QuantizedProduct, ARowIsNotFiniteOnlyByItself) {
   CpuDevice device(DeviceOptions{.num_threads = 1, .isa = isa_name(GetParam())});
   const BlockEncoding& encoding = *BlockEncoding::find("q4_0");
-  const Encoded stored = random_blocks(encoding, Shape{16, 64}, 6);
+  const Tensor stored = random_blocks(encoding, Shape{16, 64}, 6);
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity()}) {
     const Tensor x = random_rows(3, 64, 7);
@@ -284,7 +267,7 @@ TEST_P(QuantizedProduct, ARowIsNotFiniteOnlyByItself) {
 TEST_P(QuantizedProduct, ZeroAndVanishingRowsGiveZero) {
   CpuDevice device(DeviceOptions{.num_threads = 1, .isa = isa_name(GetParam())});
   const BlockEncoding& encoding = *BlockEncoding::find("q4_k");
-  const Encoded stored = random_blocks(encoding, Shape{16, 256}, 8);
+  const Tensor stored = random_blocks(encoding, Shape{16, 256}, 8);
   const Tensor x = random_rows(2, 256, 9);
   for (int64_t k = 0; k < 256; ++k) {
     x.view.as<float>()[k] = 0;

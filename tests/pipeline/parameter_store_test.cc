@@ -23,11 +23,6 @@ namespace {
 
 constexpr int64_t kRows = 34, kColumns = 512;
 
-struct Encoded {
-  Tensor bytes;
-  TensorView view;
-};
-
 Tensor random_values(const Shape& shape, double size = 0.02) {
   Tensor values = Tensor::on_host(DType::f32, shape);
   uint32_t state = 1;
@@ -38,9 +33,8 @@ Tensor random_values(const Shape& shape, double size = 0.02) {
   return values;
 }
 
-Encoded encoded(const BlockEncoding& encoding, const TensorView& values) {
-  Encoded result{Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, values.shape)}), {}};
-  result.view = view_of_planes(result.bytes.view.data, encoding, DType::f32, values.shape);
+Tensor encoded(const BlockEncoding& encoding, const TensorView& values) {
+  const Tensor result = Tensor::in_one_piece(DType::f32, values.shape, encoding);
   encoding.encode(result.view, values);
   return result;
 }
@@ -97,7 +91,7 @@ class EncodedParameters : public testing::TestWithParam<const BlockEncoding*> {
   const BlockEncoding& encoding_ = *GetParam();
   std::shared_ptr<Device> device_ = open_device("cpu", {.num_threads = 2});
   Tensor values_ = random_values({kRows, kColumns});
-  Encoded stored_ = encoded(encoding_, values_.view);
+  Tensor stored_ = encoded(encoding_, values_.view);
   Tensor meant_ = decoded(stored_.view);
 };
 
@@ -109,8 +103,9 @@ TEST_P(EncodedParameters, EncodedStaysAsItIs) {
   store.declare("w", stored_type());
   const TensorView form = store.form("w", nullptr);
   store.load("w", stored_.view, "test");
-  EXPECT_EQ(std::memcmp(form.data, stored_.view.data, static_cast<size_t>(stored_.bytes.view.size_bytes())), 0);
-  EXPECT_EQ(store.size_bytes(), stored_.bytes.view.size_bytes());
+  const int64_t bytes = encoded_bytes(encoding_, stored_.shape());
+  EXPECT_EQ(std::memcmp(form.data, stored_.view.data, static_cast<size_t>(bytes)), 0);
+  EXPECT_EQ(store.size_bytes(), bytes);
   expect_same_bits(store.to_host("w").view, meant_.view);
 }
 
@@ -124,14 +119,14 @@ TEST_P(EncodedParameters, PlainDeclaredEncodedIsQuantized) {
   expect_same_bits(loaded(values_.view, stored_type()).view, meant_.view);
   // From 16 bits the quantizer sees what 16 bits hold.
   const Tensor rounded = converted_on_host(values_.view, DType::bf16);
-  const Encoded again = encoded(encoding_, rounded.view);
+  const Tensor again = encoded(encoding_, rounded.view);
   expect_same_bits(loaded(rounded.view, stored_type()).view, decoded(again.view).view);
 }
 
 TEST_P(EncodedParameters, AnotherEncodingIsDecodedAndQuantized) {
   const BlockEncoding& other = *BlockEncoding::find(encoding_.name() == "q8_0" ? "q5_1" : "q8_0");
-  const Encoded source = encoded(other, values_.view);
-  const Encoded expected = encoded(encoding_, decoded(source.view).view);
+  const Tensor source = encoded(other, values_.view);
+  const Tensor expected = encoded(encoding_, decoded(source.view).view);
   expect_same_bits(loaded(source.view, stored_type()).view, decoded(expected.view).view);
 }
 
@@ -163,7 +158,7 @@ TEST_P(EncodedParameters, EachRankHasItsSlice) {
 
 TEST_P(EncodedParameters, ACutThroughABlockIsRefused) {
   const int64_t block = encoding_.format().block_size;
-  const Encoded whole = encoded(encoding_, random_values({2, 3 * block}).view);
+  const Tensor whole = encoded(encoding_, random_values({2, 3 * block}).view);
   TensorType half = stored_type(2, 3 * block / 2);
   half.sharding = Sharding::along(1);
   expect_words(refusal([&] { loaded(whole.view, half, nullptr, 0, 2); }),
@@ -176,7 +171,7 @@ TEST_P(EncodedParameters, BlocksThatAreNotFiniteAreRefusedAtTheirPlace) {
   const BlockFormat& format = encoding_.format();
   const int64_t blocks_before = kColumns / format.block_size * 3 + 1;  // the second block of row 3
   const auto spoil = [&](const std::function<void(BlockParts&)>& change) {
-    Encoded spoiled = encoded(encoding_, values_.view);
+    Tensor spoiled = encoded(encoding_, values_.view);
     uint8_t* block = static_cast<uint8_t*>(spoiled.view.data) + blocks_before * format.block_bytes;
     BlockParts parts;
     encoding_.unpack(parts, block);
