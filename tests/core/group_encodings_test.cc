@@ -314,6 +314,24 @@ TEST(Fp8, RoundsAsPyTorchDoes) {
   }
 }
 
+// Against the definition: no other code is nearer, and of two as near the even one is taken.
+TEST(Fp8, RoundsToTheNearestEven) {
+  for (const auto kind : {Fp8Format::Kind::e4m3, Fp8Format::Kind::e5m2}) {
+    const int largest = kind == Fp8Format::Kind::e4m3 ? 0x7e : 0x7b;
+    for (int code = 0; code < largest; ++code) {
+      const float below = fp8_to_float(kind, static_cast<uint8_t>(code)),
+                  above = fp8_to_float(kind, static_cast<uint8_t>(code + 1)), middle = below + (above - below) / 2;
+      const int even = code % 2 == 0 ? code : code + 1;
+      for (const float sign : {1.0f, -1.0f}) {
+        const int bit = sign < 0 ? 0x80 : 0;
+        EXPECT_EQ(fp8_from_float(kind, sign * middle), bit | even) << middle;
+        EXPECT_EQ(fp8_from_float(kind, sign * std::nextafter(middle, 0.0f)), bit | code) << middle;
+        EXPECT_EQ(fp8_from_float(kind, sign * std::nextafter(middle, HUGE_VALF)), bit | (code + 1)) << middle;
+      }
+    }
+  }
+}
+
 class Fp8Blocks : public testing::TestWithParam<const Fp8Encoding*> {
  protected:
   const Fp8Encoding& encoding_ = *GetParam();

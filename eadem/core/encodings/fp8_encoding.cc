@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
+#include "eadem/core/e4m3.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
@@ -15,14 +16,6 @@ namespace {
 
 using Kind = Fp8Format::Kind;
 
-float decode_e4m3(uint8_t code) {
-  const int exponent = code >> 3 & 15, fraction = code & 7;
-  if (exponent == 15 && fraction == 7) return std::numeric_limits<float>::quiet_NaN();
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
-                                        : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
-  return (code & 0x80) != 0 ? -magnitude : magnitude;
-}
-
 using Values = std::array<float, 256>;
 
 const Values& values_of(Kind kind) {
@@ -30,7 +23,7 @@ const Values& values_of(Kind kind) {
     std::array<Values, 2> values{};
     for (int code = 0; code < 256; ++code) {
       const auto i = static_cast<size_t>(code);
-      values[0][i] = decode_e4m3(static_cast<uint8_t>(code));
+      values[0][i] = e4m3_t{static_cast<uint8_t>(code)}.to_float();
       values[1][i] = f16_t{static_cast<uint16_t>(code << 8)}.to_float();
     }
     return values;
@@ -60,17 +53,19 @@ float fp8_largest(Kind kind) { return kind == Kind::e4m3 ? 448.0f : 57344.0f; }
 uint8_t fp8_from_float(Kind kind, float value) {
   const uint8_t sign = std::signbit(value) ? 0x80 : 0;
   if (std::isnan(value)) return static_cast<uint8_t>(sign | 0x7f);
-  // Magnitudes ascend with their codes.
-  const Values& values = values_of(kind);
-  const int largest = kind == Kind::e4m3 ? 0x7e : 0x7b;
-  const float magnitude = std::min(std::abs(value), values[static_cast<size_t>(largest)]);
-  const auto above = std::lower_bound(values.begin(), values.begin() + largest, magnitude) - values.begin();
-  auto code = static_cast<size_t>(above);
-  if (code > 0) {
-    const float down = magnitude - values[code - 1], up = values[code] - magnitude;  // exact: few bits apart
-    if (down < up || (down == up && (code - 1) % 2 == 0)) --code;
+  const float magnitude = std::abs(value);
+  if (kind == Kind::e4m3) {
+    // Subnormals are multiples of 2^-9; eight of them are the smallest normal, whose code is 8.
+    if (magnitude < 0x1p-6f)
+      return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(magnitude * 0x1p9f)));
+    return static_cast<uint8_t>(sign | e4m3_t::from_float(magnitude).bits);
   }
-  return static_cast<uint8_t>(sign | code);
+  if (magnitude < 0x1p-14f)
+    return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(magnitude * 0x1p16f)));
+  // Of f32's fraction two bits stay; the exponent's bias changes from 127 to 15.
+  const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
+  const uint32_t rounded = ((bits + 0xfffffu + ((bits >> 21) & 1u)) >> 21) - (112u << 2);
+  return static_cast<uint8_t>(sign | std::min(rounded, 0x7bu));
 }
 
 Fp8Encoding::Fp8Encoding(const Fp8Format& format) : format_(format), name_(name_of(format)) {}
