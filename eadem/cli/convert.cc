@@ -289,9 +289,8 @@ int convert(CommandLine command_line) {
                       "not at all.");
   arguments.operand("IN", in, "a model, as other commands take it");
   arguments.operand("OUT", out, "a .gguf file or a directory");
-  std::vector<std::string> types = convert_type_names();
+  std::vector<std::string> types = all_type_names();
   types.insert(types.begin(), "as-is");
-  for (std::string& name : layer_type_names()) types.push_back(std::move(name));
   arguments.choice(
       "--type", types, type,
       "of matrices (default: as-is); norms and biases are never rounded. int8, int4 in groups and fp8 are "
@@ -320,7 +319,7 @@ int convert(CommandLine command_line) {
   if (calibration_tokens && !calibration_file) throw UsageError("--calibrate-tokens is for --calibrate");
   if (calibration_tokens && *calibration_tokens < 1)
     throw UsageError(fmt::format("--calibrate-tokens is {}; expected at least 1", *calibration_tokens));
-  if (calibration_file && !is_quantized_type(type))
+  if (calibration_file && !is_quantized_type(type) && !is_layer_type(type))
     throw UsageError(fmt::format("--calibrate is for quantized types; --type is {}", type));
   if (!calibration_file && (calibration_options.device != "cpu" || !calibration_options.isa.empty()))
     throw UsageError("--device and --isa say what --calibrate runs on");

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "eadem/cli/convert_types.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/io/quantized_writer.h"
@@ -32,14 +33,31 @@ std::string layer_of(const ConvertedTensor& tensor) {
 
 // Sums over a row.
 struct RowError {
-  double largest = 0, squares = 0, total = 0;
+  double largest = 0, squares = 0, total = 0, weighted_squares = 0, weighted_total = 0;
 };
+
+void encode_weighted(const TensorView& encoded, const TensorView& values, std::span<const float> importance,
+                     int64_t begin, int64_t end) {
+  if (const GroupEncoding* groups = GroupEncoding::of(encoded.encoding))
+    return groups->encode_weighted(encoded, values, importance, begin, end);
+  const Fp8Encoding* floats = Fp8Encoding::of(encoded.encoding);
+  EADEM_CHECK(floats != nullptr, "{} has no scales to weigh", encoded.encoding->name());
+  floats->encode_weighted(encoded, values, importance, begin, end);
+}
+
+double relative(double squares, double total) { return total > 0 ? std::sqrt(squares / total) : 0.0; }
 
 }  // namespace
 
 std::vector<std::string> layer_type_names() {
   std::vector<std::string> names;
   for (const LayerType& type : kLayerTypes) names.emplace_back(type.name);
+  return names;
+}
+
+std::vector<std::string> all_type_names() {
+  std::vector<std::string> names = convert_type_names();
+  for (std::string& name : layer_type_names()) names.push_back(std::move(name));
   return names;
 }
 
@@ -91,7 +109,8 @@ std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedT
   return io::quantization_config_of(*encoding, ignored);
 }
 
-void convert_layer(ConvertedTensor& tensor, const TensorView& source, ThreadPool& pool, io::WeightWriter& writer) {
+void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<const float> importance,
+                   ThreadPool& pool, io::WeightWriter& writer) {
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
   // 1. As f32 where rows change places, or a row is of a type that encodings do not take.
   TensorView values = source;
@@ -106,11 +125,15 @@ void convert_layer(ConvertedTensor& tensor, const TensorView& source, ThreadPool
 
   // 2. Quantize.
   const Encoding& encoding = *tensor.type.encoding;
-  Tensor encoded = Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, tensor.shape)});
-  encoded.view = view_of_planes(encoded.view.data, encoding, tensor.type.dtype, tensor.shape);
-  encoding.encode(encoded.view, values, [&](int64_t count, FunctionRef<void(int64_t)> task) {
+  const Tensor encoded = Tensor::in_one_piece(tensor.type.dtype, tensor.shape, encoding);
+  const auto parallel_for = [&](int64_t count, FunctionRef<void(int64_t)> task) {
     pool.parallel_for(count, [&](int64_t index, int) { task(index); });
-  });
+  };
+  if (importance.empty())
+    encoding.encode(encoded.view, values, parallel_for);
+  else
+    parallel_pieces(encoding.num_pieces(tensor.shape), parallel_for,
+                    [&](int64_t begin, int64_t end) { encode_weighted(encoded.view, values, importance, begin, end); });
 
   // 3. What it cost, and the file.
   std::vector<RowError> errors(static_cast<size_t>(rows));
@@ -120,19 +143,22 @@ void convert_layer(ConvertedTensor& tensor, const TensorView& source, ThreadPool
     encoding.decode_row(after.data(), encoded.view, row);
     RowError& error = errors[static_cast<size_t>(row)];
     for (size_t k = 0; k < before.size(); ++k) {
-      const double difference = static_cast<double>(before[k]) - after[k];
+      const double value = before[k], difference = value - after[k];
+      const double weight = importance.empty() ? 0.0 : importance[k];
       error.largest = std::max(error.largest, std::abs(difference));
       error.squares += difference * difference;
-      error.total += static_cast<double>(before[k]) * before[k];
+      error.total += value * value;
+      error.weighted_squares += weight * difference * difference;
+      error.weighted_total += weight * value * value;
     }
   });
   RowError sum;
   for (const RowError& error : errors) {
     sum.largest = std::max(sum.largest, error.largest);
-    sum.squares += error.squares;
-    sum.total += error.total;
+    sum.squares += error.squares, sum.total += error.total;
+    sum.weighted_squares += error.weighted_squares, sum.weighted_total += error.weighted_total;
   }
-  tensor.rounding = {.largest = sum.largest, .relative = sum.total > 0 ? std::sqrt(sum.squares / sum.total) : 0.0};
+  tensor.rounding = {sum.largest, relative(sum.squares, sum.total), relative(sum.weighted_squares, sum.weighted_total)};
   for (const Tensor& part : io::layer_values(encoded)) writer.write(part.view);
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,9 @@ namespace eadem::cli {
 // int8 (per channel), int4_g32, int4_g64, int4_g128, fp8 (per channel), fp8_block128.
 std::vector<std::string> layer_type_names();
 bool is_layer_type(std::string_view type_name);
+
+// Every name that --type takes but "as-is": convert_type_names(), then these.
+std::vector<std::string> all_type_names();
 
 // How the matrix `parameter` of `columns` columns is stored under such a type, or nothing where it stays plain: it is
 // no linear layer of the decoder, or its rows are no whole groups.
@@ -30,7 +34,9 @@ std::vector<io::TensorHeader> headers_of(const std::vector<ConvertedTensor>& ten
 // The config.json's quantization_config, or nothing when no layer is quantized.
 std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedTensor>& tensors);
 
-// Quantizes a layer and writes its tensors; says what rounding did. Each group by itself, to the nearest.
-void convert_layer(ConvertedTensor& tensor, const TensorView& source, ThreadPool& pool, io::WeightWriter& writer);
+// Quantizes a layer and writes its tensors; says what rounding did. Each group by itself, to the nearest, or, with an
+// importance of each column ([columns], else empty), so that the weighted square error is least.
+void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<const float> importance,
+                   ThreadPool& pool, io::WeightWriter& writer);
 
 }  // namespace eadem::cli

@@ -213,10 +213,16 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       continue;
     }
     const Tensor source = checkpoint.weights->get(tensor.from);
+    const bool unchanged = tensor.type == tensor.before;
+    std::vector<float> importance;
+    if (calibration != nullptr && tensor.shape.rank() == 2 && !unchanged)
+      importance = calibration->importance(tensor.parameter);
+    EADEM_CHECK(importance.empty() || std::ssize(importance) == tensor.shape.back(), "{} importances of '{}' {}",
+                importance.size(), tensor.from, to_string(tensor.shape));
     if (is_layer_encoding(tensor.type)) {
       progress(done_bytes, total_bytes, tensor.to);
       try {
-        convert_layer(tensor, source.view, pool, writer);
+        convert_layer(tensor, source.view, importance, pool, writer);
       } catch (const InvalidArgument& error) {
         throw InvalidArgument("{}: '{}': {}", checkpoint.weights->path(), tensor.from, error.what());
       }
@@ -224,17 +230,11 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       done_bytes += stored_bytes(tensor.type, tensor.shape);
       continue;
     }
-    const bool unchanged = tensor.type == tensor.before;
-    std::vector<float> importance;
-    if (calibration != nullptr && tensor.shape.rank() == 2 && !unchanged)
-      importance = calibration->importance(tensor.parameter);
     // A vector, of a bias of q for example, moves value by value.
     const bool values_move = tensor.permuted_head_dim > 0 && tensor.shape.rank() == 1;
     const Shape shape = values_move ? Shape{tensor.shape[0], 1} : tensor.shape;
     const Rows from(tensor.before, shape), to(tensor.type, shape);
     EADEM_CHECK(to.bytes > 0 || to.columns == 0, "'{}' to {}", tensor.from, tensor.type.name());
-    EADEM_CHECK(importance.empty() || std::ssize(importance) == to.columns, "{} importances of '{}' {}",
-                importance.size(), tensor.from, to_string(tensor.shape));
     const std::vector<float> row_of_values(static_cast<size_t>(to.columns));
     std::vector<RowConverter> converters(
         static_cast<size_t>(pool.num_threads()),

@@ -9,17 +9,12 @@
 
 namespace eadem {
 
-void Encoding::encode(const TensorView& encoded, const TensorView& values) const {
-  encode_pieces(encoded, values, 0, num_pieces(encoded.shape));
-}
-
-void Encoding::encode(const TensorView& encoded, const TensorView& values, ParallelFor parallel_for) const {
-  const int64_t pieces = num_pieces(encoded.shape);
-  const int64_t tasks = std::min<int64_t>(pieces, 256);
+void parallel_pieces(int64_t count, ParallelFor parallel_for, FunctionRef<void(int64_t begin, int64_t end)> work) {
+  const int64_t tasks = std::min<int64_t>(count, 256);
   std::vector<std::exception_ptr> errors(static_cast<size_t>(tasks));
   const auto task = [&](int64_t index) {
     try {
-      encode_pieces(encoded, values, index * pieces / tasks, (index + 1) * pieces / tasks);
+      work(index * count / tasks, (index + 1) * count / tasks);
     } catch (...) {
       errors[static_cast<size_t>(index)] = std::current_exception();
     }
@@ -27,6 +22,15 @@ void Encoding::encode(const TensorView& encoded, const TensorView& values, Paral
   parallel_for(tasks, task);
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
+}
+
+void Encoding::encode(const TensorView& encoded, const TensorView& values) const {
+  encode_pieces(encoded, values, 0, num_pieces(encoded.shape));
+}
+
+void Encoding::encode(const TensorView& encoded, const TensorView& values, ParallelFor parallel_for) const {
+  parallel_pieces(num_pieces(encoded.shape), parallel_for,
+                  [&](int64_t begin, int64_t end) { encode_pieces(encoded, values, begin, end); });
 }
 
 void Encoding::decode(const TensorView& plain, const TensorView& encoded) const {

@@ -33,6 +33,9 @@ struct PlaneSpec {
 // Calls task(index) for every index in [0, count), on any threads in any order; tasks must not throw.
 using ParallelFor = FunctionRef<void(int64_t count, FunctionRef<void(int64_t index)> task)>;
 
+// Shares `count` pieces out as ranges, work(begin, end). Of several ranges' exceptions the first one's is thrown.
+void parallel_pieces(int64_t count, ParallelFor parallel_for, FunctionRef<void(int64_t begin, int64_t end)> work);
+
 class Encoding {
  public:
   virtual ~Encoding() = default;

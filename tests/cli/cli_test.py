@@ -460,6 +460,20 @@ class Convert(ProgramTest):
         # What is least with weights is not least without them.
         self.assertGreater(*(sum(tensor["relative_error"] for tensor in list) for list in (calibrated, uncalibrated)))
         self.done("perplexity", once, text, "--context", "32")
+        # Scales of directories' types.
+        for name in ("int8", "int4_g32", "fp8", "fp8_block128"):
+            with self.subTest(name):
+                plain, weighted = self.folder / f"{name}_plain", self.folder / f"{name}_weighted"
+                layers = ["convert", STORIES, "--type", name, "--json"]
+                uncalibrated = json.loads(self.done(*layers, plain).out)["tensors"]
+                calibrated = json.loads(self.done(*layers, weighted, "--calibrate", text, "--calibrate-tokens", "200").out)
+                quantized = [(before, after) for before, after in zip(uncalibrated, calibrated["tensors"])
+                             if after["relative_error"] > 0]
+                self.assertGreater(len(quantized), 7 * 6 - 1)
+                for before, after in quantized:
+                    self.assertNotIn("relative_output_error", before)
+                    self.assertGreater(after["relative_output_error"], 0, after)
+                self.done("run", weighted, "-p", "", "-n", "3", "--temperature", "0", "--quiet")
         out = self.folder / "out.gguf"
         self.refused(2, ["--calibrate is for quantized types", "as-is"], "convert", STORIES, out, "--calibrate", text)
         self.refused(2, "--calibrate-tokens is for --calibrate", *convert, out, "--calibrate-tokens", "5")

@@ -21,20 +21,14 @@
 namespace eadem {
 namespace {
 
-struct Encoded {
-  Tensor bytes;
-  TensorView view;
-};
-
-Encoded empty_of(const Encoding& encoding, const Shape& shape) {
-  Encoded result{Tensor::on_host(DType::u8, Shape{encoded_bytes(encoding, shape)}), {}};
-  std::memset(result.bytes.view.data, 0, static_cast<size_t>(result.bytes.view.size_bytes()));
-  result.view = view_of_planes(result.bytes.view.data, encoding, DType::f32, shape);
+Tensor empty_of(const Encoding& encoding, const Shape& shape) {
+  const Tensor result = Tensor::in_one_piece(DType::f32, shape, encoding);
+  std::memset(result.view.data, 0, static_cast<size_t>(encoded_bytes(encoding, shape)));
   return result;
 }
 
-Encoded quantized(const Encoding& encoding, std::vector<float>& values, const Shape& shape) {
-  Encoded result = empty_of(encoding, shape);
+Tensor quantized(const Encoding& encoding, std::vector<float>& values, const Shape& shape) {
+  Tensor result = empty_of(encoding, shape);
   encoding.encode(result.view, TensorView(values.data(), DType::f32, shape));
   return result;
 }
@@ -53,9 +47,42 @@ std::vector<float> random_values(int64_t count, uint32_t seed, float scale = 1.0
   return values;
 }
 
-std::vector<uint8_t> bytes_of(const Encoded& encoded) {
-  const auto* data = static_cast<const uint8_t*>(encoded.bytes.view.data);
-  return {data, data + encoded.bytes.view.size_bytes()};
+// Log-normal: a few columns matter much more than the others.
+std::vector<float> random_importance(int64_t columns, uint32_t seed) {
+  std::vector<float> importance = random_values(columns, seed, 1.5f);
+  for (float& value : importance) value = std::exp(value);
+  return importance;
+}
+
+// The sum of importance * error^2 of each block of `rows` x `columns`, in order.
+std::vector<double> costs(const TensorView& encoded, const std::vector<float>& values,
+                          const std::vector<float>& importance, int64_t rows, int64_t columns) {
+  std::vector<float> restored(static_cast<size_t>(encoded.num_elements()));
+  encoded.encoding->decode(TensorView(restored.data(), DType::f32, encoded.shape), encoded);
+  const int64_t width = encoded.shape[1], across = (width + columns - 1) / columns;
+  std::vector<double> result(static_cast<size_t>((encoded.shape[0] + rows - 1) / rows * across));
+  for (int64_t i = 0; i < encoded.num_elements(); ++i) {
+    const double error = static_cast<double>(values[static_cast<size_t>(i)]) - restored[static_cast<size_t>(i)];
+    result[static_cast<size_t>(i / width / rows * across + i % width / columns)] +=
+        importance[static_cast<size_t>(i % width)] * error * error;
+  }
+  return result;
+}
+
+// No block costs more than it did, and all of them together less. (Sums in the same order but for rows of blocks.)
+void expect_cheaper(const std::vector<double>& weighted, const std::vector<double>& plain) {
+  ASSERT_EQ(weighted.size(), plain.size());
+  double before = 0, after = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_LE(weighted[i], plain[i] * (1 + 1e-12)) << i;
+    before += plain[i], after += weighted[i];
+  }
+  EXPECT_LT(after, before);
+}
+
+std::vector<uint8_t> bytes_of(const Tensor& encoded) {
+  const auto* data = static_cast<const uint8_t*>(encoded.view.data);
+  return {data, data + encoded_bytes(*encoded.view.encoding, encoded.shape())};
 }
 
 // Values [begin, …) of `axis` of a matrix.
@@ -69,12 +96,12 @@ std::vector<float> slice(const std::vector<float>& all, const Shape& shape, int 
   return result;
 }
 
-void expect_cut(const Encoded& whole, int axis, int64_t begin, int64_t extent) {
+void expect_cut(const Tensor& whole, int axis, int64_t begin, int64_t extent) {
   SCOPED_TRACE(fmt::format("{} axis {} from {} by {}", to_string(whole.view), axis, begin, extent));
   Shape shape = whole.view.shape;
   shape[axis] = extent;
   const Encoding& encoding = *whole.view.encoding;
-  Encoded part = empty_of(encoding, shape);
+  Tensor part = empty_of(encoding, shape);
   encoding.cut(part.view, whole.view, axis, begin);
   EXPECT_EQ(decoded(part.view), slice(decoded(whole.view), whole.view.shape, axis, begin, extent));
 }
@@ -117,7 +144,7 @@ TEST_P(Groups, AreFoundByNameAndFormat) {
 TEST_P(Groups, DecodeIsTheSentenceOfTheHeader) {
   const Shape shape{5, 384};
   const int64_t size = format_.group_size == 0 ? 384 : format_.group_size, groups = 384 / size;
-  const Encoded encoded = empty_of(encoding_, shape);
+  const Tensor encoded = empty_of(encoding_, shape);
   const std::vector<PlaneSpec> planes = encoding_.planes(shape);
   ASSERT_EQ(planes.size(), 2u + (format_.has_zeros ? 1 : 0) + (format_.has_order ? 1 : 0));
   EXPECT_EQ(planes[0].shape, (Shape{5, 384 * format_.bits / 8}));
@@ -174,7 +201,7 @@ TEST_P(Groups, ErrorIsWithinTheBound) {
   std::vector<float> values = random_values(shape.num_elements(), 5, 0.02f);
   for (int64_t k = 0; k < 256; ++k) values[static_cast<size_t>(2 * 256 + k)] = 0.5f + static_cast<float>(k) / 1024;
   for (int64_t k = 0; k < 256; ++k) values[static_cast<size_t>(3 * 256 + k)] = 0.0f;
-  const Encoded encoded = quantized(encoding_, values, shape);
+  const Tensor encoded = quantized(encoding_, values, shape);
   const std::vector<float> restored = decoded(encoded.view);
   const double roundoff = dtype_unit_roundoff(format_.scale) + 0x1p-22;
   const int64_t size = encoding_.group_columns(256);
@@ -193,9 +220,9 @@ TEST_P(Groups, EncodesFromOtherDtypesAndFromItself) {
   const Shape shape{6, 256};
   std::vector<float> values = random_values(shape.num_elements(), 6);
   for (float& value : values) value = bf16_t::from_float(value).to_float();
-  const Encoded encoded = quantized(encoding_, values, shape);
+  const Tensor encoded = quantized(encoding_, values, shape);
   const Tensor narrow = converted_on_host(TensorView(values.data(), DType::f32, shape), DType::bf16);
-  const Encoded from_bf16 = empty_of(encoding_, shape), copied = empty_of(encoding_, shape);
+  const Tensor from_bf16 = empty_of(encoding_, shape), copied = empty_of(encoding_, shape);
   encoding_.encode(from_bf16.view, narrow.view);
   EXPECT_EQ(bytes_of(from_bf16), bytes_of(encoded));
   // In pieces, as threads take them.
@@ -203,15 +230,34 @@ TEST_P(Groups, EncodesFromOtherDtypesAndFromItself) {
   EXPECT_EQ(bytes_of(copied), bytes_of(encoded));
 }
 
+TEST_P(Groups, ImportanceMakesErrorsCheaper) {
+  const Shape shape{12, 256};
+  std::vector<float> values = random_values(shape.num_elements(), 30, 0.02f);
+  for (int64_t k = 0; k < 256; ++k) values[static_cast<size_t>(2 * 256 + k)] = 0.5f + static_cast<float>(k) / 1024;
+  for (int64_t k = 0; k < 256; ++k) values[static_cast<size_t>(3 * 256 + k)] = 0.0f;
+  const std::vector<float> importance = random_importance(256, 31);
+  const Tensor plain = quantized(encoding_, values, shape), weighted = empty_of(encoding_, shape),
+               again = empty_of(encoding_, shape);
+  const TensorView view(values.data(), DType::f32, shape);
+  encoding_.encode_weighted(weighted.view, view, importance, 0, 12);
+  const int64_t size = encoding_.group_columns(256);
+  expect_cheaper(costs(weighted.view, values, importance, 1, size), costs(plain.view, values, importance, 1, size));
+  for (int64_t row : {7, 0}) encoding_.encode_weighted(again.view, view, importance, row, row == 0 ? 7 : 12);
+  EXPECT_EQ(bytes_of(again), bytes_of(weighted));
+  values[5 * 256 + 9] = HUGE_VALF;
+  expect_refused([&] { encoding_.encode_weighted(again.view, view, importance, 0, 12); },
+                 {"row 5", "column 9", "not finite"});
+}
+
 TEST_P(Groups, CutsEqualSlices) {
   const Shape shape{6, 384};
   std::vector<float> values = random_values(shape.num_elements(), 7);
-  const Encoded encoded = quantized(encoding_, values, shape);
+  const Tensor encoded = quantized(encoding_, values, shape);
   expect_cut(encoded, 0, 0, 6);
   expect_cut(encoded, 0, 2, 3);
   expect_cut(encoded, 0, 6, 0);
   if (format_.has_order) {
-    const Encoded part = empty_of(encoding_, {6, 128});
+    const Tensor part = empty_of(encoding_, {6, 128});
     expect_refused([&] { encoding_.cut(part.view, encoded.view, 1, 128); }, {"128 to 256", "cannot be cut"});
     return;
   }
@@ -220,7 +266,7 @@ TEST_P(Groups, CutsEqualSlices) {
   if (format_.group_size == 0) {
     expect_cut(encoded, 1, 10, 50);
   } else {
-    const Encoded part = empty_of(encoding_, {6, format_.group_size});
+    const Tensor part = empty_of(encoding_, {6, format_.group_size});
     expect_refused([&] { encoding_.cut(part.view, encoded.view, 1, 16); }, {"16 to", "cut through a group"});
   }
 }
@@ -245,7 +291,7 @@ TEST_P(Groups, WhatIsNotFiniteIsRefused) {
 
   // A scale that is infinite, and one whose values are.
   for (float& value : values) value = 1.0f;
-  const Encoded encoded = quantized(encoding_, values, shape);
+  const Tensor encoded = quantized(encoding_, values, shape);
   const auto set_scale = [&](float scale) {
     auto* at = static_cast<std::byte*>(encoded.view.plane(1)) +
                2 * encoding_.num_groups(128) * static_cast<int64_t>(dtype_size(format_.scale));
@@ -342,7 +388,7 @@ INSTANTIATE_TEST_SUITE_P(All, Fp8Blocks, testing::ValuesIn(every_fp8_encoding())
 
 TEST_P(Fp8Blocks, DecodeIsTheSentenceOfTheHeader) {
   const Shape shape{200, 300};
-  const Encoded encoded = empty_of(encoding_, shape);
+  const Tensor encoded = empty_of(encoding_, shape);
   const int64_t rows = format_.block_rows == 0 ? 200 : format_.block_rows,
                 columns = format_.block_columns == 0 ? 300 : format_.block_columns;
   const std::vector<PlaneSpec> planes = encoding_.planes(shape);
@@ -371,7 +417,7 @@ TEST_P(Fp8Blocks, DecodeIsTheSentenceOfTheHeader) {
 TEST_P(Fp8Blocks, ErrorIsWithinTheBound) {
   const Shape shape{150, 200};
   std::vector<float> values = random_values(shape.num_elements(), 10, 3.0f);
-  const Encoded encoded = quantized(encoding_, values, shape);
+  const Tensor encoded = quantized(encoding_, values, shape);
   const std::vector<float> restored = decoded(encoded.view);
   const bool e4m3 = format_.kind == Fp8Format::Kind::e4m3;
   for (int64_t r = 0; r < 150; ++r)
@@ -384,17 +430,34 @@ TEST_P(Fp8Blocks, ErrorIsWithinTheBound) {
     }
 }
 
+TEST_P(Fp8Blocks, ImportanceMakesErrorsCheaper) {
+  const Shape shape{150, 200};
+  std::vector<float> values = random_values(shape.num_elements(), 32, 3.0f);
+  std::fill_n(values.begin() + 20 * 200, 200, 0.0f);
+  const std::vector<float> importance = random_importance(200, 33);
+  const Tensor plain = quantized(encoding_, values, shape), weighted = empty_of(encoding_, shape);
+  const TensorView view(values.data(), DType::f32, shape);
+  encoding_.encode_weighted(weighted.view, view, importance, 0, encoding_.num_pieces(shape));
+  const int64_t rows = format_.block_rows == 0 ? 150 : format_.block_rows,
+                columns = format_.block_columns == 0 ? 200 : format_.block_columns;
+  expect_cheaper(costs(weighted.view, values, importance, rows, columns),
+                 costs(plain.view, values, importance, rows, columns));
+  values[100 * 200 + 7] = HUGE_VALF;
+  expect_refused([&] { encoding_.encode_weighted(weighted.view, view, importance, 0, encoding_.num_pieces(shape)); },
+                 {"row 100", "column 7", "not finite"});
+}
+
 TEST_P(Fp8Blocks, CutsEqualSlices) {
   const Shape shape{300, 270};
   std::vector<float> values = random_values(shape.num_elements(), 11);
-  const Encoded encoded = quantized(encoding_, values, shape);
+  const Tensor encoded = quantized(encoding_, values, shape);
   for (int axis : {0, 1}) {
     expect_cut(encoded, axis, 0, 128);
     expect_cut(encoded, axis, 128, 128);
     expect_cut(encoded, axis, 128, shape[axis] - 128);  // the last block is smaller
     expect_cut(encoded, axis, 0, 0);
   }
-  const Encoded part = empty_of(encoding_, {100, 270});
+  const Tensor part = empty_of(encoding_, {100, 270});
   if (format_.block_rows == 128)
     expect_refused([&] { encoding_.cut(part.view, encoded.view, 0, 100); }, {"rows 100 to 200", "block of 128"});
   else
@@ -404,7 +467,7 @@ TEST_P(Fp8Blocks, CutsEqualSlices) {
 TEST_P(Fp8Blocks, EncodesFromItselfAndRefusesTheRest) {
   const Shape shape{150, 200};
   std::vector<float> values = random_values(shape.num_elements(), 12);
-  const Encoded encoded = quantized(encoding_, values, shape), copied = empty_of(encoding_, shape);
+  const Tensor encoded = quantized(encoding_, values, shape), copied = empty_of(encoding_, shape);
   encoding_.encode(copied.view, encoded.view);
   EXPECT_EQ(bytes_of(copied), bytes_of(encoded));
   expect_refused([&] { encoding_.planes({4}); }, {"[4]"});

@@ -128,45 +128,114 @@ void Fp8Encoding::decode_row(float* row, const TensorView& encoded, int64_t inde
   }
 }
 
-void Fp8Encoding::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const {
+int64_t Fp8Encoding::last_row(const Shape& shape, int64_t piece) const {
+  return std::min((piece + 1) * block_rows(shape), shape[0]);
+}
+
+void Fp8Encoding::check(const TensorView& encoded, const TensorView& values) const {
   EADEM_CHECK(encoded.encoding == this, "encoded is not {}", name_);
   EADEM_CHECK(encoded.shape == values.shape, "{} encoded from {}", to_string(encoded.shape), to_string(values.shape));
   EADEM_CHECK(values.encoding != nullptr || values.is_contiguous(), "values are strided");
+}
+
+std::vector<float> Fp8Encoding::largest_scales(const TensorView& values, int64_t piece) const {
   const Shape& shape = values.shape;
-  const int64_t rows = block_rows(shape), columns = shape[1], size = std::max<int64_t>(block_columns(shape), 1);
-  const int64_t row_blocks = blocks(shape)[1];
+  const int64_t columns = shape[1], size = std::max<int64_t>(block_columns(shape), 1);
   const float largest = fp8_largest(format_.kind);
+  std::vector<float> scales(static_cast<size_t>(blocks(shape)[1]), 0.0f), wide(static_cast<size_t>(columns));
+  for (int64_t row = first_row(shape, piece); row < last_row(shape, piece); ++row) {
+    row_as_f32(wide.data(), values, row);
+    for (int64_t k = 0; k < columns; ++k) {
+      const float value = wide[static_cast<size_t>(k)];
+      if (!std::isfinite(value))
+        throw InvalidArgument("{}: {} at row {}, column {} is not finite", name_, value, row, k);
+      float& most = scales[static_cast<size_t>(k / size)];
+      most = std::max(most, std::abs(value) / largest);
+    }
+  }
+  return scales;
+}
+
+void Fp8Encoding::weigh_scales(std::vector<float>& scales, const TensorView& values, std::span<const float> importance,
+                               int64_t piece) const {
+  // Scales at 2^(i / 16) of the least. None is so small that the largest value is clipped by a whole step.
+  constexpr int kFirst = -1, kCandidates = 17;
+  const Shape& shape = values.shape;
+  const int64_t columns = shape[1], size = std::max<int64_t>(block_columns(shape), 1);
+  const Values& levels = values_of(format_.kind);
+  std::vector<double> costs(scales.size() * kCandidates, 0.0);
   std::vector<float> wide(static_cast<size_t>(columns));
+  const auto candidate = [&](size_t block, int i) {
+    return scales[block] * std::exp2(static_cast<float>(i + kFirst) / 16.0f);
+  };
+  for (int64_t row = first_row(shape, piece); row < last_row(shape, piece); ++row) {
+    row_as_f32(wide.data(), values, row);
+    for (size_t block = 0; block < scales.size(); ++block) {
+      if (scales[block] == 0.0f) continue;
+      const int64_t begin = static_cast<int64_t>(block) * size;
+      for (int i = 0; i < kCandidates; ++i) {
+        const float by = candidate(block, i);
+        double& cost = costs[block * kCandidates + static_cast<size_t>(i)];
+        for (int64_t k = begin; k < std::min(begin + size, columns); ++k) {
+          const float value = wide[static_cast<size_t>(k)];
+          const double error = static_cast<double>(value) - by * levels[fp8_from_float(format_.kind, value / by)];
+          cost += importance[static_cast<size_t>(k)] * error * error;
+        }
+      }
+    }
+  }
+  for (size_t block = 0; block < scales.size(); ++block) {
+    int best = -kFirst;  // the least scale itself, unless another is better
+    for (int i = 0; i < kCandidates; ++i)
+      if (costs[block * kCandidates + static_cast<size_t>(i)] < costs[block * kCandidates + static_cast<size_t>(best)])
+        best = i;
+    scales[block] = candidate(block, best);
+  }
+}
+
+void Fp8Encoding::store_piece(const TensorView& encoded, const TensorView& values, std::span<const float> scales,
+                              int64_t piece) const {
+  const Shape& shape = values.shape;
+  const int64_t columns = shape[1], size = std::max<int64_t>(block_columns(shape), 1);
+  std::memcpy(scale_at(encoded, piece * blocks(shape)[1]), scales.data(), scales.size_bytes());
+  std::vector<float> wide(static_cast<size_t>(columns));
+  for (int64_t row = first_row(shape, piece); row < last_row(shape, piece); ++row) {
+    row_as_f32(wide.data(), values, row);
+    uint8_t* codes = static_cast<uint8_t*>(encoded.data) + row * columns;
+    for (int64_t k = 0; k < columns; ++k) {
+      const float by = scales[static_cast<size_t>(k / size)];
+      codes[k] = by == 0.0f ? uint8_t{0} : fp8_from_float(format_.kind, wide[static_cast<size_t>(k)] / by);
+    }
+  }
+}
+
+void Fp8Encoding::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const {
+  check(encoded, values);
+  const Shape& shape = values.shape;
+  const int64_t columns = shape[1], row_blocks = blocks(shape)[1];
   for (int64_t piece = begin; piece < end; ++piece) {
-    const int64_t first = piece * rows, last = std::min(first + rows, shape[0]);
     if (values.encoding == this) {
-      const auto bytes = static_cast<size_t>((last - first) * columns);
+      const int64_t first = first_row(shape, piece);
       std::memcpy(static_cast<uint8_t*>(encoded.data) + first * columns,
-                  static_cast<const uint8_t*>(values.data) + first * columns, bytes);
+                  static_cast<const uint8_t*>(values.data) + first * columns,
+                  static_cast<size_t>((last_row(shape, piece) - first) * columns));
       std::memcpy(scale_at(encoded, piece * row_blocks), scale_at(values, piece * row_blocks),
                   static_cast<size_t>(row_blocks) * sizeof(float));
-      continue;
+    } else {
+      store_piece(encoded, values, largest_scales(values, piece), piece);
     }
-    std::vector<float> scales(static_cast<size_t>(row_blocks), 0.0f);
-    for (int64_t row = first; row < last; ++row) {
-      row_as_f32(wide.data(), values, row);
-      for (int64_t k = 0; k < columns; ++k) {
-        const float value = wide[static_cast<size_t>(k)];
-        if (!std::isfinite(value))
-          throw InvalidArgument("{}: {} at row {}, column {} is not finite", name_, value, row, k);
-        float& most = scales[static_cast<size_t>(k / size)];
-        most = std::max(most, std::abs(value) / largest);
-      }
-    }
-    std::memcpy(scale_at(encoded, piece * row_blocks), scales.data(), scales.size() * sizeof(float));
-    for (int64_t row = first; row < last; ++row) {
-      row_as_f32(wide.data(), values, row);
-      uint8_t* codes = static_cast<uint8_t*>(encoded.data) + row * columns;
-      for (int64_t k = 0; k < columns; ++k) {
-        const float by = scales[static_cast<size_t>(k / size)];
-        codes[k] = by == 0.0f ? uint8_t{0} : fp8_from_float(format_.kind, wide[static_cast<size_t>(k)] / by);
-      }
-    }
+  }
+}
+
+void Fp8Encoding::encode_weighted(const TensorView& encoded, const TensorView& values,
+                                  std::span<const float> importance, int64_t begin, int64_t end) const {
+  check(encoded, values);
+  EADEM_CHECK(std::ssize(importance) == values.shape[1], "{} importances of {}", importance.size(),
+              to_string(values.shape));
+  for (int64_t piece = begin; piece < end; ++piece) {
+    std::vector<float> scales = largest_scales(values, piece);
+    weigh_scales(scales, values, importance, piece);
+    store_piece(encoded, values, scales, piece);
   }
 }
 

@@ -56,6 +56,11 @@ class Fp8Encoding final : public Encoding {
   // for a value that is not finite.
   int64_t num_pieces(const Shape& shape) const override;
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
+  // The same from plain values, of which an error in column k costs importance[k] >= 0 ([in]; the mean square of what
+  // it is multiplied by): the scale is the one of the least cost among some up to twice as large, since where values
+  // fall within an octave is what it decides. A block never costs more than encode_pieces makes it.
+  void encode_weighted(const TensorView& encoded, const TensorView& values, std::span<const float> importance,
+                       int64_t begin, int64_t end) const;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   // Between blocks.
   void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
@@ -70,6 +75,15 @@ class Fp8Encoding final : public Encoding {
     return format_.block_columns == 0 ? shape[1] : format_.block_columns;
   }
   Shape blocks(const Shape& shape) const;
+  // Piece `piece`: the scales of its blocks, in one row of blocks, and codes by given scales.
+  std::vector<float> largest_scales(const TensorView& values, int64_t piece) const;
+  void weigh_scales(std::vector<float>& scales, const TensorView& values, std::span<const float> importance,
+                    int64_t piece) const;
+  void store_piece(const TensorView& encoded, const TensorView& values, std::span<const float> scales,
+                   int64_t piece) const;
+  int64_t first_row(const Shape& shape, int64_t piece) const { return piece * block_rows(shape); }
+  int64_t last_row(const Shape& shape, int64_t piece) const;
+  void check(const TensorView& encoded, const TensorView& values) const;
 
   Fp8Format format_;
   std::string name_;

@@ -31,14 +31,21 @@ float load_scale(const void* base, int64_t index, DType dtype) {
   }
 }
 
-// `value` as `dtype` holds it.
-float store_scale(void* base, int64_t index, DType dtype, float value) {
+void store_scale(void* base, int64_t index, DType dtype, float value) {
   switch (dtype) {
     case DType::f16: store_at(base, index, f16_t::from_float(value)); break;
     case DType::bf16: store_at(base, index, bf16_t::from_float(value)); break;
     default: store_at(base, index, value);
   }
-  return load_scale(base, index, dtype);
+}
+
+// `value` as `dtype` holds it.
+float rounded_to(DType dtype, float value) {
+  switch (dtype) {
+    case DType::f16: return f16_t::from_float(value).to_float();
+    case DType::bf16: return bf16_t::from_float(value).to_float();
+    default: return value;
+  }
 }
 
 void* scales_of(const TensorView& encoded) { return encoded.plane(1); }
@@ -162,11 +169,76 @@ int64_t GroupEncoding::first_not_finite(const TensorView& encoded, int64_t begin
   return -1;
 }
 
-void GroupEncoding::quantize_row(const TensorView& encoded, int64_t row, const float* values) const {
+// How a group is read: value = scale * (code - zero).
+struct GroupEncoding::Fit {
+  float scale;  // as its dtype holds it
+  int zero;
+};
+
+int GroupEncoding::code_of(const Fit& fit, float value) const {
+  const float steps = fit.scale == 0.0f ? 0.0f : std::nearbyint(value / fit.scale);
+  return static_cast<int>(
+      std::clamp(steps + static_cast<float>(fit.zero), 0.0f, static_cast<float>(format_.max_code())));
+}
+
+// Halves first: the range of two finite values may not be.
+float GroupEncoding::nearest_scale(float low, float high) const {
+  const auto max_code = static_cast<float>(format_.max_code());
+  return format_.has_zeros ? (high / max_code) - (low / max_code) : std::max(-low / max_code, high / max_code) * 2.0f;
+}
+
+GroupEncoding::Fit GroupEncoding::nearest_fit(float low, float high) const {
+  Fit fit{rounded_to(format_.scale, nearest_scale(low, high)), 0};
+  fit.zero = format_.has_zeros ? code_of(fit, -low) : format_.middle();
+  return fit;
+}
+
+GroupEncoding::Fit GroupEncoding::least_fit(const float* values, const float* importance, int64_t count, float low,
+                                            float high) const {
+  // What a fit costs, and the scale that is best for its codes (0: they are all the zero point).
+  struct Cost {
+    double errors, best_scale;
+  };
+  const auto cost_of = [&](const Fit& fit) {
+    double errors = 0, products = 0, squares = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      const double level = code_of(fit, values[k]) - fit.zero, value = values[k];
+      const double error = value - static_cast<double>(fit.scale * static_cast<float>(level));
+      errors += importance[k] * error * error;
+      products += importance[k] * level * value;
+      squares += importance[k] * level * level;
+    }
+    return Cost{errors, squares > 0 ? products / squares : 0.0};
+  };
+  Fit best = nearest_fit(low, high);
+  if (best.scale == 0.0f) return best;
+  double least = cost_of(best).errors;
+  const auto consider = [&](const Fit& fit) {
+    const Cost cost = cost_of(fit);
+    if (cost.errors < least) least = cost.errors, best = fit;
+    return cost.best_scale;
+  };
+  // From 1.1 steps, at which the largest value has a code even where codes reach less far to its side, down to where
+  // the largest values are clipped to half; and each one's least-squares scale.
+  const float step = best.scale;
+  for (int i = 0; i <= 24; ++i) {
+    const float scale = rounded_to(format_.scale, step * (1.1f - 0.025f * static_cast<float>(i)));
+    if (scale == 0.0f || !std::isfinite(scale * static_cast<float>(format_.max_code()))) continue;
+    const int middle = format_.has_zeros ? code_of({scale, 0}, -low) : format_.middle();
+    const int reach = format_.has_zeros ? 1 : 0;
+    for (int zero = std::max(middle - reach, 0); zero <= std::min(middle + reach, format_.max_code()); ++zero) {
+      const float refined = rounded_to(format_.scale, static_cast<float>(consider({scale, zero})));
+      if (refined > 0.0f && std::isfinite(refined * static_cast<float>(format_.max_code()))) consider({refined, zero});
+    }
+  }
+  return best;
+}
+
+void GroupEncoding::quantize_row(const TensorView& encoded, int64_t row, const float* values,
+                                 const float* importance) const {
   const int64_t columns = encoded.shape[1], size = group_columns(columns), groups = num_groups(columns);
   uint8_t* bytes = static_cast<uint8_t*>(encoded.data) + row * row_bytes(columns);
   if (format_.bits == 4) std::memset(bytes, 0, static_cast<size_t>(row_bytes(columns)));
-  const auto max_code = static_cast<float>(format_.max_code());
   for (int64_t g = 0; g < groups; ++g) {
     float low = 0, high = 0;
     for (int64_t k = g * size; k < (g + 1) * size; ++k) {
@@ -175,24 +247,16 @@ void GroupEncoding::quantize_row(const TensorView& encoded, int64_t row, const f
       low = std::min(low, values[k]);
       high = std::max(high, values[k]);
     }
-    // Halves first: the range of two finite values may not be.
-    const float step =
-        format_.has_zeros ? (high / max_code) - (low / max_code) : std::max(-low / max_code, high / max_code) * 2.0f;
-    const float stored = store_scale(scales_of(encoded), row * groups + g, format_.scale, step);
-    if (!std::isfinite(stored) || !std::isfinite(stored * max_code))
+    Fit fit = nearest_fit(low, high);
+    if (!std::isfinite(fit.scale * static_cast<float>(format_.max_code())))
       throw InvalidArgument("{}: values from {} to {} at row {}, columns {} to {} need a scale of {}, beyond {}", name_,
-                            low, high, row, g * size, (g + 1) * size, step, dtype_name(format_.scale));
-    const auto code_of = [&](float value, int zero) {
-      const float steps = stored == 0.0f ? 0.0f : std::nearbyint(value / stored);
-      return static_cast<int>(std::clamp(steps + static_cast<float>(zero), 0.0f, max_code));
-    };
-    int zero = format_.middle();
-    if (format_.has_zeros) {
-      zero = code_of(-low, 0);
-      store_at(zeros_of(encoded), row * groups + g, static_cast<uint8_t>(zero));
-    }
+                            low, high, row, g * size, (g + 1) * size, nearest_scale(low, high),
+                            dtype_name(format_.scale));
+    if (importance != nullptr) fit = least_fit(values + g * size, importance + g * size, size, low, high);
+    store_scale(scales_of(encoded), row * groups + g, format_.scale, fit.scale);
+    if (format_.has_zeros) store_at(zeros_of(encoded), row * groups + g, static_cast<uint8_t>(fit.zero));
     for (int64_t k = g * size; k < (g + 1) * size; ++k) {
-      const int code = code_of(values[k], zero);
+      const int code = code_of(fit, values[k]);
       if (format_.bits == 8)
         bytes[k] = static_cast<uint8_t>(code);
       else
@@ -201,12 +265,33 @@ void GroupEncoding::quantize_row(const TensorView& encoded, int64_t row, const f
   }
 }
 
+void GroupEncoding::quantize_rows(const TensorView& encoded, const TensorView& values,
+                                  std::span<const float> importance, int64_t begin, int64_t end) const {
+  const int64_t columns = values.shape[1];
+  if (format_.has_order && begin == 0)
+    for (int64_t j = 0; j < columns; ++j) store_at(order_of(encoded, format_), j, static_cast<int32_t>(j));
+  std::vector<float> wide(static_cast<size_t>(columns));
+  for (int64_t row = begin; row < end; ++row) {
+    row_as_f32(wide.data(), values, row);
+    quantize_row(encoded, row, wide.data(), importance.empty() ? nullptr : importance.data());
+  }
+}
+
+void GroupEncoding::encode_weighted(const TensorView& encoded, const TensorView& values,
+                                    std::span<const float> importance, int64_t begin, int64_t end) const {
+  EADEM_CHECK(encoded.encoding == this, "encoded is not {}", name_);
+  EADEM_CHECK(encoded.shape == values.shape, "{} encoded from {}", to_string(encoded.shape), to_string(values.shape));
+  EADEM_CHECK(values.encoding != nullptr || values.is_contiguous(), "values are strided");
+  EADEM_CHECK(std::ssize(importance) == values.shape[1], "{} importances of {}", importance.size(),
+              to_string(values.shape));
+  quantize_rows(encoded, values, importance, begin, end);
+}
+
 void GroupEncoding::encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin,
                                   int64_t end) const {
   EADEM_CHECK(encoded.encoding == this, "encoded is not {}", name_);
   EADEM_CHECK(encoded.shape == values.shape, "{} encoded from {}", to_string(encoded.shape), to_string(values.shape));
   EADEM_CHECK(values.encoding != nullptr || values.is_contiguous(), "values are strided");
-  const int64_t columns = values.shape[1];
   if (values.encoding == this) {
     Shape rows = values.shape;
     rows[0] = end - begin;
@@ -223,13 +308,7 @@ void GroupEncoding::encode_pieces(const TensorView& encoded, const TensorView& v
     }
     return;
   }
-  if (format_.has_order && begin == 0)
-    for (int64_t j = 0; j < columns; ++j) store_at(order_of(encoded, format_), j, static_cast<int32_t>(j));
-  std::vector<float> wide(static_cast<size_t>(columns));
-  for (int64_t row = begin; row < end; ++row) {
-    row_as_f32(wide.data(), values, row);
-    quantize_row(encoded, row, wide.data());
-  }
+  quantize_rows(encoded, values, {}, begin, end);
 }
 
 void GroupEncoding::cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
