@@ -156,25 +156,28 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
   std::set<std::string, std::less<>> used;
   for (const std::string& name : parameter_names(config)) {
     const std::string from = checkpoint.model->checkpoint_names(name).front();
-    const Tensor tensor = weights.get(from);
+    const io::WeightInfo* info = weights.find(from);
+    if (info == nullptr || !info->type) weights.get(from);  // says what is wrong
+    EADEM_CHECK(info != nullptr && info->type, "'{}' was read but is not known", from);
+    const Shape& shape = info->shape;
     used.insert(from);
-    if (!is_floating(tensor.dtype()))
+    if (!is_floating(info->type->dtype))
       throw Unsupported("{}: '{}' is {}; only floating-point tensors are converted", weights.path(), from,
-                        dtype_name(tensor.dtype()));
+                        dtype_name(info->type->dtype));
     ConvertedTensor converted{.from = from,
                               .to = plan.target_gguf ? models::gguf_name(name) : name,
                               .parameter = name,
-                              .before = {tensor.dtype(), tensor.view.encoding},
-                              .shape = tensor.shape()};
+                              .before = *info->type,
+                              .shape = shape};
     const bool is_q = name.find(".q_proj.") != std::string::npos, is_k = name.find(".k_proj.") != std::string::npos;
     if (source_interleaved != target_interleaved && (is_q || is_k)) {
       const int64_t heads = is_q ? config.num_attention_heads : config.num_key_value_heads;
-      if (tensor.shape().rank() < 1 || tensor.shape()[0] != heads * config.head_dim)
+      if (shape.rank() < 1 || shape[0] != heads * config.head_dim)
         throw DataCorrupted("{}: '{}' is {}; the config implies {} rows ({} heads x head_dim {})", weights.path(), from,
-                            to_string(tensor.shape()), heads * config.head_dim, heads, config.head_dim);
-      if (tensor.shape().rank() == 1 && tensor.view.encoding != nullptr)
+                            to_string(shape), heads * config.head_dim, heads, config.head_dim);
+      if (shape.rank() == 1 && info->type->encoding != nullptr)
         throw Unsupported("{}: '{}' is a vector in {}, whose values cannot change order", weights.path(), from,
-                          tensor.view.encoding->name());
+                          info->type->name());
       converted.permuted_head_dim = config.head_dim;
       converted.to_interleaved = target_interleaved;
     }
@@ -182,13 +185,12 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
     WeightType& type = converted.type = converted.before;
     if (type.encoding != nullptr && BlockEncoding::of(type.encoding) == nullptr) type = DType::f32;
     // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
-    if (tensor.shape().rank() < 2)
+    if (shape.rank() < 2)
       type = plan.target_gguf ? DType::f32 : converted.before;
     else if (is_layer_type(plan.type))
-      type =
-          layer_type_of(plan.type, name, tensor.shape().back()).value_or(type.encoding == nullptr ? type : DType::bf16);
+      type = layer_type_of(plan.type, name, shape.back()).value_or(type.encoding == nullptr ? type : DType::bf16);
     else if (plan.type != "as-is")
-      type = convert_type_of(plan.type, config, name, tensor.shape().back());
+      type = convert_type_of(plan.type, config, name, shape.back());
     if (type.dtype == DType::f64) type = DType::f32;
     result.push_back(std::move(converted));
   }
