@@ -7,6 +7,7 @@
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
+#include "eadem/cli/convert_layers.h"
 #include "eadem/cli/convert_types.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/machine.h"
@@ -115,6 +116,17 @@ double roofline_seconds(const InferEngine& engine, const MachineRates& rates, in
   return std::max(arithmetic, bytes / rates.read_bytes_per_second);
 }
 
+// How `eadem convert --type` would store a matrix of the model.
+WeightType stored_type(const std::string& type_name, const models::LlamaConfig& config, const std::string& parameter) {
+  const bool down = parameter.find(".down_proj.") != std::string::npos;
+  const bool out = parameter.find(".o_proj.") != std::string::npos;
+  const int64_t columns = down  ? config.intermediate_size
+                          : out ? config.num_attention_heads * config.head_dim
+                                : config.hidden_size;
+  if (is_layer_type(type_name)) return layer_type_of(type_name, parameter, columns).value_or(DType::bf16);
+  return convert_type_of(type_name, config, parameter, columns);
+}
+
 std::string depth_text(const Row& row) { return row.depth == 0 ? "" : fmt::format(" after {}", row.depth); }
 
 std::string share_text(const Row& row) {
@@ -140,7 +152,7 @@ int bench(CommandLine command_line) {
   arguments.section("What to measure");
   arguments.option("--random", "CONFIG", random,
                    "random weights in the shape of a config.json, or of a directory with one");
-  arguments.choice("--type", convert_type_names(), weights_type,
+  arguments.choice("--type", all_type_names(), weights_type,
                    "with --random: how the matrices are stored, as for `eadem convert` (default: as the config "
                    "states, else f32)");
   arguments.option("--prompt", "N", prompt, "tokens of a prompt (default: 512); 0: no prefill");
@@ -183,14 +195,9 @@ int bench(CommandLine command_line) {
     const auto* llama = dynamic_cast<const models::Llama*>(checkpoint.model.get());
     if (llama == nullptr) throw Unsupported("--type: {} is no model of the Llama family", *random);
     const models::LlamaConfig& config = llama->config();
-    spec.checkpoint_type = convert_type_of(weights_type, config, "model.layers.0.mlp.gate_proj.weight", spec.hidden);
+    spec.checkpoint_type = stored_type(weights_type, config, "model.layers.0.mlp.gate_proj.weight");
     spec.checkpoint_type_of = [&config, weights_type](const std::string& parameter) {
-      const bool down = parameter.find(".down_proj.") != std::string::npos;
-      const bool out = parameter.find(".o_proj.") != std::string::npos;
-      const int64_t columns = down  ? config.intermediate_size
-                              : out ? config.num_attention_heads * config.head_dim
-                                    : config.hidden_size;
-      return convert_type_of(weights_type, config, parameter, columns);
+      return stored_type(weights_type, config, parameter);
     };
     spec.checkpoint_source = "--type";
   }

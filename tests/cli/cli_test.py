@@ -284,7 +284,21 @@ class Understand(ProgramTest):
         self.assertEqual((result["threads"], result["prefill_threads"]), (1, 2))
         self.assertIn("1 thread, 2 for prefill)", self.done("bench", "--random", config, *threads).out)
         self.refused(2, "give one", "bench", GOLDEN / "llama", "--random", config)
-        self.refused(1, "tokens of context", "bench", "--random", config, "--depth", "1M")
+
+    def test_bench_takes_every_type_that_convert_writes(self):
+        config = STORIES / "config.json"
+        listed = self.done("convert", "--help").out
+        parameters = None
+        for name in ("f16", "q4_k_m", "q8_0", "int8", "int4_g32", "int4_g64", "int4_g128", "fp8", "fp8_block128"):
+            with self.subTest(name):
+                self.assertIn(name, listed)
+                result = json.loads(self.done("bench", "--random", config, "--type", name, "--prompt", "3", "--gen", "2",
+                                              "--repeat", "1", "--json").out)
+                self.assertEqual(len(result["results"]), 2)
+                # The embedding of directories' types stays in 16 bits; nothing takes more than that.
+                parameters = parameters or result["parameters"]
+                self.assertLess(result["weight_bytes_per_step"], 2.1 * parameters)
+        self.refused(2, "int5", "bench", "--random", config, "--type", "int5")
 
     def test_doctor(self):
         result = json.loads(self.done("doctor", "--json", "--threads", "1").out)
