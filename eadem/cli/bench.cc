@@ -41,7 +41,7 @@ Spread spread_of(std::vector<double> values) {
 // One row of the result: tokens per second, and the share of the roofline at the measured rates.
 struct Row {
   std::string test;  // "prefill", "decode"
-  int64_t tokens, depth, batch;
+  int64_t tokens, depth, batch, steps;
   Spread rate;
   double roofline = 0;
   bool in_cache = false;
@@ -226,10 +226,8 @@ int bench(CommandLine command_line) {
   bar.reset();
   stop_if_interrupted();
 
-  const MachineRates rates = machine_rates(*device, true);
   const double weight_bytes = weight_bytes_per_step(*engine);
   const models::ModelInfo& info = checkpoint.model->info();
-  const ModelProducts products = products_of(*engine);
 
   std::vector<Row> rows;
   bool stopped = false;
@@ -257,18 +255,27 @@ int bench(CommandLine command_line) {
               once();
               speeds.push_back(static_cast<double>(batch * tokens) / seconds_since(start));
             }
-            Row row{decoding ? "decode" : "prefill", tokens, depth, batch, spread_of(speeds)};
             const int64_t per_step = std::max<int64_t>(1, step / batch);
-            const int64_t steps = (tokens + per_step - 1) / per_step;
-            const double least = roofline_seconds(*engine, rates, batch, tokens, depth, steps, weight_bytes, products);
-            row.roofline = least * row.rate.median / static_cast<double>(batch * tokens);
-            row.in_cache = decoding && lies_in_cache(weight_bytes, *device);
-            rows.push_back(row);
+            rows.push_back({.test = decoding ? "decode" : "prefill",
+                            .tokens = tokens,
+                            .depth = depth,
+                            .batch = batch,
+                            .steps = (tokens + per_step - 1) / per_step,
+                            .rate = spread_of(speeds),
+                            .in_cache = decoding && lies_in_cache(weight_bytes, *device)});
           }
     } catch (const Cancelled&) {
       stopped = true;
     }
   }
+
+  const MemoryUse memory = memory_use(*engine);  // before measuring takes memory of its own
+  const MachineRates rates = machine_rates(*device, true);
+  const ModelProducts products = products_of(*engine);
+  for (Row& row : rows)
+    row.roofline =
+        roofline_seconds(*engine, rates, row.batch, row.tokens, row.depth, row.steps, weight_bytes, products) *
+        row.rate.median / static_cast<double>(row.batch * row.tokens);
 
   // The whole way of one request: text to ids, prompt, sampled tokens, text.
   std::optional<engine::GenerationStats> end_to_end;
@@ -314,6 +321,7 @@ int bench(CommandLine command_line) {
     result.set("read_bytes_per_second", rates.read_bytes_per_second);
     result.set("f32_flops_per_second", rates.f32_flops_per_second);
     result.set("int8_ops_per_second", rates.int8_ops_per_second).set("rates_measured", rates.measured);
+    set_memory(result, memory);
     result.set("results", std::move(list));
     if (end_to_end)
       result.set("end_to_end", JsonValue::object()
@@ -342,6 +350,7 @@ int bench(CommandLine command_line) {
     print(fmt::format("{:<24} {:>6} {:>14.1f} {:>22} {:>10}\n",
                       fmt::format("{} {}{}", row.test, row.tokens, depth_text(row)), row.batch, row.rate.median,
                       fmt::format("{:.1f} – {:.1f}", row.rate.low, row.rate.high), share_text(row)));
+  print(fmt::format("\nmemory: {}{}\n", memory_text(memory), random ? ", with what made the weights" : ""));
   if (end_to_end)
     print(
         fmt::format("\nwhole way, one request: {} prompt tokens, {} drawn in {}\n"

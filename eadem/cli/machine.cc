@@ -48,10 +48,28 @@ double kv_bytes_per_cached_token(const engine::InferEngine& engine) {
   return static_cast<double>(engine.cache_bytes()) / static_cast<double>(cache.num_blocks * cache.block_size);
 }
 
-int64_t peak_memory_bytes() {
+MemoryUse memory_use(const engine::InferEngine& engine) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+  return {
+      .peak = static_cast<int64_t>(usage.ru_maxrss) * 1024,
+      .weights = engine.parameters().size_bytes(),
+      .cache = engine.cache_bytes(),
+      .arena = engine.decode_program().memory_plan().arena_bytes + engine.prefill_program().memory_plan().arena_bytes,
+      .on_host = engine.device()->type() == DeviceType::cpu};
+}
+
+std::string memory_text(const MemoryUse& memory) {
+  const auto text = [](int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
+  if (!memory.on_host) return text(memory.peak) + " of the host's at most";
+  return fmt::format("{} at most, {:.2f} x (weights {} + KV cache {} + activations {})", text(memory.peak),
+                     memory.ratio(), text(memory.weights), text(memory.cache), text(memory.arena));
+}
+
+void set_memory(io::JsonValue& json, const MemoryUse& memory) {
+  json.set("peak_memory_bytes", memory.peak).set("weight_bytes", memory.weights).set("kv_cache_bytes", memory.cache);
+  json.set("activation_bytes", memory.arena);
+  if (memory.on_host) json.set("peak_memory_ratio", memory.ratio());
 }
 
 bool lies_in_cache(double bytes_per_step, const Device& device) {

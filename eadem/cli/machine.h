@@ -8,6 +8,7 @@
 
 #include "eadem/core/device/device.h"
 #include "eadem/engine/infer_engine.h"
+#include "eadem/io/json.h"
 
 namespace eadem::cli {
 
@@ -28,7 +29,20 @@ double weight_bytes_per_step(const engine::InferEngine& engine);
 // Bytes of keys and values that one cached token adds to each later step.
 double kv_bytes_per_cached_token(const engine::InferEngine& engine);
 
-int64_t peak_memory_bytes();
+// What the process had in memory at most until now, and what the engine cannot do without: parameters in every form
+// that its kernels read, the KV cache, and the activations of its programs. Bytes. Only on the CPU are both the same
+// memory.
+struct MemoryUse {
+  int64_t peak = 0;
+  int64_t weights = 0, cache = 0, arena = 0;
+  bool on_host = false;
+
+  double ratio() const { return static_cast<double>(peak) / static_cast<double>(weights + cache + arena); }
+};
+MemoryUse memory_use(const engine::InferEngine& engine);
+// "831 MB at most, 1.03 x (weights 766 MB + KV cache 33 MB + activations 8 MB)"
+std::string memory_text(const MemoryUse& memory);
+void set_memory(io::JsonValue& json, const MemoryUse& memory);
 
 // Whether what a step reads fits well into the last-level cache, so that memory is no limit and need not be measured.
 bool lies_in_cache(double bytes_per_step, const Device& device);

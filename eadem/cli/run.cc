@@ -87,7 +87,7 @@ double bytes_per_token(const LLM& llm, engine::InferEngine& engine, const Comple
 }
 
 struct Report {
-  int64_t peak_bytes = 0;
+  MemoryUse memory;
   double bytes_per_token = 0;
   bool in_cache = false;
   std::optional<MachineRates> rates;
@@ -95,7 +95,7 @@ struct Report {
 
 Report make_report(LLM& llm, const Completion& completion) {
   Report report;
-  report.peak_bytes = peak_memory_bytes();  // before measuring takes memory of its own
+  report.memory = memory_use(llm.engine());  // before measuring takes memory of its own
   report.bytes_per_token = bytes_per_token(llm, llm.engine(), completion);
   report.in_cache = lies_in_cache(report.bytes_per_token, *llm.engine().device());
   if (!report.in_cache && llm.last_stats().decode_tokens > 0)
@@ -123,11 +123,10 @@ void print_report(LLM& llm, const Completion& completion, const SamplingParams& 
   std::string text = fmt::format(
       "prompt  {} tokens, {:.1f} tokens/s, first token after {}\n"
       "decode  {} tokens, {:.1f} tokens/s, ended by: {}\n"
-      "memory  {} at most\n",
+      "memory  {}\n",
       stats.prompt_tokens, per_second(stats.prompt_tokens, stats.prompt_seconds),
       seconds_text(stats.first_token_seconds + stats.tokenize_seconds), stats.decode_tokens, decode,
-      finish_text(llm, completion, params, llm.engine().max_sequence_length()),
-      bytes_text(static_cast<double>(report.peak_bytes)));
+      finish_text(llm, completion, params, llm.engine().max_sequence_length()), memory_text(report.memory));
   if (stats.decode_tokens > 0)
     text += fmt::format("limit   {}: {} of weights, keys and values read per token\n",
                         report.in_cache ? std::string("in cache, where memory is no limit")
@@ -152,7 +151,8 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   json.set("prompt_tokens_per_second", per_second(stats.prompt_tokens, stats.prompt_seconds));
   json.set("decode_tokens_per_second", per_second(stats.decode_tokens, stats.decode_seconds));
   json.set("first_token_seconds", stats.first_token_seconds + stats.tokenize_seconds);
-  json.set("peak_memory_bytes", report.peak_bytes).set("bytes_per_token", report.bytes_per_token);
+  set_memory(json, report.memory);
+  json.set("bytes_per_token", report.bytes_per_token);
   json.set("in_cache", report.in_cache);
   if (report.rates)
     json.set("read_bytes_per_second", report.rates->read_bytes_per_second)

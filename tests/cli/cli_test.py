@@ -284,6 +284,15 @@ class Understand(ProgramTest):
         self.assertEqual((result["threads"], result["prefill_threads"]), (1, 2))
         self.assertIn("1 thread, 2 for prefill)", self.done("bench", "--random", config, *threads).out)
         self.refused(2, "give one", "bench", GOLDEN / "llama", "--random", config)
+        weights, cache = result["weight_bytes"], result["kv_cache_bytes"]
+        # Two tensors a layer of [2 sequences, 24 tokens, kv heads, head_dim] in f32 or 16 bits.
+        shape = json.loads(config.read_text())
+        values = 2 * 2 * 24 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+        self.assertIn(cache, (2 * values, 4 * values))
+        self.assertGreater(result["peak_memory_bytes"], weights + cache)
+        self.assertAlmostEqual(result["peak_memory_ratio"],
+                               result["peak_memory_bytes"] / (weights + cache + result["activation_bytes"]))
+        self.refused(1, "tokens of context", "bench", "--random", config, "--depth", "1M")
 
     def test_bench_takes_every_type_that_convert_writes(self):
         config = STORIES / "config.json"
