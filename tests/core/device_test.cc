@@ -204,6 +204,13 @@ TEST(CpuDevice, MemoryIsAlignedZeroSizedToo) {
   }
 }
 
+// A model is hundreds of blocks: what each is rounded up by is memory that nothing uses.
+TEST(CpuDevice, MemoryIsRoundedToSmallPages) {
+  const auto device = open_device("cpu", {.num_threads = 1});
+  for (int64_t size : {int64_t{0}, int64_t{1}, int64_t{4096}, (int64_t{2} << 20) - 1, (int64_t{9} << 20) + 1})
+    EXPECT_LE(device->allocate(size).size_bytes(), std::max<int64_t>(size, 1) + 4095) << size;
+}
+
 TEST(CpuDevice, OutOfMemoryNamesTheSize) {
   const auto device = open_device("cpu", {.num_threads = 1});
   EXPECT_NE(message_of<OutOfMemory>([&] { device->allocate(int64_t{1} << 60); }).find("1152921504606846976 bytes"),

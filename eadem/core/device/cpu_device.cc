@@ -59,12 +59,14 @@ DeviceRates CpuDevice::rates() const {
 
 Buffer CpuDevice::allocate(int64_t size_bytes) {
   EADEM_CHECK(size_bytes >= 0, "allocate {} bytes", size_bytes);
-  const int64_t rounded = size_bytes >= kHugePage ? (size_bytes + kHugePage - 1) / kHugePage * kHugePage
-                                                  : (size_bytes + kPage) / kPage * kPage;
+  // Whole small pages: in whole huge ones a block would cost half of one more, a tenth of a model whose matrices are
+  // few of them. Every block asks for huge pages, small ones, too, so that those allocated one after another become one
+  // mapping and huge pages go across their borders.
+  const int64_t rounded = (std::max<int64_t>(size_bytes, 1) + kPage - 1) / kPage * kPage;
   void* data = mmap(nullptr, static_cast<size_t>(rounded), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED)
     throw OutOfMemory("cannot allocate {} bytes of host memory ({} bytes free)", size_bytes, memory().free_bytes);
-  if (rounded >= kHugePage) madvise(data, static_cast<size_t>(rounded), MADV_HUGEPAGE);
+  madvise(data, static_cast<size_t>(rounded), MADV_HUGEPAGE);
   return Buffer(data, rounded, unmap, nullptr);
 }
 
