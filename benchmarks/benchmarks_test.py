@@ -129,15 +129,19 @@ class Peers(unittest.TestCase):
         self.assertEqual(self.peers.prefill_operations_per_token(self.FACTS, 0, 512), 1200 + attention + 600 / 512)
         self.assertTrue(self.peers.is_quantized(self.FACTS))
 
+    CEILINGS = {"read_bytes_per_second": 1e6, "f32": 1e6, "int8": 4e6}
+    SETTINGS = {"rounds": 3, "prompt": 512, "gen": 64, "depth": 0, "batch": 1, "threads": 2}
+
+    def rounds(self, others):
+        return [{"ceilings": self.CEILINGS, "load_average": 0.5,
+                 "eadem": {"prefill": p, "decode": d, "first_token_seconds": 1.0, "peak_memory_bytes": 1200}} | others
+                for p, d in ((200.0, 60.0), (300.0, 70.0), (250.0, 65.0))]
+
     def test_summary(self):
-        rounds = [{"ceilings": {"read_bytes_per_second": 1e6, "f32": 1e6, "int8": 4e6},
-                   "eadem": {"prefill": p, "decode": d, "first_token_seconds": 1.0},
-                   "llama.cpp": {"prefill": 100.0, "decode": 50.0, "first_token_seconds": 2.0}}
-                  for p, d in ((200.0, 60.0), (300.0, 70.0), (250.0, 65.0))]
-        settings = {"prompt": 512, "gen": 64, "depth": 0, "batch": 1}
-        summary = self.peers.summarize(self.FACTS, rounds, settings)
+        rounds = self.rounds({"llama.cpp": {"prefill": 100.0, "decode": 50.0, "first_token_seconds": 2.0}})
+        summary = self.peers.summarize(self.FACTS, rounds, self.SETTINGS)
         self.assertEqual(summary["prefill"]["eadem"]["median"], 250)
-        self.assertEqual(summary["prefill"]["ratio"], {"median": 2.5, "lowest": 2.0, "highest": 3.0})
+        self.assertEqual(summary["prefill"]["ratios"], {"llama.cpp": {"median": 2.5, "lowest": 2.0, "highest": 3.0}})
         self.assertEqual(summary["prefill_peak"], "int8")
         self.assertEqual(summary["first_token_seconds"]["llama.cpp"]["median"], 2.0)
         self.assertNotIn("first_token_from_pack_seconds", summary)
@@ -146,6 +150,76 @@ class Peers(unittest.TestCase):
         summary = self.peers.summarize(self.FACTS, rounds, settings)
         self.assertEqual(summary["first_token_from_pack_seconds"], {"median": 0.4, "lowest": 0.3, "highest": 0.5})
         self.assertAlmostEqual(summary["decode"]["eadem"]["share"], 65 * (1000 + 128 * 32.5) / 1e6)
+        self.assertEqual(summary["failed"], {})
+        self.assertEqual(set(summary["peak_memory_bytes"]), {"eadem"})
+
+    def directory_record(self):
+        """With an engine that has fewer bytes of weights, and one that cannot run in the second round."""
+        rounds = self.rounds({"openvino": {"prefill": 50.0, "decode": 20.0, "first_token_seconds": 2.0,
+                                           "weight_bytes": 500, "peak_memory_bytes": 3000, "versions": {"openvino": "9"}},
+                              "torch": {"prefill": 10.0, "decode": 5.0, "versions": {"torch": "8"}}})
+        rounds[1]["torch"] = {"error": "torch_worker.py: exit status 1: no such operator"}
+        model = {"file": "tiny int8", "type": "int8", "facts": self.FACTS, "rounds": rounds,
+                 "summary": self.peers.summarize(self.FACTS, rounds, self.SETTINGS)}
+        return {"commit": "0" * 40, "dirty": False, "settings": self.SETTINGS, "models": [model],
+                "versions": self.peers.versions_in([model])}
+
+    def test_engines_that_fail_are_recorded(self):
+        record = self.directory_record()
+        self.assertEqual(record["versions"], {"openvino": "9", "torch": "8"})
+        summary = record["models"][0]["summary"]
+        self.assertEqual(summary["failed"], {"torch": "torch_worker.py: exit status 1: no such operator"})
+        self.assertEqual(set(summary["decode"]), {"eadem", "openvino", "ratios"})
+        self.assertAlmostEqual(summary["decode"]["openvino"]["share"], 20 * (500 + 128 * 32.5) / 1e6)
+        self.assertIn("no such operator", self.peers.table(record["models"]))
+        page = load(HERE.parent / "scripts" / "performance_page.py")
+        text = "\n".join(page.peers_section("tiny", {"peers": [record]}))
+        self.assertIn("The same directory", text)
+        self.assertNotIn("The same GGUF file", text)
+        self.assertIn("| tiny int8 | decode | openvino | 20.0 | 20.0 – 20.0 | 9% | **3.25** (3.00 – 3.50) | 0 MB |", text)
+        self.assertIn("- tiny int8, torch: torch_worker.py: exit status 1", text)
+        self.assertIn("openvino 9, torch 8", text)
+
+    def test_engines_by_kind(self):
+        self.assertEqual(self.peers.engines_for("gguf", []), ["eadem", "llama.cpp"])
+        self.assertEqual(self.peers.engines_for("bf16", ["openvino", "eadem", "llama.cpp"]), ["eadem", "openvino"])
+        self.assertIn("torch dynamic", self.peers.engines_for("int8", []))
+
+    def test_directory_facts(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shapes = {"model.embed_tokens.weight": ("BF16", [10, 8], 160), "model.norm.weight": ("F32", [8], 32),
+                      "model.layers.0.mlp.up_proj.weight": ("I8", [6, 8], 48),
+                      "model.layers.0.mlp.up_proj.weight_scale": ("BF16", [6, 1], 12)}
+            header, end = {"__metadata__": {"format": "pt"}}, 0
+            for name, (dtype, shape, size) in shapes.items():
+                header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+                end += size
+            text = json.dumps(header).encode()
+            Path(folder, "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+            config = {"num_attention_heads": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_key_value_heads": 2}
+            Path(folder, "config.json").write_text(json.dumps(config))
+            facts = self.peers.count(Path(folder))
+        self.assertEqual(facts, {"weight_bytes": 252, "matrix_elements": 48, "head_elements": 80, "layers": 1, "heads": 4,
+                                 "kv_heads": 2, "head_dim": 2, "bytes_by_type": {"BF16": 172, "F32": 32, "I8": 48}})
+
+    def test_arguments_are_refused(self):
+        script = HERE / "peers" / "peers.py"
+        for words, message in ((["nope.gguf"], "no file or directory nope.gguf"),
+                               ([script, "--types", "bf16,int3"], "--types: 'int3'; expected some of bf16, f32, int8"),
+                               ([script, "--engines", "torch"], "eadem, which is missing"),
+                               ([script, "--engines", "abacus,eadem"], "--engines: 'abacus'"),
+                               ([script, "--rounds", "0"], "--rounds is 0; expected at least 1"),
+                               ([script, "--gen", "-1"], "--gen is -1; expected at least 0"),
+                               ([HERE, "--batch", "2"], "--batch is for GGUF files")):
+            result = run(sys.executable, script, *map(str, words))
+            self.assertEqual(result.returncode, 2, words)
+            self.assertIn(message, result.stderr)
+
+    def test_errors_are_told_by_their_end(self):
+        self.assertEqual(self.peers.last_words("way\nTraceback\n\n  here\nValueError: no\n"), "here | ValueError: no")
+        self.assertEqual(self.peers.last_words(""), "no message")
+        with self.assertRaisesRegex(self.peers.EngineError, "exit status 3: bad luck"):
+            self.peers.run([sys.executable, "-c", "import sys; sys.exit(print('bad luck', file=sys.stderr) or 3)"])
 
 
 if __name__ == "__main__":

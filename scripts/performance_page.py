@@ -59,7 +59,7 @@ def bar_chart(title, unit, groups, series, scale):
 
 def peer_plots(slug, record):
     """File name -> text of the plots of one record."""
-    models = [model for peers in record.get("peers", []) if at_start(peers) for model in peers["models"]]
+    models = [model for peers in record.get("peers", []) if at_start(peers) for model in peers["models"] if is_gguf(model)]
     plots = {}
     for test in ("decode", "prefill"):
         rows = [model for model in models if test in model["summary"]]
@@ -82,7 +82,16 @@ def short(command):
 
 
 def at_start(peers):
-    return peers["settings"]["depth"] == 0 and peers["settings"]["batch"] == 1
+    settings = peers["settings"]
+    return settings["depth"] == 0 and settings["batch"] == 1 and settings["prompt"] == 512
+
+
+def is_gguf(model):
+    return model.get("type", "gguf") == "gguf"
+
+
+def ratio_to_llama_cpp(row):
+    return row["ratio"] if "ratio" in row else row["ratios"]["llama.cpp"]  # the former in records of eadem_peers/1
 
 
 def ceilings_section(record):
@@ -119,39 +128,85 @@ def busy_text(peers):
     return ": **others were using the machine**, so that speeds and ratios are provisional" if busy else ""
 
 
-def peers_section(slug, record):
-    lines = ["", "### The same GGUF file in Eadem and llama.cpp", ""]
-    for peers in record["peers"]:
-        settings, versions = peers["settings"], peers["versions"]
-        lines += [f"Prompt {settings['prompt']}, then {settings['gen']} tokens after {settings['depth']}, batch "
-                  f"{settings['batch']}, {settings['threads']} threads; {settings['rounds']} rounds, turn by turn; "
-                  f"llama-cpp-python {versions['llama-cpp-python']} built for this processor, flash attention on, the better "
-                  f"of OpenMP's two ways to wait. Load average {load_text(peers)}{busy_text(peers)}. "
-                  f"Commit `{peers['commit'][:12]}`{' with changes' if peers['dirty'] else ''}.", "",
-                  "| File | Test | Eadem | spread | share | llama.cpp | spread | share | Eadem / llama.cpp |",
-                  "|---|---|---|---|---|---|---|---|---|"]
-        for model in peers["models"]:
-            for test in ("prefill", "decode"):
-                row = model["summary"].get(test)
-                if row is None:
-                    continue
-                cells = [model["file"], test]
-                for engine in ENGINES:
-                    speed = row[engine]
-                    cells += [f"{speed['median']:,.1f}", f"{speed['lowest']:,.1f} – {speed['highest']:,.1f}",
-                              f"{speed['share']:.0%}"]
-                ratio = row["ratio"]
-                cells.append(f"**{ratio['median']:.2f}** ({ratio['lowest']:.2f} – {ratio['highest']:.2f})")
+def settings_text(peers):
+    settings = peers["settings"]
+    return (f"Prompt {settings['prompt']}, then {settings['gen']} tokens after {settings['depth']}, batch "
+            f"{settings['batch']}, {settings['threads']} threads; {settings['rounds']} rounds, turn by turn")
+
+
+def provenance_text(peers):
+    return (f"Load average {load_text(peers)}{busy_text(peers)}. "
+            f"Commit `{peers['commit'][:12]}`{' with changes' if peers['dirty'] else ''}.")
+
+
+def spread_text(speed):
+    return f"{speed['lowest']:,.1f} – {speed['highest']:,.1f}"
+
+
+def ratio_text(ratio):
+    return f"**{ratio['median']:.2f}** ({ratio['lowest']:.2f} – {ratio['highest']:.2f})"
+
+
+def gguf_peers(peers):
+    """One GGUF file in two engines, side by side."""
+    lines = [f"{settings_text(peers)}; llama-cpp-python {peers['versions']['llama-cpp-python']} built for this processor, "
+             f"flash attention on, the better of OpenMP's two ways to wait. {provenance_text(peers)}", "",
+             "| File | Test | Eadem | spread | share | llama.cpp | spread | share | Eadem / llama.cpp |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    for model in filter(is_gguf, peers["models"]):
+        for test in ("prefill", "decode"):
+            row = model["summary"].get(test)
+            if row is None:
+                continue
+            cells = [model["file"], test]
+            for engine in ENGINES:
+                speed = row[engine]
+                cells += [f"{speed['median']:,.1f}", spread_text(speed), f"{speed['share']:.0%}"]
+            lines.append("| " + " | ".join([*cells, ratio_text(ratio_to_llama_cpp(row))]) + " |")
+        first = model["summary"]["first_token_seconds"]
+        lines.append(f"| {model['file']} | first token, prompt 32 | {first['eadem']['median']:.2f} s | | | "
+                     f"{first['llama.cpp']['median']:.2f} s | | | |")
+    return lines + [""]
+
+
+def directory_peers(peers):
+    """One directory in any number of engines, a line each."""
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(peers["versions"].items())
+                         if name != "eadem" and not name.startswith("llama"))
+    lines = [f"{settings_text(peers)}; {versions}. \"Dynamic\": inputs of linear layers are quantized, too. OpenVINO's int8 has "
+             f"the embedding and the head in int8 as well, and its share counts that. {provenance_text(peers)}", "",
+             "| Model | Test | Engine | tokens/s | spread | share | Eadem is | peak memory |", "|---|---|---|---|---|---|---|---|"]
+    failed = []
+    for model in peers["models"]:
+        if is_gguf(model):
+            continue
+        summary = model["summary"]
+        for test in ("prefill", "decode"):
+            row = summary.get(test, {})
+            for engine in (name for name in row if name != "ratios"):
+                speed, memory = row[engine], summary["peak_memory_bytes"].get(engine)
+                cells = [model["file"], test, engine, f"{speed['median']:,.1f}", spread_text(speed), f"{speed['share']:.0%}",
+                         ratio_text(row["ratios"][engine]) if engine in row["ratios"] else "",
+                         f"{memory['median'] / 1e6:,.0f} MB" if memory else ""]
                 lines.append("| " + " | ".join(cells) + " |")
-            first = model["summary"]["first_token_seconds"]
-            lines.append(f"| {model['file']} | first token, prompt 32 | {first['eadem']['median']:.2f} s | | | "
-                         f"{first['llama.cpp']['median']:.2f} s | | | |")
-            packed = model["summary"].get("first_token_from_pack_seconds")
-            if packed is not None:
-                lines.append(f"| {model['file']} | the same from a pack file | {packed['median']:.2f} s | | | | | | |")
-        lines.append("")
-    plots = peer_plots(slug, record)
-    lines += [f"![{name.removesuffix('.svg')}](performance/{name})" for name in plots]
+        failed += [f"- {model['file']}, {engine}: {' '.join(error.split())}" for engine, error in summary["failed"].items()]
+    return lines + [""] + ([*["What could not be run, in its own words:", ""], *failed, ""] if failed else [])
+
+
+def peers_section(slug, record):
+    runs = record["peers"]
+    files = [peers for peers in runs if any(map(is_gguf, peers["models"]))]
+    directories = [peers for peers in runs if not all(map(is_gguf, peers["models"]))]
+    lines = []
+    if files:
+        lines += ["", "### The same GGUF file in Eadem and llama.cpp", ""]
+        for peers in files:
+            lines += gguf_peers(peers)
+        lines += [f"![{name.removesuffix('.svg')}](performance/{name})" for name in peer_plots(slug, record)]
+    if directories:
+        lines += ["", "### The same directory in Eadem, PyTorch and OpenVINO", ""]
+        for peers in directories:
+            lines += directory_peers(peers)
     return lines
 
 

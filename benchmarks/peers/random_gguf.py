@@ -35,7 +35,7 @@ def write_model(config, target, type_name):
     kv_heads = config.get("num_key_value_heads", heads)
     head_dim = config.get("head_dim", hidden // heads)
 
-    writer = gguf.GGUFWriter(str(target), family)
+    writer = gguf.GGUFWriter(str(target), family, use_temp_file=True)  # large models need not fit in memory twice
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
