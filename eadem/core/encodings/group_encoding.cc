@@ -200,37 +200,49 @@ GroupEncoding::Fit GroupEncoding::least_fit(const float* values, const float* im
     double errors, best_scale;
   };
   const auto cost_of = [&](const Fit& fit) {
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest even, as code_of does; here in a loop that vectorizes.
+    constexpr int64_t kRun = 64;
+    constexpr float kRounder = 12582912.0f;
+    float levels[kRun];
+    const auto least = static_cast<float>(-fit.zero), most = static_cast<float>(format_.max_code() - fit.zero);
     double errors = 0, products = 0, squares = 0;
-    for (int64_t k = 0; k < count; ++k) {
-      const double level = code_of(fit, values[k]) - fit.zero, value = values[k];
-      const double error = value - static_cast<double>(fit.scale * static_cast<float>(level));
-      errors += importance[k] * error * error;
-      products += importance[k] * level * value;
-      squares += importance[k] * level * level;
+    for (int64_t begin = 0; begin < count; begin += kRun) {
+      const int64_t run = std::min(kRun, count - begin);
+      for (int64_t k = 0; k < run; ++k)
+        levels[k] = std::clamp((values[begin + k] / fit.scale + kRounder) - kRounder, least, most);
+      for (int64_t k = 0; k < run; ++k) {
+        const double level = levels[k], value = values[begin + k], weight = importance[begin + k];
+        const double error = value - static_cast<double>(fit.scale * levels[k]);
+        errors += weight * error * error;
+        products += weight * level * value;
+        squares += weight * level * level;
+      }
     }
     return Cost{errors, squares > 0 ? products / squares : 0.0};
   };
   Fit best = nearest_fit(low, high);
   if (best.scale == 0.0f) return best;
-  double least = cost_of(best).errors;
+  Cost least = cost_of(best);
   const auto consider = [&](const Fit& fit) {
+    if (!(fit.scale > 0.0f) || !std::isfinite(fit.scale * static_cast<float>(format_.max_code()))) return false;
     const Cost cost = cost_of(fit);
-    if (cost.errors < least) least = cost.errors, best = fit;
-    return cost.best_scale;
+    if (cost.errors >= least.errors) return false;
+    least = cost, best = fit;
+    return true;
   };
   // From 1.1 steps, at which the largest value has a code even where codes reach less far to its side, down to where
-  // the largest values are clipped to half; and each one's least-squares scale.
+  // the largest values are clipped to half; then least squares for the best one's codes, as long as that helps.
   const float step = best.scale;
   for (int i = 0; i <= 24; ++i) {
     const float scale = rounded_to(format_.scale, step * (1.1f - 0.025f * static_cast<float>(i)));
-    if (scale == 0.0f || !std::isfinite(scale * static_cast<float>(format_.max_code()))) continue;
+    if (scale == 0.0f) continue;
     const int middle = format_.has_zeros ? code_of({scale, 0}, -low) : format_.middle();
     const int reach = format_.has_zeros ? 1 : 0;
-    for (int zero = std::max(middle - reach, 0); zero <= std::min(middle + reach, format_.max_code()); ++zero) {
-      const float refined = rounded_to(format_.scale, static_cast<float>(consider({scale, zero})));
-      if (refined > 0.0f && std::isfinite(refined * static_cast<float>(format_.max_code()))) consider({refined, zero});
-    }
+    for (int zero = std::max(middle - reach, 0); zero <= std::min(middle + reach, format_.max_code()); ++zero)
+      consider({scale, zero});
   }
+  for (int i = 0; i < 4; ++i)
+    if (!consider({rounded_to(format_.scale, static_cast<float>(least.best_scale)), best.zero})) break;
   return best;
 }
 
