@@ -261,6 +261,22 @@ def section(slug, record):
     return "\n".join(lines) + "\n"
 
 
+def memory_section():
+    """Of the record of peak memory, which no machine's speed is in."""
+    path = ROOT / "benchmarks" / "results" / "memory" / "peak.json"
+    if not path.exists():
+        return ""
+    record = json.loads(path.read_text())
+    lines = ["", "## Peak memory", "", f"Resident memory of `{record['command']}` at most, {record['threads']} threads, over what it "
+             f"cannot do without; beside it what it was before the commit \"{record['before']}\".", "",
+             "| File | Weights | KV cache | Activations | Peak | Ratio | Before |", "|---|---|---|---|---|---|---|"]
+    for row in record["rows"]:
+        cells = [f"{row[key] / 1e6:,.0f} MB" for key in ("weight_bytes", "kv_cache_bytes", "activation_bytes", "peak_memory_bytes")]
+        lines.append(f"| {row['file']} | " + " | ".join(cells) + f" | **{row['peak_memory_ratio']:.2f}** | "
+                     f"{row['peak_memory_bytes_before'] / 1e6:,.0f} MB |")
+    return "\n".join(lines) + "\n"
+
+
 def main():
     newest = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("*/*.json")):
@@ -270,7 +286,7 @@ def main():
         slug = path.parent.name
         if slug not in newest or record.get("date", "") >= newest[slug].get("date", ""):
             newest[slug] = record
-    files = {PAGE: HEADER + "".join(section(slug, record) for slug, record in newest.items())}
+    files = {PAGE: HEADER + "".join(section(slug, record) for slug, record in newest.items()) + memory_section()}
     for slug, record in newest.items():
         files |= {PLOTS / name: text for name, text in peer_plots(slug, record).items()}
     if "--check" in sys.argv[1:]:
