@@ -5,10 +5,11 @@ same type that llama.cpp's quantizer wrote. All are read by `eadem perplexity` o
 Kullback-Leibler divergence from the model in f32, in nats per token.
 
     quality.py --eadem build/release/bin/eadem --model assets/stories --text corpus.txt --calibrate other.txt
-               [--chunks 120] [--types q4_0,q8_0] [--noise 8] [--output FILE]
+               [--chunks 120] [--types q4_0,q8_0,int4_g32] [--noise 8] [--output FILE]
 
 Rounding moves a perplexity to either side, by luck; a divergence only grows. How much luck there is, models with random
 noise of q5_0's size in their weights tell (--noise). Needs llama-cpp-python (requirements.txt).
+Of the types of directories (int8, int4 in groups, fp8) there is nothing of llama.cpp's.
 """
 
 import argparse
@@ -31,6 +32,7 @@ TYPES = {
     "q4_0": "MOSTLY_Q4_0", "q4_k": "MOSTLY_Q4_K_M", "iq4_nl": "MOSTLY_IQ4_NL",
     "iq4_xs": "MOSTLY_IQ4_XS", "q3_k": "MOSTLY_Q3_K_M", "q2_k": "MOSTLY_Q2_K",
 }
+DIRECTORY_TYPES = ("int8", "int4_g32", "int4_g64", "int4_g128", "fp8", "fp8_block128")
 
 
 def run(*command):
@@ -67,7 +69,7 @@ def main():
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--calibrate", type=Path, required=True)
     parser.add_argument("--chunks", type=int, default=120)
-    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--types", default=",".join([*TYPES, *DIRECTORY_TYPES]))
     parser.add_argument("--noise", type=int, default=8, help="models with noise in their weights")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--output", type=Path)
@@ -97,16 +99,19 @@ def main():
         print(f"{'':<8} {'eadem':^19} {'calibrated':^19} {'llama.cpp':^19}")
         print(f"{'type':<8} " + " ".join(f"{'perplexity':>10} {'KL':>8}" for _ in range(3)))
         for name in arguments.types.split(","):
-            convert = [arguments.eadem, "convert", plain, made, "--type", name, "--force"]
+            target = folder / name if name in DIRECTORY_TYPES else made
+            convert = [arguments.eadem, "convert", plain, target, "--type", name, "--force"]
             run(*convert)
-            row = {"type": name, "bytes": made.stat().st_size, "eadem": measure(made, plain)}
+            weights = target / "model.safetensors" if target.is_dir() else target
+            row = {"type": name, "bytes": weights.stat().st_size, "eadem": measure(target, plain)}
             run(*convert, "--calibrate", arguments.calibrate)
-            row["eadem_calibrated"] = measure(made, plain)
-            quantize_with_llama(plain, made, TYPES[name])
-            row |= {"llama_cpp_bytes": made.stat().st_size, "llama_cpp": measure(made, plain)}
+            row["eadem_calibrated"] = measure(target, plain)
+            if name in TYPES:
+                quantize_with_llama(plain, made, TYPES[name])
+                row |= {"llama_cpp_bytes": made.stat().st_size, "llama_cpp": measure(made, plain)}
             rows.append(row)
             print(f"{name:<8} " + " ".join(f"{row[who]['perplexity']:>10.4f} {row[who]['kl_divergence']:>8.5f}"
-                                           for who in ("eadem", "eadem_calibrated", "llama_cpp")), flush=True)
+                                           for who in ("eadem", "eadem_calibrated", "llama_cpp") if who in row), flush=True)
     if arguments.output:
         arguments.output.write_text(json.dumps({
             "model": arguments.model.name, "text": arguments.text.name, "calibration_text": arguments.calibrate.name,
