@@ -141,20 +141,21 @@ class WorkerError(Exception):
 
 
 def run(*command):
-    made = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    made = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          env=os.environ | {"OMP_WAIT_POLICY": "passive"})
     if made.returncode != 0:
         raise WorkerError(" | ".join(made.stderr.strip().splitlines()[-2:]))
     return made.stdout
 
 
 def worker_logits(worker, model, type_name, ids):
-    out = run(sys.executable, HERE / worker, model, "--type", type_name, "--threads", 2, "--logits", ",".join(map(str, ids)))
+    out = run(sys.executable, HERE / worker, model, "--type", type_name, "--threads", 1, "--logits", ",".join(map(str, ids)))
     return np.array(json.loads(out.splitlines()[-1])["logits"])
 
 
 def openvino_logits(folder, source, type_name, ids):
     target = folder / f"openvino-{type_name}"
-    run(sys.executable, HERE / "openvino_worker.py", target, "--type", type_name, "--threads", 2, "--export", source)
+    run(sys.executable, HERE / "openvino_worker.py", target, "--type", type_name, "--threads", 1, "--export", source)
     return worker_logits("openvino_worker.py", target, type_name, ids)
 
 
@@ -199,6 +200,7 @@ def main():
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # small models
     rows, bad = [], []
     print(f"{'model':<10} {'type':<5} {'simulated':>9}  engine: rms (top-1)")
     for directory in arguments.directories:
