@@ -166,6 +166,9 @@ def gguf_peers(peers):
         first = model["summary"]["first_token_seconds"]
         lines.append(f"| {model['file']} | first token, prompt 32 | {first['eadem']['median']:.2f} s | | | "
                      f"{first['llama.cpp']['median']:.2f} s | | | |")
+        packed = model["summary"].get("first_token_from_pack_seconds")
+        if packed is not None:
+            lines.append(f"| {model['file']} | the same from a pack file | {packed['median']:.2f} s | | | | | | |")
     return lines + [""]
 
 
