@@ -274,7 +274,7 @@ TEST(PackedParameter, IsFirstWrittenByTheThreadThatReadsIt) {
 TEST(ParametersInPlace, AFormThatWouldBeACopyRefersToTheValues) {
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 2});
   const Encoding* packing = kernels::cpu::QuantizedPanels::of(BlockEncoding::find("q8_0"));
-  const Encoded stored = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}).view);
+  const Tensor stored = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}).view);
   const auto owner = std::make_shared<int>(0);
   {
     ParameterStore store(device);
@@ -290,7 +290,7 @@ TEST(ParametersInPlace, AFormThatWouldBeACopyRefersToTheValues) {
     expect_same_bits(store.to_host("w").view, decoded(stored.view).view);
 
     // Other values later: in memory of the store's own.
-    const Encoded other = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}, 0.5).view);
+    const Tensor other = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}, 0.5).view);
     const Tensor before = decoded(stored.view);
     store.load("w", other.view, "f");
     EXPECT_NE(store.form("w", nullptr).data, stored.view.data);
@@ -322,7 +322,7 @@ TEST(ParametersInPlace, ConvertedAndCutValuesAreCopies) {
 TEST(ParametersInPlace, AParameterIsLoadedWhenEveryFormIsPlaced) {
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
   const Encoding* packing = kernels::cpu::QuantizedPanels::of(BlockEncoding::find("q8_0"));
-  const Encoded stored = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}).view);
+  const Tensor stored = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}).view);
   const TensorType type(DType::f32, {kRows, kColumns}, stored.view.encoding);
   ParameterStore packed(device), store(device);
   for (ParameterStore* each : {&packed, &store}) {
