@@ -147,7 +147,7 @@ class Peers(unittest.TestCase):
         self.assertNotIn("first_token_from_pack_seconds", summary)
         for round_, seconds in zip(rounds, (0.5, 0.3, 0.4)):
             round_["eadem"]["first_token_from_pack_seconds"] = seconds
-        summary = self.peers.summarize(self.FACTS, rounds, settings)
+        summary = self.peers.summarize(self.FACTS, rounds, self.SETTINGS)
         self.assertEqual(summary["first_token_from_pack_seconds"], {"median": 0.4, "lowest": 0.3, "highest": 0.5})
         self.assertAlmostEqual(summary["decode"]["eadem"]["share"], 65 * (1000 + 128 * 32.5) / 1e6)
         self.assertEqual(summary["failed"], {})

@@ -194,12 +194,12 @@ TEST(ThreadPool, WorkersBeginWithTheirOwnShares) {
       const auto& mine = ran[static_cast<size_t>(w)];
       ASSERT_FALSE(mine.empty());
       EXPECT_EQ(mine.front(), ThreadPool::share_begin(kTasks, kWorkers, w));
-      // In order through its share before any other.
+      // In order through its share, of which others may take some in between, before any other.
       const int64_t end = ThreadPool::share_begin(kTasks, kWorkers, w + 1);
       bool left = false;
       for (size_t i = 1; i < mine.size(); ++i) {
         left = left || mine[i] >= end || mine[i] < mine.front();
-        EXPECT_TRUE(left || mine[i] == mine[i - 1] + 1) << mine[i] << " after " << mine[i - 1];
+        EXPECT_TRUE(left || mine[i] > mine[i - 1]) << mine[i] << " after " << mine[i - 1];
       }
       all.insert(mine.begin(), mine.end());
     }
