@@ -232,6 +232,8 @@ Ceilings measured_ceilings(CpuDevice& device, double seconds) {
   result.f32_ops_per_second = measured_f32_peak(device.pool(), device.isa(), seconds / 4);
   if (has_arithmetic(Arithmetic::int8, device.isa()))
     result.int8_ops_per_second = measured_peak(device.pool(), Arithmetic::int8, device.isa(), seconds / 4);
+  if (has_arithmetic(Arithmetic::amx_bf16, device.isa()))
+    result.bf16_ops_per_second = measured_peak(device.pool(), Arithmetic::amx_bf16, device.isa(), seconds / 4);
   return result;
 }
 
@@ -288,11 +290,16 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
           row.work.op->cost(pass, row.work.inputs, row.work.op->infer_types(row.work.inputs), row.work.symbols);
       timing.bytes = cost.bytes;
       timing.flops = cost.flops;
-      const bool int8 = row.work.op->name() == "linear" && is_quantized(row.work) && ceilings.int8_ops_per_second > 0;
+      const bool linear = row.work.op->name() == "linear";
+      const bool int8 = linear && is_quantized(row.work) && ceilings.int8_ops_per_second > 0;
+      const bool bf16 = linear && pass != Pass::backward && !int8 && row.work.inputs[1].dtype == DType::bf16 &&
+                        ceilings.bf16_ops_per_second > 0;
       const double memory_seconds = cost.bytes / ceilings.read_bytes_per_second;
-      const double compute_seconds = cost.flops / (int8 ? ceilings.int8_ops_per_second : ceilings.f32_ops_per_second);
+      const double compute_seconds = cost.flops / (int8   ? ceilings.int8_ops_per_second
+                                                   : bf16 ? ceilings.bf16_ops_per_second
+                                                          : ceilings.f32_ops_per_second);
       timing.share = std::max(memory_seconds, compute_seconds) / timing.median_seconds;
-      timing.limit = memory_seconds >= compute_seconds ? "memory" : int8 ? "int8" : "f32";
+      timing.limit = memory_seconds >= compute_seconds ? "memory" : int8 ? "int8" : bf16 ? "bf16" : "f32";
       result.push_back(std::move(timing));
     }
   }

@@ -68,14 +68,16 @@ void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t dep
   }
 }
 
-// Weights by what multiplies each token: f32 arithmetic, or 8-bit dot products where they are quantized.
+// Weights by what multiplies each token: f32 arithmetic; tiles where there are any and the weights are bf16; or 8-bit
+// dot products where they are quantized.
 struct Products {
-  double f32 = 0, int8 = 0;
+  double f32 = 0, bf16 = 0, int8 = 0;
 
   double seconds(const MachineRates& rates, double rows) const {
+    const auto or_f32 = [&](double rate) { return rate > 0 ? rate : rates.f32_flops_per_second; };
     return 2.0 * rows *
-           (f32 / rates.f32_flops_per_second +
-            int8 / (rates.int8_ops_per_second > 0 ? rates.int8_ops_per_second : rates.f32_flops_per_second));
+           (f32 / rates.f32_flops_per_second + bf16 / or_f32(rates.bf16_flops_per_second) +
+            int8 / or_f32(rates.int8_ops_per_second));
   }
 };
 
@@ -93,8 +95,9 @@ ModelProducts products_of(const InferEngine& engine) {
     for (pipeline::ValueId id : node.inputs) {
       if (id == pipeline::kNoValue || graph.value(id).kind != pipeline::Value::Kind::parameter) continue;
       const TensorType& type = graph.value(id).type;
-      if (type.rank() == 2)
-        (type.encoding == nullptr ? part.f32 : part.int8) += static_cast<double>(type.num_elements({}));
+      if (type.rank() != 2) continue;
+      double& elements = type.encoding != nullptr ? part.int8 : type.dtype == DType::bf16 ? part.bf16 : part.f32;
+      elements += static_cast<double>(type.num_elements({}));
     }
   }
   return products;
@@ -320,7 +323,8 @@ int bench(CommandLine command_line) {
     result.set("parameters", spec.num_parameters).set("weight_bytes_per_step", weight_bytes).set("repeat", repeat);
     result.set("read_bytes_per_second", rates.read_bytes_per_second);
     result.set("f32_flops_per_second", rates.f32_flops_per_second);
-    result.set("int8_ops_per_second", rates.int8_ops_per_second).set("rates_measured", rates.measured);
+    result.set("int8_ops_per_second", rates.int8_ops_per_second);
+    result.set("bf16_flops_per_second", rates.bf16_flops_per_second).set("rates_measured", rates.measured);
     set_memory(result, memory);
     result.set("results", std::move(list));
     if (end_to_end)
@@ -339,11 +343,13 @@ int bench(CommandLine command_line) {
   print(fmt::format("{}: {}, {} parameters, {} of weights per step, on {}\n", checkpoint.path, info.architecture,
                     count_text(static_cast<double>(spec.num_parameters)), bytes_text(weight_bytes),
                     device->description()));
-  print(fmt::format("{}: reads {}/s, f32 {:.1f} GFLOP/s{}\n\n", rates.measured ? "measured limits" : "nominal limits",
+  const auto limit = [](const char* name, double rate) {
+    return rate > 0 ? fmt::format(", {} {:.1f} GOP/s", name, rate / 1e9) : std::string();
+  };
+  print(fmt::format("{}: reads {}/s, f32 {:.1f} GFLOP/s{}{}\n\n", rates.measured ? "measured limits" : "nominal limits",
                     bytes_text(rates.read_bytes_per_second), rates.f32_flops_per_second / 1e9,
-                    rates.int8_ops_per_second > 0
-                        ? fmt::format(", 8-bit dot products {:.1f} GOP/s", rates.int8_ops_per_second / 1e9)
-                        : ""));
+                    limit("8-bit dot products", rates.int8_ops_per_second),
+                    limit("tiles of bf16", rates.bf16_flops_per_second)));
   print(
       fmt::format("{:<24} {:>6} {:>14} {:>22} {:>10}\n", "test", "batch", "tokens/s", "lowest – highest", "of limit"));
   for (const Row& row : rows)
