@@ -286,8 +286,9 @@ int bench(CommandLine command_line) {
   int64_t drawn = 0;
   if (!random && !stopped && gen > 0) {
     engine.reset();  // both would not fit for large models
+    // The shortest text is 16 letters, which are that many tokens at most, and one to begin with.
     engine_options.cache =
-        engine::StaticKVCacheConfig{.max_cache_len = std::min(context, std::max<int64_t>(prompt, 1) + gen + 1)};
+        engine::StaticKVCacheConfig{.max_cache_len = std::min(context, std::max<int64_t>(prompt, 17) + gen + 1)};
     engine::LLM llm(checkpoint, device, engine_options, cli_logger());
     // English text of at most as many tokens as the prompts above.
     const int64_t wanted = std::max<int64_t>(1, std::min(prompt, context - gen) - 1);

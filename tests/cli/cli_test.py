@@ -294,6 +294,11 @@ class Understand(ProgramTest):
         self.assertIn("1 thread, 2 for prefill)", self.done("bench", "--random", config, *threads).out)
         self.refused(2, "give one", "bench", GOLDEN / "llama", "--random", config)
 
+    def test_bench_of_decoding_alone(self):
+        result = json.loads(self.done("bench", "stories", "--prompt", "0", "--gen", "4", "--repeat", "1", "--json").out)
+        self.assertEqual([row["test"] for row in result["results"]], ["decode"])
+        self.assertEqual(result["end_to_end"]["drawn_tokens"], 4)
+
     def test_bench_takes_every_type_that_convert_writes(self):
         config = STORIES / "config.json"
         listed = self.done("convert", "--help").out

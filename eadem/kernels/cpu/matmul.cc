@@ -426,8 +426,8 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
   const auto task = EADEM_CPU_DISPATCH(matmul_task, device.isa());
   ThreadPool& pool = device.pool();
 
-  // Blocks of rows of equal size; each block of rows is divided into groups of panels until there are a few tasks per
-  // thread. A product below about 20 us is not worth waking anyone.
+  // Blocks of rows of equal size; each block of rows is divided into groups of panels, as equal as units of panels
+  // allow, until there are a few tasks per thread. A product below about 20 us is not worth waking anyone.
   const int64_t panels = (m.outputs + kPanelWidth - 1) / kPanelWidth;
   const bool pairs = m.b_source == Matmul::Source::pairs;
   const int64_t max_rows = pairs ? kPairRowBlock : kRowBlock, row_blocks = ceil_div(m.rows, max_rows);
@@ -440,8 +440,7 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
   const int64_t unit = pairs ? 2 : group_panels(m.b_source);
   const int64_t units = (panels + unit - 1) / unit;
   const int64_t groups = std::clamp<int64_t>((wanted_tasks + row_blocks - 1) / row_blocks, 1, units);
-  const int64_t group_size = (units + groups - 1) / groups * unit;
-  const int64_t num_groups = (panels + group_size - 1) / group_size;
+  const auto first_panel = [&](int64_t group) { return std::min(panels, units * group / groups * unit); };
 
   const int64_t worker_size = worker_floats(m.b_source);
   PreparedRows prepared{};
@@ -457,16 +456,15 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
 
   const auto run = [&](int64_t index, int worker) {
     // Tasks that share rows stand side by side: they run at the same time and read the same rows.
-    const int64_t row_begin = index / num_groups * block_rows;
-    const int64_t panel_begin = index % num_groups * group_size;
-    task(m, prepared, row_begin, std::min(m.rows, row_begin + block_rows), panel_begin,
-         std::min(panels, panel_begin + group_size), static_cast<float*>(scratch) + worker * worker_size);
+    const int64_t row_begin = index / groups * block_rows, group = index % groups;
+    task(m, prepared, row_begin, std::min(m.rows, row_begin + block_rows), first_panel(group), first_panel(group + 1),
+         static_cast<float*>(scratch) + worker * worker_size);
   };
   // Few rows wait for the weights: each worker begins with those that it packed (ParameterStore).
   if (row_blocks == 1)
-    pool.parallel_shares(num_groups, run);
+    pool.parallel_shares(groups, run);
   else
-    pool.parallel_for(row_blocks * num_groups, run);
+    pool.parallel_for(row_blocks * groups, run);
 }
 
 }  // namespace eadem::kernels::cpu
