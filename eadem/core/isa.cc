@@ -74,9 +74,11 @@ std::vector<Isa> available_isas() {
     }
     result.push_back(Isa::avx512);
   }
-#if !defined(EADEM_FEW_ISAS)
+#if !defined(EADEM_WITHOUT_AVX2)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
     result.push_back(Isa::avx2);
+#endif
+#if !defined(EADEM_WITHOUT_SSE4)
   if (__builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("ssse3")) result.push_back(Isa::sse4);
 #endif
   result.push_back(Isa::scalar);
