@@ -42,35 +42,6 @@ size_t at_b(const Extent& e, int64_t n, int64_t t, int64_t i) {
   return static_cast<size_t>((n / 16 * e.tiles + t) * kTileBytes + i / 4 * 64 + n % 16 * 4 + i % 4);
 }
 
-TEST_F(Tiles, SumsOfBytesAreExact) {
-  std::mt19937 random(1);
-  for (const Extent& e : kExtents) {
-    std::vector<int8_t> a(static_cast<size_t>(TileRows::bytes_in_order(e.rows, e.tiles)));
-    const TileRows rows = TileRows::in_order(a.data(), e.rows);
-    std::vector<uint8_t> b(static_cast<size_t>(e.panels * e.tiles * kTileBytes));
-    for (int8_t& value : a) value = static_cast<int8_t>(random());
-    for (uint8_t& value : b) value = static_cast<uint8_t>(random());
-    const int64_t stride = e.panels * 16 + 3;
-    std::vector<int32_t> c(static_cast<size_t>(e.rows * stride)), before;
-    for (int32_t& value : c) value = static_cast<int32_t>(random() % 1000);
-    before = c;
-    for (bool resume : {true, false}) {
-      int8_tiles(c.data(), stride, resume, rows, {b.data(), e.tiles * kTileBytes}, e.rows, e.panels, e.tiles);
-      for (int64_t r = 0; r < e.rows; ++r)
-        for (int64_t n = 0; n < stride; ++n) {
-          int32_t expected = before[static_cast<size_t>(r * stride + n)];
-          if (n < e.panels * 16) {
-            expected = resume ? expected : 0;
-            for (int64_t t = 0; t < e.tiles; ++t)
-              for (int64_t i = 0; i < kTileLine; ++i) expected += a[at_a(rows, r, t, i)] * b[at_b(e, n, t, i)];
-          }
-          ASSERT_EQ(c[static_cast<size_t>(r * stride + n)], expected)
-              << e.rows << " x " << e.panels << " x " << e.tiles << ": " << r << " " << n;
-        }
-    }
-  }
-}
-
 float from_bf16(const uint8_t* bytes) {
   bf16_t value;
   std::memcpy(&value, bytes, sizeof(value));
@@ -106,7 +77,7 @@ TEST_F(Tiles, ChainsOfBf16AreAsLaidDown) {
     const std::vector<uint8_t> b = random_bf16(e.panels * e.tiles * kTileBytes, random);
     const int64_t stride = e.panels * 16;
     std::vector<float> c(static_cast<size_t>(e.rows * stride)), row(static_cast<size_t>(stride));
-    bf16_tiles(c.data(), stride, false, rows, {b.data(), e.tiles * kTileBytes}, e.rows, e.panels, e.tiles);
+    bf16_tiles(c.data(), stride, rows, {b.data(), e.tiles * kTileBytes}, e.rows, e.panels, e.tiles);
     for (int64_t r = 0; r < e.rows; ++r) {
       TileRows one = rows;
       one.data = a.data() + at_a(rows, r, 0, 0);
@@ -133,7 +104,7 @@ TEST_F(Tiles, SubnormalNumbersAreZeros) {
   TileRows rows = TileRows::in_order(a.data(), e.rows);
   const TilePanels panels{b.data(), e.tiles * kTileBytes};
   std::vector<float> c(32), row(16);
-  bf16_tiles(c.data(), 16, false, rows, panels, 2, 1, e.tiles);
+  bf16_tiles(c.data(), 16, rows, panels, 2, 1, e.tiles);
   for (int64_t r = 0; r < 2; ++r) {
     rows.data = a.data() + r * kTileLine;
     bf16_row(row.data(), rows, panels, 1, e.tiles);

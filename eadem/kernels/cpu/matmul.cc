@@ -294,7 +294,7 @@ void product_of_pairs(float* c, const Matmul& m, const void* b, const TileRows& 
   const int64_t tiles = ceil_div(m.k_size, kPairTile), panel_bytes = tiles * kTileBytes;
   const TilePanels operand{static_cast<const char*>(b) + p0 * panel_bytes, panel_bytes};
   if (m.rows == 1) return bf16_row(c, x, operand, panels, tiles);
-  bf16_tiles(c, panels * kPanelWidth, false, x, operand, rows, panels, tiles);
+  bf16_tiles(c, panels * kPanelWidth, x, operand, rows, panels, tiles);
 }
 
 template <typename Bias>

@@ -9,7 +9,7 @@
 // set reads the same bytes, and the lanes of a vector are outputs: each output is one chain of additions over k.
 // The transposed variant packs weight^T, whose outputs are the weight's inputs, for gradients of activations:
 //   data [ceil(in / 16), out, 16].
-// The variant in pairs, of bf16 alone, is what products on tiles read (bf16_matmul.h): two neighbours of k of one
+// The variant in pairs, of bf16 alone, is what products on tiles read (tiles.h): two neighbours of k of one
 // output stand in one word, and k is filled up with zeros to a multiple of 32, so that 1024 bytes are one tile:
 //   data [ceil(out / 16), ceil(in / 32) * 16, 16, 2].
 #pragma once

@@ -8,7 +8,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define EADEM_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512bf16")))
+#define EADEM_TILES __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
 // Intrinsics of tiles do not say that they read and write memory.
 #define EADEM_TILE_BARRIER asm volatile("" ::: "memory")
 
@@ -45,7 +45,7 @@ struct Fetch {
 };
 
 // A block of one or two rows of tiles by one or two panels.
-template <bool kBf16, bool kBottom, bool kRight>
+template <bool kBottom, bool kRight>
 EADEM_TILES void block(char* c, int64_t c_stride, bool resume, const TileRows& a, const char* a_rows, const char* b,
                        int64_t panel_stride, int64_t tiles, const Fetch& fetch) {
   const int64_t c_line = c_stride * 4;
@@ -67,29 +67,15 @@ EADEM_TILES void block(char* c, int64_t c_stride, bool resume, const TileRows& a
     const char* b_tile = b + t * kTileBytes;
     _tile_loadd(4, a_tile, a.line_stride);
     _tile_loadd(6, b_tile, 64);
-    if constexpr (kBf16)
-      _tile_dpbf16ps(0, 4, 6);
-    else
-      _tile_dpbsud(0, 4, 6);
+    _tile_dpbf16ps(0, 4, 6);
     if constexpr (kRight) {
       _tile_loadd(7, b_tile + panel_stride, 64);
-      if constexpr (kBf16)
-        _tile_dpbf16ps(1, 4, 7);
-      else
-        _tile_dpbsud(1, 4, 7);
+      _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kBottom) {
       _tile_loadd(5, a_tile + a.half_stride, a.line_stride);
-      if constexpr (kBf16)
-        _tile_dpbf16ps(2, 5, 6);
-      else
-        _tile_dpbsud(2, 5, 6);
-      if constexpr (kRight) {
-        if constexpr (kBf16)
-          _tile_dpbf16ps(3, 5, 7);
-        else
-          _tile_dpbsud(3, 5, 7);
-      }
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (kRight) _tile_dpbf16ps(3, 5, 7);
     }
     for (int64_t i = fetch.begin; i < fetch.end; ++i) {
       const char* line = fetch.tiles + t * kTileBytes + i * 64;
@@ -105,7 +91,7 @@ EADEM_TILES void block(char* c, int64_t c_stride, bool resume, const TileRows& a
 }
 
 // All rows of one or two panels, for the tiles of k from `first` on.
-template <bool kBf16, bool kRight>
+template <bool kRight>
 EADEM_TILES void rows_of_tiles(char* c, int64_t c_stride, bool resume, const TileRows& a, const char* b,
                                int64_t panel_stride, int64_t rows, int64_t first, int64_t tiles, const char* next,
                                int64_t& configured) {
@@ -119,35 +105,11 @@ EADEM_TILES void rows_of_tiles(char* c, int64_t c_stride, bool resume, const Til
       configured = height;
     }
     const Fetch fetch{next, i * kTileRows / blocks, (i + 1) * kTileRows / blocks};
-    const auto run = height > kTileRows ? block<kBf16, true, kRight> : block<kBf16, false, kRight>;
+    const auto run = height > kTileRows ? block<true, kRight> : block<false, kRight>;
     run(c, c_stride, resume, a, a_rows, b + first * kTileBytes, panel_stride, tiles, fetch);
     c += kBlockRows * c_stride * 4;
     a_rows += a.pair_stride;
   }
-}
-
-template <bool kBf16>
-EADEM_TILES void product(void* c, int64_t c_stride, bool resume, const TileRows& a, const TilePanels& b, int64_t rows,
-                         int64_t panels, int64_t tiles) {
-  static_assert(kRowTiles % kTileBlock == 0);
-  int64_t configured = 0;  // rows of the block
-  for (int64_t row_tile = 0; row_tile < tiles || row_tile == 0; row_tile += kRowTiles) {
-    const int64_t end = std::min(tiles, row_tile + kRowTiles);
-    for (int64_t p = 0; p < panels; p += 2) {
-      char* c_panels = static_cast<char*>(c) + p * kPanel * 4;
-      const char* b_panels = static_cast<const char*>(b.data) + p * b.panel_stride;
-      for (int64_t first = row_tile; first < end || first == 0; first += kTileBlock) {
-        const int64_t some = std::min(kTileBlock, end - first);
-        const char* next = first + some < end ? b_panels + (first + some) * kTileBytes
-                           : p + 2 < panels   ? b_panels + 2 * b.panel_stride + row_tile * kTileBytes
-                           : end < tiles      ? static_cast<const char*>(b.data) + end * kTileBytes
-                                              : b_panels + 2 * b.panel_stride;
-        const auto run = p + 1 < panels ? rows_of_tiles<kBf16, true> : rows_of_tiles<kBf16, false>;
-        run(c_panels, c_stride, resume || first > 0, a, b_panels, b.panel_stride, rows, first, some, next, configured);
-      }
-    }
-  }
-  _tile_release();
 }
 
 // Words of two bf16; GCC 12 warns of uninitialized operands where it is told to shift by intrinsics.
@@ -188,14 +150,27 @@ EADEM_TILES __attribute__((noinline)) void row_of_panels(float* c, const TileRow
 
 }  // namespace
 
-void int8_tiles(int32_t* c, int64_t c_stride, bool resume, const TileRows& a, const TilePanels& b, int64_t rows,
-                int64_t panels, int64_t tiles) {
-  product<false>(c, c_stride, resume, a, b, rows, panels, tiles);
-}
-
-void bf16_tiles(float* c, int64_t c_stride, bool resume, const TileRows& a, const TilePanels& b, int64_t rows,
-                int64_t panels, int64_t tiles) {
-  product<true>(c, c_stride, resume, a, b, rows, panels, tiles);
+EADEM_TILES void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, int64_t rows,
+                            int64_t panels, int64_t tiles) {
+  static_assert(kRowTiles % kTileBlock == 0);
+  int64_t configured = 0;  // rows of the block
+  for (int64_t row_tile = 0; row_tile < tiles || row_tile == 0; row_tile += kRowTiles) {
+    const int64_t end = std::min(tiles, row_tile + kRowTiles);
+    for (int64_t p = 0; p < panels; p += 2) {
+      char* c_panels = reinterpret_cast<char*>(c) + p * kPanel * 4;
+      const char* b_panels = static_cast<const char*>(b.data) + p * b.panel_stride;
+      for (int64_t first = row_tile; first < end || first == 0; first += kTileBlock) {
+        const int64_t some = std::min(kTileBlock, end - first);
+        const char* next = first + some < end ? b_panels + (first + some) * kTileBytes
+                           : p + 2 < panels   ? b_panels + 2 * b.panel_stride + row_tile * kTileBytes
+                           : end < tiles      ? static_cast<const char*>(b.data) + end * kTileBytes
+                                              : b_panels + 2 * b.panel_stride;
+        const auto run = p + 1 < panels ? rows_of_tiles<true> : rows_of_tiles<false>;
+        run(c_panels, c_stride, first > 0, a, b_panels, b.panel_stride, rows, first, some, next, configured);
+      }
+    }
+  }
+  _tile_release();
 }
 
 void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, int64_t tiles) {
@@ -231,10 +206,7 @@ EADEM_TILES void round_to_tiles(const TileRows& rows, int64_t row, const float* 
 
 namespace eadem::kernels::cpu {
 
-void int8_tiles(int32_t*, int64_t, bool, const TileRows&, const TilePanels&, int64_t, int64_t, int64_t) {
-  EADEM_CHECK(false, "tiles are of x86 processors");
-}
-void bf16_tiles(float*, int64_t, bool, const TileRows&, const TilePanels&, int64_t, int64_t, int64_t) {
+void bf16_tiles(float*, int64_t, const TileRows&, const TilePanels&, int64_t, int64_t, int64_t) {
   EADEM_CHECK(false, "tiles are of x86 processors");
 }
 void bf16_row(float*, const TileRows&, const TilePanels&, int64_t, int64_t) {

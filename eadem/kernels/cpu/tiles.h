@@ -3,13 +3,12 @@
 // Matrix products on the tiles of AMX: registers of 16 rows of 64 bytes (Intel SDM, volume 1, chapter "Programming with
 // Intel AMX"). Compiled for Isa::amx, and to be called only there.
 //
-//   c[r, n] = resume * c[r, n] + sum over tiles t: a[r, t] b[t, n]
+//   c[r, n] = sum over tiles t: a[r, t] b[t, n]
 //
-// A tile of k is 64 bytes of a row of a: 64 signed bytes, or 32 bf16. b lies in panels of 16 outputs, in each one tile
-// after the other: 16 lines of 64 bytes, line i holding for each output the four bytes (unsigned), or the two bf16, of
-// k that meet bytes 4 i … 4 i + 3 of a row of a.
+// A tile of k is 64 bytes of a row of a: 32 bf16. b lies in panels of 16 outputs, in each one tile after the other: 16
+// lines of 64 bytes, line i holding for each output the two bf16 of k that meet numbers 2 i and 2 i + 1 of a row of a.
 //
-// Sums of bytes are exact in 32 bits. Of bf16, a tile adds to c, rounded each time and subnormal numbers being zeros,
+// A tile adds to c, rounded each time and subnormal numbers being zeros,
 // (even + odd): two chains over the tile's 16 pairs of fma(a, b, chain) that begin at zero, of first and of second
 // ones.
 #pragma once
@@ -46,10 +45,8 @@ struct TilePanels {
 };
 
 // c [rows, panels * 16] with row stride c_stride, any numbers of each.
-void int8_tiles(int32_t* c, int64_t c_stride, bool resume, const TileRows& a, const TilePanels& b, int64_t rows,
-                int64_t panels, int64_t tiles);
-void bf16_tiles(float* c, int64_t c_stride, bool resume, const TileRows& a, const TilePanels& b, int64_t rows,
-                int64_t panels, int64_t tiles);
+void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, int64_t rows, int64_t panels,
+                int64_t tiles);
 
 // The first row of a alone, c [panels * 16], in vectors: the same bits, for the price of reading b.
 void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, int64_t tiles);
