@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <chrono>
@@ -313,12 +314,30 @@ void ThreadPool::parallel_own(int64_t num_tasks, int owners, Task task) {
   s.finish();
 }
 
-void ThreadPool::parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
+void ThreadPool::parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t, int64_t, int)> body) {
   if (size <= 0) return;
-  const int64_t max_ranges = 4 * static_cast<int64_t>(active_threads());  // a few each, so that a slow thread evens out
-  const int64_t length = std::max({grain, (size + max_ranges - 1) / max_ranges, int64_t{1}});
-  const int64_t num_ranges = (size + length - 1) / length;
-  parallel_for(num_ranges, [&](int64_t index, int) { body(index * length, std::min(size, (index + 1) * length)); });
+  if (active_threads() == 1) return body(0, size, 0);
+  const int64_t threads = active_threads(), shortest = std::max<int64_t>(grain, 1);
+  struct Round {
+    int64_t first, begin, length;  // range, item, items of each
+  };
+  std::array<Round, 64> rounds;  // what is left is at most half as long after each
+  int num_rounds = 0;
+  int64_t begin = 0, ranges = 0;
+  while (begin < size) {
+    const int64_t left = size - begin, length = std::max(shortest, (left + 2 * threads - 1) / (2 * threads));
+    const int64_t count = length == shortest ? (left + length - 1) / length : threads;
+    rounds[static_cast<size_t>(num_rounds++)] = {ranges, begin, length};
+    ranges += count;
+    begin += count * length;
+  }
+  parallel_for(ranges, [&](int64_t index, int worker) {
+    int n = num_rounds - 1;
+    while (rounds[static_cast<size_t>(n)].first > index) --n;
+    const Round& round = rounds[static_cast<size_t>(n)];
+    const int64_t from = round.begin + (index - round.first) * round.length;
+    body(from, std::min(size, from + round.length), worker);
+  });
 }
 
 }  // namespace eadem

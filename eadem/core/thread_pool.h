@@ -58,9 +58,14 @@ class ThreadPool {
   // The share of worker `worker` among `workers`: [share_begin(n, workers, w), share_begin(n, workers, w + 1)).
   static int64_t share_begin(int64_t num_tasks, int workers, int worker) { return num_tasks * worker / workers; }
 
-  // Splits [0, size) into contiguous ranges of at least `grain` items, a few per thread, and runs
-  // body(begin, end) on each.
-  void parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body);
+  // Splits [0, size) into contiguous ranges of at least `grain` items (the last one may be shorter), and runs
+  // body(begin, end, worker) on each. Ranges begin long and become shorter, so that a thread of half the speed is not
+  // waited for at the end: in rounds of one range a thread, that divide half of what is left (Hummel, Schonberg and
+  // Flynn, "Factoring", CACM 35(8), 1992).
+  void parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t begin, int64_t end, int worker)> body);
+  void parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body) {
+    parallel_ranges(size, grain, [&](int64_t begin, int64_t end, int) { body(begin, end); });
+  }
 
   // Binds the calling thread to the first seat until the object dies, where the seats are in several nodes: for a step,
   // or a load, after which the caller's thread is as it was.
