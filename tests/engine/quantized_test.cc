@@ -154,7 +154,8 @@ TEST(QuantizedModels, EveryInstructionSetKeepsThePromises) {
 // Run with the weights that the blocks decode to, in f32, the model differs by the rounding of activations to 8 bits
 // alone. The largest of 32 normal values is about 2.1 sigma, a unit 1 / 127 of that, and rounding to units leaves
 // 2.1 / (127 sqrt(12)) = 0.5% of sigma in each product. Fifteen products follow one another in two layers and the head:
-// errors that do not know of each other add to 0.5% sqrt(15) = 1.9% of the logits.
+// errors that do not know of each other add to 0.5% sqrt(15) = 1.9% of the logits. Where an output has one scale, x has
+// one for 256 values, whose largest is about 2.9 sigma: 2.6%.
 TEST_P(EveryEncoding, IsCloseToTheDecodedWeightsInF32) {
   const auto quantized = engine_with(*GetParam());
   const auto decoded = [&] {
@@ -175,7 +176,8 @@ TEST_P(EveryEncoding, IsCloseToTheDecodedWeightsInF32) {
     error += std::pow(static_cast<double>(a[i]) - b[i], 2);
     size += std::pow(static_cast<double>(b[i]), 2);
   }
-  EXPECT_LT(std::sqrt(error / size), 0.019);
+  const GroupEncoding* groups = GroupEncoding::of(GetParam());
+  EXPECT_LT(std::sqrt(error / size), groups != nullptr && groups->format().group_size == 0 ? 0.026 : 0.019);
   EXPECT_EQ(error == 0.0, Fp8Encoding::of(GetParam()) != nullptr);  // floats are multiplied as f32
 }
 

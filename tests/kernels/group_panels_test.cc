@@ -96,7 +96,8 @@ TEST(GroupPanels, TakeRowsOfWholeSteps) {
   EXPECT_NO_THROW(packing.planes({4, 64}));
 }
 
-// What the product promises of one output: f32 additions over steps of 32 columns, integers in between.
+// What the product promises of one output: f32 additions over steps of 32 columns, or where the output has one scale
+// over chunks of 256, integers in between.
 float scalar_product(bool fused, const float* x, const GroupEncoding& encoding, const TensorView& stored, int64_t n) {
   const int64_t columns = stored.shape[1];
   const int middle = encoding.format().middle();
@@ -106,17 +107,25 @@ float scalar_product(bool fused, const float* x, const GroupEncoding& encoding, 
   };
   std::vector<uint8_t> codes(static_cast<size_t>(columns));
   encoding.unpack_codes(codes.data(), stored, n, 0, columns);
-  float acc = 0;
-  for (int64_t begin = 0; begin < columns; begin += kStep) {
+  float acc = 0, total = 0;
+  const bool whole_row = encoding.format().group_size == 0;
+  const int64_t size = whole_row ? 256 : kStep;
+  for (int64_t begin = 0; begin < columns; begin += size) {
+    const int64_t some = std::min(size, columns - begin);
     const auto value = [&](int64_t i) { return x[encoding.column(stored, begin + i)]; };
     float largest = 0;
-    for (int64_t i = 0; i < kStep; ++i) largest = std::max(largest, std::fabs(value(i)));
+    for (int64_t i = 0; i < some; ++i) largest = std::max(largest, std::fabs(value(i)));
     const float x_scale = largest * (1.0f / 127.0f), inverse = 127.0f / largest;
     int dot = 0, sum = 0;
-    for (int64_t i = 0; i < kStep; ++i) {
+    for (int64_t i = 0; i < some; ++i) {
       const int code = static_cast<int>(std::nearbyint(value(i) * inverse));
       dot += code * (codes[static_cast<size_t>(begin + i)] - middle);
       sum += code;
+    }
+    if (whole_row) {
+      acc = fma(x_scale, static_cast<float>(dot), acc);
+      total = fma(x_scale, static_cast<float>(sum), total);
+      continue;
     }
     const int64_t g = begin / encoding.group_columns(columns);
     const float scale = encoding.scale(stored, n, g);
@@ -127,7 +136,10 @@ float scalar_product(bool fused, const float* x, const GroupEncoding& encoding, 
     }
     acc = fma(x_scale, f, acc);
   }
-  return acc;
+  if (!whole_row) return acc;
+  const float scale = encoding.scale(stored, n, 0), product = acc * scale;
+  if (!encoding.format().has_zeros) return product;
+  return fma(-total, scale * static_cast<float>(encoding.zero(stored, n, 0) - middle), product);
 }
 
 class GroupProduct : public testing::TestWithParam<Isa> {};
@@ -139,8 +151,9 @@ TEST_P(GroupProduct, IsTheScalarProductBitForBit) {
   for (int threads : {1, 3}) {
     CpuDevice device(DeviceOptions{.num_threads = threads, .isa = isa_name(GetParam())});
     for (const GroupEncoding& encoding : GroupEncoding::all())
-      for (const int64_t k_size : {int64_t{128}, int64_t{640}})
+      for (const int64_t k_size : {int64_t{128}, int64_t{672}, int64_t{640}})
         for (const int64_t outputs : {5, 100}) {
+          if (k_size % encoding.group_columns(k_size) != 0) continue;
           const GroupPanels& packing = *GroupPanels::of(&encoding);
           const Tensor stored = random_groups(encoding, Shape{outputs, k_size}, 2);
           const Tensor packed = allocate(packing, stored.view.shape);

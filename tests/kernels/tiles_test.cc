@@ -42,6 +42,43 @@ size_t at_b(const Extent& e, int64_t n, int64_t t, int64_t i) {
   return static_cast<size_t>((n / 16 * e.tiles + t) * kTileBytes + i / 4 * 64 + n % 16 * 4 + i % 4);
 }
 
+TEST_F(Tiles, SumsOfBytesAreExactAndScaledOnce) {
+  std::mt19937 random(1);
+  constexpr int64_t kScaleStride = 3;
+  for (const Extent& e : kExtents) {
+    if (e.tiles > kTileBlock) continue;
+    std::vector<int8_t> a(static_cast<size_t>(TileRows::bytes_in_order(e.rows, e.tiles)));
+    const TileRows rows = TileRows::in_order(a.data(), e.rows);
+    std::vector<uint8_t> b(static_cast<size_t>(e.panels * e.tiles * kTileBytes));
+    for (int8_t& value : a) value = static_cast<int8_t>(random());
+    for (uint8_t& value : b) value = static_cast<uint8_t>(random());
+    std::vector<int32_t> starts(static_cast<size_t>(e.rows * kScaleStride));
+    std::vector<float> scales(starts.size());
+    for (int32_t& start : starts) start = static_cast<int32_t>(random() % 100000) - 50000;
+    for (float& scale : scales) scale = static_cast<float>(random() % 1000) / 77.0f;
+    const int64_t stride = e.panels * 16 + 3;
+    std::vector<float> before(static_cast<size_t>(e.rows * stride));
+    for (float& value : before) value = static_cast<float>(random() % 1000);
+    for (const void* next : {static_cast<const void*>(b.data()), static_cast<const void*>(nullptr)}) {
+      std::vector<float> c = before;
+      int8_tiles(c.data(), stride, rows, {b.data(), e.tiles * kTileBytes}, {starts.data(), scales.data(), kScaleStride},
+                 e.rows, e.panels, e.tiles, next);
+      for (int64_t r = 0; r < e.rows; ++r)
+        for (int64_t n = 0; n < stride; ++n) {
+          float expected = before[static_cast<size_t>(r * stride + n)];
+          if (n < e.panels * 16) {
+            int32_t sum = starts[static_cast<size_t>(r * kScaleStride)];
+            for (int64_t t = 0; t < e.tiles; ++t)
+              for (int64_t i = 0; i < kTileLine; ++i) sum += a[at_a(rows, r, t, i)] * b[at_b(e, n, t, i)];
+            expected = std::fma(scales[static_cast<size_t>(r * kScaleStride)], static_cast<float>(sum), expected);
+          }
+          ASSERT_EQ(c[static_cast<size_t>(r * stride + n)], expected)
+              << e.rows << " x " << e.panels << " x " << e.tiles << ": " << r << " " << n;
+        }
+    }
+  }
+}
+
 float from_bf16(const uint8_t* bytes) {
   bf16_t value;
   std::memcpy(&value, bytes, sizeof(value));

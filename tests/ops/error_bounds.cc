@@ -117,28 +117,34 @@ void term_sizes(std::vector<double>& sizes, const TensorView& encoded, int64_t r
   }
 }
 
-// A value of x moves by at most half a unit, 1 / 254 of the largest of its 32, and by the roundings of the unit and of
-// the quotient (8 u of that largest are more). Then one f32 chain over the groups of 32, whose terms are no larger than
-// the largest x times (|scale level| + |min|); a term takes at most 7 roundings, and so does the bias.
+// A value of x moves by at most half a unit, 1 / 254 of the largest of its 32 (256 where an output has one scale), and
+// by the roundings of the unit and of the quotient (8 u of that largest are more). Then one f32 chain over the groups
+// of 32, whose terms are no larger than the largest x times (|scale level| + |min|); a term takes at most 7 roundings,
+// and so does the bias.
 Bounds quantized_linear(Inputs in, const TensorView& encoded) {
   const size_t tokens = static_cast<size_t>(in[0].shape[0]), width = static_cast<size_t>(in[0].shape[1]),
                outputs = static_cast<size_t>(in[1].shape[0]);
-  constexpr size_t kGroup = 32;
-  std::vector<double> largest(tokens * width / kGroup, 0.0);
-  for (size_t i = 0; i < tokens * width; ++i)
-    largest[i / kGroup] = std::max(largest[i / kGroup], std::fabs(in[0].data[i]));
+  const GroupEncoding* groups = GroupEncoding::of(encoded.encoding);
+  const size_t kGroup = groups != nullptr && groups->format().group_size == 0 ? 256 : 32;
+  const size_t row_groups = (width + kGroup - 1) / kGroup;
+  std::vector<double> largest(tokens * row_groups, 0.0);
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t k = 0; k < width; ++k) {
+      double& most = largest[t * row_groups + k / kGroup];
+      most = std::max(most, std::fabs(in[0].data[t * width + k]));
+    }
   std::vector<double> sizes(width), bound(tokens * outputs);
   for (size_t n = 0; n < outputs; ++n) {
     term_sizes(sizes, encoded, static_cast<int64_t>(n));
     for (size_t t = 0; t < tokens; ++t) {
       double moved = 0, magnitude = 0;
       for (size_t k = 0; k < width; ++k) {
-        const double most = largest[(t * width + k) / kGroup];
+        const double most = largest[t * row_groups + k / kGroup];
         moved += most * (0.5 / 127 + 8 * kU) * std::fabs(in[1].data[n * width + k]);
         magnitude += most * sizes[k];
       }
       if (!in[2].data.empty()) magnitude += std::fabs(in[2].data[n]);
-      bound[t * outputs + n] = moved + gamma_f32(static_cast<double>(width / kGroup) + 8) * magnitude;
+      bound[t * outputs + n] = moved + gamma_f32(static_cast<double>(row_groups) + 8) * magnitude;
     }
   }
   return {bound};

@@ -21,7 +21,10 @@ constexpr int64_t kGroupPanels = 4;  // panels whose weights are prepared and us
 constexpr int64_t kKBlock = 256;     // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
 constexpr int64_t kRowBlock = 192;   // a multiple of every tile's rows; weights are read once per block
 // On tiles products are so fast that reading either side costs as much: more of both meet.
-constexpr int64_t kPairGroupPanels = 16, kPairRowBlock = 256;
+constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 512;
+constexpr int64_t kTileShortestRows = 128;  // of a task
+// Up to this many rows a product takes as long as reading its weights.
+constexpr int64_t kFewRows = 32;
 // Up to this many rows, 16-bit weights are widened in registers as they are read: decode is bound by memory. Above,
 // a block is widened once and used by all rows.
 constexpr int64_t kWidenInRegistersRows = 8;
@@ -35,23 +38,34 @@ constexpr int64_t kMatrixGroupPanels = 16;
 constexpr int64_t kCopiedRowStride = kRowBlock + kPanelWidth;  // an odd number of cache lines: uses every set
 
 constexpr int64_t kPackedFloats = kGroupPanels * kKBlock * kPanelWidth;
-constexpr int64_t kUnpackedFloats = kMaxGroupPanels * kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
-constexpr int64_t kProductFloats = kRowBlock * kGroupPanels * kPanelWidth;
-static_assert(kMaxGroupPanels <= kGroupPanels);
-constexpr int64_t kPairProductFloats = kPairRowBlock * kPairGroupPanels * kPanelWidth;
+constexpr int64_t kUnpackedBytes =
+    std::max(kMaxGroupPanels * kChunkScratchBytes, kTileGroupPanels* kChunkSteps* kStepBytes);
+constexpr int64_t kUnpackedFloats = kUnpackedBytes / static_cast<int64_t>(sizeof(float));
 constexpr int64_t kMatrixProductFloats = kRowBlock * kMatrixGroupPanels * kPanelWidth;
 constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
 
-// Panels whose products one task makes together.
-constexpr int64_t group_panels(Matmul::Source source) {
-  switch (source) {
-    case Matmul::Source::panels:
-    case Matmul::Source::fp8: return kGroupPanels;
-    case Matmul::Source::pairs: return kPairGroupPanels;
-    case Matmul::Source::matrix: return kMatrixGroupPanels;
-    case Matmul::Source::quantized: break;
-  }
-  return kMaxGroupPanels;
+// Rows and panels whose products are made together; tasks have whole units of panels, and of rows those of a block or
+// units.
+struct Blocks {
+  int64_t rows, panels, unit, row_unit;
+
+  constexpr int64_t floats() const { return rows * panels * kPanelWidth; }
+};
+constexpr Blocks blocks_of(Matmul::Source source, bool on_tiles) {
+  if (on_tiles) return {kTileRowBlock, kTileGroupPanels, 2, kTileShortestRows};
+  const int64_t panels = source == Matmul::Source::matrix      ? kMatrixGroupPanels
+                         : source == Matmul::Source::quantized ? kMaxGroupPanels
+                                                               : kGroupPanels;
+  return {kRowBlock, panels, panels, kRowBlock};
+}
+
+// Whether products with b may run on tiles: panels in pairs always, of quantized ones those with one scale an output.
+bool may_use_tiles(Matmul::Source source, Isa isa) {
+  return source == Matmul::Source::pairs || (source == Matmul::Source::quantized && isa == Isa::amx);
+}
+bool uses_tiles(const Matmul& m, Isa isa) {
+  return may_use_tiles(m.b_source, isa) &&
+         (m.b_source == Matmul::Source::pairs || (m.rows > 1 && m.quantized.layout->whole_rows()));
 }
 
 // Of a worker's scratch, what b is copied, widened or unpacked into.
@@ -66,16 +80,14 @@ constexpr int64_t packed_floats(Matmul::Source source) {
   return kUnpackedFloats;
 }
 
-constexpr int64_t worker_floats(Matmul::Source source) {
-  switch (source) {
-    case Matmul::Source::matrix: return packed_floats(source) + kMatrixProductFloats + kCopiedFloats;
-    case Matmul::Source::pairs: return 2 * kPairProductFloats;
-    default: return packed_floats(source) + 2 * kProductFloats;
-  }
+constexpr int64_t worker_floats(Matmul::Source source, bool on_tiles) {
+  if (source == Matmul::Source::matrix) return packed_floats(source) + kMatrixProductFloats + kCopiedFloats;
+  return packed_floats(source) + 2 * blocks_of(source, on_tiles).floats();
 }
 
-// Rows of a as products with some sources of b want them, made once for all tasks.
-struct PreparedRows {
+// What all tasks share: their blocks, and rows of a as products with some sources of b want them.
+struct Prepared {
+  Blocks blocks;
   QuantizedRows quantized;
   QuantizedProduct quantized_product;
   TileRows rounded;
@@ -339,17 +351,17 @@ void finish_row(const Matmul& m, int64_t row, int64_t column, int64_t n, const f
 }
 
 // Rows [row_begin, row_end) of panels [panel_begin, panel_end).
-void matmul_task(const Matmul& m, const PreparedRows& prepared, int64_t row_begin, int64_t row_end, int64_t panel_begin,
+void matmul_task(const Matmul& m, const Prepared& prepared, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                  int64_t panel_end, float* scratch) {
   float* packed = scratch;
   float* c = packed + packed_floats(m.b_source);
   const int64_t rows = row_end - row_begin;
   const RowOperand a{m.a + row_begin * m.a_row_stride, m.a_row_stride, m.a_k_stride};
-  const int64_t group = group_panels(m.b_source);
+  const int64_t group = prepared.blocks.panels;
 
   for (int64_t p0 = panel_begin; p0 < panel_end; p0 += group) {
     const int64_t panels = std::min(group, panel_end - p0);
-    float* c_up = c + (m.b_source == Matmul::Source::pairs ? kPairProductFloats : kProductFloats);
+    float* c_up = c + prepared.blocks.floats();
     const bool gated = m.finish == Matmul::Finish::gated;
     if (m.b_source == Matmul::Source::quantized) {
       const auto product_with = [&](float* to, const QuantizedWeight& w) {
@@ -402,7 +414,7 @@ namespace {
 // Rounds the rows of a into `base`.
 TileRows round_rows(CpuDevice& device, const Matmul& m, void* base) {
   const TileRows result = TileRows::in_order(base, m.rows);
-  device.pool().parallel_ranges(m.rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(m.k_size, 1)),
+  device.pool().parallel_ranges(m.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(m.k_size, 1)),
                                 [&](int64_t begin, int64_t end) {
                                   for (int64_t r = begin; r < end; ++r)
                                     round_to_tiles(result, r, m.a + r * m.a_row_stride, m.k_size);
@@ -413,7 +425,8 @@ TileRows round_rows(CpuDevice& device, const Matmul& m, void* base) {
 }  // namespace
 
 int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int64_t rows, int64_t k_size) {
-  const int64_t workers = device.pool().num_threads() * worker_floats(source) * static_cast<int64_t>(sizeof(float));
+  const int64_t worker_size = worker_floats(source, may_use_tiles(source, device.isa()));
+  const int64_t workers = device.pool().num_threads() * worker_size * static_cast<int64_t>(sizeof(float));
   switch (source) {
     case Matmul::Source::quantized: return workers + quantized_rows_bytes(rows, k_size);
     case Matmul::Source::pairs: return workers + TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
@@ -423,48 +436,69 @@ int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int
 
 void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
   if (m.rows == 0 || m.outputs == 0) return;
-  const auto task = EADEM_CPU_DISPATCH(matmul_task, device.isa());
   ThreadPool& pool = device.pool();
+  const int64_t worker_size = worker_floats(m.b_source, may_use_tiles(m.b_source, device.isa()));
+  const bool on_tiles = uses_tiles(m, device.isa());
+  const Blocks blocks = blocks_of(m.b_source, on_tiles);
 
-  // Blocks of rows of equal size; each block of rows is divided into groups of panels, as equal as units of panels
-  // allow, until there are a few tasks per thread. A product below about 20 us is not worth waking anyone.
-  const int64_t panels = (m.outputs + kPanelWidth - 1) / kPanelWidth;
-  const bool pairs = m.b_source == Matmul::Source::pairs;
-  const int64_t max_rows = pairs ? kPairRowBlock : kRowBlock, row_blocks = ceil_div(m.rows, max_rows);
-  const int64_t block_rows =
-      row_blocks == 1 ? m.rows : std::min(max_rows, round_up(ceil_div(m.rows, row_blocks), pairs ? 32 : 12));
-  const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
-  // Of many rows on tiles a thread has fewer tasks: what it has read it should use.
-  const int64_t threads = pool.active_threads(), thread_tasks = pairs && m.rows > 32 ? 2 : 4;
-  const int64_t wanted_tasks = multiplications < 1e5 || threads == 1 ? 1 : thread_tasks * threads;
-  const int64_t unit = pairs ? 2 : group_panels(m.b_source);
-  const int64_t units = (panels + unit - 1) / unit;
-  const int64_t groups = std::clamp<int64_t>((wanted_tasks + row_blocks - 1) / row_blocks, 1, units);
-  const auto first_panel = [&](int64_t group) { return std::min(panels, units * group / groups * unit); };
-
-  const int64_t worker_size = worker_floats(m.b_source);
-  PreparedRows prepared{};
+  // 1. What all tasks share.
+  Prepared prepared{};
+  prepared.blocks = blocks;
   float* rows = static_cast<float*>(scratch) + pool.num_threads() * worker_size;
   if (m.b_source == Matmul::Source::quantized) {
     prepared.quantized = quantized_rows_in(rows, *m.quantized.layout, m.rows, m.k_size);
     prepared.quantized.order = m.quantized.order;
     quantize_rows(device, prepared.quantized, m.a, m.a_row_stride, m.k_size);
-    prepared.quantized_product = quantized_product(device.isa());
+    prepared.quantized_product = quantized_product(*m.quantized.layout, device.isa());
   } else if (m.b_source == Matmul::Source::pairs) {
     prepared.rounded = round_rows(device, m, rows);
   }
 
-  const auto run = [&](int64_t index, int worker) {
-    // Tasks that share rows stand side by side: they run at the same time and read the same rows.
-    const int64_t row_begin = index / groups * block_rows, group = index % groups;
-    task(m, prepared, row_begin, std::min(m.rows, row_begin + block_rows), first_panel(group), first_panel(group + 1),
-         static_cast<float*>(scratch) + worker * worker_size);
+  const auto run = EADEM_CPU_DISPATCH(matmul_task, device.isa());
+  const int64_t panels = ceil_div(m.outputs, kPanelWidth), units = ceil_div(panels, blocks.unit);
+  const auto task = [&](int64_t row_begin, int64_t row_end, int64_t unit_begin, int64_t unit_end, int worker) {
+    run(m, prepared, row_begin, row_end, unit_begin * blocks.unit, std::min(panels, unit_end * blocks.unit),
+        static_cast<float*>(scratch) + worker * worker_size);
   };
-  // Few rows wait for the weights: each worker begins with those that it packed (ParameterStore).
-  if (row_blocks == 1)
-    pool.parallel_shares(groups, run);
-  else
-    pool.parallel_for(row_blocks * groups, run);
+  // A product below about 20 us is not worth waking anyone.
+  constexpr double kShortest = 1e5;
+  const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
+
+  // 2. Few rows wait for the weights: each worker begins with those that it packed (ParameterStore).
+  if (m.rows <= kFewRows) {
+    const int64_t threads = pool.active_threads(),
+                  wanted = multiplications < kShortest || threads == 1 ? 1 : 4 * threads;
+    const int64_t tasks = std::min(wanted, units);
+    pool.parallel_shares(tasks, [&](int64_t index, int worker) {
+      task(0, m.rows, units * index / tasks, units * (index + 1) / tasks, worker);
+    });
+    return;
+  }
+
+  // 3. Of many rows, blocks of equal size; in each all units of panels, in each all units of rows. Neighbours among
+  // these make a task: they read the same rows, or the same panels.
+  const int64_t row_blocks = ceil_div(m.rows, blocks.rows);
+  const int64_t block_rows =
+      row_blocks == 1 ? m.rows : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), on_tiles ? 32 : 12));
+  const int64_t row_units = ceil_div(block_rows, blocks.row_unit), block_pieces = units * row_units;
+  const int64_t pieces = row_blocks * block_pieces;
+  const auto shortest = static_cast<int64_t>(kShortest * static_cast<double>(pieces) / multiplications);
+  pool.parallel_ranges(pieces, shortest, [&](int64_t begin, int64_t end, int worker) {
+    while (begin < end) {
+      const int64_t block = begin / block_pieces, unit = begin % block_pieces / row_units, first = begin % row_units;
+      const int64_t row_begin = block * block_rows, row_end = std::min(m.rows, row_begin + block_rows);
+      const int64_t some = std::min(end, (block + 1) * block_pieces) - begin;
+      if (first == 0 && some >= row_units) {
+        task(row_begin, row_end, unit, unit + some / row_units, worker);
+        begin += some / row_units * row_units;
+      } else {
+        const int64_t last = std::min(row_units, first + some);
+        task(std::min(row_end, row_begin + first * blocks.row_unit),
+             std::min(row_end, row_begin + last * blocks.row_unit), unit, unit + 1, worker);
+        begin += last - first;
+      }
+    }
+  });
 }
 
 }  // namespace eadem::kernels::cpu

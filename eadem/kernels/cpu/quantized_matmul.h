@@ -13,6 +13,12 @@
 //   f = float(sum over g: dot * sub_scale[g, n]) * super_scale[n] - float(sum over g: x_sum[r, g] * sub_min[g, n]) *
 //       super_min[n]
 //
+// Where an output has one scale (QuantizedLayout::whole_rows) x has one for each chunk of 256 values, and
+//
+//   c[r, n] = w_scale[n] * acc, and with mins  - total[r] * w_min[n],
+//   acc = chain over the chunks:  fma(x_scale[r, chunk], float(dot of the chunk, exact in i32), acc)
+//   total = chain over the chunks:  fma(x_scale[r, chunk], float(x_sum[r, chunk]), total)
+//
 // Integers are exact and the chain over the steps is the only order there is, so a result depends neither on how many
 // rows there are, nor on blocking, nor (where there is FMA) on the instruction set.
 #pragma once
@@ -46,6 +52,8 @@ struct QuantizedRows {
   // [chunks, rows, kChunkSteps], folded layouts: the sums of both groups as two i16, for mins; without, times the
   // weight's zero.
   int32_t* pairs;
+  // With one scale for each output, scales and starts are those of chunks, at their first step, and sums the totals of
+  // rows [rows].
 
   int64_t dots() const { return layout->folded ? 1 : layout->groups(); }  // of a step
   // Levels times sub-scales of q3_k are -124 … 128.
@@ -61,10 +69,12 @@ QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64
 // Quantizes x [q.rows, k_size] with the device's threads.
 void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size);
 
-// c [rows, panels * 16] = x w for rows [r0, r0 + rows) and panels [p0, p0 + panels), at most kMaxGroupPanels.
-// `scratch`: kMaxGroupPanels * kChunkScratchBytes.
+// c [rows, panels * 16] = x w for rows [r0, r0 + rows) and panels [p0, p0 + panels), at most kMaxGroupPanels; more
+// where outputs have one scale. `scratch`: kChunkScratchBytes a panel.
 using QuantizedProduct = void (*)(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size,
                                   int64_t r0, int64_t rows, int64_t p0, int64_t panels, float* scratch);
-QuantizedProduct quantized_product(Isa isa);
+QuantizedProduct quantized_product(const QuantizedLayout& layout, Isa isa);
+// Of layouts with one scale for each output.
+QuantizedProduct row_scale_product(Isa isa);
 
 }  // namespace eadem::kernels::cpu

@@ -58,6 +58,8 @@ struct QuantizedLayout {
 
   int64_t quant_bytes() const { return 64 * code_bits; }          // of a step
   int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step
+  // One scale for all of an output: products sum whole chunks in integers.
+  bool whole_rows() const { return scales == Scales::groups && group_steps == 0; }
   bool has_super_scales() const { return scales == Scales::bytes || scales == Scales::nibbles; }
   // Scales of an output in a step: of each group, a scale and perhaps a min.
   int64_t scale_columns() const { return groups() * (has_min && scales != Scales::nibbles ? 2 : 1); }

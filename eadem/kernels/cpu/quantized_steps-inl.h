@@ -239,7 +239,7 @@ inline constexpr int64_t kMinPairsAt = kMinsAt + kChunkSteps * kPanelWidth;
 template <typename Format>
 void expand_groups(float* scratch, const QuantizedWeight& w, int64_t all_steps, int64_t p, int64_t s0, int64_t steps) {
   const QuantizedLayout& layout = *w.layout;
-  const int64_t group_steps = layout.group_steps == 0 ? all_steps : layout.group_steps;
+  const int64_t group_steps = layout.group_steps;
   const int64_t first = p * (all_steps / group_steps);
   const auto expand = [&](const auto* stored) {
     for (int64_t n = 0; n < kPanelWidth; n += kLanes) {

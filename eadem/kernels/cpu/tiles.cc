@@ -8,7 +8,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define EADEM_TILES __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
+#define EADEM_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512bf16")))
 // Intrinsics of tiles do not say that they read and write memory.
 #define EADEM_TILE_BARRIER asm volatile("" ::: "memory")
 
@@ -112,7 +112,105 @@ EADEM_TILES void rows_of_tiles(char* c, int64_t c_stride, bool resume, const Til
   }
 }
 
-// Words of two bf16; GCC 12 warns of uninitialized operands where it is told to shift by intrinsics.
+// GCC 12 warns of uninitialized operands of intrinsics that shift and convert.
+using Integers = int32_t __attribute__((vector_size(64)));
+using Floats = float __attribute__((vector_size(64)));
+EADEM_TILES inline __m512 to_floats(__m512i v) {
+  return reinterpret_cast<__m512>(__builtin_convertvector(reinterpret_cast<Integers>(v), Floats));
+}
+
+// Sums of bytes of a block, and what becomes of them. They are added to c while the tiles of the next block are
+// multiplied.
+struct alignas(64) BlockSums {
+  int32_t sums[2 * kTileRows][2 * kPanel];
+  char* c = nullptr;
+  TileScales scales{};
+  int64_t row = 0, rows = 0;  // of these the next one, and all
+};
+
+template <bool kRight>
+EADEM_TILES void add_sums(BlockSums& block, int64_t c_line, int64_t rows) {
+  for (const int64_t end = std::min(block.rows, block.row + rows); block.row < end; ++block.row) {
+    const __m512i start = _mm512_set1_epi32(block.scales.starts[block.row * block.scales.stride]);
+    const __m512 scale = _mm512_set1_ps(block.scales.scales[block.row * block.scales.stride]);
+    float* c = reinterpret_cast<float*>(block.c + block.row * c_line);
+    for (int64_t n = 0; n < (kRight ? 2 * kPanel : kPanel); n += kPanel) {
+      const __m512i sum = _mm512_add_epi32(_mm512_load_si512(&block.sums[block.row][n]), start);
+      _mm512_storeu_ps(c + n, _mm512_fmadd_ps(scale, to_floats(sum), _mm512_loadu_ps(c + n)));
+    }
+  }
+}
+
+// The sums of a block of one or two rows of tiles by one or two panels; those of the block before are added to its c.
+template <bool kBottom, bool kRight>
+EADEM_TILES void block_of_bytes(BlockSums& sums, BlockSums& before, int64_t c_line, const TileRows& a,
+                                const char* a_rows, const char* b, int64_t panel_stride, int64_t tiles,
+                                const Fetch& fetch) {
+  _tile_zero(0);
+  if constexpr (kRight) _tile_zero(1);
+  if constexpr (kBottom) _tile_zero(2);
+  if constexpr (kBottom && kRight) _tile_zero(3);
+  const int64_t rows_meanwhile = 2 * kTileRows / std::max<int64_t>(tiles, 1);
+  for (int64_t t = 0; t < tiles; ++t) {
+    const char* a_tile = a_rows + t * a.tile_stride;
+    const char* b_tile = b + t * kTileBytes;
+    _tile_loadd(4, a_tile, a.line_stride);
+    _tile_loadd(6, b_tile, 64);
+    _tile_dpbsud(0, 4, 6);
+    if constexpr (kRight) {
+      _tile_loadd(7, b_tile + panel_stride, 64);
+      _tile_dpbsud(1, 4, 7);
+    }
+    if constexpr (kBottom) {
+      _tile_loadd(5, a_tile + a.half_stride, a.line_stride);
+      _tile_dpbsud(2, 5, 6);
+      if constexpr (kRight) _tile_dpbsud(3, 5, 7);
+    }
+    for (int64_t i = fetch.begin; i < fetch.end; ++i) {
+      const char* line = fetch.tiles + t * kTileBytes + i * 64;
+      _mm_prefetch(line, _MM_HINT_T1);
+      if constexpr (kRight) _mm_prefetch(line + panel_stride, _MM_HINT_T1);
+    }
+    add_sums<kRight>(before, c_line, rows_meanwhile);
+  }
+  add_sums<kRight>(before, c_line, before.rows);
+  constexpr int64_t kLine = sizeof(sums.sums[0]);
+  _tile_stored(0, sums.sums[0], kLine);
+  if constexpr (kRight) _tile_stored(1, &sums.sums[0][kPanel], kLine);
+  if constexpr (kBottom) _tile_stored(2, sums.sums[kTileRows], kLine);
+  if constexpr (kBottom && kRight) _tile_stored(3, &sums.sums[kTileRows][kPanel], kLine);
+  EADEM_TILE_BARRIER;
+}
+
+template <bool kRight>
+EADEM_TILES void rows_of_bytes(char* c, int64_t c_line, const TileRows& a, const char* b, int64_t panel_stride,
+                               const TileScales& scales, int64_t rows, int64_t tiles, const char* next,
+                               int64_t& configured) {
+  constexpr int64_t kBlockRows = 2 * kTileRows;
+  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const char* a_rows = static_cast<const char*>(a.data);
+  BlockSums sums[2];
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t height = std::min(kBlockRows, rows - i * kBlockRows), row = i * kBlockRows;
+    if (configured != height) {
+      configure(std::min(height, kTileRows), height - kTileRows);
+      configured = height;
+    }
+    const Fetch fetch{next, next == nullptr ? 0 : i * kTileRows / blocks,
+                      next == nullptr ? 0 : (i + 1) * kTileRows / blocks};
+    BlockSums& to = sums[i % 2];
+    const auto run = height > kTileRows ? block_of_bytes<true, kRight> : block_of_bytes<false, kRight>;
+    run(to, sums[(i + 1) % 2], c_line, a, a_rows, b, panel_stride, tiles, fetch);
+    to.c = c + row * c_line;
+    to.scales = {scales.starts + row * scales.stride, scales.scales + row * scales.stride, scales.stride};
+    to.row = 0;
+    to.rows = height;
+    a_rows += a.pair_stride;
+  }
+  add_sums<kRight>(sums[(blocks + 1) % 2], c_line, kBlockRows);
+}
+
+// Words of two bf16.
 using Words = uint32_t __attribute__((vector_size(64)));
 EADEM_TILES inline __m512 first_of(Words pairs) { return reinterpret_cast<__m512>(pairs << 16); }
 EADEM_TILES inline __m512 second_of(Words pairs) { return reinterpret_cast<__m512>(pairs & 0xffff0000u); }
@@ -173,6 +271,18 @@ EADEM_TILES void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const
   _tile_release();
 }
 
+EADEM_TILES void int8_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b,
+                            const TileScales& scales, int64_t rows, int64_t panels, int64_t tiles, const void* next) {
+  int64_t configured = 0;  // rows of the block
+  for (int64_t p = 0; p < panels; p += 2) {
+    const auto run = p + 1 < panels ? rows_of_bytes<true> : rows_of_bytes<false>;
+    const char* fetch = next == nullptr ? nullptr : static_cast<const char*>(next) + p * b.panel_stride;
+    run(reinterpret_cast<char*>(c + p * kPanel), c_stride * 4, a, static_cast<const char*>(b.data) + p * b.panel_stride,
+        b.panel_stride, scales, rows, tiles, fetch, configured);
+  }
+  _tile_release();
+}
+
 void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, int64_t tiles) {
   constexpr unsigned kSubnormalsAreZero = 0x8040;
   const unsigned state = _mm_getcsr();
@@ -207,6 +317,10 @@ EADEM_TILES void round_to_tiles(const TileRows& rows, int64_t row, const float* 
 namespace eadem::kernels::cpu {
 
 void bf16_tiles(float*, int64_t, const TileRows&, const TilePanels&, int64_t, int64_t, int64_t) {
+  EADEM_CHECK(false, "tiles are of x86 processors");
+}
+void int8_tiles(float*, int64_t, const TileRows&, const TilePanels&, const TileScales&, int64_t, int64_t, int64_t,
+                const void*) {
   EADEM_CHECK(false, "tiles are of x86 processors");
 }
 void bf16_row(float*, const TileRows&, const TilePanels&, int64_t, int64_t) {

@@ -5,10 +5,11 @@
 //
 //   c[r, n] = sum over tiles t: a[r, t] b[t, n]
 //
-// A tile of k is 64 bytes of a row of a: 32 bf16. b lies in panels of 16 outputs, in each one tile after the other: 16
-// lines of 64 bytes, line i holding for each output the two bf16 of k that meet numbers 2 i and 2 i + 1 of a row of a.
+// A tile of k is 64 bytes of a row of a: 32 bf16, or 64 signed bytes. b lies in panels of 16 outputs, in each one tile
+// after the other: 16 lines of 64 bytes, line i holding for each output the two bf16, or the four bytes (unsigned), of
+// k that meet bytes 4 i … 4 i + 3 of a row of a.
 //
-// A tile adds to c, rounded each time and subnormal numbers being zeros,
+// Sums of bytes are exact in 32 bits. Of bf16, a tile adds to c, rounded each time and subnormal numbers being zeros,
 // (even + odd): two chains over the tile's 16 pairs of fma(a, b, chain) that begin at zero, of first and of second
 // ones.
 #pragma once
@@ -50,6 +51,18 @@ void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels&
 
 // The first row of a alone, c [panels * 16], in vectors: the same bits, for the price of reading b.
 void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, int64_t tiles);
+
+// Where sums of bytes start, and what they are multiplied by: those of row r at [r * stride].
+struct TileScales {
+  const int32_t* starts;
+  const float* scales;
+  int64_t stride;
+};
+
+// c [rows, panels * 16] += scale * float(start + sum over `tiles` tiles, at most kTileBlock), one fma each. Panels that
+// begin at `next`, as far apart as those of b, or none, are fetched meanwhile.
+void int8_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, const TileScales& scales,
+                int64_t rows, int64_t panels, int64_t tiles, const void* next);
 
 // Rounds the n values of a row to bf16, to nearest even (subnormal ones to zero), into its place among `rows`, in
 // order; its last tile is filled up with zeros.

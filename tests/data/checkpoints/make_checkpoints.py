@@ -36,15 +36,23 @@ TINY = dict(hidden_size=64, intermediate_size=64, num_attention_heads=1, num_key
 
 # ------------------------------------------------------------------ what an engine keeps of them
 
-def to_8_bits(x):
-    """x as 8-bit integers times a scale for each 32 values of a row."""
-    steps = x.reshape(*x.shape[:-1], -1, 32)
+def to_8_bits(x, size):
+    """x as 8-bit integers times a scale for each `size` values of a row."""
+    steps = x.reshape(*x.shape[:-1], -1, size)
     largest = steps.abs().amax(-1, keepdim=True)
     return ((steps * (127 / largest)).round() * (largest / 127)).reshape(x.shape)
 
 
-def run_kept(config, weights, tensors, prompt):
-    """The f64 pass where products with integers take x in 8 bits, by 32 columns in the order of their groups."""
+def has_one_scale(quantization):
+    """Whether every output has one scale."""
+    if quantization["quant_method"] == "compressed-tensors":
+        return quantization["config_groups"]["group_0"]["weights"]["strategy"] == "channel"
+    return quantization.get("group_size") == -1
+
+
+def run_kept(config, quantization, weights, tensors, prompt):
+    """The f64 pass where products with integers take x in 8 bits, by 32 columns in the order of their groups, or by 256
+    where an output has one scale."""
     model = make_goldens.build(config, weights, torch.float64)
     for name, module in model.named_modules():
         group_of = tensors.get(f"{name}.g_idx", tensors.get(f"{name}.weight_g_idx"))
@@ -55,7 +63,8 @@ def run_kept(config, weights, tensors, prompt):
 
         def quantize_x(module, inputs, order=order):
             x = torch.empty_like(inputs[0])
-            x[..., order] = to_8_bits(inputs[0][..., order])
+            size = min(256, module.in_features) if has_one_scale(quantization) else 32
+            x[..., order] = to_8_bits(inputs[0][..., order], size)
             return (x,)
 
         module.register_forward_pre_hook(quantize_x)
@@ -299,7 +308,7 @@ def write_checkpoint(name, model_type, dtype, sizes, config_and_layer):
             logits[key] = make_goldens.run_logits(make_goldens.build(config, weights, precision), prompt)
     error = (logits["logits"] - logits["logits_f64"]).abs().max()
     with torch.no_grad(), make_goldens.precision(torch.float64):
-        logits["logits_kept"] = run_kept(config, weights, tensors, prompt)
+        logits["logits_kept"] = run_kept(config, quantization, weights, tensors, prompt)
     cost = ((logits["logits_kept"] - logits["logits_f64"]).norm() / logits["logits_f64"].norm()).item()
     save_file({"prompt": torch.from_numpy(prompt), **{k: v.float().contiguous() for k, v in logits.items()}},
               folder / "expected.safetensors")

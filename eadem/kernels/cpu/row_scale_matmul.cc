@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products with integers that have one scale for each output (quantized_matmul.h): a chunk of k is summed in integers,
+// by dot products of bytes, or on tiles where there are any and more than one row.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "eadem/kernels/cpu/quantized_matmul.h"
+#include "eadem/kernels/cpu/tiles.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/row_scale_matmul.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/quantized_steps-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// Integer sums of rows x vectors in registers.
+#if HWY_TARGET == HWY_AVX3
+inline constexpr int kSumRows = 12, kSumPanels = 2, kRowPanels = 4;  // 24 + 2 + 1 of 32
+#elif HWY_TARGET == HWY_NEON
+inline constexpr int kSumRows = 4, kSumPanels = 1, kRowPanels = 4;  // 16 + 4 + 1 of 32
+#elif HWY_TARGET == HWY_SCALAR
+inline constexpr int kSumRows = 2, kSumPanels = 1, kRowPanels = 1;
+#else
+inline constexpr int kSumRows = HWY_TARGET == HWY_AVX2 ? 4 : 2, kSumPanels = 1, kRowPanels = 2;
+#endif
+
+// A chunk of neighbouring panels, `stride` bytes apart.
+struct ChunkPanels {
+  const uint8_t* codes;
+  int64_t stride;
+};
+
+// c [kRows, kPanels * 16] += rows r0 … of x times the chunk that begins at step s0, in one sum of integers each.
+template <typename Dot, int kBits, int kRows, int kPanels>
+HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
+                             const ChunkPanels& w, int64_t s0, int64_t steps) {
+  using Fields = CodeFields<kBits, 0, false>;
+  constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes), kVecs = kPanels * kPanelVectors;
+  const int64_t first = x.step(r0, s0);
+  Ints sum[kRows][kVecs];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVecs; ++v) sum[r][v] = hn::Set(IntLanes(), x.starts[first + r * kChunkSteps]);
+  for (int64_t s = 0; s < steps; ++s) {
+    const uint8_t* codes = w.codes + s * Fields::kBytes;
+    const int8_t* x_codes = x.codes + (first + s) * kStep;
+    if constexpr (kRows == 1) {
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < Fields::kBytes; i += 64) hwy::Prefetch(codes + p * w.stride + kPrefetchQuants + i);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kStepVectors; ++i) {
+      Words words[kVecs];
+#pragma GCC unroll 16
+      for (int v = 0; v < kVecs; ++v)
+        words[v] = Fields(codes + v / kPanelVectors * w.stride, v % kPanelVectors * kLanes).codes(i, nullptr);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const Ints bytes = broadcast_bytes(x_codes + r * kChunkSteps * kStep + i * 4);
+#pragma GCC unroll 16
+        for (int v = 0; v < kVecs; ++v) sum[r][v] = Dot::dot(sum[r][v], words[v], bytes);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVecs; ++v) {
+      float* acc = c + r * c_stride + v * kLanes;
+      store(hn::MulAdd(set(x.scales[first + r * kChunkSteps]), hn::ConvertTo(Lanes(), sum[r][v]), load(acc)), acc);
+    }
+}
+
+// All rows of kPanels panels, in tiles as tall as registers allow, then in smaller ones.
+template <typename Dot, int kPanels>
+void chunk_rows(float* c, int64_t c_stride, const QuantizedRows& x, int64_t r0, int64_t rows, const ChunkPanels& w,
+                int64_t s0, int64_t steps) {
+  const auto tiles = [&](auto size) {
+    constexpr int kRows = decltype(size)::value;
+    if constexpr (kRows <= kSumRows)
+      for (; rows >= kRows; rows -= kRows, r0 += kRows, c += kRows * c_stride)
+        chunk_tile<Dot, 8, kRows, kPanels>(c, c_stride, x, r0, w, s0, steps);
+  };
+  tiles(std::integral_constant<int, kSumRows>());
+  if constexpr (kSumRows > 6) tiles(std::integral_constant<int, 6>());
+  if constexpr (kSumRows > 2) tiles(std::integral_constant<int, 2>());
+  tiles(std::integral_constant<int, 1>());
+}
+
+// All panels of rows, of codes as bytes.
+template <typename Dot>
+void chunk_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, ChunkPanels w, int64_t panels, int64_t s0,
+                  int64_t steps) {
+  const int64_t c_stride = panels * kPanelWidth;
+  int64_t p = 0;
+  for (; p + kSumPanels <= panels; p += kSumPanels, w.codes += kSumPanels * w.stride)
+    chunk_rows<Dot, kSumPanels>(c + p * kPanelWidth, c_stride, x, r0, rows, w, s0, steps);
+  if constexpr (kSumPanels > 1)
+    for (; p < panels; ++p, w.codes += w.stride)
+      chunk_rows<Dot, 1>(c + p * kPanelWidth, c_stride, x, r0, rows, w, s0, steps);
+}
+
+// All panels of a row alone, of codes as they lie.
+template <typename Dot, int kBits>
+void chunk_row(float* c, const QuantizedRows& x, int64_t r0, ChunkPanels w, int64_t panels, int64_t s0, int64_t steps) {
+  int64_t p = 0;
+  for (; p + kRowPanels <= panels; p += kRowPanels, w.codes += kRowPanels * w.stride)
+    chunk_tile<Dot, kBits, 1, kRowPanels>(c + p * kPanelWidth, 0, x, r0, w, s0, steps);
+  if constexpr (kRowPanels > 1)
+    for (; p < panels; ++p, w.codes += w.stride)
+      chunk_tile<Dot, kBits, 1, 1>(c + p * kPanelWidth, 0, x, r0, w, s0, steps);
+}
+
+// The same by tiles. `next`: the chunk that comes after, or null.
+void chunk_on_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const ChunkPanels& w, int64_t panels,
+                    int64_t s0, int64_t steps, const uint8_t* next) {
+  constexpr int64_t kLine = kChunkSteps * kStep, kTileSteps = kTileLine / kStep;
+  const int64_t first = x.step(r0, s0);
+  const TileRows a{x.codes + first * kStep, 0, 2 * kTileRows * kLine, kTileLine, kTileRows * kLine, kLine};
+  int8_tiles(c, panels * kPanelWidth, a, {w.codes, w.stride}, {x.starts + first, x.scales + first, kChunkSteps}, rows,
+             panels, steps / kTileSteps, next);
+}
+
+// c [rows, 16] times the scales of panel p, less the mins' part.
+template <typename Stored>
+void scale_panel(float* c, int64_t c_stride, const QuantizedRows& x, const QuantizedWeight& w, const Stored* scales,
+                 int64_t r0, int64_t rows, int64_t p) {
+  for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+    const Vec scale = load(scales + p * kPanelWidth + n);
+    Vec min = zero();
+    if (w.layout->has_min) {
+      const Ints above = hn::Sub(load_bytes(w.zeros + p * kPanelWidth + n), hn::Set(IntLanes(), w.layout->zero));
+      min = hn::Mul(scale, hn::ConvertTo(Lanes(), above));
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      float* acc = c + r * c_stride + n;
+      const Vec product = hn::Mul(load(acc), scale);
+      store(w.layout->has_min ? hn::NegMulAdd(set(x.sums[r0 + r]), min, product) : product, acc);
+    }
+  }
+}
+
+template <template <bool> typename Dot, bool kTiles>
+void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
+                            int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  const int64_t all_steps = k_size / kStep, step_bytes = w.layout->quant_bytes(), stride = all_steps * step_bytes;
+  auto* unpacked = reinterpret_cast<uint8_t*>(scratch);
+  std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
+  for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
+    const int64_t steps = std::min(kChunkSteps, all_steps - s0);
+    ChunkPanels chunk{w.quants + p0 * stride + s0 * step_bytes, stride};
+    if (x.rows == 1) {
+      if (w.layout->code_bits == 4)
+        chunk_row<Dot<false>, 4>(c, x, r0, chunk, panels, s0, steps);
+      else
+        chunk_row<Dot<true>, 8>(c, x, r0, chunk, panels, s0, steps);
+      continue;
+    }
+    const uint8_t* next = s0 + steps < all_steps ? chunk.codes + steps * step_bytes : w.quants + (p0 + panels) * stride;
+    // 1. Codes of 4 bits as bytes.
+    if (w.layout->code_bits == 4) {
+      for (int64_t p = 0; p < panels; ++p)
+        for (int64_t s = 0; s < steps; ++s)
+          for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+            const CodeFields<4, 0, false> fields(chunk.codes + p * stride + s * step_bytes, n);
+#pragma GCC unroll 16
+            for (int i = 0; i < kStepVectors; ++i)
+              store_words(fields.codes(i, nullptr), unpacked + (p * kChunkSteps + s) * kStepBytes + i * 64 + n * 4);
+          }
+      chunk = {unpacked, kChunkSteps * kStepBytes};
+      next = nullptr;
+    }
+    // 2. The chunk's sums, times the scales of x.
+    if (kTiles && steps % 2 == 0)
+      chunk_on_tiles(c, x, r0, rows, chunk, panels, s0, steps, next);
+    else
+      chunk_panels<Dot<true>>(c, x, r0, rows, chunk, panels, s0, steps);
+  }
+  // 3. The scales of the outputs.
+  const int64_t c_stride = panels * kPanelWidth;
+  const auto scale = [&](const auto* scales) {
+    for (int64_t p = 0; p < panels; ++p)
+      scale_panel(c + p * kPanelWidth, c_stride, x, w, scales, r0, rows, p0 + p);
+  };
+  switch (w.layout->group_scales) {
+    case DType::f16: return scale(reinterpret_cast<const f16_t*>(w.scales));
+    case DType::bf16: return scale(reinterpret_cast<const bf16_t*>(w.scales));
+    default: return scale(reinterpret_cast<const float*>(w.scales));
+  }
+}
+
+void row_scales(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
+                int64_t p0, int64_t panels, float* scratch) {
+  row_scale_product_with<DotPairs, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+}
+
+// The same on processors of this target that have the 8-bit dot product, and on those that have tiles as well.
+void row_scales_vnni(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
+                     int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  row_scale_product_with<DotVnni, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+}
+
+void row_scales_tiles(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
+                      int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  row_scale_product_with<DotVnni, true>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(row_scales);
+HWY_EXPORT(row_scales_vnni);
+HWY_EXPORT(row_scales_tiles);
+
+QuantizedProduct row_scale_product(Isa isa) {
+  if (isa == Isa::amx) return EADEM_CPU_DISPATCH(row_scales_tiles, isa);
+  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_scales_vnni, isa) : EADEM_CPU_DISPATCH(row_scales, isa);
+}
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE
