@@ -10,12 +10,16 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace eadem {
 
 namespace {
-constexpr Isa kAll[] = {Isa::scalar, Isa::sse4, Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::amx, Isa::neon};
+constexpr Isa kAll[] = {Isa::scalar,      Isa::sse4, Isa::avx2, Isa::avx512,
+                        Isa::avx512_vnni, Isa::amx,  Isa::neon, Isa::neon_dotprod};
 
 #if defined(__x86_64__)
 // Whether the processor has tiles of bytes and of bf16, and the system keeps their state for this process: it does for
@@ -45,6 +49,7 @@ std::string_view isa_name(Isa isa) {
     case Isa::avx512_vnni: return "avx512_vnni";
     case Isa::amx: return "amx";
     case Isa::neon: return "neon";
+    case Isa::neon_dotprod: return "neon_dotprod";
   }
   return "?";
 }
@@ -53,7 +58,8 @@ int isa_lanes(Isa isa) {
   switch (isa) {
     case Isa::scalar: return 1;
     case Isa::sse4:
-    case Isa::neon: return 4;
+    case Isa::neon:
+    case Isa::neon_dotprod: return 4;
     case Isa::avx2: return 8;
     case Isa::avx512:
     case Isa::avx512_vnni:
@@ -84,6 +90,7 @@ std::vector<Isa> available_isas() {
   result.push_back(Isa::scalar);
   return result;
 #elif defined(__aarch64__)
+  if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) return {Isa::neon_dotprod, Isa::neon};
   return {Isa::neon};
 #else
   return {Isa::scalar};

@@ -9,16 +9,17 @@
 namespace eadem {
 
 // avx512_vnni is avx512 with the 8-bit dot products that quantized weights use; amx is avx512_vnni with tiles of 8-bit
-// integers and of bf16, which the system must grant to the process.
-enum class Isa { scalar, sse4, avx2, avx512, avx512_vnni, amx, neon };
+// integers and of bf16, which the system must grant to the process. neon_dotprod is neon with 8-bit dot products, which
+// ARMv8.2 may have.
+enum class Isa { scalar, sse4, avx2, avx512, avx512_vnni, amx, neon, neon_dotprod };
 
 std::string_view isa_name(Isa isa);
 
 // Lanes of f32 in a vector.
 int isa_lanes(Isa isa);
 
-// Whether there are 8-bit dot products (vpdpbusd).
-constexpr bool has_byte_dots(Isa isa) { return isa == Isa::avx512_vnni || isa == Isa::amx; }
+// Whether there are 8-bit dot products (vpdpbusd, sdot).
+constexpr bool has_byte_dots(Isa isa) { return isa == Isa::avx512_vnni || isa == Isa::amx || isa == Isa::neon_dotprod; }
 
 // Every instruction set that this machine can run and this build contains, best first. Never empty.
 std::vector<Isa> available_isas();

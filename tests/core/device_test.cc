@@ -34,7 +34,7 @@ TEST(Isa, NamesRoundTrip) {
 
 TEST(Isa, UnknownAndUnavailableAreToldApart) {
   EXPECT_NE(message_of<InvalidArgument>([] { isa_from_name("mmx"); }).find("'mmx'"), std::string::npos);
-  for (Isa isa : {Isa::neon, Isa::sse4}) {
+  for (Isa isa : {Isa::neon, Isa::neon_dotprod, Isa::sse4}) {
     const std::vector<Isa> available = available_isas();
     if (std::find(available.begin(), available.end(), isa) != available.end()) continue;
     EXPECT_NE(message_of<Unsupported>([&] { isa_from_name(isa_name(isa)); }).find("available: "), std::string::npos);

@@ -125,7 +125,8 @@ TEST_P(VectorMath, DispatchReachesTheCodeOfTheInstructionSet) {
     case Isa::avx512: expected = HWY_AVX3, expected_lanes = 16; break;
     case Isa::avx2: expected = HWY_AVX2, expected_lanes = 8; break;
     case Isa::sse4: expected = HWY_SSE4; break;
-    case Isa::neon: expected = HWY_NEON; break;
+    case Isa::neon:
+    case Isa::neon_dotprod: expected = HWY_NEON; break;
     // GCC miscompiles Highway's emulated vectors: with it the fallback is single values.
     case Isa::scalar: expected = HWY_BASELINE_SCALAR, expected_lanes = HWY_BROKEN_EMU128 ? 1 : 4; break;
   }
@@ -294,10 +295,10 @@ TEST_P(VectorMath, ReductionsTakeEveryElementOnce) {
 
 TEST(Dispatch, EveryInstructionSetHasItsOwnSlot) {
   std::set<size_t> slots;
-  size_t sharing = 0;  // avx512_vnni and amx are compiled as avx512
+  size_t sharing = 0;  // avx512_vnni and amx are compiled as avx512, neon_dotprod as neon
   for (Isa isa : available_isas()) {
     slots.insert(isa_slot(isa));
-    sharing += isa == Isa::avx512_vnni || isa == Isa::amx;
+    sharing += has_byte_dots(isa);
   }
   EXPECT_EQ(slots.size() + sharing, available_isas().size());
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
@@ -299,13 +300,39 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
     }
 }
 
+// Two instruction sets of this machine that differ in 8-bit dot products alone: with them, and without.
+std::optional<std::pair<std::string_view, std::string_view>> byte_dot_isas() {
+  if (device_name() != "cpu") return std::nullopt;
+  for (const auto& [with, without] : {std::pair(Isa::avx512_vnni, Isa::avx512), {Isa::neon_dotprod, Isa::neon}})
+    if (std::ranges::count(available_isas(), with) != 0) return std::pair(isa_name(with), isa_name(without));
+  return std::nullopt;
+}
+
+// Integers are exact and the chain over them is one: 8-bit dot products change no bit.
+TEST(LinearProperties, ByteDotsHaveTheBitsOfOtherProducts) {
+  const auto isas = byte_dot_isas();
+  if (!isas) GTEST_SKIP() << "no instruction set with 8-bit dot products";
+  const auto with = open_device("cpu", {.num_threads = 1, .isa = isas->first});
+  const auto without = open_device("cpu", {.num_threads = 1, .isa = isas->second});
+  int quantized = 0;
+  for (const ops::Workload& row : op_cases("linear")) {
+    if (row.inputs[1].encoding == nullptr) continue;
+    const PassCall call = expected_call(row, Pass::inference, 8)->call;
+    const std::vector<Tensor> expected = run_chosen(*without, call, row.name), y = run_chosen(*with, call, row.name);
+    ASSERT_FALSE(expected.empty() || y.empty());
+    ASSERT_TRUE(same_bits(expected[0].view, y[0].view)) << row.name;
+    ++quantized;
+  }
+  EXPECT_GT(quantized, 0);
+}
+
 // Sums of products of codes are exact: the instruction set without 8-bit dot products finds the same ones in f32, and
 // what follows is the same code. Widths beside the blocks of codes that are taken at once, too.
 TEST(AttentionProperties, IntegerScoresHaveTheBitsOfTheirFloats) {
-  if (device_name() != "cpu" || std::ranges::count(available_isas(), Isa::avx512_vnni) == 0)
-    GTEST_SKIP() << "needs avx512_vnni";
-  const auto with = open_device("cpu", {.num_threads = 1, .isa = "avx512_vnni"});
-  const auto without = open_device("cpu", {.num_threads = 1, .isa = "avx512"});
+  const auto isas = byte_dot_isas();
+  if (!isas) GTEST_SKIP() << "no instruction set with 8-bit dot products";
+  const auto with = open_device("cpu", {.num_threads = 1, .isa = isas->first});
+  const auto without = open_device("cpu", {.num_threads = 1, .isa = isas->second});
   for (int64_t head_dim : {1, 7, 16, 30, 64, 80, 128})
     for (int64_t tokens : {1, 3, 20}) {
       SymbolValues symbols;

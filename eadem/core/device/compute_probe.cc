@@ -22,7 +22,11 @@ constexpr int kChains = 12;
 constexpr int64_t kIterations = 200000;
 
 // Keeps a register's value from being computed ahead of the loop or left out.
+#if defined(__aarch64__)
+#define EADEM_OPAQUE(x) asm volatile("" : "+w"(x))
+#else
 #define EADEM_OPAQUE(x) asm volatile("" : "+v"(x))
+#endif
 
 #if defined(__x86_64__)
 
@@ -204,6 +208,34 @@ float f32_neon() {
   for (int c = 1; c < kChains; ++c) sum = vaddq_f32(sum, x[c]);
   return vgetq_lane_f32(sum, 0);
 }
+
+__attribute__((target("arch=armv8.2-a+dotprod"))) float int8_neon_dotprod() {
+  int32x4_t x[kChains];
+  for (int c = 0; c < kChains; ++c) x[c] = vdupq_n_s32(c);
+  int8x16_t a = vdupq_n_s8(3);
+  const int8x16_t b = vdupq_n_s8(-2);
+  for (int64_t i = 0; i < kIterations; ++i) {
+    EADEM_OPAQUE(a);
+    for (int c = 0; c < kChains; ++c) x[c] = vdotq_s32(x[c], a, b);
+  }
+  for (int c = 1; c < kChains; ++c) x[0] = vaddq_s32(x[0], x[c]);
+  return static_cast<float>(vgetq_lane_s32(x[0], 0));
+}
+
+// Without sdot: two halves multiplied, neighbours added in 16 bits, then in 32.
+float int8_neon() {
+  int32x4_t x[kChains];
+  for (int c = 0; c < kChains; ++c) x[c] = vdupq_n_s32(c);
+  int8x16_t a = vdupq_n_s8(3);
+  const int8x16_t b = vdupq_n_s8(-2);
+  for (int64_t i = 0; i < kIterations; ++i)
+    for (int c = 0; c < kChains; ++c) {
+      EADEM_OPAQUE(a);
+      x[c] = vpadalq_s16(x[c], vpaddq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_high_s8(a, b)));
+    }
+  for (int c = 1; c < kChains; ++c) x[0] = vaddq_s32(x[0], x[c]);
+  return static_cast<float>(vgetq_lane_s32(x[0], 0));
+}
 #endif
 
 float f32_scalar() {
@@ -254,7 +286,10 @@ constexpr PeakLoop kPeakLoops[] = {
     {Arithmetic::amx_int8, Isa::amx, kTilePasses * 2 * 16 * 16 * 64, pass_amx_int8},
     {Arithmetic::amx_bf16, Isa::amx, kTilePasses * 2 * 16 * 16 * 32, pass_amx_bf16},
 #elif defined(__aarch64__)
+    {Arithmetic::f32, Isa::neon_dotprod, chained(4, 1), f32_neon},
     {Arithmetic::f32, Isa::neon, chained(4, 1), f32_neon},
+    {Arithmetic::int8, Isa::neon_dotprod, chained(4, 4), int8_neon_dotprod},
+    {Arithmetic::int8, Isa::neon, chained(4, 4), int8_neon},
 #endif
     {Arithmetic::f32, Isa::scalar, chained(1, 1), f32_scalar}};
 

@@ -618,7 +618,8 @@ void run_forward(const KernelCall& call) {
   }
   a.y = elements<float>(call.outputs[0]);
   a.lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
-  a.byte_dots = a.rounds_queries() && has_byte_dots(cpu_device(call).isa());
+  a.byte_dots =
+      a.rounds_queries() && has_byte_dots(cpu_device(call).isa()) && cpu_device(call).isa() != Isa::neon_dotprod;
 
   int64_t blocks = 0;
   bool few_rows = true, many_keys = false;

@@ -29,11 +29,12 @@ constexpr size_t isa_slot(Isa isa) {
     case Isa::avx2: target = HWY_AVX2; break;
     case Isa::sse4: target = HWY_SSE4; break;
     case Isa::scalar:
-    case Isa::neon: return HWY_MAX_DYNAMIC_TARGETS + 1;
+    case Isa::neon:
+    case Isa::neon_dotprod: return HWY_MAX_DYNAMIC_TARGETS + 1;
   }
   return static_cast<size_t>(std::countr_zero(static_cast<uint64_t>(HWY_CHOSEN_TARGET_SHIFT(target))));
 #else
-  return isa == Isa::neon ? 0 : HWY_MAX_DYNAMIC_TARGETS + 1;
+  return isa == Isa::scalar ? HWY_MAX_DYNAMIC_TARGETS + 1 : 0;
 #endif
 }
 

@@ -44,7 +44,7 @@ HWY_INLINE void store_words(Words v, uint8_t* p) {
 #endif
 }
 
-// ---- The dot product of four bytes: sum[n] += sum_j w[n][j] * x[j], w unsigned, x signed and broadcast.
+// ---- The dot product of four bytes: sum[n] += sum_j w[n][j] * x[j], w unsigned, x signed, not -128, and broadcast.
 
 HWY_INLINE Ints broadcast_bytes(const int8_t* x) {
   int32_t word;
@@ -52,13 +52,39 @@ HWY_INLINE Ints broadcast_bytes(const int8_t* x) {
   return hn::Set(IntLanes(), word);
 }
 
+// DotVnni: by the instruction that some processors have, written as such: this code is compiled for those without it,
+// too, and whoever calls has asked.
 #if HWY_TARGET == HWY_AVX3
-// One instruction, written as such: this code is compiled for processors without it, too, and whoever calls has asked.
 template <bool>
 struct DotVnni {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     asm("vpdpbusd %[x], %[w], %[sum]" : [sum] "+v"(sum.raw) : [w] "v"(w.raw), [x] "v"(x.raw));
     return sum;
+  }
+};
+#elif HWY_TARGET == HWY_NEON
+// To this instruction both are signed.
+HWY_INLINE Ints dot_signed(Ints sum, Ints w, Ints x) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return Ints(vdotq_s32(sum.raw, vreinterpretq_s8_s32(w.raw), vreinterpretq_s8_s32(x.raw)));
+#else
+  // What the assembler takes must include what the compiler uses around it.
+  asm(".arch armv8.2-a+crypto+dotprod\n\tsdot %[sum].4s, %[w].16b, %[x].16b"
+      : [sum] "+w"(sum.raw)
+      : [w] "w"(w.raw), [x] "w"(x.raw));
+  return sum;
+#endif
+}
+
+// Where codes may be 128 or more (kBytes) their upper bit, to the instruction -128, is multiplied with -x.
+template <bool kBytes>
+struct DotVnni {
+  static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
+    const Ints codes = hn::BitCast(IntLanes(), w);
+    if constexpr (!kBytes) return dot_signed(sum, codes, x);
+    const Ints top = hn::And(codes, hn::Set(IntLanes(), static_cast<int32_t>(0x80808080u)));
+    const Ints minus_x(vreinterpretq_s32_s8(vnegq_s8(vreinterpretq_s8_s32(x.raw))));
+    return dot_signed(dot_signed(sum, hn::Xor(codes, top), x), top, minus_x);
   }
 };
 #endif
@@ -109,7 +135,7 @@ struct DotPairs {
 #endif
 };
 
-#if HWY_TARGET != HWY_AVX3
+#if HWY_TARGET != HWY_AVX3 && HWY_TARGET != HWY_NEON
 template <bool kBytes>
 using DotVnni = DotPairs<kBytes>;
 #endif
