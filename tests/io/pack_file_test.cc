@@ -5,29 +5,19 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "test_files.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::io {
 namespace {
+
+using test::refusal;
 
 const auto in_order = [](int64_t count, FunctionRef<void(int64_t)> task) {
   for (int64_t i = 0; i < count; ++i) task(i);
 };
 
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span<const char>(text)); }
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", error.kind(), error.what());
-  }
-  return "";
-}
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text) << "\nlacks: " << (part)
 
 const std::vector<PackPart> kParts = {{"title", 0}, {"a [3]", 3}, {"b [5000]", 5000}, {"c", 0}, {"d", 4096}, {"e", 1}};
 const ContentHash kSource{1, 2};

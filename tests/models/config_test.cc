@@ -4,14 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <functional>
 
 #include "eadem/io/gguf.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/llama.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::models {
 namespace {
+
+using test::refusal;
 
 namespace fs = std::filesystem;
 using modules::RopeScaling;
@@ -34,21 +36,9 @@ io::JsonValue small() {
   return json;
 }
 
-// The kind of the error and its text; "" when nothing is thrown.
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", error.kind(), error.what());
-  }
-  return "";
-}
-
 std::string refusal_of(const io::JsonValue& json) {
   return refusal([&] { parse(json); });
 }
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text) << "\nlacks: " << (part)
 
 TEST(LlamaConfig, OldAndNewKeysMeanTheSame) {
   for (const std::string name : kGoldens)

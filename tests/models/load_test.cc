@@ -6,15 +6,17 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <limits>
 #include <map>
 
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/safetensors.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::models {
 namespace {
+
+using test::refusal;
 
 namespace fs = std::filesystem;
 
@@ -52,18 +54,6 @@ double largest_difference(const TensorView& a, const TensorView& b) {
   }
   return largest;
 }
-
-// The kind of the error and its text; "" when nothing is thrown.
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", error.kind(), error.what());
-  }
-  return "";
-}
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text) << "\nlacks: " << (part)
 
 // A copy of the golden `llama` whose tensors a test may change.
 class SpoiledCheckpoint : public testing::Test {

@@ -22,6 +22,7 @@
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/mapped_file.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::models {
 namespace {
@@ -29,8 +30,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const fs::path kData = fs::path(EADEM_SOURCE_DIR) / "tests/data";
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text) << "\nlacks: " << (part)
 
 // A Llama of one layer whose matrices are all stored as `type`.
 void write_model(const fs::path& file, const WeightType& type, uint32_t seed = 1) {

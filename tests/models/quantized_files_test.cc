@@ -8,29 +8,20 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <limits>
 #include <map>
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/gguf.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::models {
 namespace {
 
+using test::refusal;
+
 namespace fs = std::filesystem;
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", error.kind(), error.what());
-  }
-  return "";
-}
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text) << "\nlacks: " << (part)
 
 // ---- Files of the package --------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "eadem/modules/modules.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::modules {
 namespace {
@@ -32,8 +33,6 @@ std::string message_of(const std::function<void()>& action) {
   ADD_FAILURE() << "nothing was refused";
   return {};
 }
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text) << "\nlacks: " << (part)
 
 TEST(AutoHardwareConfig, ModeDefaultsSayThatTheModeSetThem) {
   const auto device = cpu();

@@ -7,6 +7,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::ops {
 namespace {
@@ -16,20 +17,10 @@ constexpr Symbol kT = Symbol::tokens;
 
 std::vector<TensorType> infer(const Op& op, const std::vector<TensorType>& in) { return op.infer_types(in); }
 
-// The message of the InvalidArgument that `action` throws.
-template <typename Action>
-std::string refusal(Action&& action) {
-  try {
-    action();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "(accepted)";
-}
-
 #define EXPECT_REFUSED(expression, ...)                                                              \
   do {                                                                                               \
-    const std::string message = refusal([&] { (void)(expression); });                                \
+    const std::string message = test::refusal([&] { (void)(expression); });                          \
+    EXPECT_TRUE(message.starts_with("InvalidArgument: ")) << "it says: " << message;                 \
     for (const char* part : {__VA_ARGS__})                                                           \
       EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message; \
   } while (false)

@@ -17,9 +17,12 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/kernels/cpu/quantized_panels.h"
 #include "tests/core/fake_system.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::pipeline {
 namespace {
+
+using test::refusal;
 
 constexpr int64_t kRows = 34, kColumns = 512;
 
@@ -58,15 +61,6 @@ void expect_same_bits(const TensorView& actual, const TensorView& expected) {
   ASSERT_EQ(actual.shape, expected.shape);
   ASSERT_EQ(actual.dtype, expected.dtype);
   EXPECT_EQ(std::memcmp(actual.data, expected.data, static_cast<size_t>(expected.size_bytes())), 0);
-}
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return fmt::format("{}: {}", error.kind(), error.what());
-  }
-  return "";
 }
 
 void expect_words(const std::string& text, std::initializer_list<const char*> words) {

@@ -13,19 +13,10 @@
 #include "eadem/ops/softmax.h"
 #include "eadem/pipeline/precision.h"
 #include "eadem/pipeline/type_inference.h"
+#include "tests/support/refusal.h"
 
 namespace eadem::pipeline {
 namespace {
-
-template <typename Fn>
-std::string message_of(Fn&& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return std::string(error.kind()) + ": " + error.what();
-  }
-  return "nothing was thrown";
-}
 
 bool mentions(const std::string& text, std::initializer_list<const char*> parts) {
   for (const char* part : parts)
@@ -39,7 +30,7 @@ TEST(TypeInference, NamesTheNodeAndBothValues) {
   const ValueId x = graph.add_input("x", TensorType(DType::f32, {Symbol::tokens, 8}));
   const ValueId w = graph.add_parameter("w", TensorType(DType::f32, {4, 9}));
   graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{}), {x, w});
-  const std::string message = message_of([&] { infer_types(graph); });
+  const std::string message = test::refusal([&] { infer_types(graph); });
   EXPECT_TRUE(mentions(message, {"InvalidArgument", "layers.3", "linear", "[4, 9]", "8"})) << message;
 }
 
@@ -68,7 +59,7 @@ TEST(KernelCover, WhatHasNoKernelIsNamedWithTheRefusals) {
   environment.bounds[Symbol::tokens] = 2;
   const Program program(graph, environment, std::make_shared<ParameterStore>(device));
   EXPECT_FALSE(program.is_complete());
-  const std::string message = message_of([&] { program.require_complete(); });
+  const std::string message = test::refusal([&] { program.require_complete(); });
   EXPECT_TRUE(mentions(message, {"Unsupported", "layers.0.norm", "rms_norm", "bf16"})) << message;
 }
 
@@ -80,11 +71,11 @@ TEST(Program, StatesInputsAndOutputsAreCheckedByName) {
   Environment environment{.device = device};
   environment.bounds[Symbol::tokens] = 2;
   Program program(graph, environment, std::make_shared<ParameterStore>(device));
-  EXPECT_TRUE(mentions(message_of([&] { program.input("z"); }), {"NotFound", "'z'"}));
-  EXPECT_TRUE(mentions(message_of([&] { program.output("z"); }), {"NotFound", "'z'"}));
-  EXPECT_TRUE(mentions(message_of([&] { program.bind_state("z", TensorView()); }), {"NotFound", "'z'"}));
+  EXPECT_TRUE(mentions(test::refusal([&] { program.input("z"); }), {"NotFound", "'z'"}));
+  EXPECT_TRUE(mentions(test::refusal([&] { program.output("z"); }), {"NotFound", "'z'"}));
+  EXPECT_TRUE(mentions(test::refusal([&] { program.bind_state("z", TensorView()); }), {"NotFound", "'z'"}));
   environment.disabled_fusions = {"nonsense"};
-  EXPECT_TRUE(mentions(message_of([&] { Program(graph, environment, std::make_shared<ParameterStore>(device)); }),
+  EXPECT_TRUE(mentions(test::refusal([&] { Program(graph, environment, std::make_shared<ParameterStore>(device)); }),
                        {"nonsense", "add_rms_norm"}));
 }
 
@@ -108,7 +99,7 @@ TEST(Autograd, AnOpWithoutBackwardPassIsRefusedByName) {
   };
   graph.mark_output("y", graph.add1(std::make_shared<OneWay>(), {y}));
   infer_types(graph);
-  EXPECT_TRUE(mentions(message_of([&] { differentiate(graph); }), {"Unsupported", "one_way", "no backward pass"}));
+  EXPECT_TRUE(mentions(test::refusal([&] { differentiate(graph); }), {"Unsupported", "one_way", "no backward pass"}));
 }
 
 class Store : public testing::Test {
@@ -126,19 +117,20 @@ class Store : public testing::Test {
 };
 
 TEST_F(Store, RefusesWhatDoesNotFit) {
-  EXPECT_TRUE(mentions(message_of([&] {
+  EXPECT_TRUE(mentions(test::refusal([&] {
                          store_.load("v", matrix({2, 3}).view, "f.safetensors");
                        }),
                        {"NotFound", "f.safetensors", "'v'"}));
-  EXPECT_TRUE(mentions(message_of([&] {
+  EXPECT_TRUE(mentions(test::refusal([&] {
                          store_.load("w", matrix({3, 2}).view, "f.safetensors");
                        }),
                        {"InvalidArgument", "f.safetensors", "'w'", "[3, 2]", "[2, 3]"}));
   Tensor bad = matrix({2, 3});
   bad.view.as<float>()[4] = std::nanf("");
-  EXPECT_TRUE(mentions(message_of([&] { store_.load("w", bad.view, "f.safetensors"); }), {"'w'", "not finite", "4"}));
   EXPECT_TRUE(
-      mentions(message_of([&] { store_.require_all_loaded("f.safetensors"); }), {"NotFound", "f.safetensors", "'w'"}));
+      mentions(test::refusal([&] { store_.load("w", bad.view, "f.safetensors"); }), {"'w'", "not finite", "4"}));
+  EXPECT_TRUE(mentions(test::refusal([&] { store_.require_all_loaded("f.safetensors"); }),
+                       {"NotFound", "f.safetensors", "'w'"}));
   store_.load("w", matrix({2, 3}).view, "f.safetensors");
   EXPECT_NO_THROW(store_.require_all_loaded("f.safetensors"));
 }
