@@ -129,6 +129,18 @@ class Peers(unittest.TestCase):
         self.assertEqual(self.peers.prefill_operations_per_token(self.FACTS, 0, 512), 1200 + attention + 600 / 512)
         self.assertTrue(self.peers.is_quantized(self.FACTS))
 
+    def test_prefill_is_measured_against_what_multiplies_it(self):
+        tiles = self.CEILINGS | {"amx_bf16": 16e6}
+        for types, ceilings, peak in (({"Q4_K": 900, "F32": 100}, tiles, "int8"), ({"BF16": 900, "F32": 10}, tiles, "amx_bf16"),
+                                      ({"BF16": 900, "F32": 10}, self.CEILINGS, "f32"), ({"F32": 900}, tiles, "f32"),
+                                      ({"F16": 900, "F32": 10}, tiles, "f32")):
+            self.assertEqual(self.peers.prefill_peak({"bytes_by_type": types}, ceilings), peak, types)
+        rounds = [round_ | {"ceilings": tiles} for round_ in self.rounds({})]
+        summary = self.peers.summarize(self.FACTS | {"bytes_by_type": {"BF16": 1000}}, rounds, self.SETTINGS)
+        self.assertEqual(summary["prefill_peak"], "amx_bf16")
+        operations = self.peers.prefill_operations_per_token(self.FACTS, 0, 512)
+        self.assertAlmostEqual(summary["prefill"]["eadem"]["share"], 250 * operations / 16e6)
+
     CEILINGS = {"read_bytes_per_second": 1e6, "f32": 1e6, "int8": 4e6}
     SETTINGS = {"rounds": 3, "prompt": 512, "gen": 64, "depth": 0, "batch": 1, "threads": 2}
 

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "eadem/core/device/cpu_probe.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 
 namespace eadem::op_bench {
 
@@ -291,9 +292,11 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
       timing.bytes = cost.bytes;
       timing.flops = cost.flops;
       const bool linear = row.work.op->name() == "linear";
-      const bool int8 = linear && is_quantized(row.work) && ceilings.int8_ops_per_second > 0;
-      const bool bf16 = linear && pass != Pass::backward && !int8 && row.work.inputs[1].dtype == DType::bf16 &&
-                        ceilings.bf16_ops_per_second > 0;
+      // 8-bit floats are widened and multiplied as f32.
+      const bool int8 = linear && is_quantized(row.work) && Fp8Encoding::of(row.work.inputs[1].encoding) == nullptr &&
+                        ceilings.int8_ops_per_second > 0;
+      const bool bf16 = linear && pass != Pass::backward && !is_quantized(row.work) &&
+                        row.work.inputs[1].dtype == DType::bf16 && ceilings.bf16_ops_per_second > 0;
       const double memory_seconds = cost.bytes / ceilings.read_bytes_per_second;
       const double compute_seconds = cost.flops / (int8   ? ceilings.int8_ops_per_second
                                                    : bf16 ? ceilings.bf16_ops_per_second

@@ -12,22 +12,18 @@ attention on, f16 KV. --logits writes the logits after those tokens instead. Ids
 import argparse
 import ctypes
 import json
-import resource
 import sys
 import time
 
-UBATCH = 512
+import token_steps
+
+UBATCH = token_steps.STEP_TOKENS
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--gen", type=int, default=64)
-    parser.add_argument("--depth", type=int, default=0)
+    token_steps.add_arguments(parser)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--logits")
     arguments = parser.parse_args()
 
     import llama_cpp
@@ -88,9 +84,11 @@ def main():
     def forget(first):
         llama_cpp.llama_memory_seq_rm(memory, -1, first, -1)
 
-    def timed(work, tokens):
-        work(tokens, arguments.depth)
-        llama_cpp.llama_synchronize(context)
+    def finished(work):
+        def until_done(tokens, first):
+            work(tokens, first)
+            llama_cpp.llama_synchronize(context)
+        return until_done
 
     if ids:
         step([(token, position, 0) for position, token in enumerate(ids)], False)
@@ -104,18 +102,7 @@ def main():
     llama_cpp.llama_synchronize(context)
     result["first_token_seconds"] = time.perf_counter() - start  # load, context, prompt of 32; Python's start left out
     forget(0)
-    read(arguments.depth, 0)
-    for name, work, tokens, warm_up in (("prefill", read, arguments.prompt, arguments.prompt),
-                                        ("decode", generate, arguments.gen, min(8, arguments.gen))):
-        if tokens == 0:
-            continue
-        timed(work, warm_up)
-        forget(arguments.depth)
-        began = time.perf_counter()
-        timed(work, tokens)
-        result[name] = arguments.batch * tokens / (time.perf_counter() - began)
-        forget(arguments.depth)
-    result["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    token_steps.time_tests(result, arguments, finished(read), finished(generate), forget, arguments.batch)
     result["system"] = llama_cpp.llama_print_system_info().decode()
     print(json.dumps(result))
 

@@ -15,8 +15,8 @@ directory themselves, with their own methods: the same number of bits, not the s
 A round is: the machine's ceilings, then one process of each engine (in alternating order); each process loads the file,
 warms up, and is timed once. Medians over rounds, the lowest and highest, the ratio to Eadem round by round, and the
 share of the ceiling: bytes of weights and of the cached keys and values per token over the read bandwidth for decode; 2
-operations per matrix element and token, attention, and the head for one token over the 8-bit peak (quantized) or the
-f32 peak for prefill. Losses are published as they are. What an engine cannot run is recorded with what it said.
+operations per matrix element and token, attention, and the head for one token over a peak for prefill: of 8-bit dot
+products (quantized), of tiles (bf16, where there are any) or of f32. Losses are published as they are. What an engine cannot run is recorded with what it said.
 """
 
 import argparse
@@ -102,6 +102,15 @@ def is_quantized(facts):
     """By what prefill multiplies: the head, of which one token is enough, and the embedding count little."""
     types = facts["bytes_by_type"]
     return sum(size for name, size in types.items() if name not in ("F32", "F16", "BF16")) > sum(types.values()) / 3
+
+
+def prefill_peak(facts, ceiling):
+    """The name of the arithmetic that the machine has for what prefill multiplies most of."""
+    if is_quantized(facts):
+        return "int8"
+    types = facts["bytes_by_type"]
+    on_tiles = types.get("BF16", 0) > sum(types.values()) / 2 and "amx_bf16" in ceiling
+    return "amx_bf16" if on_tiles else "f32"
 
 
 def decode_bytes_per_token(facts, depth, gen, batch, kv_value_bytes):
@@ -286,10 +295,9 @@ def spread(values):
 
 def summarize(facts, rounds, settings):
     """Of each test: the engines' speeds and shares, and Eadem's ratio to each. An engine that failed is its error."""
-    quantized = is_quantized(facts)
     ceiling = {name: statistics.median(r["ceilings"][name] for r in rounds)
                for name in rounds[0]["ceilings"] if all(name in r["ceilings"] for r in rounds)}
-    peak = "int8" if quantized else "f32"
+    peak = prefill_peak(facts, ceiling)
     names = [name for name in ENGINES if name in rounds[0]]
     failed = {name: next(r[name]["error"] for r in rounds if "error" in r[name])
               for name in names if any("error" in r[name] for r in rounds)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every worker does with its engine: the same tokens as `eadem bench`, in the same steps, timed in the same way."""
+"""What the workers do with their engines: the same tokens as `eadem bench`, in the same steps, timed in the same way."""
 
 import json
 import resource
@@ -38,16 +38,23 @@ def measure(engine, arguments, start, result):
     read(32, 0)
     result["first_token_seconds"] = time.perf_counter() - start  # Python's own start left out
     engine.forget(0)
+    time_tests(result, arguments, read, generate, engine.forget)
+    print(json.dumps(result))
+
+
+def time_tests(result, arguments, read, generate, forget, sequences=1):
+    """Adds to `result` tokens per second of all sequences: prefill, by read(tokens, first), and decode, by
+    generate(tokens, first), after --depth tokens that are read before; and the process's peak memory. Both return when
+    the work is done."""
     read(arguments.depth, 0)
     for name, work, tokens, warm_up in (("prefill", read, arguments.prompt, arguments.prompt),
                                         ("decode", generate, arguments.gen, min(8, arguments.gen))):
         if tokens == 0:
             continue
         work(warm_up, arguments.depth)
-        engine.forget(arguments.depth)
+        forget(arguments.depth)
         began = time.perf_counter()
         work(tokens, arguments.depth)
-        result[name] = tokens / (time.perf_counter() - began)
-        engine.forget(arguments.depth)
+        result[name] = sequences * tokens / (time.perf_counter() - began)
+        forget(arguments.depth)
     result["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps(result))

@@ -12,6 +12,7 @@
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/machine.h"
 #include "eadem/cli/model_options.h"
+#include "eadem/cli/products.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/engine/llm.h"
@@ -66,41 +67,6 @@ void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t dep
     stop_if_interrupted();
     engine.forward(step_input(batch, std::min(per_sequence, tokens - done), depth + done, engine.model().info().vocab));
   }
-}
-
-// Weights by what multiplies each token: f32 arithmetic; tiles where there are any and the weights are bf16; or 8-bit
-// dot products where they are quantized.
-struct Products {
-  double f32 = 0, bf16 = 0, int8 = 0;
-
-  double seconds(const MachineRates& rates, double rows) const {
-    const auto or_f32 = [&](double rate) { return rate > 0 ? rate : rates.f32_flops_per_second; };
-    return 2.0 * rows *
-           (f32 / rates.f32_flops_per_second + bf16 / or_f32(rates.bf16_flops_per_second) +
-            int8 / or_f32(rates.int8_ops_per_second));
-  }
-};
-
-// Of the decoder, and of the LM head, which sees only the tokens whose successors are wanted.
-struct ModelProducts {
-  Products decoder, head;
-};
-
-ModelProducts products_of(const InferEngine& engine) {
-  ModelProducts products;
-  const pipeline::Graph& graph = engine.decode_program().graph();
-  for (const pipeline::Node& node : graph.nodes()) {
-    if (node.op->name() == "embedding") continue;
-    Products& part = node.scope == "lm_head" ? products.head : products.decoder;
-    for (pipeline::ValueId id : node.inputs) {
-      if (id == pipeline::kNoValue || graph.value(id).kind != pipeline::Value::Kind::parameter) continue;
-      const TensorType& type = graph.value(id).type;
-      if (type.rank() != 2) continue;
-      double& elements = type.encoding != nullptr ? part.int8 : type.dtype == DType::bf16 ? part.bf16 : part.f32;
-      elements += static_cast<double>(type.num_elements({}));
-    }
-  }
-  return products;
 }
 
 // The least time of work and traffic at the measured rates, for `tokens` new tokens of each sequence after `depth`.
@@ -274,7 +240,7 @@ int bench(CommandLine command_line) {
 
   const MemoryUse memory = memory_use(*engine);  // before measuring takes memory of its own
   const MachineRates rates = machine_rates(*device, true);
-  const ModelProducts products = products_of(*engine);
+  const ModelProducts products = products_of(engine->decode_program().graph());
   for (Row& row : rows)
     row.roofline =
         roofline_seconds(*engine, rates, row.batch, row.tokens, row.depth, row.steps, weight_bytes, products) *

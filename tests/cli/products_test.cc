@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What counts as which arithmetic in a share of the limit.
+#include "eadem/cli/products.h"
+
+#include <gtest/gtest.h>
+
+#include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
+#include "eadem/ops/all_ops.h"
+
+namespace eadem::cli {
+namespace {
+
+class ModelOfLinears {
+ public:
+  ModelOfLinears() : x_(graph_.add_input("x", TensorType(DType::f32, {Symbol::tokens, 256}))) {}
+
+  void add(const std::string& scope, int64_t outputs, DType dtype, const Encoding* encoding = nullptr) {
+    const pipeline::ValueId weight = graph_.add_parameter(scope + ".w", TensorType(dtype, {outputs, 256}, encoding));
+    const pipeline::Graph::Scope inside(graph_, scope);
+    graph_.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{}), {x_, weight});
+  }
+  void embed() {
+    const pipeline::ValueId table = graph_.add_parameter("table", TensorType(DType::f32, {1000, 256}));
+    const pipeline::ValueId ids = graph_.add_input("ids", TensorType(DType::i32, {Symbol::tokens}));
+    graph_.add1(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{DType::f32, 1000}), {table, ids});
+  }
+  ModelProducts products() const { return products_of(graph_); }
+
+ private:
+  pipeline::Graph graph_;
+  pipeline::ValueId x_;
+};
+
+TEST(Products, CountByWhatMultipliesThem) {
+  ModelOfLinears model;
+  model.embed();
+  model.add("layers.0.f32", 1, DType::f32);
+  model.add("layers.0.f16", 2, DType::f16);
+  model.add("layers.0.bf16", 4, DType::bf16);
+  model.add("layers.0.blocks", 8, DType::f32, BlockEncoding::all().front());
+  model.add("layers.0.groups", 16, DType::f32, GroupEncoding::find("int8_row_bf16"));
+  model.add("layers.0.fp8", 32, DType::f32, Fp8Encoding::find("fp8_e4m3_channel"));
+  model.add("layers.0.fp8_of_bf16", 64, DType::bf16, Fp8Encoding::find("fp8_e4m3_block128"));
+  model.add("lm_head", 128, DType::bf16);
+  const ModelProducts products = model.products();
+  EXPECT_EQ(products.decoder.f32, 256 * (1 + 2 + 32 + 64));
+  EXPECT_EQ(products.decoder.bf16, 256 * 4);
+  EXPECT_EQ(products.decoder.int8, 256 * (8 + 16));
+  EXPECT_EQ(products.head.f32, 0);
+  EXPECT_EQ(products.head.bf16, 256 * 128);
+  EXPECT_EQ(products.head.int8, 0);
+}
+
+TEST(Products, RatesThatAreMissingAreThoseOfF32) {
+  const Products products{.f32 = 8, .bf16 = 16, .int8 = 32};
+  EXPECT_EQ(products.seconds({.f32_flops_per_second = 4, .int8_ops_per_second = 16, .bf16_flops_per_second = 8}, 10),
+            2 * 10 * (2 + 2 + 2));
+  EXPECT_EQ(products.seconds({.f32_flops_per_second = 4}, 1), 2 * (2 + 4 + 8));
+}
+
+}  // namespace
+}  // namespace eadem::cli
