@@ -97,6 +97,7 @@ int doctor(CommandLine command_line) {
     result.set("features", std::move(feature_list)).set("isa", std::string(isa_name(cpu.isa())));
     result.set("threads", cpu.decode_threads()).set("prefill_threads", cpu.prefill_threads());
     result.set("processors", static_cast<int64_t>(topology.processors().size())).set("cores", topology.num_cores());
+    if (topology.quota()) result.set("cpu_quota", *topology.quota());
     result.set("memory_nodes", topology.num_nodes()).set("topology_notes", std::move(topology_notes));
     result.set("last_level_cache_bytes", last_level_cache_bytes());
     result.set("memory_bytes", memory.total_bytes).set("memory_free_bytes", memory.free_bytes);
@@ -117,6 +118,7 @@ int doctor(CommandLine command_line) {
   row("threads", fmt::format("{}, {} for prefill", cpu.decode_threads(), cpu.prefill_threads()));
   row("topology", fmt::format("processors that this process may use: {}, cores: {}, memory nodes: {}",
                               topology.processors().size(), topology.num_cores(), topology.num_nodes()));
+  if (topology.quota()) row("quota", fmt::format("{:.2f} processors' time, by control groups", *topology.quota()));
   for (const std::string& note : topology.notes()) row("", note);
   row("memory", fmt::format("{}, {} free, last-level cache {}", bytes_text(static_cast<double>(memory.total_bytes)),
                             bytes_text(static_cast<double>(memory.free_bytes)),

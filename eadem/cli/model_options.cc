@@ -54,7 +54,8 @@ void ModelOptions::add_operand(Arguments& arguments) {
 void ModelOptions::add_device(Arguments& arguments) {
   arguments.section("Device");
   arguments.option("--device", "D", device, "cpu, cuda or cuda:1 (default: cpu)");
-  arguments.option("-t,--threads", "N", threads, "CPU threads (default: one per core)");
+  arguments.option("-t,--threads", "N", threads,
+                   "CPU threads (default: one per core, within the quota of a container)");
   arguments.option("--prefill-threads", "N", prefill_threads,
                    "CPU threads of steps of many tokens (default: as --threads)");
   arguments.flag("--no-pin", no_pin, "leave CPU threads to the scheduler, and memory where it falls");

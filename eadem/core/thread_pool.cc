@@ -51,7 +51,7 @@ bool bind(pthread_t thread, const std::vector<int>& processors) {
 std::vector<Seat> own_seats(int num_threads, bool pinned) {
   if (num_threads > 0 && !pinned) return std::vector<Seat>(static_cast<size_t>(num_threads));
   const Topology topology = Topology::of_this_process();
-  const int threads = num_threads > 0 ? num_threads : topology.num_cores();
+  const int threads = num_threads > 0 ? num_threads : topology.default_threads();
   return pinned ? topology.seats(threads, threads) : std::vector<Seat>(static_cast<size_t>(threads));
 }
 

@@ -19,9 +19,9 @@ namespace eadem {
 
 class ThreadPool {
  public:
-  // `num_threads` counts the calling thread; 0 means one per core that this process may use. With `pin`, each worker
-  // is bound to one of the processors this process may use (the caller's thread is left alone, but see CallerSeat),
-  // spread over the machine's memory nodes.
+  // `num_threads` counts the calling thread; 0 means Topology::default_threads: one per core that this process may use,
+  // within its quota of processor time. With `pin`, each worker is bound to one of the processors this process may use
+  // (the caller's thread is left alone, but see CallerSeat), spread over the machine's memory nodes.
   explicit ThreadPool(int num_threads = 0, bool pin = true);
   // One thread per seat (at least one), the calling thread on the first. A seat whose processor this process may not
   // use is as one without.

@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 
+#include "eadem/core/cpu_quota.h"
 #include "eadem/core/error.h"
 
 namespace eadem {
@@ -152,8 +153,9 @@ std::vector<int> allowed_processors() {
   return result;
 }
 
-Topology Topology::read(const std::string& root, const std::vector<int>& allowed) {
+Topology Topology::read(const std::string& root, const std::vector<int>& allowed, std::optional<double> quota) {
   Topology result;
+  result.quota_ = quota;
   std::vector<int> ids = allowed;
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
@@ -201,11 +203,16 @@ Topology Topology::read(const std::string& root, const std::vector<int>& allowed
   return result;
 }
 
-Topology Topology::of_this_process() { return read("/sys/devices/system", allowed_processors()); }
+Topology Topology::of_this_process() { return read("/sys/devices/system", allowed_processors(), cpu_quota()); }
 
 int Topology::num_cores() const {
   return static_cast<int>(std::count_if(processors_.begin(), processors_.end(),
                                         [](const Processor& processor) { return processor.sibling == 0; }));
+}
+
+int Topology::default_threads() const {
+  const int cores = num_cores();
+  return quota_ && *quota_ < cores ? std::max(1, static_cast<int>(*quota_)) : cores;
 }
 
 std::vector<Seat> Topology::seats(int first, int all) const {

@@ -6,6 +6,7 @@
 // threads get fixed seats, spread over the nodes, and what a thread reads again and again it writes first.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,14 +34,20 @@ class Topology {
   // Reads ROOT/node/node<N>/cpulist, ROOT/cpu/online and ROOT/cpu/cpu<N>/topology/thread_siblings_list, where the
   // kernel's ROOT is /sys/devices/system. Keeps the processors that are online and in `allowed` (ids; any order).
   // Never throws for what it reads: where something is missing, contradicts itself or is no list of processors, it
-  // assumes one node, or one processor to a core, and says so in `notes`.
-  static Topology read(const std::string& root, const std::vector<int>& allowed);
-  // This machine, for the processors that the calling thread may use.
+  // assumes one node, or one processor to a core, and says so in `notes`. `quota`: of processors' time, null for none.
+  static Topology read(const std::string& root, const std::vector<int>& allowed,
+                       std::optional<double> quota = std::nullopt);
+  // This machine, for the processors that the calling thread may use and the quota of its control groups.
   static Topology of_this_process();
 
   const std::vector<Processor>& processors() const { return processors_; }  // by id; at least one
   int num_nodes() const { return num_nodes_; }                              // with a processor of ours
   int num_cores() const;
+  std::optional<double> quota() const { return quota_; }
+  // One per core, and not more than the quota, rounded down, but at least one. With more the system would stop all of
+  // them for the rest of each of its periods (100 ms by default) once they have used up the quota, and every region
+  // waits for the last thread. Rust's available_parallelism and Go's automaxprocs round down likewise.
+  int default_threads() const;
   // What could not be read, a sentence each with the path.
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -53,6 +60,7 @@ class Topology {
  private:
   std::vector<Processor> processors_;
   int num_nodes_ = 1;
+  std::optional<double> quota_;
   std::vector<std::string> notes_;
 };
 

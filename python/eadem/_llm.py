@@ -73,7 +73,7 @@ class LLM:
     model        a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, or the
                  name of a bundled model; None: the bundled model
     device       "cpu", "cuda", "cuda:1"; see list_devices()
-    threads      CPU threads; 0: one per core that the process may use
+    threads      CPU threads; 0: one per core that the process may use, within the quota of a container
     prefill_threads
                  CPU threads of steps of many tokens; 0: as many
     pin          bind CPU threads to processors, and place weights and caches in their memory nodes

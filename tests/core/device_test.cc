@@ -64,8 +64,8 @@ TEST(CpuDevice, DecodeAndPrefillHaveThreadsOfTheirOwn) {
                         Case{{.num_threads = 3, .prefill_threads = 1}, 3, 1, "3 threads, 1 for prefill"},
                         Case{{.num_threads = 1, .prefill_threads = 2, .pin = false}, 1, 2, "1 thread, 2 for prefill"},
                         Case{{.num_threads = 2}, 2, 2, "2 threads"},
-                        Case{{.prefill_threads = 70}, topology.num_cores(), 70, ", 70 for prefill"},
-                        Case{{}, topology.num_cores(), topology.num_cores(), "thread"}}) {
+                        Case{{.prefill_threads = 70}, topology.default_threads(), 70, ", 70 for prefill"},
+                        Case{{}, topology.default_threads(), topology.default_threads(), "thread"}}) {
     CpuDevice device(c.options);
     EXPECT_EQ(device.decode_threads(), c.decode);
     EXPECT_EQ(device.prefill_threads(), c.prefill);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A directory like the kernel's /sys/devices/system, for machines that are not there.
+// A directory like the kernel's /sys/devices/system, or like its root, for machines that are not there.
 #pragma once
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,7 +46,9 @@ class FakeSystem {
     for (int id = 0; id < 8; ++id) siblings(id, std::to_string(id));
   }
 
-  Topology read(const std::vector<int>& allowed) const { return Topology::read(root_.string(), allowed); }
+  Topology read(const std::vector<int>& allowed, std::optional<double> quota = std::nullopt) const {
+    return Topology::read(root_.string(), allowed, quota);
+  }
   std::string root() const { return root_.string(); }
 
  private:

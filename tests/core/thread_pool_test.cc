@@ -245,8 +245,8 @@ TEST(ThreadPool, CountsTheNodesOfItsFirstWorkers) {
 }
 
 TEST(ThreadPool, ZeroMeansOnePerCore) {
-  EXPECT_EQ(ThreadPool(0).num_threads(), Topology::of_this_process().num_cores());
-  EXPECT_EQ(ThreadPool(0, /*pin=*/false).num_threads(), Topology::of_this_process().num_cores());
+  EXPECT_EQ(ThreadPool(0).num_threads(), Topology::of_this_process().default_threads());
+  EXPECT_EQ(ThreadPool(0, /*pin=*/false).num_threads(), Topology::of_this_process().default_threads());
 }
 
 // A processor that is not there is as none.

@@ -29,7 +29,7 @@ CpuDevice::CpuDevice(const DeviceOptions& options) : CpuDevice(options, Topology
 
 CpuDevice::CpuDevice(const DeviceOptions& options, const Topology& topology)
     : isa_(options.isa.empty() ? available_isas().front() : isa_from_name(options.isa)),
-      decode_threads_(options.num_threads > 0 ? options.num_threads : topology.num_cores()),
+      decode_threads_(options.num_threads > 0 ? options.num_threads : topology.default_threads()),
       prefill_threads_(options.prefill_threads > 0 ? options.prefill_threads : decode_threads_),
       pool_(seats(options, topology, decode_threads_, std::max(decode_threads_, prefill_threads_))) {
   set_step_kind(StepKind::many_rows);

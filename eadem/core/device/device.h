@@ -89,7 +89,7 @@ class Device {
 };
 
 struct DeviceOptions {
-  int num_threads = 0;        // CPU: of steps of few rows (decode); 0 means one per core that this process may use
+  int num_threads = 0;  // CPU: of steps of few rows (decode); 0: one per core that this process may use, in its quota
   int prefill_threads = 0;    // CPU: of everything else; 0 means as many
   bool pin = true;            // CPU: binds threads to processors and places weights and caches in their memory nodes
   std::string_view isa = {};  // CPU: empty means the best available
