@@ -64,8 +64,8 @@ InferEngine::Input step_input(int64_t batch, int64_t tokens, int64_t depth, int6
 void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth, int64_t step) {
   const int64_t per_sequence = std::max<int64_t>(1, step / batch);
   for (int64_t done = 0; done < tokens; done += per_sequence) {
-    stop_if_interrupted();
-    engine.forward(step_input(batch, std::min(per_sequence, tokens - done), depth + done, engine.model().info().vocab));
+    engine.forward(step_input(batch, std::min(per_sequence, tokens - done), depth + done, engine.model().info().vocab),
+                   &interrupt_flag());
   }
 }
 
@@ -238,6 +238,7 @@ int bench(CommandLine command_line) {
     }
   }
 
+  if (stopped && rows.empty()) throw Cancelled("stopped before anything was measured");
   const MemoryUse memory = memory_use(*engine);  // before measuring takes memory of its own
   const MachineRates rates = machine_rates(*device, true);
   const ModelProducts products = products_of(engine->decode_program().graph());

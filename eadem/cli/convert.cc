@@ -261,7 +261,7 @@ engine::Calibration calibrate(const models::Checkpoint& checkpoint, const std::s
     throw InvalidArgument("{}: {}", file, error.what());
   }
   if (ids.empty()) throw InvalidArgument("{} has no tokens to calibrate with", file);
-  engine::CalibrationOptions options{.max_tokens = max_tokens};
+  engine::CalibrationOptions options{.max_tokens = max_tokens, .cancel = &interrupt_flag()};
   if (!tokenizer.prefix_ids().empty() && tokenizer.prefix_ids()[0] == tokenizer.bos()) options.bos = tokenizer.bos();
   ProgressBar bar("calibrating");
   const auto calibration = engine::Calibration::run(

@@ -30,6 +30,6 @@ const std::atomic<bool>& listen_for_interrupt() {
   return stop_requested;
 }
 
-bool interrupted() { return stop_requested.load(); }
+const std::atomic<bool>& interrupt_flag() { return stop_requested; }
 
 }  // namespace eadem::cli

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ctrl-C (SIGINT) and SIGTERM: the first asks the running command to stop at its next step, the second ends the
-// program as if nobody listened.
+// Ctrl-C (SIGINT) and SIGTERM: the first asks the running command to stop, within a step of a model that runs (training
+// finishes its step and saves it), the second ends the program as if nobody listened.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,9 @@ namespace eadem::cli {
 
 // Listens from here on; call it before long work. The flag is set by the signal handler.
 const std::atomic<bool>& listen_for_interrupt();
-bool interrupted();
+// The same flag, for engine steps to look at.
+const std::atomic<bool>& interrupt_flag();
+inline bool interrupted() { return interrupt_flag().load(); }
 // Throws Cancelled when the user asked to stop.
 inline void stop_if_interrupted() {
   if (interrupted()) throw Cancelled("interrupted");

@@ -87,7 +87,7 @@ void step_through(InferEngine& engine, std::span<const int32_t> chunk, int64_t b
   input.input_lengths = {static_cast<int32_t>(count)};
   input.cache_lengths = {static_cast<int32_t>(begin)};
   input.all_logits = true;
-  engine.forward(input);
+  engine.forward(input, &interrupt_flag());
   on_step(engine.logits());
 }
 
@@ -175,30 +175,38 @@ int perplexity(CommandLine command_line) {
     std::vector<int32_t> chunk(ids.begin() + done * context, ids.begin() + (done + 1) * context);
     if (adds_bos) chunk[0] = *tokenizer.bos();
     const int64_t step = engine->options().max_step_tokens;
-    for (int64_t begin = 0; begin + 1 < context; begin += step) {
-      const int64_t count = std::min(step, context - begin);
-      Tensor base_logits;
-      if (base_engine)
-        step_through(*base_engine, chunk, begin, count, [&](Tensor logits) { base_logits = std::move(logits); });
-      step_through(*engine, chunk, begin, count, [&](const Tensor& logits) {
-        for (int64_t row = 0; row < count; ++row) {
-          const int64_t position = begin + row;  // predicts the token at position + 1
-          if (position < context / 2 || position + 1 >= context) continue;
-          const int32_t target = chunk[static_cast<size_t>(position + 1)];
-          const float* values = logits.view.as<float>() + row * vocab;
-          if (!base_engine) {
-            score.add(-log_probability(values, vocab, target));
-            continue;
+    const Score before[] = {score, base_score, divergence};
+    try {
+      for (int64_t begin = 0; begin + 1 < context; begin += step) {
+        const int64_t count = std::min(step, context - begin);
+        Tensor base_logits;
+        if (base_engine)
+          step_through(*base_engine, chunk, begin, count, [&](Tensor logits) { base_logits = std::move(logits); });
+        step_through(*engine, chunk, begin, count, [&](const Tensor& logits) {
+          for (int64_t row = 0; row < count; ++row) {
+            const int64_t position = begin + row;  // predicts the token at position + 1
+            if (position < context / 2 || position + 1 >= context) continue;
+            const int32_t target = chunk[static_cast<size_t>(position + 1)];
+            const float* values = logits.view.as<float>() + row * vocab;
+            if (!base_engine) {
+              score.add(-log_probability(values, vocab, target));
+              continue;
+            }
+            log_softmax(values, vocab, logs);
+            log_softmax(base_logits.view.as<float>() + row * vocab, vocab, base_logs);
+            score.add(-logs[static_cast<size_t>(target)]);
+            base_score.add(-base_logs[static_cast<size_t>(target)]);
+            double kl = 0;
+            for (size_t i = 0; i < logs.size(); ++i) kl += std::exp(base_logs[i]) * (base_logs[i] - logs[i]);
+            divergence.add(kl);
           }
-          log_softmax(values, vocab, logs);
-          log_softmax(base_logits.view.as<float>() + row * vocab, vocab, base_logs);
-          score.add(-logs[static_cast<size_t>(target)]);
-          base_score.add(-base_logs[static_cast<size_t>(target)]);
-          double kl = 0;
-          for (size_t i = 0; i < logs.size(); ++i) kl += std::exp(base_logs[i]) * (base_logs[i] - logs[i]);
-          divergence.add(kl);
-        }
-      });
+        });
+      }
+    } catch (const Cancelled&) {  // what was asked for is the mean over whole chunks
+      if (done == 0) throw;
+      score = before[0], base_score = before[1], divergence = before[2];
+      stopped = true;
+      break;
     }
     if (!std::isfinite(score.sum))
       throw InvalidArgument("{}: the model's logits are not finite in chunk {}", checkpoint.path, done + 1);

@@ -68,7 +68,7 @@ Calibration Calibration::run(const models::Checkpoint& checkpoint, std::shared_p
                              sequence.begin() + static_cast<ptrdiff_t>(done + step));
       input.input_lengths = {static_cast<int32_t>(step)};
       input.cache_lengths = {static_cast<int32_t>(done)};
-      engine->forward(input);
+      engine->forward(input, options.cancel);
     }
     result.tokens_ += std::ssize(sequence);
     if (progress) progress("calibrating", static_cast<int64_t>(begin + count), std::ssize(tokens));

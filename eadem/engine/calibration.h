@@ -22,10 +22,11 @@
 namespace eadem::engine {
 
 struct CalibrationOptions {
-  EngineOptions engine;                   // precisions; the cache, the size of steps and fusions are chosen here
-  int64_t context = 512;                  // tokens of one sequence; at most the model's positions
-  int64_t max_tokens = int64_t{1} << 15;  // of the text
-  std::optional<int32_t> bos;             // stands before each sequence, as one of its tokens
+  EngineOptions engine;                       // precisions; the cache, the size of steps and fusions are chosen here
+  int64_t context = 512;                      // tokens of one sequence; at most the model's positions
+  int64_t max_tokens = int64_t{1} << 15;      // of the text
+  std::optional<int32_t> bos;                 // stands before each sequence, as one of its tokens
+  const std::atomic<bool>* cancel = nullptr;  // once it is set, Cancelled is thrown
 };
 
 struct InputStatistics {

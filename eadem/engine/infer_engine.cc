@@ -385,7 +385,7 @@ void InferEngine::stage(const Input& input) {
   symbols_[Symbol::max_blocks] = static_cast<int64_t>(widest);
 }
 
-const InferEngine::Output& InferEngine::forward(const Input& input) {
+const InferEngine::Output& InferEngine::forward(const Input& input, const std::atomic<bool>* cancel) {
   require_cache();
   if (!all_loaded_) {
     parameters_->require_all_loaded("the engine");
@@ -397,7 +397,7 @@ const InferEngine::Output& InferEngine::forward(const Input& input) {
   const bool fits_decode = symbols_[Symbol::tokens] <= decode_bounds[Symbol::tokens] &&
                            symbols_[Symbol::logit_rows] <= decode_bounds[Symbol::logit_rows];
   const Compiled& c = fits_decode ? *decode_ : *prefill_;
-  last_ = &c;
+  last_ = nullptr;
   const auto set = [&](pipeline::ValueId id, const auto& list) {
     c.program->set_input(id, list.data(), static_cast<int64_t>(list.size() * sizeof(list[0])));
   };
@@ -418,10 +418,11 @@ const InferEngine::Output& InferEngine::forward(const Input& input) {
   const StepThreads threads(*device_, fits_decode ? StepKind::few_rows : StepKind::many_rows);
   if (hooks_.has_hooks()) [[unlikely]] {
     const pipeline::StepObserver observer = hooks_.observer(*c.program);
-    c.program->run(symbols_, &observer);
+    c.program->run(symbols_, &observer, cancel);
   } else {
-    c.program->run(symbols_);
+    c.program->run(symbols_, nullptr, cancel);
   }
+  last_ = &c;
   output_.output_ids.resize(staging_.logit_rows.size());
   output_.logprobs.resize(staging_.logit_rows.size());
   c.program->read(c.token, output_.output_ids.data());

@@ -234,7 +234,11 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     while (more) {
       const Clock::time_point step_start = Clock::now();
       const int64_t prompt_before = scheduler_->prompt_tokens(), decode_before = scheduler_->decode_tokens();
-      more = scheduler_->step(on_token);
+      try {
+        more = scheduler_->step(on_token, cancel);
+      } catch (const Cancelled&) {  // of the step; what was drawn before stays
+        if (cancel == nullptr || !cancel->load()) throw;
+      }
       const double seconds = seconds_since(step_start);
       const int64_t prompt = scheduler_->prompt_tokens() - prompt_before;
       (prompt > 0 ? stats_.prompt_seconds : stats_.decode_seconds) += seconds;

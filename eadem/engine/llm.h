@@ -62,7 +62,8 @@ class LLM {
   using OnText = std::function<void(size_t request, std::string_view piece)>;
 
   // One completion per prompt, in order. A prompt that is refused (too long, not UTF-8) gives a completion with an
-  // error; the others are not affected. Throws InvalidArgument for invalid params. `cancel` may be set from anywhere.
+  // error; the others are not affected. Throws InvalidArgument for invalid params. `cancel` may be set from anywhere:
+  // the step that runs is given up, and what was drawn is kept.
   std::vector<Completion> generate(const std::vector<std::string>& prompts, const SamplingParams& params,
                                    const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
   // The same from token ids.

@@ -94,11 +94,11 @@ void Scheduler::compose() {
   input_.block_tables.resize(in_step_.size());
 }
 
-bool Scheduler::step(const OnToken& on_token) {
+bool Scheduler::step(const OnToken& on_token, const std::atomic<bool>* cancel) {
   admit();
   if (running_.empty()) return false;
   compose();
-  const InferEngine::Output& output = engine_.forward(input_);
+  const InferEngine::Output& output = engine_.forward(input_, cancel);
   ended_.clear();
   for (size_t row = 0; row < in_step_.size(); ++row) {
     Sequence& s = running_[in_step_[row]];
@@ -116,7 +116,7 @@ bool Scheduler::step(const OnToken& on_token) {
     else
       s.tokens.push_back(token);
   }
-  for (RequestId id : ended_) cancel(id);
+  for (RequestId id : ended_) this->cancel(id);
   return !running_.empty() || !waiting_.empty();
 }
 

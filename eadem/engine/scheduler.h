@@ -42,8 +42,8 @@ class Scheduler {
   // Throws InvalidArgument when the request can never run: empty, or longer than the cache.
   RequestId add(Request request);
   // Runs one step; calls on_token once for every sequence that finished its prompt or drew a token. Returns false when
-  // nothing is waiting or running.
-  bool step(const OnToken& on_token);
+  // nothing is waiting or running. `cancel` as in InferEngine::forward: no request has changed when it throws.
+  bool step(const OnToken& on_token, const std::atomic<bool>* cancel = nullptr);
   // Ends a request wherever it is. Unknown ids are ignored.
   void cancel(RequestId id);
 

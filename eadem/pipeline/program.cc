@@ -194,11 +194,14 @@ void Program::bind_symbols(const SymbolValues& symbols) {
   bound_ = true;
 }
 
-void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer) {
+void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer,
+                        const std::atomic<bool>* cancel) {
   bind_symbols(symbols);
   if (placement_ != parameters_->placement()) bind_parameters();
   Context context{*environment_.device, *environment_.communicator};
+  if (environment_.communicator->size() > 1) cancel = nullptr;
   for (size_t n = begin; n < end; ++n) {
+    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("interrupted");
     const Step& step = steps_[n];
     if (step.kernel != nullptr)
       step.kernel->run({.inputs = step.inputs,
@@ -213,8 +216,8 @@ void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, c
   }
 }
 
-void Program::run(const SymbolValues& symbols, const StepObserver* observer) {
-  run_steps(0, steps_.size(), symbols, observer);
+void Program::run(const SymbolValues& symbols, const StepObserver* observer, const std::atomic<bool>* cancel) {
+  run_steps(0, steps_.size(), symbols, observer, cancel);
 }
 
 void Program::run_forward(const SymbolValues& symbols, const StepObserver* observer) {

@@ -7,6 +7,7 @@
 // One thread at a time may use a program.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 
@@ -63,13 +64,16 @@ class Program {
   TensorView view(ValueId value) const;
   void read(ValueId value, void* host) const;  // all of view(value) to the host
 
-  void run(const SymbolValues& symbols, const StepObserver* observer = nullptr);
+  // `cancel`: once it is set no more kernels are called and Cancelled is thrown; outputs and states are then what they
+  // happen to be. Several ranks would part, and do not look at it.
+  void run(const SymbolValues& symbols, const StepObserver* observer = nullptr,
+           const std::atomic<bool>* cancel = nullptr);
   // The halves of a training program.
   void run_forward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
   void run_backward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
 
   // Nodes [begin, end) alone, in order.
-  void run_range(size_t begin, size_t end, const SymbolValues& symbols) { run_steps(begin, end, symbols, nullptr); }
+  void run_range(size_t begin, size_t end, const SymbolValues& symbols) { run_steps(begin, end, symbols); }
 
   // --- For `explain` and tests.
   const Graph& graph() const { return graph_; }
@@ -97,7 +101,8 @@ class Program {
   void bind_parameters();
   TensorView bound_view(ValueId id) const;
   void bind_symbols(const SymbolValues& symbols);
-  void run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer);
+  void run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer = nullptr,
+                 const std::atomic<bool>* cancel = nullptr);
 
   Graph graph_;
   Environment environment_;

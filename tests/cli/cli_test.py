@@ -209,14 +209,16 @@ class Run(ProgramTest):
         self.assertEqual(process.returncode, 1)
         self.assertIn(b"cannot write to standard output", process.stderr)
 
-    def test_ctrl_c(self):
-        process = subprocess.Popen([PROGRAM, "bench", "--repeat", "10000"], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE)
-        time.sleep(2)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-        self.assertEqual(process.returncode, 130, err)
-        self.assertIn(b"stopped", err)
+    def test_stops_when_asked(self):
+        for request in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(request=request):
+                process = subprocess.Popen([PROGRAM, "bench", "--repeat", "10000"], stdout=subprocess.PIPE,
+                                           stderr=subprocess.PIPE)
+                time.sleep(2)
+                process.send_signal(request)
+                out, err = process.communicate(timeout=30)
+                self.assertEqual(process.returncode, 130, err)
+                self.assertIn(b"stopped", err)
 
     def test_ctrl_c_while_reading_a_prompt(self):
         process = subprocess.Popen([PROGRAM, "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

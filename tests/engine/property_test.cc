@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/engine/llm.h"
@@ -326,6 +328,61 @@ TEST(Engine, HooksFireWithTheValuesThatStepsMake) {
   layers.clear();
   engine->forward({.input_ids = {1, 2, 3}, .input_lengths = {3}, .cache_lengths = {0}});
   EXPECT_TRUE(layers.empty());
+}
+
+TEST(Engine, ACancelledStepEndsBetweenKernelsAndMayBeRunAgain) {
+  EngineSetup setup;
+  const auto engine = make_engine(setup);
+  const std::vector<int32_t> tokens = tokens_of(20, engine->model().info().vocab, 9);
+  const std::vector<float> expected = logits_in_chunks(*engine, tokens, {12, 8});
+  logits_in_chunks(*engine, tokens_of(20, engine->model().info().vocab, 10), {20});  // other things in the cache
+
+  std::atomic<bool> cancel = false;
+  InferEngine::Input input{.input_ids = {tokens.begin(), tokens.begin() + 12},
+                           .input_lengths = {12},
+                           .cache_lengths = {0},
+                           .all_logits = true};
+  engine->forward(input, &cancel);
+  std::vector<float> logits = values(engine->logits());
+  input = {.input_ids = {tokens.begin() + 12, tokens.end()},
+           .input_lengths = {8},
+           .cache_lengths = {12},
+           .all_logits = true};
+  // Set by the first value that is made in layer 0: no other layer makes any.
+  std::set<int> layers;
+  engine->hooks().register_hook("model.layers.*", [&](const std::string&, const TensorView&, int layer) {
+    layers.insert(layer);
+    cancel = true;
+  });
+  EXPECT_THROW(engine->forward(input, &cancel), Cancelled);
+  EXPECT_EQ(layers, std::set<int>{0});
+  EXPECT_THROW(engine->logits(), InvalidArgument);  // of no step
+  EXPECT_THROW(engine->forward(input, &cancel), Cancelled);
+  engine->hooks().clear();
+  cancel = false;
+  engine->forward(input, &cancel);
+  for (float value : values(engine->logits())) logits.push_back(value);
+  expect_same_bits(expected, logits, "after a cancelled step");
+}
+
+TEST(Batching, ACancelledStepChangesNoRequest) {
+  EngineSetup setup;
+  const auto engine = make_engine(setup);
+  const Scheduler::Request request{.prompt = tokens_of(7, engine->model().info().vocab, 3), .max_tokens = 6};
+  const std::vector<int32_t> alone = schedule(*engine, {request})[0];
+  Scheduler scheduler(*engine);
+  scheduler.add(request);
+  std::vector<int32_t> drawn;
+  const Scheduler::OnToken on_token = [&](const Scheduler::Drawn& d) {
+    drawn.push_back(d.token);
+    return true;
+  };
+  const std::atomic<bool> cancel = true;
+  for (bool more = true; more;) {
+    EXPECT_THROW(scheduler.step(on_token, &cancel), Cancelled);
+    more = scheduler.step(on_token);
+  }
+  EXPECT_EQ(drawn, alone);
 }
 
 TEST(Engine, ResetCacheKeepsTheWeights) {
