@@ -22,11 +22,26 @@ constexpr int kScaleBytes = 12;  // of q3_k, q4_k and q5_k
 
 // ---- Planes of bits ----------------------------------------------------------------------------------------------
 
+// A run, eight bytes at a time: masks drop what shifts move from byte to byte, and compilers make whole vectors of it.
+using RunWords = std::array<uint64_t, kRun / 8>;
+RunWords load_run(const uint8_t* bytes) {
+  RunWords words;
+  std::memcpy(words.data(), bytes, kRun);
+  return words;
+}
+void store_run(uint8_t* bytes, const RunWords& words) { std::memcpy(bytes, words.data(), kRun); }
+
 // Four values in a byte: 128 of them in 32 bytes, so the 256 lie in 64.
 void unpack_pairs_of_bits(uint8_t* codes, const uint8_t* bytes) {
-  for (int half = 0; half < 2; ++half, codes += 4 * kRun, bytes += kRun)
-    for (int run = 0; run < 4; ++run)
-      for (int i = 0; i < kRun; ++i) codes[run * kRun + i] = bytes[i] >> (2 * run) & 3;
+  for (int half = 0; half < 2; ++half, codes += 4 * kRun, bytes += kRun) {
+    const RunWords packed = load_run(bytes);
+#pragma GCC unroll 8
+    for (int run = 0; run < 4; ++run) {
+      RunWords words;
+      for (size_t i = 0; i < words.size(); ++i) words[i] = packed[i] >> (2 * run) & 0x0303030303030303;
+      store_run(codes + run * kRun, words);
+    }
+  }
 }
 void pack_pairs_of_bits(uint8_t* bytes, const uint8_t* codes) {
   for (int half = 0; half < 2; ++half, codes += 4 * kRun, bytes += kRun)
@@ -37,8 +52,13 @@ void pack_pairs_of_bits(uint8_t* bytes, const uint8_t* codes) {
 
 // Bit r of byte i belongs to value 32 r + i; it is bit `position` of that code.
 void unpack_single_bits(uint8_t* codes, const uint8_t* bytes, int position) {
-  for (int run = 0; run < 8; ++run)
-    for (int i = 0; i < kRun; ++i) codes[run * kRun + i] |= static_cast<uint8_t>((bytes[i] >> run & 1) << position);
+  const RunWords packed = load_run(bytes);
+#pragma GCC unroll 8
+  for (int run = 0; run < 8; ++run) {
+    RunWords words = load_run(codes + run * kRun);
+    for (size_t i = 0; i < words.size(); ++i) words[i] |= (packed[i] >> run & 0x0101010101010101) << position;
+    store_run(codes + run * kRun, words);
+  }
 }
 void pack_single_bits(uint8_t* bytes, const uint8_t* codes, int position) {
   for (int i = 0; i < kRun; ++i) bytes[i] = 0;

@@ -112,6 +112,25 @@ QuantizedLayout layout_of(const BlockFormat& format) {
 // A block of every output of a panel.
 using PanelParts = std::array<BlockParts, kPanelWidth>;
 
+// The codes of values k … k + 31 of all outputs: 4 x 4 words turned at a time, since words written one by one and read
+// as vectors wait for each other.
+void gather_step(StepCodes& codes, const PanelParts& parts, size_t k) {
+  using FourWords = uint32_t __attribute__((vector_size(16)));
+  for (size_t n = 0; n < kPanelWidth; n += 4)
+    for (size_t i = 0; i < kStepVectors; i += 4) {
+      FourWords rows[4];
+      for (size_t r = 0; r < 4; ++r) std::memcpy(&rows[r], parts[n + r].codes.data() + k + 4 * i, 16);
+      const FourWords low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5),
+                      low23 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5),
+                      high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7),
+                      high23 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
+      const FourWords turned[] = {
+          __builtin_shufflevector(low01, low23, 0, 1, 4, 5), __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+          __builtin_shufflevector(high01, high23, 0, 1, 4, 5), __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
+      for (size_t r = 0; r < 4; ++r) std::memcpy(&codes[i + r][n], &turned[r], 16);
+    }
+}
+
 // Plane pointers of one panel.
 struct Panel {
   uint8_t* quants;
@@ -219,9 +238,7 @@ void QuantizedPanels::encode_pieces(const TensorView& encoded, const TensorView&
       pack_scales(panel, layout_, b, parts);
       for (int64_t s = 0; s < block_steps; ++s) {
         StepCodes codes;
-        for (size_t n = 0; n < kPanelWidth; ++n)
-          for (size_t i = 0; i < kStepVectors; ++i)
-            std::memcpy(&codes[i][n], parts[n].codes.data() + s * kStep + static_cast<int64_t>(4 * i), 4);
+        gather_step(codes, parts, static_cast<size_t>(s * kStep));
         pack_step(panel.quants + (b * block_steps + s) * layout_.quant_bytes(), codes, layout_.code_bits);
       }
     }
