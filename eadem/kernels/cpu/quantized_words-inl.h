@@ -96,6 +96,11 @@ struct DotPairs {
 #if HWY_TARGET == HWY_NEON
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     const int8x16_t values = vreinterpretq_s8_s32(x.raw);
+    if constexpr (!kBytes) {
+      const int8x16_t signed_codes = vreinterpretq_s8_u32(w.raw);
+      const int16x8_t first = vmull_s8(vget_low_s8(signed_codes), vget_low_s8(values));
+      return Ints(vpadalq_s16(sum.raw, vpaddq_s16(first, vmull_high_s8(signed_codes, values))));
+    }
     const uint8x16_t codes = vreinterpretq_u8_u32(w.raw);
     const int16x8_t low = vmulq_s16(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(codes))), vmovl_s8(vget_low_s8(values)));
     const int16x8_t high =
