@@ -112,6 +112,8 @@ struct ThreadPool::State {
     participants.store(new_participants, std::memory_order_relaxed);
     wake_below.store(wake, std::memory_order_relaxed);
   }
+  // Threads that have no task, or no processor to run on, need not be woken.
+  int wanted(int64_t tasks) const { return static_cast<int>(std::min<int64_t>({tasks, active, processors})); }
   // Sequentially consistent, as is the parking of a worker: one of the two sides sees the other.
   void publish() { region.fetch_add(1); }
 
@@ -279,8 +281,7 @@ void ThreadPool::parallel_for(int64_t num_tasks, Task task) {
     for (int64_t index = 0; index < num_tasks; ++index) task(index, 0);
     return;
   }
-  // Threads that have no processor to run on need not be woken.
-  s.start(task, num_tasks, s.active, static_cast<int>(std::min<int64_t>({num_tasks, s.active, s.processors})));
+  s.start(task, num_tasks, s.active, s.wanted(num_tasks));
   s.in_shares.store(false, std::memory_order_relaxed);
   s.common.left.store(num_tasks, std::memory_order_release);
   s.publish();
@@ -289,8 +290,9 @@ void ThreadPool::parallel_for(int64_t num_tasks, Task task) {
 
 void ThreadPool::parallel_shares(int64_t num_tasks, Task task) {
   State& s = *state_;
-  if (s.active == 1 || num_tasks <= 1 || num_nodes(s.active) == 1) return parallel_for(num_tasks, task);
-  s.start(task, num_tasks, s.active, s.active);
+  if (s.active == 1 || num_tasks <= 1) return parallel_for(num_tasks, task);
+  // In several nodes everyone is woken, for what lies in its own.
+  s.start(task, num_tasks, s.active, num_nodes(s.active) == 1 ? s.wanted(num_tasks) : s.active);
   s.sharers = s.active;
   s.in_shares.store(true, std::memory_order_relaxed);
   for (int w = 0; w < s.sharers; ++w)

@@ -46,9 +46,8 @@ class ThreadPool {
   // not call it. Tasks must not throw.
   void parallel_for(int64_t num_tasks, Task task);
 
-  // The same where tasks next to each other read memory next to each other, the same in every region: on several nodes
-  // each worker begins with its share of the tasks and then helps others, of its own node first. On one node,
-  // parallel_for.
+  // The same where tasks next to each other read memory next to each other, the same in every region: each worker
+  // begins with its share of the tasks, in order, and then helps others, of its own node first.
   void parallel_shares(int64_t num_tasks, Task task);
 
   // The same with every task run by the owner of its share and nobody else, among the first `owners` workers, whether
