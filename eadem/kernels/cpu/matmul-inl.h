@@ -16,10 +16,9 @@
 #define EADEM_KERNELS_CPU_MATMUL_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
-
 #include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/simd-inl.h"
+#include "eadem/kernels/cpu/stream_ahead.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
@@ -60,10 +59,6 @@ inline constexpr int kTileRows = 1, kTilePanels = 1;
 inline constexpr int kRowPanels = 1;
 #endif
 
-// How far 16-bit weights, which only few rows read in place, are fetched ahead: two k share a cache line, and hardware
-// prefetch alone reaches 80% of the read bandwidth. f32 needs no help.
-inline constexpr int64_t kPrefetchBytes = 1024;
-
 template <int kRows, int kPanels, typename W>
 HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, const RowOperand& a,
                        const PanelOperand<W>& b, int64_t k_size) {
@@ -76,14 +71,23 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
 
   const float* a_k = a.data;
   const W* b_k = b.data;
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(W));
+  const StreamAhead ahead(b.panel_stride * kBytes, (kPanels - 1) * b.panel_stride * kBytes);
   for (int64_t k = 0; k < k_size; ++k) {
     Vec column[kVecs];
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v)
       column[v] = load(b_k + (v / kPanelVecs) * b.panel_stride + (v % kPanelVecs) * kLanes);
-    if constexpr (sizeof(W) == 2) {
+    // 16-bit weights, which only few rows read in place, are fetched ahead: two k share a line. f32 needs no help.
+    if (kBytes == 2 && k % 2 == 0) {
+      const char* line = reinterpret_cast<const char*>(b_k);
+      const int64_t at = k * b.k_stride * kBytes, near = ahead.offset(at, kFetchNear),
+                    far = ahead.offset(at, kFetchFar);
 #pragma GCC unroll 16
-      for (int p = 0; p < kPanels; ++p) hwy::Prefetch(b_k + p * b.panel_stride + kPrefetchBytes / sizeof(W));
+      for (int p = 0; p < kPanels; ++p) {
+        fetch_near(line + p * b.panel_stride * kBytes + near);
+        fetch_far(line + p * b.panel_stride * kBytes + far);
+      }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {

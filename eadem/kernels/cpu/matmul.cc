@@ -143,6 +143,7 @@ template <bool kE5m2, int kPanels>
 HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8Weight& w, int64_t k_size, int64_t p0) {
   const int64_t block = w.block_columns == 0 ? std::max<int64_t>(k_size, 1) : w.block_columns;
   const int64_t blocks = (k_size + block - 1) / block, panel_bytes = k_size * kPanelWidth;
+  const StreamAhead ahead(panel_bytes, (kPanels - 1) * panel_bytes);
   for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
     Vec acc[kPanels];
 #pragma GCC unroll 16
@@ -156,8 +157,13 @@ HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8W
       for (int64_t k = b * block; k < std::min(k_size, (b + 1) * block); ++k, codes += kPanelWidth) {
         const Vec x = set(a.data[k * a.k_stride]);
         if (n == 0 && k % 4 == 0) {
+          const int64_t near = ahead.offset(k * kPanelWidth, kFetchNear),
+                        far = ahead.offset(k * kPanelWidth, kFetchFar);
 #pragma GCC unroll 16
-          for (int p = 0; p < kPanels; ++p) hwy::Prefetch(codes + p * panel_bytes + 2 * kPrefetchBytes);
+          for (int p = 0; p < kPanels; ++p) {
+            fetch_near(codes + p * panel_bytes + near);
+            fetch_far(codes + p * panel_bytes + far);
+          }
         }
 #pragma GCC unroll 16
         for (int p = 0; p < kPanels; ++p)
@@ -196,7 +202,7 @@ void decode_panels(float* packed, const Fp8Weight& w, int64_t all_k, int64_t p0,
       for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
         const Vec scale = hn::Mul(load(scales + n), set(kFp8Factor<kE5m2>));
         for (int64_t i = k; i < end; ++i) {
-          if (n == 0 && i % 4 == 0) hwy::Prefetch(codes + i * kPanelWidth + 2 * kPrefetchBytes);
+          if (n == 0 && i % 4 == 0) fetch_near(codes + i * kPanelWidth + 2 * kFetchNear);
           store(hn::Mul(scale, load_fp8<kE5m2>(codes + i * kPanelWidth + n)), out + i * kPanelWidth + n);
         }
       }

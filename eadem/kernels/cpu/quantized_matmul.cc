@@ -269,6 +269,16 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
   using Fields = typename Format::Fields;
   constexpr int kGroups = Format::kGroups, kGroupVectors = static_cast<int>(kStepVectors) / kGroups;
   const int64_t first = x.step(0, s0);
+  const StreamAhead ahead(w.quants_stride, (kPanels - 1) * w.quants_stride);
+  const StreamAhead scales_ahead(w.scales_stride, (kPanels - 1) * w.scales_stride);
+  if constexpr (Format::kSupers) {
+    constexpr int64_t kBytes = kPanelWidth * (Format::kMin ? 2 : 1) * static_cast<int64_t>(sizeof(f16_t));
+    const int64_t stride = w.supers_stride * static_cast<int64_t>(sizeof(f16_t));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(w.supers);
+    const int64_t near = StreamAhead(stride, (kPanels - 1) * stride).offset(s0 / kChunkSteps * kBytes, 2 * kBytes);
+#pragma GCC unroll 16
+    for (int p = 0; p < kPanels; ++p) fetch_near(bytes + p * stride + near);
+  }
   for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
     Vec acc[kPanels];
     Supers supers[kPanels];
@@ -281,11 +291,22 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
     for (int64_t s = 0; s < steps; ++s, quants += Fields::kBytes, scales += Format::kScaleBytes) {
       const int64_t step = first + s;
       const int8_t* x_codes = x.codes + step * kStep;
+      const int64_t at = (s0 + s) * Fields::kBytes, scales_at = (s0 + s) * Format::kScaleBytes;
+      const int64_t near = ahead.offset(at, kFetchNear), far = ahead.offset(at, kFetchFar);
+      const int64_t near_scales = scales_ahead.offset(scales_at, kFetchScaleSteps * Format::kScaleBytes);
+      const bool new_scales = !Format::kExpanded && scales_at % 64 < Format::kScaleBytes;
 #pragma GCC unroll 16
       for (int p = 0; p < kPanels; ++p) {
         const uint8_t* panel_quants = quants + p * w.quants_stride;
         const uint8_t* panel_scales = scales + p * w.scales_stride;
-        if (n == 0) prefetch_step<Format>(panel_quants, panel_scales);
+        if (n == 0) {
+#pragma GCC unroll 16
+          for (int64_t i = 0; i < Fields::kBytes; i += 64) {
+            fetch_near(panel_quants + near + i);
+            fetch_far(panel_quants + far + i);
+          }
+          if (new_scales) fetch_near(panel_scales + near_scales);
+        }
         const Fields fields(panel_quants, n);
         Ints sums[kGroups];
 #pragma GCC unroll 2

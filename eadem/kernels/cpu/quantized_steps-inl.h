@@ -10,11 +10,10 @@
 #define EADEM_KERNELS_CPU_QUANTIZED_STEPS_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
-
 #include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/quantized_panels.h"
 #include "eadem/kernels/cpu/quantized_words-inl.h"
+#include "eadem/kernels/cpu/stream_ahead.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
@@ -218,14 +217,13 @@ HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
 #endif
 }
 
-// Hardware prefetch alone does not keep up with the panels that are read side by side.
-inline constexpr int64_t kPrefetchQuants = 1024, kPrefetchScaleSteps = 8;
+inline constexpr int64_t kFetchScaleSteps = 8;
 
 template <typename Format>
-HWY_INLINE void prefetch_step(const uint8_t* quants, const uint8_t* scales) {
+HWY_INLINE void fetch_step(const uint8_t* quants, const uint8_t* scales) {
 #pragma GCC unroll 16
-  for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) hwy::Prefetch(quants + kPrefetchQuants + i);
-  hwy::Prefetch(scales + kPrefetchScaleSteps * Format::kScaleBytes);
+  for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) fetch_near(quants + kFetchNear + i);
+  fetch_near(scales + kFetchScaleSteps * Format::kScaleBytes);
 }
 
 // Where a panel's part of the scratch holds its chunk, unpacked.
@@ -274,7 +272,7 @@ void unpack_chunk(float* scratch, const uint8_t* quants, const uint8_t* scale_by
   auto* codes = reinterpret_cast<uint8_t*>(scratch);
   float *scales = scratch + kScalesAt, *mins = scratch + kMinsAt, *min_pairs = scratch + kMinPairsAt;
   for (int64_t s = 0; s < steps; ++s) {
-    prefetch_step<Format>(quants, scale_bytes);
+    fetch_step<Format>(quants, scale_bytes);
 #pragma GCC unroll 16
     for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
       const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n));
