@@ -127,6 +127,7 @@ void quantize_row_range(const QuantizedRows& q, const float* x, int64_t x_stride
 struct UnpackedChunk {
   const uint8_t* codes;  // [steps, 8, 16, 4]
   const float* scratch;  // its scales and mins
+  const uint8_t* later;  // where the codes of a later chunk lie, packed
 };
 
 // Panels that one row reads side by side.
@@ -157,10 +158,11 @@ HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* sca
   return hn::MulAdd(set(x_scale), hn::NegMulAdd(x_sum, min, f), acc);
 }
 
-// c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0.
+// c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0. With `fetch`, what later chunks
+// will unpack is fetched meanwhile: memory would be idle.
 template <typename Dot, typename Format, int kRows, int kPanels>
 HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
-                                 const UnpackedChunk* w, int64_t s0, int64_t steps) {
+                                 const UnpackedChunk* w, int64_t s0, int64_t steps, bool fetch) {
   constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes);
   constexpr int kVecs = kPanels * kPanelVectors, kDots = Format::kDots;
   constexpr int kDotVectors = static_cast<int>(kStepVectors) / kDots;
@@ -171,6 +173,12 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
   const float* x_sums = x.sums + first;
   const int32_t* x_pairs = x.pairs + first;
   for (int64_t s = 0; s < steps; ++s) {
+    if (fetch) {
+#pragma GCC unroll 16
+      for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) fetch_far(w[p].later + s * Format::Fields::kBytes + i);
+    }
     Ints sum[kRows][kVecs][kDots];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
@@ -227,11 +235,12 @@ template <typename Dot, typename Format, int kPanels>
 void quantized_rows(float* c, int64_t c_stride, const QuantizedRows& x, int64_t r0, int64_t rows,
                     const UnpackedChunk* w, int64_t s0, int64_t steps) {
   constexpr int kMaxRows = kQuantizedRows / Format::kDots;
+  bool first = true;
   const auto tiles = [&](auto size) {
     constexpr int kRows = decltype(size)::value;
     if constexpr (kRows <= kMaxRows)
-      for (; rows >= kRows; rows -= kRows, r0 += kRows, c += kRows * c_stride)
-        quantized_tile<Dot, Format, kRows, kPanels>(c, c_stride, x, r0, w, s0, steps);
+      for (; rows >= kRows; rows -= kRows, r0 += kRows, c += kRows * c_stride, first = false)
+        quantized_tile<Dot, Format, kRows, kPanels>(c, c_stride, x, r0, w, s0, steps, first);
   };
   tiles(std::integral_constant<int, kMaxRows>());
   if constexpr (kMaxRows != 8) tiles(std::integral_constant<int, 8>());
@@ -388,13 +397,16 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
       continue;
     }
     UnpackedChunk unpacked[kMaxGroupPanels];
+    constexpr int64_t kLater = 2 * kChunkSteps * Fields::kBytes;
+    const int64_t later =
+        StreamAhead(chunk.quants_stride, (panels - 1) * chunk.quants_stride).offset(s0 * Fields::kBytes, kLater);
     for (int64_t p = 0; p < panels; ++p) {
       float* panel_scratch = scratch + p * kScratchFloats;
       const uint8_t* quants = chunk.quants + p * chunk.quants_stride;
       unpack_chunk<Format>(panel_scratch, quants, chunk.scales + p * chunk.scales_stride,
                            chunk.supers + p * chunk.supers_stride, steps, table, w.layout->zero);
       unpacked[p] = {Fields::kBytes < kStepBytes ? reinterpret_cast<const uint8_t*>(panel_scratch) : quants,
-                     panel_scratch};
+                     panel_scratch, quants + later};
     }
     quantized_panels<Dot<Format::kTileBytes>, Format>(c, x, r0, rows, unpacked, panels, s0, steps);
   }
