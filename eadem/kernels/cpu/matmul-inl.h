@@ -16,6 +16,9 @@
 #define EADEM_KERNELS_CPU_MATMUL_INL_H_
 #endif
 
+#include <algorithm>
+#include <limits>
+
 #include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 #include "eadem/kernels/cpu/stream_ahead.h"
@@ -36,6 +39,42 @@ struct PanelOperand {
   const W* data;
   int64_t panel_stride;
   int64_t k_stride;
+};
+
+// Lines of memory that tiles ask for while they multiply, one at a time: more at once would keep b, which streams from
+// the second-level cache, waiting.
+struct Fetch {
+  Fetch() = default;
+
+  // The `bytes` at `first`, and at every `stride` bytes behind it, of `panels` panels, one after the other.
+  Fetch(const void* first, int64_t bytes, int64_t stride, int64_t panels)
+      : line(static_cast<const char*>(first)),
+        line_count((bytes + kLine - 1) / kLine),
+        lines_left(line_count),
+        panels_left(panels),
+        skip(stride - line_count * kLine) {}
+
+  // Spread over `tiles` of k_size each.
+  void spread(int64_t tiles, int64_t k_size) {
+    if (panels_left > 0) every = std::max<int64_t>(1, tiles * k_size / std::max<int64_t>(1, panels_left * line_count));
+  }
+
+  HWY_INLINE void next() {
+    if (panels_left == 0) return;
+    __builtin_prefetch(line, 0, 2);
+    line += kLine;
+    if (--lines_left > 0) return;
+    line += skip;
+    lines_left = line_count;
+    --panels_left;
+  }
+
+  static constexpr int64_t kLine = 64;
+
+  const char* line = nullptr;
+  int64_t line_count = 0;  // of a panel
+  int64_t lines_left = 0, panels_left = 0, skip = 0;
+  int64_t every = std::numeric_limits<int64_t>::max();  // k
 };
 
 inline constexpr int kPanelVecs = static_cast<int>(kPanelWidth / kLanes);
@@ -59,9 +98,10 @@ inline constexpr int kTileRows = 1, kTilePanels = 1;
 inline constexpr int kRowPanels = 1;
 #endif
 
-template <int kRows, int kPanels, typename W>
+// With `kKeep` the vectors of b are left in `wide` [kPanels, k_size, 16].
+template <int kRows, int kPanels, bool kKeep = false, typename W>
 HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, const RowOperand& a,
-                       const PanelOperand<W>& b, int64_t k_size) {
+                       const PanelOperand<W>& b, int64_t k_size, Fetch& fetch, float* HWY_RESTRICT wide = nullptr) {
   constexpr int kVecs = kPanels * kPanelVecs;
   Vec acc[kRows][kVecs];
 #pragma GCC unroll 16
@@ -73,30 +113,39 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
   const W* b_k = b.data;
   constexpr auto kBytes = static_cast<int64_t>(sizeof(W));
   const StreamAhead ahead(b.panel_stride * kBytes, (kPanels - 1) * b.panel_stride * kBytes);
-  for (int64_t k = 0; k < k_size; ++k) {
-    Vec column[kVecs];
+  for (int64_t k = 0; k < k_size;) {
+    const int64_t end = std::min(k_size, fetch.every < k_size - k ? k + fetch.every : k_size);
+    fetch.next();
+    for (; k < end; ++k) {
+      Vec column[kVecs];
 #pragma GCC unroll 16
-    for (int v = 0; v < kVecs; ++v)
-      column[v] = load(b_k + (v / kPanelVecs) * b.panel_stride + (v % kPanelVecs) * kLanes);
-    // 16-bit weights, which only few rows read in place, are fetched ahead: two k share a line. f32 needs no help.
-    if (kBytes == 2 && k % 2 == 0) {
-      const char* line = reinterpret_cast<const char*>(b_k);
-      const int64_t at = k * b.k_stride * kBytes, near = ahead.offset(at, kFetchNear),
-                    far = ahead.offset(at, kFetchFar);
+      for (int v = 0; v < kVecs; ++v)
+        column[v] = load(b_k + (v / kPanelVecs) * b.panel_stride + (v % kPanelVecs) * kLanes);
+      if constexpr (kKeep) {
 #pragma GCC unroll 16
-      for (int p = 0; p < kPanels; ++p) {
-        fetch_near(line + p * b.panel_stride * kBytes + near);
-        fetch_far(line + p * b.panel_stride * kBytes + far);
+        for (int v = 0; v < kVecs; ++v)
+          store(column[v], wide + (v / kPanelVecs) * k_size * kPanelWidth + (v % kPanelVecs) * kLanes);
+        wide += kPanelWidth;
+      } else if (kBytes == 2 && k % 2 == 0) {
+        // 16-bit weights, which only few rows read in place, are fetched ahead: two k share a line. f32 needs no help.
+        const char* line = reinterpret_cast<const char*>(b_k);
+        const int64_t at = k * b.k_stride * kBytes, near = ahead.offset(at, kFetchNear),
+                      far = ahead.offset(at, kFetchFar);
+#pragma GCC unroll 16
+        for (int p = 0; p < kPanels; ++p) {
+          fetch_near(line + p * b.panel_stride * kBytes + near);
+          fetch_far(line + p * b.panel_stride * kBytes + far);
+        }
       }
-    }
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const Vec x = set(a_k[r * a.row_stride]);
+      for (int r = 0; r < kRows; ++r) {
+        const Vec x = set(a_k[r * a.row_stride]);
 #pragma GCC unroll 16
-      for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::MulAdd(x, column[v], acc[r][v]);
+        for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::MulAdd(x, column[v], acc[r][v]);
+      }
+      a_k += a.k_stride;
+      b_k += b.k_stride;
     }
-    a_k += a.k_stride;
-    b_k += b.k_stride;
   }
 
 #pragma GCC unroll 16
@@ -108,53 +157,64 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
 // All rows of `kPanels` panels.
 template <int kPanels, typename W>
 HWY_INLINE void tiles_of_rows(float* c, int64_t c_stride, bool resume, RowOperand a, const PanelOperand<W>& b,
-                              int64_t rows, int64_t k_size) {
+                              int64_t rows, int64_t k_size, Fetch& fetch, float* wide) {
+  if constexpr (sizeof(W) == 2) {
+    if (wide != nullptr && rows >= kTileRows) {
+      tile<kTileRows, kPanels, true>(c, c_stride, resume, a, b, k_size, fetch, wide);
+      a.data += kTileRows * a.row_stride;
+      return tiles_of_rows<kPanels>(c + kTileRows * c_stride, c_stride, resume, a,
+                                    PanelOperand<float>{wide, k_size * kPanelWidth, kPanelWidth}, rows - kTileRows,
+                                    k_size, fetch, nullptr);
+    }
+  }
   for (; rows >= kTileRows; rows -= kTileRows) {
-    tile<kTileRows, kPanels>(c, c_stride, resume, a, b, k_size);
+    tile<kTileRows, kPanels>(c, c_stride, resume, a, b, k_size, fetch);
     c += kTileRows * c_stride;
     a.data += kTileRows * a.row_stride;
   }
   if constexpr (kTileRows > 1) {
     switch (rows) {
-      case 1: return tile<1, kPanels>(c, c_stride, resume, a, b, k_size);
-      case 2: return tile<2, kPanels>(c, c_stride, resume, a, b, k_size);
+      case 1: return tile<1, kPanels>(c, c_stride, resume, a, b, k_size, fetch);
+      case 2: return tile<2, kPanels>(c, c_stride, resume, a, b, k_size, fetch);
     }
   }
   if constexpr (kTileRows > 3) {
     switch (rows) {
-      case 3: return tile<3, kPanels>(c, c_stride, resume, a, b, k_size);
-      case 4: return tile<4, kPanels>(c, c_stride, resume, a, b, k_size);
-      case 5: return tile<5, kPanels>(c, c_stride, resume, a, b, k_size);
+      case 3: return tile<3, kPanels>(c, c_stride, resume, a, b, k_size, fetch);
+      case 4: return tile<4, kPanels>(c, c_stride, resume, a, b, k_size, fetch);
+      case 5: return tile<5, kPanels>(c, c_stride, resume, a, b, k_size, fetch);
     }
   }
 }
 
-// c [rows, panels * 16] with row stride c_stride.
+// c [rows, panels * 16] with row stride c_stride. `fetch`: what is read next. Where there is `wide`, kTilePanels *
+// k_size * 16 floats, the first rows leave there what they widen of 16-bit weights, for the others.
 template <typename W>
 HWY_INLINE void matmul_block(float* c, int64_t c_stride, bool resume, const RowOperand& a, PanelOperand<W> b,
-                             int64_t rows, int64_t panels, int64_t k_size) {
+                             int64_t rows, int64_t panels, int64_t k_size, Fetch fetch = {}, float* wide = nullptr) {
+  fetch.spread((rows + kTileRows - 1) / kTileRows * ((panels + kTilePanels - 1) / kTilePanels), k_size);
   if (rows == 1 && kRowPanels > kTilePanels) {
     for (; panels >= kRowPanels; panels -= kRowPanels) {
-      tile<1, kRowPanels>(c, c_stride, resume, a, b, k_size);
+      tile<1, kRowPanels>(c, c_stride, resume, a, b, k_size, fetch);
       c += kRowPanels * kPanelWidth;
       b.data += kRowPanels * b.panel_stride;
     }
   }
   for (; panels >= kTilePanels; panels -= kTilePanels) {
-    tiles_of_rows<kTilePanels>(c, c_stride, resume, a, b, rows, k_size);
+    tiles_of_rows<kTilePanels>(c, c_stride, resume, a, b, rows, k_size, fetch, wide);
     c += kTilePanels * kPanelWidth;
     b.data += kTilePanels * b.panel_stride;
   }
   if constexpr (kTilePanels > 2) {
     if (panels >= 2) {
-      tiles_of_rows<2>(c, c_stride, resume, a, b, rows, k_size);
+      tiles_of_rows<2>(c, c_stride, resume, a, b, rows, k_size, fetch, wide);
       c += 2 * kPanelWidth;
       b.data += 2 * b.panel_stride;
       panels -= 2;
     }
   }
   for (; panels > 0; --panels) {
-    tiles_of_rows<1>(c, c_stride, resume, a, b, rows, k_size);
+    tiles_of_rows<1>(c, c_stride, resume, a, b, rows, k_size, fetch, wide);
     c += kPanelWidth;
     b.data += b.panel_stride;
   }

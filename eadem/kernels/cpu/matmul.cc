@@ -17,16 +17,17 @@
 namespace eadem::kernels::cpu {
 namespace {
 
-constexpr int64_t kGroupPanels = 4;  // panels whose weights are prepared and used together
-constexpr int64_t kKBlock = 256;     // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
-constexpr int64_t kRowBlock = 192;   // a multiple of every tile's rows; weights are read once per block
+constexpr int64_t kGroupPanels = 4;   // panels whose weights are prepared and used together
+constexpr int64_t kKBlock = 256;      // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
+constexpr int64_t kBlockPanels = 16;  // of which a block of k meets one of a, while that is in the second-level cache
+constexpr int64_t kRowBlock = 192;    // a multiple of every tile's rows; weights are read once per block
 // On tiles products are so fast that reading either side costs as much: more of both meet.
 constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 512;
 constexpr int64_t kTileShortestRows = 128;  // of a task
 // Up to this many rows a product takes as long as reading its weights.
 constexpr int64_t kFewRows = 32;
 // Up to this many rows, 16-bit weights are widened in registers as they are read: decode is bound by memory. Above,
-// a block is widened once and used by all rows.
+// the first rows of a block leave what they widened to the others.
 constexpr int64_t kWidenInRegistersRows = 8;
 
 // 8-bit floats are decoded to f32 for any number of rows but one: for few, so little at a time that it stays in the
@@ -53,10 +54,11 @@ struct Blocks {
 };
 constexpr Blocks blocks_of(Matmul::Source source, bool on_tiles) {
   if (on_tiles) return {kTileRowBlock, kTileGroupPanels, 2, kTileShortestRows};
-  const int64_t panels = source == Matmul::Source::matrix      ? kMatrixGroupPanels
-                         : source == Matmul::Source::quantized ? kMaxGroupPanels
-                                                               : kGroupPanels;
-  return {kRowBlock, panels, panels, kRowBlock};
+  switch (source) {
+    case Matmul::Source::matrix: return {kRowBlock, kMatrixGroupPanels, kMatrixGroupPanels, kRowBlock};
+    case Matmul::Source::quantized: return {kRowBlock, kMaxGroupPanels, kMaxGroupPanels, kRowBlock};
+    default: return {kRowBlock, kBlockPanels, kGroupPanels, kRowBlock};
+  }
 }
 
 // Whether products with b may run on tiles: panels in pairs always, of quantized ones those with one scale an output.
@@ -100,16 +102,6 @@ struct Prepared {
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
-
-// Widens rows [k0, k0 + k_size) of panels [p0, p0 + panels) to f32: packed [panels, k_size, 16].
-template <typename W>
-void widen_panels(float* packed, const W* b, int64_t b_k_size, int64_t p0, int64_t panels, int64_t k0, int64_t k_size) {
-  for (int64_t p = 0; p < panels; ++p) {
-    const W* panel = b + ((p0 + p) * b_k_size + k0) * kPanelWidth;
-    float* out = packed + p * k_size * kPanelWidth;
-    for (int64_t i = 0; i < k_size * kPanelWidth; i += kLanes) store(load(panel + i), out + i);
-  }
-}
 
 // What load_fp8 gives is this much smaller than the codes' values.
 template <bool kE5m2>
@@ -234,36 +226,57 @@ void product_block(float* c, int64_t c_stride, const RowOperand& a, const W* b, 
   matmul_block(c, c_stride, false, a, PanelOperand<W>{b, k_size * kPanelWidth, kPanelWidth}, rows, panels, k_size);
 }
 
-// c [rows, panels * 16] = a b for panels [p0, p0 + panels) of packed `b`.
-void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
-             float* packed) {
-  const int64_t c_stride = panels * kPanelWidth;
-  const int64_t panel_size = m.k_size * kPanelWidth;
-
-  // 1. Few rows: stream the weights once, as they are.
-  if (rows <= kWidenInRegistersRows) {
-    switch (m.b_dtype) {
-      case DType::bf16:
-        return product_block(c, c_stride, a, static_cast<const bf16_t*>(b) + p0 * panel_size, m.k_size, rows, panels);
-      case DType::f16:
-        return product_block(c, c_stride, a, static_cast<const f16_t*>(b) + p0 * panel_size, m.k_size, rows, panels);
-      default:
-        return product_block(c, c_stride, a, static_cast<const float*>(b) + p0 * panel_size, m.k_size, rows, panels);
+// Calls block(k0, k_size, p, group, next_k0, next_p) for blocks of `k_step` values of k, and in each for groups of
+// `panels`; the last two say where the block behind it begins, p being `panels` where there is none.
+template <typename F>
+void for_each_block(int64_t k_size, int64_t k_step, int64_t panels, F&& block) {
+  for (int64_t k0 = 0; k0 < k_size || k0 == 0; k0 += k_step)
+    for (int64_t p = 0; p < panels; p += kGroupPanels) {
+      const int64_t behind = p + kGroupPanels;
+      if (behind < panels)
+        block(k0, std::min(k_step, k_size - k0), p, kGroupPanels, k0, behind);
+      else
+        block(k0, std::min(k_step, k_size - k0), p, panels - p, k0 + k_step, k0 + k_step < k_size ? 0 : panels);
     }
-  }
+}
+
+// What a block at k0 of panels from p on, of `panels`, reads of 16 columns of `W` a k: k_size a panel.
+template <typename W>
+Fetch fetch_block(const W* first_panel, int64_t k_size, int64_t k_step, int64_t k0, int64_t p, int64_t panels) {
+  if (p >= panels) return {};
+  constexpr int64_t kBytes = kPanelWidth * static_cast<int64_t>(sizeof(W));
+  return {first_panel + (p * k_size + k0) * kPanelWidth, std::min(k_step, k_size - k0) * kBytes, k_size * kBytes,
+          std::min(kGroupPanels, panels - p)};
+}
+
+// c [rows, panels * 16] = a b for `panels` packed panels from `b` on.
+template <typename W>
+void product_of_panels(float* c, int64_t k_size, const W* b, const RowOperand& a, int64_t rows, int64_t panels,
+                       float* packed) {
+  const int64_t c_stride = panels * kPanelWidth, panel_size = k_size * kPanelWidth;
+  // 1. Few rows: stream the weights once, as they are.
+  if (rows <= kWidenInRegistersRows) return product_block(c, c_stride, a, b, k_size, rows, panels);
 
   // 2. Many rows: a block of k at a time, so that the panels stay in cache while the rows pass by.
-  for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += kKBlock) {
-    const int64_t k_size = std::min(kKBlock, m.k_size - k0);
-    PanelOperand<float> operand{packed, k_size * kPanelWidth, kPanelWidth};
-    if (m.b_dtype == DType::bf16)
-      widen_panels(packed, static_cast<const bf16_t*>(b), m.k_size, p0, panels, k0, k_size);
-    else if (m.b_dtype == DType::f16)
-      widen_panels(packed, static_cast<const f16_t*>(b), m.k_size, p0, panels, k0, k_size);
-    else
-      operand = {static_cast<const float*>(b) + p0 * panel_size + k0 * kPanelWidth, panel_size, kPanelWidth};
-    const RowOperand a_block{a.data + k0 * a.k_stride, a.row_stride, a.k_stride};
-    matmul_block(c, c_stride, k0 > 0, a_block, operand, rows, panels, k_size);
+  for_each_block(k_size, kKBlock, panels,
+                 [&](int64_t k0, int64_t block_k, int64_t p, int64_t group, int64_t next_k0, int64_t next_p) {
+                   matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
+                                RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
+                                PanelOperand<W>{b + p * panel_size + k0 * kPanelWidth, panel_size, kPanelWidth}, rows,
+                                group, block_k, fetch_block(b, k_size, kKBlock, next_k0, next_p, panels), packed);
+                 });
+}
+
+// The same for panels [p0, p0 + panels) of packed `b`.
+void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
+             float* packed) {
+  const int64_t first = p0 * m.k_size * kPanelWidth;
+  switch (m.b_dtype) {
+    case DType::bf16:
+      return product_of_panels(c, m.k_size, static_cast<const bf16_t*>(b) + first, a, rows, panels, packed);
+    case DType::f16:
+      return product_of_panels(c, m.k_size, static_cast<const f16_t*>(b) + first, a, rows, panels, packed);
+    default: return product_of_panels(c, m.k_size, static_cast<const float*>(b) + first, a, rows, panels, packed);
   }
 }
 
@@ -274,17 +287,19 @@ void product_of_fp8(float* c, const Matmul& m, const Fp8Weight& w, const RowOper
     if (w.is_e5m2) return fp8_row_panels<true>(c, a, w, m.k_size, p0, panels);
     return fp8_row_panels<false>(c, a, w, m.k_size, p0, panels);
   }
-  const int64_t c_stride = panels * kPanelWidth, block = fp8_block(rows);
-  for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += block) {
-    const int64_t k_size = std::min(block, m.k_size - k0);
-    if (w.is_e5m2)
-      decode_panels<true>(packed, w, m.k_size, p0, panels, k0, k_size);
-    else
-      decode_panels<false>(packed, w, m.k_size, p0, panels, k0, k_size);
-    const RowOperand a_block{a.data + k0 * a.k_stride, a.row_stride, a.k_stride};
-    matmul_block(c, c_stride, k0 > 0, a_block, PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows,
-                 panels, k_size);
-  }
+  const int64_t c_stride = panels * kPanelWidth, k_step = fp8_block(rows);
+  const uint8_t* codes = w.codes + p0 * m.k_size * kPanelWidth;
+  for_each_block(m.k_size, k_step, panels,
+                 [&](int64_t k0, int64_t k_size, int64_t p, int64_t group, int64_t next_k0, int64_t next_p) {
+                   if (w.is_e5m2)
+                     decode_panels<true>(packed, w, m.k_size, p0 + p, group, k0, k_size);
+                   else
+                     decode_panels<false>(packed, w, m.k_size, p0 + p, group, k0, k_size);
+                   matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
+                                RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
+                                PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size,
+                                fetch_block(codes, m.k_size, k_step, next_k0, next_p, panels));
+                 });
 }
 
 // The same where b is a matrix, and a is read down its columns (row_stride 1): a block of k of either side is copied
