@@ -16,6 +16,7 @@
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/quantized_steps-inl.h"
+#include "eadem/kernels/cpu/stream_ahead.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
@@ -45,6 +46,7 @@ HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const Quan
   using Fields = CodeFields<kBits, 0, false>;
   constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes), kVecs = kPanels * kPanelVectors;
   const int64_t first = x.step(r0, s0);
+  const StreamAhead ahead(w.stride, (kPanels - 1) * w.stride);  // of a row alone, which reads weights in place
   Ints sum[kRows][kVecs];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
@@ -54,10 +56,15 @@ HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const Quan
     const uint8_t* codes = w.codes + s * Fields::kBytes;
     const int8_t* x_codes = x.codes + (first + s) * kStep;
     if constexpr (kRows == 1) {
+      const int64_t at = (s0 + s) * Fields::kBytes, near = ahead.offset(at, kFetchNear),
+                    far = ahead.offset(at, kFetchFar);
 #pragma GCC unroll 16
       for (int p = 0; p < kPanels; ++p)
 #pragma GCC unroll 16
-        for (int64_t i = 0; i < Fields::kBytes; i += 64) hwy::Prefetch(codes + p * w.stride + kPrefetchQuants + i);
+        for (int64_t i = 0; i < Fields::kBytes; i += 64) {
+          fetch_near(codes + p * w.stride + near + i);
+          fetch_far(codes + p * w.stride + far + i);
+        }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < kStepVectors; ++i) {
@@ -190,8 +197,7 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
   // 3. The scales of the outputs.
   const int64_t c_stride = panels * kPanelWidth;
   const auto scale = [&](const auto* scales) {
-    for (int64_t p = 0; p < panels; ++p)
-      scale_panel(c + p * kPanelWidth, c_stride, x, w, scales, r0, rows, p0 + p);
+    for (int64_t p = 0; p < panels; ++p) scale_panel(c + p * kPanelWidth, c_stride, x, w, scales, r0, rows, p0 + p);
   };
   switch (w.layout->group_scales) {
     case DType::f16: return scale(reinterpret_cast<const f16_t*>(w.scales));
