@@ -9,6 +9,7 @@
 
 #include "eadem/core/device/cpu_probe.h"
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 
 namespace eadem::op_bench {
 
@@ -235,6 +236,8 @@ Ceilings measured_ceilings(CpuDevice& device, double seconds) {
     result.int8_ops_per_second = measured_peak(device.pool(), Arithmetic::int8, device.isa(), seconds / 4);
   if (has_arithmetic(Arithmetic::amx_bf16, device.isa()))
     result.bf16_ops_per_second = measured_peak(device.pool(), Arithmetic::amx_bf16, device.isa(), seconds / 4);
+  if (has_arithmetic(Arithmetic::amx_int8, device.isa()))
+    result.int8_tile_ops_per_second = measured_peak(device.pool(), Arithmetic::amx_int8, device.isa(), seconds / 4);
   return result;
 }
 
@@ -298,9 +301,13 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
       const bool bf16 = linear && pass != Pass::backward && !is_quantized(row.work) &&
                         row.work.inputs[1].dtype == DType::bf16 && ceilings.bf16_ops_per_second > 0;
       const double memory_seconds = cost.bytes / ceilings.read_bytes_per_second;
-      const double compute_seconds = cost.flops / (int8   ? ceilings.int8_ops_per_second
-                                                   : bf16 ? ceilings.bf16_ops_per_second
-                                                          : ceilings.f32_ops_per_second);
+      const GroupEncoding* groups = linear ? GroupEncoding::of(row.work.inputs[1].encoding) : nullptr;
+      const bool on_tiles =
+          groups != nullptr && groups->format().group_size == 0 && ceilings.int8_tile_ops_per_second > 0;
+      const double compute_seconds = cost.flops / (on_tiles ? ceilings.int8_tile_ops_per_second
+                                                   : int8   ? ceilings.int8_ops_per_second
+                                                   : bf16   ? ceilings.bf16_ops_per_second
+                                                            : ceilings.f32_ops_per_second);
       timing.share = std::max(memory_seconds, compute_seconds) / timing.median_seconds;
       timing.limit = memory_seconds >= compute_seconds ? "memory" : int8 ? "int8" : bf16 ? "bf16" : "f32";
       result.push_back(std::move(timing));

@@ -14,7 +14,8 @@ namespace eadem::op_bench {
 // What the machine could do just before a row was timed.
 struct Ceilings {
   double read_bytes_per_second = 0, f32_ops_per_second = 0;
-  double int8_ops_per_second = 0, bf16_ops_per_second = 0;  // 8-bit dot products, tiles of bf16; 0 where there are none
+  // 8-bit dot products, tiles of bf16, tiles of 8 bits; 0 where there are none.
+  double int8_ops_per_second = 0, bf16_ops_per_second = 0, int8_tile_ops_per_second = 0;
 };
 Ceilings measured_ceilings(CpuDevice& device, double seconds);
 

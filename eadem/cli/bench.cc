@@ -292,7 +292,8 @@ int bench(CommandLine command_line) {
     result.set("read_bytes_per_second", rates.read_bytes_per_second);
     result.set("f32_flops_per_second", rates.f32_flops_per_second);
     result.set("int8_ops_per_second", rates.int8_ops_per_second);
-    result.set("bf16_flops_per_second", rates.bf16_flops_per_second).set("rates_measured", rates.measured);
+    result.set("bf16_flops_per_second", rates.bf16_flops_per_second);
+    result.set("int8_tile_ops_per_second", rates.int8_tile_ops_per_second).set("rates_measured", rates.measured);
     set_memory(result, memory);
     result.set("results", std::move(list));
     if (end_to_end)
@@ -314,10 +315,11 @@ int bench(CommandLine command_line) {
   const auto limit = [](const char* name, double rate) {
     return rate > 0 ? fmt::format(", {} {:.1f} GOP/s", name, rate / 1e9) : std::string();
   };
-  print(fmt::format("{}: reads {}/s, f32 {:.1f} GFLOP/s{}{}\n\n", rates.measured ? "measured limits" : "nominal limits",
-                    bytes_text(rates.read_bytes_per_second), rates.f32_flops_per_second / 1e9,
-                    limit("8-bit dot products", rates.int8_ops_per_second),
-                    limit("tiles of bf16", rates.bf16_flops_per_second)));
+  print(fmt::format("{}: reads {}/s, f32 {:.1f} GFLOP/s{}{}{}\n\n",
+                    rates.measured ? "measured limits" : "nominal limits", bytes_text(rates.read_bytes_per_second),
+                    rates.f32_flops_per_second / 1e9, limit("8-bit dot products", rates.int8_ops_per_second),
+                    limit("tiles of bf16", rates.bf16_flops_per_second),
+                    limit("tiles of int8", rates.int8_tile_ops_per_second)));
   print(
       fmt::format("{:<24} {:>6} {:>14} {:>22} {:>10}\n", "test", "batch", "tokens/s", "lowest – highest", "of limit"));
   for (const Row& row : rows)

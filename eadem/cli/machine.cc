@@ -24,6 +24,8 @@ MachineRates machine_rates(Device& device, bool with_flops) {
         rates.int8_ops_per_second = measured_peak(cpu->pool(), Arithmetic::int8, cpu->isa());
       if (has_arithmetic(Arithmetic::amx_bf16, cpu->isa()))
         rates.bf16_flops_per_second = measured_peak(cpu->pool(), Arithmetic::amx_bf16, cpu->isa());
+      if (has_arithmetic(Arithmetic::amx_int8, cpu->isa()))
+        rates.int8_tile_ops_per_second = measured_peak(cpu->pool(), Arithmetic::amx_int8, cpu->isa());
     }
   } else {
     rates.read_bytes_per_second = device.rates().bytes_per_second;

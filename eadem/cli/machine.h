@@ -14,10 +14,11 @@ namespace eadem::cli {
 
 struct MachineRates {
   double read_bytes_per_second = 0;
-  double f32_flops_per_second = 0;   // 0 when it was not asked for, as is the next
-  double int8_ops_per_second = 0;    // 0 where 8-bit dot products have no probe
-  double bf16_flops_per_second = 0;  // of tiles, which multiply weights in bf16 where there are any; else 0
-  bool measured = false;             // otherwise nominal, as the device states them
+  double f32_flops_per_second = 0;  // 0 when it was not asked for, as are the next
+  double int8_ops_per_second = 0;   // 0 where 8-bit dot products have no probe
+  // Of tiles, which multiply weights in bf16, and int8 with one scale an output, where there are any; else 0.
+  double bf16_flops_per_second = 0, int8_tile_ops_per_second = 0;
+  bool measured = false;  // otherwise nominal, as the device states them
 };
 
 // Measured on the CPU (about 0.2 s each) with the device's own threads: reading with those of decode, arithmetic with

@@ -2,15 +2,29 @@
 #include "eadem/cli/products.h"
 
 #include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
 
 namespace eadem::cli {
 
 double Products::seconds(const MachineRates& rates, double rows) const {
   const auto or_f32 = [&](double rate) { return rate > 0 ? rate : rates.f32_flops_per_second; };
+  const double dots = or_f32(rates.int8_ops_per_second);
   return 2.0 * rows *
-         (f32 / rates.f32_flops_per_second + bf16 / or_f32(rates.bf16_flops_per_second) +
-          int8 / or_f32(rates.int8_ops_per_second));
+         (f32 / rates.f32_flops_per_second + bf16 / or_f32(rates.bf16_flops_per_second) + int8 / dots +
+          int8_rows / (rates.int8_tile_ops_per_second > 0 ? rates.int8_tile_ops_per_second : dots));
 }
+
+namespace {
+
+// Where a weight counts.
+double& elements_of(Products& products, const TensorType& weight) {
+  if (weight.encoding == nullptr) return weight.dtype == DType::bf16 ? products.bf16 : products.f32;
+  if (Fp8Encoding::of(weight.encoding) != nullptr) return products.f32;
+  const GroupEncoding* groups = GroupEncoding::of(weight.encoding);
+  return groups != nullptr && groups->format().group_size == 0 ? products.int8_rows : products.int8;
+}
+
+}  // namespace
 
 ModelProducts products_of(const pipeline::Graph& graph) {
   ModelProducts products;
@@ -21,9 +35,7 @@ ModelProducts products_of(const pipeline::Graph& graph) {
       if (id == pipeline::kNoValue || graph.value(id).kind != pipeline::Value::Kind::parameter) continue;
       const TensorType& type = graph.value(id).type;
       if (type.rank() != 2) continue;
-      const bool plain = type.encoding == nullptr, widened = Fp8Encoding::of(type.encoding) != nullptr;
-      double& elements = !plain && !widened ? part.int8 : plain && type.dtype == DType::bf16 ? part.bf16 : part.f32;
-      elements += static_cast<double>(type.num_elements({}));
+      elements_of(part, type) += static_cast<double>(type.num_elements({}));
     }
   }
   return products;

@@ -14,6 +14,8 @@ struct Products {
   double f32 = 0;   // plain f32 and f16, and 8-bit floats, which are widened
   double bf16 = 0;  // on tiles where there are any, else as f32
   double int8 = 0;  // quantized: by 8-bit dot products
+  // Quantized with one scale an output: on tiles where there are any, else by dot products.
+  double int8_rows = 0;
 
   // The least time for `rows` rows at two operations an element. A rate that is 0 is that of f32.
   double seconds(const MachineRates& rates, double rows) const;

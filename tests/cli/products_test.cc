@@ -48,17 +48,22 @@ TEST(Products, CountByWhatMultipliesThem) {
   const ModelProducts products = model.products();
   EXPECT_EQ(products.decoder.f32, 256 * (1 + 2 + 32 + 64));
   EXPECT_EQ(products.decoder.bf16, 256 * 4);
-  EXPECT_EQ(products.decoder.int8, 256 * (8 + 16));
+  EXPECT_EQ(products.decoder.int8, 256 * 8);
+  EXPECT_EQ(products.decoder.int8_rows, 256 * 16);
   EXPECT_EQ(products.head.f32, 0);
   EXPECT_EQ(products.head.bf16, 256 * 128);
-  EXPECT_EQ(products.head.int8, 0);
+  EXPECT_EQ(products.head.int8 + products.head.int8_rows, 0);
 }
 
-TEST(Products, RatesThatAreMissingAreThoseOfF32) {
-  const Products products{.f32 = 8, .bf16 = 16, .int8 = 32};
-  EXPECT_EQ(products.seconds({.f32_flops_per_second = 4, .int8_ops_per_second = 16, .bf16_flops_per_second = 8}, 10),
-            2 * 10 * (2 + 2 + 2));
-  EXPECT_EQ(products.seconds({.f32_flops_per_second = 4}, 1), 2 * (2 + 4 + 8));
+TEST(Products, ARateThatIsMissingIsThatOfTheNextBest) {
+  const Products products{.f32 = 8, .bf16 = 16, .int8 = 32, .int8_rows = 64};
+  MachineRates rates{.f32_flops_per_second = 4};
+  EXPECT_EQ(products.seconds(rates, 1), 2 * (2 + 4 + 8 + 16));
+  rates.int8_ops_per_second = 16;
+  EXPECT_EQ(products.seconds(rates, 1), 2 * (2 + 4 + 2 + 4));
+  rates.bf16_flops_per_second = 8;
+  rates.int8_tile_ops_per_second = 64;
+  EXPECT_EQ(products.seconds(rates, 10), 2 * 10 * (2 + 2 + 2 + 1));
 }
 
 }  // namespace
