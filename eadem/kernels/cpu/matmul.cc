@@ -22,8 +22,8 @@ constexpr int64_t kKBlock = 256;      // 4 panels x 256 x 64 B = 64 KB: in the s
 constexpr int64_t kBlockPanels = 16;  // of which a block of k meets one of a, while that is in the second-level cache
 constexpr int64_t kRowBlock = 192;    // a multiple of every tile's rows; weights are read once per block
 // On tiles products are so fast that reading either side costs as much: more of both meet.
-constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 512;
-constexpr int64_t kTileShortestRows = 128;  // of a task
+constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 256;
+constexpr int64_t kTileShortestRows = 64;  // of a task
 // Up to this many rows a product takes as long as reading its weights.
 constexpr int64_t kFewRows = 32;
 // Up to this many rows, 16-bit weights are widened in registers as they are read: decode is bound by memory. Above,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "eadem/core/error.h"
+#include "eadem/kernels/cpu/stream_ahead.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr int64_t kPanel = 16;
 // Tiles of k for which a few hundred rows (2 KB each) stay in the second-level cache while the panels pass by. Two
-// panels of kTileBlock tiles (32 KB) stay in the first-level cache while the rows pass by; what comes next is fetched
+// panels of kTileBlock tiles (16 KB) stay in the first-level cache while the rows pass by; what comes next is fetched
 // meanwhile.
 constexpr int64_t kRowTiles = 32;
 
@@ -119,38 +120,36 @@ EADEM_TILES inline __m512 to_floats(__m512i v) {
   return reinterpret_cast<__m512>(__builtin_convertvector(reinterpret_cast<Integers>(v), Floats));
 }
 
-// Sums of bytes of a block, and what becomes of them. They are added to c while the tiles of the next block are
-// multiplied.
+// Sums of bytes of a block, and what becomes of them. They are added to c when the tiles of the next block have been
+// asked for: then they have been stored.
 struct alignas(64) BlockSums {
   int32_t sums[2 * kTileRows][2 * kPanel];
   char* c = nullptr;
   TileScales scales{};
-  int64_t row = 0, rows = 0;  // of these the next one, and all
+  int64_t rows = 0;
 };
 
 template <bool kRight>
-EADEM_TILES void add_sums(BlockSums& block, int64_t c_line, int64_t rows) {
-  for (const int64_t end = std::min(block.rows, block.row + rows); block.row < end; ++block.row) {
-    const __m512i start = _mm512_set1_epi32(block.scales.starts[block.row * block.scales.stride]);
-    const __m512 scale = _mm512_set1_ps(block.scales.scales[block.row * block.scales.stride]);
-    float* c = reinterpret_cast<float*>(block.c + block.row * c_line);
+EADEM_TILES void add_sums(const BlockSums& block, int64_t c_line) {
+  for (int64_t r = 0; r < block.rows; ++r) {
+    const __m512i start = _mm512_set1_epi32(block.scales.starts[r * block.scales.stride]);
+    const __m512 scale = _mm512_set1_ps(block.scales.scales[r * block.scales.stride]);
+    float* c = reinterpret_cast<float*>(block.c + r * c_line);
     for (int64_t n = 0; n < (kRight ? 2 * kPanel : kPanel); n += kPanel) {
-      const __m512i sum = _mm512_add_epi32(_mm512_load_si512(&block.sums[block.row][n]), start);
+      const __m512i sum = _mm512_add_epi32(_mm512_load_si512(&block.sums[r][n]), start);
       _mm512_storeu_ps(c + n, _mm512_fmadd_ps(scale, to_floats(sum), _mm512_loadu_ps(c + n)));
     }
   }
 }
 
-// The sums of a block of one or two rows of tiles by one or two panels; those of the block before are added to its c.
+// The sums of a block of one or two rows of tiles by one or two panels.
 template <bool kBottom, bool kRight>
-EADEM_TILES void block_of_bytes(BlockSums& sums, BlockSums& before, int64_t c_line, const TileRows& a,
-                                const char* a_rows, const char* b, int64_t panel_stride, int64_t tiles,
-                                const Fetch& fetch) {
+EADEM_TILES void block_of_bytes(BlockSums& sums, const TileRows& a, const char* a_rows, const char* b,
+                                int64_t panel_stride, int64_t tiles, const Fetch& fetch) {
   _tile_zero(0);
   if constexpr (kRight) _tile_zero(1);
   if constexpr (kBottom) _tile_zero(2);
   if constexpr (kBottom && kRight) _tile_zero(3);
-  const int64_t rows_meanwhile = 2 * kTileRows / std::max<int64_t>(tiles, 1);
   for (int64_t t = 0; t < tiles; ++t) {
     const char* a_tile = a_rows + t * a.tile_stride;
     const char* b_tile = b + t * kTileBytes;
@@ -171,9 +170,7 @@ EADEM_TILES void block_of_bytes(BlockSums& sums, BlockSums& before, int64_t c_li
       _mm_prefetch(line, _MM_HINT_T1);
       if constexpr (kRight) _mm_prefetch(line + panel_stride, _MM_HINT_T1);
     }
-    add_sums<kRight>(before, c_line, rows_meanwhile);
   }
-  add_sums<kRight>(before, c_line, before.rows);
   constexpr int64_t kLine = sizeof(sums.sums[0]);
   _tile_stored(0, sums.sums[0], kLine);
   if constexpr (kRight) _tile_stored(1, &sums.sums[0][kPanel], kLine);
@@ -200,14 +197,14 @@ EADEM_TILES void rows_of_bytes(char* c, int64_t c_line, const TileRows& a, const
                       next == nullptr ? 0 : (i + 1) * kTileRows / blocks};
     BlockSums& to = sums[i % 2];
     const auto run = height > kTileRows ? block_of_bytes<true, kRight> : block_of_bytes<false, kRight>;
-    run(to, sums[(i + 1) % 2], c_line, a, a_rows, b, panel_stride, tiles, fetch);
+    run(to, a, a_rows, b, panel_stride, tiles, fetch);
+    add_sums<kRight>(sums[(i + 1) % 2], c_line);
     to.c = c + row * c_line;
     to.scales = {scales.starts + row * scales.stride, scales.scales + row * scales.stride, scales.stride};
-    to.row = 0;
     to.rows = height;
     a_rows += a.pair_stride;
   }
-  add_sums<kRight>(sums[(blocks + 1) % 2], c_line, kBlockRows);
+  add_sums<kRight>(sums[(blocks + 1) % 2], c_line);
 }
 
 // Words of two bf16.
@@ -215,13 +212,11 @@ using Words = uint32_t __attribute__((vector_size(64)));
 EADEM_TILES inline __m512 first_of(Words pairs) { return reinterpret_cast<__m512>(pairs << 16); }
 EADEM_TILES inline __m512 second_of(Words pairs) { return reinterpret_cast<__m512>(pairs & 0xffff0000u); }
 
-// How far a row alone fetches ahead, in bytes.
-constexpr int64_t kRowFetch = 1024;
-
 // As many panels side by side as have all their chains in registers.
 template <int kPanels>
 EADEM_TILES __attribute__((noinline)) void row_of_panels(float* c, const TileRows& a, const char* b,
                                                          int64_t panel_stride, int64_t tiles) {
+  const StreamAhead ahead(panel_stride, (kPanels - 1) * panel_stride);
   __m512 sum[kPanels];
   for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_setzero_ps();
   for (int64_t t = 0; t < tiles; ++t, b += kTileBytes) {
@@ -233,9 +228,12 @@ EADEM_TILES __attribute__((noinline)) void row_of_panels(float* c, const TileRow
       __builtin_memcpy(&pair, x + 4 * i, sizeof(pair));
       const auto both = reinterpret_cast<Words>(_mm512_set1_epi32(pair));
       const __m512 x_even = first_of(both), x_odd = second_of(both);
+      const int64_t at = t * kTileBytes + i * 64, near = ahead.offset(at, kFetchNear),
+                    far = ahead.offset(at, kFetchFar);
       for (int p = 0; p < kPanels; ++p) {
         const char* line = b + p * panel_stride + i * 64;
-        _mm_prefetch(line + kRowFetch, _MM_HINT_T0);
+        fetch_near(line + near);
+        fetch_far(line + far);
         const auto w = reinterpret_cast<Words>(_mm512_loadu_si512(line));
         even[p] = _mm512_fmadd_ps(x_even, first_of(w), even[p]);
         odd[p] = _mm512_fmadd_ps(x_odd, second_of(w), odd[p]);

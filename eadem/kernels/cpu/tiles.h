@@ -21,7 +21,7 @@ namespace eadem::kernels::cpu {
 inline constexpr int64_t kTileRows = 16;     // of a and c
 inline constexpr int64_t kTileLine = 64;     // bytes of a row in a tile
 inline constexpr int64_t kTileBytes = 1024;  // of b, and of 16 rows of a
-inline constexpr int64_t kTileBlock = 16;    // tiles of k that are multiplied by all rows before the next
+inline constexpr int64_t kTileBlock = 8;     // tiles of k that are multiplied by all rows before the next
 
 // Rows of a. Row 32 j + 16 h + i begins its tile t, which is tile u of block b, at
 //   data + b * k_stride + j * pair_stride + u * tile_stride + h * half_stride + i * line_stride.
