@@ -60,7 +60,7 @@ def main():
     target = folder / f"{commit}.json"
     record = json.loads(target.read_text()) if target.exists() else {}
     record |= {"commit": commit, "dirty": dirty,
-               "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "device": name}
+               "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"), "device": name}
     record |= compose(parts)
     folder.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(record, indent=1) + "\n")

@@ -249,7 +249,7 @@ def section(slug, record):
     passed = sum(test["result"] == "passed" for test in tests)
     lines = [f"\n## {record['device']}", "",
              f"Commit `{record['commit'][:12]}`" + (" with changes" if record.get("dirty") else "")
-             + (f", {record['date']}" if "date" in record else "")
+             + (f", {record['date'][:10]}" if "date" in record else "")
              + (f", driver {record['driver']}, CUDA {record['cuda']}" if "driver" in record else "")
              + (f"; {passed} of {len(tests)} device tests passed." if tests else ".")]
     if record.get("peers"):
