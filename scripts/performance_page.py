@@ -5,7 +5,8 @@
     performance_page.py [--check]
 
 A record is what scripts/gpu_check.sh or scripts/cpu_bench.sh wrote: {commit, device} and of {tests, benchmarks,
-ceilings, ops, peers} what was run. Of each machine the newest record counts. --check writes nothing and exits 1 if the
+ceilings, ops, peers} what was run. Of each machine the newest record counts, and of parts that it lacks the newest
+that has them. --check writes nothing and exits 1 if the
 page or a plot is not what the records say.
 """
 
@@ -94,6 +95,12 @@ def ratio_to_llama_cpp(row):
     return row["ratio"] if "ratio" in row else row["ratios"]["llama.cpp"]  # the former in records of eadem_peers/1
 
 
+def of_older_record(record, part):
+    """Where a part stands that the newest record lacks."""
+    commit = record["older"].get(part)
+    return f", commit `{commit[:12]}`" if commit else ""
+
+
 def ceilings_section(record):
     rows = record["ceilings"]["rows"]
     counts = sorted({row["threads"] for row in rows})
@@ -106,7 +113,7 @@ def ceilings_section(record):
             return ""
         return {"B/s": f"{value / 1e9:,.1f} GB/s", "op/s": f"{value / 1e9:,.0f} Gop/s", "s": f"{value * 1e6:,.2f} us"}[unit]
 
-    lines = ["", "### Ceilings (`eadem_ceilings`)", "",
+    lines = ["", f"### Ceilings (`eadem_ceilings`){of_older_record(record, 'ceilings')}", "",
              "| | | " + " | ".join(f"{count} thread{'s' * (count > 1)}" for count in counts) + " |",
              "|---|---|" + "---|" * len(counts)]
     lines += [f"| {name} | {variant} | " + " | ".join(text(unit, by.get(count)) for count in counts) + " |"
@@ -214,7 +221,7 @@ def peers_section(slug, record):
 
 
 def ops_section(record):
-    lines = ["", "### Ops (`eadem_op_bench`)", "", "Inputs rotate beyond the last-level cache where it says *cold*.", "",
+    lines = ["", f"### Ops (`eadem_op_bench`){of_older_record(record, 'ops')}", "", "Inputs rotate beyond the last-level cache where it says *cold*.", "",
              "| Row | Kernel | Median | Spread | Rate | Share |", "|---|---|---|---|---|---|"]
     for ops in record["ops"]:
         for row in ops["rows"]:
@@ -255,7 +262,7 @@ def section(slug, record):
     if record.get("peers"):
         lines += peers_section(slug, record)
     if record.get("benchmarks"):
-        lines += ["", "### `eadem bench`", "", "| Command | Work | tokens/s | spread | share |", "|---|---|---|---|---|"]
+        lines += ["", f"### `eadem bench`{of_older_record(record, 'benchmarks')}", "", "| Command | Work | tokens/s | spread | share |", "|---|---|---|---|---|"]
         lines += benchmark_rows(record)
     if "ceilings" in record:
         lines += ceilings_section(record)
@@ -280,15 +287,27 @@ def memory_section():
     return "\n".join(lines) + "\n"
 
 
-def main():
-    newest = {}
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*/*.json")):
+def machines():
+    """Slug -> its newest record; `older` names the commits of the parts that come from others."""
+    records = {}
+    for path in (ROOT / "benchmarks" / "results").glob("*/*.json"):
         record = json.loads(path.read_text())
-        if "device" not in record:  # a record of another program, such as of quality, which is no speed
-            continue
-        slug = path.parent.name
-        if slug not in newest or record.get("date", "") >= newest[slug].get("date", ""):
-            newest[slug] = record
+        if "device" in record:  # else of another program, such as of quality, which is no speed
+            records.setdefault(path.parent.name, []).append(record)
+    merged = {}
+    for slug in sorted(records):
+        newest, *others = sorted(records[slug], key=lambda record: record.get("date", ""), reverse=True)
+        merged[slug] = newest | {"older": {}}
+        for record in others:
+            for part in ("benchmarks", "ceilings", "ops", "peers"):
+                if part in record and part not in merged[slug]:
+                    merged[slug][part] = record[part]
+                    merged[slug]["older"][part] = record["commit"]
+    return merged
+
+
+def main():
+    newest = machines()
     files = {PAGE: HEADER + "".join(section(slug, record) for slug, record in newest.items()) + memory_section()}
     for slug, record in newest.items():
         files |= {PLOTS / name: text for name, text in peer_plots(slug, record).items()}
