@@ -17,7 +17,8 @@ struct Products {
   // Quantized with one scale an output: on tiles where there are any, else by dot products.
   double int8_rows = 0;
 
-  // The least time for `rows` rows at two operations an element. A rate that is 0 is that of f32.
+  // The least time for `rows` rows at two operations an element. A rate that is 0 is that of the
+  // next best: tiles of int8 that of dot products, all others that of f32.
   double seconds(const MachineRates& rates, double rows) const;
 };
 

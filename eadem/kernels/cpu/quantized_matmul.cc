@@ -22,7 +22,7 @@ namespace {
 
 // ---- Quantizing rows of x.
 
-// The scale of codes for kSteps * 32 values at x, and what values are multiplied with to give codes. A value that is
+// The scale of codes for steps * 32 values at x, and what values are multiplied with to give codes. A value that is
 // not finite makes the scale so.
 struct CodeScale {
   float scale, inverse;

@@ -70,7 +70,7 @@ QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64
 void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size);
 
 // c [rows, panels * 16] = x w for rows [r0, r0 + rows) and panels [p0, p0 + panels), at most kMaxGroupPanels; more
-// where outputs have one scale. `scratch`: kChunkScratchBytes a panel.
+// where outputs have one scale. `scratch`: kChunkScratchBytes a panel; there, kChunkSteps * kStepBytes.
 using QuantizedProduct = void (*)(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size,
                                   int64_t r0, int64_t rows, int64_t p0, int64_t panels, float* scratch);
 QuantizedProduct quantized_product(const QuantizedLayout& layout, Isa isa);

@@ -46,7 +46,7 @@ HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const Quan
   using Fields = CodeFields<kBits, 0, false>;
   constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes), kVecs = kPanels * kPanelVectors;
   const int64_t first = x.step(r0, s0);
-  const StreamAhead ahead(w.stride, (kPanels - 1) * w.stride);  // of a row alone, which reads weights in place
+  const StreamAhead ahead(w.stride, (kPanels - 1) * w.stride);  // for a row alone, which waits for weights
   Ints sum[kRows][kVecs];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
