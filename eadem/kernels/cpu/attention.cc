@@ -189,8 +189,10 @@ void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, cons
 template <typename T>
 void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t position, int64_t end, int64_t fetch_end,
                 T* spare) {
+  const auto later = [&](int64_t count) { return keys.at(position + count < fetch_end ? position + count : position); };
   groups.at[g] = keys.at(position);
-  groups.ahead[g] = position + kKeysAhead < fetch_end ? keys.at(position + kKeysAhead) : groups.at[g];
+  groups.near[g] = later(kKeysNear);
+  groups.ahead[g] = later(kKeysAhead);
   groups.stride[g] = keys.stride();
   if (keys.memory_run(position) >= kKeyGroup) return;
   const int64_t head_dim = keys.a.head_dim, count = std::min(end - position, kKeyGroup);
@@ -278,10 +280,9 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
     for (int64_t position = start; position < last;) {
       // No longer than what is fetched ahead, so that a run's successor is known.
       const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
-      const T* at = rows_of.at(position);
-      const T* ahead = position + kKeysAhead < fetch_end ? rows_of.at(position + kKeysAhead) : at;
-      add_weighted(s.span.out, width, s.scores + (position - start), kChunk,
-                   ValueRun<T>{at, ahead, rows_of.stride(), count}, rows, a.head_dim);
+      const auto later = [&](int64_t n) { return rows_of.at(position + n < fetch_end ? position + n : position); };
+      const ValueRun<T> values{later(0), later(kValuesNear), later(kKeysAhead), rows_of.stride(), count};
+      add_weighted(s.span.out, width, s.scores + (position - start), kChunk, values, rows, a.head_dim);
       position += count;
     }
   });

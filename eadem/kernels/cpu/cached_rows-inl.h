@@ -17,10 +17,9 @@
 #define EADEM_KERNELS_CPU_CACHED_ROWS_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
-
 #include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/simd-inl.h"
+#include "eadem/kernels/cpu/stream_ahead.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
@@ -35,19 +34,10 @@ inline constexpr int kScoreGroups = 1, kScoreRows = 4;  // AVX2: 2 x 4 + 8 of 16
 #endif
 inline constexpr int kGroupVecs = static_cast<int>(kKeyGroup / kLanes);
 
-// How many keys or values ahead of their use they are fetched, and the bytes that one fetch brings.
-inline constexpr int64_t kKeysAhead = 64;
+// How many keys or values ahead of their use they are fetched, into the first-level cache and before that into the
+// second (stream_ahead.h), and the bytes that one fetch brings.
+inline constexpr int64_t kKeysNear = 32, kValuesNear = 16, kKeysAhead = 64;
 inline constexpr int64_t kLineBytes = 64;
-
-// Into the L2 cache: the few lines that may be on their way into L1 at once are not held for as long as memory takes,
-// and are there for what L2 has already (Llama-3.2-1B in f16 from memory, one thread: 0.90 of the time).
-HWY_INLINE void fetch_ahead(const void* p) {
-#if defined(__GNUC__) || defined(__clang__)
-  __builtin_prefetch(p, 0, 2);
-#else
-  hwy::Prefetch(p);
-#endif
-}
 
 #if HWY_TARGET != HWY_SCALAR
 
@@ -213,13 +203,28 @@ HWY_INLINE Vec load_column(const T* p, int64_t stride) {
   return load(values);
 }
 
-// Where kScoreGroups groups of keys begin, and where those begin that come kKeysAhead later.
+// Where kScoreGroups groups of keys begin, and where those begin that come kKeysNear and kKeysAhead later.
 template <typename T>
 struct KeyGroups {
   const T* at[kScoreGroups];
+  const T* near[kScoreGroups];
   const T* ahead[kScoreGroups];
   int64_t stride[kScoreGroups];  // from key to key
 };
+
+// The lines of what comes later that go with step `step` of `steps` through the dimensions. Key by key, as they lie in
+// memory: a line of all keys at a time takes 1.25 times as long (bf16 from memory, one thread).
+template <typename T>
+HWY_INLINE void fetch_keys(const KeyGroups<T>& keys, int64_t head_dim, int64_t step, int64_t steps) {
+  constexpr int64_t kKeys = kScoreGroups * kKeyGroup;
+  for (int64_t j = step * kKeys / steps; j < (step + 1) * kKeys / steps; ++j) {
+    const int64_t group = j / kKeyGroup, offset = j % kKeyGroup * keys.stride[group];
+    for (int64_t d = 0; d < head_dim; d += kLineBytes / static_cast<int64_t>(sizeof(T))) {
+      fetch_near(keys.near[group] + offset + d);
+      fetch_far(keys.ahead[group] + offset + d);
+    }
+  }
+}
 
 // scores [rows, kScoreGroups * kKeyGroup] with row stride scores_stride.
 template <int kRows, typename T>
@@ -228,17 +233,15 @@ HWY_NOINLINE void key_scores_tile(float* HWY_RESTRICT scores, int64_t scores_str
   using Columns = KeyColumns<T>;
   constexpr int kVecs = kScoreGroups * kGroupVecs;
   constexpr int64_t kCount = Columns::kCount;
-  // 16 keys' lines are fetched while one line of each is used.
-  constexpr int64_t kStepsPerLine = std::max<int64_t>(1, kLineBytes / static_cast<int64_t>(kCount * sizeof(T)));
-  constexpr int64_t kFetches = std::max<int64_t>(1, kKeyGroup / kStepsPerLine);
   Vec acc[kRows][kVecs];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v) acc[r][v] = zero();
 
+  const int64_t steps = head_dim / kCount;
   int64_t d = 0;
-  for (int64_t step = 0; d + kCount <= head_dim; ++step, d += kCount) {
+  for (int64_t step = 0; step < steps; ++step, d += kCount) {
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v) {
       const int64_t stride = keys.stride[v / kGroupVecs];
@@ -249,9 +252,7 @@ HWY_NOINLINE void key_scores_tile(float* HWY_RESTRICT scores, int64_t scores_str
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) acc[r][v] = hn::MulAdd(set(q[r * q_stride + d + i]), dims[i], acc[r][v]);
     }
-    const int64_t first = step % kStepsPerLine * kFetches;
-    for (int g = 0; g < kScoreGroups; ++g)
-      for (int64_t i = first; i < first + kFetches; ++i) fetch_ahead(keys.ahead[g] + i * keys.stride[g] + d);
+    fetch_keys(keys, head_dim, step, steps);
   }
   for (; d < head_dim; ++d)
     for (int v = 0; v < kVecs; ++v) {
@@ -290,10 +291,11 @@ HWY_INLINE void key_scores(float* scores, int64_t scores_stride, const float* q,
   }
 }
 
-// `count` values `stride` apart, and those that come kKeysAhead later.
+// `count` values `stride` apart, and those that come kValuesNear and kKeysAhead later.
 template <typename T>
 struct ValueRun {
   const T* at;
+  const T* near;
   const T* ahead;
   int64_t stride, count;
 };
@@ -308,7 +310,7 @@ HWY_NOINLINE void add_weighted_tile(float* HWY_RESTRICT out, int64_t out_stride,
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 16
     for (int v = 0; v < kVecs; ++v) acc[r][v] = load(out + r * out_stride + v * kLanes);
-  const T *at = values.at, *ahead = values.ahead;
+  const T *at = values.at, *near = values.near, *ahead = values.ahead;
   for (int64_t j = 0; j < values.count; ++j) {
     Vec row[kVecs];
 #pragma GCC unroll 16
@@ -319,15 +321,17 @@ HWY_NOINLINE void add_weighted_tile(float* HWY_RESTRICT out, int64_t out_stride,
       else
         row[v] = load(at + v * kLanes);
     }
-    for (int64_t i = 0; i < static_cast<int64_t>(kPanels * kPanelWidth * sizeof(T)); i += kLineBytes)
-      fetch_ahead(reinterpret_cast<const char*>(ahead) + i);
+    for (int64_t d = 0; d < kPanels * kPanelWidth; d += kLineBytes / static_cast<int64_t>(sizeof(T))) {
+      fetch_near(near + d);
+      fetch_far(ahead + d);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = set(weights[r * weights_stride + j]);
 #pragma GCC unroll 16
       for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::MulAdd(weight, row[v], acc[r][v]);
     }
-    at += values.stride, ahead += values.stride;
+    at += values.stride, near += values.stride, ahead += values.stride;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
@@ -347,7 +351,7 @@ HWY_INLINE void add_weighted_rows(float* out, int64_t out_stride, const float* w
 #endif
   int64_t left = head_dim;
   const auto advance = [&](int64_t columns) {
-    out += columns, values.at += columns, values.ahead += columns, left -= columns;
+    out += columns, values.at += columns, values.near += columns, values.ahead += columns, left -= columns;
   };
   for (; left >= kPanels * kPanelWidth; advance(kPanels * kPanelWidth))
     add_weighted_tile<kRows, kPanels, false>(out, out_stride, weights, weights_stride, values, kPanelWidth);

@@ -38,15 +38,16 @@ template <int kRows>
 HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_stride, const int8_t* HWY_RESTRICT q,
                                    int64_t q_stride, const int32_t* HWY_RESTRICT starts, const KeyGroups<int8_t>& keys,
                                    int64_t head_dim) {
-  static_assert(kGroupVecs == 1 && kBlockCodes * kWordCodes == kLineBytes);
+  static_assert(kGroupVecs == 1);
   Ints acc[kRows][kScoreGroups];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 16
     for (int g = 0; g < kScoreGroups; ++g) acc[r][g] = hn::Set(IntLanes(), starts[r]);
 
+  const int64_t steps = head_dim / kBlockCodes;
   int64_t d = 0;
-  for (; d + kBlockCodes <= head_dim; d += kBlockCodes) {
+  for (int64_t step = 0; step < steps; ++step, d += kBlockCodes) {
     Words words[kScoreGroups][4];
 #pragma GCC unroll 16
     for (int g = 0; g < kScoreGroups; ++g) {
@@ -64,10 +65,7 @@ HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_st
 #pragma GCC unroll 16
         for (int g = 0; g < kScoreGroups; ++g) acc[r][g] = DotVnni<true>::dot(acc[r][g], words[g][i], four);
       }
-    // 16 keys' lines are fetched while one line of each is used.
-    const int64_t first = d % kLineBytes / kBlockCodes * 4;
-    for (int g = 0; g < kScoreGroups; ++g)
-      for (int64_t i = first; i < first + 4; ++i) fetch_ahead(keys.ahead[g] + i * keys.stride[g] + d);
+    fetch_keys(keys, head_dim, step, steps);
   }
   for (; d < head_dim; d += kWordCodes)
     for (int g = 0; g < kScoreGroups; ++g) {
