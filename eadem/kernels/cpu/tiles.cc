@@ -45,18 +45,37 @@ struct Fetch {
   int64_t begin, end;
 };
 
-// A block of one or two rows of tiles by one or two panels.
-template <bool kBottom, bool kRight>
-EADEM_TILES void block(char* c, int64_t c_stride, bool resume, const TileRows& a, const char* a_rows, const char* b,
-                       int64_t panel_stride, int64_t tiles, const Fetch& fetch) {
-  const int64_t c_line = c_stride * 4;
-  char *right = c + kPanel * 4, *bottom = c + kTileRows * c_line, *corner = bottom + kPanel * 4;
-  if (resume) {
+enum class Values : uint8_t { bf16, bytes };
+
+// Sum kTo of a block takes a product in: the numbers of tiles have to be literals.
+template <Values kValues, int kTo>
+EADEM_TILES inline void add_product() {
+  if constexpr (kValues == Values::bf16) {
+    if constexpr (kTo == 0) _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kTo == 1) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTo == 2) _tile_dpbf16ps(2, 5, 6);
+    if constexpr (kTo == 3) _tile_dpbf16ps(3, 5, 7);
+  } else {
+    if constexpr (kTo == 0) _tile_dpbsud(0, 4, 6);
+    if constexpr (kTo == 1) _tile_dpbsud(1, 4, 7);
+    if constexpr (kTo == 2) _tile_dpbsud(2, 5, 6);
+    if constexpr (kTo == 3) _tile_dpbsud(3, 5, 7);
+  }
+}
+
+// The sums of a block of one or two rows of tiles by one or two panels: taken from c, or zeros where it is null, and
+// stored to `to`, both with lines of `line` bytes.
+template <Values kValues, bool kBottom, bool kRight>
+EADEM_TILES inline void block(const void* c, void* to, int64_t line, const TileRows& a, const char* a_rows,
+                              const char* b, int64_t panel_stride, int64_t tiles, const Fetch& fetch) {
+  constexpr int64_t kRightBytes = kPanel * 4;
+  if (c != nullptr) {
+    const char *top = static_cast<const char*>(c), *bottom = top + kTileRows * line;
     EADEM_TILE_BARRIER;
-    _tile_loadd(0, c, c_line);
-    if constexpr (kRight) _tile_loadd(1, right, c_line);
-    if constexpr (kBottom) _tile_loadd(2, bottom, c_line);
-    if constexpr (kBottom && kRight) _tile_loadd(3, corner, c_line);
+    _tile_loadd(0, top, line);
+    if constexpr (kRight) _tile_loadd(1, top + kRightBytes, line);
+    if constexpr (kBottom) _tile_loadd(2, bottom, line);
+    if constexpr (kBottom && kRight) _tile_loadd(3, bottom + kRightBytes, line);
   } else {
     _tile_zero(0);
     if constexpr (kRight) _tile_zero(1);
@@ -68,26 +87,27 @@ EADEM_TILES void block(char* c, int64_t c_stride, bool resume, const TileRows& a
     const char* b_tile = b + t * kTileBytes;
     _tile_loadd(4, a_tile, a.line_stride);
     _tile_loadd(6, b_tile, 64);
-    _tile_dpbf16ps(0, 4, 6);
+    add_product<kValues, 0>();
     if constexpr (kRight) {
       _tile_loadd(7, b_tile + panel_stride, 64);
-      _tile_dpbf16ps(1, 4, 7);
+      add_product<kValues, 1>();
     }
     if constexpr (kBottom) {
       _tile_loadd(5, a_tile + a.half_stride, a.line_stride);
-      _tile_dpbf16ps(2, 5, 6);
-      if constexpr (kRight) _tile_dpbf16ps(3, 5, 7);
+      add_product<kValues, 2>();
+      if constexpr (kRight) add_product<kValues, 3>();
     }
     for (int64_t i = fetch.begin; i < fetch.end; ++i) {
-      const char* line = fetch.tiles + t * kTileBytes + i * 64;
-      _mm_prefetch(line, _MM_HINT_T1);
-      if constexpr (kRight) _mm_prefetch(line + panel_stride, _MM_HINT_T1);
+      const char* at = fetch.tiles + t * kTileBytes + i * 64;
+      _mm_prefetch(at, _MM_HINT_T1);
+      if constexpr (kRight) _mm_prefetch(at + panel_stride, _MM_HINT_T1);
     }
   }
-  _tile_stored(0, c, c_line);
-  if constexpr (kRight) _tile_stored(1, right, c_line);
-  if constexpr (kBottom) _tile_stored(2, bottom, c_line);
-  if constexpr (kBottom && kRight) _tile_stored(3, corner, c_line);
+  char *top = static_cast<char*>(to), *bottom = top + kTileRows * line;
+  _tile_stored(0, top, line);
+  if constexpr (kRight) _tile_stored(1, top + kRightBytes, line);
+  if constexpr (kBottom) _tile_stored(2, bottom, line);
+  if constexpr (kBottom && kRight) _tile_stored(3, bottom + kRightBytes, line);
   EADEM_TILE_BARRIER;
 }
 
@@ -106,8 +126,8 @@ EADEM_TILES void rows_of_tiles(char* c, int64_t c_stride, bool resume, const Til
       configured = height;
     }
     const Fetch fetch{next, i * kTileRows / blocks, (i + 1) * kTileRows / blocks};
-    const auto run = height > kTileRows ? block<true, kRight> : block<false, kRight>;
-    run(c, c_stride, resume, a, a_rows, b + first * kTileBytes, panel_stride, tiles, fetch);
+    const auto run = height > kTileRows ? block<Values::bf16, true, kRight> : block<Values::bf16, false, kRight>;
+    run(resume ? c : nullptr, c, c_stride * 4, a, a_rows, b + first * kTileBytes, panel_stride, tiles, fetch);
     c += kBlockRows * c_stride * 4;
     a_rows += a.pair_stride;
   }
@@ -142,43 +162,6 @@ EADEM_TILES void add_sums(const BlockSums& block, int64_t c_line) {
   }
 }
 
-// The sums of a block of one or two rows of tiles by one or two panels.
-template <bool kBottom, bool kRight>
-EADEM_TILES void block_of_bytes(BlockSums& sums, const TileRows& a, const char* a_rows, const char* b,
-                                int64_t panel_stride, int64_t tiles, const Fetch& fetch) {
-  _tile_zero(0);
-  if constexpr (kRight) _tile_zero(1);
-  if constexpr (kBottom) _tile_zero(2);
-  if constexpr (kBottom && kRight) _tile_zero(3);
-  for (int64_t t = 0; t < tiles; ++t) {
-    const char* a_tile = a_rows + t * a.tile_stride;
-    const char* b_tile = b + t * kTileBytes;
-    _tile_loadd(4, a_tile, a.line_stride);
-    _tile_loadd(6, b_tile, 64);
-    _tile_dpbsud(0, 4, 6);
-    if constexpr (kRight) {
-      _tile_loadd(7, b_tile + panel_stride, 64);
-      _tile_dpbsud(1, 4, 7);
-    }
-    if constexpr (kBottom) {
-      _tile_loadd(5, a_tile + a.half_stride, a.line_stride);
-      _tile_dpbsud(2, 5, 6);
-      if constexpr (kRight) _tile_dpbsud(3, 5, 7);
-    }
-    for (int64_t i = fetch.begin; i < fetch.end; ++i) {
-      const char* line = fetch.tiles + t * kTileBytes + i * 64;
-      _mm_prefetch(line, _MM_HINT_T1);
-      if constexpr (kRight) _mm_prefetch(line + panel_stride, _MM_HINT_T1);
-    }
-  }
-  constexpr int64_t kLine = sizeof(sums.sums[0]);
-  _tile_stored(0, sums.sums[0], kLine);
-  if constexpr (kRight) _tile_stored(1, &sums.sums[0][kPanel], kLine);
-  if constexpr (kBottom) _tile_stored(2, sums.sums[kTileRows], kLine);
-  if constexpr (kBottom && kRight) _tile_stored(3, &sums.sums[kTileRows][kPanel], kLine);
-  EADEM_TILE_BARRIER;
-}
-
 template <bool kRight>
 EADEM_TILES void rows_of_bytes(char* c, int64_t c_line, const TileRows& a, const char* b, int64_t panel_stride,
                                const TileScales& scales, int64_t rows, int64_t tiles, const char* next,
@@ -196,8 +179,8 @@ EADEM_TILES void rows_of_bytes(char* c, int64_t c_line, const TileRows& a, const
     const Fetch fetch{next, next == nullptr ? 0 : i * kTileRows / blocks,
                       next == nullptr ? 0 : (i + 1) * kTileRows / blocks};
     BlockSums& to = sums[i % 2];
-    const auto run = height > kTileRows ? block_of_bytes<true, kRight> : block_of_bytes<false, kRight>;
-    run(to, a, a_rows, b, panel_stride, tiles, fetch);
+    const auto run = height > kTileRows ? block<Values::bytes, true, kRight> : block<Values::bytes, false, kRight>;
+    run(nullptr, to.sums, sizeof(to.sums[0]), a, a_rows, b, panel_stride, tiles, fetch);
     add_sums<kRight>(sums[(i + 1) % 2], c_line);
     to.c = c + row * c_line;
     to.scales = {scales.starts + row * scales.stride, scales.scales + row * scales.stride, scales.stride};
