@@ -16,7 +16,7 @@ A round is: the machine's ceilings, then one process of each engine (in alternat
 warms up, and is timed once. Medians over rounds, the lowest and highest, the ratio to Eadem round by round, and the
 share of the ceiling: bytes of weights and of the cached keys and values per token over the read bandwidth for decode; 2
 operations per matrix element and token, attention, and the head for one token over a peak for prefill: of 8-bit dot
-products (quantized), of tiles (bf16, where there are any) or of f32. Losses are published as they are. What an engine cannot run is recorded with what it said.
+products (quantized), of tiles (bf16 and int8 of directories, where there are any) or of f32. Losses are published as they are. What an engine cannot run is recorded with what it said.
 """
 
 import argparse
@@ -106,11 +106,12 @@ def is_quantized(facts):
 
 def prefill_peak(facts, ceiling):
     """The name of the arithmetic that the machine has for what prefill multiplies most of."""
-    if is_quantized(facts):
-        return "int8"
     types = facts["bytes_by_type"]
-    on_tiles = types.get("BF16", 0) > sum(types.values()) / 2 and "amx_bf16" in ceiling
-    return "amx_bf16" if on_tiles else "f32"
+    # What tiles multiply: 16 bits, and int8 of directories, which has one scale an output.
+    for type_name, tiles in (("BF16", "amx_bf16"), ("I8", "amx_int8")):
+        if tiles in ceiling and types.get(type_name, 0) > sum(types.values()) / 2:
+            return tiles
+    return "int8" if is_quantized(facts) else "f32"
 
 
 def decode_bytes_per_token(facts, depth, gen, batch, kv_value_bytes):

@@ -428,9 +428,9 @@ void product(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t
 }
 
 // The same on processors of this target that have the 8-bit dot product.
-void product_vnni(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
-                  int64_t p0, int64_t panels, float* scratch) {
-  product_with<DotVnni>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+void product_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
+                       int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  product_with<DotBytes>(c, x, w, k_size, r0, rows, p0, panels, scratch);
 }
 
 }  // namespace
@@ -442,7 +442,7 @@ namespace eadem::kernels::cpu {
 
 HWY_EXPORT(quantize_row_range);
 HWY_EXPORT(product);
-HWY_EXPORT(product_vnni);
+HWY_EXPORT(product_byte_dots);
 
 namespace {
 int64_t padded_steps(int64_t rows, int64_t k_size) {
@@ -476,7 +476,7 @@ void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, in
 
 QuantizedProduct quantized_product(const QuantizedLayout& layout, Isa isa) {
   if (layout.whole_rows()) return row_scale_product(isa);
-  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_vnni, isa) : EADEM_CPU_DISPATCH(product, isa);
+  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_byte_dots, isa) : EADEM_CPU_DISPATCH(product, isa);
 }
 
 }  // namespace eadem::kernels::cpu

@@ -52,11 +52,11 @@ HWY_INLINE Ints broadcast_bytes(const int8_t* x) {
   return hn::Set(IntLanes(), word);
 }
 
-// DotVnni: by the instruction that some processors have, written as such: this code is compiled for those without it,
+// DotBytes: by the instruction that some processors have, written as such: this code is compiled for those without it,
 // too, and whoever calls has asked.
 #if HWY_TARGET == HWY_AVX3
 template <bool>
-struct DotVnni {
+struct DotBytes {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     asm("vpdpbusd %[x], %[w], %[sum]" : [sum] "+v"(sum.raw) : [w] "v"(w.raw), [x] "v"(x.raw));
     return sum;
@@ -78,7 +78,7 @@ HWY_INLINE Ints dot_signed(Ints sum, Ints w, Ints x) {
 
 // Where codes may be 128 or more (kBytes) their upper bit, to the instruction -128, is multiplied with -x.
 template <bool kBytes>
-struct DotVnni {
+struct DotBytes {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     const Ints codes = hn::BitCast(IntLanes(), w);
     if constexpr (!kBytes) return dot_signed(sum, codes, x);
@@ -142,7 +142,7 @@ struct DotPairs {
 
 #if HWY_TARGET != HWY_AVX3 && HWY_TARGET != HWY_NEON
 template <bool kBytes>
-using DotVnni = DotPairs<kBytes>;
+using DotBytes = DotPairs<kBytes>;
 #endif
 
 // ---- Two 16-bit numbers of each output in a word.

@@ -212,14 +212,14 @@ void row_scales(float* c, const QuantizedRows& x, const QuantizedWeight& w, int6
 }
 
 // The same on processors of this target that have the 8-bit dot product, and on those that have tiles as well.
-void row_scales_vnni(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
-                     int64_t rows, int64_t p0, int64_t panels, float* scratch) {
-  row_scale_product_with<DotVnni, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+void row_scales_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
+                          int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  row_scale_product_with<DotBytes, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);
 }
 
 void row_scales_tiles(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                       int64_t rows, int64_t p0, int64_t panels, float* scratch) {
-  row_scale_product_with<DotVnni, true>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+  row_scale_product_with<DotBytes, true>(c, x, w, k_size, r0, rows, p0, panels, scratch);
 }
 
 }  // namespace
@@ -230,12 +230,12 @@ HWY_AFTER_NAMESPACE();
 namespace eadem::kernels::cpu {
 
 HWY_EXPORT(row_scales);
-HWY_EXPORT(row_scales_vnni);
+HWY_EXPORT(row_scales_byte_dots);
 HWY_EXPORT(row_scales_tiles);
 
 QuantizedProduct row_scale_product(Isa isa) {
   if (isa == Isa::amx) return EADEM_CPU_DISPATCH(row_scales_tiles, isa);
-  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_scales_vnni, isa) : EADEM_CPU_DISPATCH(row_scales, isa);
+  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_scales_byte_dots, isa) : EADEM_CPU_DISPATCH(row_scales, isa);
 }
 
 }  // namespace eadem::kernels::cpu
