@@ -134,7 +134,9 @@ class Peers(unittest.TestCase):
         for types, ceilings, peak in (({"Q4_K": 900, "F32": 100}, tiles, "int8"), ({"BF16": 900, "F32": 10}, tiles, "amx_bf16"),
                                       ({"BF16": 900, "F32": 10}, self.CEILINGS, "f32"), ({"F32": 900}, tiles, "f32"),
                                       ({"F16": 900, "F32": 10}, tiles, "f32"), ({"I8": 900, "BF16": 400}, tiles, "amx_int8"),
-                                      ({"I8": 900, "BF16": 400}, self.CEILINGS, "int8"), ({"Q8_0": 900, "F32": 9}, tiles, "int8")):
+                                      ({"I8": 900, "BF16": 400}, self.CEILINGS, "int8"),
+                                      ({"I8": 400, "BF16": 600}, tiles, "amx_int8"), ({"Q4_K": 400, "BF16": 600}, tiles, "int8"),
+                                      ({"Q8_0": 900, "F32": 9}, tiles, "int8")):
             self.assertEqual(self.peers.prefill_peak({"bytes_by_type": types}, ceilings), peak, types)
         rounds = [round_ | {"ceilings": tiles} for round_ in self.rounds({})]
         summary = self.peers.summarize(self.FACTS | {"bytes_by_type": {"BF16": 1000}}, rounds, self.SETTINGS)

@@ -107,11 +107,10 @@ def is_quantized(facts):
 def prefill_peak(facts, ceiling):
     """The name of the arithmetic that the machine has for what prefill multiplies most of."""
     types = facts["bytes_by_type"]
-    # What tiles multiply: 16 bits, and int8 of directories, which has one scale an output.
-    for type_name, tiles in (("BF16", "amx_bf16"), ("I8", "amx_int8")):
-        if tiles in ceiling and types.get(type_name, 0) > sum(types.values()) / 2:
-            return tiles
-    return "int8" if is_quantized(facts) else "f32"
+    if is_quantized(facts):  # tiles multiply int8 with one scale an output, which is that of directories
+        return "amx_int8" if "I8" in types and "amx_int8" in ceiling else "int8"
+    on_tiles = types.get("BF16", 0) > sum(types.values()) / 2 and "amx_bf16" in ceiling
+    return "amx_bf16" if on_tiles else "f32"
 
 
 def decode_bytes_per_token(facts, depth, gen, batch, kv_value_bytes):

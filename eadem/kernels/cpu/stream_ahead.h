@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fetching weights ahead, for products of few rows, which are bound by reading them. Some panels are read side by
+// Fetching weights, keys and values ahead for few rows, which are bound by reading them. Some panels are read side by
 // side, each a stream; what follows the end of theirs is the next group of panels.
 //
 // Measured on Emerald Rapids with four streams: hardware prefetch alone reaches 75 to 80% of the read bandwidth, and
