@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A row of a matrix product on a CUDA device has the same bits whatever rows are beside it, in every kernel.
+// A row of a matrix product on a CUDA device has the same bits whatever rows are beside it, in every kernel; and the
+// fused products have the bits of their parts.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -8,20 +9,16 @@
 
 #include "eadem/core/device/cuda_device.h"
 #include "eadem/core/device/device.h"
-#include "eadem/core/philox.h"
 #include "eadem/kernels/backends.h"
+#include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
+#include "tests/kernels/cuda_operands.h"
 
 namespace eadem::kernels {
 namespace {
 
-Tensor random_tensor(DType dtype, const Shape& shape, uint64_t seed) {
-  const Tensor values = Tensor::on_host(DType::f32, shape);
-  float* out = values.view.as<float>();
-  for (int64_t i = 0; i < shape.num_elements(); ++i)
-    out[i] = 2.0f * uniform_float(philox4x32(seed, static_cast<uint64_t>(i)).words[0]) - 1.0f;
-  return converted_on_host(values.view, dtype);
-}
+using test::bytes_of;
+using test::random_on;
 
 struct Case {
   DType x, weight, y;
@@ -36,9 +33,9 @@ TEST_P(CudaLinearRows, DoNotDependOnEachOther) {
   const Case& c = GetParam();
   constexpr int64_t kMaxRows = 300;
   const std::shared_ptr<Device> device = open_device("cuda");
-  const Tensor x = copy_to_device(device, random_tensor(c.x, {kMaxRows, c.in}, 1).view);
-  const Tensor weight = copy_to_device(device, random_tensor(c.weight, {c.out, c.in}, 2).view);
-  const Tensor bias = c.bias ? copy_to_device(device, random_tensor(c.y, {c.out}, 3).view) : Tensor();
+  const Tensor x = random_on(device, c.x, {kMaxRows, c.in}, 1);
+  const Tensor weight = random_on(device, c.weight, {c.out, c.in}, 2);
+  const Tensor bias = c.bias ? random_on(device, c.y, {c.out}, 3) : Tensor();
   SingleRank alone;
   Context context{*device, alone};
   const LinearAttrs attrs{.has_bias = c.bias, .out_dtype = c.y};
@@ -61,9 +58,7 @@ TEST_P(CudaLinearRows, DoNotDependOnEachOther) {
       const TensorView inputs[] = {x.view.rows(begin, count), weight.view, bias.view};
       const TensorView outputs[] = {y.view};
       kernel->run({.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(attrs), .context = &context});
-      const Tensor host = copy_to_host(*device, y.view);
-      const char* bytes = static_cast<const char*>(host.view.data);
-      return std::vector<char>(bytes, bytes + host.view.size_bytes());
+      return bytes_of(*device, y.view);
     };
     const std::vector<char> all = rows(0, kMaxRows);
     const size_t row_bytes = all.size() / kMaxRows;
@@ -93,6 +88,43 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaLinearRows,
                            return fmt::format("{}_{}_{}_{}x{}{}", dtype_name(c.x), dtype_name(c.weight),
                                               dtype_name(c.y), c.out, c.in, c.bias ? "_bias" : "");
                          });
+
+// y = silu(x gate^T) * (x up^T): one kernel against two products and the activation, for few rows and for many.
+TEST(CudaLinear, TheGatedActivationHasTheBitsOfItsParts) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  const std::shared_ptr<Device> device = open_device("cuda");
+  SingleRank alone;
+  Context context{*device, alone};
+  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{2048, 8192}, {896, 4864}, {192, 520}}) {
+    const Tensor gate = random_on(device, DType::bf16, {out, in}, 1), up = random_on(device, DType::bf16, {out, in}, 2);
+    for (const int64_t rows : {1, 7, 16, 30, 64, 65, 200}) {
+      const Tensor x = random_on(device, DType::bf16, {rows, in}, 3);
+      const auto allocate = [&] { return allocate_tensor(*device, DType::bf16, {rows, out}); };
+      const Tensor fused = allocate(), gate_y = allocate(), up_y = allocate(), parts = allocate(), scratch = allocate();
+
+      const LinearGatedActivationAttrs attrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16};
+      const TensorView fused_inputs[] = {x.view, gate.view, up.view}, fused_outputs[] = {fused.view};
+      cuda::linear_gated_activation_kernels()[0]->run({.inputs = fused_inputs,
+                                                       .outputs = fused_outputs,
+                                                       .scratch = scratch.view,
+                                                       .attrs = AttrsRef(attrs),
+                                                       .context = &context});
+
+      const LinearAttrs linear{.out_dtype = DType::bf16};
+      for (const auto& [weight, y] : {std::pair{gate.view, gate_y.view}, {up.view, up_y.view}}) {
+        const TensorView inputs[] = {x.view, weight, {}}, outputs[] = {y};
+        cuda::linear_kernels()[0]->run(
+            {.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(linear), .context = &context});
+      }
+      const ActivationAttrs activation{ActivationKind::silu};
+      const TensorView inputs[] = {gate_y.view, up_y.view}, outputs[] = {parts.view};
+      cuda::gated_activation_kernels()[0]->run(
+          {.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(activation), .context = &context});
+      EXPECT_EQ(bytes_of(*device, fused.view), bytes_of(*device, parts.view))
+          << out << " x " << in << ", rows " << rows;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace eadem::kernels

@@ -60,6 +60,9 @@ class CudaDevice final : public Device {
   cudaStream_t stream();
   // Matrix products through cuBLASLt, with descriptors and algorithms kept from their first use.
   CudaMatmul& matmul() { return *matmul_; }
+  int multiprocessors() const { return multiprocessors_; }
+  // 90 for compute capability 9.0.
+  int compute_capability() const { return compute_capability_; }
 
   DeviceType type() const override { return DeviceType::cuda; }
   std::string description() const override;
@@ -92,6 +95,7 @@ class CudaDevice final : public Device {
   int index_;
   std::string name_;
   DeviceRates rates_{};
+  int multiprocessors_ = 0, compute_capability_ = 0;
   CudaHandle<cudaStream_t, cudaStreamDestroy> stream_;
   Staging staging_;
   std::unique_ptr<CudaMatmul> matmul_;

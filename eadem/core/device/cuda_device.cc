@@ -89,6 +89,8 @@ CudaDevice::CudaDevice(int index) : index_(index) {
   EADEM_CUDA_CALL(cudaGetDeviceProperties(&properties, index));
   name_ = properties.name;
   rates_ = rates_of(index);
+  multiprocessors_ = properties.multiProcessorCount;
+  compute_capability_ = 10 * properties.major + properties.minor;
 
   cudaStream_t stream = nullptr;
   EADEM_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -60,9 +60,11 @@ T get(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t att
 // cuBLASLt is column-major. Read so, `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows].
 struct CudaMatmul::Plan {
   CudaMatmulProblem problem;
+  int64_t rows = 0;  // the range that it is for; 0: any
   MatmulDesc desc;
   MatrixLayout weight, x, y;
-  cublasLtMatmulAlgo_t algo{};
+  bool chosen = false;                       // the algorithm was looked for
+  std::optional<cublasLtMatmulAlgo_t> algo;  // none passed the test
 };
 
 CudaMatmul::CudaMatmul(Buffer workspace) : workspace_(std::move(workspace)) {
@@ -74,14 +76,14 @@ CudaMatmul::~CudaMatmul() {
   (void)cublasLtDestroy(handle_);
 }
 
-CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem) {
+CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t rows) {
   for (const std::unique_ptr<Plan>& plan : plans_)
-    if (plan->problem == problem) return *plan;
+    if (plan->problem == problem && plan->rows == rows) return *plan;
 
   auto plan = std::make_unique<Plan>();
   plan->problem = problem;
-
-  // 1. What to compute. CUBLAS_COMPUTE_32F never rounds f32 operands to TF32.
+  plan->rows = rows;
+  // CUBLAS_COMPUTE_32F never rounds f32 operands to TF32.
   cublasLtMatmulDesc_t desc = nullptr;
   EADEM_CUBLAS_CALL(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   plan->desc.reset(desc);
@@ -94,16 +96,20 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem) {
   plan->weight = make_layout(problem.operands, problem.in, problem.out);
   plan->x = make_layout(problem.operands, problem.in, kHeuristicRows);
   plan->y = make_layout(problem.result, problem.out, kHeuristicRows);
+  plans_.push_back(std::move(plan));
+  return *plans_.back();
+}
 
-  // 2. How: no split-K and no other reduction across blocks, whose order of additions would depend on the number of
-  // rows or on the scheduling.
+// What the library offers for `rows` rows, best first: no split-K and no other reduction across blocks, whose order of
+// additions would depend on the number of rows or on the scheduling.
+std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t rows) {
   cublasLtMatmulPreference_t created = nullptr;
   EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&created));
   const Preference preference(created);
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_.size_bytes()));
   const uint32_t in_alignment = kAlignment;
-  const uint32_t out_alignment = static_cast<uint32_t>(row_alignment(problem.out, problem.result));
+  const uint32_t out_alignment = static_cast<uint32_t>(row_alignment(plan.problem.out, plan.problem.result));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, in_alignment);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, in_alignment);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
@@ -112,43 +118,82 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem) {
   constexpr int kMaxAnswers = 32;
   std::array<cublasLtMatmulHeuristicResult_t, kMaxAnswers> answers{};
   int num_answers = 0;
-  EADEM_CUBLAS_CALL(cublasLtMatmulAlgoGetHeuristic(handle_, plan->desc.get(), plan->weight.get(), plan->x.get(),
-                                                   plan->y.get(), plan->y.get(), preference.get(), kMaxAnswers,
+  set_columns(plan.x, rows);
+  set_columns(plan.y, rows);
+  EADEM_CUBLAS_CALL(cublasLtMatmulAlgoGetHeuristic(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
+                                                   plan.y.get(), plan.y.get(), preference.get(), kMaxAnswers,
                                                    answers.data(), &num_answers));
-
-  // 3. The best answer that also takes other numbers of rows.
-  const auto takes_any_rows = [&](const cublasLtMatmulAlgo_t& algo) {
-    for (const int64_t rows : {1, 2, 7, 64, 65, 1000, 8192}) {
-      set_columns(plan->x, rows);
-      set_columns(plan->y, rows);
-      cublasLtMatmulHeuristicResult_t checked{};
-      const cublasStatus_t status = cublasLtMatmulAlgoCheck(
-          handle_, plan->desc.get(), plan->weight.get(), plan->x.get(), plan->y.get(), plan->y.get(), &algo, &checked);
-      if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > static_cast<size_t>(workspace_.size_bytes()))
-        return false;
-    }
-    return true;
-  };
+  std::vector<cublasLtMatmulAlgo_t> result;
   for (int i = 0; i < num_answers; ++i) {
     const cublasLtMatmulHeuristicResult_t& answer = answers[static_cast<size_t>(i)];
     if (answer.state != CUBLAS_STATUS_SUCCESS) continue;
     const int32_t split_k = get<int32_t>(answer.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
     if (split_k != 0 && split_k != 1) continue;
     if (get<uint32_t>(answer.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) != CUBLASLT_REDUCTION_SCHEME_NONE) continue;
-    if (!takes_any_rows(answer.algo)) continue;
-    plan->algo = answer.algo;
-    plans_.push_back(std::move(plan));
-    return *plans_.back();
+    result.push_back(answer.algo);
   }
-  throw DeviceError(
-      "cuBLASLt {} has no algorithm without split-K for {} [{}, {}] to {}{} at any number of rows ({} were offered)",
-      cublasLtGetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
-      problem.bias ? " with bias" : "", num_answers);
+  return result;
 }
 
 void CudaMatmul::run(const CudaMatmulProblem& problem, const CudaMatmulCall& call, cudaStream_t stream) {
+  Plan& plan = plan_for(problem, 0);
+  if (!plan.chosen) {
+    // The best that also takes other numbers of rows.
+    const auto takes_any_rows = [&](const cublasLtMatmulAlgo_t& algo) {
+      for (const int64_t rows : {1, 2, 7, 64, 65, 1000, 8192}) {
+        set_columns(plan.x, rows);
+        set_columns(plan.y, rows);
+        cublasLtMatmulHeuristicResult_t checked{};
+        const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
+                                                              plan.y.get(), plan.y.get(), &algo, &checked);
+        if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > static_cast<size_t>(workspace_.size_bytes()))
+          return false;
+      }
+      return true;
+    };
+    const std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, kHeuristicRows);
+    const auto found = std::find_if(offered.begin(), offered.end(), takes_any_rows);
+    if (found == offered.end())
+      throw DeviceError(
+          "cuBLASLt {} has no algorithm without split-K for {} [{}, {}] to {}{} at any number of rows ({} were "
+          "offered)",
+          cublasLtGetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
+          problem.bias ? " with bias" : "", offered.size());
+    plan.algo = *found;
+    plan.chosen = true;
+  }
+  launch(plan, *plan.algo, call, stream);
+}
+
+bool CudaMatmul::run_exact(const CudaMatmulProblem& problem, const CudaMatmulCall& call, Test test,
+                           cudaStream_t stream) {
+  int64_t rows = kRowRanges[0];
+  for (const int64_t end : kRowRanges)
+    if (call.rows > rows) rows = end;
+  Plan& plan = plan_for(problem, rows);
+  if (!plan.chosen) {
+    constexpr size_t kMostTested = 8;
+    std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
+    if (offered.size() > kMostTested) offered.resize(kMostTested);
+    std::optional<double> best;
+    for (const cublasLtMatmulAlgo_t& algorithm : offered) {
+      const std::optional<double> microseconds =
+          test(rows, [&](const CudaMatmulCall& tested) { launch(plan, algorithm, tested, stream); });
+      if (!microseconds || (best && *best <= *microseconds)) continue;
+      best = microseconds;
+      plan.algo = algorithm;
+    }
+    plan.chosen = true;
+  }
+  if (!plan.algo) return false;
+  launch(plan, *plan.algo, call, stream);
+  return true;
+}
+
+void CudaMatmul::launch(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call,
+                        cudaStream_t stream) {
+  const CudaMatmulProblem& problem = plan.problem;
   EADEM_CHECK(problem.bias == (call.bias != nullptr), "bias {} but pointer {}", problem.bias, call.bias);
-  Plan& plan = plan_for(problem);
   if (call.rows == 0) return;
   const auto check_alignment = [](const char* name, const void* address, int64_t alignment) {
     EADEM_CHECK(reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) == 0,
@@ -158,16 +203,13 @@ void CudaMatmul::run(const CudaMatmulProblem& problem, const CudaMatmulCall& cal
   check_alignment("x", call.x, kAlignment);
   check_alignment("weight", call.weight, kAlignment);
   check_alignment("bias", call.bias, kAlignment);
-  check_alignment("residual", call.residual, out_alignment);
   check_alignment("y", call.y, out_alignment);
   set_columns(plan.x, call.rows);
   set_columns(plan.y, call.rows);
   if (problem.bias) set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
-  const float alpha = 1.0f;
-  const float beta = call.residual != nullptr ? 1.0f : 0.0f;
-  const void* c = call.residual != nullptr ? call.residual : call.y;  // with beta 0 it is not read
+  const float alpha = 1.0f, beta = 0.0f;  // what y held is not read
   EADEM_CUBLAS_CALL(cublasLtMatmul(handle_, plan.desc.get(), &alpha, call.weight, plan.weight.get(), call.x,
-                                   plan.x.get(), &beta, c, plan.y.get(), call.y, plan.y.get(), &plan.algo,
+                                   plan.x.get(), &beta, call.y, plan.y.get(), call.y, plan.y.get(), &algorithm,
                                    workspace_.data(), static_cast<size_t>(workspace_.size_bytes()), stream));
 }
 

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix products through cuBLASLt: y = x weight^T (+ bias) (+ residual), all row-major.
+// Matrix products through cuBLASLt: y = x weight^T (+ bias), all row-major.
 //
 // Descriptors and the algorithm of a problem are made at its first use and kept, so that later calls neither
-// allocate nor search. The problem does not include the number of rows: the algorithm is chosen once, for
-// kHeuristicRows rows, without split-K, and serves every number of rows, so that a row's bits do not depend on the rows
-// beside it.
+// allocate nor search. No algorithm splits k. There are two ways to choose one:
+//   run        chooses once, for kHeuristicRows rows, and uses that for every number of rows.
+//   run_exact  chooses for each range of rows (kRowRanges) the fastest of those whose bits the caller finds equal to
+//              its own kernel's.
+// Either way a row's bits do not depend on the rows beside it.
 #pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "eadem/core/dtype.h"
+#include "eadem/core/function_ref.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
@@ -23,17 +27,16 @@ struct CudaMatmulProblem {
   int64_t in = 0;
   int64_t out = 0;
   DType operands = DType::f32;  // of x and weight: f32 (computed in f32, never TF32), bf16 or f16 (f32 accumulation)
-  DType result = DType::f32;    // of y, bias and residual
+  DType result = DType::f32;    // of y and bias
   bool bias = false;
   friend bool operator==(const CudaMatmulProblem&, const CudaMatmulProblem&) = default;
 };
 
 struct CudaMatmulCall {
-  const void* x = nullptr;         // [rows, in]
-  const void* weight = nullptr;    // [out, in]
-  const void* bias = nullptr;      // [out], or null
-  const void* residual = nullptr;  // [rows, out], or null
-  void* y = nullptr;               // [rows, out]; may be `residual`
+  const void* x = nullptr;       // [rows, in]
+  const void* weight = nullptr;  // [out, in]
+  const void* bias = nullptr;    // [out], or null
+  void* y = nullptr;             // [rows, out]
   int64_t rows = 0;
 };
 
@@ -44,10 +47,20 @@ class CudaMatmul {
   ~CudaMatmul();
 
   // A row of x and weight is a multiple of kAlignment bytes. x, weight and bias begin at multiples of kAlignment bytes,
-  // y and residual at multiples of row_alignment. Throws DeviceError.
+  // y at multiples of row_alignment. Throws DeviceError.
   void run(const CudaMatmulProblem& problem, const CudaMatmulCall& call, cudaStream_t stream);
 
+  // The caller's test of an algorithm: calls `product` as it likes and returns the time of one product of `rows` rows
+  // in microseconds, or nothing if any bit differs from the caller's own kernel.
+  using Product = FunctionRef<void(const CudaMatmulCall& call)>;
+  using Test = FunctionRef<std::optional<double>(int64_t rows, Product product)>;
+  // Does the product if an algorithm passes `test`, which is asked at the first call of a range of rows only; returns
+  // false, having done nothing, if none does. Alignment and errors as for `run`.
+  bool run_exact(const CudaMatmulProblem& problem, const CudaMatmulCall& call, Test test, cudaStream_t stream);
+
   static constexpr int64_t kHeuristicRows = 64;
+  // Upper ends of the ranges of run_exact; more rows than the last count as that.
+  static constexpr int64_t kRowRanges[] = {128, 256, 512, 1024, 2048, 4096, 8192};
   static constexpr int64_t kAlignment = 16;
 
   // The alignment, up to kAlignment, that every row of `width` elements has in a matrix that begins at a multiple of
@@ -61,7 +74,10 @@ class CudaMatmul {
  private:
   struct Plan;
 
-  Plan& plan_for(const CudaMatmulProblem& problem);
+  // The plan of a problem for `rows` rows, or one without an algorithm that is new. 0: for any number of rows.
+  Plan& plan_for(const CudaMatmulProblem& problem, int64_t rows);
+  std::vector<cublasLtMatmulAlgo_t> algorithms(Plan& plan, int64_t rows);
+  void launch(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call, cudaStream_t stream);
 
   Buffer workspace_;
   cublasLtHandle_t handle_ = nullptr;

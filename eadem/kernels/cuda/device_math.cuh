@@ -38,6 +38,27 @@ __device__ inline float rounded(float value) {
   return load(&stored);
 }
 
+// kWidth neighbours at once: 1, or 8 at an address aligned to their size, or to kVectorAlignment if that is less.
+inline constexpr size_t kVectorAlignment = 32;
+template <typename T, int kWidth>
+__device__ inline void load_vector(float (&values)[kWidth], const T* p) {
+  struct alignas(sizeof(T) * kWidth < kVectorAlignment ? sizeof(T) * kWidth : kVectorAlignment) Vector {
+    T elements[kWidth];
+  };
+  const Vector vector = *reinterpret_cast<const Vector*>(p);
+#pragma unroll
+  for (int n = 0; n < kWidth; ++n) values[n] = load(&vector.elements[n]);
+}
+template <typename T, int kWidth>
+__device__ inline void store_vector(T* p, const float (&values)[kWidth]) {
+  struct alignas(sizeof(T) * kWidth < kVectorAlignment ? sizeof(T) * kWidth : kVectorAlignment) Vector {
+    T elements[kWidth];
+  } vector;
+#pragma unroll
+  for (int n = 0; n < kWidth; ++n) store(&vector.elements[n], values[n]);
+  *reinterpret_cast<Vector*>(p) = vector;
+}
+
 // Element `i` of an array whose dtype is known at run time only; for operands off the hot path.
 __device__ inline float load_any(const void* p, DType dtype, int64_t i) {
   switch (dtype) {

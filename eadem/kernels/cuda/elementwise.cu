@@ -1,25 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
+#include "eadem/kernels/cuda/activation.cuh"
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/overlap.cuh"
 
 namespace eadem::kernels::cuda {
 
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ float activate(ActivationKind kind, float x) {
-  switch (kind) {
-    case ActivationKind::silu: return x / (1.0f + expf(-x));
-    // normcdf and the logistic form keep a small relative error in the lower tail, where 1 + erf and 1 + tanh cancel.
-    case ActivationKind::gelu: return x * normcdff(x);
-    case ActivationKind::gelu_tanh:
-      return x / (1.0f + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));  // 2 sqrt(2 / pi)
-    case ActivationKind::relu: return x > 0.0f || isnan(x) ? x : 0.0f;
-    case ActivationKind::relu2: return x > 0.0f || isnan(x) ? x * x : 0.0f;
-  }
-  return x;
-}
 
 struct Add {
   __device__ float operator()(float a, float b) const { return a + b; }
@@ -39,35 +30,73 @@ struct Same {
   __device__ float operator()(float x) const { return x; }
 };
 
-// One thread per element.
-template <typename T, typename F>
+// One thread per kWidth elements.
+template <int kWidth, typename T, typename F>
 __global__ void map_pairs(const T* a,  // [size]
                           const T* b,  // [size]
                           T* y,        // [size], may be a
                           int64_t size, F f) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < size) store(y + i, f(load(a + i), load(b + i)));
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth;
+  if (i >= size) return;
+  float left[kWidth], right[kWidth];
+  load_vector(left, a + i);
+  load_vector(right, b + i);
+#pragma unroll
+  for (int n = 0; n < kWidth; ++n) left[n] = f(left[n], right[n]);
+  store_vector(y + i, left);
 }
 
-template <typename X, typename Y, typename F>
+template <int kWidth, typename X, typename Y, typename F>
 __global__ void map_elements(const X* x,  // [size]
                              Y* y,        // [size], may be x
                              int64_t size, F f) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < size) store(y + i, f(load(x + i)));
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth;
+  if (i >= size) return;
+  float values[kWidth];
+  load_vector(values, x + i);
+#pragma unroll
+  for (int n = 0; n < kWidth; ++n) values[n] = f(values[n]);
+  store_vector(y + i, values);
 }
 
-unsigned num_blocks(int64_t size) { return static_cast<unsigned>(ceil_div(size, kThreads)); }
+constexpr int kVector = 8;
+
+dim3 num_blocks(int64_t size, int width) {
+  return dim3(static_cast<unsigned>(ceil_div(size, int64_t{kThreads} * width)));
+}
+
+// Whether `size` elements can be taken kVector at a time from these addresses.
+template <typename... Pointers>
+bool takes_vectors(int64_t size, Pointers... pointers) {
+  return size % kVector == 0 && ((reinterpret_cast<uintptr_t>(pointers) % kVectorAlignment == 0) && ...);
+}
 
 template <typename F>
 cudaError_t launch_pairs(const BinaryParams& p, F f, cudaStream_t stream) {
   if (p.size == 0) return cudaSuccess;
   return with_f32_or_bf16(p.dtype, [&](auto element) {
     using T = decltype(element);
-    map_pairs<<<num_blocks(p.size), kThreads, 0, stream>>>(static_cast<const T*>(p.a), static_cast<const T*>(p.b),
-                                                           static_cast<T*>(p.y), p.size, f);
-    return cudaGetLastError();
+    const auto launch = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+      return launch_overlapped(map_pairs<kWidth, T, F>, num_blocks(p.size, kWidth), kThreads, 0, stream,
+                               static_cast<const T*>(p.a), static_cast<const T*>(p.b), static_cast<T*>(p.y), p.size, f);
+    };
+    return takes_vectors(p.size, p.a, p.b, p.y) ? launch(std::integral_constant<int, kVector>())
+                                                : launch(std::integral_constant<int, 1>());
   });
+}
+
+template <typename X, typename Y, typename F>
+cudaError_t launch_elements(const UnaryParams& p, F f, cudaStream_t stream) {
+  const auto launch = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    return launch_overlapped(map_elements<kWidth, X, Y, F>, num_blocks(p.size, kWidth), kThreads, 0, stream,
+                             static_cast<const X*>(p.x), static_cast<Y*>(p.y), p.size, f);
+  };
+  return takes_vectors(p.size, p.x, p.y) ? launch(std::integral_constant<int, kVector>())
+                                         : launch(std::integral_constant<int, 1>());
 }
 
 }  // namespace
@@ -82,20 +111,15 @@ cudaError_t launch_activation(const UnaryParams& p, ActivationKind kind, cudaStr
   if (p.size == 0) return cudaSuccess;
   return with_f32_or_bf16(p.x_dtype, [&](auto element) {
     using T = decltype(element);
-    map_elements<<<num_blocks(p.size), kThreads, 0, stream>>>(static_cast<const T*>(p.x), static_cast<T*>(p.y), p.size,
-                                                              Activate{kind});
-    return cudaGetLastError();
+    return launch_elements<T, T>(p, Activate{kind}, stream);
   });
 }
 
 cudaError_t launch_cast(const UnaryParams& p, cudaStream_t stream) {
   if (p.size == 0) return cudaSuccess;
   return with_float_type(p.x_dtype, [&](auto x) {
-    return with_float_type(p.y_dtype, [&](auto y) {
-      map_elements<<<num_blocks(p.size), kThreads, 0, stream>>>(static_cast<const decltype(x)*>(p.x),
-                                                                static_cast<decltype(y)*>(p.y), p.size, Same{});
-      return cudaGetLastError();
-    });
+    return with_float_type(p.y_dtype,
+                           [&](auto y) { return launch_elements<decltype(x), decltype(y)>(p, Same{}, stream); });
   });
 }
 

@@ -135,21 +135,58 @@ struct AttentionParams {
   int32_t window;  // 0: unlimited
   float scale;
   DType dtype, kv_dtype;
+  // Of launch_attention_mma only:
+  float* states = nullptr;  // [max_spans, heads, head_dim + 2]; null: decode steps run as prompts do
+  int64_t max_spans = 0;    // that all sequences of a step may have together
+  int32_t multiprocessors = 1;
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
+
+// --- attention_mma.cu: bf16 queries, keys and values; head_dim 64 or 128.
+
+inline constexpr int64_t kAttentionSpanKeys = 256;
+inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key head
+inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
+[[nodiscard]] cudaError_t launch_attention_mma(const AttentionParams& params, cudaStream_t stream);
 
 // --- linear.cu
 
 struct LinearParams {
-  const void* x;         // [tokens, in] x_dtype
-  const void* weight;    // [out, in] weight_dtype
-  const void* bias;      // [out] bias_dtype, or null
-  const void* residual;  // [tokens, out] y_dtype, or null
-  void* y;               // [tokens, out] y_dtype; may be residual
+  const void* x;       // [tokens, in] x_dtype
+  const void* weight;  // [out, in] weight_dtype
+  const void* bias;    // [out] bias_dtype, or null
+  void* y;             // [tokens, out] y_dtype
   int64_t tokens, in, out;
   DType x_dtype, weight_dtype, bias_dtype, y_dtype;
 };
 [[nodiscard]] cudaError_t launch_linear_tiles(const LinearParams& params, cudaStream_t stream);
+
+// --- linear_stream.cu
+
+inline constexpr int64_t kLinearStreamMaxTokens = 64;
+inline constexpr int64_t kLinearStreamMultiple = 64;  // of `in`
+
+struct LinearStreamParams {
+  const void* x;       // [tokens, in] bf16; rows begin at multiples of 16 bytes
+  const void* weight;  // [out, in] bf16, likewise
+  const void* up;      // [out, in] bf16, or null. Not null: y = activation(x weight^T) * (x up^T)
+  const void* bias;    // [out] y_dtype, or null; not with `up`
+  void* y;             // [tokens, out] y_dtype, f32 or bf16
+  int64_t tokens, in, out;
+  int64_t multiprocessors;
+  DType y_dtype;
+  ActivationKind activation;
+};
+[[nodiscard]] cudaError_t launch_linear_stream(const LinearStreamParams& params, cudaStream_t stream);
+
+// --- self_test.cu: what a library's algorithm is tested with before it is used.
+
+// [size] of random signs and exponents.
+[[nodiscard]] cudaError_t launch_fill_test_values(void* values, DType dtype, int64_t size, uint64_t seed,
+                                                  cudaStream_t stream);
+// Adds to *count, in device memory, how many of the 16-bit words of a and b differ. size_bytes is even.
+[[nodiscard]] cudaError_t launch_count_unequal(const void* a, const void* b, int64_t size_bytes, uint32_t* count,
+                                               cudaStream_t stream);
 
 // --- sample.cu
 

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) linear_tiles(LinearParams p) {
     __syncthreads();
   }
 
-  // 2. Bias, residual, one rounding.
+  // 2. Bias, one rounding.
 #pragma unroll
   for (int a = 0; a < kPiece; ++a)
 #pragma unroll
@@ -54,7 +54,6 @@ __global__ void __launch_bounds__(kThreads) linear_tiles(LinearParams p) {
       if (t >= p.tokens || n >= p.out) continue;
       float value = y[a][b];
       if (p.bias != nullptr) value += load_any(p.bias, p.bias_dtype, n);
-      if (p.residual != nullptr) value += load_any(p.residual, p.y_dtype, t * p.out + n);
       store_any(p.y, p.y_dtype, t * p.out + n, value);
     }
 }

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The vocabulary of the tensor-core kernels: fragments of mma.sync, copies from global to shared memory that run by
+// themselves, barriers that wait for them, and the overlap of one kernel's beginning with another's end.
+//
+// Fragments, for lane = 4 * g + t of a warp (PTX ISA, "Matrix fragments for mma.m16n8k16"):
+//   a  16 x 16, row-major   a[0] row g, columns 2t and 2t + 1;  a[1] row g + 8;  a[2], a[3] the same, columns + 8
+//   b  16 x 8, column n     b[0] rows 2t and 2t + 1 of column g;  b[1] rows + 8
+//   c  16 x 8, f32          c[0], c[1] row g, columns 2t and 2t + 1;  c[2], c[3] row g + 8
+// Two bf16 values share a register, the lower index in the lower half.
+//
+// One mma.sync m16n8k16 adds 16 products to an accumulator as one sum. A chain of them over ascending k has, on Hopper,
+// the bits of wgmma and of cuBLASLt without split-K; which row of a fragment a token occupies does not matter.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace eadem::kernels::cuda {
+
+// The volatile move keeps the compiler from computing the address again wherever it is used.
+__device__ inline uint32_t shared_address(const void* p) {
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(p));
+  asm volatile("mov.u32 %0, %0;" : "+r"(address));
+  return address;
+}
+
+// --- Fragments.
+
+// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8, aligned to 16 bytes.
+__device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// c += a b
+__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two values rounded to bf16; `low` in the lower half.
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// --- Copies of 16 bytes by one thread (sm_80). Without `wanted` nothing is read and zeros are written.
+
+__device__ inline void copy_16_async(uint32_t shared, const void* global, bool wanted) {
+  const int bytes = wanted ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until all but the newest `kPending` groups of this thread's copies have arrived.
+template <int kPending>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// --- Barriers in shared memory (sm_90), by address. A phase ends when `arrivals` threads have arrived.
+
+constexpr uint32_t kBarrierBytes = 8;
+
+__device__ inline void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Waits for the end of the phase of this parity: 0 for the first one.
+__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "retry:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra retry;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// Arrives once all of this thread's earlier copies of 16 bytes have arrived; one of the barrier's `arrivals`.
+__device__ inline void barrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// What the L2 cache does with the lines: weights pass through it once, activations are read by every block.
+enum class L2Policy : uint8_t { evict_first, evict_last };
+template <L2Policy kPolicy>
+__device__ inline uint64_t l2_policy() {
+  uint64_t policy;
+  if constexpr (kPolicy == L2Policy::evict_first)
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  else
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ inline void copy_16_async(uint32_t shared, const void* global, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)
+               : "memory");
+}
+
+#endif
+
+}  // namespace eadem::kernels::cuda

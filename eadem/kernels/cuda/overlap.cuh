@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Programmatic dependent launch (sm_90): a kernel launched with `launch_overlapped` may begin before the one ahead of
+// it in the stream has ended. It must call `wait_for_earlier_kernels` in every block before it reads what an earlier
+// kernel writes, or writes what one reads.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+namespace eadem::kernels::cuda {
+
+__device__ inline void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// From now on the next kernel may begin, as multiprocessors become free.
+__device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// `shared_bytes` of dynamic shared memory, which may be more than the 48 KB that a kernel has without asking.
+template <typename... Params>
+cudaError_t launch_overlapped(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
+                              cudaStream_t stream, const Params&... params) {
+  if (shared_bytes > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, params...);
+}
+
+}  // namespace eadem::kernels::cuda

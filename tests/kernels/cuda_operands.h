@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Operands of kernels on a CUDA device, and results as bytes.
+#pragma once
+
+#include <vector>
+
+#include "eadem/core/device/device.h"
+#include "eadem/core/philox.h"
+
+namespace eadem::test {
+
+// Uniform in [-1, 1), a pure function of (seed, index).
+inline Tensor random_tensor(DType dtype, const Shape& shape, uint64_t seed) {
+  const Tensor values = Tensor::on_host(DType::f32, shape);
+  float* out = values.view.as<float>();
+  for (int64_t i = 0; i < shape.num_elements(); ++i)
+    out[i] = 2.0f * uniform_float(philox4x32(seed, static_cast<uint64_t>(i)).words[0]) - 1.0f;
+  return converted_on_host(values.view, dtype);
+}
+
+inline Tensor random_on(const std::shared_ptr<Device>& device, DType dtype, const Shape& shape, uint64_t seed) {
+  return copy_to_device(device, random_tensor(dtype, shape, seed).view);
+}
+
+inline Tensor integers_on(const std::shared_ptr<Device>& device, const std::vector<int32_t>& values, Shape shape = {}) {
+  if (shape.rank() == 0) shape = Shape{static_cast<int64_t>(values.size())};
+  const Tensor host = Tensor::on_host(DType::i32, shape);
+  std::copy(values.begin(), values.end(), host.view.as<int32_t>());
+  return copy_to_device(device, host.view);
+}
+
+inline std::vector<char> bytes_of(Device& device, const TensorView& view) {
+  const Tensor host = copy_to_host(device, view);
+  const char* bytes = static_cast<const char*>(host.view.data);
+  return std::vector<char>(bytes, bytes + host.view.size_bytes());
+}
+
+}  // namespace eadem::test
