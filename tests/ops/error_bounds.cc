@@ -263,7 +263,7 @@ std::vector<double> moved_by_codes(const double* x, size_t n) {
 }
 
 // The loops of the reference on absolute values; see kernels/attention.h.
-Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries) {
+Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries, bool rounded_weights) {
   const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
   const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim;
   const double scale = std::fabs(static_cast<double>(attrs.scale));
@@ -317,7 +317,10 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
           const double weight = 2 * score_error + kExp + chunks * (kExp + 2 * kU);
           // Where the query moves, every exponential and so their sum may change by the factor exp(query_error).
           const double moved = std::exp(2 * query_error);
-          const double error = moved - 1 + moved * (2 * weight + 2 * gamma_f32(keys + 4));
+          const double exact_error = moved - 1 + moved * (2 * weight + 2 * gamma_f32(keys + 4));
+          // Where p is rounded to bf16 for the sum over the values, but not for the sum of p.
+          const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) : 0.0;
+          const double error = exact_error + rounding * (1 + exact_error);
           double sum = 0;
           for (double value : score) sum += std::exp(value - largest);
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
@@ -460,19 +463,20 @@ Bounds adamw(const ops::Op& op, Inputs in, Inputs expected) {
 }  // namespace
 
 Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial, const TensorView& encoded,
-                    bool rounds_x) {
+                    bool rounds_to_bf16) {
   const std::string_view name = op.name();
   if (name == "embedding") return embedding(op, pass, in, expected, initial);
   // 8-bit floats are decoded, and multiplied as f32.
   if (name == "linear" && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr)
     return quantized_linear(in, encoded);
-  if (name == "linear") return linear(op, pass, in, initial, rounds_x);
+  if (name == "linear") return linear(op, pass, in, initial, rounds_to_bf16);
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);
   // Queries are rounded as the keys of an int8 cache are.
-  if (name == "attention") return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8());
+  if (name == "attention")
+    return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
   if (name == "softmax") return softmax(pass, in, expected);
   if (name == "cross_entropy") return cross_entropy(pass, in, expected);
   if (name == "sample") return sample(in, expected);

@@ -70,18 +70,19 @@ std::vector<double> rounding_to_rows(const RowEncoding& encoding, const RefTenso
   return bounds;
 }
 
-// Whether linear on `device` rounds x to bf16, as it does to multiply on tiles.
-bool rounds_x(const PassCall& call, const Device& device) {
+// Whether `kernel` rounds to bf16 what it multiplies: linear its x for tiles, attention its exponentials on a GPU.
+bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& device) {
+  if (call.op->name() == "attention") return kernel.name == "cuda_mma";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
   return cpu != nullptr && cpu->isa() == Isa::amx && call.op->name() == "linear" &&
          call.inputs[1].dtype() == DType::bf16;
 }
 
-void expect_expected(const ExpectedCall& want, const Device& device, const std::vector<Tensor>& results,
-                     const std::string& label) {
+void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Device& device,
+                     const std::vector<Tensor>& results, const std::string& label) {
   std::vector<std::vector<double>> bounds =
       error_bounds(*want.call.op, want.call.pass, want.inputs, want.expected, want.initial, encoded_input(want.call),
-                   rounds_x(want.call, device));
+                   rounds_to_bf16(want.call, kernel, device));
   for (size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined()) continue;
     if (const RowEncoding* encoding = RowEncoding::of(results[i].view.encoding))
@@ -108,7 +109,7 @@ void check_call(const ExpectedCall& want, const std::string& case_name, std::set
           continue;
         }
         first = run_kernel(*device, *kernel, call, {}, label);
-        expect_expected(want, *device, first, label);
+        expect_expected(want, *kernel, *device, first, label);
         if (kernel->alignment_bytes == 1)
           expect_same_bits(run_kernel(*device, *kernel, call, {.element_aligned = true}, label + " element-aligned"),
                            first, label + " element-aligned");

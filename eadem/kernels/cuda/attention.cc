@@ -12,53 +12,115 @@ namespace {
 // f32 FMA outside the tensor cores, keys and values read again for every query: the share of the bf16 rate.
 constexpr double kRateShare = 0.02;
 
-Verdict can_attend(const KernelRequest& request) {
+// The share that attention_mma.cu reaches.
+constexpr double kMmaRateShare = 0.3;
+
+// Every query against as many keys as there may be tokens or cached positions.
+double attention_flops(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  // Every query against as many keys as there may be tokens or cached positions.
   const TensorType& k = request.inputs[1];
   const double keys = attrs.source == KvSource::direct
                           ? elements_of(request, k) / static_cast<double>(attrs.kv_heads * attrs.head_dim)
                           : static_cast<double>(request.inputs[5].dim(1).bind(request.bounds) * k.fixed(2));
-  const double flops = 4.0 * elements_of(request, request.inputs[0]) * keys;
+  return 4.0 * elements_of(request, request.inputs[0]) * keys;
+}
+
+// What attention_mma.cu takes. The two kernels divide the calls between them by this.
+bool takes_mma(const KernelRequest& request) {
+  const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
+  return request.device->type() == DeviceType::cuda &&
+         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
+         request.inputs[0].dtype == DType::bf16 && request.inputs[1].dtype == DType::bf16 &&
+         (attrs.head_dim == 64 || attrs.head_dim == 128) && attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup &&
+         attrs.scale > 0.0f && request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences;
+}
+
+Verdict can_use_mma(const KernelRequest& request) {
+  return Requirements(request)
+      .same_dtype("v", request.inputs[2], "k", request.inputs[1])
+      .same_dtype("y", request.outputs[0], "q", request.inputs[0])
+      .require(takes_mma(request),
+               fmt::format("needs bf16 queries and keys, head_dim 64 or 128, at most {} heads a key head, a positive "
+                           "scale, at most {} sequences, and a device that is Hopper or newer",
+                           kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
+      .at_cost(attention_flops(request) / kMmaRateShare);
+}
+
+Verdict can_attend(const KernelRequest& request) {
+  const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
+  const TensorType& k = request.inputs[1];
   return Requirements(request)
       .dtype("q", request.inputs[0], kActivationDTypes)
       .dtype("k", k, kStorageDTypes)
       .same_dtype("v", request.inputs[2], "k", k)
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
       .at_most("head_dim", attrs.head_dim, kMaxHeadDim)
-      .at_cost(flops / kRateShare);
+      .require(!takes_mma(request), "cuda_mma takes it")
+      .at_cost(attention_flops(request) / kRateShare);
 }
 
-void run_attention(const KernelCall& call) {
+// The states of decode steps: a span more than its keys fill, for every sequence.
+int64_t most_spans(const KernelRequest& request) {
+  const int64_t keys = request.inputs[5].dim(1).bind(request.bounds) * request.inputs[1].fixed(2);
+  return request.inputs[4].dim(0).bind(request.bounds) * (keys / kAttentionSpanKeys + 1);
+}
+
+// Without states, decode steps run as prompts do: right, but with one block for all keys of a head.
+int64_t mma_scratch_bytes(const KernelRequest& request) {
+  constexpr int64_t kMostBytes = int64_t{1} << 30;
+  const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
+  if (attrs.source == KvSource::direct) return 0;
+  const int64_t bytes = most_spans(request) * attrs.heads * (attrs.head_dim + 2) * static_cast<int64_t>(sizeof(float));
+  return bytes <= kMostBytes ? bytes : 0;
+}
+
+AttentionParams attention_params(const KernelCall& call) {
   const AttentionAttrs& attrs = call.attrs.get<AttentionAttrs>();
   const TensorView &q = call.inputs[0], &k = call.inputs[1], &v = call.inputs[2];
   const TensorView &query_start = call.inputs[3], &kv_length = call.inputs[4], &block_table = call.inputs[5];
   const bool cached = attrs.source == KvSource::cached;
-  EADEM_CUDA_CALL(launch_attention({.q = elements(q),
-                                    .k = elements(k),
-                                    .v = elements(v),
-                                    .query_start = elements<const int32_t>(query_start),
-                                    .kv_length = elements<const int32_t>(kv_length),
-                                    .block_table = cached ? elements<const int32_t>(block_table) : nullptr,
-                                    .y = elements(call.outputs[0]),
-                                    .tokens = q.shape[0],
-                                    .sequences = kv_length.shape[0],
-                                    .max_blocks = cached ? block_table.shape[1] : 0,
-                                    .block_size = cached ? k.shape[2] : 0,
-                                    .heads = static_cast<int32_t>(attrs.heads),
-                                    .kv_heads = static_cast<int32_t>(attrs.kv_heads),
-                                    .head_dim = static_cast<int32_t>(attrs.head_dim),
-                                    .window = static_cast<int32_t>(attrs.window),
-                                    .scale = attrs.scale,
-                                    .dtype = q.dtype,
-                                    .kv_dtype = k.dtype},
-                                   stream_of(call)));
+  return {.q = elements(q),
+          .k = elements(k),
+          .v = elements(v),
+          .query_start = elements<const int32_t>(query_start),
+          .kv_length = elements<const int32_t>(kv_length),
+          .block_table = cached ? elements<const int32_t>(block_table) : nullptr,
+          .y = elements(call.outputs[0]),
+          .tokens = q.shape[0],
+          .sequences = kv_length.shape[0],
+          .max_blocks = cached ? block_table.shape[1] : 0,
+          .block_size = cached ? k.shape[2] : 0,
+          .heads = static_cast<int32_t>(attrs.heads),
+          .kv_heads = static_cast<int32_t>(attrs.kv_heads),
+          .head_dim = static_cast<int32_t>(attrs.head_dim),
+          .window = static_cast<int32_t>(attrs.window),
+          .scale = attrs.scale,
+          .dtype = q.dtype,
+          .kv_dtype = k.dtype};
 }
 
+void run_attention(const KernelCall& call) {
+  EADEM_CUDA_CALL(launch_attention(attention_params(call), stream_of(call)));
+}
+
+void run_mma(const KernelCall& call) {
+  AttentionParams params = attention_params(call);
+  params.states = static_cast<float*>(call.scratch.data);
+  params.max_spans = params.sequences * (params.max_blocks * params.block_size / kAttentionSpanKeys + 1);
+  params.multiprocessors = cuda_device(call).multiprocessors();
+  EADEM_CUDA_CALL(launch_attention_mma(params, stream_of(call)));
+}
+
+constexpr Kernel kMma{.name = "cuda_mma",
+                      .pass = Pass::inference,
+                      .can_handle = can_use_mma,
+                      .run = run_mma,
+                      .scratch_bytes = mma_scratch_bytes,
+                      .alignment_bytes = 16};
 constexpr Kernel kAttention{"cuda_online_softmax", Pass::inference, can_attend, run_attention};
 
 }  // namespace
 
-KernelList attention_kernels() { return {&kAttention}; }
+KernelList attention_kernels() { return {&kMma, &kAttention}; }
 
 }  // namespace eadem::kernels::cuda

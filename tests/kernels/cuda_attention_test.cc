@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A query of attention on a CUDA device has the same bits however its prompt is cut into steps, whatever sequences are
+// beside it, and wherever its keys are kept. Values against the reference: tests/ops/reference_test.cc.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "eadem/core/device/cuda_device.h"
+#include "eadem/kernels/attention.h"
+#include "eadem/kernels/backends.h"
+#include "tests/kernels/cuda_operands.h"
+
+namespace eadem::kernels {
+namespace {
+
+using test::bytes_of;
+using test::integers_on;
+using test::random_on;
+
+struct Geometry {
+  int64_t heads, kv_heads, head_dim, window;
+};
+
+// One sequence of `length` tokens with all its keys and values, token by token, and steps over parts of it.
+class CudaAttention : public ::testing::TestWithParam<Geometry> {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+    device_ = open_device("cuda");
+    const Geometry& g = GetParam();
+    attrs_ = {.heads = g.heads,
+              .kv_heads = g.kv_heads,
+              .head_dim = g.head_dim,
+              .scale = 0.3f,
+              .window = g.window,
+              .source = KvSource::cached};
+    q_ = test::random_tensor(DType::bf16, {kLength, g.heads, g.head_dim}, 1);
+    k_ = test::random_tensor(DType::bf16, {kLength, g.kv_heads, g.head_dim}, 2);
+    v_ = test::random_tensor(DType::bf16, {kLength, g.kv_heads, g.head_dim}, 3);
+  }
+
+  // A cache [num_blocks, kv_heads, block_size, head_dim] in which position p of the sequence is in block
+  // table[p / block_size]; everything else is NaN.
+  Tensor cache_of(const Tensor& rows, const std::vector<int32_t>& table, int64_t num_blocks, int64_t block_size) const {
+    const int64_t kv_heads = attrs_.kv_heads, dim = attrs_.head_dim;
+    const Tensor cache = Tensor::on_host(DType::bf16, {num_blocks, kv_heads, block_size, dim});
+    auto* to = static_cast<uint16_t*>(cache.view.data);
+    std::fill_n(to, cache.view.num_elements(), uint16_t{0x7fc0});  // NaN
+    const auto* from = static_cast<const uint16_t*>(rows.view.data);
+    for (int64_t p = 0; p < kLength; ++p)
+      for (int64_t h = 0; h < kv_heads; ++h)
+        std::copy_n(
+            from + (p * kv_heads + h) * dim, dim,
+            to + ((table[static_cast<size_t>(p / block_size)] * kv_heads + h) * block_size + p % block_size) * dim);
+    return copy_to_device(device_, cache.view);
+  }
+
+  // A part of the step: tokens [begin, end) of the sequence, whose keys are those before `end`.
+  struct Part {
+    int64_t begin, end;
+  };
+  // One step over `parts`, all of the same sequence, in a cache of such blocks. Returns y of each part.
+  std::vector<std::vector<char>> run(const std::vector<Part>& parts, int64_t block_size, bool with_states = true) {
+    const int64_t blocks = (kLength + block_size - 1) / block_size;
+    std::vector<int32_t> table;
+    for (int64_t b = 0; b < blocks; ++b) table.push_back(static_cast<int32_t>(7 * (blocks - 1 - b) + b % 7));
+    const int64_t num_blocks = 7 * blocks;
+    const Tensor k = cache_of(k_, table, num_blocks, block_size), v = cache_of(v_, table, num_blocks, block_size);
+
+    std::vector<int32_t> starts = {0}, lengths, tables;
+    for (const Part& part : parts) {
+      starts.push_back(starts.back() + static_cast<int32_t>(part.end - part.begin));
+      lengths.push_back(static_cast<int32_t>(part.end));
+      tables.insert(tables.end(), table.begin(), table.end());
+    }
+    const auto sequences = static_cast<int64_t>(parts.size());
+    const Tensor q = allocate_tensor(*device_, DType::bf16, {starts.back(), attrs_.heads, attrs_.head_dim});
+    for (size_t i = 0; i < parts.size(); ++i)
+      device_->copy_from_host(q.view.rows(starts[i], parts[i].end - parts[i].begin).data,
+                              q_.view.rows(parts[i].begin, parts[i].end - parts[i].begin).data,
+                              q_.view.rows(parts[i].begin, parts[i].end - parts[i].begin).size_bytes());
+    const Tensor query_start = integers_on(device_, starts), kv_length = integers_on(device_, lengths),
+                 block_table = integers_on(device_, tables, {sequences, blocks});
+    const Tensor y = allocate_tensor(*device_, DType::bf16, q.view.shape);
+    const int64_t states = sequences * (blocks * block_size / 256 + 1) * attrs_.heads * (attrs_.head_dim + 2);
+    const Tensor scratch = allocate_tensor(*device_, DType::u8, {states * 4});
+
+    SingleRank alone;
+    Context context{*device_, alone};
+    const TensorView inputs[] = {q.view, k.view, v.view, query_start.view, kv_length.view, block_table.view};
+    const TensorView outputs[] = {y.view};
+    KernelCall call{.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(attrs_), .context = &context};
+    if (with_states) call.scratch = scratch.view;
+    cuda::attention_kernels()[0]->run(call);
+    std::vector<std::vector<char>> result;
+    for (size_t i = 0; i < parts.size(); ++i)
+      result.push_back(bytes_of(*device_, y.view.rows(starts[i], parts[i].end - parts[i].begin)));
+    return result;
+  }
+
+  static constexpr int64_t kLength = 700;  // three spans and chunks that are not full
+  std::shared_ptr<Device> device_;
+  AttentionAttrs attrs_;
+  Tensor q_, k_, v_;
+};
+
+TEST_P(CudaAttention, BitsDoNotDependOnHowAPromptIsCut) {
+  const std::vector<char> whole = run({{0, kLength}}, kLength)[0];
+  const size_t row = whole.size() / kLength;
+  for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, 1, 2, 70, 300, 301, 640, kLength},
+                                           std::vector<int64_t>{0, 255, 256, 257, 512, 699, kLength}}) {
+    for (const int64_t block_size : {int64_t{16}, int64_t{64}, kLength}) {
+      std::vector<char> parts;
+      for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+        const std::vector<char> part = run({{cuts[i], cuts[i + 1]}}, block_size)[0];
+        parts.insert(parts.end(), part.begin(), part.end());
+      }
+      ASSERT_EQ(parts.size(), whole.size());
+      for (int64_t t = 0; t < kLength; ++t)
+        ASSERT_EQ(
+            std::memcmp(parts.data() + static_cast<size_t>(t) * row, whole.data() + static_cast<size_t>(t) * row, row),
+            0)
+            << "token " << t << ", blocks of " << block_size;
+    }
+  }
+}
+
+TEST_P(CudaAttention, DecodeHasTheBitsOfThePromptWhoeverIsBeside) {
+  const std::vector<char> whole = run({{0, kLength}}, kLength)[0];
+  const size_t row = whole.size() / kLength;
+  const auto expect_row = [&](const std::vector<char>& y, int64_t token, const std::string& label) {
+    ASSERT_EQ(y.size(), row);
+    EXPECT_EQ(std::memcmp(y.data(), whole.data() + static_cast<size_t>(token) * row, row), 0) << label;
+  };
+  const std::vector<int64_t> tokens = {0, 1, 63, 64, 65, 255, 256, 257, 511, 512, 600, 699};
+  std::vector<Part> together;
+  for (const int64_t t : tokens) {
+    together.push_back({t, t + 1});
+    expect_row(run({{t, t + 1}}, 16)[0], t, fmt::format("token {} alone", t));
+    expect_row(run({{t, t + 1}}, 16, false)[0], t, fmt::format("token {} without states", t));
+  }
+  const std::vector<std::vector<char>> batch = run(together, 32);
+  for (size_t i = 0; i < tokens.size(); ++i)
+    expect_row(batch[i], tokens[i], fmt::format("token {} in a batch", tokens[i]));
+  // Beside a prompt.
+  const std::vector<std::vector<char>> mixed = run({{300, 301}, {0, 90}, {699, 700}}, 16);
+  expect_row(mixed[0], 300, "before a prompt");
+  expect_row(mixed[2], 699, "after a prompt");
+  EXPECT_EQ(std::memcmp(mixed[1].data(), whole.data(), mixed[1].size()), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttention,
+                         ::testing::Values(Geometry{32, 8, 64, 0}, Geometry{8, 8, 128, 0}, Geometry{14, 2, 64, 0},
+                                           Geometry{16, 4, 128, 100}, Geometry{20, 1, 64, 300}),
+                         [](const ::testing::TestParamInfo<Geometry>& geometry) {
+                           const Geometry& g = geometry.param;
+                           return fmt::format("{}heads_{}kv_{}dim_window{}", g.heads, g.kv_heads, g.head_dim, g.window);
+                         });
+
+}  // namespace
+}  // namespace eadem::kernels
