@@ -73,8 +73,16 @@ void run_softmax(const KernelCall& call) {
       stream_of(call)));
 }
 
-constexpr Kernel kRmsNorm{"cuda_rows", Pass::inference, can_normalize, run_rms_norm};
-constexpr Kernel kAddRmsNorm{"cuda_rows", Pass::inference, can_add_and_normalize, run_add_rms_norm};
+constexpr Kernel kRmsNorm{.name = "cuda_rows",
+                          .pass = Pass::inference,
+                          .can_handle = can_normalize,
+                          .run = run_rms_norm,
+                          .alignment_bytes = 32};
+constexpr Kernel kAddRmsNorm{.name = "cuda_rows",
+                             .pass = Pass::inference,
+                             .can_handle = can_add_and_normalize,
+                             .run = run_add_rms_norm,
+                             .alignment_bytes = 32};
 constexpr Kernel kSoftmax{"cuda_rows", Pass::inference, can_softmax, run_softmax};
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/overlap.cuh"
 
 namespace eadem::kernels::cuda {
 
@@ -12,6 +13,8 @@ unsigned num_blocks(int64_t size) { return static_cast<unsigned>(ceil_div(size, 
 
 // One thread per (token, frequency). The angle and its cosine and sine are in double precision.
 __global__ void rope_angles(RopeTableParams p) {
+  allow_next_kernel();
+  wait_for_earlier_kernels();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.tokens * p.half) return;
   const int64_t t = i / p.half, frequency = i % p.half;
@@ -38,6 +41,8 @@ __device__ void rotate_pair(const T* x,          // [head_dim]
 // One thread per (token, head, item): the pairs of the head, then the elements that pass through.
 template <typename T>
 __global__ void rope_items(RopeParams p) {
+  allow_next_kernel();
+  wait_for_earlier_kernels();
   const int64_t half = p.rotary_dim / 2;
   const int64_t items = p.head_dim - half;
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -58,6 +63,8 @@ __global__ void rope_items(RopeParams p) {
 // kv_append apart.
 template <typename T, typename C>
 __global__ void append_items(KvAppendParams p) {
+  allow_next_kernel();
+  wait_for_earlier_kernels();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= p.tokens * p.kv_heads * p.head_dim) return;
   const int64_t item = i % p.head_dim;
@@ -84,16 +91,14 @@ __global__ void append_items(KvAppendParams p) {
 
 cudaError_t launch_rope_table(const RopeTableParams& p, cudaStream_t stream) {
   if (p.tokens * p.half == 0) return cudaSuccess;
-  rope_angles<<<num_blocks(p.tokens * p.half), kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_overlapped(rope_angles, dim3(num_blocks(p.tokens * p.half)), kThreads, 0, stream, p);
 }
 
 cudaError_t launch_rope(const RopeParams& p, cudaStream_t stream) {
   const int64_t size = p.tokens * p.heads * (p.head_dim - p.rotary_dim / 2);
   if (size == 0) return cudaSuccess;
   return with_f32_or_bf16(p.dtype, [&](auto x) {
-    rope_items<decltype(x)><<<num_blocks(size), kThreads, 0, stream>>>(p);
-    return cudaGetLastError();
+    return launch_overlapped(rope_items<decltype(x)>, dim3(num_blocks(size)), kThreads, 0, stream, p);
   });
 }
 
@@ -102,8 +107,8 @@ cudaError_t launch_kv_append(const KvAppendParams& p, cudaStream_t stream) {
   if (size == 0) return cudaSuccess;
   return with_f32_or_bf16(p.dtype, [&](auto k) {
     return with_float_type(p.cache_dtype, [&](auto cache) {
-      append_items<decltype(k), decltype(cache)><<<num_blocks(size), kThreads, 0, stream>>>(p);
-      return cudaGetLastError();
+      return launch_overlapped(append_items<decltype(k), decltype(cache)>, dim3(num_blocks(size)), kThreads, 0, stream,
+                               p);
     });
   });
 }
