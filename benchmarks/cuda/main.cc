@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+//   eadem_cuda_bench [--device cuda:0] [--filter TEXT] [--json]
+//
+// Times the kernels of the CUDA backend alone, on the shapes of Llama-3.2-1B and Llama-3.1-8B, beside two ceilings
+// measured in the same run: adding two vectors (bytes read and written) and a bf16 product of 8192^3. A row is a CUDA
+// graph of many calls over operands that together exceed the L2 cache; the median of its replays is reported. The bits
+// of these kernels are tested elsewhere (tests/kernels/cuda_*, tests/ops).
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "eadem/core/device/cuda_context.h"
+#include "eadem/core/philox.h"
+#include "eadem/kernels/attention.h"
+#include "eadem/kernels/backends.h"
+#include "eadem/kernels/fusions.h"
+#include "eadem/kernels/linear.h"
+
+namespace eadem {
+namespace {
+
+using kernels::AttrsRef;
+using kernels::KernelCall;
+
+constexpr int64_t kColdBytes = 200 << 20;  // more than any L2 cache
+
+struct Row {
+  std::string name;
+  double microseconds = 0, spread = 0;  // median; (highest - lowest) / median
+  double bytes = 0, flops = 0;
+};
+
+class Bench {
+ public:
+  Bench(std::shared_ptr<Device> device, std::string filter) : device_(std::move(device)), filter_(std::move(filter)) {}
+
+  CudaDevice& cuda() { return static_cast<CudaDevice&>(*device_); }
+  bool wants(const std::string& name) const { return name.find(filter_) != std::string::npos; }
+
+  // Calls `run(i)` for i in [0, calls) as one graph.
+  Row time(const std::string& name, int calls, double bytes, double flops, const std::function<void(int)>& run) {
+    const cudaStream_t stream = cuda().stream();
+    for (int i = 0; i < calls; ++i) run(i);  // algorithms are chosen, modules loaded
+    EADEM_CUDA_CALL(cudaStreamSynchronize(stream));
+    cudaGraph_t graph = nullptr;
+    EADEM_CUDA_CALL(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < calls; ++i) run(i);
+    EADEM_CUDA_CALL(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExec_t executable = nullptr;
+    EADEM_CUDA_CALL(cudaGraphInstantiate(&executable, graph, 0));
+    cudaEvent_t begin = nullptr, end = nullptr;
+    EADEM_CUDA_CALL(cudaEventCreate(&begin));
+    EADEM_CUDA_CALL(cudaEventCreate(&end));
+    std::vector<double> times;
+    double total_ms = 0;
+    for (int i = 0; i < 3; ++i) EADEM_CUDA_CALL(cudaGraphLaunch(executable, stream));
+    while (times.size() < 9 || (total_ms < 60 && times.size() < 200)) {
+      EADEM_CUDA_CALL(cudaEventRecord(begin, stream));
+      EADEM_CUDA_CALL(cudaGraphLaunch(executable, stream));
+      EADEM_CUDA_CALL(cudaEventRecord(end, stream));
+      EADEM_CUDA_CALL(cudaEventSynchronize(end));
+      float ms = 0;
+      EADEM_CUDA_CALL(cudaEventElapsedTime(&ms, begin, end));
+      times.push_back(1e3 * ms / calls);
+      total_ms += ms;
+    }
+    EADEM_CUDA_CALL(cudaGraphExecDestroy(executable));
+    EADEM_CUDA_CALL(cudaGraphDestroy(graph));
+    EADEM_CUDA_CALL(cudaEventDestroy(begin));
+    EADEM_CUDA_CALL(cudaEventDestroy(end));
+    std::sort(times.begin(), times.end());
+    const double median = times[times.size() / 2];
+    return {name, median, (times.back() - times.front()) / median, bytes, flops};
+  }
+
+  // Random values; every further copy of an operand repeats those of the first.
+  Tensor random(DType dtype, const Shape& shape, double scale = 1.0) {
+    const int64_t size = shape.num_elements(), period = std::min<int64_t>(size, 1 << 20);
+    const Tensor values = Tensor::on_host(DType::f32, {period});
+    for (int64_t i = 0; i < period; ++i)
+      values.view.as<float>()[i] =
+          static_cast<float>(scale * (2.0 * uniform_float(philox4x32(7, static_cast<uint64_t>(i)).words[0]) - 1.0));
+    const Tensor part = copy_to_device(device_, converted_on_host(values.view, dtype).view);
+    Tensor result = allocate_tensor(*device_, dtype, shape);
+    const auto element = static_cast<int64_t>(dtype_size(dtype));
+    for (int64_t at = 0; at < size; at += period)
+      device_->copy(static_cast<char*>(result.view.data) + at * element, part.view.data,
+                    std::min(period, size - at) * element);
+    return result;
+  }
+
+  Tensor integers(const std::vector<int32_t>& values, const Shape& shape) {
+    const Tensor host = Tensor::on_host(DType::i32, shape);
+    std::copy(values.begin(), values.end(), host.view.as<int32_t>());
+    return copy_to_device(device_, host.view);
+  }
+
+  Row linear(const std::string& name, int64_t in, int64_t out, int64_t tokens, bool gated, DType result) {
+    const double bytes = 2.0 * static_cast<double>(in * out * (gated ? 2 : 1));
+    const int copies = std::clamp(static_cast<int>(kColdBytes / bytes) + 1, 2, 32);
+    std::vector<Tensor> weights, ups;
+    for (int i = 0; i < copies; ++i) weights.push_back(random(DType::bf16, {out, in}, 0.05));
+    for (int i = 0; gated && i < copies; ++i) ups.push_back(random(DType::bf16, {out, in}, 0.05));
+    const Tensor x = random(DType::bf16, {tokens, in}), y = allocate_tensor(*device_, result, {tokens, out});
+    const Tensor scratch = allocate_tensor(*device_, DType::u8, {gated ? tokens * out * 2 : 1});
+    const kernels::LinearAttrs attrs{.out_dtype = result};
+    const kernels::LinearGatedActivationAttrs gated_attrs{.kind = kernels::ActivationKind::silu, .out_dtype = result};
+    return time(
+        name, std::max(copies, 16), bytes + 2.0 * static_cast<double>(tokens * (in + out)),
+        2.0 * static_cast<double>(tokens * in * out * (gated ? 2 : 1)), [&](int i) {
+          const auto at = static_cast<size_t>(i % copies);
+          SingleRank alone;
+          Context context{*device_, alone};
+          const TensorView outputs[] = {y.view};
+          const TensorView inputs[] = {x.view, weights[at].view, gated ? ups[at].view : TensorView{}};
+          KernelCall call{.inputs = inputs,
+                          .outputs = outputs,
+                          .scratch = scratch.view,
+                          .attrs = gated ? AttrsRef(gated_attrs) : AttrsRef(attrs),
+                          .context = &context};
+          (gated ? kernels::cuda::linear_gated_activation_kernels() : kernels::cuda::linear_kernels())[0]->run(call);
+        });
+  }
+
+  // `sequences` with `length` keys each, of which the last `new_tokens` are queries.
+  Row attention(const std::string& name, int64_t heads, int64_t kv_heads, int64_t dim, int64_t sequences,
+                int64_t length, int64_t new_tokens) {
+    const int64_t block = 64, blocks = (length + block - 1) / block;
+    const double keys = static_cast<double>(sequences * length * kv_heads * dim) * 2 * 2;
+    const int copies = std::clamp(static_cast<int>(kColdBytes / keys) + 1, 1, 16);
+    std::vector<Tensor> k, v;
+    for (int i = 0; i < copies; ++i) {
+      k.push_back(random(DType::bf16, {sequences * blocks, kv_heads, block, dim}));
+      v.push_back(random(DType::bf16, {sequences * blocks, kv_heads, block, dim}));
+    }
+    std::vector<int32_t> starts = {0}, lengths, table;
+    for (int64_t s = 0; s < sequences; ++s) {
+      starts.push_back(starts.back() + static_cast<int32_t>(new_tokens));
+      lengths.push_back(static_cast<int32_t>(length));
+      for (int64_t b = 0; b < blocks; ++b) table.push_back(static_cast<int32_t>(b * sequences + s));
+    }
+    const Tensor q = random(DType::bf16, {sequences * new_tokens, heads, dim});
+    const Tensor y = allocate_tensor(*device_, DType::bf16, q.view.shape);
+    const Tensor query_start = integers(starts, {sequences + 1}), kv_length = integers(lengths, {sequences}),
+                 block_table = integers(table, {sequences, blocks});
+    const Tensor scratch =
+        allocate_tensor(*device_, DType::u8, {sequences * (blocks * block / 256 + 1) * heads * (dim + 2) * 4});
+    const kernels::AttentionAttrs attrs{.heads = heads,
+                                        .kv_heads = kv_heads,
+                                        .head_dim = dim,
+                                        .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                                        .source = kernels::KvSource::cached};
+    // Every query meets the keys up to its own position.
+    const double pairs = static_cast<double>(sequences * new_tokens) *
+                         (static_cast<double>(length) - static_cast<double>(new_tokens - 1) / 2);
+    return time(name, std::max(copies, new_tokens > 1 ? 2 : 16),
+                keys + 4.0 * static_cast<double>(sequences * new_tokens * heads * dim),
+                4.0 * pairs * static_cast<double>(heads * dim), [&](int i) {
+                  const auto at = static_cast<size_t>(i % copies);
+                  SingleRank alone;
+                  Context context{*device_, alone};
+                  const TensorView inputs[] = {q.view,           k[at].view,     v[at].view,
+                                               query_start.view, kv_length.view, block_table.view};
+                  const TensorView outputs[] = {y.view};
+                  kernels::cuda::attention_kernels()[0]->run({.inputs = inputs,
+                                                              .outputs = outputs,
+                                                              .scratch = scratch.view,
+                                                              .attrs = AttrsRef(attrs),
+                                                              .context = &context});
+                });
+  }
+
+  // y = a + b over 1 GiB each: two reads and a write.
+  Row add() {
+    const Shape shape{int64_t{512} << 20};
+    const Tensor a = random(DType::bf16, shape), b = random(DType::bf16, shape),
+                 y = allocate_tensor(*device_, DType::bf16, shape);
+    return time("ceiling: add of 1 GiB", 1, 3.0 * static_cast<double>(y.view.size_bytes()), 0, [&](int) {
+      SingleRank alone;
+      Context context{*device_, alone};
+      const TensorView inputs[] = {a.view, b.view}, outputs[] = {y.view};
+      const kernels::NoAttrs attrs;
+      kernels::cuda::add_kernels()[0]->run(
+          {.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(attrs), .context = &context});
+    });
+  }
+
+ private:
+  std::shared_ptr<Device> device_;
+  std::string filter_;
+};
+
+int run(int argc, char** argv) {
+  std::string device = "cuda", filter;
+  bool json = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--json") {
+      json = true;
+    } else if (i + 1 < argc && (argument == "--device" || argument == "--filter")) {
+      (argument == "--device" ? device : filter) = argv[++i];
+    } else {
+      fmt::print(stderr, "unknown argument '{}'; usage: {} [--device cuda:0] [--filter TEXT] [--json]\n", argument,
+                 argv[0]);
+      return 2;
+    }
+  }
+  Bench bench(open_device(device), filter);
+
+  const Row add_row = bench.add();
+  const Row product = bench.linear("ceiling: product 8192^3", 8192, 8192, 8192, false, DType::bf16);
+  const double peak_bytes = add_row.bytes / add_row.microseconds, peak_flops = product.flops / product.microseconds;
+  std::vector<Row> rows = {add_row, product};
+  const auto report = [&](const Row& row) {
+    const double floor_us = std::max(row.bytes / peak_bytes, row.flops / peak_flops);
+    if (!json)
+      fmt::print("{:<44} {:>9.1f} us +-{:>4.1f} %  {:>6.2f} TB/s {:>7.1f} TFLOP/s  {:>5.1f} % of the floor's rate\n",
+                 row.name, row.microseconds, 50 * row.spread, row.bytes / row.microseconds / 1e6,
+                 row.flops / row.microseconds / 1e6, 100 * floor_us / row.microseconds);
+    std::fflush(stdout);
+  };
+  for (const Row& row : rows) report(row);
+  const auto add = [&](const std::string& name, auto&& make) {
+    if (!bench.wants(name)) return;
+    rows.push_back(make(name));
+    report(rows.back());
+  };
+
+  struct Model {
+    const char* name;
+    int64_t hidden, ffn, heads, kv_heads, dim;
+  };
+  for (const Model& m : {Model{"1b", 2048, 8192, 32, 8, 64}, Model{"8b", 4096, 14336, 32, 8, 128}}) {
+    for (const int64_t tokens : {1, 8, 16, 32, 64, 1024}) {
+      const auto linear = [&](const char* part, int64_t in, int64_t out, bool gated, DType result) {
+        add(fmt::format("linear {} {} tokens {}", m.name, part, tokens),
+            [&](const std::string& name) { return bench.linear(name, in, out, tokens, gated, result); });
+      };
+      linear("q", m.hidden, m.heads * m.dim, false, DType::bf16);
+      linear("k", m.hidden, m.kv_heads * m.dim, false, DType::bf16);
+      linear("gate_up", m.hidden, m.ffn, true, DType::bf16);
+      linear("down", m.ffn, m.hidden, false, DType::bf16);
+      if (tokens <= 64) linear("head", m.hidden, 128256, false, DType::f32);
+    }
+    struct Step {
+      int64_t sequences, length, tokens;
+    };
+    for (const Step& s : {Step{1, 512, 1}, {1, 8192, 1}, {32, 512, 1}, {64, 4096, 1}, {1, 1024, 1024}, {1, 8192, 8192}})
+      add(fmt::format("attention {} sequences {} keys {} tokens {}", m.name, s.sequences, s.length, s.tokens),
+          [&](const std::string& name) {
+            return bench.attention(name, m.heads, m.kv_heads, m.dim, s.sequences, s.length, s.tokens);
+          });
+  }
+  add("attention 16 heads of 128 sequences 1 keys 16384 tokens 16384",
+      [&](const std::string& name) { return bench.attention(name, 16, 16, 128, 1, 16384, 16384); });
+
+  if (json) {
+    fmt::print("{{\"device\": \"{}\", \"bytes_per_second\": {:.0f}, \"bf16_flops_per_second\": {:.0f}, \"rows\": [",
+               bench.cuda().description(), 1e6 * peak_bytes, 1e6 * peak_flops);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const Row& row = rows[i];
+      fmt::print(
+          "{}\n{{\"name\": \"{}\", \"microseconds\": {:.3f}, \"spread\": {:.4f}, \"bytes\": {:.0f}, \"flops\": {:.0f}, "
+          "\"share_of_floor\": {:.4f}}}",
+          i == 0 ? "" : ",", row.name, row.microseconds, row.spread, row.bytes, row.flops,
+          std::max(row.bytes / peak_bytes, row.flops / peak_flops) / row.microseconds);
+    }
+    fmt::print("\n]}}\n");
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace eadem
+
+int main(int argc, char** argv) {
+  try {
+    return eadem::run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "eadem_cuda_bench: {}\n", error.what());
+    return 1;
+  }
+}
