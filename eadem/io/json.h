@@ -6,8 +6,10 @@
 //   JsonReader  typed, checked access to a document; its errors name the file and the path of the value, and it
 //               knows which keys nobody has read, so that a config can refuse what it does not honour
 //
-// The parser is ours rather than nlohmann-json because the byte offset of every error, duplicate-key refusal and
-// the limits are the point of it; JSONTestSuite proves the grammar.
+// The parser is our own. simdjson's DOM and nlohmann-json do not refuse duplicate keys or bound the number of values,
+// simdjson's DOM does not tell where an error is and refuses integers beyond 64 bits, and a second parser that explains
+// refusals would be as long as this one. simdjson would save 100 of 180 ms on a tokenizer.json of 11 MB (200,000 tokens
+// and 300,000 merges on a shared EPYC core), which is read while weights load. JSONTestSuite proves the grammar.
 #pragma once
 
 #include <concepts>
