@@ -137,8 +137,18 @@ class JsonReader {
 
   // The value of a key with everything below it, or null when absent: marks the whole subtree.
   const JsonValue* raw(std::string_view key) const;
-  // States that a key has no meaning here and may hold anything, or be absent.
-  void ignore(std::string_view key) const { raw(key); }
+  // States that a key has no meaning here and may hold anything, or be absent. With a reason, a key that is there is
+  // listed by ignored().
+  void ignore(std::string_view key, std::string_view reason = {}) const;
+
+  // The keys of the document that were ignored for a reason, each once, in the order of reading.
+  struct Ignored {
+    std::string path;
+    std::string reason;
+  };
+  const std::vector<Ignored>& ignored() const;
+  // Adds to ignored() what another document ignored that was made from the value of `key`.
+  void adopt_ignored(std::string_view key, const JsonReader& other) const;
 
   // Refuses the value of `key` (which may be absent) by `expected`, in the form above.
   [[noreturn]] void fail(std::string_view key, std::string_view expected) const;
