@@ -2,6 +2,7 @@
 #include "eadem/models/config_keys.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <span>
 
 #include "eadem/core/error.h"
@@ -30,7 +31,7 @@ constexpr std::string_view kOtherHeads = "is for classification heads";
 constexpr std::string_view kEncoders = "is for encoders";
 constexpr std::string_view kTokenIds = "is the tokenizer's to say";
 constexpr std::string_view kLengths = "limits lengths in transformers' generate(), where callers here state theirs";
-constexpr std::string_view kGeneration = "is the default of generation; generation_config.json states sampling";
+constexpr std::string_view kGeneration = "is a default of generation, which generation_config.json states";
 constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
 
 // From the configurations of transformers 4 and 5 and of published checkpoints. `Writer::other` is for keys that no
@@ -88,10 +89,19 @@ constexpr InertKey kInertKeys[] = {
     {"mask_token_id", kAll, kAny, Writer::transformers, kTokenIds},
     {"tokenizer_class", kAll, kAny, Writer::transformers, kTokenIds},
     {"model_max_length", kAll, kAny, Writer::other, "is the tokenizer's; max_position_embeddings is what is read"},
-    {"prefix", kAll, "null", Writer::transformers, kGeneration},
     {"max_length", kAll, kAny, Writer::transformers, kLengths},
     {"min_length", kAll, "0", Writer::transformers, kLengths},
     {"max_new_tokens", kAll, kAny, Writer::transformers, kLengths},
+    {"auto_map", kAll, kAny, Writer::other, "names Python code, which transformers runs only where it is trusted"},
+    {"unsloth_fixed", kAll, kAny, Writer::other, kUnsloth},
+    {"unsloth_version", kAll, kAny, Writer::other, kUnsloth},
+    {"transformers.js_config", kAll, kAny, Writer::other, "is for ONNX files in a browser"},
+};
+
+// Defaults of generation, which old files keep here. transformers does not read them where a generation_config.json
+// lies beside the file.
+constexpr InertKey kGenerationKeys[] = {
+    {"prefix", kAll, "null", Writer::transformers, kGeneration},
     {"do_sample", kAll, "false", Writer::transformers, kGeneration},
     {"temperature", kAll, "1", Writer::transformers, kGeneration},
     {"top_k", kAll, "50", Writer::transformers, kGeneration},
@@ -112,10 +122,6 @@ constexpr InertKey kInertKeys[] = {
     {"diversity_penalty", kAll, "0", Writer::transformers, "is for searches with beams"},
     {"length_penalty", kAll, kAny, Writer::transformers, "is for searches with beams"},
     {"early_stopping", kAll, kAny, Writer::transformers, "is for searches with beams"},
-    {"auto_map", kAll, kAny, Writer::other, "names Python code, which transformers runs only where it is trusted"},
-    {"unsloth_fixed", kAll, kAny, Writer::other, kUnsloth},
-    {"unsloth_version", kAll, kAny, Writer::other, kUnsloth},
-    {"transformers.js_config", kAll, kAny, Writer::other, "is for ONNX files in a browser"},
 };
 
 // `types` are types of rope scaling here.
@@ -140,6 +146,12 @@ bool is_number(const io::JsonValue& value) {
   return value.kind() == io::JsonValue::Kind::integer || value.kind() == io::JsonValue::Kind::number;
 }
 
+bool has_generation_config(const io::JsonReader& config) {
+  std::error_code unreadable;
+  return std::filesystem::exists(std::filesystem::path(config.file()).parent_path() / "generation_config.json",
+                                 unreadable);
+}
+
 bool is_honoured(const InertKey& row, const io::JsonValue& value) {
   if (row.honoured.empty() || value.is_null()) return true;
   const io::JsonValue honoured = io::parse_json(row.honoured, std::string(row.key));
@@ -162,6 +174,10 @@ void ignore_rows(std::span<const InertKey> rows, const io::JsonReader& config, s
 
 void ignore_inert_keys(const io::JsonReader& config, std::string_view model_type) {
   ignore_rows(kInertKeys, config, model_type);
+  if (has_generation_config(config))
+    for (const InertKey& row : kGenerationKeys) config.ignore(row.key, row.reason);
+  else
+    ignore_rows(kGenerationKeys, config, model_type);
 }
 
 void ignore_inert_rope_keys(const io::JsonReader& rope, std::string_view rope_type) {

@@ -20,7 +20,8 @@ struct IgnoredKey {
 };
 
 // Marks the keys of the table that `config` has as ignored. Throws Unsupported for one whose value would mean
-// something, naming the key, its value and the values that mean nothing.
+// something, naming the key, its value and the values that mean nothing. Defaults of generation mean nothing where a
+// generation_config.json lies beside the file.
 void ignore_inert_keys(const io::JsonReader& config, std::string_view model_type);
 
 // Does the same for the keys of `rope_scaling` or `rope_parameters` that scaling of type `rope_type` does not read.

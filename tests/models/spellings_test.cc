@@ -160,6 +160,16 @@ TEST_F(Spellings, TiedWeightsThatDifferAreRefusedByBothNames) {
   }
 }
 
+// transformers takes defaults of generation from config.json only where there is no generation_config.json.
+TEST_F(Spellings, SamplingInAConfigCountsWithoutGenerationConfigOnly) {
+  JsonValue config = read_json(kData / "golden/llama/config.json");
+  std::ofstream(folder_ / "config.json") << io::to_json(config.set("temperature", 0.9));
+  EXPECT_HAS(test::refusal([&] { open_config(folder_.string()); }),
+             "'temperature' is 0.9; only 1 is honoured (it is a default of generation");
+  std::ofstream(folder_ / "generation_config.json") << "{}";
+  EXPECT_EQ(test::refusal([&] { open_config(folder_.string()); }), "");
+}
+
 // A load says in one line which keys of other programs it ignores, and nothing of those that transformers writes.
 TEST_F(Spellings, OneWarningNamesUnusualKeys) {
   fs::copy_file(kData / "golden/llama/model.safetensors", folder_ / "model.safetensors");
