@@ -42,7 +42,7 @@ std::optional<double> ratio(std::string_view quota, std::string_view period) {
   return static_cast<double>(*time) / static_cast<double>(*of);
 }
 
-// What one group says.
+// The quota that one control group states, in processors; nothing if it states none.
 std::optional<double> quota_of(const std::string& group) {
   if (const std::optional<std::string> line = first_line(group + "/cpu.max")) {  // "max 100000", "150000 100000"
     const std::vector<std::string> words = split(*line, ' ');
@@ -55,7 +55,7 @@ std::optional<double> quota_of(const std::string& group) {
 
 // A hierarchy of groups, or the part of one that is mounted.
 struct Mount {
-  std::string group;  // what stands at the mount point
+  std::string group;  // the group that is visible at the mount point
   std::string point;
   bool is_v2;
 };

@@ -40,7 +40,7 @@ class JsonValue {
   // `integer` is a number written without fraction and exponent that fits int64_t; every other is `number`.
   enum class Kind : uint8_t { null, boolean, integer, number, string, array, object };
   using Array = std::vector<JsonValue>;
-  using Object = std::vector<JsonMember>;  // in the order of the document or of insertion
+  using Object = std::vector<JsonMember>;  // members keep the order of the document or of insertion
 
   JsonValue() = default;  // null
   JsonValue(std::nullptr_t) {}

@@ -172,7 +172,7 @@ void read_fp8(QuantizationConfig& config, const JsonReader& json) {
   }
   if (const auto scheme = json.optional_string("activation_scheme"); scheme && *scheme != "dynamic")
     refuse(json, "activation_scheme", quote(*scheme), "only \"dynamic\" is honoured");
-  // How activations' scales are rounded, which is a matter of who quantizes them.
+  // The rounding of activation scales concerns only the program that quantizes activations.
   if (const auto rounding = json.optional_string("scale_fmt"); rounding && *rounding != "ue8m0" && *rounding != "float")
     refuse(json, "scale_fmt", quote(*rounding), "ue8m0 and float are known");
   for (const char* key : {"modules_to_not_convert", "ignored_layers"})

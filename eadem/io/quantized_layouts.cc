@@ -40,7 +40,7 @@ class Parts {
     return *info;
   }
 
-  // The same with the shape that `from` implies.
+  // Requires a part with one of `shapes`, which `from` implies.
   const WeightInfo& require(std::string_view part, const std::vector<std::string_view>& types,
                             std::initializer_list<Shape> shapes, const WeightInfo& from) {
     const WeightInfo& info = require(part, types);
@@ -285,7 +285,7 @@ Tensor load_gptq(const WeightSource& files, const QuantizationConfig& config, co
 
 // ---- awq
 
-// Of each eight outputs, the place of the code in its word.
+// The places of the codes of eight neighbouring outputs in their word.
 constexpr std::array<int64_t, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
 
 QuantizedLayer describe_awq(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {

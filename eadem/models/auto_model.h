@@ -16,16 +16,16 @@ namespace eadem::models {
 
 // A model and where it comes from.
 struct Checkpoint {
-  std::string path;  // as given
+  std::string path;  // the path that was given
   std::shared_ptr<const Model> model;
   std::shared_ptr<const io::WeightSource> weights;  // null when only a config was read
   std::string config_path;                          // config.json or the .gguf
-  std::vector<IgnoredKey> ignored_keys{};           // of the config.json
+  std::vector<IgnoredKey> ignored_keys{};           // keys of the config.json
 };
 
 // `path`: a directory in Hugging Face layout, a .safetensors with its config.json beside it, or a .gguf. Throws
-// NotFound, DataCorrupted, or Unsupported: an architecture that is none of ours, with each refusal, or a key that is
-// not honoured.
+// NotFound, DataCorrupted, or Unsupported: an architecture that Eadem does not have, with each refusal, or a key that
+// is not honoured.
 Checkpoint open_checkpoint(const std::string& path);
 
 // A model without weights, from a config.json or the directory around one.
@@ -54,7 +54,8 @@ struct LoadOptions {
   bool in_place = false;
   // A folder for pack files (pack_cache.h); none when empty. Needs in_place.
   std::string pack_cache;
-  const Logger* log = nullptr;  // for the pack cache, and one warning that names unusual ignored keys; may be null
+  // Receives notes of the pack cache, and one warning that names unusual ignored keys. May be null.
+  const Logger* log = nullptr;
 };
 
 // Fills every parameter of the store. Throws NotFound or InvalidArgument naming file, tensor and both shapes; also when

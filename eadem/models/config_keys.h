@@ -27,7 +27,7 @@ void ignore_inert_keys(const io::JsonReader& config, std::string_view model_type
 // Does the same for the keys of `rope_scaling` or `rope_parameters` that scaling of type `rope_type` does not read.
 void ignore_inert_rope_keys(const io::JsonReader& rope, std::string_view rope_type);
 
-// What was ignored while `config` was read, in the order of reading.
+// Lists the keys that were ignored while `config` was read, in the order of reading.
 std::vector<IgnoredKey> ignored_keys(const io::JsonReader& config);
 
 // One line that names the unusual keys among them; empty when there is none.

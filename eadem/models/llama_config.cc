@@ -29,8 +29,8 @@ constexpr ActivationName kActivationNames[] = {{"silu", ActivationKind::silu},
                                                {"relu", ActivationKind::relu},
                                                {"relu2", ActivationKind::relu2}};
 
-// What transformers takes for a key that a config.json does not have. 0: heads for num_key_value_heads, hidden_size /
-// heads for head_dim, which is also what null means.
+// The values that transformers takes for keys that a config.json does not have. 0 stands for the meaning of null:
+// num_attention_heads for num_key_value_heads, hidden_size / num_attention_heads for head_dim.
 struct Defaults {
   std::string_view model_type;
   int64_t max_position_embeddings;
@@ -47,7 +47,7 @@ const Defaults& defaults_of(const io::JsonReader& config, std::string_view model
                     model_type);
 }
 
-// The key's value; what transformers takes for an absent one, which differs from null where `if_absent` is not 0.
+// The key's value; `if_null` for null; `if_absent`, unless that is 0, for an absent key.
 int64_t integer_or(const io::JsonReader& config, std::string_view key, int64_t max, int64_t if_absent,
                    int64_t if_null) {
   const bool absent = config.value().find(key) == nullptr;

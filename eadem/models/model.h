@@ -16,7 +16,7 @@ namespace eadem::models {
 using modules::BuildContext;
 using pipeline::ValueId;
 
-// What engines and tools ask of any decoder-only language model.
+// Properties of any decoder-only language model that engines and tools need.
 struct ModelInfo {
   std::string architecture;  // "llama", "qwen3": the config's model_type
   int64_t vocab = 0;

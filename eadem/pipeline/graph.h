@@ -36,7 +36,7 @@ struct Value {
   };
   Kind kind;
   std::string name;
-  TensorType type;  // of activations: known after type inference
+  TensorType type;  // for activations, known after type inference
   Tensor constant;  // kind == constant: a host tensor
 };
 

@@ -28,7 +28,7 @@ class ParameterStore {
   // The view that programs read; allocated on first use. `packing` null: as it was declared. It holds until
   // `placement` changes.
   TensorView form(const std::string& name, const Encoding* packing);
-  // Counts how often a form came to lie elsewhere.
+  // Grows whenever the memory of a form moves, so that programs know when to ask for views again.
   uint64_t placement() const { return placement_; }
 
   // Takes the whole tensor (on the host; of any floating dtype, or encoded), stores it as it was declared (decoding,
@@ -44,7 +44,7 @@ class ParameterStore {
   // The forms that programs read, ordered by parameter and the name of the packing; plain ones first.
   struct FormOf {
     std::string name;
-    const Encoding* packing;  // as for `form`
+    const Encoding* packing;  // null: as declared
     TensorView view;
     int64_t size_bytes;
   };
@@ -79,7 +79,7 @@ class ParameterStore {
   struct Form {
     TensorView view;
     Buffer buffer;
-    std::shared_ptr<const void> owner;  // in place of the buffer: of bytes that are not to be written
+    std::shared_ptr<const void> owner;  // keeps bytes alive that stand in for the buffer and are never written
   };
   struct Entry {
     TensorType type;

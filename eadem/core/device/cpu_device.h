@@ -26,13 +26,13 @@ class CpuDevice final : public Device {
   Isa isa() const { return isa_; }
   ThreadPool& pool() { return pool_; }
   const ThreadPool& pool() const { return pool_; }
-  // Of steps of few rows, and of everything else: the pool has the larger number.
+  // Numbers of threads for decode steps (few rows) and for everything else. The pool has the larger number.
   int decode_threads() const { return decode_threads_; }
   int prefill_threads() const { return prefill_threads_; }
   // Memory nodes that decode reads from.
   int num_nodes() const { return pool_.num_nodes(decode_threads_); }
-  // What of new memory of that size worker `worker` < decode_threads() writes first where there are several nodes.
-  // Interleaved in pages: huge ones where the memory has them.
+  // The byte ranges of a new allocation of `size_bytes` that worker `worker` < decode_threads() writes first, so that
+  // they lie on its node. Placement::interleaved deals out pages, huge ones where the allocation has them.
   std::vector<ByteRange> first_written_by(int worker, int64_t size_bytes, Placement placement) const;
 
   DeviceType type() const override { return DeviceType::cpu; }
