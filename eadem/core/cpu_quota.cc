@@ -111,7 +111,7 @@ std::optional<double> cpu_quota(const std::string& root) {
     if (!controllers.empty() && !has_cpu(controllers)) continue;
     for (const Mount& mount : mounts) {
       if (mount.is_v2 != controllers.empty()) continue;
-      // From the process's group up to what is mounted, which stands for a group elsewhere.
+      // Walks from the process's group up to the mounted part of the hierarchy.
       std::string below = line.substr(second + 1);
       const std::string above = mount.group == "/" ? "" : mount.group;
       const bool inside = below.starts_with(above) && (below.size() == above.size() || below[above.size()] == '/') &&

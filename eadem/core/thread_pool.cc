@@ -291,7 +291,7 @@ void ThreadPool::parallel_for(int64_t num_tasks, Task task) {
 void ThreadPool::parallel_shares(int64_t num_tasks, Task task) {
   State& s = *state_;
   if (s.active == 1 || num_tasks <= 1) return parallel_for(num_tasks, task);
-  // In several nodes everyone is woken, for what lies in its own.
+  // With several nodes every worker is woken, because part of the memory lies on its node.
   s.start(task, num_tasks, s.active, num_nodes(s.active) == 1 ? s.wanted(num_tasks) : s.active);
   s.sharers = s.active;
   s.in_shares.store(true, std::memory_order_relaxed);

@@ -43,7 +43,7 @@ class FusedOp : public ops::Op {
   size_t num_values_ = 0;
 };
 
-// For references: zeros of a shape, for a value between two parts.
+// Zeros of a shape, in which references keep a value between two parts.
 ops::RefTensor ref_zeros(const Shape& shape);
 
 }  // namespace eadem::fusions

@@ -238,8 +238,8 @@ QuantizedLayer describe_gptq(const WeightSource& files, const QuantizationConfig
   return group_layer(files, config, parts, name, {out, in}, scales, ordered);
 }
 
-// Without zero points of its own a checkpoint writes 2^(bits - 1) all the same, in one of two ways: some writers leave
-// out the "less one" and do not say so.
+// A symmetric checkpoint writes the zero point 2^(bits - 1) all the same, in one of two ways: some writers leave out
+// the "less one" and do not say so.
 void check_middle_zeros(const WeightSource& files, const QuantizationConfig& config, const std::string& name,
                         const TensorView& words, int64_t groups, int64_t out) {
   const int middle = 1 << (config.bits - 1);

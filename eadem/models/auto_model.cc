@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Which architecture a file states. One entry per model file; the list is the registry.
+// The architecture that a file states. kArchitectures has one entry per model file; that list is the registry.
 struct ArchitectureRequest {
   std::string model_type;
 };
@@ -56,7 +56,7 @@ const Architecture& find_architecture(const std::string& model_type, const std::
   return *architecture;
 }
 
-// By bytes, of the matrices.
+// The storage type that most bytes of the matrices have.
 WeightType most_common_type(const io::WeightSource& weights) {
   std::vector<std::pair<WeightType, int64_t>> bytes;
   for (const io::WeightInfo& info : weights.tensors()) {

@@ -36,8 +36,8 @@ class ParameterStore {
   // such parameter) or InvalidArgument (shape, or a value that is not finite), naming `source`, the file it comes from,
   // and both values.
   //
-  // With `owner`, which keeps the values where they are and as they are, a form that would be a copy of them refers to
-  // them instead, if the device can: for programs that write no parameter.
+  // `owner`, if given, keeps the values in place and unchanged. A form that would be a copy of them then refers to them
+  // instead, if the device can. It is for programs that write no parameter.
   void load(const std::string& name, const TensorView& whole, const std::string& source,
             const std::shared_ptr<const void>& owner = {});
 
@@ -49,12 +49,12 @@ class ParameterStore {
     int64_t size_bytes;
   };
   std::vector<FormOf> forms() const;
-  // On a host-accessible device: lets one form refer to bytes, those that `load` would have filled it with, which
-  // `owner` keeps. A parameter of which every form was placed is loaded.
+  // Lets one form refer to bytes that `owner` keeps alive and that `load` would have filled it with. Needs a
+  // host-accessible device. A parameter counts as loaded once every form was placed.
   void place(const std::string& name, const Encoding* packing, const void* bytes,
              const std::shared_ptr<const void>& owner);
 
-  // After the plain values have changed on the device: makes the packed forms again.
+  // Makes the packed forms again after the plain values have changed on the device.
   void refresh_packed();
 
   // Throws NotFound listing parameters that were never loaded. `source` names the place that lacks them.
@@ -93,9 +93,9 @@ class ParameterStore {
   void allocate(Form& form);
   void refer(Form& form, void* bytes, const std::shared_ptr<const void>& owner);
   void fill(Form& form, const TensorView& host, const std::shared_ptr<const void>& owner = {});
-  // In the shares of the threads that will read it.
+  // Each thread copies the share that it will read.
   void copy_to_device(void* dst, const void* src, int64_t size_bytes) const;
-  // On the device's host threads.
+  // Encodes on the device's host threads.
   void encode(const TensorView& encoded, const TensorView& values) const;
   Tensor decoded(const TensorView& encoded) const;
 

@@ -133,7 +133,7 @@ TEST(LlamaConfig, NullIdsAreNone) {
   EXPECT_TRUE(config.bos_token_id.empty() && config.eos_token_id.empty());
 }
 
-// What is ignored is listed with a reason, for eadem inspect; what is read is not.
+// Ignored keys are listed with a reason, for eadem inspect; keys that are read are not.
 TEST(LlamaConfig, IgnoredKeysHaveReasons) {
   io::JsonValue gptq = io::JsonValue::object().set("quant_method", "gptq").set("bits", 4).set("group_size", 32);
   const auto config = io::JsonReader::parse(

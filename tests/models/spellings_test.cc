@@ -124,7 +124,7 @@ TEST_F(Spellings, GiveTheBitsOfTheGoldensWhereTheyDoInTransformers) {
     const JsonValue* own = row.find("eadem");
     const std::string verdict = (own != nullptr ? own : row.find("transformers"))->as_string();
     ++count[verdict];
-    // What transformers refuses may load here: it is typed more loosely. It may not end the program.
+    // A config that transformers refuses may load here, where types are looser. It may not end the program.
     const bool must_load = verdict != "refused", must_fail = own != nullptr && verdict == "refused";
     std::vector<float> found;
     const std::string refused = test::refusal([&] { found = logits_of(folder_, base); });

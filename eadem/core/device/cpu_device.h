@@ -20,7 +20,7 @@ struct ByteRange {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& options = {});
-  // With the seats of another topology than this machine's.
+  // Places threads by `topology` instead of this machine's.
   CpuDevice(const DeviceOptions& options, const Topology& topology);
 
   Isa isa() const { return isa_; }
@@ -49,7 +49,8 @@ class CpuDevice final : public Device {
   void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
   void host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
   void fill_new(void* dst, int64_t size_bytes, Placement placement) override;
-  // Until the next call with many_rows, which must come from the same thread, that thread has the first seat.
+  // few_rows binds the calling thread to the first seat until the next call with many_rows, which must come from the
+  // same thread.
   void set_step_kind(StepKind kind) override;
 
  private:

@@ -39,7 +39,7 @@ struct DeviceRates {
 // Steps of few rows read every weight for a handful of products and wait for memory; everything else computes.
 enum class StepKind : uint8_t { few_rows, many_rows };
 
-// By whom new memory will be read, on a machine with several memory nodes.
+// The threads that will read new memory, on a machine with several memory nodes.
 enum class Placement : uint8_t {
   shares,       // each host thread reads a contiguous share of its own, in the order of threads
   interleaved,  // anyone may read anything
@@ -50,7 +50,7 @@ class Device {
   virtual ~Device() = default;
 
   virtual DeviceType type() const = 0;
-  // For people: "cpu (avx512, 2 threads)", "cuda:0 (NVIDIA H100 80GB HBM3)".
+  // A text for people: "cpu (avx512, 2 threads)", "cuda:0 (NVIDIA H100 80GB HBM3)".
   virtual std::string description() const = 0;
   virtual MemoryInfo memory() const = 0;
   virtual DeviceRates rates() const = 0;

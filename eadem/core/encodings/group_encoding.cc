@@ -230,8 +230,8 @@ GroupEncoding::Fit GroupEncoding::least_fit(const float* values, const float* im
     least = cost, best = fit;
     return true;
   };
-  // From 1.1 steps, at which the largest value has a code even where codes reach less far to its side, down to where
-  // the largest values are clipped to half; then least squares for the best one's codes, as long as that helps.
+  // Candidates begin at 1.1 steps, so that the largest value has a code even if codes reach less far on its side, and
+  // end where the largest values are clipped to half. Least-squares fits of the best codes follow while they help.
   const float step = best.scale;
   for (int i = 0; i <= 24; ++i) {
     const float scale = rounded_to(format_.scale, step * (1.1f - 0.025f * static_cast<float>(i)));

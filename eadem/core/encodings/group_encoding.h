@@ -66,7 +66,7 @@ class GroupEncoding final : public Encoding {
                        int64_t begin, int64_t end) const;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   int64_t first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const override;
-  // Between groups; not along the columns where they have an order.
+  // Cuts between groups; columns that have an order are not cut.
   void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
   // The parts of an encoded matrix, for who repacks it.

@@ -29,12 +29,12 @@ struct TileRows {
   const void* data;
   int64_t k_stride, pair_stride, tile_stride, half_stride, line_stride;
 
-  // In the order in which they are read, `rows` in all.
+  // `rows` rows that are stored in the order in which tiles read them.
   static TileRows in_order(const void* data, int64_t rows) {
     const int64_t pair_bytes = 2 * kTileBlock * kTileBytes;
     return {data, (rows + 31) / 32 * pair_bytes, pair_bytes, 2 * kTileBytes, kTileBytes, kTileLine};
   }
-  // Bytes of `rows` in order, which have `tiles` tiles each.
+  // Bytes of `rows` rows stored in order, each of `tiles` tiles.
   static int64_t bytes_in_order(int64_t rows, int64_t tiles) {
     return (tiles + kTileBlock - 1) / kTileBlock * in_order(nullptr, rows).k_stride;
   }

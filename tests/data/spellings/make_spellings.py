@@ -33,7 +33,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 PART = dict(eadem="other", why="transformers 5 does not read it for these model types; here that part is rotated")
 
-# What save_pretrained of transformers 4 and earlier wrote beside a model's own keys, at its defaults.
+# The defaults that save_pretrained of transformers 4 and earlier wrote beside a model's own keys.
 OLD_DEFAULTS = {
     "_name_or_path": "/home/me/out", "_commit_hash": None, "_attn_implementation_autoset": True, "return_dict": True,
     "output_hidden_states": False, "output_attentions": False, "torchscript": False, "use_bfloat16": False,
