@@ -91,8 +91,8 @@ def chart(record, shape, title):
 
 
 def gguf_lines(record):
-    llama, qwen = (gguf_of(record, shape, prompt=512) for shape in ("llama-3.2-1b", "qwen2.5-0.5b"))
-    long = gguf_of(record, "llama-3.2-1b", prompt=2048)
+    llama, qwen = (gguf_of(record, shape, prompt=512, threads=2) for shape in ("llama-3.2-1b", "qwen2.5-0.5b"))
+    long = gguf_of(record, "llama-3.2-1b", prompt=2048, threads=2)
     yield (f"**{record['device']}, 2 threads, Llama-3.2-1B's shape, {len(llama)} types of GGUF, prompt of 512**: Eadem takes "
            f"prompts {span(ratios(llama, 'prefill'))} times as fast as llama.cpp and generates "
            f"{span(ratios(llama, 'decode'))} times as fast.")
@@ -125,8 +125,10 @@ def directory_line(record):
 
 def benchmark(record, *words):
     """The output of the first `eadem bench` whose command has all the words."""
-    return next(row["output"] for row in record["benchmarks"]
-                if row["result"] == "passed" and all(word in row["command"] for word in words))
+    for row in record["benchmarks"]:
+        if row["result"] == "passed" and all(word in row["command"] for word in words):
+            return row["output"]
+    raise KeyError(f"no record of {record['device']} has a benchmark with {', '.join(words)}, which the summary needs")
 
 
 def speed(output, test, **wanted):
