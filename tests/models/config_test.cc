@@ -3,6 +3,7 @@
 // Configurations of the Llama family as files state them: what they mean, what is refused, and by which words.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 
@@ -376,6 +377,35 @@ TEST(LlamaConfig, FromGguf) {
     EXPECT_EQ(config.num_parameters(), elements);
     EXPECT_HAS(refusal([&] { config.to_json(); }), "Unsupported");
   }
+}
+
+// GGUF files have one name for each: without `output.weight` the embedding is the head; nothing stands in for it.
+TEST(LlamaConfig, TiedInGgufWithoutAHead) {
+  std::string pattern = (fs::temp_directory_path() / "eadem_gguf_XXXXXX").string();
+  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+  const fs::path folder = pattern;
+  const Tensor matrix = Tensor::on_host(DType::f32, Shape{64, 32});
+  std::fill_n(matrix.view.as<float>(), 64 * 32, 0.0f);
+  const auto config_of = [&](std::initializer_list<const char*> names) {
+    std::vector<io::NamedTensor> tensors;
+    for (const char* name : names) tensors.push_back({name, matrix.view});
+    const std::string path = (folder / "model.gguf").string();
+    const auto number = [](uint32_t value) { return io::GgufValue::scalar(value); };
+    io::write_gguf(path,
+                   {{"general.architecture", io::GgufValue::string("llama")},
+                    {"llama.attention.layer_norm_rms_epsilon", io::GgufValue::scalar(1e-5f)},
+                    {"llama.block_count", number(1)},
+                    {"llama.embedding_length", number(32)},
+                    {"llama.feed_forward_length", number(48)},
+                    {"llama.attention.head_count", number(4)},
+                    {"llama.context_length", number(128)}},
+                   tensors);
+    return LlamaConfig::from_gguf(*io::GgufFile::open(path));
+  };
+  EXPECT_TRUE(config_of({"token_embd.weight"}).tie_word_embeddings);
+  EXPECT_FALSE(config_of({"token_embd.weight", "output.weight"}).tie_word_embeddings);
+  EXPECT_HAS(refusal([&] { config_of({"output.weight"}); }), "model.gguf: no matrix 'token_embd.weight'");
+  fs::remove_all(folder);
 }
 
 TEST(Llama, GgufNames) {
