@@ -93,7 +93,7 @@ struct ThreadPool::State {
   Count common;
   alignas(64) std::atomic<int64_t> unfinished{0};
 
-  // These are settled before workers start, except `active`, which workers do not read.
+  // What is settled before they start, and `active`, which they do not read.
   alignas(64) std::vector<Worker> workers;
   // Bit w % 64 of word w / 64: worker w is parked, or about to. Whoever clears the bit wakes the worker.
   std::vector<std::atomic<uint64_t>> parked;
