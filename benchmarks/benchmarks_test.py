@@ -93,7 +93,7 @@ class OpBench(unittest.TestCase):
         self.assertIn("op/row 0", slower.stdout)
         self.assertNotIn("op/row 1 ", slower.stdout)
         self.assertEqual(self.compare(before, self.record([0.5e-3] + base[1:])).returncode, 0)
-        # What is as wide as the difference hides it.
+        # A spread as wide as the difference hides it.
         self.assertEqual(self.compare(self.record(base, 0.4), self.record([1.33e-3] + base[1:], 0.4)).returncode, 0)
         # A machine that is slower as a whole is no regression, but one row beyond it is; few rows show no drift.
         drifted = [1.3e-3] * 10

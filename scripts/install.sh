@@ -6,8 +6,8 @@
 set -euo pipefail
 
 run_packages=(
-  cmake ninja-build g++ ccache pkg-config libhwy-dev nlohmann-json3-dev libsimdjson-dev libcli11-dev libspdlog-dev
-  libfmt-dev libtomlplusplus-dev libpcre2-dev libutf8proc-dev libxxhash-dev
+  cmake ninja-build g++ ccache pkg-config libhwy-dev libcli11-dev libspdlog-dev libfmt-dev
+  libtomlplusplus-dev libpcre2-dev libutf8proc-dev libxxhash-dev
 )
 test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-14 libclang-rt-14-dev clang-format-14 python3 python3-dev

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/performance.md and its plots, docs/performance/*.svg, from the records in benchmarks/results.
+"""Writes docs/performance.md and its plots, docs/performance/*.svg, from the records in benchmarks/results; one of the
+plots is README.md's.
 
     performance_page.py [--check]
 
@@ -14,9 +15,13 @@ import json
 import sys
 from pathlib import Path
 
+import performance_summary
+from performance_summary import CSS_CLASS, STYLE
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 PLOTS = ROOT / "docs" / "performance"
+MEMORY = ROOT / "benchmarks" / "results" / "memory" / "peak.json"
 
 HEADER = """# Performance
 
@@ -27,7 +32,9 @@ lies in the processor's caches has no memory limit and shows no share.
 """
 
 ENGINES = ("eadem", "llama.cpp")
-COLORS = {"eadem": "#2166ac", "llama.cpp": "#b2b2b2"}
+SMALL_CPU = "intel-r-xeon-r-processor-family-6-model-207-2-cores"
+LARGE_CPU = "intel-r-xeon-r-processor-family-6-model-207-16-cores"
+GPU = "nvidia-h200"
 
 
 # --- Plots
@@ -37,12 +44,11 @@ def bar_chart(title, unit, groups, series, scale):
     """Horizontal bars: `groups` of one bar for each of `series`, (name, [value per group]), up to `scale`."""
     left, width, bar, gap = 210, 420, 13, 10
     height = 50 + len(groups) * (bar * len(series) + gap)
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 70}" height="{height}" '
-             'font-family="sans-serif" font-size="11">',
-             '<rect width="100%" height="100%" fill="white"/>', f'<text x="8" y="18" font-size="13">{title}</text>']
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 70}" height="{height}" font-size="11">', STYLE,
+             '<rect class="back" width="100%" height="100%"/>', f'<text x="8" y="18" font-size="13">{title}</text>']
     for index, (name, _) in enumerate(series):
         x = left + 110 * index
-        lines.append(f'<rect x="{x}" y="26" width="10" height="10" fill="{COLORS[name]}"/>'
+        lines.append(f'<rect x="{x}" y="26" width="10" height="10" class="{CSS_CLASS[name]}"/>'
                      f'<text x="{x + 14}" y="35">{name}</text>')
     y = 44
     for row, group in enumerate(groups):
@@ -51,7 +57,7 @@ def bar_chart(title, unit, groups, series, scale):
             value = values[row]
             length = width * min(value / scale, 1)
             text = f"{value:.0%}" if unit == "%" else f"{value:,.1f}"
-            lines.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{bar - 2}" fill="{COLORS[name]}"/>'
+            lines.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{bar - 2}" class="{CSS_CLASS[name]}"/>'
                          f'<text x="{left + length + 4:.1f}" y="{y + bar - 3}">{text}</text>')
             y += bar
         y += gap
@@ -175,7 +181,7 @@ def gguf_peers(peers):
                      f"{first['llama.cpp']['median']:.2f} s | | | |")
         packed = model["summary"].get("first_token_from_pack_seconds")
         if packed is not None:
-            lines.append(f"| {model['file']} | the same from a pack file | {packed['median']:.2f} s | | | | | | |")
+            lines.append(f"| {model['file']} | first token from a pack file, prompt 32 | {packed['median']:.2f} s | | | | | | |")
     return lines + [""]
 
 
@@ -272,11 +278,8 @@ def section(slug, record):
 
 
 def memory_section():
-    """Of the record of peak memory, which no machine's speed is in."""
-    path = ROOT / "benchmarks" / "results" / "memory" / "peak.json"
-    if not path.exists():
-        return ""
-    record = json.loads(path.read_text())
+    """The record of peak memory, which holds no speeds."""
+    record = json.loads(MEMORY.read_text())
     lines = ["", "## Peak memory", "", f"Resident memory of `{record['command']}` at most, {record['threads']} threads, over what it "
              f"cannot do without; beside it what it was before the commit \"{record['before']}\".", "",
              "| File | Weights | KV cache | Activations | Peak | Ratio | Before |", "|---|---|---|---|---|---|---|"]
@@ -308,7 +311,10 @@ def machines():
 
 def main():
     newest = machines()
-    files = {PAGE: HEADER + "".join(section(slug, record) for slug, record in newest.items()) + memory_section()}
+    summary = performance_summary.summary(newest[SMALL_CPU], newest[LARGE_CPU], newest[GPU], MEMORY)
+    files = {PAGE: HEADER + summary + "".join(section(slug, record) for slug, record in newest.items()) + memory_section(),
+             PLOTS / "readme.svg": performance_summary.chart(newest[SMALL_CPU], "llama-3.2-1b",
+                                                             "Llama-3.2-1B's shape, one GGUF file in both engines, two cores")}
     for slug, record in newest.items():
         files |= {PLOTS / name: text for name, text in peer_plots(slug, record).items()}
     if "--check" in sys.argv[1:]:

@@ -29,7 +29,7 @@ std::vector<Row> bandwidth_rows(ThreadPool& pool, double seconds);
 std::vector<Row> vector_rows(ThreadPool& pool, double seconds);
 // AMX tiles, where there are any.
 std::vector<Row> tile_rows(ThreadPool& pool, double seconds);
-// What a parallel region costs.
+// The cost of a parallel region.
 std::vector<Row> region_rows(ThreadPool& pool, double seconds);
 
 }  // namespace eadem::ceilings

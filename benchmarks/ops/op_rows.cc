@@ -18,7 +18,7 @@ using kernels::Pass;
 using ops::Port;
 using ops::Workload;
 
-// How much of a row moves to the dtype in which a device computes.
+// The tensors of a row that move to the dtype in which a device computes.
 enum class Moved : uint8_t { nothing, activations, vectors, everything };
 
 // The rows come in their models' dtypes. A device computes activations in the dtype it prefers; parameters stay, but

@@ -14,7 +14,7 @@ namespace eadem::op_bench {
 struct BenchRow {
   std::string name;  // "linear/llama-3.2-1b decode-1 q_proj/q4_k"
   ops::Workload work;
-  // The same op at a size that the reference finishes at once: few tokens, few outputs. Its kernels are the same.
+  // The op of a row at a size that the reference finishes at once: few tokens, few outputs. Its kernels do not differ.
   ops::Workload small;
 };
 

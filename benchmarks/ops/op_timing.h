@@ -11,7 +11,7 @@
 
 namespace eadem::op_bench {
 
-// What the machine could do just before a row was timed.
+// The limits of the machine just before a row was timed.
 struct Ceilings {
   double read_bytes_per_second = 0, f32_ops_per_second = 0;
   // 8-bit dot products, tiles of bf16, tiles of 8 bits; 0 where there are none.

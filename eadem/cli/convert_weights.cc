@@ -155,8 +155,9 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
   std::vector<ConvertedTensor> result;
   std::set<std::string, std::less<>> used;
   for (const std::string& name : parameter_names(config)) {
-    const std::string from = checkpoint.model->checkpoint_names(name).front();
-    const io::WeightInfo* info = weights.find(from);
+    const io::WeightInfo* info = models::stored_tensor(checkpoint, name);
+    const std::string from = info != nullptr ? info->name : checkpoint.model->checkpoint_names(name).front();
+    models::require_one_value(checkpoint, name);
     if (info == nullptr || !info->type) weights.get(from);  // says what is wrong
     EADEM_CHECK(info != nullptr && info->type, "'{}' was read but is not known", from);
     const Shape& shape = info->shape;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
@@ -88,6 +89,10 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
     json.set("weight_bytes", file_bytes).set("types", std::move(totals)).set("tensors", std::move(tensors));
   }
   json.set("tokenizer", tokenizer_json(checkpoint));
+  JsonValue ignored = JsonValue::array();
+  for (const models::IgnoredKey& key : checkpoint.ignored_keys)
+    ignored.push_back(JsonValue::object().set("key", key.path).set("reason", key.reason));
+  json.set("ignored_keys", std::move(ignored));
 
   const int64_t kv_per_token = engine::kv_bytes_per_token(info, hardware);
   JsonValue memory = JsonValue::array();
@@ -139,6 +144,10 @@ void print_text(const JsonValue& json, bool with_tensors) {
     const int64_t bytes = tokenizer.find("chat_template_bytes")->as_integer();
     row("chat template", bytes == 0 ? "none" : fmt::format("{} bytes; this build cannot render it", bytes));
   }
+  std::string_view heading = "ignored keys";
+  for (const JsonValue& key : json.find("ignored_keys")->as_array())
+    row(std::exchange(heading, ""),
+        fmt::format("{}: {}", key.find("key")->as_string(), key.find("reason")->as_string()));
   print(fmt::format(
       "\n  memory: weights {}, and keys and values in {}\n",
       json.find("weight_bytes") != nullptr ? bytes_text(static_cast<double>(integer("weight_bytes"))) : "not read",
@@ -164,9 +173,11 @@ void print_text(const JsonValue& json, bool with_tensors) {
 int inspect(CommandLine command_line) {
   ModelOptions options;
   bool json = false, tensors = false;
-  Arguments arguments("inspect",
-                      "Shows what a model's files hold: architecture, parameters, tensors and their encodings, "
-                      "tokenizer, and the memory it needs by context length. Runs nothing and reads no weights.");
+  Arguments arguments(
+      "inspect",
+      "Shows what a model's files hold: architecture, parameters, tensors and their encodings, "
+      "tokenizer, keys of the configuration that are ignored and why, and the memory it needs by context "
+      "length. Runs nothing and reads no weights.");
   options.add_operand(arguments);
   options.add_kv_dtype(arguments);
   arguments.flag("--tensors", tensors, "list every tensor (--json always does)");
@@ -178,9 +189,7 @@ int inspect(CommandLine command_line) {
 
   const std::string path = resolve_model(options.model);
   const bool config_only = std::filesystem::path(path).extension() == ".json" && !path.ends_with(".index.json");
-  const models::Checkpoint checkpoint = config_only
-                                            ? models::Checkpoint{path, models::model_from_config(path), nullptr, path}
-                                            : models::open_checkpoint(path);
+  const models::Checkpoint checkpoint = config_only ? models::open_config(path) : models::open_checkpoint(path);
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
   const auto hardware = modules::AutoHardwareConfig::from_model_spec(
       models::spec_of(checkpoint), *device, HardwareMode::performance, options.engine_options().hardware);

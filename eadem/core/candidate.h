@@ -17,14 +17,14 @@ namespace eadem {
 
 struct Verdict {
   bool accepted = false;
-  double cost_us = 0.0;  // modelled, microseconds; of accepted candidates
-  std::string reason;    // of refusals
+  double cost_us = 0.0;  // modelled, in microseconds; accepted candidates only
+  std::string reason;    // refusals only
 
   static Verdict yes(double cost_us) { return {true, cost_us, {}}; }
   static Verdict no(std::string reason) { return {false, 0.0, std::move(reason)}; }
 };
 
-// What was asked, who answered what, and who was chosen.
+// Records a request, the answer of every candidate, and the choice.
 struct Decision {
   struct Answer {
     std::string candidate;

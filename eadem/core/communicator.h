@@ -24,7 +24,7 @@ class SingleRank final : public Communicator {
   void all_reduce_sum(Device&, const TensorView&) override {}
 };
 
-// What a kernel or pipeline runs in. Passed, never global.
+// The device and the communicator that a kernel or pipeline runs with. It is passed, never global.
 struct Context {
   Device& device;
   Communicator& communicator;

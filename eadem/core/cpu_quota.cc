@@ -42,7 +42,7 @@ std::optional<double> ratio(std::string_view quota, std::string_view period) {
   return static_cast<double>(*time) / static_cast<double>(*of);
 }
 
-// What one group says.
+// The quota that one control group states, in processors; nothing if it states none.
 std::optional<double> quota_of(const std::string& group) {
   if (const std::optional<std::string> line = first_line(group + "/cpu.max")) {  // "max 100000", "150000 100000"
     const std::vector<std::string> words = split(*line, ' ');
@@ -55,7 +55,7 @@ std::optional<double> quota_of(const std::string& group) {
 
 // A hierarchy of groups, or the part of one that is mounted.
 struct Mount {
-  std::string group;  // what stands at the mount point
+  std::string group;  // the group that is visible at the mount point
   std::string point;
   bool is_v2;
 };
@@ -111,7 +111,7 @@ std::optional<double> cpu_quota(const std::string& root) {
     if (!controllers.empty() && !has_cpu(controllers)) continue;
     for (const Mount& mount : mounts) {
       if (mount.is_v2 != controllers.empty()) continue;
-      // From the process's group up to what is mounted, which stands for a group elsewhere.
+      // Walks from the process's group up to the mounted part of the hierarchy.
       std::string below = line.substr(second + 1);
       const std::string above = mount.group == "/" ? "" : mount.group;
       const bool inside = below.starts_with(above) && (below.size() == above.size() || below[above.size()] == '/') &&

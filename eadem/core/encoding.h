@@ -52,7 +52,7 @@ class Encoding {
   virtual int64_t num_pieces(const Shape& shape) const = 0;
   virtual void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const = 0;
   void encode(const TensorView& encoded, const TensorView& values) const;
-  // The same with the pieces shared out by `parallel_for`. Of several pieces' errors the first one's is thrown.
+  // Encodes with the pieces shared out by `parallel_for`. If several pieces fail, the error of the first one is thrown.
   void encode(const TensorView& encoded, const TensorView& values, ParallelFor parallel_for) const;
 
   // One row (all but the last axis flattened) of a host tensor as f32, as exactly as the encoding allows.
@@ -73,13 +73,13 @@ class Encoding {
 // Bytes of a tensor of `shape` in `encoding`: its planes, one after another.
 int64_t encoded_bytes(const Encoding& encoding, const Shape& shape);
 
-// How a weight, or a KV cache, is stored: plain values of `dtype`, or `encoding`, which decodes to `dtype`.
+// The storage type of a weight or a KV cache: plain values of `dtype`, or `encoding`, which decodes to `dtype`.
 struct WeightType {
   DType dtype;
   const Encoding* encoding;
 
-  WeightType(DType dtype = DType::f32, const Encoding* encoding = nullptr)  // implicit: a dtype is a way to store
-      : dtype(dtype), encoding(encoding) {}
+  // Implicit, because a dtype is a storage type.
+  WeightType(DType dtype = DType::f32, const Encoding* encoding = nullptr) : dtype(dtype), encoding(encoding) {}
   std::string_view name() const { return encoding == nullptr ? dtype_name(dtype) : encoding->name(); }
   friend bool operator==(const WeightType&, const WeightType&) = default;
 };

@@ -16,7 +16,7 @@
 
 namespace eadem {
 
-// Who set a leaf, weakest first.
+// The source that set an option, weakest first.
 enum class Origin : uint8_t {
   generic_default,
   mode_default,  // performance or accuracy, for this device and model size
@@ -28,7 +28,7 @@ enum class Origin : uint8_t {
 
 std::string_view origin_name(Origin origin);
 
-// What a configuration is tuned for.
+// The aim of a configuration.
 enum class HardwareMode : uint8_t { performance, accuracy };
 
 std::string_view hardware_mode_name(HardwareMode mode);

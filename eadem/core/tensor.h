@@ -105,10 +105,10 @@ struct Tensor {
 
   // A new uninitialized contiguous tensor in host memory (64-byte aligned). Throws OutOfMemory.
   static Tensor on_host(DType dtype, const Shape& shape);
-  // The same in the planes of `encoding`, each aligned.
+  // A new uninitialized host tensor in the planes of `encoding`, each aligned. Throws OutOfMemory.
   static Tensor on_host(DType dtype, const Shape& shape, const Encoding& encoding);
-  // The same with the planes one after another, as view_of_planes has them and files and devices take them: the first
-  // one is aligned, numbers in later ones need not be.
+  // A new uninitialized host tensor whose planes follow one another without padding, as view_of_planes, files and
+  // devices expect: the first plane is aligned, values in later ones need not be.
   static Tensor in_one_piece(DType dtype, const Shape& shape, const Encoding& encoding);
 
   bool defined() const { return view.defined(); }

@@ -54,7 +54,7 @@ struct Dim {
 
 std::string to_string(const Dim& dim);
 
-// How the ranks of a tensor-parallel group hold a tensor.
+// The way in which the ranks of a tensor-parallel group hold a tensor.
 struct Sharding {
   enum class Kind : uint8_t {
     replicated,  // every rank has all of it

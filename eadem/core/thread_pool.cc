@@ -22,11 +22,11 @@ using Clock = std::chrono::steady_clock;
 
 // Longer than the gap between the regions of a decode step, shorter than anything a person notices.
 constexpr Clock::duration kSpinTime = std::chrono::microseconds(100);
-// Between two looks at the clock. A pause is 10 to 50 ns.
+// A spinning thread looks at the clock once in so many pauses. A pause takes 10 to 50 ns.
 constexpr int kSpinsPerLook = 64;
-// Of the caller that waits for the last task.
+// The caller that waits for the last task yields its processor after so many spins.
 constexpr int kSpinsBeforeYield = 1000;
-// Whoever is woken for a region wakes as many others, so that waking many takes few steps.
+// A thread that is woken for a region wakes so many others, so that waking many takes few steps.
 constexpr int kWakesEach = 2;
 
 void cpu_relax() {
@@ -55,8 +55,8 @@ std::vector<Seat> own_seats(int num_threads, bool pinned) {
   return pinned ? topology.seats(threads, threads) : std::vector<Seat>(static_cast<size_t>(threads));
 }
 
-// Tasks not yet taken; below zero when threads have come in vain. A thread takes one by decrementing it from above
-// zero.
+// The number of tasks that nobody has taken yet; negative once threads looked for tasks and found none. A thread takes
+// a task by decrementing the number from above zero.
 struct alignas(64) Count {
   std::atomic<int64_t> left{0};
 };
@@ -71,15 +71,15 @@ struct ThreadPool::State {
   static constexpr int kNobody = -1;
   // Each kind of region has counts of its own: no thread can mistake one for the other.
   struct Worker {
-    Count shared;  // of its share, which others may take from
-    Count own;     // of its share, which is for itself
+    Count shared;  // tasks of its share that others may take
+    Count own;     // tasks of its share that only it may run
     alignas(64) std::atomic<int> asleep{0};
     std::atomic<uint64_t> seen{0};  // the last region that it looked for tasks of
     int node = 0;
     std::thread thread;
   };
 
-  // What the calling thread writes before a region and workers read; on one line.
+  // The calling thread writes these before a region, and workers read them; they share a cache line.
   alignas(64) std::atomic<uint64_t> region{0};
   std::atomic<int> participants{1};    // workers below it look for tasks
   std::atomic<int> wake_below{1};      // and these are woken for them
@@ -89,7 +89,7 @@ struct ThreadPool::State {
   const Task* task = nullptr;
   int64_t num_tasks = 0;
 
-  // What all of them write.
+  // All threads write these.
   Count common;
   alignas(64) std::atomic<int64_t> unfinished{0};
 
@@ -97,9 +97,9 @@ struct ThreadPool::State {
   alignas(64) std::vector<Worker> workers;
   // Bit w % 64 of word w / 64: worker w is parked, or about to. Whoever clears the bit wakes the worker.
   std::vector<std::atomic<uint64_t>> parked;
-  std::vector<int> num_nodes;  // of the first 0, 1, 2, … workers
+  std::vector<int> num_nodes;  // memory nodes of the first 0, 1, 2, … workers
   int active = 1;
-  int processors = 1;    // that this process has
+  int processors = 1;    // that this process may use
   bool spinning = true;  // the workers have a processor each
   int caller_processor = -1;
 
@@ -291,7 +291,7 @@ void ThreadPool::parallel_for(int64_t num_tasks, Task task) {
 void ThreadPool::parallel_shares(int64_t num_tasks, Task task) {
   State& s = *state_;
   if (s.active == 1 || num_tasks <= 1) return parallel_for(num_tasks, task);
-  // In several nodes everyone is woken, for what lies in its own.
+  // With several nodes every worker is woken, because part of the memory lies on its node.
   s.start(task, num_tasks, s.active, num_nodes(s.active) == 1 ? s.wanted(num_tasks) : s.active);
   s.sharers = s.active;
   s.in_shares.store(true, std::memory_order_relaxed);
@@ -323,7 +323,7 @@ void ThreadPool::parallel_ranges(int64_t size, int64_t grain, FunctionRef<void(i
   struct Round {
     int64_t first, begin, length;  // range, item, items of each
   };
-  std::array<Round, 64> rounds;  // what is left is at most half as long after each
+  std::array<Round, 64> rounds;  // each round leaves at most half of the range
   int num_rounds = 0;
   int64_t begin = 0, ranges = 0;
   while (begin < size) {

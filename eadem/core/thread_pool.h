@@ -31,7 +31,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const;  // all of them: worker numbers are below
-  // How many of them, the first ones, work: all, unless set. `count` is clamped to [1, num_threads()].
+  // The number of workers that take part in regions, counted from the first: all, unless set. `count` is clamped to
+  // [1, num_threads()].
   int active_threads() const;
   void set_active_threads(int count);
   int node_of(int worker) const;
@@ -46,12 +47,12 @@ class ThreadPool {
   // not call it. Tasks must not throw.
   void parallel_for(int64_t num_tasks, Task task);
 
-  // The same where tasks next to each other read memory next to each other, the same in every region: each worker
-  // begins with its share of the tasks, in order, and then helps others, of its own node first.
+  // Runs tasks with a static partition, for tasks of which neighbours read neighbouring memory in every region: each
+  // worker runs its share of the tasks in order, and then helps others, on its own node first.
   void parallel_shares(int64_t num_tasks, Task task);
 
-  // The same with every task run by the owner of its share and nobody else, among the first `owners` workers, whether
-  // they are active or not: so that memory is first written by the worker that will read it.
+  // Runs every task on the owner of its share and on no other worker, so that the worker which will read memory is the
+  // first to write it. The owners are the first `owners` workers, active or not.
   void parallel_own(int64_t num_tasks, int owners, Task task);
 
   // The share of worker `worker` among `workers`: [share_begin(n, workers, w), share_begin(n, workers, w + 1)).

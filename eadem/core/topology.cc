@@ -81,7 +81,7 @@ std::optional<std::vector<int>> node_numbers(const std::string& root) {
 std::map<int, int> nodes_of(const std::string& root, const std::vector<int>& ids) {
   const std::optional<std::vector<int>> numbers = node_numbers(root);
   if (!numbers) throw DataCorrupted("there is no directory {}", root);
-  std::map<int, int> node_of;  // by the system's numbers first
+  std::map<int, int> node_of;  // holds the system's numbers at first
   for (int number : *numbers) {
     const std::string path = fmt::format("{}/node{}/cpulist", root, number);
     const std::optional<std::string> text = first_line(path);
@@ -182,7 +182,7 @@ Topology Topology::read(const std::string& root, const std::vector<int>& allowed
     nodes.clear();
   }
 
-  std::map<int, int> siblings;  // of a core, so far
+  std::map<int, int> siblings;  // processors seen so far, by core
   bool cores_known = true;
   for (int id : ids) {
     int core = id;

@@ -13,7 +13,7 @@
 namespace eadem {
 
 struct Processor {
-  int id;       // as the system numbers them
+  int id;       // the system's number
   int node;     // [0, num_nodes), in the order of the system's numbers
   int core;     // the smallest id among those that share its core
   int sibling;  // which of its core's processors it is, of those this process may use: 0 is the first
@@ -21,7 +21,7 @@ struct Processor {
   friend bool operator==(const Processor&, const Processor&) = default;
 };
 
-// Where one thread runs.
+// The CPU affinity of one thread.
 struct Seat {
   int processor = -1;  // -1: anywhere
   int node = 0;
@@ -48,7 +48,7 @@ class Topology {
   // them for the rest of each of its periods (100 ms by default) once they have used up the quota, and every region
   // waits for the last thread. Rust's available_parallelism and Go's automaxprocs round down likewise.
   int default_threads() const;
-  // What could not be read, a sentence each with the path.
+  // Sentences about what could not be read, each with its path.
   const std::vector<std::string>& notes() const { return notes_; }
 
   // Seats of `all` threads. The first `first` of them, which may work without the rest, are spread over the nodes in

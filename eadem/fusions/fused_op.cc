@@ -38,7 +38,7 @@ std::vector<TensorType> FusedOp::infer_types(std::span<const TensorType> in) con
 
 DType FusedOp::wanted_dtype(std::span<const TensorType> in, int port) const {
   const int value = fusion_.inputs[static_cast<size_t>(port)];
-  std::optional<DType> wanted;  // by the first part that reads the value
+  std::optional<DType> wanted;  // what the first part that reads the value wants
   walk(in, [&](size_t n, const Types& connected) {
     Types types = connected;
     for (size_t i = 0; i < types.size(); ++i) {

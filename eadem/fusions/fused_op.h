@@ -17,7 +17,7 @@ class FusedOp : public ops::Op {
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   DType wanted_dtype(std::span<const TensorType> inputs, int port) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
-  // Of the forward and inference passes.
+  // The cost of the forward and inference passes.
   ops::Cost cost(ops::Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
                  const SymbolValues& symbols) const override;
 
@@ -26,7 +26,7 @@ class FusedOp : public ops::Op {
   FusedOp(const Fusion& fusion, std::vector<ops::OpPtr> parts);
 
   const ops::Op& part(size_t node) const { return *parts_[node]; }
-  // What the parts cost in the inference pass as ops of their own: the values between them count as traffic.
+  // The cost of the parts in the inference pass as separate ops: the values between them count as traffic.
   ops::Cost parts_cost(std::span<const TensorType> inputs, const SymbolValues& symbols) const;
 
  private:
@@ -43,7 +43,7 @@ class FusedOp : public ops::Op {
   size_t num_values_ = 0;
 };
 
-// For references: zeros of a shape, for a value between two parts.
+// Zeros of a shape, in which references keep a value between two parts.
 ops::RefTensor ref_zeros(const Shape& shape);
 
 }  // namespace eadem::fusions

@@ -43,7 +43,7 @@ std::vector<TensorType> LinearCrossEntropy::extra_types(std::span<const TensorTy
 ops::Cost LinearCrossEntropy::cost(ops::Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
                                    const SymbolValues& symbols) const {
   ops::Cost cost = FusedOp::cost(pass, in, out, symbols);
-  // Beside the logits and their exponentials: the products that give dx and dweight, each as large as the first.
+  // The backward pass adds the products that give dx and dweight, each as large as that of the logits.
   if (pass == ops::Pass::backward)
     cost.flops += 4 * static_cast<double>(in[kX].num_elements(symbols)) * static_cast<double>(in[kWeight].fixed(0));
   return cost;

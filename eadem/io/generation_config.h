@@ -26,9 +26,9 @@ struct GenerationConfig {
   std::optional<int64_t> min_length;         // >= 0, prompt included
   std::optional<int64_t> bos_token_id;
   std::optional<int64_t> pad_token_id;  // empty for -1 too, as old Llama files write "none"
-  std::vector<int64_t> eos_token_ids;   // from `eos_token_id`, one or a list
+  std::vector<int64_t> eos_token_ids;   // `eos_token_id`, which is one id or a list
 
-  // Keys that are none of the above, so that a caller can report them. Notes of provenance
+  // Keys that are not listed above, so that a caller can report them. Notes of provenance
   // (transformers_version, _from_model_config, _commit_hash) do not count.
   std::vector<std::string> unknown_keys;
 };

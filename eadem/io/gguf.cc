@@ -123,7 +123,7 @@ constexpr int kMaxArrayDepth = 8;
 // Far above any real file; they bound the memory that a hostile header can ask for.
 constexpr uint64_t kMaxPairs = 1 << 20;
 constexpr uint64_t kMaxTensors = 1 << 20;
-constexpr uint64_t kMaxArrayElements = 1 << 24;  // of all arrays of strings and of arrays together
+constexpr uint64_t kMaxArrayElements = 1 << 24;  // summed over all arrays of strings and of arrays
 
 // Reads the header front to back; every read is checked against the end of the file.
 class HeaderReader {
@@ -227,7 +227,7 @@ class HeaderReader {
 };
 
 struct TensorRange {
-  uint64_t offset = 0;  // from the begin of the data section
+  uint64_t offset = 0;  // counted from the beginning of the data section
   uint64_t size = 0;
 };
 

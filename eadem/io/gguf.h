@@ -96,15 +96,15 @@ struct GgufValue {
 
 using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
 
-// How a ggml tensor type is stored: `block_size` values take `block_bytes` bytes.
+// A ggml tensor type: `block_size` values take `block_bytes` bytes.
 struct GgmlType {
   uint32_t id;
   std::string_view name;
   int block_size;
   int block_bytes;
-  std::optional<DType> dtype;  // for the plain types that Eadem has
+  std::optional<DType> dtype;  // plain types that Eadem has only
 
-  // How Eadem stores it; nothing for types that it cannot read.
+  // Eadem's storage type; nothing for types that it cannot read.
   std::optional<WeightType> weight_type() const;
 };
 
@@ -116,7 +116,7 @@ class GgufFile : public WeightSource {
   // Throws NotFound, IoError, DataCorrupted, or Unsupported (version, byte order, tensor type).
   static std::shared_ptr<const GgufFile> open(const std::string& path);
   static std::shared_ptr<const GgufFile> open(const std::shared_ptr<const MappedFile>& mapping);
-  // The same for bytes that `owner` keeps alive; `path` is for messages.
+  // Reads a file from memory that `owner` keeps alive; `path` is for messages.
   static std::shared_ptr<const GgufFile> parse(const std::string& path, std::span<const std::byte> bytes,
                                                std::shared_ptr<const void> owner);
 
@@ -157,7 +157,7 @@ class GgufFile : public WeightSource {
   uint32_t version_ = 0;
   GgufMetadata metadata_;
   std::unordered_map<std::string_view, size_t> metadata_index_;  // keys view metadata_
-  std::vector<std::span<const std::byte>> data_;                 // of each tensor, in the order of tensors()
+  std::vector<std::span<const std::byte>> data_;                 // a view per tensor, in the order of tensors()
 };
 
 // Writes GGUF version 3, atomically (atomic_file.h): metadata and tensors in the given order, tensor data aligned to
@@ -165,7 +165,7 @@ class GgufFile : public WeightSource {
 // most 4. Throws InvalidArgument for what cannot be written, IoError for the rest.
 std::unique_ptr<WeightWriter> begin_gguf(const std::string& path, const GgufMetadata& metadata,
                                          std::span<const TensorHeader> tensors);
-// The same for tensors that are all in memory.
+// Writes a whole file from tensors in memory. Throws as begin_gguf does.
 void write_gguf(const std::string& path, const GgufMetadata& metadata, std::span<const NamedTensor> tensors);
 
 }  // namespace eadem::io

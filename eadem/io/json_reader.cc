@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "eadem/core/error.h"
@@ -48,6 +49,13 @@ struct JsonReader::Document {
   JsonValue root;
   std::unordered_set<const JsonValue*> read;        // the value of a key was read
   std::unordered_set<const JsonValue*> read_whole;  // with everything below it
+  std::vector<Ignored> ignored;
+
+  void add_ignored(std::string path, std::string reason) {
+    const auto is_listed = [&](const Ignored& entry) { return entry.path == path; };
+    if (std::none_of(ignored.begin(), ignored.end(), is_listed))
+      ignored.push_back({std::move(path), std::move(reason)});
+  }
 };
 
 JsonReader::JsonReader(std::shared_ptr<Document> document, const JsonValue* value, std::string path)
@@ -206,6 +214,17 @@ const JsonValue* JsonReader::raw(std::string_view key) const {
   const JsonValue* found = find_and_mark(key);
   if (found != nullptr) document_->read_whole.insert(found);
   return found;
+}
+
+void JsonReader::ignore(std::string_view key, std::string_view reason) const {
+  if (raw(key) != nullptr && !reason.empty()) document_->add_ignored(path_of(key), std::string(reason));
+}
+
+const std::vector<JsonReader::Ignored>& JsonReader::ignored() const { return document_->ignored; }
+
+void JsonReader::adopt_ignored(std::string_view key, const JsonReader& other) const {
+  for (const Ignored& entry : other.ignored())
+    document_->add_ignored(fmt::format("{}.{}", path_of(key), entry.path), entry.reason);
 }
 
 std::vector<std::string> JsonReader::keys() const {

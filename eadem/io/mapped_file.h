@@ -11,7 +11,7 @@
 
 namespace eadem::io {
 
-// What tells a file and its state from others without reading it: a write changes at least the time of change.
+// Identifies a file and its state without reading it: a write changes at least the time of change.
 struct FileIdentity {
   uint64_t size = 0, device = 0, inode = 0;
   int64_t modified_ns = 0, changed_ns = 0;  // since 1970

@@ -34,11 +34,11 @@ static_assert(sizeof(Header) == 128);
 
 uint64_t aligned(uint64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Where the parts lie, and the index that says so. An offset stands in the index, whose length the offsets depend on:
-// they count from the begin of the data.
+// The places of the parts, and the index that states them. Offsets in the index count from the beginning of the data,
+// because the length of the index depends on them.
 struct Layout {
   std::string index;
-  std::vector<uint64_t> offsets;  // in the file
+  std::vector<uint64_t> offsets;  // counted from the beginning of the file
   uint64_t data_begin = 0, file_bytes = 0;
 };
 

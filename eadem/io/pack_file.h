@@ -36,7 +36,7 @@ class PackFile {
   // Throws NotFound, IoError, or DataCorrupted: not such a file, of another version, truncated, damaged in its header,
   // or with other parts; names what was found and what was expected. The data is not read.
   static std::shared_ptr<const PackFile> open(const std::string& path, std::span<const PackPart> parts);
-  // The same for bytes that `owner` keeps alive.
+  // Reads a file from memory that `owner` keeps alive.
   static std::shared_ptr<const PackFile> parse(const std::string& path, std::span<const std::byte> bytes,
                                                std::shared_ptr<const void> owner, std::span<const PackPart> parts);
 

@@ -41,9 +41,10 @@ void require_false(const JsonReader& json, std::initializer_list<std::string_vie
     if (json.optional_boolean(key).value_or(false)) refuse(json, key, "true", "it is not honoured");
 }
 
-// Keys that say how the weights were made, or which program is to run them how.
+// Keys that do not change what the weights mean.
 void ignore_all(const JsonReader& json, std::initializer_list<std::string_view> keys) {
-  for (const std::string_view key : keys) json.ignore(key);
+  for (const std::string_view key : keys)
+    json.ignore(key, "says how the weights were made or how another program runs them");
 }
 
 void refuse_unread(const JsonReader& json, const std::string& method) {
@@ -171,7 +172,7 @@ void read_fp8(QuantizationConfig& config, const JsonReader& json) {
   }
   if (const auto scheme = json.optional_string("activation_scheme"); scheme && *scheme != "dynamic")
     refuse(json, "activation_scheme", quote(*scheme), "only \"dynamic\" is honoured");
-  // How activations' scales are rounded, which is a matter of who quantizes them.
+  // The rounding of activation scales concerns only the program that quantizes activations.
   if (const auto rounding = json.optional_string("scale_fmt"); rounding && *rounding != "ue8m0" && *rounding != "float")
     refuse(json, "scale_fmt", quote(*rounding), "ue8m0 and float are known");
   for (const char* key : {"modules_to_not_convert", "ignored_layers"})
@@ -246,7 +247,7 @@ void read_activations(const JsonReader& scheme) {
   if (dynamic == nullptr || !(*dynamic == JsonValue(true)))
     refuse(scheme, "input_activations.dynamic", dynamic == nullptr ? "missing" : quote(to_compact_json(*dynamic)),
            "activations with static scales are not honoured");
-  scheme.ignore("input_activations");
+  scheme.ignore("input_activations", "saves time at run time; kernels here choose how they round activations");
 }
 
 void read_compressed_tensors(QuantizationConfig& config, const JsonReader& json) {
@@ -324,6 +325,7 @@ std::optional<QuantizationConfig> QuantizationConfig::from_json(const JsonReader
     if (method.name == result.method) {
       method.read(result, json);
       refuse_unread(json, result.method);
+      config.adopt_ignored(key, json);
       return result;
     }
   std::string known;

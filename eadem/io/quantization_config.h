@@ -24,9 +24,9 @@
 namespace eadem::io {
 
 struct QuantizationConfig {
-  // How the codes of a layer are laid out (quantized_layouts.h).
+  // The layout of a layer's codes (quantized_layouts.h).
   enum class Layout : uint8_t { gptq, awq, packed, integers, floats };
-  // What shares a scale. `unstated`: a tensor or a row, as the scales' shape says.
+  // The values that share a scale. `unstated`: a tensor or a row, as the shape of the scales says.
   enum class Scope : uint8_t { unstated, tensor, row, group, block };
 
   std::string place;   // "config.json: 'quantization_config'", for messages

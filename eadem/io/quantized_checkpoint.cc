@@ -16,7 +16,7 @@ class QuantizedCheckpoint final : public WeightSource {
   QuantizedCheckpoint(std::shared_ptr<const WeightSource> files, const QuantizationConfig& config)
       : WeightSource(files->path()), files_(std::move(files)), config_(config) {
     // 1. The quantized layers, and which tensors are parts of them.
-    std::unordered_map<std::string, QuantizedLayer> layer_at;  // by the name of its codes
+    std::unordered_map<std::string, QuantizedLayer> layer_at;  // keyed by the name of the codes
     std::unordered_set<std::string> parts;
     for (const WeightInfo& info : files_->tensors()) {
       const std::string name = quantized_layer_of(config_, info);
@@ -80,7 +80,7 @@ class QuantizedCheckpoint final : public WeightSource {
 
   std::shared_ptr<const WeightSource> files_;
   QuantizationConfig config_;
-  std::vector<QuantizedLayer> sources_;  // of each tensor; without parts where it passes through
+  std::vector<QuantizedLayer> sources_;  // one per tensor; without parts if the tensor passes through
 };
 
 }  // namespace

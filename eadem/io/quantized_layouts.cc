@@ -40,7 +40,7 @@ class Parts {
     return *info;
   }
 
-  // The same with the shape that `from` implies.
+  // Requires a part with one of `shapes`, which `from` implies.
   const WeightInfo& require(std::string_view part, const std::vector<std::string_view>& types,
                             std::initializer_list<Shape> shapes, const WeightInfo& from) {
     const WeightInfo& info = require(part, types);
@@ -238,8 +238,8 @@ QuantizedLayer describe_gptq(const WeightSource& files, const QuantizationConfig
   return group_layer(files, config, parts, name, {out, in}, scales, ordered);
 }
 
-// Without zero points of its own a checkpoint writes 2^(bits - 1) all the same, in one of two ways: some writers leave
-// out the "less one" and do not say so.
+// A symmetric checkpoint writes the zero point 2^(bits - 1) all the same, in one of two ways: some writers leave out
+// the "less one" and do not say so.
 void check_middle_zeros(const WeightSource& files, const QuantizationConfig& config, const std::string& name,
                         const TensorView& words, int64_t groups, int64_t out) {
   const int middle = 1 << (config.bits - 1);
@@ -285,7 +285,7 @@ Tensor load_gptq(const WeightSource& files, const QuantizationConfig& config, co
 
 // ---- awq
 
-// Of each eight outputs, the place of the code in its word.
+// The places of the codes of eight neighbouring outputs in their word.
 constexpr std::array<int64_t, 8> kAwqPlace = {0, 4, 1, 5, 2, 6, 3, 7};
 
 QuantizedLayer describe_awq(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {

@@ -35,7 +35,7 @@ namespace eadem::io {
 
 struct QuantizedLayer {
   std::string name;                // X
-  WeightType type;                 // what it becomes
+  WeightType type;                 // the storage type that Eadem gives it
   Shape shape;                     // [out, in]
   std::vector<std::string> parts;  // the tensors of the file that it consists of
 };

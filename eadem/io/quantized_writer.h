@@ -28,7 +28,7 @@ std::vector<TensorHeader> layer_headers(const std::string& name, const Encoding&
 // written, and own the others.
 std::vector<Tensor> layer_values(const Tensor& encoded);
 
-// For a checkpoint whose layers are in `encoding`, but for those named in `ignored`.
+// The quantization_config of a checkpoint whose layers are in `encoding`, except those named in `ignored`.
 JsonValue quantization_config_of(const Encoding& encoding, const std::vector<std::string>& ignored);
 
 }  // namespace eadem::io

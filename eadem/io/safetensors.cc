@@ -91,7 +91,7 @@ std::pair<WeightInfo, Range> parse_entry(const JsonMember& member, const std::st
   info.type_name = dtype->as_string();
   info.shape = checked_shape(extents("shape"), path, member.key);
   info.size_bytes = static_cast<int64_t>(range.end - range.begin);
-  // Of a type that we do not know the size cannot be checked; its bytes cannot be reached either.
+  // The size of an unknown type cannot be checked; `get` does not give its bytes either.
   if (const SafetensorsType* type = find_type(info.type_name)) {
     if (type->dtype) info.type = WeightType{*type->dtype};
     const std::optional<uint64_t> bits =

@@ -26,7 +26,7 @@ class SafetensorsFile : public WeightSource {
   // Throws NotFound, IoError, DataCorrupted, or Unsupported (rank).
   static std::shared_ptr<const SafetensorsFile> open(const std::string& path);
   static std::shared_ptr<const SafetensorsFile> open(const std::shared_ptr<const MappedFile>& mapping);
-  // The same for bytes that `owner` keeps alive; `path` is for messages.
+  // Reads a file from memory that `owner` keeps alive; `path` is for messages.
   static std::shared_ptr<const SafetensorsFile> parse(const std::string& path, std::span<const std::byte> bytes,
                                                       std::shared_ptr<const void> owner);
 
@@ -44,7 +44,7 @@ class SafetensorsFile : public WeightSource {
   std::shared_ptr<const void> owner_;
   std::shared_ptr<const MappedFile> mapping_;  // null when the bytes are borrowed
   Metadata metadata_;
-  std::vector<std::span<const std::byte>> data_;  // of each tensor, in the order of tensors()
+  std::vector<std::span<const std::byte>> data_;  // a view per tensor, in the order of tensors()
 };
 
 // Opens every shard that a model.safetensors.index.json names, all in its own directory. The index and the shards
@@ -55,7 +55,7 @@ std::shared_ptr<const WeightSource> open_sharded_safetensors(const std::string& 
 // that cannot be written, IoError for the rest.
 std::unique_ptr<WeightWriter> begin_safetensors(const std::string& path, std::span<const TensorHeader> tensors,
                                                 const SafetensorsFile::Metadata& metadata = {});
-// The same for tensors that are all in memory.
+// Writes a whole file from tensors in memory. Throws as begin_safetensors does.
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                        const SafetensorsFile::Metadata& metadata = {});
 

@@ -31,7 +31,7 @@ class Sha256 {
 std::string sha256_hex(std::span<const std::byte> bytes);
 std::string sha256_hex(std::string_view text);
 
-// Of a regular file's content. Throws NotFound or IoError.
+// The hash of a regular file's content. Throws NotFound or IoError.
 std::string sha256_hex_of_file(const std::string& path);
 
 }  // namespace eadem::io

@@ -26,7 +26,7 @@ void WeightWriter::write(const TensorView& values) {
   skip_complete();
 }
 
-// On to the first tensor that lacks values, with padding behind each that lacks none.
+// Moves on to the first incomplete tensor, and writes the padding behind each complete one.
 void WeightWriter::skip_complete() {
   while (next_ < tensors_.size()) {
     const int64_t size_bytes = stored_bytes(tensors_[next_].type, tensors_[next_].shape);

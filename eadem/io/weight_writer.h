@@ -19,7 +19,7 @@ struct TensorHeader {
   std::string name;
   WeightType type;
   Shape shape;
-  // What a safetensors header calls a type of 8 bits that is no dtype here, I8 or F8_E4M3; `type` is then u8.
+  // The name in a safetensors header of an 8-bit type that is no dtype here, I8 or F8_E4M3; `type` is then u8.
   std::string stored_type = {};
 };
 
@@ -43,7 +43,7 @@ class WeightWriter {
   std::vector<TensorHeader> tensors_;
   int64_t alignment_;
   size_t next_ = 0;            // the tensor that is being written
-  int64_t written_bytes_ = 0;  // of it
+  int64_t written_bytes_ = 0;  // bytes of that tensor written so far
 };
 
 }  // namespace eadem::io

@@ -20,10 +20,10 @@ class MappedFile;
 
 struct WeightInfo {
   std::string name;
-  std::string type_name;           // as the format calls it: "BF16", "Q4_K"
+  std::string type_name;           // the name in the format: "BF16", "Q4_K"
   std::optional<WeightType> type;  // nothing when `get` cannot give it
   Shape shape;                     // logical, row-major: a linear weight is [out, in] in every format
-  int64_t size_bytes = 0;          // in the file
+  int64_t size_bytes = 0;          // stored bytes
 };
 
 // A file, or files, whose headers were checked when it was opened: every size and range below is proven. Immutable
@@ -39,7 +39,7 @@ class WeightSource {
 
   // In the order of the file's header.
   std::span<const WeightInfo> tensors() const { return tensors_; }
-  // Null when there is none of that name.
+  // Null when no tensor has that name.
   const WeightInfo* find(std::string_view name) const;
 
   // The tensor, without a copy: it shares ownership of the mapping and must not be written to. (It is copied when

@@ -15,7 +15,7 @@ namespace eadem::kernels {
 
 struct EmbeddingAttrs {
   DType out_dtype = DType::f32;
-  int64_t vocab = 0;  // of the whole table; the backward pass has no table to ask
+  int64_t vocab = 0;  // rows of the whole table; the backward pass has no table to ask
 };
 
 }  // namespace eadem::kernels

@@ -56,13 +56,13 @@ class AttrsRef {
 // Ops without attributes.
 struct NoAttrs {};
 
-// What is asked of a kernel when a pipeline compiles.
+// The request that a kernel answers when a pipeline compiles.
 struct KernelRequest {
   std::string_view op;
   Pass pass = Pass::inference;
   const Device* device = nullptr;
   AttrsRef attrs;
-  std::span<const TensorType> inputs;   // in port order; see absent_port
+  std::span<const TensorType> inputs;   // types in port order; see absent_port
   std::span<const TensorType> outputs;  // likewise
   SymbolValues bounds;                  // upper bounds of the symbols in this shape bucket
 };

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Which architecture a file states. One entry per model file; the list is the registry.
+// The architecture that a file states. kArchitectures has one entry per model file; that list is the registry.
 struct ArchitectureRequest {
   std::string model_type;
 };
@@ -56,7 +56,7 @@ const Architecture& find_architecture(const std::string& model_type, const std::
   return *architecture;
 }
 
-// By bytes, of the matrices.
+// The storage type that most bytes of the matrices have.
 WeightType most_common_type(const io::WeightSource& weights) {
   std::vector<std::pair<WeightType, int64_t>> bytes;
   for (const io::WeightInfo& info : weights.tensors()) {
@@ -93,6 +93,23 @@ void fill_normal(float* data, int64_t begin, int64_t end, uint64_t seed, uint64_
   }
 }
 
+const io::WeightInfo* find_stored(const Model& model, const io::WeightSource& weights, const std::string& parameter) {
+  for (const std::string& name : model.checkpoint_names(parameter))
+    if (const io::WeightInfo* info = weights.find(name)) return info;
+  return nullptr;
+}
+
+// The views have one type and one shape.
+bool hold_same_values(const TensorView& a, const TensorView& b) {
+  if (a.encoding == nullptr) return std::memcmp(a.data, b.data, static_cast<size_t>(a.size_bytes())) == 0;
+  const Tensor x = converted_on_host(a, DType::f32), y = converted_on_host(b, DType::f32);
+  return std::memcmp(x.view.data, y.view.data, static_cast<size_t>(x.view.size_bytes())) == 0;
+}
+
+std::string config_file(const std::string& path) {
+  return fs::is_directory(path) ? (fs::path(path) / "config.json").string() : path;
+}
+
 }  // namespace
 
 std::shared_ptr<const Model> model_from_config(const io::JsonReader& config) {
@@ -100,9 +117,14 @@ std::shared_ptr<const Model> model_from_config(const io::JsonReader& config) {
   return find_architecture(config.string("model_type"), config.file()).from_json(config);
 }
 
-std::shared_ptr<const Model> model_from_config(const std::string& path) {
-  const std::string file = fs::is_directory(path) ? (fs::path(path) / "config.json").string() : path;
-  return model_from_config(io::JsonReader::read(file));
+std::shared_ptr<const Model> model_from_config(const std::string& path) { return open_config(path).model; }
+
+Checkpoint open_config(const std::string& path) {
+  Checkpoint checkpoint{path, nullptr, nullptr, config_file(path)};
+  const io::JsonReader config = io::JsonReader::read(checkpoint.config_path);
+  checkpoint.model = model_from_config(config);
+  checkpoint.ignored_keys = ignored_keys(config);
+  return checkpoint;
 }
 
 Checkpoint open_checkpoint(const std::string& path) {
@@ -115,6 +137,7 @@ Checkpoint open_checkpoint(const std::string& path) {
     checkpoint.config_path = (folder / "config.json").string();
     const io::JsonReader config = io::JsonReader::read(checkpoint.config_path);
     checkpoint.model = model_from_config(config);
+    checkpoint.ignored_keys = ignored_keys(config);
     if (const auto quantization = io::QuantizationConfig::from_json(config))
       checkpoint.weights = io::open_quantized(checkpoint.weights, *quantization);
   }
@@ -127,13 +150,36 @@ modules::ModelSpec spec_of(const Checkpoint& checkpoint) {
     spec.checkpoint_type = most_common_type(*checkpoint.weights);
     spec.checkpoint_type_of = [model = checkpoint.model, weights = checkpoint.weights](
                                   const std::string& parameter) -> std::optional<WeightType> {
-      for (const std::string& name : model->checkpoint_names(parameter))
-        if (const io::WeightInfo* info = weights->find(name); info != nullptr) return info->type;
-      return std::nullopt;
+      const io::WeightInfo* info = find_stored(*model, *weights, parameter);
+      return info == nullptr ? std::nullopt : info->type;
     };
     spec.checkpoint_source = checkpoint.weights->path();
   }
   return spec;
+}
+
+const io::WeightInfo* stored_tensor(const Checkpoint& checkpoint, const std::string& parameter) {
+  return find_stored(*checkpoint.model, *checkpoint.weights, parameter);
+}
+
+void require_one_value(const Checkpoint& checkpoint, const std::string& parameter) {
+  const io::WeightSource& weights = *checkpoint.weights;
+  const io::WeightInfo* first = stored_tensor(checkpoint, parameter);
+  if (first == nullptr) return;
+  for (const std::string& name : checkpoint.model->checkpoint_names(parameter)) {
+    const io::WeightInfo* other = weights.find(name);
+    if (other == nullptr || other == first) continue;
+    const bool same = first->type == other->type && first->shape == other->shape &&
+                      hold_same_values(weights.get(first->name).view, weights.get(name).view);
+    weights.release(name);
+    if (!same)
+      throw DataCorrupted(
+          "{}: '{}' {} {} and '{}' {} {} differ, but {} says that they are tied; with \"tie_word_embeddings\": false "
+          "both "
+          "are used",
+          weights.path(), first->name, first->type_name, to_string(first->shape), name, other->type_name,
+          to_string(other->shape), checkpoint.config_path);
+  }
 }
 
 bool adds_nothing(const io::WeightSource& weights, const io::WeightInfo& info) {
@@ -151,24 +197,26 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
   std::optional<PackCache> cache;
   if (!options.pack_cache.empty())
     cache.emplace(options.pack_cache, parameters, checkpoint, options.log != nullptr ? *options.log : Logger());
+  if (options.log != nullptr)
+    if (const std::string notice = unusual_keys_notice(checkpoint.ignored_keys, checkpoint.config_path);
+        !notice.empty())
+      options.log->log(LogLevel::warning, "{}", notice);
   const bool cached = cache && cache->open();
   int64_t total = 0, done = 0;
   for (const io::WeightInfo& info : weights.tensors()) total += info.size_bytes;
   std::set<std::string, std::less<>> used;
   for (const std::string& name : parameters.names()) {
-    for (const std::string& candidate : checkpoint.model->checkpoint_names(name)) {
-      const io::WeightInfo* info = weights.find(candidate);
-      if (info == nullptr) continue;
-      if (!cached || !cache->place(name)) {
-        const Tensor tensor = weights.get(candidate);
-        parameters.load(name, tensor.view, weights.path(), options.in_place ? tensor.storage : nullptr);
-        weights.release(candidate);
-      }
-      used.insert(candidate);
-      done += info->size_bytes;
-      if (progress) progress(done, total);
-      break;
+    const io::WeightInfo* info = stored_tensor(checkpoint, name);
+    if (info == nullptr) continue;
+    require_one_value(checkpoint, name);
+    if (!cached || !cache->place(name)) {
+      const Tensor tensor = weights.get(info->name);
+      parameters.load(name, tensor.view, weights.path(), options.in_place ? tensor.storage : nullptr);
+      weights.release(info->name);
     }
+    used.insert(info->name);
+    done += info->size_bytes;
+    if (progress) progress(done, total);
   }
   parameters.require_all_loaded(weights.path());
   for (const io::WeightInfo& info : weights.tensors())

@@ -9,22 +9,27 @@
 
 #include "eadem/core/log.h"
 #include "eadem/io/weights.h"
+#include "eadem/models/config_keys.h"
 #include "eadem/models/model.h"
 
 namespace eadem::models {
 
 // A model and where it comes from.
 struct Checkpoint {
-  std::string path;  // as given
+  std::string path;  // the path that was given
   std::shared_ptr<const Model> model;
   std::shared_ptr<const io::WeightSource> weights;  // null when only a config was read
   std::string config_path;                          // config.json or the .gguf
+  std::vector<IgnoredKey> ignored_keys{};           // keys of the config.json
 };
 
 // `path`: a directory in Hugging Face layout, a .safetensors with its config.json beside it, or a .gguf. Throws
-// NotFound, DataCorrupted, or Unsupported: an architecture that is none of ours, with each refusal, or a key that is
-// not honoured.
+// NotFound, DataCorrupted, or Unsupported: an architecture that Eadem does not have, with each refusal, or a key that
+// is not honoured.
 Checkpoint open_checkpoint(const std::string& path);
+
+// A model without weights, from a config.json or the directory around one.
+Checkpoint open_config(const std::string& path);
 
 // The model that a config.json (or the directory around one) describes, without weights.
 std::shared_ptr<const Model> model_from_config(const std::string& path);
@@ -32,6 +37,13 @@ std::shared_ptr<const Model> model_from_config(const io::JsonReader& config);
 
 // The model's spec, with the dtype in which its checkpoint stores most of the weights.
 modules::ModelSpec spec_of(const Checkpoint& checkpoint);
+
+// The tensor that holds a parameter, under the first of its names that the checkpoint has; null without one.
+const io::WeightInfo* stored_tensor(const Checkpoint& checkpoint, const std::string& parameter);
+
+// A parameter may stand under several of its names, as a tied embedding does. Throws DataCorrupted naming both tensors
+// when they differ in type, shape or values: transformers 4 uses the first alone then, transformers 5 both.
+void require_one_value(const Checkpoint& checkpoint, const std::string& parameter);
 
 // Whether a tensor that is no parameter can be left out: a bias of zeros. Some programs write one beside every layer
 // that they quantize.
@@ -42,12 +54,13 @@ struct LoadOptions {
   bool in_place = false;
   // A folder for pack files (pack_cache.h); none when empty. Needs in_place.
   std::string pack_cache;
-  const Logger* log = nullptr;  // of the pack cache; may be null
+  // Receives notes of the pack cache, and one warning that names unusual ignored keys. May be null.
+  const Logger* log = nullptr;
 };
 
 // Fills every parameter of the store. Throws NotFound or InvalidArgument naming file, tensor and both shapes; also when
-// the file holds tensors that the model does not have (unless they are biases of zeros). `progress(done, total)` in
-// bytes, may be empty.
+// the file holds tensors that the model does not have (unless they are biases of zeros), or a tied parameter under two
+// names with two values. `progress(done, total)` in bytes, may be empty.
 void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkpoint,
                   const std::function<void(int64_t done, int64_t total)>& progress = {},
                   const LoadOptions& options = {});

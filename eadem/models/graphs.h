@@ -17,7 +17,7 @@ struct GraphOptions {
 
 struct BuiltGraph {
   pipeline::Graph graph;
-  std::vector<Decision> decisions;  // of the factories
+  std::vector<Decision> decisions;  // the choices of the factories
 };
 
 // Serving. Inputs: token_ids, positions [tokens] i32, query_start [sequences+1], kv_length [sequences], block_table

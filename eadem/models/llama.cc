@@ -7,6 +7,13 @@ namespace eadem::models {
 
 using pipeline::Graph;
 
+namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+
+}  // namespace
+
 Llama::Llama(LlamaConfig config) : config_(std::move(config)) {
   info_ = {.architecture = config_.model_type,
            .vocab = config_.vocab_size,
@@ -73,7 +80,7 @@ ValueId Llama::build_decoder(BuildContext& context) const {
 
 ValueId Llama::build_head(BuildContext& context, ValueId hidden) const {
   const Graph::Scope scope(context.graph, "lm_head");
-  const std::string weight = config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+  const std::string weight = config_.tie_word_embeddings ? kEmbedding : kHead;
   return modules::LmHead(config_.vocab_size, config_.hidden_size, weight, config_.tie_word_embeddings)
       .build(context, hidden);
 }
@@ -107,12 +114,14 @@ std::string gguf_name(const std::string& parameter) {
 
 std::vector<std::string> Llama::checkpoint_names(const std::string& parameter) const {
   if (config_.gguf_names) return {gguf_name(parameter)};
+  // Programs that save a tied matrix once keep either of its names.
+  if (config_.tie_word_embeddings && parameter == kEmbedding) return {kEmbedding, kHead};
   return {parameter};
 }
 
 bool Llama::may_ignore(const std::string& tensor) const {
   return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" ||
-         (config_.tie_word_embeddings && tensor == "lm_head.weight");
+         (config_.tie_word_embeddings && tensor == kHead);
 }
 
 }  // namespace eadem::models

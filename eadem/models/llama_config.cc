@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "eadem/io/quantization_config.h"
+#include "eadem/models/config_keys.h"
 
 namespace eadem::models {
 
@@ -28,6 +29,38 @@ constexpr ActivationName kActivationNames[] = {{"silu", ActivationKind::silu},
                                                {"relu", ActivationKind::relu},
                                                {"relu2", ActivationKind::relu2}};
 
+// The values that transformers takes for keys that a config.json does not have. 0 stands for the meaning of null:
+// num_attention_heads for num_key_value_heads, hidden_size / num_attention_heads for head_dim.
+struct Defaults {
+  std::string_view model_type;
+  int64_t max_position_embeddings;
+  int64_t num_key_value_heads;
+  int64_t head_dim;
+};
+constexpr Defaults kDefaults[] = {
+    {"llama", 2048, 0, 0}, {"mistral", 131072, 8, 0}, {"qwen2", 32768, 32, 0}, {"qwen3", 32768, 32, 128}};
+
+const Defaults& defaults_of(const io::JsonReader& config, std::string_view model_type) {
+  for (const Defaults& row : kDefaults)
+    if (row.model_type == model_type) return row;
+  throw Unsupported("{}: 'model_type' is \"{}\"; the Llama family has llama, mistral, qwen2, qwen3", config.file(),
+                    model_type);
+}
+
+// The key's value; `if_null` for null; `if_absent`, unless that is 0, for an absent key.
+int64_t integer_or(const io::JsonReader& config, std::string_view key, int64_t max, int64_t if_absent,
+                   int64_t if_null) {
+  const bool absent = config.value().find(key) == nullptr;
+  return config.optional_integer(key, 1, max).value_or(absent && if_absent != 0 ? if_absent : if_null);
+}
+
+// One id, a list of ids, or none when the key is null or absent.
+std::vector<int64_t> optional_ids(const io::JsonReader& config, std::string_view key) {
+  if (config.has(key)) return config.integers(key, 0, kMaxExtent);
+  config.ignore(key);
+  return {};
+}
+
 ActivationKind activation_of(const io::JsonReader& config) {
   const std::string name = config.optional_string("hidden_act").value_or("silu");
   for (const ActivationName& known : kActivationNames)
@@ -42,6 +75,11 @@ std::string_view activation_name(ActivationKind kind) {
   return "?";
 }
 
+// Truncated, as in transformers.
+int64_t rotated_dimensions(int64_t head_dim, double partial_rotary_factor) {
+  return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
+}
+
 // `rope_parameters` (transformers 5) or `rope_scaling` with a top-level `rope_theta` (before).
 void read_rope(const io::JsonReader& config, LlamaConfig& result) {
   result.rope_theta = config.optional_number("rope_theta", 1.0, 1e12).value_or(10000.0);
@@ -53,6 +91,8 @@ void read_rope(const io::JsonReader& config, LlamaConfig& result) {
   if (!rope) rope = scaling;
   if (!rope) return;
   if (const auto theta = rope->optional_number("rope_theta", 1.0, 1e12)) result.rope_theta = *theta;
+  if (const auto partial = rope->optional_number("partial_rotary_factor", 1e-6, 1.0))
+    result.rotary_dim = rotated_dimensions(result.head_dim, *partial);
   const std::optional<std::string> new_key = rope->optional_string("rope_type"),
                                    old_key = rope->optional_string("type");
   if (new_key && old_key && *new_key != *old_key)
@@ -60,10 +100,12 @@ void read_rope(const io::JsonReader& config, LlamaConfig& result) {
   const std::string type = new_key ? *new_key : old_key.value_or("default");
   RopeScaling& s = result.rope_scaling;
   const auto original_positions = [&](bool required) {
-    const auto value = rope->optional_integer("original_max_position_embeddings", 1, kMaxExtent);
+    const auto value = rope->optional_number("original_max_position_embeddings", 1, kMaxExtent);
     if (!value && required) rope->fail("original_max_position_embeddings", "an integer, which llama3 scaling needs");
-    return static_cast<double>(value.value_or(result.max_position_embeddings));
+    if (value && *value != std::floor(*value)) rope->fail("original_max_position_embeddings", "an integer");
+    return value.value_or(static_cast<double>(result.max_position_embeddings));
   };
+  ignore_inert_rope_keys(*rope, type);
   if (type == "default") return;
   s.factor = rope->number("factor", 1.0, 1e6);
   if (type == "linear") {
@@ -87,11 +129,6 @@ void read_rope(const io::JsonReader& config, LlamaConfig& result) {
   } else {
     throw Unsupported("{}: rope scaling of type \"{}\"; known are default, linear, llama3, yarn", config.file(), type);
   }
-}
-
-// Truncated, as in transformers.
-int64_t rotated_dimensions(int64_t head_dim, double partial_rotary_factor) {
-  return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
 }
 
 int64_t largest_window(const std::vector<int64_t>& layer_windows) {
@@ -129,14 +166,6 @@ void read_windows(const io::JsonReader& config, LlamaConfig& result) {
   }
 }
 
-// Keys that say how the file was made, how training was done or what a Python class defaults to: no meaning for the
-// model.
-constexpr std::string_view kIgnoredKeys[] = {
-    "architectures",        "transformers_version", "_name_or_path",     "use_cache",
-    "initializer_range",    "pad_token_id",         "model_type",        "torchscript",
-    "_commit_hash",         "is_llama_config",      "unsloth_fixed",     "auto_map",
-    "task_specific_params", "return_dict",          "output_attentions", "output_hidden_states"};
-
 // Switches that transformers reads for some model types; for the others its code has one of the values built in.
 void read_biases(const io::JsonReader& config, LlamaConfig& result) {
   const auto read = [&](const char* key, bool built_in, bool read_by_type) {
@@ -152,16 +181,6 @@ void read_biases(const io::JsonReader& config, LlamaConfig& result) {
   result.mlp_bias = read("mlp_bias", false, llama);
 }
 
-// Switches of transformers that we honour at one value only.
-void require_fixed_values(const io::JsonReader& config) {
-  if (const auto dropout = config.optional_number("attention_dropout", 0.0, 1.0); dropout.value_or(0.0) != 0.0)
-    throw Unsupported("{}: 'attention_dropout' is {}; only 0 is honoured", config.file(), *dropout);
-  if (const auto parallel = config.optional_integer("pretraining_tp", 0); parallel.value_or(1) > 1)
-    throw Unsupported("{}: 'pretraining_tp' is {}; only 1 is honoured", config.file(), *parallel);
-  if (config.optional_boolean("rope_interleaved").value_or(false))
-    throw Unsupported("{}: 'rope_interleaved' is true; only false is honoured", config.file());
-}
-
 }  // namespace
 
 LlamaConfig LlamaConfig::from_json(const io::JsonReader& config) {
@@ -172,22 +191,28 @@ LlamaConfig LlamaConfig::from_json(const io::JsonReader& config) {
   result.intermediate_size = config.integer("intermediate_size", 1, kMaxExtent);
   result.num_hidden_layers = config.integer("num_hidden_layers", 1, kMaxLayers);
   result.num_attention_heads = config.integer("num_attention_heads", 1, 65536);
+  const Defaults& defaults = defaults_of(config, result.model_type);
   result.num_key_value_heads =
-      config.optional_integer("num_key_value_heads", 1, 65536).value_or(result.num_attention_heads);
+      integer_or(config, "num_key_value_heads", 65536, defaults.num_key_value_heads, result.num_attention_heads);
+  if (!config.has("num_key_value_heads") && result.num_attention_heads % result.num_key_value_heads != 0)
+    config.fail("num_key_value_heads",
+                fmt::format("an integer that divides 'num_attention_heads' {}; the default of {} is {}",
+                            result.num_attention_heads, result.model_type, result.num_key_value_heads));
   result.head_dim =
-      config.optional_integer("head_dim", 1, 65536).value_or(result.hidden_size / result.num_attention_heads);
-  result.max_position_embeddings = config.integer("max_position_embeddings", 1, kMaxExtent);
+      integer_or(config, "head_dim", 65536, defaults.head_dim, result.hidden_size / result.num_attention_heads);
+  result.max_position_embeddings =
+      config.optional_integer("max_position_embeddings", 1, kMaxExtent).value_or(defaults.max_position_embeddings);
   result.rms_norm_eps = config.optional_number("rms_norm_eps", 0.0, 1.0).value_or(1e-6);
   result.hidden_act = activation_of(config);
+  result.rotary_dim =
+      rotated_dimensions(result.head_dim, config.optional_number("partial_rotary_factor", 1e-6, 1.0).value_or(1.0));
   read_rope(config, result);
-  const double partial = config.optional_number("partial_rotary_factor", 1e-6, 1.0).value_or(1.0);
-  result.rotary_dim = rotated_dimensions(result.head_dim, partial);
   read_biases(config, result);
   result.qk_norm = result.model_type == "qwen3";
   result.tie_word_embeddings = config.optional_boolean("tie_word_embeddings").value_or(false);
   read_windows(config, result);
-  if (config.has("bos_token_id")) result.bos_token_id = config.integers("bos_token_id", 0, kMaxExtent);
-  if (config.has("eos_token_id")) result.eos_token_id = config.integers("eos_token_id", 0, kMaxExtent);
+  result.bos_token_id = optional_ids(config, "bos_token_id");
+  result.eos_token_id = optional_ids(config, "eos_token_id");
   for (const char* key : {"torch_dtype", "dtype"})
     if (const auto name = config.optional_string(key)) {
       if (*name == "float32") result.checkpoint_dtype = DType::f32;
@@ -195,8 +220,7 @@ LlamaConfig LlamaConfig::from_json(const io::JsonReader& config) {
       if (*name == "float16") result.checkpoint_dtype = DType::f16;
     }
   io::QuantizationConfig::from_json(config);  // refuses what no reader of weights understands
-  require_fixed_values(config);
-  for (std::string_view key : kIgnoredKeys) config.ignore(key);
+  ignore_inert_keys(config, result.model_type);
   if (const std::vector<std::string> unread = config.unread_keys(); !unread.empty()) {
     std::string names;
     for (const std::string& key : unread) names += (names.empty() ? "'" : ", '") + key + "'";

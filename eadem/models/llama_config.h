@@ -32,15 +32,15 @@ struct LlamaConfig {
   std::vector<double> rope_divisors;  // GGUF `rope_freqs.weight`: each frequency is divided by its own; empty: none
   int64_t rotary_dim = 0;             // == head_dim unless partial
   kernels::RopeStyle rope_style = kernels::RopeStyle::rotate_half;
-  bool attention_bias = false;      // of q, k, v
-  bool attention_out_bias = false;  // of o
+  bool attention_bias = false;      // q, k and v have biases
+  bool attention_out_bias = false;  // o has a bias
   bool mlp_bias = false;
   bool qk_norm = false;
   bool tie_word_embeddings = false;
   std::vector<int64_t> layer_windows;  // attention window of each layer; 0: unlimited
   std::vector<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_id;
-  std::optional<DType> checkpoint_dtype;  // as the config states it, for models without files
+  std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files
   bool gguf_names = false;                // the checkpoint's tensors are named as in GGUF files
 
   // Elements of one token's keys (or values) in one layer.
@@ -53,10 +53,10 @@ struct LlamaConfig {
   // Throws DataCorrupted for a malformed config, Unsupported naming every key that is not honoured.
   static LlamaConfig from_json(const io::JsonReader& config);
   static LlamaConfig from_gguf(const io::GgufFile& file);
-  // What from_json reads back as an equal config. Throws Unsupported for what the config.json of this model type cannot
-  // state but a GGUF file can: interleaved rope, divisors, other biases, norms or windows.
+  // A config.json that from_json reads back as an equal config. Throws Unsupported for what the config.json of this
+  // model type cannot state but a GGUF file can: interleaved rope, divisors, other biases, norms or windows.
   io::JsonValue to_json() const;
-  // The same for people rather than files: what it cannot state is left out.
+  // The configuration for people to read: it leaves out what a config.json cannot state, and does not throw.
   io::JsonValue describe() const;
 
   friend bool operator==(const LlamaConfig& a, const LlamaConfig& b) = default;

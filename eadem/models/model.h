@@ -16,7 +16,7 @@ namespace eadem::models {
 using modules::BuildContext;
 using pipeline::ValueId;
 
-// What engines and tools ask of any decoder-only language model.
+// Properties of any decoder-only language model that engines and tools need.
 struct ModelInfo {
   std::string architecture;  // "llama", "qwen3": the config's model_type
   int64_t vocab = 0;
@@ -42,7 +42,8 @@ class Model {
   // Adds the LM head: hidden states [rows, hidden] to logits [rows, vocab], f32.
   virtual ValueId build_head(BuildContext& context, ValueId hidden) const = 0;
 
-  // Names under which `parameter` may stand in a checkpoint, the usual one first.
+  // Names under which `parameter` may stand in a checkpoint, the usual one first. One of them is enough; a checkpoint
+  // that has several must have equal values there.
   virtual std::vector<std::string> checkpoint_names(const std::string& parameter) const = 0;
   // Tensors that a checkpoint may hold besides the parameters, because they can be derived from them or the config.
   virtual bool may_ignore(const std::string& tensor) const = 0;

@@ -14,20 +14,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Raised when a packing comes to write other bytes (tests/kernels/packing_bytes_test.cc notices), or parameters come to
-// be converted otherwise.
+// Raised when a packing writes other bytes than before (tests/kernels/packing_bytes_test.cc notices), or when the
+// conversion of parameters changes.
 constexpr int kPackingVersion = 1;
 constexpr int64_t kMaxStampBytes = 1 << 20;
 // The coarsest clock of a file system in use (FAT's). A file that changed more recently could change again without its
 // times telling.
 constexpr int64_t kClockTickNs = 2'000'000'000;
-
-// The tensor that holds a parameter; null without one.
-const io::WeightInfo* source_of(const Checkpoint& checkpoint, const std::string& parameter) {
-  for (const std::string& name : checkpoint.model->checkpoint_names(parameter))
-    if (const io::WeightInfo* info = checkpoint.weights->find(name)) return info;
-  return nullptr;
-}
 
 // Everything that decides the bytes of a form, but for the model's.
 std::string description_of(const pipeline::ParameterStore::FormOf& form, const TensorType& type) {
@@ -81,7 +74,7 @@ void PackCache::plan() {
     const std::string& name = all[begin].name;
     while (end < all.size() && all[end].name == name) ++end;
     const TensorType& type = parameters_.type(name);
-    const io::WeightInfo* info = source_of(checkpoint_, name);
+    const io::WeightInfo* info = stored_tensor(checkpoint_, name);
     const bool as_in_file = info != nullptr && info->type == WeightType(type.dtype, type.encoding) &&
                             info->shape == parameters_.whole_shape(name) && parameters_.num_ranks() == 1;
     if (std::any_of(all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + static_cast<std::ptrdiff_t>(end),
@@ -164,7 +157,7 @@ bool PackCache::place(const std::string& name) {
     if (form.part != kInFile) {
       parameters_.place(name, form.packing, pack_->part(form.part).data(), pack_);
     } else {
-      const Tensor tensor = checkpoint_.weights->get(source_of(checkpoint_, name)->name);
+      const Tensor tensor = checkpoint_.weights->get(stored_tensor(checkpoint_, name)->name);
       parameters_.place(name, nullptr, tensor.view.data, tensor.storage);
     }
   }

@@ -45,7 +45,7 @@ class PackCache {
  private:
   struct Form {
     const Encoding* packing;
-    size_t part;  // of the pack, or kInFile
+    size_t part;  // index of a part of the pack, or kInFile
   };
   static constexpr size_t kInFile = static_cast<size_t>(-1);
 
@@ -59,7 +59,7 @@ class PackCache {
   Logger log_;
   std::string path_;
   std::vector<std::shared_ptr<const io::MappedFile>> sources_;
-  std::map<std::string, std::vector<Form>> forms_;  // of the parameters in the pack
+  std::map<std::string, std::vector<Form>> forms_;  // keyed by the parameters in the pack
   std::vector<io::PackPart> parts_;
   std::shared_ptr<const io::PackFile> pack_;
 };

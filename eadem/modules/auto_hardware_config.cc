@@ -23,7 +23,7 @@ HardwareConfig module_default(Role role, const Device& device, HardwareMode mode
   EADEM_CHECK(false, "role {}", static_cast<int>(role));
 }
 
-// What no kernel reads is decoded when it is loaded. Kernels read integers in steps of 32.
+// A type that no kernel reads is decoded at load. Kernels read integers in steps of 32.
 WeightType kept_type(const WeightType& stored, int64_t columns) {
   if (GroupEncoding::of(stored.encoding) != nullptr && columns % 32 != 0) return stored.dtype;
   return stored.dtype == DType::f64 ? DType::f32 : stored;

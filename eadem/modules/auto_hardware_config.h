@@ -14,7 +14,7 @@
 
 namespace eadem::modules {
 
-// What a module is in a model. Policies and configurations are per role.
+// The role of a module in a model. Policies and configurations are per role.
 enum class Role : uint8_t { embedding, norm, attention, mlp, lm_head };
 inline constexpr Role kRoles[] = {Role::embedding, Role::norm, Role::attention, Role::mlp, Role::lm_head};
 
@@ -40,9 +40,9 @@ class AutoHardwareConfig {
   // `layer` -1: outside the layers.
   const HardwareConfig& of(Role role, int layer = -1) const;
 
-  // How `parameter`, a matrix of a module configured by `config`, of which a rank has rows of `columns`, is stored: as
-  // the checkpoint stores it (decoded where no kernel reads that), unless someone stronger has said otherwise; as
-  // `config` says where there is no checkpoint.
+  // The storage type of `parameter`, a matrix of a module configured by `config`; a rank has rows of `columns`. It is
+  // the checkpoint's type (decoded if no kernel reads that) unless a stronger source set another, and the type of
+  // `config` without a checkpoint.
   WeightType weight_type(const HardwareConfig& config, const std::string& parameter, int64_t columns) const;
 
   // Names of the fusions that the compute leaves of the roles switch off.

@@ -14,7 +14,7 @@ namespace eadem::modules {
 using pipeline::Graph;
 using pipeline::ValueId;
 
-// Where keys and values of earlier tokens are kept.
+// The place of the keys and values of earlier tokens.
 enum class CacheLayout : uint8_t {
   none,        // nowhere: every sequence is whole in its step (training, scoring)
   contiguous,  // one block per sequence
@@ -45,7 +45,7 @@ struct BuildContext {
   CacheSpec cache;
   int num_ranks = 1;  // tensor-parallel ranks
   StepValues step;
-  std::vector<Decision> decisions;  // of the factories, for `explain`
+  std::vector<Decision> decisions;  // the choices of the factories, for `explain`
 
   // This rank's share of `count` heads, rows or columns. Throws InvalidArgument when it does not divide.
   int64_t share(int64_t count, std::string_view what) const {

@@ -22,8 +22,8 @@ struct ModelSpec {
   int64_t head_dim = 0;
   int64_t vocab = 0;
   int64_t num_parameters = 0;
-  // How most of the weights are stored in the checkpoint, how each of them is (by parameter name; nothing for one that
-  // is not there), and the file that says so.
+  // The storage type of most of the weights in the checkpoint, that of each parameter by name (nothing for a parameter
+  // that the checkpoint lacks), and the file that states them.
   std::optional<WeightType> checkpoint_type;
   std::function<std::optional<WeightType>(const std::string& parameter)> checkpoint_type_of;
   std::string checkpoint_source;

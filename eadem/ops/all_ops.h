@@ -20,8 +20,8 @@
 
 namespace eadem::ops {
 
-// Of every op, in the order of the list in all_ops.cc. The rows of large models take gigabytes when bound: choose
-// before allocating.
+// The workloads of every op, in the order of the list in all_ops.cc. The rows of large models take gigabytes when
+// bound: choose before allocating.
 std::vector<Workload> all_workloads();
 
 }  // namespace eadem::ops

@@ -22,7 +22,7 @@ class AllReduce final : public Op {
   // Local traffic only; the wire is the communicator's.
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
             const SymbolValues& symbols) const override;
-  // Of one rank: the identity.
+  // With one rank the result is the input.
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
   KernelList kernels() const override;
   static std::vector<Workload> workloads();

@@ -12,7 +12,7 @@ namespace eadem::ops {
 // "silu", "gelu", "gelu_tanh", "relu", "relu2"
 std::string_view activation_name(kernels::ActivationKind kind);
 
-// What the five have in common: operands of one shape, the result over the first of them at inference.
+// The common base of five ops: operands of one shape; at inference the result may be written over the first.
 class ElementwiseOp : public Op {
  public:
   std::vector<Port> outputs() const override { return {{"y"}}; }

@@ -16,13 +16,13 @@ namespace eadem::ops {
 struct ModelShape {
   std::string_view name;
   int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
-  DType dtype;  // of weights and activations
+  DType dtype;  // dtype of weights and activations
 };
 
 // From the models' config.json files; `tiny` is the size of the golden models in tests/data.
 std::span<const ModelShape> model_shapes();
 
-// What a step does: `decode` one token of each of `sequences`, or `prefill` many tokens of one.
+// A kind of step: `decode` takes one token of each of `sequences`, or `prefill` many tokens of one.
 struct StepShape {
   std::string_view name;
   int64_t tokens, sequences, kv_length;  // kv_length: keys per sequence, those of the step included

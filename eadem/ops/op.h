@@ -80,7 +80,7 @@ class Op {
   // where the edge has another. Default: as it is.
   virtual DType wanted_dtype(std::span<const TensorType> inputs, int port) const;
 
-  // How outputs are divided, given how inputs are. Default: elementwise, all activations alike. Throws InvalidArgument
+  // The sharding of outputs, given that of inputs. Default: elementwise, all activations alike. Throws InvalidArgument
   // where the combination has no meaning.
   virtual std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const;
 
@@ -97,8 +97,8 @@ class Op {
   virtual std::vector<Saved> saved() const { return {}; }
   virtual std::vector<TensorType> extra_types(std::span<const TensorType> /*inputs*/) const { return {}; }
 
-  // Of one pass. `inputs` and `outputs` are the types of the op's own ports whatever the pass; what the pass saves or
-  // reads back is added here.
+  // The cost of one pass. `inputs` and `outputs` are the types of the op's own ports whatever the pass; what the pass
+  // saves or reads back is added here.
   virtual Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
                     const SymbolValues& symbols) const = 0;
 
@@ -124,8 +124,8 @@ using OpPtr = std::shared_ptr<const Op>;
 // Bytes of the least traffic of one pass: the plain sum over ports, for ops whose cost is their traffic.
 double traffic_bytes(std::span<const TensorType> inputs, std::span<const TensorType> outputs,
                      const SymbolValues& symbols);
-// The same for a given pass: forward adds the extra tensors; backward reads what was saved and the gradients of the
-// outputs and writes the gradients of the inputs, those of parameters (+=) twice.
+// Bytes of the least traffic of a given pass: forward adds the extra tensors; backward reads what was saved and the
+// gradients of the outputs and writes the gradients of the inputs, those of parameters (+=) twice.
 double traffic_bytes(const Op& op, Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
                      const SymbolValues& symbols);
 

@@ -9,7 +9,7 @@ namespace eadem::pipeline {
 
 struct Differentiated {
   size_t forward_end = 0;               // nodes [0, forward_end) are the forward pass, the rest the backward pass
-  std::vector<std::string> parameters;  // those that receive a gradient
+  std::vector<std::string> parameters;  // parameters that receive a gradient
 };
 
 // Appends the backward pass. For each graph output `out` there is a new input "d.<out>" of its type: the gradient that

@@ -15,7 +15,7 @@ namespace {
 using fusions::Fusion;
 using fusions::PatternNode;
 
-// Who makes and who reads each value of a graph.
+// The producer and the consumers of each value of a graph.
 struct Uses {
   explicit Uses(const Graph& graph)
       : producer(graph.values().size(), -1), consumers(graph.values().size()), is_output(graph.values().size()) {

@@ -9,12 +9,12 @@
 
 namespace eadem::pipeline {
 
-// What became of one match of a fusion's pattern, for `explain`.
+// The outcome of one match of a fusion's pattern, for `explain`.
 struct FusionDecision {
   std::string fusion;
-  std::string scope;  // of the last matched node
+  std::string scope;  // scope of the last matched node
   bool applied = false;
-  std::string reason;  // of refusals: switched off, attributes, or the kernels' refusals
+  std::string reason;  // refusals only: switched off, attributes, or the kernels' refusals
 };
 
 struct FusionOptions {

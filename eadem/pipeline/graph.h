@@ -36,7 +36,7 @@ struct Value {
   };
   Kind kind;
   std::string name;
-  TensorType type;  // of activations: known after type inference
+  TensorType type;  // for activations, known after type inference
   Tensor constant;  // kind == constant: a host tensor
 };
 
@@ -69,7 +69,7 @@ class Graph {
 
   // Appends `op` and returns its outputs, one per output port. Optional inputs may be kNoValue or left off at the end.
   std::vector<ValueId> add(OpPtr op, std::vector<ValueId> inputs);
-  // For ops with one output.
+  // Appends an op with one output and returns that.
   ValueId add1(OpPtr op, std::vector<ValueId> inputs) { return add(std::move(op), std::move(inputs)).at(0); }
 
   void mark_output(std::string name, ValueId value);
@@ -101,7 +101,7 @@ class Graph {
   Value& value(ValueId id) { return values_[static_cast<size_t>(id)]; }
   int shard_axis(ValueId parameter) const;
 
-  // For pipeline steps.
+  // Adds a value that a pipeline step needs.
   ValueId new_activation(std::string name);
   std::optional<ValueId> find(std::string_view name) const;  // inputs, parameters, constants and states
   // The types of a node's inputs or outputs as connected; absent_port() where nothing is.

@@ -11,7 +11,7 @@ namespace eadem::pipeline {
 struct KernelChoice {
   const kernels::Kernel* kernel = nullptr;  // null: nobody accepts
   Decision decision;
-  std::vector<TensorType> inputs;   // of the pass, in port order
+  std::vector<TensorType> inputs;   // the ports of the pass, in order
   std::vector<TensorType> outputs;  // likewise
   ops::Cost cost;                   // at the bounds
 };

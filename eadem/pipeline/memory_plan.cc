@@ -12,7 +12,7 @@ struct Block {
   int64_t size = 0;
   int first = 0;
   int last = 0;
-  int64_t* offset = nullptr;  // where the result goes
+  int64_t* offset = nullptr;  // receives the result
 };
 
 int64_t align(int64_t size) {
@@ -23,7 +23,7 @@ int64_t align(int64_t size) {
 // few percent of the largest live sum on transformer graphs. Returns the end of the highest block.
 int64_t place(std::vector<Block>& blocks) {
   std::stable_sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.size > b.size; });
-  std::vector<const Block*> placed;  // by rising offset
+  std::vector<const Block*> placed;  // sorted by offset
   int64_t end = 0;
   for (Block& block : blocks) {
     int64_t offset = 0;

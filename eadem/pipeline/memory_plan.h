@@ -19,7 +19,7 @@ struct MemoryPlan {
   // Node -> offset of its scratch; -1 without.
   std::vector<int64_t> scratch_offset;
   int64_t arena_bytes = 0;
-  // What the arena would be without reuse: for `explain`.
+  // The size that the arena would have without reuse, for `explain`.
   int64_t bytes_without_reuse = 0;
 };
 

@@ -43,7 +43,7 @@ int64_t first_not_finite(const TensorView& view, int64_t begin_row, int64_t end_
   }
 }
 
-// The same of a whole tensor, its rows shared out among the device's threads.
+// The index of the first value of a whole tensor that is not finite. The device's threads share out the rows.
 int64_t first_not_finite(Device& device, const TensorView& view) {
   const int64_t rows = view.shape.num_rows(), tasks = std::min<int64_t>(rows, 64);
   std::vector<int64_t> found(static_cast<size_t>(tasks));

@@ -28,7 +28,7 @@ class ParameterStore {
   // The view that programs read; allocated on first use. `packing` null: as it was declared. It holds until
   // `placement` changes.
   TensorView form(const std::string& name, const Encoding* packing);
-  // Counts how often a form came to lie elsewhere.
+  // Grows whenever the memory of a form moves, so that programs know when to ask for views again.
   uint64_t placement() const { return placement_; }
 
   // Takes the whole tensor (on the host; of any floating dtype, or encoded), stores it as it was declared (decoding,
@@ -36,25 +36,25 @@ class ParameterStore {
   // such parameter) or InvalidArgument (shape, or a value that is not finite), naming `source`, the file it comes from,
   // and both values.
   //
-  // With `owner`, which keeps the values where they are and as they are, a form that would be a copy of them refers to
-  // them instead, if the device can: for programs that write no parameter.
+  // `owner`, if given, keeps the values in place and unchanged. A form that would be a copy of them then refers to them
+  // instead, if the device can. It is for programs that write no parameter.
   void load(const std::string& name, const TensorView& whole, const std::string& source,
             const std::shared_ptr<const void>& owner = {});
 
   // The forms that programs read, ordered by parameter and the name of the packing; plain ones first.
   struct FormOf {
     std::string name;
-    const Encoding* packing;  // as for `form`
+    const Encoding* packing;  // null: as declared
     TensorView view;
     int64_t size_bytes;
   };
   std::vector<FormOf> forms() const;
-  // On a host-accessible device: lets one form refer to bytes, those that `load` would have filled it with, which
-  // `owner` keeps. A parameter of which every form was placed is loaded.
+  // Lets one form refer to bytes that `owner` keeps alive and that `load` would have filled it with. Needs a
+  // host-accessible device. A parameter counts as loaded once every form was placed.
   void place(const std::string& name, const Encoding* packing, const void* bytes,
              const std::shared_ptr<const void>& owner);
 
-  // After the plain values have changed on the device: makes the packed forms again.
+  // Makes the packed forms again after the plain values have changed on the device.
   void refresh_packed();
 
   // Throws NotFound listing parameters that were never loaded. `source` names the place that lacks them.
@@ -79,7 +79,7 @@ class ParameterStore {
   struct Form {
     TensorView view;
     Buffer buffer;
-    std::shared_ptr<const void> owner;  // in place of the buffer: of bytes that are not to be written
+    std::shared_ptr<const void> owner;  // keeps bytes alive that stand in for the buffer and are never written
   };
   struct Entry {
     TensorType type;
@@ -93,9 +93,9 @@ class ParameterStore {
   void allocate(Form& form);
   void refer(Form& form, void* bytes, const std::shared_ptr<const void>& owner);
   void fill(Form& form, const TensorView& host, const std::shared_ptr<const void>& owner = {});
-  // In the shares of the threads that will read it.
+  // Each thread copies the share that it will read.
   void copy_to_device(void* dst, const void* src, int64_t size_bytes) const;
-  // On the device's host threads.
+  // Encodes on the device's host threads.
   void encode(const TensorView& encoded, const TensorView& values) const;
   Tensor decoded(const TensorView& encoded) const;
 

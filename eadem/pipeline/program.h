@@ -119,7 +119,7 @@ class Program {
   std::vector<Step> steps_;
   SymbolValues current_;
   bool bound_ = false;
-  uint64_t placement_ = 0;  // of the parameters that the steps hold
+  uint64_t placement_ = 0;  // ParameterStore::placement() at the time of the views that the steps hold
 };
 
 }  // namespace eadem::pipeline

@@ -22,7 +22,7 @@ class Sequential {
 
   // y = f(x): the inference pass. Host tensors [rows, …]; throws InvalidArgument when x has another shape.
   Tensor inference(const TensorView& x);
-  // The same bits, and keeps what `backward` needs.
+  // Computes the bits of `inference`, and keeps what `backward` needs.
   Tensor forward(const TensorView& x);
   // After `forward`: gradients of the parameters accumulate, the gradient of x is returned.
   Tensor backward(const TensorView& dy);
@@ -39,7 +39,7 @@ class Sequential {
   std::unique_ptr<Program> inference_;
   std::unique_ptr<Program> training_;
   std::map<std::string, Tensor> gradients_;  // on the device
-  SymbolValues forward_;                     // of the last forward pass, whose rows go backward
+  SymbolValues forward_;                     // symbols of the last forward pass, which `backward` reads
 };
 
 }  // namespace eadem::pipeline

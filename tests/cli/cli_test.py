@@ -251,10 +251,26 @@ class Understand(ProgramTest):
         self.assertIn("error", result["tokenizer"])
         self.assertIn("model.layers.0.self_attn.q_norm.weight", self.done("inspect", GOLDEN / "qwen3", "--tensors").out)
         self.assertIn("parameters", self.done("inspect", GOLDEN / "llama/config.json").out)
+        ignored = {key["key"]: key["reason"] for key in result["ignored_keys"]}
+        self.assertIn("use_cache", ignored)
+        self.assertNotIn("hidden_size", ignored)
+        self.assertIn(f"use_cache: {ignored['use_cache']}", self.done("inspect", GOLDEN / "qwen3").out)
         kv_bytes = lambda *options: json.loads(self.done("inspect", GOLDEN / "llama", "--json", *options).out)[
             "memory"][0]["kv_cache_bytes"]
         # 16 codes and a scale for each head of 16, against 64 bytes.
         self.assertEqual(kv_bytes("--kv-dtype", "int8") * 64, kv_bytes("--kv-dtype", "f32") * 20)
+
+    def test_tied_weights_under_the_name_of_the_head(self):
+        shutil.copytree(GOLDEN / "qwen2", self.folder / "qwen2")
+        data = (GOLDEN / "qwen2/model.safetensors").read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:8 + size])
+        header["lm_head.weight"] = header.pop("model.embed_tokens.weight")
+        text = json.dumps(header).encode()
+        (self.folder / "qwen2/model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size:])
+        for source, out in ((GOLDEN / "qwen2", "a.gguf"), (self.folder / "qwen2", "b.gguf")):
+            self.done("convert", source, self.folder / out)
+        self.assertEqual((self.folder / "a.gguf").read_bytes(), (self.folder / "b.gguf").read_bytes())
 
     def test_explain(self):
         text = self.done("explain", GOLDEN / "llama", "--decode").out

@@ -97,7 +97,7 @@ TEST(CpuDevice, SitsInSeveralNodesUnlessToldNotTo) {
   EXPECT_EQ(CpuDevice({.num_threads = 9}, topology).num_nodes(), 1) << "more threads than processors";
 }
 
-// Of every buffer each byte has one first writer, and that is the worker that reads it.
+// Every byte of a buffer has one first writer, the worker that reads it.
 TEST(CpuDevice, NewMemoryIsWrittenByWhoWillReadIt) {
   const Topology topology = two_node_topology();
   for (int threads : {2, 4, 5, 8}) {

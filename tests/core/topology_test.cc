@@ -72,7 +72,7 @@ TEST(Topology, KeepsToTheProcessorsAllowed) {
 }
 
 TEST(Topology, ThreadsOfACoreComeLast) {
-  // As usual: processor n + 4 shares the core of n. Nodes alternate.
+  // The usual numbering: processor n + 4 shares the core of n. Nodes alternate.
   const FakeSystem system;
   system.node(0, "0,2,4,6");
   system.node(1, "1,3,5,7");
@@ -112,7 +112,7 @@ TEST(Topology, UnevenNodesGetThreadsByTheirCores) {
   EXPECT_EQ(nodes_of(system.read(up_to(8)).seats(4, 4)), std::vector<int>({0, 0, 0, 1}));
 }
 
-// What is missing or makes no sense: one node, a core to each processor, and a note that names the file.
+// If files are missing or make no sense, there is one node, a core to each processor, and a note that names the file.
 TEST(Topology, AssumesOneNodeWhereThereAreNone) {
   const FakeSystem system;
   const Topology topology = system.read({3, 5});
@@ -136,7 +136,7 @@ TEST(Topology, HostileListsAreRefused) {
     ASSERT_EQ(topology.notes().size(), 1u) << list;
     EXPECT_NE(topology.notes()[0].find("node1/cpulist: '" + list), std::string::npos) << topology.notes()[0];
 
-    // The same where siblings are listed.
+    // Lists of siblings are read, too.
     system.two_nodes();
     system.siblings(2, list);
     EXPECT_EQ(system.read(up_to(8)).num_nodes(), 2) << list;

@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::shared_ptr<const Model> model;
   attempt([&] { model = eadem::models::model_from_config(JsonReader::parse(text, "config.json")); });
   if (model == nullptr) return 0;
-  // What is accepted we also write, and what we write we also read: an error here is a finding.
+  // An accepted config can be written, and the written one can be read: an error here is a finding.
   const std::string written = to_json(model->config_json());
   const auto again = eadem::models::model_from_config(JsonReader::parse(written, "written"));
   require(to_json(again->config_json()) == written);

@@ -193,7 +193,8 @@ TEST(JsonReader, KnowsWhatWasNotRead) {
   reader.integer("a", 0);
   reader.object("b").integer("c", 0);
   reader.elements("h")[0].integer("i", 0);
-  reader.ignore("k");
+  reader.ignore("k", "says nothing");
+  reader.ignore("k", "twice");
   reader.ignore("absent");
   reader.optional_integer("m", 0);
   EXPECT_EQ(reader.unread_keys(), (std::vector<std::string>{"b.d", "f", "h[0].j"}));
@@ -201,6 +202,15 @@ TEST(JsonReader, KnowsWhatWasNotRead) {
   reader.object("b").object("d");
   EXPECT_EQ(reader.unread_keys(), (std::vector<std::string>{"b.d.e", "h[0].j"}));
   EXPECT_EQ(reader.object("b").unread_keys(), std::vector<std::string>{"b.d.e"});
+  reader.object("f").ignore("g", "of no use");
+  reader.object("f").ignore("absent", "is not there");
+  reader.ignore("a");
+  const JsonReader other = read(R"({"x": 1})");
+  other.ignore("x", "other");
+  reader.adopt_ignored("m", other);
+  std::vector<std::string> ignored;
+  for (const JsonReader::Ignored& entry : reader.ignored()) ignored.push_back(entry.path + ": " + entry.reason);
+  EXPECT_EQ(ignored, (std::vector<std::string>{"k: says nothing", "f.g: of no use", "m.x: other"}));
 }
 
 TEST(JsonReader, ReadsFiles) {

@@ -187,7 +187,7 @@ TEST(SafetensorsWriter, RoundTrips) {
     EXPECT_EQ(read.shape(), tensors[i].view.shape);
     EXPECT_EQ(bytes_of_tensor(read.view), bytes_of_tensor(tensors[i].view));
   }
-  // What was read, written again, is the same file.
+  // A file that was read and written again has the bytes of the first.
   std::vector<NamedTensor> again;
   std::vector<Tensor> owners;
   for (const WeightInfo& info : file->tensors()) {

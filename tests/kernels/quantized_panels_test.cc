@@ -85,7 +85,7 @@ TEST_P(QuantizedPanelsOf, TakesLittleMoreThanTheBlocks) {
   EXPECT_LE(static_cast<double>(bytes), 1.06 * static_cast<double>(64 * GetParam()->row_bytes(1024)));
 }
 
-// What the product promises, one output at a time.
+// The product as its header promises it, one output at a time.
 class Scalar {
  public:
   Scalar(Isa isa, const QuantizedLayout& layout) : fused_(isa != Isa::scalar && isa != Isa::sse4), layout_(layout) {}

@@ -3,7 +3,9 @@
 // Configurations of the Llama family as files state them: what they mean, what is refused, and by which words.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "eadem/io/gguf.h"
 #include "eadem/models/auto_model.h"
@@ -29,11 +31,11 @@ LlamaConfig parse(const io::JsonValue& json) {
 }
 
 // A small valid config that tests change one key of.
-io::JsonValue small() {
+io::JsonValue small(const char* type = "llama") {
   io::JsonValue json = io::JsonValue::object();
-  json.set("model_type", "llama").set("vocab_size", 64).set("hidden_size", 32).set("intermediate_size", 48);
+  json.set("model_type", type).set("vocab_size", 64).set("hidden_size", 32).set("intermediate_size", 48);
   json.set("num_hidden_layers", 2).set("num_attention_heads", 4).set("max_position_embeddings", 128);
-  return json;
+  return json.set("num_key_value_heads", 4);
 }
 
 std::string refusal_of(const io::JsonValue& json) {
@@ -99,9 +101,62 @@ TEST(LlamaConfig, AbsentKeysTakeTheDefaultsOfTransformers) {
   EXPECT_EQ(config.rms_norm_eps, 1e-6);
   EXPECT_EQ(config.rope_theta, 10000.0);
   EXPECT_EQ(config.layer_windows, (std::vector<int64_t>{0, 0}));
-  EXPECT_EQ(parse(small().set("model_type", "mistral")).layer_windows, (std::vector<int64_t>{4096, 4096}));
-  EXPECT_EQ(parse(small().set("model_type", "mistral").set("sliding_window", nullptr)).layer_windows,
-            (std::vector<int64_t>{0, 0}));
+  EXPECT_EQ(parse(small("mistral")).layer_windows, (std::vector<int64_t>{4096, 4096}));
+  EXPECT_EQ(parse(small("mistral").set("sliding_window", nullptr)).layer_windows, (std::vector<int64_t>{0, 0}));
+
+  // An absent key is not null: MistralConfig has 8 key-value heads, Qwen2Config and Qwen3Config 32, and Qwen3Config
+  // heads of 128.
+  struct Case {
+    const char* type;
+    int64_t kv_heads, null_kv_heads, head_dim, null_head_dim, positions;
+  };
+  for (const Case& c : {Case{"llama", 64, 64, 4, 4, 2048}, Case{"mistral", 8, 64, 4, 4, 131072},
+                        Case{"qwen2", 32, 64, 4, 4, 32768}, Case{"qwen3", 32, 64, 128, 4, 32768}}) {
+    io::JsonValue::Object keys = small(c.type).as_object();
+    std::erase_if(keys, [](const io::JsonMember& member) {
+      return member.key == "num_key_value_heads" || member.key == "max_position_embeddings";
+    });
+    const io::JsonValue wide = io::JsonValue(keys).set("hidden_size", 256).set("num_attention_heads", 64);
+    EXPECT_EQ(parse(wide).num_key_value_heads, c.kv_heads) << c.type;
+    EXPECT_EQ(parse(wide).head_dim, c.head_dim) << c.type;
+    EXPECT_EQ(parse(wide).max_position_embeddings, c.positions) << c.type;
+    const LlamaConfig nulls = parse(io::JsonValue(wide).set("num_key_value_heads", nullptr).set("head_dim", nullptr));
+    EXPECT_EQ(nulls.num_key_value_heads, c.null_kv_heads) << c.type;
+    EXPECT_EQ(nulls.head_dim, c.null_head_dim) << c.type;
+    if (c.kv_heads != 64) {
+      EXPECT_HAS(refusal_of(io::JsonValue(keys)), "'num_key_value_heads' is missing; expected an integer that divides");
+    }
+  }
+}
+
+TEST(LlamaConfig, NullIdsAreNone) {
+  const LlamaConfig config = parse(small().set("bos_token_id", nullptr).set("eos_token_id", nullptr));
+  EXPECT_TRUE(config.bos_token_id.empty() && config.eos_token_id.empty());
+}
+
+// Ignored keys are listed with a reason, for eadem inspect; keys that are read are not.
+TEST(LlamaConfig, IgnoredKeysHaveReasons) {
+  io::JsonValue gptq = io::JsonValue::object().set("quant_method", "gptq").set("bits", 4).set("group_size", 32);
+  const auto config = io::JsonReader::parse(
+      io::to_json(small()
+                      .set("use_cache", true)
+                      .set("unsloth_version", "2025.3")
+                      .set("rope_scaling",
+                           io::JsonValue::object().set("type", "linear").set("factor", 2).set("finetuned", true))
+                      .set("quantization_config", gptq.set("damp_percent", 0.1))),
+      "config.json");
+  LlamaConfig::from_json(config);
+  std::map<std::string, IgnoredKey> keys;
+  for (const IgnoredKey& key : ignored_keys(config)) {
+    EXPECT_FALSE(key.reason.empty()) << key.path;
+    EXPECT_TRUE(keys.emplace(key.path, key).second) << key.path;
+  }
+  for (const char* path :
+       {"use_cache", "unsloth_version", "rope_scaling.finetuned", "quantization_config.damp_percent"})
+    EXPECT_TRUE(keys.contains(path)) << path;
+  for (const char* path : {"hidden_size", "rope_scaling", "quantization_config"}) EXPECT_FALSE(keys.contains(path));
+  EXPECT_TRUE(keys["use_cache"].usual);
+  EXPECT_FALSE(keys["unsloth_version"].usual);
 }
 
 TEST(LlamaConfig, WindowsPerLayer) {
@@ -226,13 +281,15 @@ TEST(LlamaConfig, RefusalsNameFileKeyAndValue) {
                         Case{"hidden_size", "32", "DataCorrupted", "'hidden_size' is \"32\""},
                         Case{"num_hidden_layers", -1, "DataCorrupted", "'num_hidden_layers' is -1"},
                         Case{"num_hidden_layers", int64_t{1} << 40, "DataCorrupted", "'num_hidden_layers'"},
-                        Case{"num_key_value_heads", 3, "InvalidArgument", "4 attention heads do not divide into 3"},
                         Case{"num_attention_heads", 64, "InvalidArgument", "head_dim is 0"},
                         Case{"head_dim", 7, "InvalidArgument", "7 of 7 head dimensions"},
                         Case{"eos_token_id", 64, "InvalidArgument", "eos_token_id 64 is outside"},
                         Case{"hidden_act", "mish", "Unsupported", "'hidden_act' is \"mish\""},
                         Case{"attention_dropout", 0.5, "Unsupported", "'attention_dropout' is 0.5"},
-                        Case{"pretraining_tp", 2, "Unsupported", "'pretraining_tp' is 2"},
+                        Case{"rope_interleaved", true, "Unsupported", "'rope_interleaved' is true; only false"},
+                        Case{"temperature", 0.7, "Unsupported", "'temperature' is 0.7; only 1 is honoured"},
+                        Case{"pruned_heads", io::JsonValue::object().set("0", 1), "Unsupported", "only {} is honoured"},
+                        Case{"num_key_value_heads", 3, "InvalidArgument", "4 attention heads do not divide into 3"},
                         Case{"quantization_config", io::JsonValue::object().set("quant_method", "spqr"), "Unsupported",
                              "'quantization_config': 'quant_method' is 'spqr'"}}) {
     const std::string text = refusal_of(small().set(c.key, c.value));
@@ -250,6 +307,7 @@ TEST(LlamaConfig, CountsDoNotOverflow) {
     for (int64_t wide : {int64_t{1} << 20, int64_t{1} << 26, int64_t{1} << 28, int64_t{1} << 30, huge}) {
       io::JsonValue json = small().set("hidden_size", hidden).set("intermediate_size", wide).set("vocab_size", wide);
       json.set("num_hidden_layers", 4096).set("num_attention_heads", 16384).set("head_dim", 65536);
+      json.set("num_key_value_heads", 16384);
       LlamaConfig config;
       if (!refusal([&] { config = parse(json); }).empty()) continue;
       ++loaded;
@@ -319,6 +377,35 @@ TEST(LlamaConfig, FromGguf) {
     EXPECT_EQ(config.num_parameters(), elements);
     EXPECT_HAS(refusal([&] { config.to_json(); }), "Unsupported");
   }
+}
+
+// GGUF files have one name for each: without `output.weight` the embedding is the head; nothing stands in for it.
+TEST(LlamaConfig, TiedInGgufWithoutAHead) {
+  std::string pattern = (fs::temp_directory_path() / "eadem_gguf_XXXXXX").string();
+  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+  const fs::path folder = pattern;
+  const Tensor matrix = Tensor::on_host(DType::f32, Shape{64, 32});
+  std::fill_n(matrix.view.as<float>(), 64 * 32, 0.0f);
+  const auto config_of = [&](std::initializer_list<const char*> names) {
+    std::vector<io::NamedTensor> tensors;
+    for (const char* name : names) tensors.push_back({name, matrix.view});
+    const std::string path = (folder / "model.gguf").string();
+    const auto number = [](uint32_t value) { return io::GgufValue::scalar(value); };
+    io::write_gguf(path,
+                   {{"general.architecture", io::GgufValue::string("llama")},
+                    {"llama.attention.layer_norm_rms_epsilon", io::GgufValue::scalar(1e-5f)},
+                    {"llama.block_count", number(1)},
+                    {"llama.embedding_length", number(32)},
+                    {"llama.feed_forward_length", number(48)},
+                    {"llama.attention.head_count", number(4)},
+                    {"llama.context_length", number(128)}},
+                   tensors);
+    return LlamaConfig::from_gguf(*io::GgufFile::open(path));
+  };
+  EXPECT_TRUE(config_of({"token_embd.weight"}).tie_word_embeddings);
+  EXPECT_FALSE(config_of({"token_embd.weight", "output.weight"}).tie_word_embeddings);
+  EXPECT_HAS(refusal([&] { config_of({"output.weight"}); }), "model.gguf: no matrix 'token_embd.weight'");
+  fs::remove_all(folder);
 }
 
 TEST(Llama, GgufNames) {

@@ -75,7 +75,7 @@ void write_model(const fs::path& file, const WeightType& type, uint32_t seed = 1
                  tensors);
 }
 
-// What a load said, and the logits of some steps.
+// The log of a load, and the logits of some steps.
 struct Loaded {
   std::string warnings, notes;
   std::vector<float> logits;

@@ -124,7 +124,7 @@ class HostileModel : public testing::Test {
     content.resize(content.size() - static_cast<size_t>(dropped_bytes));
     std::ofstream(file(), std::ios::binary) << content;
   }
-  // What opening and loading says.
+  // The refusal of opening or loading; empty without one.
   std::string refusal_of_written(int64_t dropped_bytes = 0) const {
     write(dropped_bytes);
     return refusal([&] {

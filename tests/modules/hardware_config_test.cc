@@ -143,7 +143,7 @@ TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {
   EXPECT_EQ(disabled({.fuse_rope_append = false}), Names{"rope_kv_append"});
 }
 
-// What the factories add to one graph.
+// The decisions that factories add to one graph.
 struct Built {
   explicit Built(const CacheSpec& cache = {})
       : device(cpu()),

@@ -21,7 +21,7 @@ struct ExpectedCall {
 // Nothing when the op has no such pass, or no kernel of its own for it (a gradient that passes through).
 std::optional<ExpectedCall> expected_call(const ops::Workload& row, kernels::Pass pass, uint64_t seed);
 
-// The same, with inputs of the op that the caller made.
+// Makes the calls with inputs of the op that the caller made.
 std::optional<ExpectedCall> expected_call(const ops::Workload& row, kernels::Pass pass, std::vector<Tensor> op_inputs,
                                           uint64_t seed);
 

@@ -21,7 +21,7 @@ using ops::RefTensor;
 testing::AssertionResult is_close(const RefTensor& actual, const RefTensor& expected, const Tolerance& tolerance,
                                   std::span<const double> magnitudes = {});
 
-// The same with the bound of each element given, for results whose error is no multiple of one magnitude.
+// Compares with a bound for each element, for results whose error is no multiple of one magnitude.
 testing::AssertionResult is_within(const RefTensor& actual, const RefTensor& expected, std::span<const double> bounds,
                                    const Tolerance& rounding);
 

@@ -257,7 +257,7 @@ float f32_scalar() {
 struct PeakLoop {
   Arithmetic arithmetic;
   Isa isa;
-  double operations;  // of one run
+  double operations;  // in one run
   float (*run)();
 };
 

@@ -101,7 +101,7 @@ void CpuDevice::set_step_kind(StepKind kind) {
 }
 
 std::vector<ByteRange> CpuDevice::first_written_by(int worker, int64_t size_bytes, Placement placement) const {
-  const int64_t page = size_bytes >= kHugePage ? kHugePage : kPage;  // as `allocate` asks for
+  const int64_t page = size_bytes >= kHugePage ? kHugePage : kPage;  // the page size that `allocate` asks for
   if (placement == Placement::shares) {
     const auto begin = [&](int w) { return ThreadPool::share_begin(size_bytes, decode_threads_, w) / 64 * 64; };
     return {{begin(worker), worker + 1 == decode_threads_ ? size_bytes : begin(worker + 1)}};
@@ -130,7 +130,7 @@ void CpuDevice::host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> 
 }
 
 void CpuDevice::host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) {
-  // Where all threads sit in one node it does not matter which of them writes.
+  // If all threads run on one node, it does not matter which of them writes.
   if (pool_.num_nodes(pool_.num_threads()) == 1) return host_parallel_for(num_tasks, task);
   const ThreadPool::CallerSeat seat(pool_);
   pool_.parallel_own(num_tasks, decode_threads_, [&](int64_t index, int) { task(index); });

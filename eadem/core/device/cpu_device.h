@@ -20,19 +20,19 @@ struct ByteRange {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& options = {});
-  // With the seats of another topology than this machine's.
+  // Places threads by `topology` instead of this machine's.
   CpuDevice(const DeviceOptions& options, const Topology& topology);
 
   Isa isa() const { return isa_; }
   ThreadPool& pool() { return pool_; }
   const ThreadPool& pool() const { return pool_; }
-  // Of steps of few rows, and of everything else: the pool has the larger number.
+  // Numbers of threads for decode steps (few rows) and for everything else. The pool has the larger number.
   int decode_threads() const { return decode_threads_; }
   int prefill_threads() const { return prefill_threads_; }
   // Memory nodes that decode reads from.
   int num_nodes() const { return pool_.num_nodes(decode_threads_); }
-  // What of new memory of that size worker `worker` < decode_threads() writes first where there are several nodes.
-  // Interleaved in pages: huge ones where the memory has them.
+  // The byte ranges of a new allocation of `size_bytes` that worker `worker` < decode_threads() writes first, so that
+  // they lie on its node. Placement::interleaved deals out pages, huge ones where the allocation has them.
   std::vector<ByteRange> first_written_by(int worker, int64_t size_bytes, Placement placement) const;
 
   DeviceType type() const override { return DeviceType::cpu; }
@@ -49,7 +49,8 @@ class CpuDevice final : public Device {
   void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
   void host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
   void fill_new(void* dst, int64_t size_bytes, Placement placement) override;
-  // Until the next call with many_rows, which must come from the same thread, that thread has the first seat.
+  // few_rows binds the calling thread to the first seat until the next call with many_rows, which must come from the
+  // same thread.
   void set_step_kind(StepKind kind) override;
 
  private:

@@ -58,7 +58,7 @@ bool has_arithmetic(Arithmetic arithmetic, Isa isa);
 // Operations per second on independent registers, every thread at once. Requires has_arithmetic.
 double measured_peak(ThreadPool& pool, Arithmetic arithmetic, Isa isa, double seconds = 0.1);
 
-// The same for Arithmetic::f32, which every instruction set has.
+// measured_peak for Arithmetic::f32, which every instruction set has.
 double measured_f32_peak(ThreadPool& pool, Isa isa, double seconds = 0.1);
 
 // --- Threads

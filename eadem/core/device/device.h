@@ -39,7 +39,7 @@ struct DeviceRates {
 // Steps of few rows read every weight for a handful of products and wait for memory; everything else computes.
 enum class StepKind : uint8_t { few_rows, many_rows };
 
-// By whom new memory will be read, on a machine with several memory nodes.
+// The threads that will read new memory, on a machine with several memory nodes.
 enum class Placement : uint8_t {
   shares,       // each host thread reads a contiguous share of its own, in the order of threads
   interleaved,  // anyone may read anything
@@ -50,7 +50,7 @@ class Device {
   virtual ~Device() = default;
 
   virtual DeviceType type() const = 0;
-  // For people: "cpu (avx512, 2 threads)", "cuda:0 (NVIDIA H100 80GB HBM3)".
+  // A text for people: "cpu (avx512, 2 threads)", "cuda:0 (NVIDIA H100 80GB HBM3)".
   virtual std::string description() const = 0;
   virtual MemoryInfo memory() const = 0;
   virtual DeviceRates rates() const = 0;
@@ -75,16 +75,16 @@ class Device {
   virtual void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t index)> task) {
     for (int64_t index = 0; index < num_tasks; ++index) task(index);
   }
-  // The same with the threads, and the shares of the tasks, that steps of few rows have (Placement::shares): what a
-  // task is the first to write lies near the thread that will read it.
+  // Runs tasks on the threads, and in the static partition, that decode steps use (Placement::shares), so that memory
+  // which a task is the first to write lies near the thread that will read it.
   virtual void host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t index)> task) {
     host_parallel_for(num_tasks, task);
   }
   // Sets memory to 0 that was never written, and so decides where its pages lie.
   virtual void fill_new(void* dst, int64_t size_bytes, Placement) { fill_zero(dst, size_bytes); }
 
-  // What the next kernels compute, until the next call; many_rows at first. It changes no result: a CPU may use
-  // another number of threads.
+  // States whether the following kernels compute steps of few or of many rows, until the next call; many_rows at
+  // first. It changes no result: a CPU may use another number of threads.
   virtual void set_step_kind(StepKind) {}
 };
 
@@ -107,7 +107,7 @@ Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape);
 Tensor allocate_tensor(Device& device, const TensorType& type, const SymbolValues& symbols);
 // Sets every byte of a tensor on `device`, in all of its planes, to 0.
 void fill_zero(Device& device, const TensorView& view);
-// The same of a tensor that was never written (Device::fill_new).
+// Sets every byte of a tensor that was never written to 0, which decides where its pages lie (Device::fill_new).
 void fill_new(Device& device, const TensorView& view, Placement placement);
 // A copy of a plain contiguous host tensor.
 Tensor copy_to_device(const std::shared_ptr<Device>& device, const TensorView& host);

@@ -222,8 +222,8 @@ std::string_view memory_pass_name(MemoryPass pass) {
 
 double measured_memory_rate(ThreadPool& pool, MemoryPass pass, int64_t working_set_bytes, double seconds,
                             bool huge_pages) {
-  // Of a large set, a few long parts per thread: long enough for the prefetchers, short enough that a slow thread is
-  // helped out. Of a small one, one part each, so that it stays in the cache of its thread.
+  // A large working set is read in a few long parts per thread: long enough for the prefetchers, short enough that
+  // other threads can help a slow one. A small set is one part per thread, so that it stays in that thread's cache.
   constexpr int64_t kLongPart = 4 << 20;
   const int64_t threads = pool.active_threads();
   const int64_t parts = working_set_bytes / threads >= 8 * kLongPart ? 8 * threads : threads;

@@ -62,7 +62,7 @@ uint8_t fp8_from_float(Kind kind, float value) {
   }
   if (magnitude < 0x1p-14f)
     return static_cast<uint8_t>(sign | static_cast<uint8_t>(std::nearbyint(magnitude * 0x1p16f)));
-  // Of f32's fraction two bits stay; the exponent's bias changes from 127 to 15.
+  // Two bits of f32's fraction stay; the exponent's bias changes from 127 to 15.
   const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
   const uint32_t rounded = ((bits + 0xfffffu + ((bits >> 21) & 1u)) >> 21) - (112u << 2);
   return static_cast<uint8_t>(sign | std::min(rounded, 0x7bu));

@@ -56,18 +56,18 @@ class Fp8Encoding final : public Encoding {
   // for a value that is not finite.
   int64_t num_pieces(const Shape& shape) const override;
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
-  // The same from plain values, of which an error in column k costs importance[k] >= 0 ([in]; the mean square of what
-  // it is multiplied by): the scale is the one of the least cost among some up to twice as large, since where values
-  // fall within an octave is what it decides. A block never costs more than encode_pieces makes it.
+  // Encodes plain values with an importance matrix: an error in column k costs importance[k] >= 0 ([in], the mean
+  // square of the inputs of that column). The scale is the cheapest of several candidates up to twice as large; a scale
+  // decides where values fall within an octave. A block never costs more than encode_pieces would make it.
   void encode_weighted(const TensorView& encoded, const TensorView& values, std::span<const float> importance,
                        int64_t begin, int64_t end) const;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
-  // Between blocks.
+  // Cuts between blocks.
   void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
   float scale(const TensorView& encoded, int64_t row, int64_t column) const;
 
-  explicit Fp8Encoding(const Fp8Format& format);  // for `all`
+  explicit Fp8Encoding(const Fp8Format& format);  // public only for `all`
 
  private:
   int64_t block_rows(const Shape& shape) const { return format_.block_rows == 0 ? shape[0] : format_.block_rows; }

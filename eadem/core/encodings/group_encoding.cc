@@ -169,9 +169,9 @@ int64_t GroupEncoding::first_not_finite(const TensorView& encoded, int64_t begin
   return -1;
 }
 
-// How a group is read: value = scale * (code - zero).
+// The scale and zero point of a group: value = scale * (code - zero).
 struct GroupEncoding::Fit {
-  float scale;  // as its dtype holds it
+  float scale;  // rounded to its dtype
   int zero;
 };
 
@@ -195,7 +195,7 @@ GroupEncoding::Fit GroupEncoding::nearest_fit(float low, float high) const {
 
 GroupEncoding::Fit GroupEncoding::least_fit(const float* values, const float* importance, int64_t count, float low,
                                             float high) const {
-  // What a fit costs, and the scale that is best for its codes (0: they are all the zero point).
+  // The cost of a fit, and the best scale for its codes (0 if all codes are the zero point).
   struct Cost {
     double errors, best_scale;
   };
@@ -230,8 +230,8 @@ GroupEncoding::Fit GroupEncoding::least_fit(const float* values, const float* im
     least = cost, best = fit;
     return true;
   };
-  // From 1.1 steps, at which the largest value has a code even where codes reach less far to its side, down to where
-  // the largest values are clipped to half; then least squares for the best one's codes, as long as that helps.
+  // Candidates begin at 1.1 steps, so that the largest value has a code even if codes reach less far on its side, and
+  // end where the largest values are clipped to half. Least-squares fits of the best codes follow while they help.
   const float step = best.scale;
   for (int i = 0; i <= 24; ++i) {
     const float scale = rounded_to(format_.scale, step * (1.1f - 0.025f * static_cast<float>(i)));
@@ -347,7 +347,7 @@ void GroupEncoding::cut(const TensorView& part, const TensorView& whole, int axi
     if (rows == 0) continue;
     const int64_t part_row = part_planes[i].size_bytes() / rows;
     const int64_t whole_row = whole_planes[i].size_bytes() / whole.shape[0];
-    // Of a plane's row, the part that columns [0, begin) have; a scale of the whole row is kept by every part.
+    // Bytes to skip in a plane's row: those of columns [0, begin). Every part keeps a scale of the whole row.
     const bool per_row = i > 0 && format_.group_size == 0;
     const int64_t skip = axis == 1 && !per_row ? begin * whole_row / whole.shape[1] : 0;
     for (int64_t row = 0; row < rows; ++row)

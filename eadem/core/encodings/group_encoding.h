@@ -58,15 +58,15 @@ class GroupEncoding final : public Encoding {
   // most half a scale, one with zero points, and what rounding the scale adds. The order of columns is theirs. Throws
   // InvalidArgument for a value that is not finite, and where a scale overflows its dtype.
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
-  // The same from plain values, of which an error in column k costs importance[k] >= 0 ([in]; the mean square of what
-  // it is multiplied by): scales, and zero points, are those of the least cost among some around the largest
-  // magnitude's and their least-squares fits, with codes to the nearest. A group never costs more than encode_pieces
-  // makes it.
+  // Encodes plain values with an importance matrix: an error in column k costs importance[k] >= 0 ([in], the mean
+  // square of the inputs of that column). Scales and zero points are the cheapest of several candidates: some around
+  // the scale of the largest magnitude, and their least-squares fits, with codes rounded to the nearest. A group never
+  // costs more than encode_pieces would make it.
   void encode_weighted(const TensorView& encoded, const TensorView& values, std::span<const float> importance,
                        int64_t begin, int64_t end) const;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   int64_t first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const override;
-  // Between groups; not along the columns where they have an order.
+  // Cuts between groups; columns that have an order are not cut.
   void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
   // The parts of an encoded matrix, for who repacks it.
@@ -79,7 +79,7 @@ class GroupEncoding final : public Encoding {
   // The column whose code is the j-th.
   int64_t column(const TensorView& encoded, int64_t j) const;
 
-  explicit GroupEncoding(const GroupFormat& format);  // for `all`
+  explicit GroupEncoding(const GroupFormat& format);  // public only for `all`
 
  private:
   int64_t row_bytes(int64_t columns) const { return columns * format_.bits / 8; }
@@ -87,7 +87,7 @@ class GroupEncoding final : public Encoding {
   void quantize_rows(const TensorView& encoded, const TensorView& values, std::span<const float> importance,
                      int64_t begin, int64_t end) const;
   void quantize_row(const TensorView& encoded, int64_t row, const float* values, const float* importance) const;
-  // Of one group whose values lie between `low` <= 0 and `high` >= 0. `importance` may be null.
+  // Fits for one group whose values lie between `low` <= 0 and `high` >= 0. `importance` may be null.
   float nearest_scale(float low, float high) const;
   Fit nearest_fit(float low, float high) const;
   Fit least_fit(const float* values, const float* importance, int64_t count, float low, float high) const;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kSize = 256;
 constexpr int kRun = 32;         // bytes after which a plane goes on in the next higher bits
-constexpr int kScaleBytes = 12;  // of q3_k, q4_k and q5_k
+constexpr int kScaleBytes = 12;  // in q3_k, q4_k and q5_k
 
 // ---- Planes of bits ----------------------------------------------------------------------------------------------
 

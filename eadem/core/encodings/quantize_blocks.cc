@@ -183,7 +183,7 @@ class Group {
     const float farthest = high_ > -low_ ? high_ : low_;
     Fit best;
     if (farthest == 0) return best;
-    float best_gain = 0;  // by how much scale * level lowers the sum of squares
+    float best_gain = 0;  // how much scale * level lowers the sum of squares
     const auto guess = [&](float target) {
       alignas(16) float level[kSize];
       round(level, target / farthest, 0);
@@ -225,7 +225,7 @@ class Group {
       const float det = sum_w_ * m.level2 - m.level * m.level;
       if (!(det > 0)) return;
       float scale = (sum_w_ * m.x_level - centered.sum_wx_ * m.level) / det;
-      float min = (scale * m.level - centered.sum_wx_) / sum_w_;  // of the shifted values
+      float min = (scale * m.level - centered.sum_wx_) / sum_w_;  // for the shifted values
       float offset = min - base;
       if (static_cast<float>(sign) * offset < 0) {
         // At the bound: x ~ scale * level.
@@ -341,7 +341,7 @@ class BlockQuantizer {
     alignas(16) std::array<float, kMaxBlockSize> level{};
   };
 
-  // As the file will hold it.
+  // Rounds a scale to the f16 that the file will hold.
   float rounded(double scale) const {
     const double clamped = std::clamp(scale * up_, -double{kMaxF16}, double{kMaxF16});
     return static_cast<float>(f16_t::from_float(static_cast<float>(clamped)).to_float() * down_);
@@ -443,7 +443,7 @@ class BlockQuantizer {
   double down_ = 1, up_ = 1;
   alignas(16) std::array<float, kMaxBlockSize> x_;
   std::array<TheGroup, kMaxGroups> groups_;
-  GroupNumbers fitted_scales_{}, fitted_mins_{};  // of each group alone
+  GroupNumbers fitted_scales_{}, fitted_mins_{};  // fitted for each group alone
   State state_, best_;
 };
 

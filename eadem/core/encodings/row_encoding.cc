@@ -87,7 +87,8 @@ void RowEncoding::cut(const TensorView& part, const TensorView& whole, int axis,
   for (int i = axis + 1; i + 1 < rank; ++i) rows *= whole.shape[i];
   const int64_t columns = whole.shape.back();
   for (int plane = 0; plane < 2; ++plane) {
-    const int64_t bytes = rows * (plane == 0 ? columns : static_cast<int64_t>(sizeof(float)));  // of one index of axis
+    // Bytes of one index along the axis.
+    const int64_t bytes = rows * (plane == 0 ? columns : static_cast<int64_t>(sizeof(float)));
     for (int64_t i = 0; i < outer; ++i)
       std::memcpy(static_cast<std::byte*>(part.plane(plane)) + i * part.shape[axis] * bytes,
                   static_cast<const std::byte*>(whole.plane(plane)) + (i * whole.shape[axis] + begin) * bytes,

@@ -49,7 +49,7 @@ class RowEncoding final : public Encoding {
   std::string_view name_;
 };
 
-// How a KV cache may be stored: "f32", "bf16", "f16", "int8" or "fp8_e4m3". Nothing for any other name.
+// The storage type of a KV cache by name: "f32", "bf16", "f16", "int8" or "fp8_e4m3". Nothing for any other name.
 std::optional<WeightType> kv_cache_type(std::string_view name);
 
 }  // namespace eadem

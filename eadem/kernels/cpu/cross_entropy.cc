@@ -150,7 +150,7 @@ const Encoding* pack_weight(const KernelRequest& r, int input) {
   return input == 1 ? PackedPanels::of_forward(r.inputs[1].dtype, cpu_device(r).isa()) : nullptr;
 }
 
-// For up to `rows` rows of x; products in turn have it.
+// Bytes of scratch for products of up to `rows` rows of x. They run one after another and share it.
 int64_t product_bytes(const CpuDevice& device, DType dtype, int64_t rows, int64_t hidden) {
   const Matmul::Source logits = source_of(PackedPanels::of_forward(dtype, device.isa())->side());
   return round_up(std::max({matmul_scratch_bytes(device, logits, rows, hidden),

@@ -71,7 +71,7 @@ void run_gather(const KernelCall& call, const TensorView& table, const TensorVie
       [&](int64_t begin, int64_t end) { task(y, table.dtype, table.data, index, hidden, begin, end); });
 }
 
-// At the cost of the rows that are looked up: the traffic is that of y, twice.
+// The modelled cost counts only the rows that are looked up: the traffic is that of y, twice.
 Verdict at_cost_of_rows(const KernelRequest& r, const Requirements& requirements) {
   const KernelRequest looked_up{r.op, r.pass, r.device, r.attrs, r.inputs.subspan(1), r.outputs, r.bounds};
   const Verdict verdict = requirements.at_cost(0);

@@ -24,7 +24,7 @@ QuantizedLayout layout_of(const GroupFormat& format) {
   return layout;
 }
 
-// Where value k of a step stands: byte k % 4 of output `lane` in a vector, the low or high half of it for 4 bits.
+// The place of value k of a step: byte k % 4 of output `lane` in a vector, the low or high half of it for 4 bits.
 struct Place {
   int64_t byte;
   int shift;

@@ -295,9 +295,9 @@ void run_linear_gated(const KernelCall& call) {
 constexpr Kernel kLinearGated{"cpu_packed_panels", Pass::inference, can_linear_gated,
                               run_linear_gated,    scratch_bytes,   pack_both_weights};
 
-// ---- The same with quantized weights. x is quantized, too, row by row, to 8 bits (quantized_matmul.h).
+// ---- Quantized weights. x is quantized, too, row by row, to 8 bits (quantized_matmul.h).
 
-// Why a weight is none of these kernels'; empty: it is.
+// The reason why these kernels do not take a weight; empty if they do.
 std::string refusal_of(std::string_view port, const TensorType& weight) {
   if (quantized_packing_of(weight.encoding) == nullptr)
     return fmt::format("takes {} in quantized blocks or groups; it is {}", port,

@@ -19,11 +19,12 @@ namespace {
 
 constexpr int64_t kGroupPanels = 4;   // panels whose weights are prepared and used together
 constexpr int64_t kKBlock = 256;      // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
-constexpr int64_t kBlockPanels = 16;  // of which a block of k meets one of a, while that is in the second-level cache
+constexpr int64_t kBlockPanels = 16;  // panels that meet one block of a while it is in the second-level cache
 constexpr int64_t kRowBlock = 192;    // a multiple of every tile's rows; weights are read once per block
-// On tiles products are so fast that reading either side costs as much: more of both meet.
+// With AMX, products are so fast that reading either side costs as much: blocks of more panels and more rows are
+// multiplied.
 constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 256;
-constexpr int64_t kTileShortestRows = 64;  // of a task
+constexpr int64_t kTileShortestRows = 64;  // rows of a task
 // Up to this many rows a product takes as long as reading its weights.
 constexpr int64_t kFewRows = 32;
 // Up to this many rows, 16-bit weights are widened in registers as they are read: decode is bound by memory. Above,
@@ -34,7 +35,7 @@ constexpr int64_t kWidenInRegistersRows = 8;
 // first-level cache (4 panels x 64, 16 KB).
 constexpr int64_t fp8_block(int64_t rows) { return rows <= kWidenInRegistersRows ? 64 : kKBlock; }
 
-// Where b is a matrix both sides are copied block by block, and more panels share one copy of a.
+// If b is a matrix, both sides are copied block by block, and more panels share one copy of a.
 constexpr int64_t kMatrixGroupPanels = 16;
 constexpr int64_t kCopiedRowStride = kRowBlock + kPanelWidth;  // an odd number of cache lines: uses every set
 
@@ -70,7 +71,7 @@ bool uses_tiles(const Matmul& m, Isa isa) {
          (m.b_source == Matmul::Source::pairs || (m.rows > 1 && m.quantized.layout->whole_rows()));
 }
 
-// Of a worker's scratch, what b is copied, widened or unpacked into.
+// The part of a worker's scratch into which b is copied, widened or unpacked.
 constexpr int64_t packed_floats(Matmul::Source source) {
   switch (source) {
     case Matmul::Source::panels:
@@ -87,7 +88,7 @@ constexpr int64_t worker_floats(Matmul::Source source, bool on_tiles) {
   return packed_floats(source) + 2 * blocks_of(source, on_tiles).floats();
 }
 
-// What all tasks share: their blocks, and rows of a as products with some sources of b want them.
+// Data that all tasks share: their blocks, and rows of a in the layout that the source of b needs.
 struct Prepared {
   Blocks blocks;
   QuantizedRows quantized;
@@ -103,7 +104,7 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// What load_fp8 gives is this much smaller than the codes' values.
+// load_fp8 returns values that are smaller than those of the codes by this factor.
 template <bool kE5m2>
 inline constexpr float kFp8Factor = kE5m2 ? 1.0f : 256.0f;
 
@@ -203,7 +204,7 @@ void decode_panels(float* packed, const Fp8Weight& w, int64_t all_k, int64_t p0,
   }
 }
 
-// The same from a matrix stored by rows; columns beyond `outputs` are zero.
+// Copies a block of k of `panels` panels from a matrix that is stored by rows; columns beyond `outputs` are zero.
 void gather_panels(float* packed, const float* b, int64_t outputs, int64_t p0, int64_t panels, int64_t k0,
                    int64_t k_size) {
   const int64_t width = std::min(panels * kPanelWidth, outputs - p0 * kPanelWidth);
@@ -240,7 +241,7 @@ void for_each_block(int64_t k_size, int64_t k_step, int64_t panels, F&& block) {
     }
 }
 
-// What a block at k0 of panels from p on, of `panels`, reads of 16 columns of `W` a k: k_size a panel.
+// The lines that a block at k0 reads of the panels from p on, of `panels`: 16 values of `W` for each of k_size k.
 template <typename W>
 Fetch fetch_block(const W* first_panel, int64_t k_size, int64_t k_step, int64_t k0, int64_t p, int64_t panels) {
   if (p >= panels) return {};
@@ -267,7 +268,7 @@ void product_of_panels(float* c, int64_t k_size, const W* b, const RowOperand& a
                  });
 }
 
-// The same for panels [p0, p0 + panels) of packed `b`.
+// c = a b for panels [p0, p0 + panels) of packed `b`.
 void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
              float* packed) {
   const int64_t first = p0 * m.k_size * kPanelWidth;
@@ -280,7 +281,7 @@ void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int6
   }
 }
 
-// The same where b is 8-bit floats.
+// c = a b for panels of 8-bit floats.
 void product_of_fp8(float* c, const Matmul& m, const Fp8Weight& w, const RowOperand& a, int64_t rows, int64_t p0,
                     int64_t panels, float* packed) {
   if (rows == 1) {
@@ -302,8 +303,8 @@ void product_of_fp8(float* c, const Matmul& m, const Fp8Weight& w, const RowOper
                  });
 }
 
-// The same where b is a matrix, and a is read down its columns (row_stride 1): a block of k of either side is copied
-// to where its lines lie together.
+// c = a b for a matrix b, with a read down its columns (row_stride 1): a block of k of either side is copied so that
+// its lines lie together.
 void product_of_matrices(float* c, const Matmul& m, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
                          float* packed, float* copied) {
   const int64_t c_stride = panels * kPanelWidth;
@@ -321,7 +322,7 @@ void product_of_matrices(float* c, const Matmul& m, const RowOperand& a, int64_t
   }
 }
 
-// The same where b is in pairs and `x` are the rows of a, rounded.
+// c = a b for panels in pairs; `x` holds the rounded rows of a.
 void product_of_pairs(float* c, const Matmul& m, const void* b, const TileRows& x, int64_t rows, int64_t p0,
                       int64_t panels) {
   const int64_t tiles = ceil_div(m.k_size, kPairTile), panel_bytes = tiles * kTileBytes;

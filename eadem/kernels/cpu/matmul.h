@@ -44,7 +44,7 @@ struct Matmul {
   const void* b = nullptr;
   const void* b_up = nullptr;  // Finish::gated only, panels and pairs: the second factor
   DType b_dtype = DType::f32;
-  QuantizedWeight quantized, quantized_up;  // of the same layout
+  QuantizedWeight quantized, quantized_up;  // both have one layout
   Fp8Weight fp8, fp8_up;
 
   enum class Finish : uint8_t {
@@ -60,7 +60,7 @@ struct Matmul {
   ActivationKind activation = ActivationKind::silu;
 };
 
-// How b is read that PackedPanels hold on `side`, and m with it.
+// The source that reads weights packed by PackedPanels for `side`; set_panels sets it, and the data, in m.
 Matmul::Source source_of(PackedPanels::Side side);
 void set_panels(Matmul& m, const TensorView& weight);
 

@@ -22,7 +22,7 @@ namespace {
 struct AdamWStep {
   const float* grad;
   float *master, *m, *v;
-  void* weight;  // of weight_dtype, or null
+  void* weight;  // values of weight_dtype, or null
   DType weight_dtype;
   float grad_scale, learning_rate, beta1, beta2, eps, decay_rate, bias_correction1, bias_correction2;
 };

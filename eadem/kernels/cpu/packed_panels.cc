@@ -44,7 +44,7 @@ void pack_columns(To* panel, const From* weight, int64_t row_size, int64_t outpu
   }
 }
 
-// The same in pairs, all of k. 32 of k at a time: 16 lines are read and 16 are written.
+// One panel of a matrix [outputs, k] in pairs, 32 of k at a time: 16 lines are read and 16 are written.
 template <typename From>
 void pack_pairs(bf16_t* panel, const From* weight, int64_t k_size, int64_t outputs) {
   for (int64_t k0 = 0; k0 < k_size; k0 += kPairTile, panel += kPairTile * kPanelWidth)

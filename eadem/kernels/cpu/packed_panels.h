@@ -30,7 +30,7 @@ class PackedPanels final : public Encoding {
   // The encoding of weights of `dtype` (f32, bf16 or f16; in pairs bf16), or null for any other dtype.
   static const PackedPanels* of(DType dtype, Side side);
 
-  // How forward products on `isa` read a plain weight of `dtype`: on tiles in pairs.
+  // The packing that forward products on `isa` read for a plain weight of `dtype`: pairs for AMX.
   static const PackedPanels* of_forward(DType dtype, Isa isa) {
     return of(dtype, dtype == DType::bf16 && isa == Isa::amx ? Side::pairs : Side::normal);
   }

@@ -232,8 +232,8 @@ inline constexpr int64_t kScalesAt = kChunkSteps * kStepBytes / static_cast<int6
 inline constexpr int64_t kMinsAt = kScalesAt + kMinsBehind;
 inline constexpr int64_t kMinPairsAt = kMinsAt + kChunkSteps * kPanelWidth;
 
-// Of a panel in groups, the scales of steps [s0, s0 + steps) and, with zero points, the mins: scale * (zero - middle).
-// Where unpack_chunk puts them; it finds them there.
+// Writes the scales of steps [s0, s0 + steps) of a panel in groups, and with zero points the mins, scale * (zero -
+// middle), to the places in the scratch where unpack_chunk expects them.
 template <typename Format>
 void expand_groups(float* scratch, const QuantizedWeight& w, int64_t all_steps, int64_t p, int64_t s0, int64_t steps) {
   const QuantizedLayout& layout = *w.layout;

@@ -109,7 +109,7 @@ namespace {
 
 enum SampleInput { kLogits, kTemperature, kTopK, kTopP, kMinP, kSeed, kPosition };
 
-// What one worker needs for a row of `vocab` logits.
+// The scratch of one worker for a row of `vocab` logits.
 struct RowScratch {
   uint64_t* keys;      // [vocab]
   double* block_sums;  // [ceil(vocab / kSumBlock)]

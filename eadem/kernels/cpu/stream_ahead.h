@@ -16,13 +16,13 @@ namespace eadem::kernels::cpu {
 
 inline constexpr int64_t kFetchNear = 1024, kFetchFar = 4096;  // bytes
 
-// Where the lines that a stream will read lie, as offsets from what it reads.
+// The places of lines that a stream will read soon, as offsets from the line that it reads.
 class StreamAhead {
  public:
   // `panel_bytes`: how long a stream is; `jump`: from its end to the start of its successor in the next group.
   StreamAhead(int64_t panel_bytes, int64_t jump) : panel_bytes_(panel_bytes), jump_(jump) {}
 
-  // Of what stands `distance` behind that, which is `at` bytes from the start of the stream.
+  // The offset of the line that is read `distance` bytes after the one at `at` bytes from the start of the stream.
   int64_t offset(int64_t at, int64_t distance) const { return distance + (at + distance < panel_bytes_ ? 0 : jump_); }
 
  private:

@@ -35,7 +35,7 @@ EADEM_TILES void configure(int64_t top_rows, int64_t bottom_rows) {
   const auto top = static_cast<uint8_t>(top_rows), bottom = static_cast<uint8_t>(std::max<int64_t>(bottom_rows, 1));
   const uint8_t lines[] = {top, top, bottom, bottom, top, bottom, 16, 16};
   std::copy(std::begin(lines), std::end(lines), config.lines);
-  asm volatile("" ::"r"(&config) : "memory");  // of the configuration the intrinsic says that it reads eight bytes
+  asm volatile("" ::"r"(&config) : "memory");  // the intrinsic tells the compiler of eight bytes only
   _tile_loadconfig(&config);
 }
 
@@ -195,7 +195,7 @@ using Words = uint32_t __attribute__((vector_size(64)));
 EADEM_TILES inline __m512 first_of(Words pairs) { return reinterpret_cast<__m512>(pairs << 16); }
 EADEM_TILES inline __m512 second_of(Words pairs) { return reinterpret_cast<__m512>(pairs & 0xffff0000u); }
 
-// As many panels side by side as have all their chains in registers.
+// Computes kPanels panels side by side; their number is such that all chains stay in registers.
 template <int kPanels>
 EADEM_TILES __attribute__((noinline)) void row_of_panels(float* c, const TileRows& a, const char* b,
                                                          int64_t panel_stride, int64_t tiles) {

@@ -18,9 +18,9 @@
 
 namespace eadem::kernels::cpu {
 
-inline constexpr int64_t kTileRows = 16;     // of a and c
+inline constexpr int64_t kTileRows = 16;     // rows of a and c in a tile
 inline constexpr int64_t kTileLine = 64;     // bytes of a row in a tile
-inline constexpr int64_t kTileBytes = 1024;  // of b, and of 16 rows of a
+inline constexpr int64_t kTileBytes = 1024;  // bytes of a tile of b, and of 16 rows of a
 inline constexpr int64_t kTileBlock = 8;     // tiles of k that are multiplied by all rows before the next
 
 // Rows of a. Row 32 j + 16 h + i begins its tile t, which is tile u of block b, at
@@ -29,12 +29,12 @@ struct TileRows {
   const void* data;
   int64_t k_stride, pair_stride, tile_stride, half_stride, line_stride;
 
-  // In the order in which they are read, `rows` in all.
+  // `rows` rows that are stored in the order in which tiles read them.
   static TileRows in_order(const void* data, int64_t rows) {
     const int64_t pair_bytes = 2 * kTileBlock * kTileBytes;
     return {data, (rows + 31) / 32 * pair_bytes, pair_bytes, 2 * kTileBytes, kTileBytes, kTileLine};
   }
-  // Bytes of `rows` in order, which have `tiles` tiles each.
+  // Bytes of `rows` rows stored in order, each of `tiles` tiles.
   static int64_t bytes_in_order(int64_t rows, int64_t tiles) {
     return (tiles + kTileBlock - 1) / kTileBlock * in_order(nullptr, rows).k_stride;
   }
@@ -52,7 +52,7 @@ void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels&
 // The first row of a alone, c [panels * 16], in vectors: the same bits, for the price of reading b.
 void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, int64_t tiles);
 
-// Where sums of bytes start, and what they are multiplied by: those of row r at [r * stride].
+// The start value and the factor of sums of bytes: those of row r stand at [r * stride].
 struct TileScales {
   const int32_t* starts;
   const float* scales;

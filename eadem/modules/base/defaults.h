@@ -8,8 +8,8 @@
 
 namespace eadem::modules {
 
-// For modules whose cost is reading a weight matrix. Performance: 16-bit weights (half the bytes; activations stay in
-// what the device computes best). Accuracy: f32 throughout.
+// The defaults of modules whose cost is reading a weight matrix. Performance: 16-bit weights (half the bytes;
+// activations stay in what the device computes best). Accuracy: f32 throughout.
 HardwareConfig matrix_defaults(const Device& device, HardwareMode mode);
 
 }  // namespace eadem::modules

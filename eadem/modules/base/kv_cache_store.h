@@ -19,7 +19,7 @@ class KvCacheStore {
   Caches build(BuildContext& context, ValueId k, ValueId v, int layer) const;
 
  private:
-  int64_t kv_heads_;  // of this rank
+  int64_t kv_heads_;  // heads of this rank
   int64_t head_dim_;
 };
 

@@ -41,7 +41,7 @@ void scale_yarn(const RopeConfig& config, std::vector<double>& inv_freq) {
   }
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(config.rotary_dim - 1));
-  if (low == high) high += 0.001;  // as the paper's code: avoids a division by zero
+  if (low == high) high += 0.001;  // avoids a division by zero, as the paper's code does
   for (size_t i = 0; i < inv_freq.size(); ++i) {
     const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     inv_freq[i] = inv_freq[i] / s.factor * ramp + inv_freq[i] * (1 - ramp);

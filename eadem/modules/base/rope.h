@@ -10,7 +10,7 @@
 
 namespace eadem::modules {
 
-// How frequencies are stretched beyond the trained context.
+// The scaling of frequencies beyond the trained context.
 struct RopeScaling {
   enum class Kind : uint8_t {
     none,
@@ -38,7 +38,7 @@ struct RopeConfig {
   int64_t rotary_dim = 0;  // <= head_dim, even
   kernels::RopeStyle style = kernels::RopeStyle::rotate_half;
   RopeScaling scaling;
-  std::vector<double> divisors;  // of each frequency, besides the scaling; empty: none
+  std::vector<double> divisors;  // one per frequency, applied besides the scaling; empty: none
 };
 
 // Frequencies [rotary_dim / 2] and the factor on the table, computed in double precision.

@@ -10,8 +10,8 @@
 namespace eadem::modules {
 
 struct AttentionRequest {
-  int64_t heads = 0;     // of this rank
-  int64_t kv_heads = 0;  // of this rank
+  int64_t heads = 0;     // heads of this rank
+  int64_t kv_heads = 0;  // heads of this rank
   int64_t head_dim = 0;
   double scale = 1.0;
   int64_t window = 0;  // 0: unlimited

@@ -23,7 +23,7 @@ Verdict can_handle_dense(const LinearRequest& request) {
   return at_cost_of(request, dtype_size(kWeights));
 }
 
-// Of a rank's rows.
+// The columns of a rank's part of the weight.
 int64_t columns_of(const LinearRequest& request) {
   return request.in / (request.parallel == Parallel::row ? request.num_ranks : 1);
 }

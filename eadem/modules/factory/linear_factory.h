@@ -11,7 +11,7 @@
 
 namespace eadem::modules {
 
-// How tensor-parallel ranks divide a linear layer. Source: Shoeybi et al. 2019.
+// The division of a linear layer over tensor-parallel ranks. Source: Shoeybi et al. 2019.
 enum class Parallel : uint8_t {
   none,
   column,  // outputs divided: the weight's rows, the bias
@@ -20,7 +20,7 @@ enum class Parallel : uint8_t {
 
 struct LinearRequest {
   std::string name;  // parameters are `name`.weight and, with a bias, `name`.bias
-  int64_t in = 0;    // of the whole layer
+  int64_t in = 0;    // size of the whole layer, as `out`
   int64_t out = 0;
   bool bias = false;
   Parallel parallel = Parallel::none;

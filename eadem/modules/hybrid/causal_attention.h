@@ -16,7 +16,7 @@ class CausalAttention {
     int64_t heads = 0;
     int64_t kv_heads = 0;
     int64_t head_dim = 0;
-    double scale = 0;  // of q . k
+    double scale = 0;  // factor on q . k
     bool qkv_bias = false;
     bool out_bias = false;
     std::optional<double> qk_norm_eps;  // none: no QK-norm
