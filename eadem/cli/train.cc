@@ -4,7 +4,6 @@
 #include "eadem/train/train.h"
 
 #include <cmath>
-#include <filesystem>
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
@@ -33,21 +32,17 @@ int train(CommandLine command_line) {
   arguments.flag("--resume", resume, "go on from the newest checkpoint; the result is the same to the bit");
   options.add_device(arguments);
   arguments.note(
-      "Ctrl-C saves a checkpoint after the current step and exits 130. Without --resume, an output directory that "
-      "holds "
-      "checkpoints is refused. When it is done, the directory of the model is printed to stdout.");
+      "Ctrl-C, SIGTERM or a closed terminal saves a checkpoint after the current step and exits 130. Without --resume, "
+      "an output directory that holds checkpoints is refused; with it, the recipe must mean the same: only steps, "
+      "intervals, keep_checkpoints and the output directory may change. A run whose steps are done is extended by more "
+      "steps and --resume. When it is done, the directory of the model is printed to stdout. docs/train.md describes "
+      "recipes.");
   arguments.example("eadem train assets/stories/recipe.toml", "the bundled model, from scratch");
   arguments.example("eadem train recipe.toml --resume", "after Ctrl-C or a crash");
   if (!arguments.parse(command_line)) return kOk;
 
-  const std::atomic<bool>& stop = listen_for_interrupt();
+  const std::atomic<bool>& stop = listen_for_interrupt_and_save();
   const train::Recipe recipe = train::load_recipe(path);
-  const std::filesystem::path checkpoints = std::filesystem::path(recipe.output) / "checkpoints";
-  std::error_code error;
-  if (!resume && std::filesystem::exists(checkpoints, error) && !std::filesystem::is_empty(checkpoints, error))
-    throw InvalidArgument(
-        "{} holds checkpoints of an earlier run; --resume goes on from the newest, or remove the directory",
-        checkpoints.string());
 
   ProgressBar bar("training");
   std::optional<ProgressBar> preparing;
@@ -60,6 +55,10 @@ int train(CommandLine command_line) {
     stop_if_interrupted();
     if (!preparing) preparing.emplace(what);
     preparing->update(static_cast<double>(done), static_cast<double>(total));
+  };
+  run_options.on_note = [&](const std::string& sentence) {
+    preparing.reset();
+    note("{}", sentence);
   };
   run_options.on_step = [&](const train::Progress& progress) {
     preparing.reset();

@@ -2,7 +2,9 @@
 #include "eadem/train/metrics.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <sstream>
 
@@ -84,8 +86,11 @@ Metrics::Metrics(const std::string& path, int64_t last_step) : path_(path) {
       try {
         const io::JsonReader json = io::JsonReader::parse(line, path);
         const int64_t step = json.integer("step", 0);
-        if (step > last_step) continue;
-        if (json.has("eval_loss"))
+        const bool eval = json.has("eval_loss");
+        const int64_t before =
+            eval ? (evals_.empty() ? 0 : evals_.back().step) : (steps_.empty() ? 0 : steps_.back().step);
+        if (step > last_step || step <= before) continue;
+        if (eval)
           evals_.push_back({step, json.number("eval_loss")});
         else
           steps_.push_back({step, json.number("loss"), json.number("learning_rate"), json.number("grad_norm"),
@@ -98,12 +103,12 @@ Metrics::Metrics(const std::string& path, int64_t last_step) : path_(path) {
   }
   io::write_file_atomically(path, kept);
   file_.open(path, std::ios::app);
-  if (!file_) throw IoError("cannot append to '{}'", path);
+  if (!file_) throw IoError("cannot append to '{}': {}", path, std::strerror(errno));
 }
 
 void Metrics::append(const std::string& line) {
   file_ << line << '\n' << std::flush;
-  if (!file_) throw IoError("cannot write to '{}'", path_);
+  if (!file_) throw IoError("cannot write to '{}': {}", path_, std::strerror(errno));
 }
 
 void Metrics::add(const StepMetrics& metrics) {

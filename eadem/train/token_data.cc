@@ -9,6 +9,7 @@
 #include "eadem/core/error.h"
 #include "eadem/core/philox.h"
 #include "eadem/io/atomic_file.h"
+#include "eadem/io/content_hash.h"
 #include "eadem/io/sha256.h"
 
 namespace eadem::train {
@@ -28,13 +29,6 @@ struct Header {
   char source_hash[64];  // SHA-256, hexadecimal: of the tokenizer, the separator and the texts
 };
 static_assert(sizeof(Header) == 104);
-
-bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
-
-std::string_view trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
-}
 
 }  // namespace
 
@@ -64,52 +58,54 @@ TokenFile::TokenFile(std::shared_ptr<const io::MappedFile> file, const std::stri
     throw DataCorrupted("{}: {} tokens belong to no document", path, header.num_tokens - previous);
 }
 
-TokenFile TokenFile::open_or_make(const std::string& path, const std::vector<std::string>& texts,
-                                  const std::string& separator, const io::Tokenizer& tokenizer,
-                                  const std::string& tokenizer_hash,
+TokenFile TokenFile::open_or_make(const std::string& path, const Texts& texts, const io::Tokenizer& tokenizer,
+                                  const std::string& tokenizer_hash, int32_t eos,
                                   const std::function<void(int64_t, int64_t)>& progress) {
-  std::string sources = tokenizer_hash + "\n" + separator + "\n";
+  std::string sources =
+      fmt::format("{}\n{}\n{}\n{}\n{}\n", tokenizer_hash, eos, texts.separator, texts.text_key, texts.parse_special);
   std::vector<std::shared_ptr<const io::MappedFile>> files;
+  std::vector<std::string> hashes;
   int64_t total = 0, done = 0;
-  for (const std::string& text : texts) {
+  for (const std::string& text : texts.files) {
     files.push_back(io::MappedFile::open(text));
-    sources += io::sha256_hex(files.back()->bytes()) + "\n";
+    hashes.push_back(io::content_hash(files.back()->bytes()).hex());
+    sources += fmt::format("{} {}\n", hashes.back(), is_json_lines(texts, text));
     total += static_cast<int64_t>(files.back()->bytes().size());
   }
   const std::string hash = io::sha256_hex(std::string_view(sources));
+  const auto opened = [&](std::shared_ptr<const io::MappedFile> mapped) {
+    TokenFile result(std::move(mapped), path);
+    result.text_hashes_ = hashes;
+    return result;
+  };
   if (std::filesystem::exists(path)) {
     auto mapped = io::MappedFile::open(path);
     if (mapped->bytes().size() >= sizeof(Header) &&
         std::memcmp(mapped->bytes().data() + offsetof(Header, source_hash), hash.data(), 64) == 0)
-      return TokenFile(std::move(mapped), path);
+      return opened(std::move(mapped));
   }
 
-  if (!tokenizer.eos())
-    throw InvalidArgument("{}: the tokenizer has no end-of-sequence token to end documents", tokenizer.source());
   std::vector<uint64_t> ends;
   std::vector<uint32_t> ids;
   for (size_t f = 0; f < files.size(); ++f) {
-    const std::string_view text(reinterpret_cast<const char*>(files[f]->bytes().data()), files[f]->bytes().size());
-    for (size_t begin = 0; begin < text.size();) {
-      const size_t end = std::min(text.find(separator, begin), text.size());
-      const std::string_view document = text.substr(begin, end - begin);
-      if (!is_blank(document)) {
-        try {
-          for (int32_t id : tokenizer.encode(trimmed(document), {.add_special_tokens = true, .parse_special = false}))
-            ids.push_back(static_cast<uint32_t>(id));
-        } catch (const InvalidArgument& error) {
-          throw InvalidArgument("{}: document at byte {}: {}", texts[f], begin, error.what());
-        }
-        const auto eos = static_cast<uint32_t>(*tokenizer.eos());
-        if (ids.back() != eos) ids.push_back(eos);  // some tokenizers put it there themselves
-        ends.push_back(ids.size());
+    const std::string_view content(reinterpret_cast<const char*>(files[f]->bytes().data()), files[f]->bytes().size());
+    for_each_document(texts, texts.files[f], content, [&](std::string_view text, int64_t begin, int64_t end) {
+      const size_t first = ids.size();
+      try {
+        for (int32_t id : tokenizer.encode(text, {.add_special_tokens = true, .parse_special = texts.parse_special}))
+          ids.push_back(static_cast<uint32_t>(id));
+      } catch (const InvalidArgument& error) {
+        throw InvalidArgument("{}: document at byte {}: {}", texts.files[f], begin, error.what());
       }
-      begin = end + separator.size();
-      if (progress) progress(done + static_cast<int64_t>(std::min(begin, text.size())), total);
-    }
-    done += static_cast<int64_t>(text.size());
+      // Some tokenizers put it there themselves.
+      if (ids.size() == first || ids.back() != static_cast<uint32_t>(eos)) ids.push_back(static_cast<uint32_t>(eos));
+      ends.push_back(ids.size());
+      if (progress) progress(done + end, total);
+    });
+    done += static_cast<int64_t>(content.size());
   }
-  if (ends.empty()) throw InvalidArgument("{}: no document in the training texts", texts.front());
+  if (ends.empty())
+    throw InvalidArgument("{}: nothing but white space; expected documents", fmt::join(texts.files, ", "));
 
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
@@ -123,7 +119,7 @@ TokenFile TokenFile::open_or_make(const std::string& path, const std::vector<std
   file.write(std::as_bytes(std::span(ends)));
   file.write(std::as_bytes(std::span(ids)));
   file.commit();
-  return TokenFile(io::MappedFile::open(path), path);
+  return opened(io::MappedFile::open(path));
 }
 
 std::span<const uint32_t> TokenFile::document(int64_t index) const {

@@ -107,17 +107,19 @@ void Trainer::load_random(uint64_t seed, double stddev) {
 
 void Trainer::load_param(const std::string& name, const TensorView& whole) {
   parameters_->load(name, whole, "load_param");
-  copy_weights_to_masters();
+  copy_weight_to_master(name);
 }
 
 // Masters begin as the weights are; a resumed run overwrites them with what it saved.
+void Trainer::copy_weight_to_master(const std::string& name) {
+  const auto master = states_.find("master." + name);
+  if (master == states_.end()) return;
+  const Tensor wide = converted_on_host(parameters_->to_host(name).view, DType::f32);
+  device_->copy_from_host(master->second.view.data, wide.view.data, wide.view.size_bytes());
+}
+
 void Trainer::copy_weights_to_masters() {
-  for (const std::string& name : parameters_->names()) {
-    const auto master = states_.find("master." + name);
-    if (master == states_.end()) continue;
-    const Tensor wide = converted_on_host(parameters_->to_host(name).view, DType::f32);
-    device_->copy_from_host(master->second.view.data, wide.view.data, wide.view.size_bytes());
-  }
+  for (const std::string& name : parameters_->names()) copy_weight_to_master(name);
 }
 
 std::vector<std::pair<std::string, Tensor>> Trainer::state_dict() const {

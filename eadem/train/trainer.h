@@ -78,6 +78,7 @@ class Trainer {
   void check(const Batch& batch) const;
   void feed(pipeline::Program& program, const Batch& batch, SymbolValues& symbols) const;
   void compile_update();
+  void copy_weight_to_master(const std::string& name);
   void copy_weights_to_masters();
 
   std::shared_ptr<const models::Model> model_;
