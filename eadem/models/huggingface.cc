@@ -117,7 +117,8 @@ class HuggingFaceWeights final : public io::WeightSource {
 const LlamaConfig& require_config(const Model& model) {
   const auto* llama = dynamic_cast<const Llama*>(&model);
   if (llama == nullptr)
-    throw Unsupported("models of architecture '{}' have no form in Hugging Face layout here", model.info().architecture);
+    throw Unsupported("models of architecture '{}' have no form in Hugging Face layout here",
+                      model.info().architecture);
   return llama->config();
 }
 
@@ -202,6 +203,27 @@ Checkpoint huggingface_form(const Checkpoint& checkpoint) {
   return result;
 }
 
+std::optional<io::TokenizerFile> generation_config_of(const Checkpoint& checkpoint) {
+  constexpr const char* kName = "generation_config.json";
+  constexpr int64_t kMaxBytes = 1 << 20;
+  const fs::path path = fs::path(checkpoint.config_path).parent_path() / kName;
+  std::error_code ignored;
+  if (checkpoint.config_path.ends_with(".gguf") || !fs::exists(path, ignored)) return std::nullopt;
+  return io::TokenizerFile{kName, io::read_file(path.string(), kMaxBytes)};
+}
+
+std::vector<io::TokenizerFile> companions_of(const Checkpoint& checkpoint) {
+  std::vector<io::TokenizerFile> files;
+  if (checkpoint.config_path.ends_with(".gguf")) {
+    const auto gguf = io::GgufFile::open(checkpoint.config_path);
+    if (gguf->find_metadata("tokenizer.ggml.model") != nullptr) files = io::tokenizer_files(*gguf);
+  } else {
+    files = io::tokenizer_files(fs::path(checkpoint.config_path).parent_path().string());
+  }
+  if (auto generation = generation_config_of(checkpoint)) files.push_back(*std::move(generation));
+  return files;
+}
+
 void save_huggingface(const Model& model, std::span<const std::pair<std::string, Tensor>> parameters,
                       const std::string& directory, const io::GgufFile* file) {
   const LlamaConfig& config = require_config(model);
@@ -218,7 +240,8 @@ void save_huggingface(const Model& model, std::span<const std::pair<std::string,
   std::error_code error;
   fs::create_directories(directory, error);
   if (error || !fs::is_directory(directory, error))
-    throw IoError("cannot make directory '{}': {}", directory, error ? error.message() : "a file of that name is there");
+    throw IoError("cannot make directory '{}': {}", directory,
+                  error ? error.message() : "a file of that name is there");
   const fs::path folder(directory);
   std::vector<Tensor> moved;
   std::vector<io::NamedTensor> tensors;

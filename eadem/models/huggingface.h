@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Models as directories in Hugging Face layout. GGUF files of the Llama architecture order the rows of each head of q
-// and k for interleaved rotation, pairs (2i, 2i + 1), where a config.json implies pairs (i, i + head_dim / 2); they name
-// tensors differently, and state rope scaling as divisors of the frequencies.
+// and k for interleaved rotation, pairs (2i, 2i + 1), where a config.json implies pairs (i, i + head_dim / 2); they
+// name tensors differently, and state rope scaling as divisors of the frequencies.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "eadem/io/tokenizer/tokenizer_files.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/llama_config.h"
 
@@ -30,10 +32,16 @@ std::vector<double> llama3_divisors(const LlamaConfig& config, const modules::Ro
 // weights are converted tensor by tensor as they are read. Throws Unsupported for a GGUF file that has no such form.
 Checkpoint huggingface_form(const Checkpoint& checkpoint);
 
+// The generation_config.json beside a checkpoint, if there is one.
+std::optional<io::TokenizerFile> generation_config_of(const Checkpoint& checkpoint);
+// The small files that belong beside the weights: the tokenizer's and generation_config.json, as far as there are any.
+// Throws as io::tokenizer_files.
+std::vector<io::TokenizerFile> companions_of(const Checkpoint& checkpoint);
+
 // Writes config.json, generation_config.json (BOS and EOS) and model.safetensors into `directory`, which is made if it
-// is missing, each file atomically. `parameters` are all of the model's, on the host, plain; rows in the order of a GGUF
-// file are put in the order above. `file`, which may be null, is the GGUF file that the model was read from. Throws
-// Unsupported or IoError.
+// is missing, each file atomically. `parameters` are all of the model's, on the host, plain; rows in the order of a
+// GGUF file are put in the order above. `file`, which may be null, is the GGUF file that the model was read from.
+// Throws Unsupported or IoError.
 void save_huggingface(const Model& model, std::span<const std::pair<std::string, Tensor>> parameters,
                       const std::string& directory, const io::GgufFile* file = nullptr);
 

@@ -121,6 +121,7 @@ void write_directory(const std::string& directory, const std::function<void(cons
 }
 
 void write_model(const Trainer& trainer, const Companions& companions, const std::string& directory) {
+  trainer.require_all_loaded();
   models::save_huggingface(trainer.model(), trainer.state_dict(), directory);
   io::write_tokenizer_files(companions, directory);
 }
@@ -181,8 +182,19 @@ RunState verify_checkpoint(const std::string& directory) {
 }
 
 void load_checkpoint(Trainer& trainer, const std::string& directory, const RunState& state) {
-  trainer.load(models::open_checkpoint(directory));
-  trainer.load_optimizer_state(*io::open_weights((fs::path(directory) / "optimizer.safetensors").string()), state.step);
+  const models::Checkpoint checkpoint = models::open_checkpoint(directory);
+  const auto optimizer = io::open_weights((fs::path(directory) / "optimizer.safetensors").string());
+  const io::JsonValue saved = checkpoint.model->config_json(), own = trainer.model().config_json();
+  for (const io::JsonMember& member : own.as_object()) {
+    const io::JsonValue* value = saved.find(member.key);
+    if (member.key != "torch_dtype" && (value == nullptr || !(*value == member.value)))
+      throw InvalidArgument("{}: '{}' is {}; the trainer's model has {}", checkpoint.config_path, member.key,
+                            value == nullptr ? "not there" : io::to_compact_json(*value),
+                            io::to_compact_json(member.value));
+  }
+  trainer.check_optimizer_state(*optimizer);
+  trainer.load(checkpoint);
+  trainer.load_optimizer_state(*optimizer, state.step);
 }
 
 std::vector<std::string> list_checkpoints(const std::string& root) {

@@ -34,6 +34,7 @@ using Companions = std::vector<io::TokenizerFile>;
 void write_directory(const std::string& directory, const std::function<void(const std::string& directory)>& fill);
 
 // Writes config.json, model.safetensors, generation_config.json and the companions into `directory`, each atomically.
+// Throws NotFound while a parameter is not set, IoError.
 void write_model(const Trainer& trainer, const Companions& companions, const std::string& directory);
 
 // Writes a model, optimizer.safetensors and trainer.json as the directory `directory`, which may be a checkpoint that
@@ -48,7 +49,8 @@ void save_checkpoint(const Trainer& trainer, const RunState& state, const Compan
 // file that is not what was written.
 RunState verify_checkpoint(const std::string& directory);
 // Restores parameters and optimizer from a checkpoint that was verified. Throws DataCorrupted, NotFound or
-// InvalidArgument naming file and value.
+// InvalidArgument naming file and value, when it is of another model or of weights in another dtype; nothing has
+// changed then.
 void load_checkpoint(Trainer& trainer, const std::string& directory, const RunState& state);
 
 // The checkpoints below `root`, complete or damaged, oldest first.

@@ -3,6 +3,7 @@
 
 #include <toml++/toml.h>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <numbers>
@@ -108,6 +109,14 @@ class Table {
 
 constexpr int64_t kMaxRecipeBytes = 1 << 20;
 
+// As a person would write it, so that stating the default changes nothing: 3e-3 / 10 is not the number 3e-4.
+double tenth_of(double value) {
+  const std::string text = fmt::format("{:.15g}", value / 10);
+  double result = 0;
+  std::from_chars(text.data(), text.data() + text.size(), result);
+  return result;
+}
+
 toml::table parse(const std::string& path) {
   const std::string text = io::read_file(path, kMaxRecipeBytes);
   try {
@@ -164,7 +173,7 @@ Recipe load_recipe(const std::string& path) {
   training.choice("weights", {"f32", "bf16"}, weights);
   t.weights = *dtype_from_name(weights);
   training.number("learning_rate", t.learning_rate, 0, 100);
-  t.min_learning_rate = t.learning_rate / 10;
+  t.min_learning_rate = tenth_of(t.learning_rate);
   training.number("min_learning_rate", t.min_learning_rate, 0, 100);
   training.integer("warmup_steps", t.warmup_steps, 0, kMany);
   training.integer("decay_steps", t.decay_steps, 1, kMany);

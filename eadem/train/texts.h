@@ -31,8 +31,8 @@ struct Texts {
 bool is_json_lines(const Texts& texts, std::string_view path);
 
 // Calls `document(text, begin, end)` for each document of one file that is not blank: `content` is the file's, and
-// bytes [begin, end) of it hold the document and what ends it. Throws DataCorrupted naming the file and the line of what
-// is no JSON object with that key.
+// bytes [begin, end) of it hold the document and what ends it. Throws DataCorrupted naming the file and the line of
+// what is no JSON object with that key.
 void for_each_document(const Texts& texts, const std::string& path, std::string_view content,
                        const std::function<void(std::string_view text, int64_t begin, int64_t end)>& document);
 

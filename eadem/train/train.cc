@@ -11,7 +11,6 @@
 
 #include "eadem/io/atomic_file.h"
 #include "eadem/io/content_hash.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/io/tokenizer/tokenizer_files.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/train/checkpoint.h"
@@ -38,8 +37,6 @@ TrainerOptions trainer_options(const Recipe::Training& t) {
           .weight_decay = t.weight_decay,
           .max_grad_norm = t.max_grad_norm};
 }
-
-constexpr int64_t kMaxGenerationConfigBytes = 1 << 20;
 
 void make_directory(const std::string& path) {
   std::error_code error;
@@ -107,13 +104,14 @@ class Run {
   RunResult train() {
     const Recipe::Training& t = training_;
     RunResult result;
-    result.eval_loss = kNoEval;
+    result.loss = result.eval_loss = kNoEval;
     std::vector<Batch> batches(static_cast<size_t>(t.accumulation));
     while (state_.step < t.steps) {
       const Clock::time_point start = Clock::now();
       for (Batch& batch : batches) loader_->next(batch);
       const double rate = learning_rate_at(t, state_.step);
       const StepResult step = trainer_->step(batches, rate);
+      result.loss = step.loss;
       ++state_.step;
       state_.tokens += t.batch_tokens * t.accumulation;
       state_.cursor = loader_->cursor();
@@ -187,9 +185,8 @@ class Run {
       throw InvalidArgument("{}: the tokenizer has {} tokens; {} has a vocabulary of {}", tokenizer_->source(),
                             tokenizer_->vocab_size(), start.config_path, start.model->info().vocab);
     // What a model recommends for generation still holds when it has been fine-tuned.
-    const fs::path generation = fs::path(start.config_path).parent_path() / "generation_config.json";
-    if (start.weights != nullptr && !start.config_path.ends_with(".gguf") && fs::exists(generation))
-      companions_.push_back({"generation_config.json", io::read_file(generation.string(), kMaxGenerationConfigBytes)});
+    if (start.weights != nullptr)
+      if (auto generation = models::generation_config_of(start)) companions_.push_back(*std::move(generation));
   }
 
   int32_t eos_of(const models::Checkpoint& start) const {

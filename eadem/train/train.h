@@ -47,6 +47,7 @@ struct RunOptions {
 struct RunResult {
   int64_t steps = 0;
   bool cancelled = false;
+  double loss = 0;              // of the last step; NaN when none was left to do
   double eval_loss = 0;         // NaN without eval texts
   std::string model_directory;  // final/, empty when cancelled
 };

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -151,9 +151,27 @@ class InferEngine:
         """Sets every parameter to values that depend on `seed` and its name alone."""
         self._engine.load_random(seed, stddev)
 
-    def state_dict(self) -> list[dict[str, np.ndarray]]:
-        """Copies of the parameters by name, one dict per rank."""
-        return [self._engine.state_dict()]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sets every parameter, as load_param does, from arrays by name.
+
+        Raises NotFound, and changes nothing, unless the names are those of parameter_names(). A shape or value that is
+        refused ends it in between.
+        """
+        _arrays.load_all(self, state)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters by name: this process's part of each, of which it is the whole with one rank."""
+        return self._engine.state_dict()
+
+    def save_pretrained(self, path: Union[str, os.PathLike[str]],
+                        tokenizer: Optional[Union[str, os.PathLike[str]]] = None) -> None:
+        """Writes the model into the directory `path` in Hugging Face layout; makes it if it is missing.
+
+        Weights are written as plain numbers; quantized ones are decoded, and those of a GGUF file get the names and the
+        order of rows of that layout. `tokenizer`: a directory or .gguf whose tokenizer goes along; None: that of the
+        model's own files, if there is one, with its generation_config.json. Each file is replaced at once.
+        """
+        self._engine.save_pretrained(os.fspath(path), None if tokenizer is None else os.fspath(tokenizer))
 
     def parameter_names(self) -> list[str]:
         return self._engine.parameter_names()

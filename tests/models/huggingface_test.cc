@@ -139,7 +139,8 @@ TEST_F(HuggingFace, WhatIsSavedIsADirectoryWithTheSameLogits) {
   // The bound of tests/engine/golden_test.cc: PyTorch's own f32 error, times what a maximum varies by.
   double torch_error = 0;
   for (int64_t i = 0; i < exact.view.num_elements(); ++i)
-    torch_error = std::max(torch_error, std::abs(static_cast<double>(torch.view.as<float>()[i]) - exact.view.as<float>()[i]));
+    torch_error =
+        std::max(torch_error, std::abs(static_cast<double>(torch.view.as<float>()[i]) - exact.view.as<float>()[i]));
   for (const Checkpoint& checkpoint : {gguf, read, huggingface_form(gguf)}) {
     const Tensor logits = logits_of(checkpoint);
     double error = 0;
@@ -166,7 +167,9 @@ TEST_F(HuggingFace, QuantizedRowsThatMoveAreTheirDecodedValues) {
 TEST_F(HuggingFace, WhatADirectoryCannotStateIsRefused) {
   const Tensor divisors = Tensor::on_host(DType::f32, Shape{config_.head_dim / 2});
   std::fill_n(divisors.view.as<float>(), config_.head_dim / 2, 3.0f);
-  EXPECT_HAS(test::refusal([&] { huggingface_form(open_checkpoint(write_gguf({{"rope_freqs.weight", divisors.view}}))); }),
+  EXPECT_HAS(test::refusal([&] {
+               huggingface_form(open_checkpoint(write_gguf({{"rope_freqs.weight", divisors.view}})));
+             }),
              "Unsupported: ");
   EXPECT_HAS(test::refusal([&] { huggingface_form(open_checkpoint(write_gguf({}, config_.head_dim / 2))); }),
              "dimensions of a head are rotated");

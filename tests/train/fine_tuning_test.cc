@@ -20,8 +20,8 @@ const fs::path kStories = fs::path(EADEM_SHARED_DATA) / "models/stories260K";
 
 class FineTuning : public TrainingRun {
  protected:
-  Recipe fine_tune(const std::string& output, const std::string& from, const std::string& data = "train = [\"text.txt\"]",
-                   const std::string& training = "") {
+  Recipe fine_tune(const std::string& output, const std::string& from,
+                   const std::string& data = "train = [\"text.txt\"]", const std::string& training = "") {
     const std::string path = (root_ / (output + ".toml")).string();
     io::write_file_atomically(path, fmt::format("[model]\ninit_from = \"{}\"\n[data]\n{}\n[training]\nsteps = 4\n"
                                                 "batch_tokens = 96\nsequence_length = 24\nwarmup_steps = 0\n"
@@ -54,8 +54,9 @@ TEST_F(FineTuning, FromADirectoryWithItsTokenizerAndGenerationConfig) {
 
 TEST_F(FineTuning, ATokenizerIsNeededFromScratch) {
   const std::string path = (root_ / "bare.toml").string();
-  io::write_file_atomically(path, "[model]\nconfig = \"config.json\"\n[data]\ntrain = [\"text.txt\"]\n[training]\n"
-                                  "steps = 1\n[output]\ndirectory = \"bare\"\n");
+  io::write_file_atomically(path,
+                            "[model]\nconfig = \"config.json\"\n[data]\ntrain = [\"text.txt\"]\n[training]\n"
+                            "steps = 1\n[output]\ndirectory = \"bare\"\n");
   EXPECT_HAS(refusal([&] { load_recipe(path); }), "[tokenizer] needs 'path'");
 }
 
@@ -84,7 +85,8 @@ TEST_F(FineTuning, SpecialTokensInDocumentsAreReadWhenTheRecipeSaysSo) {
   run(base, options());
   io::write_file_atomically((root_ / "chat.jsonl").string(), "{\"text\": \"a cat<|bos|>by the sea\"}\n");
   const auto tokens_of = [&](const std::string& output, const std::string& extra) {
-    const Recipe r = fine_tune(output, (fs::path(base.output) / "final").string(), "train = [\"chat.jsonl\"]\n" + extra);
+    const Recipe r =
+        fine_tune(output, (fs::path(base.output) / "final").string(), "train = [\"chat.jsonl\"]\n" + extra);
     run(r, options());
     return fs::file_size(fs::path(r.output) / "tokens/train.tok");
   };
@@ -111,7 +113,8 @@ TEST_F(FineTuning, WhatCannotBeTrainedOnIsRefusedBeforeTheFirstStep) {
   EXPECT_HAS(refused("train = [\".\"]"), "it is a directory");
   ASSERT_EQ(::mkfifo((root_ / "fifo").c_str(), 0600), 0);
   EXPECT_HAS(refused("train = [\"fifo\"]"), "not a regular file");
-  EXPECT_HAS(refused("train = [\"text.txt\"]\nformat = \"json\""), "'data.format' is 'json'; expected one of text, jsonl");
+  EXPECT_HAS(refused("train = [\"text.txt\"]\nformat = \"json\""),
+             "'data.format' is 'json'; expected one of text, jsonl");
   EXPECT_HAS(refusal([&] { load_recipe((root_ / "fifo").string()); }), "not a regular file");
   EXPECT_HAS(refusal([&] { load_recipe(root_.string()); }), "it is a directory");
   EXPECT_HAS(refusal([&] { run(fine_tune("tuned", (root_ / "fifo").string()), options()); }), "not a regular file");
@@ -123,8 +126,8 @@ TEST_F(FineTuning, WhatCannotBeTrainedOnIsRefusedBeforeTheFirstStep) {
 // story that the GGUF file writes.
 TEST_F(FineTuning, FromAGgufFile) {
   if (!fs::exists(kStories / "stories260K.gguf")) GTEST_SKIP() << kStories << " is absent";
-  const Recipe still = fine_tune("still", (kStories / "stories260K.gguf").string(), "train = [\"text.txt\"]",
-                                 "learning_rate = 0.0");
+  const Recipe still =
+      fine_tune("still", (kStories / "stories260K.gguf").string(), "train = [\"text.txt\"]", "learning_rate = 0.0");
   run_until(still, 1);
   EXPECT_EQ(first_step_of_rest(still), 2);
   const auto story = [&](const std::string& path) {
@@ -139,8 +142,8 @@ TEST_F(FineTuning, FromAGgufFile) {
   EXPECT_GT(expected.size(), 100u);
   EXPECT_EQ(story((fs::path(still.output) / "final").string()), expected);
 
-  const Recipe tuned = fine_tune("tuned", (kStories / "stories260K.gguf").string(), "train = [\"text.txt\"]",
-                                 "learning_rate = 1e-3");
+  const Recipe tuned =
+      fine_tune("tuned", (kStories / "stories260K.gguf").string(), "train = [\"text.txt\"]", "learning_rate = 1e-3");
   std::vector<double> losses;
   RunOptions o = options();
   o.on_step = [&](const Progress& p) { losses.push_back(p.loss); };

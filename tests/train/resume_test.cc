@@ -32,7 +32,9 @@ void flip_bit(const fs::path& path, int64_t place) {
 
 class Resume : public TrainingRun {
  protected:
-  static bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+  static bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  }
 
   // Messages of the level `warning` while `call` runs.
   template <typename Call>
@@ -110,8 +112,17 @@ TEST_F(Resume, MoreStepsKeepTheSchedule) {
   EXPECT_EQ(first_step_of_rest(nothing_to_do), 0);
 }
 
+TEST_F(Resume, TheLeastLearningRateFollowsThePeak) {
+  EXPECT_EQ(recipe("out", "f32").training.min_learning_rate, 1e-4);
+  EXPECT_EQ(recipe("out", "f32", "learning_rate = 3e-3").training.min_learning_rate, 3e-4);
+  EXPECT_EQ(recipe("out", "f32", "learning_rate = 5e-5").training.min_learning_rate, 5e-6);
+  EXPECT_EQ(recipe("out", "f32", "learning_rate = 0").training.min_learning_rate, 0.0);
+  EXPECT_EQ(recipe("out", "f32", "learning_rate = 7.0\nmin_learning_rate = 1").training.min_learning_rate, 1.0);
+}
+
 TEST_F(Resume, LearningRatesBehindTheDecayAreTheMinimum) {
-  Recipe::Training t{.steps = 30, .learning_rate = 1.0, .min_learning_rate = 0.25, .warmup_steps = 4, .decay_steps = 10};
+  Recipe::Training t{
+      .steps = 30, .learning_rate = 1.0, .min_learning_rate = 0.25, .warmup_steps = 4, .decay_steps = 10};
   EXPECT_DOUBLE_EQ(learning_rate_at(t, 0), 0.25);
   EXPECT_DOUBLE_EQ(learning_rate_at(t, 4), 1.0);
   EXPECT_DOUBLE_EQ(learning_rate_at(t, 7), 0.625);
@@ -125,10 +136,14 @@ TEST_F(Resume, ADamagedCheckpointFallsBackToTheNewestWholeOne) {
     const char* file;
     int64_t bit_at;  // -1: cut in half
   };
-  for (const Damage& damage :
-       {Damage{"model.safetensors", 20000}, {"optimizer.safetensors", 30000}, {"model.safetensors", -1},
-        {"optimizer.safetensors", -1}, {"trainer.json", 20}, {"trainer.json", -1}, {"tokenizer.json", 100},
-        {"config.json", 30}}) {
+  for (const Damage& damage : {Damage{"model.safetensors", 20000},
+                               {"optimizer.safetensors", 30000},
+                               {"model.safetensors", -1},
+                               {"optimizer.safetensors", -1},
+                               {"trainer.json", 20},
+                               {"trainer.json", -1},
+                               {"tokenizer.json", 100},
+                               {"config.json", 30}}) {
     const Recipe r = recipe("out", "f32");
     fs::remove_all(r.output);
     run_until(r, 6);

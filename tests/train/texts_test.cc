@@ -33,7 +33,8 @@ TEST(Texts, SeparatorsDivideAndWhiteSpaceAroundDocumentsIsDropped) {
 }
 
 TEST(Texts, JsonLinesAreDocumentsAsTheyAre) {
-  const std::string lines = "{\"text\": \" one\\n\"}\r\n\n  \n{\"id\": 7, \"text\": \"zwei \\u00e4\"}\n{\"text\": \" \"}";
+  const std::string lines =
+      "{\"text\": \" one\\n\"}\r\n\n  \n{\"id\": 7, \"text\": \"zwei \\u00e4\"}\n{\"text\": \" \"}";
   EXPECT_EQ(documents({}, "a.jsonl", lines), (List{" one\n", "zwei \u00e4"}));
   EXPECT_EQ(documents({}, "a.ndjson", lines).size(), 2u);
   EXPECT_EQ(documents({.format = TextFormat::json_lines}, "a.txt", lines).size(), 2u);

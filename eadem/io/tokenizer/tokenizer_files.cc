@@ -90,8 +90,8 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
                      read_file(path, kMaxFileBytes)});
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model",
                            "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"}) {
-    const bool config = std::string_view(name) == "tokenizer_config.json" ||
-                        std::string_view(name) == "chat_template.jinja";
+    const bool config =
+        std::string_view(name) == "tokenizer_config.json" || std::string_view(name) == "chat_template.jinja";
     if ((directory || config) && fs::exists(folder / name, ignored))
       files.push_back({name, read_file((folder / name).string(), kMaxFileBytes)});
   }
