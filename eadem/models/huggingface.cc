@@ -31,15 +31,18 @@ bool is_rotated(std::string_view parameter) {
   return parameter.find(".q_proj.") != std::string_view::npos || parameter.find(".k_proj.") != std::string_view::npos;
 }
 
-// Rows (or the values of a bias) of each head from interleaved order, 0 1 2 3 …, to halves: 0 2 4 … 1 3 5 ….
-Tensor rows_in_halves(const TensorView& interleaved, int64_t head_dim) {
-  const int64_t rows = interleaved.shape[0], bytes = interleaved.size_bytes() / rows;
-  const Tensor result = Tensor::on_host(interleaved.dtype, interleaved.shape);
-  const auto* from = static_cast<const std::byte*>(interleaved.data);
-  auto* to = static_cast<std::byte*>(result.view.data);
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t first = row / head_dim * head_dim, i = row % head_dim, half = head_dim / 2;
-    std::memcpy(to + row * bytes, from + (first + i % half * 2 + i / half) * bytes, static_cast<size_t>(bytes));
+enum class Order : uint8_t { halves, interleaved };
+
+// Rows (or the values of a bias) of each head in the other order: 0 1 2 3 … interleaved are 0 2 4 … 1 3 5 … in halves.
+Tensor reordered(const TensorView& rows, int64_t head_dim, Order to) {
+  const int64_t count = rows.shape[0], bytes = rows.size_bytes() / count, half = head_dim / 2;
+  const Tensor result = Tensor::on_host(rows.dtype, rows.shape);
+  const auto* from = static_cast<const std::byte*>(rows.data);
+  auto* target = static_cast<std::byte*>(result.view.data);
+  for (int64_t row = 0; row < count; ++row) {
+    const int64_t first = row / head_dim * head_dim, i = row % head_dim;
+    const int64_t source = first + (to == Order::halves ? i % half * 2 + i / half : i % 2 * half + i / 2);
+    std::memcpy(target + row * bytes, from + source * bytes, static_cast<size_t>(bytes));
   }
   return result;
 }
@@ -104,7 +107,7 @@ class HuggingFaceWeights final : public io::WeightSource {
     if (plain.shape().rank() < 1 || plain.shape()[0] % head_dim_ != 0)
       throw DataCorrupted("{}: '{}' is {}, which are no heads of {} rows", path(), from_[index],
                           to_string(plain.shape()), head_dim_);
-    return rows_in_halves(plain.view, head_dim_);
+    return reordered(plain.view, head_dim_, Order::halves);
   }
   Tensor load_bytes(size_t index) const override { return weights_->get_bytes(from_[index]); }
 
@@ -203,6 +206,33 @@ Checkpoint huggingface_form(const Checkpoint& checkpoint) {
   return result;
 }
 
+namespace {
+
+Tensor in_order(const Model& model, const std::string& parameter, const Tensor& tensor, Order to) {
+  const auto* llama = dynamic_cast<const Llama*>(&model);
+  if (llama == nullptr || !is_rotated(parameter) || !reorders(llama->config(), "the model")) return tensor;
+  const int64_t head_dim = llama->config().head_dim;
+  // Whoever takes the tensor says what is wrong with its shape.
+  if (tensor.shape().rank() < 1 || tensor.shape()[0] == 0 || tensor.shape()[0] % head_dim != 0) return tensor;
+  return reordered(tensor.view, head_dim, to);
+}
+
+}  // namespace
+
+Tensor to_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor) {
+  return in_order(model, parameter, tensor, Order::halves);
+}
+
+Tensor from_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor) {
+  return in_order(model, parameter, tensor, Order::interleaved);
+}
+
+LlamaConfig with_huggingface_order(LlamaConfig config) {
+  if (reorders(config, "the configuration")) config.rope_style = RopeStyle::rotate_half;
+  config.gguf_names = false;
+  return config;
+}
+
 std::optional<io::TokenizerFile> generation_config_of(const Checkpoint& checkpoint) {
   constexpr const char* kName = "generation_config.json";
   constexpr int64_t kMaxBytes = 1 << 20;
@@ -232,7 +262,7 @@ void save_huggingface(const Model& model, std::span<const std::pair<std::string,
   if (file != nullptr || config.gguf_names || config.rope_style == RopeStyle::interleaved ||
       !config.rope_divisors.empty())
     written = huggingface_config(config, file);
-  const bool moves = reorders(config, file != nullptr ? file->path() : "the model");
+  reorders(config, file != nullptr ? file->path() : "the model");  // before anything is written
   EADEM_CHECK(!parameters.empty(), "a model without parameters");
   written.checkpoint_dtype = parameters.front().second.dtype();
   const io::JsonValue json = written.to_json();
@@ -243,11 +273,11 @@ void save_huggingface(const Model& model, std::span<const std::pair<std::string,
     throw IoError("cannot make directory '{}': {}", directory,
                   error ? error.message() : "a file of that name is there");
   const fs::path folder(directory);
-  std::vector<Tensor> moved;
+  std::vector<Tensor> kept;
   std::vector<io::NamedTensor> tensors;
   for (const auto& [name, tensor] : parameters) {
-    if (moves && is_rotated(name)) moved.push_back(rows_in_halves(tensor.view, config.head_dim));
-    tensors.push_back({name, moves && is_rotated(name) ? moved.back().view : tensor.view});
+    kept.push_back(to_huggingface_order(model, name, tensor));
+    tensors.push_back({name, kept.back().view});
   }
   io::write_safetensors((folder / "model.safetensors").string(), tensors, {{"format", "pt"}});
   io::write_file_atomically((folder / "config.json").string(), io::to_json(json) + "\n");

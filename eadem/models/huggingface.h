@@ -32,6 +32,14 @@ std::vector<double> llama3_divisors(const LlamaConfig& config, const modules::Ro
 // weights are converted tensor by tensor as they are read. Throws Unsupported for a GGUF file that has no such form.
 Checkpoint huggingface_form(const Checkpoint& checkpoint);
 
+// One parameter of `model`, plain and on the host, between the order of rows that a directory in Hugging Face layout
+// has and the one that the model computes with: they differ in q and k of a model that was read from a GGUF file. Where
+// they do not differ, `tensor` comes back. Throws Unsupported where only part of a head is rotated.
+Tensor to_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor);
+Tensor from_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor);
+// The configuration of the same model that computes with rows in Hugging Face's order.
+LlamaConfig with_huggingface_order(LlamaConfig config);
+
 // The generation_config.json beside a checkpoint, if there is one.
 std::optional<io::TokenizerFile> generation_config_of(const Checkpoint& checkpoint);
 // The small files that belong beside the weights: the tokenizer's and generation_config.json, as far as there are any.

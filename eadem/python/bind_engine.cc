@@ -302,7 +302,7 @@ void bind_engine(nb::module_& m) {
             const nb::gil_scoped_release release;
             const engine::EngineOptions options = engine_options(arguments_of(
                 cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
-            const auto model = std::make_shared<models::Llama>(config);
+            const auto model = std::make_shared<models::Llama>(models::with_huggingface_order(config));
             new (self) Engine(std::make_unique<engine::InferEngine>(
                 model, open(device, threads, isa, prefill_threads, pin), options, model->spec()));
           },
@@ -333,7 +333,9 @@ void bind_engine(nb::module_& m) {
           "load_param",
           [](Engine& self, const std::string& name, const HostArray& array) {
             const TensorView view = view_of(array, name);
-            self.run([&](engine::InferEngine& engine) { engine.load_param(name, view); });
+            self.run([&](engine::InferEngine& engine) {
+              engine.load_param(name, models::from_huggingface_order(engine.model(), name, {view, nullptr}).view);
+            });
           },
           "name"_a, "array"_a)
       .def(
@@ -344,7 +346,11 @@ void bind_engine(nb::module_& m) {
           "seed"_a, "stddev"_a)
       .def("state_dict",
            [](Engine& self) {
-             return to_numpy_dict(self.run([](engine::InferEngine& engine) { return engine.state_dict(); }));
+             return to_numpy_dict(self.run([](engine::InferEngine& engine) {
+               auto state = engine.state_dict();
+               for (auto& [name, tensor] : state) tensor = models::to_huggingface_order(engine.model(), name, tensor);
+               return state;
+             }));
            })
       .def(
           "save_pretrained",

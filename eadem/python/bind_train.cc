@@ -288,8 +288,9 @@ void bind_train(nb::module_& m) {
             models::Checkpoint source;
             if (const auto* config = std::get_if<models::LlamaConfig>(&model)) {
               config->validate("LlamaConfig");
-              trainer = std::make_unique<train::Trainer>(std::make_shared<models::Llama>(*config),
-                                                         open(device, threads, isa), options);
+              trainer = std::make_unique<train::Trainer>(
+                  std::make_shared<models::Llama>(models::with_huggingface_order(*config)), open(device, threads, isa),
+                  options);
             } else {
               source = models::huggingface_form(models::open_checkpoint(std::get<std::string>(model)));
               trainer = std::make_unique<train::Trainer>(source.model, open(device, threads, isa), options);

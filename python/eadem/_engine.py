@@ -160,7 +160,10 @@ class InferEngine:
         _arrays.load_all(self, state)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters by name: this process's part of each, of which it is the whole with one rank."""
+        """Copies of the parameters by name: this process's part of each, which is the whole with one rank.
+
+        Names and order of rows are those of Hugging Face layout, whatever file the model came from.
+        """
         return self._engine.state_dict()
 
     def save_pretrained(self, path: Union[str, os.PathLike[str]],

@@ -68,6 +68,32 @@ def test_states_go_from_one_class_to_the_other():
     assert other.evaluate(IDS) == trainer.evaluate(IDS)
 
 
+def test_states_of_gguf_models_are_those_of_the_same_directory(tmp_path, stories):
+    engine = InferEngine.from_pretrained(stories)
+    state = engine.state_dict()
+    assert_same_state(state, eadem.Trainer(stories, batch_tokens=8).state_dict())
+    engine.save_pretrained(tmp_path)
+    assert_same_state(state, InferEngine.from_pretrained(tmp_path).state_dict())
+    # In again, and into models that were made from the GGUF file's configuration.
+    expected = engine.forward(STEP, return_logits=True).logits
+    engine.load_state_dict({name: np.zeros_like(array) for name, array in state.items()})
+    engine.load_state_dict(state)
+    engine.reset_cache()
+    np.testing.assert_array_equal(engine.forward(STEP, return_logits=True).logits, expected)
+    config = eadem.AutoConfig.from_pretrained(stories)
+    made = InferEngine(config, weights="f32")
+    made.load_state_dict(state)
+    served = InferEngine.from_pretrained(tmp_path, weights="f32").forward(STEP, return_logits=True).logits
+    np.testing.assert_array_equal(made.forward(STEP, return_logits=True).logits, served)
+    # Interleaved or in halves, dot products of q and k add in another order: 8 terms of f32, of 8 * 2^-24 together, which
+    # five layers may make 200 times as large.
+    np.testing.assert_allclose(served, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    trainer = eadem.Trainer(config, batch_tokens=8)
+    trainer.load_state_dict(state)
+    trainer.save(tmp_path / "trained")
+    assert_same_state(load_safetensors(tmp_path / "trained/model.safetensors"), state)
+
+
 @pytest.mark.parametrize("make", [lambda: eadem.Trainer(GOLDEN / "llama", batch_tokens=8),
                                   lambda: InferEngine.from_pretrained(GOLDEN / "llama", weights="f32")])
 def test_refused_states_change_nothing(make):
