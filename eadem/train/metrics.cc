@@ -11,10 +11,13 @@
 #include "eadem/core/error.h"
 #include "eadem/io/atomic_file.h"
 #include "eadem/io/json.h"
+#include "eadem/io/mapped_file.h"
 
 namespace eadem::train {
 
 namespace {
+
+constexpr int64_t kMaxBytes = int64_t{1} << 32;  // 20 million steps
 
 std::string line_of(const StepMetrics& m) {
   io::JsonValue json = io::JsonValue::object();
@@ -81,7 +84,8 @@ void draw_line(std::ostringstream& svg, const Frame& frame, const std::vector<st
 
 Metrics::Metrics(const std::string& path, int64_t last_step) : path_(path) {
   std::string kept;
-  if (std::ifstream existing(path); existing) {
+  if (std::filesystem::exists(path)) {
+    std::istringstream existing(io::read_file(path, kMaxBytes));
     for (std::string line; std::getline(existing, line);) {
       try {
         const io::JsonReader json = io::JsonReader::parse(line, path);

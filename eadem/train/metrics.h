@@ -28,7 +28,7 @@ struct EvalMetrics {
 class Metrics {
  public:
   // Reads what is there up to `last_step` and drops what a run that was cut off wrote after it, and what repeats or
-  // goes back behind a step.
+  // goes back behind a step. Throws IoError.
   Metrics(const std::string& path, int64_t last_step);
 
   void add(const StepMetrics& metrics);
