@@ -84,7 +84,7 @@ int train(CommandLine command_line) {
          recipe.training.steps, path);
     return kInterrupted;
   }
-  note("{} steps done{}{}", result.steps, std::isnan(result.loss) ? "" : fmt::format(", loss {:.4f}", result.loss),
+  note("step {} done{}{}", result.steps, std::isnan(result.loss) ? "" : fmt::format(", loss {:.4f}", result.loss),
        std::isnan(result.eval_loss)
            ? ""
            : fmt::format(", eval loss {:.4f}, perplexity {:.2f}", result.eval_loss, std::exp(result.eval_loss)));

@@ -17,7 +17,7 @@ namespace eadem::train {
 namespace {
 
 constexpr char kMagic[8] = {'E', 'A', 'D', 'E', 'M', 'T', 'O', 'K'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 struct Header {
   char magic[8];
@@ -26,9 +26,28 @@ struct Header {
   uint64_t num_documents;
   uint64_t num_tokens;
   uint64_t text_bytes;
-  char source_hash[64];  // SHA-256, hexadecimal: of the tokenizer, the separator and the texts
+  char source_hash[64];  // SHA-256, hexadecimal: of the tokenizer, how texts are read, and the texts
+  char data_hash[32];    // XXH3, hexadecimal: of the hashes of the ends and of the ids
 };
-static_assert(sizeof(Header) == 104);
+static_assert(sizeof(Header) == 136);
+
+std::string data_hash(std::span<const std::byte> ends, std::span<const std::byte> ids) {
+  const std::string both = io::content_hash(ends).hex() + io::content_hash(ids).hex();
+  return io::content_hash(std::as_bytes(std::span(both))).hex();
+}
+
+// Whether `file` was made of these sources and is still what was written then.
+bool is_up_to_date(std::span<const std::byte> file, const std::string& source_hash) {
+  Header header;
+  if (file.size() < sizeof(header)) return false;
+  std::memcpy(&header, file.data(), sizeof(header));
+  const std::span<const std::byte> data = file.subspan(sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.version != kVersion ||
+      std::string_view(header.source_hash, 64) != source_hash || header.num_documents > data.size() / 8)
+    return false;
+  const size_t ends_bytes = header.num_documents * 8;
+  return std::string_view(header.data_hash, 32) == data_hash(data.first(ends_bytes), data.subspan(ends_bytes));
+}
 
 }  // namespace
 
@@ -80,9 +99,7 @@ TokenFile TokenFile::open_or_make(const std::string& path, const Texts& texts, c
   };
   if (std::filesystem::exists(path)) {
     auto mapped = io::MappedFile::open(path);
-    if (mapped->bytes().size() >= sizeof(Header) &&
-        std::memcmp(mapped->bytes().data() + offsetof(Header, source_hash), hash.data(), 64) == 0)
-      return opened(std::move(mapped));
+    if (is_up_to_date(mapped->bytes(), hash)) return opened(std::move(mapped));
   }
 
   std::vector<uint64_t> ends;
@@ -114,10 +131,12 @@ TokenFile TokenFile::open_or_make(const std::string& path, const Texts& texts, c
   header.num_tokens = ids.size();
   header.text_bytes = static_cast<uint64_t>(total);
   std::memcpy(header.source_hash, hash.data(), 64);
+  const auto ends_bytes = std::as_bytes(std::span(ends)), ids_bytes = std::as_bytes(std::span(ids));
+  std::memcpy(header.data_hash, data_hash(ends_bytes, ids_bytes).data(), sizeof(header.data_hash));
   io::AtomicFile file(path);
   file.write(std::as_bytes(std::span(&header, 1)));
-  file.write(std::as_bytes(std::span(ends)));
-  file.write(std::as_bytes(std::span(ids)));
+  file.write(ends_bytes);
+  file.write(ids_bytes);
   file.commit();
   return opened(io::MappedFile::open(path));
 }

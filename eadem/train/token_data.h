@@ -19,10 +19,10 @@ namespace eadem::train {
 // Documents of token ids in one file: a header, the end of each document (u64), the ids (u32). Little endian.
 class TokenFile {
  public:
-  // Opens `path` if it holds these texts by this tokenizer (compared by hashes), else tokenizes and writes it,
-  // atomically. Every document begins with the tokenizer's prefix (BOS) and ends with `eos`. `progress(done, total)` in
-  // bytes of text. Throws NotFound, IoError, DataCorrupted (a line that is no JSON), InvalidArgument (not UTF-8, with
-  // the file and the offset; no document).
+  // Opens `path` if it holds these texts by this tokenizer and is whole (compared by hashes), else tokenizes and writes
+  // it, atomically. Every document begins with the tokenizer's prefix (BOS) and ends with `eos`. `progress(done,
+  // total)` in bytes of text. Throws NotFound, IoError, DataCorrupted (a line that is no JSON), InvalidArgument (not
+  // UTF-8, with the file and the offset; no document).
   static TokenFile open_or_make(const std::string& path, const Texts& texts, const io::Tokenizer& tokenizer,
                                 const std::string& tokenizer_hash, int32_t eos,
                                 const std::function<void(int64_t, int64_t)>& progress = {});

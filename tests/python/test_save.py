@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is saved reads back: models in Hugging Face layout, states by name, checkpoints of training."""
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +69,16 @@ def test_states_go_from_one_class_to_the_other():
     other = eadem.Trainer(eadem.AutoConfig.from_pretrained(GOLDEN / "llama"), batch_tokens=64)
     other.load_state_dict(engine.state_dict())
     assert other.evaluate(IDS) == trainer.evaluate(IDS)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"])
+def test_every_model_comes_back_from_gguf(tmp_path, name):
+    program = Path(sys.executable).parent / "eadem"
+    subprocess.run([program, "convert", GOLDEN / name, tmp_path / "model.gguf"], check=True, capture_output=True)
+    trainer = eadem.Trainer(tmp_path / "model.gguf", batch_tokens=8)
+    assert_same_state(trainer.state_dict(), eadem.Trainer(GOLDEN / name, batch_tokens=8).state_dict())
+    trainer.save(tmp_path / "model")
+    assert eadem.AutoConfig.from_pretrained(tmp_path / "model") == eadem.AutoConfig.from_pretrained(GOLDEN / name)
 
 
 def test_states_of_gguf_models_are_those_of_the_same_directory(tmp_path, stories):

@@ -26,8 +26,7 @@ TEST(TokenizerFiles, OfADirectoryAreItsOwn) {
   write_text(from.path() / "chat_template.jinja", "{{ messages }}");
   write_text(from.path() / "notes.txt", "no tokenizer's");
   const auto files = tokenizer_files(from.path().string());
-  EXPECT_EQ(names(files),
-            (std::vector<std::string>{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}));
+  EXPECT_EQ(names(files), (std::vector<std::string>{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}));
   write_tokenizer_files(files, to.path().string());
   for (const std::string& name : names(files)) EXPECT_EQ(read_text(to.path() / name), read_text(from.path() / name));
 

@@ -163,6 +163,19 @@ TEST_F(Resume, ADamagedCheckpointFallsBackToTheNewestWholeOne) {
   }
 }
 
+TEST_F(Resume, DamagedTokensAreMadeAnew) {
+  const Recipe r = recipe("out", "f32");
+  run_until(r, 3);
+  const fs::path tokens = fs::path(r.output) / "tokens/train.tok";
+  const std::string whole = text_of(tokens);
+  flip_bit(tokens, static_cast<int64_t>(whole.size()) - 3);  // a token that the vocabulary does not have
+  run_until(r, 4);
+  EXPECT_EQ(text_of(tokens), whole);
+  fs::resize_file(tokens, whole.size() / 2);
+  run_until(r, 5);
+  EXPECT_EQ(text_of(tokens), whole);
+}
+
 TEST_F(Resume, WithoutAWholeCheckpointNothingIsStartedOver) {
   const Recipe r = recipe("out", "f32", "keep_checkpoints = 1");
   run_until(r, 3);
