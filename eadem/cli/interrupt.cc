@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <string_view>
 
@@ -23,7 +24,9 @@ void on_signal(int signal) {
 
 // write(2) is one of the few calls that a handler may make; when nobody reads, there is nobody to tell.
 void say(std::string_view text) {
+  const int interrupted_errno = errno;
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  errno = interrupted_errno;
 }
 
 std::atomic<int> signals_while_saving{0};

@@ -68,7 +68,7 @@ std::string tokenizer_beside(const models::Checkpoint& checkpoint) {
 class Run {
  public:
   Run(const Recipe& recipe, const RunOptions& options, const Logger& log)
-      : recipe_(recipe), training_(recipe.training), options_(options), log_(log) {
+      : recipe_(recipe), training_(recipe.training), options_(options) {
     make_directory(recipe.output);
     lock_.emplace(recipe.output, log);
     remove_unfinished(recipe.output);
@@ -276,7 +276,6 @@ class Run {
   const Recipe& recipe_;
   Recipe::Training training_;  // with decay_steps settled
   const RunOptions& options_;
-  const Logger& log_;
   std::optional<OutputLock> lock_;
   std::unique_ptr<io::Tokenizer> tokenizer_;
   std::vector<io::TokenizerFile> tokenizer_files_;
