@@ -132,7 +132,7 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
         checkpoint.path, config.rotary_dim, config.head_dim);
   std::vector<ConvertedTensor> result;
   std::set<std::string, std::less<>> used;
-  for (const std::string& name : models::parameter_names(config)) {
+  for (const std::string& name : parameter_names(config)) {
     const std::string from = checkpoint.model->checkpoint_names(name).front();
     const io::WeightInfo* info = weights.find(from);
     if (info == nullptr || !info->type) weights.get(from);  // says what is wrong

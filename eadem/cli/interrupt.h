@@ -12,10 +12,6 @@ namespace eadem::cli {
 
 // Listens from here on; call it before long work. The flag is set by the signal handler.
 const std::atomic<bool>& listen_for_interrupt();
-// For commands that save their work when they stop: SIGHUP (the terminal was closed) asks to stop as well, unless it is
-// ignored; the second signal says that saving is under way, the third ends the program and says that it did not save.
-// SIGPIPE is ignored.
-const std::atomic<bool>& listen_for_interrupt_and_save();
 // The same flag, for engine steps to look at.
 const std::atomic<bool>& interrupt_flag();
 inline bool interrupted() { return interrupt_flag().load(); }

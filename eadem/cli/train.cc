@@ -7,8 +7,8 @@
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
-#include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
+#include "eadem/cli/stop_and_save.h"
 #include "eadem/cli/terminal.h"
 
 namespace eadem::cli {
@@ -41,7 +41,7 @@ int train(CommandLine command_line) {
   arguments.example("eadem train recipe.toml --resume", "after Ctrl-C or a crash");
   if (!arguments.parse(command_line)) return kOk;
 
-  const std::atomic<bool>& stop = listen_for_interrupt_and_save();
+  const std::atomic<bool>& stop = listen_for_stop_and_save();
   const train::Recipe recipe = train::load_recipe(path);
 
   ProgressBar bar("training");
@@ -52,7 +52,7 @@ int train(CommandLine command_line) {
   run_options.resume = resume;
   run_options.cancel = &stop;
   run_options.on_preparation = [&](const char* what, int64_t done, int64_t total) {
-    stop_if_interrupted();
+    if (stop) throw Cancelled("interrupted");
     if (!preparing) preparing.emplace(what);
     preparing->update(static_cast<double>(done), static_cast<double>(total));
   };

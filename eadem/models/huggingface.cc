@@ -66,16 +66,16 @@ class HuggingFaceWeights final : public io::WeightSource {
         head_dim_(config.head_dim),
         reorders_(reorders(config, checkpoint.path)) {
     std::vector<io::WeightInfo> tensors;
-    std::vector<std::string> used;
     for (const std::string& name : names) {
-      const std::string from = checkpoint.model->checkpoint_names(name).front();
-      const io::WeightInfo* info = weights_->find(from);
+      const io::WeightInfo* info = nullptr;
+      for (const std::string& from : checkpoint.model->checkpoint_names(name))
+        if (info == nullptr) info = weights_->find(from);
       if (info == nullptr) continue;  // whoever loads says which are missing
       tensors.push_back(*info);
       tensors.back().name = name;
       // Values that move are read out of their encoding.
       if (moves(name) && info->type && info->type->encoding != nullptr) tensors.back().type = DType::f32;
-      from_.push_back(from);
+      from_.push_back(info->name);
     }
     // What is no parameter is kept under its name, for whoever loads to judge.
     for (const io::WeightInfo& info : weights_->tensors())
