@@ -175,10 +175,7 @@ SharedCallable share(nb::callable function) {
 // An engine behind its lock.
 class Engine {
  public:
-  // `source`: the checkpoint that it was made from, if it was.
-  explicit Engine(std::unique_ptr<engine::InferEngine> engine, std::optional<models::Checkpoint> source = {})
-      : source(std::move(source)), engine_(std::move(engine)) {}
-  const std::optional<models::Checkpoint> source;
+  explicit Engine(std::unique_ptr<engine::InferEngine> engine) : engine_(std::move(engine)) {}
 
   template <typename F>
   auto run(F&& call) {
@@ -269,19 +266,22 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
                         with_hidden ? to_numpy(hidden) : nb::none());
 }
 
-void save_pretrained(const engine::InferEngine& engine, const std::optional<models::Checkpoint>& source,
-                     const std::string& path, const std::optional<std::string>& tokenizer) {
+// `source`: the path of the checkpoint that the engine was made from, if it was.
+void save_pretrained(const engine::InferEngine& engine, const std::string& path,
+                     const std::optional<std::string>& source, const std::optional<std::string>& tokenizer) {
   if (engine.parameters().num_ranks() > 1)
     throw Unsupported("save_pretrained: this process holds one of {} parts of each parameter",
                       engine.parameters().num_ranks());
+  engine.parameters().require_all_loaded("save_pretrained");
+  models::Checkpoint checkpoint;
+  if (source) checkpoint = models::open_checkpoint(*source);
   std::vector<io::TokenizerFile> files;
   if (tokenizer)
     files = io::tokenizer_files(*tokenizer);
   else if (source)
-    files = models::companions_of(*source);
-  engine.parameters().require_all_loaded("save_pretrained");
-  const io::GgufFile* gguf = source ? dynamic_cast<const io::GgufFile*>(source->weights.get()) : nullptr;
-  models::save_huggingface(engine.model(), engine.state_dict(), path, gguf);
+    files = models::companions_of(checkpoint);
+  models::save_huggingface(engine.model(), engine.state_dict(), path,
+                           dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()));
   io::write_tokenizer_files(files, path);
 }
 
@@ -320,11 +320,9 @@ void bind_engine(nb::module_& m) {
             EngineArguments arguments = arguments_of(cache, dist, mode, weights, activations, kv_dtype, max_step_tokens,
                                                      max_logit_rows, disabled_fusions);
             arguments.pack_cache = pack_cache;
-            const models::Checkpoint checkpoint = models::open_checkpoint(path);
-            auto engine =
-                engine::InferEngine::from_checkpoint(checkpoint, open(device, threads, isa, prefill_threads, pin),
-                                                     engine_options(arguments), {}, python_logger());
-            return new Engine(std::move(engine), checkpoint);
+            return new Engine(engine::InferEngine::from_checkpoint(models::open_checkpoint(path),
+                                                                   open(device, threads, isa, prefill_threads, pin),
+                                                                   engine_options(arguments), {}, python_logger()));
           },
           nb::rv_policy::take_ownership, "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a,
           "isa"_a, "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
@@ -354,10 +352,11 @@ void bind_engine(nb::module_& m) {
            })
       .def(
           "save_pretrained",
-          [](Engine& self, const std::string& path, const std::optional<std::string>& tokenizer) {
-            self.run([&](engine::InferEngine& engine) { save_pretrained(engine, self.source, path, tokenizer); });
+          [](Engine& self, const std::string& path, const std::optional<std::string>& source,
+             const std::optional<std::string>& tokenizer) {
+            self.run([&](engine::InferEngine& engine) { save_pretrained(engine, path, source, tokenizer); });
           },
-          "path"_a, "tokenizer"_a.none())
+          "path"_a, "source"_a.none(), "tokenizer"_a.none())
       .def("parameter_names",
            [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.parameter_names(); }); })
       .def("forward", &forward, "input_ids"_a, "input_lengths"_a, "cache_lengths"_a, "position_ids"_a, "block_tables"_a,

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from eadem import _arrays, _eadem
+from eadem import _arrays, _eadem, _state
 from eadem._eadem import DistConfig, InvalidArgument, LlamaConfig, PagedKVCacheConfig, StaticKVCacheConfig
 
 CacheConfig = Union[StaticKVCacheConfig, PagedKVCacheConfig]
@@ -64,6 +64,8 @@ class InferEngine:
 
     device, threads, prefill_threads, pin, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
     """
+
+    _source: Optional[str] = None  # where from_pretrained found the model
 
     @dataclasses.dataclass
     class Input:
@@ -137,6 +139,7 @@ class InferEngine:
             mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
             max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions),
             pack_cache=None if pack_cache is None else os.fspath(pack_cache))
+        self._source = os.path.abspath(path)
         self.hooks = HookRegistry(self._engine)
         return self
 
@@ -157,7 +160,7 @@ class InferEngine:
         Raises NotFound, and changes nothing, unless the names are those of parameter_names(). A shape or value that is
         refused ends it in between.
         """
-        _arrays.load_all(self, state)
+        _state.load_all(self, state)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the parameters by name: this process's part of each, which is the whole with one rank.
@@ -174,7 +177,7 @@ class InferEngine:
         order of rows of that layout. `tokenizer`: a directory or .gguf whose tokenizer goes along; None: that of the
         model's own files, if there is one, with its generation_config.json. Each file is replaced at once.
         """
-        self._engine.save_pretrained(os.fspath(path), None if tokenizer is None else os.fspath(tokenizer))
+        self._engine.save_pretrained(os.fspath(path), self._source, None if tokenizer is None else os.fspath(tokenizer))
 
     def parameter_names(self) -> list[str]:
         return self._engine.parameter_names()
