@@ -9,8 +9,9 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from eadem import _arrays, _eadem, _state
+from eadem import _arrays, _eadem
 from eadem._eadem import DistConfig, InvalidArgument, LlamaConfig, PagedKVCacheConfig, StaticKVCacheConfig
+from eadem._state import load_all
 
 CacheConfig = Union[StaticKVCacheConfig, PagedKVCacheConfig]
 
@@ -139,8 +140,8 @@ class InferEngine:
             mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
             max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions),
             pack_cache=None if pack_cache is None else os.fspath(pack_cache))
-        self._source = os.path.abspath(path)
         self.hooks = HookRegistry(self._engine)
+        self._source = os.path.abspath(path)
         return self
 
     def load_param(self, name: str, param: Any) -> None:
@@ -160,7 +161,7 @@ class InferEngine:
         Raises NotFound, and changes nothing, unless the names are those of parameter_names(). A shape or value that is
         refused ends it in between.
         """
-        _state.load_all(self, state)
+        load_all(self, state)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the parameters by name: this process's part of each, which is the whole with one rank.

@@ -8,8 +8,9 @@ from typing import Any, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from eadem import _arrays, _eadem, _state
+from eadem import _arrays, _eadem
 from eadem._eadem import InvalidArgument, LlamaConfig
+from eadem._state import load_all
 
 
 class Trainer:
@@ -43,7 +44,7 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As InferEngine.load_state_dict. Moments and step count stay as they are: load_checkpoint restores those too."""
-        _state.load_all(self, state)
+        load_all(self, state)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of the weights by name, in the dtype that the passes read."""
