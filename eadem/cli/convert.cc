@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -26,7 +25,9 @@
 #include "eadem/io/json.h"
 #include "eadem/io/mapped_file.h"
 #include "eadem/io/safetensors.h"
+#include "eadem/io/tokenizer/tokenizer_files.h"
 #include "eadem/models/auto_model.h"
+#include "eadem/models/huggingface.h"
 #include "eadem/models/llama.h"
 
 namespace eadem::cli {
@@ -41,58 +42,6 @@ using modules::RopeScaling;
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr int64_t kCalibrationTokens = int64_t{1} << 15;
-
-// A number that went through f32, as a person would have written it.
-double shortest(double value) {
-  const std::string text = fmt::format("{}", static_cast<float>(value));
-  double result = 0;
-  std::from_chars(text.data(), text.data() + text.size(), result);
-  return result;
-}
-
-std::vector<double> llama3_divisors(const LlamaConfig& config, const RopeScaling& scaling) {
-  modules::RopeConfig rope{.theta = config.rope_theta, .rotary_dim = config.rotary_dim};
-  const std::vector<double> plain = modules::rope_frequencies(rope).inv_freq;
-  rope.scaling = scaling;
-  const std::vector<double> scaled = modules::rope_frequencies(rope).inv_freq;
-  std::vector<double> divisors(plain.size());
-  for (size_t i = 0; i < plain.size(); ++i) divisors[i] = plain[i] / scaled[i];
-  return divisors;
-}
-
-// What a config.json says of a GGUF file's model.
-LlamaConfig config_for_json(LlamaConfig config, const io::GgufFile& file) {
-  const std::string& source = file.path();
-  config.rope_style = kernels::RopeStyle::rotate_half;
-  config.gguf_names = false;
-  for (double* value : {&config.rms_norm_eps, &config.rope_theta, &config.rope_scaling.factor})
-    *value = shortest(*value);
-  const bool windowed =
-      std::any_of(config.layer_windows.begin(), config.layer_windows.end(), [](int64_t w) { return w > 0; });
-  if (config.model_type == "qwen2" && !config.attention_bias)
-    throw Unsupported("{}: a qwen2 model without biases, which config.json cannot state", source);
-  if (!config.rope_divisors.empty()) {
-    // Llama 3.1's scaling, if its usual numbers give these divisors. Converters do not write the original context; this
-    // one does.
-    const int64_t positions =
-        file.optional_integer(config.model_type + ".rope.scaling.original_context_length", 1, INT32_MAX).value_or(8192);
-    RopeScaling scaling{.kind = RopeScaling::Kind::llama3,
-                        .factor = shortest(*std::max_element(config.rope_divisors.begin(), config.rope_divisors.end())),
-                        .original_max_positions = static_cast<double>(positions)};
-    const std::vector<double> expected = llama3_divisors(config, scaling);
-    for (size_t i = 0; i < expected.size(); ++i)
-      if (config.rope_scaling.kind != RopeScaling::Kind::none ||
-          std::abs(expected[i] - config.rope_divisors[i]) > 1e-5 * expected[i])
-        throw Unsupported(
-            "{}: 'rope_freqs.weight' is not Llama 3.1's scaling from {} positions, the only one that config.json can "
-            "state",
-            source, positions);
-    config.rope_scaling = scaling;
-    config.rope_divisors.clear();
-  }
-  if (windowed && config.model_type == "llama") config.model_type = "mistral";  // the same model with a window
-  return config;
-}
 
 // The metadata of a model without its tokenizer, and the divisors of its frequencies, if any.
 GgufMetadata metadata_of(const LlamaConfig& config, const std::string& name, uint32_t file_type,
@@ -147,7 +96,7 @@ GgufMetadata metadata_of(const LlamaConfig& config, const std::string& name, uin
       integer("rope.scaling.original_context_length", static_cast<int64_t>(scaling.original_max_positions));
       break;
     case RopeScaling::Kind::llama3:
-      divisors = llama3_divisors(config, scaling);
+      divisors = models::llama3_divisors(config, scaling);
       integer("rope.scaling.original_context_length", static_cast<int64_t>(scaling.original_max_positions));
       break;
   }
@@ -234,8 +183,8 @@ std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& chec
                                                   bool with_tokenizer) {
   LlamaConfig written = config;
   if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get())) {
-    written = config_for_json(config, *gguf);
-    if (with_tokenizer) save_tokenizer_of(*gguf, target.string());
+    written = models::huggingface_config(config, gguf);
+    if (with_tokenizer) io::write_tokenizer_files(io::tokenizer_files(*gguf), target.string());
   } else {
     const fs::path folder = fs::path(checkpoint.config_path).parent_path();
     for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model",

@@ -7,9 +7,8 @@
 
 #include "eadem/io/json.h"
 #include "eadem/io/mapped_file.h"
-#include "eadem/io/text.h"
-#include "eadem/io/tokenizer/bpe_trainer.h"
 #include "eadem/io/tokenizer/readers.h"
+#include "eadem/io/tokenizer/tokenizer_files.h"
 
 namespace eadem::cli {
 
@@ -22,48 +21,6 @@ using io::Tokenizer;
 using io::TokenizerSpec;
 
 constexpr int64_t kMaxFileBytes = 256 << 20;
-
-// Texts on which two tokenizers that differ in anything a model notices would differ: words, numbers, spaces, cases,
-// scripts, marks, control characters, and every token of the vocabulary.
-std::vector<std::string> probes(const Tokenizer& tokenizer) {
-  std::vector<std::string> texts = {
-      "",
-      "Once upon a time, there was a little girl named Lily. She didn't like IT'S or we'LL!",
-      "  two  spaces,\ttabs\r\n\nand   lines \n ends ",
-      "1 12 123 1234 12345 1,234.5 3.14159e-10 x2y3 \xC2\xBD \xE2\x85\xA7",
-      "int main(void) { return a[i] += ~b ^ 0xFF; } // $#@!? <|none|> <s> </s>",
-      "na\xC3\xAFve caf\xC3\xA9 \xC3\x9F\xC3\x84 e\xCC\x81 \xE2\x80\x94 \xE2\x80\x9Cquoted\xE2\x80\x9D\xE2\x80\xA6",
-      "\xD0\x9F\xD1\x80\xD0\xB8\xD0\xB2\xD0\xB5\xD1\x82 \xE4\xBD\xA0\xE5\xA5\xBD\xE4\xB8\x96\xE7\x95\x8C "
-      "\xE3\x81\x93\xE3\x82\x93 \xD8\xB3\xD9\x84\xD8\xA7\xD9\x85 "
-      "\xF0\x9F\x98\x80\xF0\x9F\x91\xA8\xE2\x80\x8D\xF0\x9F\x91\xA9",
-      std::string("\x01\x7F\0 ", 4) + "\xC2\xA0\xE3\x80\x80.",
-  };
-  std::string line;
-  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
-    if (!tokenizer.is_token(id) || tokenizer.is_special(id)) continue;
-    const int32_t ids[] = {id};
-    line += tokenizer.decode(ids, false);
-    if (line.size() > 2000) texts.push_back(std::exchange(line, {}));
-  }
-  texts.push_back(line);
-  return texts;
-}
-
-// Throws Unsupported when the two do not encode and decode alike.
-void require_same(const Tokenizer& from, const Tokenizer& to, std::string_view format) {
-  for (const std::string& text : probes(from)) {
-    std::vector<int32_t> a, b;
-    try {
-      a = from.encode(text);
-    } catch (const InvalidArgument&) {
-      continue;  // a vocabulary without this character
-    }
-    b = to.encode(text);
-    if (a != b || from.decode(a) != to.decode(b))
-      throw Unsupported("{}: this tokenizer has no form in {}: it would read {} differently", from.source(), format,
-                        io::quote(text));
-  }
-}
 
 // Which of the pre-tokenizers that GGUF names is the spec's.
 std::string pre_of(const TokenizerSpec& spec) {
@@ -160,7 +117,7 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) 
   if (const fs::path jinja = fs::path(directory) / "chat_template.jinja"; fs::exists(jinja))
     spec.chat_template = io::read_file(jinja.string(), kMaxFileBytes);
   const GgufTokenizerData data = data_of(spec, vocab);
-  require_same(Tokenizer(spec), Tokenizer::from_gguf(data), "GGUF");
+  io::require_same_tokens(Tokenizer(spec), Tokenizer::from_gguf(data), "GGUF");
 
   io::GgufMetadata metadata;
   const auto key = [](const char* name) { return std::string("tokenizer.ggml.") + name; };
@@ -182,18 +139,6 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) 
   if (!data.chat_template.empty())
     metadata.emplace_back("tokenizer.chat_template", GgufValue::string(data.chat_template));
   return metadata;
-}
-
-void save_tokenizer_of(const io::GgufFile& file, const std::string& directory) {
-  const TokenizerSpec original = io::spec_from_gguf(io::gguf_tokenizer_data(file));
-  TokenizerSpec spec = original;
-  // tokenizer.json knows no equal ranks: of merges into equally scored tokens, the first by id goes first. Whether that
-  // matters is checked below.
-  std::stable_sort(spec.merges.begin(), spec.merges.end(),
-                   [](const io::Merge& a, const io::Merge& b) { return a.rank < b.rank; });
-  for (size_t i = 0; i < spec.merges.size(); ++i) spec.merges[i].rank = static_cast<uint32_t>(i);
-  io::save_tokenizer(spec, directory);
-  require_same(Tokenizer(original), Tokenizer::from_file(directory), "tokenizer.json");
 }
 
 }  // namespace eadem::cli

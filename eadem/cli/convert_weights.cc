@@ -11,6 +11,7 @@
 #include "eadem/cli/convert_layers.h"
 #include "eadem/cli/convert_types.h"
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/models/huggingface.h"
 #include "eadem/models/llama.h"
 
 namespace eadem::cli {
@@ -21,29 +22,6 @@ using models::LlamaConfig;
 
 // Values of a band, in the target's bytes: small beside a model, large beside the cost of starting a parallel region.
 constexpr int64_t kBandBytes = int64_t{16} << 20;
-
-// Every parameter of the model, by its Hugging Face name.
-std::vector<std::string> parameter_names(const LlamaConfig& config) {
-  std::vector<std::string> names = {"model.embed_tokens.weight"};
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
-    const auto add = [&](const char* name, bool bias) {
-      names.push_back(prefix + name + ".weight");
-      if (bias) names.push_back(prefix + name + ".bias");
-    };
-    add("input_layernorm", false);
-    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"})
-      add(name, config.attention_bias);
-    if (config.qk_norm) add("self_attn.q_norm", false);
-    if (config.qk_norm) add("self_attn.k_norm", false);
-    add("self_attn.o_proj", config.attention_out_bias);
-    add("post_attention_layernorm", false);
-    for (const char* name : {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) add(name, config.mlp_bias);
-  }
-  names.emplace_back("model.norm.weight");
-  if (!config.tie_word_embeddings) names.emplace_back("lm_head.weight");
-  return names;
-}
 
 // A matrix as rows of values and of bytes; a vector is one row.
 struct Rows {

@@ -4,12 +4,11 @@
 #include "eadem/train/train.h"
 
 #include <cmath>
-#include <filesystem>
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
-#include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
+#include "eadem/cli/stop_and_save.h"
 #include "eadem/cli/terminal.h"
 
 namespace eadem::cli {
@@ -33,21 +32,17 @@ int train(CommandLine command_line) {
   arguments.flag("--resume", resume, "go on from the newest checkpoint; the result is the same to the bit");
   options.add_device(arguments);
   arguments.note(
-      "Ctrl-C saves a checkpoint after the current step and exits 130. Without --resume, an output directory that "
-      "holds "
-      "checkpoints is refused. When it is done, the directory of the model is printed to stdout.");
+      "Ctrl-C, SIGTERM or a closed terminal saves a checkpoint after the current step and exits 130. Without --resume, "
+      "an output directory that holds checkpoints is refused; with it, the recipe must mean the same: only steps, "
+      "intervals, keep_checkpoints and the output directory may change. A run whose steps are done is extended by more "
+      "steps and --resume. When it is done, the directory of the model is printed to stdout. docs/train.md describes "
+      "recipes.");
   arguments.example("eadem train assets/stories/recipe.toml", "the bundled model, from scratch");
   arguments.example("eadem train recipe.toml --resume", "after Ctrl-C or a crash");
   if (!arguments.parse(command_line)) return kOk;
 
-  const std::atomic<bool>& stop = listen_for_interrupt();
+  const std::atomic<bool>& stop = listen_for_stop_and_save();
   const train::Recipe recipe = train::load_recipe(path);
-  const std::filesystem::path checkpoints = std::filesystem::path(recipe.output) / "checkpoints";
-  std::error_code error;
-  if (!resume && std::filesystem::exists(checkpoints, error) && !std::filesystem::is_empty(checkpoints, error))
-    throw InvalidArgument(
-        "{} holds checkpoints of an earlier run; --resume goes on from the newest, or remove the directory",
-        checkpoints.string());
 
   ProgressBar bar("training");
   std::optional<ProgressBar> preparing;
@@ -57,9 +52,13 @@ int train(CommandLine command_line) {
   run_options.resume = resume;
   run_options.cancel = &stop;
   run_options.on_preparation = [&](const char* what, int64_t done, int64_t total) {
-    stop_if_interrupted();
+    if (stop) throw Cancelled("interrupted");
     if (!preparing) preparing.emplace(what);
     preparing->update(static_cast<double>(done), static_cast<double>(total));
+  };
+  run_options.on_note = [&](const std::string& sentence) {
+    preparing.reset();
+    note("{}", sentence);
   };
   run_options.on_step = [&](const train::Progress& progress) {
     preparing.reset();
@@ -85,7 +84,7 @@ int train(CommandLine command_line) {
          recipe.training.steps, path);
     return kInterrupted;
   }
-  note("{} steps done{}", result.steps,
+  note("step {} done{}{}", result.steps, std::isnan(result.loss) ? "" : fmt::format(", loss {:.4f}", result.loss),
        std::isnan(result.eval_loss)
            ? ""
            : fmt::format(", eval loss {:.4f}, perplexity {:.2f}", result.eval_loss, std::exp(result.eval_loss)));

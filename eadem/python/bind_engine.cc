@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "eadem/io/json.h"
+#include "eadem/models/huggingface.h"
 #include "eadem/models/llama.h"
 #include "eadem/python/binding.h"
 
@@ -265,6 +266,25 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
                         with_hidden ? to_numpy(hidden) : nb::none());
 }
 
+// `source`: the path of the checkpoint that the engine was made from, if it was.
+void save_pretrained(const engine::InferEngine& engine, const std::string& path,
+                     const std::optional<std::string>& source, const std::optional<std::string>& tokenizer) {
+  if (engine.parameters().num_ranks() > 1)
+    throw Unsupported("save_pretrained: this process holds one of {} parts of each parameter",
+                      engine.parameters().num_ranks());
+  engine.parameters().require_all_loaded("save_pretrained");
+  models::Checkpoint checkpoint;
+  if (source) checkpoint = models::open_checkpoint(*source);
+  std::vector<io::TokenizerFile> files;
+  if (tokenizer)
+    files = io::tokenizer_files(*tokenizer);
+  else if (source)
+    files = models::companions_of(checkpoint);
+  models::save_huggingface(engine.model(), engine.state_dict(), path,
+                           dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()));
+  io::write_tokenizer_files(files, path);
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -282,7 +302,7 @@ void bind_engine(nb::module_& m) {
             const nb::gil_scoped_release release;
             const engine::EngineOptions options = engine_options(arguments_of(
                 cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
-            const auto model = std::make_shared<models::Llama>(config);
+            const auto model = std::make_shared<models::Llama>(models::with_huggingface_order(config));
             new (self) Engine(std::make_unique<engine::InferEngine>(
                 model, open(device, threads, isa, prefill_threads, pin), options, model->spec()));
           },
@@ -311,7 +331,9 @@ void bind_engine(nb::module_& m) {
           "load_param",
           [](Engine& self, const std::string& name, const HostArray& array) {
             const TensorView view = view_of(array, name);
-            self.run([&](engine::InferEngine& engine) { engine.load_param(name, view); });
+            self.run([&](engine::InferEngine& engine) {
+              engine.load_param(name, models::from_huggingface_order(engine.model(), name, {view, nullptr}).view);
+            });
           },
           "name"_a, "array"_a)
       .def(
@@ -322,8 +344,19 @@ void bind_engine(nb::module_& m) {
           "seed"_a, "stddev"_a)
       .def("state_dict",
            [](Engine& self) {
-             return to_numpy_dict(self.run([](engine::InferEngine& engine) { return engine.state_dict(); }));
+             return to_numpy_dict(self.run([](engine::InferEngine& engine) {
+               auto state = engine.state_dict();
+               for (auto& [name, tensor] : state) tensor = models::to_huggingface_order(engine.model(), name, tensor);
+               return state;
+             }));
            })
+      .def(
+          "save_pretrained",
+          [](Engine& self, const std::string& path, const std::optional<std::string>& source,
+             const std::optional<std::string>& tokenizer) {
+            self.run([&](engine::InferEngine& engine) { save_pretrained(engine, path, source, tokenizer); });
+          },
+          "path"_a, "source"_a.none(), "tokenizer"_a.none())
       .def("parameter_names",
            [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.parameter_names(); }); })
       .def("forward", &forward, "input_ids"_a, "input_lengths"_a, "cache_lengths"_a, "position_ids"_a, "block_tables"_a,

@@ -5,12 +5,14 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "eadem/models/huggingface.h"
 #include "eadem/models/llama.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/rms_norm.h"
 #include "eadem/pipeline/sequential.h"
 #include "eadem/python/binding.h"
+#include "eadem/train/checkpoint.h"
 #include "eadem/train/trainer.h"
 
 namespace eadem::python {
@@ -21,16 +23,22 @@ namespace {
 
 class Trainer {
  public:
-  explicit Trainer(std::unique_ptr<train::Trainer> trainer) : trainer_(std::move(trainer)) {}
+  // `source`: the checkpoint that it was made from; without a model where it was made from a configuration.
+  Trainer(std::unique_ptr<train::Trainer> trainer, models::Checkpoint source)
+      : trainer_(std::move(trainer)), source_(std::move(source)) {}
 
   template <typename F>
   auto run(F&& call) {
     return exclusive_.run([&] { return call(*trainer_); });
   }
+  train::Companions companions() const {
+    return source_.model == nullptr ? train::Companions() : models::companions_of(source_);
+  }
 
  private:
   Exclusive exclusive_;
   std::unique_ptr<train::Trainer> trainer_;
+  models::Checkpoint source_;
 };
 
 // Rows laid one after another; each is a document of its own.
@@ -277,16 +285,19 @@ void bind_train(nb::module_& m) {
                                                 max_grad_norm,
                                                 disabled_fusions};
             std::unique_ptr<train::Trainer> trainer;
+            models::Checkpoint source;
             if (const auto* config = std::get_if<models::LlamaConfig>(&model)) {
               config->validate("LlamaConfig");
-              trainer = std::make_unique<train::Trainer>(std::make_shared<models::Llama>(*config),
-                                                         open(device, threads, isa), options);
+              trainer = std::make_unique<train::Trainer>(
+                  std::make_shared<models::Llama>(models::with_huggingface_order(*config)), open(device, threads, isa),
+                  options);
             } else {
-              const models::Checkpoint checkpoint = models::open_checkpoint(std::get<std::string>(model));
-              trainer = std::make_unique<train::Trainer>(checkpoint.model, open(device, threads, isa), options);
-              trainer->load(checkpoint);
+              source = models::huggingface_form(models::open_checkpoint(std::get<std::string>(model)));
+              trainer = std::make_unique<train::Trainer>(source.model, open(device, threads, isa), options);
+              trainer->load(source);
+              source.weights = nullptr;  // they have been read
             }
-            new (self) Trainer(std::move(trainer));
+            new (self) Trainer(std::move(trainer), std::move(source));
           },
           "model"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "weights"_a, "batch_tokens"_a, "beta1"_a,
           "beta2"_a, "eps"_a, "weight_decay"_a, "max_grad_norm"_a, "disabled_fusions"_a)
@@ -297,6 +308,30 @@ void bind_train(nb::module_& m) {
             self.run([&](train::Trainer& trainer) { trainer.load_param(name, view); });
           },
           "name"_a, "array"_a)
+      .def(
+          "save",
+          [](Trainer& self, const std::string& path, const std::optional<std::string>& tokenizer) {
+            self.run([&](train::Trainer& trainer) {
+              train::write_model(trainer, tokenizer ? io::tokenizer_files(*tokenizer) : self.companions(), path);
+            });
+          },
+          "path"_a, "tokenizer"_a.none())
+      .def(
+          "save_checkpoint",
+          [](Trainer& self, const std::string& path) {
+            self.run([&](train::Trainer& trainer) {
+              train::write_checkpoint(trainer, {.step = trainer.num_steps()}, self.companions(), path);
+            });
+          },
+          "path"_a)
+      .def(
+          "load_checkpoint",
+          [](Trainer& self, const std::string& path) {
+            self.run([&](train::Trainer& trainer) {
+              train::load_checkpoint(trainer, path, train::verify_checkpoint(path));
+            });
+          },
+          "path"_a)
       .def(
           "load_random",
           [](Trainer& self, uint64_t seed, double stddev) {

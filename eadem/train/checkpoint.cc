@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 
 #include "eadem/io/atomic_file.h"
+#include "eadem/io/content_hash.h"
 #include "eadem/io/json.h"
 #include "eadem/io/safetensors.h"
+#include "eadem/models/huggingface.h"
 
 namespace eadem::train {
 
@@ -20,7 +23,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step_";
+constexpr const char* kStateFile = "trainer.json";
+constexpr const char* kDamaged = "damaged_";
 constexpr const char* kUnfinished = ".unfinished_";
+constexpr int64_t kFormat = 2;  // of trainer.json
 
 void make_directory(const std::string& path) {
   std::error_code error;
@@ -44,94 +50,197 @@ std::vector<io::NamedTensor> named(const std::vector<std::pair<std::string, Tens
   return result;
 }
 
-// Complete checkpoints below `root`, oldest first. Names are zero-padded, so their order is that of the steps.
-std::vector<std::string> complete_checkpoints(const std::string& root) {
-  std::vector<std::string> result;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(root, error))
-    if (entry.is_directory() && entry.path().filename().string().starts_with(kPrefix))
-      result.push_back(entry.path().string());
-  std::sort(result.begin(), result.end());
-  return result;
+std::string hash_of(const std::string& path) { return io::content_hash(io::MappedFile::open(path)->bytes()).hex(); }
+
+std::string hash_of(const io::JsonValue& json) {
+  const std::string text = io::to_compact_json(json);
+  return io::content_hash(std::as_bytes(std::span(text))).hex();
+}
+
+io::JsonValue json_of(const RunState& state, const std::string& directory) {
+  io::JsonValue json = io::JsonValue::object(), recipe = io::JsonValue::object(), files = io::JsonValue::object();
+  for (const auto& [key, value] : state.identity) recipe.set(key, value);
+  std::vector<fs::path> paths;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) paths.push_back(entry.path());
+  std::sort(paths.begin(), paths.end());
+  for (const fs::path& path : paths)
+    files.set(path.filename().string(), io::JsonValue::object()
+                                            .set("bytes", static_cast<int64_t>(fs::file_size(path)))
+                                            .set("xxh3", hash_of(path.string())));
+  json.set("format", kFormat).set("step", state.step).set("tokens", state.tokens);
+  json.set("epoch", state.cursor.epoch).set("document", state.cursor.document).set("offset", state.cursor.offset);
+  json.set("decay_steps", state.decay_steps).set("recipe", std::move(recipe)).set("files", std::move(files));
+  const std::string hash = hash_of(json);
+  json.set("xxh3", hash);
+  return json;
+}
+
+// Two directories change places at once; on file systems that cannot do that, one after the other.
+void exchange(const fs::path& a, const fs::path& b) {
+  if (renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (errno != EINVAL && errno != ENOSYS)
+    throw IoError("cannot exchange '{}' and '{}': {}", a.string(), b.string(), std::strerror(errno));
+  const fs::path aside = a.string() + "_aside";
+  std::error_code ignored;
+  fs::remove_all(aside, ignored);
+  fs::rename(b, aside);
+  fs::rename(a, b);
+  fs::rename(aside, a);
 }
 
 }  // namespace
 
-void copy_tokenizer_files(const std::string& tokenizer_directory, const std::string& model_directory) {
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
-    const fs::path from = fs::path(tokenizer_directory) / name;
-    if (!fs::exists(from)) continue;
-    const auto mapped = io::MappedFile::open(from.string());
-    io::AtomicFile file((fs::path(model_directory) / name).string());
-    file.write(mapped->bytes());
-    file.commit();
-  }
-}
-
-void write_model(const Trainer& trainer, const std::string& tokenizer_directory, const std::string& directory) {
-  const fs::path folder(directory);
-  const auto tensors = trainer.state_dict();
-  io::write_safetensors((folder / "model.safetensors").string(), named(tensors), {{"format", "pt"}});
-  io::JsonValue config = trainer.model().config_json();
-  config.set("torch_dtype", tensors.front().second.dtype() == DType::bf16 ? "bfloat16" : "float32");
-  io::write_file_atomically((folder / "config.json").string(), io::to_json(config));
-  io::JsonValue generation = io::JsonValue::object();
-  for (const char* key : {"bos_token_id", "eos_token_id"})
-    if (const io::JsonValue* value = config.find(key)) generation.set(key, *value);
-  io::write_file_atomically((folder / "generation_config.json").string(), io::to_json(generation));
-  copy_tokenizer_files(tokenizer_directory, directory);
-}
-
-void save_checkpoint(const Trainer& trainer, const RunState& state, const std::string& tokenizer_directory,
-                     const std::string& root, int64_t keep) {
-  make_directory(root);
-  const std::string name = fmt::format("{}{:08}", kPrefix, state.step);
-  const fs::path unfinished = fs::path(root) / (kUnfinished + name), finished = fs::path(root) / name;
+void write_directory(const std::string& directory, const std::function<void(const std::string& directory)>& fill) {
+  fs::path finished(directory);
+  if (finished.filename().empty()) finished = finished.parent_path();  // "out/"
+  const std::string name = finished.filename().string();
+  if (name.empty() || name == "." || name == "..")
+    throw InvalidArgument("'{}' names no directory that could be replaced as a whole", directory);
+  const fs::path parent = finished.parent_path().empty() ? fs::path(".") : finished.parent_path();
+  const fs::path unfinished = parent / (kUnfinished + name);
+  make_directory(parent.string());
   std::error_code ignored;
   fs::remove_all(unfinished, ignored);
   make_directory(unfinished.string());
   try {
-    write_model(trainer, tokenizer_directory, unfinished.string());
-    const auto optimizer = trainer.optimizer_state();
-    io::write_safetensors((unfinished / "optimizer.safetensors").string(), named(optimizer));
-    io::JsonValue json = io::JsonValue::object();
-    json.set("recipe_sha256", state.recipe_hash).set("step", state.step).set("tokens", state.tokens);
-    json.set("epoch", state.cursor.epoch).set("document", state.cursor.document).set("offset", state.cursor.offset);
-    io::write_file_atomically((unfinished / "trainer.json").string(), io::to_json(json));
+    fill(unfinished.string());
     flush_directory(unfinished.string());
-    if (fs::exists(finished)) fs::remove_all(finished);
-    fs::rename(unfinished, finished);
-    flush_directory(root);
+    if (fs::exists(finished))
+      exchange(unfinished, finished);
+    else
+      fs::rename(unfinished, finished);
+    flush_directory(parent.string());
+    fs::remove_all(unfinished, ignored);  // what it replaced
   } catch (const fs::filesystem_error& error) {
     fs::remove_all(unfinished, ignored);
-    throw IoError("cannot write checkpoint '{}': {}", finished.string(), error.code().message());
+    throw IoError("cannot write '{}': {}", finished.string(), error.code().message());
   } catch (...) {
     fs::remove_all(unfinished, ignored);
     throw;
   }
-  std::vector<std::string> all = complete_checkpoints(root);
+}
+
+void write_model(const Trainer& trainer, const Companions& companions, const std::string& directory) {
+  trainer.require_all_loaded();
+  models::save_huggingface(trainer.model(), trainer.state_dict(), directory);
+  io::write_tokenizer_files(companions, directory);
+}
+
+void write_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
+                      const std::string& directory) {
+  std::error_code ignored;
+  if (fs::exists(directory, ignored) && !fs::exists(fs::path(directory) / kStateFile, ignored) &&
+      !(fs::is_directory(directory, ignored) && fs::is_empty(directory, ignored)))
+    throw InvalidArgument("'{}' exists and is no checkpoint; it is not overwritten", directory);
+  write_directory(directory, [&](const std::string& folder) {
+    write_model(trainer, companions, folder);
+    const auto optimizer = trainer.optimizer_state();
+    io::write_safetensors((fs::path(folder) / "optimizer.safetensors").string(), named(optimizer));
+    io::write_file_atomically((fs::path(folder) / kStateFile).string(), io::to_json(json_of(state, folder)) + "\n");
+  });
+}
+
+void save_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
+                     const std::string& root, int64_t keep) {
+  write_checkpoint(trainer, state, companions, (fs::path(root) / fmt::format("{}{:08}", kPrefix, state.step)).string());
+  std::vector<std::string> all = list_checkpoints(root);
+  std::error_code ignored;
   while (static_cast<int64_t>(all.size()) > keep) {
     fs::remove_all(all.front(), ignored);
     all.erase(all.begin());
   }
 }
 
-std::optional<std::string> newest_checkpoint(const std::string& root) {
-  const std::vector<std::string> all = complete_checkpoints(root);
-  return all.empty() ? std::nullopt : std::optional(all.back());
-}
-
-RunState load_checkpoint(Trainer& trainer, const std::string& directory) {
-  const fs::path folder(directory);
-  const io::JsonReader json = io::JsonReader::read((folder / "trainer.json").string());
+RunState verify_checkpoint(const std::string& directory) {
+  const std::string path = (fs::path(directory) / kStateFile).string();
+  const io::JsonReader json = io::JsonReader::read(path);
+  if (const auto format = json.optional_integer("format", 0).value_or(1); format != kFormat)
+    throw DataCorrupted("{}: a checkpoint of format {}; this version reads format {}", path, format, kFormat);
+  io::JsonValue unsigned_json = io::JsonValue::object();
+  for (const io::JsonMember& member : json.value().as_object())
+    if (member.key != "xxh3") unsigned_json.set(member.key, member.value);
+  if (const std::string hash = hash_of(unsigned_json); hash != json.string("xxh3"))
+    throw DataCorrupted("{}: its content has the hash {}; {} was written", path, hash, json.string("xxh3"));
+  const io::JsonReader files = json.object("files");
+  for (const std::string& name : files.keys()) {
+    const io::JsonReader file = files.object(name);
+    const std::string file_path = (fs::path(directory) / name).string();
+    const auto mapped = io::MappedFile::open(file_path);
+    if (const int64_t bytes = file.integer("bytes", 0); static_cast<int64_t>(mapped->size()) != bytes)
+      throw DataCorrupted("{} has {} bytes; {} were written", file_path, mapped->size(), bytes);
+    if (const std::string hash = io::content_hash(mapped->bytes()).hex(); hash != file.string("xxh3"))
+      throw DataCorrupted("{} has the hash {}; {} was written", file_path, hash, file.string("xxh3"));
+  }
   RunState state;
-  state.recipe_hash = json.string("recipe_sha256");
+  const io::JsonReader recipe = json.object("recipe");
+  for (const std::string& key : recipe.keys()) state.identity.emplace_back(key, recipe.string(key));
   state.step = json.integer("step", 0);
   state.tokens = json.integer("tokens", 0);
   state.cursor = {json.integer("epoch", 0), json.integer("document", 0), json.integer("offset", 0)};
-  trainer.load(models::open_checkpoint(directory));
-  trainer.load_optimizer_state(*io::open_weights((folder / "optimizer.safetensors").string()), state.step);
+  state.decay_steps = json.integer("decay_steps", 0);
   return state;
+}
+
+void load_checkpoint(Trainer& trainer, const std::string& directory, const RunState& state) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(directory);
+  const auto optimizer = io::open_weights((fs::path(directory) / "optimizer.safetensors").string());
+  const io::JsonValue saved = checkpoint.model->config_json(), own = trainer.model().config_json();
+  for (const io::JsonMember& member : own.as_object()) {
+    const io::JsonValue* value = saved.find(member.key);
+    if (member.key != "torch_dtype" && (value == nullptr || !(*value == member.value)))
+      throw InvalidArgument("{}: '{}' is {}; the trainer's model has {}", checkpoint.config_path, member.key,
+                            value == nullptr ? "not there" : io::to_compact_json(*value),
+                            io::to_compact_json(member.value));
+  }
+  trainer.check_optimizer_state(*optimizer);
+  trainer.load(checkpoint);
+  trainer.load_optimizer_state(*optimizer, state.step);
+}
+
+std::vector<std::string> list_checkpoints(const std::string& root) {
+  std::vector<std::string> result;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(root, error))
+    if (entry.is_directory() && entry.path().filename().string().starts_with(kPrefix))
+      result.push_back(entry.path().string());
+  // Names are zero-padded, so that their order is that of the steps.
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+std::optional<FoundCheckpoint> newest_checkpoint(const std::string& root, const Logger& log) {
+  std::vector<std::string> all = list_checkpoints(root);
+  std::vector<std::pair<std::string, std::string>> damaged;  // directory, what is wrong
+  for (; !all.empty(); all.pop_back()) {
+    FoundCheckpoint found{all.back(), {}};
+    try {
+      found.state = verify_checkpoint(found.directory);
+    } catch (const Error& error) {
+      damaged.emplace_back(found.directory, error.what());
+      continue;
+    }
+    for (const auto& [directory, reason] : damaged) {
+      const fs::path path(directory);
+      fs::path renamed = path.parent_path() / (kDamaged + path.filename().string());
+      std::error_code error;
+      fs::remove_all(renamed, error);
+      fs::rename(path, renamed, error);
+      if (error) throw IoError("cannot rename '{}' to '{}': {}", directory, renamed.string(), error.message());
+      log.log(LogLevel::warning, "{} is damaged ({}); it is now {}, and {} is used instead", directory, reason,
+              renamed.filename().string(), found.directory);
+    }
+    return found;
+  }
+  if (damaged.empty()) return std::nullopt;
+  std::string reasons;
+  for (const auto& [directory, reason] : damaged) reasons += (reasons.empty() ? "" : "; ") + reason;
+  throw DataCorrupted("{}: no checkpoint is whole: {}", root, reasons);
+}
+
+void remove_unfinished(const std::string& directory) {
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, ignored))
+    if (entry.path().filename().string().starts_with(kUnfinished)) fs::remove_all(entry.path(), ignored);
 }
 
 }  // namespace eadem::train

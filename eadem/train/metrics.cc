@@ -2,17 +2,22 @@
 #include "eadem/train/metrics.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <sstream>
 
 #include "eadem/core/error.h"
 #include "eadem/io/atomic_file.h"
 #include "eadem/io/json.h"
+#include "eadem/io/mapped_file.h"
 
 namespace eadem::train {
 
 namespace {
+
+constexpr int64_t kMaxBytes = int64_t{1} << 32;  // 20 million steps
 
 std::string line_of(const StepMetrics& m) {
   io::JsonValue json = io::JsonValue::object();
@@ -79,13 +84,17 @@ void draw_line(std::ostringstream& svg, const Frame& frame, const std::vector<st
 
 Metrics::Metrics(const std::string& path, int64_t last_step) : path_(path) {
   std::string kept;
-  if (std::ifstream existing(path); existing) {
+  if (std::filesystem::exists(path)) {
+    std::istringstream existing(io::read_file(path, kMaxBytes));
     for (std::string line; std::getline(existing, line);) {
       try {
         const io::JsonReader json = io::JsonReader::parse(line, path);
         const int64_t step = json.integer("step", 0);
-        if (step > last_step) continue;
-        if (json.has("eval_loss"))
+        const bool eval = json.has("eval_loss");
+        const int64_t before =
+            eval ? (evals_.empty() ? 0 : evals_.back().step) : (steps_.empty() ? 0 : steps_.back().step);
+        if (step > last_step || step <= before) continue;
+        if (eval)
           evals_.push_back({step, json.number("eval_loss")});
         else
           steps_.push_back({step, json.number("loss"), json.number("learning_rate"), json.number("grad_norm"),
@@ -98,12 +107,12 @@ Metrics::Metrics(const std::string& path, int64_t last_step) : path_(path) {
   }
   io::write_file_atomically(path, kept);
   file_.open(path, std::ios::app);
-  if (!file_) throw IoError("cannot append to '{}'", path);
+  if (!file_) throw IoError("cannot append to '{}': {}", path, std::strerror(errno));
 }
 
 void Metrics::append(const std::string& line) {
   file_ << line << '\n' << std::flush;
-  if (!file_) throw IoError("cannot write to '{}'", path_);
+  if (!file_) throw IoError("cannot write to '{}': {}", path_, std::strerror(errno));
 }
 
 void Metrics::add(const StepMetrics& metrics) {

@@ -27,7 +27,8 @@ struct EvalMetrics {
 // The history of a run, kept in a file of JSON lines that grows by one line per entry.
 class Metrics {
  public:
-  // Reads what is there up to `last_step` and drops what a run that was cut off wrote after it.
+  // Reads what is there up to `last_step` and drops what a run that was cut off wrote after it, and what repeats or
+  // goes back behind a step. Throws IoError.
   Metrics(const std::string& path, int64_t last_step);
 
   void add(const StepMetrics& metrics);

@@ -2,12 +2,15 @@
 #include "eadem/train/recipe.h"
 
 #include <toml++/toml.h>
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <numbers>
 #include <set>
 
 #include "eadem/core/error.h"
+#include "eadem/io/mapped_file.h"
 
 namespace eadem::train {
 
@@ -46,6 +49,19 @@ class Table {
       value = *read;
     }
   }
+  void boolean(const char* key, bool& value) {
+    if (const toml::node* node = find(key)) {
+      const auto read = node->value_exact<bool>();
+      if (!read) fail(key, *node, "true or false");
+      value = *read;
+    }
+  }
+  void choice(const char* key, std::initializer_list<std::string_view> choices, std::string& value) {
+    string(key, value);
+    if (std::find(choices.begin(), choices.end(), value) == choices.end())
+      fail(key, *find(key), fmt::format("one of {}", fmt::join(choices, ", ")));
+  }
+  bool has(const char* key) const { return table_ != nullptr && table_->contains(key); }
   void path(const char* key, std::string& value) {
     string(key, value);
     if (!value.empty() && fs::path(value).is_relative())
@@ -91,10 +107,20 @@ class Table {
   std::set<std::string, std::less<>> read_;
 };
 
+constexpr int64_t kMaxRecipeBytes = 1 << 20;
+
+// As a person would write it, so that stating the default changes nothing: 3e-3 / 10 is not the number 3e-4.
+double tenth_of(double value) {
+  const std::string text = fmt::format("{:.15g}", value / 10);
+  double result = 0;
+  std::from_chars(text.data(), text.data() + text.size(), result);
+  return result;
+}
+
 toml::table parse(const std::string& path) {
-  if (!fs::exists(path)) throw NotFound("no recipe '{}'", path);
+  const std::string text = io::read_file(path, kMaxRecipeBytes);
   try {
-    return toml::parse_file(path);
+    return toml::parse(text, path);
   } catch (const toml::parse_error& error) {
     throw DataCorrupted("{}:{}:{}: {}", path, error.source().begin.line, error.source().begin.column,
                         std::string_view(error.description()));
@@ -117,13 +143,24 @@ Recipe load_recipe(const std::string& path) {
 
   Table tokenizer(root, "tokenizer", path);
   tokenizer.path("path", recipe.tokenizer);
-  tokenizer.require(!recipe.tokenizer.empty(), "'path'");
+  tokenizer.require(!recipe.tokenizer.empty() || !recipe.init_from.empty(),
+                    "'path', a directory with a tokenizer.json or a .gguf (without it, that of [model] init_from is "
+                    "taken)");
 
   Table data(root, "data", path);
-  data.paths("train", recipe.train_files);
-  data.paths("eval", recipe.eval_files);
-  data.string("separator", recipe.separator);
-  data.require(!recipe.train_files.empty(), "'train', a list of text files");
+  data.paths("train", recipe.train.files);
+  data.require(!recipe.train.files.empty(), "'train', a list of files");
+  std::string format = "by name";
+  if (data.has("format")) {
+    data.choice("format", {"text", "jsonl"}, format);
+    recipe.train.format = format == "text" ? TextFormat::text : TextFormat::json_lines;
+  }
+  data.string("separator", recipe.train.separator);
+  data.string("text_key", recipe.train.text_key);
+  data.boolean("parse_special", recipe.train.parse_special);
+  recipe.eval = recipe.train;
+  recipe.eval.files.clear();
+  data.paths("eval", recipe.eval.files);
 
   Table training(root, "training", path);
   Recipe::Training& t = recipe.training;
@@ -133,12 +170,13 @@ Recipe load_recipe(const std::string& path) {
   training.integer("accumulation", t.accumulation, 1, 1 << 20);
   training.integer("sequence_length", t.sequence_length, 2, 1 << 24);
   std::string weights(dtype_name(t.weights));
-  training.string("weights", weights);
-  training.require(weights == "f32" || weights == "bf16", "'weights' to be \"f32\" or \"bf16\"");
+  training.choice("weights", {"f32", "bf16"}, weights);
   t.weights = *dtype_from_name(weights);
   training.number("learning_rate", t.learning_rate, 0, 100);
+  t.min_learning_rate = tenth_of(t.learning_rate);
   training.number("min_learning_rate", t.min_learning_rate, 0, 100);
   training.integer("warmup_steps", t.warmup_steps, 0, kMany);
+  training.integer("decay_steps", t.decay_steps, 1, kMany);
   training.number("weight_decay", t.weight_decay, 0, 100);
   training.number("beta1", t.beta1, 0, 1 - 1e-9);
   training.number("beta2", t.beta2, 0, 1 - 1e-9);
@@ -166,9 +204,10 @@ Recipe load_recipe(const std::string& path) {
 }
 
 double learning_rate_at(const Recipe::Training& t, int64_t step) {
+  EADEM_CHECK(t.decay_steps > 0, "decay_steps {} is not settled", t.decay_steps);
   if (step < t.warmup_steps)
     return t.learning_rate * static_cast<double>(step + 1) / static_cast<double>(t.warmup_steps);
-  const double length = static_cast<double>(std::max<int64_t>(1, t.steps - t.warmup_steps));
+  const double length = static_cast<double>(std::max<int64_t>(1, t.decay_steps - t.warmup_steps));
   const double progress = std::min(1.0, static_cast<double>(step - t.warmup_steps) / length);
   return t.min_learning_rate +
          0.5 * (t.learning_rate - t.min_learning_rate) * (1 + std::cos(std::numbers::pi * progress));

@@ -1,16 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Recipe: everything a training run depends on, in one TOML file. Unknown keys are refused. Paths are relative to the
-// recipe.
-//
-//   [model]     config = "config.json"          architecture; or init_from = "DIR" to fine-tune a checkpoint
-//               init_std = 0.02                 standard deviation of new matrices
-//   [tokenizer] path = "tokenizer"              directory with tokenizer.json
-//   [data]      train = ["a.txt"]               texts; documents are separated by `separator`
-//               eval = ["b.txt"]                held out, never trained on; may be empty
-//               separator = "<|endoftext|>"
-//   [training]  see Recipe::Training
-//   [output]    directory = "out"
+// Recipe: everything a training run depends on, in one TOML file; docs/train.md describes each key. Unknown keys are
+// refused. Paths are relative to the recipe.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +9,24 @@
 #include <vector>
 
 #include "eadem/core/dtype.h"
+#include "eadem/train/texts.h"
 
 namespace eadem::train {
 
 struct Recipe {
   std::string path;  // of the recipe itself
 
-  std::string config;  // one of config and init_from
-  std::string init_from;
+  // [model]
+  std::string config;     // one of config, an architecture to train from scratch,
+  std::string init_from;  // and init_from, a model to fine-tune: a directory or a .gguf
   double init_std = 0.02;
 
-  std::string tokenizer;
+  // [tokenizer]
+  std::string tokenizer;  // empty: that of init_from
 
-  std::vector<std::string> train_files;
-  std::vector<std::string> eval_files;
-  std::string separator = "<|endoftext|>";
+  // [data]; `eval` has no files where nothing is held out
+  Texts train;
+  Texts eval;
 
   struct Training {
     int64_t steps = 0;                // optimizer steps
@@ -41,8 +35,9 @@ struct Recipe {
     int64_t sequence_length = 512;    // longest piece of a document; longer documents are cut
     DType weights = DType::f32;       // "f32", or "bf16" with f32 master copies
     double learning_rate = 1e-3;      // peak
-    double min_learning_rate = 1e-4;  // at the end of the cosine
+    double min_learning_rate = 1e-4;  // at the end of the cosine; a tenth of the peak unless stated
     int64_t warmup_steps = 100;       // linear from 0
+    int64_t decay_steps = 0;          // where the cosine ends; 0: at the `steps` that the run began with
     double weight_decay = 0.1;        // on matrices; vectors are not decayed
     double beta1 = 0.9;
     double beta2 = 0.95;
@@ -54,14 +49,16 @@ struct Recipe {
     int64_t keep_checkpoints = 2;  // newest ones; older are removed
   } training;
 
+  // [output]
   std::string output;
 };
 
-// Throws NotFound, DataCorrupted (syntax, with the line), InvalidArgument (type or range, with the key), Unsupported
-// (unknown key, by name).
+// Throws NotFound, IoError (no regular file), DataCorrupted (syntax, with the line), InvalidArgument (type or range,
+// with the key), Unsupported (unknown key, by name).
 Recipe load_recipe(const std::string& path);
 
-// Linear warm-up, then cosine to the minimum. `step` counts from 0. Source: Loshchilov & Hutter 2017.
+// Linear warm-up, then cosine to the minimum at `decay_steps`, which is not 0 here. `step` counts from 0. Source:
+// Loshchilov & Hutter 2017.
 double learning_rate_at(const Recipe::Training& training, int64_t step);
 
 }  // namespace eadem::train

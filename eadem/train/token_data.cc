@@ -9,6 +9,7 @@
 #include "eadem/core/error.h"
 #include "eadem/core/philox.h"
 #include "eadem/io/atomic_file.h"
+#include "eadem/io/content_hash.h"
 #include "eadem/io/sha256.h"
 
 namespace eadem::train {
@@ -16,7 +17,7 @@ namespace eadem::train {
 namespace {
 
 constexpr char kMagic[8] = {'E', 'A', 'D', 'E', 'M', 'T', 'O', 'K'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 struct Header {
   char magic[8];
@@ -25,15 +26,27 @@ struct Header {
   uint64_t num_documents;
   uint64_t num_tokens;
   uint64_t text_bytes;
-  char source_hash[64];  // SHA-256, hexadecimal: of the tokenizer, the separator and the texts
+  char source_hash[64];  // SHA-256, hexadecimal: of the tokenizer, how texts are read, and the texts
+  char data_hash[32];    // XXH3, hexadecimal: of the hashes of the ends and of the ids
 };
-static_assert(sizeof(Header) == 104);
+static_assert(sizeof(Header) == 136);
 
-bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+std::string data_hash(std::span<const std::byte> ends, std::span<const std::byte> ids) {
+  const std::string both = io::content_hash(ends).hex() + io::content_hash(ids).hex();
+  return io::content_hash(std::as_bytes(std::span(both))).hex();
+}
 
-std::string_view trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+// Whether `file` was made of these sources and is still what was written then.
+bool is_up_to_date(std::span<const std::byte> file, const std::string& source_hash) {
+  Header header;
+  if (file.size() < sizeof(header)) return false;
+  std::memcpy(&header, file.data(), sizeof(header));
+  const std::span<const std::byte> data = file.subspan(sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 || header.version != kVersion ||
+      std::string_view(header.source_hash, 64) != source_hash || header.num_documents > data.size() / 8)
+    return false;
+  const size_t ends_bytes = header.num_documents * 8;
+  return std::string_view(header.data_hash, 32) == data_hash(data.first(ends_bytes), data.subspan(ends_bytes));
 }
 
 }  // namespace
@@ -64,52 +77,52 @@ TokenFile::TokenFile(std::shared_ptr<const io::MappedFile> file, const std::stri
     throw DataCorrupted("{}: {} tokens belong to no document", path, header.num_tokens - previous);
 }
 
-TokenFile TokenFile::open_or_make(const std::string& path, const std::vector<std::string>& texts,
-                                  const std::string& separator, const io::Tokenizer& tokenizer,
-                                  const std::string& tokenizer_hash,
+TokenFile TokenFile::open_or_make(const std::string& path, const Texts& texts, const io::Tokenizer& tokenizer,
+                                  const std::string& tokenizer_hash, int32_t eos,
                                   const std::function<void(int64_t, int64_t)>& progress) {
-  std::string sources = tokenizer_hash + "\n" + separator + "\n";
+  std::string sources =
+      fmt::format("{}\n{}\n{}\n{}\n{}\n", tokenizer_hash, eos, texts.separator, texts.text_key, texts.parse_special);
   std::vector<std::shared_ptr<const io::MappedFile>> files;
+  std::vector<std::string> hashes;
   int64_t total = 0, done = 0;
-  for (const std::string& text : texts) {
+  for (const std::string& text : texts.files) {
     files.push_back(io::MappedFile::open(text));
-    sources += io::sha256_hex(files.back()->bytes()) + "\n";
+    hashes.push_back(io::content_hash(files.back()->bytes()).hex());
+    sources += fmt::format("{} {}\n", hashes.back(), is_json_lines(texts, text));
     total += static_cast<int64_t>(files.back()->bytes().size());
   }
   const std::string hash = io::sha256_hex(std::string_view(sources));
+  const auto opened = [&](std::shared_ptr<const io::MappedFile> mapped) {
+    TokenFile result(std::move(mapped), path);
+    result.text_hashes_ = hashes;
+    return result;
+  };
   if (std::filesystem::exists(path)) {
     auto mapped = io::MappedFile::open(path);
-    if (mapped->bytes().size() >= sizeof(Header) &&
-        std::memcmp(mapped->bytes().data() + offsetof(Header, source_hash), hash.data(), 64) == 0)
-      return TokenFile(std::move(mapped), path);
+    if (is_up_to_date(mapped->bytes(), hash)) return opened(std::move(mapped));
   }
 
-  if (!tokenizer.eos())
-    throw InvalidArgument("{}: the tokenizer has no end-of-sequence token to end documents", tokenizer.source());
   std::vector<uint64_t> ends;
   std::vector<uint32_t> ids;
   for (size_t f = 0; f < files.size(); ++f) {
-    const std::string_view text(reinterpret_cast<const char*>(files[f]->bytes().data()), files[f]->bytes().size());
-    for (size_t begin = 0; begin < text.size();) {
-      const size_t end = std::min(text.find(separator, begin), text.size());
-      const std::string_view document = text.substr(begin, end - begin);
-      if (!is_blank(document)) {
-        try {
-          for (int32_t id : tokenizer.encode(trimmed(document), {.add_special_tokens = true, .parse_special = false}))
-            ids.push_back(static_cast<uint32_t>(id));
-        } catch (const InvalidArgument& error) {
-          throw InvalidArgument("{}: document at byte {}: {}", texts[f], begin, error.what());
-        }
-        const auto eos = static_cast<uint32_t>(*tokenizer.eos());
-        if (ids.back() != eos) ids.push_back(eos);  // some tokenizers put it there themselves
-        ends.push_back(ids.size());
+    const std::string_view content(reinterpret_cast<const char*>(files[f]->bytes().data()), files[f]->bytes().size());
+    for_each_document(texts, texts.files[f], content, [&](std::string_view text, int64_t begin, int64_t end) {
+      const size_t first = ids.size();
+      try {
+        for (int32_t id : tokenizer.encode(text, {.add_special_tokens = true, .parse_special = texts.parse_special}))
+          ids.push_back(static_cast<uint32_t>(id));
+      } catch (const InvalidArgument& error) {
+        throw InvalidArgument("{}: document at byte {}: {}", texts.files[f], begin, error.what());
       }
-      begin = end + separator.size();
-      if (progress) progress(done + static_cast<int64_t>(std::min(begin, text.size())), total);
-    }
-    done += static_cast<int64_t>(text.size());
+      // Some tokenizers put it there themselves.
+      if (ids.size() == first || ids.back() != static_cast<uint32_t>(eos)) ids.push_back(static_cast<uint32_t>(eos));
+      ends.push_back(ids.size());
+      if (progress) progress(done + end, total);
+    });
+    done += static_cast<int64_t>(content.size());
   }
-  if (ends.empty()) throw InvalidArgument("{}: no document in the training texts", texts.front());
+  if (ends.empty())
+    throw InvalidArgument("{}: nothing but white space; expected documents", fmt::join(texts.files, ", "));
 
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
@@ -118,12 +131,14 @@ TokenFile TokenFile::open_or_make(const std::string& path, const std::vector<std
   header.num_tokens = ids.size();
   header.text_bytes = static_cast<uint64_t>(total);
   std::memcpy(header.source_hash, hash.data(), 64);
+  const auto ends_bytes = std::as_bytes(std::span(ends)), ids_bytes = std::as_bytes(std::span(ids));
+  std::memcpy(header.data_hash, data_hash(ends_bytes, ids_bytes).data(), sizeof(header.data_hash));
   io::AtomicFile file(path);
   file.write(std::as_bytes(std::span(&header, 1)));
-  file.write(std::as_bytes(std::span(ends)));
-  file.write(std::as_bytes(std::span(ids)));
+  file.write(ends_bytes);
+  file.write(ids_bytes);
   file.commit();
-  return TokenFile(io::MappedFile::open(path), path);
+  return opened(io::MappedFile::open(path));
 }
 
 std::span<const uint32_t> TokenFile::document(int64_t index) const {

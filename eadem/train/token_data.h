@@ -12,19 +12,23 @@
 
 #include "eadem/io/mapped_file.h"
 #include "eadem/io/tokenizer/tokenizer.h"
+#include "eadem/train/texts.h"
 
 namespace eadem::train {
 
 // Documents of token ids in one file: a header, the end of each document (u64), the ids (u32). Little endian.
 class TokenFile {
  public:
-  // Opens `path` if it holds these texts by this tokenizer (compared by SHA-256), else tokenizes and writes it,
-  // atomically. Every document begins with the tokenizer's prefix (BOS) and ends with EOS. `progress(done, total)` in
-  // bytes of text. Throws NotFound, IoError, InvalidArgument (not UTF-8, with the file and the offset; no document).
-  static TokenFile open_or_make(const std::string& path, const std::vector<std::string>& texts,
-                                const std::string& separator, const io::Tokenizer& tokenizer,
-                                const std::string& tokenizer_hash,
+  // Opens `path` if it holds these texts by this tokenizer and is whole (compared by hashes), else tokenizes and writes
+  // it, atomically. Every document begins with the tokenizer's prefix (BOS) and ends with `eos`. `progress(done,
+  // total)` in bytes of text. Throws NotFound, IoError, DataCorrupted (a line that is no JSON), InvalidArgument (not
+  // UTF-8, with the file and the offset; no document).
+  static TokenFile open_or_make(const std::string& path, const Texts& texts, const io::Tokenizer& tokenizer,
+                                const std::string& tokenizer_hash, int32_t eos,
                                 const std::function<void(int64_t, int64_t)>& progress = {});
+
+  // XXH3 of each of the texts, in their order.
+  const std::vector<std::string>& text_hashes() const { return text_hashes_; }
 
   int64_t num_documents() const { return static_cast<int64_t>(ends_.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(ids_.size()); }
@@ -38,6 +42,7 @@ class TokenFile {
   std::span<const uint64_t> ends_;
   std::span<const uint32_t> ids_;
   int64_t text_bytes_ = 0;
+  std::vector<std::string> text_hashes_;
 };
 
 // One pass's worth of packed pieces of documents, as the training graph takes them.

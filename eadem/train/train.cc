@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/train/train.h"
 
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <optional>
 
 #include "eadem/io/atomic_file.h"
-#include "eadem/io/sha256.h"
+#include "eadem/io/content_hash.h"
+#include "eadem/io/tokenizer/tokenizer_files.h"
+#include "eadem/models/huggingface.h"
 #include "eadem/train/checkpoint.h"
+#include "eadem/train/identity.h"
 #include "eadem/train/metrics.h"
+#include "eadem/train/output_lock.h"
 #include "eadem/train/trainer.h"
 
 namespace eadem::train {
@@ -31,30 +38,80 @@ TrainerOptions trainer_options(const Recipe::Training& t) {
           .max_grad_norm = t.max_grad_norm};
 }
 
+void make_directory(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw IoError("cannot make directory '{}': {}", path, error.message());
+}
+
+// XXH3 of names and contents.
+std::string hash_of(const std::vector<io::TokenizerFile>& files) {
+  std::string all;
+  for (const io::TokenizerFile& file : files)
+    all += fmt::format("{} {} {}", file.name, file.content.size(), file.content);
+  return io::content_hash(std::as_bytes(std::span(all))).hex();
+}
+
+std::string hash_of(const io::WeightSource& weights) {
+  std::string all;
+  for (const auto& file : weights.files()) all += io::content_hash(file->bytes()).hex();
+  return io::content_hash(std::as_bytes(std::span(all))).hex();
+}
+
+// The directory or GGUF file with the tokenizer of a model.
+std::string tokenizer_beside(const models::Checkpoint& checkpoint) {
+  if (checkpoint.config_path.ends_with(".gguf")) return checkpoint.config_path;
+  return fs::path(checkpoint.config_path).parent_path().string();
+}
+
 // One run of a recipe; the members are what its steps share.
 class Run {
  public:
   Run(const Recipe& recipe, const RunOptions& options, const Logger& log)
-      : recipe_(recipe), options_(options), log_(log), tokenizer_(io::Tokenizer::from_file(recipe.tokenizer)) {
-    std::error_code error;
-    fs::create_directories(folder("tokens"), error);
-    if (error) throw IoError("cannot make directory '{}': {}", folder("tokens"), error.message());
-    recipe_hash_ = io::sha256_hex_of_file(recipe.path);
-    prepare_model();
-    prepare_data();
-    restore();
+      : recipe_(recipe), training_(recipe.training), options_(options) {
+    make_directory(recipe.output);
+    lock_.emplace(recipe.output, log);
+    remove_unfinished(recipe.output);
+    remove_unfinished(folder("checkpoints"));
+    if (!options.resume && !list_checkpoints(folder("checkpoints")).empty())
+      throw InvalidArgument(
+          "'{}' holds a run already; --resume goes on from its newest checkpoint, or choose another output directory",
+          recipe.output);
+    const auto found = newest_checkpoint(folder("checkpoints"), log);
+    if (training_.decay_steps == 0) training_.decay_steps = found ? found->state.decay_steps : training_.steps;
+    const models::Checkpoint start = open_model();
+    open_tokenizer(start);
+    prepare_data(start);
+    const Identity identity =
+        identity_of(recipe, start.model->config_json(),
+                    {.initial_weights = start.weights == nullptr ? "" : hash_of(*start.weights),
+                     .tokenizer = hash_of(tokenizer_files_),
+                     .train = data_->text_hashes(),
+                     .eval = eval_data_ ? eval_data_->text_hashes() : std::vector<std::string>()});
+    if (found) require_same_run(*found, identity);
+    state_.identity = identity;
+    state_.decay_steps = training_.decay_steps;
+    trainer_ = std::make_unique<Trainer>(start.model, options.device, trainer_options(training_));
+    if (found)
+      restore(*found);
+    else if (start.weights != nullptr)
+      trainer_->load(start);
+    else
+      trainer_->load_random(training_.seed, recipe.init_std);
+    metrics_ = std::make_unique<Metrics>(folder("metrics.jsonl"), state_.step);
   }
 
   RunResult train() {
-    const Recipe::Training& t = recipe_.training;
+    const Recipe::Training& t = training_;
     RunResult result;
-    result.eval_loss = kNoEval;
+    result.loss = result.eval_loss = kNoEval;
     std::vector<Batch> batches(static_cast<size_t>(t.accumulation));
     while (state_.step < t.steps) {
       const Clock::time_point start = Clock::now();
       for (Batch& batch : batches) loader_->next(batch);
       const double rate = learning_rate_at(t, state_.step);
       const StepResult step = trainer_->step(batches, rate);
+      result.loss = step.loss;
       ++state_.step;
       state_.tokens += t.batch_tokens * t.accumulation;
       state_.cursor = loader_->cursor();
@@ -80,7 +137,7 @@ class Run {
       if (options_.on_step) options_.on_step(progress);
       const bool cancelled = options_.cancel != nullptr && options_.cancel->load();
       if (last || cancelled || state_.step % t.checkpoint_interval == 0) {
-        save_checkpoint(*trainer_, state_, recipe_.tokenizer, folder("checkpoints"), t.keep_checkpoints);
+        save_checkpoint(*trainer_, state_, companions_, folder("checkpoints"), t.keep_checkpoints);
         write_plot();
       }
       if (cancelled && !last) {
@@ -91,8 +148,8 @@ class Run {
     result.steps = state_.step;
     if (!result.cancelled) {
       result.model_directory = folder("final");
-      fs::create_directories(result.model_directory);
-      write_model(*trainer_, recipe_.tokenizer, result.model_directory);
+      write_directory(result.model_directory,
+                      [&](const std::string& directory) { write_model(*trainer_, companions_, directory); });
       if (std::isnan(result.eval_loss) && !metrics_->evals().empty()) result.eval_loss = metrics_->evals().back().loss;
       write_plot();
     }
@@ -102,63 +159,84 @@ class Run {
  private:
   std::string folder(const char* name) const { return (fs::path(recipe_.output) / name).string(); }
 
-  void prepare_model() {
-    const bool fine_tune = !recipe_.init_from.empty();
-    const models::Checkpoint checkpoint =
-        fine_tune
-            ? models::open_checkpoint(recipe_.init_from)
-            : models::Checkpoint{recipe_.config, models::model_from_config(recipe_.config), nullptr, recipe_.config};
-    if (tokenizer_.vocab_size() > checkpoint.model->info().vocab)
-      throw InvalidArgument("{}: the tokenizer has {} tokens; {} has a vocabulary of {}", tokenizer_.source(),
-                            tokenizer_.vocab_size(), checkpoint.config_path, checkpoint.model->info().vocab);
-    if (recipe_.training.sequence_length > checkpoint.model->info().max_positions)
-      throw InvalidArgument("{}: sequence_length is {}; {} has a context of {}", recipe_.path,
-                            recipe_.training.sequence_length, checkpoint.config_path,
-                            checkpoint.model->info().max_positions);
-    trainer_ = std::make_unique<Trainer>(checkpoint.model, options_.device, trainer_options(recipe_.training));
-    if (fine_tune)
-      trainer_->load(checkpoint);
-    else
-      trainer_->load_random(recipe_.training.seed, recipe_.init_std);
+  void tell(const std::string& sentence) const {
+    if (options_.on_note) options_.on_note(sentence);
   }
 
-  void prepare_data() {
-    const std::string hash = io::sha256_hex_of_file((fs::path(recipe_.tokenizer) / "tokenizer.json").string());
-    const auto open = [&](const char* name, const std::vector<std::string>& texts) {
+  // The model with the weights that training begins with, or without weights.
+  models::Checkpoint open_model() const {
+    models::Checkpoint start =
+        recipe_.init_from.empty()
+            ? models::Checkpoint{recipe_.config, models::model_from_config(recipe_.config), nullptr, recipe_.config}
+            : models::huggingface_form(models::open_checkpoint(recipe_.init_from));
+    start.model->config_json();  // checkpoints state it; what they cannot state must not be trained first
+    if (training_.sequence_length > start.model->info().max_positions)
+      throw InvalidArgument("{}: sequence_length is {}; {} has a context of {}", recipe_.path,
+                            training_.sequence_length, start.config_path, start.model->info().max_positions);
+    return start;
+  }
+
+  void open_tokenizer(const models::Checkpoint& start) {
+    const std::string path = recipe_.tokenizer.empty() ? tokenizer_beside(start) : recipe_.tokenizer;
+    tokenizer_ = std::make_unique<io::Tokenizer>(io::Tokenizer::from_file(path));
+    tokenizer_files_ = io::tokenizer_files(path);
+    companions_ = tokenizer_files_;
+    if (tokenizer_->vocab_size() > start.model->info().vocab)
+      throw InvalidArgument("{}: the tokenizer has {} tokens; {} has a vocabulary of {}", tokenizer_->source(),
+                            tokenizer_->vocab_size(), start.config_path, start.model->info().vocab);
+    // What a model recommends for generation still holds when it has been fine-tuned.
+    if (start.weights != nullptr)
+      if (auto generation = models::generation_config_of(start)) companions_.push_back(*std::move(generation));
+  }
+
+  int32_t eos_of(const models::Checkpoint& start) const {
+    if (tokenizer_->eos()) return *tokenizer_->eos();
+    if (const auto& ids = start.model->info().eos_token_ids; !ids.empty()) return static_cast<int32_t>(ids.front());
+    throw InvalidArgument("{} and {} name no end-of-sequence token to end documents", tokenizer_->source(),
+                          start.config_path);
+  }
+
+  void prepare_data(const models::Checkpoint& start) {
+    make_directory(folder("tokens"));
+    const auto open = [&](const char* name, const Texts& texts) {
       return std::make_unique<TokenFile>(TokenFile::open_or_make((fs::path(folder("tokens")) / name).string(), texts,
-                                                                 recipe_.separator, tokenizer_, hash,
+                                                                 *tokenizer_, hash_of(tokenizer_files_), eos_of(start),
                                                                  [&](int64_t done, int64_t total) {
                                                                    if (options_.on_preparation)
                                                                      options_.on_preparation("tokenizing", done, total);
                                                                  }));
     };
-    data_ = open("train.tok", recipe_.train_files);
-    if (!recipe_.eval_files.empty()) eval_data_ = open("eval.tok", recipe_.eval_files);
-    loader_ = std::make_unique<DataLoader>(*data_, recipe_.training.batch_tokens, recipe_.training.sequence_length,
-                                           recipe_.training.seed);
+    data_ = open("train.tok", recipe_.train);
+    if (!recipe_.eval.files.empty()) eval_data_ = open("eval.tok", recipe_.eval);
+    loader_ = std::make_unique<DataLoader>(*data_, training_.batch_tokens, training_.sequence_length, training_.seed);
   }
 
-  void restore() {
-    state_.recipe_hash = recipe_hash_;
-    if (const std::optional<std::string> newest = newest_checkpoint(folder("checkpoints"))) {
-      if (!options_.resume)
-        throw InvalidArgument("'{}' holds a run already; resume it, or choose another output directory",
-                              recipe_.output);
-      const RunState saved = load_checkpoint(*trainer_, *newest);
-      if (saved.recipe_hash != recipe_hash_)
-        throw InvalidArgument(
-            "'{}' was made by a recipe with SHA-256 {}; {} has {}: restore it, or choose another output "
-            "directory",
-            *newest, saved.recipe_hash, recipe_.path, recipe_hash_);
-      state_ = saved;
-      loader_->seek(state_.cursor);
-      log_.log(LogLevel::info, "resuming from {}", *newest);
-    }
-    metrics_ = std::make_unique<Metrics>(folder("metrics.jsonl"), state_.step);
+  void require_same_run(const FoundCheckpoint& found, const Identity& identity) const {
+    std::vector<std::string> wrong = differences(found.state.identity, "the checkpoint", identity, recipe_.path);
+    if (training_.decay_steps != found.state.decay_steps)
+      wrong.push_back(fmt::format("training.decay_steps is {} in the checkpoint and {} in {}", found.state.decay_steps,
+                                  training_.decay_steps, recipe_.path));
+    if (!wrong.empty())
+      throw InvalidArgument("'{}' belongs to another run: {}", found.directory, fmt::join(wrong, "; "));
+    if (training_.steps < found.state.step)
+      throw InvalidArgument("{}: training.steps is {}; '{}' stands at step {} already", recipe_.path, training_.steps,
+                            found.directory, found.state.step);
+  }
+
+  void restore(const FoundCheckpoint& found) {
+    load_checkpoint(*trainer_, found.directory, found.state);
+    state_ = found.state;
+    loader_->seek(state_.cursor);
+    tell(fmt::format("going on from {}", found.directory));
+    if (training_.steps > training_.decay_steps)
+      tell(
+          fmt::format("the schedule of the learning rate ends at step {}, as when the run began; steps behind it use "
+                      "min_learning_rate {}",
+                      training_.decay_steps, training_.min_learning_rate));
   }
 
   double evaluate() {
-    const Recipe::Training& t = recipe_.training;
+    const Recipe::Training& t = training_;
     double total = 0;
     int64_t count = 0;
     Batch batch;
@@ -186,8 +264,7 @@ class Run {
   // Tokens per second over the last steps: an exponential mean that a pause does not spoil for long.
   double speed(Clock::time_point step_start) {
     const double seconds = std::chrono::duration<double>(Clock::now() - step_start).count();
-    const double now =
-        static_cast<double>(recipe_.training.batch_tokens * recipe_.training.accumulation) / std::max(seconds, 1e-9);
+    const double now = static_cast<double>(training_.batch_tokens * training_.accumulation) / std::max(seconds, 1e-9);
     speed_ = speed_ == 0 ? now : 0.9 * speed_ + 0.1 * now;
     return speed_;
   }
@@ -197,10 +274,12 @@ class Run {
   }
 
   const Recipe& recipe_;
+  Recipe::Training training_;  // with decay_steps settled
   const RunOptions& options_;
-  const Logger& log_;
-  io::Tokenizer tokenizer_;
-  std::string recipe_hash_;
+  std::optional<OutputLock> lock_;
+  std::unique_ptr<io::Tokenizer> tokenizer_;
+  std::vector<io::TokenizerFile> tokenizer_files_;
+  Companions companions_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<TokenFile> data_, eval_data_;
   std::unique_ptr<DataLoader> loader_;

@@ -3,14 +3,14 @@
 // A training run: what a recipe says, with checkpoints, metrics and a plot, resumable at any moment.
 //
 // Below the recipe's output directory:
-//   tokens/train.tok, eval.tok          tokenized texts (made once)
-//   checkpoints/step_00000100/          a model directory plus optimizer.safetensors and trainer.json; appears whole or
-//                                       not at all
-//   metrics.jsonl                       one line per step: step, loss, learning_rate, grad_norm, tokens,
-//   tokens_per_second;
-//                                       and per evaluation: step, eval_loss, eval_perplexity
-//   loss.svg                            the curves
-//   final/                              the trained model, Hugging Face layout
+//   lock                          held by the run that writes there
+//   tokens/train.tok, eval.tok    tokenized texts (made once)
+//   checkpoints/step_00000100/    a model directory with optimizer.safetensors and trainer.json (checkpoint.h)
+//   metrics.jsonl                 one line per step: step, loss, learning_rate, grad_norm, tokens, tokens_per_second;
+//   and
+//                                 per evaluation: step, eval_loss, eval_perplexity
+//   loss.svg                      the curves
+//   final/                        the trained model, Hugging Face layout
 #pragma once
 
 #include <atomic>
@@ -40,18 +40,21 @@ struct RunOptions {
   bool resume = true;                         // from the newest checkpoint, if there is one
   const std::atomic<bool>* cancel = nullptr;  // set: save a checkpoint after this step and stop
   std::function<void(const Progress&)> on_step;
+  std::function<void(const std::string&)> on_note;  // a sentence about how the run goes on
   std::function<void(const char* what, int64_t done, int64_t total)> on_preparation;
 };
 
 struct RunResult {
   int64_t steps = 0;
   bool cancelled = false;
+  double loss = 0;              // of the last step; NaN when none was left to do
   double eval_loss = 0;         // NaN without eval texts
   std::string model_directory;  // final/, empty when cancelled
 };
 
-// Throws InvalidArgument when the output directory belongs to another recipe (its checkpoints were made with other
-// settings), IoError when it cannot be written; a failed checkpoint leaves the earlier ones as they are.
+// Throws IoError when another run writes the output directory or it cannot be written; InvalidArgument when it belongs
+// to a recipe that means something else, naming each value that differs, or holds a run and `resume` is off;
+// DataCorrupted when none of its checkpoints is whole. A failed checkpoint leaves the earlier ones as they are.
 RunResult run(const Recipe& recipe, const RunOptions& options, const Logger& log = Logger(LogLevel::warning));
 
 }  // namespace eadem::train

@@ -107,17 +107,19 @@ void Trainer::load_random(uint64_t seed, double stddev) {
 
 void Trainer::load_param(const std::string& name, const TensorView& whole) {
   parameters_->load(name, whole, "load_param");
-  copy_weights_to_masters();
+  copy_weight_to_master(name);
 }
 
 // Masters begin as the weights are; a resumed run overwrites them with what it saved.
+void Trainer::copy_weight_to_master(const std::string& name) {
+  const auto master = states_.find("master." + name);
+  if (master == states_.end()) return;
+  const Tensor wide = converted_on_host(parameters_->to_host(name).view, DType::f32);
+  device_->copy_from_host(master->second.view.data, wide.view.data, wide.view.size_bytes());
+}
+
 void Trainer::copy_weights_to_masters() {
-  for (const std::string& name : parameters_->names()) {
-    const auto master = states_.find("master." + name);
-    if (master == states_.end()) continue;
-    const Tensor wide = converted_on_host(parameters_->to_host(name).view, DType::f32);
-    device_->copy_from_host(master->second.view.data, wide.view.data, wide.view.size_bytes());
-  }
+  for (const std::string& name : parameters_->names()) copy_weight_to_master(name);
 }
 
 std::vector<std::pair<std::string, Tensor>> Trainer::state_dict() const {
@@ -165,7 +167,7 @@ void Trainer::feed(Program& program, const Batch& batch, SymbolValues& symbols) 
 }
 
 StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
-  parameters_->require_all_loaded("the trainer");
+  require_all_loaded();
   if (!(learning_rate >= 0 && learning_rate <= 1e6))
     throw InvalidArgument("learning_rate is {}; expected 0 to 1e6", learning_rate);
   int64_t num_labels = 0;
@@ -218,7 +220,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
 }
 
 std::pair<double, int64_t> Trainer::evaluate(const Batch& batch) {
-  parameters_->require_all_loaded("the trainer");
+  require_all_loaded();
   check(batch);
   SymbolValues symbols;
   feed(*evaluation_, batch, symbols);
@@ -250,13 +252,25 @@ std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
   return result;
 }
 
-void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_steps) {
+void Trainer::check_optimizer_state(const io::WeightSource& source) const {
   for (const auto& [name, state] : states_) {
     if (name.starts_with("grad.")) continue;
     const Tensor saved = source.get(name);
     if (saved.dtype() != DType::f32 || !(saved.shape() == state.view.shape))
       throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view),
                             to_string(state.view));
+  }
+  for (const io::WeightInfo& info : source.tensors())
+    if (info.name.starts_with("grad.") || !states_.contains(info.name))
+      throw InvalidArgument("{}: '{}' is no state of a trainer with weights in {}", source.path(), info.name,
+                            dtype_name(options_.weights));
+}
+
+void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_steps) {
+  check_optimizer_state(source);
+  for (const auto& [name, state] : states_) {
+    if (name.starts_with("grad.")) continue;
+    const Tensor saved = source.get(name);
     device_->copy_from_host(state.view.data, saved.view.data, saved.view.size_bytes());
   }
   num_steps_ = num_steps;

@@ -59,6 +59,9 @@ class Trainer {
   // Loss of each token of the last pass of step (or of evaluate), on the host.
   std::vector<float> last_token_losses() const;
 
+  // Throws NotFound naming the parameters that are not set.
+  void require_all_loaded() const { parameters_->require_all_loaded("the trainer"); }
+
   int64_t num_steps() const { return num_steps_; }
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
@@ -67,7 +70,9 @@ class Trainer {
 
   // Everything that a resumed run needs to continue with the same bits: "master.", "m.", "v." + parameter name, f32.
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
-  // Throws NotFound or InvalidArgument naming the tensor.
+  // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds what optimizer_state() gives.
+  void check_optimizer_state(const io::WeightSource& source) const;
+  // Throws the same; nothing has changed then.
   void load_optimizer_state(const io::WeightSource& source, int64_t num_steps);
 
   const models::Model& model() const { return *model_; }
@@ -78,6 +83,7 @@ class Trainer {
   void check(const Batch& batch) const;
   void feed(pipeline::Program& program, const Batch& batch, SymbolValues& symbols) const;
   void compile_update();
+  void copy_weight_to_master(const std::string& name);
   void copy_weights_to_masters();
 
   std::shared_ptr<const models::Model> model_;

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from eadem import _arrays, _eadem
 from eadem._eadem import DistConfig, InvalidArgument, LlamaConfig, PagedKVCacheConfig, StaticKVCacheConfig
+from eadem._state import load_all
 
 CacheConfig = Union[StaticKVCacheConfig, PagedKVCacheConfig]
 
@@ -64,6 +65,8 @@ class InferEngine:
 
     device, threads, prefill_threads, pin, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
     """
+
+    _source: Optional[str] = None  # where from_pretrained found the model
 
     @dataclasses.dataclass
     class Input:
@@ -138,6 +141,7 @@ class InferEngine:
             max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions),
             pack_cache=None if pack_cache is None else os.fspath(pack_cache))
         self.hooks = HookRegistry(self._engine)
+        self._source = os.path.abspath(path)
         return self
 
     def load_param(self, name: str, param: Any) -> None:
@@ -151,9 +155,30 @@ class InferEngine:
         """Sets every parameter to values that depend on `seed` and its name alone."""
         self._engine.load_random(seed, stddev)
 
-    def state_dict(self) -> list[dict[str, np.ndarray]]:
-        """Copies of the parameters by name, one dict per rank."""
-        return [self._engine.state_dict()]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sets every parameter, as load_param does, from arrays by name.
+
+        Raises NotFound, and changes nothing, unless the names are those of parameter_names(). A shape or value that is
+        refused ends it in between.
+        """
+        load_all(self, state)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters by name: this process's part of each, which is the whole with one rank.
+
+        Names and order of rows are those of Hugging Face layout, whatever file the model came from.
+        """
+        return self._engine.state_dict()
+
+    def save_pretrained(self, path: Union[str, os.PathLike[str]],
+                        tokenizer: Optional[Union[str, os.PathLike[str]]] = None) -> None:
+        """Writes the model into the directory `path` in Hugging Face layout; makes it if it is missing.
+
+        Weights are written as plain numbers; quantized ones are decoded, and those of a GGUF file get the names and the
+        order of rows of that layout. `tokenizer`: a directory or .gguf whose tokenizer goes along; None: that of the
+        model's own files, if there is one, with its generation_config.json. Each file is replaced at once.
+        """
+        self._engine.save_pretrained(os.fspath(path), self._source, None if tokenizer is None else os.fspath(tokenizer))
 
     def parameter_names(self) -> list[str]:
         return self._engine.parameter_names()

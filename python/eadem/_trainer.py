@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from eadem import _arrays, _eadem
 from eadem._eadem import InvalidArgument, LlamaConfig
+from eadem._state import load_all
 
 
 class Trainer:
@@ -41,9 +42,33 @@ class Trainer:
         """Matrices normal with this deviation, norms one, biases zero; before the first step."""
         self._trainer.load_random(seed, stddev)
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As InferEngine.load_state_dict. Moments and step count stay as they are: load_checkpoint restores those too."""
+        load_all(self, state)
+
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of the weights by name."""
+        """Copies of the weights by name, in the dtype that the passes read."""
         return self._trainer.state_dict()
+
+    def save(self, path: Union[str, os.PathLike[str]], tokenizer: Optional[Union[str, os.PathLike[str]]] = None) -> None:
+        """Writes the model into the directory `path` in Hugging Face layout; as InferEngine.save_pretrained."""
+        self._trainer.save(os.fspath(path), None if tokenizer is None else os.fspath(tokenizer))
+
+    def save_checkpoint(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Writes all that load_checkpoint needs as the directory `path`, which appears whole or not at all.
+
+        An earlier checkpoint of that name is replaced; anything else there raises InvalidArgument. The directory is a
+        model in Hugging Face layout, too.
+        """
+        self._trainer.save_checkpoint(os.fspath(path))
+
+    def load_checkpoint(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Restores weights, moments and step count, so that the next steps have the same bits as without the break.
+
+        Takes what save_checkpoint or `eadem train` wrote. Raises DataCorrupted for files that are not what was written,
+        InvalidArgument for another model or weights in another dtype; nothing has changed then.
+        """
+        self._trainer.load_checkpoint(os.fspath(path))
 
     def parameter_names(self) -> list[str]:
         return self._trainer.parameter_names()

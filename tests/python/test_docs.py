@@ -16,7 +16,8 @@ import eadem
 PACKAGE = Path(eadem.__file__).parent
 
 
-def test_examples_of_the_document_run(stories, capsys):
+def test_examples_of_the_document_run(stories, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for what the examples save
     text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     assert len(blocks) >= 8

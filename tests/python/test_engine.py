@@ -58,7 +58,7 @@ def test_padded_packed_and_paged_steps_agree():
 def test_state_dict_round_trip():
     config = eadem.AutoConfig.from_pretrained(GOLDEN / "llama")
     source = InferEngine.from_pretrained(GOLDEN / "llama", weights="f32")
-    [state] = source.state_dict()
+    state = source.state_dict()
     assert sorted(state) == sorted(source.parameter_names())
     files = load_safetensors(GOLDEN / "llama/model.safetensors")
     for name, array in state.items():
@@ -75,14 +75,14 @@ def test_bf16_parameters_are_bits_and_strided_ones_are_read_in_order():
     engine = InferEngine(eadem.AutoConfig.from_pretrained(GOLDEN / "llama"), weights="bf16")
     engine.load_random(1)
     name = "model.layers.0.mlp.up_proj.weight"
-    bits = np.full(engine.state_dict()[0][name].shape, 0x3F80, np.uint16)  # 1.0
+    bits = np.full(engine.state_dict()[name].shape, 0x3F80, np.uint16)  # 1.0
     engine.load_param(name, bits)
-    back = engine.state_dict()[0][name]
+    back = engine.state_dict()[name]
     np.testing.assert_array_equal(back if back.dtype == np.uint16 else back.view(np.uint16), bits)
     strided = np.arange(bits.size, dtype=np.float32).reshape(bits.shape[::-1]).T
     single = InferEngine(eadem.AutoConfig.from_pretrained(GOLDEN / "llama"), weights="f32")
     single.load_param(name, strided)
-    np.testing.assert_array_equal(single.state_dict()[0][name], strided)
+    np.testing.assert_array_equal(single.state_dict()[name], strided)
 
 
 def test_arrays_are_the_callers_own_and_outlive_the_engine():

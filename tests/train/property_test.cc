@@ -8,83 +8,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 
-#include "eadem/io/atomic_file.h"
-#include "eadem/io/mapped_file.h"
-#include "eadem/io/sha256.h"
-#include "eadem/io/tokenizer/bpe_trainer.h"
 #include "eadem/train/checkpoint.h"
-#include "eadem/train/train.h"
+#include "tests/train/run_fixture.h"
 
 namespace eadem::train {
 namespace {
-
-namespace fs = std::filesystem;
-
-class TrainingRun : public testing::Test {
- protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / fmt::format("eadem_train_{}", getpid());
-    fs::remove_all(root_);
-    fs::create_directories(root_ / "tokenizer");
-    std::string text;
-    for (int i = 0; i < 60; ++i)
-      text += fmt::format("Story {} tells of a cat that saw {} birds and {} fish by the sea.\n<|endoftext|>\n", i,
-                          i * 7 % 13, i * 5 % 11);
-    io::write_file_atomically((root_ / "text.txt").string(), text);
-    io::BpeTrainerOptions options;
-    options.vocab_size = 300;
-    options.special_tokens = {"<|bos|>", "<|endoftext|>"};
-    options.bos_token = "<|bos|>";
-    options.eos_token = "<|endoftext|>";
-    options.add_bos = true;
-    io::BpeTrainer trainer(options);
-    trainer.add_text(text);
-    io::save_tokenizer(trainer.train(), (root_ / "tokenizer").string());
-    io::write_file_atomically((root_ / "config.json").string(),
-                              R"({"model_type": "llama", "vocab_size": 300, "hidden_size": 32,
-      "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-      "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "bos_token_id": 0, "eos_token_id": 1})");
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  Recipe recipe(const std::string& output, const std::string& weights, const std::string& extra = "") {
-    const std::string path = (root_ / (output + ".toml")).string();
-    // The same bytes for every output directory: the directory is not part of what a run computes.
-    io::write_file_atomically(path, fmt::format(R"([model]
-config = "config.json"
-[tokenizer]
-path = "tokenizer"
-[data]
-train = ["text.txt"]
-eval = ["text.txt"]
-[training]
-steps = 12
-batch_tokens = 96
-accumulation = 2
-sequence_length = 24
-weights = "{}"
-warmup_steps = 3
-eval_interval = 4
-checkpoint_interval = 3
-{}
-[output]
-directory = "{}"
-)",
-                                                weights, extra, output));
-    return load_recipe(path);
-  }
-  static RunOptions options(int threads = 2) { return {.device = open_device("cpu", {.num_threads = threads})}; }
-  static std::string model_hash(const Recipe& recipe) {
-    return io::sha256_hex_of_file((fs::path(recipe.output) / "final" / "model.safetensors").string());
-  }
-
-  fs::path root_;
-};
 
 TEST_F(TrainingRun, LearnsAndWritesEverything) {
   const Recipe r = recipe("out", "f32");
@@ -150,26 +81,11 @@ TEST_F(TrainingRun, ResumesBitForBitAfterKill) {
 
 TEST_F(TrainingRun, AnUnfinishedCheckpointIsNeverRead) {
   const Recipe r = recipe("out", "f32");
-  std::atomic<bool> cancel{false};
-  RunOptions o = options();
-  o.cancel = &cancel;
-  o.on_step = [&](const Progress& p) { cancel = p.step == 6; };
-  EXPECT_TRUE(run(r, o).cancelled);
-  const fs::path checkpoints = fs::path(r.output) / "checkpoints";
-  fs::create_directories(checkpoints / ".unfinished_step_00000009");
-  o = options();
-  int64_t first = 0;
-  o.on_step = [&](const Progress& p) { first = first == 0 ? p.step : first; };
-  run(r, o);
-  EXPECT_EQ(first, 7);
-}
-
-TEST_F(TrainingRun, ARunOfAnotherRecipeIsRefused) {
-  std::atomic<bool> cancel{true};
-  RunOptions o = options();
-  o.cancel = &cancel;
-  run(recipe("out", "f32"), o);
-  EXPECT_THROW(run(recipe("out", "f32", "seed = 99"), options()), InvalidArgument);
+  run_until(r, 6);
+  const fs::path unfinished = fs::path(r.output) / "checkpoints/.unfinished_step_00000008";
+  fs::create_directories(unfinished);
+  EXPECT_EQ(first_step_of_rest(r), 7);
+  EXPECT_FALSE(fs::exists(unfinished)) << "what a killed run left is removed";
 }
 
 // A file system that refuses to write (here: a file that may not grow) leaves the earlier checkpoint whole.
@@ -203,7 +119,7 @@ TEST_F(TrainingRun, AFullDiskLeavesTheOldCheckpoint) {
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 42);
   const fs::path checkpoints = fs::path(r.output) / "checkpoints";
-  EXPECT_EQ(newest_checkpoint(checkpoints.string()), (checkpoints / "step_00000003").string());
+  EXPECT_EQ(newest_checkpoint(checkpoints.string(), Logger())->directory, (checkpoints / "step_00000003").string());
   EXPECT_NO_THROW(run(r, options())) << "continues from it";
 }
 

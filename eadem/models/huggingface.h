@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Models as directories in Hugging Face layout. GGUF files of the Llama architecture order the rows of each head of q
+// and k for interleaved rotation, pairs (2i, 2i + 1), where a config.json implies pairs (i, i + head_dim / 2); they
+// name tensors differently, and state rope scaling as divisors of the frequencies.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "eadem/io/tokenizer/tokenizer_files.h"
+#include "eadem/models/auto_model.h"
+#include "eadem/models/llama_config.h"
+
+namespace eadem::models {
+
+// Every parameter of the model, by the name that it has in such a directory and in the model itself.
+std::vector<std::string> parameter_names(const LlamaConfig& config);
+
+// The configuration as a config.json states it. `file`, which may be null, is the GGUF file that it was read from.
+// Throws Unsupported, naming the file, for what config.json cannot state.
+LlamaConfig huggingface_config(LlamaConfig config, const io::GgufFile* file);
+
+// What Llama 3.1's scaling divides each frequency by.
+std::vector<double> llama3_divisors(const LlamaConfig& config, const modules::RopeScaling& scaling);
+
+// The same model with the names, the order of rows and the configuration of a directory in Hugging Face layout, so that
+// what is saved of it is such a directory. Its logits are those of `checkpoint`. A directory comes back as it is. The
+// weights are converted tensor by tensor as they are read. Throws Unsupported for a GGUF file that has no such form.
+Checkpoint huggingface_form(const Checkpoint& checkpoint);
+
+// One parameter of `model`, plain and on the host, between the order of rows that a directory in Hugging Face layout
+// has and the one that the model computes with: they differ in q and k of a model that was read from a GGUF file. Where
+// they do not differ, `tensor` comes back. Throws Unsupported where only part of a head is rotated.
+Tensor to_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor);
+Tensor from_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor);
+// The configuration of the same model that computes with rows in Hugging Face's order.
+LlamaConfig with_huggingface_order(LlamaConfig config);
+
+// The generation_config.json beside a checkpoint, if there is one.
+std::optional<io::TokenizerFile> generation_config_of(const Checkpoint& checkpoint);
+// The small files that belong beside the weights: the tokenizer's and generation_config.json, as far as there are any.
+// Throws as io::tokenizer_files.
+std::vector<io::TokenizerFile> companions_of(const Checkpoint& checkpoint);
+
+// Writes config.json, generation_config.json (BOS and EOS) and model.safetensors into `directory`, which is made if it
+// is missing, each file atomically. `parameters` are all of the model's, on the host, plain; rows in the order of a
+// GGUF file are put in the order above. `file`, which may be null, is the GGUF file that the model was read from.
+// Throws Unsupported or IoError.
+void save_huggingface(const Model& model, std::span<const std::pair<std::string, Tensor>> parameters,
+                      const std::string& directory, const io::GgufFile* file = nullptr);
+
+}  // namespace eadem::models

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`eadem train` as a user meets it: signals, two runs at once, kill -9, what is refused.
+
+    program_test.py PROGRAM [UNITTEST ARGUMENTS]
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+PROGRAM = os.path.abspath(sys.argv[1])
+RECIPE = """
+[model]
+config = "config.json"
+[tokenizer]
+path = "tokenizer"
+[data]
+train = ["text.txt"]
+[training]
+steps = {steps}
+batch_tokens = 64
+accumulation = {accumulation}
+sequence_length = 32
+warmup_steps = 1
+checkpoint_interval = {checkpoint_interval}
+[output]
+directory = "out"
+"""
+
+
+class Train(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        (self.folder / "text.txt").write_text("the cat and the dog and the cat<|endoftext|>" * 50)
+        self.eadem("tokenizer", "train", "text.txt", "--vocab-size", "270", "--special", "<|endoftext|>", "--bos",
+                   "<|endoftext|>", "--eos", "<|endoftext|>", "-o", "tokenizer", check=True)
+        (self.folder / "config.json").write_text(json.dumps({
+            "model_type": "llama", "vocab_size": 270, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0}))
+
+    def recipe(self, steps, accumulation=1, checkpoint_interval=100):
+        (self.folder / "recipe.toml").write_text(
+            RECIPE.format(steps=steps, accumulation=accumulation, checkpoint_interval=checkpoint_interval))
+
+    def eadem(self, *arguments, **options):
+        return subprocess.run([PROGRAM, *arguments], cwd=self.folder, capture_output=True, text=True, timeout=120, **options)
+
+    def refused(self, *words, arguments=("recipe.toml",)):
+        result = self.eadem("train", *arguments)
+        self.assertEqual((result.returncode, result.stdout), (1, ""), result.stderr)
+        [error] = [line for line in result.stderr.splitlines() if line.startswith("eadem: error: ")]
+        for word in words:
+            self.assertIn(word, error)
+
+    def start(self, *arguments, **options):
+        process = subprocess.Popen([PROGRAM, "train", "recipe.toml", *arguments], cwd=self.folder, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        self.addCleanup(lambda: (process.kill(), process.wait(), process.stdout.close(), process.stderr.close()))
+        return process
+
+    def wait_for(self, process, condition):
+        while not condition():
+            self.assertIsNone(process.poll(), "it ended early")
+            time.sleep(0.01)
+
+    def metrics(self):
+        """Whole lines of metrics.jsonl."""
+        path = self.folder / "out/metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
+
+    def checkpoints(self):
+        return sorted(path.name for path in (self.folder / "out/checkpoints").glob("*"))
+
+    def model_hash(self):
+        return hashlib.sha256((self.folder / "out/final/model.safetensors").read_bytes()).hexdigest()
+
+    def test_each_signal_to_stop_saves(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number.name):
+                shutil.rmtree(self.folder / "out", ignore_errors=True)
+                self.recipe(1000000)
+                process = self.start()
+                self.wait_for(process, self.metrics)
+                process.send_signal(number)
+                out, err = process.communicate(timeout=60)
+                self.assertEqual((process.returncode, out), (130, ""), err)
+                self.assertIn("--resume` goes on", err)
+                steps = self.metrics()[-1]["step"]
+                self.assertEqual(self.checkpoints()[-1], f"step_{steps:08}")
+
+    def test_a_run_under_nohup_outlives_its_terminal(self):
+        self.recipe(1000000)
+        process = self.start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        self.wait_for(process, self.metrics)
+        process.send_signal(signal.SIGHUP)
+        seen = len(self.metrics())
+        self.wait_for(process, lambda: len(self.metrics()) > seen + 3)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(60), 130)
+
+    def test_a_second_signal_still_saves(self):
+        self.recipe(1000000, accumulation=2000)  # a step takes long enough to be interrupted twice
+        process = self.start()
+        self.wait_for(process, lambda: (self.folder / "out/metrics.jsonl").exists())
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+        self.assertEqual((process.returncode, out), (130, ""), err)
+        self.assertIn("stopping once the step is saved", err)
+        self.assertEqual(self.checkpoints(), ["step_00000001"])
+
+    def test_a_third_signal_says_that_nothing_was_saved(self):
+        self.recipe(1000000, accumulation=1 << 20)
+        process = self.start()
+        self.wait_for(process, lambda: (self.folder / "out/metrics.jsonl").exists())
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out), (-signal.SIGINT, ""), err)
+        self.assertIn("nothing was saved since the last checkpoint", err)
+
+    def test_a_reader_of_messages_that_is_gone_does_not_end_a_run(self):
+        self.recipe(1000000)
+        process = self.start()
+        self.wait_for(process, self.metrics)
+        process.stderr.close()
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(60), 130)
+        self.assertEqual(len(self.checkpoints()), 1)
+        process.stderr = open(os.devnull)
+
+    def test_two_runs_at_once(self):
+        self.recipe(1000000)
+        process = self.start()
+        self.wait_for(process, self.metrics)
+        for arguments in (("recipe.toml",), ("recipe.toml", "--resume")):
+            self.refused("out: another run is writing there: process ", str(process.pid), arguments=arguments)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(60), 130)
+        steps = [line["step"] for line in self.metrics()]
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
+
+    def test_kill_9_and_resume_end_where_one_run_ends(self):
+        self.recipe(30, accumulation=20, checkpoint_interval=4)
+        whole = self.eadem("train", "recipe.toml")
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        expected = self.model_hash()
+        shutil.rmtree(self.folder / "out")
+        for step in (2, 9, 10, 23):
+            process = self.start("--resume")
+            self.wait_for(process, lambda: self.metrics() and self.metrics()[-1]["step"] >= step)
+            process.kill()
+            process.wait()
+        result = self.eadem("train", "recipe.toml", "--resume")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.model_hash(), expected)
+        self.assertEqual([line["step"] for line in self.metrics()], list(range(1, 31)))
+
+    def test_more_steps(self):
+        self.recipe(4)
+        self.assertEqual(self.eadem("train", "recipe.toml").returncode, 0)
+        self.recipe(6)
+        self.refused("'out' holds a run already", "--resume")
+        result = self.eadem("train", "recipe.toml", "--resume")
+        self.assertEqual((result.returncode, result.stdout), (0, "out/final\n"), result.stderr)
+        self.assertIn("going on from out/checkpoints/step_00000004", result.stderr)
+        self.assertIn("schedule of the learning rate ends at step 4", result.stderr)
+        self.recipe(3)
+        self.refused("training.steps is 3", "stands at step 6", arguments=("recipe.toml", "--resume"))
+
+    def test_what_is_no_regular_file_is_refused(self):
+        self.recipe(3)
+        os.mkfifo(self.folder / "fifo")
+        self.refused("fifo: it is not a regular file", arguments=("fifo",))
+        self.refused("it is a directory", arguments=(".",))
+        self.refused("absent.toml: No such file or directory", arguments=("absent.toml",))
+        (self.folder / "out").write_text("a file")
+        self.refused("cannot make directory 'out'")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
