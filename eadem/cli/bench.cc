@@ -7,8 +7,8 @@
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
-#include "eadem/cli/convert_layers.h"
-#include "eadem/cli/convert_types.h"
+#include "eadem/cli/convert/layers.h"
+#include "eadem/cli/convert/types.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/machine.h"
 #include "eadem/cli/model_options.h"

@@ -524,7 +524,7 @@ class Convert(ProgramTest):
                     made = json.loads(self.done("convert", model, self.folder / "made.gguf", "--type", mixture, "--force",
                                                 "--json").out)
                     types = {tensor["name"]: tensor["type"] for tensor in made["tensors"] if "norm" not in tensor["name"]}
-                    # Where rows are no whole blocks of 256, iq4_nl instead of q4_0 (convert_types.cc).
+                    # Where rows are no whole blocks of 256, iq4_nl instead of q4_0 (convert/types.cc).
                     short = {key for key in types if shape["hidden"] % 256 and "ffn_down" not in key}
                     known = {key: "iq4_nl" if key in short and value == "q4_0" else value
                              for key, value in expected["types"].items()}

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/convert_layers.h"
+#include "eadem/cli/convert/layers.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/cli/convert_types.h"
+#include "eadem/cli/convert/types.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/io/quantized_writer.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/convert_types.h"
+#include "eadem/cli/convert/types.h"
 
 #include <charconv>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/convert_weights.h"
+#include "eadem/cli/convert/weights.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,8 @@
 #include <map>
 #include <set>
 
-#include "eadem/cli/convert_layers.h"
-#include "eadem/cli/convert_types.h"
+#include "eadem/cli/convert/layers.h"
+#include "eadem/cli/convert/types.h"
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/models/llama.h"
 

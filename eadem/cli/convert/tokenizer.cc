@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/convert_tokenizer.h"
+#include "eadem/cli/convert/tokenizer.h"
 
 #include <algorithm>
 #include <filesystem>

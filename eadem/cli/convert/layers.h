@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "eadem/cli/convert_weights.h"
+#include "eadem/cli/convert/weights.h"
 
 namespace eadem::cli {
 
