@@ -285,7 +285,7 @@ int bench(CommandLine command_line) {
       list.push_back(entry.set("in_cache", row.in_cache));
     }
     JsonValue result = JsonValue::object();
-    result.set("version", EADEM_VERSION).set("model", checkpoint.path).set("device", device->description());
+    result.set("version", EADEM_VERSION).set("model", json_text(checkpoint.path)).set("device", device->description());
     if (const auto* cpu = dynamic_cast<const CpuDevice*>(device.get()))
       result.set("threads", cpu->decode_threads()).set("prefill_threads", cpu->prefill_threads());
     result.set("parameters", spec.num_parameters).set("weight_bytes_per_step", weight_bytes).set("repeat", repeat);

@@ -19,6 +19,10 @@ namespace {
 using io::JsonValue;
 using pipeline::Program;
 
+constexpr int64_t kUsualTokens = 512;
+// Of a step, of a batch, of a context: what the engine takes.
+constexpr int64_t kMostTokens = int64_t{1} << 24;
+
 // One op of the program, as it is shown.
 struct StepText {
   int layer;
@@ -157,7 +161,7 @@ JsonValue config_json(const std::vector<Place>& places) {
       list.set(leaf.path, JsonValue::object()
                               .set("value", leaf.value)
                               .set("origin", std::string(origin_name(leaf.origin)))
-                              .set("set_by", leaf.set_by));
+                              .set("set_by", json_text(leaf.set_by)));
     json.set(place.name, std::move(list));
   }
   return json;
@@ -300,7 +304,8 @@ std::string program_text(const char* name, const Program& program, const std::ve
 int explain(CommandLine command_line) {
   ModelOptions options;
   bool json = false, decode = false, prefill = false, all = false, diff_mode = false;
-  int64_t tokens = 512, batch = 1, context = 0;
+  int64_t batch = 1;
+  std::optional<int64_t> tokens, context;
   Arguments arguments(
       "explain",
       "Shows what would run for a model and why: the resolved hardware configuration with the origin of "
@@ -309,7 +314,8 @@ int explain(CommandLine command_line) {
   options.add_operand(arguments);
   arguments.flag("--decode", decode, "only steps that draw one token per sequence");
   arguments.flag("--prefill", prefill, "only steps that read prompts");
-  arguments.option("--tokens", "N", tokens, "tokens of a prefill step (default: 512)");
+  arguments.option("--tokens", "N", tokens,
+                   "tokens of a prefill step (default: 512, or as many as the KV cache holds)");
   arguments.option("--batch", "N", batch, "sequences (default: 1)");
   arguments.option("--context", "N", context, "tokens that the KV cache holds (default: the model's context)");
   arguments.flag("--all", all, "every layer, also when layers are the same");
@@ -324,8 +330,10 @@ int explain(CommandLine command_line) {
   arguments.example("eadem explain path/to/model --device cuda", "which ops lack a kernel on a GPU");
   arguments.example("eadem explain path/to/model --diff-mode", "what --mode accuracy changes");
   if (!arguments.parse(command_line)) return kOk;
-  if (tokens < 1 || batch < 1 || context < 0)
-    throw UsageError(fmt::format("--tokens {}, --batch {}, --context {}: expected at least 1", tokens, batch, context));
+  for (const auto& [name, value] :
+       {std::pair<const char*, std::optional<int64_t>>{"--tokens", tokens}, {"--batch", batch}, {"--context", context}})
+    if (value && (*value < 1 || *value > kMostTokens))
+      throw UsageError(fmt::format("{} is {}; expected 1 to {}", name, *value, kMostTokens));
 
   const std::string path = resolve_model(options.model);
   const bool config_only = std::filesystem::path(path).extension() == ".json" && !path.ends_with(".index.json");
@@ -336,8 +344,15 @@ int explain(CommandLine command_line) {
   const int64_t layers = checkpoint.model->info().layers;
   const std::shared_ptr<Device> device = options.open();
   engine::EngineOptions engine_options = options.engine_options();
-  engine_options.max_step_tokens = tokens;
-  engine_options.cache = engine::StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = context};
+  const int64_t model_context = checkpoint.model->info().max_positions;
+  if (context.value_or(1) > model_context)
+    throw InvalidArgument("--context is {}; the model's context is {} tokens", *context, model_context);
+  const int64_t cached = batch * context.value_or(model_context);  // tokens; no step has more
+  if (tokens.value_or(1) > cached)
+    throw InvalidArgument("--tokens is {}; the KV cache holds {}: --batch {} sequences of {}", *tokens, cached, batch,
+                          context.value_or(model_context));
+  engine_options.max_step_tokens = tokens.value_or(std::min(kUsualTokens, cached));
+  engine_options.cache = engine::StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = context.value_or(0)};
 
   const auto resolve = [&](HardwareMode mode) {
     return modules::AutoHardwareConfig::from_model_spec(spec, *device, mode, engine_options.hardware, "command line");
@@ -366,11 +381,10 @@ int explain(CommandLine command_line) {
   const models::BuiltGraph built = models::build_inference_graph(
       *checkpoint.model, {.device = device.get(),
                           .hardware = &hardware,
-                          .cache = {modules::CacheLayout::contiguous, batch,
-                                    context > 0 ? context : checkpoint.model->info().max_positions}});
+                          .cache = {modules::CacheLayout::contiguous, batch, context.value_or(model_context)}});
   JsonValue output = JsonValue::object();
   if (json) {
-    output.set("model", path).set("device", device->description()).set("mode", options.mode);
+    output.set("model", json_text(path)).set("device", device->description()).set("mode", options.mode);
     output.set("hardware", config_json(places));
     JsonValue factories = JsonValue::array();
     for (const Decision& decision : built.decisions) factories.push_back(decision_json(decision));

@@ -43,10 +43,10 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
   try {
     const io::Tokenizer tokenizer = engine::open_tokenizer(checkpoint);
     const auto id = [&](std::optional<int32_t> value) {
-      return value ? JsonValue::object().set("id", *value).set("text", std::string(tokenizer.token_text(*value)))
+      return value ? JsonValue::object().set("id", *value).set("text", json_text(tokenizer.token_text(*value)))
                    : JsonValue(nullptr);
     };
-    json.set("source", tokenizer.source()).set("vocab_size", tokenizer.vocab_size());
+    json.set("source", json_text(tokenizer.source())).set("vocab_size", tokenizer.vocab_size());
     json.set("bos", id(tokenizer.bos())).set("eos", id(tokenizer.eos())).set("unk", id(tokenizer.unk()));
     json.set("pad", id(tokenizer.pad()));
     JsonValue prefix = JsonValue::array();
@@ -54,7 +54,7 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
     json.set("prefix_ids", std::move(prefix));
     json.set("chat_template_bytes", static_cast<int64_t>(tokenizer.chat_template().size()));
   } catch (const Error& error) {
-    json.set("error", error.what());
+    json.set("error", json_text(error.what()));
   }
   return json;
 }
@@ -63,7 +63,9 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
   const models::ModelInfo& info = checkpoint.model->info();
   const modules::ModelSpec spec = checkpoint.model->spec();
   JsonValue json = JsonValue::object();
-  json.set("path", checkpoint.path).set("architecture", info.architecture).set("parameters", spec.num_parameters);
+  json.set("path", json_text(checkpoint.path))
+      .set("architecture", info.architecture)
+      .set("parameters", spec.num_parameters);
   json.set("vocab", info.vocab).set("hidden", info.hidden).set("ffn", spec.ffn).set("layers", info.layers);
   json.set("heads", info.heads).set("kv_heads", info.kv_heads).set("head_dim", info.head_dim);
   json.set("context", info.max_positions);

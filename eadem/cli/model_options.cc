@@ -48,16 +48,17 @@ Override<DType> dtype_of_option(const char* flag, const std::string& value, cons
 void ModelOptions::add_operand(Arguments& arguments) {
   arguments.operand("MODEL", model,
                     "a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, or a "
-                    "bundled name; without one, the bundled model");
+                    "bundled name; without one, the bundled model",
+                    "-m,--model");
 }
 
 void ModelOptions::add_device(Arguments& arguments) {
   arguments.section("Device");
   arguments.option("--device", "D", device, "cpu, cuda or cuda:1 (default: cpu)");
   arguments.option("-t,--threads", "N", threads,
-                   "CPU threads (default: one per core, within the quota of a container)");
+                   "CPU threads; 0 is one per core, within the quota of a container (default: 0)");
   arguments.option("--prefill-threads", "N", prefill_threads,
-                   "CPU threads of steps of many tokens (default: as --threads)");
+                   "CPU threads of steps of many tokens; 0 is as many as --threads (default: 0)");
   arguments.flag("--no-pin", no_pin, "leave CPU threads to the scheduler, and memory where it falls");
   arguments.choice("--isa", {"amx", "avx512_vnni", "avx512", "avx2", "sse4", "scalar", "neon_dotprod", "neon"}, isa,
                    "CPU instruction set of the kernels (default: the best there is)");

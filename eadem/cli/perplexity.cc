@@ -13,6 +13,7 @@
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
+#include "eadem/cli/standard_input.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
@@ -96,16 +97,19 @@ void step_through(InferEngine& engine, std::span<const int32_t> chunk, int64_t b
 int perplexity(CommandLine command_line) {
   ModelOptions options;
   std::vector<std::string> operands;
-  std::optional<std::string> base;
+  std::optional<std::string> base, file_option;
   int64_t context = 512, max_chunks = 0;
   bool json = false;
   Arguments arguments("perplexity",
                       "How well a model predicts a text: the perplexity of the second half of each chunk, with its "
                       "standard error. The protocol is the usual one (chunks of 512 tokens without overlap, BOS first "
                       "in each where the tokenizer has one), so that the number compares with that of other tools.");
-  arguments.rest("[MODEL] FILE", operands, "the model (default: the bundled one), and a UTF-8 text");
+  arguments.rest("[MODEL] FILE", operands,
+                 "the model (default: the bundled one), and a UTF-8 text; - is standard input", false);
+  arguments.option("-m,--model", "MODEL", options.model, "the model, instead of the first operand");
+  arguments.option("-f,--file", "FILE", file_option, "the text, instead of the last operand");
   arguments.option("--context", "N", context, "tokens of a chunk (default: 512)");
-  arguments.option("--chunks", "N", max_chunks, "only the first N chunks (default: all)");
+  arguments.option("--chunks", "N", max_chunks, "only the first N chunks; 0 is all (default: 0)");
   arguments.option(
       "--kl", "BASE", base,
       "also the mean Kullback-Leibler divergence from this model, which must have the same tokenizer: what "
@@ -115,18 +119,29 @@ int perplexity(CommandLine command_line) {
   options.add_precision(arguments);
   options.add_loading(arguments);
   arguments.example("eadem perplexity model.gguf wiki.test.raw", "the number of the usual tables");
+  arguments.example("head -c 100k book.txt | eadem perplexity model.gguf -", "of a part of a text");
   arguments.example("eadem perplexity model-bf16.gguf wiki.test.raw --kl model-f32.gguf --chunks 20",
                     "what rounding the weights costs");
   if (!arguments.parse(command_line)) return kOk;
-  if (operands.size() > 2) throw UsageError(fmt::format("unexpected argument '{}'", operands[2]));
-  if (operands.size() == 2) options.model = operands[0];
-  const std::string& file = operands.back();
+  // What no option gives, the operands do: the model first, the text last.
+  if (!file_option) {
+    if (operands.empty()) throw UsageError("FILE is missing");
+    file_option = operands.back();
+    operands.pop_back();
+  }
+  if (!options.model && !operands.empty()) {
+    options.model = operands.front();
+    operands.erase(operands.begin());
+  }
+  if (!operands.empty()) throw UsageError(fmt::format("unexpected argument '{}'", operands[0]));
+  const bool from_stdin = *file_option == "-";
+  const std::string file = from_stdin ? "standard input" : *file_option;
   if (context < 4 || context > (1 << 24))
-    throw UsageError(fmt::format("--context is {}; expected at least 4", context));
-  if (max_chunks < 0) throw UsageError(fmt::format("--chunks is {}; expected at least 1", max_chunks));
+    throw UsageError(fmt::format("--context is {}; expected 4 to {}", context, 1 << 24));
+  if (max_chunks < 0) throw UsageError(fmt::format("--chunks is {}; expected at least 0", max_chunks));
   listen_for_interrupt();
 
-  const std::string text = io::read_file(file, kMaxTextBytes);
+  const std::string text = from_stdin ? read_stdin(kMaxTextBytes) : io::read_file(file, kMaxTextBytes);
   if (text.empty()) throw InvalidArgument("{} is empty", file);
   const models::Checkpoint checkpoint = models::open_checkpoint(resolve_model(options.model));
   const int64_t vocab = checkpoint.model->info().vocab;
@@ -225,11 +240,14 @@ int perplexity(CommandLine command_line) {
   const double value = std::exp(score.mean()), error = value * score.error();
   if (json) {
     io::JsonValue result = io::JsonValue::object();
-    result.set("model", checkpoint.path).set("file", file).set("context", context).set("chunks", done);
+    result.set("model", json_text(checkpoint.path))
+        .set("file", json_text(file))
+        .set("context", context)
+        .set("chunks", done);
     result.set("scored_tokens", score.count).set("perplexity", value).set("error", error);
     result.set("mean_negative_log_likelihood", score.mean()).set("stopped", stopped);
     if (base)
-      result.set("base", *base)
+      result.set("base", json_text(*base))
           .set("base_perplexity", std::exp(base_score.mean()))
           .set("kl_divergence", divergence.mean())
           .set("kl_divergence_error", divergence.error());

@@ -170,8 +170,9 @@ class NewDirectory {
   const std::string& path() const { return temporary_; }
   void commit() {
     std::error_code error;
-    if (!fs::exists(path_)) {
-      fs::rename(temporary_, path_, error);
+    const bool is_own_directory = fs::symlink_status(path_).type() == fs::file_type::directory;
+    if (!fs::exists(path_) || (is_own_directory && fs::is_empty(path_))) {
+      fs::rename(temporary_, path_, error);  // also over an empty directory
     } else {
       for (const auto& entry : fs::directory_iterator(temporary_))
         if (!error) fs::rename(entry.path(), fs::path(path_) / entry.path().filename(), error);
@@ -249,6 +250,27 @@ std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& chec
   return io::begin_safetensors((target / "model.safetensors").string(), headers_of(tensors), {{"format", "pt"}});
 }
 
+// Where the output goes, checked before anything is read: a .gguf file, or a directory.
+void check_output(const std::string& out, bool is_gguf, bool force) {
+  const std::string extension = fs::path(out).extension().string();
+  for (std::string_view other : {".bin", ".safetensors", ".pt", ".pth", ".onnx", ".ggml", ".json", ".index"})
+    if (extension == other)
+      throw UsageError(
+          fmt::format("OUT is {}: {} files are not written; OUT is a .gguf file, or a directory, in which "
+                      "model.safetensors is made",
+                      out, extension));
+  std::error_code error;
+  const fs::file_status status = fs::status(out, error);
+  if (status.type() == fs::file_type::not_found) return;
+  if (error) throw IoError("{}: {}", out, error.message());
+  const bool is_directory = fs::is_directory(status);
+  if (is_directory == is_gguf)
+    throw InvalidArgument("{} is {}; expected {}", out, is_gguf ? "a directory" : "no directory",
+                          is_gguf ? "a file" : "a directory");
+  if (!force && !(is_directory && fs::is_empty(out)))
+    throw InvalidArgument("{} exists{}; --force overwrites it", out, is_directory ? " and is not empty" : "");
+}
+
 // Measures what the model's matrices are multiplied by on the text of `file`.
 engine::Calibration calibrate(const models::Checkpoint& checkpoint, const std::string& file, int64_t max_tokens,
                               const std::shared_ptr<Device>& device) {
@@ -281,7 +303,7 @@ int convert(CommandLine command_line) {
   std::optional<std::string> calibration_file;
   std::optional<int64_t> calibration_tokens;
   ModelOptions calibration_options;
-  bool force = false, no_tokenizer = false, json = false;
+  bool force = false, no_tokenizer = false, json = false, quiet = false;
   Arguments arguments("convert",
                       "Writes a model in the other format, or with its weights stored in another way: a .gguf file "
                       "when OUT ends in .gguf, else a directory in Hugging Face layout. Shows each tensor's size and "
@@ -303,6 +325,7 @@ int convert(CommandLine command_line) {
   arguments.flag("--no-tokenizer", no_tokenizer, "leave the tokenizer out");
   arguments.flag("--force", force, "overwrite OUT");
   arguments.flag("--json", json, "the list of tensors as JSON");
+  arguments.flag("-q,--quiet", quiet, "no list of tensors, only the sum");
   calibration_options.add_device(arguments);
   arguments.note(
       "Between the formats, rows of q and k are reordered as Llama files in GGUF have them, and config.json and "
@@ -316,6 +339,7 @@ int convert(CommandLine command_line) {
   arguments.example("eadem convert path/to/model path/to/small --type int4_g128",
                     "4 bits in groups of 128, as compressed-tensors lays them out");
   if (!arguments.parse(command_line)) return kOk;
+  if (json && quiet) throw UsageError("--json and --quiet: give one");
   if (calibration_tokens && !calibration_file) throw UsageError("--calibrate-tokens is for --calibrate");
   if (calibration_tokens && *calibration_tokens < 1)
     throw UsageError(fmt::format("--calibrate-tokens is {}; expected at least 1", *calibration_tokens));
@@ -325,22 +349,17 @@ int convert(CommandLine command_line) {
     throw UsageError("--device and --isa say what --calibrate runs on");
   listen_for_interrupt();
 
-  const std::string path = resolve_model(in);
   while (out.size() > 1 && out.ends_with('/')) out.pop_back();
+  const bool target_gguf = out.ends_with(".gguf");
+  check_output(out, target_gguf, force);
+  const std::string path = resolve_model(in);
   const models::Checkpoint checkpoint = models::open_checkpoint(path);
   const auto* llama = dynamic_cast<const models::Llama*>(checkpoint.model.get());
   if (llama == nullptr)
     throw Unsupported("{}: models of architecture '{}' are not converted", path, checkpoint.model->info().architecture);
   const bool source_gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()) != nullptr;
-  const bool target_gguf = out.ends_with(".gguf");
   if (is_layer_type(type) && target_gguf)
     throw UsageError(fmt::format("--type {} is for directories; {} is a GGUF file", type, out));
-  if (fs::exists(out)) {
-    if (!force) throw InvalidArgument("{} exists; --force overwrites it", out);
-    if (fs::is_directory(out) == target_gguf)
-      throw InvalidArgument("{} is {}; expected {}", out, target_gguf ? "a directory" : "no directory",
-                            target_gguf ? "a file" : "a directory");
-  }
   bool with_tokenizer = !no_tokenizer;
   if (with_tokenizer && source_gguf && !target_gguf &&
       dynamic_cast<const io::GgufFile&>(*checkpoint.weights).find_metadata("tokenizer.ggml.model") == nullptr) {
@@ -414,7 +433,10 @@ int convert(CommandLine command_line) {
     if (calibration && output != "-") entry.set("relative_output_error", error.relative_output);
     list.push_back(std::move(entry));
   }
-  print(json ? io::to_json(io::JsonValue::object().set("output", out).set("tensors", std::move(list))) + "\n" : text);
+  if (json)
+    print(io::to_json(io::JsonValue::object().set("output", json_text(out)).set("tensors", std::move(list))) + "\n");
+  else if (!quiet)
+    print(text);
   note("{}: {} tensors, {} before, {} now, {}", out, tensors.size(), bytes_text(static_cast<double>(bytes_before)),
        bytes_text(static_cast<double>(bytes_after)),
        worst == 0 ? "exact" : fmt::format("largest relative error {:.3g}", worst));
