@@ -293,11 +293,12 @@ Arguments::Split Arguments::split(std::span<const std::string> arguments) const 
       std::replace(words[at].begin(), words[at].begin() + static_cast<ptrdiff_t>(std::min(word.find('='), word.size())),
                    '_', '-');
     } else if (const std::string name = word.substr(0, word.find('=')); name.size() > 2 && name[0] == '-') {
-      if (std::any_of(advice().begin(), advice().end(), [&](const Advice& known) { return known.name == name; }))
-        refuse_unknown(word);
       if (is_known(name)) {
         words[at].insert(0, "-");
         pointers[at] = words[at].data();
+      } else if (std::any_of(advice().begin(), advice().end(),
+                             [&](const Advice& known) { return known.name == name; })) {
+        refuse_unknown(word);
       }
     }
     const int found = getopt_long(static_cast<int>(words.size()), pointers.data(), short_options.c_str(),

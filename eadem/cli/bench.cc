@@ -124,11 +124,11 @@ int bench(CommandLine command_line) {
   arguments.choice("--type", all_type_names(), weights_type,
                    "with --random: how the matrices are stored, as for `eadem convert` (default: as the config "
                    "states, else f32)");
-  arguments.option("--prompt", "N", prompt, "tokens of a prompt (default: 512); 0: no prefill");
-  arguments.option("--gen", "N", gen, "tokens to decode (default: 128); 0: no decode");
-  arguments.sizes("--depth", "N,…", depths, "tokens that the cache holds before (default: 0)");
+  arguments.option("-p,--prompt", "N", prompt, "tokens of a prompt (default: 512); 0: no prefill");
+  arguments.option("-n,--gen", "N", gen, "tokens to decode (default: 128); 0: no decode");
+  arguments.sizes("-d,--depth", "N,…", depths, "tokens that the cache holds before (default: 0)");
   arguments.sizes("--batch", "N,…", batches, "sequences at once (default: 1)");
-  arguments.option("--repeat", "N", repeat, "runs of each (default: 5)");
+  arguments.option("-r,--repeat", "N", repeat, "runs of each (default: 5)");
   arguments.flag("--json", json, "one JSON object");
   options.add_device(arguments);
   options.add_precision(arguments);

@@ -20,7 +20,7 @@ using io::JsonValue;
 using pipeline::Program;
 
 constexpr int64_t kUsualTokens = 512;
-// Of a step, of a batch, of a context: what the engine takes.
+// The engine takes no more tokens in a step, sequences in a batch, or tokens in a context.
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 // One op of the program, as it is shown.

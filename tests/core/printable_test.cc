@@ -7,7 +7,8 @@ namespace eadem {
 namespace {
 
 TEST(Printable, KeepsTextLinesAndTabs) {
-  for (const char* text : {"", "plain", "two\nlines\tand a tab", "C:\\path \\x1b", "naïve – 日本語 🙂", "\u00a0\u00ad"})
+  for (const char* text :
+       {"", "plain", "two\nlines\tand a tab", "C:\\path \\x1b", "naïve – 日本語 🙂", "\u00a0\u00ad"})
     EXPECT_EQ(printable(text), text);
 }
 
@@ -25,7 +26,9 @@ TEST(Printable, EscapesEveryControlCharacter) {
 
 TEST(Printable, EscapesWhatIsNotUtf8) {
   EXPECT_EQ(printable("caf\xe9!"), "caf\\xe9!");
-  EXPECT_EQ(printable("\x9b" "2J"), "\\x9b2J");             // a C1 control of 8-bit terminals
+  EXPECT_EQ(printable("\x9b"
+                      "2J"),
+            "\\x9b2J");                                     // a C1 control of 8-bit terminals
   EXPECT_EQ(printable("\xc1\x9b"), "\\xc1\\x9b");           // overlong
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // a surrogate
   EXPECT_EQ(printable("\xe2\x82"), "\\xe2\\x82");           // cut short

@@ -203,7 +203,7 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
       GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), config.vocab_size);
       metadata.insert(metadata.end(), tokenizer.begin(), tokenizer.end());
     }
-    // Without a tokenizer the config's own ids.
+    // The config's own ids, for keys that the tokenizer did not set.
     const auto id = [&](const char* key, const std::vector<int64_t>& ids) {
       const bool there = std::any_of(metadata.begin(), metadata.end(), [&](const auto& e) { return e.first == key; });
       if (!there && !ids.empty()) metadata.emplace_back(key, GgufValue::scalar(static_cast<uint32_t>(ids[0])));
@@ -390,7 +390,7 @@ int convert(CommandLine command_line) {
     calibration = calibrate(checkpoint, *calibration_file, calibration_tokens.value_or(kCalibrationTokens),
                             calibration_options.open());
   {
-    // All of it computes, as prefill does.
+    // Every thread computes, so that the pool is as large as prefill's.
     const DeviceOptions device = calibration_options.device_options();
     ThreadPool pool(device.prefill_threads > 0 ? device.prefill_threads : device.num_threads, device.pin);
     ProgressBar bar("converting");
@@ -419,7 +419,7 @@ int convert(CommandLine command_line) {
                                    ? std::string(tensor.before.name())
                                    : fmt::format("{} > {}", tensor.before.name(), tensor.type.name());
     const auto number = [](double error) { return error == 0 ? std::string("exact") : fmt::format("{:.3g}", error); };
-    // Of tensors that nothing is known about the inputs of, a dash.
+    // A tensor whose inputs the calibration did not see gets a dash.
     const std::string output = error.relative > 0 && error.relative_output == 0 ? "-" : number(error.relative_output);
     text += fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}{}  {}\n", tensor.to, change, bytes, number(error.largest),
                         number(error.relative), calibration ? fmt::format(" {:>15}", output) : "", tensor.from);

@@ -65,7 +65,7 @@ void require_same(const Tokenizer& from, const Tokenizer& to, std::string_view f
   }
 }
 
-// Which of the pre-tokenizers that GGUF names is the spec's.
+// The GGUF name of the pre-tokenizer that the spec has.
 std::string pre_of(const TokenizerSpec& spec) {
   const auto& steps = spec.pre_tokenizers;
   using Kind = io::PreTokenizerStep::Kind;
@@ -124,7 +124,7 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
     }
   } else if (spec.byte_fallback) {
     data.model = "llama";
-    // Ids of such vocabularies are in the order of their merges, which is what scores say.
+    // Such a vocabulary has its ids in the order of its merges: the scores state that order.
     for (size_t id = 0; id < size; ++id) data.scores.push_back(-static_cast<float>(id));
     const bool prepends = std::any_of(spec.normalizers.begin(), spec.normalizers.end(),
                                       [](const auto& step) { return step.kind == io::NormalizerStep::Kind::kPrepend; });
@@ -187,8 +187,8 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) 
 void save_tokenizer_of(const io::GgufFile& file, const std::string& directory) {
   const TokenizerSpec original = io::spec_from_gguf(io::gguf_tokenizer_data(file));
   TokenizerSpec spec = original;
-  // tokenizer.json knows no equal ranks: of merges into equally scored tokens, the first by id goes first. Whether that
-  // matters is checked below.
+  // tokenizer.json has no equal ranks: among merges into tokens of one score, the lowest id goes first. The check
+  // below finds out whether that changes a text's tokens.
   std::stable_sort(spec.merges.begin(), spec.merges.end(),
                    [](const io::Merge& a, const io::Merge& b) { return a.rank < b.rank; });
   for (size_t i = 0; i < spec.merges.size(); ++i) spec.merges[i].rank = static_cast<uint32_t>(i);

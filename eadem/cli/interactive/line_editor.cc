@@ -76,11 +76,12 @@ struct LineEditor::Editor {
     edit = el_init("eadem", stdin, stderr, stderr);
     if (edit == nullptr) throw IoError("the line editor does not start: {}", std::strerror(errno));
     el_set(edit, EL_CLIENTDATA, &owner);
-    el_set(edit, EL_PROMPT, +[](EditLine* line) {
-      void* data = nullptr;
-      el_get(line, EL_CLIENTDATA, &data);
-      return static_cast<LineEditor*>(data)->prompt_.data();
-    });
+    el_set(
+        edit, EL_PROMPT, +[](EditLine* line) {
+          void* data = nullptr;
+          el_get(line, EL_CLIENTDATA, &data);
+          return static_cast<LineEditor*>(data)->prompt_.data();
+        });
     el_set(edit, EL_GETCFN, read_character);
     el_set(edit, EL_EDITOR, "emacs");
     // Keys of common terminals that libedit leaves unbound.
