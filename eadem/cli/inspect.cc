@@ -79,7 +79,7 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
       types[tensor.type_name].bytes += tensor.size_bytes;
       file_bytes += tensor.size_bytes;
       tensors.push_back(JsonValue::object()
-                            .set("name", tensor.name)
+                            .set("name", json_text(tensor.name))
                             .set("type", tensor.type_name)
                             .set("shape", shape_json(tensor.shape))
                             .set("bytes", tensor.size_bytes));
