@@ -2,7 +2,6 @@
 //
 // eadem inspect: what a model's files hold.
 #include <algorithm>
-#include <filesystem>
 #include <map>
 
 #include "eadem/cli/arguments.h"
@@ -178,11 +177,7 @@ int inspect(CommandLine command_line) {
   arguments.example("eadem inspect path/to/model --json | jq .config", "the configuration as Eadem understands it");
   if (!arguments.parse(command_line)) return kOk;
 
-  const std::string path = resolve_model(options.model);
-  const bool config_only = std::filesystem::path(path).extension() == ".json" && !path.ends_with(".index.json");
-  const models::Checkpoint checkpoint = config_only
-                                            ? models::Checkpoint{path, models::model_from_config(path), nullptr, path}
-                                            : models::open_checkpoint(path);
+  const models::Checkpoint checkpoint = open_described(options.model);
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
   const auto hardware = modules::AutoHardwareConfig::from_model_spec(
       models::spec_of(checkpoint), *device, HardwareMode::performance, options.engine_options().hardware);

@@ -148,6 +148,13 @@ std::string resolve_model(const std::optional<std::string>& model) {
                      : "");
 }
 
+models::Checkpoint open_described(const std::optional<std::string>& model) {
+  const std::string path = resolve_model(model);
+  const bool config_alone = fs::path(path).extension() == ".json" && !path.ends_with(".index.json");
+  if (config_alone) return {path, models::model_from_config(path), nullptr, path};
+  return models::open_checkpoint(path);
+}
+
 Logger cli_logger() {
   return Logger(LogLevel::warning, [](LogLevel level, std::string_view message) {
     note("{}{}", level >= LogLevel::warning ? "warning: " : "", message);

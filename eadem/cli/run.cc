@@ -291,6 +291,12 @@ int run(CommandLine command_line) {
   options.model.add_device(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
+  arguments.note(
+      "In a session, Ctrl-C stops an answer and /help lists commands. Lines are remembered in "
+      "~/.local/state/eadem/history, or below $XDG_STATE_HOME.");
+  arguments.note(
+      "Names that llama.cpp, Ollama, vLLM and transformers use are understood: --temp, -c, --ctx-size, "
+      "--max-model-len, --n-predict, --max-new-tokens, -s, and more.");
   arguments.example("eadem run -p \"Once upon a time\"", "a story by the bundled model");
   arguments.example("eadem run model.gguf -p \"The sea\" -n 100 --temperature 0", "100 tokens, greedy");
   arguments.example("eadem run path/to/model", "a session: type texts, Ctrl-C stops an answer, Ctrl-D ends");

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 
@@ -194,6 +195,25 @@ class Sessions(ProgramTest):
         terminal.read_until("> ")
         terminal.type("\x03")
         self.assertEqual(terminal.end()[0], 130)
+
+    def test_a_line_survives_ctrl_z(self):
+        terminal = self.session()
+        terminal.type("Once")
+        terminal.read_until("Once")
+        os.kill(terminal.pid, signal.SIGCONT)
+        terminal.read_until("\r\n> Once")
+        terminal.type(" upon\r")
+        terminal.read_until("Once upon a time")
+        terminal.read_until("> ")
+        terminal.type("\x04")
+        self.assertEqual(terminal.end()[0], 0)
+
+    def test_keys_typed_ahead(self):
+        terminal = Terminal("run", "-n", "2", XDG_STATE_HOME=str(self.folder))
+        terminal.type("Once\r\x04")  # before the program asks
+        terminal.read_until("> ")
+        terminal.read_until("Once")
+        self.assertEqual(terminal.end()[0], 0)
 
     def test_verbose_sessions_report_every_answer(self):
         terminal = self.session("--verbose")
