@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "eadem/cli/arguments.h"
+#include "eadem/cli/bench/machine.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interactive/session.h"
 #include "eadem/cli/interrupt.h"
-#include "eadem/cli/machine.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/standard_input.h"
 #include "eadem/cli/terminal.h"
@@ -255,9 +255,8 @@ int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, 
   return code;
 }
 
-}  // namespace
-
-int run(CommandLine command_line) {
+// Nothing when help was asked for.
+std::optional<RunOptions> parse(CommandLine command_line) {
   RunOptions options;
   Arguments arguments(
       "run",
@@ -302,7 +301,7 @@ int run(CommandLine command_line) {
   arguments.example("eadem run path/to/model", "a session: type texts, Ctrl-C stops an answer, Ctrl-D ends");
   arguments.example("eadem run path/to/model -f prompt.txt --seed 7 > story.txt", "a file in, a file out, repeatable");
   arguments.example("echo \"Hello\" | eadem run --json | jq -r .text", "the answer for another program");
-  if (!arguments.parse(command_line)) return kOk;
+  if (!arguments.parse(command_line)) return std::nullopt;
   if (options.chat)
     throw Unsupported("--chat: this build has no engine for chat templates; write the prompt as the model expects it");
   if (options.context && *options.context < 1)
@@ -315,31 +314,37 @@ int run(CommandLine command_line) {
   } catch (const InvalidArgument& error) {
     throw UsageError(with_option_names(error.what()));
   }
+  return options;
+}
 
+// Tokens that the KV cache is to hold. 0: the model's context.
+int64_t cache_length(const RunOptions& options, const std::optional<std::string>& prompt, int64_t model_context) {
+  if (options.context.value_or(0) > model_context)
+    throw InvalidArgument("--context is {}; the model's context is {} tokens", *options.context, model_context);
+  if (options.context) return *options.context;
+  if (!prompt) return std::min(kUsualContext, model_context);
+  // A token is at least a byte of the prompt, or one of the few that a tokenizer adds; no need for more cache.
+  constexpr int64_t kAddedTokens = 16;
+  const int64_t drawn = options.max_tokens.value_or(-1) == -1 ? kUsualContext : *options.max_tokens;
+  const int64_t most = static_cast<int64_t>(prompt->size()) + kAddedTokens + drawn;
+  return most < model_context ? most : 0;
+}
+
+}  // namespace
+
+int run(CommandLine command_line) {
+  const std::optional<RunOptions> parsed = parse(command_line);
+  if (!parsed) return kOk;
+  const RunOptions& options = *parsed;
   const std::atomic<bool>& stop = listen_for_interrupt();
   // Before standard input is waited for, so that a mistyped model is said at once.
   const std::string path = resolve_run_model(options);
   const std::optional<std::string> prompt = read_prompt(options);
 
-  engine::EngineOptions engine_options = options.model.engine_options();
-  engine::StaticKVCacheConfig cache;
   models::Checkpoint checkpoint = models::open_checkpoint(path);
-  const int64_t model_context = checkpoint.model->info().max_positions;
-  if (options.context) {
-    if (*options.context > model_context)
-      throw InvalidArgument("--context is {}; the model's context is {} tokens", *options.context, model_context);
-    cache.max_cache_len = *options.context;
-  } else {
-    // A token is at least a byte of the prompt, or one of the few that a tokenizer adds; no need for more cache.
-    constexpr int64_t kAddedTokens = 16;
-    const int64_t drawn = options.max_tokens.value_or(-1);
-    const int64_t most =
-        prompt ? static_cast<int64_t>(prompt->size()) + kAddedTokens + (drawn == -1 ? kUsualContext : drawn)
-               : kUsualContext;
-    if (most < model_context) cache.max_cache_len = most;
-  }
-  engine_options.cache = cache;
-
+  engine::EngineOptions engine_options = options.model.engine_options();
+  engine_options.cache = engine::StaticKVCacheConfig{
+      .max_cache_len = cache_length(options, prompt, checkpoint.model->info().max_positions)};
   std::optional<ProgressBar> bar(std::in_place, "loading");
   const auto progress = [&](int64_t done, int64_t total) {
     stop_if_interrupted();

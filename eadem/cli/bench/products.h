@@ -4,7 +4,7 @@
 // of the limit.
 #pragma once
 
-#include "eadem/cli/machine.h"
+#include "eadem/cli/bench/machine.h"
 #include "eadem/pipeline/graph.h"
 
 namespace eadem::cli {
