@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/cli/model_options.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "eadem/cli/terminal.h"
@@ -25,8 +26,12 @@ std::vector<fs::path> asset_folders() {
     folders.push_back(program.parent_path() / "../share/eadem/assets");
   }
   folders.emplace_back(EADEM_ASSETS_DIR);
-  for (fs::path& folder : folders) folder = folder.lexically_normal();
-  return folders;
+  std::vector<fs::path> distinct;
+  for (const fs::path& folder : folders)
+    if (const fs::path normal = folder.lexically_normal();
+        std::find(distinct.begin(), distinct.end(), normal) == distinct.end())
+      distinct.push_back(normal);
+  return distinct;
 }
 
 std::optional<std::string> bundled(std::string_view name) {
