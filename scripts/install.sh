@@ -6,12 +6,12 @@
 set -euo pipefail
 
 run_packages=(
-  cmake ninja-build g++ ccache pkg-config libhwy-dev libcli11-dev libspdlog-dev libfmt-dev
-  libtomlplusplus-dev libpcre2-dev libutf8proc-dev libxxhash-dev
+  cmake ninja-build g++ ccache pkg-config libhwy-dev libspdlog-dev libfmt-dev
+  libtomlplusplus-dev libpcre2-dev libutf8proc-dev libxxhash-dev libedit-dev
 )
+bench_packages=(libcli11-dev python3)
 test_packages=(
-  libgtest-dev libgmock-dev libbenchmark-dev clang-14 libclang-rt-14-dev clang-format-14 python3 python3-dev
-  python3-venv zstd
+  libgtest-dev libgmock-dev libbenchmark-dev clang-14 libclang-rt-14-dev clang-format-14 python3-dev python3-venv zstd
 )
 # For the kernels of 64-bit ARM, which are cross-compiled and run under emulation.
 if [[ "$(uname -m)" == x86_64 ]]; then
@@ -25,9 +25,9 @@ fail() {
 }
 
 case "${1:-}" in
-  bench) wanted=("${run_packages[@]}" python3) ;;
+  bench) wanted=("${run_packages[@]}" "${bench_packages[@]}") ;;
   run) wanted=("${run_packages[@]}") ;;
-  test) wanted=("${run_packages[@]}" "${test_packages[@]}") ;;
+  test) wanted=("${run_packages[@]}" "${bench_packages[@]}" "${test_packages[@]}") ;;
   *)
     echo "usage: scripts/install.sh run|bench|test" >&2
     exit 2

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # scripts/run.sh [ARGUMENTS OF eadem run]: installs what is missing, builds Release, and runs `eadem run` with the
-# bundled model. Without arguments it continues a default prompt. Everything but the program's text goes to stderr.
+# bundled model. Without a prompt among the arguments it continues a default one; -i asks for texts instead. Everything
+# but the program's text goes to stderr.
 set -euo pipefail
 root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 
@@ -12,5 +13,4 @@ tests=OFF
 if grep -qs '^EADEM_TESTS:BOOL=ON' "$root/build/release/CMakeCache.txt"; then tests=ON; fi
 "$root/scripts/build.sh" release eadem -DEADEM_TESTS=$tests
 
-[[ $# -gt 0 ]] || set -- -p "Once upon a time"
-exec "$root/build/release/bin/eadem" run "$@"
+exec "$root/build/release/bin/eadem" run --default-prompt "Once upon a time" "$@"

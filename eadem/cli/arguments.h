@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arguments: the options and operands of one command, its help text, and the checks that every command shares. CLI11
-// does the splitting; it stays in arguments.cc, so that a command compiles fast.
+// Arguments: the options and operands of one command, its help text, and the checks that every command shares.
+//
+// Splitting is that of getopt_long: --name value, --name=value, -n value, -nvalue, flags together (-qv), names
+// shortened as far as they stay unique, options anywhere between operands, and operands alone after `--`. Beyond it,
+// `_` in a name is `-`, and names that other programs use are understood (habits.h). One thread at a time may parse.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +46,13 @@ class Arguments {
   // Options added from here on stand under `title` in the help.
   void section(std::string title);
 
-  // `names`: "-p,--prompt". `value`: how the help calls the value. Sizes and counts take k, M and G.
+  // `names`: "-p,--prompt", the last of which names it in messages. `value`: how the help calls the value. Sizes and
+  // counts take k, M and G. A text of nothing (`--stop=`) is refused, but for `text`.
   void flag(std::string names, bool& target, std::string help);
   void option(std::string names, std::string value, std::string& target, std::string help);
   void option(std::string names, std::string value, std::optional<std::string>& target, std::string help);
+  // A text that may be empty.
+  void text(std::string names, std::string value, std::optional<std::string>& target, std::string help);
   void option(std::string names, std::string value, int64_t& target, std::string help);
   void option(std::string names, std::string value, std::optional<int64_t>& target, std::string help);
   void option(std::string names, std::string value, std::optional<double>& target, std::string help);
@@ -55,12 +61,12 @@ class Arguments {
   void list(std::string names, std::string value, std::vector<std::string>& target, std::string help);
   // Sizes separated by commas.
   void sizes(std::string names, std::string value, std::vector<int64_t>& target, std::string help);
-  // One of `choices`.
+  // One of `choices`, which are lower-case; any case is taken, and other programs' names of data types.
   void choice(std::string names, std::vector<std::string> choices, std::string& target, std::string help);
 
-  // Operands, in order; a rest takes all that follow.
+  // Operands, in order; a rest takes all that follow. An operand may be given by option `names` instead.
   void operand(std::string name, std::string& target, std::string help);
-  void operand(std::string name, std::optional<std::string>& target, std::string help);
+  void operand(std::string name, std::optional<std::string>& target, std::string help, std::string names = "");
   void rest(std::string name, std::vector<std::string>& target, std::string help, bool required = true);
 
   // A line of the help's examples.
@@ -74,7 +80,7 @@ class Arguments {
   std::string help() const;
 
  private:
-  enum class Kind : uint8_t { flag, value, list };
+  enum class Kind : uint8_t { flag, value };
   struct Option {
     std::string section;
     std::vector<std::string> names;  // "-p", "--prompt"
@@ -89,7 +95,13 @@ class Arguments {
     bool many;
     std::string help;
     std::function<void(const std::string&)> take;
+    std::vector<std::string> names;  // "-m", "--model"; empty without
   };
+  struct Split;  // what a command line consists of
+  Split split(std::span<const std::string> arguments) const;
+  // Every name that an option goes by, ours and others'.
+  std::vector<std::pair<std::string, const Option*>> spellings() const;
+  [[noreturn]] void refuse_unknown(const std::string& word) const;
   void add(std::string names, Kind kind, std::string value, std::string help,
            std::function<void(const std::string&)> take);
 
@@ -97,6 +109,7 @@ class Arguments {
   std::string summary_;
   std::string section_ = "Options";
   std::vector<Option> options_;
+  std::vector<Option> operand_options_;  // those that give an operand; not in the help's list
   std::vector<Operand> operands_;
   std::vector<std::pair<std::string, std::string>> examples_;
   std::vector<std::string> notes_;

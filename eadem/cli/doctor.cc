@@ -5,6 +5,7 @@
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
+#include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/core/device/cpu_device.h"
@@ -64,6 +65,8 @@ int doctor(CommandLine command_line) {
   arguments.example("eadem doctor --threads 1", "the limits of one thread");
   if (!arguments.parse(command_line)) return kOk;
 
+  listen_for_interrupt();
+
   const std::shared_ptr<Device> device = open_device("cpu", options.device_options());
   auto& cpu = dynamic_cast<CpuDevice&>(*device);
   const MemoryInfo memory = device->memory();
@@ -74,7 +77,10 @@ int doctor(CommandLine command_line) {
   const double bandwidth = measured_read_bandwidth(cpu.pool(), probe_buffer_bytes());
   cpu.set_step_kind(StepKind::many_rows);
   JsonValue peaks = JsonValue::object();
-  for (Isa isa : available_isas()) peaks.set(std::string(isa_name(isa)), measured_f32_peak(cpu.pool(), isa, 0.05));
+  for (Isa isa : available_isas()) {
+    stop_if_interrupted();  // each measurement takes a fraction of a second
+    peaks.set(std::string(isa_name(isa)), measured_f32_peak(cpu.pool(), isa, 0.05));
+  }
   const std::vector<std::string> features = cpu_features();
   JsonValue feature_list = JsonValue::array(), devices = JsonValue::array(), missing = JsonValue::array();
   for (const std::string& feature : features) feature_list.push_back(feature);
@@ -91,6 +97,7 @@ int doctor(CommandLine command_line) {
   if (available_isas().front() == Isa::sse4 || available_isas().front() == Isa::scalar)
     missing.push_back("AVX2 with FMA: this processor lacks it, and runs at a fraction of the speed");
 
+  stop_if_interrupted();
   if (json) {
     JsonValue result = JsonValue::object();
     result.set("version", EADEM_VERSION).set("compiler", __VERSION__).set("processor", cpuinfo("model name"));

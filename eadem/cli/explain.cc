@@ -2,7 +2,6 @@
 //
 // eadem explain: what would run for a model on a device, and why.
 #include <algorithm>
-#include <filesystem>
 #include <map>
 
 #include "eadem/cli/arguments.h"
@@ -18,6 +17,10 @@ namespace {
 
 using io::JsonValue;
 using pipeline::Program;
+
+constexpr int64_t kUsualTokens = 512;
+// The engine takes no more tokens in a step, sequences in a batch, or tokens in a context.
+constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 // One op of the program, as it is shown.
 struct StepText {
@@ -157,7 +160,7 @@ JsonValue config_json(const std::vector<Place>& places) {
       list.set(leaf.path, JsonValue::object()
                               .set("value", leaf.value)
                               .set("origin", std::string(origin_name(leaf.origin)))
-                              .set("set_by", leaf.set_by));
+                              .set("set_by", json_text(leaf.set_by)));
     json.set(place.name, std::move(list));
   }
   return json;
@@ -295,103 +298,135 @@ std::string program_text(const char* name, const Program& program, const std::ve
   return text;
 }
 
-}  // namespace
-
-int explain(CommandLine command_line) {
-  ModelOptions options;
+struct ExplainOptions {
+  ModelOptions model;
   bool json = false, decode = false, prefill = false, all = false, diff_mode = false;
-  int64_t tokens = 512, batch = 1, context = 0;
+  int64_t batch = 1;
+  std::optional<int64_t> tokens, context;
+};
+
+// Nothing when help was asked for.
+std::optional<ExplainOptions> parse(CommandLine command_line) {
+  ExplainOptions options;
   Arguments arguments(
       "explain",
       "Shows what would run for a model and why: the resolved hardware configuration with the origin of "
       "each value, the factories' choices, kernel, types, work and roofline time of every op with the "
       "refusals, fusions, and the memory plan. Reads no weights.");
-  options.add_operand(arguments);
-  arguments.flag("--decode", decode, "only steps that draw one token per sequence");
-  arguments.flag("--prefill", prefill, "only steps that read prompts");
-  arguments.option("--tokens", "N", tokens, "tokens of a prefill step (default: 512)");
-  arguments.option("--batch", "N", batch, "sequences (default: 1)");
-  arguments.option("--context", "N", context, "tokens that the KV cache holds (default: the model's context)");
-  arguments.flag("--all", all, "every layer, also when layers are the same");
-  arguments.flag("--diff-mode", diff_mode, "only what differs between the modes performance and accuracy");
-  arguments.flag("--json", json, "one JSON object");
-  options.add_device(arguments);
-  options.add_precision(arguments);
+  options.model.add_operand(arguments);
+  arguments.flag("--decode", options.decode, "only steps that draw one token per sequence");
+  arguments.flag("--prefill", options.prefill, "only steps that read prompts");
+  arguments.option("--tokens", "N", options.tokens,
+                   "tokens of a prefill step (default: 512, or as many as the KV cache holds)");
+  arguments.option("--batch", "N", options.batch, "sequences (default: 1)");
+  arguments.option("--context", "N", options.context, "tokens that the KV cache holds (default: the model's context)");
+  arguments.flag("--all", options.all, "every layer, also when layers are the same");
+  arguments.flag("--diff-mode", options.diff_mode, "only what differs between the modes performance and accuracy");
+  arguments.flag("--json", options.json, "one JSON object");
+  options.model.add_device(arguments);
+  options.model.add_precision(arguments);
   arguments.note(
       "MODEL may also be a config.json without weights. The roofline time is the larger of work and bytes over "
       "the device's nominal rates; `eadem doctor` measures them.");
   arguments.example("eadem explain model.gguf --decode", "the steps of decoding one token");
   arguments.example("eadem explain path/to/model --device cuda", "which ops lack a kernel on a GPU");
   arguments.example("eadem explain path/to/model --diff-mode", "what --mode accuracy changes");
-  if (!arguments.parse(command_line)) return kOk;
-  if (tokens < 1 || batch < 1 || context < 0)
-    throw UsageError(fmt::format("--tokens {}, --batch {}, --context {}: expected at least 1", tokens, batch, context));
+  if (!arguments.parse(command_line)) return std::nullopt;
+  const auto in_range = [](const char* name, std::optional<int64_t> value) {
+    if (value && (*value < 1 || *value > kMostTokens))
+      throw UsageError(fmt::format("{} is {}; expected 1 to {}", name, *value, kMostTokens));
+  };
+  in_range("--tokens", options.tokens);
+  in_range("--batch", options.batch);
+  in_range("--context", options.context);
+  return options;
+}
 
-  const std::string path = resolve_model(options.model);
-  const bool config_only = std::filesystem::path(path).extension() == ".json" && !path.ends_with(".index.json");
-  const models::Checkpoint checkpoint = config_only
-                                            ? models::Checkpoint{path, models::model_from_config(path), nullptr, path}
-                                            : models::open_checkpoint(path);
+// What an engine of these options would be made with. Refuses what the model's context or the cache cannot hold.
+engine::EngineOptions engine_options_of(const ExplainOptions& options, const models::ModelInfo& info) {
+  const int64_t context = options.context.value_or(info.max_positions);
+  if (context > info.max_positions)
+    throw InvalidArgument("--context is {}; the model's context is {} tokens", context, info.max_positions);
+  const int64_t cached = options.batch * context;  // tokens; no step has more
+  if (options.tokens.value_or(1) > cached)
+    throw InvalidArgument("--tokens is {}; the KV cache holds {}: --batch {} sequences of {}", *options.tokens, cached,
+                          options.batch, context);
+  engine::EngineOptions result = options.model.engine_options();
+  result.max_step_tokens = options.tokens.value_or(std::min(kUsualTokens, cached));
+  result.cache = engine::StaticKVCacheConfig{.max_batch_size = options.batch, .max_cache_len = context};
+  return result;
+}
+
+// --diff-mode: what differs between the modes, where it differs.
+void print_mode_differences(const ExplainOptions& options, const modules::AutoHardwareConfig& performance,
+                            const modules::AutoHardwareConfig& accuracy, int64_t layers) {
+  const std::vector<Place> a = places_of(performance, layers, true), b = places_of(accuracy, layers, true);
+  JsonValue differences = JsonValue::object();
+  for (size_t i = 0; i < a.size(); ++i) {
+    const std::string lines = diff(*a[i].config, *b[i].config);
+    const bool in_layer = a[i].name.find(" of layer ") != std::string::npos;
+    if (lines.empty() || (in_layer && !options.all)) continue;
+    differences.set(a[i].name, lines);
+    if (!options.json) print(fmt::format("{}\n{}", a[i].name, lines) + (lines.ends_with("\n") ? "" : "\n"));
+  }
+  if (options.json)
+    print(to_json(differences) + "\n");
+  else if (differences.as_object().empty())
+    print("performance and accuracy resolve to the same configuration here\n");
+}
+
+}  // namespace
+
+int explain(CommandLine command_line) {
+  const std::optional<ExplainOptions> parsed = parse(command_line);
+  if (!parsed) return kOk;
+  const ExplainOptions& options = *parsed;
+  const models::Checkpoint checkpoint = open_described(options.model.model);
   const modules::ModelSpec spec = models::spec_of(checkpoint);
   const int64_t layers = checkpoint.model->info().layers;
-  const std::shared_ptr<Device> device = options.open();
-  engine::EngineOptions engine_options = options.engine_options();
-  engine_options.max_step_tokens = tokens;
-  engine_options.cache = engine::StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = context};
-
+  const std::shared_ptr<Device> device = options.model.open();
+  const engine::EngineOptions engine_options = engine_options_of(options, checkpoint.model->info());
   const auto resolve = [&](HardwareMode mode) {
     return modules::AutoHardwareConfig::from_model_spec(spec, *device, mode, engine_options.hardware, "command line");
   };
-  if (diff_mode) {
-    const auto performance = resolve(HardwareMode::performance), accuracy = resolve(HardwareMode::accuracy);
-    const std::vector<Place> a = places_of(performance, layers, true), b = places_of(accuracy, layers, true);
-    JsonValue differences = JsonValue::object();
-    for (size_t i = 0; i < a.size(); ++i)
-      if (const std::string lines = diff(*a[i].config, *b[i].config); !lines.empty()) {
-        const bool in_layer = a[i].name.find(" of layer ") != std::string::npos;
-        if (!in_layer || all) {
-          differences.set(a[i].name, lines);
-          if (!json) print(fmt::format("{}\n{}", a[i].name, lines) + (lines.ends_with("\n") ? "" : "\n"));
-        }
-      }
-    if (json)
-      print(to_json(differences) + "\n");
-    else if (differences.as_object().empty())
-      print("performance and accuracy resolve to the same configuration here\n");
+  if (options.diff_mode) {
+    print_mode_differences(options, resolve(HardwareMode::performance), resolve(HardwareMode::accuracy), layers);
     return kOk;
   }
 
-  const modules::AutoHardwareConfig hardware = resolve(options.hardware_mode());
-  const std::vector<Place> places = places_of(hardware, layers, all);
+  const modules::AutoHardwareConfig hardware = resolve(options.model.hardware_mode());
+  const std::vector<Place> places = places_of(hardware, layers, options.all);
   const models::BuiltGraph built = models::build_inference_graph(
       *checkpoint.model, {.device = device.get(),
                           .hardware = &hardware,
-                          .cache = {modules::CacheLayout::contiguous, batch,
-                                    context > 0 ? context : checkpoint.model->info().max_positions}});
+                          .cache = {modules::CacheLayout::contiguous, options.batch,
+                                    options.context.value_or(checkpoint.model->info().max_positions)}});
   JsonValue output = JsonValue::object();
-  if (json) {
-    output.set("model", path).set("device", device->description()).set("mode", options.mode);
+  if (options.json) {
+    output.set("model", json_text(checkpoint.path))
+        .set("device", device->description())
+        .set("mode", options.model.mode);
     output.set("hardware", config_json(places));
     JsonValue factories = JsonValue::array();
     for (const Decision& decision : built.decisions) factories.push_back(decision_json(decision));
     output.set("factories", std::move(factories));
   } else {
-    print(bold(fmt::format("{} on {}, mode {}\n", path, device->description(), options.mode)));
+    print(bold(fmt::format("{} on {}, mode {}\n", checkpoint.path, device->description(), options.model.mode)));
     print(bold("hardware configuration\n") + config_text(places));
-    print(bold("factories\n") + factories_text(built.decisions, all));
+    print(bold("factories\n") + factories_text(built.decisions, options.all));
   }
   for (const bool is_decode : {true, false}) {
-    if (decode != prefill && is_decode != decode) continue;
+    if (options.decode != options.prefill && is_decode != options.decode) continue;
     const std::unique_ptr<Program> program =
         engine::InferEngine::compile_for_explain(*checkpoint.model, device, engine_options, spec, is_decode);
     const std::vector<StepText> steps = steps_of(*program, device->rates());
     const char* name = is_decode ? "decode" : "prefill";
-    if (json)
+    if (options.json)
       output.set(name, program_json(*program, steps));
     else
-      print(program_text(name, *program, steps, all));
+      print(program_text(name, *program, steps, options.all));
   }
-  if (json) print(to_json(output) + "\n");
+  if (options.json) print(to_json(output) + "\n");
   return kOk;
 }
 

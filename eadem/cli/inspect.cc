@@ -2,7 +2,6 @@
 //
 // eadem inspect: what a model's files hold.
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -44,10 +43,10 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
   try {
     const io::Tokenizer tokenizer = engine::open_tokenizer(checkpoint);
     const auto id = [&](std::optional<int32_t> value) {
-      return value ? JsonValue::object().set("id", *value).set("text", std::string(tokenizer.token_text(*value)))
+      return value ? JsonValue::object().set("id", *value).set("text", json_text(tokenizer.token_text(*value)))
                    : JsonValue(nullptr);
     };
-    json.set("source", tokenizer.source()).set("vocab_size", tokenizer.vocab_size());
+    json.set("source", json_text(tokenizer.source())).set("vocab_size", tokenizer.vocab_size());
     json.set("bos", id(tokenizer.bos())).set("eos", id(tokenizer.eos())).set("unk", id(tokenizer.unk()));
     json.set("pad", id(tokenizer.pad()));
     JsonValue prefix = JsonValue::array();
@@ -55,7 +54,7 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
     json.set("prefix_ids", std::move(prefix));
     json.set("chat_template_bytes", static_cast<int64_t>(tokenizer.chat_template().size()));
   } catch (const Error& error) {
-    json.set("error", error.what());
+    json.set("error", json_text(error.what()));
   }
   return json;
 }
@@ -64,7 +63,9 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
   const models::ModelInfo& info = checkpoint.model->info();
   const modules::ModelSpec spec = checkpoint.model->spec();
   JsonValue json = JsonValue::object();
-  json.set("path", checkpoint.path).set("architecture", info.architecture).set("parameters", spec.num_parameters);
+  json.set("path", json_text(checkpoint.path))
+      .set("architecture", info.architecture)
+      .set("parameters", spec.num_parameters);
   json.set("vocab", info.vocab).set("hidden", info.hidden).set("ffn", spec.ffn).set("layers", info.layers);
   json.set("heads", info.heads).set("kv_heads", info.kv_heads).set("head_dim", info.head_dim);
   json.set("context", info.max_positions);
@@ -78,7 +79,7 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
       types[tensor.type_name].bytes += tensor.size_bytes;
       file_bytes += tensor.size_bytes;
       tensors.push_back(JsonValue::object()
-                            .set("name", tensor.name)
+                            .set("name", json_text(tensor.name))
                             .set("type", tensor.type_name)
                             .set("shape", shape_json(tensor.shape))
                             .set("bytes", tensor.size_bytes));
@@ -187,9 +188,7 @@ int inspect(CommandLine command_line) {
   arguments.example("eadem inspect path/to/model --json | jq .config", "the configuration as Eadem understands it");
   if (!arguments.parse(command_line)) return kOk;
 
-  const std::string path = resolve_model(options.model);
-  const bool config_only = std::filesystem::path(path).extension() == ".json" && !path.ends_with(".index.json");
-  const models::Checkpoint checkpoint = config_only ? models::open_config(path) : models::open_checkpoint(path);
+  const models::Checkpoint checkpoint = open_described(options.model);
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
   const auto hardware = modules::AutoHardwareConfig::from_model_spec(
       models::spec_of(checkpoint), *device, HardwareMode::performance, options.engine_options().hardware);

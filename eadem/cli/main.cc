@@ -3,6 +3,7 @@
 // eadem: the command line. Finds the command, and turns what it throws into a message and an exit code.
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <vector>
 
@@ -108,6 +109,8 @@ int guarded_main(const std::vector<std::string>& arguments) {
     return kInterrupted;
   } catch (const Error& error) {
     return failed(error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return failed(fmt::format("{}: {}", error.path1().string(), error.code().message()));
   } catch (const std::bad_alloc&) {
     return failed("out of memory");
   } catch (const std::exception& error) {

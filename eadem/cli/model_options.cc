@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/cli/model_options.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "eadem/cli/terminal.h"
@@ -25,8 +26,12 @@ std::vector<fs::path> asset_folders() {
     folders.push_back(program.parent_path() / "../share/eadem/assets");
   }
   folders.emplace_back(EADEM_ASSETS_DIR);
-  for (fs::path& folder : folders) folder = folder.lexically_normal();
-  return folders;
+  std::vector<fs::path> distinct;
+  for (const fs::path& folder : folders)
+    if (const fs::path normal = folder.lexically_normal();
+        std::find(distinct.begin(), distinct.end(), normal) == distinct.end())
+      distinct.push_back(normal);
+  return distinct;
 }
 
 std::optional<std::string> bundled(std::string_view name) {
@@ -48,16 +53,17 @@ Override<DType> dtype_of_option(const char* flag, const std::string& value, cons
 void ModelOptions::add_operand(Arguments& arguments) {
   arguments.operand("MODEL", model,
                     "a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, or a "
-                    "bundled name; without one, the bundled model");
+                    "bundled name; without one, the bundled model",
+                    "-m,--model");
 }
 
 void ModelOptions::add_device(Arguments& arguments) {
   arguments.section("Device");
   arguments.option("--device", "D", device, "cpu, cuda or cuda:1 (default: cpu)");
   arguments.option("-t,--threads", "N", threads,
-                   "CPU threads (default: one per core, within the quota of a container)");
+                   "CPU threads; 0 is one per core, within the quota of a container (default: 0)");
   arguments.option("--prefill-threads", "N", prefill_threads,
-                   "CPU threads of steps of many tokens (default: as --threads)");
+                   "CPU threads of steps of many tokens; 0 is as many as --threads (default: 0)");
   arguments.flag("--no-pin", no_pin, "leave CPU threads to the scheduler, and memory where it falls");
   arguments.choice("--isa", {"amx", "avx512_vnni", "avx512", "avx2", "sse4", "scalar", "neon_dotprod", "neon"}, isa,
                    "CPU instruction set of the kernels (default: the best there is)");
@@ -145,6 +151,12 @@ std::string resolve_model(const std::optional<std::string>& model) {
                  model->find('/') == std::string::npos
                      ? fmt::format(", and no bundled model of that name ({})", looked_in())
                      : "");
+}
+
+models::Checkpoint open_described(const std::optional<std::string>& model) {
+  const std::string path = resolve_model(model);
+  const bool config_alone = fs::path(path).extension() == ".json" && !path.ends_with(".index.json");
+  return config_alone ? models::open_config(path) : models::open_checkpoint(path);
 }
 
 Logger cli_logger() {

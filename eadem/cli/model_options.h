@@ -45,6 +45,10 @@ inline constexpr std::string_view kBundledModel = "stories";
 // (which is said on stderr). Throws NotFound saying what was looked for.
 std::string resolve_model(const std::optional<std::string>& model);
 
+// A model that is described, not run: as resolve_model() and models::open_checkpoint() take it, or a config.json alone,
+// which leaves `weights` null.
+models::Checkpoint open_described(const std::optional<std::string>& model);
+
 // Warnings of the engine on stderr, in our form.
 Logger cli_logger();
 

@@ -13,6 +13,7 @@
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
+#include "eadem/cli/standard_input.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
@@ -25,6 +26,7 @@ namespace {
 using engine::InferEngine;
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+constexpr int64_t kMaxContext = int64_t{1} << 24;
 // Logits of a step stay below this, whatever the vocabulary.
 constexpr int64_t kLogitBytes = 64 << 20;
 
@@ -78,171 +80,263 @@ std::unique_ptr<InferEngine> open_engine(const models::Checkpoint& checkpoint, c
   return InferEngine::from_checkpoint(checkpoint, device, options, progress, cli_logger());
 }
 
-// Steps over `chunk` in pieces; after each calls on_step(first position, logits of its tokens).
-template <typename OnStep>
-void step_through(InferEngine& engine, std::span<const int32_t> chunk, int64_t begin, int64_t count,
-                  const OnStep& on_step) {
-  InferEngine::Input input;
-  input.input_ids.assign(chunk.begin() + begin, chunk.begin() + begin + count);
-  input.input_lengths = {static_cast<int32_t>(count)};
-  input.cache_lengths = {static_cast<int32_t>(begin)};
-  input.all_logits = true;
-  engine.forward(input, &interrupt_flag());
-  on_step(engine.logits());
-}
-
-}  // namespace
-
-int perplexity(CommandLine command_line) {
-  ModelOptions options;
-  std::vector<std::string> operands;
+struct PerplexityOptions {
+  ModelOptions model;
+  std::string file;  // as messages call it
+  bool from_stdin = false;
   std::optional<std::string> base;
   int64_t context = 512, max_chunks = 0;
   bool json = false;
+};
+
+// Nothing when help was asked for.
+std::optional<PerplexityOptions> parse(CommandLine command_line) {
+  PerplexityOptions options;
+  std::vector<std::string> operands;
+  std::optional<std::string> file;
   Arguments arguments("perplexity",
                       "How well a model predicts a text: the perplexity of the second half of each chunk, with its "
                       "standard error. The protocol is the usual one (chunks of 512 tokens without overlap, BOS first "
                       "in each where the tokenizer has one), so that the number compares with that of other tools.");
-  arguments.rest("[MODEL] FILE", operands, "the model (default: the bundled one), and a UTF-8 text");
-  arguments.option("--context", "N", context, "tokens of a chunk (default: 512)");
-  arguments.option("--chunks", "N", max_chunks, "only the first N chunks (default: all)");
+  arguments.rest("[MODEL] FILE", operands,
+                 "the model (default: the bundled one), and a UTF-8 text; - is standard input", false);
+  arguments.option("-m,--model", "MODEL", options.model.model, "the model, instead of the first operand");
+  arguments.option("-f,--file", "FILE", file, "the text, instead of the last operand");
+  arguments.option("--context", "N", options.context, "tokens of a chunk (default: 512)");
+  arguments.option("--chunks", "N", options.max_chunks, "only the first N chunks; 0 is all (default: 0)");
   arguments.option(
-      "--kl", "BASE", base,
+      "--kl", "BASE", options.base,
       "also the mean Kullback-Leibler divergence from this model, which must have the same tokenizer: what "
       "an encoding or a precision costs");
-  arguments.flag("--json", json, "one JSON object");
-  options.add_device(arguments);
-  options.add_precision(arguments);
-  options.add_loading(arguments);
+  arguments.flag("--json", options.json, "one JSON object");
+  options.model.add_device(arguments);
+  options.model.add_precision(arguments);
+  options.model.add_loading(arguments);
   arguments.example("eadem perplexity model.gguf wiki.test.raw", "the number of the usual tables");
+  arguments.example("head -c 100k book.txt | eadem perplexity model.gguf -", "of a part of a text");
   arguments.example("eadem perplexity model-bf16.gguf wiki.test.raw --kl model-f32.gguf --chunks 20",
                     "what rounding the weights costs");
-  if (!arguments.parse(command_line)) return kOk;
-  if (operands.size() > 2) throw UsageError(fmt::format("unexpected argument '{}'", operands[2]));
-  if (operands.size() == 2) options.model = operands[0];
-  const std::string& file = operands.back();
-  if (context < 4 || context > (1 << 24))
-    throw UsageError(fmt::format("--context is {}; expected at least 4", context));
-  if (max_chunks < 0) throw UsageError(fmt::format("--chunks is {}; expected at least 1", max_chunks));
-  listen_for_interrupt();
+  if (!arguments.parse(command_line)) return std::nullopt;
+  // What no option gives, the operands do: the model first, the text last.
+  if (!file) {
+    if (operands.empty()) throw UsageError("FILE is missing");
+    file = operands.back();
+    operands.pop_back();
+  }
+  if (!options.model.model && !operands.empty()) {
+    options.model.model = operands.front();
+    operands.erase(operands.begin());
+  }
+  if (!operands.empty()) throw UsageError(fmt::format("unexpected argument '{}'", operands[0]));
+  options.from_stdin = *file == "-";
+  options.file = options.from_stdin ? "standard input" : *file;
+  if (options.context < 4 || options.context > kMaxContext)
+    throw UsageError(fmt::format("--context is {}; expected 4 to {}", options.context, kMaxContext));
+  if (options.max_chunks < 0) throw UsageError(fmt::format("--chunks is {}; expected at least 0", options.max_chunks));
+  return options;
+}
 
-  const std::string text = io::read_file(file, kMaxTextBytes);
-  if (text.empty()) throw InvalidArgument("{} is empty", file);
-  const models::Checkpoint checkpoint = models::open_checkpoint(resolve_model(options.model));
-  const int64_t vocab = checkpoint.model->info().vocab;
-  if (context > checkpoint.model->info().max_positions)
-    throw InvalidArgument("--context is {}; the model's context is {} tokens", context,
-                          checkpoint.model->info().max_positions);
-  const io::Tokenizer tokenizer = engine::open_tokenizer(checkpoint);
+// The text as chunks of `context` tokens.
+struct Chunks {
+  std::string text;
   std::vector<int32_t> ids;
+  int64_t context = 0, count = 0;
+  std::optional<int32_t> bos;  // where the tokenizer puts one before texts
+
+  std::vector<int32_t> chunk(int64_t n) const {
+    std::vector<int32_t> tokens(ids.begin() + n * context, ids.begin() + (n + 1) * context);
+    if (bos) tokens[0] = *bos;
+    return tokens;
+  }
+};
+
+Chunks read_chunks(const PerplexityOptions& options, const io::Tokenizer& tokenizer) {
+  Chunks chunks{.context = options.context};
+  chunks.text = options.from_stdin ? read_stdin(kMaxTextBytes) : io::read_file(options.file, kMaxTextBytes);
+  if (chunks.text.empty()) throw InvalidArgument("{} is empty", options.file);
   try {
-    ids = tokenizer.encode(text, {.add_special_tokens = true, .parse_special = false});
+    chunks.ids = tokenizer.encode(chunks.text, {.add_special_tokens = true, .parse_special = false});
   } catch (const InvalidArgument& error) {
-    throw InvalidArgument("{}: {}", file, error.what());
+    throw InvalidArgument("{}: {}", options.file, error.what());
   }
-  int64_t chunks = static_cast<int64_t>(ids.size()) / context;
-  if (chunks < 1)
-    throw InvalidArgument("{}: {} tokens, less than one chunk of {} (--context)", file, ids.size(), context);
-  if (max_chunks > 0) chunks = std::min(chunks, max_chunks);
-  const bool adds_bos = !tokenizer.prefix_ids().empty() && tokenizer.prefix_ids()[0] == tokenizer.bos();
+  chunks.count = static_cast<int64_t>(chunks.ids.size()) / options.context;
+  if (chunks.count < 1)
+    throw InvalidArgument("{}: {} tokens, less than one chunk of {} (--context)", options.file, chunks.ids.size(),
+                          options.context);
+  if (options.max_chunks > 0) chunks.count = std::min(chunks.count, options.max_chunks);
+  if (!tokenizer.prefix_ids().empty() && tokenizer.prefix_ids()[0] == tokenizer.bos()) chunks.bos = tokenizer.bos();
+  return chunks;
+}
 
-  const std::shared_ptr<Device> device = options.open();
-  std::optional<models::Checkpoint> base_checkpoint;
-  if (base) {
-    base_checkpoint = models::open_checkpoint(resolve_model(base));
-    const io::Tokenizer other = engine::open_tokenizer(*base_checkpoint);
-    if (base_checkpoint->model->info().vocab != vocab || other.encode(text, {.parse_special = false}) != ids)
-      throw InvalidArgument("--kl: {} and {} do not have the same tokenizer", *base, checkpoint.path);
-    if (context > base_checkpoint->model->info().max_positions)
-      throw InvalidArgument("--context is {}; the context of {} is {} tokens", context, *base,
-                            base_checkpoint->model->info().max_positions);
+models::Checkpoint open_measured(const PerplexityOptions& options) {
+  models::Checkpoint checkpoint = models::open_checkpoint(resolve_model(options.model.model));
+  if (options.context > checkpoint.model->info().max_positions)
+    throw InvalidArgument("--context is {}; the model's context is {} tokens", options.context,
+                          checkpoint.model->info().max_positions);
+  return checkpoint;
+}
+
+// The model of --kl. Refuses one whose tokens are others.
+models::Checkpoint open_base(const PerplexityOptions& options, const models::Checkpoint& checkpoint,
+                             const Chunks& chunks) {
+  models::Checkpoint base = models::open_checkpoint(resolve_model(options.base));
+  const io::Tokenizer tokenizer = engine::open_tokenizer(base);
+  if (base.model->info().vocab != checkpoint.model->info().vocab ||
+      tokenizer.encode(chunks.text, {.parse_special = false}) != chunks.ids)
+    throw InvalidArgument("--kl: {} and {} do not have the same tokenizer", *options.base, checkpoint.path);
+  if (options.context > base.model->info().max_positions)
+    throw InvalidArgument("--context is {}; the context of {} is {} tokens", options.context, *options.base,
+                          base.model->info().max_positions);
+  return base;
+}
+
+struct Scores {
+  Score model, base, divergence;  // the last two with --kl only
+};
+
+// Runs chunks through the model, and through the base where there is one.
+class Scorer {
+ public:
+  Scorer(const PerplexityOptions& options, const models::Checkpoint& checkpoint,
+         const std::optional<models::Checkpoint>& base, const std::shared_ptr<Device>& device)
+      : context_(options.context),
+        vocab_(checkpoint.model->info().vocab),
+        engine_(open_engine(checkpoint, device, options.model.engine_options(), options.context)) {
+    if (!base) return;
+    // The base runs as its files say: the precision options are for the model that is measured.
+    engine::EngineOptions base_options;
+    base_options.pack_cache = options.model.pack_cache;
+    base_engine_ = open_engine(*base, device, base_options, options.context);
   }
-  const std::unique_ptr<InferEngine> engine = open_engine(checkpoint, device, options.engine_options(), context);
-  // The base runs as its files say: the precision options are for the model that is measured.
-  engine::EngineOptions base_options;
-  base_options.pack_cache = options.pack_cache;
-  const std::unique_ptr<InferEngine> base_engine =
-      base_checkpoint ? open_engine(*base_checkpoint, device, base_options, context) : nullptr;
-  note("{}: {} tokens, {} chunks of {}, on {}", file, ids.size(), chunks, context, device->description());
 
-  Score score, base_score, divergence;
-  std::vector<double> logs, base_logs;
+  // Throws Cancelled when the user asked to stop; `scores` then holds a part of the chunk.
+  void add(std::span<const int32_t> chunk, Scores& scores) {
+    const int64_t step = engine_->options().max_step_tokens;
+    for (int64_t begin = 0; begin + 1 < context_; begin += step) {
+      const int64_t count = std::min(step, context_ - begin);
+      const Tensor base_logits = base_engine_ ? logits(*base_engine_, chunk, begin, count) : Tensor();
+      const Tensor model_logits = logits(*engine_, chunk, begin, count);
+      for (int64_t row = 0; row < count; ++row) {
+        const int64_t position = begin + row;  // predicts the token at position + 1
+        if (position < context_ / 2 || position + 1 >= context_) continue;
+        const int32_t target = chunk[static_cast<size_t>(position + 1)];
+        const float* values = model_logits.view.as<float>() + row * vocab_;
+        if (base_engine_)
+          add_both(values, base_logits.view.as<float>() + row * vocab_, target, scores);
+        else
+          scores.model.add(-log_probability(values, vocab_, target));
+      }
+    }
+  }
+
+ private:
+  // [count, vocab] f32, of the tokens from `begin` on; those before are in the cache.
+  static Tensor logits(InferEngine& engine, std::span<const int32_t> chunk, int64_t begin, int64_t count) {
+    InferEngine::Input input;
+    input.input_ids.assign(chunk.begin() + begin, chunk.begin() + begin + count);
+    input.input_lengths = {static_cast<int32_t>(count)};
+    input.cache_lengths = {static_cast<int32_t>(begin)};
+    input.all_logits = true;
+    engine.forward(input, &interrupt_flag());
+    return engine.logits();
+  }
+
+  void add_both(const float* values, const float* base_values, int32_t target, Scores& scores) {
+    log_softmax(values, vocab_, logs_);
+    log_softmax(base_values, vocab_, base_logs_);
+    scores.model.add(-logs_[static_cast<size_t>(target)]);
+    scores.base.add(-base_logs_[static_cast<size_t>(target)]);
+    double kl = 0;
+    for (size_t i = 0; i < logs_.size(); ++i) kl += std::exp(base_logs_[i]) * (base_logs_[i] - logs_[i]);
+    scores.divergence.add(kl);
+  }
+
+  int64_t context_, vocab_;
+  std::unique_ptr<InferEngine> engine_, base_engine_;
+  std::vector<double> logs_, base_logs_;
+};
+
+struct Result {
+  Scores scores;
+  int64_t chunks = 0;
   bool stopped = false;
-  int64_t done = 0;
+};
+
+// The scores of whole chunks: all of them, or those before the user stopped.
+Result score(Scorer& scorer, const Chunks& chunks, const std::string& model) {
+  Result result;
   ProgressBar bar("perplexity");
   auto last_line = std::chrono::steady_clock::now();
-  for (; done < chunks && !stopped; ++done) {
-    std::vector<int32_t> chunk(ids.begin() + done * context, ids.begin() + (done + 1) * context);
-    if (adds_bos) chunk[0] = *tokenizer.bos();
-    const int64_t step = engine->options().max_step_tokens;
-    const Score before[] = {score, base_score, divergence};
+  while (result.chunks < chunks.count && !result.stopped) {
+    Scores scores = result.scores;
     try {
-      for (int64_t begin = 0; begin + 1 < context; begin += step) {
-        const int64_t count = std::min(step, context - begin);
-        Tensor base_logits;
-        if (base_engine)
-          step_through(*base_engine, chunk, begin, count, [&](Tensor logits) { base_logits = std::move(logits); });
-        step_through(*engine, chunk, begin, count, [&](const Tensor& logits) {
-          for (int64_t row = 0; row < count; ++row) {
-            const int64_t position = begin + row;  // predicts the token at position + 1
-            if (position < context / 2 || position + 1 >= context) continue;
-            const int32_t target = chunk[static_cast<size_t>(position + 1)];
-            const float* values = logits.view.as<float>() + row * vocab;
-            if (!base_engine) {
-              score.add(-log_probability(values, vocab, target));
-              continue;
-            }
-            log_softmax(values, vocab, logs);
-            log_softmax(base_logits.view.as<float>() + row * vocab, vocab, base_logs);
-            score.add(-logs[static_cast<size_t>(target)]);
-            base_score.add(-base_logs[static_cast<size_t>(target)]);
-            double kl = 0;
-            for (size_t i = 0; i < logs.size(); ++i) kl += std::exp(base_logs[i]) * (base_logs[i] - logs[i]);
-            divergence.add(kl);
-          }
-        });
-      }
-    } catch (const Cancelled&) {  // what was asked for is the mean over whole chunks
-      if (done == 0) throw;
-      score = before[0], base_score = before[1], divergence = before[2];
-      stopped = true;
+      scorer.add(chunks.chunk(result.chunks), scores);
+    } catch (const Cancelled&) {
+      if (result.chunks == 0) throw;
+      result.stopped = true;
       break;
     }
-    if (!std::isfinite(score.sum))
-      throw InvalidArgument("{}: the model's logits are not finite in chunk {}", checkpoint.path, done + 1);
-    const std::string state = fmt::format("{}/{} chunks  perplexity {:.4f}", done + 1, chunks, std::exp(score.mean()));
-    bar.update(static_cast<double>(done + 1), static_cast<double>(chunks), state);
+    result.scores = scores;
+    ++result.chunks;
+    if (!std::isfinite(scores.model.sum))
+      throw InvalidArgument("{}: the model's logits are not finite in chunk {}", model, result.chunks);
+    const std::string state =
+        fmt::format("{}/{} chunks  perplexity {:.4f}", result.chunks, chunks.count, std::exp(scores.model.mean()));
+    bar.update(static_cast<double>(result.chunks), static_cast<double>(chunks.count), state);
     if (const auto now = std::chrono::steady_clock::now();
         !stderr_is_terminal() && now - last_line > std::chrono::seconds(10)) {
       last_line = now;
       note("{}", state);
     }
-    stopped = interrupted();
+    result.stopped = interrupted();
   }
-  bar.clear();
+  return result;
+}
 
+void print_result(const PerplexityOptions& options, const std::string& model, const Result& result) {
+  const Score& score = result.scores.model;
+  const Score &base = result.scores.base, &divergence = result.scores.divergence;
   // The error of exp(mean), to first order.
   const double value = std::exp(score.mean()), error = value * score.error();
-  if (json) {
-    io::JsonValue result = io::JsonValue::object();
-    result.set("model", checkpoint.path).set("file", file).set("context", context).set("chunks", done);
-    result.set("scored_tokens", score.count).set("perplexity", value).set("error", error);
-    result.set("mean_negative_log_likelihood", score.mean()).set("stopped", stopped);
-    if (base)
-      result.set("base", *base)
-          .set("base_perplexity", std::exp(base_score.mean()))
+  if (options.json) {
+    io::JsonValue json = io::JsonValue::object();
+    json.set("model", json_text(model)).set("file", json_text(options.file));
+    json.set("context", options.context).set("chunks", result.chunks);
+    json.set("scored_tokens", score.count).set("perplexity", value).set("error", error);
+    json.set("mean_negative_log_likelihood", score.mean()).set("stopped", result.stopped);
+    if (options.base)
+      json.set("base", json_text(*options.base))
+          .set("base_perplexity", std::exp(base.mean()))
           .set("kl_divergence", divergence.mean())
           .set("kl_divergence_error", divergence.error());
-    print(io::to_json(result) + "\n");
-  } else {
-    print(fmt::format("perplexity {:.4f} ± {:.4f} ({} tokens scored, {} chunks of {})\n", value, error, score.count,
-                      done, context));
-    if (base)
-      print(fmt::format("base       {:.4f}; mean KL divergence from it {:.6f} ± {:.6f} nats per token\n",
-                        std::exp(base_score.mean()), divergence.mean(), divergence.error()));
+    print(io::to_json(json) + "\n");
+    return;
   }
-  if (stopped) note("stopped after {} of {} chunks", done, chunks);
-  return stopped ? kInterrupted : kOk;
+  print(fmt::format("perplexity {:.4f} ± {:.4f} ({} tokens scored, {} chunks of {})\n", value, error, score.count,
+                    result.chunks, options.context));
+  if (options.base)
+    print(fmt::format("base       {:.4f}; mean KL divergence from it {:.6f} ± {:.6f} nats per token\n",
+                      std::exp(base.mean()), divergence.mean(), divergence.error()));
+}
+
+}  // namespace
+
+int perplexity(CommandLine command_line) {
+  const std::optional<PerplexityOptions> options = parse(command_line);
+  if (!options) return kOk;
+  listen_for_interrupt();
+  const models::Checkpoint checkpoint = open_measured(*options);
+  const Chunks chunks = read_chunks(*options, engine::open_tokenizer(checkpoint));
+  std::optional<models::Checkpoint> base;
+  if (options->base) base = open_base(*options, checkpoint, chunks);
+  const std::shared_ptr<Device> device = options->model.open();
+  Scorer scorer(*options, checkpoint, base, device);
+  note("{}: {} tokens, {} chunks of {}, on {}", options->file, chunks.ids.size(), chunks.count, options->context,
+       device->description());
+  const Result result = score(scorer, chunks, checkpoint.path);
+  print_result(*options, checkpoint.path, result);
+  if (result.stopped) note("stopped after {} of {} chunks", result.chunks, chunks.count);
+  return result.stopped ? kInterrupted : kOk;
 }
 
 }  // namespace eadem::cli

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // eadem run: text from a prompt, as it is drawn.
-#include <iostream>
+#include <algorithm>
 #include <random>
 #include <utility>
 
 #include "eadem/cli/arguments.h"
+#include "eadem/cli/bench/machine.h"
 #include "eadem/cli/commands.h"
+#include "eadem/cli/interactive/session.h"
 #include "eadem/cli/interrupt.h"
-#include "eadem/cli/machine.h"
 #include "eadem/cli/model_options.h"
+#include "eadem/cli/standard_input.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
@@ -31,33 +33,40 @@ constexpr int64_t kUsualContext = 4096;
 
 struct RunOptions {
   ModelOptions model;
-  std::optional<std::string> prompt, file;
+  std::optional<std::string> prompt, text, file, default_prompt;  // --prompt, PROMPT, --file, --default-prompt
   std::optional<int64_t> max_tokens, top_k, seed, context;
   std::optional<double> temperature, top_p, min_p;
   std::vector<std::string> stop;
-  bool ignore_eos = false, chat = false, json = false, quiet = false;
+  bool ignore_eos = false, chat = false, interactive = false, json = false, quiet = false, verbose = false;
 };
 
-std::string read_stdin() {
-  std::string text;
-  char buffer[65536];
-  while (std::cin.read(buffer, sizeof buffer) || std::cin.gcount() > 0) {
-    text.append(buffer, static_cast<size_t>(std::cin.gcount()));
-    if (text.size() > static_cast<size_t>(kMaxPromptBytes))
-      throw InvalidArgument("standard input: more than {} bytes of prompt", kMaxPromptBytes);
-    stop_if_interrupted();
-  }
-  stop_if_interrupted();
-  return text;
+// Refuses more than one prompt.
+void check_prompt(const RunOptions& options) {
+  std::string_view given;
+  const auto one_more = [&](bool is_given, std::string_view name) {
+    if (!is_given) return;
+    if (!given.empty()) throw UsageError(fmt::format("{} and {} both give the prompt; give one", given, name));
+    given = name;
+  };
+  one_more(options.prompt.has_value(), "-p");
+  one_more(options.text.has_value(), "PROMPT");
+  one_more(options.file.has_value(), "-f");
+  if (options.interactive && !given.empty())
+    throw UsageError(fmt::format("--interactive asks for texts, and {} gives one; give one of them", given));
 }
 
-// The prompt, or nothing when it is to be asked for on the terminal.
+// The prompt, or nothing when texts are to be asked for one after another.
 std::optional<std::string> read_prompt(const RunOptions& options) {
-  if (options.prompt && options.file) throw UsageError("-p and -f both give the prompt; give one");
   if (options.prompt) return options.prompt;
+  if (options.text) return options.text;
+  if (options.interactive) return std::nullopt;
+  if (!options.file && options.default_prompt) return options.default_prompt;
   if (!options.file && stdin_is_terminal()) return std::nullopt;
   const bool from_stdin = !options.file || *options.file == "-";
-  std::string text = from_stdin ? read_stdin() : io::read_file(*options.file, kMaxPromptBytes);
+  std::string text = from_stdin ? read_stdin(kMaxPromptBytes) : io::read_file(*options.file, kMaxPromptBytes);
+  // The line end that `echo` and editors put after a text is no part of it.
+  if (text.ends_with('\n')) text.pop_back();
+  if (text.ends_with('\r')) text.pop_back();
   if (text.empty())
     throw InvalidArgument("{} is empty; `-p \"\"` starts from the beginning of a text",
                           from_stdin ? "standard input, which gives the prompt," : *options.file);
@@ -69,12 +78,31 @@ SamplingParams sampling_of(const RunOptions& options, SamplingParams params) {
   if (options.top_k) params.top_k = *options.top_k;
   if (options.top_p) params.top_p = *options.top_p;
   if (options.min_p) params.min_p = *options.min_p;
-  if (options.max_tokens) params.max_tokens = *options.max_tokens;
+  // -1: until the text ends, or the context is full.
+  if (options.max_tokens) params.max_tokens = *options.max_tokens == -1 ? INT32_MAX : *options.max_tokens;
   params.stop.insert(params.stop.end(), options.stop.begin(), options.stop.end());
   params.ignore_eos = options.ignore_eos;
   params.seed = options.seed ? *options.seed : static_cast<int64_t>(std::random_device{}() & 0x7fffffff);
   params.validate();
   return params;
+}
+
+// A message that begins with the name of a parameter, with the option that sets it instead: "max_tokens is 0" becomes
+// "--max-tokens is 0".
+std::string with_option_names(std::string message) {
+  const size_t end = std::min(message.find(' '), message.size());
+  std::replace(message.begin(), message.begin() + static_cast<ptrdiff_t>(end), '_', '-');
+  return "--" + message;
+}
+
+// A lone operand is the model. One that is none may have been meant as a prompt.
+std::string resolve_run_model(const RunOptions& options) {
+  try {
+    return resolve_model(options.model.model);
+  } catch (const NotFound& error) {
+    const bool has_prompt = options.prompt || options.text || options.file || !options.model.model;
+    throw NotFound("{}{}", error.what(), has_prompt ? "" : "; a text to continue is given with -p, or after MODEL");
+  }
 }
 
 double per_second(int64_t count, double seconds) { return seconds > 0 ? static_cast<double>(count) / seconds : 0.0; }
@@ -161,7 +189,7 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   print(io::to_json(json) + "\n");
 }
 
-// One text. Throws the completion's own error.
+// One text, streamed. Throws the completion's own error.
 Completion complete(LLM& llm, const std::string& prompt, const SamplingParams& params, const RunOptions& options,
                     const std::atomic<bool>& stop) {
   // The prompt is shown with the first piece, so that a refused one leaves stdout empty.
@@ -181,45 +209,72 @@ Completion complete(LLM& llm, const std::string& prompt, const SamplingParams& p
   }
   show_prompt();
   if (!options.json) print("\n", true);
-  if (options.json)
-    print_json(llm, completion, params);
-  else if (!options.quiet)
-    print_report(llm, completion, params);
   return completion;
 }
 
-int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, const std::atomic<bool>& stop) {
-  note("type the beginning of a text; Ctrl-D ends");
-  std::string line;
-  while (true) {
-    print_error("> ");
-    if (!std::getline(std::cin, line)) break;
-    if (line.empty()) continue;
-    try {
-      if (complete(llm, line, params, options, stop).finish_reason == FinishReason::cancelled) return kInterrupted;
-    } catch (const InvalidArgument& error) {
-      note("{}", error.what());
-    }
+// The sums of a session, for its end.
+struct SessionStats {
+  int64_t texts = 0;
+  GenerationStats sum;
+
+  void add(const GenerationStats& stats) {
+    ++texts;
+    sum.prompt_tokens += stats.prompt_tokens;
+    sum.prompt_seconds += stats.prompt_seconds;
+    sum.decode_tokens += stats.decode_tokens;
+    sum.decode_seconds += stats.decode_seconds;
   }
-  print_error("\n");
-  return interrupted() ? kInterrupted : kOk;
+};
+
+void print_session_report(LLM& llm, const SessionStats& stats) {
+  const GenerationStats& sum = stats.sum;
+  print_error("\n" +
+              dim_error(fmt::format("texts   {}\n"
+                                    "prompt  {} tokens, {:.1f} tokens/s\n"
+                                    "decode  {} tokens, {:.1f} tokens/s\n"
+                                    "memory  {}\n",
+                                    stats.texts, sum.prompt_tokens, per_second(sum.prompt_tokens, sum.prompt_seconds),
+                                    sum.decode_tokens, per_second(sum.decode_tokens, sum.decode_seconds),
+                                    memory_text(memory_use(llm.engine())))));
 }
 
-}  // namespace
+int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, const std::atomic<bool>& stop) {
+  SessionStats stats;
+  Session session;
+  session.greeting = "type the beginning of a text; /help lists commands, /bye or Ctrl-D ends";
+  session.answer = [&](const std::string& text) {
+    const Completion completion = complete(llm, text, params, options, stop);
+    stats.add(llm.last_stats());
+    if (options.json)
+      print_json(llm, completion, params);
+    else if (options.verbose)
+      print_report(llm, completion, params);
+  };
+  const int code = converse(session);
+  if (stats.texts > 0 && !options.json && !options.quiet) print_session_report(llm, stats);
+  return code;
+}
 
-int run(CommandLine command_line) {
+// Nothing when help was asked for.
+std::optional<RunOptions> parse(CommandLine command_line) {
   RunOptions options;
   Arguments arguments(
       "run",
       "Generates text from a prompt and streams it to stdout. Without a prompt it reads standard input, "
       "or, on a terminal, asks for one text after another.");
   options.model.add_operand(arguments);
+  arguments.operand("PROMPT", options.text, "the beginning of the text, as with -p");
   arguments.section("Prompt");
-  arguments.option("-p,--prompt", "TEXT", options.prompt, "the beginning of the text; \"\" starts from nothing");
-  arguments.option("-f,--file", "FILE", options.file, "read the prompt from a file; - is standard input");
+  arguments.text("-p,--prompt", "TEXT", options.prompt, "the beginning of the text; \"\" starts from nothing");
+  arguments.option("-f,--file", "FILE", options.file,
+                   "read the prompt from a file; - is standard input. A line end after the text is dropped");
+  arguments.flag("-i,--interactive", options.interactive, "ask for one text after another, also without a terminal");
+  arguments.text("--default-prompt", "TEXT", options.default_prompt,
+                 "with no other prompt, this one instead of reading standard input or asking");
   arguments.flag("--chat", options.chat, "use the model's chat template (not in this build: refused)");
   arguments.section("Sampling (defaults: the model's generation_config.json)");
-  arguments.option("-n,--max-tokens", "N", options.max_tokens, "tokens to draw at most (default: 256)");
+  arguments.option("-n,--max-tokens", "N", options.max_tokens,
+                   "tokens to draw at most (default: 256); -1: until the text ends");
   arguments.option("--temperature", "X", options.temperature, "0 is greedy (default: 1)");
   arguments.option("--top-k", "N", options.top_k, "draw from the N likeliest tokens; 0 is off");
   arguments.option("--top-p", "X", options.top_p, "draw from the likeliest tokens of this total probability; 1 is off");
@@ -230,46 +285,66 @@ int run(CommandLine command_line) {
   arguments.section("Output");
   arguments.flag("--json", options.json, "one JSON object with text, token ids and statistics, at the end");
   arguments.flag("-q,--quiet", options.quiet, "no statistics");
+  arguments.flag("-v,--verbose", options.verbose, "statistics after every text, not only at the end of a session");
   arguments.option("--context", "N", options.context, "tokens that the KV cache holds (default: as many as needed)");
   options.model.add_device(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
+  arguments.note(
+      "In a session, Ctrl-C stops an answer and /help lists commands. Lines are remembered in "
+      "~/.local/state/eadem/history, or below $XDG_STATE_HOME.");
+  arguments.note(
+      "Names that llama.cpp, Ollama, vLLM and transformers use are understood: --temp, -c, --ctx-size, "
+      "--max-model-len, --n-predict, --max-new-tokens, -s, and more.");
   arguments.example("eadem run -p \"Once upon a time\"", "a story by the bundled model");
   arguments.example("eadem run model.gguf -p \"The sea\" -n 100 --temperature 0", "100 tokens, greedy");
+  arguments.example("eadem run path/to/model", "a session: type texts, Ctrl-C stops an answer, Ctrl-D ends");
   arguments.example("eadem run path/to/model -f prompt.txt --seed 7 > story.txt", "a file in, a file out, repeatable");
   arguments.example("echo \"Hello\" | eadem run --json | jq -r .text", "the answer for another program");
-  if (!arguments.parse(command_line)) return kOk;
+  if (!arguments.parse(command_line)) return std::nullopt;
   if (options.chat)
     throw Unsupported("--chat: this build has no engine for chat templates; write the prompt as the model expects it");
   if (options.context && *options.context < 1)
     throw UsageError(fmt::format("--context is {}; expected at least 1", *options.context));
 
+  if (options.quiet && options.verbose) throw UsageError("--quiet and --verbose: give one");
+  check_prompt(options);
   try {
     sampling_of(options, {});  // refuses bad values before anything is read
   } catch (const InvalidArgument& error) {
-    throw UsageError(error.what());
+    throw UsageError(with_option_names(error.what()));
   }
+  return options;
+}
 
+// Tokens that the KV cache is to hold. 0: the model's context.
+int64_t cache_length(const RunOptions& options, const std::optional<std::string>& prompt, int64_t model_context) {
+  if (options.context.value_or(0) > model_context)
+    throw InvalidArgument("--context is {}; the model's context is {} tokens", *options.context, model_context);
+  if (options.context) return *options.context;
+  if (!prompt) return std::min(kUsualContext, model_context);
+  // A token is at least a byte of the prompt, or one of the few that a tokenizer adds; no need for more cache.
+  constexpr int64_t kAddedTokens = 16;
+  const int64_t drawn = options.max_tokens.value_or(-1) == -1 ? kUsualContext : *options.max_tokens;
+  const int64_t most = static_cast<int64_t>(prompt->size()) + kAddedTokens + drawn;
+  return most < model_context ? most : 0;
+}
+
+}  // namespace
+
+int run(CommandLine command_line) {
+  const std::optional<RunOptions> parsed = parse(command_line);
+  if (!parsed) return kOk;
+  const RunOptions& options = *parsed;
   const std::atomic<bool>& stop = listen_for_interrupt();
+  // Before standard input is waited for, so that a mistyped model is said at once.
+  const std::string path = resolve_run_model(options);
   const std::optional<std::string> prompt = read_prompt(options);
-  const std::string path = resolve_model(options.model.model);
 
-  engine::EngineOptions engine_options = options.model.engine_options();
-  engine::StaticKVCacheConfig cache;
   models::Checkpoint checkpoint = models::open_checkpoint(path);
-  const int64_t model_context = checkpoint.model->info().max_positions;
-  if (options.context) {
-    cache.max_cache_len = *options.context;
-  } else {
-    // A token is at least a byte of the prompt, or one of the few that a tokenizer adds; no need for more cache.
-    constexpr int64_t kAddedTokens = 16;
-    const int64_t most =
-        prompt ? static_cast<int64_t>(prompt->size()) + kAddedTokens + options.max_tokens.value_or(kUsualContext)
-               : kUsualContext;
-    if (most < model_context) cache.max_cache_len = most;
-  }
-  engine_options.cache = cache;
-
+  engine::EngineOptions engine_options = options.model.engine_options();
+  engine_options.cache = engine::StaticKVCacheConfig{
+      .max_cache_len = cache_length(options, prompt, checkpoint.model->info().max_positions)};
   std::optional<ProgressBar> bar(std::in_place, "loading");
   const auto progress = [&](int64_t done, int64_t total) {
     stop_if_interrupted();
@@ -277,10 +352,16 @@ int run(CommandLine command_line) {
   };
   LLM llm(std::move(checkpoint), options.model.open(), engine_options, cli_logger(), progress);
   bar.reset();
-  const SamplingParams params = sampling_of(options, llm.default_params());
+  SamplingParams params = sampling_of(options, llm.default_params());
+  if (options.max_tokens == -1) params.max_tokens = llm.engine().max_sequence_length();
   if (!options.quiet) note("{}, seed {}, on {}", to_string(params), *params.seed, llm.engine().device()->description());
   if (!prompt) return interact(llm, params, options, stop);
-  return complete(llm, *prompt, params, options, stop).finish_reason == FinishReason::cancelled ? kInterrupted : kOk;
+  const Completion completion = complete(llm, *prompt, params, options, stop);
+  if (options.json)
+    print_json(llm, completion, params);
+  else if (!options.quiet)
+    print_report(llm, completion, params);
+  return completion.finish_reason == FinishReason::cancelled ? kInterrupted : kOk;
 }
 
 }  // namespace eadem::cli

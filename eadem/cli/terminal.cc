@@ -11,10 +11,21 @@
 #include <cstring>
 
 #include "eadem/core/error.h"
+#include "eadem/core/printable.h"
+#include "eadem/io/text.h"
 
 namespace eadem::cli {
 
 namespace {
+
+constexpr std::string_view kBold = "\x1b[1m", kDim = "\x1b[2m", kPlain = "\x1b[0m";
+constexpr std::string_view kClearLine = "\r\x1b[K";
+
+void write_error(std::string_view text) {
+  // A reader of stdout and stderr on one terminal sees both in the order in which they were written.
+  std::fflush(stdout);
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
 
 int terminal_width() {
   winsize size{};
@@ -27,23 +38,37 @@ bool stdin_is_terminal() { return isatty(STDIN_FILENO) != 0; }
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) != 0; }
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
 
+std::string shown_on_terminal(std::string_view text) {
+  // The marks change the weight of letters and nothing else, so that it does no harm if a file holds one.
+  std::string result;
+  while (!text.empty()) {
+    size_t end = text.size(), length = 0;
+    for (std::string_view mark : {kBold, kDim, kPlain})
+      if (const size_t at = text.find(mark); at < end) end = at, length = mark.size();
+    result += printable(text.substr(0, end));
+    result += text.substr(end, length);
+    text.remove_prefix(end + length);
+  }
+  return result;
+}
+
 void print(std::string_view text, bool flush) {
+  std::string shown;
+  if (stdout_is_terminal()) text = shown = shown_on_terminal(text);
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (!written || (flush && std::fflush(stdout) != 0))
     throw IoError("cannot write to standard output: {}", std::strerror(errno));
 }
 
-void print_error(std::string_view text) {
-  // A reader of stdout and stderr on one terminal sees both in the order in which they were written.
-  std::fflush(stdout);
-  std::fwrite(text.data(), 1, text.size(), stderr);
-}
+void print_error(std::string_view text) { write_error(shown_on_terminal(text)); }
+
+std::string json_text(std::string_view text) { return io::is_valid_utf8(text) ? std::string(text) : printable(text); }
 
 std::string bold(std::string_view text) {
-  return stdout_is_terminal() ? fmt::format("\x1b[1m{}\x1b[0m", text) : std::string(text);
+  return stdout_is_terminal() ? fmt::format("{}{}{}", kBold, text, kPlain) : std::string(text);
 }
 std::string dim_error(std::string_view text) {
-  return stderr_is_terminal() ? fmt::format("\x1b[2m{}\x1b[0m", text) : std::string(text);
+  return stderr_is_terminal() ? fmt::format("{}{}{}", kDim, text, kPlain) : std::string(text);
 }
 
 std::string bytes_text(double bytes) {
@@ -76,7 +101,7 @@ std::string seconds_text(double seconds) {
   return fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);
 }
 
-ProgressBar::ProgressBar(std::string what) : what_(std::move(what)) {}
+ProgressBar::ProgressBar(std::string what) : what_(printable(what)) {}
 ProgressBar::~ProgressBar() { clear(); }
 
 void ProgressBar::update(double done, double total, std::string_view suffix) {
@@ -85,16 +110,16 @@ void ProgressBar::update(double done, double total, std::string_view suffix) {
   if (shown_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   const double fraction = total > 0 ? std::clamp(done / total, 0.0, 1.0) : 0.0;
-  const std::string right = fmt::format(" {:3.0f} % {}", fraction * 100, suffix);
+  const std::string right = fmt::format(" {:3.0f} % {}", fraction * 100, printable(suffix));
   const int width = std::clamp(terminal_width() - static_cast<int>(what_.size() + right.size()) - 4, 0, 40);
   const int filled = static_cast<int>(fraction * width);
-  print_error(fmt::format("\r\x1b[K{} [{:#<{}}{:.<{}}]{}", what_, "", filled, "", width - filled, right));
+  write_error(fmt::format("{}{} [{:#<{}}{:.<{}}]{}", kClearLine, what_, "", filled, "", width - filled, right));
   std::fflush(stderr);
   shown_ = true;
 }
 
 void ProgressBar::clear() {
-  if (shown_) print_error("\r\x1b[K");
+  if (shown_) write_error(kClearLine);
   shown_ = false;
 }
 

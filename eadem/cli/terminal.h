@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What goes where: results to stdout; progress, statistics and messages to stderr. Colour and progress bars on a
-// terminal only.
+// terminal only. What comes from files and models cannot steer a terminal: control characters are shown as escapes
+// (core/printable.h), on stdout when it is a terminal, on stderr always.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,16 +18,22 @@ bool stdin_is_terminal();
 bool stdout_is_terminal();
 bool stderr_is_terminal();
 
-// To stdout. `flush` for text that somebody watches. Throws IoError when it cannot be written (a full disk).
+// To stdout: as it is, or made safe when stdout is a terminal. `text` ends between characters. `flush` for text that
+// somebody watches. Throws IoError when it cannot be written (a full disk).
 void print(std::string_view text, bool flush = false);
-// To stderr, as it is.
+// To stderr, made safe.
 void print_error(std::string_view text);
+// What print() writes to a terminal: printable(text), with the marks of bold() and dim_error() kept.
+std::string shown_on_terminal(std::string_view text);
 
 // "eadem: …" on stderr.
 template <typename... Args>
 void note(fmt::format_string<Args...> format, Args&&... args) {
   print_error("eadem: " + fmt::format(format, std::forward<Args>(args)...) + "\n");
 }
+
+// `text` itself where it is UTF-8, as JSON must be; else a path or a token with its stray bytes as \xNN.
+std::string json_text(std::string_view text);
 
 // The text in bold, or dimmed, when stdout (stderr) is a terminal.
 std::string bold(std::string_view text);

@@ -6,6 +6,8 @@
 
 #include <memory>
 
+#include "eadem/core/printable.h"
+
 namespace eadem {
 
 namespace {
@@ -28,7 +30,7 @@ Logger::Logger(LogLevel level) : level_(level) {
   backend->set_pattern("%^%l%$: %v");
   backend->set_level(spdlog::level::trace);  // filtering is ours
   sink_ = [backend](LogLevel message_level, std::string_view message) {
-    backend->log(to_spdlog(message_level), message);
+    backend->log(to_spdlog(message_level), printable(message));  // a message may quote a file
   };
 }
 

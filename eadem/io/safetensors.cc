@@ -215,6 +215,9 @@ class ShardedSafetensors : public WeightSource {
   explicit ShardedSafetensors(const std::string& index_path) : WeightSource(index_path) {
     // The rest of an index (total_size and other notes) says nothing that the shards do not.
     const JsonReader index = JsonReader::read(index_path);
+    if (!index.has("weight_map") && index.has("model_type"))
+      throw InvalidArgument("{} is a model's configuration, without weights; name the directory that holds both",
+                            index_path);
     const JsonReader weight_map = index.object("weight_map");
     const size_t slash = index_path.find_last_of('/');
     const std::string directory = slash == std::string::npos ? "" : index_path.substr(0, slash + 1);

@@ -5,26 +5,6 @@
 
 namespace eadem::io {
 
-size_t utf8_sequence_length(std::string_view text, size_t pos) {
-  const auto byte = [&](size_t offset) -> uint8_t {
-    return pos + offset < text.size() ? static_cast<uint8_t>(text[pos + offset]) : 0;
-  };
-  const auto is_continuation = [&](size_t offset) { return (byte(offset) & 0xc0) == 0x80; };
-  const uint8_t first = byte(0);
-  if (first < 0x80) return 1;
-  if (first < 0xc2) return 0;  // a continuation byte, or an overlong form of ASCII
-  if (first < 0xe0) return is_continuation(1) ? 2 : 0;
-  if (first < 0xf0) {
-    if (first == 0xe0 && byte(1) < 0xa0) return 0;   // overlong
-    if (first == 0xed && byte(1) >= 0xa0) return 0;  // surrogate
-    return is_continuation(1) && is_continuation(2) ? 3 : 0;
-  }
-  if (first > 0xf4) return 0;
-  if (first == 0xf0 && byte(1) < 0x90) return 0;   // overlong
-  if (first == 0xf4 && byte(1) >= 0x90) return 0;  // above U+10FFFF
-  return is_continuation(1) && is_continuation(2) && is_continuation(3) ? 4 : 0;
-}
-
 bool is_valid_utf8(std::string_view text) {
   for (size_t pos = 0; pos < text.size();) {
     const size_t length = utf8_sequence_length(text, pos);

@@ -9,11 +9,9 @@
 #include <string>
 #include <string_view>
 
-namespace eadem::io {
+#include "eadem/core/printable.h"
 
-// The number of bytes of the UTF-8 sequence that starts at text[pos], or 0 if it is malformed (overlong forms,
-// surrogates and code points above U+10FFFF included). pos < text.size().
-size_t utf8_sequence_length(std::string_view text, size_t pos);
+namespace eadem::io {
 
 bool is_valid_utf8(std::string_view text);
 

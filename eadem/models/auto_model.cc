@@ -47,12 +47,20 @@ constexpr Architecture kLlama = {"llama",
 
 constexpr const Architecture* kArchitectures[] = {&kLlama};
 
+// "model type 'x': llama serves model types a, b; …".
+std::string refusals_text(const Decision& decision) {
+  std::string text = decision.subject + ": ";
+  for (const Decision::Answer& answer : decision.answers)
+    text +=
+        fmt::format("{}{} {}", &answer == &decision.answers[0] ? "" : "; ", answer.candidate, answer.verdict.reason);
+  return text;
+}
+
 const Architecture& find_architecture(const std::string& model_type, const std::string& source) {
   Decision decision{fmt::format("model type '{}'", model_type), {}, {}};
   const Architecture* architecture =
       select(std::span<const Architecture* const>(kArchitectures), ArchitectureRequest{model_type}, decision);
-  if (architecture == nullptr)
-    throw Unsupported("{}: no architecture here is of model type '{}':\n{}", source, model_type, to_string(decision));
+  if (architecture == nullptr) throw Unsupported("{}: {}", source, refusals_text(decision));
   return *architecture;
 }
 

@@ -134,11 +134,11 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
   if (attrs_.source == KvSource::cached)
     keys = std::max(queries, in[kBlockTable].bind(symbols)[1] * in[kK].bind(symbols)[2]);
   // Pairs of a query and a key that it sees, and keys that any query sees, of one sequence.
-  double pairs = 0;
-  for (int64_t i = 0; i < queries; ++i) {
-    const int64_t visible = keys - queries + i + 1;
-    pairs += static_cast<double>(attrs_.window > 0 ? std::min(visible, attrs_.window) : visible);
-  }
+  // Query i sees first + i keys, or the window's: an arithmetic series, and from its end on a constant.
+  const int64_t first = keys - queries + 1;
+  const int64_t growing = attrs_.window > 0 ? std::clamp<int64_t>(attrs_.window - first, 0, queries) : queries;
+  const double pairs = 0.5 * static_cast<double>(growing) * static_cast<double>(2 * first + growing - 1) +
+                       static_cast<double>(queries - growing) * static_cast<double>(attrs_.window);
   const int64_t seen = attrs_.window > 0 ? std::min(keys, attrs_.window + queries - 1) : keys;
   const double share = static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(1, queries));
   const double heads = static_cast<double>(attrs_.heads), head_dim = static_cast<double>(attrs_.head_dim);

@@ -4,6 +4,7 @@
 #include <new>
 #include <system_error>
 
+#include "eadem/core/printable.h"
 #include "eadem/python/binding.h"
 
 namespace eadem::python {
@@ -32,7 +33,9 @@ std::vector<Kind> kinds() {
 void raise_as_python(const std::exception_ptr& thrown, void* classes) {
   const auto raise = [classes](const char* kind, const char* message) {
     PyObject* type = PyDict_GetItemString(static_cast<PyObject*>(classes), kind);
-    PyErr_SetString(type != nullptr ? type : PyDict_GetItemString(static_cast<PyObject*>(classes), "Error"), message);
+    if (type == nullptr) type = PyDict_GetItemString(static_cast<PyObject*>(classes), "Error");
+    // A message may quote a file's bytes: Python takes UTF-8 only, and a traceback goes to a terminal.
+    PyErr_SetString(type, printable(message).c_str());
   };
   try {
     std::rethrow_exception(thrown);

@@ -14,53 +14,13 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
-PROGRAM = sys.argv[1]
-ROOT = Path(sys.argv[2])
-GOLDEN = ROOT / "tests/data/golden"
-DATA = ROOT / "tests/data"
-STORIES = ROOT / "assets/stories"
-GGUF_STORIES = ROOT / "../shared/data/models/stories260K"
+from program import DATA, GGUF_STORIES, GOLDEN, PROGRAM, STORIES, ProgramTest, eadem, main
+
 COMMANDS = ["run", "perplexity", "inspect", "explain", "bench", "train", "tokenizer", "convert", "doctor"]
-
-
-class Result:
-    def __init__(self, process):
-        self.code = process.returncode
-        self.out = process.stdout
-        self.err = process.stderr
-
-
-def eadem(*arguments, stdin=b"", **options):
-    process = subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, timeout=120, **options)
-    process.stdout = process.stdout.decode()
-    process.stderr = process.stderr.decode(errors="replace")
-    return Result(process)
-
-
-class ProgramTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def refused(self, code, words, *arguments, **options):
-        """The program fails with `code`, says `words`, and leaves stdout empty."""
-        result = eadem(*arguments, **options)
-        self.assertEqual((result.code, result.out), (code, ""), result.err)
-        self.assertIn("eadem: error: ", result.err)
-        for word in [words] if isinstance(words, str) else words:
-            self.assertIn(word, result.err)
-        return result
-
-    def done(self, *arguments, **options):
-        result = eadem(*arguments, **options)
-        self.assertEqual(result.code, 0, result.err)
-        return result
 
 
 class Help(ProgramTest):
@@ -104,9 +64,9 @@ class Usage(ProgramTest):
         self.refused(2, "--max-tokens is '5x'", "run", "-n", "5x")
         self.refused(2, "too large", "run", "-n", "9999999999999999999999")
         self.refused(2, "below 2^31", "run", "-p", "a", "-n", "4G")
-        self.refused(2, "top_p is 2", "run", "-p", "a", "--top-p", "2")
-        self.refused(2, "min_p is -1", "run", "-p", "a", "--min-p", "-1")
-        self.refused(2, "max_tokens is 0", "run", "-p", "a", "-n", "0")
+        self.refused(2, "--top-p is 2", "run", "-p", "a", "--top-p", "2")
+        self.refused(2, "--min-p is -1", "run", "-p", "a", "--min-p", "-1")
+        self.refused(2, "--max-tokens is 0", "run", "-p", "a", "-n", "0")
         self.refused(2, "'nan'", "run", "-p", "a", "--temperature", "nan")
         self.refused(2, "--context is 0", "run", "-p", "a", "--context", "0")
         self.refused(2, "unexpected argument 'c'", "convert", "a", "b", "c")
@@ -540,7 +500,7 @@ class Convert(ProgramTest):
                     made = json.loads(self.done("convert", model, self.folder / "made.gguf", "--type", mixture, "--force",
                                                 "--json").out)
                     types = {tensor["name"]: tensor["type"] for tensor in made["tensors"] if "norm" not in tensor["name"]}
-                    # Where rows are no whole blocks of 256, iq4_nl instead of q4_0 (convert_types.cc).
+                    # Where rows are no whole blocks of 256, iq4_nl instead of q4_0 (convert/types.cc).
                     short = {key for key in types if shape["hidden"] % 256 and "ffn_down" not in key}
                     known = {key: "iq4_nl" if key in short and value == "q4_0" else value
                              for key, value in expected["types"].items()}
@@ -638,4 +598,4 @@ directory = "out"
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    main()

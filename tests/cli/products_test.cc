@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What counts as which arithmetic in a share of the limit.
-#include "eadem/cli/products.h"
+#include "eadem/cli/bench/products.h"
 
 #include <gtest/gtest.h>
 

@@ -57,7 +57,7 @@ EXTERNAL = [
     ("NCCL", r"nccl\w*\.h$", DEVICE_PLACES),
     ("Python", r"Python\.h$|nanobind/|pybind11/|numpy/", ("eadem/python/", "python/")),
 ]
-GETENV_PLACES = ("eadem/core/log.cc",)
+GETENV_PLACES = ("eadem/core/log.cc", "eadem/cli/interactive/line_editor.cc")
 
 SUFFIXES = {".h", ".hh", ".hpp", ".inl", ".inc", ".ipp", ".cc", ".cpp", ".cxx", ".c", ".cu", ".cuh"}
 TOKEN = re.compile(
@@ -250,7 +250,7 @@ class Checker:
     def report_environment(self, file, code, pattern):
         for match in pattern.finditer(code):
             self.report(file, code.count("\n", 0, match.start()) + 1,
-                        f"{match[0]}: nothing is configured by environment variables (but the debug log level, in "
+                        f"{match[0]}: nothing is configured by environment variables (but the debug log level and where a user's state lies, in "
                         f"{', '.join(GETENV_PLACES)})")
 
     def check_cycles(self):

@@ -248,5 +248,43 @@ TEST(TypeRules, DerivedBackwardTypes) {
   EXPECT_EQ(op.backward_output_types(in), expected_out) << "parameter gradients are f32";
 }
 
+// What attention costs is summed in closed form: as query by query where that can be counted, and at once for any
+// length.
+TEST(Cost, AttentionCountsPairsOfQueriesAndKeys) {
+  // One head of one value: 4 operations for the products of a pair and 13 for its share of the softmax.
+  const auto pairs = [](int64_t tokens, int64_t sequences, int64_t cache, int64_t window) {
+    SymbolValues symbols;
+    symbols[Symbol::tokens] = tokens;
+    symbols[Symbol::sequences] = sequences;
+    symbols[Symbol::max_blocks] = 1;
+    const bool cached = cache > 0;
+    using kernels::KvSource;
+    const Attention op({1, 1, 1, 1, window, cached ? KvSource::cached : KvSource::direct});
+    const TensorType x(kF, {kT, 1, 1}), keys = cached ? TensorType(kF, {Symbol::sequences, 1, cache, 1}) : x;
+    const TensorType table(kI, {Symbol::sequences, Symbol::max_blocks});
+    const std::vector<TensorType> in = {x,
+                                        keys,
+                                        keys,
+                                        TensorType(kI, {Dim(Symbol::sequences, 1)}),
+                                        TensorType(kI, {Symbol::sequences}),
+                                        cached ? table : kernels::absent_port()};
+    return op.cost(Pass::forward, in, std::vector{x}, symbols).flops / 17;
+  };
+  for (int64_t tokens : {1, 2, 7, 64})
+    for (int64_t cache : {0, 64, 100})
+      for (int64_t window : {0, 1, 3, 63, 64, 65, 200}) {
+        double expected = 0;
+        const int64_t before = cache > 0 ? cache - tokens : 0;
+        for (int64_t i = 0; i < tokens; ++i) {
+          const int64_t visible = before + i + 1;
+          expected += static_cast<double>(window > 0 ? std::min(visible, window) : visible);
+        }
+        EXPECT_EQ(pairs(tokens, 1, cache, window), expected) << tokens << " " << cache << " " << window;
+        EXPECT_EQ(pairs(3 * tokens, 3, cache, window), 3 * expected) << tokens << " " << cache << " " << window;
+      }
+  const double many = 0x1p46;  // query by query: weeks
+  EXPECT_EQ(pairs(int64_t{1} << 46, 1, 0, 0), many * (many + 1) / 2);
+}
+
 }  // namespace
 }  // namespace eadem::ops

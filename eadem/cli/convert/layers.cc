@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/convert_layers.h"
+#include "eadem/cli/convert/layers.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/cli/convert_types.h"
+#include "eadem/cli/convert/types.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/io/quantized_writer.h"
@@ -31,7 +31,7 @@ std::string layer_of(const ConvertedTensor& tensor) {
   return tensor.to.substr(0, tensor.to.size() - kSuffix.size());
 }
 
-// Sums over a row.
+// Sums of squares over one row: of its values, of the errors, and of the errors weighted by importance.
 struct RowError {
   double largest = 0, squares = 0, total = 0, weighted_squares = 0, weighted_total = 0;
 };
@@ -112,7 +112,7 @@ std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedT
 void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<const float> importance,
                    ThreadPool& pool, io::WeightWriter& writer) {
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
-  // 1. As f32 where rows change places, or a row is of a type that encodings do not take.
+  // 1. Decode to f32 where rows change places, or where a row's type is none that encodings read.
   TensorView values = source;
   Tensor moved;
   if (tensor.permuted_head_dim > 0 || source.dtype == DType::f64) {
@@ -135,7 +135,7 @@ void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<
     parallel_pieces(encoding.num_pieces(tensor.shape), parallel_for,
                     [&](int64_t begin, int64_t end) { encode_weighted(encoded.view, values, importance, begin, end); });
 
-  // 3. What it cost, and the file.
+  // 3. Measure the error, and write the file.
   std::vector<RowError> errors(static_cast<size_t>(rows));
   pool.parallel_for(rows, [&](int64_t row, int) {
     std::vector<float> before(static_cast<size_t>(columns)), after(before.size());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/convert_types.h"
+#include "eadem/cli/convert/types.h"
 
 #include <charconv>
 
@@ -25,7 +25,7 @@ struct Choice {
   std::string_view other = {};
 };
 
-// The LM head, in all of them, is q6_k.
+// Every mixture stores the LM head as q6_k.
 struct Mixture {
   std::string_view name, base;
   Choice values, outputs, down;  // v_proj, o_proj, down_proj
@@ -94,8 +94,8 @@ std::string_view mixed_type(const Mixture& mixture, const models::LlamaConfig& c
   return type.empty() ? mixture.base : type;
 }
 
-// A type with blocks of 32 and at least as many bits. (llama.cpp takes q4_0 for q2_k and q3_k, of as many bits as
-// iq4_nl and a tenth more error.)
+// A type with blocks of 32 values and at least as many bits as `type`. (For q2_k and q3_k llama.cpp takes q4_0, which
+// has as many bits as iq4_nl and a tenth more error.)
 std::string_view smaller_blocks(std::string_view name) {
   if (name == "q2_k" || name == "q3_k" || name == "iq4_xs") return "iq4_nl";
   if (name == "q4_k") return "q5_0";

@@ -16,7 +16,8 @@ struct MachineRates {
   double read_bytes_per_second = 0;
   double f32_flops_per_second = 0;  // 0 when it was not asked for, as are the next
   double int8_ops_per_second = 0;   // 0 where 8-bit dot products have no probe
-  // Of tiles, which multiply weights in bf16, and int8 with one scale an output, where there are any; else 0.
+  // The rates of matrix tiles (AMX), which multiply bf16 weights, and int8 weights with one scale per output. 0 where
+  // the processor has no tiles.
   double bf16_flops_per_second = 0, int8_tile_ops_per_second = 0;
   bool measured = false;  // otherwise nominal, as the device states them
 };

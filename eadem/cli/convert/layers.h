@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "eadem/cli/convert_weights.h"
+#include "eadem/cli/convert/weights.h"
 
 namespace eadem::cli {
 
@@ -18,14 +18,14 @@ namespace eadem::cli {
 std::vector<std::string> layer_type_names();
 bool is_layer_type(std::string_view type_name);
 
-// Every name that --type takes but "as-is": convert_type_names(), then these.
+// Every name that --type takes but "as-is": convert_type_names(), then layer_type_names().
 std::vector<std::string> all_type_names();
 
 // How the matrix `parameter` of `columns` columns is stored under such a type, or nothing where it stays plain: it is
 // no linear layer of the decoder, or its rows are no whole groups.
 std::optional<WeightType> layer_type_of(std::string_view type_name, const std::string& parameter, int64_t columns);
 
-// Whether `type` is one of theirs.
+// Whether `type` is what one of layer_type_names() is stored as.
 bool is_layer_encoding(const WeightType& type);
 
 // The headers of the tensors in the target: a quantized layer is several.

@@ -16,7 +16,7 @@ namespace eadem::cli {
 // cost most. The mixtures store what files of the same name on the web do (q2_k_m is Q2_K there).
 std::vector<std::string> convert_type_names();
 
-// Neither a plain dtype nor "as-is".
+// Whether `type` is a quantized one: neither a plain dtype nor "as-is".
 bool is_quantized_type(std::string_view type_name);
 
 // The type of the matrix `parameter` [rows, columns] under `type_name`, one of convert_type_names(). Where columns are

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/convert_weights.h"
+#include "eadem/cli/convert/weights.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,8 @@
 #include <map>
 #include <set>
 
-#include "eadem/cli/convert_layers.h"
-#include "eadem/cli/convert_types.h"
+#include "eadem/cli/convert/layers.h"
+#include "eadem/cli/convert/types.h"
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/llama.h"
@@ -44,7 +44,7 @@ void read_row(float* values, const TensorView& view, const Rows& rows, int64_t r
                   TensorView(source, view.dtype, Shape{rows.columns}));
 }
 
-// Sums over a row, of f64 so that their order matters little.
+// Sums over one row, in f64, so that their order matters little.
 struct RowError {
   double largest = 0, squares = 0, total = 0, weighted_squares = 0, weighted_total = 0;
   std::exception_ptr exception;
@@ -160,7 +160,7 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
       converted.permuted_head_dim = config.head_dim;
       converted.to_interleaved = target_interleaved;
     }
-    // What neither kind of file holds as it is becomes plain.
+    // An encoding that the target cannot store is decoded to a plain dtype.
     WeightType& type = converted.type = converted.before;
     if (type.encoding != nullptr && BlockEncoding::of(type.encoding) == nullptr) type = DType::f32;
     // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.

@@ -17,7 +17,7 @@
 
 namespace eadem::cli {
 
-// What rounding did to a tensor. "Relative": the root of a sum of squares over that of the values.
+// What rounding did to a tensor. A relative error is the root of the sum of squared errors over that of the values.
 struct Rounding {
   double largest = 0;
   double relative = 0;
@@ -30,7 +30,7 @@ struct ConvertedTensor {
   WeightType before, type;
   Shape shape;
   // GGUF files of the Llama architecture order the rows of each head of q and k for interleaved rotation: pairs (2i,
-  // 2i + 1) instead of (i, i + head_dim / 2). 0, or the dimensions of a head of which the rows change order.
+  // 2i + 1) instead of (i, i + head_dim / 2). Where rows change order this is head_dim, else 0.
   int64_t permuted_head_dim = 0;
   bool to_interleaved = false;
   Tensor constant;  // not from the file: written as it is
@@ -48,9 +48,9 @@ struct ConvertPlan {
 std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, const models::LlamaConfig& config,
                                           const ConvertPlan& plan);
 
-// Reads, converts and writes them all, and notes what rounding did. `calibration` may be null. `progress(done, total,
-// name)` in bytes of the target, may throw to stop. Throws InvalidArgument naming tensor, row and column for values
-// that a type cannot hold.
+// Reads, converts and writes every tensor, and notes what rounding did. `calibration` may be null. `progress(done,
+// total, name)` in bytes of the target, may throw to stop. Throws InvalidArgument naming tensor, row and column for
+// values that a type cannot hold.
 void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkpoint& checkpoint,
                      const engine::Calibration* calibration, ThreadPool& pool, io::WeightWriter& writer,
                      const std::function<void(int64_t done, int64_t total, const std::string& name)>& progress);
@@ -58,7 +58,7 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
 // Where row `row` of the converted tensor stands in the original.
 int64_t source_row(const ConvertedTensor& tensor, int64_t row);
 
-// By bytes, of the matrices.
+// The type that most bytes of the matrices have.
 WeightType most_common_type(const std::vector<ConvertedTensor>& tensors);
 
 int64_t stored_bytes(const WeightType& type, const Shape& shape);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/products.h"
+#include "eadem/cli/bench/products.h"
 
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
@@ -16,7 +16,7 @@ double Products::seconds(const MachineRates& rates, double rows) const {
 
 namespace {
 
-// Where a weight counts.
+// Which sum a weight is counted in.
 double& elements_of(Products& products, const TensorType& weight) {
   if (weight.encoding == nullptr) return weight.dtype == DType::bf16 ? products.bf16 : products.f32;
   if (Fp8Encoding::of(weight.encoding) != nullptr) return products.f32;

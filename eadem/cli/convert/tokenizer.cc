@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/convert_tokenizer.h"
+#include "eadem/cli/convert/tokenizer.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -22,7 +22,7 @@ using io::TokenizerSpec;
 
 constexpr int64_t kMaxFileBytes = 256 << 20;
 
-// Which of the pre-tokenizers that GGUF names is the spec's.
+// The GGUF name of the pre-tokenizer that the spec has.
 std::string pre_of(const TokenizerSpec& spec) {
   const auto& steps = spec.pre_tokenizers;
   using Kind = io::PreTokenizerStep::Kind;
@@ -81,7 +81,7 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
     }
   } else if (spec.byte_fallback) {
     data.model = "llama";
-    // Ids of such vocabularies are in the order of their merges, which is what scores say.
+    // Such a vocabulary has its ids in the order of its merges: the scores state that order.
     for (size_t id = 0; id < size; ++id) data.scores.push_back(-static_cast<float>(id));
     const bool prepends = std::any_of(spec.normalizers.begin(), spec.normalizers.end(),
                                       [](const auto& step) { return step.kind == io::NormalizerStep::Kind::kPrepend; });

@@ -10,10 +10,10 @@
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
-#include "eadem/cli/convert_layers.h"
-#include "eadem/cli/convert_tokenizer.h"
-#include "eadem/cli/convert_types.h"
-#include "eadem/cli/convert_weights.h"
+#include "eadem/cli/convert/layers.h"
+#include "eadem/cli/convert/tokenizer.h"
+#include "eadem/cli/convert/types.h"
+#include "eadem/cli/convert/weights.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
@@ -119,8 +119,9 @@ class NewDirectory {
   const std::string& path() const { return temporary_; }
   void commit() {
     std::error_code error;
-    if (!fs::exists(path_)) {
-      fs::rename(temporary_, path_, error);
+    const bool is_own_directory = fs::symlink_status(path_).type() == fs::file_type::directory;
+    if (!fs::exists(path_) || (is_own_directory && fs::is_empty(path_))) {
+      fs::rename(temporary_, path_, error);  // also over an empty directory
     } else {
       for (const auto& entry : fs::directory_iterator(temporary_))
         if (!error) fs::rename(entry.path(), fs::path(path_) / entry.path().filename(), error);
@@ -151,7 +152,7 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
       GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), config.vocab_size);
       metadata.insert(metadata.end(), tokenizer.begin(), tokenizer.end());
     }
-    // Without a tokenizer the config's own ids.
+    // The config's own ids, for keys that the tokenizer did not set.
     const auto id = [&](const char* key, const std::vector<int64_t>& ids) {
       const bool there = std::any_of(metadata.begin(), metadata.end(), [&](const auto& e) { return e.first == key; });
       if (!there && !ids.empty()) metadata.emplace_back(key, GgufValue::scalar(static_cast<uint32_t>(ids[0])));
@@ -198,6 +199,27 @@ std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& chec
   return io::begin_safetensors((target / "model.safetensors").string(), headers_of(tensors), {{"format", "pt"}});
 }
 
+// Where the output goes, checked before anything is read: a .gguf file, or a directory.
+void check_output(const std::string& out, bool is_gguf, bool force) {
+  const std::string extension = fs::path(out).extension().string();
+  for (std::string_view other : {".bin", ".safetensors", ".pt", ".pth", ".onnx", ".ggml", ".json", ".index"})
+    if (extension == other)
+      throw UsageError(
+          fmt::format("OUT is {}: {} files are not written; OUT is a .gguf file, or a directory, in which "
+                      "model.safetensors is made",
+                      out, extension));
+  std::error_code error;
+  const fs::file_status status = fs::status(out, error);
+  if (status.type() == fs::file_type::not_found) return;
+  if (error) throw IoError("{}: {}", out, error.message());
+  const bool is_directory = fs::is_directory(status);
+  if (is_directory == is_gguf)
+    throw InvalidArgument("{} is {}; expected {}", out, is_gguf ? "a directory" : "no directory",
+                          is_gguf ? "a file" : "a directory");
+  if (!force && !(is_directory && fs::is_empty(out)))
+    throw InvalidArgument("{} exists{}; --force overwrites it", out, is_directory ? " and is not empty" : "");
+}
+
 // Measures what the model's matrices are multiplied by on the text of `file`.
 engine::Calibration calibrate(const models::Checkpoint& checkpoint, const std::string& file, int64_t max_tokens,
                               const std::shared_ptr<Device>& device) {
@@ -223,36 +245,43 @@ engine::Calibration calibrate(const models::Checkpoint& checkpoint, const std::s
   return calibration;
 }
 
-}  // namespace
-
-int convert(CommandLine command_line) {
+struct ConvertOptions {
   std::string in, out, type = "as-is";
   std::optional<std::string> calibration_file;
   std::optional<int64_t> calibration_tokens;
-  ModelOptions calibration_options;
-  bool force = false, no_tokenizer = false, json = false;
+  ModelOptions device;  // what computes
+  bool force = false, no_tokenizer = false, json = false, quiet = false;
+
+  bool to_gguf() const { return out.ends_with(".gguf"); }
+};
+
+// Nothing when help was asked for.
+std::optional<ConvertOptions> parse(CommandLine command_line) {
+  ConvertOptions options;
   Arguments arguments("convert",
                       "Writes a model in the other format, or with its weights stored in another way: a .gguf file "
                       "when OUT ends in .gguf, else a directory in Hugging Face layout. Shows each tensor's size and "
                       "error. Tensors are read, converted and written a part at a time; the output appears whole or "
                       "not at all.");
-  arguments.operand("IN", in, "a model, as other commands take it");
-  arguments.operand("OUT", out, "a .gguf file or a directory");
+  arguments.operand("IN", options.in, "a model, as other commands take it");
+  arguments.operand("OUT", options.out, "a .gguf file or a directory");
   std::vector<std::string> types = all_type_names();
   types.insert(types.begin(), "as-is");
   arguments.choice(
-      "--type", types, type,
+      "--type", types, options.type,
       "of matrices (default: as-is); norms and biases are never rounded. int8, int4 in groups and fp8 are "
       "for directories, and for the linear layers of the decoder; the other quantized types are for .gguf "
       "files; _s, _m and _l are mixtures that spend more bits on values, down projections and the LM head");
-  arguments.option("--calibrate", "FILE", calibration_file,
+  arguments.option("--calibrate", "FILE", options.calibration_file,
                    "run the model over this UTF-8 text first, and let an error cost what the inputs of its column are "
                    "worth (an importance matrix)");
-  arguments.option("--calibrate-tokens", "N", calibration_tokens, "at most so many tokens of the text (default: 32k)");
-  arguments.flag("--no-tokenizer", no_tokenizer, "leave the tokenizer out");
-  arguments.flag("--force", force, "overwrite OUT");
-  arguments.flag("--json", json, "the list of tensors as JSON");
-  calibration_options.add_device(arguments);
+  arguments.option("--calibrate-tokens", "N", options.calibration_tokens,
+                   "at most so many tokens of the text (default: 32k)");
+  arguments.flag("--no-tokenizer", options.no_tokenizer, "leave the tokenizer out");
+  arguments.flag("--force", options.force, "overwrite OUT");
+  arguments.flag("--json", options.json, "the list of tensors as JSON");
+  arguments.flag("-q,--quiet", options.quiet, "no list of tensors, only the sum");
+  options.device.add_device(arguments);
   arguments.note(
       "Between the formats, rows of q and k are reordered as Llama files in GGUF have them, and config.json and "
       "tokenizer.json become metadata or the other way round; what one cannot say of the other is refused "
@@ -264,64 +293,108 @@ int convert(CommandLine command_line) {
   arguments.example("eadem convert model.gguf path/to/model --type bf16", "GGUF to a directory, in 16 bits");
   arguments.example("eadem convert path/to/model path/to/small --type int4_g128",
                     "4 bits in groups of 128, as compressed-tensors lays them out");
-  if (!arguments.parse(command_line)) return kOk;
-  if (calibration_tokens && !calibration_file) throw UsageError("--calibrate-tokens is for --calibrate");
-  if (calibration_tokens && *calibration_tokens < 1)
-    throw UsageError(fmt::format("--calibrate-tokens is {}; expected at least 1", *calibration_tokens));
-  if (calibration_file && !is_quantized_type(type) && !is_layer_type(type))
-    throw UsageError(fmt::format("--calibrate is for quantized types; --type is {}", type));
-  if (!calibration_file && (calibration_options.device != "cpu" || !calibration_options.isa.empty()))
+  if (!arguments.parse(command_line)) return std::nullopt;
+  while (options.out.size() > 1 && options.out.ends_with('/')) options.out.pop_back();
+  if (options.json && options.quiet) throw UsageError("--json and --quiet: give one");
+  if (options.calibration_tokens && !options.calibration_file)
+    throw UsageError("--calibrate-tokens is for --calibrate");
+  if (options.calibration_tokens && *options.calibration_tokens < 1)
+    throw UsageError(fmt::format("--calibrate-tokens is {}; expected at least 1", *options.calibration_tokens));
+  if (options.calibration_file && !is_quantized_type(options.type) && !is_layer_type(options.type))
+    throw UsageError(fmt::format("--calibrate is for quantized types; --type is {}", options.type));
+  if (!options.calibration_file && (options.device.device != "cpu" || !options.device.isa.empty()))
     throw UsageError("--device and --isa say what --calibrate runs on");
-  listen_for_interrupt();
+  if (is_layer_type(options.type) && options.to_gguf())
+    throw UsageError(fmt::format("--type {} is for directories; {} is a GGUF file", options.type, options.out));
+  return options;
+}
 
-  const std::string path = resolve_model(in);
-  while (out.size() > 1 && out.ends_with('/')) out.pop_back();
-  const models::Checkpoint checkpoint = models::open_checkpoint(path);
+// Whether there is a tokenizer to convert. Says when there is none; throws Unsupported for one that cannot be.
+bool has_tokenizer(const models::Checkpoint& checkpoint, bool to_gguf) {
+  const auto none = [&] {
+    note("warning: {} has no tokenizer; none is written", checkpoint.path);
+    return false;
+  };
+  if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()))
+    return to_gguf || gguf->find_metadata("tokenizer.ggml.model") != nullptr || none();
+  const fs::path folder = fs::path(checkpoint.config_path).parent_path();
+  if (!to_gguf || fs::exists(folder / "tokenizer.json")) return true;
+  if (!fs::exists(folder / "vocab.json") && !fs::exists(folder / "tokenizer.model")) return none();
+  throw Unsupported("{}: only tokenizer.json is converted to GGUF; --no-tokenizer leaves it out", folder.string());
+}
+
+// The list of tensors to stdout, and the sum to stderr.
+void print_result(const ConvertOptions& options, const std::vector<ConvertedTensor>& tensors) {
+  const bool calibrated = options.calibration_file.has_value();
+  int64_t bytes_before = 0, bytes_after = 0;
+  double worst = 0;
+  io::JsonValue list = io::JsonValue::array();
+  std::string text = fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}{}  {}\n", "tensor", "type", "bytes",
+                                 "largest error", "relative error", calibrated ? " error of output" : "", "from");
+  for (const ConvertedTensor& tensor : tensors) {
+    const Rounding& error = tensor.rounding;
+    const int64_t bytes = stored_bytes(tensor.type, tensor.shape);
+    bytes_before += stored_bytes(tensor.before, tensor.shape);
+    bytes_after += bytes;
+    worst = std::max(worst, error.relative);
+    const std::string change = tensor.before == tensor.type
+                                   ? std::string(tensor.before.name())
+                                   : fmt::format("{} > {}", tensor.before.name(), tensor.type.name());
+    const auto number = [](double error) { return error == 0 ? std::string("exact") : fmt::format("{:.3g}", error); };
+    // A tensor whose inputs the calibration did not see gets a dash.
+    const std::string output = error.relative > 0 && error.relative_output == 0 ? "-" : number(error.relative_output);
+    text += fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}{}  {}\n", tensor.to, change, bytes, number(error.largest),
+                        number(error.relative), calibrated ? fmt::format(" {:>15}", output) : "", tensor.from);
+    io::JsonValue entry = io::JsonValue::object();
+    entry.set("name", json_text(tensor.to))
+        .set("from", json_text(tensor.from))
+        .set("type", std::string(tensor.type.name()))
+        .set("bytes", bytes)
+        .set("largest_error", error.largest)
+        .set("relative_error", error.relative);
+    if (calibrated && output != "-") entry.set("relative_output_error", error.relative_output);
+    list.push_back(std::move(entry));
+  }
+  if (options.json)
+    print(io::to_json(io::JsonValue::object().set("output", json_text(options.out)).set("tensors", std::move(list))) +
+          "\n");
+  else if (!options.quiet)
+    print(text);
+  note("{}: {} tensors, {} before, {} now, {}", options.out, tensors.size(),
+       bytes_text(static_cast<double>(bytes_before)), bytes_text(static_cast<double>(bytes_after)),
+       worst == 0 ? "exact" : fmt::format("largest relative error {:.3g}", worst));
+}
+
+}  // namespace
+
+int convert(CommandLine command_line) {
+  const std::optional<ConvertOptions> options = parse(command_line);
+  if (!options) return kOk;
+  listen_for_interrupt();
+  const std::string& out = options->out;
+  const bool to_gguf = options->to_gguf();
+  check_output(out, to_gguf, options->force);
+  const models::Checkpoint checkpoint = models::open_checkpoint(resolve_model(options->in));
   const auto* llama = dynamic_cast<const models::Llama*>(checkpoint.model.get());
   if (llama == nullptr)
-    throw Unsupported("{}: models of architecture '{}' are not converted", path, checkpoint.model->info().architecture);
-  const bool source_gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()) != nullptr;
-  const bool target_gguf = out.ends_with(".gguf");
-  if (is_layer_type(type) && target_gguf)
-    throw UsageError(fmt::format("--type {} is for directories; {} is a GGUF file", type, out));
-  if (fs::exists(out)) {
-    if (!force) throw InvalidArgument("{} exists; --force overwrites it", out);
-    if (fs::is_directory(out) == target_gguf)
-      throw InvalidArgument("{} is {}; expected {}", out, target_gguf ? "a directory" : "no directory",
-                            target_gguf ? "a file" : "a directory");
-  }
-  bool with_tokenizer = !no_tokenizer;
-  if (with_tokenizer && source_gguf && !target_gguf &&
-      dynamic_cast<const io::GgufFile&>(*checkpoint.weights).find_metadata("tokenizer.ggml.model") == nullptr) {
-    note("warning: {} has no tokenizer; none is written", path);
-    with_tokenizer = false;
-  }
-  if (with_tokenizer && !source_gguf && target_gguf) {
-    const fs::path folder = fs::path(checkpoint.config_path).parent_path();
-    bool any = false;
-    for (const char* name : {"tokenizer.json", "vocab.json", "tokenizer.model"}) any = any || fs::exists(folder / name);
-    if (!any) {
-      note("warning: {} has no tokenizer; none is written", path);
-      with_tokenizer = false;
-    } else if (!fs::exists(folder / "tokenizer.json")) {
-      throw Unsupported("{}: only tokenizer.json is converted to GGUF; --no-tokenizer leaves it out", folder.string());
-    }
-  }
-
+    throw Unsupported("{}: models of architecture '{}' are not converted", checkpoint.path,
+                      checkpoint.model->info().architecture);
   const LlamaConfig& config = llama->config();
-  std::vector<ConvertedTensor> tensors = plan_weights(checkpoint, config, {target_gguf, type});
+  const bool with_tokenizer = !options->no_tokenizer && has_tokenizer(checkpoint, to_gguf);
+
+  std::vector<ConvertedTensor> tensors = plan_weights(checkpoint, config, {to_gguf, options->type});
   std::optional<NewDirectory> directory;
-  if (!target_gguf) directory.emplace(out);
+  if (!to_gguf) directory.emplace(out);
   const std::unique_ptr<io::WeightWriter> writer =
-      target_gguf ? begin_gguf_model(checkpoint, config, out, tensors, type, with_tokenizer)
-                  : begin_directory(checkpoint, config, directory->path(), tensors, with_tokenizer);
+      to_gguf ? begin_gguf_model(checkpoint, config, out, tensors, options->type, with_tokenizer)
+              : begin_directory(checkpoint, config, directory->path(), tensors, with_tokenizer);
   std::optional<engine::Calibration> calibration;
-  if (calibration_file)
-    calibration = calibrate(checkpoint, *calibration_file, calibration_tokens.value_or(kCalibrationTokens),
-                            calibration_options.open());
+  if (options->calibration_file)
+    calibration = calibrate(checkpoint, *options->calibration_file,
+                            options->calibration_tokens.value_or(kCalibrationTokens), options->device.open());
   {
-    // All of it computes, as prefill does.
-    const DeviceOptions device = calibration_options.device_options();
+    // Every thread computes, so that the pool is as large as prefill's.
+    const DeviceOptions device = options->device.device_options();
     ThreadPool pool(device.prefill_threads > 0 ? device.prefill_threads : device.num_threads, device.pin);
     ProgressBar bar("converting");
     convert_weights(tensors, checkpoint, calibration ? &*calibration : nullptr, pool, *writer,
@@ -333,40 +406,7 @@ int convert(CommandLine command_line) {
   writer->commit();
   if (directory) directory->commit();
   models::open_checkpoint(out);  // what was written reads back
-
-  int64_t bytes_before = 0, bytes_after = 0;
-  double worst = 0;
-  io::JsonValue list = io::JsonValue::array();
-  std::string text = fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}{}  {}\n", "tensor", "type", "bytes",
-                                 "largest error", "relative error", calibration ? " error of output" : "", "from");
-  for (const ConvertedTensor& tensor : tensors) {
-    const Rounding& error = tensor.rounding;
-    const int64_t bytes = stored_bytes(tensor.type, tensor.shape);
-    bytes_before += stored_bytes(tensor.before, tensor.shape);
-    bytes_after += bytes;
-    worst = std::max(worst, error.relative);
-    const std::string change = tensor.before == tensor.type
-                                   ? std::string(tensor.before.name())
-                                   : fmt::format("{} > {}", tensor.before.name(), tensor.type.name());
-    const auto number = [](double error) { return error == 0 ? std::string("exact") : fmt::format("{:.3g}", error); };
-    // Of tensors that nothing is known about the inputs of, a dash.
-    const std::string output = error.relative > 0 && error.relative_output == 0 ? "-" : number(error.relative_output);
-    text += fmt::format("{:<44} {:<16} {:>10} {:>13} {:>14}{}  {}\n", tensor.to, change, bytes, number(error.largest),
-                        number(error.relative), calibration ? fmt::format(" {:>15}", output) : "", tensor.from);
-    io::JsonValue entry = io::JsonValue::object();
-    entry.set("name", tensor.to)
-        .set("from", tensor.from)
-        .set("type", std::string(tensor.type.name()))
-        .set("bytes", bytes)
-        .set("largest_error", error.largest)
-        .set("relative_error", error.relative);
-    if (calibration && output != "-") entry.set("relative_output_error", error.relative_output);
-    list.push_back(std::move(entry));
-  }
-  print(json ? io::to_json(io::JsonValue::object().set("output", out).set("tensors", std::move(list))) + "\n" : text);
-  note("{}: {} tensors, {} before, {} now, {}", out, tensors.size(), bytes_text(static_cast<double>(bytes_before)),
-       bytes_text(static_cast<double>(bytes_after)),
-       worst == 0 ? "exact" : fmt::format("largest relative error {:.3g}", worst));
+  print_result(*options, tensors);
   return kOk;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/cli/machine.h"
+#include "eadem/cli/bench/machine.h"
 
 #include <sys/resource.h>
 

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The interactive loop of every command that talks with a person: inputs, commands that begin with a slash, Ctrl-C.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace eadem::cli {
+
+struct SessionCommand {
+  std::string name;  // "/save"
+  std::string help;
+  std::function<void(std::string_view argument)> run;  // `argument`: what follows the name and a space
+};
+
+struct Session {
+  std::string prompt = "> ";
+  std::string greeting;  // one line, before the first prompt
+  // Answers one input, which is not empty. Ctrl-C sets interrupt_flag(): it then returns, or throws Cancelled, and the
+  // next input follows. An InvalidArgument is shown and the session goes on; other errors end it.
+  std::function<void(const std::string& input)> answer;
+  std::vector<SessionCommand> commands;  // beside /help and /bye
+};
+
+// Reads inputs and answers them until /bye, Ctrl-D, the end of stdin, two Ctrl-C at an empty prompt, or SIGTERM.
+// Returns the exit code: kInterrupted after the last two. Call listen_for_interrupt() before.
+int converse(const Session& session);
+
+}  // namespace eadem::cli
