@@ -3,9 +3,9 @@
 // Merging itself: against a slow, obvious version, and in time on hostile texts.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <map>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "eadem/io/tokenizer/bpe_model.h"
@@ -69,7 +69,8 @@ TEST(Bpe, EqualsTheDefinition) {
         std::string text;
         for (size_t i = 0; i < length; ++i) text += static_cast<char>('a' + random() % (repeat == 0 ? 1 : 4));
         std::vector<int32_t> ids;
-        model.encode(text, scratch, ids);
+        TextWork work(text.size());
+        model.encode(text, scratch, ids, work);
         EXPECT_EQ(ids, encode_slowly(spec, text)) << "seed " << seed << ", " << text;
       }
     }
@@ -94,11 +95,93 @@ TEST(Bpe, MetaspaceCutIsExact) {
     std::string text;
     for (unsigned n = random() % 20; n > 0; --n) text += random() % 2 ? mark : "a";
     std::vector<int32_t> whole;
-    model.encode(text, scratch, whole);
+    TextWork work(text.size());
+    model.encode(text, scratch, whole, work);
     EXPECT_EQ(tokenizer.encode(text), whole) << text;
   }
   spec.merges.push_back({1, 0, 5, 3});
   EXPECT_FALSE(BpeModel(spec, false).splits_at_metaspace());
+}
+
+// Tokens that are all made of each other, and one token of two million characters: every way to split each of them, as
+// the definition finds it, and no more time than reading them takes.
+TEST(Bpe, MergesOfRanksAreAllSplits) {
+  std::mt19937 random(5);
+  for (int repeat = 0; repeat < 30; ++repeat) {
+    std::vector<std::string> texts;
+    std::set<std::string> known;
+    while (texts.size() < 40) {
+      std::string text;
+      for (unsigned n = random() % 7 + 1; n > 0; --n) text += random() % 3 == 0 ? "\xC3\xA9" : random() % 2 ? "a" : "b";
+      if (known.insert(text).second) texts.push_back(text);
+    }
+    std::vector<uint32_t> ranks(texts.size());
+    for (uint32_t& rank : ranks) rank = random() % 8 == 0 ? MergeTable::kNoRank : random() % 20;
+    for (const bool byte_level : {false, true}) {
+      TokenizerSpec spec;
+      merges_from_ranks(texts, ranks, byte_level, spec);
+      const auto text_of = [&](int32_t id) {
+        return id < kMaxVocab ? texts[static_cast<size_t>(id)]
+                              : spec.extra_symbols[static_cast<size_t>(id - kMaxVocab)];
+      };
+      std::set<std::string> parts(spec.extra_symbols.begin(), spec.extra_symbols.end());
+      for (size_t id = 0; id < texts.size(); ++id) {
+        if (ranks[id] != MergeTable::kNoRank) parts.insert(texts[id]);
+      }
+      std::vector<std::tuple<std::string, std::string, uint32_t>> expected, found;
+      for (size_t id = 0; id < texts.size(); ++id) {
+        for (size_t cut = 1; cut < texts[id].size() && ranks[id] != MergeTable::kNoRank; ++cut) {
+          const std::string left = texts[id].substr(0, cut), right = texts[id].substr(cut);
+          if (parts.contains(left) && parts.contains(right)) expected.emplace_back(left, right, ranks[id]);
+        }
+      }
+      for (const Merge& merge : spec.merges) {
+        found.emplace_back(text_of(merge.left), text_of(merge.right), merge.rank);
+        EXPECT_EQ(text_of(merge.left) + text_of(merge.right), text_of(merge.result));
+      }
+      EXPECT_EQ(found, expected);
+    }
+  }
+}
+
+TEST(Bpe, AHugeTokenLoadsInLinearTime) {
+  GgufTokenizerData data;
+  data.source = "huge.gguf";
+  data.model = "llama";
+  data.tokens = {"<unk>", "a", "b", "aa", std::string(2 << 20, 'a') + "b"};
+  data.scores = {0, -1, -1, -2, -3};
+  data.token_types = {2, 1, 1, 1, 1};
+  data.unk = 0;
+  data.add_bos = false;
+  data.add_space_prefix = false;
+  const Tokenizer tokenizer = Tokenizer::from_gguf(data);
+  EXPECT_EQ(tokenizer.encode("aaab"), (std::vector<int32_t>{3, 1, 2}));
+  EXPECT_EQ(tokenizer.encode(data.tokens[4]).size(), (1u << 20) + 1);
+  const std::atomic<bool> cancel = true;
+  EXPECT_THROW(Tokenizer::from_gguf(data, &cancel), Cancelled);
+}
+
+// Tokens a, aa, aaa ... are made of each other in as many ways as half the square of their number.
+TEST(Bpe, TooManyMergesAreRefused) {
+  GgufTokenizerData data;
+  data.source = "chain.gguf";
+  data.model = "llama";
+  for (size_t n = 1; n <= 6000; ++n) data.tokens.push_back(std::string(n, 'a'));
+  data.scores.assign(data.tokens.size(), 0);
+  EXPECT_THROW(Tokenizer::from_gguf(data), DataCorrupted);
+}
+
+// Many pieces and no U+2581 in them: looking for one must stop at the end of the piece.
+TEST(Bpe, PiecesWithoutMetaspaceTakeLinearTime) {
+  TokenizerSpec spec;
+  spec.source = "metaspace";
+  spec.vocab = {{"\xE2\x96\x81", 0}, {"a", 1}};
+  PreTokenizerStep split{};
+  split.kind = PreTokenizerStep::Kind::kSplit;
+  split.pattern = {Pattern::Kind::kString, "a"};
+  spec.pre_tokenizers = {split};
+  const std::string text(2 << 20, 'a');
+  EXPECT_EQ(Tokenizer(spec).encode(text).size(), text.size());
 }
 
 // Quadratic work on these texts would take hours; the test's own timeout is the assertion.

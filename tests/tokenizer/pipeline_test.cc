@@ -95,11 +95,11 @@ TEST(Pipeline, RefusesByName) {
   expect_refused<Unsupported>(
       [](V& d) {
         d.set("pre_tokenizer", typed("Split")
-                                   .set("pattern", V::object().set("Regex", "\\b\\w+"))
+                                   .set("pattern", V::object().set("Regex", "\\h\\w+"))
                                    .set("behavior", "Isolated")
                                    .set("invert", false));
       },
-      "\\b");
+      "\\h");
   expect_refused<DataCorrupted>(
       [](V& d) {
         d.set("pre_tokenizer", typed("Split")
@@ -118,7 +118,15 @@ TEST(Pipeline, RefusesByName) {
       [](V& d) { model_of(d).set("merges", V::array()).set("vocab", V::object().set("a", int64_t{1} << 40)); },
       "1099511627776");
   expect_refused<DataCorrupted>([](V& d) { model_of(d).set("unk_token", "?"); }, "unk_token");
-  expect_refused<DataCorrupted>([](V& d) { model_of(d).set("byte_fallback", true); }, "<0x00>");
+  expect_refused<Unsupported>(
+      [](V& d) {
+        d.set("pre_tokenizer",
+              typed("Sequence")
+                  .set("pretokenizers", V::array()
+                                            .push_back(typed("ByteLevel").set("add_prefix_space", false))
+                                            .push_back(typed("Metaspace").set("replacement", "_"))));
+      },
+      "Metaspace after ByteLevel");
   const auto added = [](int id, const char* content) {
     return V::array().push_back(V::object().set("id", id).set("content", content).set("special", true));
   };
@@ -160,6 +168,30 @@ TEST(Pipeline, ConfigRolesAndSwitches) {
   EXPECT_EQ(load(R"({"chat_template": [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "D"}]})")
                 .chat_template(),
             "D");
+}
+
+// A decoder that makes a megabyte of every token would need as much for each.
+TEST(Pipeline, ADecoderThatFillsTheMemoryIsRefused) {
+  JsonValue document = minimal();
+  JsonValue vocab = JsonValue::object();
+  for (int i = 0; i < 2000; ++i) vocab.set("a" + std::to_string(i), i);
+  model_of(document).set("vocab", std::move(vocab)).set("merges", JsonValue::array());
+  document.set("decoder", typed("Replace")
+                              .set("pattern", JsonValue::object().set("String", "a"))
+                              .set("content", std::string(1 << 19, 'b')));
+  try {
+    Tokenizer::from_json(to_json(document), "", "evil.json");
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("evil.json: decoder"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Pipeline, EncodingIsCancelled) {
+  const std::atomic<bool> cancel = true;
+  const Tokenizer tokenizer = Tokenizer::from_json(to_json(minimal()), "", "minimal");
+  const std::string text(100000, 'a');
+  EXPECT_THROW(tokenizer.encode(text, {.cancel = &cancel}), Cancelled);
 }
 
 TEST(Pipeline, MissingFiles) { EXPECT_THROW(Tokenizer::from_file("/nonexistent/tokenizer.json"), NotFound); }
