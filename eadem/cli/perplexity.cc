@@ -136,7 +136,7 @@ int perplexity(CommandLine command_line) {
   const io::Tokenizer tokenizer = engine::open_tokenizer(checkpoint);
   std::vector<int32_t> ids;
   try {
-    ids = tokenizer.encode(text, {.add_special_tokens = true, .parse_special = false});
+    ids = tokenizer.encode(text, {.add_special_tokens = true, .parse_special = false, .cancel = &interrupt_flag()});
   } catch (const InvalidArgument& error) {
     throw InvalidArgument("{}: {}", file, error.what());
   }
