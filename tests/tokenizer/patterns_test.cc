@@ -6,6 +6,7 @@
 #include <random>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
 #include "eadem/io/tokenizer/pattern_matchers.h"
 #include "eadem/io/tokenizer/regex.h"
 #include "eadem/io/tokenizer/unicode.h"

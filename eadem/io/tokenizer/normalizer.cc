@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {

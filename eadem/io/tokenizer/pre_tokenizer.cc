@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
 #include "eadem/io/tokenizer/normalizer.h"
 #include "eadem/io/tokenizer/unicode.h"
 
