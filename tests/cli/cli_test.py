@@ -25,7 +25,7 @@ ROOT = Path(sys.argv[2])
 GOLDEN = ROOT / "tests/data/golden"
 DATA = ROOT / "tests/data"
 STORIES = ROOT / "assets/stories"
-GGUF_STORIES = ROOT / "../shared/data/models/stories260K"
+GGUF_STORIES = DATA / "stories260K"
 COMMANDS = ["run", "perplexity", "inspect", "explain", "bench", "train", "tokenizer", "convert", "doctor"]
 
 
@@ -455,7 +455,6 @@ class Convert(ProgramTest):
         texts = {self.done("run", model, *sampling).out for model in (STORIES, gguf, back)}
         self.assertEqual(len(texts), 1)
 
-    @unittest.skipUnless(GGUF_STORIES.exists(), f"{GGUF_STORIES} is absent")
     def test_interleaved_gguf(self):
         made = self.folder / "made"
         self.done("convert", GGUF_STORIES / "stories260K.gguf", made)

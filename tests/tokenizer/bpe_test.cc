@@ -12,6 +12,7 @@
 #include "eadem/io/tokenizer/readers.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "tests/tokenizer/shared_tokenizers.h"
+#include "tests/tokenizer/small_goldens.h"
 
 namespace eadem::io {
 namespace {
@@ -185,12 +186,7 @@ TEST(Bpe, PiecesWithoutMetaspaceTakeLinearTime) {
 }
 
 // Quadratic work on these texts would take hours; the test's own timeout is the assertion.
-TEST(Bpe, HostileTextsTakeLinearithmicTime) {
-  EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
-  const std::string folder = shared_tokenizers().string();
-  const Tokenizer gpt2 =
-      Tokenizer::from_vocab_and_merges(folder + "/gpt2/vocab.json", folder + "/gpt2/merges.txt", KnownPattern::kGpt2);
-  const Tokenizer llama2 = Tokenizer::from_json(repaired_llama2_json(), "", "llama2");
+void expect_hostile_texts_return(const std::vector<const Tokenizer*>& tokenizers) {
   std::mt19937 random(1);
   std::string letters;
   for (int i = 0; i < 1 << 20; ++i) letters += static_cast<char>('a' + random() % 26);
@@ -198,17 +194,40 @@ TEST(Bpe, HostileTextsTakeLinearithmicTime) {
   std::string emoji;
   while (emoji.size() < 1 << 20) emoji += "\xF0\x9F\xA6\x99";
   for (const std::string& text : {letters, same, spaces, breaks, emoji}) {
-    for (const Tokenizer* tokenizer : {&gpt2, &llama2}) {
+    for (const Tokenizer* tokenizer : tokenizers) {
       const auto ids = tokenizer->encode(text);
       EXPECT_TRUE(tokenizer->decode(ids) == text);
     }
   }
 }
 
-TEST(Bpe, ManyThreadsShareATokenizer) {
+TEST(Bpe, HostileTextsTakeLinearithmicTime) {
+  const JsonReader goldens = read_golden("pre_types.json");
+  const Tokenizer stories = stories_tokenizer();
+  std::vector<Tokenizer> byte_level;
+  for (const char* name : {"gpt-2", "gpt-4o", "kimi-k2", "deepseek-llm"}) {
+    byte_level.push_back(Tokenizer::from_gguf(small_gguf(goldens, "byte_level", name)));
+  }
+  std::vector<const Tokenizer*> all = {&stories};
+  for (const Tokenizer& tokenizer : byte_level) all.push_back(&tokenizer);
+  expect_hostile_texts_return(all);
+}
+
+TEST(Bpe, HostileTextsTakeLinearithmicTimeInRealVocabularies) {
   EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
-  const Tokenizer tokenizer = Tokenizer::from_file((shared_tokenizers() / "qwen2").string());
-  const std::string text = read_text(wiki_path()).substr(0, 100000);
+  const std::string folder = shared_tokenizers().string();
+  const Tokenizer gpt2 =
+      Tokenizer::from_vocab_and_merges(folder + "/gpt2/vocab.json", folder + "/gpt2/merges.txt", KnownPattern::kGpt2);
+  const Tokenizer llama2 = Tokenizer::from_json(repaired_llama2_json(), "", "llama2");
+  expect_hostile_texts_return({&gpt2, &llama2});
+}
+
+TEST(Bpe, ManyThreadsShareATokenizer) {
+  const JsonReader goldens = read_golden("pre_types.json");
+  const Tokenizer tokenizer = Tokenizer::from_gguf(small_gguf(goldens, "byte_level", "gpt-4o"));
+  std::string text;
+  for (const std::string& part : goldens.strings("texts")) text += part + "\n";
+  while (text.size() < 100000) text += text;
   const auto expected = tokenizer.encode(text);
   std::vector<std::thread> threads;
   std::atomic<int> num_equal = 0;

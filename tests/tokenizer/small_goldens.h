@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The files that tests/data/tokenizer/make_small_goldens.py writes.
+// Committed data: the files that tests/data/tokenizer/make_small_goldens.py writes, and small tokenizers.
 #pragma once
 
 #include <string>
@@ -31,6 +31,11 @@ inline GgufTokenizerData small_gguf(const JsonReader& pre_types, const std::stri
   data.tokens = vocabulary.strings("tokens");
   data.merges = vocabulary.strings("merges");
   return data;
+}
+
+// The SentencePiece vocabulary of tests/data/stories260K.
+inline Tokenizer stories_tokenizer() {
+  return Tokenizer::from_file(std::string(EADEM_SOURCE_DIR) + "/tests/data/stories260K/stories260K.gguf");
 }
 
 }  // namespace eadem::io
