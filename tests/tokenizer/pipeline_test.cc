@@ -194,6 +194,29 @@ TEST(Pipeline, EncodingIsCancelled) {
   EXPECT_THROW(tokenizer.encode(text, {.cancel = &cancel}), Cancelled);
 }
 
+// A hundred thousand added tokens: finding each among all before it would take minutes.
+TEST(Pipeline, ManyAddedTokensTakeLinearTime) {
+  std::string config = R"({"added_tokens_decoder": {)";
+  constexpr int kTokens = 100'000;
+  for (int i = 0; i < kTokens; ++i) {
+    config += fmt::format(R"({}"{}": {{"content": "<{}>", "special": true}})", i > 0 ? "," : "", 100 + i, i);
+  }
+  const Tokenizer tokenizer = Tokenizer::from_json(to_json(minimal()), config + "}}", "many.json");
+  EXPECT_EQ(tokenizer.encode("ab<7>c<99999>"), (std::vector<int32_t>{3, 107, 2, 100099}));
+}
+
+TEST(Pipeline, TemplatesNameTheirTokens) {
+  expect_refused<DataCorrupted>(
+      [](JsonValue& d) {
+        d.set("post_processor",
+              typed("TemplateProcessing")
+                  .set("single", JsonValue::array().push_back(JsonValue::object().set(
+                                     "SpecialToken", JsonValue::object().set("id", "<s>").set("type_id", 0))))
+                  .set("special_tokens", JsonValue::object()));
+      },
+      "<s>");
+}
+
 TEST(Pipeline, MissingFiles) { EXPECT_THROW(Tokenizer::from_file("/nonexistent/tokenizer.json"), NotFound); }
 
 }  // namespace
