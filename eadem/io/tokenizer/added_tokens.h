@@ -29,7 +29,7 @@ class AddedTokenMatcher {
   bool empty() const { return tokens_.empty(); }
   // Sections tile the text, except for the white space that lstrip and rstrip take, which belongs to the
   // token. Special tokens are left in the text unless `parse_special`. An empty text has no sections. Throws
-  // Cancelled as TextWork.
+  // Cancelled, see TextWork.
   std::vector<Section> split(std::string_view text, bool parse_special, TextWork& work) const;
 
   // Bounds the work per byte of a hostile text.

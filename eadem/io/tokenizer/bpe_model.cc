@@ -79,7 +79,7 @@ BpeModel::BpeModel(const TokenizerSpec& spec, bool byte_level)
       throw Unsupported("{}: byte_fallback with a byte-level vocabulary that lacks some of the 256 bytes", source_);
     }
     if (!byte_level_) {
-      // Vocabularies lack the tokens of some bytes: a character with such a byte is unknown.
+      // Some vocabularies lack tokens of bytes; a character with such a byte is unknown.
       StringMap<int32_t> ids;
       for (const VocabEntry& entry : spec.vocab) {
         if (entry.text.size() == 6 && entry.text.starts_with("<0x")) ids.emplace(entry.text, entry.id);

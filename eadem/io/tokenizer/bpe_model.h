@@ -71,7 +71,7 @@ class BpeModel {
   BpeModel(const TokenizerSpec& spec, bool byte_level);
 
   // Appends the ids of `piece`. Throws InvalidArgument when a character has no token and the vocabulary
-  // has neither tokens of all its bytes nor an unknown token; Cancelled as TextWork.
+  // has neither tokens of all its bytes nor an unknown token; Cancelled, see TextWork.
   //
   // Pieces of up to kShortPiece symbols scan an array (they are nearly all pieces of real text); longer
   // ones use a heap: O(n log n).

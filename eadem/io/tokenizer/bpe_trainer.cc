@@ -232,8 +232,8 @@ TokenizerSpec BpeTrainer::train(const std::atomic<bool>* cancel) const {
     const int32_t left = PairCounts::left(pair), right = PairCounts::right(pair);
     std::string bytes = tokens[static_cast<size_t>(left)] + tokens[static_cast<size_t>(right)];
     std::string text = alphabet_from_bytes(bytes);
-    // The same bytes can arise from another pair ("a" + "aa", "aa" + "a"): the merge then leads to the token
-    // there is. A special token's spelling stays out of reach of ordinary text.
+    // Two pairs can give one text ("a" + "aa", "aa" + "a"): the second merge then leads to the token of the
+    // first. A special token's spelling stays out of reach of ordinary text.
     const auto [existing, is_new] = known.try_emplace(text, static_cast<int32_t>(tokens.size()));
     const int32_t merged = existing->second;
     if (!is_new && merged < static_cast<int32_t>(options_.special_tokens.size())) continue;

@@ -18,7 +18,7 @@ namespace eadem::io {
 class Replacer {
  public:
   Replacer(const Pattern& pattern, std::string content, const std::string& place);
-  // Throws InvalidArgument when the text would grow beyond work.max_bytes(); else as Regex and TextWork.
+  // Throws InvalidArgument when the text would grow beyond work.max_bytes(). Other errors: see Regex and TextWork.
   void apply(std::string& text, TextWork& work) const;
 
  private:
@@ -36,7 +36,7 @@ class Normalizer {
 
   bool empty() const { return steps_.empty(); }
   // Time and memory are linear in the text. Throws InvalidArgument, naming both sizes, when a step would make the
-  // text larger than work.max_bytes(); else as Regex and TextWork.
+  // text larger than work.max_bytes(). Other errors: see Regex and TextWork.
   void apply(std::string& text, TextWork& work) const;
 
  private:

@@ -40,7 +40,7 @@ class PreTokenizer {
 
   // `pre.pieces` is set from `pre.text`, which steps that insert characters replace. Steps after ByteLevel see the
   // byte alphabet and may cut inside of a character: `pre.text` holds bytes then. Throws InvalidArgument when a step
-  // makes the text longer than work.max_bytes(); else as Regex and TextWork.
+  // makes the text longer than work.max_bytes(). Other errors: see Regex and TextWork.
   void apply(PreTokenized& pre, TextWork& work) const;
 
   // A step is ByteLevel: the model sees the bytes of each piece.

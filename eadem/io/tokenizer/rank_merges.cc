@@ -23,9 +23,11 @@ struct Part {
   int32_t id;
 };
 
-// Calls `found(token, parts)` for every part, in the order in which `less` sorts them, with the indices of the other
-// parts that `contains` finds at the end of the text where `less` begins to compare; the shortest first. In that
-// order those parts are a stack: a part stays on it for as long as what follows begins with it. Comparing takes time
+// Finds, for every part, the other parts that it begins with (or ends with: `less` and `contains` say which), and calls
+// `found(part, those)` with indices, the shortest first.
+//
+// Parts are sorted, so that those beginning with a text follow it without a gap. So the parts that the current one
+// begins with form a stack: one that does not fit any more will not fit later either. Comparisons take time
 // proportional to the bytes of all texts, times the logarithm of their number.
 template <typename Less, typename Contains, typename Found>
 void for_each_with_affixes(const std::vector<Part>& parts, TextWork& work, const Less& less, const Contains& contains,

@@ -131,7 +131,7 @@ Regex::Regex(const std::string& pattern, const std::string& place) : compiled_(s
   const std::string translated = to_pcre2(pattern, place);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  // A callout before every item of the pattern is where steps are counted.
+  // PCRE2 calls back before every item of the pattern: there steps are counted.
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
   compiled_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(), options, &error,
                                   &offset, nullptr);
@@ -156,7 +156,7 @@ struct Regex::Scanner::State {
   size_t offset = 0;
   size_t pos = 1;                            // beyond the text: nothing to find yet
   size_t last_end = std::string_view::npos;  // of the last match
-  size_t last_seen = 0;                      // where the matcher was at the callout before
+  size_t last_seen = 0;                      // position at the previous callout
   pcre2_match_data* data = nullptr;
   pcre2_match_context* context = nullptr;
   pcre2_jit_stack* stack = nullptr;
@@ -168,7 +168,7 @@ struct Regex::Scanner::State {
     pcre2_jit_stack_free(stack);
   }
 
-  // Counts one step and the way from the place of the last callout. Ends the match when there are too many.
+  // Counts one step, and the distance from the last callout's position. Ends the match when the limit is exceeded.
   static int count_step(pcre2_callout_block* block, void* state) {
     State& s = *static_cast<State*>(state);
     const size_t now = block->current_position;

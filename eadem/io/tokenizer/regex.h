@@ -44,7 +44,7 @@ class Regex {
 
     // The next match, left to right. A match may be empty, though not where the one before it ends. False at the end
     // of the text. Throws InvalidArgument, naming the pattern and the byte offset, when work.max_regex_steps() are
-    // used up or one match needs more than PCRE2's own limits on memory; Cancelled as TextWork.
+    // used up or one match needs more than PCRE2's own limits on memory; Cancelled, see TextWork.
     bool next(size_t& begin, size_t& end);
 
    private:

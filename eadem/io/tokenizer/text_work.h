@@ -11,7 +11,7 @@
 
 namespace eadem::io {
 
-// Every loop over a text calls tick() once per turn. One thread at a time.
+// Passed down to everything that reads the text; each loop calls tick() once per turn. One thread at a time.
 class TextWork {
  public:
   // `text_bytes`: the size of the caller's text; the limits are linear in it. `cancel`: see EncodeOptions.

@@ -25,7 +25,7 @@ class TokenDecoder {
   ~TokenDecoder();
 
   // Appends the bytes of a token. `first`: it is the first of the text. Throws InvalidArgument when a Replace step
-  // makes the token longer than work.max_bytes(); else as Regex and TextWork.
+  // makes the token longer than work.max_bytes(). Other errors: see Regex and TextWork.
   void append_token(std::string& bytes, std::string_view token, bool first, TextWork& work) const;
 
   // After all tokens: up to strip_count() leading strip_char() are dropped from the text.
