@@ -155,7 +155,8 @@ Chunks read_chunks(const PerplexityOptions& options, const io::Tokenizer& tokeni
   chunks.text = options.from_stdin ? read_stdin(kMaxTextBytes) : io::read_file(options.file, kMaxTextBytes);
   if (chunks.text.empty()) throw InvalidArgument("{} is empty", options.file);
   try {
-    chunks.ids = tokenizer.encode(chunks.text, {.add_special_tokens = true, .parse_special = false});
+    chunks.ids = tokenizer.encode(chunks.text,
+                                  {.add_special_tokens = true, .parse_special = false, .cancel = &interrupt_flag()});
   } catch (const InvalidArgument& error) {
     throw InvalidArgument("{}: {}", options.file, error.what());
   }
@@ -182,7 +183,7 @@ models::Checkpoint open_base(const PerplexityOptions& options, const models::Che
   models::Checkpoint base = models::open_checkpoint(resolve_model(options.base));
   const io::Tokenizer tokenizer = engine::open_tokenizer(base);
   if (base.model->info().vocab != checkpoint.model->info().vocab ||
-      tokenizer.encode(chunks.text, {.parse_special = false}) != chunks.ids)
+      tokenizer.encode(chunks.text, {.parse_special = false, .cancel = &interrupt_flag()}) != chunks.ids)
     throw InvalidArgument("--kl: {} and {} do not have the same tokenizer", *options.base, checkpoint.path);
   if (options.context > base.model->info().max_positions)
     throw InvalidArgument("--context is {}; the context of {} is {} tokens", options.context, *options.base,

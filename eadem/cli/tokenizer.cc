@@ -15,6 +15,7 @@
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
 #include "eadem/io/mapped_file.h"
+#include "eadem/io/text.h"
 #include "eadem/io/tokenizer/bpe_trainer.h"
 
 namespace eadem::cli {
@@ -24,16 +25,81 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 31;
+constexpr int64_t kMaxStdinBytes = int64_t{1} << 28;  // nothing says how much will come
+
+// Standard input in pieces, each handed to `use`. At most kMaxStdinBytes.
+template <typename Use>
+void read_stdin(std::string_view what, const Use& use) {
+  std::string piece(size_t{1} << 16, '\0');
+  int64_t bytes = 0;
+  while (std::cin.read(piece.data(), static_cast<std::streamsize>(piece.size())) || std::cin.gcount() > 0) {
+    bytes += std::cin.gcount();
+    if (bytes > kMaxStdinBytes)
+      throw InvalidArgument("standard input: more than {} bytes of {}; -f reads a file of up to {}", kMaxStdinBytes,
+                            what, kMaxTextBytes);
+    use(std::string_view(piece).substr(0, static_cast<size_t>(std::cin.gcount())));
+    stop_if_interrupted();
+  }
+  stop_if_interrupted();
+}
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
 
 // The text of `given`, of a file, or of standard input.
 std::string text_of(const std::optional<std::string>& given, const std::optional<std::string>& file) {
   if (given && file) throw UsageError("TEXT and -f both give the text; give one");
+  // A path is hardly ever the text that is meant, and its ids say nothing of the mistake.
+  if (given && exists(*given))
+    throw UsageError(fmt::format(
+        "TEXT is {0}, which is a file or directory: `-m {0}` takes it for the model, `-f {0}` for the text; to encode "
+        "the path itself, write it to standard input",
+        io::quote(*given)));
   if (given) return *given;
   if (file && *file != "-") return io::read_file(*file, kMaxTextBytes);
-  std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-  stop_if_interrupted();
+  std::string text;
+  read_stdin("text", [&](std::string_view piece) { text += piece; });
   return text;
 }
+
+// Token ids between spaces, line breaks, commas and brackets, from text that comes in pieces.
+class IdReader {
+ public:
+  void add(std::string_view piece) {
+    for (const char c : piece) {
+      const bool separates = c == ' ' || c == '\n' || c == '\t' || c == ',' || c == '[' || c == ']' || c == '\r';
+      if (!separates) {
+        word_ += c;
+        if (word_.size() > kMaxWord) finish_word();  // no id is so long: refused before it fills the memory
+      } else {
+        finish_word();
+      }
+    }
+  }
+  std::vector<int32_t> finish() {
+    finish_word();
+    return std::move(ids_);
+  }
+
+ private:
+  static constexpr size_t kMaxWord = 64;
+
+  void finish_word() {
+    if (word_.empty()) return;
+    int32_t id = 0;
+    const auto [rest, error] = std::from_chars(word_.data(), word_.data() + word_.size(), id);
+    if (error != std::errc() || rest != word_.data() + word_.size())
+      throw InvalidArgument("{} is no token id{}", io::quote(word_),
+                            exists(word_) ? "; -m gives the model and -f a file of ids" : "");
+    ids_.push_back(id);
+    word_.clear();
+  }
+
+  std::string word_;
+  std::vector<int32_t> ids_;
+};
 
 int train_tokenizer(CommandLine command_line) {
   std::vector<std::string> files, specials;
@@ -85,7 +151,7 @@ int train_tokenizer(CommandLine command_line) {
       const std::string text = io::read_file(files[i], kMaxTextBytes);
       if (text.empty()) note("warning: {} is empty", files[i]);
       try {
-        trainer.add_text(text);
+        trainer.add_text(text, &interrupt_flag());
       } catch (const InvalidArgument& error) {
         throw InvalidArgument("{}: {}", files[i], error.what());
       }
@@ -94,8 +160,7 @@ int train_tokenizer(CommandLine command_line) {
     }
   }
   if (bytes == 0) throw InvalidArgument("the files hold no text to learn from");
-  const io::TokenizerSpec spec = trainer.train();
-  stop_if_interrupted();
+  const io::TokenizerSpec spec = trainer.train(&interrupt_flag());
   std::error_code error;
   fs::create_directories(output, error);
   if (error) throw IoError("{}: cannot make the directory: {}", output, error.message());
@@ -119,7 +184,7 @@ struct CoderOptions {
     arguments.option("-f,--file", "FILE", file, std::string("read the ") + what + " from a file; - is standard input");
     arguments.flag("--json", json, "machine-readable");
   }
-  io::Tokenizer open() const { return io::Tokenizer::from_file(resolve_model(model)); }
+  io::Tokenizer open() const { return io::Tokenizer::from_file(resolve_model(model), &interrupt_flag()); }
 };
 
 int encode(CommandLine command_line) {
@@ -135,9 +200,10 @@ int encode(CommandLine command_line) {
   arguments.example("eadem tokenizer encode -m model.gguf -f book.txt --json", "ids and texts of tokens");
   if (!arguments.parse(command_line)) return kOk;
   listen_for_interrupt();
+  const std::string input = text_of(text, options.file);
   const io::Tokenizer tokenizer = options.open();
-  const std::vector<int32_t> ids =
-      tokenizer.encode(text_of(text, options.file), {.add_special_tokens = !no_special, .parse_special = !plain});
+  const std::vector<int32_t> ids = tokenizer.encode(
+      input, {.add_special_tokens = !no_special, .parse_special = !plain, .cancel = &interrupt_flag()});
   if (!options.json) {
     print(fmt::format("{}\n", fmt::join(ids, " ")));
     return kOk;
@@ -163,24 +229,16 @@ int decode(CommandLine command_line) {
   arguments.example("eadem tokenizer encode -f a.txt | eadem tokenizer decode > b.txt", "there and back");
   if (!arguments.parse(command_line)) return kOk;
   listen_for_interrupt();
-  if (words.empty() || options.file) {
-    if (!words.empty()) throw UsageError("ID and -f both give the ids; give one");
-    std::string word;
-    for (const char c : text_of(std::nullopt, options.file)) {
-      const bool separates = c == ' ' || c == '\n' || c == '\t' || c == ',' || c == '[' || c == ']' || c == '\r';
-      if (!separates) word += c;
-      if (separates && !word.empty()) words.push_back(std::exchange(word, {}));
-    }
-    if (!word.empty()) words.push_back(word);
+  if (!words.empty() && options.file) throw UsageError("ID and -f both give the ids; give one");
+  IdReader reader;
+  for (const std::string& word : words) reader.add(word + " ");
+  if (words.empty() && options.file && *options.file != "-") {
+    reader.add(io::read_file(*options.file, kMaxTextBytes));
+  } else if (words.empty()) {
+    read_stdin("ids", [&](std::string_view piece) { reader.add(piece); });
   }
+  const std::vector<int32_t> ids = reader.finish();
   const io::Tokenizer tokenizer = options.open();
-  std::vector<int32_t> ids;
-  for (const std::string& word : words) {
-    int32_t id = 0;
-    const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-    if (error != std::errc() || rest != word.data() + word.size()) throw InvalidArgument("'{}' is no token id", word);
-    ids.push_back(id);
-  }
   const std::string text = tokenizer.decode(ids, !special);
   print(options.json ? io::to_json(io::JsonValue::object().set("text", text)) + "\n" : text + "\n");
   return kOk;

@@ -141,9 +141,14 @@ std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, c
   std::vector<std::string> errors(prompts.size());
   for (size_t i = 0; i < prompts.size(); ++i) {
     try {
-      ids[i] = tokenizer_->encode(prompts[i]);
+      ids[i] = tokenizer_->encode(prompts[i], {.cancel = cancel});
       // An empty prompt starts from the beginning of a text.
       if (ids[i].empty() && tokenizer_->bos()) ids[i].push_back(*tokenizer_->bos());
+    } catch (const Cancelled&) {
+      stats_ = {};
+      std::vector<Completion> none(prompts.size());
+      for (Completion& completion : none) completion.finish_reason = FinishReason::cancelled;
+      return none;
     } catch (const Error& error) {
       errors[i] = error.what();
     }

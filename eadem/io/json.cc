@@ -256,21 +256,7 @@ class Parser {
       if (low < 0xdc00 || low >= 0xe000) fail(begin, "a surrogate escape without its other half");
       code_point = 0x10000 + ((code_point - 0xd800) << 10) + (low - 0xdc00);
     }
-    if (code_point < 0x80) {
-      result += static_cast<char>(code_point);
-    } else if (code_point < 0x800) {
-      result += static_cast<char>(0xc0 | (code_point >> 6));
-      result += static_cast<char>(0x80 | (code_point & 0x3f));
-    } else if (code_point < 0x10000) {
-      result += static_cast<char>(0xe0 | (code_point >> 12));
-      result += static_cast<char>(0x80 | ((code_point >> 6) & 0x3f));
-      result += static_cast<char>(0x80 | (code_point & 0x3f));
-    } else {
-      result += static_cast<char>(0xf0 | (code_point >> 18));
-      result += static_cast<char>(0x80 | ((code_point >> 12) & 0x3f));
-      result += static_cast<char>(0x80 | ((code_point >> 6) & 0x3f));
-      result += static_cast<char>(0x80 | (code_point & 0x3f));
-    }
+    append_utf8(result, code_point);
   }
 
   uint32_t parse_hex4(size_t escape_begin) {

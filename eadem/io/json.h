@@ -129,6 +129,10 @@ class JsonReader {
   JsonReader object(std::string_view key) const;
   std::optional<JsonReader> optional_object(std::string_view key) const;
 
+  // Every member of this object by its key, in order; each must be an object itself. Takes linear time, where object()
+  // for each of the keys would not.
+  std::vector<std::pair<std::string, JsonReader>> members() const;
+
   // Arrays. `integers` also takes one bare integer, as Hugging Face configs write `eos_token_id`.
   std::vector<JsonReader> elements(std::string_view key) const;
   std::vector<int64_t> integers(std::string_view key, int64_t min, int64_t max = kMaxInteger) const;

@@ -165,6 +165,16 @@ std::optional<JsonReader> JsonReader::optional_object(std::string_view key) cons
   return object(key);
 }
 
+std::vector<std::pair<std::string, JsonReader>> JsonReader::members() const {
+  std::vector<std::pair<std::string, JsonReader>> readers;
+  for (const JsonMember& member : value_->as_object()) {
+    if (!member.value.is_object()) fail(member.key, "an object");
+    document_->read.insert(&member.value);
+    readers.emplace_back(member.key, child(member.key, &member.value));
+  }
+  return readers;
+}
+
 std::vector<JsonReader> JsonReader::elements(std::string_view key) const {
   const JsonValue* found = find_and_mark(key);
   if (found == nullptr || !found->is_array()) fail(key, "an array");

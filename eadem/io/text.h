@@ -15,6 +15,9 @@ namespace eadem::io {
 
 bool is_valid_utf8(std::string_view text);
 
+// Appends the UTF-8 sequence of a code point: at most U+10FFFF and no surrogate.
+void append_utf8(std::string& out, char32_t value);
+
 // `text` in single quotes for a message: control characters and malformed bytes as \xNN, long texts cut.
 std::string quote(std::string_view text);
 

@@ -332,6 +332,38 @@ class Tokenizer(ProgramTest):
         self.refused(1, "not UTF-8", "tokenizer", "encode", "-m", made, stdin=b"\xff")
         self.refused(1, "no token id", "tokenizer", "decode", "-m", made, "x")
         self.refused(1, "999999", "tokenizer", "decode", "-m", made, "999999")
+        lists = f"[{', '.join(ids.split())}]\n"
+        self.assertEqual(self.done("tokenizer", "decode", "-m", made, "--special", stdin=lists.encode()).out, text + "\n")
+
+    def test_a_path_is_not_taken_for_text(self):
+        path = STORIES / "tokenizer.json"
+        for text in (path, STORIES):
+            self.refused(2, [f"`-m '{text}'`", f"`-f '{text}'`", "standard input"], "tokenizer", "encode", text,
+                         stdin=b"Once upon a time")
+        self.refused(1, ["no token id", "-m gives the model"], "tokenizer", "decode", path)
+        self.assertEqual(self.done("tokenizer", "encode", stdin=str(path).encode()).code, 0)
+
+    def test_standard_input_has_a_limit(self):
+        for action, what in (("encode", "text"), ("decode", "ids")):
+            source = open("/dev/zero", "rb") if action == "encode" else subprocess.Popen(["yes", "1"], stdout=subprocess.PIPE)
+            stream = source if action == "encode" else source.stdout
+            process = subprocess.run([PROGRAM, "tokenizer", action], stdin=stream, capture_output=True, timeout=120)
+            stream.close()
+            if action == "decode":
+                source.wait()
+            self.assertEqual(process.returncode, 1)
+            self.assertIn(f"standard input: more than 268435456 bytes of {what}".encode(), process.stderr)
+
+    def test_encoding_stops_when_asked(self):
+        path = self.folder / "text.txt"
+        path.write_bytes(b"Once upon a time there was a unique word " * 5_000_000)
+        process = subprocess.Popen([PROGRAM, "tokenizer", "encode", "-f", path], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out), (130, b""), err)
+        self.assertIn(b"interrupted", err)
 
     def test_bad_training(self):
         (self.folder / "bad.txt").write_bytes(b"\xff")
@@ -399,7 +431,6 @@ class Convert(ProgramTest):
         texts = {self.done("run", model, *sampling).out for model in (STORIES, gguf, back)}
         self.assertEqual(len(texts), 1)
 
-    @unittest.skipUnless(GGUF_STORIES.exists(), f"{GGUF_STORIES} is absent")
     def test_interleaved_gguf(self):
         made = self.folder / "made"
         self.done("convert", GGUF_STORIES / "stories260K.gguf", made)

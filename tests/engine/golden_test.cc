@@ -34,19 +34,40 @@ std::string read_file(const fs::path& path) {
 }
 
 // llama2.c's reference program prints 200 tokens of greedy decoding from BOS, byte for byte.
+void expect_reference_text(const fs::path& model) {
+  const std::string expected = read_file(fs::path(EADEM_SOURCE_DIR) / "tests/data/stories260K/expected_t0_n200.txt");
+  LLM llm(model.string(), open_device(device_name), exact_options());
+  SamplingParams params;
+  params.temperature = 0;
+  params.max_tokens = 200;
+  params.ignore_eos = true;
+  const std::vector<Completion> completions = llm.generate({""}, params);
+  ASSERT_EQ(completions[0].error, "");
+  EXPECT_EQ(completions[0].text, expected) << model;
+}
+
 TEST(Golden, Stories260KWritesTheReferenceText) {
-  const fs::path folder = fs::path(EADEM_SHARED_DATA) / "models/stories260K";
-  if (!fs::exists(folder)) GTEST_SKIP() << folder << " is absent";
-  const std::string expected = read_file(folder / "expected_t0_n200.txt");
-  for (const char* name : {"stories260K.gguf", "tinyllamas-stories-260k-f32.crabml.gguf"}) {
-    LLM llm((folder / name).string(), open_device(device_name), exact_options());
-    SamplingParams params;
-    params.temperature = 0;
-    params.max_tokens = 200;
-    params.ignore_eos = true;
-    const std::vector<Completion> completions = llm.generate({""}, params);
-    ASSERT_EQ(completions[0].error, "");
-    EXPECT_EQ(completions[0].text, expected) << name;
+  expect_reference_text(fs::path(EADEM_SOURCE_DIR) / "tests/data/stories260K/stories260K.gguf");
+}
+
+// An independent conversion, in GGUF version 1.
+TEST(Golden, Stories260KVersion1WritesTheReferenceText) {
+  const fs::path model = fs::path(EADEM_SHARED_DATA) / "models/stories260K/tinyllamas-stories-260k-f32.crabml.gguf";
+  if (!fs::exists(model)) GTEST_SKIP() << model << " is absent";
+  expect_reference_text(model);
+}
+
+// A cancelled request has no text and no error, also when its prompt was not read yet.
+TEST(Golden, APromptIsNotReadWhenCancelled) {
+  LLM llm((fs::path(EADEM_SOURCE_DIR) / "tests/data/stories260K/stories260K.gguf").string(), open_device(device_name),
+          exact_options());
+  const std::atomic<bool> cancel = true;
+  const auto completions = llm.generate({std::string(1 << 20, 'a'), "b"}, SamplingParams{}, {}, &cancel);
+  ASSERT_EQ(completions.size(), 2u);
+  for (const Completion& completion : completions) {
+    EXPECT_EQ(completion.finish_reason, FinishReason::cancelled);
+    EXPECT_EQ(completion.error, "");
+    EXPECT_EQ(completion.text, "");
   }
 }
 

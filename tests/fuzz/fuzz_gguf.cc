@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes either are refused by an eadem::Error or give metadata and tensors that can be read from end to end.
+// Any bytes either are refused by an eadem::Error or give metadata and tensors that can be read from end to end, and a
+// tokenizer, if there is one, that encodes and decodes.
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "eadem/io/gguf.h"
+#include "eadem/io/tokenizer/tokenizer.h"
 
 namespace {
 
@@ -35,6 +37,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       attempt([&] { file->integers(key, INT64_MIN, INT64_MAX); });
       attempt([&] { file->numbers(key); });
     }
+    attempt([&] {
+      const io::Tokenizer tokenizer = io::tokenizer_from_gguf(*file);
+      tokenizer.decode(tokenizer.encode(" ab  b's 1234\n\xC3\xA9\xE4\xB8\xAD<s>"), false);
+    });
     for (const io::WeightInfo& info : file->tensors()) {
       if (!info.type) continue;
       const TensorView view = file->get(info.name).view;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of the corpora of safetensors, gguf, config_json, quantized_checkpoint and
-pack_cache (corpus/<name>/seed_*).
+"""Writes the seeds of the corpora of safetensors, gguf, config_json, tokenizer_json, quantized_checkpoint and pack_cache
+(corpus/<name>/seed_*).
 
     python tests/fuzz/make_seeds.py
 
@@ -56,8 +56,26 @@ save("safetensors", "misaligned", safetensors({
     "__metadata__": {"format": "pt"},
 }, bytes(5)))
 save("safetensors", "packed", safetensors({"f": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, bytes(2)))
+def gguf_tokenizer(model, pre, tokens, merges):
+    def strings(key, values):
+        packed = b"".join(gguf_string(3, value.encode()) for value in values)
+        return gguf_string(3, key) + struct.pack("<IIQ", 9, 8, len(values)) + packed
+
+    def string(key, value):
+        return gguf_string(3, key) + struct.pack("<I", 8) + gguf_string(3, value)
+
+    entries = [string(b"tokenizer.ggml.model", model), string(b"tokenizer.ggml.pre", pre),
+               strings(b"tokenizer.ggml.tokens", tokens), strings(b"tokenizer.ggml.merges", merges),
+               gguf_string(3, b"tokenizer.ggml.scores") + struct.pack("<IIQ", 9, 6, len(tokens)) +
+               b"".join(struct.pack("<f", -i) for i in range(len(tokens)))]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries)
+
+
 for version in (1, 2, 3):
     save("gguf", f"v{version}", gguf(version))
+save("gguf", "ranks", gguf_tokenizer(b"llama", b"", ["<s>", "a", "b", "ab", "abab", "\u2581a", "<0xC3>", "<0xA9>"], []))
+for pre in (b"deepseek-llm", b"superbpe", b"kimi-k2", b"falcon"):
+    save("gguf", pre.decode(), gguf_tokenizer(b"gpt2", pre, ["a", "b", "ab", "\u0120", "1", "2"], ["a b"]))
 index = b"0 0 eadem, rank 0 of 1\n0 12 w f32 [4, 3] as q8_0 in panels: quants u8 [1, 1, 12]\n4096 8 v f32 [2] as f32\n"
 save("pack_cache", "parts",
      struct.pack("<8sIIQQQQ", b"eadempak", 1, 0, len(index), 3, 4096, 8200).ljust(128, b"\0") + index)
@@ -74,6 +92,21 @@ save("config_json", "llama", json.dumps(llama, indent=2).encode())
 save("config_json", "generation", json.dumps({
     "temperature": 0.7, "top_k": 20, "top_p": 0.8, "eos_token_id": 2, "do_sample": True, "note": "grüße 😀\n\"",
 }).encode())
+def tokenizer(pre_tokenizer, **model):
+    base = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "\u0120": 3, "<unk>": 4, "<0xC3>": 5}, "merges": ["a b"]}
+    return json.dumps({"pre_tokenizer": pre_tokenizer, "model": base | model}, separators=(",", ":")).encode()
+
+
+def split(pattern):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+bytes_step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+save("tokenizer_json", "steps_after_bytes", tokenizer({"type": "Sequence", "pretokenizers": [
+    {"type": "Punctuation", "behavior": "Contiguous"}, bytes_step, {"type": "Digits", "individual_digits": False},
+    split("[0-9][0-9][0-9]")]}))
+save("tokenizer_json", "empty_matches", tokenizer(split(r"(?=(\d{3})+(?!\d))|\b")))
+save("tokenizer_json", "byte_holes", tokenizer(None, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
 save("config_json", "values", b'[null,true,false,0,-1,1.5e-3,"\\ud83d\\ude00",{},[]]')
 for config in sorted(MODELS.glob("*/config*.json")):
     save("config_json", f"{config.parent.name}_{config.stem}", config.read_bytes())

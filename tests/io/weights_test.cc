@@ -46,10 +46,10 @@ TEST(Weights, SharedFilesMatchThePackages) {
 
 // The package does not read version 1; the same weights in version 3 are the oracle.
 TEST(Weights, GgufVersion1EqualsVersion3) {
-  const std::string directory = std::string(EADEM_SHARED_DATA) + "/models/stories260K/";
-  const std::string v1_path = directory + "tinyllamas-stories-260k-f32.crabml.gguf";
-  const std::string v3_path = directory + "stories260K.gguf";
-  if (!std::filesystem::exists(v1_path) || !std::filesystem::exists(v3_path)) GTEST_SKIP() << directory << " is absent";
+  const std::string v1_path =
+      std::string(EADEM_SHARED_DATA) + "/models/stories260K/tinyllamas-stories-260k-f32.crabml.gguf";
+  const std::string v3_path = std::string(EADEM_SOURCE_DIR) + "/tests/data/stories260K/stories260K.gguf";
+  if (!std::filesystem::exists(v1_path)) GTEST_SKIP() << v1_path << " is absent";
   const auto v1 = GgufFile::open(v1_path);
   const auto v3 = GgufFile::open(v3_path);
   EXPECT_EQ(v1->version(), 1u);

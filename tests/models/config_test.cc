@@ -352,31 +352,36 @@ TEST(AutoModel, HostileConfigsLoadOrAreRefusedByName) {
   EXPECT_GT(count, 50);
 }
 
+void expect_config_of_gguf(const std::string& path) {
+  SCOPED_TRACE(path);
+  const auto file = std::dynamic_pointer_cast<const io::GgufFile>(io::open_weights(path));
+  ASSERT_NE(file, nullptr);
+  const LlamaConfig config = LlamaConfig::from_gguf(*file);
+  EXPECT_TRUE(config.gguf_names);
+  EXPECT_EQ(config.rope_style, kernels::RopeStyle::interleaved);
+  // The sizes that the tensors have.
+  const auto shape = [&](const std::string& tensor) { return file->find(tensor)->shape; };
+  EXPECT_EQ(shape("token_embd.weight"), (Shape{config.vocab_size, config.hidden_size}));
+  EXPECT_EQ(shape("blk.0.attn_q.weight"), (Shape{config.num_attention_heads * config.head_dim, config.hidden_size}));
+  EXPECT_EQ(shape("blk.0.attn_k.weight"), (Shape{config.kv_dim(), config.hidden_size}));
+  EXPECT_EQ(shape("blk.0.ffn_up.weight"), (Shape{config.intermediate_size, config.hidden_size}));
+  int64_t elements = 0;
+  const Llama model(config);
+  for (const io::WeightInfo& info : file->tensors())
+    if (!model.may_ignore(info.name)) elements += info.shape.num_elements();
+  EXPECT_EQ(config.num_parameters(), elements);
+  EXPECT_HAS(refusal([&] { config.to_json(); }), "Unsupported");
+}
+
 TEST(LlamaConfig, FromGguf) {
+  expect_config_of_gguf(std::string(EADEM_SOURCE_DIR) + "/tests/data/stories260K/stories260K.gguf");
+}
+
+TEST(LlamaConfig, FromSharedGguf) {
   const fs::path folder = fs::path(EADEM_SHARED_DATA) / "models";
   if (!fs::exists(folder)) GTEST_SKIP() << folder << " is absent";
-  for (const char* name : {"stories260K/stories260K.gguf", "stories260K/tinyllamas-stories-260k-f32.crabml.gguf",
-                           "random/llama-2-tiny-random.gguf"}) {
-    SCOPED_TRACE(name);
-    const std::string path = (folder / name).string();
-    const auto file = std::dynamic_pointer_cast<const io::GgufFile>(io::open_weights(path));
-    ASSERT_NE(file, nullptr);
-    const LlamaConfig config = LlamaConfig::from_gguf(*file);
-    EXPECT_TRUE(config.gguf_names);
-    EXPECT_EQ(config.rope_style, kernels::RopeStyle::interleaved);
-    // The sizes that the tensors have.
-    const auto shape = [&](const std::string& tensor) { return file->find(tensor)->shape; };
-    EXPECT_EQ(shape("token_embd.weight"), (Shape{config.vocab_size, config.hidden_size}));
-    EXPECT_EQ(shape("blk.0.attn_q.weight"), (Shape{config.num_attention_heads * config.head_dim, config.hidden_size}));
-    EXPECT_EQ(shape("blk.0.attn_k.weight"), (Shape{config.kv_dim(), config.hidden_size}));
-    EXPECT_EQ(shape("blk.0.ffn_up.weight"), (Shape{config.intermediate_size, config.hidden_size}));
-    int64_t elements = 0;
-    const Llama model(config);
-    for (const io::WeightInfo& info : file->tensors())
-      if (!model.may_ignore(info.name)) elements += info.shape.num_elements();
-    EXPECT_EQ(config.num_parameters(), elements);
-    EXPECT_HAS(refusal([&] { config.to_json(); }), "Unsupported");
-  }
+  for (const char* name : {"stories260K/tinyllamas-stories-260k-f32.crabml.gguf", "random/llama-2-tiny-random.gguf"})
+    expect_config_of_gguf((folder / name).string());
 }
 
 // GGUF files have one name for each: without `output.weight` the embedding is the head; nothing stands in for it.

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/data/golden"
-STORIES = ROOT.parent / "shared/data/models/stories260K/stories260K.gguf"
+STORIES = ROOT / "tests/data/stories260K/stories260K.gguf"
 
 
 def load_safetensors(path):
@@ -29,6 +29,4 @@ def load_safetensors(path):
 @pytest.fixture(scope="session")
 def stories():
     """Path of a small model with a tokenizer."""
-    if not STORIES.exists():
-        pytest.skip(f"{STORIES} is absent")
     return str(STORIES)

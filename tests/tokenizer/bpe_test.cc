@@ -3,15 +3,16 @@
 // Merging itself: against a slow, obvious version, and in time on hostile texts.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <map>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "eadem/io/tokenizer/bpe_model.h"
 #include "eadem/io/tokenizer/readers.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "tests/tokenizer/shared_tokenizers.h"
+#include "tests/tokenizer/small_goldens.h"
 
 namespace eadem::io {
 namespace {
@@ -69,7 +70,8 @@ TEST(Bpe, EqualsTheDefinition) {
         std::string text;
         for (size_t i = 0; i < length; ++i) text += static_cast<char>('a' + random() % (repeat == 0 ? 1 : 4));
         std::vector<int32_t> ids;
-        model.encode(text, scratch, ids);
+        TextWork work(text.size());
+        model.encode(text, scratch, ids, work);
         EXPECT_EQ(ids, encode_slowly(spec, text)) << "seed " << seed << ", " << text;
       }
     }
@@ -94,20 +96,97 @@ TEST(Bpe, MetaspaceCutIsExact) {
     std::string text;
     for (unsigned n = random() % 20; n > 0; --n) text += random() % 2 ? mark : "a";
     std::vector<int32_t> whole;
-    model.encode(text, scratch, whole);
+    TextWork work(text.size());
+    model.encode(text, scratch, whole, work);
     EXPECT_EQ(tokenizer.encode(text), whole) << text;
   }
   spec.merges.push_back({1, 0, 5, 3});
   EXPECT_FALSE(BpeModel(spec, false).splits_at_metaspace());
 }
 
+// Tokens that are all made of each other, and one token of two million characters: every way to split each of them, as
+// the definition finds it, and no more time than reading them takes.
+TEST(Bpe, MergesOfRanksAreAllSplits) {
+  std::mt19937 random(5);
+  for (int repeat = 0; repeat < 30; ++repeat) {
+    std::vector<std::string> texts;
+    std::set<std::string> known;
+    while (texts.size() < 40) {
+      std::string text;
+      for (unsigned n = random() % 7 + 1; n > 0; --n) text += random() % 3 == 0 ? "\xC3\xA9" : random() % 2 ? "a" : "b";
+      if (known.insert(text).second) texts.push_back(text);
+    }
+    std::vector<uint32_t> ranks(texts.size());
+    for (uint32_t& rank : ranks) rank = random() % 8 == 0 ? MergeTable::kNoRank : random() % 20;
+    for (const bool byte_level : {false, true}) {
+      TokenizerSpec spec;
+      merges_from_ranks(texts, ranks, byte_level, spec);
+      const auto text_of = [&](int32_t id) {
+        return id < kMaxVocab ? texts[static_cast<size_t>(id)]
+                              : spec.extra_symbols[static_cast<size_t>(id - kMaxVocab)];
+      };
+      std::set<std::string> parts(spec.extra_symbols.begin(), spec.extra_symbols.end());
+      for (size_t id = 0; id < texts.size(); ++id) {
+        if (ranks[id] != MergeTable::kNoRank) parts.insert(texts[id]);
+      }
+      std::vector<std::tuple<std::string, std::string, uint32_t>> expected, found;
+      for (size_t id = 0; id < texts.size(); ++id) {
+        for (size_t cut = 1; cut < texts[id].size() && ranks[id] != MergeTable::kNoRank; ++cut) {
+          const std::string left = texts[id].substr(0, cut), right = texts[id].substr(cut);
+          if (parts.contains(left) && parts.contains(right)) expected.emplace_back(left, right, ranks[id]);
+        }
+      }
+      for (const Merge& merge : spec.merges) {
+        found.emplace_back(text_of(merge.left), text_of(merge.right), merge.rank);
+        EXPECT_EQ(text_of(merge.left) + text_of(merge.right), text_of(merge.result));
+      }
+      EXPECT_EQ(found, expected);
+    }
+  }
+}
+
+TEST(Bpe, AHugeTokenLoadsInLinearTime) {
+  GgufTokenizerData data;
+  data.source = "huge.gguf";
+  data.model = "llama";
+  data.tokens = {"<unk>", "a", "b", "aa", std::string(2 << 20, 'a') + "b"};
+  data.scores = {0, -1, -1, -2, -3};
+  data.token_types = {2, 1, 1, 1, 1};
+  data.unk = 0;
+  data.add_bos = false;
+  data.add_space_prefix = false;
+  const Tokenizer tokenizer = Tokenizer::from_gguf(data);
+  EXPECT_EQ(tokenizer.encode("aaab"), (std::vector<int32_t>{3, 1, 2}));
+  EXPECT_EQ(tokenizer.encode(data.tokens[4]).size(), (1u << 20) + 1);
+  const std::atomic<bool> cancel = true;
+  EXPECT_THROW(Tokenizer::from_gguf(data, &cancel), Cancelled);
+}
+
+// Tokens a, aa, aaa ... are made of each other in as many ways as half the square of their number.
+TEST(Bpe, TooManyMergesAreRefused) {
+  GgufTokenizerData data;
+  data.source = "chain.gguf";
+  data.model = "llama";
+  for (size_t n = 1; n <= 6000; ++n) data.tokens.push_back(std::string(n, 'a'));
+  data.scores.assign(data.tokens.size(), 0);
+  EXPECT_THROW(Tokenizer::from_gguf(data), DataCorrupted);
+}
+
+// Many pieces and no U+2581 in them: looking for one must stop at the end of the piece.
+TEST(Bpe, PiecesWithoutMetaspaceTakeLinearTime) {
+  TokenizerSpec spec;
+  spec.source = "metaspace";
+  spec.vocab = {{"\xE2\x96\x81", 0}, {"a", 1}};
+  PreTokenizerStep split{};
+  split.kind = PreTokenizerStep::Kind::kSplit;
+  split.pattern = {Pattern::Kind::kString, "a"};
+  spec.pre_tokenizers = {split};
+  const std::string text(2 << 20, 'a');
+  EXPECT_EQ(Tokenizer(spec).encode(text).size(), text.size());
+}
+
 // Quadratic work on these texts would take hours; the test's own timeout is the assertion.
-TEST(Bpe, HostileTextsTakeLinearithmicTime) {
-  EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
-  const std::string folder = shared_tokenizers().string();
-  const Tokenizer gpt2 =
-      Tokenizer::from_vocab_and_merges(folder + "/gpt2/vocab.json", folder + "/gpt2/merges.txt", KnownPattern::kGpt2);
-  const Tokenizer llama2 = Tokenizer::from_json(repaired_llama2_json(), "", "llama2");
+void expect_hostile_texts_return(const std::vector<const Tokenizer*>& tokenizers) {
   std::mt19937 random(1);
   std::string letters;
   for (int i = 0; i < 1 << 20; ++i) letters += static_cast<char>('a' + random() % 26);
@@ -115,17 +194,40 @@ TEST(Bpe, HostileTextsTakeLinearithmicTime) {
   std::string emoji;
   while (emoji.size() < 1 << 20) emoji += "\xF0\x9F\xA6\x99";
   for (const std::string& text : {letters, same, spaces, breaks, emoji}) {
-    for (const Tokenizer* tokenizer : {&gpt2, &llama2}) {
+    for (const Tokenizer* tokenizer : tokenizers) {
       const auto ids = tokenizer->encode(text);
       EXPECT_TRUE(tokenizer->decode(ids) == text);
     }
   }
 }
 
-TEST(Bpe, ManyThreadsShareATokenizer) {
+TEST(Bpe, HostileTextsTakeLinearithmicTime) {
+  const JsonReader goldens = read_golden("pre_types.json");
+  const Tokenizer stories = stories_tokenizer();
+  std::vector<Tokenizer> byte_level;
+  for (const char* name : {"gpt-2", "gpt-4o", "kimi-k2", "deepseek-llm"}) {
+    byte_level.push_back(Tokenizer::from_gguf(small_gguf(goldens, "byte_level", name)));
+  }
+  std::vector<const Tokenizer*> all = {&stories};
+  for (const Tokenizer& tokenizer : byte_level) all.push_back(&tokenizer);
+  expect_hostile_texts_return(all);
+}
+
+TEST(Bpe, HostileTextsTakeLinearithmicTimeInRealVocabularies) {
   EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
-  const Tokenizer tokenizer = Tokenizer::from_file((shared_tokenizers() / "qwen2").string());
-  const std::string text = read_text(wiki_path()).substr(0, 100000);
+  const std::string folder = shared_tokenizers().string();
+  const Tokenizer gpt2 =
+      Tokenizer::from_vocab_and_merges(folder + "/gpt2/vocab.json", folder + "/gpt2/merges.txt", KnownPattern::kGpt2);
+  const Tokenizer llama2 = Tokenizer::from_json(repaired_llama2_json(), "", "llama2");
+  expect_hostile_texts_return({&gpt2, &llama2});
+}
+
+TEST(Bpe, ManyThreadsShareATokenizer) {
+  const JsonReader goldens = read_golden("pre_types.json");
+  const Tokenizer tokenizer = Tokenizer::from_gguf(small_gguf(goldens, "byte_level", "gpt-4o"));
+  std::string text;
+  for (const std::string& part : goldens.strings("texts")) text += part + "\n";
+  while (text.size() < 100000) text += text;
   const auto expected = tokenizer.encode(text);
   std::vector<std::thread> threads;
   std::atomic<int> num_equal = 0;

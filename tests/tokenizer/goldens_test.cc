@@ -86,15 +86,9 @@ TEST(GgmlGoldens, Gpt2FromVocabAndMerges) {
   EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
   expect_ggml_goldens(load_gpt2(), "gpt-2", false);
 }
-// Its pre-tokenizer is a list of letter ranges that only another engine's source states.
-TEST(GgmlGoldens, DeepseekLlmIsRefusedByName) {
+TEST(GgmlGoldens, DeepseekLlm) {
   EADEM_SKIP_WITHOUT_SHARED_TOKENIZERS();
-  try {
-    load_gguf("deepseek-llm");
-    ADD_FAILURE() << "accepted";
-  } catch (const Unsupported& error) {
-    EXPECT_NE(std::string(error.what()).find("'deepseek-llm'"), std::string::npos) << error.what();
-  }
+  expect_ggml_goldens(load_gguf("deepseek-llm"), "deepseek-llm", false);
 }
 
 void expect_hf_goldens(const Tokenizer& tokenizer, const std::string& name) {

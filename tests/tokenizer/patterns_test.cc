@@ -6,6 +6,7 @@
 #include <random>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
 #include "eadem/io/tokenizer/pattern_matchers.h"
 #include "eadem/io/tokenizer/regex.h"
 #include "eadem/io/tokenizer/unicode.h"
@@ -25,7 +26,9 @@ std::vector<size_t> ends_by_hand(KnownPattern pattern, std::string_view text) {
 
 std::vector<size_t> ends_by_pcre2(const Regex& regex, std::string_view text) {
   std::vector<size_t> ends;
-  Regex::Scanner scanner(regex, text);
+  TextWork work(text.size());
+  Regex::Scanner scanner(regex, work);
+  scanner.scan(text);
   for (size_t begin = 0, end = 0, last = 0; scanner.next(begin, end); last = end) {
     EXPECT_EQ(begin, last);
     ends.push_back(end);
@@ -57,7 +60,9 @@ class Agreement {
     for (const auto& [pattern, klass] : classes) {
       std::vector<bool> matched(0x110000);
       const Regex regex(pattern, "test");
-      Regex::Scanner scanner(regex, text);
+      TextWork work(text.size());
+      Regex::Scanner scanner(regex, work);
+      scanner.scan(text);
       for (size_t begin = 0, end = 0; scanner.next(begin, end);) matched[char_at[begin]] = true;
       for (char32_t c = 0; c < 0x110000; ++c) {
         if (!is_surrogate(c) && matched[c] != (char_class(c) == klass)) agrees_[c] = false;
@@ -157,7 +162,9 @@ TEST(Patterns, LongRunsAreLinear) {
 
 std::vector<std::string> matches(const std::string& pattern, const std::string& text) {
   const Regex regex(pattern, "test");
-  Regex::Scanner scanner(regex, text);
+  TextWork work(text.size());
+  Regex::Scanner scanner(regex, work);
+  scanner.scan(text);
   std::vector<std::string> out;
   for (size_t begin = 0, end = 0; scanner.next(begin, end);) out.push_back(text.substr(begin, end - begin));
   return out;
@@ -173,29 +180,78 @@ TEST(Regex, OnigurumaMeaning) {
   EXPECT_EQ(matches("[^\\s]+", "a \xE1\xA0\x8E"), (V{"a", "\xE1\xA0\x8E"}));
   EXPECT_EQ(matches("\\w+", "e\xCC\x81_\xC2\xBD-"), (V{"e\xCC\x81_\xC2\xBD"}));
   EXPECT_EQ(matches("^a", "a\na"), (V{"a", "a"}));
-  EXPECT_EQ(matches("x*", "axxb"), (V{"xx"}));  // empty matches split nothing
+  EXPECT_EQ(matches("x*", "axxb"), (V{"", "xx", ""}));  // an empty match is none where the last one ended
+  EXPECT_EQ(matches("(?=b)", "abab"), (V{"", ""}));
+  EXPECT_EQ(matches("\\b\\w+\\b", "e\xCC\x81-\xC2\xBD."), (V{"e\xCC\x81", "\xC2\xBD"}));
+  EXPECT_EQ(matches("\\B\\w|\\W", "ab-"), (V{"b", "-"}));
   EXPECT_EQ(matches("\\p{L}+|\\p{N}{1,3}", "ab1234"), (V{"ab", "123", "4"}));
 }
 
 TEST(Regex, RefusesWhatItCannotProveEqual) {
-  for (const char* pattern : {"\\h+", "\\bx", "\\Kx", "[[:alpha:]]", "[a[b]]", "[a&&b]", "x{2}+", "(?m:x)", "(?<n>x)",
-                              "(?R)", "\\1", "[]a]", "(*UTF)x", "\\X"}) {
+  for (const char* pattern : {"\\h+", "[\\b]", "[\\W]", "\\Kx", "[[:alpha:]]", "[a[b]]", "[a&&b]", "x{2}+", "(?m:x)",
+                              "(?<n>x)", "(?R)", "\\1", "[]a]", "(*UTF)x", "\\X"}) {
     EXPECT_THROW(Regex(pattern, "test"), Unsupported) << pattern;
   }
   for (const char* pattern : {"(", "[a", "a\\", "*"}) EXPECT_THROW(Regex(pattern, "test"), DataCorrupted) << pattern;
 }
 
+// Patterns that backtrack, on texts in which every byte begins an attempt. A limit for each attempt alone would let the
+// second run for minutes.
 TEST(Regex, GivesUpWithAnError) {
-  const Regex regex("(?:a+)+(?:a+)+(?:a+)+[bc]", "evil.json: pre_tokenizer");
-  const std::string text(200, 'a');
-  Regex::Scanner scanner(regex, text);
-  size_t begin = 0, end = 0;
-  try {
-    scanner.next(begin, end);
-    ADD_FAILURE() << "no limit";
-  } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("evil.json"), std::string::npos) << error.what();
+  for (const auto& [pattern, size] :
+       {std::pair("(?:a+)+(?:a+)+(?:a+)+[bc]", 200), std::pair("(?:a|aa){1,20}[bc]", 4000),
+        std::pair("a*a*a*[bc]", 20000), std::pair("a*+[bc]", 4'000'000)}) {
+    const Regex regex(pattern, "evil.json: pre_tokenizer");
+    const std::string text(static_cast<size_t>(size), 'a');
+    TextWork work(text.size());
+    Regex::Scanner scanner(regex, work);
+    scanner.scan(text, 7);
+    size_t begin = 0, end = 0;
+    try {
+      scanner.next(begin, end);
+      ADD_FAILURE() << "no limit: " << pattern;
+    } catch (const InvalidArgument& error) {
+      const std::string message = error.what();
+      for (const std::string& word :
+           {std::string("evil.json: pre_tokenizer"), "'" + std::string(pattern) + "'",
+            std::to_string(work.max_regex_steps()), std::to_string(size), std::string("byte ")}) {
+        EXPECT_NE(message.find(word), std::string::npos) << message;
+      }
+    }
+    // What is spent is the limit, and the way of the last step.
+    EXPECT_LE(work.regex_steps, work.max_regex_steps() + text.size() + 1) << pattern;
   }
+}
+
+// All pieces of a text, and all patterns, share one limit.
+TEST(Regex, TheLimitIsOfTheWholeText) {
+  const Regex regex("(?:a|aa){1,20}[bc]", "evil.json");
+  const std::string piece(300, 'a');
+  TextWork alone(piece.size());
+  Regex::Scanner first(regex, alone);
+  size_t begin = 0, end = 0;
+  first.scan(piece.substr(0, 30));
+  EXPECT_FALSE(first.next(begin, end));
+  TextWork work(piece.size());
+  Regex::Scanner scanner(regex, work);
+  const auto scan_all = [&] {
+    for (int i = 0; i < 10000; ++i) {
+      scanner.scan(std::string_view(piece).substr(0, 30));
+      scanner.next(begin, end);
+    }
+  };
+  EXPECT_THROW(scan_all(), InvalidArgument);
+}
+
+TEST(Regex, Cancelled) {
+  const Regex regex("(?:a|aa){1,20}[bc]", "evil.json");
+  const std::string text(4000, 'a');
+  const std::atomic<bool> cancel = true;
+  TextWork work(text.size(), &cancel);
+  Regex::Scanner scanner(regex, work);
+  scanner.scan(text);
+  size_t begin = 0, end = 0;
+  EXPECT_THROW(scanner.next(begin, end), Cancelled);
 }
 
 TEST(Unicode, ByteAlphabetIsABijection) {

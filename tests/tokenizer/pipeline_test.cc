@@ -95,11 +95,11 @@ TEST(Pipeline, RefusesByName) {
   expect_refused<Unsupported>(
       [](V& d) {
         d.set("pre_tokenizer", typed("Split")
-                                   .set("pattern", V::object().set("Regex", "\\b\\w+"))
+                                   .set("pattern", V::object().set("Regex", "\\h\\w+"))
                                    .set("behavior", "Isolated")
                                    .set("invert", false));
       },
-      "\\b");
+      "\\h");
   expect_refused<DataCorrupted>(
       [](V& d) {
         d.set("pre_tokenizer", typed("Split")
@@ -118,7 +118,15 @@ TEST(Pipeline, RefusesByName) {
       [](V& d) { model_of(d).set("merges", V::array()).set("vocab", V::object().set("a", int64_t{1} << 40)); },
       "1099511627776");
   expect_refused<DataCorrupted>([](V& d) { model_of(d).set("unk_token", "?"); }, "unk_token");
-  expect_refused<DataCorrupted>([](V& d) { model_of(d).set("byte_fallback", true); }, "<0x00>");
+  expect_refused<Unsupported>(
+      [](V& d) {
+        d.set("pre_tokenizer",
+              typed("Sequence")
+                  .set("pretokenizers", V::array()
+                                            .push_back(typed("ByteLevel").set("add_prefix_space", false))
+                                            .push_back(typed("Metaspace").set("replacement", "_"))));
+      },
+      "Metaspace after ByteLevel");
   const auto added = [](int id, const char* content) {
     return V::array().push_back(V::object().set("id", id).set("content", content).set("special", true));
   };
@@ -160,6 +168,53 @@ TEST(Pipeline, ConfigRolesAndSwitches) {
   EXPECT_EQ(load(R"({"chat_template": [{"name": "tool_use", "template": "U"}, {"name": "default", "template": "D"}]})")
                 .chat_template(),
             "D");
+}
+
+// A decoder that makes a megabyte of every token would need as much for each.
+TEST(Pipeline, ADecoderThatFillsTheMemoryIsRefused) {
+  JsonValue document = minimal();
+  JsonValue vocab = JsonValue::object();
+  for (int i = 0; i < 2000; ++i) vocab.set("a" + std::to_string(i), i);
+  model_of(document).set("vocab", std::move(vocab)).set("merges", JsonValue::array());
+  document.set("decoder", typed("Replace")
+                              .set("pattern", JsonValue::object().set("String", "a"))
+                              .set("content", std::string(1 << 19, 'b')));
+  try {
+    Tokenizer::from_json(to_json(document), "", "evil.json");
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("evil.json: decoder"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Pipeline, EncodingIsCancelled) {
+  const std::atomic<bool> cancel = true;
+  const Tokenizer tokenizer = Tokenizer::from_json(to_json(minimal()), "", "minimal");
+  const std::string text(100000, 'a');
+  EXPECT_THROW(tokenizer.encode(text, {.cancel = &cancel}), Cancelled);
+}
+
+// A hundred thousand added tokens: finding each among all before it would take minutes.
+TEST(Pipeline, ManyAddedTokensTakeLinearTime) {
+  std::string config = R"({"added_tokens_decoder": {)";
+  constexpr int kTokens = 100'000;
+  for (int i = 0; i < kTokens; ++i) {
+    config += fmt::format(R"({}"{}": {{"content": "<{}>", "special": true}})", i > 0 ? "," : "", 100 + i, i);
+  }
+  const Tokenizer tokenizer = Tokenizer::from_json(to_json(minimal()), config + "}}", "many.json");
+  EXPECT_EQ(tokenizer.encode("ab<7>c<99999>"), (std::vector<int32_t>{3, 107, 2, 100099}));
+}
+
+TEST(Pipeline, TemplatesNameTheirTokens) {
+  expect_refused<DataCorrupted>(
+      [](JsonValue& d) {
+        d.set("post_processor",
+              typed("TemplateProcessing")
+                  .set("single", JsonValue::array().push_back(JsonValue::object().set(
+                                     "SpecialToken", JsonValue::object().set("id", "<s>").set("type_id", 0))))
+                  .set("special_tokens", JsonValue::object()));
+      },
+      "<s>");
 }
 
 TEST(Pipeline, MissingFiles) { EXPECT_THROW(Tokenizer::from_file("/nonexistent/tokenizer.json"), NotFound); }

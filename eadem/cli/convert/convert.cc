@@ -227,7 +227,7 @@ engine::Calibration calibrate(const models::Checkpoint& checkpoint, const std::s
   const io::Tokenizer tokenizer = engine::open_tokenizer(checkpoint);
   std::vector<int32_t> ids;
   try {
-    ids = tokenizer.encode(text, {.add_special_tokens = false, .parse_special = false});
+    ids = tokenizer.encode(text, {.add_special_tokens = false, .parse_special = false, .cancel = &interrupt_flag()});
   } catch (const InvalidArgument& error) {
     throw InvalidArgument("{}: {}", file, error.what());
   }

@@ -38,7 +38,8 @@ std::string pre_of(const TokenizerSpec& spec) {
 }
 
 GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
-  enum TokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+  using Type = io::GgufTokenType;
+  constexpr auto kUnused = static_cast<int32_t>(Type::kUnused);
   GgufTokenizerData data;
   data.source = spec.source;
   data.chat_template = spec.chat_template;
@@ -46,26 +47,26 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
   data.tokens.resize(size);
   data.token_types.assign(size, kUnused);
   std::map<int32_t, std::string> texts;
-  const auto put = [&](int32_t id, const std::string& text, int32_t type) {
+  const auto put = [&](int32_t id, const std::string& text, Type type) {
     if (id < 0 || id >= vocab)
       throw DataCorrupted("{}: token {} is {}; the model has {} tokens", spec.source, text, id, vocab);
     data.tokens[static_cast<size_t>(id)] = text;
-    data.token_types[static_cast<size_t>(id)] = type;
+    data.token_types[static_cast<size_t>(id)] = static_cast<int32_t>(type);
     texts[id] = text;
   };
   const bool byte_level = !pre_of(spec).empty();
   for (const io::VocabEntry& entry : spec.vocab) {
     const bool byte = !byte_level && spec.byte_fallback && entry.text.size() == 6 && entry.text.starts_with("<0x");
-    put(entry.id, entry.text, byte ? kByte : kNormal);
+    put(entry.id, entry.text, byte ? Type::kByte : Type::kNormal);
   }
   for (const io::AddedToken& token : spec.added_tokens) {
     if (token.lstrip || token.rstrip || token.single_word)
       throw Unsupported("{}: added token {} takes spaces or whole words only, which GGUF cannot say", spec.source,
                         token.content);
     put(token.id, token.content,
-        !token.special                                   ? kUserDefined
-        : !byte_level && token.content == spec.unk_token ? kUnknown
-                                                         : kControl);
+        !token.special                                   ? Type::kUserDefined
+        : !byte_level && token.content == spec.unk_token ? Type::kUnknown
+                                                         : Type::kControl);
   }
   for (size_t id = 0; id < size; ++id)
     if (data.token_types[id] == kUnused) data.tokens[id] = fmt::format("[PAD{}]", id);

@@ -58,7 +58,8 @@ AddedTokenMatcher::Match AddedTokenMatcher::longest_match(std::string_view text,
   return best;
 }
 
-std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_view text, bool parse_special) const {
+std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_view text, bool parse_special,
+                                                                 TextWork& work) const {
   std::vector<Section> sections;
   size_t done = 0;  // everything before is in a section
   for (size_t pos = 0; pos < text.size() && !tokens_.empty();) {
@@ -66,6 +67,7 @@ std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_vie
       ++pos;
       continue;
     }
+    work.tick();
     const Match match = longest_match(text, pos);
     if (match.token < 0) {
       ++pos;

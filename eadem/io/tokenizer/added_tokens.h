@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "eadem/io/tokenizer/spec.h"
+#include "eadem/io/tokenizer/text_work.h"
 
 namespace eadem::io {
 
@@ -27,8 +28,9 @@ class AddedTokenMatcher {
 
   bool empty() const { return tokens_.empty(); }
   // Sections tile the text, except for the white space that lstrip and rstrip take, which belongs to the
-  // token. Special tokens are left in the text unless `parse_special`. An empty text has no sections.
-  std::vector<Section> split(std::string_view text, bool parse_special) const;
+  // token. Special tokens are left in the text unless `parse_special`. An empty text has no sections. Throws
+  // Cancelled, see TextWork.
+  std::vector<Section> split(std::string_view text, bool parse_special, TextWork& work) const;
 
   // Bounds the work per byte of a hostile text.
   static constexpr size_t kMaxPattern = 1024;

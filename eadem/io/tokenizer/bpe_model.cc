@@ -79,18 +79,15 @@ BpeModel::BpeModel(const TokenizerSpec& spec, bool byte_level)
       throw Unsupported("{}: byte_fallback with a byte-level vocabulary that lacks some of the 256 bytes", source_);
     }
     if (!byte_level_) {
+      // Some vocabularies lack tokens of bytes; a character with such a byte is unknown.
       StringMap<int32_t> ids;
       for (const VocabEntry& entry : spec.vocab) {
         if (entry.text.size() == 6 && entry.text.starts_with("<0x")) ids.emplace(entry.text, entry.id);
       }
       for (int byte = 0; byte < 256; ++byte) {
         const auto found = ids.find(fmt::format("<0x{:02X}>", byte));
-        if (found == ids.end()) {
-          throw DataCorrupted("{}: byte_fallback is on, but the vocabulary has no token '<0x{:02X}>'", source_, byte);
-        }
-        byte_ids_[static_cast<size_t>(byte)] = found->second;
+        if (found != ids.end()) byte_ids_[static_cast<size_t>(byte)] = found->second;
       }
-      has_byte_tokens_ = true;
     }
   }
   splits_at_metaspace_ = !byte_level_ && !ignore_merges_ && symbols_.contains(kMetaspace);
@@ -100,26 +97,47 @@ BpeModel::BpeModel(const TokenizerSpec& spec, bool byte_level)
   }
 }
 
-bool BpeModel::append_unknown(std::string_view text, bool fused, std::vector<int32_t>& ids) const {
-  if (has_byte_tokens_) {
-    for (const char byte : text) ids.push_back(byte_ids_[static_cast<unsigned char>(byte)]);
-    return false;
-  }
-  if (unk_id_ < 0) {
-    std::string bytes;
-    for (const char byte : text) bytes += fmt::format(" {:02X}", static_cast<unsigned>(static_cast<uint8_t>(byte)));
-    throw InvalidArgument(
-        "{}: the character{} has no token, and the vocabulary has neither byte tokens nor an unknown "
-        "token",
-        source_, bytes);
-  }
-  if (!fused || !fuse_unk_) ids.push_back(unk_id_);
-  return true;
-}
+// Writes symbols as the Hugging Face library does: an unknown token is held back until the next symbol that the
+// vocabulary has, so that the bytes of characters between come before it; with fuse_unk one stands for all of them.
+class BpeModel::SymbolWriter {
+ public:
+  SymbolWriter(const BpeModel& model, std::vector<int32_t>& ids) : model_(model), ids_(ids) {}
 
-void BpeModel::start_symbols(std::string_view piece, std::vector<int32_t>& ids) const {
-  bool unknown = false;
+  void known(int32_t id) {
+    finish();
+    ids_.push_back(id);
+  }
+  void unknown(std::string_view text) {
+    const auto has_token = [this](char byte) { return model_.byte_ids_[static_cast<unsigned char>(byte)] >= 0; };
+    if (!model_.byte_level_ && std::all_of(text.begin(), text.end(), has_token)) {
+      for (const char byte : text) ids_.push_back(model_.byte_ids_[static_cast<unsigned char>(byte)]);
+      return;
+    }
+    if (model_.unk_id_ < 0) {
+      std::string bytes;
+      for (const char byte : text) bytes += fmt::format(" {:02X}", static_cast<unsigned>(static_cast<uint8_t>(byte)));
+      throw InvalidArgument(
+          "{}: the character{} has no token, and the vocabulary has neither tokens of its bytes nor an unknown token",
+          model_.source_, bytes);
+    }
+    if (pending_ && !model_.fuse_unk_) ids_.push_back(model_.unk_id_);
+    pending_ = true;
+  }
+  void finish() {
+    if (pending_) ids_.push_back(model_.unk_id_);
+    pending_ = false;
+  }
+
+ private:
+  const BpeModel& model_;
+  std::vector<int32_t>& ids_;
+  bool pending_ = false;
+};
+
+void BpeModel::start_symbols(std::string_view piece, std::vector<int32_t>& ids, TextWork& work) const {
+  SymbolWriter writer(*this, ids);
   for (size_t pos = 0; pos < piece.size();) {
+    work.tick();
     const auto byte = static_cast<unsigned char>(piece[pos]);
     size_t length = 1;
     int32_t id = -1;
@@ -132,13 +150,13 @@ void BpeModel::start_symbols(std::string_view piece, std::vector<int32_t>& ids) 
       if (const auto found = symbols_.find(piece.substr(pos, length)); found != symbols_.end()) id = found->second;
     }
     if (id >= 0) {
-      ids.push_back(id);
-      unknown = false;
+      writer.known(id);
     } else {
-      unknown = append_unknown(piece.substr(pos, length), unknown, ids);
+      writer.unknown(piece.substr(pos, length));
     }
     pos += length;
   }
+  writer.finish();
 }
 
 // The lowest rank wins, the leftmost of equals: a scan per merge over at most kShortPiece ranks.
@@ -169,7 +187,7 @@ void BpeModel::merge_short(Scratch& s) const {
 
 // A linked list of symbols and a heap of (rank, position). A heap entry whose rank is no longer the
 // rank at its position is stale and skipped.
-void BpeModel::merge_long(Scratch& s) const {
+void BpeModel::merge_long(Scratch& s, TextWork& work) const {
   const auto n = static_cast<int32_t>(s.ids.size());
   s.ranks.assign(s.ids.size(), MergeTable::kNoRank);
   s.previous.resize(s.ids.size());
@@ -195,6 +213,7 @@ void BpeModel::merge_long(Scratch& s) const {
     std::push_heap(s.heap.begin(), s.heap.end(), std::greater<>());
   };
   while (!s.heap.empty()) {
+    work.tick();
     const uint64_t top = s.heap.front();
     std::pop_heap(s.heap.begin(), s.heap.end(), std::greater<>());
     s.heap.pop_back();
@@ -212,7 +231,7 @@ void BpeModel::merge_long(Scratch& s) const {
   std::erase(s.ids, -1);
 }
 
-void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const {
+void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids, TextWork& work) const {
   if (ignore_merges_) {
     if (const auto found = whole_pieces_.find(piece); found != whole_pieces_.end()) {
       ids.push_back(found->second);
@@ -220,21 +239,25 @@ void BpeModel::encode(std::string_view piece, Scratch& scratch, std::vector<int3
     }
   }
   scratch.ids.clear();
-  start_symbols(piece, scratch.ids);
+  start_symbols(piece, scratch.ids, work);
   if (scratch.ids.size() <= kShortPiece) {
     merge_short(scratch);
   } else {
-    merge_long(scratch);
+    merge_long(scratch, work);
   }
-  bool unknown = false;
+  if (extra_symbols_.empty()) {
+    ids.insert(ids.end(), scratch.ids.begin(), scratch.ids.end());
+    return;
+  }
+  SymbolWriter writer(*this, ids);
   for (const int32_t id : scratch.ids) {
     if (id < kMaxVocab) {
-      ids.push_back(id);
-      unknown = false;
+      writer.known(id);
     } else {
-      unknown = append_unknown(extra_symbols_[static_cast<size_t>(id - kMaxVocab)], unknown, ids);
+      writer.unknown(extra_symbols_[static_cast<size_t>(id - kMaxVocab)]);
     }
   }
+  writer.finish();
 }
 
 }  // namespace eadem::io

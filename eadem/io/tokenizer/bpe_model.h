@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "eadem/io/tokenizer/spec.h"
+#include "eadem/io/tokenizer/text_work.h"
 
 namespace eadem::io {
 
@@ -70,22 +71,21 @@ class BpeModel {
   BpeModel(const TokenizerSpec& spec, bool byte_level);
 
   // Appends the ids of `piece`. Throws InvalidArgument when a character has no token and the vocabulary
-  // has neither byte tokens nor an unknown token.
+  // has neither tokens of all its bytes nor an unknown token; Cancelled, see TextWork.
   //
   // Pieces of up to kShortPiece symbols scan an array (they are nearly all pieces of real text); longer
   // ones use a heap: O(n log n).
-  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids) const;
+  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids, TextWork& work) const;
 
   // No merge joins a symbol that begins with U+2581 to one on its left that does not end with it, so a
   // text may be cut before each U+2581 that follows another character without changing any id.
   bool splits_at_metaspace() const { return splits_at_metaspace_; }
 
  private:
-  void start_symbols(std::string_view piece, std::vector<int32_t>& ids) const;
-  // `fused`: the id before stands for an unknown character too. Returns whether the new last id does.
-  bool append_unknown(std::string_view text, bool fused, std::vector<int32_t>& ids) const;
+  class SymbolWriter;
+  void start_symbols(std::string_view piece, std::vector<int32_t>& ids, TextWork& work) const;
   void merge_short(Scratch& s) const;
-  void merge_long(Scratch& s) const;
+  void merge_long(Scratch& s, TextWork& work) const;
 
   static constexpr size_t kShortPiece = 48;
 
@@ -93,9 +93,8 @@ class BpeModel {
   MergeTable merges_;
   bool byte_level_, ignore_merges_, fuse_unk_;
   int32_t unk_id_ = -1;
-  bool has_byte_tokens_ = false;
   bool splits_at_metaspace_ = false;
-  std::array<int32_t, 256> byte_ids_;       // byte-level: the byte's token; byte fallback: its <0xNN> token
+  std::array<int32_t, 256> byte_ids_;       // byte-level: the byte's token; byte fallback: its <0xNN> token; or -1
   std::array<int32_t, 128> ascii_ids_;      // not byte-level: symbols of ASCII characters
   StringMap<int32_t> symbols_;              // not byte-level: single characters to symbols
   StringMap<int32_t> whole_pieces_;         // ignore_merges: pieces that are tokens

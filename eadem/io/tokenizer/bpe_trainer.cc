@@ -153,17 +153,19 @@ BpeTrainer::BpeTrainer(BpeTrainerOptions options) : options_(std::move(options))
 
 BpeTrainer::~BpeTrainer() = default;
 
-void BpeTrainer::add_text(std::string_view text) {
+void BpeTrainer::add_text(std::string_view text, const std::atomic<bool>* cancel) {
+  TextWork work(text.size(), cancel);
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
     throw InvalidArgument("training text is not UTF-8 at byte {} of {}", bad, text.size());
   }
   std::string piece;
   std::string stretch;
-  for (const auto& section : specials_->split(text, true)) {
+  for (const auto& section : specials_->split(text, true, work)) {
     if (section.id >= 0) continue;
     stretch.assign(text.substr(section.begin, section.end - section.begin));
-    normalizer_->apply(stretch);
+    normalizer_->apply(stretch, work);
     for (size_t pos = 0; pos < stretch.size();) {
+      work.tick();
       const size_t end = match_pattern(options_.pattern, stretch, pos);
       piece.assign(stretch, pos, end - pos);
       ++piece_counts_[piece];
@@ -172,7 +174,8 @@ void BpeTrainer::add_text(std::string_view text) {
   }
 }
 
-TokenizerSpec BpeTrainer::train() const {
+TokenizerSpec BpeTrainer::train(const std::atomic<bool>* cancel) const {
+  TextWork work(0, cancel);
   TokenizerSpec spec;
   spec.source = "trained tokenizer";
   std::vector<std::string> tokens;  // bytes by id; the text for special tokens
@@ -212,6 +215,7 @@ TokenizerSpec BpeTrainer::train() const {
   }
   PairCounts counts(tokens);
   for (size_t w = 0; w < words.size(); ++w) {
+    work.tick();
     const auto& symbols = words[w].symbols;
     for (size_t i = 0; i + 1 < symbols.size(); ++i) {
       counts.add(PairCounts::key(symbols[i], symbols[i + 1]), words[w].count, static_cast<uint32_t>(w));
@@ -228,8 +232,8 @@ TokenizerSpec BpeTrainer::train() const {
     const int32_t left = PairCounts::left(pair), right = PairCounts::right(pair);
     std::string bytes = tokens[static_cast<size_t>(left)] + tokens[static_cast<size_t>(right)];
     std::string text = alphabet_from_bytes(bytes);
-    // The same bytes can arise from another pair ("a" + "aa", "aa" + "a"): the merge then leads to the token
-    // there is. A special token's spelling stays out of reach of ordinary text.
+    // Two pairs can give one text ("a" + "aa", "aa" + "a"): the second merge then leads to the token of the
+    // first. A special token's spelling stays out of reach of ordinary text.
     const auto [existing, is_new] = known.try_emplace(text, static_cast<int32_t>(tokens.size()));
     const int32_t merged = existing->second;
     if (!is_new && merged < static_cast<int32_t>(options_.special_tokens.size())) continue;
@@ -239,7 +243,11 @@ TokenizerSpec BpeTrainer::train() const {
     }
     spec.merges.push_back({left, right, merged, static_cast<uint32_t>(spec.merges.size())});
     grown.clear();
-    for (const uint32_t w : counts.take_words(pair)) merge_word(words[w], w, pair, merged, counts, grown);
+    for (const uint32_t w : counts.take_words(pair)) {
+      work.tick();
+      merge_word(words[w], w, pair, merged, counts, grown);
+    }
+    work.check();
     std::sort(grown.begin(), grown.end());
     grown.erase(std::unique(grown.begin(), grown.end()), grown.end());
     for (const auto& key : grown) counts.queue(key);

@@ -8,6 +8,7 @@
 // Source: Sennrich, Haddow, Birch 2016, algorithm 1; byte alphabet: Radford et al. 2019.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -41,11 +42,12 @@ class BpeTrainer {
   explicit BpeTrainer(BpeTrainerOptions options);
   ~BpeTrainer();
 
-  // Throws InvalidArgument, naming the byte offset, when `text` is not UTF-8. Pieces never span two texts.
-  void add_text(std::string_view text);
+  // Throws InvalidArgument, naming the byte offset, when `text` is not UTF-8. Pieces never span two texts. Once
+  // `cancel` is set, this and train() throw Cancelled.
+  void add_text(std::string_view text, const std::atomic<bool>* cancel = nullptr);
 
   // The tokenizer of the texts so far. Work is proportional to the distinct pieces that each merge touches.
-  TokenizerSpec train() const;
+  TokenizerSpec train(const std::atomic<bool>* cancel = nullptr) const;
 
  private:
   BpeTrainerOptions options_;

@@ -30,7 +30,7 @@ KnownPattern pattern_of_class(const JsonReader& config) {
                     config.file(), name ? quote(*name) : "(none)");
 }
 
-TokenizerSpec spec_from_path(const fs::path& path) {
+TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* cancel) {
   std::error_code ignored;
   const bool directory = fs::is_directory(path, ignored);
   const fs::path folder = directory ? path : path.parent_path();
@@ -41,7 +41,7 @@ TokenizerSpec spec_from_path(const fs::path& path) {
 
   TokenizerSpec spec;
   if (path.extension() == ".model") {
-    spec = spec_from_tiktoken(path.string());
+    spec = spec_from_tiktoken(path.string(), cancel);
   } else if (!directory || is_file(json)) {
     spec = spec_from_json(read_file(json.string(), kMaxFileBytes), json.string());
   } else if (is_file(path / "vocab.json") && is_file(path / "merges.txt")) {
@@ -54,7 +54,7 @@ TokenizerSpec spec_from_path(const fs::path& path) {
     spec = spec_from_vocab_and_merges((path / "vocab.json").string(), (path / "merges.txt").string(),
                                       pattern_of_class(*config));
   } else if (is_file(path / "tokenizer.model")) {
-    spec = spec_from_tiktoken((path / "tokenizer.model").string());
+    spec = spec_from_tiktoken((path / "tokenizer.model").string(), cancel);
   } else {
     throw NotFound("{}: no tokenizer.json, no vocab.json with merges.txt and no tokenizer.model", path.string());
   }
@@ -67,11 +67,11 @@ TokenizerSpec spec_from_path(const fs::path& path) {
 
 }  // namespace
 
-Tokenizer Tokenizer::from_file(const std::string& path) {
+Tokenizer Tokenizer::from_file(const std::string& path, const std::atomic<bool>* cancel) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) throw NotFound("{}: no such file or directory", path);
-  if (fs::path(path).extension() == ".gguf") return tokenizer_from_gguf(*GgufFile::open(path));
-  return Tokenizer(spec_from_path(path));
+  if (fs::path(path).extension() == ".gguf") return tokenizer_from_gguf(*GgufFile::open(path), cancel);
+  return Tokenizer(spec_from_path(path, cancel), cancel);
 }
 
 Tokenizer Tokenizer::from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
@@ -88,9 +88,13 @@ Tokenizer Tokenizer::from_vocab_and_merges(const std::string& vocab_path, const 
   return Tokenizer(spec_from_vocab_and_merges(vocab_path, merges_path, pattern));
 }
 
-Tokenizer Tokenizer::from_gguf(const GgufTokenizerData& data) { return Tokenizer(spec_from_gguf(data)); }
+Tokenizer Tokenizer::from_gguf(const GgufTokenizerData& data, const std::atomic<bool>* cancel) {
+  return Tokenizer(spec_from_gguf(data, cancel), cancel);
+}
 
-Tokenizer tokenizer_from_gguf(const GgufFile& file) { return Tokenizer::from_gguf(gguf_tokenizer_data(file)); }
+Tokenizer tokenizer_from_gguf(const GgufFile& file, const std::atomic<bool>* cancel) {
+  return Tokenizer::from_gguf(gguf_tokenizer_data(file), cancel);
+}
 
 GgufTokenizerData gguf_tokenizer_data(const GgufFile& file) {
   GgufTokenizerData data;

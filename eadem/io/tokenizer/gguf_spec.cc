@@ -7,27 +7,14 @@
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
 #include "eadem/io/tokenizer/bpe_model.h"
+#include "eadem/io/tokenizer/gguf_pre_types.h"
 #include "eadem/io/tokenizer/readers.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {
 namespace {
 
-enum TokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
-
 constexpr const char* kMetaspace = "\xE2\x96\x81";
-
-struct PreType {
-  std::string_view name;
-  KnownPattern pattern;
-  bool ignore_merges;
-  bool add_bos;
-};
-constexpr PreType kPreTypes[] = {
-    {"gpt-2", KnownPattern::kGpt2, false, false},  {"llama-bpe", KnownPattern::kLlama3, true, true},
-    {"llama3", KnownPattern::kLlama3, true, true}, {"llama-v3", KnownPattern::kLlama3, true, true},
-    {"qwen2", KnownPattern::kQwen2, false, false},
-};
 
 void check_lists(const GgufTokenizerData& data) {
   const auto check = [&](std::string_view key, size_t size) {
@@ -42,7 +29,8 @@ void check_lists(const GgufTokenizerData& data) {
   }
   if (!data.token_types.empty()) check("token_type", data.token_types.size());
   for (size_t id = 0; id < data.token_types.size(); ++id) {
-    if (data.token_types[id] < kNormal || data.token_types[id] > kByte) {
+    if (data.token_types[id] < static_cast<int32_t>(GgufTokenType::kNormal) ||
+        data.token_types[id] > static_cast<int32_t>(GgufTokenType::kByte)) {
       throw DataCorrupted("{}: tokenizer.ggml.token_type[{}] is {}; expected 1 .. 6", data.source, id,
                           data.token_types[id]);
     }
@@ -60,6 +48,10 @@ void check_lists(const GgufTokenizerData& data) {
   }
 }
 
+GgufTokenType type_of(const GgufTokenizerData& data, size_t id) {
+  return data.token_types.empty() ? GgufTokenType::kNormal : static_cast<GgufTokenType>(data.token_types[id]);
+}
+
 // Higher scores merge first; equal scores share a rank and go left to right.
 std::vector<uint32_t> ranks_from_scores(const GgufTokenizerData& data) {
   std::vector<size_t> order(data.tokens.size());
@@ -69,24 +61,22 @@ std::vector<uint32_t> ranks_from_scores(const GgufTokenizerData& data) {
   uint32_t rank = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     if (i > 0 && data.scores[order[i]] != data.scores[order[i - 1]]) ++rank;
-    const int32_t type = data.token_types.empty() ? kNormal : data.token_types[order[i]];
+    const GgufTokenType type = type_of(data, order[i]);
     // Control, byte and unused tokens never come out of ordinary text.
-    if (type == kNormal || type == kUserDefined) ranks[order[i]] = rank;
+    if (type == GgufTokenType::kNormal || type == GgufTokenType::kUserDefined) ranks[order[i]] = rank;
   }
   return ranks;
 }
 
-void use_sentencepiece(const GgufTokenizerData& data, TokenizerSpec& spec) {
-  merges_from_ranks(data.tokens, ranks_from_scores(data), false, spec);
-  const auto has_token = [&](std::string_view text) {
-    return std::find(data.tokens.begin(), data.tokens.end(), text) != data.tokens.end();
-  };
-  spec.byte_fallback = has_token("<0x00>");
+// Spaces are spelt U+2581, and a byte may have a token <0xNN>. With `prefix` a text begins with a space.
+void use_metaspace_spelling(const GgufTokenizerData& data, bool prefix, TokenizerSpec& spec) {
+  spec.byte_fallback = std::any_of(data.tokens.begin(), data.tokens.end(), [](const std::string& token) {
+    return token.size() == 6 && token.starts_with("<0x") && token.ends_with('>');
+  });
   NormalizerStep replace{};
   replace.kind = NormalizerStep::Kind::kReplace;
   replace.pattern = {Pattern::Kind::kString, " "};
   replace.content = kMetaspace;
-  const bool prefix = data.add_space_prefix.value_or(true);
   if (prefix) {
     NormalizerStep prepend{};
     prepend.kind = NormalizerStep::Kind::kPrepend;
@@ -112,6 +102,39 @@ void use_sentencepiece(const GgufTokenizerData& data, TokenizerSpec& spec) {
   }
 }
 
+const GgufPreType& pre_type_of(const GgufTokenizerData& data) {
+  const std::string_view name = data.model == "gemma4" ? "gemma4" : std::string_view(data.pre);
+  const GgufPreType* type = find_gguf_pre_type(name);
+  if (type == nullptr) {
+    throw Unsupported("{}: tokenizer.ggml.pre {} is not supported; known are {}", data.source,
+                      name.empty() ? "is missing, which" : quote(name), gguf_pre_type_names());
+  }
+  return *type;
+}
+
+void use_pre_type(const GgufTokenizerData& data, const GgufPreType& type, TokenizerSpec& spec) {
+  if (!type.byte_level) use_metaspace_spelling(data, false, spec);
+  for (const std::string_view pattern : type.patterns) {
+    PreTokenizerStep split{};
+    split.kind = PreTokenizerStep::Kind::kSplit;
+    split.pattern = {Pattern::Kind::kRegex, std::string(pattern)};
+    spec.pre_tokenizers.push_back(std::move(split));
+  }
+  if (type.byte_level) {
+    // ByteLevel's own pattern is GPT-2's: it takes the place of a last step that has it.
+    const bool gpt2 = known_pattern(type.patterns.back()) == KnownPattern::kGpt2;
+    if (gpt2) spec.pre_tokenizers.pop_back();
+    PreTokenizerStep bytes{};
+    bytes.kind = PreTokenizerStep::Kind::kByteLevel;
+    bytes.use_regex = gpt2;
+    spec.pre_tokenizers.push_back(std::move(bytes));
+    DecoderStep decoder{};
+    decoder.kind = DecoderStep::Kind::kByteLevel;
+    spec.decoders.push_back(std::move(decoder));
+  }
+  spec.ignore_merges = type.ignore_merges;
+}
+
 std::optional<int32_t> id_of(const std::optional<int64_t>& id, std::string_view key, const GgufTokenizerData& data) {
   // 2^32 - 1 and -1 are how converters write "none".
   if (!id || *id == -1 || *id == UINT32_MAX) return std::nullopt;
@@ -124,43 +147,41 @@ std::optional<int32_t> id_of(const std::optional<int64_t>& id, std::string_view 
 
 }  // namespace
 
-TokenizerSpec spec_from_gguf(const GgufTokenizerData& data) {
-  if (data.model != "gpt2" && data.model != "llama") {
-    throw Unsupported("{}: tokenizer.ggml.model {} is not supported; gpt2 and llama are", data.source,
+TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bool>* cancel) {
+  if (data.model != "gpt2" && data.model != "llama" && data.model != "gemma4") {
+    throw Unsupported("{}: tokenizer.ggml.model {} is not supported; gpt2, llama and gemma4 are", data.source,
                       quote(data.model));
   }
   check_lists(data);
   TokenizerSpec spec;
   spec.source = data.source;
   spec.chat_template = data.chat_template;
+  spec.added_tokens_are_text = true;
   spec.bos = id_of(data.bos, "bos_token_id", data);
   spec.eos = id_of(data.eos, "eos_token_id", data);
   spec.unk = id_of(data.unk, "unknown_token_id", data);
   spec.pad = id_of(data.pad, "padding_token_id", data);
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     spec.vocab.push_back({data.tokens[id], static_cast<int32_t>(id)});
-    const int32_t type = data.token_types.empty() ? kNormal : data.token_types[id];
-    if (type != kUnknown && type != kControl && type != kUserDefined) continue;
+    const GgufTokenType type = type_of(data, id);
+    if (type != GgufTokenType::kUnknown && type != GgufTokenType::kControl && type != GgufTokenType::kUserDefined) {
+      continue;
+    }
     AddedToken token;
     token.id = static_cast<int32_t>(id);
     token.content = data.tokens[id];
-    token.special = type != kUserDefined;
+    token.special = type != GgufTokenType::kUserDefined;
     spec.added_tokens.push_back(std::move(token));
   }
   bool add_bos = true;
   if (data.model == "llama") {
-    use_sentencepiece(data, spec);
+    merges_from_ranks(data.tokens, ranks_from_scores(data), false, spec, cancel);
+    use_metaspace_spelling(data, data.add_space_prefix.value_or(true), spec);
     if (spec.unk) spec.unk_token = data.tokens[static_cast<size_t>(*spec.unk)];
   } else {
-    const auto type = std::find_if(std::begin(kPreTypes), std::end(kPreTypes),
-                                   [&](const PreType& known) { return known.name == data.pre; });
-    if (type == std::end(kPreTypes)) {
-      throw Unsupported("{}: tokenizer.ggml.pre {} is not supported; gpt-2, llama-bpe and qwen2 are", data.source,
-                        quote(data.pre));
-    }
-    use_byte_level(type->pattern, spec);
-    spec.ignore_merges = type->ignore_merges;
-    add_bos = type->add_bos;
+    const GgufPreType& type = pre_type_of(data);
+    use_pre_type(data, type, spec);
+    add_bos = type.add_bos;
     MergeReader merges(spec);
     for (const std::string& merge : data.merges) merges.add_line(merge);
   }

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <map>
+
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
 #include "eadem/io/tokenizer/readers.h"
@@ -189,7 +191,9 @@ void read_post_processor(const JsonReader& root, TokenizerSpec& spec) {
     if (seen_template) refuse(reader, "post_processor", "a second TemplateProcessing");
     seen_template = true;
     reader.ignore("pair");  // for two sequences at once, which nothing here encodes
-    const JsonReader specials = reader.object("special_tokens");
+    const auto members = reader.object("special_tokens").members();
+    std::map<std::string_view, const JsonReader*> specials;
+    for (const auto& [text, special] : members) specials.emplace(text, &special);
     bool after = false;
     for (const JsonReader& item : reader.elements("single")) {
       if (item.has("Sequence")) {
@@ -202,8 +206,9 @@ void read_post_processor(const JsonReader& root, TokenizerSpec& spec) {
       }
       const JsonReader token = item.object("SpecialToken");
       token.ignore("type_id");
-      const JsonReader special = specials.object(token.string("id"));
-      for (const int64_t id : special.integers("ids", 0, kMaxVocab - 1)) {
+      const auto special = specials.find(token.string("id"));
+      if (special == specials.end()) token.fail("id", "a key of special_tokens");
+      for (const int64_t id : special->second->integers("ids", 0, kMaxVocab - 1)) {
         (after ? spec.suffix_ids : spec.prefix_ids).push_back(static_cast<int32_t>(id));
       }
     }

@@ -4,59 +4,112 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <limits>
+#include <iterator>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {
 namespace {
 
-// A character that NFC leaves alone whatever its neighbours are, except that one below U+0300 may compose with
-// what follows. It has no decomposition, no combining class and, from U+0300 on, no part in any composition.
-bool is_surely_nfc(char32_t c) {
-  if (c < 0x300) return true;
-  if (c >= 0x1100 && c <= 0x11FF) return false;  // Hangul jamo compose by rule
-  const utf8proc_property_t* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(c));
-  return property->combining_class == 0 && property->decomp_seqindex == UINT16_MAX &&
-         property->comb_index == UINT16_MAX;
+enum class Form { kNfc, kNfd, kNfkc, kNfkd };
+
+bool composes(Form form) { return form == Form::kNfc || form == Form::kNfkc; }
+bool is_compatible(Form form) { return form == Form::kNfkc || form == Form::kNfkd; }
+
+const utf8proc_property_t& property_of(char32_t c) { return *utf8proc_get_property(static_cast<utf8proc_int32_t>(c)); }
+
+// A starter that the form leaves alone whatever its neighbours are, except that it may compose with what follows if
+// it is below U+0300. It has no decomposition and, from U+0300 on, no part in any composition.
+bool is_inert(char32_t c, Form form) {
+  if (c < 0x80) return true;
+  if (c < 0x300 && form == Form::kNfc) return true;
+  if (composes(form) ? c >= 0x1100 && c <= 0x11FF : c >= 0xAC00 && c <= 0xD7A3) return false;  // Hangul goes by rule
+  const utf8proc_property_t& property = property_of(c);
+  return property.combining_class == 0 && property.decomp_seqindex == UINT16_MAX &&
+         (!composes(form) || property.comb_index == UINT16_MAX);
 }
 
-void normalize_form(std::string& text, int options) {
-  // ASCII is its own normal form in all four.
-  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return;
-  utf8proc_uint8_t* result = nullptr;
-  const utf8proc_ssize_t length =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
-                   &result, static_cast<utf8proc_option_t>(options));
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
-  if (length == UTF8PROC_ERROR_NOMEM) throw OutOfMemory("Unicode normalization of {} bytes", text.size());
-  if (length < 0) throw InvalidArgument("Unicode normalization of {} bytes: {}", text.size(), utf8proc_errmsg(length));
-  text.assign(reinterpret_cast<const char*>(result), static_cast<size_t>(length));
+// The canonical order: every run of characters with a combining class, sorted by class and stable. A counting sort,
+// since a text may be one run.
+void order_marks(std::vector<utf8proc_int32_t>& chars, TextWork& work) {
+  const auto klass = [&](size_t i) {
+    return static_cast<uint8_t>(property_of(static_cast<char32_t>(chars[i])).combining_class);
+  };
+  std::vector<utf8proc_int32_t> sorted;
+  for (size_t begin = 0; begin < chars.size();) {
+    work.tick();
+    size_t count[257] = {};
+    size_t end = begin;
+    for (uint8_t k; end < chars.size() && (k = klass(end)) != 0; ++end) {
+      ++count[k + 1];
+      work.tick();
+    }
+    if (end - begin > 1) {
+      for (size_t k = 1; k < std::size(count); ++k) count[k] += count[k - 1];
+      sorted.resize(end - begin);
+      for (size_t i = begin; i < end; ++i) {
+        sorted[count[klass(i)]++] = chars[i];
+        work.tick();
+      }
+      std::copy(sorted.begin(), sorted.end(), chars.begin() + static_cast<ptrdiff_t>(begin));
+    }
+    begin = end + 1;  // the starter at `end` stays where it is
+  }
 }
 
-// NFC of the stretches that may change, each with the character before it; the rest is copied.
-void normalize_nfc(std::string& text) {
-  std::string out, stretch;
-  size_t copied = 0, previous = 0;
+// Appends the normal form of `text`. Scratch is kept between calls.
+void append_normal_form(std::string& out, std::string_view text, Form form, std::vector<utf8proc_int32_t>& chars,
+                        TextWork& work) {
+  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
+                                                      (is_compatible(form) ? UTF8PROC_COMPAT : 0));
+  chars.clear();
   for (size_t pos = 0; pos < text.size();) {
     const Utf8Step step = decode_valid_utf8(text.data() + pos);
-    if (is_surely_nfc(step.value)) {
+    pos += static_cast<size_t>(step.length);
+    utf8proc_int32_t parts[32];  // the longest decomposition, of U+FDFA, has 18
+    const utf8proc_ssize_t count =
+        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(step.value), parts, std::size(parts), options, nullptr);
+    EADEM_CHECK(count >= 0 && count <= static_cast<utf8proc_ssize_t>(std::size(parts)), "U+{:04X} decomposes into {}",
+                static_cast<uint32_t>(step.value), count);
+    chars.insert(chars.end(), parts, parts + count);
+    work.tick();
+  }
+  order_marks(chars, work);
+  if (composes(form)) {
+    const utf8proc_ssize_t count =
+        utf8proc_normalize_utf32(chars.data(), static_cast<utf8proc_ssize_t>(chars.size()),
+                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    EADEM_CHECK(count >= 0, "composing {} characters: {}", chars.size(), utf8proc_errmsg(count));
+    chars.resize(static_cast<size_t>(count));
+  }
+  for (const utf8proc_int32_t c : chars) append_utf8(out, static_cast<char32_t>(c));
+}
+
+// The normal form of the stretches that may change, each with the character before it if that may compose with it;
+// the rest is copied.
+void normalize_form(std::string& text, Form form, TextWork& work) {
+  std::string out;
+  std::vector<utf8proc_int32_t> scratch;
+  size_t copied = 0, previous = 0;
+  for (size_t pos = 0; pos < text.size();) {
+    work.tick();
+    const Utf8Step step = decode_valid_utf8(text.data() + pos);
+    if (is_inert(step.value, form)) {
       previous = pos;
       pos += static_cast<size_t>(step.length);
       continue;
     }
-    const size_t begin = std::max(previous, copied);
+    const size_t begin = composes(form) ? std::max(previous, copied) : pos;
     while (pos < text.size()) {
+      work.tick();
       const Utf8Step next = decode_valid_utf8(text.data() + pos);
-      if (is_surely_nfc(next.value)) break;
+      if (is_inert(next.value, form)) break;
       pos += static_cast<size_t>(next.length);
     }
-    stretch.assign(text, begin, pos - begin);
-    normalize_form(stretch, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     out.append(text, copied, begin - copied);
-    out += stretch;
+    append_normal_form(out, std::string_view(text).substr(begin, pos - begin), form, scratch, work);
     copied = pos;
   }
   if (copied == 0) return;
@@ -82,8 +135,14 @@ void strip(std::string& text, bool left, bool right) {
 
 }  // namespace
 
+void check_growth(size_t bytes, const TextWork& work, std::string_view place) {
+  if (bytes <= work.max_bytes()) return;
+  throw InvalidArgument("{} turns a text of {} bytes into one of {} bytes or more; at most {} are allowed", place,
+                        work.text_bytes(), bytes, work.max_bytes());
+}
+
 Replacer::Replacer(const Pattern& pattern, std::string content, const std::string& place)
-    : content_(std::move(content)) {
+    : place_(place + ": 'Replace'"), content_(std::move(content)) {
   if (pattern.text.empty()) throw DataCorrupted("{}: the pattern of 'Replace' is empty", place);
   if (pattern.kind == Pattern::Kind::kRegex) {
     regex_ = std::make_unique<Regex>(pattern.text, place);
@@ -92,27 +151,34 @@ Replacer::Replacer(const Pattern& pattern, std::string content, const std::strin
   }
 }
 
-void Replacer::apply(std::string& text) const {
+void Replacer::apply(std::string& text, TextWork& work) const {
   std::string out;
   size_t copied = 0;
+  bool found = false;
+  const auto replace = [&](size_t begin, size_t end) {
+    check_growth(out.size() + (begin - copied) + content_.size(), work, place_);
+    work.tick();
+    out.append(text, copied, begin - copied);
+    out += content_;
+    copied = end;
+    found = true;
+  };
   if (regex_) {
-    Regex::Scanner scanner(*regex_, text);
-    for (size_t begin = 0, end = 0; scanner.next(begin, end); copied = end) {
-      out.append(text, copied, begin - copied);
-      out += content_;
+    Regex::Scanner scanner(*regex_, work);
+    scanner.scan(text);
+    for (size_t begin = 0, end = 0; scanner.next(begin, end);) {
+      if (begin != end) replace(begin, end);  // an empty match replaces nothing
     }
   } else {
-    for (size_t at; (at = text.find(literal_, copied)) != std::string::npos; copied = at + literal_.size()) {
-      out.append(text, copied, at - copied);
-      out += content_;
-    }
+    for (size_t at; (at = text.find(literal_, copied)) != std::string::npos;) replace(at, at + literal_.size());
   }
-  if (copied == 0) return;
+  if (!found) return;
+  check_growth(out.size() + (text.size() - copied), work, place_);
   out.append(text, copied);
   text = std::move(out);
 }
 
-Normalizer::Normalizer(const std::vector<NormalizerStep>& steps, const std::string& source) {
+Normalizer::Normalizer(const std::vector<NormalizerStep>& steps, const std::string& source) : source_(source) {
   for (const NormalizerStep& spec : steps) {
     Step step{spec, nullptr};
     if (spec.kind == NormalizerStep::Kind::kReplace) {
@@ -124,23 +190,21 @@ Normalizer::Normalizer(const std::vector<NormalizerStep>& steps, const std::stri
 
 Normalizer::~Normalizer() = default;
 
-void Normalizer::apply(std::string& text) const {
+void Normalizer::apply(std::string& text, TextWork& work) const {
   for (const Step& step : steps_) {
+    work.check();
     switch (step.spec.kind) {
       case NormalizerStep::Kind::kPrepend:
         if (!text.empty()) text.insert(0, step.spec.content);
         break;
-      case NormalizerStep::Kind::kReplace: step.replacer->apply(text); break;
-      case NormalizerStep::Kind::kNfc: normalize_nfc(text); break;
-      case NormalizerStep::Kind::kNfd: normalize_form(text, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE); break;
-      case NormalizerStep::Kind::kNfkc:
-        normalize_form(text, UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT);
-        break;
-      case NormalizerStep::Kind::kNfkd:
-        normalize_form(text, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
-        break;
+      case NormalizerStep::Kind::kReplace: step.replacer->apply(text, work); break;
+      case NormalizerStep::Kind::kNfc: normalize_form(text, Form::kNfc, work); break;
+      case NormalizerStep::Kind::kNfd: normalize_form(text, Form::kNfd, work); break;
+      case NormalizerStep::Kind::kNfkc: normalize_form(text, Form::kNfkc, work); break;
+      case NormalizerStep::Kind::kNfkd: normalize_form(text, Form::kNfkd, work); break;
       case NormalizerStep::Kind::kStrip: strip(text, step.spec.strip_left, step.spec.strip_right); break;
     }
+    check_growth(text.size(), work, source_ + ": normalizer");
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include "eadem/io/tokenizer/regex.h"
 #include "eadem/io/tokenizer/spec.h"
+#include "eadem/io/tokenizer/text_work.h"
 
 namespace eadem::io {
 
@@ -17,9 +18,11 @@ namespace eadem::io {
 class Replacer {
  public:
   Replacer(const Pattern& pattern, std::string content, const std::string& place);
-  void apply(std::string& text) const;
+  // Throws InvalidArgument when the text would grow beyond work.max_bytes(). Other errors: see Regex and TextWork.
+  void apply(std::string& text, TextWork& work) const;
 
  private:
+  std::string place_;
   std::string literal_;
   std::unique_ptr<Regex> regex_;  // null: literal_
   std::string content_;
@@ -32,14 +35,20 @@ class Normalizer {
   ~Normalizer();
 
   bool empty() const { return steps_.empty(); }
-  void apply(std::string& text) const;
+  // Time and memory are linear in the text. Throws InvalidArgument, naming both sizes, when a step would make the
+  // text larger than work.max_bytes(). Other errors: see Regex and TextWork.
+  void apply(std::string& text, TextWork& work) const;
 
  private:
   struct Step {
     NormalizerStep spec;
     std::unique_ptr<Replacer> replacer;
   };
+  std::string source_;
   std::vector<Step> steps_;
 };
+
+// Throws InvalidArgument when a step at `place` would make a text of `bytes` bytes and that is more than allowed.
+void check_growth(size_t bytes, const TextWork& work, std::string_view place);
 
 }  // namespace eadem::io

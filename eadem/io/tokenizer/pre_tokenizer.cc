@@ -4,6 +4,8 @@
 #include <functional>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
+#include "eadem/io/tokenizer/normalizer.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {
@@ -19,9 +21,10 @@ struct Stretch {
 
 // Matches of a one-character predicate, each on its own.
 template <typename Predicate>
-void stretches_of_chars(std::string_view text, const Predicate& predicate, std::vector<Stretch>& out) {
+void stretches_of_chars(std::string_view text, const Predicate& predicate, std::vector<Stretch>& out, TextWork& work) {
   size_t rest = 0;
   for (size_t pos = 0; pos < text.size();) {
+    work.tick();
     const Utf8Step step = decode_valid_utf8(text.data() + pos);
     const size_t end = pos + static_cast<size_t>(step.length);
     if (predicate(step.value)) {
@@ -34,17 +37,19 @@ void stretches_of_chars(std::string_view text, const Predicate& predicate, std::
   if (rest != text.size()) out.push_back({rest, text.size(), false});
 }
 
-void stretches_of_literal(std::string_view text, std::string_view literal, std::vector<Stretch>& out) {
+void stretches_of_literal(std::string_view text, std::string_view literal, std::vector<Stretch>& out, TextWork& work) {
   size_t rest = 0;
   for (size_t at; (at = text.find(literal, rest)) != std::string_view::npos; rest = at + literal.size()) {
+    work.tick();
     if (rest != at) out.push_back({rest, at, false});
     out.push_back({at, at + literal.size(), true});
   }
   if (rest != text.size()) out.push_back({rest, text.size(), false});
 }
 
-void stretches_of_regex(std::string_view text, const Regex& regex, std::vector<Stretch>& out) {
-  Regex::Scanner scanner(regex, text);
+// A match may be empty: an empty stretch, where pieces are cut.
+void stretches_of_regex(std::string_view text, size_t offset, Regex::Scanner& scanner, std::vector<Stretch>& out) {
+  scanner.scan(text, offset);
   size_t rest = 0;
   for (size_t begin = 0, end = 0; scanner.next(begin, end); rest = end) {
     if (rest != begin) out.push_back({rest, begin, false});
@@ -54,7 +59,7 @@ void stretches_of_regex(std::string_view text, const Regex& regex, std::vector<S
 }
 
 // [\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]+ and runs of everything else that is not white space.
-void stretches_of_words(std::string_view text, std::vector<Stretch>& out) {
+void stretches_of_words(std::string_view text, std::vector<Stretch>& out, TextWork& work) {
   const auto kind_at = [text](size_t pos, size_t& end) {
     const Utf8Step step = decode_valid_utf8(text.data() + pos);
     end = pos + static_cast<size_t>(step.length);
@@ -63,7 +68,7 @@ void stretches_of_words(std::string_view text, std::vector<Stretch>& out) {
   for (size_t pos = 0; pos < text.size();) {
     const size_t begin = pos;
     const int kind = kind_at(begin, pos);
-    for (size_t end = pos; pos < text.size() && kind_at(pos, end) == kind;) pos = end;
+    for (size_t end = pos; pos < text.size() && kind_at(pos, end) == kind; pos = end) work.tick();
     out.push_back({begin, pos, kind == 0});
   }
 }
@@ -116,9 +121,9 @@ void append_pieces(const std::vector<Stretch>& stretches, SplitBehavior behavior
   }
 }
 
-// Rebuilds the text piece by piece; `edit` appends a piece's new form.
+// Rebuilds the text piece by piece; `edit` appends a piece's new form. `place` names the step.
 template <typename Edit>
-void rewrite_pieces(PreTokenized& pre, const Edit& edit) {
+void rewrite_pieces(PreTokenized& pre, TextWork& work, std::string_view place, const Edit& edit) {
   std::string text;
   text.reserve(pre.text.size() + pre.pieces.size());
   std::vector<Range> pieces;
@@ -127,6 +132,8 @@ void rewrite_pieces(PreTokenized& pre, const Edit& edit) {
     const size_t begin = text.size();
     edit(pre.piece(i), pre.pieces[i].begin == 0 && pre.at_start, text);
     pieces.push_back({begin, text.size()});
+    check_growth(text.size(), work, place);
+    work.tick();
   }
   pre.text = std::move(text);
   pre.pieces = std::move(pieces);
@@ -139,27 +146,28 @@ struct PreTokenizer::Step {
   std::optional<KnownPattern> known;
   std::unique_ptr<Regex> regex;
 
-  void collect(std::string_view text, std::vector<Stretch>& out) const {
+  void collect(std::string_view text, size_t offset, Regex::Scanner* scanner, std::vector<Stretch>& out,
+               TextWork& work) const {
     using Kind = PreTokenizerStep::Kind;
     switch (spec.kind) {
       case Kind::kSplit:
-        if (spec.pattern.kind == Pattern::Kind::kString) {
-          stretches_of_literal(text, spec.pattern.text, out);
+        if (scanner == nullptr) {
+          stretches_of_literal(text, spec.pattern.text, out, work);
         } else {
-          stretches_of_regex(text, *regex, out);
+          stretches_of_regex(text, offset, *scanner, out);
         }
         break;
       case Kind::kDigits:
         stretches_of_chars(
-            text, [](char32_t c) { return char_class(c) == CharClass::kNumber; }, out);
+            text, [](char32_t c) { return char_class(c) == CharClass::kNumber; }, out, work);
         break;
       case Kind::kWhitespaceSplit:
         stretches_of_chars(
-            text, [](char32_t c) { return char_class(c) == CharClass::kSpace; }, out);
+            text, [](char32_t c) { return char_class(c) == CharClass::kSpace; }, out, work);
         break;
-      case Kind::kPunctuation: stretches_of_chars(text, is_punctuation, out); break;
-      case Kind::kWhitespace: stretches_of_words(text, out); break;
-      case Kind::kMetaspace: stretches_of_literal(text, spec.replacement, out); break;
+      case Kind::kPunctuation: stretches_of_chars(text, is_punctuation, out, work); break;
+      case Kind::kWhitespace: stretches_of_words(text, out, work); break;
+      case Kind::kMetaspace: stretches_of_literal(text, spec.replacement, out, work); break;
       case Kind::kByteLevel: EADEM_CHECK(false, "ByteLevel splits by its known pattern");
     }
     if (spec.invert) {
@@ -181,24 +189,29 @@ struct PreTokenizer::Step {
     EADEM_CHECK(false, "pre-tokenizer kind {}", static_cast<int>(spec.kind));
   }
 
-  void split(PreTokenized& pre) const {
+  void split(PreTokenized& pre, TextWork& work) const {
     std::vector<Range> pieces;
     std::vector<Stretch> stretches;
+    std::optional<Regex::Scanner> scanner;
+    if (regex) scanner.emplace(*regex, work);
     for (size_t i = 0; i < pre.pieces.size(); ++i) {
       const Range range = pre.pieces[i];
       const std::string_view text = pre.piece(i);
+      work.tick();
       if (known) {
         for (size_t pos = 0; pos < text.size();) {
           const size_t end = match_pattern(*known, text, pos);
           pieces.push_back({range.begin + pos, range.begin + end});
           pos = end;
+          work.tick();
         }
       } else {
         stretches.clear();
-        collect(text, stretches);
+        collect(text, range.begin, scanner ? &*scanner : nullptr, stretches, work);
         append_pieces(stretches, behavior(), range.begin, pieces);
       }
     }
+    std::erase_if(pieces, [](const Range& range) { return range.begin == range.end; });
     pre.pieces = std::move(pieces);
   }
 };
@@ -206,7 +219,10 @@ struct PreTokenizer::Step {
 PreTokenizer::PreTokenizer(const std::vector<PreTokenizerStep>& steps, const std::string& source) {
   using Kind = PreTokenizerStep::Kind;
   for (const PreTokenizerStep& spec : steps) {
-    if (byte_level_) throw Unsupported("{}: pre_tokenizer: a step after ByteLevel", source);
+    if (byte_level_ && (spec.kind == Kind::kByteLevel || spec.kind == Kind::kMetaspace)) {
+      throw Unsupported("{}: pre_tokenizer: {} after ByteLevel is not supported", source,
+                        spec.kind == Kind::kByteLevel ? "ByteLevel" : "Metaspace");
+    }
     Step step{spec, std::nullopt, nullptr};
     if (spec.kind == Kind::kByteLevel) {
       byte_level_ = true;
@@ -229,22 +245,32 @@ PreTokenizer::PreTokenizer(const std::vector<PreTokenizerStep>& steps, const std
 
 PreTokenizer::~PreTokenizer() = default;
 
-void PreTokenizer::apply(PreTokenized& pre) const {
+void PreTokenizer::apply(PreTokenized& pre, TextWork& work) const {
   using Kind = PreTokenizerStep::Kind;
   pre.pieces.clear();
   if (!pre.text.empty()) pre.pieces.push_back({0, pre.text.size()});
+  bool in_alphabet = false;
   for (const Step& step : steps_) {
     if (step.spec.kind == Kind::kMetaspace) {
-      rewrite_pieces(pre, [&](std::string_view piece, bool first, std::string& out) {
-        const std::string& mark = step.spec.replacement;
-        const bool marked = piece.substr(0, 1) == " " || piece.substr(0, mark.size()) == mark;
-        const bool wanted = step.spec.prepend_scheme == PrependScheme::kAlways ||
-                            (step.spec.prepend_scheme == PrependScheme::kFirst && first);
-        if (wanted && !marked) out += mark;
-        for (const char c : piece) c == ' ' ? out += mark : out += c;
-      });
+      rewrite_pieces(pre, work, "pre_tokenizer: 'Metaspace'",
+                     [&](std::string_view piece, bool first, std::string& out) {
+                       const std::string& mark = step.spec.replacement;
+                       const bool marked = piece.substr(0, 1) == " " || piece.substr(0, mark.size()) == mark;
+                       const bool wanted = step.spec.prepend_scheme == PrependScheme::kAlways ||
+                                           (step.spec.prepend_scheme == PrependScheme::kFirst && first);
+                       if (wanted && !marked) out += mark;
+                       for (const char c : piece) {
+                         if (c != ' ') {
+                           out += c;
+                           continue;
+                         }
+                         out += mark;
+                         check_growth(out.size(), work, "pre_tokenizer: 'Metaspace'");
+                         work.tick();
+                       }
+                     });
     } else if (step.spec.kind == Kind::kByteLevel && step.spec.add_prefix_space) {
-      rewrite_pieces(pre, [](std::string_view piece, bool, std::string& out) {
+      rewrite_pieces(pre, work, "pre_tokenizer: 'ByteLevel'", [](std::string_view piece, bool, std::string& out) {
         if (piece.substr(0, 1) != " ") out += ' ';
         out += piece;
       });
@@ -252,8 +278,23 @@ void PreTokenizer::apply(PreTokenized& pre) const {
     const bool splits = step.spec.kind == Kind::kByteLevel   ? step.spec.use_regex
                         : step.spec.kind == Kind::kMetaspace ? step.spec.split
                                                              : true;
-    if (splits) step.split(pre);
+    if (splits) step.split(pre, work);
+    if (step.spec.kind == Kind::kByteLevel && &step != &steps_.back()) {
+      rewrite_pieces(pre, work, "pre_tokenizer: 'ByteLevel'", [](std::string_view piece, bool, std::string& out) {
+        for (const char byte : piece) append_utf8(out, char_from_byte(static_cast<uint8_t>(byte)));
+      });
+      in_alphabet = true;
+    }
   }
+  if (!in_alphabet) return;
+  // Steps after ByteLevel cut and drop, but insert nothing: every character still stands for a byte.
+  rewrite_pieces(pre, work, "pre_tokenizer: 'ByteLevel'", [](std::string_view piece, bool, std::string& out) {
+    for (size_t pos = 0; pos < piece.size();) {
+      const Utf8Step c = decode_valid_utf8(piece.data() + pos);
+      out.push_back(static_cast<char>(byte_from_char(c.value)));
+      pos += static_cast<size_t>(c.length);
+    }
+  });
 }
 
 }  // namespace eadem::io

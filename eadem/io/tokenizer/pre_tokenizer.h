@@ -34,14 +34,16 @@ struct PreTokenized {
 // Immutable and safe to share.
 class PreTokenizer {
  public:
-  // Throws Unsupported when a ByteLevel step is not the last: later steps would see the byte alphabet.
+  // Throws Unsupported for a second ByteLevel step and for a Metaspace step after one.
   PreTokenizer(const std::vector<PreTokenizerStep>& steps, const std::string& source);
   ~PreTokenizer();
 
-  // `pre.pieces` is set from `pre.text`, which steps that insert characters replace.
-  void apply(PreTokenized& pre) const;
+  // `pre.pieces` is set from `pre.text`, which steps that insert characters replace. Steps after ByteLevel see the
+  // byte alphabet and may cut inside of a character: `pre.text` holds bytes then. Throws InvalidArgument when a step
+  // makes the text longer than work.max_bytes(). Other errors: see Regex and TextWork.
+  void apply(PreTokenized& pre, TextWork& work) const;
 
-  // The last step is ByteLevel: the model sees each piece's bytes in the byte alphabet.
+  // A step is ByteLevel: the model sees the bytes of each piece.
   bool byte_level() const { return byte_level_; }
 
  private:

@@ -31,9 +31,9 @@ TokenizerSpec spec_from_vocab_and_merges(const std::string& vocab_path, const st
                                          KnownPattern pattern);
 
 // Lines of base64 token and rank. Only the Llama 3 ranks are known by their number; others are refused.
-TokenizerSpec spec_from_tiktoken(const std::string& path);
+TokenizerSpec spec_from_tiktoken(const std::string& path, const std::atomic<bool>* cancel = nullptr);
 
-TokenizerSpec spec_from_gguf(const GgufTokenizerData& data);
+TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bool>* cancel = nullptr);
 // The tokenizer keys of a file's metadata.
 GgufTokenizerData gguf_tokenizer_data(const GgufFile& file);
 
@@ -56,9 +56,10 @@ class MergeReader {
 
 // Every way to write a token as two others becomes a merge of the token's rank (by id; kNoRank: none).
 // `byte_level`: token texts are raw bytes, not UTF-8. Otherwise single characters that are no token but
-// occur in one become spec.extra_symbols.
+// occur in one become spec.extra_symbols. Time is N log N in the bytes of all texts, however long one of them is.
+// Throws Cancelled once the flag is set.
 void merges_from_ranks(const std::vector<std::string>& texts, const std::vector<uint32_t>& rank_by_id, bool byte_level,
-                       TokenizerSpec& spec);
+                       TokenizerSpec& spec, const std::atomic<bool>* cancel = nullptr);
 
 NormalizerStep nfc_step();
 

@@ -5,6 +5,8 @@
 #include <pcre2.h>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
+#include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {
 namespace {
@@ -12,11 +14,14 @@ namespace {
 // Oniguruma (Ruby syntax, UTF-8) to PCRE2. Differences that matter:
 //   \s \S   Oniguruma: White_Space. PCRE2 with UCP adds U+180E.       -> \p{White_Space}
 //   \w      Oniguruma: Alphabetic | M | N | Pc. PCRE2: L | N | _.     -> the union, as a class
-//   \h \b \W \K \G, POSIX classes, nested classes, &&, {n,m}+, (?m    -> refused
+//   \W \b \B  of that \w                                              -> a negated class, lookarounds
+//   \h \K \G, POSIX classes, nested classes, &&, {n,m}+, (?m          -> refused
 // Anchors ^ and $ are line anchors in Ruby: PCRE2_MULTILINE.
+constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}";
 std::string to_pcre2(const std::string& pattern, const std::string& place) {
   const auto refuse = [&](std::string_view what) {
-    throw Unsupported("{}: pattern '{}' uses {}, whose Oniguruma meaning is not reproduced here", place, pattern, what);
+    throw Unsupported("{}: pattern {} uses {}, whose Oniguruma meaning is not reproduced here", place, quote(pattern),
+                      what);
   };
   std::string out;
   bool in_class = false;
@@ -24,13 +29,23 @@ std::string to_pcre2(const std::string& pattern, const std::string& place) {
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
     if (c == '\\') {
-      if (i + 1 == pattern.size()) throw DataCorrupted("{}: pattern '{}' ends in a backslash", place, pattern);
+      if (i + 1 == pattern.size()) throw DataCorrupted("{}: pattern {} ends in a backslash", place, quote(pattern));
       const char e = pattern[++i];
       switch (e) {
         case 's': out += "\\p{White_Space}"; break;
         case 'S': out += "\\P{White_Space}"; break;
-        case 'w':
-          out += in_class ? "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}" : "[\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}]";
+        case 'w': out += in_class ? std::string(kWord) : fmt::format("[{}]", kWord); break;
+        case 'W':
+          if (in_class) refuse("\\W in a class");
+          out += fmt::format("[^{}]", kWord);
+          break;
+        case 'b':
+          if (in_class) refuse("\\b in a class");
+          out += fmt::format("(?:(?<=[{0}])(?![{0}])|(?<![{0}])(?=[{0}]))", kWord);
+          break;
+        case 'B':
+          if (in_class) refuse("\\B in a class");
+          out += fmt::format("(?:(?<=[{0}])(?=[{0}])|(?<![{0}])(?![{0}]))", kWord);
           break;
         case 'v': out += "\\x{0B}"; break;  // vertical tab in Oniguruma, any vertical space in PCRE2
         case 'd':
@@ -116,16 +131,17 @@ Regex::Regex(const std::string& pattern, const std::string& place) : compiled_(s
   const std::string translated = to_pcre2(pattern, place);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  compiled_->code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
+  // PCRE2 calls back before every item of the pattern: there steps are counted.
+  const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
+  compiled_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(), options, &error,
+                                  &offset, nullptr);
   if (compiled_->code == nullptr) {
-    throw DataCorrupted("{}: pattern '{}' does not compile: {} at byte {} of '{}'", place, pattern,
-                        pcre2_message(error), offset, translated);
+    throw DataCorrupted("{}: pattern {} does not compile: {} at byte {} of {}", place, quote(pattern),
+                        pcre2_message(error), offset, quote(translated));
   }
   const int jit = pcre2_jit_compile(compiled_->code, PCRE2_JIT_COMPLETE);
   if (jit != 0 && jit != PCRE2_ERROR_JIT_BADOPTION && jit != PCRE2_ERROR_NOMEMORY) {
-    throw DataCorrupted("{}: pattern '{}': {}", place, pattern, pcre2_message(jit));
+    throw DataCorrupted("{}: pattern {}: {}", place, quote(pattern), pcre2_message(jit));
   }
 }
 
@@ -135,51 +151,88 @@ const std::string& Regex::pattern() const { return compiled_->pattern; }
 
 struct Regex::Scanner::State {
   const Compiled& compiled;
+  TextWork& work;
   std::string_view text;
-  size_t pos = 0;
+  size_t offset = 0;
+  size_t pos = 1;                            // beyond the text: nothing to find yet
+  size_t last_end = std::string_view::npos;  // of the last match
+  size_t last_seen = 0;                      // position at the previous callout
   pcre2_match_data* data = nullptr;
   pcre2_match_context* context = nullptr;
   pcre2_jit_stack* stack = nullptr;
 
-  State(const Compiled& compiled_regex, std::string_view subject) : compiled(compiled_regex), text(subject) {}
+  State(const Compiled& compiled_regex, TextWork& limits) : compiled(compiled_regex), work(limits) {}
   ~State() {
     pcre2_match_data_free(data);
     pcre2_match_context_free(context);
     pcre2_jit_stack_free(stack);
   }
+
+  // Counts one step, and the distance from the last callout's position. Ends the match when the limit is exceeded.
+  static int count_step(pcre2_callout_block* block, void* state) {
+    State& s = *static_cast<State*>(state);
+    const size_t now = block->current_position;
+    s.work.regex_steps += 1 + (now > s.last_seen ? now - s.last_seen : s.last_seen - now);
+    s.last_seen = now;
+    const bool ends = s.work.regex_steps > s.work.max_regex_steps() || s.work.cancelled();
+    return ends ? PCRE2_ERROR_CALLOUT : 0;
+  }
+
+  [[noreturn]] void give_up(int rc) const {
+    work.check();
+    if (rc == PCRE2_ERROR_CALLOUT) {
+      throw InvalidArgument("{}: pattern {} needs more than {} steps on a text of {} bytes; it gave up at byte {}",
+                            compiled.place, quote(compiled.pattern), work.max_regex_steps(), work.text_bytes(),
+                            offset + last_seen);
+    }
+    throw InvalidArgument("{}: pattern {} gave up on the text at byte {}: {}", compiled.place, quote(compiled.pattern),
+                          offset + pos, pcre2_message(rc));
+  }
 };
 
-Regex::Scanner::Scanner(const Regex& regex, std::string_view text)
-    : state_(std::make_unique<State>(*regex.compiled_, text)) {
+Regex::Scanner::Scanner(const Regex& regex, TextWork& work) : state_(std::make_unique<State>(*regex.compiled_, work)) {
   state_->data = checked(pcre2_match_data_create_from_pattern(regex.compiled_->code, nullptr));
   state_->context = checked(pcre2_match_context_create(nullptr));
   state_->stack = checked(pcre2_jit_stack_create(64 << 10, 16 << 20, nullptr));
   pcre2_jit_stack_assign(state_->context, nullptr, state_->stack);
-  pcre2_set_match_limit(state_->context, kMatchLimit);
-  pcre2_set_heap_limit(state_->context, 64 << 10);  // KiB, for the interpreter
+  pcre2_set_match_limit(state_->context, UINT32_MAX);  // steps are what is limited
+  pcre2_set_heap_limit(state_->context, 64 << 10);     // KiB, for the interpreter
+  pcre2_set_callout(state_->context, State::count_step, state_.get());
 }
 
 Regex::Scanner::~Scanner() = default;
 
+void Regex::Scanner::scan(std::string_view text, size_t offset) {
+  state_->text = text;
+  state_->offset = offset;
+  state_->pos = 0;
+  state_->last_end = std::string_view::npos;
+}
+
 bool Regex::Scanner::next(size_t& begin, size_t& end) {
   State& s = *state_;
-  if (s.pos >= s.text.size()) return false;
-  // The text was validated on entry; NOTEMPTY skips empty matches, which split nothing.
-  const int rc = pcre2_match(s.compiled.code, reinterpret_cast<PCRE2_SPTR>(s.text.data()), s.text.size(), s.pos,
-                             PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, s.data, s.context);
-  if (rc == PCRE2_ERROR_NOMATCH) {
-    s.pos = s.text.size();
-    return false;
+  while (s.pos <= s.text.size()) {
+    s.work.tick();
+    s.last_seen = s.pos;
+    // The text was validated on entry.
+    const int rc = pcre2_match(s.compiled.code, reinterpret_cast<PCRE2_SPTR>(s.text.data()), s.text.size(), s.pos,
+                               PCRE2_NO_UTF_CHECK, s.data, s.context);
+    if (rc == PCRE2_ERROR_NOMATCH) break;
+    if (rc < 0) s.give_up(rc);
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(s.data);
+    begin = range[0];
+    end = range[1];
+    // An empty match where the last one ended is passed over, and the search goes on behind the next character.
+    if (begin == end && end == s.last_end) {
+      if (s.pos >= s.text.size()) break;
+      s.pos += static_cast<size_t>(decode_valid_utf8(s.text.data() + s.pos).length);
+      continue;
+    }
+    s.pos = s.last_end = end;
+    return true;
   }
-  if (rc < 0) {
-    throw InvalidArgument("{}: pattern '{}' gave up on the text at byte {} of {}: {} (limit {} steps per match)",
-                          s.compiled.place, s.compiled.pattern, s.pos, s.text.size(), pcre2_message(rc), kMatchLimit);
-  }
-  const PCRE2_SIZE* range = pcre2_get_ovector_pointer(s.data);
-  begin = range[0];
-  end = range[1];
-  s.pos = end;
-  return true;
+  s.pos = s.text.size() + 1;
+  return false;
 }
 
 }  // namespace eadem::io

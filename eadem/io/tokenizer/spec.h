@@ -93,6 +93,7 @@ struct TokenizerSpec {
   std::vector<DecoderStep> decoders;
   bool join_with_space = false;  // a tokenizer.json without decoder: tokens are joined by one space
   std::vector<AddedToken> added_tokens;
+  bool added_tokens_are_text = false;  // decoders leave added tokens alone (GGUF); in tokenizer.json they do not
   std::vector<int32_t> prefix_ids, suffix_ids;  // around a sequence when special tokens are asked for
 
   std::optional<int32_t> bos, eos, unk, pad;

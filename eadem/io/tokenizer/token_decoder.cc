@@ -82,7 +82,7 @@ TokenDecoder::TokenDecoder(const TokenizerSpec& spec) : join_with_space_(spec.jo
 
 TokenDecoder::~TokenDecoder() = default;
 
-void TokenDecoder::append_token(std::string& bytes, std::string_view token, bool first) const {
+void TokenDecoder::append_token(std::string& bytes, std::string_view token, bool first, TextWork& work) const {
   using Kind = DecoderStep::Kind;
   if (join_with_space_ && !first) bytes += ' ';
   std::string text(token);
@@ -93,7 +93,7 @@ void TokenDecoder::append_token(std::string& bytes, std::string_view token, bool
         // A token with a character outside the byte alphabet stands for itself.
         if (bytes_from_alphabet(converted, text)) text = converted;
         break;
-      case Kind::kReplace: step.replacer->apply(text); break;
+      case Kind::kReplace: step.replacer->apply(text, work); break;
       case Kind::kByteFallback:
         if (const int byte = byte_of_token(text); byte >= 0) text.assign(1, static_cast<char>(byte));
         break;

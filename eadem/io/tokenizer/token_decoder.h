@@ -24,8 +24,9 @@ class TokenDecoder {
   explicit TokenDecoder(const TokenizerSpec& spec);
   ~TokenDecoder();
 
-  // Appends the bytes of a token. `first`: it is the first of the text.
-  void append_token(std::string& bytes, std::string_view token, bool first) const;
+  // Appends the bytes of a token. `first`: it is the first of the text. Throws InvalidArgument when a Replace step
+  // makes the token longer than work.max_bytes(). Other errors: see Regex and TextWork.
+  void append_token(std::string& bytes, std::string_view token, bool first, TextWork& work) const;
 
   // After all tokens: up to strip_count() leading strip_char() are dropped from the text.
   int64_t strip_count() const { return strip_count_; }

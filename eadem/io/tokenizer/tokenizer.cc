@@ -5,11 +5,13 @@
 #include <array>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
 #include "eadem/io/tokenizer/added_tokens.h"
 #include "eadem/io/tokenizer/bpe_model.h"
 #include "eadem/io/tokenizer/normalizer.h"
 #include "eadem/io/tokenizer/pre_tokenizer.h"
 #include "eadem/io/tokenizer/spec.h"
+#include "eadem/io/tokenizer/text_work.h"
 #include "eadem/io/tokenizer/token_decoder.h"
 #include "eadem/io/tokenizer/unicode.h"
 
@@ -38,12 +40,14 @@ class PieceCache {
 };
 
 // Cuts pieces before each U+2581 that follows another character; see BpeModel::splits_at_metaspace.
-void split_at_metaspace(PreTokenized& pre) {
+void split_at_metaspace(PreTokenized& pre, TextWork& work) {
   std::vector<PreTokenized::Range> pieces;
   for (const PreTokenized::Range range : pre.pieces) {
+    const std::string_view text = std::string_view(pre.text).substr(0, range.end);
     size_t begin = range.begin;
     size_t after_mark = range.begin;  // the end of the mark seen last
-    for (size_t at; (at = pre.text.find(kMetaspace, after_mark)) != std::string::npos && at < range.end;) {
+    for (size_t at; (at = text.find(kMetaspace, after_mark)) != std::string::npos;) {
+      work.tick();
       if (at != after_mark && at != begin) {
         pieces.push_back({begin, at});
         begin = at;
@@ -60,7 +64,10 @@ AddedTokenMatcher make_matcher(const TokenizerSpec& spec, const Normalizer& norm
   for (const AddedToken& token : spec.added_tokens) {
     if (token.normalized != normalized) continue;
     std::string pattern = token.content;
-    if (normalized) normalizer.apply(pattern);
+    if (normalized) {
+      TextWork work(pattern.size());
+      normalizer.apply(pattern, work);
+    }
     patterns.emplace_back(std::move(pattern), token);
   }
   return AddedTokenMatcher(std::move(patterns), spec.source);
@@ -74,9 +81,10 @@ struct Tokenizer::Impl {
     std::string bytes;
     bool present = false;
     bool special = false;
+    bool is_text = false;  // stands for its text, whatever the decoder says
   };
 
-  explicit Impl(const TokenizerSpec& spec)
+  Impl(const TokenizerSpec& spec, const std::atomic<bool>* cancel)
       : source(spec.source),
         normalizer(spec.normalizers, spec.source),
         pre_tokenizer(spec.pre_tokenizers, spec.source),
@@ -97,15 +105,14 @@ struct Tokenizer::Impl {
       if (known == ids.end()) {
         add_token(added.content, added.id, "added_tokens");
       } else if (known->second != added.id) {
-        throw DataCorrupted("{}: added token '{}' has id {}; the vocabulary gives it {}", source, added.content,
+        throw DataCorrupted("{}: added token {} has id {}; the vocabulary gives it {}", source, quote(added.content),
                             added.id, known->second);
       }
-      if (added.special) tokens[static_cast<size_t>(added.id)].special = true;
+      tokens[static_cast<size_t>(added.id)].special |= added.special;
+      tokens[static_cast<size_t>(added.id)].is_text = spec.added_tokens_are_text;
     }
     if (tokens.empty()) throw DataCorrupted("{}: the vocabulary is empty", source);
-    for (Token& token : tokens) {
-      if (token.present) decoder.append_token(token.bytes, token.text, false);
-    }
+    decode_vocabulary(cancel);
     for (const auto& list : {prefix_ids, suffix_ids}) {
       for (const int32_t id : list) check_id(id, "post_processor");
     }
@@ -114,16 +121,42 @@ struct Tokenizer::Impl {
     }
   }
 
+  // The bytes of every token. A decoder step that makes much of little must not fill the memory.
+  void decode_vocabulary(const std::atomic<bool>* cancel) {
+    size_t text_bytes = 0, decoded_bytes = 0;
+    for (const Token& token : tokens) text_bytes += token.text.size();
+    const TextWork whole(text_bytes, cancel);
+    for (Token& token : tokens) {
+      if (!token.present) continue;
+      TextWork work(token.text.size(), cancel);
+      work.check();
+      append_bytes(token.bytes, token, false, work);
+      decoded_bytes += token.bytes.size();
+      check_growth(decoded_bytes, whole, source + ": decoder: the vocabulary");
+    }
+  }
+
+  void append_bytes(std::string& bytes, const Token& token, bool first, TextWork& work) const {
+    if (token.is_text) {
+      bytes += token.text;
+    } else {
+      decoder.append_token(bytes, token.text, first, work);
+    }
+  }
+
   void add_token(const std::string& text, int32_t id, std::string_view place) {
     if (id < 0 || id >= kMaxVocab) {
-      throw DataCorrupted("{}: {}: token '{}' has id {}, outside 0 .. {}", source, place, text, id, kMaxVocab - 1);
+      throw DataCorrupted("{}: {}: token {} has id {}, outside 0 .. {}", source, place, quote(text), id, kMaxVocab - 1);
     }
     if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
     Token& token = tokens[static_cast<size_t>(id)];
     if (token.present) {
-      throw DataCorrupted("{}: {}: tokens '{}' and '{}' both have id {}", source, place, token.text, text, id);
+      throw DataCorrupted("{}: {}: tokens {} and {} both have id {}", source, place, quote(token.text), quote(text),
+                          id);
     }
-    if (!ids.emplace(text, id).second) throw DataCorrupted("{}: {}: token '{}' is listed twice", source, place, text);
+    if (!ids.emplace(text, id).second) {
+      throw DataCorrupted("{}: {}: token {} is listed twice", source, place, quote(text));
+    }
     token.text = text;
     token.present = true;
   }
@@ -142,18 +175,20 @@ struct Tokenizer::Impl {
   }
 
   // A stretch of text without added tokens, already normalized.
-  void encode_section(std::string text, bool at_start, BpeModel::Scratch& scratch, std::vector<int32_t>& out) const {
+  void encode_section(std::string text, bool at_start, BpeModel::Scratch& scratch, std::vector<int32_t>& out,
+                      TextWork& work) const {
     PreTokenized pre;
     pre.text = std::move(text);
     pre.at_start = at_start;
-    pre_tokenizer.apply(pre);
-    if (model.splits_at_metaspace()) split_at_metaspace(pre);
+    pre_tokenizer.apply(pre, work);
+    if (model.splits_at_metaspace()) split_at_metaspace(pre, work);
     std::optional<PieceCache> cache;
     if (pre.text.size() >= PieceCache::kMinText) cache.emplace();
     for (size_t i = 0; i < pre.pieces.size(); ++i) {
+      work.tick();
       const std::string_view piece = pre.piece(i);
       if (!cache || piece.size() > PieceCache::kMaxPiece) {
-        model.encode(piece, scratch, out);
+        model.encode(piece, scratch, out, work);
         continue;
       }
       PieceCache::Entry& entry = cache->slot(piece);
@@ -161,7 +196,7 @@ struct Tokenizer::Impl {
         for (size_t k = 0; k < entry.count; ++k) out.push_back(out[entry.begin + k]);
       } else {
         const size_t begin = out.size();
-        model.encode(piece, scratch, out);
+        model.encode(piece, scratch, out, work);
         entry = {piece, begin, out.size() - begin};
       }
     }
@@ -180,7 +215,8 @@ struct Tokenizer::Impl {
   StringMap<int32_t> ids;
 };
 
-Tokenizer::Tokenizer(const TokenizerSpec& spec) : impl_(std::make_unique<const Impl>(spec)) {}
+Tokenizer::Tokenizer(const TokenizerSpec& spec, const std::atomic<bool>* cancel)
+    : impl_(std::make_unique<const Impl>(spec, cancel)) {}
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
@@ -189,30 +225,36 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   if (text.size() >= size_t{1} << 31) {
     throw InvalidArgument("text of {} bytes; at most {} can be encoded at once", text.size(), (size_t{1} << 31) - 1);
   }
-  if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
-    throw InvalidArgument("text is not UTF-8: byte 0x{:02X} at offset {} of {}",
-                          static_cast<unsigned>(static_cast<uint8_t>(text[bad])), bad, text.size());
+  TextWork work(text.size(), options.cancel);
+  for (size_t pos = 0; pos < text.size();) {
+    work.tick();
+    const Utf8Step step = next_utf8(text, pos);
+    if (step.status != Utf8Status::kValid) {
+      throw InvalidArgument("text is not UTF-8: byte 0x{:02X} at offset {} of {}",
+                            static_cast<unsigned>(static_cast<uint8_t>(text[pos])), pos, text.size());
+    }
+    pos += static_cast<size_t>(step.length);
   }
   std::vector<int32_t> out;
   if (options.add_special_tokens) out = impl_->prefix_ids;
   BpeModel::Scratch scratch;
-  for (const auto& raw : impl_->raw_added.split(text, options.parse_special)) {
+  for (const auto& raw : impl_->raw_added.split(text, options.parse_special, work)) {
     if (raw.id >= 0) {
       out.push_back(raw.id);
       continue;
     }
     std::string normalized(text.substr(raw.begin, raw.end - raw.begin));
-    impl_->normalizer.apply(normalized);
+    impl_->normalizer.apply(normalized, work);
     if (impl_->normalized_added.empty()) {
-      impl_->encode_section(std::move(normalized), raw.begin == 0, scratch, out);
+      impl_->encode_section(std::move(normalized), raw.begin == 0, scratch, out, work);
       continue;
     }
-    for (const auto& section : impl_->normalized_added.split(normalized, options.parse_special)) {
+    for (const auto& section : impl_->normalized_added.split(normalized, options.parse_special, work)) {
       if (section.id >= 0) {
         out.push_back(section.id);
       } else {
         impl_->encode_section(normalized.substr(section.begin, section.end - section.begin),
-                              raw.begin == 0 && section.begin == 0, scratch, out);
+                              raw.begin == 0 && section.begin == 0, scratch, out, work);
       }
     }
   }
@@ -257,7 +299,8 @@ std::string IncrementalDecoder::next(int32_t id) {
   const Tokenizer::Impl::Token& token = impl.token(id);
   if (skip_special_ && token.special) return {};
   if (first_) {
-    impl.decoder.append_token(pending_, token.text, true);
+    TextWork work(token.text.size());
+    impl.append_bytes(pending_, token, true, work);
     first_ = false;
   } else {
     pending_ += token.bytes;

@@ -6,12 +6,13 @@
 //   tokenizer.json                   the Hugging Face format; the reference for its meaning is their library
 //   vocab.json + merges.txt          GPT-2 and Qwen2 checkpoints without tokenizer.json
 //   tokenizer.model                  tiktoken ranks (Llama 3)
-//   GGUF metadata                    tokenizer.ggml.*, models "gpt2" and "llama"
+//   GGUF metadata                    tokenizer.ggml.*, models "gpt2", "llama" and "gemma4"
 //
 // What a file asks for and this code does not do is refused by name (Unsupported); a file that contradicts
 // itself is DataCorrupted; a missing one NotFound.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -33,16 +34,28 @@ struct EncodeOptions {
   // Read special tokens such as <|im_end|> from the text. Off for text that a user controls: such strings
   // are then ordinary text. Added tokens that are not special are always read.
   bool parse_special = true;
+  // Once it is set (by any thread, or a signal handler), encode throws Cancelled soon.
+  const std::atomic<bool>* cancel = nullptr;
+};
+
+// The values of tokenizer.ggml.token_type.
+enum class GgufTokenType : int32_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6,
 };
 
 // The tokenizer keys of a GGUF file, as they stand there. Optionals are keys that may be missing.
 struct GgufTokenizerData {
   std::string source;                // file name, for messages
-  std::string model;                 // tokenizer.ggml.model: "gpt2" or "llama"
-  std::string pre;                   // tokenizer.ggml.pre: "gpt-2", "llama-bpe", "qwen2"; unused for "llama"
+  std::string model;                 // tokenizer.ggml.model: "gpt2", "llama" or "gemma4"
+  std::string pre;                   // tokenizer.ggml.pre: a name of gguf_pre_types.h; only "gpt2" reads it
   std::vector<std::string> tokens;   // index is the id
   std::vector<float> scores;         // "llama": the higher merges first
-  std::vector<int32_t> token_types;  // 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; may be empty
+  std::vector<int32_t> token_types;  // GgufTokenType; may be empty
   std::vector<std::string> merges;   // "gpt2": "left right"
   std::optional<int64_t> bos, eos, unk, pad;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
@@ -58,23 +71,25 @@ class Tokenizer {
   // bos / eos / unk / pad, the chat template, and add_bos_token / add_eos_token, which when present
   // override the post-processor, as the Hugging Face classes do. A chat_template.jinja beside it goes before
   // the config's template.
-  static Tokenizer from_file(const std::string& path);
+  // Once `cancel` is set, reading stops with Cancelled.
+  static Tokenizer from_file(const std::string& path, const std::atomic<bool>* cancel = nullptr);
   // The bytes of a tokenizer.json, and of a tokenizer_config.json if not empty. `source` is for messages.
   static Tokenizer from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
                              const std::string& source);
   // A vocab.json and a merges.txt with the pre-tokenizer pattern named by the caller.
   static Tokenizer from_vocab_and_merges(const std::string& vocab_path, const std::string& merges_path,
                                          KnownPattern pattern);
-  static Tokenizer from_gguf(const GgufTokenizerData& data);
+  static Tokenizer from_gguf(const GgufTokenizerData& data, const std::atomic<bool>* cancel = nullptr);
 
   // Builds from a description and checks it.
-  explicit Tokenizer(const TokenizerSpec& spec);
+  explicit Tokenizer(const TokenizerSpec& spec, const std::atomic<bool>* cancel = nullptr);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Throws InvalidArgument, naming the byte offset, when `text` is not UTF-8, when it has 2^31 bytes or
-  // more, or when it holds a character that the vocabulary cannot express.
+  // Throws InvalidArgument, naming the byte offset, when `text` is not UTF-8, when it has 2^31 bytes or more, when it
+  // holds a character that the vocabulary cannot express, and when the tokenizer's own normalizers and patterns would
+  // need more memory or time than a tokenizer's should (text_work.h has the limits). Time is n log n in the text.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
   // The text of `ids`. Always valid UTF-8: ill-formed parts become U+FFFD. `skip_special` drops special
@@ -113,7 +128,7 @@ class Tokenizer {
 };
 
 // The tokenizer in a GGUF file's metadata.
-Tokenizer tokenizer_from_gguf(const GgufFile& file);
+Tokenizer tokenizer_from_gguf(const GgufFile& file, const std::atomic<bool>* cancel = nullptr);
 
 // Decodes one token at a time and returns text as soon as its UTF-8 is complete. The concatenation of
 // every result, finish() last, equals Tokenizer::decode of the same ids. One thread at a time; the

@@ -4,6 +4,7 @@
 
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
+#include "eadem/io/tokenizer/bpe_model.h"
 #include "eadem/io/tokenizer/readers.h"
 
 namespace eadem::io {
@@ -69,22 +70,23 @@ std::string read_chat_template(const JsonReader& config) {
 
 void apply_tokenizer_config(const JsonReader& config, TokenizerSpec& spec) {
   if (const auto added = config.optional_object("added_tokens_decoder")) {
-    for (const std::string& key : added->keys()) {
+    StringMap<int32_t> ids;
+    for (const AddedToken& token : spec.added_tokens) ids.emplace(token.content, token.id);
+    for (const auto& [key, reader] : added->members()) {
       int32_t id = -1;
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
       if (error != std::errc() || end != key.data() + key.size() || id < 0 || id >= kMaxVocab) {
         throw DataCorrupted("{}: added_tokens_decoder: {} is not an id in 0 .. {}", config.file(), quote(key),
                             kMaxVocab - 1);
       }
-      AddedToken token = read_added(added->object(key));
+      AddedToken token = read_added(reader);
       token.id = id;
-      const auto known = std::find_if(spec.added_tokens.begin(), spec.added_tokens.end(),
-                                      [&](const AddedToken& other) { return other.content == token.content; });
-      if (known == spec.added_tokens.end()) {
+      const auto [known, is_new] = ids.emplace(token.content, id);
+      if (is_new) {
         spec.added_tokens.push_back(std::move(token));
-      } else if (known->id != id) {
+      } else if (known->second != id) {
         throw DataCorrupted("{}: added_tokens_decoder gives {} the id {}; {} gives it {}", config.file(),
-                            quote(token.content), id, spec.source, known->id);
+                            quote(token.content), id, spec.source, known->second);
       }
     }
   }

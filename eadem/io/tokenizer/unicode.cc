@@ -5,6 +5,8 @@
 
 #include <array>
 
+#include "eadem/io/text.h"
+
 namespace eadem::io {
 namespace {
 
@@ -100,19 +102,6 @@ void append_lossy_utf8(std::string& out, std::string_view text) {
       out.append("\xEF\xBF\xBD");
     }
     pos += static_cast<size_t>(step.length);
-  }
-}
-
-void append_utf8(std::string& out, char32_t c) {
-  const auto put = [&out](char32_t b) { out.push_back(static_cast<char>(static_cast<unsigned char>(b))); };
-  if (c < 0x80) {
-    put(c);
-  } else if (c < 0x800) {
-    put(0xC0 | c >> 6), put(0x80 | (c & 0x3F));
-  } else if (c < 0x10000) {
-    put(0xE0 | c >> 12), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
-  } else {
-    put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
   }
 }
 

@@ -30,8 +30,6 @@ size_t find_invalid_utf8(std::string_view text);
 // Appends `text` with every ill-formed part replaced by U+FFFD.
 void append_lossy_utf8(std::string& out, std::string_view text);
 
-void append_utf8(std::string& out, char32_t value);
-
 // The code point at `p`, which must start a well-formed sequence. No checks: for text that was validated.
 inline Utf8Step decode_valid_utf8(const char* p) {
   const auto b = [p](int i) { return static_cast<char32_t>(static_cast<unsigned char>(p[i])); };

@@ -81,43 +81,6 @@ std::vector<std::string> llama3_specials() {
 
 }  // namespace
 
-void merges_from_ranks(const std::vector<std::string>& texts, const std::vector<uint32_t>& rank_by_id, bool byte_level,
-                       TokenizerSpec& spec) {
-  StringMap<int32_t> ids;
-  ids.reserve(texts.size());
-  for (size_t id = 0; id < texts.size(); ++id) {
-    if (rank_by_id[id] != MergeTable::kNoRank) ids.emplace(texts[id], static_cast<int32_t>(id));
-  }
-  const auto char_length = [&](std::string_view text, size_t pos) {
-    return byte_level ? size_t{1} : static_cast<size_t>(next_utf8(text, pos).length);
-  };
-  if (!byte_level) {
-    const size_t num_tokens = texts.size();
-    for (size_t id = 0; id < num_tokens; ++id) {
-      if (rank_by_id[id] == MergeTable::kNoRank) continue;
-      const std::string_view text = texts[id];
-      for (size_t pos = 0; pos < text.size();) {
-        const std::string_view c = text.substr(pos, char_length(text, pos));
-        pos += c.size();
-        if (ids.contains(c)) continue;
-        ids.emplace(c, kMaxVocab + static_cast<int32_t>(spec.extra_symbols.size()));
-        spec.extra_symbols.emplace_back(c);
-      }
-    }
-  }
-  for (size_t id = 0; id < texts.size(); ++id) {
-    const std::string_view text = texts[id];
-    if (rank_by_id[id] == MergeTable::kNoRank || text.empty()) continue;
-    for (size_t cut = char_length(text, 0); cut < text.size(); cut += char_length(text, cut)) {
-      const auto left = ids.find(text.substr(0, cut));
-      if (left == ids.end()) continue;
-      const auto right = ids.find(text.substr(cut));
-      if (right == ids.end()) continue;
-      spec.merges.push_back({left->second, right->second, static_cast<int32_t>(id), rank_by_id[id]});
-    }
-  }
-}
-
 NormalizerStep nfc_step() {
   NormalizerStep step{};
   step.kind = NormalizerStep::Kind::kNfc;
@@ -174,7 +137,7 @@ TokenizerSpec spec_from_vocab_and_merges(const std::string& vocab_path, const st
   return spec;
 }
 
-TokenizerSpec spec_from_tiktoken(const std::string& path) {
+TokenizerSpec spec_from_tiktoken(const std::string& path, const std::atomic<bool>* cancel) {
   const std::string content = read_file(path, kMaxFileBytes);
   TokenizerSpec spec;
   spec.source = path;
@@ -211,7 +174,7 @@ TokenizerSpec spec_from_tiktoken(const std::string& path) {
     ranks[id] = static_cast<uint32_t>(id);
     spec.vocab.push_back({alphabet_from_bytes(texts[id]), static_cast<int32_t>(id)});
   }
-  merges_from_ranks(texts, ranks, true, spec);
+  merges_from_ranks(texts, ranks, true, spec, cancel);
   spec.ignore_merges = true;  // tiktoken looks a whole piece up before it merges
   use_byte_level(KnownPattern::kLlama3, spec);
   for (const std::string& name : llama3_specials()) {
