@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr Clock::duration kSpinTime = std::chrono::microseconds(100);
 // Between two looks at the clock. A pause is 10 to 50 ns.
 constexpr int kSpinsPerLook = 64;
-// Of the caller that waits for the last task.
+// How often the caller looks whether the last task is done before it yields its processor.
 constexpr int kSpinsBeforeYield = 1000;
 // Whoever is woken for a region wakes as many others, so that waking many takes few steps.
 constexpr int kWakesEach = 2;

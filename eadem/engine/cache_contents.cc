@@ -21,8 +21,8 @@ void CacheContents::check(int64_t sequence, std::span<const int32_t> blocks, int
     const int32_t block = blocks[static_cast<size_t>(place)];
     const int64_t expected = std::clamp<int64_t>(cached - first, 0, block_size_);
     if (written_[static_cast<size_t>(block)] < expected)
-      throw InvalidArgument("sequence {} has {} cached tokens; block {} holds {} of the {} that its table puts there", sequence,
-                            cached, block, written_[static_cast<size_t>(block)], expected);
+      throw InvalidArgument("sequence {} has {} cached tokens; block {} holds {} of the {} that its table puts there",
+                            sequence, cached, block, written_[static_cast<size_t>(block)], expected);
     const bool writes = first + block_size_ > cached;
     Use& use = uses_[static_cast<size_t>(block)];
     if (use.step == step_) {
@@ -31,7 +31,8 @@ void CacheContents::check(int64_t sequence, std::span<const int32_t> blocks, int
                               use.place * block_size_, first);
       if (use.writes || writes || use.place != place)
         throw InvalidArgument(
-            "sequences {} and {} both use block {}, for their positions {} and {} on; only tokens that both have cached "
+            "sequences {} and {} both use block {}, for their positions {} and {} on; only tokens that both have "
+            "cached "
             "at the same positions can be shared",
             use.sequence, sequence, block, use.place * block_size_, first);
     }

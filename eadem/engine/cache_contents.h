@@ -34,7 +34,7 @@ class CacheContents {
   // Positions from `cached` on hold `tokens`.
   void write(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens);
 
-  // Of a position that was written.
+  // The token at a position that was written.
   int32_t token(std::span<const int32_t> blocks, int64_t position) const {
     return tokens_[static_cast<size_t>(blocks[static_cast<size_t>(position / block_size_)] * block_size_ +
                                        position % block_size_)];

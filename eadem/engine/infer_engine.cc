@@ -14,8 +14,8 @@ namespace {
 
 // Steps of at most this many tokens use the decode program: its activations stay in the caches.
 constexpr int64_t kDecodeTokens = 16;
-// Of everything that counts tokens or sequences: products of two such numbers and of a model's sizes, which its config
-// bounds, stay inside 64 bits.
+// The most that anything which counts tokens or sequences may be: products of two such numbers and of a model's sizes,
+// which its config bounds, stay inside 64 bits.
 constexpr int64_t kMaxCount = int64_t{1} << 24;
 
 void require_count(const char* name, int64_t value, int64_t min) {

@@ -98,7 +98,7 @@ class InferEngine {
   // Cancelled once `cancel` is set (with one rank; from any thread), between two kernels: the cache then holds what it
   // held before the step, which may be run again.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
-  // Of the last step: [logit_rows, vocab] f32 and [tokens, hidden], copied to the host.
+  // What the last step made: [logit_rows, vocab] f32 and [tokens, hidden], copied to the host.
   Tensor logits() const;
   Tensor hidden_states() const;
 

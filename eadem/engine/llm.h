@@ -55,7 +55,7 @@ class LLM {
   // unset size of the cache is chosen by fit_cache. `log` takes what the model's files ask for and nothing honours.
   LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options,
       const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
-  // The same of a checkpoint that is open already, with its weights.
+  // Takes a checkpoint that is open already, with its weights.
   LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options,
       const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
 
@@ -70,7 +70,7 @@ class LLM {
   std::vector<Completion> generate(const std::vector<std::string>& prompts, const SamplingParams& params,
                                    const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr,
                                    bool parse_special = false);
-  // The same from token ids.
+  // Takes token ids instead of texts.
   std::vector<Completion> generate_ids(const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params,
                                        const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
 

@@ -169,7 +169,8 @@ void InferEngine::stage(const Input& input) {
       s.sample_rows.push_back({.settings = sampling, .position = cached + t + 1});
     }
     if (sampling.has_penalties())
-      stage_penalties(blocks, cached, std::span(input.input_ids).subspan(static_cast<size_t>(first), static_cast<size_t>(length)),
+      stage_penalties(blocks, cached,
+                      std::span(input.input_ids).subspan(static_cast<size_t>(first), static_cast<size_t>(length)),
                       s.sample_rows.back());
   }
   symbols_[Symbol::tokens] = std::ssize(input.input_ids);
@@ -240,9 +241,10 @@ const InferEngine::Output& InferEngine::forward(const Input& input, const std::a
     }
   }
   for (size_t i = 0; i < input.input_lengths.size(); ++i)
-    contents_.write(blocks_of(input, i), input.cache_lengths[i],
-                    std::span(input.input_ids)
-                        .subspan(static_cast<size_t>(staging_.query_start[i]), static_cast<size_t>(input.input_lengths[i])));
+    contents_.write(
+        blocks_of(input, i), input.cache_lengths[i],
+        std::span(input.input_ids)
+            .subspan(static_cast<size_t>(staging_.query_start[i]), static_cast<size_t>(input.input_lengths[i])));
   last_ = &c;
   output_.output_ids.resize(staging_.logit_rows.size());
   output_.logprobs.resize(staging_.logit_rows.size());

@@ -193,7 +193,7 @@ class Engine {
     for (const auto& [id, function] : nb::inst_ptr<Engine>(object)->hook_functions) Py_VISIT(function->ptr());
     return 0;
   }
-  // Of garbage: nobody uses the engine any more.
+  // Called when the engine is garbage: nobody uses it any more.
   static int clear(PyObject* object) {
     if (!nb::inst_ready(object)) return 0;
     auto* self = nb::inst_ptr<Engine>(object);

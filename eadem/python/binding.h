@@ -34,7 +34,8 @@ using HostArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using HostList = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The same bytes; valid as long as the array. Throws InvalidArgument, naming `name`, for a dtype that Eadem has not.
+// A view of the array's bytes, valid as long as the array. Throws InvalidArgument, naming `name`, for an unsupported
+// dtype.
 TensorView view_of(const HostArray& array, const std::string& name);
 // A NumPy array over the tensor's bytes, which it keeps alive. bf16 becomes ml_dtypes.bfloat16, or uint16 bits where
 // that module is not installed.

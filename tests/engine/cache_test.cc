@@ -32,9 +32,12 @@ Input step(std::vector<int32_t> lengths, std::vector<int32_t> cached, std::vecto
 TEST(Cache, BlocksAreUsedOnceInAStep) {
   const auto engine = paged_engine();
   const auto refused = [&](const Input& input) { return refusal([&] { engine->forward(input); }); };
-  EXPECT_HAS(refused(step({20}, {0}, {{0, 0}})), "InvalidArgument: sequence 0 names block 0 twice, for its positions 0 and 16");
-  EXPECT_HAS(refused(step({2, 3}, {0, 0}, {{0}, {0}})), "sequences 0 and 1 both use block 0, for their positions 0 and 0");
-  EXPECT_HAS(refused(step({20, 3}, {0, 0}, {{0, 4}, {4}})), "sequences 0 and 1 both use block 4, for their positions 16 and 0");
+  EXPECT_HAS(refused(step({20}, {0}, {{0, 0}})),
+             "InvalidArgument: sequence 0 names block 0 twice, for its positions 0 and 16");
+  EXPECT_HAS(refused(step({2, 3}, {0, 0}, {{0}, {0}})),
+             "sequences 0 and 1 both use block 0, for their positions 0 and 0");
+  EXPECT_HAS(refused(step({20, 3}, {0, 0}, {{0, 4}, {4}})),
+             "sequences 0 and 1 both use block 4, for their positions 16 and 0");
   EXPECT_HAS(refused(step({20}, {0}, {{0}})), "sequence 0 has 1 blocks; 20 tokens need 2");
   EXPECT_HAS(refused(step({20}, {0}, {{0, 1 << 20}})), "sequence 0 names block 1048576; there are");
   EXPECT_HAS(refused(step({20}, {0}, {{0, -1}})), "sequence 0 names block -1");
@@ -60,13 +63,15 @@ TEST(Cache, LengthsThatNobodyWroteAreRefused) {
   setup.options.cache = StaticKVCacheConfig{.max_batch_size = 2};
   const auto fixed = make_engine(setup);
   const auto refused = [&](InferEngine& engine, const Input& input) { return refusal([&] { engine.forward(input); }); };
-  EXPECT_HAS(refused(*fixed, step({1}, {100}, {})), "InvalidArgument: sequence 0 has 100 cached tokens; block 0 holds 0 of the 100");
+  EXPECT_HAS(refused(*fixed, step({1}, {100}, {})),
+             "InvalidArgument: sequence 0 has 100 cached tokens; block 0 holds 0 of the 100");
   EXPECT_HAS(refused(*paged, step({1}, {20}, {{5, 6}})), "sequence 0 has 20 cached tokens; block 5 holds 0 of the 16");
   fixed->forward(step({10, 5}, {0, 0}, {}));
   EXPECT_HAS(refused(*fixed, step({1, 1}, {10, 6}, {})), "sequence 1 has 6 cached tokens; block 1 holds 5 of the 6");
   EXPECT_EQ(refused(*fixed, step({1, 1}, {10, 5}, {})), "");
   EXPECT_EQ(refused(*fixed, step({1}, {4}, {})), "") << "going back";
-  EXPECT_HAS(refused(*fixed, step({1}, {11}, {})), "block 0 holds 5 of the 11");  // the rest was of another continuation
+  EXPECT_HAS(refused(*fixed, step({1}, {11}, {})),
+             "block 0 holds 5 of the 11");  // the rest was of another continuation
   EXPECT_EQ(refused(*fixed, step({1}, {6}, {{1}})), "") << "another row's";
   fixed->reset_cache();
   EXPECT_HAS(refused(*fixed, step({1}, {1}, {})), "block 0 holds 0 of the 1");
@@ -114,8 +119,8 @@ TEST(FitCache, WhatIsSetStays) {
   const auto fixed = std::get<StaticKVCacheConfig>(
       fit_cache(StaticKVCacheConfig{.max_batch_size = 3, .max_cache_len = 77}, info, 1000, 10, silent));
   EXPECT_EQ(fixed.max_cache_len, 77);
-  const auto paged = std::get<PagedKVCacheConfig>(
-      fit_cache(PagedKVCacheConfig{.max_kv_memory_bytes = 12345}, info, 1000, 10, silent));
+  const auto paged =
+      std::get<PagedKVCacheConfig>(fit_cache(PagedKVCacheConfig{.max_kv_memory_bytes = 12345}, info, 1000, 10, silent));
   EXPECT_EQ(paged.max_kv_memory_bytes, 12345);
 }
 
@@ -143,7 +148,8 @@ TEST(FitCache, EightShortSequencesOrOneOfTheContext) {
   const Logger silent(LogLevel::off);
   const auto tokens = [&](int64_t context, int64_t free_bytes) {
     info.max_positions = context;
-    return std::get<PagedKVCacheConfig>(fit_cache(PagedKVCacheConfig{}, info, 1000, free_bytes, silent)).max_kv_memory_bytes /
+    return std::get<PagedKVCacheConfig>(fit_cache(PagedKVCacheConfig{}, info, 1000, free_bytes, silent))
+               .max_kv_memory_bytes /
            1000;
   };
   constexpr int64_t kMuch = int64_t{1} << 40;

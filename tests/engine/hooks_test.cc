@@ -37,15 +37,15 @@ TEST(Hooks, FireWithTheValuesThatStepsMake) {
   EXPECT_TRUE(layers.empty());
 }
 
-
 TEST(Hooks, PatternsMatchAnywhereInANameAndOneHookIsRemovedAlone) {
   EngineSetup setup;
   setup.options.disabled_fusions = {"all"};
   const auto engine = make_engine(setup);
   std::set<std::string> seen;
   int norms = 0;
-  const auto id = engine->hooks().register_hook(
-      "model.layers.*.[qkv]_proj.reshape.y", [&](const std::string& name, const TensorView&, int) { seen.insert(name); });
+  const auto id =
+      engine->hooks().register_hook("model.layers.*.[qkv]_proj.reshape.y",
+                                    [&](const std::string& name, const TensorView&, int) { seen.insert(name); });
   engine->hooks().register_hook("model.norm.*", [&](const std::string&, const TensorView&, int) { ++norms; });
   engine->forward(kStep);
   std::set<std::string> expected;  // q, k and v have names of their own
@@ -82,8 +82,10 @@ TEST(Hooks, ANameThatNothingHasIsRefusedWithTheNearestOnes) {
   const std::string text = refusal([&] { engine->hooks().register_hook("model.norm.rms_nrom.y", nothing); });
   EXPECT_HAS(text, "NotFound: hook on 'model.norm.rms_nrom.y': no value has that name");
   EXPECT_HAS(text, "'model.norm.");
-  EXPECT_HAS(refusal([&] { engine->hooks().register_hook("model.layer.*", nothing); }), "the nearest names are 'model.");
-  EXPECT_HAS(refusal([&] { engine->hooks().register_linear_input_hook("lm_haed.weight", nothing); }), "'lm_head.weight'");
+  EXPECT_HAS(refusal([&] { engine->hooks().register_hook("model.layer.*", nothing); }),
+             "the nearest names are 'model.");
+  EXPECT_HAS(refusal([&] { engine->hooks().register_linear_input_hook("lm_haed.weight", nothing); }),
+             "'lm_head.weight'");
   EXPECT_FALSE(engine->hooks().has_hooks());
   // A value that a fusion keeps inside a kernel.
   EngineSetup setup;

@@ -12,7 +12,8 @@ namespace eadem::engine {
 namespace {
 
 // What is shown of `text`, fed in pieces of `size` bytes.
-std::string shown(const std::vector<std::string>& stops, const std::string& text, size_t size, bool* stopped = nullptr) {
+std::string shown(const std::vector<std::string>& stops, const std::string& text, size_t size,
+                  bool* stopped = nullptr) {
   StopWatcher watcher(stops);
   std::string result;
   for (size_t at = 0; at < text.size() && !watcher.stopped(); at += size) result += watcher.feed(text.substr(at, size));

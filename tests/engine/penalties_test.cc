@@ -64,7 +64,11 @@ std::vector<Scheduler::Request> penalized_requests(int64_t vocab) {
       {.repetition_penalty = 0.7f},
       {.presence_penalty = 1.5f},
       {.frequency_penalty = 0.6f},
-      {.temperature = 0.9f, .seed = 5, .repetition_penalty = 1.05f, .presence_penalty = 0.5f, .frequency_penalty = -0.3f},
+      {.temperature = 0.9f,
+       .seed = 5,
+       .repetition_penalty = 1.05f,
+       .presence_penalty = 0.5f,
+       .frequency_penalty = -0.3f},
       {},
       {.temperature = 1.1f, .seed = 6, .frequency_penalty = 2},
   };
@@ -131,7 +135,8 @@ TEST(Penalties, LogitsStayAsTheyAre) {
 
 TEST(SamplingParams, GenerationConfigGivesTheDefaults) {
   std::string warnings;
-  const Logger log(LogLevel::warning, [&](LogLevel, std::string_view message) { warnings += message, warnings += "\n"; });
+  const Logger log(LogLevel::warning,
+                   [&](LogLevel, std::string_view message) { warnings += message, warnings += "\n"; });
   const auto of = [&](const char* json) {
     warnings.clear();
     return SamplingParams::from_generation_config(io::parse_generation_config(json, "g.json"), "g.json", log);
@@ -162,7 +167,8 @@ TEST(SamplingParams, GenerationConfigGivesTheDefaults) {
   EXPECT_HAS(warnings, "g.json: 'num_beams' is ignored: ");
   of(R"({"min_length": 0, "min_new_tokens": 0, "typical_p": 1.0, "repetition_penalty": 1.0})");
   EXPECT_EQ(warnings, "");
-  EXPECT_HAS(refusal([&] { of(R"({"repetition_penalty": 200})"); }), "DataCorrupted: g.json: repetition_penalty is 200");
+  EXPECT_HAS(refusal([&] { of(R"({"repetition_penalty": 200})"); }),
+             "DataCorrupted: g.json: repetition_penalty is 200");
 }
 
 TEST(SamplingParams, PenaltiesOutOfRangeAreRefused) {
@@ -171,18 +177,18 @@ TEST(SamplingParams, PenaltiesOutOfRangeAreRefused) {
     change(params);
     return refusal([&] { params.validate(); });
   };
-  EXPECT_HAS(refused([](auto& p) { p.repetition_penalty = 0; }), "InvalidArgument: repetition_penalty is 0; expected 0.01 to 100");
+  EXPECT_HAS(refused([](auto& p) { p.repetition_penalty = 0; }),
+             "InvalidArgument: repetition_penalty is 0; expected 0.01 to 100");
   EXPECT_HAS(refused([](auto& p) { p.presence_penalty = -2.5; }), "presence_penalty is -2.5; expected -2 to 2");
   EXPECT_HAS(refused([](auto& p) { p.frequency_penalty = std::numeric_limits<double>::quiet_NaN(); }),
              "frequency_penalty is nan");
   const auto engine = make_engine();
-  EXPECT_HAS(refusal([&] {
-               engine->forward({.input_ids = {1},
-                                .input_lengths = {1},
-                                .cache_lengths = {0},
-                                .sampling = {{.repetition_penalty = -1}}});
-             }),
-             "sequence 0: repetition_penalty is -1");
+  EXPECT_HAS(
+      refusal([&] {
+        engine->forward(
+            {.input_ids = {1}, .input_lengths = {1}, .cache_lengths = {0}, .sampling = {{.repetition_penalty = -1}}});
+      }),
+      "sequence 0: repetition_penalty is -1");
 }
 
 }  // namespace

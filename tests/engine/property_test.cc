@@ -64,21 +64,21 @@ TEST_P(EveryModel, ThreadsOfDecodeAndPrefillAndNodesDoNotChangeBits) {
       logits_in_chunks(*make_engine({.model = golden(GetParam()), .threads = 1}), tokens, chunks);
   const Topology two_nodes = two_node_topology(), here = Topology::of_this_process();
   struct Case {
-    DeviceOptions options;
+    int decode_threads, prefill_threads;  // 0: as many
+    bool pin;
     const Topology& topology;
   };
   for (const CacheConfig& cache :
        {CacheConfig(StaticKVCacheConfig{}), CacheConfig(StaticKVCacheConfig{.max_batch_size = 3}),
         CacheConfig(PagedKVCacheConfig{.max_kv_memory_bytes = 4 << 20, .block_size = 5})})
-    for (const Case& c :
-         {Case{{.num_threads = 1, .prefill_threads = 3}, here}, Case{{.num_threads = 3, .prefill_threads = 1}, here},
-          Case{{.num_threads = 2, .prefill_threads = 2, .pin = false}, here}, Case{{.num_threads = 2}, two_nodes},
-          Case{{.num_threads = 3, .prefill_threads = 8}, two_nodes},
-          Case{{.num_threads = 8, .prefill_threads = 5}, two_nodes}}) {
+    for (const Case& c : {Case{1, 3, true, here}, Case{3, 1, true, here}, Case{2, 2, false, here},
+                          Case{2, 0, true, two_nodes}, Case{3, 8, true, two_nodes}, Case{8, 5, true, two_nodes}}) {
       EngineOptions options;
       options.cache = cache;
       options.max_logit_rows = 128;
-      const auto device = std::make_shared<CpuDevice>(c.options, c.topology);
+      const auto device = std::make_shared<CpuDevice>(
+          DeviceOptions{.num_threads = c.decode_threads, .prefill_threads = c.prefill_threads, .pin = c.pin},
+          c.topology);
       expect_same_bits(expected,
                        logits_in_chunks(*InferEngine::from_checkpoint(checkpoint, device, options), tokens, chunks),
                        device->description());

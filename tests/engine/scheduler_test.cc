@@ -49,7 +49,6 @@ TEST(Scheduler, ATooLongPromptIsRefusedAlone) {
   EXPECT_EQ(drawn, 2);
 }
 
-
 TEST(Scheduler, ACancelledStepChangesNoRequest) {
   const auto engine = make_engine();
   const Scheduler::Request request{.prompt = tokens_of(7, engine->model().info().vocab, 3), .max_tokens = 6};
@@ -68,7 +67,6 @@ TEST(Scheduler, ACancelledStepChangesNoRequest) {
   }
   EXPECT_EQ(drawn, alone);
 }
-
 
 TEST(Scheduler, ACancelledRequestGivesItsPlaceBackAndTheOthersGoOn) {
   for (const bool paged : {false, true}) {
@@ -163,9 +161,8 @@ TEST(Scheduler, PromptChunksThatGoOnHaveNoLogits) {
   scheduler.add({.prompt = tokens_of(3, vocab, 1), .max_tokens = 20});
   scheduler.add({.prompt = tokens_of(50, vocab, 2), .max_tokens = 2});
   std::vector<int64_t> rows;
-  engine->hooks().register_hook("sample.token", [&](const std::string&, const TensorView& token, int) {
-    rows.push_back(token.shape[0]);
-  });
+  engine->hooks().register_hook(
+      "sample.token", [&](const std::string&, const TensorView& token, int) { rows.push_back(token.shape[0]); });
   while (scheduler.step([](const Scheduler::Drawn&) { return true; })) {
   }
   // Steps of 16 tokens: the short prompt with 13 tokens of the long one, 1 + 15, 1 + 15, and 1 + the last 7. Then one

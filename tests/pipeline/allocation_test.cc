@@ -119,8 +119,8 @@ TEST(Allocation, DecodeStepsAllocateNothing) {
   EXPECT_EQ(drawn - drawn_before, 60);
 }
 
-// Of a text, the tokens, their log-probabilities and the text itself grow, each by doubling, and so do the pieces that
-// await more bytes: a number of allocations that rises with the logarithm of the length, and not with the length.
+// The lists of tokens and of log-probabilities and the text itself grow by doubling: the number of allocations rises
+// with the logarithm of the length, and not with the length.
 TEST(Allocation, LongerTextsTakeHardlyMoreAllocations) {
   LLM llm(EADEM_SOURCE_DIR "/assets/stories", open_device("cpu", {.num_threads = 1}),
           {.cache = StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = 256}});

@@ -30,7 +30,8 @@ TEST(GraphDeathTest, ANameOfAnotherTypeKindOrContentIsRefused) {
   graph.add_state("cache", TensorType(DType::f32, {3}));
   graph.add_constant("table", constant_of(1, 3));
   EXPECT_DEATH(graph.add_state("cache", TensorType(DType::f32, {4})), "'cache' is a state f32 \\[3\\] and a state f32");
-  EXPECT_DEATH(graph.add_state("cache", TensorType(DType::bf16, {3})), "'cache' is a state f32 \\[3\\] and a state bf16");
+  EXPECT_DEATH(graph.add_state("cache", TensorType(DType::bf16, {3})),
+               "'cache' is a state f32 \\[3\\] and a state bf16");
   EXPECT_DEATH(graph.add_state("table", TensorType(DType::f32, {3})), "'table' is a constant f32 \\[3\\] and a state");
   EXPECT_DEATH(graph.add_constant("cache", constant_of(1, 3)), "'cache' is a state f32 \\[3\\] and a constant");
   EXPECT_DEATH(graph.add_constant("table", constant_of(1, 4)), "'table' is a constant f32 \\[3\\] and a constant f32");
