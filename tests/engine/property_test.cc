@@ -256,6 +256,31 @@ TEST(Engine, ResetCacheKeepsTheWeights) {
   expect_same_bits(before, logits_in_chunks(*engine, tokens, {20}), "after a refused reset");
 }
 
+// `explain` shows the programs that run: the same bounds, kernels and memory.
+TEST(Engine, ExplainCompilesWhatRuns) {
+  EngineSetup setup;
+  for (const CacheConfig& cache :
+       {CacheConfig(StaticKVCacheConfig{}), CacheConfig(StaticKVCacheConfig{.max_batch_size = 40}),
+        CacheConfig(PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 3})})
+    for (const int64_t logit_rows : {1, 200}) {
+      setup.options.cache = cache;
+      setup.options.max_logit_rows = logit_rows;
+      const auto checkpoint = models::open_checkpoint(setup.model);
+      const auto device = open_device("cpu", {.num_threads = setup.threads});
+      const auto engine = InferEngine::from_checkpoint(checkpoint, device, setup.options);
+      for (const bool decode : {true, false}) {
+        const auto explained = InferEngine::compile_for_explain(*checkpoint.model, device, setup.options,
+                                                                models::spec_of(checkpoint), decode);
+        const pipeline::Program& runs = decode ? engine->decode_program() : engine->prefill_program();
+        EXPECT_EQ(explained->environment().bounds, runs.environment().bounds) << decode << " " << logit_rows;
+        EXPECT_EQ(explained->memory_plan().arena_bytes, runs.memory_plan().arena_bytes) << decode;
+        ASSERT_EQ(explained->choices().size(), runs.choices().size());
+        for (size_t i = 0; i < runs.choices().size(); ++i)
+          EXPECT_EQ(explained->choices()[i].kernel, runs.choices()[i].kernel) << "node " << i;
+      }
+    }
+}
+
 TEST(Engine, NotFiniteLogitsFailTheRequestAlone) {
   const auto model = models::model_from_config(golden("llama") + "/config.json");
   InferEngine engine(model, open_device("cpu"), {}, model->spec());
