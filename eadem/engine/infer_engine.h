@@ -95,8 +95,8 @@ class InferEngine {
   // Throws InvalidArgument, naming the sequence and both values, for an input that contradicts itself, the model or the
   // cache (tokens that nobody wrote, a block that two sequences use); nothing has changed then. Returns a reference
   // that the next call overwrites. Allocates nothing once the vectors of `input` have reached their size. Throws
-  // Cancelled once `cancel` is set (with one rank; from any thread), between two kernels: the cache then holds what it
-  // held before the step, which may be run again.
+  // Cancelled once `cancel` is set (with one rank; from any thread), between two kernels: the cache then holds the
+  // cached tokens of each sequence and none behind them; the step may be run again.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
   // What the last step made: [logit_rows, vocab] f32 and [tokens, hidden], copied to the host.
   Tensor logits() const;
