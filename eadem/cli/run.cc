@@ -35,9 +35,10 @@ struct RunOptions {
   ModelOptions model;
   std::optional<std::string> prompt, text, file, default_prompt;  // --prompt, PROMPT, --file, --default-prompt
   std::optional<int64_t> max_tokens, top_k, seed, context;
-  std::optional<double> temperature, top_p, min_p;
+  std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   std::vector<std::string> stop;
-  bool ignore_eos = false, chat = false, interactive = false, json = false, quiet = false, verbose = false;
+  bool parse_special = false, ignore_eos = false, chat = false, interactive = false, json = false, quiet = false,
+       verbose = false;
 };
 
 // Refuses more than one prompt.
@@ -78,6 +79,9 @@ SamplingParams sampling_of(const RunOptions& options, SamplingParams params) {
   if (options.top_k) params.top_k = *options.top_k;
   if (options.top_p) params.top_p = *options.top_p;
   if (options.min_p) params.min_p = *options.min_p;
+  if (options.repetition_penalty) params.repetition_penalty = *options.repetition_penalty;
+  if (options.presence_penalty) params.presence_penalty = *options.presence_penalty;
+  if (options.frequency_penalty) params.frequency_penalty = *options.frequency_penalty;
   // -1: until the text ends, or the context is full.
   if (options.max_tokens) params.max_tokens = *options.max_tokens == -1 ? INT32_MAX : *options.max_tokens;
   params.stop.insert(params.stop.end(), options.stop.begin(), options.stop.end());
@@ -170,7 +174,9 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   for (int32_t id : completion.token_ids) ids.push_back(id);
   io::JsonValue sampling = io::JsonValue::object();
   sampling.set("temperature", params.temperature).set("top_k", params.top_k).set("top_p", params.top_p);
-  sampling.set("min_p", params.min_p).set("max_tokens", params.max_tokens).set("seed", completion.seed);
+  sampling.set("min_p", params.min_p).set("repetition_penalty", params.repetition_penalty);
+  sampling.set("presence_penalty", params.presence_penalty).set("frequency_penalty", params.frequency_penalty);
+  sampling.set("max_tokens", params.max_tokens).set("seed", completion.seed);
   io::JsonValue json = io::JsonValue::object();
   json.set("text", completion.text).set("token_ids", std::move(ids));
   json.set("finish_reason", std::string(finish_reason_name(completion.finish_reason)));
@@ -202,7 +208,7 @@ Completion complete(LLM& llm, const std::string& prompt, const SamplingParams& p
     show_prompt();
     print(piece, true);
   };
-  Completion completion = std::move(llm.generate({prompt}, params, on_text, &stop)[0]);
+  Completion completion = std::move(llm.generate({prompt}, params, on_text, &stop, options.parse_special)[0]);
   if (!completion.error.empty()) {
     if (prompt_shown && !options.json) print("\n", true);
     throw InvalidArgument("{}", completion.error);
@@ -271,6 +277,7 @@ std::optional<RunOptions> parse(CommandLine command_line) {
   arguments.flag("-i,--interactive", options.interactive, "ask for one text after another, also without a terminal");
   arguments.text("--default-prompt", "TEXT", options.default_prompt,
                  "with no other prompt, this one instead of reading standard input or asking");
+  arguments.flag("--parse-special", options.parse_special, "read special tokens such as <|im_end|> from the prompt");
   arguments.flag("--chat", options.chat, "use the model's chat template (not in this build: refused)");
   arguments.section("Sampling (defaults: the model's generation_config.json)");
   arguments.option("-n,--max-tokens", "N", options.max_tokens,
@@ -279,6 +286,12 @@ std::optional<RunOptions> parse(CommandLine command_line) {
   arguments.option("--top-k", "N", options.top_k, "draw from the N likeliest tokens; 0 is off");
   arguments.option("--top-p", "X", options.top_p, "draw from the likeliest tokens of this total probability; 1 is off");
   arguments.option("--min-p", "X", options.min_p, "drop tokens below this share of the likeliest one's; 0 is off");
+  arguments.option("--repetition-penalty", "X", options.repetition_penalty,
+                   "divide the logits of tokens that prompt or text have by this; 1 is off");
+  arguments.option("--presence-penalty", "X", options.presence_penalty,
+                   "subtract this from the logits of tokens that the text has; 0 is off");
+  arguments.option("--frequency-penalty", "X", options.frequency_penalty,
+                   "likewise, times how often the text has the token; 0 is off");
   arguments.option("--seed", "N", options.seed, "the same seed gives the same text (default: a fresh one, printed)");
   arguments.list("--stop", "TEXT", options.stop, "end before this text; may be repeated");
   arguments.flag("--ignore-eos", options.ignore_eos, "go on after the end-of-text token");

@@ -10,6 +10,7 @@ std::string_view symbol_name(Symbol symbol) {
     case Symbol::sequences: return "sequences";
     case Symbol::logit_rows: return "logit_rows";
     case Symbol::max_blocks: return "max_blocks";
+    case Symbol::penalties: return "penalties";
   }
   return "?";
 }

@@ -25,8 +25,9 @@ enum class Symbol : uint8_t {
   sequences,   // sequences of a step
   logit_rows,  // rows whose logits are wanted
   max_blocks,  // width of the block table
+  penalties,   // tokens whose logits a sampling penalty changes, summed over the logit rows
 };
-inline constexpr int kNumSymbols = 5;
+inline constexpr int kNumSymbols = 6;
 
 std::string_view symbol_name(Symbol symbol);
 

@@ -10,6 +10,7 @@
 #include <bit>
 #include <chrono>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include "eadem/core/error.h"
@@ -93,8 +94,9 @@ struct ThreadPool::State {
   Count common;
   alignas(64) std::atomic<int64_t> unfinished{0};
 
-  // What is settled before they start, and `active`, which they do not read.
-  alignas(64) std::vector<Worker> workers;
+  // What is settled before they start, and `num_threads` and `active`, which they do not read.
+  alignas(64) std::vector<Worker> workers;  // as many as were asked for
+  int num_threads = 1;                      // as many as there are: the first ones of `workers`
   // Bit w % 64 of word w / 64: worker w is parked, or about to. Whoever clears the bit wakes the worker.
   std::vector<std::atomic<uint64_t>> parked;
   std::vector<int> num_nodes;  // memory nodes of the first 0, 1, 2, … workers
@@ -214,6 +216,34 @@ struct ThreadPool::State {
     }
   }
 
+  // Creates the threads of workers 1, 2, … up to `count` threads with the caller. Returns the system's reason when one
+  // cannot be created; num_threads says how many there are.
+  std::string create_threads(int count, const std::vector<Seat>& seats) {
+    for (num_threads = 1; num_threads < count; ++num_threads) {
+      const int w = num_threads;
+      std::thread& thread = workers[static_cast<size_t>(w)].thread;
+      try {
+        thread = std::thread([this, w] { work(w); });
+      } catch (const std::system_error& error) {
+        return error.what();
+      }
+      if (const int processor = seats[static_cast<size_t>(w)].processor; processor >= 0)
+        bind(thread.native_handle(), {processor});
+    }
+    return {};
+  }
+
+  void join_threads() {
+    stopping.store(true);
+    wake_below.store(num_threads);
+    publish();  // one that nobody has seen
+    wake(num_threads);
+    for (Worker& worker : workers)
+      if (worker.thread.joinable()) worker.thread.join();
+    stopping.store(false);
+    num_threads = 1;
+  }
+
   void work(int worker) {
     while (await_region(worker)) {
       workers[static_cast<size_t>(worker)].seen.store(region.load(), std::memory_order_relaxed);
@@ -222,16 +252,16 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int num_threads, bool pin) : ThreadPool(own_seats(num_threads, pin)) {}
+ThreadPool::ThreadPool(int num_threads, bool pin, const Logger& log) : ThreadPool(own_seats(num_threads, pin), log) {}
 
-ThreadPool::ThreadPool(const std::vector<Seat>& seats) : state_(std::make_unique<State>(seats.size())) {
+ThreadPool::ThreadPool(const std::vector<Seat>& seats, const Logger& log)
+    : state_(std::make_unique<State>(seats.size())) {
   EADEM_CHECK(!seats.empty(), "a pool of no threads");
   State& s = *state_;
-  s.active = num_threads();
+  s.caller_processor = seats[0].processor;
   s.processors = static_cast<int>(allowed_processors().size());
   // More workers than processors share them: a worker that spins would hold the processor that a task needs.
-  s.spinning = num_threads() <= s.processors;
-  s.caller_processor = seats[0].processor;
+  s.spinning = std::ssize(seats) <= s.processors;
   std::set<int> nodes;
   s.num_nodes.push_back(0);
   for (size_t w = 0; w < seats.size(); ++w) {
@@ -239,17 +269,26 @@ ThreadPool::ThreadPool(const std::vector<Seat>& seats) : state_(std::make_unique
     nodes.insert(seats[w].node);
     s.num_nodes.push_back(static_cast<int>(nodes.size()));
   }
-  for (int w = 1; w < num_threads(); ++w) {
-    std::thread& thread = s.workers[static_cast<size_t>(w)].thread;
-    thread = std::thread([&s, w] { s.work(w); });
-    if (const int processor = seats[static_cast<size_t>(w)].processor; processor >= 0)
-      bind(thread.native_handle(), {processor});
+
+  // Whoever reaches a limit has used it up, and what follows (files, buffers, threads of others) needs room as well: so
+  // half of what could be created is kept.
+  const auto wanted = static_cast<int>(seats.size());
+  std::string reason = s.create_threads(wanted, seats);
+  if (!reason.empty()) {
+    for (std::string again = reason; !again.empty();) {
+      const int half = std::max(1, s.num_threads / 2);
+      s.join_threads();
+      again = s.create_threads(half, seats);
+    }
+    log.log(LogLevel::warning, "only {} of {} threads: the system refuses to create more ({})", s.num_threads, wanted,
+            reason);
   }
+  s.active = num_threads();
 }
 
 ThreadPool::CallerSeat::CallerSeat(const ThreadPool& pool) {
   const State& s = *pool.state_;
-  if (s.num_nodes.back() == 1 || s.caller_processor < 0) return;
+  if (pool.num_nodes(pool.num_threads()) == 1 || s.caller_processor < 0) return;
   before_ = allowed_processors();
   if (!bind(pthread_self(), {s.caller_processor})) before_.clear();
 }
@@ -258,17 +297,9 @@ ThreadPool::CallerSeat::~CallerSeat() {
   if (!before_.empty()) bind(pthread_self(), before_);
 }
 
-ThreadPool::~ThreadPool() {
-  State& s = *state_;
-  s.stopping.store(true);
-  s.wake_below.store(num_threads());
-  s.publish();  // one that nobody has seen
-  s.wake(num_threads());
-  for (State::Worker& worker : s.workers)
-    if (worker.thread.joinable()) worker.thread.join();
-}
+ThreadPool::~ThreadPool() { state_->join_threads(); }
 
-int ThreadPool::num_threads() const { return static_cast<int>(state_->workers.size()); }
+int ThreadPool::num_threads() const { return state_->num_threads; }
 int ThreadPool::active_threads() const { return state_->active; }
 void ThreadPool::set_active_threads(int count) { state_->active = std::clamp(count, 1, num_threads()); }
 int ThreadPool::node_of(int worker) const { return state_->workers[static_cast<size_t>(worker)].node; }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "eadem/core/function_ref.h"
+#include "eadem/core/log.h"
 #include "eadem/core/topology.h"
 
 namespace eadem {
@@ -22,10 +23,13 @@ class ThreadPool {
   // `num_threads` counts the calling thread; 0 means Topology::default_threads: one per core that this process may use,
   // within its quota of processor time. With `pin`, each worker is bound to one of the processors this process may use
   // (the caller's thread is left alone, but see CallerSeat), spread over the machine's memory nodes.
-  explicit ThreadPool(int num_threads = 0, bool pin = true);
+  //
+  // Where the system refuses to create that many threads (a limit on processes or on memory) the pool has fewer, down
+  // to the calling thread alone, and `log` takes one warning with both numbers.
+  explicit ThreadPool(int num_threads = 0, bool pin = true, const Logger& log = Logger());
   // One thread per seat (at least one), the calling thread on the first. A seat whose processor this process may not
   // use is as one without.
-  explicit ThreadPool(const std::vector<Seat>& seats);
+  explicit ThreadPool(const std::vector<Seat>& seats, const Logger& log = Logger());
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

@@ -14,8 +14,8 @@ namespace {
 
 // Steps of at most this many tokens use the decode program: its activations stay in the caches.
 constexpr int64_t kDecodeTokens = 16;
-// Of everything that counts tokens or sequences: products of two such numbers and of a model's sizes, which its config
-// bounds, stay inside 64 bits.
+// The most that anything which counts tokens or sequences may be: products of two such numbers and of a model's sizes,
+// which its config bounds, stay inside 64 bits.
 constexpr int64_t kMaxCount = int64_t{1} << 24;
 
 void require_count(const char* name, int64_t value, int64_t min) {
@@ -60,12 +60,23 @@ Geometry cache_geometry(const models::ModelInfo& info, const modules::AutoHardwa
           std::min(info.max_positions, num_blocks * paged.block_size)};
 }
 
-SymbolValues bucket(int64_t tokens, int64_t sequences, int64_t logit_rows, int64_t max_blocks) {
+int64_t blocks_per_sequence(const Geometry& geometry) {
+  if (geometry.spec.layout == CacheLayout::contiguous) return 1;
+  return (geometry.max_length + geometry.spec.block_size - 1) / geometry.spec.block_size;
+}
+
+// What a step of the decode or the prefill program holds at most.
+SymbolValues program_bounds(const EngineOptions& options, const Geometry& geometry, int64_t vocab, bool decode) {
+  const int64_t step_tokens = std::max(options.max_step_tokens, geometry.max_batch);
+  const int64_t logit_rows = std::max(options.max_logit_rows, geometry.max_batch);
   SymbolValues bounds;
-  bounds[Symbol::tokens] = tokens;
-  bounds[Symbol::sequences] = sequences;
-  bounds[Symbol::logit_rows] = logit_rows;
-  bounds[Symbol::max_blocks] = max_blocks;
+  bounds[Symbol::tokens] = decode ? std::min(step_tokens, std::max(kDecodeTokens, geometry.max_batch)) : step_tokens;
+  bounds[Symbol::sequences] = geometry.max_batch;
+  bounds[Symbol::logit_rows] = std::min(logit_rows, bounds[Symbol::tokens]);
+  bounds[Symbol::max_blocks] = blocks_per_sequence(geometry);
+  // A pair for each token of the vocabulary, and no more than the cache has tokens.
+  bounds[Symbol::penalties] = std::min(geometry.max_batch * std::min(geometry.max_length, vocab),
+                                       geometry.spec.num_blocks * geometry.spec.block_size);
   return bounds;
 }
 
@@ -74,18 +85,6 @@ std::vector<std::string> all_disabled(const EngineOptions& options, const module
   for (std::string& name : hardware.disabled_fusions()) result.push_back(std::move(name));
   return result;
 }
-
-// The threads of a step for the time of its run.
-class StepThreads {
- public:
-  StepThreads(Device& device, StepKind kind) : device_(device) { device_.set_step_kind(kind); }
-  StepThreads(const StepThreads&) = delete;
-  StepThreads& operator=(const StepThreads&) = delete;
-  ~StepThreads() { device_.set_step_kind(StepKind::many_rows); }
-
- private:
-  Device& device_;
-};
 
 }  // namespace
 
@@ -96,6 +95,10 @@ int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHar
     total += 2 * TensorType(stored.dtype, {info.kv_heads, info.head_dim}, stored.encoding).size_bytes({});
   }
   return total;
+}
+
+int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options) {
+  return kv_bytes_per_token(checkpoint.model->info(), resolve(models::spec_of(checkpoint), device, options));
 }
 
 InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
@@ -134,30 +137,36 @@ void InferEngine::plan_cache() {
   max_length_ = geometry.max_length;
 }
 
-int64_t InferEngine::blocks_per_sequence() const {
-  return cache_.layout == CacheLayout::contiguous ? 1 : (max_length_ + cache_.block_size - 1) / cache_.block_size;
+void InferEngine::compile() {
+  const Geometry geometry{cache_, max_batch_, max_length_};
+  const models::ModelInfo& info = model_->info();
+  const SymbolValues most = program_bounds(options_, geometry, info.vocab, false);
+  prefill_ = compile_bucket(most);
+  decode_ = compile_bucket(program_bounds(options_, geometry, info.vocab, true));
+  name_values();
+
+  const auto reserve = [](auto& list, int64_t size) { list.reserve(static_cast<size_t>(size)); };
+  reserve(staging_.positions, most[Symbol::tokens]);
+  reserve(staging_.slots, most[Symbol::tokens]);
+  reserve(staging_.query_start, max_batch_ + 1);
+  reserve(staging_.kv_length, max_batch_);
+  reserve(staging_.block_table, max_batch_ * most[Symbol::max_blocks]);
+  reserve(staging_.logit_rows, most[Symbol::logit_rows]);
+  reserve(staging_.sample_rows, most[Symbol::logit_rows]);
+  reserve(staging_.penalties, 2 * most[Symbol::penalties]);
+  staging_.pair_of_token.assign(static_cast<size_t>(info.vocab), -1);
+  reserve(output_.output_ids, most[Symbol::logit_rows]);
+  reserve(output_.logprobs, most[Symbol::logit_rows]);
+  contents_ = CacheContents(cache_.num_blocks, cache_.block_size);
+  identity_.resize(static_cast<size_t>(max_batch_));
+  std::iota(identity_.begin(), identity_.end(), 0);
 }
 
-void InferEngine::compile() {
-  const int64_t logit_rows = std::max(options_.max_logit_rows, max_batch_);
-  const int64_t step_tokens = std::max(options_.max_step_tokens, max_batch_);
-  prefill_ = compile_bucket(bucket(step_tokens, max_batch_, logit_rows, blocks_per_sequence()));
-  const int64_t decode_tokens = std::min(step_tokens, std::max(kDecodeTokens, max_batch_));
-  decode_ =
-      compile_bucket(bucket(decode_tokens, max_batch_, std::min(logit_rows, decode_tokens), blocks_per_sequence()));
-
-  const auto tokens = static_cast<size_t>(step_tokens), batch = static_cast<size_t>(max_batch_),
-             rows = static_cast<size_t>(logit_rows);
-  staging_.positions.reserve(tokens);
-  staging_.slots.reserve(tokens);
-  staging_.query_start.reserve(batch + 1);
-  staging_.kv_length.reserve(batch);
-  staging_.block_table.reserve(batch * static_cast<size_t>(blocks_per_sequence()));
-  for (auto* list : {&staging_.logit_rows, &staging_.top_k}) list->reserve(rows);
-  for (auto* list : {&staging_.seed, &staging_.draw_position}) list->reserve(rows);
-  for (auto* list : {&staging_.temperature, &staging_.top_p, &staging_.min_p}) list->reserve(rows);
-  output_.output_ids.reserve(rows);
-  output_.logprobs.reserve(rows);
+// What hooks can be registered on.
+void InferEngine::name_values() {
+  HookRegistry::Names names;
+  for (const Program* program : {&prefill_program(), &decode_program()}) names.add(*program);
+  hooks_.set_names(std::move(names));
 }
 
 std::unique_ptr<Program> InferEngine::compile_for_explain(const models::Model& model, std::shared_ptr<Device> device,
@@ -167,12 +176,8 @@ std::unique_ptr<Program> InferEngine::compile_for_explain(const models::Model& m
   const Geometry geometry = cache_geometry(model.info(), hardware, options.cache);
   models::BuiltGraph built =
       models::build_inference_graph(model, {.device = device.get(), .hardware = &hardware, .cache = geometry.spec});
-  const int64_t blocks = geometry.spec.layout == CacheLayout::contiguous
-                             ? 1
-                             : (geometry.max_length + geometry.spec.block_size - 1) / geometry.spec.block_size;
-  const int64_t tokens = decode ? geometry.max_batch : std::max(options.max_step_tokens, geometry.max_batch);
   pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
-  environment.bounds = bucket(tokens, geometry.max_batch, geometry.max_batch, blocks);
+  environment.bounds = program_bounds(options, geometry, model.info().vocab, decode);
   environment.disabled_fusions = all_disabled(options, hardware);
   environment.op_by_op = options.op_by_op;
   return std::make_unique<Program>(std::move(built.graph), environment,
@@ -199,12 +204,8 @@ std::unique_ptr<InferEngine::Compiled> InferEngine::compile_bucket(const SymbolV
   compiled->block_table = program.input("block_table");
   compiled->slots = program.input("slots");
   compiled->logit_rows = program.input("logit_rows");
-  compiled->temperature = program.input("temperature");
-  compiled->top_k = program.input("top_k");
-  compiled->top_p = program.input("top_p");
-  compiled->min_p = program.input("min_p");
-  compiled->seed = program.input("seed");
-  compiled->draw_position = program.input("draw_position");
+  compiled->sample_rows = program.input("sample_rows");
+  compiled->penalties = program.input("penalties");
   compiled->hidden = program.output("hidden");
   compiled->logits = program.output("logits");
   compiled->token = program.output("token");
@@ -253,6 +254,7 @@ void InferEngine::require_cache() const {
 
 void InferEngine::reset_cache() {
   require_cache();
+  contents_.clear();
   for (const auto& [name, cache] : caches_) fill_zero(*device_, cache.view);
 }
 
@@ -266,168 +268,6 @@ void InferEngine::reset_cache(const CacheConfig& config) {
   caches_.clear();
   plan_cache();
   compile();
-}
-
-void InferEngine::check(const Input& input) const {
-  const auto batch = static_cast<int64_t>(input.input_lengths.size());
-  const auto tokens = static_cast<int64_t>(input.input_ids.size());
-  if (batch < 1 || batch > max_batch_)
-    throw InvalidArgument("the step has {} sequences; expected 1 to {}", batch, max_batch_);
-  if (tokens > prefill_->program->environment().bounds[Symbol::tokens])
-    throw InvalidArgument("the step has {} tokens; at most {} fit (max_step_tokens)", tokens,
-                          prefill_->program->environment().bounds[Symbol::tokens]);
-  const auto same = [&](const char* name, size_t size, int64_t expected, bool optional) {
-    if ((!optional || size > 0) && static_cast<int64_t>(size) != expected)
-      throw InvalidArgument("{} has {} entries; expected {}", name, size, expected);
-  };
-  same("cache_lengths", input.cache_lengths.size(), batch, false);
-  same("position_ids", input.position_ids.size(), tokens, true);
-  same("block_tables", input.block_tables.size(), batch, cache_.layout == CacheLayout::contiguous);
-  same("slot_mapping", input.slot_mapping.size(), tokens, true);
-  same("sampling", input.sampling.size(), batch, true);
-  const int64_t rows = input.all_logits ? tokens : batch;
-  if (rows > prefill_->program->environment().bounds[Symbol::logit_rows])
-    throw InvalidArgument("the step asks for {} rows of logits; at most {} fit (max_logit_rows)", rows,
-                          prefill_->program->environment().bounds[Symbol::logit_rows]);
-
-  int64_t first = 0;
-  for (int64_t s = 0; s < batch; ++s) {
-    const auto i = static_cast<size_t>(s);
-    const int64_t length = input.input_lengths[i], cached = input.cache_lengths[i];
-    if (length < 1) throw InvalidArgument("sequence {} has {} new tokens; expected at least 1", s, length);
-    if (cached < 0) throw InvalidArgument("sequence {} has {} cached tokens", s, cached);
-    if (cached + length > max_length_)
-      throw InvalidArgument("sequence {} would have {} tokens ({} cached + {} new); the cache holds {}", s,
-                            cached + length, cached, length, max_length_);
-    if (!input.block_tables.empty()) {
-      const std::vector<int32_t>& blocks = input.block_tables[i];
-      const int64_t needed = (cached + length + cache_.block_size - 1) / cache_.block_size;
-      if (static_cast<int64_t>(blocks.size()) < needed || static_cast<int64_t>(blocks.size()) > blocks_per_sequence())
-        throw InvalidArgument("sequence {} has {} blocks; {} tokens need {}, at most {} fit", s, blocks.size(),
-                              cached + length, needed, blocks_per_sequence());
-      for (int32_t block : blocks)
-        if (block < 0 || block >= cache_.num_blocks)
-          throw InvalidArgument("sequence {} names block {}; there are {}", s, block, cache_.num_blocks);
-    }
-    if (first + length > tokens)
-      throw InvalidArgument("input_lengths add up to more than the {} input_ids at sequence {}", tokens, s);
-    for (int64_t t = first; t < first + length; ++t) {
-      const auto at = static_cast<size_t>(t);
-      if (input.input_ids[at] < 0 || input.input_ids[at] >= model_->info().vocab)
-        throw InvalidArgument("token {} of sequence {} is {}; the vocabulary has {}", t - first, s, input.input_ids[at],
-                              model_->info().vocab);
-      if (!input.position_ids.empty() && input.position_ids[at] != cached + t - first)
-        throw InvalidArgument("position {} of token {} of sequence {}; its place in the cache is {}",
-                              input.position_ids[at], t - first, s, cached + t - first);
-      if (!input.slot_mapping.empty()) {
-        const int64_t slot = input.slot_mapping[at], position = cached + t - first;
-        const int64_t block =
-            input.block_tables.empty() ? s : input.block_tables[i][static_cast<size_t>(position / cache_.block_size)];
-        const int64_t expected = block * cache_.block_size + position % cache_.block_size;
-        if (slot != expected)
-          throw InvalidArgument("slot {} of token {} of sequence {}; its block table says {}", slot, t - first, s,
-                                expected);
-      }
-    }
-    first += length;
-  }
-  if (first != tokens) throw InvalidArgument("input_lengths add up to {}; there are {} input_ids", first, tokens);
-  for (size_t i = 0; i < input.sampling.size(); ++i) {
-    const SamplingInput& p = input.sampling[i];
-    if (!(p.temperature >= 0) || p.temperature > 1e6f || p.top_k < 0 || !(p.top_p > 0 && p.top_p <= 1) ||
-        !(p.min_p >= 0 && p.min_p <= 1))
-      throw InvalidArgument(
-          "sequence {}: temperature {} (0 to 1e6), top_k {} (0 or more), top_p {} (above 0, to 1), min_p {} (0 to 1): "
-          "one is out of range",
-          i, p.temperature, p.top_k, p.top_p, p.min_p);
-  }
-}
-
-void InferEngine::stage(const Input& input) {
-  Staging& s = staging_;
-  for (auto* list : {&s.positions, &s.query_start, &s.kv_length, &s.block_table, &s.logit_rows, &s.top_k})
-    list->clear();
-  for (auto* list : {&s.slots, &s.seed, &s.draw_position}) list->clear();
-  for (auto* list : {&s.temperature, &s.top_p, &s.min_p}) list->clear();
-  const size_t batch = input.input_lengths.size();
-  size_t widest = 1;
-  for (const std::vector<int32_t>& blocks : input.block_tables) widest = std::max(widest, blocks.size());
-  s.query_start.push_back(0);
-  for (size_t i = 0; i < batch; ++i) {
-    const int32_t first = s.query_start.back(), length = input.input_lengths[i], cached = input.cache_lengths[i];
-    for (size_t b = 0; b < widest; ++b) {
-      const bool identity = input.block_tables.empty();
-      const bool past_end = !identity && b >= input.block_tables[i].size();
-      s.block_table.push_back(identity ? static_cast<int32_t>(i) : past_end ? 0 : input.block_tables[i][b]);
-    }
-    const int32_t* table = s.block_table.data() + i * widest;
-    for (int32_t t = 0; t < length; ++t) {
-      const int64_t position = cached + t;
-      s.positions.push_back(static_cast<int32_t>(position));
-      s.slots.push_back(table[position / cache_.block_size] * cache_.block_size + position % cache_.block_size);
-    }
-    s.query_start.push_back(first + length);
-    s.kv_length.push_back(cached + length);
-    const SamplingInput sampling = input.sampling.empty() ? SamplingInput{.temperature = 0.0f} : input.sampling[i];
-    for (int32_t t = input.all_logits ? 0 : length - 1; t < length; ++t) {
-      s.logit_rows.push_back(first + t);
-      s.temperature.push_back(sampling.temperature);
-      s.top_k.push_back(sampling.top_k);
-      s.top_p.push_back(sampling.top_p);
-      s.min_p.push_back(sampling.min_p);
-      s.seed.push_back(sampling.seed);
-      s.draw_position.push_back(cached + t + 1);
-    }
-  }
-  symbols_[Symbol::tokens] = static_cast<int64_t>(input.input_ids.size());
-  symbols_[Symbol::sequences] = static_cast<int64_t>(batch);
-  symbols_[Symbol::logit_rows] = static_cast<int64_t>(s.logit_rows.size());
-  symbols_[Symbol::max_blocks] = static_cast<int64_t>(widest);
-}
-
-const InferEngine::Output& InferEngine::forward(const Input& input, const std::atomic<bool>* cancel) {
-  require_cache();
-  if (!all_loaded_) {
-    parameters_->require_all_loaded("the engine");
-    all_loaded_ = true;
-  }
-  check(input);
-  stage(input);
-  const SymbolValues& decode_bounds = decode_->program->environment().bounds;
-  const bool fits_decode = symbols_[Symbol::tokens] <= decode_bounds[Symbol::tokens] &&
-                           symbols_[Symbol::logit_rows] <= decode_bounds[Symbol::logit_rows];
-  const Compiled& c = fits_decode ? *decode_ : *prefill_;
-  last_ = nullptr;
-  const auto set = [&](pipeline::ValueId id, const auto& list) {
-    c.program->set_input(id, list.data(), static_cast<int64_t>(list.size() * sizeof(list[0])));
-  };
-  set(c.token_ids, input.input_ids);
-  set(c.positions, staging_.positions);
-  set(c.query_start, staging_.query_start);
-  set(c.kv_length, staging_.kv_length);
-  set(c.block_table, staging_.block_table);
-  set(c.slots, staging_.slots);
-  set(c.logit_rows, staging_.logit_rows);
-  set(c.temperature, staging_.temperature);
-  set(c.top_k, staging_.top_k);
-  set(c.top_p, staging_.top_p);
-  set(c.min_p, staging_.min_p);
-  set(c.seed, staging_.seed);
-  set(c.draw_position, staging_.draw_position);
-
-  const StepThreads threads(*device_, fits_decode ? StepKind::few_rows : StepKind::many_rows);
-  if (hooks_.has_hooks()) [[unlikely]] {
-    const pipeline::StepObserver observer = hooks_.observer(*c.program);
-    c.program->run(symbols_, &observer, cancel);
-  } else {
-    c.program->run(symbols_, nullptr, cancel);
-  }
-  last_ = &c;
-  output_.output_ids.resize(staging_.logit_rows.size());
-  output_.logprobs.resize(staging_.logit_rows.size());
-  c.program->read(c.token, output_.output_ids.data());
-  c.program->read(c.logprob, output_.logprobs.data());
-  return output_;
 }
 
 Tensor InferEngine::logits() const {

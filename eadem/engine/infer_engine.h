@@ -12,9 +12,11 @@
 
 #include "eadem/core/log.h"
 #include "eadem/engine/cache_config.h"
+#include "eadem/engine/cache_contents.h"
 #include "eadem/engine/hook_registry.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
+#include "eadem/ops/sample.h"
 
 namespace eadem::engine {
 
@@ -36,17 +38,14 @@ struct EngineOptions {
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
 };
 
-// Sampling of one sequence in one step; see kernels/sample.h for the meaning.
-struct SamplingInput {
-  float temperature = 1.0f;
-  int32_t top_k = 0;
-  float top_p = 1.0f;
-  float min_p = 0.0f;
-  int64_t seed = 0;
-};
+// How one sequence's token is drawn in one step; greedy unless set. Penalties look at the sequence's tokens as the
+// engine wrote them to the cache, and at those of the step.
+using SamplingInput = kernels::SampleSettings;
 
 // Bytes that a token's keys and values take in the caches of all layers.
 int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware);
+// Before there is an engine.
+int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options);
 
 class InferEngine {
  public:
@@ -57,14 +56,19 @@ class InferEngine {
     std::vector<int32_t> cache_lengths;  // [batch] tokens already in the cache
     std::vector<int32_t> position_ids;   // [tokens]; empty: cache_length, cache_length + 1, …
     // [batch][blocks]: where each sequence's tokens are. Static cache: one row number each, or empty for 0, 1, …
-    // Paged cache: blocks of positions [0, block_size), [block_size, …).
+    // Paged cache: blocks of positions [0, block_size), [block_size, …), each used once in a step; sequences may share
+    // those that both have cached. Entries behind the last new token are not looked at.
     std::vector<std::vector<int32_t>> block_tables;
     std::vector<int64_t> slot_mapping;    // [tokens] block * block_size + offset; empty: from block_tables
     std::vector<SamplingInput> sampling;  // [batch]; empty: greedy
-    bool all_logits = false;              // logits of every token instead of each sequence's last
+    // Logits of every token instead of each sequence's last. Penalties apply to the last one alone.
+    bool all_logits = false;
+    // [batch]; empty: zeros. 1: the sequence's prompt goes on in another step, so that it has no row of logits and
+    // nothing is drawn. Not with all_logits.
+    std::vector<uint8_t> unfinished;
   };
   struct Output {
-    std::vector<int32_t> output_ids;  // per logit row; -1 when the row's logits are not finite
+    std::vector<int32_t> output_ids;  // per logit row, in the order of sequences; -1: the row's logits are not finite
     std::vector<float> logprobs;      // of output_ids
   };
 
@@ -89,11 +93,12 @@ class InferEngine {
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
 
   // Throws InvalidArgument, naming the sequence and both values, for an input that contradicts itself, the model or the
-  // cache; nothing has changed then. Returns a reference that the next call overwrites. Allocates nothing once the
-  // vectors of `input` have reached their size. Throws Cancelled once `cancel` is set (with one rank; from any thread),
-  // between two kernels: the cache then holds what it held before the step, which may be run again.
+  // cache (tokens that nobody wrote, a block that two sequences use); nothing has changed then. Returns a reference
+  // that the next call overwrites. Allocates nothing once the vectors of `input` have reached their size. Throws
+  // Cancelled once `cancel` is set (with one rank; from any thread), between two kernels: the cache then holds the
+  // cached tokens of each sequence and none behind them; the step may be run again.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
-  // Of the last step: [logit_rows, vocab] f32 and [tokens, hidden], copied to the host.
+  // What the last step made: [logit_rows, vocab] f32 and [tokens, hidden], copied to the host.
   Tensor logits() const;
   Tensor hidden_states() const;
 
@@ -120,7 +125,8 @@ class InferEngine {
   const pipeline::Program& prefill_program() const { return *prefill_->program; }
   const std::vector<Decision>& factory_decisions() const { return factory_decisions_; }
 
-  // Compiles without running, so that a device that lacks kernels can be explained. Throws nothing for missing kernels.
+  // Compiles the program that the engine would run, for the same bounds, without running it, so that a device that
+  // lacks kernels can be explained. Throws nothing for missing kernels.
   static std::unique_ptr<pipeline::Program> compile_for_explain(const models::Model& model,
                                                                 std::shared_ptr<Device> device,
                                                                 const EngineOptions& options,
@@ -131,7 +137,7 @@ class InferEngine {
   struct Compiled {
     std::unique_ptr<pipeline::Program> program;
     pipeline::ValueId token_ids, positions, query_start, kv_length, block_table, slots, logit_rows;
-    pipeline::ValueId temperature, top_k, top_p, min_p, seed, draw_position;
+    pipeline::ValueId sample_rows, penalties;
     pipeline::ValueId hidden, logits, token, logprob;
   };
 
@@ -140,9 +146,16 @@ class InferEngine {
   std::unique_ptr<Compiled> compile_bucket(const SymbolValues& bounds);
   void bind_caches(pipeline::Program& program);
   void require_cache() const;
-  void check(const Input& input) const;
+  void check(const Input& input);
+  void check_sizes(const Input& input) const;
+  void check_sequence(const Input& input, size_t sequence, int64_t first) const;
+  void check_sampling(const Input& input) const;
   void stage(const Input& input);
-  int64_t blocks_per_sequence() const;
+  void stage_penalties(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens,
+                       kernels::SampleRow& row);
+  // The blocks of a checked input's sequence that hold its tokens.
+  std::span<const int32_t> blocks_of(const Input& input, size_t sequence) const;
+  void name_values();
 
   std::shared_ptr<const models::Model> model_;
   std::shared_ptr<Device> device_;
@@ -153,6 +166,8 @@ class InferEngine {
   int64_t max_batch_ = 0;
   int64_t max_length_ = 0;
   std::map<std::string, Tensor> caches_;
+  CacheContents contents_;
+  std::vector<int32_t> identity_;  // 0, 1, …: the rows of a static cache
   std::unique_ptr<Compiled> prefill_, decode_;
   const Compiled* last_ = nullptr;
   bool all_loaded_ = false;  // every parameter was: asked at the first step
@@ -161,9 +176,11 @@ class InferEngine {
 
   // Host copies of a step's inputs; sized at the bounds.
   struct Staging {
-    std::vector<int32_t> positions, query_start, kv_length, block_table, logit_rows, top_k;
-    std::vector<int64_t> slots, seed, draw_position;
-    std::vector<float> temperature, top_p, min_p;
+    std::vector<int32_t> positions, query_start, kv_length, block_table, logit_rows;
+    std::vector<int64_t> slots;
+    std::vector<kernels::SampleRow> sample_rows;
+    std::vector<int32_t> penalties;      // pairs
+    std::vector<int32_t> pair_of_token;  // [vocab] where the row's pair of a token is, or -1
   };
   Staging staging_;
   SymbolValues symbols_;

@@ -7,6 +7,7 @@
 #include <future>
 #include <map>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include "eadem/io/gguf.h"
@@ -20,38 +21,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Watches a growing text for stop strings. Text that could still become one is held back.
-class StopWatcher {
- public:
-  explicit StopWatcher(const std::vector<std::string>& stops) : stops_(stops) {}
-
-  // Takes the next piece; returns what may be shown. After a stop string, `stopped()` and nothing more.
-  std::string feed(std::string_view piece) {
-    held_ += piece;
-    size_t first = std::string::npos;
-    for (const std::string& stop : stops_) first = std::min(first, held_.find(stop));
-    if (first != std::string::npos) {
-      stopped_ = true;
-      return std::exchange(held_, {}).substr(0, first);
-    }
-    size_t keep = 0;
-    for (const std::string& stop : stops_)
-      for (size_t length = std::min(stop.size() - 1, held_.size()); length > keep; --length)
-        if (std::string_view(held_).ends_with(std::string_view(stop).substr(0, length))) keep = length;
-    std::string shown = held_.substr(0, held_.size() - keep);
-    held_.erase(0, shown.size());
-    return shown;
-  }
-  // The end of the text: what was held back was no stop string.
-  std::string finish() { return std::exchange(held_, {}); }
-  bool stopped() const { return stopped_; }
-
- private:
-  const std::vector<std::string>& stops_;
-  std::string held_;
-  bool stopped_ = false;
-};
-
 // One request while it runs.
 struct Running {
   size_t index;
@@ -64,22 +33,28 @@ std::string model_folder(const models::Checkpoint& checkpoint) {
   return fs::is_directory(checkpoint.path) ? checkpoint.path : fs::path(checkpoint.path).parent_path().string();
 }
 
-EngineOptions fit_to_memory(EngineOptions options, const models::Checkpoint& checkpoint, const Device& device,
-                            const Logger& log) {
-  auto* fixed = std::get_if<StaticKVCacheConfig>(&options.cache);
-  if (fixed == nullptr || fixed->max_cache_len != 0) return options;
-  const models::ModelInfo& info = checkpoint.model->info();
-  // Keys and values in f32, the widest they can be, in half of the free memory.
-  const int64_t per_token = info.layers * 2 * info.kv_heads * info.head_dim * 4 * fixed->max_batch_size;
-  const int64_t fits = std::max<int64_t>(256, device.memory().free_bytes / 2 / per_token);
-  fixed->max_cache_len = std::min(info.max_positions, fits);
-  if (fixed->max_cache_len < info.max_positions)
-    log.log(LogLevel::warning, "context limited to {} of {} tokens: {} bytes of memory are free", fixed->max_cache_len,
-            info.max_positions, device.memory().free_bytes);
-  return options;
-}
-
 }  // namespace
+
+CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t token_bytes, int64_t free_bytes,
+                      const Logger& log) {
+  constexpr int64_t kLeastTokens = 256;
+  auto* fixed = std::get_if<StaticKVCacheConfig>(&wanted);
+  auto* paged = std::get_if<PagedKVCacheConfig>(&wanted);
+  if (fixed != nullptr ? fixed->max_cache_len != 0 : paged->max_kv_memory_bytes != 0) return wanted;
+  const int64_t sequences = fixed != nullptr ? std::max<int64_t>(1, fixed->max_batch_size) : 1;
+  const int64_t fits = std::max(kLeastTokens, free_bytes / 2 / token_bytes / sequences);  // of each sequence
+  const int64_t length = std::min(info.max_positions, fits);
+  if (length < info.max_positions)
+    log.log(LogLevel::warning, "context limited to {} of {} tokens: {} bytes of memory are free", length,
+            info.max_positions, free_bytes);
+  if (fixed != nullptr) {
+    fixed->max_cache_len = length;
+  } else {
+    const int64_t shared = std::max<int64_t>(1, paged->max_batch_size) * std::min(info.max_positions, kSharedContext);
+    paged->max_kv_memory_bytes = std::min(std::max(info.max_positions, shared), fits) * token_bytes;
+  }
+  return wanted;
+}
 
 std::string_view finish_reason_name(FinishReason reason) {
   switch (reason) {
@@ -109,10 +84,20 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
          const std::function<void(int64_t, int64_t)>& progress)
     : checkpoint_(std::move(checkpoint)), fresh_seeds_(std::random_device{}()) {
   // A large vocabulary takes as long to read as a gigabyte of weights, so both are read at once. A tokenizer that fails
-  // ends the loading where it is.
-  auto tokenizer = std::async(std::launch::async, [this] { return open_tokenizer(checkpoint_); });
+  // ends the loading where it is. Without a thread for it, it is read after the weights.
+  const auto open = [this] { return open_tokenizer(checkpoint_); };
+  std::future<io::Tokenizer> tokenizer;
+  try {
+    tokenizer = std::async(std::launch::async, open);
+  } catch (const std::system_error& error) {
+    log.log(LogLevel::warning, "no thread for reading the tokenizer beside the weights ({})", error.what());
+    tokenizer = std::async(std::launch::deferred, open);
+  }
   const auto take_tokenizer = [&] { tokenizer_ = std::make_unique<io::Tokenizer>(tokenizer.get()); };
-  const EngineOptions fitted = fit_to_memory(options, checkpoint_, *device, log);
+  EngineOptions fitted = options;
+  const models::ModelInfo& info = checkpoint_.model->info();
+  fitted.cache = fit_cache(options.cache, info, kv_bytes_per_token(checkpoint_, *device, options),
+                           device->memory().free_bytes, log);
   const auto on_progress = [&](int64_t done, int64_t total) {
     if (tokenizer.valid() && tokenizer.wait_for(std::chrono::seconds(0)) == std::future_status::ready) take_tokenizer();
     if (progress) progress(done, total);
@@ -125,9 +110,7 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   std::vector<int64_t> eos = checkpoint_.model->info().eos_token_ids;
   if (dynamic_cast<const io::GgufFile*>(checkpoint_.weights.get()) == nullptr && fs::exists(generation)) {
     const io::GenerationConfig config = io::read_generation_config(generation.string());
-    for (const std::string& key : config.unknown_keys)
-      log.log(LogLevel::warning, "{}: '{}' is not honoured", generation.string(), key);
-    default_params_ = SamplingParams::from_generation_config(config, generation.string());
+    default_params_ = SamplingParams::from_generation_config(config, generation.string(), log);
     if (!config.eos_token_ids.empty()) eos = config.eos_token_ids;
   }
   for (int64_t id : eos) eos_.push_back(static_cast<int32_t>(id));
@@ -135,13 +118,13 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
 }
 
 std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, const SamplingParams& params,
-                                      const OnText& on_text, const std::atomic<bool>* cancel) {
+                                      const OnText& on_text, const std::atomic<bool>* cancel, bool parse_special) {
   const Clock::time_point start = Clock::now();
   std::vector<std::vector<int32_t>> ids(prompts.size());
   std::vector<std::string> errors(prompts.size());
   for (size_t i = 0; i < prompts.size(); ++i) {
     try {
-      ids[i] = tokenizer_->encode(prompts[i], {.cancel = cancel});
+      ids[i] = tokenizer_->encode(prompts[i], {.parse_special = parse_special, .cancel = cancel});
       // An empty prompt starts from the beginning of a text.
       if (ids[i].empty() && tokenizer_->bos()) ids[i].push_back(*tokenizer_->bos());
     } catch (const Cancelled&) {
@@ -173,14 +156,8 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     completion.prompt_tokens = static_cast<int64_t>(prompts[i].size());
     completion.seed = params.seed ? *params.seed : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
     try {
-      const Scheduler::RequestId id =
-          scheduler_->add({.prompt = prompts[i],
-                           .sampling = {.temperature = static_cast<float>(params.temperature),
-                                        .top_k = static_cast<int32_t>(params.top_k),
-                                        .top_p = static_cast<float>(params.top_p),
-                                        .min_p = static_cast<float>(params.min_p),
-                                        .seed = completion.seed},
-                           .max_tokens = params.max_tokens});
+      const Scheduler::RequestId id = scheduler_->add(
+          {.prompt = prompts[i], .sampling = params.settings(completion.seed), .max_tokens = params.max_tokens});
       Running request{i, &completion, io::IncrementalDecoder(*tokenizer_), StopWatcher(params.stop)};
       for (int32_t token : prompts[i])
         if (tokenizer_->is_token(token)) request.decoder.next(token);  // the continuation starts where the prompt ends
@@ -191,9 +168,13 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     }
   }
 
+  bool callback_failed = false;  // on_text threw: it is not called again
   const auto show = [&](const Running& request, std::string_view piece) {
     request.completion->text += piece;
-    if (on_text && !piece.empty()) on_text(request.index, piece);
+    if (!on_text || piece.empty()) return;
+    callback_failed = true;
+    on_text(request.index, piece);
+    callback_failed = false;
   };
   const auto is_end = [&](int32_t token) {
     if (!params.ignore_eos && std::find(eos_.begin(), eos_.end(), token) != eos_.end()) return true;
@@ -208,7 +189,8 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     request.completion->finish_reason = reason;
     running.erase(id);
   };
-  const auto on_token = [&](const Scheduler::Drawn& drawn) {
+  const Scheduler::OnToken on_token = [&](const Scheduler::Drawn& drawn) {
+    if (callback_failed) return false;
     Running& request = running.at(drawn.id);
     Completion& completion = *request.completion;
     if (stats_.first_token_seconds == 0) stats_.first_token_seconds = -1;  // set when the step is over

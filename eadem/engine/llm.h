@@ -15,6 +15,7 @@
 #include "eadem/engine/infer_engine.h"
 #include "eadem/engine/sampling_params.h"
 #include "eadem/engine/scheduler.h"
+#include "eadem/engine/stop_watcher.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 
 namespace eadem::engine {
@@ -51,10 +52,10 @@ struct GenerationStats {
 class LLM {
  public:
   // `path` as in models::open_checkpoint; the tokenizer and generation_config.json are looked for beside the model. An
-  // unset cache length becomes the model's context, or less where memory is short (reported through `log`).
+  // unset size of the cache is chosen by fit_cache. `log` takes what the model's files ask for and nothing honours.
   LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options,
       const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
-  // The same of a checkpoint that is open already, with its weights.
+  // Takes a checkpoint that is open already, with its weights.
   LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options,
       const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
 
@@ -62,11 +63,14 @@ class LLM {
   using OnText = std::function<void(size_t request, std::string_view piece)>;
 
   // One completion per prompt, in order. A prompt that is refused (too long, not UTF-8) gives a completion with an
-  // error; the others are not affected. Throws InvalidArgument for invalid params. `cancel` may be set from anywhere:
-  // the step that runs is given up, and what was drawn is kept.
+  // error; the others are not affected. Throws InvalidArgument for invalid params, and what `on_text` throws, after
+  // which no request of the call is left. `cancel` may be set from anywhere: the step that runs is given up, and what
+  // was drawn is kept. With `parse_special`, special tokens such as <|im_end|> are read from the prompts; without, such
+  // strings are text, as in a prompt that somebody typed.
   std::vector<Completion> generate(const std::vector<std::string>& prompts, const SamplingParams& params,
-                                   const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
-  // The same from token ids.
+                                   const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr,
+                                   bool parse_special = false);
+  // Takes token ids instead of texts.
   std::vector<Completion> generate_ids(const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params,
                                        const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
 
@@ -87,6 +91,15 @@ class LLM {
   GenerationStats stats_;
   uint64_t fresh_seeds_;
 };
+
+// `wanted` with a size where it has none, for a model that takes `token_bytes` of cache a token on a device with
+// `free_bytes` of memory. A static cache without a length gets the model's context; a paged one without memory gets
+// room for one sequence of the context, or for max_batch_size sequences of kSharedContext tokens if that is more.
+// Either stays below half of the free memory, and `log` takes a warning when a sequence of the context does not fit
+// then.
+inline constexpr int64_t kSharedContext = 2048;
+CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t token_bytes, int64_t free_bytes,
+                      const Logger& log);
 
 // The tokenizer of a checkpoint: tokenizer.json and its kin in the model's directory, or the GGUF file's own. Throws
 // NotFound naming the places looked at, Unsupported for a tokenizer that is not known, DataCorrupted when it has more

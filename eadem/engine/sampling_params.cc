@@ -7,43 +7,93 @@
 
 namespace eadem::engine {
 
+namespace {
+
+template <typename T>
+void require(bool ok, const char* name, const T& value, const char* range) {
+  if (!ok) throw InvalidArgument("{} is {}; expected {}", name, value, range);
+}
+
+// `p`: SamplingParams or SampleSettings.
+template <typename Params>
+void check_ranges(const Params& p) {
+  require(p.temperature >= 0 && p.temperature <= 1e6f, "temperature", p.temperature, "0 (greedy) to 1e6");
+  require(p.top_k >= 0 && p.top_k < (int64_t{1} << 31), "top_k", p.top_k, "0 (off) or more, below 2^31");
+  require(p.top_p > 0 && p.top_p <= 1, "top_p", p.top_p, "more than 0, at most 1");
+  require(p.min_p >= 0 && p.min_p <= 1, "min_p", p.min_p, "0 to 1");
+  // Within these no finite logit of a model overflows.
+  require(p.repetition_penalty >= 0.01f && p.repetition_penalty <= 100, "repetition_penalty", p.repetition_penalty,
+          "0.01 to 100; 1 is off");
+  require(p.presence_penalty >= -2 && p.presence_penalty <= 2, "presence_penalty", p.presence_penalty,
+          "-2 to 2; 0 is off");
+  require(p.frequency_penalty >= -2 && p.frequency_penalty <= 2, "frequency_penalty", p.frequency_penalty,
+          "-2 to 2; 0 is off");
+}
+
+}  // namespace
+
+void check_range(const kernels::SampleSettings& settings) {
+  check_ranges(settings);
+  require(settings.prompt_length >= 0, "prompt_length", settings.prompt_length, "0 or more");
+}
+
 void SamplingParams::validate() const {
-  const auto require = [](bool ok, const char* name, auto value, const char* range) {
-    if (!ok) throw InvalidArgument("{} is {}; expected {}", name, value, range);
-  };
-  require(temperature >= 0 && temperature <= 1e6, "temperature", temperature, "0 (greedy) to 1e6");
-  require(top_k >= 0 && top_k < (int64_t{1} << 31), "top_k", top_k, "0 (off) or more, below 2^31");
-  require(top_p > 0 && top_p <= 1, "top_p", top_p, "more than 0, at most 1");
-  require(min_p >= 0 && min_p <= 1, "min_p", min_p, "0 to 1");
+  check_ranges(*this);
   require(max_tokens >= 1 && max_tokens < (int64_t{1} << 31), "max_tokens", max_tokens, "at least 1, below 2^31");
   for (const std::string& text : stop) require(!text.empty(), "stop", "\"\"", "strings that are not empty");
 }
 
-SamplingParams SamplingParams::from_generation_config(const io::GenerationConfig& config, const std::string& source) {
+kernels::SampleSettings SamplingParams::settings(int64_t request_seed) const {
+  return {.temperature = static_cast<float>(temperature),
+          .top_k = static_cast<int32_t>(top_k),
+          .top_p = static_cast<float>(top_p),
+          .min_p = static_cast<float>(min_p),
+          .seed = request_seed,
+          .repetition_penalty = static_cast<float>(repetition_penalty),
+          .presence_penalty = static_cast<float>(presence_penalty),
+          .frequency_penalty = static_cast<float>(frequency_penalty)};
+}
+
+SamplingParams SamplingParams::from_generation_config(const io::GenerationConfig& config, const std::string& source,
+                                                      const Logger& log) {
+  const auto ignored = [&](const char* key, auto value, const char* reason) {
+    log.log(LogLevel::warning, "{}: {} {} is ignored: {}", source, key, value, reason);
+  };
   SamplingParams params;
-  if (config.repetition_penalty.value_or(1.0) != 1.0)
-    throw Unsupported("{}: repetition_penalty is {}; it is not honoured yet: override the file or remove it", source,
-                      *config.repetition_penalty);
-  if (config.typical_p.value_or(1.0) != 1.0)
-    throw Unsupported("{}: typical_p is {}; it is not honoured yet: override the file or remove it", source,
-                      *config.typical_p);
   params.temperature = config.temperature.value_or(1.0);
   if (config.do_sample && !*config.do_sample) params.temperature = 0.0;
   params.top_k = config.top_k.value_or(0);
   params.top_p = config.top_p.value_or(1.0);
   params.min_p = config.min_p.value_or(0.0);
+  params.repetition_penalty = config.repetition_penalty.value_or(1.0);
   params.max_tokens = config.max_new_tokens.value_or(params.max_tokens);
+  try {
+    params.validate();
+  } catch (const InvalidArgument& error) {
+    throw DataCorrupted("{}: {}", source, error.what());
+  }
+
+  if (config.typical_p.value_or(1.0) != 1.0) ignored("typical_p", *config.typical_p, "there is no such filter here");
   if (config.min_new_tokens.value_or(0) > 0)
-    throw Unsupported("{}: min_new_tokens is {}; it is not honoured yet: override the file or remove it", source,
-                      *config.min_new_tokens);
-  params.validate();
+    ignored("min_new_tokens", *config.min_new_tokens, "a text may end as soon as the model ends it");
+  if (config.min_length.value_or(0) > 0)
+    ignored("min_length", *config.min_length, "a text may end as soon as the model ends it");
+  if (config.max_length)
+    ignored("max_length", *config.max_length, "max_tokens bounds the new tokens, and the context all of them");
+  for (const std::string& key : config.unknown_keys)
+    log.log(LogLevel::warning, "{}: '{}' is ignored: no sampling parameter has that name here", source, key);
   return params;
 }
 
 std::string to_string(const SamplingParams& params) {
-  if (params.temperature == 0) return fmt::format("greedy, max_tokens {}", params.max_tokens);
-  return fmt::format("temperature {}, top_k {}, top_p {}, min_p {}, max_tokens {}", params.temperature, params.top_k,
-                     params.top_p, params.min_p, params.max_tokens);
+  std::string text = params.temperature == 0
+                         ? std::string("greedy")
+                         : fmt::format("temperature {}, top_k {}, top_p {}, min_p {}", params.temperature, params.top_k,
+                                       params.top_p, params.min_p);
+  if (params.repetition_penalty != 1) text += fmt::format(", repetition_penalty {}", params.repetition_penalty);
+  if (params.presence_penalty != 0) text += fmt::format(", presence_penalty {}", params.presence_penalty);
+  if (params.frequency_penalty != 0) text += fmt::format(", frequency_penalty {}", params.frequency_penalty);
+  return text + fmt::format(", max_tokens {}", params.max_tokens);
 }
 
 }  // namespace eadem::engine

@@ -9,30 +9,44 @@
 #include <string>
 #include <vector>
 
+#include "eadem/core/log.h"
 #include "eadem/io/generation_config.h"
+#include "eadem/ops/sample.h"
 
 namespace eadem::engine {
 
 struct SamplingParams {
-  double temperature = 1.0;       // [0, 1e6]; 0 is greedy
-  int64_t top_k = 0;              // [0, 2^31); 0 is off
-  double top_p = 1.0;             // (0, 1]; 1 is off
-  double min_p = 0.0;             // [0, 1]; 0 is off
-  std::optional<int64_t> seed;    // none: a fresh one per request, reported in the result
-  int64_t max_tokens = 256;       // [1, 2^31)
-  std::vector<std::string> stop;  // strings that end the text, across token borders; not part of it
+  double temperature = 1.0;         // [0, 1e6]; 0 is greedy
+  int64_t top_k = 0;                // [0, 2^31); 0 is off
+  double top_p = 1.0;               // (0, 1]; 1 is off
+  double min_p = 0.0;               // [0, 1]; 0 is off
+  double repetition_penalty = 1.0;  // [0.01, 100]; 1 is off. Divides the logits of tokens of prompt and text
+  double presence_penalty = 0.0;    // [-2, 2]; 0 is off. Is subtracted from the logits of tokens of the text
+  double frequency_penalty = 0.0;   // [-2, 2]; 0 is off. Likewise, times how often the text has the token
+  std::optional<int64_t> seed;      // none: a fresh one per request, reported in the result
+  int64_t max_tokens = 256;         // [1, 2^31)
+  std::vector<std::string> stop;    // strings that end the text, across token borders; not part of it
   std::vector<int64_t> stop_token_ids;
   bool ignore_eos = false;
 
   // Throws InvalidArgument naming the field, its value and its range.
   void validate() const;
 
-  // The model authors' recommendation over the defaults. Throws Unsupported for a recommendation that is not neutral
-  // and that nothing here honours (repetition_penalty, typical_p, min_new_tokens), naming it.
-  static SamplingParams from_generation_config(const io::GenerationConfig& config, const std::string& source);
+  // What kernels read, for a request with a seed of its own.
+  kernels::SampleSettings settings(int64_t request_seed) const;
+
+  // The model authors' recommendation over the defaults. `log` takes a warning for each key of the file that changes
+  // what is drawn and is not honoured, with the reason. Throws DataCorrupted, naming `source`, for a value out of
+  // range.
+  static SamplingParams from_generation_config(const io::GenerationConfig& config, const std::string& source,
+                                               const Logger& log);
 };
 
-// "temperature 0.8, top_k 40, top_p 0.95, min_p 0, max_tokens 256": what is in force, for people.
+// Throws InvalidArgument naming the field, its value and its range, which is that of SamplingParams.
+void check_range(const kernels::SampleSettings& settings);
+
+// "temperature 0.8, top_k 40, top_p 0.95, min_p 0, max_tokens 256", and the penalties that are on: what is in force,
+// for people.
 std::string to_string(const SamplingParams& params);
 
 }  // namespace eadem::engine

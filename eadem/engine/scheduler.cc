@@ -2,6 +2,7 @@
 #include "eadem/engine/scheduler.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace eadem::engine {
@@ -36,6 +37,7 @@ Scheduler::RequestId Scheduler::add(Request request) {
   sequence.tokens = request.prompt;
   sequence.blocks.reserve(static_cast<size_t>(blocks_for(most)));
   sequence.request = std::move(request);
+  sequence.request.sampling.prompt_length = static_cast<int32_t>(length);
   waiting_.push_back(std::move(sequence));
   return waiting_.back().id;
 }
@@ -72,25 +74,26 @@ void Scheduler::compose() {
   input_.input_lengths.clear();
   input_.cache_lengths.clear();
   input_.sampling.clear();
+  input_.unfinished.clear();
   in_step_.clear();
   int64_t budget = std::max(engine_.options().max_step_tokens, engine_.max_batch_size());
   const auto add = [&](size_t index) {
     const Sequence& s = running_[index];
-    const int64_t count = std::min<int64_t>(budget, static_cast<int64_t>(s.tokens.size()) - s.cached);
-    if (count == 0) return;
+    const int64_t count = std::min(budget, s.pending());
     budget -= count;
     input_.input_ids.insert(input_.input_ids.end(), s.tokens.begin() + s.cached, s.tokens.begin() + s.cached + count);
     input_.input_lengths.push_back(static_cast<int32_t>(count));
     input_.cache_lengths.push_back(static_cast<int32_t>(s.cached));
     input_.sampling.push_back(s.request.sampling);
+    input_.unfinished.push_back(count < s.pending() ? 1 : 0);
     if (input_.block_tables.size() <= in_step_.size()) input_.block_tables.emplace_back();
     input_.block_tables[in_step_.size()].assign(s.blocks.begin(), s.blocks.end());
     in_step_.push_back(index);
   };
-  // Sequences that draw go first: a long prompt beside them must not make them wait.
-  for (bool drawing : {true, false})
+  // Sequences that decode go first: a long prompt beside them must not make them wait.
+  for (bool decoding : {true, false})
     for (size_t i = 0; i < running_.size(); ++i)
-      if ((running_[i].drawn > 0) == drawing && budget > 0) add(i);
+      if (running_[i].decodes() == decoding && budget > 0) add(i);
   input_.block_tables.resize(in_step_.size());
 }
 
@@ -100,23 +103,32 @@ bool Scheduler::step(const OnToken& on_token, const std::atomic<bool>* cancel) {
   compose();
   const InferEngine::Output& output = engine_.forward(input_, cancel);
   ended_.clear();
-  for (size_t row = 0; row < in_step_.size(); ++row) {
-    Sequence& s = running_[in_step_[row]];
-    const int64_t count = input_.input_lengths[row];
+  std::exception_ptr failure;
+  for (size_t i = 0, row = 0; i < in_step_.size(); ++i) {
+    Sequence& s = running_[in_step_[i]];
+    const int64_t count = input_.input_lengths[i];
+    (s.decodes() ? decode_tokens_ : prompt_tokens_) += count;
     s.cached += count;
-    (s.drawn > 0 ? decode_tokens_ : prompt_tokens_) += count;
-    if (s.cached < static_cast<int64_t>(s.tokens.size())) continue;  // more of the prompt to come
+    if (input_.unfinished[i] != 0) continue;
     const int32_t token = output.output_ids[row];
+    const float logprob = output.logprobs[row];
+    ++row;
     ++s.drawn;
     const bool full = static_cast<int64_t>(s.tokens.size()) >= engine_.max_sequence_length();
     const bool last = token < 0 || s.drawn >= s.request.max_tokens || full;
-    const bool wants_more = on_token({s.id, token, output.logprobs[row], last});
+    bool wants_more = false;
+    try {
+      wants_more = on_token({s.id, token, logprob, last});
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
     if (last || !wants_more)
       ended_.push_back(s.id);
     else
       s.tokens.push_back(token);
   }
   for (RequestId id : ended_) this->cancel(id);
+  if (failure) std::rethrow_exception(failure);
   return !running_.empty() || !waiting_.empty();
 }
 

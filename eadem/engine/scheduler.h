@@ -24,7 +24,7 @@ class Scheduler {
 
   struct Request {
     std::vector<int32_t> prompt;  // at least one token
-    SamplingInput sampling;
+    SamplingInput sampling;       // greedy unless set; its prompt_length is set by `add`
     int64_t max_tokens = 1;
   };
 
@@ -41,15 +41,17 @@ class Scheduler {
 
   // Throws InvalidArgument when the request can never run: empty, or longer than the cache.
   RequestId add(Request request);
-  // Runs one step; calls on_token once for every sequence that finished its prompt or drew a token. Returns false when
-  // nothing is waiting or running. `cancel` as in InferEngine::forward: no request has changed when it throws.
+  // Runs one step; calls on_token once for every sequence that drew a token (those whose prompt goes on draw none).
+  // Returns false when nothing is waiting or running. `cancel` as in InferEngine::forward: no request has changed when
+  // it throws. A request whose on_token throws ends; the others go on as if it had returned false, and the first of the
+  // exceptions is thrown when the step is complete. on_token must not call the scheduler.
   bool step(const OnToken& on_token, const std::atomic<bool>* cancel = nullptr);
   // Ends a request wherever it is. Unknown ids are ignored.
   void cancel(RequestId id);
 
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
-  // Tokens that went through the engine so far.
+  // Tokens that went through the engine so far: of prompts, and drawn ones that were fed back one by one.
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t decode_tokens() const { return decode_tokens_; }
 
@@ -61,6 +63,10 @@ class Scheduler {
     int64_t cached = 0;           // of them, in the cache
     int64_t drawn = 0;
     std::vector<int32_t> blocks;  // its rows or blocks of the cache
+
+    int64_t pending() const { return static_cast<int64_t>(tokens.size()) - cached; }
+    // The next step feeds its last drawn token back, and nothing else.
+    bool decodes() const { return drawn > 0 && pending() == 1; }
   };
 
   int64_t blocks_for(int64_t tokens) const;

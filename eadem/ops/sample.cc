@@ -2,9 +2,12 @@
 #include "eadem/ops/sample.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
 #include "eadem/core/philox.h"
 #include "eadem/kernels/backends.h"
@@ -14,16 +17,29 @@ namespace eadem::ops {
 
 namespace {
 
-enum In { kLogits, kTemperature, kTopK, kTopP, kMinP, kSeed, kPosition };
+using kernels::SampleRow;
+using kernels::SampleSettings;
 
-struct Settings {
-  double temperature, top_p, min_p;
-  int64_t top_k;
-  float u;  // the draw, in [0, 1)
-};
+enum In { kLogits, kRows, kPenalties };
 
-// -1 for a row that cannot be sampled.
-int64_t draw(std::span<const double> logits, const Settings& settings) {
+SampleRow row_of(const RefTensor& rows, size_t r) {
+  std::array<int32_t, kernels::kSampleRowWords> words;
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<int32_t>(rows.data[r * words.size() + i]);
+  return std::bit_cast<SampleRow>(words);
+}
+
+void penalize(std::span<double> logits, const SampleRow& row, const RefTensor& penalties) {
+  const SampleSettings& s = row.settings;
+  for (auto pair = static_cast<size_t>(row.penalties_begin); pair < static_cast<size_t>(row.penalties_end); ++pair) {
+    double& logit = logits[static_cast<size_t>(penalties.data[2 * pair])];
+    const double count = penalties.data[2 * pair + 1];
+    logit = logit < 0 ? logit * s.repetition_penalty : logit / s.repetition_penalty;
+    logit -= s.frequency_penalty * count + (count > 0 ? s.presence_penalty : 0);
+  }
+}
+
+// -1 for a row that cannot be sampled. `u`: the draw, in [0, 1).
+int64_t draw(std::span<const double> logits, const SampleSettings& settings, float u) {
   for (double value : logits)
     if (std::isnan(value)) return -1;
   const auto largest = std::max_element(logits.begin(), logits.end());  // the first of equals
@@ -67,7 +83,7 @@ int64_t draw(std::span<const double> logits, const Settings& settings) {
   double cumulated = 0;
   for (size_t i : order) {
     cumulated += p[i];
-    if (cumulated > static_cast<double>(settings.u) * kept) return static_cast<int64_t>(i);
+    if (cumulated > static_cast<double>(u) * kept) return static_cast<int64_t>(i);
   }
   return static_cast<int64_t>(order.back());  // u * kept may round up to the whole
 }
@@ -75,13 +91,7 @@ int64_t draw(std::span<const double> logits, const Settings& settings) {
 }  // namespace
 
 std::vector<Port> Sample::inputs() const {
-  return {{"logits"},
-          {"temperature", Port::Role::constant},
-          {"top_k", Port::Role::index},
-          {"top_p", Port::Role::constant},
-          {"min_p", Port::Role::constant},
-          {"seed", Port::Role::index},
-          {"position", Port::Role::index}};
+  return {{"logits"}, {"rows", Port::Role::index}, {"penalties", Port::Role::index}};
 }
 std::vector<Port> Sample::outputs() const { return {{"token", Port::Role::index}, {"logprob", Port::Role::constant}}; }
 
@@ -94,14 +104,14 @@ std::vector<TensorType> Sample::infer_types(std::span<const TensorType> in) cons
   expect_rank(name(), "logits", in[kLogits], 2);
   expect_dtype(name(), "logits", in[kLogits], kF32);
   expect_plain(name(), "logits", in[kLogits]);
-  const std::vector<Port> ports = inputs();
-  const DType dtypes[] = {DType::f32, DType::f32, DType::i32, DType::f32, DType::f32, DType::i64, DType::i64};
-  for (size_t i = kTemperature; i < ports.size(); ++i) {
-    const DType expected[] = {dtypes[i]};
-    expect_rank(name(), ports[i].name, in[i], 1);
-    expect_dtype(name(), ports[i].name, in[i], expected);
-    expect_dim(name(), ports[i].name, in[i], 0, in[kLogits].dim(0), "rows of 'logits'");
+  static constexpr DType kInteger[] = {DType::i32};
+  for (const auto& [port, port_name, width] :
+       {std::tuple{kRows, "rows", kernels::kSampleRowWords}, {kPenalties, "penalties", int64_t{2}}}) {
+    expect_rank(name(), port_name, in[port], 2);
+    expect_dtype(name(), port_name, in[port], kInteger);
+    expect_dim(name(), port_name, in[port], 1, width, port == kRows ? "words of a SampleRow" : "token and count");
   }
+  expect_dim(name(), "rows", in[kRows], 0, in[kLogits].dim(0), "rows of 'logits'");
   return {TensorType(DType::i32, {in[kLogits].dim(0)}), TensorType(DType::f32, {in[kLogits].dim(0)})};
 }
 
@@ -127,13 +137,11 @@ void Sample::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<R
   const size_t rows = static_cast<size_t>(in[kLogits].shape[0]), vocab = static_cast<size_t>(in[kLogits].shape[1]);
   for (size_t r = 0; r < rows; ++r) {
     const std::span<const double> logits(in[kLogits].data.data() + r * vocab, vocab);
-    const auto seed = static_cast<uint64_t>(static_cast<int64_t>(in[kSeed].data[r]));
-    const auto position = static_cast<uint64_t>(static_cast<int64_t>(in[kPosition].data[r]));
-    const int64_t token = draw(logits, {.temperature = in[kTemperature].data[r],
-                                        .top_p = in[kTopP].data[r],
-                                        .min_p = in[kMinP].data[r],
-                                        .top_k = static_cast<int64_t>(in[kTopK].data[r]),
-                                        .u = uniform_float(philox4x32(seed, position).words[0])});
+    const SampleRow row = row_of(in[kRows], r);
+    std::vector<double> penalized(logits.begin(), logits.end());
+    penalize(penalized, row, in[kPenalties]);
+    const auto seed = static_cast<uint64_t>(row.settings.seed), position = static_cast<uint64_t>(row.position);
+    const int64_t token = draw(penalized, row.settings, uniform_float(philox4x32(seed, position).words[0]));
     out[0].data[r] = static_cast<double>(token);
     out[1].data[r] = std::numeric_limits<double>::quiet_NaN();
     if (token < 0) continue;
@@ -153,9 +161,8 @@ std::vector<Workload> Sample::workloads() {
     for (const StepShape& step : step_shapes())
       rows.push_back({workload_name(model, step, "sample"),
                       std::make_shared<Sample>(),
-                      {TensorType(DType::f32, {n, model.vocab}), TensorType(DType::f32, {n}),
-                       TensorType(DType::i32, {n}), TensorType(DType::f32, {n}), TensorType(DType::f32, {n}),
-                       TensorType(DType::i64, {n}), TensorType(DType::i64, {n})},
+                      {TensorType(DType::f32, {n, model.vocab}), TensorType(DType::i32, {n, kernels::kSampleRowWords}),
+                       TensorType(DType::i32, {Symbol::penalties, 2})},
                       symbols_of(step)});
   return rows;
 }

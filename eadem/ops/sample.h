@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws one token per row of logits: temperature, top-k, top-p, min-p, counter-based randomness. Ports and the order
-// of the steps: kernels/sample.h. Inference only; everything whole on every rank.
+// Draws one token per row of logits: penalties, temperature, top-k, top-p, min-p, counter-based randomness. Ports and
+// the order of the steps: kernels/sample.h. Inference only; everything whole on every rank.
 #pragma once
 
+#include "eadem/kernels/sample.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

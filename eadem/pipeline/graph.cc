@@ -1,7 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/pipeline/graph.h"
 
+#include <cstring>
+
 namespace eadem::pipeline {
+
+namespace {
+
+std::string_view kind_name(Value::Kind kind) {
+  switch (kind) {
+    case Value::Kind::input: return "input";
+    case Value::Kind::parameter: return "parameter";
+    case Value::Kind::constant: return "constant";
+    case Value::Kind::state: return "state";
+    case Value::Kind::activation: return "activation";
+  }
+  return "?";
+}
+
+}  // namespace
 
 ValueId Graph::add_named(Value::Kind kind, std::string name, const TensorType& type) {
   const auto id = static_cast<ValueId>(values_.size());
@@ -11,32 +28,42 @@ ValueId Graph::add_named(Value::Kind kind, std::string name, const TensorType& t
   return id;
 }
 
+std::optional<ValueId> Graph::find_same(Value::Kind kind, const std::string& name, const TensorType& type) const {
+  const auto found = named_.find(name);
+  if (found == named_.end()) return std::nullopt;
+  const Value& existing = value(found->second);
+  EADEM_CHECK(existing.kind == kind && existing.type == type, "'{}' is a {} {} and a {} {}", name,
+              kind_name(existing.kind), to_string(existing.type), kind_name(kind), to_string(type));
+  return found->second;
+}
+
 ValueId Graph::add_input(std::string name, const TensorType& type) {
   return add_named(Value::Kind::input, std::move(name), type);
 }
 
 ValueId Graph::add_parameter(std::string name, const TensorType& type, int shard_axis) {
-  if (const auto found = named_.find(name); found != named_.end()) {
-    const Value& existing = value(found->second);
-    EADEM_CHECK(existing.kind == Value::Kind::parameter && existing.type == type, "'{}' is {} and {}", name,
-                to_string(existing.type), to_string(type));
-    return found->second;
-  }
+  if (const auto found = find_same(Value::Kind::parameter, name, type)) return *found;
   const ValueId id = add_named(Value::Kind::parameter, std::move(name), type);
   shard_axes_[id] = shard_axis;
   return id;
 }
 
 ValueId Graph::add_constant(std::string name, Tensor host) {
-  if (const auto found = named_.find(name); found != named_.end()) return found->second;
-  std::vector<Dim> dims(host.shape().dims().begin(), host.shape().dims().end());
-  const ValueId id = add_named(Value::Kind::constant, std::move(name), TensorType(host.dtype(), dims));
+  const std::vector<Dim> dims(host.shape().dims().begin(), host.shape().dims().end());
+  const TensorType type(host.dtype(), dims);
+  if (const auto found = find_same(Value::Kind::constant, name, type)) {
+    EADEM_CHECK(
+        std::memcmp(value(*found).constant.view.data, host.view.data, static_cast<size_t>(host.view.size_bytes())) == 0,
+        "constant '{}' is added to the graph twice, with other bytes", name);
+    return *found;
+  }
+  const ValueId id = add_named(Value::Kind::constant, std::move(name), type);
   value(id).constant = std::move(host);
   return id;
 }
 
 ValueId Graph::add_state(std::string name, const TensorType& type) {
-  if (const auto found = named_.find(name); found != named_.end()) return found->second;
+  if (const auto found = find_same(Value::Kind::state, name, type)) return *found;
   return add_named(Value::Kind::state, std::move(name), type);
 }
 
@@ -48,9 +75,10 @@ std::vector<ValueId> Graph::add(OpPtr op, std::vector<ValueId> inputs) {
     EADEM_CHECK(ports[i].optional || inputs[i] != kNoValue, "{}: input '{}' is not connected", op->name(),
                 ports[i].name);
   const std::vector<ops::Port> out_ports = op->outputs();
+  std::string name = scoped_name(op->name());
+  if (const int uses = ++ops_named_[name]; uses > 1) name += fmt::format("_{}", uses);
   std::vector<ValueId> outputs;
-  for (const ops::Port& port : out_ports)
-    outputs.push_back(new_activation(scoped_name(std::string(op->name()) + "." + std::string(port.name))));
+  for (const ops::Port& port : out_ports) outputs.push_back(new_activation(fmt::format("{}.{}", name, port.name)));
   nodes_.push_back({.op = std::move(op),
                     .pass = Pass::inference,
                     .inputs = std::move(inputs),

@@ -63,11 +63,13 @@ class Graph {
   // `shard_axis`: the axis along which tensor-parallel ranks divide it, or -1 to replicate. Adding a name again returns
   // the same value (tied weights); the types must agree.
   ValueId add_parameter(std::string name, const TensorType& type, int shard_axis = -1);
+  // Adding a name again returns the same value; type and bytes must agree.
   ValueId add_constant(std::string name, Tensor host);
-  // Adding a name again returns the same value.
+  // Adding a name again returns the same value; the types must agree.
   ValueId add_state(std::string name, const TensorType& type);
 
   // Appends `op` and returns its outputs, one per output port. Optional inputs may be kNoValue or left off at the end.
+  // An output is named after scope, op and port ("layers.0.add.y"); the second op of one name in a scope is "add_2".
   std::vector<ValueId> add(OpPtr op, std::vector<ValueId> inputs);
   // Appends an op with one output and returns that.
   ValueId add1(OpPtr op, std::vector<ValueId> inputs) { return add(std::move(op), std::move(inputs)).at(0); }
@@ -109,12 +111,15 @@ class Graph {
 
  private:
   ValueId add_named(Value::Kind kind, std::string name, const TensorType& type);
+  // The value of that name, if there is one; it must have this kind and type.
+  std::optional<ValueId> find_same(Value::Kind kind, const std::string& name, const TensorType& type) const;
 
   std::vector<Value> values_;
   std::vector<Node> nodes_;
   std::vector<GraphOutput> outputs_;
   std::unordered_map<std::string, ValueId> named_;
   std::unordered_map<ValueId, int> shard_axes_;
+  std::unordered_map<std::string, int> ops_named_;  // by scope and op
   std::string scope_;
   int layer_ = -1;
 };

@@ -85,7 +85,8 @@ std::shared_ptr<Device> open(const std::string& device, int64_t threads, const s
   const DeviceOptions options{.num_threads = in_range("threads", threads),
                               .prefill_threads = in_range("prefill_threads", prefill_threads),
                               .pin = pin,
-                              .isa = isa};
+                              .isa = isa,
+                              .log = python_logger()};
   if (!device.starts_with("cpu") && (threads != 0 || prefill_threads != 0 || !pin || !isa.empty()))
     throw InvalidArgument("threads, prefill_threads, pin and isa are for the CPU; device is '{}'", device);
   return open_device(device, options);
@@ -127,7 +128,7 @@ engine::EngineOptions engine_options(const EngineArguments& arguments) {
 
 Logger python_logger() {
   return Logger(LogLevel::info, [](LogLevel level, std::string_view message) {
-    const nb::gil_scoped_acquire acquire;
+    const GilAcquire acquire;
     const nb::object logger = nb::module_::import_("logging").attr("getLogger")("eadem");
     const char* method = level >= LogLevel::error ? "error" : level == LogLevel::warning ? "warning" : "info";
     logger.attr(method)("%s", std::string(message));

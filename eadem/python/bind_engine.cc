@@ -5,7 +5,9 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "eadem/io/json.h"
@@ -43,7 +45,7 @@ const LlamaConfig& llama_config(const models::Model& model, const std::string& p
 
 // Without weights: a config.json, or the directory around it. A .gguf has its configuration with its weights.
 LlamaConfig config_from_path(const std::string& path) {
-  const nb::gil_scoped_release release;
+  const GilRelease release;
   if (path.ends_with(".gguf")) return llama_config(*models::open_checkpoint(path).model, path);
   return llama_config(*models::model_from_config(path), path);
 }
@@ -167,7 +169,7 @@ using SharedCallable = std::shared_ptr<nb::callable>;
 
 SharedCallable share(nb::callable function) {
   return {new nb::callable(std::move(function)), [](nb::callable* p) {
-            const nb::gil_scoped_acquire acquire;
+            const GilAcquire acquire;
             delete p;
           }};
 }
@@ -184,20 +186,20 @@ class Engine {
 
   // The functions that the engine's hooks call, for the garbage collector: one may refer to the engine. Only with the
   // GIL.
-  std::vector<SharedCallable> hook_functions;
+  std::map<engine::HookRegistry::HookId, SharedCallable> hook_functions;
 
   static int traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(object));
     if (!nb::inst_ready(object)) return 0;
-    for (const SharedCallable& function : nb::inst_ptr<Engine>(object)->hook_functions) Py_VISIT(function->ptr());
+    for (const auto& [id, function] : nb::inst_ptr<Engine>(object)->hook_functions) Py_VISIT(function->ptr());
     return 0;
   }
-  // Of garbage: nobody uses the engine any more.
+  // Called when the engine is garbage: nobody uses it any more.
   static int clear(PyObject* object) {
     if (!nb::inst_ready(object)) return 0;
     auto* self = nb::inst_ptr<Engine>(object);
     self->engine_->hooks().clear();
-    const std::vector<SharedCallable> dropped = std::exchange(self->hook_functions, {});
+    const auto dropped = std::exchange(self->hook_functions, {});
     return 0;
   }
 
@@ -225,7 +227,7 @@ engine::HookRegistry::Callback hook_of(SharedCallable shared) {
       throw Unsupported("hook on '{}': {} is not a plain contiguous tensor", name, to_string(tensor));
     const Tensor copy = Tensor::on_host(tensor.dtype, tensor.shape);
     std::memcpy(copy.view.data, tensor.data, static_cast<size_t>(tensor.size_bytes()));
-    const nb::gil_scoped_acquire acquire;
+    const GilAcquire acquire;
     (*shared)(name, to_numpy(copy), layer);
   };
 }
@@ -233,13 +235,11 @@ engine::HookRegistry::Callback hook_of(SharedCallable shared) {
 nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostList<int32_t>& input_lengths,
                   const HostList<int32_t>& cache_lengths, const HostList<int32_t>& position_ids,
                   std::vector<std::vector<int32_t>> block_tables, const HostList<int64_t>& slot_mapping,
-                  const HostList<float>& temperature, const HostList<int32_t>& top_k, const HostList<float>& top_p,
-                  const HostList<float>& min_p, const HostList<int64_t>& seed, bool all_logits, bool with_logits,
-                  bool with_hidden) {
+                  const HostList<uint8_t>& sampling, bool all_logits, bool with_logits, bool with_hidden) {
   const size_t batch = input_lengths.size();
-  if (temperature.size() != batch || top_k.size() != batch || top_p.size() != batch || min_p.size() != batch ||
-      seed.size() != batch)
-    throw InvalidArgument("the sampling parameters have other lengths than the batch of {}", batch);
+  if (sampling.size() != batch * sizeof(engine::SamplingInput))
+    throw InvalidArgument("the sampling parameters have {} bytes; {} sequences need {}", sampling.size(), batch,
+                          batch * sizeof(engine::SamplingInput));
   engine::InferEngine::Input input;
   input.input_ids = to_vector(input_ids);
   input.input_lengths = to_vector(input_lengths);
@@ -247,13 +247,12 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
   input.position_ids = to_vector(position_ids);
   input.block_tables = std::move(block_tables);
   input.slot_mapping = to_vector(slot_mapping);
-  for (size_t i = 0; i < batch; ++i)
-    input.sampling.push_back(
-        {temperature.data()[i], top_k.data()[i], top_p.data()[i], min_p.data()[i], seed.data()[i]});
+  input.sampling.resize(batch);
+  std::memcpy(input.sampling.data(), sampling.data(), sampling.size());
   input.all_logits = all_logits;
   Tensor ids, logprobs, logits, hidden;
   self.run([&](engine::InferEngine& engine) {
-    const engine::InferEngine::Output& output = engine.forward(input);
+    const engine::InferEngine::Output& output = engine.forward(input, call_cancel());
     const auto rows = static_cast<int64_t>(output.output_ids.size());
     ids = Tensor::on_host(DType::i32, Shape{rows});
     logprobs = Tensor::on_host(DType::f32, Shape{rows});
@@ -287,8 +286,29 @@ void save_pretrained(const engine::InferEngine& engine, const std::string& path,
 
 }  // namespace
 
+// Name, NumPy type and offset of each field of SamplingInput: eadem.InferEngine.Input has an attribute of each name.
+nb::list sampling_fields() {
+  using Settings = engine::SamplingInput;
+  nb::list fields;
+  const auto add = [&](const char* name, const char* type, size_t offset) {
+    fields.append(nb::make_tuple(name, type, offset));
+  };
+  add("temperature", "f4", offsetof(Settings, temperature));
+  add("top_k", "i4", offsetof(Settings, top_k));
+  add("top_p", "f4", offsetof(Settings, top_p));
+  add("min_p", "f4", offsetof(Settings, min_p));
+  add("seed", "i8", offsetof(Settings, seed));
+  add("repetition_penalty", "f4", offsetof(Settings, repetition_penalty));
+  add("presence_penalty", "f4", offsetof(Settings, presence_penalty));
+  add("frequency_penalty", "f4", offsetof(Settings, frequency_penalty));
+  add("prompt_length", "i4", offsetof(Settings, prompt_length));
+  return fields;
+}
+
 void bind_engine(nb::module_& m) {
   bind_config(m);
+  m.def("sampling_fields", &sampling_fields);
+  m.attr("SAMPLING_BYTES") = sizeof(engine::SamplingInput);
 
   nb::class_<Engine>(m, "Engine", nb::type_slots(kEngineSlots), "What eadem.InferEngine calls.")
       .def(
@@ -299,7 +319,7 @@ void bind_engine(nb::module_& m) {
              std::optional<std::string> activations, std::optional<std::string> kv_dtype, int64_t max_step_tokens,
              int64_t max_logit_rows, std::vector<std::string> disabled_fusions) {
             config.validate("LlamaConfig");
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             const engine::EngineOptions options = engine_options(arguments_of(
                 cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
             const auto model = std::make_shared<models::Llama>(models::with_huggingface_order(config));
@@ -316,13 +336,13 @@ void bind_engine(nb::module_& m) {
              std::string mode, std::optional<std::string> weights, std::optional<std::string> activations,
              std::optional<std::string> kv_dtype, int64_t max_step_tokens, int64_t max_logit_rows,
              std::vector<std::string> disabled_fusions, std::optional<std::string> pack_cache) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             EngineArguments arguments = arguments_of(cache, dist, mode, weights, activations, kv_dtype, max_step_tokens,
                                                      max_logit_rows, disabled_fusions);
             arguments.pack_cache = pack_cache;
-            return new Engine(engine::InferEngine::from_checkpoint(models::open_checkpoint(path),
-                                                                   open(device, threads, isa, prefill_threads, pin),
-                                                                   engine_options(arguments), {}, python_logger()));
+            return new Engine(engine::InferEngine::from_checkpoint(
+                models::open_checkpoint(path), open(device, threads, isa, prefill_threads, pin),
+                engine_options(arguments), [](int64_t, int64_t) { stop_if_abandoned(); }, python_logger()));
           },
           nb::rv_policy::take_ownership, "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a,
           "isa"_a, "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
@@ -360,8 +380,7 @@ void bind_engine(nb::module_& m) {
       .def("parameter_names",
            [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.parameter_names(); }); })
       .def("forward", &forward, "input_ids"_a, "input_lengths"_a, "cache_lengths"_a, "position_ids"_a, "block_tables"_a,
-           "slot_mapping"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "all_logits"_a,
-           "with_logits"_a, "with_hidden"_a)
+           "slot_mapping"_a, "sampling"_a, "all_logits"_a, "with_logits"_a, "with_hidden"_a)
       .def(
           "reset_cache",
           [](Engine& self, std::optional<engine::CacheConfig> config) {
@@ -377,10 +396,26 @@ void bind_engine(nb::module_& m) {
           "register_hook",
           [](Engine& self, const std::string& name, nb::callable callback) {
             const SharedCallable function = share(std::move(callback));
-            self.run([&](engine::InferEngine& engine) { engine.hooks().register_hook(name, hook_of(function)); });
-            self.hook_functions.push_back(function);
+            const auto id = self.run(
+                [&](engine::InferEngine& engine) { return engine.hooks().register_hook(name, hook_of(function)); });
+            self.hook_functions.emplace(id, function);
+            return id;
           },
           "name"_a, "callback"_a)
+      .def(
+          "remove_hook",
+          [](Engine& self, engine::HookRegistry::HookId id) {
+            self.run([&](engine::InferEngine& engine) { engine.hooks().remove(id); });
+            self.hook_functions.erase(id);
+          },
+          "id"_a)
+      .def("value_names",
+           [](Engine& self) {
+             return self.run([](engine::InferEngine& engine) {
+               const auto& names = engine.hooks().names().values;
+               return std::vector<std::string>(names.begin(), names.end());
+             });
+           })
       .def("clear_hooks",
            [](Engine& self) {
              self.run([](engine::InferEngine& engine) { engine.hooks().clear(); });

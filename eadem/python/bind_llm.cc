@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <system_error>
 #include <utility>
 
 #include "eadem/engine/llm.h"
@@ -30,36 +31,47 @@ class Llm {
   // Generates on a thread of its own, so that this one can deliver text and notice Ctrl-C between steps.
   std::vector<Completion> generate(
       const std::variant<std::vector<std::string>, std::vector<std::vector<int32_t>>>& prompts,
-      const SamplingParams& params, const nb::object& on_text) {
-    const bool streams = !on_text.is_none();
+      const SamplingParams& params, const nb::object& on_text, bool parse_special) {
     return exclusive_.run([&] {
       Shared shared;
       std::vector<Completion> completions;
       std::exception_ptr failed;
-      std::thread worker([&] {
+      const auto run = [&](const engine::LLM::OnText& deliver) {
+        completions = std::visit(
+            [&](const auto& list) {
+              if constexpr (std::is_same_v<std::decay_t<decltype(list)>, std::vector<std::string>>)
+                return llm_->generate(list, params, deliver, &shared.cancel, parse_special);
+              else
+                return llm_->generate_ids(list, params, deliver, &shared.cancel);
+            },
+            prompts);
+      };
+      const auto run_beside = [&] {
+        engine::LLM::OnText deliver;
+        if (!on_text.is_none())
+          deliver = [&](size_t request, std::string_view piece) {
+            const std::lock_guard lock(shared.mutex);
+            shared.pieces.emplace_back(request, piece);
+            shared.changed.notify_one();
+          };
         try {
-          engine::LLM::OnText deliver;
-          if (streams)
-            deliver = [&](size_t request, std::string_view piece) {
-              const std::lock_guard lock(shared.mutex);
-              shared.pieces.emplace_back(request, piece);
-              shared.changed.notify_one();
-            };
-          completions = std::visit(
-              [&](const auto& list) {
-                if constexpr (std::is_same_v<std::decay_t<decltype(list)>, std::vector<std::string>>)
-                  return llm_->generate(list, params, deliver, &shared.cancel);
-                else
-                  return llm_->generate_ids(list, params, deliver, &shared.cancel);
-              },
-              prompts);
+          run(deliver);
         } catch (...) {
           failed = std::current_exception();
         }
         const std::lock_guard lock(shared.mutex);
         shared.done = true;
         shared.changed.notify_one();
-      });
+      };
+      std::thread worker;
+      try {
+        worker = std::thread(run_beside);
+      } catch (const std::system_error& error) {
+        python_logger().log(LogLevel::warning, "no thread to generate on ({}): Ctrl-C waits for the next piece of text",
+                            error.what());
+        run([&](size_t request, std::string_view piece) { deliver_here(on_text, request, piece); });
+        return completions;
+      }
       std::exception_ptr interrupted;
       try {
         attend(shared, on_text);
@@ -94,23 +106,45 @@ class Llm {
         pieces.swap(shared.pieces);
         done = shared.done;
       }
-      const nb::gil_scoped_acquire acquire;
+      const std::atomic<bool>* cancel = call_cancel();
+      if (cancel != nullptr && cancel->load()) shared.cancel = true;
+      const GilAcquire acquire;
       for (const auto& [request, piece] : pieces) on_text(request, piece);
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
     }
+  }
+
+  static void deliver_here(const nb::object& on_text, size_t request, std::string_view piece) {
+    const GilAcquire acquire;
+    if (!on_text.is_none()) on_text(request, piece);
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 
   Exclusive exclusive_;
   std::unique_ptr<engine::LLM> llm_;
 };
 
-SamplingParams make_params(double temperature, int64_t top_k, double top_p, double min_p, int64_t max_tokens,
-                           std::optional<int64_t> seed, std::vector<std::string> stop,
-                           std::vector<int64_t> stop_token_ids, bool ignore_eos) {
-  SamplingParams params{temperature, top_k, top_p, min_p, seed, max_tokens, std::move(stop), std::move(stop_token_ids),
-                        ignore_eos};
-  params.validate();
-  return params;
+// As eadem._arguments.given.
+std::string shown(const nb::object& object) {
+  return nb::cast<std::string>(nb::module_::import_("eadem._arguments").attr("given")(object));
+}
+
+std::string text_argument(const nb::object& object) {
+  if (!nb::isinstance<nb::str>(object)) throw InvalidArgument("text is {}; expected a str", shown(object));
+  Py_ssize_t size = 0;
+  const char* utf8 = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
+  if (utf8 == nullptr) {
+    PyErr_Clear();
+    throw InvalidArgument("text has no UTF-8: it holds a lone surrogate");
+  }
+  return {utf8, static_cast<size_t>(size)};
+}
+
+std::vector<int32_t> ids_argument(const nb::object& object) {
+  std::vector<int32_t> ids;
+  if (nb::isinstance<nb::str>(object) || !nb::try_cast(object, ids))
+    throw InvalidArgument("ids is {}; expected a sequence of int below 2^31", shown(object));
+  return ids;
 }
 
 }  // namespace
@@ -119,18 +153,34 @@ void bind_llm(nb::module_& m) {
   nb::class_<SamplingParams>(m, "NativeSamplingParams", "What eadem.SamplingParams checks itself with.")
       .def(
           "__init__",
-          [](SamplingParams* self, double temperature, int64_t top_k, double top_p, double min_p, int64_t max_tokens,
+          [](SamplingParams* self, double temperature, int64_t top_k, double top_p, double min_p,
+             double repetition_penalty, double presence_penalty, double frequency_penalty, int64_t max_tokens,
              std::optional<int64_t> seed, std::vector<std::string> stop, std::vector<int64_t> stop_token_ids,
              bool ignore_eos) {
-            new (self) SamplingParams(make_params(temperature, top_k, top_p, min_p, max_tokens, seed, std::move(stop),
-                                                  std::move(stop_token_ids), ignore_eos));
+            const SamplingParams params{.temperature = temperature,
+                                        .top_k = top_k,
+                                        .top_p = top_p,
+                                        .min_p = min_p,
+                                        .repetition_penalty = repetition_penalty,
+                                        .presence_penalty = presence_penalty,
+                                        .frequency_penalty = frequency_penalty,
+                                        .seed = seed,
+                                        .max_tokens = max_tokens,
+                                        .stop = std::move(stop),
+                                        .stop_token_ids = std::move(stop_token_ids),
+                                        .ignore_eos = ignore_eos};
+            params.validate();
+            new (self) SamplingParams(params);
           },
-          nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "max_tokens"_a, "seed"_a.none(), "stop"_a,
-          "stop_token_ids"_a, "ignore_eos"_a)
+          nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a, "presence_penalty"_a,
+          "frequency_penalty"_a, "max_tokens"_a, "seed"_a.none(), "stop"_a, "stop_token_ids"_a, "ignore_eos"_a)
       .def_ro("temperature", &SamplingParams::temperature)
       .def_ro("top_k", &SamplingParams::top_k)
       .def_ro("top_p", &SamplingParams::top_p)
       .def_ro("min_p", &SamplingParams::min_p)
+      .def_ro("repetition_penalty", &SamplingParams::repetition_penalty)
+      .def_ro("presence_penalty", &SamplingParams::presence_penalty)
+      .def_ro("frequency_penalty", &SamplingParams::frequency_penalty)
       .def_ro("max_tokens", &SamplingParams::max_tokens)
       .def_ro("seed", &SamplingParams::seed)
       .def_ro("stop", &SamplingParams::stop)
@@ -148,6 +198,9 @@ void bind_llm(nb::module_& m) {
       .def_ro("prompt_tokens", &Completion::prompt_tokens, "Tokens of the prompt.")
       .def_ro("seed", &Completion::seed, "The seed that was used.")
       .def("__repr__", [](const Completion& c) {
+        if (!c.error.empty())
+          return nb::str("Completion(error={!r}, text={!r}, finish_reason={!r}, tokens={})")
+              .format(c.error, c.text, engine::finish_reason_name(c.finish_reason), c.token_ids.size());
         return nb::str("Completion(text={!r}, finish_reason={!r}, tokens={})")
             .format(c.text, engine::finish_reason_name(c.finish_reason), c.token_ids.size());
       });
@@ -156,27 +209,32 @@ void bind_llm(nb::module_& m) {
       .def_static(
           "from_file",
           [](const std::string& path) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             return new io::Tokenizer(io::Tokenizer::from_file(path));
           },
           nb::rv_policy::take_ownership, "path"_a,
           "Reads a tokenizer.json, a tokenizer.model of tiktoken, a .gguf, or the directory around one.")
       .def(
           "encode",
-          [](const io::Tokenizer& self, std::string_view text, bool add_special_tokens, bool parse_special) {
-            const nb::gil_scoped_release release;
+          [](const io::Tokenizer& self, const nb::object& object, bool add_special_tokens, bool parse_special) {
+            const std::string text = text_argument(object);
+            const GilRelease release;
             return self.encode(text, {.add_special_tokens = add_special_tokens, .parse_special = parse_special});
           },
           "text"_a, nb::kw_only(), "add_special_tokens"_a = true, "parse_special"_a = true,
+          nb::sig("def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> "
+                  "list[int]"),
           "Token ids of `text`. `parse_special` reads special tokens such as <|im_end|> from the text: switch it off "
           "for text that a user controls.")
       .def(
           "decode",
-          [](const io::Tokenizer& self, const std::vector<int32_t>& ids, bool skip_special) {
-            const nb::gil_scoped_release release;
+          [](const io::Tokenizer& self, const nb::object& object, bool skip_special) {
+            const std::vector<int32_t> ids = ids_argument(object);
+            const GilRelease release;
             return self.decode(ids, skip_special);
           },
           "ids"_a, nb::kw_only(), "skip_special"_a = true,
+          nb::sig("def decode(self, ids: collections.abc.Sequence[int], *, skip_special: bool = True) -> str"),
           "Text of the ids; ill-formed UTF-8 becomes U+FFFD. Raises InvalidArgument on an id that is not a token.")
       .def_prop_ro("vocab_size", &io::Tokenizer::vocab_size, "One more than the largest id.")
       .def_prop_ro("bos_token_id", &io::Tokenizer::bos)
@@ -193,16 +251,19 @@ void bind_llm(nb::module_& m) {
              std::optional<std::string> weights, std::optional<std::string> activations,
              std::optional<std::string> kv_dtype, int64_t max_step_tokens, std::vector<std::string> disabled_fusions,
              std::optional<std::string> pack_cache) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
+            // Prompts run side by side: the engine chooses the memory (engine::fit_cache).
+            if (!cache) cache = engine::PagedKVCacheConfig{};
             const engine::EngineOptions options = engine_options(
                 {cache, {}, mode, weights, activations, kv_dtype, max_step_tokens, 0, disabled_fusions, pack_cache});
-            new (self) Llm(std::make_unique<engine::LLM>(path, open(device, threads, isa, prefill_threads, pin),
-                                                         options, python_logger()));
+            new (self)
+                Llm(std::make_unique<engine::LLM>(path, open(device, threads, isa, prefill_threads, pin), options,
+                                                  python_logger(), [](int64_t, int64_t) { stop_if_abandoned(); }));
           },
           "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a, "isa"_a, "kv_cache"_a.none(),
           "mode"_a, "weights"_a.none(), "activations"_a.none(), "kv_dtype"_a.none(), "max_step_tokens"_a,
           "disabled_fusions"_a, "pack_cache"_a.none())
-      .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none())
+      .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none(), "parse_special"_a)
       .def_prop_ro("default_params", [](const Llm& self) { return self.llm().default_params(); })
       .def_prop_ro(
           "tokenizer", [](const Llm& self) -> const io::Tokenizer& { return self.llm().tokenizer(); },

@@ -197,7 +197,7 @@ void bind_sequential(nb::module_& m) {
           "__init__",
           [](Sequential* self, const std::vector<AnyModule>& modules, int64_t input_size, int64_t max_rows,
              const std::string& device, int64_t threads, const std::string& isa) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             new (self) Sequential(modules, input_size, max_rows, device, threads, isa);
           },
           "modules"_a, "input_size"_a, nb::kw_only(), "max_rows"_a = 256, "device"_a = "cpu", "threads"_a = 0,
@@ -275,7 +275,7 @@ void bind_train(nb::module_& m) {
              int64_t threads, const std::string& isa, const std::string& weights, int64_t batch_tokens, double beta1,
              double beta2, double eps, double weight_decay, double max_grad_norm,
              std::vector<std::string> disabled_fusions) {
-            const nb::gil_scoped_release release;
+            const GilRelease release;
             const train::TrainerOptions options{*dtype_argument("weights", weights),
                                                 batch_tokens,
                                                 beta1,

@@ -18,6 +18,7 @@
 #include "eadem/core/error.h"
 #include "eadem/core/tensor.h"
 #include "eadem/engine/infer_engine.h"
+#include "eadem/python/gil.h"
 
 namespace eadem::python {
 
@@ -72,7 +73,7 @@ class Exclusive {
  public:
   template <typename F>
   auto run(F&& call) {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     const Turn turn(*this);
     return call();
   }

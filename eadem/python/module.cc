@@ -9,8 +9,9 @@ NB_MODULE(_eadem, m) {
   namespace nb = nanobind;
   m.doc() = "The C++ engine. Use the package `eadem`; what is here may change with any version.";
   m.attr("VERSION") = EADEM_VERSION;  // the stub has no names with underscores
+  eadem::python::wait_for_calls_at_exit();
   eadem::python::bind_errors(m);
-  m.def("list_devices", &eadem::list_devices, nb::call_guard<nb::gil_scoped_release>(),
+  m.def("list_devices", &eadem::list_devices, nb::call_guard<eadem::python::GilRelease>(),
         "Names of the devices that this build can open here, the best last.");
   m.def(
       "available_isas",

@@ -35,7 +35,7 @@ from eadem._eadem import (
     list_devices,
 )
 from eadem._eadem import VERSION as __version__
-from eadem._engine import AutoConfig, CacheConfig, HookRegistry, InferEngine
+from eadem._engine import AutoConfig, CacheConfig, HookHandle, HookRegistry, InferEngine
 from eadem._llm import LLM, SamplingParams, bundled_model
 from eadem._trainer import Trainer
 
@@ -45,7 +45,7 @@ del _class
 
 __all__ = [
     "LLM", "SamplingParams", "Completion", "Tokenizer", "bundled_model",
-    "InferEngine", "HookRegistry", "AutoConfig", "LlamaConfig", "DistConfig", "CacheConfig", "StaticKVCacheConfig",
+    "InferEngine", "HookRegistry", "HookHandle", "AutoConfig", "LlamaConfig", "DistConfig", "CacheConfig", "StaticKVCacheConfig",
     "PagedKVCacheConfig",
     "Trainer", "Sequential", "Linear", "RMSNorm", "Activation",
     "Error", "InvalidArgument", "NotFound", "Unsupported", "DataCorrupted", "OutOfMemory", "IoError", "DeviceError",

@@ -7,12 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from eadem import _arguments
 from eadem._eadem import InvalidArgument
+
+
+def numeric(name: str, value: Any) -> np.ndarray:
+    """`value` as an array, whose rows have one length."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # rows of unequal lengths
+        raise InvalidArgument(f"{name} is no array: {error}") from None
+    if array.dtype.kind == "O":
+        raise InvalidArgument(f"{name} is a {type(value).__name__}; expected an array of numbers")
+    return array
 
 
 def integers(name: str, value: Any, dtype: type = np.int32) -> np.ndarray:
     """`value` as a contiguous array of `dtype`; refuses other kinds of numbers and values out of its range."""
-    array = np.asarray(value)
+    array = numeric(name, value)
     if array.size == 0:
         return np.zeros(array.shape, dtype)
     if array.dtype.kind not in "iu":
@@ -26,7 +38,13 @@ def integers(name: str, value: Any, dtype: type = np.int32) -> np.ndarray:
 
 def per_request(name: str, value: Any, batch: int, dtype: type) -> np.ndarray:
     """A scalar or [batch] as [batch]."""
-    array = integers(name, value, dtype) if np.dtype(dtype).kind == "i" else np.asarray(value, dtype)
+    if np.dtype(dtype).kind == "i":
+        array = integers(name, value, dtype)
+    else:
+        array = numeric(name, value)
+        if array.dtype.kind not in "fiu":
+            raise InvalidArgument(f"{name} has dtype {array.dtype}; expected numbers")
+        array = array.astype(dtype)
     if array.ndim > 1 or (array.ndim == 1 and array.shape[0] != batch):
         raise InvalidArgument(f"{name} has shape {list(array.shape)}; expected a scalar or [{batch}]")
     return np.ascontiguousarray(np.broadcast_to(array, (batch,)))
@@ -36,6 +54,8 @@ def parameter(value: Any) -> Any:
     """What load_param passes on: NumPy has no DLPack for the bfloat16 of ml_dtypes, so that its bits are passed."""
     if isinstance(value, np.ndarray) and value.dtype.name == "bfloat16":
         return value.view(np.uint16)
+    if isinstance(value, np.generic) or not any(hasattr(value, name) for name in ("__dlpack__", "__array_interface__")):
+        raise InvalidArgument(f"param is {_arguments.given(value)}; expected an array (NumPy, or with DLPack)")
     return value
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from eadem import _arrays, _eadem
+from eadem import _arguments, _arrays, _eadem
 from eadem._eadem import DistConfig, InvalidArgument, LlamaConfig, PagedKVCacheConfig, StaticKVCacheConfig
 from eadem._state import load_all
 
@@ -25,7 +25,21 @@ class AutoConfig:
 
         Raises NotFound, DataCorrupted, or Unsupported naming the keys that are not honoured.
         """
-        return _eadem.config_from_pretrained(os.fspath(path))
+        return _eadem.config_from_pretrained(_arguments.path("path", path))
+
+
+class HookHandle:
+    """A registered hook."""
+
+    def __init__(self, engine: _eadem.Engine, hook_id: int) -> None:
+        self._engine: Optional[_eadem.Engine] = engine
+        self._id = hook_id
+
+    def remove(self) -> None:
+        """Ends the hook. Again, or after clear(): nothing happens."""
+        if self._engine is not None:
+            self._engine.remove_hook(self._id)
+            self._engine = None
 
 
 class HookRegistry:
@@ -38,12 +52,21 @@ class HookRegistry:
     def __init__(self, engine: _eadem.Engine) -> None:
         self._engine = engine
 
-    def register_hook(self, name: str, callback: Callable[[str, np.ndarray, int], object]) -> None:
-        """`name`: a value's name ("model.layers.0.mlp.gated_activation.y"), or a prefix of names followed by "*".
+    def register_hook(self, name: str, callback: Callable[[str, np.ndarray, int], object]) -> HookHandle:
+        """`name`: a value's name, or a pattern in which "*" stands for any characters, "?" for one, [ab] for one of those.
 
-        Called as callback(name, tensor, layer_idx); the tensor is a copy, layer_idx is -1 outside the layers.
+        "model.layers.*.mlp.gated_activation.y" is the input of every down projection. Called as callback(name, tensor,
+        layer_idx); the tensor is a copy, layer_idx is -1 outside the layers. Raises NotFound, with the nearest names,
+        when no value matches (names() lists all), or when a fusion keeps it inside a kernel (disabled_fusions="all"
+        lets every value be seen).
         """
-        self._engine.register_hook(name, callback)
+        if not callable(callback):
+            raise InvalidArgument(f"callback is {_arguments.given(callback)}; expected a function")
+        return HookHandle(self._engine, self._engine.register_hook(_arguments.string("name", name), callback))
+
+    def names(self) -> list[str]:
+        """Names of all values that steps make."""
+        return self._engine.value_names()
 
     def clear(self) -> None:
         """Forgets all callbacks."""
@@ -51,6 +74,20 @@ class HookRegistry:
 
     def has_hooks(self) -> bool:
         return self._engine.has_hooks()
+
+
+_SAMPLING = np.dtype({"names": [name for name, _, _ in _eadem.sampling_fields()],
+                      "formats": [kind for _, kind, _ in _eadem.sampling_fields()],
+                      "offsets": [offset for _, _, offset in _eadem.sampling_fields()],
+                      "itemsize": _eadem.SAMPLING_BYTES})
+
+
+def _sampling_bytes(input: InferEngine.Input, batch: int) -> np.ndarray:
+    """What the extension reads of the sampling parameters: a struct per sequence."""
+    rows = np.zeros(batch, _SAMPLING)
+    for name in _SAMPLING.names or ():
+        rows[name] = _arrays.per_request(name, getattr(input, name), batch, _SAMPLING[name].type)
+    return rows.view(np.uint8)
 
 
 class InferEngine:
@@ -74,14 +111,21 @@ class InferEngine:
 
         input_ids      [batch, seq], of which each row counts up to its input length, or all sequences packed [tokens]
         position_ids   like input_ids; None: they follow from cache_lengths, and must agree with them
-        cache_lengths  [batch] tokens of each sequence already in the cache; None: zeros
+        cache_lengths  [batch] tokens of each sequence already in the cache, as steps since the last reset_cache wrote
+                       them; None: zeros
         input_lengths  [batch] new tokens of each sequence; None: seq, or one sequence of all tokens
         block_tables   [batch, max_blocks] where each sequence's tokens are, -1 behind its last block. Needed with a paged
-                       cache; with a static one, its rows [batch, 1], None: 0, 1, …
+                       cache; with a static one, its rows [batch, 1], None: 0, 1, … A block is used once in a step, but
+                       that sequences may share those that all of them have cached
         slot_mapping   [tokens] block * block_size + offset of each new token; None: from block_tables
-        temperature, top_k, top_p, min_p, seed
-                       one for all, or [batch]; as in SamplingParams. The same seed at the same position draws the same token.
-        all_logits     logits of every token instead of each sequence's last; the engine needs max_logit_rows for it
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed
+                       one for all, or [batch]; as in SamplingParams, but that the token is the likeliest one unless
+                       temperature says otherwise. The same seed at the same position draws the same token. Penalties
+                       look at the tokens in the cache and of this step
+        prompt_length  one for all, or [batch]: tokens at the sequence's start that presence_penalty and
+                       frequency_penalty do not count
+        all_logits     logits of every token instead of each sequence's last; the engine needs max_logit_rows of as many
+                       tokens for it
         """
 
         input_ids: Any
@@ -90,10 +134,14 @@ class InferEngine:
         input_lengths: Any = None
         block_tables: Any = None
         slot_mapping: Any = None
-        temperature: Any = 1.0
+        temperature: Any = 0.0
         top_k: Any = 0
         top_p: Any = 1.0
         min_p: Any = 0.0
+        repetition_penalty: Any = 1.0
+        presence_penalty: Any = 0.0
+        frequency_penalty: Any = 0.0
+        prompt_length: Any = 0
         seed: Any = 0
         all_logits: bool = False
 
@@ -116,12 +164,16 @@ class InferEngine:
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
                  pin: bool = True, isa: str = "", mode: str = "performance", weights: Optional[str] = None,
                  activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: int = 512,
-                 max_logit_rows: int = 0, disabled_fusions: Sequence[str] = ()) -> None:
+                 max_logit_rows: int = 0, disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
         self._engine = _eadem.Engine(
-            config, device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa,
-            cache_config=cache_config, dist_config=dist_config if dist_config is not None else DistConfig(),
-            mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
-            max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions))
+            _arguments.expect("config", config, LlamaConfig, "LlamaConfig"),
+            cache_config=_arguments.cache("cache_config", cache_config),
+            dist_config=_arguments.ranks("dist_config", dist_config),
+            max_logit_rows=_arguments.integer("max_logit_rows", max_logit_rows),
+            **_arguments.engine(
+                device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
+                weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+                disabled_fusions=disabled_fusions))
         self.hooks = HookRegistry(self._engine)
 
     @classmethod
@@ -130,16 +182,19 @@ class InferEngine:
                         prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                         weights: Optional[str] = None, activations: Optional[str] = None,
                         kv_dtype: Optional[str] = None, max_step_tokens: int = 512, max_logit_rows: int = 0,
-                        disabled_fusions: Sequence[str] = (),
+                        disabled_fusions: Union[str, Sequence[str]] = (),
                         pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> InferEngine:
         """The model at `path` (as in LLM) with its weights; `pack_cache` as in LLM."""
         self = cls.__new__(cls)
         self._engine = _eadem.Engine.from_pretrained(
-            os.fspath(path), device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa,
-            cache_config=cache_config, dist_config=dist_config if dist_config is not None else DistConfig(),
-            mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
-            max_logit_rows=max_logit_rows, disabled_fusions=list(disabled_fusions),
-            pack_cache=None if pack_cache is None else os.fspath(pack_cache))
+            _arguments.path("path", path), cache_config=_arguments.cache("cache_config", cache_config),
+            dist_config=_arguments.ranks("dist_config", dist_config),
+            max_logit_rows=_arguments.integer("max_logit_rows", max_logit_rows),
+            pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),
+            **_arguments.engine(
+                device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
+                weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+                disabled_fusions=disabled_fusions))
         self.hooks = HookRegistry(self._engine)
         self._source = os.path.abspath(path)
         return self
@@ -149,11 +204,11 @@ class InferEngine:
 
         Raises NotFound, or InvalidArgument naming both shapes, or the place of a value that is not finite.
         """
-        self._engine.load_param(name, _arrays.parameter(param))
+        self._engine.load_param(_arguments.string("name", name), _arrays.parameter(param))
 
     def load_random(self, seed: int, stddev: float = 0.02) -> None:
         """Sets every parameter to values that depend on `seed` and its name alone."""
-        self._engine.load_random(seed, stddev)
+        self._engine.load_random(_arguments.integer("seed", seed), _arguments.real("stddev", stddev))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sets every parameter, as load_param does, from arrays by name.
@@ -189,6 +244,7 @@ class InferEngine:
         Raises InvalidArgument, naming the sequence and both values, for an input that contradicts itself, the model or
         the cache; nothing has changed then.
         """
+        _arguments.expect("input", input, InferEngine.Input, "InferEngine.Input")
         ids, lengths = _arrays.rows("input_ids", input.input_ids, input.input_lengths)
         batch = len(lengths)
         positions = np.zeros(0, np.int32)
@@ -200,6 +256,8 @@ class InferEngine:
         cached = np.zeros(batch, np.int32) if input.cache_lengths is None else _arrays.integers(
             "cache_lengths", input.cache_lengths).reshape(-1)
         tables: list[list[int]] = []
+        if input.block_tables is not None and not hasattr(input.block_tables, "__iter__"):
+            raise InvalidArgument(f"block_tables is {_arguments.given(input.block_tables)}; expected [batch, max_blocks]")
         for row in input.block_tables if input.block_tables is not None else ():
             blocks = _arrays.integers("block_tables", row).reshape(-1).tolist()
             while blocks and blocks[-1] == -1:
@@ -209,12 +267,9 @@ class InferEngine:
             "slot_mapping", input.slot_mapping, np.int64).reshape(-1)
         drawn, logprobs, logits, hidden = self._engine.forward(
             ids, lengths, cached, positions, tables, slots,
-            _arrays.per_request("temperature", input.temperature, batch, np.float32),
-            _arrays.per_request("top_k", input.top_k, batch, np.int32),
-            _arrays.per_request("top_p", input.top_p, batch, np.float32),
-            _arrays.per_request("min_p", input.min_p, batch, np.float32),
-            _arrays.per_request("seed", input.seed, batch, np.int64),
-            input.all_logits, return_logits, return_hidden_states)
+            _sampling_bytes(input, batch),
+            _arguments.boolean("all_logits", input.all_logits), _arguments.boolean("return_logits", return_logits),
+            _arguments.boolean("return_hidden_states", return_hidden_states))
         if input.all_logits:
             last = np.cumsum(lengths) - 1
             drawn, logprobs = drawn[last], logprobs[last]
@@ -222,7 +277,7 @@ class InferEngine:
 
     def reset_cache(self, cache_config: Optional[CacheConfig] = None) -> None:
         """Empties the cache, or makes another one. Parameters stay."""
-        self._engine.reset_cache(cache_config)
+        self._engine.reset_cache(_arguments.cache("cache_config", cache_config))
 
     @property
     def max_batch_size(self) -> int:

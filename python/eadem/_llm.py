@@ -9,7 +9,7 @@ import logging
 import os
 from typing import Callable, Optional, Sequence, Union
 
-from eadem import _eadem
+from eadem import _arguments, _eadem
 from eadem._eadem import Completion, InvalidArgument, NotFound, PagedKVCacheConfig, StaticKVCacheConfig, Tokenizer
 
 BUNDLED = "stories"
@@ -32,15 +32,20 @@ def bundled_model(name: str = BUNDLED) -> str:
 class SamplingParams:
     """How one request's text is drawn. Raises InvalidArgument naming the field, its value and its range.
 
-    temperature     [0, 1e6]; 0 is greedy
-    top_k           [0, 2**31); 0 is off
-    top_p           (0, 1]; 1 is off
-    min_p           [0, 1]; 0 is off
-    max_tokens      at least 1
-    seed            None: a fresh one per request, reported in Completion.seed
-    stop            strings that end the text, across token borders; not part of it
-    stop_token_ids  tokens that end the text
-    ignore_eos      go on after the end of sequence
+    temperature         [0, 1e6]; 0 is greedy
+    top_k               [0, 2**31); 0 is off
+    top_p               (0, 1]; 1 is off
+    min_p               [0, 1]; 0 is off
+    repetition_penalty  [0.01, 100]; 1 is off. Divides the positive logits of all tokens that the prompt or the text
+                        has, and multiplies negative ones (as in transformers)
+    presence_penalty    [-2, 2]; 0 is off. Is subtracted from the logits of the tokens that the text has, without the
+                        prompt (as in the OpenAI API and vLLM)
+    frequency_penalty   [-2, 2]; 0 is off. Likewise, times how often the text has the token
+    max_tokens          at least 1
+    seed                None: a fresh one per request, reported in Completion.seed
+    stop                strings that end the text, across token borders; not part of it
+    stop_token_ids      tokens that end the text
+    ignore_eos          go on after the end of sequence
 
     dataclasses.replace(params, temperature=0) gives a changed copy.
     """
@@ -49,6 +54,9 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     max_tokens: int = 256
     seed: Optional[int] = None
     stop: Union[str, Sequence[str]] = ()
@@ -56,15 +64,17 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", tuple(_arguments.strings("stop", self.stop)))
+        object.__setattr__(self, "stop_token_ids", tuple(_arguments.integers("stop_token_ids", self.stop_token_ids)))
         self._native()  # checks
 
     def _native(self) -> _eadem.NativeSamplingParams:
+        reals = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
         return _eadem.NativeSamplingParams(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
-            max_tokens=self.max_tokens, seed=self.seed, stop=list(self.stop),
-            stop_token_ids=list(self.stop_token_ids), ignore_eos=self.ignore_eos)
+            **{name: _arguments.real(name, getattr(self, name)) for name in reals},
+            top_k=_arguments.integer("top_k", self.top_k), max_tokens=_arguments.integer("max_tokens", self.max_tokens),
+            seed=None if self.seed is None else _arguments.integer("seed", self.seed), stop=list(self.stop),
+            stop_token_ids=list(self.stop_token_ids), ignore_eos=_arguments.boolean("ignore_eos", self.ignore_eos))
 
 
 class LLM:
@@ -82,12 +92,13 @@ class LLM:
     weights, activations, kv_dtype
                  "f32", "bf16" or "f16", and for kv_dtype also "int8" or "fp8_e4m3"; None: as the mode, model and
                  checkpoint say
-    kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context, or less where
-                 memory is short
+    kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: up to eight prompts run side by side, in memory for one
+                 sequence of the model's context, or for eight of 2048 tokens if that is more, and less where memory is
+                 short
     max_step_tokens
                  new tokens of one step; longer prompts take several
     disabled_fusions
-                 names of fusions to leave out
+                 name or names of fusions to leave out; "all"
     pack_cache   a folder in which to keep the weights as the CPU's kernels want them, which later loads map instead of
                  packing: a first token comes sooner, decoding is a tenth slower or more. Takes about as much disk as
                  the model. None: no such cache
@@ -100,52 +111,51 @@ class LLM:
                  prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                  weights: Optional[str] = None, activations: Optional[str] = None, kv_dtype: Optional[str] = None,
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
-                 max_step_tokens: int = 512, disabled_fusions: Sequence[str] = (),
+                 max_step_tokens: int = 512, disabled_fusions: Union[str, Sequence[str]] = (),
                  pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> None:
         if model is None:
             path = bundled_model()
             logging.getLogger("eadem").info("no model given: using the bundled model '%s' (%s)", BUNDLED, path)
         else:
-            path = os.fspath(model)
+            path = _arguments.path("model", model)
             if not os.path.exists(path) and os.sep not in path:
                 try:
                     path = bundled_model(path)
                 except NotFound:
                     raise NotFound(f"{path}: no such file or directory, and no bundled model of that name") from None
         self._llm = _eadem.Llm(
-            path, device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, kv_cache=kv_cache,
-            mode=mode, weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
-            disabled_fusions=list(disabled_fusions),
-            pack_cache=None if pack_cache is None else os.fspath(pack_cache))
+            path, kv_cache=_arguments.cache("kv_cache", kv_cache),
+            pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),
+            **_arguments.engine(
+                device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
+                weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
+                disabled_fusions=disabled_fusions))
 
     def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],
                  params: Optional[SamplingParams] = None, *,
-                 on_text: Optional[Callable[[int, str], object]] = None) -> list[Completion]:
+                 on_text: Optional[Callable[[int, str], object]] = None,
+                 parse_special: bool = False) -> list[Completion]:
         """One completion per prompt, in order.
 
         prompts  one text, texts, or lists of token ids. An empty text starts from the beginning-of-sequence token.
         params   None: default_params
         on_text  called as on_text(prompt_index, piece) on this thread, as text becomes complete
 
-        A prompt that is refused (too long for the cache) gives a completion with an error; the others are not
-        affected. Ctrl-C, or an exception of on_text, stops at the next step and is raised. Releases the GIL.
+        parse_special
+                 read special tokens such as <|im_end|> from the texts; otherwise they are text like any other, as in a
+                 prompt that somebody typed
+
+        A prompt that is refused (too long for the cache) gives a completion with finish_reason "error", whose `error`
+        says why; the others are not affected. Ctrl-C, or an exception of on_text, stops at the next step and is raised.
+        Releases the GIL.
         """
-        texts: list[str] = []
-        ids: list[list[int]] = []
-        given: Sequence[Union[str, Sequence[int]]] = [prompts] if isinstance(prompts, str) else prompts
-        for index, prompt in enumerate(given):
-            if isinstance(prompt, str):
-                try:
-                    prompt.encode()
-                except UnicodeEncodeError as error:
-                    raise InvalidArgument(f"prompt {index} has no UTF-8: {error}") from None
-                texts.append(prompt)
-            else:
-                ids.append([int(token) for token in prompt])
-        if texts and ids:
-            raise InvalidArgument("prompts mix texts and lists of token ids")
-        return self._llm.generate(ids or texts, (params if params is not None else self.default_params)._native(),
-                                  on_text)
+        if params is None:
+            params = self.default_params
+        _arguments.expect("params", params, SamplingParams, "SamplingParams or None")
+        if on_text is not None and not callable(on_text):
+            raise InvalidArgument(f"on_text is {_arguments.given(on_text)}; expected a function or None")
+        return self._llm.generate(_arguments.prompts(prompts), params._native(), on_text,
+                                  _arguments.boolean("parse_special", parse_special))
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -66,6 +66,9 @@ class Usage(ProgramTest):
         self.refused(2, "below 2^31", "run", "-p", "a", "-n", "4G")
         self.refused(2, "--top-p is 2", "run", "-p", "a", "--top-p", "2")
         self.refused(2, "--min-p is -1", "run", "-p", "a", "--min-p", "-1")
+        self.refused(2, "--repetition-penalty is 0", "run", "-p", "a", "--repetition-penalty", "0")
+        self.refused(2, "--presence-penalty is 3", "run", "-p", "a", "--presence-penalty", "3")
+        self.refused(2, "--frequency-penalty is -2.5", "run", "-p", "a", "--frequency-penalty", "-2.5")
         self.refused(2, "--max-tokens is 0", "run", "-p", "a", "-n", "0")
         self.refused(2, "'nan'", "run", "-p", "a", "--temperature", "nan")
         self.refused(2, "--context is 0", "run", "-p", "a", "--context", "0")
@@ -132,6 +135,21 @@ class Run(ProgramTest):
         self.assertEqual(runs[0]["sampling"]["seed"], 7)
         self.assertGreater(runs[0]["decode_tokens_per_second"], 0)
         self.assertEqual(runs[0]["finish_reason"], "length")
+
+    def test_penalties(self):
+        sampling = ["run", "-p", "Once upon a time", "-n", "60", "--temperature", "0", "--ignore-eos", "--quiet"]
+        penalties = [[], ["--repetition-penalty", "1.3"], ["--presence-penalty", "2"], ["--frequency-penalty", "1"]]
+        texts = [self.done(*sampling, *penalty).out for penalty in penalties]
+        self.assertEqual(len(set(texts)), 4, texts)
+        result = json.loads(self.done(*sampling, "--json", "--repetition-penalty", "1.3").out)
+        self.assertEqual(result["sampling"]["repetition_penalty"], 1.3)
+        self.assertEqual(result["sampling"]["presence_penalty"], 0)
+
+    def test_special_tokens_in_a_prompt(self):
+        special = json.loads((ROOT / "assets/stories/tokenizer.json").read_text())["added_tokens"][0]["content"]
+        run = ["run", "-p", f"Once{special} upon", "-n", "1", "--json"]
+        as_text, parsed = (json.loads(self.done(*run, *option).out)["prompt_tokens"] for option in ([], ["--parse-special"]))
+        self.assertLess(parsed, as_text)
 
     def test_stop_text(self):
         result = json.loads(self.done("run", "-p", "Once upon a time", "--temperature", "0", "--stop", " there",

@@ -18,7 +18,7 @@ ROOT = Path(sys.argv[2])
 GOLDEN = ROOT / "tests/data/golden"
 DATA = ROOT / "tests/data"
 STORIES = ROOT / "assets/stories"
-GGUF_STORIES = ROOT / "../shared/data/models/stories260K"
+GGUF_STORIES = DATA / "stories260K"
 
 
 class Result:

@@ -55,18 +55,18 @@ TEST(CpuDevice, OptionsAreHonoured) {
 TEST(CpuDevice, DecodeAndPrefillHaveThreadsOfTheirOwn) {
   const Topology topology = Topology::of_this_process();
   struct Case {
-    DeviceOptions options;
+    int asked_decode, asked_prefill;  // 0: the default
+    bool pin;
     int decode, prefill;
     const char* text;
   };
   const std::string isa(isa_name(available_isas().front()));
-  for (const Case& c : {Case{{.num_threads = 2, .prefill_threads = 3}, 2, 3, "2 threads, 3 for prefill"},
-                        Case{{.num_threads = 3, .prefill_threads = 1}, 3, 1, "3 threads, 1 for prefill"},
-                        Case{{.num_threads = 1, .prefill_threads = 2, .pin = false}, 1, 2, "1 thread, 2 for prefill"},
-                        Case{{.num_threads = 2}, 2, 2, "2 threads"},
-                        Case{{.prefill_threads = 70}, topology.default_threads(), 70, ", 70 for prefill"},
-                        Case{{}, topology.default_threads(), topology.default_threads(), "thread"}}) {
-    CpuDevice device(c.options);
+  for (const Case& c :
+       {Case{2, 3, true, 2, 3, "2 threads, 3 for prefill"}, Case{3, 1, true, 3, 1, "3 threads, 1 for prefill"},
+        Case{1, 2, false, 1, 2, "1 thread, 2 for prefill"}, Case{2, 0, true, 2, 2, "2 threads"},
+        Case{0, 70, true, topology.default_threads(), 70, ", 70 for prefill"},
+        Case{0, 0, true, topology.default_threads(), topology.default_threads(), "thread"}}) {
+    CpuDevice device({.num_threads = c.asked_decode, .prefill_threads = c.asked_prefill, .pin = c.pin});
     EXPECT_EQ(device.decode_threads(), c.decode);
     EXPECT_EQ(device.prefill_threads(), c.prefill);
     EXPECT_EQ(device.pool().num_threads(), std::max(c.decode, c.prefill));

@@ -2,12 +2,19 @@
 #include "eadem/core/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <numeric>
 #include <set>
+#include <string>
 #include <thread>
+
+#include "eadem/core/device/cpu_device.h"
 
 namespace eadem {
 namespace {
@@ -256,6 +263,78 @@ TEST(ThreadPool, SeatsThatAreNotThereDoNoHarm) {
   pool.parallel_own(3, 3, [&](int64_t, int) { count.fetch_add(1); });
   EXPECT_EQ(count.load(), 3);
 }
+
+// Threads with stacks that no machine has room for cannot be created.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, size_t{1} << 46);
+    EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(ThreadPool, WithoutThreadsTheCallerWorksAlone) {
+  std::vector<std::string> messages;
+  const Logger log(LogLevel::warning, [&](LogLevel, std::string_view message) { messages.emplace_back(message); });
+  const NoThreads none;
+  ThreadPool pool(8, /*pin=*/true, log);
+  EXPECT_EQ(pool.num_threads(), 1);
+  EXPECT_EQ(pool.active_threads(), 1);
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_NE(messages[0].find("only 1 of 8 threads: the system refuses"), std::string::npos) << messages[0];
+  int64_t sum = 0;
+  pool.parallel_for(100, [&](int64_t index, int worker) { sum += index + worker; });
+  EXPECT_EQ(sum, 4950);
+  std::vector<int> own(1);
+  pool.parallel_own(3, 1, [&](int64_t, int worker) { ++own[static_cast<size_t>(worker)]; });
+  EXPECT_EQ(own[0], 3);
+}
+
+TEST(CpuDevice, CountsTheThreadsThatThereAre) {
+  int warnings = 0;
+  const NoThreads none;
+  const CpuDevice device(
+      {.num_threads = 6, .prefill_threads = 9, .log = Logger(LogLevel::warning, [&](LogLevel, auto) { ++warnings; })});
+  EXPECT_EQ(device.decode_threads(), 1);
+  EXPECT_EQ(device.prefill_threads(), 1);
+  EXPECT_NE(device.description().find("1 thread"), std::string::npos);
+  EXPECT_EQ(warnings, 1);
+}
+
+// Sanitizers need more address space than the limit, and QEMU, which runs the tests for other processors, has no such
+// limit.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// A limit that some of the threads reach: the pool keeps half of those that could be created, and works.
+TEST(ThreadPool, FewerThreadsWhereMemoryIsLimited) {
+  const auto try_it = [] {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t limit = static_cast<rlim_t>(pages) * 4096 + (rlim_t{200} << 20);  // 25 stacks of 8 MB
+    const rlimit room{limit, limit};
+    setrlimit(RLIMIT_AS, &room);
+    std::string message;
+    ThreadPool pool(64, /*pin=*/false,
+                    Logger(LogLevel::warning, [&](LogLevel, std::string_view text) { message += text; }));
+    std::atomic<int64_t> sum{0};
+    pool.parallel_for(1000, [&](int64_t index, int) { sum += index; });
+    const bool fewer = pool.num_threads() > 1 && pool.num_threads() < 32;
+    const bool said = message.find(fmt::format("only {} of 64 threads", pool.num_threads())) == 0;
+    _exit(fewer && said && sum == 499500 ? 0 : 1);
+  };
+  EXPECT_EXIT(try_it(), testing::ExitedWithCode(0), "");
+}
+#endif
 
 }  // namespace
 }  // namespace eadem

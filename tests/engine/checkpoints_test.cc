@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "eadem/engine/llm.h"
+#include "tests/support/f32_error.h"
 
 namespace eadem::engine {
 namespace {
@@ -59,20 +60,16 @@ INSTANTIATE_TEST_SUITE_P(Floats, Checkpoint, testing::ValuesIn(kFloats), name_of
 INSTANTIATE_TEST_SUITE_P(Integers, IntegerCheckpoint, testing::ValuesIn(kIntegers), name_of);
 INSTANTIATE_TEST_SUITE_P(Floats, FloatCheckpoint, testing::ValuesIn(kFloats), name_of);
 
-// Decoded to f32, where every weight is exact but for one rounding of some: the deviation of two f32 passes of one
-// graph, as in golden_test.cc.
+// Decoded to f32, every weight is exact but for one rounding of some: two f32 passes of one graph.
 TEST_P(Checkpoint, DecodedWeightsGiveThePyTorchLogits) {
   EngineOptions options;
   options.mode = HardwareMode::accuracy;
   options.hardware.weights = DType::f32;
   const Logits logits = logits_of(GetParam(), options);
-  double torch_error = 0, error = 0;
-  for (size_t i = 0; i < logits.f64.size(); ++i) {
-    torch_error = std::max<double>(torch_error, std::abs(logits.f32[i] - logits.f64[i]));
-    error = std::max<double>(error, std::abs(logits.ours[i] - logits.f64[i]));
-  }
-  EXPECT_GT(torch_error, 0);
-  EXPECT_LE(error, 8 * torch_error);
+  const auto of = [](const std::vector<float>& list) { return [&](size_t i) { return list[i]; }; };
+  const size_t count = logits.f64.size();
+  test::expect_f32_error(test::deviation(count, of(logits.ours), of(logits.f64)),
+                         test::deviation(count, of(logits.f32), of(logits.f64)), GetParam());
 }
 
 // As the engine keeps them: products with integers take activations in 8 bits, and 8-bit floats are decoded to bf16.

@@ -11,6 +11,7 @@
 
 #include "eadem/engine/llm.h"
 #include "eadem/io/safetensors.h"
+#include "tests/support/f32_error.h"
 
 namespace eadem::engine {
 namespace {
@@ -98,17 +99,10 @@ TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
   const Tensor actual = engine->logits();
   ASSERT_EQ(actual.shape(), logits.shape());
 
-  // Two f32 forward passes of one graph differ from the exact one by rounding errors of one size; they add differently
-  // in each. PyTorch's own largest deviation measures that size on this model; ours may be that, times the slack that a
-  // maximum over thousands of logits varies by.
-  double torch_error = 0, error = 0, scale = 0;
-  for (int64_t i = 0; i < logits.view.num_elements(); ++i) {
-    const double exact = logits.view.as<float>()[i];
-    torch_error = std::max(torch_error, std::abs(logits_f32.view.as<float>()[i] - exact));
-    error = std::max(error, std::abs(actual.view.as<float>()[i] - exact));
-    scale = std::max(scale, std::abs(exact));
-  }
-  EXPECT_LE(error, 8 * torch_error) << "largest logit " << scale;
+  const auto count = static_cast<size_t>(logits.view.num_elements());
+  const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
+  test::expect_f32_error(test::deviation(count, of(actual), of(logits)),
+                         test::deviation(count, of(logits_f32), of(logits)), GetParam());
 
   std::vector<int32_t> drawn;
   Scheduler scheduler(*engine);

@@ -6,81 +6,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <map>
 #include <set>
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/engine/llm.h"
 #include "eadem/train/trainer.h"
 #include "tests/core/fake_system.h"
+#include "tests/engine/engine_helpers.h"
 
 namespace eadem::engine {
 namespace {
-
-namespace fs = std::filesystem;
-
-std::string golden(const std::string& name) {
-  return (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / name).string();
-}
-
-// Tokens that depend on position and seed only.
-std::vector<int32_t> tokens_of(int64_t count, int64_t vocab, int32_t seed) {
-  std::vector<int32_t> result;
-  for (int64_t i = 0; i < count; ++i) result.push_back(static_cast<int32_t>((7919 * i + 104729 * seed + 13) % vocab));
-  return result;
-}
-
-struct EngineSetup {
-  std::string model = golden("llama");
-  int threads = 2;
-  std::string isa;
-  EngineOptions options;
-};
-
-std::unique_ptr<InferEngine> make_engine(const EngineSetup& setup) {
-  EngineOptions options = setup.options;
-  options.max_logit_rows = std::max<int64_t>(options.max_logit_rows, 128);
-  return InferEngine::from_checkpoint(models::open_checkpoint(setup.model),
-                                      open_device("cpu", {.num_threads = setup.threads, .isa = setup.isa}), options);
-}
-
-std::vector<float> values(const Tensor& tensor) {
-  return {tensor.view.as<float>(), tensor.view.as<float>() + tensor.view.num_elements()};
-}
-
-void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, const std::string& what) {
-  ASSERT_EQ(a.size(), b.size()) << what;
-  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << what;
-}
-
-// Logits of every token of one sequence, run through the engine in chunks of the given sizes, alone.
-std::vector<float> logits_in_chunks(InferEngine& engine, const std::vector<int32_t>& tokens,
-                                    const std::vector<int>& chunks) {
-  std::vector<float> result;
-  const bool paged = engine.cache_spec().layout == modules::CacheLayout::paged;
-  const int64_t block_size = engine.cache_spec().block_size;
-  std::vector<int32_t> blocks;
-  // Blocks in falling order: nothing may depend on where they lie.
-  const auto needed = static_cast<int64_t>((static_cast<int64_t>(tokens.size()) + block_size - 1) / block_size);
-  for (int64_t b = 0; b < needed; ++b) blocks.push_back(static_cast<int32_t>(engine.cache_spec().num_blocks - 1 - b));
-  int32_t done = 0;
-  for (int chunk : chunks) {
-    InferEngine::Input input;
-    input.input_ids.assign(tokens.begin() + done, tokens.begin() + done + chunk);
-    input.input_lengths = {chunk};
-    input.cache_lengths = {done};
-    if (paged) input.block_tables = {blocks};
-    input.all_logits = true;
-    engine.forward(input);
-    const std::vector<float> part = values(engine.logits());
-    result.insert(result.end(), part.begin(), part.end());
-    done += chunk;
-  }
-  EXPECT_EQ(static_cast<size_t>(done), tokens.size());
-  return result;
-}
 
 class EveryModel : public testing::TestWithParam<const char*> {};
 
@@ -129,21 +64,21 @@ TEST_P(EveryModel, ThreadsOfDecodeAndPrefillAndNodesDoNotChangeBits) {
       logits_in_chunks(*make_engine({.model = golden(GetParam()), .threads = 1}), tokens, chunks);
   const Topology two_nodes = two_node_topology(), here = Topology::of_this_process();
   struct Case {
-    DeviceOptions options;
+    int decode_threads, prefill_threads;  // 0: as many
+    bool pin;
     const Topology& topology;
   };
   for (const CacheConfig& cache :
        {CacheConfig(StaticKVCacheConfig{}), CacheConfig(StaticKVCacheConfig{.max_batch_size = 3}),
         CacheConfig(PagedKVCacheConfig{.max_kv_memory_bytes = 4 << 20, .block_size = 5})})
-    for (const Case& c :
-         {Case{{.num_threads = 1, .prefill_threads = 3}, here}, Case{{.num_threads = 3, .prefill_threads = 1}, here},
-          Case{{.num_threads = 2, .prefill_threads = 2, .pin = false}, here}, Case{{.num_threads = 2}, two_nodes},
-          Case{{.num_threads = 3, .prefill_threads = 8}, two_nodes},
-          Case{{.num_threads = 8, .prefill_threads = 5}, two_nodes}}) {
+    for (const Case& c : {Case{1, 3, true, here}, Case{3, 1, true, here}, Case{2, 2, false, here},
+                          Case{2, 0, true, two_nodes}, Case{3, 8, true, two_nodes}, Case{8, 5, true, two_nodes}}) {
       EngineOptions options;
       options.cache = cache;
       options.max_logit_rows = 128;
-      const auto device = std::make_shared<CpuDevice>(c.options, c.topology);
+      const auto device = std::make_shared<CpuDevice>(
+          DeviceOptions{.num_threads = c.decode_threads, .prefill_threads = c.prefill_threads, .pin = c.pin},
+          c.topology);
       expect_same_bits(expected,
                        logits_in_chunks(*InferEngine::from_checkpoint(checkpoint, device, options), tokens, chunks),
                        device->description());
@@ -223,20 +158,6 @@ TEST_P(EveryModel, TrainingForwardGivesTheBitsOfServing) {
 INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2"));
 
-// What the scheduler gives a request: alone, and among others in every order.
-std::vector<std::vector<int32_t>> schedule(InferEngine& engine, const std::vector<Scheduler::Request>& requests) {
-  Scheduler scheduler(engine);
-  std::map<Scheduler::RequestId, size_t> index;
-  std::vector<std::vector<int32_t>> drawn(requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) index[scheduler.add(requests[i])] = i;
-  while (scheduler.step([&](const Scheduler::Drawn& d) {
-    drawn[index.at(d.id)].push_back(d.token);
-    return true;
-  })) {
-  }
-  return drawn;
-}
-
 TEST(Batching, ARequestsTokensAreItsOwn) {
   for (const bool paged : {false, true}) {
     EngineSetup setup;
@@ -263,24 +184,6 @@ TEST(Batching, ARequestsTokensAreItsOwn) {
   }
 }
 
-TEST(Batching, ATooLongPromptIsRefusedAlone) {
-  EngineSetup setup;
-  const auto engine = make_engine(setup);
-  Scheduler scheduler(*engine);
-  scheduler.add({.prompt = {1, 2, 3}, .max_tokens = 2});
-  try {
-    scheduler.add({.prompt = tokens_of(engine->max_sequence_length() + 1, engine->model().info().vocab, 1)});
-    FAIL() << "accepted";
-  } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find(std::to_string(engine->max_sequence_length() + 1)), std::string::npos)
-        << error.what();
-  }
-  int drawn = 0;
-  while (scheduler.step([&](const Scheduler::Drawn&) { return ++drawn > 0; })) {
-  }
-  EXPECT_EQ(drawn, 2);
-}
-
 TEST(Engine, RefusesInputsThatContradictThemselves) {
   EngineSetup setup;
   const auto engine = make_engine(setup);
@@ -305,29 +208,6 @@ TEST(Engine, RefusesInputsThatContradictThemselves) {
   refused([](auto& i) { i.block_tables = {{3}}; }, "block 3");
   refused([](auto& i) { i.sampling = {{.top_p = 0}}; }, "top_p");
   EXPECT_NO_THROW(engine->forward(good));
-}
-
-TEST(Engine, HooksFireWithTheValuesThatStepsMake) {
-  EngineSetup setup;
-  const auto engine = make_engine(setup);
-  std::vector<int> layers;
-  Shape shape;
-  engine->hooks().register_hook("model.layers.*", [&](const std::string& name, const TensorView& tensor, int layer) {
-    if (name.find("down_proj") != std::string::npos || name.ends_with(".add.y")) {
-      layers.push_back(layer);
-      shape = tensor.shape;
-    }
-  });
-  ASSERT_TRUE(engine->hooks().has_hooks());
-  engine->forward({.input_ids = {1, 2, 3}, .input_lengths = {3}, .cache_lengths = {0}});
-  ASSERT_FALSE(layers.empty());
-  EXPECT_EQ(layers.front(), 0);
-  EXPECT_EQ(layers.back(), engine->model().info().layers - 1);
-  EXPECT_EQ(shape, (Shape{3, engine->model().info().hidden}));
-  engine->hooks().clear();
-  layers.clear();
-  engine->forward({.input_ids = {1, 2, 3}, .input_lengths = {3}, .cache_lengths = {0}});
-  EXPECT_TRUE(layers.empty());
 }
 
 TEST(Engine, ACancelledStepEndsBetweenKernelsAndMayBeRunAgain) {
@@ -365,26 +245,6 @@ TEST(Engine, ACancelledStepEndsBetweenKernelsAndMayBeRunAgain) {
   expect_same_bits(expected, logits, "after a cancelled step");
 }
 
-TEST(Batching, ACancelledStepChangesNoRequest) {
-  EngineSetup setup;
-  const auto engine = make_engine(setup);
-  const Scheduler::Request request{.prompt = tokens_of(7, engine->model().info().vocab, 3), .max_tokens = 6};
-  const std::vector<int32_t> alone = schedule(*engine, {request})[0];
-  Scheduler scheduler(*engine);
-  scheduler.add(request);
-  std::vector<int32_t> drawn;
-  const Scheduler::OnToken on_token = [&](const Scheduler::Drawn& d) {
-    drawn.push_back(d.token);
-    return true;
-  };
-  const std::atomic<bool> cancel = true;
-  for (bool more = true; more;) {
-    EXPECT_THROW(scheduler.step(on_token, &cancel), Cancelled);
-    more = scheduler.step(on_token);
-  }
-  EXPECT_EQ(drawn, alone);
-}
-
 TEST(Engine, ResetCacheKeepsTheWeights) {
   EngineSetup setup;
   const auto engine = make_engine(setup);
@@ -394,6 +254,31 @@ TEST(Engine, ResetCacheKeepsTheWeights) {
   expect_same_bits(before, logits_in_chunks(*engine, tokens, {20}), "paged");
   EXPECT_THROW(engine->reset_cache(StaticKVCacheConfig{.max_batch_size = 0}), InvalidArgument);
   expect_same_bits(before, logits_in_chunks(*engine, tokens, {20}), "after a refused reset");
+}
+
+// `explain` shows the programs that run: the same bounds, kernels and memory.
+TEST(Engine, ExplainCompilesWhatRuns) {
+  EngineSetup setup;
+  for (const CacheConfig& cache :
+       {CacheConfig(StaticKVCacheConfig{}), CacheConfig(StaticKVCacheConfig{.max_batch_size = 40}),
+        CacheConfig(PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 3})})
+    for (const int64_t logit_rows : {1, 200}) {
+      setup.options.cache = cache;
+      setup.options.max_logit_rows = logit_rows;
+      const auto checkpoint = models::open_checkpoint(setup.model);
+      const auto device = open_device("cpu", {.num_threads = setup.threads});
+      const auto engine = InferEngine::from_checkpoint(checkpoint, device, setup.options);
+      for (const bool decode : {true, false}) {
+        const auto explained = InferEngine::compile_for_explain(*checkpoint.model, device, setup.options,
+                                                                models::spec_of(checkpoint), decode);
+        const pipeline::Program& runs = decode ? engine->decode_program() : engine->prefill_program();
+        EXPECT_EQ(explained->environment().bounds, runs.environment().bounds) << decode << " " << logit_rows;
+        EXPECT_EQ(explained->memory_plan().arena_bytes, runs.memory_plan().arena_bytes) << decode;
+        ASSERT_EQ(explained->choices().size(), runs.choices().size());
+        for (size_t i = 0; i < runs.choices().size(); ++i)
+          EXPECT_EQ(explained->choices()[i].kernel, runs.choices()[i].kernel) << "node " << i;
+      }
+    }
 }
 
 TEST(Engine, NotFiniteLogitsFailTheRequestAlone) {

@@ -2,6 +2,7 @@
 #include "tests/ops/op_cases.h"
 
 #include "eadem/core/encodings/row_encoding.h"
+#include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/workloads/quantized_types.h"
 
@@ -289,11 +290,15 @@ std::vector<Workload> sample() {
   const Dim n = Symbol::logit_rows;
   for (int64_t rows : {0, 1, 48})
     for (int64_t vocab : {1, 2, 7, 33, 300})
-      cases.add(
-          op,
-          {TensorType(kF32, {n, vocab}), TensorType(kF32, {n}), TensorType(DType::i32, {n}), TensorType(kF32, {n}),
-           TensorType(kF32, {n}), TensorType(DType::i64, {n}), TensorType(DType::i64, {n})},
-          rows);
+      for (int64_t penalties : {int64_t{0}, rows / 2 * std::min<int64_t>(vocab, 40)}) {
+        SymbolValues symbols;
+        symbols[Symbol::logit_rows] = rows;
+        symbols[Symbol::penalties] = penalties;
+        cases.add(op,
+                  {TensorType(kF32, {n, vocab}), TensorType(DType::i32, {n, kernels::kSampleRowWords}),
+                   TensorType(DType::i32, {Symbol::penalties, 2})},
+                  symbols);
+      }
   return cases.take();
 }
 

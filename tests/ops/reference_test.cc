@@ -19,6 +19,7 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/philox.h"
+#include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/device_groups.h"
 #include "tests/ops/error_bounds.h"
@@ -139,36 +140,60 @@ void check_call(const ExpectedCall& want, const std::string& case_name, std::set
 // Two exponentials' and a sum's errors, twice: below 2^-14 for rows of up to 300 logits within 12 / 0.5.
 constexpr double kDrawMargin = 0x1p-14;
 
+kernels::SampleRow& sample_row(const std::vector<Tensor>& in, int64_t row) {
+  return static_cast<kernels::SampleRow*>(in[1].view.data)[row];
+}
+
+// The row's logits with its penalties, in double.
+std::vector<double> penalized(const std::vector<Tensor>& in, int64_t row) {
+  const int64_t vocab = in[0].shape()[1];
+  const float* logits = in[0].view.as<float>() + row * vocab;
+  const int32_t* pairs = in[2].view.as<int32_t>();
+  const auto& [s, position, begin, end] = sample_row(in, row);
+  std::vector<double> result(logits, logits + vocab);
+  for (int32_t i = begin; i < end; ++i) {
+    double& logit = result[static_cast<size_t>(pairs[2 * i])];
+    logit *= logit < 0 ? s.repetition_penalty : 1 / static_cast<double>(s.repetition_penalty);
+    logit -= static_cast<double>(s.frequency_penalty) * pairs[2 * i + 1];
+    if (pairs[2 * i + 1] > 0) logit -= static_cast<double>(s.presence_penalty);
+  }
+  return result;
+}
+
 double draw_margin(const std::vector<Tensor>& in, int64_t row) {
   const int64_t vocab = in[0].shape()[1];
-  const double temperature = static_cast<double>(in[1].view.as<float>()[row]);
-  if (temperature == 0) return 1;
-  const float* logits = in[0].view.as<float>() + row * vocab;
+  const auto& [settings, position, begin, end] = sample_row(in, row);
+  const double temperature = static_cast<double>(settings.temperature);
+  const std::vector<double> logits = penalized(in, row);
+  if (temperature == 0) {  // a tie of unequal logits that rounding makes
+    std::vector<double> sorted = logits;
+    std::sort(sorted.rbegin(), sorted.rend());
+    return vocab == 1 || begin == end ? 1 : sorted[0] - sorted[1];
+  }
   std::vector<std::pair<double, int64_t>> kept;  // (p, index)
   double largest = -HUGE_VAL, total = 0;
-  for (int64_t i = 0; i < vocab; ++i) largest = std::max(largest, static_cast<double>(logits[i]));
+  for (double logit : logits) largest = std::max(largest, logit);
   for (int64_t i = 0; i < vocab; ++i)
-    kept.push_back({std::exp((static_cast<double>(logits[i]) - largest) / temperature), i});
+    kept.push_back({std::exp((logits[static_cast<size_t>(i)] - largest) / temperature), i});
   std::sort(kept.begin(), kept.end(), [](auto a, auto b) { return a.first > b.first; });
-  const int64_t top_k = in[2].view.as<int32_t>()[row];
+  const int64_t top_k = settings.top_k;
   if (top_k > 0 && top_k < vocab) kept.resize(static_cast<size_t>(top_k));
   for (const auto& [p, index] : kept) total += p;
   double margin = 1, prefix = 0;
-  const double top_p = static_cast<double>(in[3].view.as<float>()[row]);
+  const double top_p = static_cast<double>(settings.top_p);
   for (size_t i = 0; i < kept.size() && top_p < 1; ++i) {
     prefix += kept[i].first;
     margin = std::min(margin, std::fabs(prefix / total - top_p));
     if (prefix >= top_p * total) kept.resize(i + 1);
   }
-  const double min_p = static_cast<double>(in[4].view.as<float>()[row]);
+  const double min_p = static_cast<double>(settings.min_p);
   for (const auto& [p, index] : kept) margin = std::min(margin, min_p > 0 ? std::fabs(p - min_p) / min_p : 1);
   std::erase_if(kept, [&](const auto& entry) { return entry.first < min_p; });
   std::sort(kept.begin(), kept.end(), [](auto a, auto b) { return a.second < b.second; });
   total = prefix = 0;
   for (const auto& [p, index] : kept) total += p;
-  const double u = static_cast<double>(uniform_float(philox4x32(static_cast<uint64_t>(in[5].view.as<int64_t>()[row]),
-                                                                static_cast<uint64_t>(in[6].view.as<int64_t>()[row]))
-                                                         .words[0]));
+  const double u = static_cast<double>(
+      uniform_float(philox4x32(static_cast<uint64_t>(settings.seed), static_cast<uint64_t>(position)).words[0]));
   for (size_t i = 0; i + 1 < kept.size(); ++i) {  // the last border is the whole: nothing lies beyond it
     prefix += kept[i].first;
     margin = std::min(margin, std::fabs(prefix / total - u));
@@ -181,10 +206,12 @@ std::vector<Tensor> sample_inputs_away_from_borders(const ops::Workload& row, ui
   for (int64_t r = 0; r < in[0].shape()[0]; ++r)
     for (int attempt = 0; draw_margin(in, r) < kDrawMargin; ++attempt) {
       EADEM_CHECK(attempt < 200, "row {} of {} is always on a border", r, row.name);
-      in[6].view.as<int64_t>()[r] += 1;
+      kernels::SampleRow& sample = sample_row(in, r);
+      sample.position += 1;
+      if (sample.settings.temperature == 0) sample.settings.presence_penalty += 0.01f;
       if (attempt % 5 == 4) {
-        if (in[3].view.as<float>()[r] < 1) in[3].view.as<float>()[r] *= 0.999f;
-        in[4].view.as<float>()[r] *= 0.999f;
+        if (sample.settings.top_p < 1) sample.settings.top_p *= 0.999f;
+        sample.settings.min_p *= 0.999f;
       }
     }
   return in;
@@ -256,10 +283,10 @@ TEST(SampleContract, TiesFiltersAndBrokenRows) {
   std::vector<Tensor> in = workloads::make_inputs(*row.op, row.inputs, row.symbols, 1);
   for (size_t r = 0; r < rows.size(); ++r) {
     std::memcpy(in[0].view.as<float>() + 5 * r, rows[r].logits.data(), 5 * sizeof(float));
-    in[1].view.as<float>()[r] = rows[r].temperature;
-    in[2].view.as<int32_t>()[r] = rows[r].top_k;
-    in[3].view.as<float>()[r] = rows[r].top_p;
-    in[4].view.as<float>()[r] = rows[r].min_p;
+    sample_row(in, static_cast<int64_t>(r)) = {.settings = {.temperature = rows[r].temperature,
+                                                            .top_k = rows[r].top_k,
+                                                            .top_p = rows[r].top_p,
+                                                            .min_p = rows[r].min_p}};
   }
   const std::optional<ExpectedCall> want = expected_call(row, Pass::inference, in, 1);
   for (size_t r = 0; r < rows.size(); ++r)
@@ -275,6 +302,64 @@ TEST(SampleContract, TiesFiltersAndBrokenRows) {
   }
 }
 
+// What transformers' RepetitionPenaltyLogitsProcessor and vLLM's penalties make of a row, worked out by hand.
+TEST(SampleContract, PenaltiesChangeWhatIsDrawnAndNotTheLogProbability) {
+  struct PenaltyRow {
+    kernels::SampleSettings settings;
+    std::vector<int32_t> pairs;  // token, count
+    int32_t token;
+  };
+  const std::vector<PenaltyRow> rows = {
+      {{}, {}, 1},                                                 // logits 1, 4, 3, -1, -2
+      {{.repetition_penalty = 1.5f}, {1, 0}, 2},                   // 4 / 1.5 < 3
+      {{.repetition_penalty = 1.3f}, {1, 0}, 1},                   // 4 / 1.3 > 3
+      {{.repetition_penalty = 0.2f}, {0, 0, 3, 0, 4, 0}, 0},       // 1 / 0.2 = 5; negative logits rise to -0.2, -0.4
+      {{.repetition_penalty = 100}, {0, 0, 1, 0, 2, 0, 3, 0}, 1},  // 0.04 is still the largest: -1 becomes -100
+      {{.presence_penalty = 1.5f}, {1, 0}, 1},                     // not of a prompt's token
+      {{.presence_penalty = 1.5f}, {1, 1}, 2},                     //
+      {{.presence_penalty = 1.5f}, {1, 5, 2, 5}, 1},               // once, however often it was generated
+      {{.frequency_penalty = 0.4f}, {1, 2, 2, 0}, 1},              // 4 - 0.8 > 3
+      {{.frequency_penalty = 0.4f}, {1, 3, 2, 0}, 2},              // 4 - 1.2 < 3
+      {{.frequency_penalty = -0.5f}, {2, 3}, 2},                   // 3 + 1.5 > 4
+      {{.repetition_penalty = 2, .presence_penalty = -1.5f}, {1, 1}, 1},  // repetition first: 4 / 2 + 1.5 > 3
+  };
+  const std::vector<float> logits = {1, 4, 3, -1, -2};
+  ops::Workload row = op_cases("sample").front();
+  row.inputs[0] = TensorType(DType::f32, {Symbol::logit_rows, 5});
+  row.symbols[Symbol::logit_rows] = std::ssize(rows);
+  int32_t pairs = 0;
+  for (const PenaltyRow& each : rows) pairs += static_cast<int32_t>(each.pairs.size() / 2);
+  row.symbols[Symbol::penalties] = pairs;
+  std::vector<Tensor> in = workloads::make_inputs(*row.op, row.inputs, row.symbols, 1);
+  pairs = 0;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::memcpy(in[0].view.as<float>() + 5 * r, logits.data(), 5 * sizeof(float));
+    const auto end = pairs + static_cast<int32_t>(rows[r].pairs.size() / 2);
+    sample_row(in, static_cast<int64_t>(r)) = {
+        .settings = rows[r].settings, .penalties_begin = pairs, .penalties_end = end};
+    std::copy(rows[r].pairs.begin(), rows[r].pairs.end(), in[2].view.as<int32_t>() + 2 * pairs);
+    pairs = end;
+  }
+  const std::optional<ExpectedCall> want = expected_call(row, Pass::inference, in, 1);
+  double sum = 0;
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit));
+  const auto check = [&](const RefTensor& tokens, const RefTensor& logprobs, const std::string& label) {
+    for (size_t r = 0; r < rows.size(); ++r) {
+      EXPECT_EQ(static_cast<int32_t>(tokens.data[r]), rows[r].token) << label << ", row " << r;
+      // A difference of logits below 8 and a logarithm of a sum of five, in f32: a few units of 2^-22 each.
+      EXPECT_NEAR(logprobs.data[r], logits[static_cast<size_t>(rows[r].token)] - std::log(sum), 0x1p-19) << label;
+    }
+  };
+  check(want->expected[0], want->expected[1], "reference");
+  for (const Kernel* kernel : row.op->kernels())
+    for (const DeviceGroup& group : device_groups()) {
+      if (kernel->pass != Pass::inference || !kernel->can_handle(want->call.request(*group.devices[0])).accepted)
+        continue;
+      const std::vector<Tensor> got = run_kernel(*group.devices[0], *kernel, want->call, {}, group.name);
+      check(widen(got[0].view), widen(got[1].view), group.name);
+    }
+}
+
 // Frequencies of 20000 draws against the probabilities: each count within six standard deviations.
 TEST(SampleContract, DrawsFollowTheDistribution) {
   constexpr int64_t kDraws = 20000, kVocab = 5;
@@ -285,12 +370,7 @@ TEST(SampleContract, DrawsFollowTheDistribution) {
   const double p[] = {0.4, 0.3, 0.15, 0.1, 0.05};
   for (int64_t r = 0; r < kDraws; ++r) {
     for (int64_t i = 0; i < kVocab; ++i) in[0].view.as<float>()[r * kVocab + i] = static_cast<float>(std::log(p[i]));
-    in[1].view.as<float>()[r] = 1;
-    in[2].view.as<int32_t>()[r] = 0;
-    in[3].view.as<float>()[r] = 1;
-    in[4].view.as<float>()[r] = 0;
-    in[5].view.as<int64_t>()[r] = 42;
-    in[6].view.as<int64_t>()[r] = r;
+    sample_row(in, r) = {.settings = {.temperature = 1, .seed = 42}, .position = r};
   }
   const std::optional<ExpectedCall> want = expected_call(row, Pass::inference, in, 1);
   const auto check = [&](const RefTensor& tokens, const std::string& label) {

@@ -6,6 +6,7 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
+#include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/support/refusal.h"
 
@@ -178,12 +179,11 @@ TEST(TypeRules, SoftmaxCrossEntropySample) {
                      std::vector{with(TensorType(kB, {kT, 8}), Sharding::along(1)), TensorType(kI, {kT})}),
                  "divided vocabulary");
   const Dim n = Symbol::logit_rows;
-  std::vector<TensorType> in = {TensorType(kF, {n, 8}),     TensorType(kF, {n}), TensorType(kI, {n}),
-                                TensorType(kF, {n}),        TensorType(kF, {n}), TensorType(DType::i64, {n}),
-                                TensorType(DType::i64, {n})};
+  std::vector<TensorType> in = {TensorType(kF, {n, 8}), TensorType(kI, {n, kernels::kSampleRowWords}),
+                                TensorType(kI, {Symbol::penalties, 2})};
   EXPECT_EQ(infer(Sample(), in)[0], TensorType(kI, {n}));
-  in[5] = TensorType(kI, {n});
-  EXPECT_REFUSED(infer(Sample(), in), "'seed' is i32", "expected i64");
+  in[1] = TensorType(kI, {n, 5});
+  EXPECT_REFUSED(infer(Sample(), in), "'rows' is i32 [logit_rows, 5]", "words of a SampleRow");
 }
 
 TEST(TypeRules, CachesAndRows) {

@@ -1,36 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The steady state is still: after warm-up, a decode step allocates nothing.
+// The steady state is still: after warm-up, a decode step allocates nothing, neither from the heap nor by mapping
+// memory, as devices do.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <new>
 
+#include "eadem/engine/llm.h"
 #include "eadem/engine/scheduler.h"
 
 namespace {
 std::atomic<int64_t> num_allocations{0};
 }  // namespace
 
-// Counts every allocation of the program.
-void* operator new(std::size_t size) {
-  num_allocations.fetch_add(1);
-  if (void* memory = std::malloc(size)) return memory;
-  throw std::bad_alloc();
+// The C library's allocator under its own names, and the program's in front of it: every way to get memory is counted,
+// operator new included, which calls malloc.
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+
+void* malloc(size_t size) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return __libc_malloc(size);
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void* calloc(size_t count, size_t size) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return __libc_calloc(count, size);
+}
+void* realloc(void* memory, size_t size) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return __libc_realloc(memory, size);
+}
+void* memalign(size_t alignment, size_t size) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return __libc_memalign(alignment, size);
+}
+void* aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+int posix_memalign(void** memory, size_t alignment, size_t size) {
+  *memory = memalign(alignment, size);
+  return *memory == nullptr ? ENOMEM : 0;
+}
+void* mmap(void* address, size_t length, int protection, int flags, int file, off_t offset) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return reinterpret_cast<void*>(syscall(SYS_mmap, address, length, protection, flags, file, offset));
+}
+}
 
 namespace eadem::engine {
 namespace {
 
-TEST(Allocation, TheCounterCounts) {
+template <typename Allocate>
+int64_t allocations_of(Allocate allocate) {
   const int64_t before = num_allocations;
-  int* number = new int(1);
-  asm volatile("" : : "r"(number) : "memory");  // keeps the compiler from removing the pair
-  delete number;
-  EXPECT_EQ(num_allocations - before, 1);
+  allocate();
+  return num_allocations - before;
+}
+
+TEST(Allocation, TheCounterCounts) {
+  const auto keep = [](void* memory) { asm volatile("" : : "r"(memory) : "memory"); };  // no pair is optimized away
+  EXPECT_EQ(allocations_of([&] {
+              int* number = new int(1);
+              keep(number);
+              delete number;
+            }),
+            1);
+  EXPECT_EQ(allocations_of([&] {
+              void* memory = std::malloc(10);
+              keep(memory);
+              std::free(memory);
+            }),
+            1);
+  EXPECT_EQ(allocations_of([&] {
+              void* memory = std::aligned_alloc(64, 128);
+              keep(memory);
+              std::free(memory);
+            }),
+            1);
+  EXPECT_GE(allocations_of([&] { keep(open_device("cpu", {.num_threads = 1})->allocate(100).data()); }), 1);
+  const auto device = open_device("cpu", {.num_threads = 1});
+  EXPECT_EQ(allocations_of([&] { keep(device->allocate(100).data()); }), 1) << "which maps memory";
 }
 
 TEST(Allocation, DecodeStepsAllocateNothing) {
@@ -45,6 +102,7 @@ TEST(Allocation, DecodeStepsAllocateNothing) {
     request.sampling.temperature = i == 0 ? 0.0f : 0.8f;
     request.sampling.top_k = i == 1 ? 10 : 0;
     request.sampling.top_p = 0.9f;
+    if (i == 2) request.sampling.repetition_penalty = 1.2f;  // which looks at all tokens
     request.max_tokens = 40;
     scheduler.add(request);
   }
@@ -59,6 +117,28 @@ TEST(Allocation, DecodeStepsAllocateNothing) {
   for (int step = 0; step < 20; ++step) scheduler.step(on_token);
   EXPECT_EQ(num_allocations - before, 0);
   EXPECT_EQ(drawn - drawn_before, 60);
+}
+
+// The lists of tokens and of log-probabilities and the text itself grow by doubling: the number of allocations rises
+// with the logarithm of the length, and not with the length.
+TEST(Allocation, LongerTextsTakeHardlyMoreAllocations) {
+  LLM llm(EADEM_SOURCE_DIR "/assets/stories", open_device("cpu", {.num_threads = 1}),
+          {.cache = StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = 256}});
+  SamplingParams params;
+  params.temperature = 0.8;
+  params.seed = 1;
+  params.repetition_penalty = 1.1;
+  params.ignore_eos = true;
+  params.stop = {"no text has this"};
+  const auto allocations = [&](int64_t tokens) {
+    params.max_tokens = tokens;
+    const std::vector<std::string> prompts = {"Once upon a time"};
+    return allocations_of(
+        [&] { EXPECT_EQ(llm.generate(prompts, params)[0].token_ids.size(), static_cast<size_t>(tokens)); });
+  };
+  allocations(240);  // warm-up
+  const int64_t half = allocations(120), whole = allocations(240);
+  EXPECT_LE(whole - half, 20) << "in 120 more tokens";
 }
 
 }  // namespace

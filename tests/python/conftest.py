@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/data/golden"
+BUNDLED = ROOT / "assets/stories"
 STORIES = ROOT / "tests/data/stories260K/stories260K.gguf"
 
 

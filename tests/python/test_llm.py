@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from conftest import STORIES
+from conftest import BUNDLED, STORIES
 
 import eadem
 from eadem import LLM, SamplingParams
@@ -175,3 +175,79 @@ def test_a_pack_cache_changes_no_text(llm, stories, tmp_path, caplog):
     engine = eadem.InferEngine.from_pretrained(stories, pack_cache=tmp_path)
     assert "is no pack file (it begins with 'somethin'); packing again" in caplog.text
     assert engine.parameter_names() == eadem.InferEngine.from_pretrained(stories).parameter_names()
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return LLM(BUNDLED)
+
+
+def test_prompts_run_side_by_side_by_default(bundled):
+    prompts = ["Once", "The dog", "A", "Tom and"]
+    order = []
+    together = bundled.generate(prompts, GREEDY, on_text=lambda index, piece: order.append(index))
+    assert sorted(order[:4]) == [0, 1, 2, 3]  # the first piece of each before a second one of any
+    alone = [bundled.generate(prompt, GREEDY)[0].text for prompt in prompts]
+    assert [completion.text for completion in together] == alone
+
+
+def test_a_refused_prompt_shows_why(bundled):
+    good, bad = bundled.generate(["Once", "word " * 20000], GREEDY)
+    assert good.error == "" and "error" not in repr(good)
+    assert "tokens; the context holds" in bad.error and bad.error in repr(bad)
+
+
+def test_special_tokens_of_a_prompt_are_text_unless_asked_for(bundled):
+    special = bundled.tokenizer.token_text(bundled.tokenizer.eos_token_id)
+    params = dataclasses.replace(GREEDY, max_tokens=1)
+    as_text, parsed = (bundled.generate(f"Once{special} upon", params, parse_special=parse)[0].prompt_tokens
+                       for parse in (False, True))
+    assert parsed < as_text
+    assert bundled.generate(f"Once{special} upon", params)[0].prompt_tokens == as_text
+
+
+def test_penalties_change_the_text(bundled):
+    params = dataclasses.replace(GREEDY, max_tokens=60, ignore_eos=True)
+    plain = bundled.generate("Once", params)[0].token_ids
+    for penalty in ({"repetition_penalty": 1.5}, {"presence_penalty": 2}, {"frequency_penalty": 2}):
+        ids = bundled.generate("Once", dataclasses.replace(params, **penalty))[0].token_ids
+        assert ids != plain and len(set(ids)) > len(set(plain))
+        with pytest.raises(eadem.InvalidArgument, match=next(iter(penalty))):
+            dataclasses.replace(params, **{name: -300 for name in penalty})
+
+
+def test_generation_config_gives_the_defaults(tmp_path, caplog):
+    for file in BUNDLED.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(
+        '{"repetition_penalty": 1.05, "temperature": 0.7, "max_length": 99, "num_beams": 2}')
+    llm = LLM(tmp_path)
+    assert llm.default_params.repetition_penalty == 1.05 and llm.default_params.temperature == 0.7
+    assert "max_length 99 is ignored" in caplog.text and "'num_beams' is ignored" in caplog.text
+    assert llm.generate("Once", GREEDY)[0].text == LLM(BUNDLED).generate("Once", GREEDY)[0].text
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (("Once", {"temperature": 0}), "params is {'temperature': 0} .dict.; expected SamplingParams or None"),
+    ((5,), "prompts is 5 .int.; expected a str, a sequence of str"),
+    (([5],), "prompt 0 is 5 .int.; prompts are a str"),
+    ((None,), "prompts is None; expected a str"),
+    ((["a", [1]],), "prompts mix texts and lists of token ids"),
+    (([[1, 2.5]],), "prompt 0.1. is 2.5 .float.; expected an int"),
+    (([[2**40]],), "prompt 0 holds the token id 1099511627776"),
+    (([b"Once"],), "prompt 0 is b'Once' .bytes."),
+])
+def test_wrong_types_are_named_with_what_was_expected(bundled, arguments, words):
+    with pytest.raises(eadem.InvalidArgument, match=words):
+        bundled.generate(*arguments)
+
+
+def test_wrong_types_for_the_tokenizer(bundled):
+    with pytest.raises(eadem.InvalidArgument, match="text is 5 .int.; expected a str"):
+        bundled.tokenizer.encode(5)
+    with pytest.raises(eadem.InvalidArgument, match="text has no UTF-8"):
+        bundled.tokenizer.encode("\ud800")
+    with pytest.raises(eadem.InvalidArgument, match="ids is 'abc' .str.; expected a sequence of int"):
+        bundled.tokenizer.decode("abc")
+    with pytest.raises(eadem.InvalidArgument, match="on_text is 3 .int.; expected a function or None"):
+        bundled.generate("Once", GREEDY, on_text=3)

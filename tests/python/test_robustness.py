@@ -94,7 +94,7 @@ def test_a_learning_rate_that_is_no_number_changes_nothing():
 
 def test_top_k_below_zero():
     engine = eadem.InferEngine.from_pretrained(LLAMA)
-    with pytest.raises(eadem.InvalidArgument, match="top_k -3"):
+    with pytest.raises(eadem.InvalidArgument, match="sequence 0: top_k is -3"):
         engine.forward(eadem.InferEngine.Input([[1]], top_k=-3))
 
 

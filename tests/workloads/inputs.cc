@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "eadem/kernels/attention.h"
+#include "eadem/kernels/sample.h"
 
 namespace eadem::workloads {
 
@@ -112,16 +113,36 @@ std::vector<Tensor> sample_inputs(std::span<const Shape> shapes, Random& random)
   const int64_t rows = shapes[0][0], vocab = shapes[0][1];
   std::vector<Tensor> inputs;
   inputs.push_back(uniform(DType::f32, shapes[0], random, -6, 6));
-  const Shape n{rows};
-  // Every third row greedy; filters on and off in all combinations.
-  inputs.push_back(filled(DType::f32, n, [&](int64_t r) { return r % 3 == 2 ? 0.0 : random.between(0.5, 1.5); }));
-  inputs.push_back(filled(DType::i32, n, [&](int64_t r) {
-    return r % 2 == 0 ? 0.0 : static_cast<double>(1 + random.below(std::max<int64_t>(1, vocab)));
-  }));
-  inputs.push_back(filled(DType::f32, n, [&](int64_t r) { return r / 2 % 2 == 0 ? 1.0 : random.between(0.3, 0.99); }));
-  inputs.push_back(filled(DType::f32, n, [&](int64_t r) { return r / 4 % 2 == 0 ? 0.0 : random.between(0.01, 0.3); }));
-  inputs.push_back(filled(DType::i64, n, [&](int64_t) { return static_cast<double>(random.below(int64_t{1} << 40)); }));
-  inputs.push_back(filled(DType::i64, n, [&](int64_t) { return static_cast<double>(random.below(100000)); }));
+  // Every third row greedy; filters on and off in all combinations. The pairs of penalties are dealt out in turn, one
+  // to each row, as far as the vocabulary goes.
+  inputs.push_back(Tensor::on_host(DType::i32, shapes[1]));
+  inputs.push_back(Tensor::on_host(DType::i32, shapes[2]));
+  auto* row = static_cast<kernels::SampleRow*>(inputs[1].view.data);
+  auto* pair = inputs[2].view.as<int32_t>();
+  const int64_t pairs = shapes[2][0];
+  int64_t begin = 0;
+  for (int64_t r = 0; r < rows; ++r, ++row) {
+    const auto real = [&](double low, double high) { return static_cast<float>(random.between(low, high)); };
+    const int64_t own = std::min({vocab, pairs - begin, (pairs + rows - 1) / rows});
+    *row = {.settings = {.temperature = r % 3 == 2 ? 0.0f : real(0.5, 1.5),
+                         .top_k = r % 2 == 0 ? 0 : static_cast<int32_t>(1 + random.below(vocab)),
+                         .top_p = r / 2 % 2 == 0 ? 1.0f : real(0.3, 0.99),
+                         .min_p = r / 4 % 2 == 0 ? 0.0f : real(0.01, 0.3),
+                         .seed = random.below(int64_t{1} << 40),
+                         .repetition_penalty = r % 4 == 3 ? 1.0f : real(0.5, 2),
+                         .presence_penalty = r % 5 == 4 ? 0.0f : real(-2, 2),
+                         .frequency_penalty = r % 7 == 6 ? 0.0f : real(-0.5, 0.5)},
+            .position = random.below(100000),
+            .penalties_begin = static_cast<int32_t>(begin),
+            .penalties_end = static_cast<int32_t>(begin + own)};
+    const std::vector<int64_t> tokens = distinct(own, vocab, random);
+    for (int64_t i = 0; i < own; ++i) {
+      pair[2 * (begin + i)] = static_cast<int32_t>(tokens[static_cast<size_t>(i)]);
+      pair[2 * (begin + i) + 1] = static_cast<int32_t>(random.below(4));
+    }
+    begin += own;
+  }
+  std::fill(pair + 2 * begin, pair + 2 * pairs, 0);  // of no row
   return inputs;
 }
 

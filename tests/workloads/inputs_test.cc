@@ -7,6 +7,7 @@
 #include <cstring>
 #include <set>
 
+#include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
 
 namespace eadem::workloads {
@@ -98,13 +99,13 @@ TEST(Inputs, SamplingParametersAreInRange) {
   const std::vector<Tensor> inputs = make_inputs(*row.op, row.inputs, row.symbols, 3);
   bool greedy = false, filtered = false;
   for (int64_t r = 0; r < 100; ++r) {
-    const float temperature = inputs[1].view.as<float>()[r], top_p = inputs[3].view.as<float>()[r],
-                min_p = inputs[4].view.as<float>()[r];
-    EXPECT_GE(temperature, 0);
-    EXPECT_TRUE(top_p > 0 && top_p <= 1);
-    EXPECT_TRUE(min_p >= 0 && min_p <= 1);
-    greedy |= temperature == 0;
-    filtered |= temperature > 0 && top_p < 1 && min_p > 0 && inputs[2].view.as<int32_t>()[r] > 0;
+    const kernels::SampleSettings& s = static_cast<const kernels::SampleRow*>(inputs[1].view.data)[r].settings;
+    EXPECT_GE(s.temperature, 0);
+    EXPECT_TRUE(s.top_p > 0 && s.top_p <= 1);
+    EXPECT_TRUE(s.min_p >= 0 && s.min_p <= 1);
+    EXPECT_GT(s.repetition_penalty, 0);
+    greedy |= s.temperature == 0;
+    filtered |= s.temperature > 0 && s.top_p < 1 && s.min_p > 0 && s.top_k > 0;
   }
   EXPECT_TRUE(greedy);
   EXPECT_TRUE(filtered);

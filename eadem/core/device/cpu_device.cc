@@ -31,7 +31,9 @@ CpuDevice::CpuDevice(const DeviceOptions& options, const Topology& topology)
     : isa_(options.isa.empty() ? available_isas().front() : isa_from_name(options.isa)),
       decode_threads_(options.num_threads > 0 ? options.num_threads : topology.default_threads()),
       prefill_threads_(options.prefill_threads > 0 ? options.prefill_threads : decode_threads_),
-      pool_(seats(options, topology, decode_threads_, std::max(decode_threads_, prefill_threads_))) {
+      pool_(seats(options, topology, decode_threads_, std::max(decode_threads_, prefill_threads_)), options.log) {
+  decode_threads_ = std::min(decode_threads_, pool_.num_threads());
+  prefill_threads_ = std::min(prefill_threads_, pool_.num_threads());
   set_step_kind(StepKind::many_rows);
 }
 

@@ -15,6 +15,7 @@
 
 #include "eadem/core/function_ref.h"
 #include "eadem/core/isa.h"
+#include "eadem/core/log.h"
 #include "eadem/core/tensor.h"
 #include "eadem/core/tensor_type.h"
 
@@ -93,6 +94,7 @@ struct DeviceOptions {
   int prefill_threads = 0;    // CPU: of everything else; 0 means as many
   bool pin = true;            // CPU: binds threads to processors and places weights and caches in their memory nodes
   std::string_view isa = {};  // CPU: empty means the best available
+  Logger log = Logger();      // takes a warning when the system refuses to create so many threads
 };
 
 // Opens the device named `name`: "cpu", "cuda", "cuda:1". Throws InvalidArgument for a name nobody knows, NotFound

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "eadem/core/philox.h"
@@ -107,24 +108,39 @@ HWY_EXPORT(sample_weights);
 
 namespace {
 
-enum SampleInput { kLogits, kTemperature, kTopK, kTopP, kMinP, kSeed, kPosition };
+enum SampleInput { kLogits, kRows, kPenalties };
 
 // The scratch of one worker for a row of `vocab` logits.
 struct RowScratch {
   uint64_t* keys;      // [vocab]
   double* block_sums;  // [ceil(vocab / kSumBlock)]
   float* weights;      // [vocab]
+  float* penalized;    // [vocab]: the logits, where the row has penalties
 };
 
 int64_t row_scratch_bytes(int64_t vocab) {
-  return round_up(8 * vocab, 64) + round_up(8 * ceil_div(vocab, kSumBlock), 64) + round_up(4 * vocab, 64);
+  return round_up(8 * vocab, 64) + round_up(8 * ceil_div(vocab, kSumBlock), 64) + 2 * round_up(4 * vocab, 64);
 }
 
 RowScratch row_scratch(void* scratch, int worker, int64_t vocab) {
   std::byte* base = static_cast<std::byte*>(scratch) + worker * row_scratch_bytes(vocab);
   std::byte* sums = base + round_up(8 * vocab, 64);
   std::byte* weights = sums + round_up(8 * ceil_div(vocab, kSumBlock), 64);
-  return {reinterpret_cast<uint64_t*>(base), reinterpret_cast<double*>(sums), reinterpret_cast<float*>(weights)};
+  std::byte* penalized = weights + round_up(4 * vocab, 64);
+  return {reinterpret_cast<uint64_t*>(base), reinterpret_cast<double*>(sums), reinterpret_cast<float*>(weights),
+          reinterpret_cast<float*>(penalized)};
+}
+
+// Writes the row's logits with its penalties to `y`.
+void penalize(float* y, const float* logits, int64_t vocab, const SampleRow& row, const int32_t* pairs) {
+  std::copy_n(logits, vocab, y);
+  const SampleSettings& s = row.settings;
+  for (int32_t pair = row.penalties_begin; pair < row.penalties_end; ++pair) {
+    float& logit = y[pairs[2 * pair]];
+    const double count = pairs[2 * pair + 1];
+    logit = logit < 0 ? logit * s.repetition_penalty : logit / s.repetition_penalty;
+    logit = static_cast<float>(logit - s.frequency_penalty * count - (count > 0 ? s.presence_penalty : 0));
+  }
 }
 
 // Ascending keys are falling logits and, where those are equal, rising indices.
@@ -202,12 +218,8 @@ int64_t draw(const RowScratch& s, const float* logits, int64_t vocab, uint64_t l
 Verdict can_sample(const KernelRequest& r) {
   return Requirements(r)
       .f32("logits", r.inputs[kLogits])
-      .f32("temperature", r.inputs[kTemperature])
-      .one_of("top_k", r.inputs[kTopK], {DType::i32})
-      .f32("top_p", r.inputs[kTopP])
-      .f32("min_p", r.inputs[kMinP])
-      .one_of("seed", r.inputs[kSeed], {DType::i64})
-      .one_of("position", r.inputs[kPosition], {DType::i64})
+      .one_of("rows", r.inputs[kRows], {DType::i32})
+      .one_of("penalties", r.inputs[kPenalties], {DType::i32})
       .one_of("token", r.outputs[0], {DType::i32})
       .f32("logprob", r.outputs[1])
       .at_cost(40 * elements_of(r, r.inputs[kLogits]));
@@ -221,12 +233,8 @@ void run_sample(const KernelCall& call) {
   CpuDevice& device = cpu_device(call);
   const int64_t rows = call.inputs[kLogits].shape[0], vocab = call.inputs[kLogits].shape[1];
   const float* all_logits = elements<const float>(call.inputs[kLogits]);
-  const float* temperature = elements<const float>(call.inputs[kTemperature]);
-  const int32_t* top_k = elements<const int32_t>(call.inputs[kTopK]);
-  const float* top_p = elements<const float>(call.inputs[kTopP]);
-  const float* min_p = elements<const float>(call.inputs[kMinP]);
-  const int64_t* seed = elements<const int64_t>(call.inputs[kSeed]);
-  const int64_t* position = elements<const int64_t>(call.inputs[kPosition]);
+  const int32_t* all_rows = elements<const int32_t>(call.inputs[kRows]);
+  const int32_t* pairs = elements<const int32_t>(call.inputs[kPenalties]);
   int32_t* token = elements<int32_t>(call.outputs[0]);
   float* logprob = elements<float>(call.outputs[1]);
   const auto maximum = EADEM_CPU_DISPATCH(row_maximum, device.isa());
@@ -234,9 +242,19 @@ void run_sample(const KernelCall& call) {
   const auto weights = EADEM_CPU_DISPATCH(sample_weights, device.isa());
 
   device.pool().parallel_for(rows, [&](int64_t row, int worker) {
-    const float* logits = all_logits + row * vocab;
+    SampleRow settings_row;
+    std::memcpy(static_cast<void*>(&settings_row), all_rows + row * kSampleRowWords, sizeof(settings_row));
+    const SampleSettings& settings = settings_row.settings;
+    const RowScratch s = row_scratch(call.scratch.data, worker, vocab);
 
-    // 1. The largest logit; a row that is not a distribution fails alone.
+    // 1. The logits that the token is drawn from, and the largest of them; a row that is not a distribution fails
+    // alone.
+    const float* unmodified = all_logits + row * vocab;
+    const float* logits = unmodified;
+    if (settings_row.penalties_end > settings_row.penalties_begin) {
+      penalize(s.penalized, unmodified, vocab, settings_row, pairs);
+      logits = s.penalized;
+    }
     const RowMaximum most = maximum(logits, vocab);
     if (most.has_nan || !std::isfinite(most.value)) {
       token[row] = -1;
@@ -246,19 +264,20 @@ void run_sample(const KernelCall& call) {
 
     // 2. The token.
     int64_t chosen = most.index;
-    if (temperature[row] > 0.0f) {
-      const RowScratch s = row_scratch(call.scratch.data, worker, vocab);
-      weights(s.weights, logits, vocab, most.value, temperature[row]);
-      const bool all = (top_k[row] <= 0 || top_k[row] >= vocab) && top_p[row] >= 1.0f;
-      const uint64_t last_key = all ? 0 : last_kept_key(s, logits, vocab, top_k[row], top_p[row]);
-      const PhiloxBlock random = philox4x32(static_cast<uint64_t>(seed[row]), static_cast<uint64_t>(position[row]));
-      chosen = draw(s, logits, vocab, last_key, all, min_p[row], uniform_float(random.words[0]));
+    if (settings.temperature > 0.0f) {
+      weights(s.weights, logits, vocab, most.value, settings.temperature);
+      const bool all = (settings.top_k <= 0 || settings.top_k >= vocab) && settings.top_p >= 1.0f;
+      const uint64_t last_key = all ? 0 : last_kept_key(s, logits, vocab, settings.top_k, settings.top_p);
+      const PhiloxBlock random =
+          philox4x32(static_cast<uint64_t>(settings.seed), static_cast<uint64_t>(settings_row.position));
+      chosen = draw(s, logits, vocab, last_key, all, settings.min_p, uniform_float(random.words[0]));
     }
 
     // 3. Its log-probability under the unmodified logits.
+    const float largest = logits == unmodified ? most.value : maximum(unmodified, vocab).value;
     token[row] = static_cast<int32_t>(chosen);
-    logprob[row] =
-        static_cast<float>(static_cast<double>(logits[chosen] - most.value) - std::log(sum(logits, vocab, most.value)));
+    logprob[row] = static_cast<float>(static_cast<double>(unmodified[chosen] - largest) -
+                                      std::log(sum(unmodified, vocab, largest)));
   });
 }
 

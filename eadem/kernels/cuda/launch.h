@@ -13,6 +13,7 @@
 #include "eadem/kernels/attention.h"
 #include "eadem/kernels/elementwise.h"
 #include "eadem/kernels/rope.h"
+#include "eadem/kernels/sample.h"
 
 namespace eadem::kernels::cuda {
 
@@ -193,15 +194,12 @@ struct LinearStreamParams {
 inline constexpr int64_t kMaxSampleVocab = int64_t{1} << 24;
 
 struct SampleParams {
-  const float* logits;       // [rows, vocab]
-  const float* temperature;  // [rows]
-  const int32_t* top_k;      // [rows]
-  const float* top_p;        // [rows]
-  const float* min_p;        // [rows]
-  const int64_t* seed;       // [rows]
-  const int64_t* position;   // [rows]
-  int32_t* token;            // [rows]
-  float* logprob;            // [rows]
+  const float* logits;            // [rows, vocab]
+  const SampleRow* row_settings;  // [rows]
+  const int32_t* penalties;       // [penalties, 2]: token, count
+  float* replaced;                // [penalties]: scratch
+  int32_t* token;                 // [rows]
+  float* logprob;                 // [rows]
   int64_t rows;
   int32_t vocab;
 };

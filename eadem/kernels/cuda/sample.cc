@@ -7,7 +7,7 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-enum In { kLogits, kTemperature, kTopK, kTopP, kMinP, kSeed, kPosition };
+enum In { kLogits, kRows, kPenalties };
 
 Verdict can_sample(const KernelRequest& request) {
   return Requirements(request)
@@ -20,12 +20,9 @@ Verdict can_sample(const KernelRequest& request) {
 void run_sample(const KernelCall& call) {
   const TensorView& logits = call.inputs[kLogits];
   EADEM_CUDA_CALL(launch_sample({.logits = elements<const float>(logits),
-                                 .temperature = elements<const float>(call.inputs[kTemperature]),
-                                 .top_k = elements<const int32_t>(call.inputs[kTopK]),
-                                 .top_p = elements<const float>(call.inputs[kTopP]),
-                                 .min_p = elements<const float>(call.inputs[kMinP]),
-                                 .seed = elements<const int64_t>(call.inputs[kSeed]),
-                                 .position = elements<const int64_t>(call.inputs[kPosition]),
+                                 .row_settings = static_cast<const SampleRow*>(elements(call.inputs[kRows])),
+                                 .penalties = elements<const int32_t>(call.inputs[kPenalties]),
+                                 .replaced = static_cast<float*>(call.scratch.data),
                                  .token = elements<int32_t>(call.outputs[0]),
                                  .logprob = elements<float>(call.outputs[1]),
                                  .rows = logits.shape[0],
@@ -33,7 +30,12 @@ void run_sample(const KernelCall& call) {
                                 stream_of(call)));
 }
 
-constexpr Kernel kSample{"cuda_bisect", Pass::inference, can_sample, run_sample};
+// A float for each penalized logit.
+int64_t sample_scratch_bytes(const KernelRequest& request) {
+  return static_cast<int64_t>(sizeof(float)) * request.inputs[kPenalties].dim(0).bind(request.bounds);
+}
+
+constexpr Kernel kSample{"cuda_bisect", Pass::inference, can_sample, run_sample, sample_scratch_bytes};
 
 }  // namespace
 

@@ -156,23 +156,74 @@ __device__ int32_t draw(const Row& row, int32_t top_k, float top_p, float min_p,
   return first_exceeding(row, target, weight);
 }
 
-__global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
-  const int64_t r = blockIdx.x;
-  const float* logits = p.logits + r * p.vocab;  // [vocab]
+// Penalizes the row's logits in place and keeps what they were. The tokens of a row are distinct: no two threads meet.
+__device__ void penalize(float* logits, const SampleRow& row, const int32_t* pairs, float* replaced) {
+  const SampleSettings& s = row.settings;
+  for (int32_t i = row.penalties_begin + threadIdx.x; i < row.penalties_end; i += kThreads) {
+    float logit = logits[pairs[2 * i]];
+    const double count = pairs[2 * i + 1];
+    replaced[i] = logit;
+    logit = logit < 0 ? __fmul_rn(logit, s.repetition_penalty) : __fdiv_rn(logit, s.repetition_penalty);
+    const double lower = __dsub_rn(logit, __dmul_rn(s.frequency_penalty, count));
+    logits[pairs[2 * i]] = static_cast<float>(__dsub_rn(lower, count > 0 ? s.presence_penalty : 0.0f));
+  }
+  __syncthreads();
+}
 
-  // 1. The smallest index among the largest logits: the largest pair (key, ~index).
-  uint64_t best = 0;
+__device__ void put_back(float* logits, const SampleRow& row, const int32_t* pairs, const float* replaced) {
+  __syncthreads();
+  for (int32_t i = row.penalties_begin + threadIdx.x; i < row.penalties_end; i += kThreads)
+    logits[pairs[2 * i]] = replaced[i];
+  __syncthreads();
+}
+
+struct Largest {
+  int32_t index;  // the smallest among those of the largest logits
+  float value;
+  bool finite;  // and no logit is NaN
+};
+
+__device__ Largest largest_of(const float* logits, int32_t vocab) {
+  uint64_t best = 0;  // the largest pair (key, ~index)
   bool has_nan = false;
-  for (int32_t i = threadIdx.x; i < p.vocab; i += kThreads) {
+  for (int32_t i = threadIdx.x; i < vocab; i += kThreads) {
     const float logit = logits[i];
     has_nan = has_nan || isnan(logit);
     best = Max{}(best, (uint64_t{key_of(logit)} << 32) | static_cast<uint32_t>(~i));
   }
   best = block_max(best);
-  const int32_t best_index = static_cast<int32_t>(~static_cast<uint32_t>(best));
+  const int32_t index = static_cast<int32_t>(~static_cast<uint32_t>(best));
   const bool any_nan = __syncthreads_or(has_nan) != 0;
-  const float largest = any_nan ? 0.0f : logits[best_index];
-  if (any_nan || !isfinite(largest)) {
+  const float value = any_nan ? 0.0f : logits[index];
+  return {index, value, !any_nan && isfinite(value)};
+}
+
+// The logits are penalized where they lie, for the time of the draw, and put back bit for bit: only this block reads
+// the row, and a copy of it would cost as much memory as the logits.
+__global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
+  const int64_t r = blockIdx.x;
+  float* logits = const_cast<float*>(p.logits) + r * p.vocab;  // [vocab]
+  const SampleRow& settings = p.row_settings[r];
+  const bool penalized = settings.penalties_end > settings.penalties_begin;
+  if (penalized) penalize(logits, settings, p.penalties, p.replaced);
+
+  // 1. The largest logit.
+  Largest most = largest_of(logits, p.vocab);
+
+  // 2. The token.
+  int32_t token = most.finite ? most.index : -1;
+  if (most.finite && settings.settings.temperature > 0.0f) {
+    const SampleSettings& s = settings.settings;
+    const int fraction_bits = 31 + __clz(p.vocab - 1);  // vocab <= 2^(32 - clz): the sum is at most 2^63
+    const Row row{logits, p.vocab, most.value, s.temperature, ldexpf(1.0f, fraction_bits)};
+    token =
+        draw(row, s.top_k, s.top_p, s.min_p, static_cast<uint64_t>(s.seed), static_cast<uint64_t>(settings.position));
+  }
+  if (penalized) {
+    put_back(logits, settings, p.penalties, p.replaced);
+    most = largest_of(logits, p.vocab);
+  }
+  if (token < 0) {
     if (threadIdx.x == 0) {
       p.token[r] = -1;
       p.logprob[r] = nanf("");
@@ -180,22 +231,13 @@ __global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
     return;
   }
 
-  // 2. The token.
-  int32_t token = best_index;
-  if (p.temperature[r] > 0.0f) {
-    const int fraction_bits = 31 + __clz(p.vocab - 1);  // vocab <= 2^(32 - clz): the sum is at most 2^63
-    const Row row{logits, p.vocab, largest, p.temperature[r], ldexpf(1.0f, fraction_bits)};
-    token = draw(row, p.top_k[r], p.top_p[r], p.min_p[r], static_cast<uint64_t>(p.seed[r]),
-                 static_cast<uint64_t>(p.position[r]));
-  }
-
   // 3. Its log softmax without temperature; the sum in f64.
   double sum = 0.0;
-  for (int32_t i = threadIdx.x; i < p.vocab; i += kThreads) sum += expf(logits[i] - largest);
+  for (int32_t i = threadIdx.x; i < p.vocab; i += kThreads) sum += expf(logits[i] - most.value);
   sum = block_sum(sum);
   if (threadIdx.x == 0) {
     p.token[r] = token;
-    p.logprob[r] = static_cast<float>(static_cast<double>(logits[token]) - largest - log(sum));
+    p.logprob[r] = static_cast<float>(static_cast<double>(logits[token]) - most.value - log(sum));
   }
 }
 

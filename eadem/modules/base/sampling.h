@@ -5,9 +5,8 @@
 
 namespace eadem::modules {
 
-// Draws one token per row of logits. The per-request parameters are inputs of the graph, one entry per logit row:
-// temperature, top_k, top_p, min_p, seed, draw_position (see kernels/sample.h). Marks the outputs `token` and
-// `logprob`.
+// Draws one token per row of logits. How each is drawn is an input of the graph, `sample_rows`, beside the pairs that
+// its penalties need, `penalties` (see kernels/sample.h). Marks the outputs `token` and `logprob`.
 class Sampling {
  public:
   void build(BuildContext& context, ValueId logits) const;

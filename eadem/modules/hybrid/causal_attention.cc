@@ -28,6 +28,7 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
                                                .parallel = Parallel::column,
                                                .hardware = &hardware},
                                               x);
+    const Graph::Scope scope(graph, name);
     return graph.add1(std::make_shared<ops::Reshape>(std::vector<int64_t>{own_heads, config_.head_dim}), {flat});
   };
   const auto normalize = [&](const char* name, ValueId value) {
@@ -35,9 +36,12 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
     const Graph::Scope scope(graph, name);
     return RmsNorm(config_.head_dim, *config_.qk_norm_eps).build(context, value, layer_);
   };
-  const Rope rope(config_.rope);
-  const ValueId q = rope.build(context, normalize("q_norm", project("q_proj", config_.heads, heads)));
-  const ValueId k = rope.build(context, normalize("k_norm", project("k_proj", config_.kv_heads, kv_heads)));
+  const auto rotate = [&](const char* name, ValueId value) {
+    const Graph::Scope scope(graph, name);
+    return Rope(config_.rope).build(context, value);
+  };
+  const ValueId q = rotate("q_rope", normalize("q_norm", project("q_proj", config_.heads, heads)));
+  const ValueId k = rotate("k_rope", normalize("k_norm", project("k_proj", config_.kv_heads, kv_heads)));
   const ValueId v = project("v_proj", config_.kv_heads, kv_heads);
 
   const ValueId mixed = AttentionFactory::build(context,

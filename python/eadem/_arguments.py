@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments that the extension takes: an error names the argument, what was expected and what was given."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from typing import Any, Optional, Sequence, Union
+
+from eadem._eadem import DistConfig, InvalidArgument, PagedKVCacheConfig, StaticKVCacheConfig
+
+
+def given(value: Any) -> str:
+    """`value` as an error shows it: its type, and itself where it is short."""
+    if value is None:
+        return "None"
+    text = repr(value)
+    name = type(value).__name__
+    return f"{text} ({name})" if len(text) <= 40 else f"a {name}"
+
+
+def expect(name: str, value: Any, types: Union[type, tuple[type, ...]], expected: str) -> Any:
+    """`value`, or InvalidArgument when it is none of `types`."""
+    if not isinstance(value, types) or (isinstance(value, bool) and types in (int, float)):
+        raise InvalidArgument(f"{name} is {given(value)}; expected {expected}")
+    return value
+
+
+def string(name: str, value: Any) -> str:
+    return expect(name, value, str, "a str")
+
+
+def integer(name: str, value: Any) -> int:
+    """`value` as an int that fits 64 bits; NumPy's integers are taken, bool is not."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise InvalidArgument(f"{name} is {given(value)}; expected an int")
+    if not -2**63 <= int(value) < 2**63:
+        raise InvalidArgument(f"{name} is {int(value)}; expected an int of 64 bits")
+    return int(value)
+
+
+def real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidArgument(f"{name} is {given(value)}; expected a number")
+    return float(value)
+
+
+def boolean(name: str, value: Any) -> bool:
+    return expect(name, value, bool, "True or False")
+
+
+def strings(name: str, value: Any) -> list[str]:
+    """One str, or several."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(each, str) for each in value):
+        raise InvalidArgument(f"{name} is {given(value)}; expected a str or a sequence of str")
+    return list(value)
+
+
+def integers(name: str, value: Any) -> list[int]:
+    try:
+        items = list(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {given(value)}; expected a sequence of int") from None
+    return [integer(f"{name}[{index}]", item) for index, item in enumerate(items)]
+
+
+def path(name: str, value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise InvalidArgument(f"{name} is {given(value)}; expected a path")
+    return os.fspath(value)
+
+
+def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: Any, mode: Any, weights: Any,
+           activations: Any, kv_dtype: Any, max_step_tokens: Any, disabled_fusions: Any) -> dict[str, Any]:
+    """The arguments that everything with a device and a model takes."""
+    optional = {name: None if value is None else expect(name, value, str, "a str or None")
+                for name, value in (("weights", weights), ("activations", activations), ("kv_dtype", kv_dtype))}
+    return {"device": string("device", device), "threads": integer("threads", threads),
+            "prefill_threads": integer("prefill_threads", prefill_threads), "pin": boolean("pin", pin),
+            "isa": string("isa", isa), "mode": string("mode", mode), **optional,
+            "max_step_tokens": integer("max_step_tokens", max_step_tokens),
+            "disabled_fusions": strings("disabled_fusions", disabled_fusions)}
+
+
+def cache(name: str, value: Any) -> Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]]:
+    types = (StaticKVCacheConfig, PagedKVCacheConfig, type(None))
+    return expect(name, value, types, "StaticKVCacheConfig, PagedKVCacheConfig or None")
+
+
+def ranks(name: str, value: Any) -> DistConfig:
+    return expect(name, DistConfig() if value is None else value, DistConfig, "DistConfig or None")
+
+
+def prompts(value: Any) -> Union[list[str], list[list[int]]]:
+    """One text, texts, or lists of token ids, as a list of one kind."""
+    if isinstance(value, str):
+        value = [value]
+    expected = "a str, a sequence of str, or a sequence of lists of token ids"
+    try:
+        items: Sequence[Any] = list(value)
+    except TypeError:
+        raise InvalidArgument(f"prompts is {given(value)}; expected {expected}") from None
+    texts: list[str] = []
+    ids: list[list[int]] = []
+    for index, item in enumerate(items):
+        if isinstance(item, str):
+            try:
+                item.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidArgument(f"prompt {index} has no UTF-8: {error}") from None
+            texts.append(item)
+        elif isinstance(item, (bytes, bytearray)) or not hasattr(item, "__iter__"):
+            raise InvalidArgument(f"prompt {index} is {given(item)}; prompts are {expected}")
+        else:
+            tokens = integers(f"prompt {index}", item)
+            for token in tokens:
+                if not -2**31 <= token < 2**31:
+                    raise InvalidArgument(f"prompt {index} holds the token id {token}; expected 32 bits")
+            ids.append(tokens)
+    if texts and ids:
+        raise InvalidArgument("prompts mix texts and lists of token ids")
+    return ids or texts
