@@ -174,41 +174,41 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
   const int32_t* x_pairs = x.pairs + first;
   for (int64_t s = 0; s < steps; ++s) {
     if (fetch) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int p = 0; p < kPanels; ++p)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) fetch_far(w[p].later + s * Format::Fields::kBytes + i);
     }
     Ints sum[kRows][kVecs][kDots];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int g = 0; g < kDots; ++g) {
         const Ints start = hn::Set(IntLanes(), x_starts[(r * kChunkSteps + s) * kDots + g]);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int v = 0; v < kVecs; ++v) sum[r][v][g] = start;
       }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kStepVectors; ++i) {
       Words words[kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int v = 0; v < kVecs; ++v)
         words[v] = load_words(w[v / kPanelVectors].codes + s * kStepBytes + i * 64 + v % kPanelVectors * kLanes * 4);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int r = 0; r < kRows; ++r) {
         const Ints bytes = broadcast_bytes(x_codes + (r * kChunkSteps + s) * kStep + i * 4);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int v = 0; v < kVecs; ++v)
           sum[r][v][i / kDotVectors] = Dot::dot(sum[r][v][i / kDotVectors], words[v], bytes);
       }
     }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) {
       const float* scratch = w[v / kPanelVectors].scratch + v % kPanelVectors * kLanes;
       Vec scales[kDots];
 #pragma GCC unroll 2
       for (int g = 0; g < kDots; ++g) scales[g] = load(scratch + kScalesAt + (s * kDots + g) * kPanelWidth);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int r = 0; r < kRows; ++r) {
         const int64_t step = r * kChunkSteps + s;
         float* acc = c + r * c_stride + v * kLanes;
@@ -285,13 +285,13 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
     const int64_t stride = w.supers_stride * static_cast<int64_t>(sizeof(f16_t));
     const auto* bytes = reinterpret_cast<const uint8_t*>(w.supers);
     const int64_t near = StreamAhead(stride, (kPanels - 1) * stride).offset(s0 / kChunkSteps * kBytes, 2 * kBytes);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) fetch_near(bytes + p * stride + near);
   }
   for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
     Vec acc[kPanels];
     Supers supers[kPanels];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) {
       acc[p] = load(c + p * kPanelWidth + n);
       supers[p] = load_supers<Format>(w.supers + p * w.supers_stride, n);
@@ -304,12 +304,12 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
       const int64_t near = ahead.offset(at, kFetchNear), far = ahead.offset(at, kFetchFar);
       const int64_t near_scales = scales_ahead.offset(scales_at, kFetchScaleSteps * Format::kScaleBytes);
       const bool new_scales = !Format::kExpanded && scales_at % 64 < Format::kScaleBytes;
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int p = 0; p < kPanels; ++p) {
         const uint8_t* panel_quants = quants + p * w.quants_stride;
         const uint8_t* panel_scales = scales + p * w.scales_stride;
         if (n == 0) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
           for (int64_t i = 0; i < Fields::kBytes; i += 64) {
             fetch_near(panel_quants + near + i);
             fetch_far(panel_quants + far + i);
@@ -321,7 +321,7 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
 #pragma GCC unroll 2
         for (int g = 0; g < kGroups; ++g)
           sums[g] = Format::kFolded ? hn::Zero(IntLanes()) : hn::Set(IntLanes(), x.starts[step * kGroups + g]);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int i = 0; i < kStepVectors; ++i)
           sums[i / kGroupVectors] =
               Dot::dot(sums[i / kGroupVectors], fields.codes(i, table), broadcast_bytes(x_codes + i * 4));
@@ -344,7 +344,7 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
         }
       }
     }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) store(acc[p], c + p * kPanelWidth + n);
   }
 }

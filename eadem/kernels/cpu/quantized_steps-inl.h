@@ -53,9 +53,9 @@ struct CodeFields {
 
   // Loads what kLanes outputs, the first being `lane`, have in the step at `quants`.
   HWY_INLINE CodeFields(const uint8_t* quants, int64_t lane) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kLow; ++i) low[i] = load_words(quants + i * 64 + lane * 4);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kHigh; ++i) high[i] = load_words(quants + (kLow + i) * 64 + lane * 4);
   }
 
@@ -221,7 +221,7 @@ inline constexpr int64_t kFetchScaleSteps = 8;
 
 template <typename Format>
 HWY_INLINE void fetch_step(const uint8_t* quants, const uint8_t* scales) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) fetch_near(quants + kFetchNear + i);
   fetch_near(scales + kFetchScaleSteps * Format::kScaleBytes);
 }
@@ -273,7 +273,7 @@ void unpack_chunk(float* scratch, const uint8_t* quants, const uint8_t* scale_by
   float *scales = scratch + kScalesAt, *mins = scratch + kMinsAt, *min_pairs = scratch + kMinPairsAt;
   for (int64_t s = 0; s < steps; ++s) {
     fetch_step<Format>(quants, scale_bytes);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
       const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n));
 #pragma GCC unroll 2
@@ -287,7 +287,7 @@ void unpack_chunk(float* scratch, const uint8_t* quants, const uint8_t* scale_by
           low = hn::BitCast(WordLanes(), pair_of(step.pair, step.pair));
           high = hn::BitCast(WordLanes(), pair_of(hn::ShiftRight<16>(step.pair), hn::ShiftRight<16>(step.pair)));
         }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int i = 0; i < kStepVectors; ++i) {
           Words bytes = fields.codes(i, table);
           if constexpr (Format::kFolded) bytes = fold<Format::kMin>(bytes, i < kStepVectors / 2 ? low : high, zero);

@@ -48,9 +48,9 @@ HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const Quan
   const int64_t first = x.step(r0, s0);
   const StreamAhead ahead(w.stride, (kPanels - 1) * w.stride);  // for a row alone, which waits for weights
   Ints sum[kRows][kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) sum[r][v] = hn::Set(IntLanes(), x.starts[first + r * kChunkSteps]);
   for (int64_t s = 0; s < steps; ++s) {
     const uint8_t* codes = w.codes + s * Fields::kBytes;
@@ -58,31 +58,31 @@ HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const Quan
     if constexpr (kRows == 1) {
       const int64_t at = (s0 + s) * Fields::kBytes, near = ahead.offset(at, kFetchNear),
                     far = ahead.offset(at, kFetchFar);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int p = 0; p < kPanels; ++p)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int64_t i = 0; i < Fields::kBytes; i += 64) {
           fetch_near(codes + p * w.stride + near + i);
           fetch_far(codes + p * w.stride + far + i);
         }
     }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kStepVectors; ++i) {
       Words words[kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int v = 0; v < kVecs; ++v)
         words[v] = Fields(codes + v / kPanelVectors * w.stride, v % kPanelVectors * kLanes).codes(i, nullptr);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int r = 0; r < kRows; ++r) {
         const Ints bytes = broadcast_bytes(x_codes + r * kChunkSteps * kStep + i * 4);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int v = 0; v < kVecs; ++v) sum[r][v] = Dot::dot(sum[r][v], words[v], bytes);
       }
     }
   }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) {
       float* acc = c + r * c_stride + v * kLanes;
       store(hn::MulAdd(set(x.scales[first + r * kChunkSteps]), hn::ConvertTo(Lanes(), sum[r][v]), load(acc)), acc);
@@ -181,7 +181,7 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
         for (int64_t s = 0; s < steps; ++s)
           for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
             const CodeFields<4, 0, false> fields(chunk.codes + p * stride + s * step_bytes, n);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
             for (int i = 0; i < kStepVectors; ++i)
               store_words(fields.codes(i, nullptr), unpacked + (p * kChunkSteps + s) * kStepBytes + i * 64 + n * 4);
           }
