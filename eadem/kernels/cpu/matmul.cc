@@ -470,7 +470,7 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
     prepared.quantized = quantized_rows_in(rows, *m.quantized.layout, m.rows, m.k_size);
     prepared.quantized.order = m.quantized.order;
     quantize_rows(device, prepared.quantized, m.a, m.a_row_stride, m.k_size);
-    prepared.quantized_product = quantized_product(*m.quantized.layout, device.isa());
+    prepared.quantized_product = quantized_product(*m.quantized.layout, m.rows, device.isa());
   } else if (m.b_source == Matmul::Source::pairs) {
     prepared.rounded = round_rows(device, m, rows);
   }
