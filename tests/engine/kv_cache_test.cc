@@ -5,6 +5,7 @@
 // what the types say.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
