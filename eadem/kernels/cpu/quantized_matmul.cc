@@ -59,13 +59,14 @@ template <typename Format>
 void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const uint8_t* table, int zero) {
   using Fields = typename Format::Fields;
   const uint8_t *quants = panel.quants, *scale_bytes = panel.scales;
+  const f16_t* supers = panel.supers;
   auto* codes = reinterpret_cast<uint8_t*>(scratch);
   float *scales = scratch + kScalesAt, *mins = scratch + kMinsAt, *min_pairs = scratch + kMinPairsAt;
   for (int64_t s = 0; s < steps; ++s) {
     fetch_step<Format>(quants, scale_bytes);
 #pragma GCC unroll kUnroll
     for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-      const StepScales<Format> step(scale_bytes, n, load_supers<Format>(panel.supers, n));
+      const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n));
 #pragma GCC unroll 2
       for (int g = 0; g < Format::kDots; ++g) store(step.scale[g], scales + g * kPanelWidth + n);
       if constexpr (Format::kMin) store(step.min, mins + n);
@@ -116,10 +117,11 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
   const int32_t* x_starts = x.starts + first * kDots;
   const float* x_sums = x.sums + first;
   const int32_t* x_pairs = x.pairs + first;
+  int64_t fetched = 0;
   for (int64_t s = 0; s < steps; ++s) {
+    for (const int64_t end = fetched + fetch_bytes; fetched < end; fetched += 64)
 #pragma GCC unroll kUnroll
-    for (int p = 0; p < kPanels; ++p)
-      for (int64_t i = 0; i < fetch_bytes; i += 64) fetch_far(w[p].later + s * fetch_bytes + i);
+      for (int p = 0; p < kPanels; ++p) fetch_far(w[p].later + fetched);
 
     // 1. The sums of the step, or of its halves.
     Ints sums[kDots][kRows][kVecs];
