@@ -7,7 +7,7 @@
 //   model.safetensors: 'layers.3.wq' is [4096, 4000]; config.json implies [4096, 4096]
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>

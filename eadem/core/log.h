@@ -3,7 +3,7 @@
 // One logger with levels and a sink that the host application can replace. Passed, never global.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <functional>
 #include <string_view>

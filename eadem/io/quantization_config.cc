@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/io/quantization_config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "eadem/core/error.h"

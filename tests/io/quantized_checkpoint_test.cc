@@ -2,6 +2,7 @@
 //
 // Layers of quantized checkpoints as one tensor each: their values, and that files which lie are refused by name.
 // (tests/engine/checkpoints_test.cc reads whole models that other programs wrote.)
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -221,7 +221,7 @@ void load_transposed(float* t, const Attention& a, int64_t sequence, int64_t kv_
         for (; d + Columns::kCount <= a.head_dim; d += Columns::kCount) {
           Vec dims[Columns::kCount];
           Columns::load_columns(dims, keys + d, stride);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
           for (int64_t i = 0; i < Columns::kCount; ++i) store(dims[i], to + (d + i) * kChunk);
         }
         for (; d < a.head_dim; ++d) store(load_column(keys + d, stride), to + d * kChunk);

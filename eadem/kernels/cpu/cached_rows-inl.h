@@ -234,22 +234,22 @@ HWY_NOINLINE void key_scores_tile(float* HWY_RESTRICT scores, int64_t scores_str
   constexpr int kVecs = kScoreGroups * kGroupVecs;
   constexpr int64_t kCount = Columns::kCount;
   Vec acc[kRows][kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) acc[r][v] = zero();
 
   const int64_t steps = head_dim / kCount;
   int64_t d = 0;
   for (int64_t step = 0; step < steps; ++step, d += kCount) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) {
       const int64_t stride = keys.stride[v / kGroupVecs];
       Vec dims[kCount];
       Columns::load_columns(dims, keys.at[v / kGroupVecs] + (v % kGroupVecs) * kLanes * stride + d, stride);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int i = 0; i < kCount; ++i)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int r = 0; r < kRows; ++r) acc[r][v] = hn::MulAdd(set(q[r * q_stride + d + i]), dims[i], acc[r][v]);
     }
     fetch_keys(keys, head_dim, step, steps);
@@ -261,9 +261,9 @@ HWY_NOINLINE void key_scores_tile(float* HWY_RESTRICT scores, int64_t scores_str
       for (int r = 0; r < kRows; ++r) acc[r][v] = hn::MulAdd(set(q[r * q_stride + d]), column, acc[r][v]);
     }
 
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) store(acc[r][v], scores + r * scores_stride + v * kLanes);
 }
 
@@ -306,14 +306,14 @@ HWY_NOINLINE void add_weighted_tile(float* HWY_RESTRICT out, int64_t out_stride,
                                     int64_t weights_stride, const ValueRun<T>& values, int64_t columns) {
   constexpr int kVecs = static_cast<int>(kPanels * kPanelWidth / kLanes);
   Vec acc[kRows][kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) acc[r][v] = load(out + r * out_stride + v * kLanes);
   const T *at = values.at, *near = values.near, *ahead = values.ahead;
   for (int64_t j = 0; j < values.count; ++j) {
     Vec row[kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) {
       const int64_t left = columns - v * kLanes;
       if constexpr (kRagged)
@@ -325,17 +325,17 @@ HWY_NOINLINE void add_weighted_tile(float* HWY_RESTRICT out, int64_t out_stride,
       fetch_near(near + d);
       fetch_far(ahead + d);
     }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = set(weights[r * weights_stride + j]);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::MulAdd(weight, row[v], acc[r][v]);
     }
     at += values.stride, near += values.stride, ahead += values.stride;
   }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) store(acc[r][v], out + r * out_stride + v * kLanes);
 }
 

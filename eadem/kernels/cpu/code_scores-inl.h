@@ -40,16 +40,16 @@ HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_st
                                    int64_t head_dim) {
   static_assert(kGroupVecs == 1);
   Ints acc[kRows][kScoreGroups];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int g = 0; g < kScoreGroups; ++g) acc[r][g] = hn::Set(IntLanes(), starts[r]);
 
   const int64_t steps = head_dim / kBlockCodes;
   int64_t d = 0;
   for (int64_t step = 0; step < steps; ++step, d += kBlockCodes) {
     Words words[kScoreGroups][4];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int g = 0; g < kScoreGroups; ++g) {
       const int8_t* at = keys.at[g] + d;
       const int64_t stride = keys.stride[g];
@@ -59,10 +59,10 @@ HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_st
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int r = 0; r < kRows; ++r) {
         const Ints four = broadcast_bytes(q + r * q_stride + d + i * kWordCodes);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int g = 0; g < kScoreGroups; ++g) acc[r][g] = DotBytes<true>::dot(acc[r][g], words[g][i], four);
       }
     fetch_keys(keys, head_dim, step, steps);
@@ -77,9 +77,9 @@ HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_st
         acc[r][g] = DotBytes<true>::dot(acc[r][g], words, broadcast_bytes(q + r * q_stride + d));
     }
 
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int g = 0; g < kScoreGroups; ++g)
       store(hn::ConvertTo(Lanes(), acc[r][g]), scores + r * scores_stride + g * kLanes);
 }

@@ -104,9 +104,9 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
                        const PanelOperand<W>& b, int64_t k_size, Fetch& fetch, float* HWY_RESTRICT wide = nullptr) {
   constexpr int kVecs = kPanels * kPanelVecs;
   Vec acc[kRows][kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) acc[r][v] = resume ? load(c + r * c_stride + v * kLanes) : zero();
 
   const float* a_k = a.data;
@@ -118,11 +118,11 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
     fetch.next();
     for (; k < end; ++k) {
       Vec column[kVecs];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int v = 0; v < kVecs; ++v)
         column[v] = load(b_k + (v / kPanelVecs) * b.panel_stride + (v % kPanelVecs) * kLanes);
       if constexpr (kKeep) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int v = 0; v < kVecs; ++v)
           store(column[v], wide + (v / kPanelVecs) * k_size * kPanelWidth + (v % kPanelVecs) * kLanes);
         wide += kPanelWidth;
@@ -131,16 +131,16 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
         const char* line = reinterpret_cast<const char*>(b_k);
         const int64_t at = k * b.k_stride * kBytes, near = ahead.offset(at, kFetchNear),
                       far = ahead.offset(at, kFetchFar);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int p = 0; p < kPanels; ++p) {
           fetch_near(line + p * b.panel_stride * kBytes + near);
           fetch_far(line + p * b.panel_stride * kBytes + far);
         }
       }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int r = 0; r < kRows; ++r) {
         const Vec x = set(a_k[r * a.row_stride]);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::MulAdd(x, column[v], acc[r][v]);
       }
       a_k += a.k_stride;
@@ -148,9 +148,9 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
     }
   }
 
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) store(acc[r][v], c + r * c_stride + v * kLanes);
 }
 

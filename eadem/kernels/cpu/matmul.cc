@@ -139,12 +139,12 @@ HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8W
   const StreamAhead ahead(panel_bytes, (kPanels - 1) * panel_bytes);
   for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
     Vec acc[kPanels];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) acc[p] = zero();
     const uint8_t* codes = w.codes + p0 * panel_bytes + n;
     for (int64_t b = 0; b < blocks; ++b) {
       Vec scale[kPanels];
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int p = 0; p < kPanels; ++p)
         scale[p] = hn::Mul(load(w.scales + ((p0 + p) * blocks + b) * kPanelWidth + n), set(kFp8Factor<kE5m2>));
       for (int64_t k = b * block; k < std::min(k_size, (b + 1) * block); ++k, codes += kPanelWidth) {
@@ -152,18 +152,18 @@ HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8W
         if (n == 0 && k % 4 == 0) {
           const int64_t near = ahead.offset(k * kPanelWidth, kFetchNear),
                         far = ahead.offset(k * kPanelWidth, kFetchFar);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
           for (int p = 0; p < kPanels; ++p) {
             fetch_near(codes + p * panel_bytes + near);
             fetch_far(codes + p * panel_bytes + far);
           }
         }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int p = 0; p < kPanels; ++p)
           acc[p] = hn::MulAdd(x, hn::Mul(scale[p], load_fp8<kE5m2>(codes + p * panel_bytes)), acc[p]);
       }
     }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) store(acc[p], c + p * kPanelWidth + n);
   }
 }
@@ -471,7 +471,7 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
     prepared.quantized = quantized_rows_in(rows, *m.quantized.layout, m.rows, m.k_size);
     prepared.quantized.order = m.quantized.order;
     quantize_rows(device, prepared.quantized, m.a, m.a_row_stride, m.k_size);
-    prepared.quantized_product = quantized_product(*m.quantized.layout, device.isa());
+    prepared.quantized_product = quantized_product(*m.quantized.layout, m.rows, device.isa());
   } else if (m.b_source == Matmul::Source::pairs) {
     prepared.rounded = round_rows(device, m, rows);
   }

@@ -1,127 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Weights are unpacked a chunk at a time to one byte a code and f32 scales, in the first-level cache, and used by all
-// rows of the task; 8-bit codes are read where they lie. A single row unpacks in registers.
+// Many rows: weights are unpacked a chunk at a time to one byte a code and f32 scales, in the first-level cache, and
+// used by all rows of the task; 8-bit codes are read where they lie.
 #include "eadem/kernels/cpu/quantized_matmul.h"
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/quantized_matmul.cc"
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
-#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/integer_tiles-inl.h"
 #include "eadem/kernels/cpu/quantized_steps-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// ---- Quantizing rows of x.
+// ---- Unpacking a chunk.
 
-// The scale of codes for steps * 32 values at x, and what values are multiplied with to give codes. A value that is
-// not finite makes the scale so.
-struct CodeScale {
-  float scale, inverse;
-};
-HWY_INLINE CodeScale code_scale(const float* x, int64_t steps) {
-  const IntLanes di;
-  // Largest magnitude, compared as integers: NaN is larger than infinity is larger than any number.
-  Ints most = hn::Zero(di);
-  for (int64_t v = 0; v < steps * kStep; v += kLanes)
-    most = hn::Max(most, hn::And(hn::BitCast(di, load(x + v)), hn::Set(di, 0x7fffffff)));
-  const int32_t bits = hn::GetLane(hn::MaxOfLanes(di, most));
-  float largest;
-  std::memcpy(&largest, &bits, sizeof(largest));
-  // Below this the reciprocal is not finite; so small a group counts as zero.
-  const float inverse = largest > 0x1p-119f && bits < 0x7f800000 ? 127.0f / largest : 0.0f;
-  return {inverse == 0.0f && bits < 0x7f800000 ? 0.0f : largest * (1.0f / 127.0f), inverse};
+// Bytes of a group of a folded layout: codes times `sub_scale`, two copies of an i16 in each word; without mins plus
+// 124 - zero * sub_scale. Two bytes are made at a time: modulo 2^16 what one adds to the other cancels, since both end
+// up in 0 … 255.
+template <bool kMin>
+HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
+#if HWY_TARGET == HWY_SCALAR
+  uint32_t word = hn::GetLane(codes), result = 0;
+  const int factor = static_cast<int16_t>(hn::GetLane(sub_scale));
+  for (int j = 0; j < 32; j += 8) {
+    const int code = static_cast<int>(word >> j & 0xff);
+    result |= static_cast<uint32_t>(kMin ? code * factor : (code - zero) * factor + 124) << j;
+  }
+  return hn::Set(WordLanes(), result);
+#else
+  const hn::Repartition<uint16_t, WordLanes> d16;
+  const auto factor = hn::BitCast(d16, sub_scale);
+  auto bytes = hn::Mul(hn::BitCast(d16, codes), factor);
+  if constexpr (!kMin) {
+    const auto above = hn::Sub(hn::Set(d16, 124), hn::Mul(hn::Set(d16, static_cast<uint16_t>(zero)), factor));
+    bytes = hn::Add(bytes, hn::Add(above, hn::ShiftLeft<8>(above)));
+  }
+  return hn::BitCast(WordLanes(), bytes);
+#endif
 }
 
-// Codes and group sums of the 32 values at x.
-template <int kGroups>
-HWY_INLINE void quantize_step(int8_t* codes, int32_t* sums, const float* x, float inverse) {
-  int32_t rounded[kStep];
-  for (int64_t v = 0; v < kStep; v += kLanes) {
-    const Vec scaled = inverse == 0.0f ? zero() : hn::Mul(load(x + v), set(inverse));
-    hn::StoreU(hn::NearestInt(scaled), IntLanes(), rounded + v);
-  }
-  for (int g = 0; g < kGroups; ++g) {
-    int32_t sum = 0;
-    for (int64_t i = g * (kStep / kGroups); i < (g + 1) * (kStep / kGroups); ++i) {
-      codes[i] = static_cast<int8_t>(rounded[i]);
-      sum += rounded[i];
-    }
-    sums[g] = sum;
-  }
+template <typename Format>
+HWY_INLINE void fetch_step(const uint8_t* quants, const uint8_t* scales) {
+#pragma GCC unroll kUnroll
+  for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) fetch_near(quants + kFetchNear + i);
+  fetch_near(scales + kFetchScaleSteps * Format::kScaleBytes);
 }
 
-// A row of x for weights with one scale for each output: a chunk at a time.
-void quantize_row_chunks(const QuantizedRows& q, int64_t r, const float* x, int64_t k_size) {
-  float total = 0;
-  for (int64_t s0 = 0; s0 < k_size / kStep; s0 += kChunkSteps) {
-    const int64_t steps = std::min(kChunkSteps, k_size / kStep - s0), at = q.step(r, s0);
-    const float* values = x + s0 * kStep;
-    float ordered[kChunkSteps * kStep];
-    if (q.order != nullptr) {
-      for (int64_t i = 0; i < steps * kStep; ++i) ordered[i] = x[q.order[s0 * kStep + i]];
-      values = ordered;
-    }
-    const CodeScale scale = code_scale(values, steps);
-    int32_t sum = 0;
-    for (int64_t s = 0; s < steps; ++s) {
-      int32_t step_sum;
-      quantize_step<1>(q.codes + (at + s) * kStep, &step_sum, values + s * kStep, scale.inverse);
-      sum += step_sum;
-    }
-    q.scales[at] = scale.scale;
-    q.starts[at] = -q.zero() * sum;
-    total = hn::GetLane(hn::MulAdd(set(scale.scale), set(static_cast<float>(sum)), set(total)));
-  }
-  q.sums[r] = total;
-}
-
-// Rows [begin, end) of x [rows, k_size].
-void quantize_row_range(const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size, int64_t begin,
-                        int64_t end) {
-  const bool halves = q.layout->groups() == 2;
-  if (q.layout->whole_rows()) {
-    for (int64_t r = begin; r < end; ++r) quantize_row_chunks(q, r, x + r * x_stride, k_size);
-    return;
-  }
-  for (int64_t r = begin; r < end; ++r)
-    for (int64_t s = 0; s < k_size / kStep; ++s) {
-      int32_t sums[kMaxStepGroups];
-      const float* values = x + r * x_stride + s * kStep;
-      float ordered[kStep];
-      if (q.order != nullptr) {
-        for (int64_t i = 0; i < kStep; ++i) ordered[i] = x[r * x_stride + q.order[s * kStep + i]];
-        values = ordered;
+// Unpacks the chunk of a panel into its scratch: codes [steps, 8, 16, 4] (unless they are bytes as they lie), scales
+// [steps, dots, 16] and mins [steps, 16], of folded layouts with their pairs [steps, 16].
+template <typename Format>
+void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const uint8_t* table, int zero) {
+  using Fields = typename Format::Fields;
+  const uint8_t *quants = panel.quants, *scale_bytes = panel.scales;
+  const f16_t* supers = panel.supers;
+  auto* codes = reinterpret_cast<uint8_t*>(scratch);
+  float *scales = scratch + kScalesAt, *mins = scratch + kMinsAt, *min_pairs = scratch + kMinPairsAt;
+  for (int64_t s = 0; s < steps; ++s) {
+    fetch_step<Format>(quants, scale_bytes);
+#pragma GCC unroll kUnroll
+    for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+      const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n));
+#pragma GCC unroll 2
+      for (int g = 0; g < Format::kDots; ++g) store(step.scale[g], scales + g * kPanelWidth + n);
+      if constexpr (Format::kMin) store(step.min, mins + n);
+      if constexpr (Format::kMin && Format::kFolded) store(hn::BitCast(Lanes(), step.min_pair), min_pairs + n);
+      if constexpr (Fields::kBytes < kStepBytes) {
+        const Fields fields(quants, n);
+        Words low = hn::Zero(WordLanes()), high = low;
+        if constexpr (Format::kFolded) {
+          low = hn::BitCast(WordLanes(), pair_of(step.pair, step.pair));
+          high = hn::BitCast(WordLanes(), pair_of(hn::ShiftRight<16>(step.pair), hn::ShiftRight<16>(step.pair)));
+        }
+#pragma GCC unroll kUnroll
+        for (int i = 0; i < kStepVectors; ++i) {
+          Words bytes = fields.codes(i, table);
+          if constexpr (Format::kFolded) bytes = fold<Format::kMin>(bytes, i < kStepVectors / 2 ? low : high, zero);
+          store_words(bytes, codes + i * 64 + n * 4);
+        }
       }
-      const int64_t step = q.step(r, s);
-      const CodeScale scale = code_scale(values, 1);
-      q.scales[step] = scale.scale;
-      if (!halves) {
-        quantize_step<1>(q.codes + step * kStep, sums, values, scale.inverse);
-        q.starts[step] = -q.zero() * sums[0];
-        q.sums[step] = static_cast<float>(sums[0]);
-        continue;
-      }
-      quantize_step<2>(q.codes + step * kStep, sums, values, scale.inverse);
-      if (!q.layout->folded) {
-        for (int g = 0; g < 2; ++g) q.starts[step * 2 + g] = -q.zero() * sums[g];
-        continue;
-      }
-      q.starts[step] = -q.zero() * (sums[0] + sums[1]);
-      const int32_t factor = q.layout->has_min ? 1 : q.layout->zero;
-      q.pairs[step] = (factor * sums[0] & 0xffff) | factor * sums[1] * 0x10000;
     }
+    codes += kStepBytes;
+    quants += Fields::kBytes;
+    scale_bytes += Format::kScaleBytes;
+    scales += Format::kDots * kPanelWidth;
+    mins += kPanelWidth;
+    min_pairs += kPanelWidth;
+  }
 }
 
-// ---- The tile.
+// ---- The tile. It keeps the integer sums of a step in registers; the f32 chains stay in c, in the first-level cache.
 
 // A chunk of one panel, unpacked.
 struct UnpackedChunk {
@@ -130,41 +104,12 @@ struct UnpackedChunk {
   const uint8_t* later;  // where the codes of a later chunk lie, packed
 };
 
-// Panels that one row reads side by side.
-inline constexpr int kQuantizedRowPanels = HWY_TARGET == HWY_SCALAR ? 1 : 4;
-
-// A tile keeps groups x rows x vectors integer sums in registers; the f32 chains stay in c, in the first-level cache.
-#if HWY_TARGET == HWY_AVX3
-inline constexpr int kQuantizedRows = 12, kQuantizedPanels = 2;  // 24 + 2 + 1 of 32
-#elif HWY_TARGET == HWY_NEON
-inline constexpr int kQuantizedRows = 4, kQuantizedPanels = 1;  // 16 + 4 + 1 of 32
-#elif HWY_TARGET == HWY_SCALAR
-inline constexpr int kQuantizedRows = 2, kQuantizedPanels = 1;
-#else
-inline constexpr int kQuantizedRows = HWY_TARGET == HWY_AVX2 ? 4 : 2, kQuantizedPanels = 1;  // 8 + 2 + 3 of 16
-#endif
-
-// What one step adds to a chain. `scales` is what StepScales holds of it.
-template <typename Format>
-HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* scales) {
-  Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), scales[0]);
-  if constexpr (Format::kDots == 2) f = hn::MulAdd(hn::ConvertTo(Lanes(), sums[1]), scales[1], f);
-  return hn::MulAdd(set(x_scale), f, acc);
-}
-// With a min that `x_sum` is to be multiplied by.
-template <typename Format>
-HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* scales, Vec x_sum, Vec min) {
-  const Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), scales[0]);
-  return hn::MulAdd(set(x_scale), hn::NegMulAdd(x_sum, min, f), acc);
-}
-
-// c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0. With `fetch`, what later chunks
-// will unpack is fetched meanwhile: memory would be idle.
-template <typename Dot, typename Format, int kRows, int kPanels>
+// c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0. Meanwhile `fetch_bytes` a step
+// of what later chunks will unpack are fetched: memory would be idle.
+template <typename Dot, typename Tile, int kRows, int kPanels>
 HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
-                                 const UnpackedChunk* w, int64_t s0, int64_t steps, bool fetch) {
-  constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes);
-  constexpr int kVecs = kPanels * kPanelVectors, kDots = Format::kDots;
+                                 const UnpackedChunk* w, int64_t s0, int64_t steps, int64_t fetch_bytes) {
+  constexpr int kVecs = kPanels * kPanelVectors, kDots = Tile::kDots;
   constexpr int kDotVectors = static_cast<int>(kStepVectors) / kDots;
   const int64_t first = x.step(r0, s0);
   const int8_t* x_codes = x.codes + first * kStep;
@@ -172,198 +117,71 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
   const int32_t* x_starts = x.starts + first * kDots;
   const float* x_sums = x.sums + first;
   const int32_t* x_pairs = x.pairs + first;
+  int64_t fetched = 0;
   for (int64_t s = 0; s < steps; ++s) {
-    if (fetch) {
-#pragma GCC unroll 16
-      for (int p = 0; p < kPanels; ++p)
-#pragma GCC unroll 16
-        for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) fetch_far(w[p].later + s * Format::Fields::kBytes + i);
-    }
-    Ints sum[kRows][kVecs][kDots];
-#pragma GCC unroll 16
+    for (const int64_t end = fetched + fetch_bytes; fetched < end; fetched += 64)
+#pragma GCC unroll kUnroll
+      for (int p = 0; p < kPanels; ++p) fetch_far(w[p].later + fetched);
+
+    // 1. The sums of the step, or of its halves.
+    Ints sums[kDots][kRows][kVecs];
+#pragma GCC unroll kUnroll
     for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int g = 0; g < kDots; ++g) {
         const Ints start = hn::Set(IntLanes(), x_starts[(r * kChunkSteps + s) * kDots + g]);
-#pragma GCC unroll 16
-        for (int v = 0; v < kVecs; ++v) sum[r][v][g] = start;
+#pragma GCC unroll kUnroll
+        for (int v = 0; v < kVecs; ++v) sums[g][r][v] = start;
       }
-#pragma GCC unroll 16
-    for (int i = 0; i < kStepVectors; ++i) {
-      Words words[kVecs];
-#pragma GCC unroll 16
-      for (int v = 0; v < kVecs; ++v)
-        words[v] = load_words(w[v / kPanelVectors].codes + s * kStepBytes + i * 64 + v % kPanelVectors * kLanes * 4);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const Ints bytes = broadcast_bytes(x_codes + (r * kChunkSteps + s) * kStep + i * 4);
-#pragma GCC unroll 16
-        for (int v = 0; v < kVecs; ++v)
-          sum[r][v][i / kDotVectors] = Dot::dot(sum[r][v][i / kDotVectors], words[v], bytes);
-      }
-    }
-#pragma GCC unroll 16
+    const auto words_at = [&](int i, int v) {
+      return load_words(w[v / kPanelVectors].codes + s * kStepBytes + i * 64 + v % kPanelVectors * kLanes * 4);
+    };
+    add_dots<Dot, 0, kDotVectors>(sums[0], x_codes + s * kStep, words_at);
+    if constexpr (kDots == 2) add_dots<Dot, kDotVectors, 2 * kDotVectors>(sums[1], x_codes + s * kStep, words_at);
+
+      // 2. Times the scales, less the mins' part.
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) {
       const float* scratch = w[v / kPanelVectors].scratch + v % kPanelVectors * kLanes;
       Vec scales[kDots];
 #pragma GCC unroll 2
       for (int g = 0; g < kDots; ++g) scales[g] = load(scratch + kScalesAt + (s * kDots + g) * kPanelWidth);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int r = 0; r < kRows; ++r) {
         const int64_t step = r * kChunkSteps + s;
         float* acc = c + r * c_stride + v * kLanes;
-        if constexpr (!Format::kMin) {
-          store(add_step<Format>(load(acc), sum[r][v], x_scales[step], scales), acc);
+        Ints dots[kDots];
+#pragma GCC unroll 2
+        for (int g = 0; g < kDots; ++g) dots[g] = sums[g][r][v];
+        if constexpr (!Tile::kMin) {
+          store(add_step<Tile>(load(acc), dots, x_scales[step], scales), acc);
           continue;
         }
         Vec x_sum;
-        if constexpr (Format::kFolded) {
+        if constexpr (Tile::kFolded) {
           const Ints min_pairs = hn::BitCast(IntLanes(), load(scratch + kMinPairsAt + s * kPanelWidth));
           x_sum = hn::ConvertTo(Lanes(), dot_pairs(min_pairs, hn::Set(IntLanes(), x_pairs[step])));
         } else {
           x_sum = set(x_sums[step]);
         }
         const Vec min = load(scratch + kMinsAt + s * kPanelWidth);
-        store(add_step<Format>(load(acc), sum[r][v], x_scales[step], scales, x_sum, min), acc);
+        store(add_step<Tile>(load(acc), dots, x_scales[step], scales, x_sum, min), acc);
       }
     }
   }
 }
 
-// All rows of `kPanels` panels, in tiles as tall as registers allow, then in smaller ones.
-template <typename Dot, typename Format, int kPanels>
-void quantized_rows(float* c, int64_t c_stride, const QuantizedRows& x, int64_t r0, int64_t rows,
-                    const UnpackedChunk* w, int64_t s0, int64_t steps) {
-  constexpr int kMaxRows = kQuantizedRows / Format::kDots;
-  bool first = true;
-  const auto tiles = [&](auto size) {
-    constexpr int kRows = decltype(size)::value;
-    if constexpr (kRows <= kMaxRows)
-      for (; rows >= kRows; rows -= kRows, r0 += kRows, c += kRows * c_stride, first = false)
-        quantized_tile<Dot, Format, kRows, kPanels>(c, c_stride, x, r0, w, s0, steps, first);
-  };
-  tiles(std::integral_constant<int, kMaxRows>());
-  if constexpr (kMaxRows != 8) tiles(std::integral_constant<int, 8>());
-  if constexpr (kMaxRows != 4) tiles(std::integral_constant<int, 4>());
-  if constexpr (kMaxRows != 2) tiles(std::integral_constant<int, 2>());
-  if constexpr (kMaxRows != 1) tiles(std::integral_constant<int, 1>());
-}
-
-// All panels of a group, in tiles of kQuantizedPanels, then of one.
-template <typename Dot, typename Format>
-void quantized_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const UnpackedChunk* w,
-                      int64_t panels, int64_t s0, int64_t steps) {
+// All rows of all panels; `step_bytes` of codes has a packed step. Only the first rows of a panel fetch.
+template <typename Dot, typename Tile>
+void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const UnpackedChunk* w, int64_t panels,
+                     int64_t s0, int64_t steps, int64_t step_bytes) {
   const int64_t c_stride = panels * kPanelWidth;
-  int64_t p = 0;
-  for (; p + kQuantizedPanels <= panels; p += kQuantizedPanels)
-    quantized_rows<Dot, Format, kQuantizedPanels>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
-  if constexpr (kQuantizedPanels > 1)
-    for (; p < panels; ++p)
-      quantized_rows<Dot, Format, 1>(c + p * kPanelWidth, c_stride, x, r0, rows, w + p, s0, steps);
-}
-
-// ---- One row: codes and scales are unpacked in registers as they are read, since nobody else wants them.
-
-// A chunk of kPanels panels side by side: where the first begins, and how far apart they are.
-struct PackedChunk {
-  const uint8_t *quants, *scales;
-  const f16_t* supers;
-  int64_t quants_stride, scales_stride, supers_stride;
-};
-
-// c [kPanels * 16] += the row of x times the chunk, which begins at step s0.
-template <typename Dot, typename Format, int kPanels>
-HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, const PackedChunk& w, int64_t s0,
-                                int64_t steps, const uint8_t* table) {
-  using Fields = typename Format::Fields;
-  constexpr int kGroups = Format::kGroups, kGroupVectors = static_cast<int>(kStepVectors) / kGroups;
-  const int64_t first = x.step(0, s0);
-  const StreamAhead ahead(w.quants_stride, (kPanels - 1) * w.quants_stride);
-  const StreamAhead scales_ahead(w.scales_stride, (kPanels - 1) * w.scales_stride);
-  if constexpr (Format::kSupers) {
-    constexpr int64_t kBytes = kPanelWidth * (Format::kMin ? 2 : 1) * static_cast<int64_t>(sizeof(f16_t));
-    const int64_t stride = w.supers_stride * static_cast<int64_t>(sizeof(f16_t));
-    const auto* bytes = reinterpret_cast<const uint8_t*>(w.supers);
-    const int64_t near = StreamAhead(stride, (kPanels - 1) * stride).offset(s0 / kChunkSteps * kBytes, 2 * kBytes);
-#pragma GCC unroll 16
-    for (int p = 0; p < kPanels; ++p) fetch_near(bytes + p * stride + near);
-  }
-  for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-    Vec acc[kPanels];
-    Supers supers[kPanels];
-#pragma GCC unroll 16
-    for (int p = 0; p < kPanels; ++p) {
-      acc[p] = load(c + p * kPanelWidth + n);
-      supers[p] = load_supers<Format>(w.supers + p * w.supers_stride, n);
-    }
-    const uint8_t *quants = w.quants, *scales = w.scales;
-    for (int64_t s = 0; s < steps; ++s, quants += Fields::kBytes, scales += Format::kScaleBytes) {
-      const int64_t step = first + s;
-      const int8_t* x_codes = x.codes + step * kStep;
-      const int64_t at = (s0 + s) * Fields::kBytes, scales_at = (s0 + s) * Format::kScaleBytes;
-      const int64_t near = ahead.offset(at, kFetchNear), far = ahead.offset(at, kFetchFar);
-      const int64_t near_scales = scales_ahead.offset(scales_at, kFetchScaleSteps * Format::kScaleBytes);
-      const bool new_scales = !Format::kExpanded && scales_at % 64 < Format::kScaleBytes;
-#pragma GCC unroll 16
-      for (int p = 0; p < kPanels; ++p) {
-        const uint8_t* panel_quants = quants + p * w.quants_stride;
-        const uint8_t* panel_scales = scales + p * w.scales_stride;
-        if (n == 0) {
-#pragma GCC unroll 16
-          for (int64_t i = 0; i < Fields::kBytes; i += 64) {
-            fetch_near(panel_quants + near + i);
-            fetch_far(panel_quants + far + i);
-          }
-          if (new_scales) fetch_near(panel_scales + near_scales);
-        }
-        const Fields fields(panel_quants, n);
-        Ints sums[kGroups];
-#pragma GCC unroll 2
-        for (int g = 0; g < kGroups; ++g)
-          sums[g] = Format::kFolded ? hn::Zero(IntLanes()) : hn::Set(IntLanes(), x.starts[step * kGroups + g]);
-#pragma GCC unroll 16
-        for (int i = 0; i < kStepVectors; ++i)
-          sums[i / kGroupVectors] =
-              Dot::dot(sums[i / kGroupVectors], fields.codes(i, table), broadcast_bytes(x_codes + i * 4));
-        const StepScales<Format> scale(panel_scales, n, supers[p]);
-        if constexpr (Format::kFolded) {
-          const Ints x_pairs = hn::Set(IntLanes(), x.pairs[step]);
-          Ints pair = pair_of(sums[0], sums[1]);
-          if constexpr (Format::kMin) {
-            sums[0] = dot_pairs(pair, scale.pair);
-            const Vec x_sum = hn::ConvertTo(Lanes(), dot_pairs(x_pairs, scale.min_pair));
-            acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale, x_sum, scale.min);
-          } else {
-            sums[0] = hn::Sub(dot_pairs(pair, scale.pair), dot_pairs(x_pairs, scale.pair));
-            acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale);
-          }
-        } else if constexpr (Format::kMin) {
-          acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale, set(x.sums[step]), scale.min);
-        } else {
-          acc[p] = add_step<Format>(acc[p], sums, x.scales[step], scale.scale);
-        }
-      }
-    }
-#pragma GCC unroll 16
-    for (int p = 0; p < kPanels; ++p) store(acc[p], c + p * kPanelWidth + n);
-  }
-}
-
-// All panels of a group.
-template <typename Dot, typename Format>
-void quantized_row_panels(float* c, const QuantizedRows& x, PackedChunk w, int64_t panels, int64_t s0, int64_t steps,
-                          const uint8_t* table) {
-  const auto some = [&](auto count) {
-    constexpr int kPanels = decltype(count)::value;
-    for (; panels >= kPanels; panels -= kPanels, c += kPanels * kPanelWidth) {
-      quantized_row<Dot, Format, kPanels>(c, x, w, s0, steps, table);
-      w.quants += kPanels * w.quants_stride;
-      w.scales += kPanels * w.scales_stride;
-      w.supers += kPanels * w.supers_stride;
-    }
-  };
-  some(std::integral_constant<int, kQuantizedRowPanels>());
-  if constexpr (kQuantizedRowPanels > 1) some(std::integral_constant<int, 1>());
+  cut_into<kSumPanels, 1>(panels, [&](auto width, int64_t p) {
+    cut_into<kSumRows / Tile::kDots, 8, 4, 2, 1>(rows, [&](auto height, int64_t r) {
+      quantized_tile<Dot, Tile, decltype(height)::value, decltype(width)::value>(
+          c + r * c_stride + p * kPanelWidth, c_stride, x, r0 + r, w + p, s0, steps, r == 0 ? step_bytes : 0);
+    });
+  });
 }
 
 // ---- The product.
@@ -372,43 +190,23 @@ template <template <bool> typename Dot, typename Format>
 void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                        int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   using Fields = typename Format::Fields;
-  const uint8_t* table = w.layout->table.data();
   const int64_t all_steps = k_size / kStep;
-  PackedChunk chunk{};
-  chunk.quants_stride = all_steps * Fields::kBytes;
-  chunk.scales_stride =
-      Format::kExpanded ? kScratchFloats * static_cast<int64_t>(sizeof(float)) : all_steps * Format::kScaleBytes;
-  chunk.supers_stride = Format::kSupers ? all_steps / kChunkSteps * w.layout->super_columns() * kPanelWidth : 0;
   for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
     const int64_t steps = std::min(kChunkSteps, all_steps - s0);
-    chunk.quants = w.quants + p0 * chunk.quants_stride + s0 * Fields::kBytes;
-    if constexpr (Format::kExpanded) {
-      for (int64_t p = 0; p < panels; ++p)
-        expand_groups<Format>(scratch + p * kScratchFloats, w, all_steps, p0 + p, s0, steps);
-      chunk.scales = reinterpret_cast<const uint8_t*>(scratch + kScalesAt);
-    } else {
-      chunk.scales = w.scales + p0 * chunk.scales_stride + s0 * Format::kScaleBytes;
-    }
-    if constexpr (Format::kSupers)
-      chunk.supers =
-          w.super_scales + p0 * chunk.supers_stride + s0 / kChunkSteps * w.layout->super_columns() * kPanelWidth;
-    if (x.rows == 1) {
-      quantized_row_panels<Dot<Fields::kWholeBytes>, Format>(c, x, chunk, panels, s0, steps, table);
-      continue;
-    }
-    UnpackedChunk unpacked[kMaxGroupPanels];
+    const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
     constexpr int64_t kLater = 2 * kChunkSteps * Fields::kBytes;
     const int64_t later =
         StreamAhead(chunk.quants_stride, (panels - 1) * chunk.quants_stride).offset(s0 * Fields::kBytes, kLater);
+    UnpackedChunk unpacked[kMaxGroupPanels];
     for (int64_t p = 0; p < panels; ++p) {
-      float* panel_scratch = scratch + p * kScratchFloats;
-      const uint8_t* quants = chunk.quants + p * chunk.quants_stride;
-      unpack_chunk<Format>(panel_scratch, quants, chunk.scales + p * chunk.scales_stride,
-                           chunk.supers + p * chunk.supers_stride, steps, table, w.layout->zero);
-      unpacked[p] = {Fields::kBytes < kStepBytes ? reinterpret_cast<const uint8_t*>(panel_scratch) : quants,
-                     panel_scratch, quants + later};
+      const PackedChunk panel = chunk.from_panel(p);
+      float* to = scratch + p * kScratchFloats;
+      unpack_chunk<Format>(to, panel, steps, w.layout->table.data(), w.layout->zero);
+      unpacked[p] = {Fields::kBytes < kStepBytes ? reinterpret_cast<const uint8_t*>(to) : panel.quants, to,
+                     panel.quants + later};
     }
-    quantized_panels<Dot<Format::kTileBytes>, Format>(c, x, r0, rows, unpacked, panels, s0, steps);
+    quantized_tiles<Dot<Format::kTileBytes>, typename Format::Tile>(c, x, r0, rows, unpacked, panels, s0, steps,
+                                                                    Fields::kBytes);
   }
 }
 
@@ -416,9 +214,8 @@ template <template <bool> typename Dot>
 void product_with(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
                   int64_t p0, int64_t panels, float* scratch) {
   std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
-  with_format(*w.layout, [&](auto format) {
-    using Format = decltype(format);
-    product_of_format<Dot, Format>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+  with_format(w.layout->format(), [&](auto format) {
+    product_of_format<Dot, decltype(format)>(c, x, w, k_size, r0, rows, p0, panels, scratch);
   });
 }
 
@@ -427,7 +224,7 @@ void product(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t
   product_with<DotPairs>(c, x, w, k_size, r0, rows, p0, panels, scratch);
 }
 
-// The same on processors of this target that have the 8-bit dot product.
+// On processors of this target that have the 8-bit dot product.
 void product_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                        int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   product_with<DotBytes>(c, x, w, k_size, r0, rows, p0, panels, scratch);
@@ -440,43 +237,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(quantize_row_range);
 HWY_EXPORT(product);
 HWY_EXPORT(product_byte_dots);
 
-namespace {
-int64_t padded_steps(int64_t rows, int64_t k_size) {
-  return rows * ((k_size / kStep + kChunkSteps - 1) / kChunkSteps * kChunkSteps);
-}
-}  // namespace
-
-int64_t quantized_rows_bytes(int64_t rows, int64_t k_size) {
-  return padded_steps(rows, k_size) * (kStep + static_cast<int64_t>(sizeof(float)) * (1 + 2 * kMaxStepGroups));
-}
-
-QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64_t rows, int64_t k_size) {
-  const int64_t steps = padded_steps(rows, k_size);
-  QuantizedRows q{};
-  q.rows = rows;
-  q.layout = &layout;
-  q.codes = static_cast<int8_t*>(base);
-  q.scales = reinterpret_cast<float*>(q.codes + steps * kStep);
-  q.starts = reinterpret_cast<int32_t*>(q.scales + steps);
-  q.sums = reinterpret_cast<float*>(q.starts + steps * q.dots());
-  q.pairs = q.starts + steps * q.dots();  // a layout has either
-  return q;
-}
-
-void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size) {
-  const auto quantize = EADEM_CPU_DISPATCH(quantize_row_range, device.isa());
-  // A few microseconds of work are not worth waking anyone.
-  device.pool().parallel_ranges(q.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(k_size, 1)),
-                                [&](int64_t begin, int64_t end) { quantize(q, x, x_stride, k_size, begin, end); });
-}
-
-QuantizedProduct quantized_product(const QuantizedLayout& layout, Isa isa) {
-  if (layout.whole_rows()) return row_scale_product(isa);
+QuantizedProduct block_product(Isa isa) {
   return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_byte_dots, isa) : EADEM_CPU_DISPATCH(product, isa);
+}
+
+QuantizedProduct quantized_product(const QuantizedLayout& layout, int64_t rows, Isa isa) {
+  if (layout.whole_rows()) return row_scale_product(isa);
+  return rows == 1 ? single_row_product(isa) : block_product(isa);
 }
 
 }  // namespace eadem::kernels::cpu

@@ -34,9 +34,6 @@ uint8_t* pack_field(uint8_t* out, const StepCodes& codes) {
   return out;
 }
 
-// Codes are written in one field of 2, 4 or 8 bits, or in a low field and a high one.
-constexpr int low_bits(int code_bits) { return code_bits == 3 ? 2 : code_bits == 5 || code_bits == 6 ? 4 : code_bits; }
-
 template <int kCodeBits>
 void pack_step(uint8_t* quants, const StepCodes& codes) {
   constexpr int kLow = low_bits(kCodeBits);
@@ -83,26 +80,11 @@ QuantizedLayout layout_of(const BlockFormat& format) {
     layout.zero = 128;
     for (size_t i = 0; i < layout.table.size(); ++i) layout.table[i] = static_cast<uint8_t>(format.codebook[i] + 128);
   }
-  layout.folded = layout.code_bits <= 3;
-  // The combinations that products are compiled for (quantized_matmul.cc, with_format).
-  struct {
-    int code_bits;
-    Scales scales;
-    bool has_min, has_table;
-  } constexpr kProducts[] = {
-      {2, Scales::nibbles, true, false}, {3, Scales::bytes, false, false}, {4, Scales::f16, false, false},
-      {4, Scales::f16, true, false},     {4, Scales::f16, false, true},    {4, Scales::bf16, false, true},
-      {4, Scales::bytes, true, false},   {4, Scales::bytes, false, true},  {5, Scales::f16, false, false},
-      {5, Scales::f16, true, false},     {5, Scales::bytes, true, false},  {6, Scales::bytes, false, false},
-      {8, Scales::f16, false, false},
-  };
-  const bool known = std::any_of(std::begin(kProducts), std::end(kProducts), [&](const auto& product) {
-    return product.code_bits == layout.code_bits && product.scales == layout.scales &&
-           product.has_min == layout.has_min && product.has_table == layout.has_table;
-  });
-  EADEM_CHECK(known && (layout.group_size == 16) == (layout.code_bits == 6 || layout.folded) &&
-                  (layout.group_size == 16 || layout.group_size == 32),
-              "{}: no product for such blocks", format.name);
+  const QuantizedFormat form = layout.format();
+  layout.folded = form.folded();
+  const bool known =
+      std::find(std::begin(kQuantizedFormats), std::end(kQuantizedFormats), form) != std::end(kQuantizedFormats);
+  EADEM_CHECK(known && layout.group_size * form.groups() == kStep, "{}: no product for such blocks", format.name);
   // Products take the super-scales of a chunk for those of one block.
   EADEM_CHECK(!layout.has_super_scales() || layout.block_size == kChunkSteps * kStep, "{}: blocks of {}", format.name,
               layout.block_size);

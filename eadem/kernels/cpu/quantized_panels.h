@@ -37,18 +37,55 @@ inline constexpr int64_t kChunkSteps = 8;
 inline constexpr int64_t kChunkScratchBytes =
     kChunkSteps * (kStepBytes + 2 * kMaxStepGroups * 16 * static_cast<int64_t>(sizeof(float)));
 
-struct QuantizedLayout {
+// Codes are written in one field of 2, 4 or 8 bits, or in a low field of so many bits and a high one.
+constexpr int low_bits(int code_bits) { return code_bits == 3 ? 2 : code_bits == 5 || code_bits == 6 ? 4 : code_bits; }
+
+// What the code of products depends on.
+struct QuantizedFormat {
   // bytes: sub-scales, times a super-scale; nibbles: sub-scales and sub-mins in one byte.
   // groups: those of GroupPanels, by runs of steps.
   enum class Scales : uint8_t { f16, bf16, bytes, nibbles, groups };
+  int code_bits;
+  Scales scales;
+  bool has_min = false;
+  bool has_table = false;
+
+  constexpr bool operator==(const QuantizedFormat&) const = default;
+  // Levels times sub-scales fit a byte: a step is summed in integers, and the super-scale is its one scale.
+  constexpr bool folded() const { return code_bits <= 3; }
+  constexpr int groups() const { return folded() || code_bits == 6 ? 2 : 1; }  // in a step
+};
+
+// All that products are compiled for: {code_bits, scales, has_min, has_table}.
+inline constexpr QuantizedFormat kQuantizedFormats[] = {
+    {2, QuantizedFormat::Scales::nibbles, true},
+    {3, QuantizedFormat::Scales::bytes},
+    {4, QuantizedFormat::Scales::f16},
+    {4, QuantizedFormat::Scales::f16, true},
+    {4, QuantizedFormat::Scales::f16, false, true},
+    {4, QuantizedFormat::Scales::bf16, false, true},
+    {4, QuantizedFormat::Scales::bytes, true},
+    {4, QuantizedFormat::Scales::bytes, false, true},
+    {4, QuantizedFormat::Scales::groups},
+    {4, QuantizedFormat::Scales::groups, true},
+    {5, QuantizedFormat::Scales::f16},
+    {5, QuantizedFormat::Scales::f16, true},
+    {5, QuantizedFormat::Scales::bytes, true},
+    {6, QuantizedFormat::Scales::bytes},
+    {8, QuantizedFormat::Scales::f16},
+    {8, QuantizedFormat::Scales::groups},
+    {8, QuantizedFormat::Scales::groups, true},
+};
+
+struct QuantizedLayout {
+  using Scales = QuantizedFormat::Scales;
   int code_bits;
   int group_size;  // values of k that share a scale: 16 or 32
   int block_size;  // values that share a super-scale
   Scales scales;
   bool has_min;
-  int zero;  // subtracted from a code, or from what the table gives, to give its level
-  // Levels times sub-scales fit a byte: a step is summed in integers, and the super-scale is its one scale.
-  bool folded;
+  int zero;     // subtracted from a code, or from what the table gives, to give its level
+  bool folded;  // QuantizedFormat::folded
   // Codes of a codebook are indices: the unpacked byte is table[code].
   bool has_table;
   std::array<uint8_t, 16> table;
@@ -56,6 +93,7 @@ struct QuantizedLayout {
   DType group_scales;
   int64_t group_steps;
 
+  QuantizedFormat format() const { return {code_bits, scales, has_min, has_table}; }
   int64_t quant_bytes() const { return 64 * code_bits; }          // of a step
   int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step
   // One scale for all of an output: products sum whole chunks in integers.

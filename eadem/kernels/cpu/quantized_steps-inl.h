@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step of QuantizedPanels unpacked, by the format of the weight: codes to one byte each, scales to f32.
+// A step of QuantizedPanels in registers, by the format of the weight: codes as one byte each, scales as f32; and where
+// the steps of a chunk lie.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_QUANTIZED_STEPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -10,8 +11,11 @@
 #define EADEM_KERNELS_CPU_QUANTIZED_STEPS_INL_H_
 #endif
 
+#include <iterator>
+#include <utility>
+
 #include "eadem/kernels/cpu/packed_panels.h"
-#include "eadem/kernels/cpu/quantized_panels.h"
+#include "eadem/kernels/cpu/quantized_matmul.h"
 #include "eadem/kernels/cpu/quantized_words-inl.h"
 #include "eadem/kernels/cpu/stream_ahead.h"
 
@@ -53,9 +57,9 @@ struct CodeFields {
 
   // Loads what kLanes outputs, the first being `lane`, have in the step at `quants`.
   HWY_INLINE CodeFields(const uint8_t* quants, int64_t lane) {
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kLow; ++i) low[i] = load_words(quants + i * 64 + lane * 4);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int i = 0; i < kHigh; ++i) high[i] = load_words(quants + (kLow + i) * 64 + lane * 4);
   }
 
@@ -68,58 +72,55 @@ struct CodeFields {
     return word;
   }
 
+  // Vector i alone, of a step at `quants` that has neither high bits nor a table.
+  static HWY_INLINE Words codes_at(const uint8_t* quants, int64_t lane, int i) {
+    static_assert(kHigh == 0 && !kTable);
+    const Words word = load_words(quants + i % kLow * 64 + lane * 4);
+    if constexpr (kLow == 8) return word;
+    return field<kLow>(word, i / kLow);
+  }
+
   Words low[kLow];
   Words high[kHigh == 0 ? 1 : kHigh];
 };
 
-// What the code of a layout depends on.
-template <typename FieldsT, QuantizedLayout::Scales kScalesValue, int kGroupsValue, bool kMinValue>
+// What the code of a tile depends on: the sums of a step, and what mins are multiplied by.
+template <int kDotsValue, bool kMinValue, bool kFoldedValue>
+struct TileFormat {
+  static constexpr int kDots = kDotsValue;
+  static constexpr bool kMin = kMinValue, kFolded = kFoldedValue;
+};
+
+// What the code that reads a step depends on.
+template <QuantizedFormat kFormat>
 struct StepFormat {
-  using Fields = FieldsT;
-  using Scales = QuantizedLayout::Scales;
-  static constexpr Scales kScales = kScalesValue;
-  static constexpr int kGroups = kGroupsValue;
-  static constexpr bool kMin = kMinValue;
+  using Scales = QuantizedFormat::Scales;
+  using Fields =
+      CodeFields<low_bits(kFormat.code_bits), kFormat.code_bits - low_bits(kFormat.code_bits), kFormat.has_table>;
+  static constexpr Scales kScales = kFormat.scales;
+  static constexpr int kGroups = kFormat.groups();
+  static constexpr bool kMin = kFormat.has_min;
   static constexpr bool kSupers = kScales == Scales::bytes || kScales == Scales::nibbles;
-  static constexpr bool kFolded = kGroups == 2 && FieldsT::kBytes < 256;          // 2 and 3 bits
-  static constexpr int kDots = kFolded ? 1 : kGroups;                             // sums of a step in a tile
-  static constexpr bool kTileBytes = FieldsT::kWholeBytes || (kFolded && !kMin);  // codes there may be 128 or more
-  static constexpr bool kExpanded = kScales == Scales::groups;                    // f32 scales and mins, in the scratch
+  static constexpr bool kFolded = kFormat.folded();
+  static constexpr int kDots = kFolded ? 1 : kGroups;                            // sums of a step in a tile
+  static constexpr bool kTileBytes = Fields::kWholeBytes || (kFolded && !kMin);  // codes there may be 128 or more
+  static constexpr bool kExpanded = kScales == Scales::groups;                   // f32 scales and mins, in the scratch
   static constexpr int64_t kScaleBytes =
       kExpanded ? kPanelWidth * static_cast<int64_t>(sizeof(float))
                 : kPanelWidth * (kSupers ? 1 : 2) * kGroups * (kMin && kScales != Scales::nibbles ? 2 : 1);
+  using Tile = TileFormat<kDots, kMin, kFolded && kMin>;
 };
 
-// Calls f with the StepFormat of `layout`: layout_of has the same list.
+template <typename Function, size_t... kIndices>
+HWY_INLINE void with_format(const QuantizedFormat& format, Function f, std::index_sequence<kIndices...>) {
+  static_cast<void>(
+      ((format == kQuantizedFormats[kIndices] && (f(StepFormat<kQuantizedFormats[kIndices]>()), true)) || ...));
+}
+
+// Calls f with the StepFormat of `format`.
 template <typename Function>
-HWY_INLINE void with_format(const QuantizedLayout& layout, Function f) {
-  using S = QuantizedLayout::Scales;
-  switch (layout.code_bits) {
-    case 2: return f(StepFormat<CodeFields<2, 0, false>, S::nibbles, 2, true>());
-    case 3: return f(StepFormat<CodeFields<2, 1, false>, S::bytes, 2, false>());
-    case 4:
-      if (layout.has_table) {
-        if (layout.scales == S::f16) return f(StepFormat<CodeFields<4, 0, true>, S::f16, 1, false>());
-        if (layout.scales == S::bf16) return f(StepFormat<CodeFields<4, 0, true>, S::bf16, 1, false>());
-        return f(StepFormat<CodeFields<4, 0, true>, S::bytes, 1, false>());
-      }
-      if (layout.scales == S::groups && layout.has_min)
-        return f(StepFormat<CodeFields<4, 0, false>, S::groups, 1, true>());
-      if (layout.scales == S::groups) return f(StepFormat<CodeFields<4, 0, false>, S::groups, 1, false>());
-      if (layout.scales == S::bytes) return f(StepFormat<CodeFields<4, 0, false>, S::bytes, 1, true>());
-      if (layout.has_min) return f(StepFormat<CodeFields<4, 0, false>, S::f16, 1, true>());
-      return f(StepFormat<CodeFields<4, 0, false>, S::f16, 1, false>());
-    case 5:
-      if (layout.scales == S::bytes) return f(StepFormat<CodeFields<4, 1, false>, S::bytes, 1, true>());
-      if (layout.has_min) return f(StepFormat<CodeFields<4, 1, false>, S::f16, 1, true>());
-      return f(StepFormat<CodeFields<4, 1, false>, S::f16, 1, false>());
-    case 6: return f(StepFormat<CodeFields<4, 2, false>, S::bytes, 2, false>());
-    default:
-      if (layout.scales == S::groups && layout.has_min)
-        return f(StepFormat<CodeFields<8, 0, false>, S::groups, 1, true>());
-      if (layout.scales == S::groups) return f(StepFormat<CodeFields<8, 0, false>, S::groups, 1, false>());
-      return f(StepFormat<CodeFields<8, 0, false>, S::f16, 1, false>());
-  }
+HWY_INLINE void with_format(const QuantizedFormat& format, Function f) {
+  with_format(format, f, std::make_index_sequence<std::size(kQuantizedFormats)>());
 }
 
 HWY_INLINE Ints load_bytes(const uint8_t* p) {
@@ -192,39 +193,22 @@ struct StepScales {
   Ints pair, min_pair;  // folded: sub-scales and sub-mins of both groups
 };
 
-// Bytes of a group of a folded layout: codes times `sub_scale`, two copies of an i16 in each word; without mins plus
-// 124 - zero * sub_scale. Two bytes are made at a time: modulo 2^16 what one adds to the other cancels, since both end
-// up in 0 … 255.
-template <bool kMin>
-HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
-#if HWY_TARGET == HWY_SCALAR
-  uint32_t word = hn::GetLane(codes), result = 0;
-  const int factor = static_cast<int16_t>(hn::GetLane(sub_scale));
-  for (int j = 0; j < 32; j += 8) {
-    const int code = static_cast<int>(word >> j & 0xff);
-    result |= static_cast<uint32_t>(kMin ? code * factor : (code - zero) * factor + 124) << j;
-  }
-  return hn::Set(WordLanes(), result);
-#else
-  const hn::Repartition<uint16_t, WordLanes> d16;
-  const auto factor = hn::BitCast(d16, sub_scale);
-  auto bytes = hn::Mul(hn::BitCast(d16, codes), factor);
-  if constexpr (!kMin) {
-    const auto above = hn::Sub(hn::Set(d16, 124), hn::Mul(hn::Set(d16, static_cast<uint16_t>(zero)), factor));
-    bytes = hn::Add(bytes, hn::Add(above, hn::ShiftLeft<8>(above)));
-  }
-  return hn::BitCast(WordLanes(), bytes);
-#endif
-}
-
-inline constexpr int64_t kFetchScaleSteps = 8;
-
+// What one step adds to a chain. `scales` is what StepScales holds of it.
 template <typename Format>
-HWY_INLINE void fetch_step(const uint8_t* quants, const uint8_t* scales) {
-#pragma GCC unroll 16
-  for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) fetch_near(quants + kFetchNear + i);
-  fetch_near(scales + kFetchScaleSteps * Format::kScaleBytes);
+HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* scales) {
+  Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), scales[0]);
+  if constexpr (Format::kDots == 2) f = hn::MulAdd(hn::ConvertTo(Lanes(), sums[1]), scales[1], f);
+  return hn::MulAdd(set(x_scale), f, acc);
 }
+// With a min that `x_sum` is to be multiplied by.
+template <typename Format>
+HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* scales, Vec x_sum, Vec min) {
+  const Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), scales[0]);
+  return hn::MulAdd(set(x_scale), hn::NegMulAdd(x_sum, min, f), acc);
+}
+
+// Scales are fetched so many steps ahead.
+inline constexpr int64_t kFetchScaleSteps = 8;
 
 // Where a panel's part of the scratch holds its chunk, unpacked.
 inline constexpr int64_t kScratchFloats = kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
@@ -263,45 +247,41 @@ void expand_groups(float* scratch, const QuantizedWeight& w, int64_t all_steps, 
   }
 }
 
-// Unpacks a chunk into the scratch: codes [steps, 8, 16, 4] (unless they are bytes as they lie), scales
-// [steps, dots, 16] and mins [steps, 16], of folded layouts with their pairs [steps, 16].
-template <typename Format>
-void unpack_chunk(float* scratch, const uint8_t* quants, const uint8_t* scale_bytes, const f16_t* supers, int64_t steps,
-                  const uint8_t* table, int zero) {
-  using Fields = typename Format::Fields;
-  auto* codes = reinterpret_cast<uint8_t*>(scratch);
-  float *scales = scratch + kScalesAt, *mins = scratch + kMinsAt, *min_pairs = scratch + kMinPairsAt;
-  for (int64_t s = 0; s < steps; ++s) {
-    fetch_step<Format>(quants, scale_bytes);
-#pragma GCC unroll 16
-    for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-      const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n));
-#pragma GCC unroll 2
-      for (int g = 0; g < Format::kDots; ++g) store(step.scale[g], scales + g * kPanelWidth + n);
-      if constexpr (Format::kMin) store(step.min, mins + n);
-      if constexpr (Format::kMin && Format::kFolded) store(hn::BitCast(Lanes(), step.min_pair), min_pairs + n);
-      if constexpr (Fields::kBytes < kStepBytes) {
-        const Fields fields(quants, n);
-        Words low = hn::Zero(WordLanes()), high = low;
-        if constexpr (Format::kFolded) {
-          low = hn::BitCast(WordLanes(), pair_of(step.pair, step.pair));
-          high = hn::BitCast(WordLanes(), pair_of(hn::ShiftRight<16>(step.pair), hn::ShiftRight<16>(step.pair)));
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < kStepVectors; ++i) {
-          Words bytes = fields.codes(i, table);
-          if constexpr (Format::kFolded) bytes = fold<Format::kMin>(bytes, i < kStepVectors / 2 ? low : high, zero);
-          store_words(bytes, codes + i * 64 + n * 4);
-        }
-      }
-    }
-    codes += kStepBytes;
-    quants += Fields::kBytes;
-    scale_bytes += Format::kScaleBytes;
-    scales += Format::kDots * kPanelWidth;
-    mins += kPanelWidth;
-    min_pairs += kPanelWidth;
+// A chunk of some panels side by side: where those of the first begin, and how far apart panels are.
+struct PackedChunk {
+  const uint8_t *quants, *scales;
+  const f16_t* supers;
+  int64_t quants_stride, scales_stride, supers_stride;
+
+  PackedChunk from_panel(int64_t p) const {
+    PackedChunk chunk = *this;
+    chunk.quants += p * quants_stride, chunk.scales += p * scales_stride, chunk.supers += p * supers_stride;
+    return chunk;
   }
+};
+
+// The chunk of steps [s0, s0 + steps) of panels [p0, p0 + panels). Scales of groups are expanded into `scratch`.
+template <typename Format>
+HWY_INLINE PackedChunk packed_chunk(const QuantizedWeight& w, int64_t all_steps, int64_t p0, int64_t panels, int64_t s0,
+                                    int64_t steps, float* scratch) {
+  PackedChunk chunk{};
+  chunk.quants_stride = all_steps * Format::Fields::kBytes;
+  chunk.quants = w.quants + p0 * chunk.quants_stride + s0 * Format::Fields::kBytes;
+  if constexpr (Format::kExpanded) {
+    for (int64_t p = 0; p < panels; ++p)
+      expand_groups<Format>(scratch + p * kScratchFloats, w, all_steps, p0 + p, s0, steps);
+    chunk.scales_stride = kChunkScratchBytes;
+    chunk.scales = reinterpret_cast<const uint8_t*>(scratch + kScalesAt);
+  } else {
+    chunk.scales_stride = all_steps * Format::kScaleBytes;
+    chunk.scales = w.scales + p0 * chunk.scales_stride + s0 * Format::kScaleBytes;
+  }
+  if constexpr (Format::kSupers) {
+    const int64_t columns = w.layout->super_columns() * kPanelWidth;
+    chunk.supers_stride = all_steps / kChunkSteps * columns;
+    chunk.supers = w.super_scales + p0 * chunk.supers_stride + s0 / kChunkSteps * columns;
+  }
+  return chunk;
 }
 
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE

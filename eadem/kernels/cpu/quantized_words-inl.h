@@ -55,13 +55,14 @@ HWY_INLINE Ints broadcast_bytes(const int8_t* x) {
 // DotBytes: by the instruction that some processors have, written as such: this code is compiled for those without it,
 // too, and whoever calls has asked.
 #if HWY_TARGET == HWY_AVX3
-template <bool>
-struct DotBytes {
+struct DotInstruction {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
     asm("vpdpbusd %[x], %[w], %[sum]" : [sum] "+v"(sum.raw) : [w] "v"(w.raw), [x] "v"(x.raw));
     return sum;
   }
 };
+template <bool>
+using DotBytes = DotInstruction;
 #elif HWY_TARGET == HWY_NEON
 // To this instruction both are signed.
 HWY_INLINE Ints dot_signed(Ints sum, Ints w, Ints x) {

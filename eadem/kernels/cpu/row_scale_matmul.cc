@@ -4,7 +4,6 @@
 // by dot products of bytes, or on tiles where there are any and more than one row.
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "eadem/kernels/cpu/quantized_matmul.h"
 #include "eadem/kernels/cpu/tiles.h"
@@ -14,7 +13,7 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
-#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/integer_tiles-inl.h"
 #include "eadem/kernels/cpu/quantized_steps-inl.h"
 #include "eadem/kernels/cpu/stream_ahead.h"
 
@@ -22,15 +21,11 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Integer sums of rows x vectors in registers.
-#if HWY_TARGET == HWY_AVX3
-inline constexpr int kSumRows = 12, kSumPanels = 2, kRowPanels = 4;  // 24 + 2 + 1 of 32
-#elif HWY_TARGET == HWY_NEON
-inline constexpr int kSumRows = 4, kSumPanels = 1, kRowPanels = 4;  // 16 + 4 + 1 of 32
-#elif HWY_TARGET == HWY_SCALAR
-inline constexpr int kSumRows = 2, kSumPanels = 1, kRowPanels = 1;
+// Panels that a row alone reads side by side.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+inline constexpr int kRowPanels = 4;
 #else
-inline constexpr int kSumRows = HWY_TARGET == HWY_AVX2 ? 4 : 2, kSumPanels = 1, kRowPanels = 2;
+inline constexpr int kRowPanels = HWY_TARGET == HWY_SCALAR ? 1 : 2;
 #endif
 
 // A chunk of neighbouring panels, `stride` bytes apart.
@@ -44,92 +39,64 @@ template <typename Dot, int kBits, int kRows, int kPanels>
 HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
                              const ChunkPanels& w, int64_t s0, int64_t steps) {
   using Fields = CodeFields<kBits, 0, false>;
-  constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes), kVecs = kPanels * kPanelVectors;
+  constexpr int kVecs = kPanels * kPanelVectors;
   const int64_t first = x.step(r0, s0);
   const StreamAhead ahead(w.stride, (kPanels - 1) * w.stride);  // for a row alone, which waits for weights
-  Ints sum[kRows][kVecs];
-#pragma GCC unroll 16
+  Ints sums[kRows][kVecs];
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < kVecs; ++v) sum[r][v] = hn::Set(IntLanes(), x.starts[first + r * kChunkSteps]);
+#pragma GCC unroll kUnroll
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = hn::Set(IntLanes(), x.starts[first + r * kChunkSteps]);
   for (int64_t s = 0; s < steps; ++s) {
     const uint8_t* codes = w.codes + s * Fields::kBytes;
-    const int8_t* x_codes = x.codes + (first + s) * kStep;
     if constexpr (kRows == 1) {
       const int64_t at = (s0 + s) * Fields::kBytes, near = ahead.offset(at, kFetchNear),
                     far = ahead.offset(at, kFetchFar);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
       for (int p = 0; p < kPanels; ++p)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
         for (int64_t i = 0; i < Fields::kBytes; i += 64) {
           fetch_near(codes + p * w.stride + near + i);
           fetch_far(codes + p * w.stride + far + i);
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < kStepVectors; ++i) {
-      Words words[kVecs];
-#pragma GCC unroll 16
-      for (int v = 0; v < kVecs; ++v)
-        words[v] = Fields(codes + v / kPanelVectors * w.stride, v % kPanelVectors * kLanes).codes(i, nullptr);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const Ints bytes = broadcast_bytes(x_codes + r * kChunkSteps * kStep + i * 4);
-#pragma GCC unroll 16
-        for (int v = 0; v < kVecs; ++v) sum[r][v] = Dot::dot(sum[r][v], words[v], bytes);
-      }
-    }
+    add_dots<Dot, 0, kStepVectors>(sums, x.codes + (first + s) * kStep, [&](int i, int v) {
+      return Fields::codes_at(codes + v / kPanelVectors * w.stride, v % kPanelVectors * kLanes, i);
+    });
   }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) {
       float* acc = c + r * c_stride + v * kLanes;
-      store(hn::MulAdd(set(x.scales[first + r * kChunkSteps]), hn::ConvertTo(Lanes(), sum[r][v]), load(acc)), acc);
+      store(hn::MulAdd(set(x.scales[first + r * kChunkSteps]), hn::ConvertTo(Lanes(), sums[r][v]), load(acc)), acc);
     }
-}
-
-// All rows of kPanels panels, in tiles as tall as registers allow, then in smaller ones.
-template <typename Dot, int kPanels>
-void chunk_rows(float* c, int64_t c_stride, const QuantizedRows& x, int64_t r0, int64_t rows, const ChunkPanels& w,
-                int64_t s0, int64_t steps) {
-  const auto tiles = [&](auto size) {
-    constexpr int kRows = decltype(size)::value;
-    if constexpr (kRows <= kSumRows)
-      for (; rows >= kRows; rows -= kRows, r0 += kRows, c += kRows * c_stride)
-        chunk_tile<Dot, 8, kRows, kPanels>(c, c_stride, x, r0, w, s0, steps);
-  };
-  tiles(std::integral_constant<int, kSumRows>());
-  if constexpr (kSumRows > 6) tiles(std::integral_constant<int, 6>());
-  if constexpr (kSumRows > 2) tiles(std::integral_constant<int, 2>());
-  tiles(std::integral_constant<int, 1>());
 }
 
 // All panels of rows, of codes as bytes.
 template <typename Dot>
-void chunk_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, ChunkPanels w, int64_t panels, int64_t s0,
-                  int64_t steps) {
+void chunk_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const ChunkPanels& w, int64_t panels,
+                  int64_t s0, int64_t steps) {
   const int64_t c_stride = panels * kPanelWidth;
-  int64_t p = 0;
-  for (; p + kSumPanels <= panels; p += kSumPanels, w.codes += kSumPanels * w.stride)
-    chunk_rows<Dot, kSumPanels>(c + p * kPanelWidth, c_stride, x, r0, rows, w, s0, steps);
-  if constexpr (kSumPanels > 1)
-    for (; p < panels; ++p, w.codes += w.stride)
-      chunk_rows<Dot, 1>(c + p * kPanelWidth, c_stride, x, r0, rows, w, s0, steps);
+  cut_into<kSumPanels, 1>(panels, [&](auto width, int64_t p) {
+    cut_into<kSumRows, 6, 2, 1>(rows, [&](auto height, int64_t r) {
+      chunk_tile<Dot, 8, decltype(height)::value, decltype(width)::value>(
+          c + r * c_stride + p * kPanelWidth, c_stride, x, r0 + r, {w.codes + p * w.stride, w.stride}, s0, steps);
+    });
+  });
 }
 
 // All panels of a row alone, of codes as they lie.
 template <typename Dot, int kBits>
-void chunk_row(float* c, const QuantizedRows& x, int64_t r0, ChunkPanels w, int64_t panels, int64_t s0, int64_t steps) {
-  int64_t p = 0;
-  for (; p + kRowPanels <= panels; p += kRowPanels, w.codes += kRowPanels * w.stride)
-    chunk_tile<Dot, kBits, 1, kRowPanels>(c + p * kPanelWidth, 0, x, r0, w, s0, steps);
-  if constexpr (kRowPanels > 1)
-    for (; p < panels; ++p, w.codes += w.stride)
-      chunk_tile<Dot, kBits, 1, 1>(c + p * kPanelWidth, 0, x, r0, w, s0, steps);
+void chunk_row(float* c, const QuantizedRows& x, int64_t r0, const ChunkPanels& w, int64_t panels, int64_t s0,
+               int64_t steps) {
+  cut_into<kRowPanels, 1>(panels, [&](auto width, int64_t p) {
+    chunk_tile<Dot, kBits, 1, decltype(width)::value>(c + p * kPanelWidth, 0, x, r0, {w.codes + p * w.stride, w.stride},
+                                                      s0, steps);
+  });
 }
 
-// The same by tiles. `next`: the chunk that comes after, or null.
+// All panels of rows by tiles. `next`: the chunk that comes after, or null.
 void chunk_on_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const ChunkPanels& w, int64_t panels,
                     int64_t s0, int64_t steps, const uint8_t* next) {
   constexpr int64_t kLine = kChunkSteps * kStep, kTileSteps = kTileLine / kStep;
@@ -181,7 +148,7 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
         for (int64_t s = 0; s < steps; ++s)
           for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
             const CodeFields<4, 0, false> fields(chunk.codes + p * stride + s * step_bytes, n);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnroll
             for (int i = 0; i < kStepVectors; ++i)
               store_words(fields.codes(i, nullptr), unpacked + (p * kChunkSteps + s) * kStepBytes + i * 64 + n * 4);
           }

@@ -31,6 +31,10 @@ using Vec = hn::Vec<Lanes>;
 using Mask = hn::Mask<Lanes>;
 inline constexpr int64_t kLanes = hn::MaxLanes(Lanes());
 
+// How far loops over the vectors of a tile are unrolled: until all of them are in registers. Where a vector is a single
+// float a tile has hundreds and registers for none, and GCC takes minutes to find that out.
+inline constexpr int kUnroll = HWY_TARGET == HWY_SCALAR ? 1 : 16;
+
 HWY_INLINE Vec set(float value) { return hn::Set(Lanes(), value); }
 HWY_INLINE Vec zero() { return hn::Zero(Lanes()); }
 
