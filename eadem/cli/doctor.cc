@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // eadem doctor: what this machine and this build can do, measured, and what is missing.
+#include <fmt/format.h>
+
 #include <fstream>
 
 #include "eadem/cli/arguments.h"

@@ -3,6 +3,8 @@
 // eadem tokenizer train|encode|decode.
 #include "eadem/io/tokenizer/tokenizer.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <filesystem>
 #include <iostream>
