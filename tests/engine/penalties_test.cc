@@ -4,9 +4,8 @@
 // that sees nothing but the sequence, whatever runs beside it and however its prompt is cut.
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A request's logits on a CUDA device are its own, bit for bit: however its prompt is cut into steps, whatever is
+// beside it, wherever its keys are kept, and with fusions or without. The model has random bf16 weights and the shapes
+// that the tensor-core kernels take.
+#include <gtest/gtest.h>
+
+#include "eadem/core/device/cuda_device.h"
+#include "eadem/io/atomic_file.h"
+#include "tests/engine/engine_helpers.h"
+
+namespace eadem::engine {
+namespace {
+
+class CudaEngine : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+    path_ = std::filesystem::temp_directory_path() /
+            fmt::format("eadem_cuda_{}.json", testing::UnitTest::GetInstance()->current_test_info()->name());
+    io::write_file_atomically(path_.string(), R"({
+      "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu",
+      "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3,
+      "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024,
+      "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false})");
+    checkpoint_ = models::open_config(path_.string());
+  }
+  void TearDown() override {
+    if (!path_.empty()) std::filesystem::remove(path_);
+  }
+
+  std::unique_ptr<InferEngine> make(EngineOptions options = {}) {
+    options.max_logit_rows = 1024;
+    if (std::get_if<StaticKVCacheConfig>(&options.cache) != nullptr)
+      options.cache = StaticKVCacheConfig{.max_batch_size = 3, .max_cache_len = 512};
+    auto engine = std::make_unique<InferEngine>(checkpoint_.model, open_device("cuda"), options,
+                                                models::spec_of(checkpoint_));
+    engine->load_random(1, 0.05);
+    return engine;
+  }
+
+  static constexpr int64_t kTokens = 300;  // more than one span of attention, more rows than one product streams
+  std::filesystem::path path_;
+  models::Checkpoint checkpoint_;
+};
+
+TEST_F(CudaEngine, ChunkingDoesNotChangeBits) {
+  const auto engine = make();
+  const std::vector<int32_t> tokens = tokens_of(kTokens, 1000, 1);
+  const std::vector<float> whole = logits_in_chunks(*engine, tokens, {300});
+  expect_same_bits(whole, logits_in_chunks(*engine, tokens, {130, 1, 65, 64, 40}), "130 + 1 + 65 + 64 + 40");
+  expect_same_bits(whole, logits_in_chunks(*engine, tokens, std::vector<int>(300, 1)), "token by token");
+}
+
+TEST_F(CudaEngine, CachesAndFusionsDoNotChangeBits) {
+  const std::vector<int32_t> tokens = tokens_of(kTokens, 1000, 2);
+  const std::vector<int> chunks = {200, 1, 99};
+  const std::vector<float> expected = logits_in_chunks(*make(), tokens, chunks);
+  for (const int64_t block_size : {16, 64}) {
+    EngineOptions options;
+    options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 8 << 20, .block_size = block_size};
+    expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fmt::format("block {}", block_size));
+  }
+  for (const char* fusion : {"add_rms_norm", "linear_gated_activation", "rope_kv_append", "all"}) {
+    EngineOptions options;
+    options.disabled_fusions = {fusion};
+    expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fusion);
+  }
+}
+
+TEST_F(CudaEngine, BatchMatesDoNotChangeBits) {
+  const auto engine = make();
+  const std::vector<std::vector<int32_t>> three = {tokens_of(kTokens, 1000, 3), tokens_of(kTokens, 1000, 4),
+                                                   tokens_of(kTokens, 1000, 5)};
+  const std::vector<std::vector<float>> together = logits_at(*engine, three, {100, 101, 102, 250, 300});
+  for (size_t i = 0; i < three.size(); ++i)
+    expect_same_bits(together[i], logits_at(*engine, {three[i]}, {300})[0], fmt::format("sequence {}", i));
+}
+
+}  // namespace
+}  // namespace eadem::engine
