@@ -25,6 +25,7 @@ def run(*command):
 
 
 def load(path):
+    sys.path.insert(0, str(path.parent))  # a script may import its neighbours
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -146,7 +146,7 @@ class Run(ProgramTest):
         self.assertEqual(result["sampling"]["presence_penalty"], 0)
 
     def test_special_tokens_in_a_prompt(self):
-        special = json.loads((ROOT / "assets/stories/tokenizer.json").read_text())["added_tokens"][0]["content"]
+        special = json.loads((STORIES / "tokenizer.json").read_text())["added_tokens"][0]["content"]
         run = ["run", "-p", f"Once{special} upon", "-n", "1", "--json"]
         as_text, parsed = (json.loads(self.done(*run, *option).out)["prompt_tokens"] for option in ([], ["--parse-special"]))
         self.assertLess(parsed, as_text)

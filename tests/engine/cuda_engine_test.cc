@@ -33,8 +33,8 @@ class CudaEngine : public testing::Test {
     options.max_logit_rows = 1024;
     if (std::get_if<StaticKVCacheConfig>(&options.cache) != nullptr)
       options.cache = StaticKVCacheConfig{.max_batch_size = 3, .max_cache_len = 512};
-    auto engine = std::make_unique<InferEngine>(checkpoint_.model, open_device("cuda"), options,
-                                                models::spec_of(checkpoint_));
+    auto engine =
+        std::make_unique<InferEngine>(checkpoint_.model, open_device("cuda"), options, models::spec_of(checkpoint_));
     engine->load_random(1, 0.05);
     return engine;
   }

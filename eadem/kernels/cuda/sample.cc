@@ -35,7 +35,12 @@ int64_t sample_scratch_bytes(const KernelRequest& request) {
   return static_cast<int64_t>(sizeof(float)) * request.inputs[kPenalties].dim(0).bind(request.bounds);
 }
 
-constexpr Kernel kSample{"cuda_bisect", Pass::inference, can_sample, run_sample, sample_scratch_bytes};
+constexpr Kernel kSample{.name = "cuda_bisect",
+                         .pass = Pass::inference,
+                         .can_handle = can_sample,
+                         .run = run_sample,
+                         .scratch_bytes = sample_scratch_bytes,
+                         .alignment_bytes = alignof(SampleRow)};
 
 }  // namespace
 
