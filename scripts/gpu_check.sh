@@ -1,24 +1,28 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR]: on a machine with an NVIDIA GPU, builds with the
-# CUDA backend, runs every test that can run on the device, then the benchmarks, and writes the record
-# DIR/<device>/<commit>.json (DIR: benchmarks/results). Exits 1 if anything failed; the record says what.
+# scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR | --bin DIR] [--part tests|sanitizer|bench]...: on a
+# machine with an NVIDIA GPU, builds with the CUDA backend, runs every test that can run on the device, tests of kernels
+# under compute-sanitizer, then the benchmarks, and writes the record DIR/<device>/<commit>.json (DIR:
+# benchmarks/results). Exits 1 if anything failed; the record says what.
 #
 #   --commit   the commit that this tree is, for a copy without .git
 #   --build    the build directory (build/gpu); a second run in it builds only what changed
+#   --bin      a directory of programs that were built elsewhere: nothing is built here
+#   --part     only this part; may be repeated
 #
 # Libraries that the machine lacks are taken from .deps/ (scripts/gpu_deps.sh) when it is there.
 #
-# The record: {commit, dirty, device, driver, cuda, tests: [{program, name, result, seconds, message?}], benchmarks:
-# [{command, result, seconds, output | message}]}; result is passed, failed or skipped. `output` is what the benchmark
-# printed as JSON.
+# The record: {commit, dirty, date, device, driver, cuda, tests: [{program, name, result, seconds, message?}], benchmarks:
+# [{command, result, seconds, output | message}], kernels: output}; result is passed, failed or skipped. `output` is what
+# the benchmark printed as JSON; that of eadem_cuda_bench is `kernels`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 
 usage() {
-  echo "usage: scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR]" >&2
+  echo "usage: scripts/gpu_check.sh [--commit SHA] [--results DIR] [--build DIR | --bin DIR]" \
+    "[--part tests|sanitizer|bench]..." >&2
   exit 2
 }
 fail() {
@@ -26,17 +30,25 @@ fail() {
   exit 1
 }
 
-commit='' results=benchmarks/results build=build/gpu dirty=false
+commit='' results=benchmarks/results build=build/gpu bin='' dirty=false parts=()
 while [[ $# -gt 0 ]]; do
   [[ $# -ge 2 ]] || usage
   case "$1" in
     --commit) commit=$2 ;;
     --results) results=$2 ;;
     --build) build=$2 ;;
+    --bin) bin=$2 ;;
+    --part)
+      [[ " tests sanitizer bench " == *" $2 "* ]] || usage
+      parts+=("$2")
+      ;;
     *) usage ;;
   esac
   shift 2
 done
+
+[[ ${#parts[@]} -gt 0 ]] || parts=(tests sanitizer bench)
+wants() { [[ " ${parts[*]} " == *" $1 "* ]]; }
 
 # --- 1. What this is.
 if [[ -z "$commit" ]]; then
@@ -61,15 +73,18 @@ toolkit=$(scripts/cuda_toolkit.sh)
 logs="$build/gpu_check"
 rm -rf "$logs"
 mkdir -p "$logs"
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DEADEM_CUDA=ON -DEADEM_TESTS=ON \
-  -DCMAKE_CUDA_ARCHITECTURES=90a -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit" \
-  -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST > "$logs/configure.log" 2>&1 ||
-  { tail -n 40 "$logs/configure.log"; fail "CMake failed"; }
 built=passed
-ninja -C "$build" -j "$(nproc)" -k 0 > "$logs/build.log" 2>&1 || built=failed
-if [[ $built == failed ]]; then
-  grep -E -A 6 'error|FAILED' "$logs/build.log" | head -n 80 || true
-  echo "gpu_check.sh: the build failed (all of it: $logs/build.log); running what there is" >&2
+if [[ -z "$bin" ]]; then
+  bin="$build/bin"
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DEADEM_CUDA=ON -DEADEM_TESTS=ON -DEADEM_BENCHMARKS=ON \
+    -DCMAKE_CUDA_ARCHITECTURES=90a -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit" \
+    -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST > "$logs/configure.log" 2>&1 ||
+    { tail -n 40 "$logs/configure.log"; fail "CMake failed"; }
+  ninja -C "$build" -j "$(nproc)" -k 0 > "$logs/build.log" 2>&1 || built=failed
+  if [[ $built == failed ]]; then
+    grep -E -A 6 'error|FAILED' "$logs/build.log" | head -n 80 || true
+    echo "gpu_check.sh: the build failed (all of it: $logs/build.log); running what there is" >&2
+  fi
 fi
 printf '%s\t%s\n' build "$built" > "$logs/steps.tsv"
 
@@ -80,13 +95,13 @@ run_tests() {
   local program=$1 status=0
   shift
   echo "=== $program $*"
-  if [[ ! -x "$build/bin/$program" ]]; then
+  if [[ ! -x "$bin/$program" ]]; then
     printf '%s\tfailed\tnot built\n' "$program" >> "$logs/steps.tsv"
     echo "not built"
     return
   fi
   if [[ " $* " == *" --device "* ]]; then
-    timeout 60 "$build/bin/$program" --device cuda:99 > "$logs/$program.absent.log" 2>&1 || status=$?
+    timeout 60 "$bin/$program" --device cuda:99 > "$logs/$program.absent.log" 2>&1 || status=$?
     if [[ $status -eq 0 || $status -eq 124 ]] || ! grep -q 'cuda:99' "$logs/$program.absent.log"; then
       printf '%s\tfailed\tdoes not refuse --device cuda:99\n' "$program" >> "$logs/steps.tsv"
       echo "does not refuse --device cuda:99"
@@ -94,7 +109,7 @@ run_tests() {
     fi
     status=0
   fi
-  timeout 400 "$build/bin/$program" "$@" --gtest_output="xml:$logs/$program.xml" > "$logs/$program.log" 2>&1 || status=$?
+  timeout 400 "$bin/$program" "$@" --gtest_output="xml:$logs/$program.xml" > "$logs/$program.log" 2>&1 || status=$?
   grep -E '^\[  (FAILED|PASSED|SKIPPED)|tests ran|Failure' "$logs/$program.log" | head -n 40 || true
   if [[ ! -f "$logs/$program.xml" ]]; then
     tail -n 15 "$logs/$program.log"
@@ -109,18 +124,40 @@ run_tests() {
   fi
 }
 
-run_tests kernels_cuda_device_test
-run_tests kernels_cuda_linear_test
-run_tests ops_reference_test --device cuda
-run_tests ops_properties_test --device cuda
-run_tests engine_golden_test --device cuda
+if wants tests; then
+  run_tests kernels_cuda_device_test
+  run_tests kernels_cuda_linear_test
+  run_tests kernels_cuda_attention_test
+  run_tests ops_reference_test --device cuda
+  run_tests ops_properties_test --device cuda
+  run_tests engine_cuda_engine_test
+  run_tests engine_golden_test --device cuda
+fi
+
+# compute-sanitizer makes a kernel a hundred times as slow: a shape of every kernel.
+# run_sanitizer TOOL PROGRAM FILTER
+run_sanitizer() {
+  local tool=$1 program=$2 filter=$3 status=0 name="compute-sanitizer $1 $2"
+  echo "=== $name"
+  timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/$program" --gtest_filter="$filter" \
+    > "$logs/$tool-$program.log" 2>&1 || status=$?
+  grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|FAILED' "$logs/$tool-$program.log" || tail -n 5 "$logs/$tool-$program.log"
+  printf '%s\t%s\tstatus %s\n' "$name" "$([[ $status -eq 0 ]] && echo passed || echo failed)" "$status" \
+    >> "$logs/steps.tsv"
+}
+if wants sanitizer; then
+  for tool in memcheck racecheck; do
+    run_sanitizer "$tool" kernels_cuda_linear_test '*bf16_bf16_bf16_1152x896_bias'
+    run_sanitizer "$tool" kernels_cuda_attention_test '*Decode*14heads*'
+  done
+fi
 
 # --- 4. Benchmarks: the bundled model, and random weights in the shapes of benchmarks/models.
 run_benchmark() {
   local name=$1 status=0 start=$SECONDS
   shift
   echo "=== eadem bench $*"
-  timeout 300 "$build/bin/eadem" bench "$@" --device cuda --json > "$logs/bench-$name.json" 2> "$logs/bench-$name.log" ||
+  timeout 300 "$bin/eadem" bench "$@" --device cuda --json > "$logs/bench-$name.json" 2> "$logs/bench-$name.log" ||
     status=$?
   [[ $status -eq 0 ]] || tail -n 10 "$logs/bench-$name.log"
   printf '%s\t%s\t%s\t%s\n' "$name" "$status" $((SECONDS - start)) "eadem bench $* --device cuda --json" \
@@ -129,11 +166,18 @@ run_benchmark() {
 
 shopt -s nullglob
 : > "$logs/benchmarks.tsv"
-if [[ -x "$build/bin/eadem" ]]; then
+if ! wants bench; then
+  true
+elif [[ -x "$bin/eadem" ]]; then
   run_benchmark bundled
   for config in benchmarks/models/*.json; do
     run_benchmark "$(basename "$config" .json)" --random "$config"
   done
+  run_benchmark llama-3.2-1b-prompt --random benchmarks/models/llama-3.2-1b.json --prompt 1024 --gen 0
+  run_benchmark llama-3.2-1b-batch --random benchmarks/models/llama-3.2-1b.json --prompt 0 --gen 64 --batch 1,32 --depth 512
+  echo "=== eadem_cuda_bench"
+  timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||
+    printf 'eadem_cuda_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/kernels.log")" >> "$logs/steps.tsv"
 else
   printf 'eadem\tfailed\tnot built\n' >> "$logs/steps.tsv"
 fi
@@ -142,6 +186,7 @@ fi
 mkdir -p "$results/$slug"
 python3 - "$logs" "$results/$slug/$commit.json" "$commit" "$dirty" "$device" "$driver" \
   "$("$toolkit/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" << 'PYTHON'
+import datetime
 import json
 import sys
 import xml.etree.ElementTree as xml
@@ -184,8 +229,11 @@ for line in (logs / "benchmarks.tsv").read_text().splitlines():
         entry.update(result="failed", message=str(error))
     benchmarks.append(entry)
 
-record = {"commit": commit, "dirty": dirty == "true", "device": device, "driver": driver, "cuda": cuda,
+record = {"commit": commit, "dirty": dirty == "true", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+          "device": device, "driver": driver, "cuda": cuda,
           "tests": tests, "benchmarks": benchmarks}
+if (logs / "kernels.json").exists() and (logs / "kernels.json").stat().st_size > 0:
+    record["kernels"] = json.loads((logs / "kernels.json").read_text())
 Path(target).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 everything = tests + benchmarks

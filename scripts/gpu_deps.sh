@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # scripts/gpu_deps.sh: unpacks into .deps/ the libraries that a GPU machine without a package mirror usually lacks
-# (Highway, toml++, PCRE2, utf8proc, xxHash, Google Benchmark), from Debian 12's packages, without installing them.
+# (Highway, toml++, PCRE2, utf8proc, xxHash, libedit, Google Benchmark), from Debian 12's packages, without installing them.
 # scripts/gpu_check.sh uses .deps/ when it is there. Debian's libraries run on any x86-64 Linux with glibc 2.36 or newer;
 # fmt and spdlog are not among them, because two versions in one program conflict: those of the machine serve.
 # A second call does nothing.
@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(
   libhwy-dev libhwy1 libtomlplusplus-dev libtomlplusplus3 libpcre2-dev libpcre2-8-0 libutf8proc-dev
-  libutf8proc2 libxxhash-dev libxxhash0 libbenchmark-dev libbenchmark1debian
+  libutf8proc2 libxxhash-dev libxxhash0 libedit-dev libedit2 libbsd0 libmd0 libbenchmark-dev libbenchmark1debian
 )
 
 [[ "$(cat .deps/packages 2> /dev/null)" != "${packages[*]}" ]] || exit 0

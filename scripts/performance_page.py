@@ -34,7 +34,7 @@ lies in the processor's caches has no memory limit and shows no share.
 ENGINES = ("eadem", "llama.cpp")
 SMALL_CPU = "intel-r-xeon-r-processor-family-6-model-207-2-cores"
 LARGE_CPU = "intel-r-xeon-r-processor-family-6-model-207-16-cores"
-GPU = "nvidia-h200"
+GPU = "nvidia-h100-80gb-hbm3"
 
 
 # --- Plots
@@ -257,6 +257,18 @@ def benchmark_rows(record):
                    f"{result['lowest']:,.0f} – {result['highest']:,.0f} | {share} |")
 
 
+def kernel_rows(record):
+    """The rows of eadem_cuda_bench."""
+    kernels = record["kernels"]
+    yield "| Kernel and shape | Time | Rate | Share of the floor |"
+    yield "|---|---|---|---|"
+    for row in kernels["rows"]:
+        rate = (f"{row['bytes'] / row['microseconds'] / 1e6:,.2f} TB/s"
+                if row["bytes"] / kernels["bytes_per_second"] > row["flops"] / kernels["bf16_flops_per_second"]
+                else f"{row['flops'] / row['microseconds'] / 1e6:,.0f} TFLOP/s")
+        yield f"| {row['name']} | {row['microseconds']:,.1f} us ± {row['spread'] / 2:.0%} | {rate} | {row['share_of_floor']:.0%} |"
+
+
 def section(slug, record):
     tests = record.get("tests", [])
     passed = sum(test["result"] == "passed" for test in tests)
@@ -270,6 +282,10 @@ def section(slug, record):
     if record.get("benchmarks"):
         lines += ["", f"### `eadem bench`{of_older_record(record, 'benchmarks')}", "", "| Command | Work | tokens/s | spread | share |", "|---|---|---|---|---|"]
         lines += benchmark_rows(record)
+    if record.get("kernels"):
+        lines += ["", f"### `eadem_cuda_bench`{of_older_record(record, 'kernels')}", "",
+                  "Kernels alone, operands out of the L2 cache. The floor is what adding two vectors and multiplying 8192^3 "
+                  "reach in the same run.", "", *kernel_rows(record)]
     if "ceilings" in record:
         lines += ceilings_section(record)
     if record.get("ops"):
@@ -302,7 +318,7 @@ def machines():
         newest, *others = sorted(records[slug], key=lambda record: record.get("date", ""), reverse=True)
         merged[slug] = newest | {"older": {}}
         for record in others:
-            for part in ("benchmarks", "ceilings", "ops", "peers"):
+            for part in ("benchmarks", "kernels", "ceilings", "ops", "peers"):
                 if part in record and part not in merged[slug]:
                     merged[slug][part] = record[part]
                     merged[slug]["older"][part] = record["commit"]
