@@ -134,12 +134,14 @@ if wants tests; then
   run_tests engine_golden_test --device cuda
 fi
 
-# compute-sanitizer makes a kernel a hundred times as slow: a shape of every kernel.
+# compute-sanitizer makes a kernel a hundred times as slow: a shape of every kernel. cuBLASLt's own kernels (nvjet) are
+# left out: racecheck reports hazards in them, which are not ours to mend, and takes minutes for it.
 # run_sanitizer TOOL PROGRAM FILTER
 run_sanitizer() {
   local tool=$1 program=$2 filter=$3 status=0 name="compute-sanitizer $1 $2"
   echo "=== $name"
-  timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/$program" --gtest_filter="$filter" \
+  timeout 120 compute-sanitizer --tool "$tool" --kernel-name-exclude kernel_substring=nvjet --error-exitcode 9 \
+    "$bin/$program" --gtest_filter="$filter" \
     > "$logs/$tool-$program.log" 2>&1 || status=$?
   grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|FAILED' "$logs/$tool-$program.log" || tail -n 5 "$logs/$tool-$program.log"
   printf '%s\t%s\tstatus %s\n' "$name" "$([[ $status -eq 0 ]] && echo passed || echo failed)" "$status" \
