@@ -161,7 +161,7 @@ void print_report(LLM& llm, const Completion& completion, const SamplingParams& 
       finish_text(llm, completion, params, llm.engine().max_sequence_length()), memory_text(report.memory));
   if (stats.decode_tokens > 0)
     text += fmt::format("limit   {}: {} of weights, keys and values read per token\n",
-                        report.in_cache ? std::string("in cache, where memory is no limit")
+                        report.in_cache ? std::string("weights fit in the cache, memory sets none")
                                         : limit_text(report.bytes_per_token, decode, *report.rates),
                         bytes_text(report.bytes_per_token));
   print_error("\n" + dim_error(text));
