@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/train/token_data.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
