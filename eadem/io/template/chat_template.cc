@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/io/template/chat_template.h"
 
+#include <optional>
+#include <utility>
+
 #include "eadem/core/error.h"
 #include "eadem/io/template/parser.h"
 #include "eadem/io/template/renderer.h"
 #include "eadem/io/text.h"
+#include "eadem/io/tokenizer/tokenizer.h"
 
 namespace eadem::io {
 
@@ -29,6 +33,20 @@ std::vector<TextSegment> ChatTemplate::render(const TemplateInput& input, const 
     segments.push_back({std::string(bytes), trusted});
   });
   return segments;
+}
+
+TemplateInput template_input(const Tokenizer& tokenizer) {
+  TemplateInput input;
+  const std::pair<const char*, std::optional<int32_t>> roles[] = {{"bos_token", tokenizer.bos()},
+                                                                  {"eos_token", tokenizer.eos()},
+                                                                  {"unk_token", tokenizer.unk()},
+                                                                  {"pad_token", tokenizer.pad()}};
+  for (const auto& [name, id] : roles) {
+    if (id) input.trusted.set(name, tokenizer.token_text(*id));
+  }
+  const std::time_t now = std::time(nullptr);
+  localtime_r(&now, &input.now);
+  return input;
 }
 
 std::string join_segments(std::span<const TextSegment> segments) {

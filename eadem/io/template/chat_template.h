@@ -62,6 +62,10 @@ class ChatTemplate {
   std::unique_ptr<const Impl> impl_;
 };
 
+// An input with the present local time and with the special tokens of `tokenizer` (bos_token, eos_token ...).
+class Tokenizer;
+TemplateInput template_input(const Tokenizer& tokenizer);
+
 // The text of segments.
 std::string join_segments(std::span<const TextSegment> segments);
 
