@@ -9,8 +9,10 @@
 #include "eadem/cli/commands.h"
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/core/printable.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
+#include "eadem/io/template/chat_template.h"
 
 namespace eadem::cli {
 
@@ -37,6 +39,29 @@ std::vector<int64_t> context_lengths(int64_t longest) {
   return lengths;
 }
 
+// A short conversation, rendered with the model's template: its text, or why there is none.
+JsonValue sample_json(const io::Tokenizer& tokenizer) {
+  if (tokenizer.chat_template().empty()) return nullptr;
+  io::TemplateInput input = io::template_input(tokenizer);
+  const auto message = [](const char* role, const char* content) {
+    return JsonValue::object().set("role", role).set("content", content);
+  };
+  JsonValue messages = JsonValue::array();
+  messages.push_back(message("user", "Hello!")).push_back(message("assistant", "Hi there."));
+  messages.push_back(message("user", "How are you?"));
+  input.variables.set("messages", std::move(messages)).set("tools", nullptr).set("documents", nullptr);
+  input.variables.set("add_generation_prompt", true);
+  try {
+    const auto segments = io::ChatTemplate(tokenizer.chat_template(), "chat template").render(input);
+    const auto ids = tokenizer.encode(segments, {.add_special_tokens = false});
+    return JsonValue::object()
+        .set("text", json_text(io::join_segments(segments)))
+        .set("tokens", static_cast<int64_t>(ids.size()));
+  } catch (const Error& error) {
+    return JsonValue::object().set("error", json_text(error.what()));
+  }
+}
+
 JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
   JsonValue json = JsonValue::object();
   if (checkpoint.weights == nullptr) return json.set("error", "a config.json alone has none");
@@ -53,6 +78,7 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
     for (int32_t value : tokenizer.prefix_ids()) prefix.push_back(value);
     json.set("prefix_ids", std::move(prefix));
     json.set("chat_template_bytes", static_cast<int64_t>(tokenizer.chat_template().size()));
+    json.set("chat_sample", sample_json(tokenizer));
   } catch (const Error& error) {
     json.set("error", json_text(error.what()));
   }
@@ -143,7 +169,20 @@ void print_text(const JsonValue& json, bool with_tensors) {
     row("tokenizer", fmt::format("{} tokens, BOS {}, EOS {}", tokenizer.find("vocab_size")->as_integer(),
                                  token_text_of(*tokenizer.find("bos")), token_text_of(*tokenizer.find("eos"))));
     const int64_t bytes = tokenizer.find("chat_template_bytes")->as_integer();
-    row("chat template", bytes == 0 ? "none" : fmt::format("{} bytes; this build cannot render it", bytes));
+    const JsonValue& sample = *tokenizer.find("chat_sample");
+    if (sample.is_null()) {
+      row("chat template", "none");
+    } else if (const JsonValue* refusal = sample.find("error")) {
+      row("chat template", fmt::format("{} bytes; cannot be rendered: {}", bytes, refusal->as_string()));
+    } else {
+      row("chat template", fmt::format("{} bytes; a sample of {} tokens:", bytes, sample.find("tokens")->as_integer()));
+      const std::string& text = sample.find("text")->as_string();
+      for (size_t begin = 0; begin < text.size();) {
+        const size_t end = std::min(text.find('\n', begin), text.size());
+        row("", printable(text.substr(begin, end - begin)));
+        begin = end + 1;
+      }
+    }
   }
   std::string_view heading = "ignored keys";
   for (const JsonValue& key : json.find("ignored_keys")->as_array())

@@ -222,6 +222,22 @@ class Run(ProgramTest):
 
 
 class Understand(ProgramTest):
+    def test_inspect_renders_the_chat_template(self):
+        folder = self.folder / "chat"
+        shutil.copytree(STORIES, folder)
+        (folder / "chat_template.jinja").write_text(
+            "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}")
+        text = "[user]\nHello!\n[assistant]\nHi there.\n[user]\nHow are you?\n>"
+        sample = json.loads(self.done("inspect", folder, "--json").out)["tokenizer"]["chat_sample"]
+        self.assertEqual(sample["text"], text)
+        self.assertGreater(sample["tokens"], 10)
+        shown = self.done("inspect", folder).out
+        for line in text.splitlines():
+            self.assertIn(line, shown)
+        (folder / "chat_template.jinja").write_text("\n{% include 'x' %}")
+        self.assertIn("cannot be rendered: chat template:2: tag 'include' is not supported in chat templates",
+                      " ".join(self.done("inspect", folder).out.split()))
+
     def test_inspect(self):
         result = json.loads(self.done("inspect", GOLDEN / "qwen3", "--json").out)
         self.assertEqual(result["architecture"], "qwen3")
@@ -233,6 +249,7 @@ class Understand(ProgramTest):
         self.assertIn("use_cache", ignored)
         self.assertNotIn("hidden_size", ignored)
         self.assertIn(f"use_cache: {ignored['use_cache']}", self.done("inspect", GOLDEN / "qwen3").out)
+        self.assertIsNone(json.loads(self.done("inspect", "stories", "--json").out)["tokenizer"]["chat_sample"])
         kv_bytes = lambda *options: json.loads(self.done("inspect", GOLDEN / "llama", "--json", *options).out)[
             "memory"][0]["kv_cache_bytes"]
         # 16 codes and a scale for each head of 16, against 64 bytes.

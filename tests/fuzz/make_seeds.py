@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of the corpora of safetensors, gguf, config_json, tokenizer_json, quantized_checkpoint and pack_cache
+"""Writes the seeds of the corpora of safetensors, gguf, config_json, tokenizer_json, quantized_checkpoint, pack_cache
+and chat_template
 (corpus/<name>/seed_*).
 
     python tests/fuzz/make_seeds.py
@@ -155,3 +156,10 @@ checkpoint("float8", scheme("float-quantized", num_bits=8, type="float", strateg
            weight=("F8_E4M3", [8, 32], bytes(range(256))), weight_scale=("BF16", [1], b"\0\x3f"))
 checkpoint("fp8", {"quant_method": "fp8", "weight_block_size": [128, 128]},
            weight=("F8_E4M3", [2, 129], bytes(258)), weight_scale_inv=("F32", [1, 2], struct.pack("<2f", 1, 2)))
+
+# Templates, eight to a seed, and after a zero byte their variables.
+TEMPLATES = HERE.parent / "data" / "templates"
+sources = [source for source, text in json.loads((TEMPLATES / "constructs.json").read_text()) if text is not None]
+for i in range(0, len(sources), 8):
+    variables = (TEMPLATES / "construct_variables.json").read_bytes()
+    save("chat_template", f"{i:03}", "\n".join(sources[i:i + 8]).encode() + b"\0" + variables)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -14,6 +15,12 @@
 #include "eadem/io/tokenizer/text_work.h"
 
 namespace eadem::io {
+
+// A stretch of a text that ends at `end`, and whether special tokens may be read from it.
+struct TrustRun {
+  size_t end;
+  bool trusted;
+};
 
 // Finds added tokens in a text, leftmost first and the longest of those. Immutable.
 class AddedTokenMatcher {
@@ -27,10 +34,15 @@ class AddedTokenMatcher {
   AddedTokenMatcher(std::vector<std::pair<std::string, AddedToken>> patterns, const std::string& source);
 
   bool empty() const { return tokens_.empty(); }
+  bool has_special() const;
   // Sections tile the text, except for the white space that lstrip and rstrip take, which belongs to the
   // token. Special tokens are left in the text unless `parse_special`. An empty text has no sections. Throws
   // Cancelled, see TextWork.
-  std::vector<Section> split(std::string_view text, bool parse_special, TextWork& work) const;
+  //
+  // With `runs`, which tile the text, a special token is found if and only if it lies in one trusted run: what stands
+  // in the others neither makes one nor hides one.
+  std::vector<Section> split(std::string_view text, bool parse_special, TextWork& work,
+                             std::span<const TrustRun> runs = {}) const;
 
   // Bounds the work per byte of a hostile text.
   static constexpr size_t kMaxPattern = 1024;
@@ -41,6 +53,10 @@ class AddedTokenMatcher {
     int32_t token = -1;  // index into tokens_
   };
   Match longest_match(std::string_view text, size_t begin) const;
+  Match trusted_match(std::string_view text, size_t begin, std::span<const TrustRun> runs) const;
+  bool is_special(const Match& match) const {
+    return match.token >= 0 && tokens_[static_cast<size_t>(match.token)].special;
+  }
 
   std::vector<AddedToken> tokens_;
   std::unordered_map<uint64_t, uint32_t> children_;  // node << 8 | byte -> node; the root is 0

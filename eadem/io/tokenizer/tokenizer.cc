@@ -202,6 +202,112 @@ struct Tokenizer::Impl {
     }
   }
 
+  // With `runs`, special tokens are read in trusted ones only.
+  std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options,
+                              std::span<const TrustRun> runs) const {
+    if (text.size() >= size_t{1} << 31) {
+      throw InvalidArgument("text of {} bytes; at most {} can be encoded at once", text.size(), (size_t{1} << 31) - 1);
+    }
+    TextWork work(text.size(), options.cancel);
+    for (size_t pos = 0; pos < text.size();) {
+      work.tick();
+      const Utf8Step step = next_utf8(text, pos);
+      if (step.status != Utf8Status::kValid) {
+        throw InvalidArgument("text is not UTF-8: byte 0x{:02X} at offset {} of {}",
+                              static_cast<unsigned>(static_cast<uint8_t>(text[pos])), pos, text.size());
+      }
+      pos += static_cast<size_t>(step.length);
+    }
+    std::vector<int32_t> out;
+    if (options.add_special_tokens) out = prefix_ids;
+    BpeModel::Scratch scratch;
+    for (const auto& raw : raw_added.split(text, options.parse_special, work, runs)) {
+      if (raw.id >= 0) {
+        out.push_back(raw.id);
+        continue;
+      }
+      const std::vector<TrustRun> inside = clip(runs, raw.begin, raw.end);
+      for (const Part& part : normalized_parts(text.substr(raw.begin, raw.end - raw.begin), options, inside, work)) {
+        encode_normalized(part.text, part.parse_special, raw.begin == 0 && part.first, scratch, out, work);
+      }
+    }
+    if (options.add_special_tokens) out.insert(out.end(), suffix_ids.begin(), suffix_ids.end());
+    return out;
+  }
+
+  static std::vector<TrustRun> clip(std::span<const TrustRun> runs, size_t begin, size_t end) {
+    std::vector<TrustRun> clipped;
+    auto run = std::upper_bound(runs.begin(), runs.end(), begin,
+                                [](size_t value, const TrustRun& other) { return value < other.end; });
+    for (size_t done = begin; done < end; ++run) {
+      done = std::min(run == runs.end() ? end : run->end, end);
+      if (run == runs.end()) break;
+      clipped.push_back({done - begin, run->trusted});
+    }
+    return clipped;
+  }
+
+  // Text between added tokens that are searched before normalization, normalized.
+  struct Part {
+    std::string text;
+    bool parse_special;
+    bool first;
+  };
+
+  std::string normalize(std::string_view text, TextWork& work) const {
+    std::string normalized(text);
+    normalizer.apply(normalized, work);
+    return normalized;
+  }
+
+  // Normalization moves the borders of runs, so that special tokens which are searched after it cannot be told by
+  // their place. Where the runs, each normalized by itself, hold the special tokens that the whole text holds, and
+  // those that are not trusted hold none, the text is one part. Otherwise somebody planted one, and each run is a part.
+  std::vector<Part> normalized_parts(std::string_view text, const EncodeOptions& options,
+                                     std::span<const TrustRun> runs, TextWork& work) const {
+    std::vector<Part> whole{{normalize(text, work), options.parse_special, true}};
+    const bool trusted = std::all_of(runs.begin(), runs.end(), [](const TrustRun& run) { return run.trusted; });
+    if (trusted || !options.parse_special || !normalized_added.has_special()) return whole;
+    const auto specials = [&](const Part& part, std::vector<int32_t>& found) {
+      for (const auto& section : normalized_added.split(part.text, true, work)) {
+        if (section.id >= 0 && token(section.id).special) found.push_back(section.id);
+      }
+    };
+    std::vector<Part> parts;
+    std::vector<int32_t> of_whole, of_trusted, of_others;
+    size_t begin = 0;
+    for (const TrustRun& run : runs) {
+      const std::string_view part = text.substr(begin, run.end - begin);
+      parts.push_back({normalize(part, work), run.trusted, begin == 0});
+      if (!run.trusted) {
+        specials(parts.back(), of_others);
+      } else if (begin == 0) {
+        specials(parts.back(), of_trusted);
+      } else {  // what is prepended to the whole text does not stand before this run
+        specials({normalize("\x01" + std::string(part), work), true, false}, of_trusted);
+      }
+      begin = run.end;
+    }
+    specials(whole[0], of_whole);
+    return of_others.empty() && of_whole == of_trusted ? whole : parts;
+  }
+
+  void encode_normalized(const std::string& text, bool parse_special, bool at_start, BpeModel::Scratch& scratch,
+                         std::vector<int32_t>& out, TextWork& work) const {
+    if (normalized_added.empty()) {
+      encode_section(text, at_start, scratch, out, work);
+      return;
+    }
+    for (const auto& section : normalized_added.split(text, parse_special, work)) {
+      if (section.id >= 0) {
+        out.push_back(section.id);
+      } else {
+        encode_section(text.substr(section.begin, section.end - section.begin), at_start && section.begin == 0, scratch,
+                       out, work);
+      }
+    }
+  }
+
   std::string source;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
@@ -222,44 +328,22 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
-  if (text.size() >= size_t{1} << 31) {
-    throw InvalidArgument("text of {} bytes; at most {} can be encoded at once", text.size(), (size_t{1} << 31) - 1);
-  }
-  TextWork work(text.size(), options.cancel);
-  for (size_t pos = 0; pos < text.size();) {
-    work.tick();
-    const Utf8Step step = next_utf8(text, pos);
-    if (step.status != Utf8Status::kValid) {
-      throw InvalidArgument("text is not UTF-8: byte 0x{:02X} at offset {} of {}",
-                            static_cast<unsigned>(static_cast<uint8_t>(text[pos])), pos, text.size());
-    }
-    pos += static_cast<size_t>(step.length);
-  }
-  std::vector<int32_t> out;
-  if (options.add_special_tokens) out = impl_->prefix_ids;
-  BpeModel::Scratch scratch;
-  for (const auto& raw : impl_->raw_added.split(text, options.parse_special, work)) {
-    if (raw.id >= 0) {
-      out.push_back(raw.id);
-      continue;
-    }
-    std::string normalized(text.substr(raw.begin, raw.end - raw.begin));
-    impl_->normalizer.apply(normalized, work);
-    if (impl_->normalized_added.empty()) {
-      impl_->encode_section(std::move(normalized), raw.begin == 0, scratch, out, work);
-      continue;
-    }
-    for (const auto& section : impl_->normalized_added.split(normalized, options.parse_special, work)) {
-      if (section.id >= 0) {
-        out.push_back(section.id);
-      } else {
-        impl_->encode_section(normalized.substr(section.begin, section.end - section.begin),
-                              raw.begin == 0 && section.begin == 0, scratch, out, work);
-      }
+  return impl_->encode(text, options, {});
+}
+
+std::vector<int32_t> Tokenizer::encode(std::span<const TextSegment> segments, const EncodeOptions& options) const {
+  std::string text;
+  std::vector<TrustRun> runs;
+  for (const TextSegment& segment : segments) {
+    if (segment.text.empty()) continue;
+    text += segment.text;
+    if (!runs.empty() && runs.back().trusted == segment.trusted) {
+      runs.back().end = text.size();
+    } else {
+      runs.push_back({text.size(), segment.trusted});
     }
   }
-  if (options.add_special_tokens) out.insert(out.end(), impl_->suffix_ids.begin(), impl_->suffix_ids.end());
-  return out;
+  return impl_->encode(text, options, runs);
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {

@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "eadem/io/text_segment.h"
 #include "eadem/io/tokenizer/pattern_matchers.h"
 
 namespace eadem::io {
@@ -91,6 +92,11 @@ class Tokenizer {
   // holds a character that the vocabulary cannot express, and when the tokenizer's own normalizers and patterns would
   // need more memory or time than a tokenizer's should (text_work.h has the limits). Time is n log n in the text.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
+
+  // The ids of the segments' joined text, in which special tokens are read only where they lie in trusted segments.
+  // Borders of segments do not show in the ids otherwise: text between special tokens is encoded as one. Throws as
+  // above; an offset in a message counts from the first segment.
+  std::vector<int32_t> encode(std::span<const TextSegment> segments, const EncodeOptions& options = {}) const;
 
   // The text of `ids`. Always valid UTF-8: ill-formed parts become U+FFFD. `skip_special` drops special
   // tokens. Throws InvalidArgument on an id that is not a token.

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/io/template/chat_template.h"
+
+#include <optional>
+#include <utility>
+
+#include "eadem/core/error.h"
+#include "eadem/io/template/parser.h"
+#include "eadem/io/template/renderer.h"
+#include "eadem/io/text.h"
+#include "eadem/io/tokenizer/tokenizer.h"
+
+namespace eadem::io {
+
+struct ChatTemplate::Impl {
+  std::string name;
+  chat::Body body;
+};
+
+ChatTemplate::ChatTemplate(std::string_view source, std::string name) {
+  if (!is_valid_utf8(source)) throw DataCorrupted("{}: the chat template is not UTF-8", name);
+  chat::Body body = chat::parse_template(source, name);
+  impl_ = std::make_unique<const Impl>(Impl{std::move(name), std::move(body)});
+}
+ChatTemplate::~ChatTemplate() = default;
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+
+std::vector<TextSegment> ChatTemplate::render(const TemplateInput& input, const TemplateLimits& limits) const {
+  const chat::Text text = chat::render_template(impl_->body, impl_->name, input, limits);
+  std::vector<TextSegment> segments;
+  text.for_each_run(0, text.size(), [&](std::string_view bytes, bool trusted) {
+    segments.push_back({std::string(bytes), trusted});
+  });
+  return segments;
+}
+
+TemplateInput template_input(const Tokenizer& tokenizer) {
+  TemplateInput input;
+  const std::pair<const char*, std::optional<int32_t>> roles[] = {{"bos_token", tokenizer.bos()},
+                                                                  {"eos_token", tokenizer.eos()},
+                                                                  {"unk_token", tokenizer.unk()},
+                                                                  {"pad_token", tokenizer.pad()}};
+  for (const auto& [name, id] : roles) {
+    if (id) input.trusted.set(name, tokenizer.token_text(*id));
+  }
+  const std::time_t now = std::time(nullptr);
+  localtime_r(&now, &input.now);
+  return input;
+}
+
+std::string join_segments(std::span<const TextSegment> segments) {
+  std::string text;
+  for (const TextSegment& segment : segments) text += segment.text;
+  return text;
+}
+
+}  // namespace eadem::io
