@@ -153,7 +153,7 @@ TEST(Scheduler, ARequestWhoseCallbackThrowsFailsAlone) {
   }
 }
 
-// Chunks of a prompt that goes on compute no logits: only the last one does.
+// Prompt chunks compute no logits, except for the last one.
 TEST(Scheduler, PromptChunksThatGoOnHaveNoLogits) {
   const auto engine = batched_engine(false);
   const int64_t vocab = engine->model().info().vocab;
