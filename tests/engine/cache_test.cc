@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the engine knows of its cache: lengths that nobody wrote and blocks that two places use are refused, and a
-// refused step changes nothing.
+// The engine's checks of its cache: it refuses lengths that nobody wrote and blocks that two places use, and a refused
+// step changes nothing.
 #include <gtest/gtest.h>
 
 #include <limits>

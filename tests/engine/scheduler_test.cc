@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to requests that are refused, cancelled, cut into chunks, or whose callback throws: the others do not
-// notice.
+// Requests that are refused, cancelled, divided into chunks, or whose callback throws, do not affect the others.
 #include <gtest/gtest.h>
 
 #include <map>
