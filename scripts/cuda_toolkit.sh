@@ -31,7 +31,7 @@ if [[ ! -f "$ready" ]]; then
     'nvidia-cuda-nvcc==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-runtime==13.0.*' \
     'nvidia-cuda-cccl==13.0.*' 'nvidia-cublas==13.1.0.*' >&2
   toolkit=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/nvidia/cu13
-  # What wheels leave out and linkers look for: lib64, and names without a version.
+  # Linkers look for lib64 and for names without a version, which wheels leave out.
   ln -sfn lib "$toolkit/lib64"
   for library in "$toolkit"/lib/*.so.*; do
     ln -sf "$(basename "$library")" "${library%%.so.*}.so"

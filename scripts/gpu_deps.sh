@@ -41,7 +41,7 @@ mkdir -p .deps/usr/lib
 cp -rL "$work/root/usr/include" .deps/usr/include
 cp -rL "$work/root/usr/lib/x86_64-linux-gnu" .deps/usr/lib/x86_64-linux-gnu
 libraries=.deps/usr/lib/x86_64-linux-gnu
-# What nothing here uses.
+# Nothing here uses these files.
 rm -rf "$libraries"/libpcre2-{16,32,posix}* "$libraries"/libhwy_{test,contrib}* .deps/usr/include/pcre2posix.h
 # pkg-config answers with this tree wherever it is.
 sed -i 's|^prefix=.*|prefix=${pcfiledir}/../../..|' "$libraries"/pkgconfig/*.pc

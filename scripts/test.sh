@@ -44,7 +44,7 @@ run_ctest() {
   rm -f "$report"
   ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --timeout 300 -j "$jobs" \
     --output-junit "$report" "$@" > "$logs/ctest-$preset.log" 2>&1 || status=$?
-  # Of the tests that passed, the summary is enough; the rest is in the log.
+  # The summary is enough for tests that passed; the rest is in the log.
   grep -Ev '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ Test .* Passed +[0-9.]+ sec$' "$logs/ctest-$preset.log" || true
   [[ ! -f "$report" ]] || count_junit "$report"
   return "$status"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is timed: the workload rows of every op, in the types that a pipeline gives them on the device.
+// The timed workloads: the workload rows of every op, in the types that a pipeline gives them on the device.
 #pragma once
 
 #include <string>

@@ -168,7 +168,7 @@ def rms(x):
 def compare(arguments, directory, type_name, folder):
     made = folder / type_name
     run(arguments.eadem, "convert", directory, made, "--type", type_name)
-    # Of int8 the others quantize the directory themselves: what is exact is the directory.
+    # For int8 the other programs quantize the plain directory themselves, so the exact logits come from it.
     source = directory if type_name == "int8" else made
     model = load(source)
     ids = [(i * 193 + 7) % model.config.vocab_size for i in range(arguments.tokens)]

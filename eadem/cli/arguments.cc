@@ -258,7 +258,7 @@ void Arguments::refuse_unknown(const std::string& word) const {
 Arguments::Split Arguments::split(std::span<const std::string> arguments) const {
   constexpr int kHelp = 256, kFirst = 257;  // what getopt_long returns for long options; short ones return themselves
   const std::vector<std::pair<std::string, const Option*>> names = spellings();
-  std::string short_options = "-:h";  // operands come in their order, and errors are ours to print
+  std::string short_options = "-:h";  // operands come in order, and we print errors ourselves
   std::vector<::option> long_options = {{"help", no_argument, nullptr, kHelp}};
   for (const auto& [name, owner] : names) {
     const bool has_value = owner->kind == Kind::value;
@@ -286,7 +286,7 @@ Arguments::Split Arguments::split(std::span<const std::string> arguments) const 
   optind = 0;  // GNU: begin anew
   opterr = 0;
   while (true) {
-    // Where getopt_long is about to look. `-name` with several letters is a long option when it is known as one.
+    // The argument that getopt_long reads next. `-name` with several letters is a long option if one has this name.
     const auto at = static_cast<size_t>(std::max(optind, 1));
     const std::string word = at < words.size() ? words[at] : "";
     if (word.starts_with("--")) {
@@ -363,7 +363,7 @@ std::string Arguments::help() const {
   }
   text += "\n\n" + wrapped(summary_, 0, kHelpWidth) + "\n";
   const auto row = [&](std::string left, const std::string& help) {
-    // A long list of choices goes on below itself.
+    // A long list of choices continues under its own beginning.
     const size_t indent = left.find(' ') + 1;
     for (size_t begin = 0; left.size() - begin + 2 > kHelpWidth;) {
       const size_t bar = left.rfind('|', begin + kHelpWidth - 3);

@@ -25,13 +25,13 @@ inline constexpr int kFailed = 1;
 inline constexpr int kUsage = 2;
 inline constexpr int kInterrupted = 130;
 
-// What the caller of the program got wrong; ends it with kUsage.
+// A mistake in the program's arguments; ends the program with kUsage.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The closest of `known` to `word`, if one is close enough to be meant.
+// Returns the word of `known` that is closest to `word`, if one is close enough to be meant.
 std::optional<std::string> did_you_mean(std::string_view word, std::span<const std::string> known);
 
 // "512", "4k", "2M", "1G": powers of 1024. Throws UsageError naming `what`.
@@ -43,11 +43,11 @@ class Arguments {
   // `name`: "run", "tokenizer train". `summary`: what the command does, one or more sentences.
   Arguments(std::string name, std::string summary);
 
-  // Options added from here on stand under `title` in the help.
+  // Begins a section of the help, `title`, for the options that are added after it.
   void section(std::string title);
 
-  // `names`: "-p,--prompt", the last of which names it in messages. `value`: how the help calls the value. Sizes and
-  // counts take k, M and G. A text of nothing (`--stop=`) is refused, but for `text`.
+  // `names` lists the option's names, "-p,--prompt"; messages use the last one. `value` is the placeholder of the value
+  // in the help. Sizes and counts take k, M and G. Only `text` takes an empty value (`--stop=`).
   void flag(std::string names, bool& target, std::string help);
   void option(std::string names, std::string value, std::string& target, std::string help);
   void option(std::string names, std::string value, std::optional<std::string>& target, std::string help);
@@ -59,19 +59,19 @@ class Arguments {
   void option(std::string names, std::string value, double& target, std::string help);
   // May be given several times; each value is taken as it is.
   void list(std::string names, std::string value, std::vector<std::string>& target, std::string help);
-  // Sizes separated by commas.
+  // Takes sizes separated by commas.
   void sizes(std::string names, std::string value, std::vector<int64_t>& target, std::string help);
-  // One of `choices`, which are lower-case; any case is taken, and other programs' names of data types.
+  // Takes one of `choices`, which are lower-case, in any case, and the names that other programs give to data types.
   void choice(std::string names, std::vector<std::string> choices, std::string& target, std::string help);
 
-  // Operands, in order; a rest takes all that follow. An operand may be given by option `names` instead.
+  // Operands are taken in order; a rest takes all that follow. Option `names` may give an operand instead.
   void operand(std::string name, std::string& target, std::string help);
   void operand(std::string name, std::optional<std::string>& target, std::string help, std::string names = "");
   void rest(std::string name, std::vector<std::string>& target, std::string help, bool required = true);
 
-  // A line of the help's examples.
+  // Adds a line to the help's examples.
   void example(std::string command, std::string what);
-  // A paragraph after the options.
+  // Adds a paragraph after the options.
   void note(std::string text);
 
   // Reads the arguments into the targets. Returns false when help was asked for and printed. Throws UsageError.
@@ -99,7 +99,7 @@ class Arguments {
   };
   struct Split;  // what a command line consists of
   Split split(std::span<const std::string> arguments) const;
-  // Every name that an option goes by, ours and others'.
+  // Every name of an option, ours and those of other programs.
   std::vector<std::pair<std::string, const Option*>> spellings() const;
   [[noreturn]] void refuse_unknown(const std::string& word) const;
   void add(std::string names, Kind kind, std::string value, std::string help,
@@ -109,7 +109,7 @@ class Arguments {
   std::string summary_;
   std::string section_ = "Options";
   std::vector<Option> options_;
-  std::vector<Option> operand_options_;  // those that give an operand; not in the help's list
+  std::vector<Option> operand_options_;  // options that give an operand; not listed in the help
   std::vector<Operand> operands_;
   std::vector<std::pair<std::string, std::string>> examples_;
   std::vector<std::string> notes_;

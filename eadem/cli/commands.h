@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The commands of the program, one source file each. Each takes what follows its name on the command line and returns
-// the exit code; it throws UsageError for bad usage and eadem::Error for what failed.
+// The commands of the program, one source file each. Each takes the arguments after its name and returns the exit code.
+// It throws UsageError for bad usage and eadem::Error for failures.
 #pragma once
 
 #include <span>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem doctor: what this machine and this build can do, measured, and what is missing.
+// eadem doctor: measures what this machine and this build can do, and says what is missing.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -37,7 +37,7 @@ std::string cpuinfo(std::string_view key) {
   return {};
 }
 
-// Features that kernels use or could use, of those that the processor has.
+// The processor's features that kernels use or could use.
 std::vector<std::string> cpu_features() {
   constexpr std::string_view kInteresting[] = {"ssse3",    "sse4_1",   "avx",         "fma",         "f16c",
                                                "avx2",     "bmi2",     "avx_vnni",    "avx512f",     "avx512bw",

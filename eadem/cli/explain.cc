@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem explain: what would run for a model on a device, and why.
+// eadem explain: which kernels would run for a model on a device, and why.
 #include <algorithm>
 #include <map>
 
@@ -19,7 +19,7 @@ using io::JsonValue;
 using pipeline::Program;
 
 constexpr int64_t kUsualTokens = 512;
-// The engine takes no more tokens in a step, sequences in a batch, or tokens in a context.
+// The engine refuses more tokens in a step, sequences in a batch, or tokens in a context.
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 // One op of the program, as it is shown.
@@ -27,7 +27,7 @@ struct StepText {
   int layer;
   std::string scope;
   std::string op;      // "linear"
-  std::string kernel;  // "" when nobody accepts, "view" when nothing runs
+  std::string kernel;  // "" when no kernel accepts, "view" when nothing runs
   std::string types;   // "f32 [tokens, 64], bf16/packed [64, 64] -> f32 [tokens, 64]"
   double flops = 0, bytes = 0, roofline_seconds = 0, modelled_us = 0;
   const Decision* decision = nullptr;
@@ -68,7 +68,7 @@ std::vector<StepText> steps_of(const Program& program, const DeviceRates& rates)
   return steps;
 }
 
-// `text` with the number of layer `layer` left open, so that equal layers read equal.
+// Returns `text` with the number of layer `layer` replaced by a placeholder, so that equal layers have equal texts.
 std::string without_layer(std::string text, int layer) {
   if (layer < 0) return text;
   const std::string number = "layers." + std::to_string(layer);
@@ -101,7 +101,7 @@ std::string step_text(const StepText& step) {
   return text + decision_text(*step.decision, "      ");
 }
 
-// The steps in order; runs of layers that read alike once, with how many there are.
+// Prints the steps in order; equal neighbouring layers are printed once, with their number.
 std::string steps_text(const std::vector<StepText>& steps, bool all) {
   std::map<int, std::string> layers;
   for (const StepText& step : steps)
@@ -124,7 +124,7 @@ std::string steps_text(const std::vector<StepText>& steps, bool all) {
   return text;
 }
 
-// Every place of a model that has a configuration of its own: role and layer, equal ones folded.
+// A place of a model with a configuration of its own, by role and layer; equal ones are printed once.
 struct Place {
   std::string name;
   const HardwareConfig* config;
@@ -305,7 +305,7 @@ struct ExplainOptions {
   std::optional<int64_t> tokens, context;
 };
 
-// Nothing when help was asked for.
+// Returns nothing when help was asked for.
 std::optional<ExplainOptions> parse(CommandLine command_line) {
   ExplainOptions options;
   Arguments arguments(
@@ -342,7 +342,7 @@ std::optional<ExplainOptions> parse(CommandLine command_line) {
   return options;
 }
 
-// What an engine of these options would be made with. Refuses what the model's context or the cache cannot hold.
+// Returns the options of the engine to describe. Refuses sizes that the model's context or the cache cannot hold.
 engine::EngineOptions engine_options_of(const ExplainOptions& options, const models::ModelInfo& info) {
   const int64_t context = options.context.value_or(info.max_positions);
   if (context > info.max_positions)
@@ -357,7 +357,7 @@ engine::EngineOptions engine_options_of(const ExplainOptions& options, const mod
   return result;
 }
 
-// --diff-mode: what differs between the modes, where it differs.
+// --diff-mode: prints the settings that differ between the modes.
 void print_mode_differences(const ExplainOptions& options, const modules::AutoHardwareConfig& performance,
                             const modules::AutoHardwareConfig& accuracy, int64_t layers) {
   const std::vector<Place> a = places_of(performance, layers, true), b = places_of(accuracy, layers, true);

@@ -6,7 +6,7 @@ namespace eadem::cli {
 namespace {
 
 constexpr OtherName kOtherNames[] = {
-    // How many tokens.
+    // Options that say how many tokens to generate.
     {"--n-predict", "--max-tokens"},
     {"--predict", "--max-tokens"},
     {"--num-predict", "--max-tokens"},
@@ -15,14 +15,14 @@ constexpr OtherName kOtherNames[] = {
     {"--ctx-size", "--context"},
     {"--num-ctx", "--context"},
     {"--max-model-len", "--context"},
-    // Which ones.
+    // Options that say which tokens to sample.
     {"--temp", "--temperature"},
     {"-s", "--seed"},
     {"--repeat-penalty", "--repetition-penalty"},
     {"--typical", "--typical-p"},
     {"-r", "--stop"},
     {"--reverse-prompt", "--stop"},
-    // On what.
+    // Options that say on which device to run.
     {"-dev", "--device"},
     {"-tb", "--prefill-threads"},
     {"--threads-batch", "--prefill-threads"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What users of llama.cpp, Ollama, vLLM and transformers are used to typing, in one table for every command.
+// Options that users of llama.cpp, Ollama, vLLM and transformers are used to, in one table for every command.
 #pragma once
 
 #include <span>
@@ -8,7 +8,8 @@
 
 namespace eadem::cli {
 
-// An option that other programs call `name` and we call `ours`. Every command that has `ours` takes `name` too, unless
+// An option that other programs call `name` and we call `ours`. Every command that has `ours` also takes `name`, unless
+// `name` is an option of its own.
 // it has a meaning of its own for it.
 struct OtherName {
   std::string_view name;
@@ -16,7 +17,7 @@ struct OtherName {
 };
 std::span<const OtherName> other_names();
 
-// An option of other programs that no command has, and what to do instead.
+// An option of other programs that no command has, and the advice that is given instead.
 struct Advice {
   std::string_view name;
   std::string_view instead;

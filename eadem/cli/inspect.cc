@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem inspect: what a model's files hold.
+// eadem inspect: prints the contents of a model's files.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -31,7 +31,7 @@ JsonValue shape_json(const Shape& shape) {
   return dims;
 }
 
-// Context lengths worth a row: powers of four from 512, and the model's own.
+// The context lengths in the table: powers of four from 512, and the model's own.
 std::vector<int64_t> context_lengths(int64_t longest) {
   std::vector<int64_t> lengths;
   for (int64_t length = 512; length < longest; length *= 4) lengths.push_back(length);
@@ -132,7 +132,7 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
   json.set("memory", std::move(memory));
   try {
     json.set("config", checkpoint.model->config_json());
-  } catch (const Unsupported&) {  // A GGUF file may state what a config.json has no words for.
+  } catch (const Unsupported&) {  // A GGUF file may state what no config.json can state.
   }
   return json;
 }

@@ -12,7 +12,7 @@ namespace eadem::cli {
 
 namespace {
 
-// A signal handler has nothing but globals to write to.
+// A signal handler can only write to globals.
 std::atomic<bool> stop_requested{false};
 std::atomic<bool> end_requested{false};  // by SIGTERM
 std::atomic<int> event{-1};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem: the command line. Finds the command, and turns what it throws into a message and an exit code.
+// eadem: the command line. Finds the command, and turns its exceptions into a message and an exit code.
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -98,7 +98,7 @@ int guarded_main(const std::vector<std::string>& arguments) {
   std::string command;
   try {
     const int code = dispatch(arguments, command);
-    print("", true);  // Whatever is still buffered: a full disk is an error, not a shorter result.
+    print("", true);  // Flushes stdout: on a full disk the result must be an error, not cut short.
     return code;
   } catch (const UsageError& error) {
     print_error(

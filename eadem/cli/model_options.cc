@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 const std::vector<std::string> kDtypes = {"f32", "bf16", "f16"};
 const std::vector<std::string> kKvTypes = {"f32", "bf16", "f16", "int8", "fp8_e4m3"};
 
-// Where bundled models may lie: beside the source tree's build, in an installation, in the tree it was built from.
+// The folders where bundled models may be: beside the build of a source tree, in an installation, or in that tree.
 std::vector<fs::path> asset_folders() {
   std::vector<fs::path> folders;
   std::error_code error;
@@ -42,7 +42,7 @@ std::optional<std::string> bundled(std::string_view name) {
   return std::nullopt;
 }
 
-// The dtype that `flag` sets, else that of --dtype, which sets every precision at once.
+// The dtype of option `flag`, else that of --dtype, which sets every precision at once.
 Override<DType> dtype_of_option(const char* flag, const std::string& value, const std::string& common) {
   return value.empty() ? Override<DType>(dtype_from_name(common), "--dtype")
                        : Override<DType>(dtype_from_name(value), flag);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options that every command with a model shares: which model, on what, in which precision.
+// The options that every command with a model shares: the model, the device and the precision.
 #pragma once
 
 #include <functional>
@@ -32,7 +32,7 @@ struct ModelOptions {
   void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
   void add_loading(Arguments& arguments);    // --pack-cache
 
-  DeviceOptions device_options() const;  // of a CPU
+  DeviceOptions device_options() const;  // the CPU's options
   std::shared_ptr<Device> open() const;
   HardwareMode hardware_mode() const;
   // Mode, precisions, fusions and the pack cache; the rest is left at its defaults.
@@ -41,15 +41,15 @@ struct ModelOptions {
 
 inline constexpr std::string_view kBundledModel = "stories";
 
-// The path of a model: an existing path as it is, the name of a bundled model, or, without one, the bundled model
-// (which is said on stderr). Throws NotFound saying what was looked for.
+// Returns the path of a model: an existing path, the path of the bundled model of that name, or, without a name, the
+// default bundled model, which is then named on stderr. Throws NotFound listing the places that were searched.
 std::string resolve_model(const std::optional<std::string>& model);
 
-// A model that is described, not run: as resolve_model() and models::open_checkpoint() take it, or a config.json alone,
-// which leaves `weights` null.
+// Opens a model that is described, not run. `model` is as for resolve_model() and models::open_checkpoint(), or a
+// config.json alone, which leaves `weights` null.
 models::Checkpoint open_described(const std::optional<std::string>& model);
 
-// Warnings of the engine on stderr, in our form.
+// Prints warnings of the engine on stderr in the program's format.
 Logger cli_logger();
 
 }  // namespace eadem::cli

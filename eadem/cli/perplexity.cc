@@ -27,7 +27,7 @@ using engine::InferEngine;
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr int64_t kMaxContext = int64_t{1} << 24;
-// Logits of a step stay below this, whatever the vocabulary.
+// The logits of a step take at most this many bytes, whatever the vocabulary.
 constexpr int64_t kLogitBytes = 64 << 20;
 
 // Sums of one model over a text: of the tokens' negative log-likelihoods and their squares.
@@ -82,14 +82,14 @@ std::unique_ptr<InferEngine> open_engine(const models::Checkpoint& checkpoint, c
 
 struct PerplexityOptions {
   ModelOptions model;
-  std::string file;  // as messages call it
+  std::string file;  // its name in messages
   bool from_stdin = false;
   std::optional<std::string> base;
   int64_t context = 512, max_chunks = 0;
   bool json = false;
 };
 
-// Nothing when help was asked for.
+// Returns nothing when help was asked for.
 std::optional<PerplexityOptions> parse(CommandLine command_line) {
   PerplexityOptions options;
   std::vector<std::string> operands;
@@ -117,7 +117,7 @@ std::optional<PerplexityOptions> parse(CommandLine command_line) {
   arguments.example("eadem perplexity model-bf16.gguf wiki.test.raw --kl model-f32.gguf --chunks 20",
                     "what rounding the weights costs");
   if (!arguments.parse(command_line)) return std::nullopt;
-  // What no option gives, the operands do: the model first, the text last.
+  // Operands give what no option gave: first the model, then the text.
   if (!file) {
     if (operands.empty()) throw UsageError("FILE is missing");
     file = operands.back();
@@ -141,7 +141,7 @@ struct Chunks {
   std::string text;
   std::vector<int32_t> ids;
   int64_t context = 0, count = 0;
-  std::optional<int32_t> bos;  // where the tokenizer puts one before texts
+  std::optional<int32_t> bos;  // set if the tokenizer puts BOS before texts
 
   std::vector<int32_t> chunk(int64_t n) const {
     std::vector<int32_t> tokens(ids.begin() + n * context, ids.begin() + (n + 1) * context);
@@ -177,7 +177,7 @@ models::Checkpoint open_measured(const PerplexityOptions& options) {
   return checkpoint;
 }
 
-// The model of --kl. Refuses one whose tokens are others.
+// Opens the model of --kl. Refuses a model with another vocabulary.
 models::Checkpoint open_base(const PerplexityOptions& options, const models::Checkpoint& checkpoint,
                              const Chunks& chunks) {
   models::Checkpoint base = models::open_checkpoint(resolve_model(options.base));
@@ -192,10 +192,10 @@ models::Checkpoint open_base(const PerplexityOptions& options, const models::Che
 }
 
 struct Scores {
-  Score model, base, divergence;  // the last two with --kl only
+  Score model, base, divergence;  // the last two only with --kl
 };
 
-// Runs chunks through the model, and through the base where there is one.
+// Runs chunks through the model and, with --kl, through the base.
 class Scorer {
  public:
   Scorer(const PerplexityOptions& options, const models::Checkpoint& checkpoint,
@@ -204,7 +204,7 @@ class Scorer {
         vocab_(checkpoint.model->info().vocab),
         engine_(open_engine(checkpoint, device, options.model.engine_options(), options.context)) {
     if (!base) return;
-    // The base runs as its files say: the precision options are for the model that is measured.
+    // The base runs in the precision of its files: the precision options are for the model that is measured.
     engine::EngineOptions base_options;
     base_options.pack_cache = options.model.pack_cache;
     base_engine_ = open_engine(*base, device, base_options, options.context);
@@ -231,7 +231,7 @@ class Scorer {
   }
 
  private:
-  // [count, vocab] f32, of the tokens from `begin` on; those before are in the cache.
+  // Returns [count, vocab] f32 logits of the tokens from `begin` on; the tokens before are in the cache.
   static Tensor logits(InferEngine& engine, std::span<const int32_t> chunk, int64_t begin, int64_t count) {
     InferEngine::Input input;
     input.input_ids.assign(chunk.begin() + begin, chunk.begin() + begin + count);
@@ -263,7 +263,7 @@ struct Result {
   bool stopped = false;
 };
 
-// The scores of whole chunks: all of them, or those before the user stopped.
+// Scores whole chunks: all of them, or those before the user stopped.
 Result score(Scorer& scorer, const Chunks& chunks, const std::string& model) {
   Result result;
   ProgressBar bar("perplexity");

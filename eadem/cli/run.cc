@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem run: text from a prompt, as it is drawn.
+// eadem run: continues a prompt, printing text as it is generated.
 #include <algorithm>
 #include <random>
 #include <utility>
@@ -28,7 +28,7 @@ using engine::LLM;
 using engine::SamplingParams;
 
 constexpr int64_t kMaxPromptBytes = 256 << 20;
-// Tokens that texts of unknown length get; a longer context is asked for with --context.
+// The cache length for texts of unknown length; --context requests a longer one.
 constexpr int64_t kUsualContext = 4096;
 
 struct RunOptions {
@@ -56,7 +56,7 @@ void check_prompt(const RunOptions& options) {
     throw UsageError(fmt::format("--interactive asks for texts, and {} gives one; give one of them", given));
 }
 
-// The prompt, or nothing when texts are to be asked for one after another.
+// Returns the prompt, or nothing if texts are read interactively.
 std::optional<std::string> read_prompt(const RunOptions& options) {
   if (options.prompt) return options.prompt;
   if (options.text) return options.text;
@@ -91,15 +91,15 @@ SamplingParams sampling_of(const RunOptions& options, SamplingParams params) {
   return params;
 }
 
-// A message that begins with the name of a parameter, with the option that sets it instead: "max_tokens is 0" becomes
-// "--max-tokens is 0".
+// Replaces the name of a parameter at the start of a message by its option: "max_tokens is 0" becomes "--max-tokens is
+// 0".
 std::string with_option_names(std::string message) {
   const size_t end = std::min(message.find(' '), message.size());
   std::replace(message.begin(), message.begin() + static_cast<ptrdiff_t>(end), '_', '-');
   return "--" + message;
 }
 
-// A lone operand is the model. One that is none may have been meant as a prompt.
+// A lone operand is the model. One that is no model may have been meant as a prompt.
 std::string resolve_run_model(const RunOptions& options) {
   try {
     return resolve_model(options.model.model);
@@ -111,7 +111,7 @@ std::string resolve_run_model(const RunOptions& options) {
 
 double per_second(int64_t count, double seconds) { return seconds > 0 ? static_cast<double>(count) / seconds : 0.0; }
 
-// What the last steps of a text read: all weights, and the keys and values of a text of mean length.
+// Bytes that a late step of a text reads: all weights, and the keys and values of a text of mean length.
 double bytes_per_token(const LLM& llm, engine::InferEngine& engine, const Completion& completion) {
   const double mean_length =
       static_cast<double>(completion.prompt_tokens) + 0.5 * static_cast<double>(llm.last_stats().decode_tokens);
@@ -127,7 +127,7 @@ struct Report {
 
 Report make_report(LLM& llm, const Completion& completion) {
   Report report;
-  report.memory = memory_use(llm.engine());  // before measuring takes memory of its own
+  report.memory = memory_use(llm.engine());  // taken now: measuring takes memory, too
   report.bytes_per_token = bytes_per_token(llm, llm.engine(), completion);
   report.in_cache = lies_in_cache(report.bytes_per_token, *llm.engine().device());
   if (!report.in_cache && llm.last_stats().decode_tokens > 0)
@@ -195,10 +195,10 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   print(io::to_json(json) + "\n");
 }
 
-// One text, streamed. Throws the completion's own error.
+// Generates one text and streams it. Throws the completion's own error.
 Completion complete(LLM& llm, const std::string& prompt, const SamplingParams& params, const RunOptions& options,
                     const std::atomic<bool>& stop) {
-  // The prompt is shown with the first piece, so that a refused one leaves stdout empty.
+  // The prompt is printed with the first piece, so that a refused prompt leaves stdout empty.
   bool prompt_shown = options.json;
   const auto show_prompt = [&] {
     if (!std::exchange(prompt_shown, true)) print(prompt);
@@ -261,7 +261,7 @@ int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, 
   return code;
 }
 
-// Nothing when help was asked for.
+// Returns nothing when help was asked for.
 std::optional<RunOptions> parse(CommandLine command_line) {
   RunOptions options;
   Arguments arguments(
@@ -350,7 +350,7 @@ int run(CommandLine command_line) {
   if (!parsed) return kOk;
   const RunOptions& options = *parsed;
   const std::atomic<bool>& stop = listen_for_interrupt();
-  // Before standard input is waited for, so that a mistyped model is said at once.
+  // The model is found before standard input is read, so that a mistyped name is reported at once.
   const std::string path = resolve_run_model(options);
   const std::optional<std::string> prompt = read_prompt(options);
 

@@ -11,12 +11,12 @@ namespace eadem::cli {
 
 namespace {
 
-// A signal handler has nothing but globals to write to.
+// A signal handler can only write to globals.
 std::atomic<bool> stop_requested{false};
 std::atomic<int> num_requests{0};
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 
-// write(2) is one of the few calls that a handler may make; when nobody reads, there is nobody to tell.
+// write(2) is one of the few calls that a handler may make. Its failure is ignored, because it could not be reported.
 void say(std::string_view text) {
   const int interrupted_errno = errno;
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
@@ -25,7 +25,7 @@ void say(std::string_view text) {
 
 void on_signal(int signal) {
   stop_requested = true;
-  if (signal == SIGHUP) return;  // shells and the system may both send one, and nobody asks for haste with it
+  if (signal == SIGHUP) return;  // shells and the system may both send one, so a second one is no request to hurry
   switch (num_requests.fetch_add(1)) {
     case 0: return;
     case 1: say("\neadem: stopping once the step is saved; another signal ends at once and loses it\n"); return;

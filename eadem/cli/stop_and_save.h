@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stopping a command that saves its work first.
+// Signal handling of a command that saves its work before it stops.
 #pragma once
 
 #include <atomic>

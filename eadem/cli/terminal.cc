@@ -22,7 +22,7 @@ constexpr std::string_view kBold = "\x1b[1m", kDim = "\x1b[2m", kPlain = "\x1b[0
 constexpr std::string_view kClearLine = "\r\x1b[K";
 
 void write_error(std::string_view text) {
-  // A reader of stdout and stderr on one terminal sees both in the order in which they were written.
+  // If stdout and stderr are one terminal, this keeps their output in the order of writing.
   std::fflush(stdout);
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
@@ -39,7 +39,7 @@ bool stdout_is_terminal() { return isatty(STDOUT_FILENO) != 0; }
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
 
 std::string shown_on_terminal(std::string_view text) {
-  // The marks change the weight of letters and nothing else, so that it does no harm if a file holds one.
+  // The marks only change the weight of letters, so a file that contains one does no harm.
   std::string result;
   while (!text.empty()) {
     size_t end = text.size(), length = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What goes where: results to stdout; progress, statistics and messages to stderr. Colour and progress bars on a
-// terminal only. What comes from files and models cannot steer a terminal: control characters are shown as escapes
-// (core/printable.h), on stdout when it is a terminal, on stderr always.
+// The program's output: results go to stdout; progress, statistics and messages to stderr. Colour and progress bars
+// appear only on a terminal. Text from files and models cannot control a terminal: control characters are shown as
+// escapes (core/printable.h), always on stderr, and on stdout when it is a terminal.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,21 +18,21 @@ bool stdin_is_terminal();
 bool stdout_is_terminal();
 bool stderr_is_terminal();
 
-// To stdout: as it is, or made safe when stdout is a terminal. `text` ends between characters. `flush` for text that
-// somebody watches. Throws IoError when it cannot be written (a full disk).
+// Prints to stdout, made safe when stdout is a terminal. `text` must end between characters. `flush` is for text that
+// somebody watches. Throws IoError when writing fails (a full disk).
 void print(std::string_view text, bool flush = false);
-// To stderr, made safe.
+// Prints to stderr, made safe.
 void print_error(std::string_view text);
-// What print() writes to a terminal: printable(text), with the marks of bold() and dim_error() kept.
+// Returns the text that print() writes to a terminal: printable(text), with the marks of bold() and dim_error() kept.
 std::string shown_on_terminal(std::string_view text);
 
-// "eadem: …" on stderr.
+// Prints "eadem: …" on stderr.
 template <typename... Args>
 void note(fmt::format_string<Args...> format, Args&&... args) {
   print_error("eadem: " + fmt::format(format, std::forward<Args>(args)...) + "\n");
 }
 
-// `text` itself where it is UTF-8, as JSON must be; else a path or a token with its stray bytes as \xNN.
+// Returns `text` if it is UTF-8, which JSON requires; otherwise with its stray bytes (of a path or a token) as \xNN.
 std::string json_text(std::string_view text);
 
 // The text in bold, or dimmed, when stdout (stderr) is a terminal.
@@ -44,7 +44,7 @@ std::string bytes_text(double bytes);
 std::string count_text(double count);
 std::string seconds_text(double seconds);
 
-// A line on stderr that is drawn again and again, at most ten times a second; nothing when stderr is no terminal.
+// A line on stderr that is redrawn at most ten times a second; nothing when stderr is no terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string what);

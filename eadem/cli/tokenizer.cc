@@ -27,9 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 31;
-constexpr int64_t kMaxStdinBytes = int64_t{1} << 28;  // nothing says how much will come
+constexpr int64_t kMaxStdinBytes = int64_t{1} << 28;  // the size of standard input is not known in advance
 
-// Standard input in pieces, each handed to `use`. At most kMaxStdinBytes.
+// Reads standard input in pieces, each passed to `use`. At most kMaxStdinBytes.
 template <typename Use>
 void read_stdin(std::string_view what, const Use& use) {
   std::string piece(size_t{1} << 16, '\0');
@@ -53,7 +53,7 @@ bool exists(const std::string& path) {
 // The text of `given`, of a file, or of standard input.
 std::string text_of(const std::optional<std::string>& given, const std::optional<std::string>& file) {
   if (given && file) throw UsageError("TEXT and -f both give the text; give one");
-  // A path is hardly ever the text that is meant, and its ids say nothing of the mistake.
+  // A path is hardly ever the text that was meant, and its ids would not show the mistake.
   if (given && exists(*given))
     throw UsageError(fmt::format(
         "TEXT is {0}, which is a file or directory: `-m {0}` takes it for the model, `-f {0}` for the text; to encode "
@@ -74,7 +74,7 @@ class IdReader {
       const bool separates = c == ' ' || c == '\n' || c == '\t' || c == ',' || c == '[' || c == ']' || c == '\r';
       if (!separates) {
         word_ += c;
-        if (word_.size() > kMaxWord) finish_word();  // no id is so long: refused before it fills the memory
+        if (word_.size() > kMaxWord) finish_word();  // no id is so long; refused before it fills the memory
       } else {
         finish_word();
       }

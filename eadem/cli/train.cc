@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem train: a model from a recipe.
+// eadem train: trains a model from a recipe.
 #include "eadem/train/train.h"
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace eadem::cli {
 
 namespace {
 
-// Without a terminal a line at most this often.
+// Without a terminal, a line is printed at most this often.
 constexpr std::chrono::seconds kLineInterval(10);
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the bytes mean. `Buffer` owns bytes on a device, `TensorView` says how to read them and is what
-// functions take, `Tensor` is both. No op, gradient or device code lives here.
+// Typed views of memory. `Buffer` owns bytes on a device, `TensorView` says how to read them and is the type that
+// functions take, `Tensor` is both. No op, gradient or device code is here.
 #pragma once
 
 #include <array>

@@ -94,7 +94,7 @@ struct ThreadPool::State {
   Count common;
   alignas(64) std::atomic<int64_t> unfinished{0};
 
-  // What is settled before they start, and `num_threads` and `active`, which they do not read.
+  // These are set before workers start, except for `num_threads` and `active`, which workers do not read.
   alignas(64) std::vector<Worker> workers;  // as many as were asked for
   int num_threads = 1;                      // as many as there are: the first ones of `workers`
   // Bit w % 64 of word w / 64: worker w is parked, or about to. Whoever clears the bit wakes the worker.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the engine keeps keys and values, and the allocator of a paged cache.
+// The configuration of the KV cache, and the allocator of a paged cache.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ struct StaticKVCacheConfig {
   int64_t max_cache_len = 0;
 };
 
-// Blocks of `block_size` tokens out of a memory budget, handed out as sequences grow. 0: what the hardware
-// configuration says (memory.kv_block_size of the attention).
+// Blocks of `block_size` tokens out of a memory budget, allocated as sequences grow. 0: the value of the hardware
+// configuration (memory.kv_block_size of the attention).
 struct PagedKVCacheConfig {
   int64_t max_kv_memory_bytes = 0;
   int64_t block_size = 0;
-  int64_t max_batch_size = 8;  // sequences of a step
+  int64_t max_batch_size = 8;  // most sequences of a step
 };
 
 using CacheConfig = std::variant<StaticKVCacheConfig, PagedKVCacheConfig>;
@@ -34,9 +34,9 @@ class BlockAllocator {
 
   int64_t num_blocks() const { return static_cast<int64_t>(taken_.size()); }
   int64_t num_free() const { return static_cast<int64_t>(free_.size()); }
-  // Nothing when none is free.
+  // Returns a free block, or nothing when none is free.
   std::optional<int32_t> take();
-  // Giving a block back twice, or one that was never taken, is a bug.
+  // Giving back a block twice, or one that was never taken, is a bug of the caller.
   void give_back(std::span<const int32_t> blocks);
 
  private:

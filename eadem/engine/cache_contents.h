@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CacheContents: which token every slot of a KV cache holds, as far as the engine wrote it. It tells a cached length
-// that somebody wrote from one that nobody did, and one owner of a block from two, and it remembers the tokens that
-// sampling penalties look at. Four bytes a slot on the host. Not thread-safe; nothing allocates after construction.
+// CacheContents: the token in every slot of a KV cache, as far as the engine wrote it. With it the engine refuses a
+// cached length that nobody wrote and a block that two places of a step use, and finds the tokens that sampling
+// penalties count. It takes four bytes a slot on the host. Not thread-safe; nothing allocates after construction.
 //
 // A sequence's position p lies in slot p % block_size of block table[p / block_size].
 #pragma once
@@ -18,23 +18,24 @@ class CacheContents {
   CacheContents() = default;
   CacheContents(int64_t num_blocks, int64_t block_size);
 
-  // Nothing is written any more.
+  // Marks every slot as never written.
   void clear();
 
-  // A step begins: no block has a user yet.
+  // Begins a step: no block is in use yet.
   void begin_step() { ++step_; }
-  // `sequence` of the step writes positions [cached, cached + length) and reads those before; `blocks` is its table,
-  // long enough, with numbers of blocks that exist. Throws InvalidArgument, naming both values, when a cached position
-  // was never written, and when two places of the step use one block. Two sequences may read one block at the same
-  // place (a shared prefix) when neither writes to it. Entries behind the last position are not looked at.
+  // Checks sequence `sequence` of the step: it writes positions [cached, cached + length) and reads those before.
+  // `blocks` is its block table, long enough and with existing block numbers. Throws InvalidArgument, naming both
+  // values, when a cached position was never written or when two places of the step use one block. Two sequences may
+  // read one block at equal positions (a shared prefix) if neither writes to it. Entries after the last position are
+  // ignored.
   void check(int64_t sequence, std::span<const int32_t> blocks, int64_t cached, int64_t length);
 
-  // The blocks hold of the sequence no more than its first `cached` tokens: what follows is about to be written over.
+  // Declares that only the first `cached` tokens of the sequence remain in the blocks: the others will be overwritten.
   void truncate(std::span<const int32_t> blocks, int64_t cached);
-  // Positions from `cached` on hold `tokens`.
+  // Records `tokens` at positions from `cached` on.
   void write(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens);
 
-  // The token at a position that was written.
+  // Returns the token at a position that was written.
   int32_t token(std::span<const int32_t> blocks, int64_t position) const {
     return tokens_[static_cast<size_t>(blocks[static_cast<size_t>(position / block_size_)] * block_size_ +
                                        position % block_size_)];
@@ -42,7 +43,7 @@ class CacheContents {
 
  private:
   struct Use {
-    int64_t step = 0;  // of the last use; the rest is about that one
+    int64_t step = 0;  // the last step that used the block; the other members describe that use
     int64_t sequence = 0, place = 0;
     bool writes = false;
   };
@@ -50,7 +51,7 @@ class CacheContents {
   int64_t block_size_ = 1;
   int64_t step_ = 0;
   std::vector<int32_t> tokens_;   // [num_blocks * block_size]
-  std::vector<int64_t> written_;  // [num_blocks] slots of each block, the first ones
+  std::vector<int64_t> written_;  // [num_blocks]: how many slots of each block were written, from the first on
   std::vector<Use> uses_;         // [num_blocks]
 };
 

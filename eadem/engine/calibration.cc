@@ -8,7 +8,7 @@ namespace eadem::engine {
 
 namespace {
 
-// Logits of a step stay below this, whatever the vocabulary.
+// The logits of a step take at most this many bytes, whatever the vocabulary.
 constexpr int64_t kLogitBytes = 64 << 20;
 
 // Adds the squares of `input` [rows, in].
@@ -33,14 +33,14 @@ Calibration Calibration::run(const models::Checkpoint& checkpoint, std::shared_p
   if (options.max_tokens < 1)
     throw InvalidArgument("max_tokens of a calibration is {}; expected at least 1", options.max_tokens);
   const int64_t context = std::min(options.context, checkpoint.model->info().max_positions);
-  const int64_t new_tokens = context - (options.bos ? 1 : 0);  // of the text, in one sequence
+  const int64_t new_tokens = context - (options.bos ? 1 : 0);  // tokens of the text in one sequence
   if (new_tokens < 1)
     throw InvalidArgument("the context of a calibration is {} tokens{}; expected more", context,
                           options.bos ? ", one of them BOS" : "");
   tokens = tokens.first(static_cast<size_t>(std::min<int64_t>(options.max_tokens, std::ssize(tokens))));
 
   EngineOptions engine_options = options.engine;
-  // Fused, a linear is no op of its own and its input cannot be told from the fusion's other inputs.
+  // Inside a fusion a linear is no op of its own, and its input cannot be told from the fusion's other inputs.
   engine_options.disabled_fusions = {"all"};
   engine_options.cache = StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = context};
   // Every token's hidden state goes through the LM head, as in training.

@@ -47,7 +47,7 @@ std::string nearest(const std::string& pattern, const std::set<std::string>& nam
   return text.empty() ? "none" : text;
 }
 
-// The parameter that a linear op of its own multiplies by (ports: ops/linear.h), or null.
+// Returns the parameter that a linear op of its own multiplies by (ports: ops/linear.h), or null.
 const pipeline::Value* linear_weight(const pipeline::Graph& graph, const pipeline::Node& node) {
   if (node.op->name() != "linear") return nullptr;
   const pipeline::Value& weight = graph.value(node.inputs[1]);

@@ -12,10 +12,10 @@ using pipeline::Program;
 
 namespace {
 
-// Steps of at most this many tokens use the decode program: its activations stay in the caches.
+// Steps of at most this many tokens use the decode program, whose activations fit the processor's caches.
 constexpr int64_t kDecodeTokens = 16;
-// The most that anything which counts tokens or sequences may be: products of two such numbers and of a model's sizes,
-// which its config bounds, stay inside 64 bits.
+// The largest value of anything that counts tokens or sequences: products of two such numbers and of a model's sizes,
+// which its config bounds, then fit 64 bits.
 constexpr int64_t kMaxCount = int64_t{1} << 24;
 
 void require_count(const char* name, int64_t value, int64_t min) {
@@ -65,7 +65,7 @@ int64_t blocks_per_sequence(const Geometry& geometry) {
   return (geometry.max_length + geometry.spec.block_size - 1) / geometry.spec.block_size;
 }
 
-// What a step of the decode or the prefill program holds at most.
+// The upper bounds of a step of the decode or the prefill program.
 SymbolValues program_bounds(const EngineOptions& options, const Geometry& geometry, int64_t vocab, bool decode) {
   const int64_t step_tokens = std::max(options.max_step_tokens, geometry.max_batch);
   const int64_t logit_rows = std::max(options.max_logit_rows, geometry.max_batch);
@@ -74,7 +74,7 @@ SymbolValues program_bounds(const EngineOptions& options, const Geometry& geomet
   bounds[Symbol::sequences] = geometry.max_batch;
   bounds[Symbol::logit_rows] = std::min(logit_rows, bounds[Symbol::tokens]);
   bounds[Symbol::max_blocks] = blocks_per_sequence(geometry);
-  // A pair for each token of the vocabulary, and no more than the cache has tokens.
+  // Penalties need one pair for each token of the vocabulary, and no more pairs than the cache has tokens.
   bounds[Symbol::penalties] = std::min(geometry.max_batch * std::min(geometry.max_length, vocab),
                                        geometry.spec.num_blocks * geometry.spec.block_size);
   return bounds;
@@ -162,7 +162,7 @@ void InferEngine::compile() {
   std::iota(identity_.begin(), identity_.end(), 0);
 }
 
-// What hooks can be registered on.
+// Collects the names that hooks can be registered on.
 void InferEngine::name_values() {
   HookRegistry::Names names;
   for (const Program* program : {&prefill_program(), &decode_program()}) names.add(*program);
@@ -219,8 +219,8 @@ void InferEngine::bind_caches(Program& program) {
     const TensorType& type = program.graph().value(id).type;
     if (inserted) {
       found->second = allocate_tensor(*device_, type, {});
-      // The threads of decode share out the heads of one sequence, which lie one after another. Of several sequences
-      // nobody knows which will be there, or where.
+      // In decode, threads divide the heads of one sequence, which are stored one after another. With several
+      // sequences, neither their number nor their places in the cache are known in advance.
       const bool one_sequence = cache_.layout == CacheLayout::contiguous && max_batch_ == 1;
       fill_new(*device_, found->second.view, one_sequence ? Placement::shares : Placement::interleaved);
     }
@@ -259,7 +259,7 @@ void InferEngine::reset_cache() {
 }
 
 void InferEngine::reset_cache(const CacheConfig& config) {
-  // Everything that can refuse the new configuration refuses before anything is given up.
+  // Every check that can refuse the new configuration runs before the old cache is freed.
   cache_geometry(model_->info(), hardware_, config);
   options_.cache = config;
   last_ = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // InferEngine: a model on a device, with its KV cache. One call of `forward` is one step over the packed new tokens of
-// some sequences. Scheduling, text and stop conditions are above it (engine/llm.h).
+// some sequences. Scheduling, text and stop conditions belong to the layers above (engine/llm.h).
 //
 // One thread at a time may use an engine.
 #pragma once
@@ -31,20 +31,20 @@ struct EngineOptions {
   DistConfig dist;
   HardwareMode mode = HardwareMode::performance;
   HardwareOverrides hardware;     // explicit arguments
-  int64_t max_step_tokens = 512;  // new tokens of one step; longer prompts take several
-  int64_t max_logit_rows = 0;     // rows of logits one step can give; 0: one per sequence
+  int64_t max_step_tokens = 512;  // most new tokens of one step; longer prompts take several
+  int64_t max_logit_rows = 0;     // most rows of logits of one step; 0: one per sequence
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
 };
 
-// How one sequence's token is drawn in one step; greedy unless set. Penalties look at the sequence's tokens as the
-// engine wrote them to the cache, and at those of the step.
+// How one sequence's token is sampled in one step; greedy unless set. Penalties count the sequence's tokens that the
+// engine wrote to the cache, and its tokens of this step.
 using SamplingInput = kernels::SampleSettings;
 
-// Bytes that a token's keys and values take in the caches of all layers.
+// Bytes that the keys and values of one token take in the caches of all layers.
 int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware);
-// Before there is an engine.
+// Bytes of one cached token for an engine that does not exist yet.
 int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options);
 
 class InferEngine {
@@ -52,19 +52,19 @@ class InferEngine {
   // One step. Sequences are packed: the tokens of sequence i follow those of sequence i - 1.
   struct Input {
     std::vector<int32_t> input_ids;      // [tokens]
-    std::vector<int32_t> input_lengths;  // [batch] new tokens of each sequence, >= 1
-    std::vector<int32_t> cache_lengths;  // [batch] tokens already in the cache
+    std::vector<int32_t> input_lengths;  // [batch] number of new tokens of each sequence, >= 1
+    std::vector<int32_t> cache_lengths;  // [batch] number of tokens already in the cache
     std::vector<int32_t> position_ids;   // [tokens]; empty: cache_length, cache_length + 1, …
-    // [batch][blocks]: where each sequence's tokens are. Static cache: one row number each, or empty for 0, 1, …
-    // Paged cache: blocks of positions [0, block_size), [block_size, …), each used once in a step; sequences may share
-    // those that both have cached. Entries behind the last new token are not looked at.
+    // [batch][blocks]: where each sequence's tokens are stored. Static cache: one row number each, or empty for 0, 1, …
+    // Paged cache: the blocks of positions [0, block_size), [block_size, …). A step uses a block only once, except that
+    // sequences may share blocks that they all have cached. Entries after the last new token are ignored.
     std::vector<std::vector<int32_t>> block_tables;
     std::vector<int64_t> slot_mapping;    // [tokens] block * block_size + offset; empty: from block_tables
     std::vector<SamplingInput> sampling;  // [batch]; empty: greedy
-    // Logits of every token instead of each sequence's last. Penalties apply to the last one alone.
+    // Compute the logits of every token instead of each sequence's last one. Penalties apply only to the last one.
     bool all_logits = false;
-    // [batch]; empty: zeros. 1: the sequence's prompt goes on in another step, so that it has no row of logits and
-    // nothing is drawn. Not with all_logits.
+    // [batch]; empty: zeros. 1: the sequence's prompt continues in another step, so it gets no row of logits and no
+    // token is sampled. Not allowed with all_logits.
     std::vector<uint8_t> unfinished;
   };
   struct Output {
@@ -72,39 +72,40 @@ class InferEngine {
     std::vector<float> logprobs;      // of output_ids
   };
 
-  // Without weights: load_param each of state_dict's names, or use from_checkpoint.
+  // Makes an engine without weights: call load_param for each name of state_dict, or use from_checkpoint.
   InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const EngineOptions& options,
               const modules::ModelSpec& spec);
-  // Opens, compiles, loads. `progress` as in models::load_weights; `log` takes the warnings of a pack cache. Parameters
-  // may lie in the checkpoint's mapped files from then on.
+  // Opens the checkpoint, compiles the model and loads the weights. `progress` is as in models::load_weights; `log`
+  // receives the warnings of a pack cache. Parameters may stay in the checkpoint's mapped files.
   static std::unique_ptr<InferEngine> from_checkpoint(const models::Checkpoint& checkpoint,
                                                       std::shared_ptr<Device> device, const EngineOptions& options,
                                                       const std::function<void(int64_t, int64_t)>& progress = {},
                                                       const Logger& log = Logger());
 
-  // Throws NotFound or InvalidArgument naming both shapes. Each rank keeps its part.
+  // Sets a parameter from the whole tensor; each rank keeps its part. Throws NotFound, or InvalidArgument naming both
+  // shapes.
   void load_param(const std::string& name, const TensorView& whole);
-  // As models::load_random.
+  // Sets random parameters as models::load_random does.
   void load_random(uint64_t seed, double stddev = 0.02, const std::function<void(int64_t, int64_t)>& progress = {}) {
     models::load_random(*parameters_, seed, stddev, progress);
   }
-  // This rank's parameters, on the host.
+  // Copies this rank's parameters to the host.
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
 
-  // Throws InvalidArgument, naming the sequence and both values, for an input that contradicts itself, the model or the
-  // cache (tokens that nobody wrote, a block that two sequences use); nothing has changed then. Returns a reference
-  // that the next call overwrites. Allocates nothing once the vectors of `input` have reached their size. Throws
-  // Cancelled once `cancel` is set (with one rank; from any thread), between two kernels: the cache then holds the
-  // cached tokens of each sequence and none behind them; the step may be run again.
+  // Runs one step. Throws InvalidArgument, naming the sequence and both values, for an input that contradicts itself,
+  // the model or the cache (tokens that nobody wrote, a block that two sequences use); the engine is unchanged then.
+  // Returns a reference that the next call overwrites. Allocates nothing once the vectors of `input` have reached their
+  // size. Throws Cancelled between two kernels once `cancel` is set (from any thread; with one rank only). The cache
+  // then holds only the cached tokens of each sequence, and the step may be run again.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
-  // What the last step made: [logit_rows, vocab] f32 and [tokens, hidden], copied to the host.
+  // Results of the last step, copied to the host: logits [logit_rows, vocab] f32 and hidden states [tokens, hidden].
   Tensor logits() const;
   Tensor hidden_states() const;
 
-  // Empties the cache, or makes another one. Parameters stay. A configuration that contradicts the model is refused and
-  // changes nothing; when there is no memory for it the engine is left without a cache and refuses steps until another
-  // call succeeds.
+  // Empties the cache, or replaces it by another one. Parameters stay. A configuration that contradicts the model is
+  // refused and changes nothing. When memory does not suffice for the new cache, the engine is left without one and
+  // refuses steps until another call succeeds.
   void reset_cache();
   void reset_cache(const CacheConfig& config);
 
@@ -115,7 +116,7 @@ class InferEngine {
   const EngineOptions& options() const { return options_; }
   const modules::AutoHardwareConfig& hardware() const { return hardware_; }
   const pipeline::ParameterStore& parameters() const { return *parameters_; }
-  // Cache geometry. Static: num_blocks is the batch size and block_size the length.
+  // The cache's geometry. In a static cache, num_blocks is the batch size and block_size the length.
   const modules::CacheSpec& cache_spec() const { return cache_; }
   int64_t max_batch_size() const { return max_batch_; }
   int64_t max_sequence_length() const { return max_length_; }
@@ -125,8 +126,8 @@ class InferEngine {
   const pipeline::Program& prefill_program() const { return *prefill_->program; }
   const std::vector<Decision>& factory_decisions() const { return factory_decisions_; }
 
-  // Compiles the program that the engine would run, for the same bounds, without running it, so that a device that
-  // lacks kernels can be explained. Throws nothing for missing kernels.
+  // Compiles the program that the engine would run, for equal bounds, without running it, so that `explain` can
+  // describe a device that lacks kernels. Missing kernels are no error here.
   static std::unique_ptr<pipeline::Program> compile_for_explain(const models::Model& model,
                                                                 std::shared_ptr<Device> device,
                                                                 const EngineOptions& options,
@@ -153,7 +154,7 @@ class InferEngine {
   void stage(const Input& input);
   void stage_penalties(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens,
                        kernels::SampleRow& row);
-  // The blocks of a checked input's sequence that hold its tokens.
+  // The blocks that hold the tokens of a sequence of a checked input.
   std::span<const int32_t> blocks_of(const Input& input, size_t sequence) const;
   void name_values();
 
@@ -170,7 +171,7 @@ class InferEngine {
   std::vector<int32_t> identity_;  // 0, 1, …: the rows of a static cache
   std::unique_ptr<Compiled> prefill_, decode_;
   const Compiled* last_ = nullptr;
-  bool all_loaded_ = false;  // every parameter was: asked at the first step
+  bool all_loaded_ = false;  // every parameter is loaded; checked at the first step
   std::vector<Decision> factory_decisions_;
   HookRegistry hooks_;
 
@@ -180,7 +181,7 @@ class InferEngine {
     std::vector<int64_t> slots;
     std::vector<kernels::SampleRow> sample_rows;
     std::vector<int32_t> penalties;      // pairs
-    std::vector<int32_t> pair_of_token;  // [vocab] where the row's pair of a token is, or -1
+    std::vector<int32_t> pair_of_token;  // [vocab] index of the row's pair for a token, or -1
   };
   Staging staging_;
   SymbolValues symbols_;

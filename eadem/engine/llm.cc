@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// One request while it runs.
+// The state of a running request.
 struct Running {
   size_t index;
   Completion* completion;
@@ -42,7 +42,7 @@ CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t
   auto* paged = std::get_if<PagedKVCacheConfig>(&wanted);
   if (fixed != nullptr ? fixed->max_cache_len != 0 : paged->max_kv_memory_bytes != 0) return wanted;
   const int64_t sequences = fixed != nullptr ? std::max<int64_t>(1, fixed->max_batch_size) : 1;
-  const int64_t fits = std::max(kLeastTokens, free_bytes / 2 / token_bytes / sequences);  // of each sequence
+  const int64_t fits = std::max(kLeastTokens, free_bytes / 2 / token_bytes / sequences);  // tokens of each sequence
   const int64_t length = std::min(info.max_positions, fits);
   if (length < info.max_positions)
     log.log(LogLevel::warning, "context limited to {} of {} tokens: {} bytes of memory are free", length,
@@ -83,8 +83,8 @@ LLM::LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOp
 LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options, const Logger& log,
          const std::function<void(int64_t, int64_t)>& progress)
     : checkpoint_(std::move(checkpoint)), fresh_seeds_(std::random_device{}()) {
-  // A large vocabulary takes as long to read as a gigabyte of weights, so both are read at once. A tokenizer that fails
-  // ends the loading where it is. Without a thread for it, it is read after the weights.
+  // Reading a large vocabulary takes as long as reading a gigabyte of weights, so both are read at the same time. If
+  // the tokenizer fails, loading stops. If no thread can be started, the tokenizer is read after the weights.
   const auto open = [this] { return open_tokenizer(checkpoint_); };
   std::future<io::Tokenizer> tokenizer;
   try {
@@ -125,7 +125,7 @@ std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, c
   for (size_t i = 0; i < prompts.size(); ++i) {
     try {
       ids[i] = tokenizer_->encode(prompts[i], {.parse_special = parse_special, .cancel = cancel});
-      // An empty prompt starts from the beginning of a text.
+      // An empty prompt becomes the BOS token, the beginning of a text.
       if (ids[i].empty() && tokenizer_->bos()) ids[i].push_back(*tokenizer_->bos());
     } catch (const Cancelled&) {
       stats_ = {};
@@ -193,7 +193,7 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     if (callback_failed) return false;
     Running& request = running.at(drawn.id);
     Completion& completion = *request.completion;
-    if (stats_.first_token_seconds == 0) stats_.first_token_seconds = -1;  // set when the step is over
+    if (stats_.first_token_seconds == 0) stats_.first_token_seconds = -1;  // -1 until the step is complete
     if (drawn.token < 0) {
       completion.error = "the model's logits are not finite (NaN or infinity): its weights or the input overflow";
       end(drawn.id, FinishReason::error);
@@ -205,7 +205,7 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     }
     completion.token_ids.push_back(drawn.token);
     completion.logprobs.push_back(drawn.logprob);
-    // Vocabularies are padded: an id without a token can be drawn, and has no text.
+    // Vocabularies are padded: an id without a token can be sampled, and has no text.
     if (tokenizer_->is_token(drawn.token)) show(request, request.stops.feed(request.decoder.next(drawn.token)));
     if (request.stops.stopped()) {
       end(drawn.id, FinishReason::stop);
@@ -223,7 +223,7 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
       const int64_t prompt_before = scheduler_->prompt_tokens(), decode_before = scheduler_->decode_tokens();
       try {
         more = scheduler_->step(on_token, cancel);
-      } catch (const Cancelled&) {  // of the step; what was drawn before stays
+      } catch (const Cancelled&) {  // the step was cancelled; earlier tokens stay
         if (cancel == nullptr || !cancel->load()) throw;
       }
       const double seconds = seconds_since(step_start);

@@ -31,42 +31,43 @@ std::string_view finish_reason_name(FinishReason reason);
 
 struct Completion {
   std::string text;
-  std::vector<int32_t> token_ids;  // drawn, without the token that ended it
+  std::vector<int32_t> token_ids;  // sampled tokens, without the one that ended the text
   std::vector<float> logprobs;     // of token_ids
   FinishReason finish_reason = FinishReason::length;
   std::string error;
   int64_t prompt_tokens = 0;
-  int64_t seed = 0;  // that was used
+  int64_t seed = 0;  // the seed that was used
 };
 
 // Wall times of one `generate`, seconds.
 struct GenerationStats {
   double tokenize_seconds = 0;
-  double first_token_seconds = 0;  // from the start to the first drawn token of any request
-  double prompt_seconds = 0;       // steps that held prompt tokens
-  double decode_seconds = 0;       // steps that held none
+  double first_token_seconds = 0;  // from the start to the first sampled token of any request
+  double prompt_seconds = 0;       // time of steps with prompt tokens
+  double decode_seconds = 0;       // time of steps without prompt tokens
   int64_t prompt_tokens = 0;
-  int64_t decode_tokens = 0;  // drawn in decode steps
+  int64_t decode_tokens = 0;  // tokens sampled in decode steps
 };
 
 class LLM {
  public:
-  // `path` as in models::open_checkpoint; the tokenizer and generation_config.json are looked for beside the model. An
-  // unset size of the cache is chosen by fit_cache. `log` takes what the model's files ask for and nothing honours.
+  // `path` is as in models::open_checkpoint; the tokenizer and generation_config.json are read from beside the model.
+  // fit_cache chooses the size of a cache that has none. `log` receives settings of the model's files that nothing
+  // honours.
   LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options,
       const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
-  // Takes a checkpoint that is open already, with its weights.
+  // Takes a checkpoint that is already open, with its weights.
   LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options,
       const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
 
-  // Called as text becomes complete; `piece` may be empty at the end.
+  // Called when more text is complete; `piece` may be empty at the end.
   using OnText = std::function<void(size_t request, std::string_view piece)>;
 
-  // One completion per prompt, in order. A prompt that is refused (too long, not UTF-8) gives a completion with an
-  // error; the others are not affected. Throws InvalidArgument for invalid params, and what `on_text` throws, after
-  // which no request of the call is left. `cancel` may be set from anywhere: the step that runs is given up, and what
-  // was drawn is kept. With `parse_special`, special tokens such as <|im_end|> are read from the prompts; without, such
-  // strings are text, as in a prompt that somebody typed.
+  // Returns one completion per prompt, in order. A prompt that is refused (too long, not UTF-8) gives a completion with
+  // an error; the others are not affected. Throws InvalidArgument for invalid params, and rethrows an exception of
+  // `on_text` after all requests of the call have been ended. `cancel` may be set from any thread: the running step is
+  // abandoned and the tokens sampled so far are kept. With `parse_special`, special tokens such as <|im_end|> in
+  // prompts become those tokens; otherwise they are ordinary text, which is right for text that a user typed.
   std::vector<Completion> generate(const std::vector<std::string>& prompts, const SamplingParams& params,
                                    const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr,
                                    bool parse_special = false);
@@ -92,18 +93,17 @@ class LLM {
   uint64_t fresh_seeds_;
 };
 
-// `wanted` with a size where it has none, for a model that takes `token_bytes` of cache a token on a device with
-// `free_bytes` of memory. A static cache without a length gets the model's context; a paged one without memory gets
-// room for one sequence of the context, or for max_batch_size sequences of kSharedContext tokens if that is more.
-// Either stays below half of the free memory, and `log` takes a warning when a sequence of the context does not fit
-// then.
+// Returns `wanted` with a size, if it has none, for a model whose cache takes `token_bytes` a token on a device with
+// `free_bytes` of memory. A static cache without a length gets the model's context. A paged cache without memory gets
+// room for one sequence of the context, or for max_batch_size sequences of kSharedContext tokens if that is more. Both
+// stay below half of the free memory. `log` receives a warning when a sequence of the context does not fit.
 inline constexpr int64_t kSharedContext = 2048;
 CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t token_bytes, int64_t free_bytes,
                       const Logger& log);
 
-// The tokenizer of a checkpoint: tokenizer.json and its kin in the model's directory, or the GGUF file's own. Throws
-// NotFound naming the places looked at, Unsupported for a tokenizer that is not known, DataCorrupted when it has more
-// tokens than the model.
+// Opens the tokenizer of a checkpoint: tokenizer.json or other tokenizer files in the model's directory, or the one in
+// the GGUF file. Throws NotFound naming the places that were searched, Unsupported for an unknown kind of tokenizer,
+// and DataCorrupted when it has more tokens than the model.
 io::Tokenizer open_tokenizer(const models::Checkpoint& checkpoint);
 
 }  // namespace eadem::engine

@@ -14,14 +14,14 @@ void require(bool ok, const char* name, const T& value, const char* range) {
   if (!ok) throw InvalidArgument("{} is {}; expected {}", name, value, range);
 }
 
-// `p`: SamplingParams or SampleSettings.
+// `p` is SamplingParams or SampleSettings.
 template <typename Params>
 void check_ranges(const Params& p) {
   require(p.temperature >= 0 && p.temperature <= 1e6f, "temperature", p.temperature, "0 (greedy) to 1e6");
   require(p.top_k >= 0 && p.top_k < (int64_t{1} << 31), "top_k", p.top_k, "0 (off) or more, below 2^31");
   require(p.top_p > 0 && p.top_p <= 1, "top_p", p.top_p, "more than 0, at most 1");
   require(p.min_p >= 0 && p.min_p <= 1, "min_p", p.min_p, "0 to 1");
-  // Within these no finite logit of a model overflows.
+  // Within this range no finite logit of a model overflows.
   require(p.repetition_penalty >= 0.01f && p.repetition_penalty <= 100, "repetition_penalty", p.repetition_penalty,
           "0.01 to 100; 1 is off");
   require(p.presence_penalty >= -2 && p.presence_penalty <= 2, "presence_penalty", p.presence_penalty,

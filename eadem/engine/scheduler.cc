@@ -28,10 +28,10 @@ Scheduler::RequestId Scheduler::add(Request request) {
       throw InvalidArgument("token {} of the prompt is {}; the vocabulary has {}", i, request.prompt[i],
                             engine_.model().info().vocab);
   EADEM_CHECK(request.max_tokens >= 1, "max_tokens {}", request.max_tokens);
-  request.max_tokens = std::min(request.max_tokens, limit);  // a sequence draws no more than that; sums stay small
+  request.max_tokens = std::min(request.max_tokens, limit);  // the most that a sequence can get; keeps the sums small
   Sequence sequence;
   sequence.id = next_id_++;
-  // The last drawn token is not fed back, so it needs no place.
+  // The last sampled token is not fed back, so it needs no place in the cache.
   const int64_t most = std::min(limit, length + request.max_tokens - 1);
   sequence.tokens.reserve(static_cast<size_t>(most) + 1);
   sequence.tokens = request.prompt;
@@ -90,7 +90,7 @@ void Scheduler::compose() {
     input_.block_tables[in_step_.size()].assign(s.blocks.begin(), s.blocks.end());
     in_step_.push_back(index);
   };
-  // Sequences that decode go first: a long prompt beside them must not make them wait.
+  // Decoding sequences go first, so that a long prompt beside them does not make them wait.
   for (bool decoding : {true, false})
     for (size_t i = 0; i < running_.size(); ++i)
       if (running_[i].decodes() == decoding && budget > 0) add(i);

@@ -28,12 +28,12 @@ class Scheduler {
     int64_t max_tokens = 1;
   };
 
-  // One drawn token. Return false to end the request (stop condition met).
+  // A sampled token. Its callback returns false to end the request (a stop condition is met).
   struct Drawn {
     RequestId id;
     int32_t token;  // -1: the logits were not finite; the request has ended
     float logprob;
-    bool last;  // max_tokens or the context is reached, or the request failed
+    bool last;  // max_tokens or the end of the context is reached, or the request failed
   };
   using OnToken = std::function<bool(const Drawn&)>;
 
@@ -41,17 +41,17 @@ class Scheduler {
 
   // Throws InvalidArgument when the request can never run: empty, or longer than the cache.
   RequestId add(Request request);
-  // Runs one step; calls on_token once for every sequence that drew a token (those whose prompt goes on draw none).
-  // Returns false when nothing is waiting or running. `cancel` as in InferEngine::forward: no request has changed when
-  // it throws. A request whose on_token throws ends; the others go on as if it had returned false, and the first of the
-  // exceptions is thrown when the step is complete. on_token must not call the scheduler.
+  // Runs one step and calls on_token once for every sequence that got a token; a sequence whose prompt continues gets
+  // none. Returns false when no request is waiting or running. `cancel` is as in InferEngine::forward; no request has
+  // changed when it throws. A request whose on_token throws ends; the others continue as if it had returned false, and
+  // the first exception is rethrown when the step is complete. on_token must not call the scheduler.
   bool step(const OnToken& on_token, const std::atomic<bool>* cancel = nullptr);
-  // Ends a request wherever it is. Unknown ids are ignored.
+  // Ends a waiting or running request. Unknown ids are ignored.
   void cancel(RequestId id);
 
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
-  // Tokens that went through the engine so far: of prompts, and drawn ones that were fed back one by one.
+  // Tokens that the engine has processed so far: prompt tokens, and sampled tokens that were fed back one by one.
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t decode_tokens() const { return decode_tokens_; }
 
@@ -59,13 +59,13 @@ class Scheduler {
   struct Sequence {
     RequestId id = 0;
     Request request;
-    std::vector<int32_t> tokens;  // prompt and drawn
-    int64_t cached = 0;           // of them, in the cache
+    std::vector<int32_t> tokens;  // prompt and sampled tokens
+    int64_t cached = 0;           // how many of them are in the cache
     int64_t drawn = 0;
-    std::vector<int32_t> blocks;  // its rows or blocks of the cache
+    std::vector<int32_t> blocks;  // its rows or blocks in the cache
 
     int64_t pending() const { return static_cast<int64_t>(tokens.size()) - cached; }
-    // The next step feeds its last drawn token back, and nothing else.
+    // The next step only feeds back the last sampled token.
     bool decodes() const { return drawn > 0 && pending() == 1; }
   };
 
@@ -80,7 +80,7 @@ class Scheduler {
   std::vector<Sequence> running_;
   InferEngine::Input input_;      // reused
   std::vector<size_t> in_step_;   // sequences of this step, indices into running_
-  std::vector<RequestId> ended_;  // of this step; reused
+  std::vector<RequestId> ended_;  // requests that ended in this step; reused
   RequestId next_id_ = 1;
   int64_t prompt_tokens_ = 0;
   int64_t decode_tokens_ = 0;

@@ -13,7 +13,7 @@ using modules::CacheLayout;
 
 namespace {
 
-// The threads of a step for the time of its run.
+// Tells the device the kind of a step, which chooses its threads, for as long as the step runs.
 class StepThreads {
  public:
   StepThreads(Device& device, StepKind kind) : device_(device) { device_.set_step_kind(kind); }
@@ -31,7 +31,7 @@ bool is_unfinished(const InferEngine::Input& input, size_t sequence) {
 
 }  // namespace
 
-// --- Checks. Nothing changes in them but the engine's note of which step uses which block.
+// --- Checks. They change nothing except the engine's record of which step uses which block.
 
 void InferEngine::check(const Input& input) {
   check_sizes(input);
@@ -73,7 +73,7 @@ void InferEngine::check_sizes(const Input& input) const {
         bounds[Symbol::logit_rows], rows);
 }
 
-// Sequence `s`, whose new tokens begin at `first` of the packed ones.
+// Checks sequence `s`, whose new tokens begin at index `first` of the packed tokens.
 void InferEngine::check_sequence(const Input& input, size_t s, int64_t first) const {
   const int64_t length = input.input_lengths[s], cached = input.cache_lengths[s];
   const auto tokens = std::ssize(input.input_ids);
@@ -180,7 +180,7 @@ void InferEngine::stage(const Input& input) {
   symbols_[Symbol::penalties] = std::ssize(s.penalties) / 2;
 }
 
-// The distinct tokens of a sequence, each with how often it was generated.
+// Lists the distinct tokens of a sequence with the number of times that each was generated.
 void InferEngine::stage_penalties(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens,
                                   SampleRow& row) {
   Staging& s = staging_;

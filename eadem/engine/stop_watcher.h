@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Watches a growing text for stop strings. Text that could still become one is held back, so that nothing is shown
-// that belongs to a stop string, however the text is cut into pieces.
+// Watches a growing text for stop strings. Text that may still become one is held back, so that no part of a stop
+// string is ever returned, however the text is divided into pieces.
 #pragma once
 
 #include <string>
@@ -12,13 +12,14 @@ namespace eadem::engine {
 
 class StopWatcher {
  public:
-  // `stops`: no empty ones; they must outlive the watcher.
+  // `stops` holds no empty strings; the vector must outlive the watcher.
   explicit StopWatcher(const std::vector<std::string>& stops) : stops_(stops) {}
 
-  // Takes the next piece; returns what may be shown. The text ends before the stop string that is complete first (of
-  // several that end together, before the one that begins first); from then on `stopped()`, and nothing is returned.
+  // Takes the next piece and returns the text that may be shown. The text ends before the stop string that is completed
+  // first; if several end together, before the one that begins first. After that stopped() is true and nothing is
+  // returned.
   std::string feed(std::string_view piece);
-  // The end of the text: what was held back was no stop string.
+  // Ends the text and returns what was held back, which was no stop string.
   std::string finish();
   bool stopped() const { return stopped_; }
 

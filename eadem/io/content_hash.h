@@ -22,8 +22,8 @@ struct ContentHash {
 // XXH3's 128-bit hash (github.com/Cyan4973/xxHash) of the bytes.
 ContentHash content_hash(std::span<const std::byte> bytes);
 
-// That of the hashes of the bytes' pieces of 1 MiB and of their number, by all threads: not the hash above. Reads at
-// the speed of memory.
+// Hashes pieces of 1 MiB on all threads, then their hashes and the number of bytes. The result differs from that of the
+// function above. Reads at the speed of memory.
 ContentHash content_hash(std::span<const std::byte> bytes, ParallelFor parallel_for);
 
 }  // namespace eadem::io

@@ -77,7 +77,7 @@ class HuggingFaceWeights final : public io::WeightSource {
       if (moves(name) && info->type && info->type->encoding != nullptr) tensors.back().type = DType::f32;
       from_.push_back(info->name);
     }
-    // What is no parameter is kept under its name, for whoever loads to judge.
+    // Tensors that are no parameters keep their names; the code that loads them decides whether they are allowed.
     for (const io::WeightInfo& info : weights_->tensors())
       if (std::find(from_.begin(), from_.end(), info.name) == from_.end() && !checkpoint.model->may_ignore(info.name)) {
         tensors.push_back(info);
@@ -258,7 +258,7 @@ void save_huggingface(const Model& model, std::span<const std::pair<std::string,
                       const std::string& directory, const io::GgufFile* file) {
   const LlamaConfig& config = require_config(model);
   LlamaConfig written = config;
-  // What a GGUF file stated; a directory's configuration already is what it has to be.
+  // A GGUF file's configuration is converted; a directory's configuration needs no change.
   if (file != nullptr || config.gguf_names || config.rope_style == RopeStyle::interleaved ||
       !config.rope_divisors.empty())
     written = huggingface_config(config, file);

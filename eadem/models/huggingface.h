@@ -24,12 +24,13 @@ std::vector<std::string> parameter_names(const LlamaConfig& config);
 // Throws Unsupported, naming the file, for what config.json cannot state.
 LlamaConfig huggingface_config(LlamaConfig config, const io::GgufFile* file);
 
-// What Llama 3.1's scaling divides each frequency by.
+// Returns the numbers by which Llama 3.1's scaling divides the frequencies.
 std::vector<double> llama3_divisors(const LlamaConfig& config, const modules::RopeScaling& scaling);
 
-// The same model with the names, the order of rows and the configuration of a directory in Hugging Face layout, so that
-// what is saved of it is such a directory. Its logits are those of `checkpoint`. A directory comes back as it is. The
-// weights are converted tensor by tensor as they are read. Throws Unsupported for a GGUF file that has no such form.
+// Returns the model with the names, the order of rows and the configuration of a directory in Hugging Face layout, so
+// that it can be saved as such a directory. Its logits are those of `checkpoint`. A directory is returned unchanged.
+// The weights are converted tensor by tensor as they are read. Throws Unsupported for a GGUF file that has no such
+// form.
 Checkpoint huggingface_form(const Checkpoint& checkpoint);
 
 // One parameter of `model`, plain and on the host, between the order of rows that a directory in Hugging Face layout

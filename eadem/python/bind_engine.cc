@@ -23,7 +23,7 @@ namespace {
 
 using models::LlamaConfig;
 
-// A configuration from the keys of a config.json, through the parser of those files.
+// Makes a configuration from the keys of a config.json, through the parser of those files.
 LlamaConfig config_from_keywords(const nb::kwargs& keywords) {
   nb::dict members;
   members["model_type"] = "llama";
@@ -32,7 +32,7 @@ LlamaConfig config_from_keywords(const nb::kwargs& keywords) {
   try {
     return LlamaConfig::from_json(io::JsonReader::parse(text, "LlamaConfig"));
   } catch (const DataCorrupted& error) {
-    throw InvalidArgument("{}", error.what());  // the caller's value, not a file
+    throw InvalidArgument("{}", error.what());  // the value came from the caller, not from a file
   }
 }
 
@@ -43,7 +43,7 @@ const LlamaConfig& llama_config(const models::Model& model, const std::string& p
   return llama->config();
 }
 
-// Without weights: a config.json, or the directory around it. A .gguf has its configuration with its weights.
+// Reads a configuration without weights: a config.json, or the directory around it. A .gguf holds both together.
 LlamaConfig config_from_path(const std::string& path) {
   const GilRelease release;
   if (path.ends_with(".gguf")) return llama_config(*models::open_checkpoint(path).model, path);
@@ -184,8 +184,8 @@ class Engine {
     return exclusive_.run([&] { return call(*engine_); });
   }
 
-  // The functions that the engine's hooks call, for the garbage collector: one may refer to the engine. Only with the
-  // GIL.
+  // The functions that the engine's hooks call. The garbage collector needs them, because one may refer to the engine.
+  // Access needs the GIL.
   std::map<engine::HookRegistry::HookId, SharedCallable> hook_functions;
 
   static int traverse(PyObject* object, visitproc visit, void* arg) {
@@ -194,7 +194,7 @@ class Engine {
     for (const auto& [id, function] : nb::inst_ptr<Engine>(object)->hook_functions) Py_VISIT(function->ptr());
     return 0;
   }
-  // Called when the engine is garbage: nobody uses it any more.
+  // Python calls this when the engine is garbage: nothing uses it any more.
   static int clear(PyObject* object) {
     if (!nb::inst_ready(object)) return 0;
     auto* self = nb::inst_ptr<Engine>(object);
@@ -220,7 +220,7 @@ EngineArguments arguments_of(std::optional<engine::CacheConfig> cache, engine::D
           std::move(kv_dtype), max_step_tokens, max_logit_rows,  std::move(disabled_fusions)};
 }
 
-// Calls Python with a copy of the tensor, which is gone after the call.
+// Calls a Python function with a copy of the tensor, so that the function may keep it.
 engine::HookRegistry::Callback hook_of(SharedCallable shared) {
   return [shared](const std::string& name, const TensorView& tensor, int layer) {
     if (!tensor.is_contiguous() || tensor.encoding != nullptr)
@@ -265,7 +265,7 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
                         with_hidden ? to_numpy(hidden) : nb::none());
 }
 
-// `source`: the path of the checkpoint that the engine was made from, if it was.
+// `source` is the path of the checkpoint that the engine was made from, if any.
 void save_pretrained(const engine::InferEngine& engine, const std::string& path,
                      const std::optional<std::string>& source, const std::optional<std::string>& tokenizer) {
   if (engine.parameters().num_ranks() > 1)
@@ -286,7 +286,7 @@ void save_pretrained(const engine::InferEngine& engine, const std::string& path,
 
 }  // namespace
 
-// Name, NumPy type and offset of each field of SamplingInput: eadem.InferEngine.Input has an attribute of each name.
+// Name, NumPy type and offset of each field of SamplingInput; eadem.InferEngine.Input has an attribute for each name.
 nb::list sampling_fields() {
   using Settings = engine::SamplingInput;
   nb::list fields;

@@ -28,7 +28,7 @@ class Llm {
 
   const engine::LLM& llm() const { return *llm_; }
 
-  // Generates on a thread of its own, so that this one can deliver text and notice Ctrl-C between steps.
+  // Generates on another thread, so that this one can deliver text and notice Ctrl-C between steps.
   std::vector<Completion> generate(
       const std::variant<std::vector<std::string>, std::vector<std::vector<int32_t>>>& prompts,
       const SamplingParams& params, const nb::object& on_text, bool parse_special) {
@@ -95,7 +95,7 @@ class Llm {
     std::atomic<bool> cancel = false;
   };
 
-  // Until the worker is done: hands text to `on_text` and lets Python's signal handlers run.
+  // Hands text to `on_text` and lets Python's signal handlers run until the worker is done.
   static void attend(Shared& shared, const nb::object& on_text) {
     constexpr auto kSignalInterval = std::chrono::milliseconds(20);
     for (bool done = false; !done;) {
@@ -124,7 +124,7 @@ class Llm {
   std::unique_ptr<engine::LLM> llm_;
 };
 
-// As eadem._arguments.given.
+// Formats a value as eadem._arguments.given does.
 std::string shown(const nb::object& object) {
   return nb::cast<std::string>(nb::module_::import_("eadem._arguments").attr("given")(object));
 }
@@ -252,7 +252,7 @@ void bind_llm(nb::module_& m) {
              std::optional<std::string> kv_dtype, int64_t max_step_tokens, std::vector<std::string> disabled_fusions,
              std::optional<std::string> pack_cache) {
             const GilRelease release;
-            // Prompts run side by side: the engine chooses the memory (engine::fit_cache).
+            // Prompts run together, so engine::fit_cache chooses the memory.
             if (!cache) cache = engine::PagedKVCacheConfig{};
             const engine::EngineOptions options = engine_options(
                 {cache, {}, mode, weights, activations, kv_dtype, max_step_tokens, 0, disabled_fusions, pack_cache});

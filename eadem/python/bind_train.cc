@@ -23,7 +23,7 @@ namespace {
 
 class Trainer {
  public:
-  // `source`: the checkpoint that it was made from; without a model where it was made from a configuration.
+  // `source` is the checkpoint that the trainer was made from; it has no model if a configuration was given.
   Trainer(std::unique_ptr<train::Trainer> trainer, models::Checkpoint source)
       : trainer_(std::move(trainer)), source_(std::move(source)) {}
 
@@ -41,7 +41,7 @@ class Trainer {
   models::Checkpoint source_;
 };
 
-// Rows laid one after another; each is a document of its own.
+// Packs rows one after another; each row is a document of its own.
 train::Batch batch_of(const HostList<int32_t>& ids, const HostList<int32_t>& labels, const HostList<int32_t>& lengths) {
   if (labels.size() != ids.size())
     throw InvalidArgument("there are {} labels for {} tokens", labels.size(), ids.size());
@@ -106,7 +106,7 @@ void require_positive(const char* name, int64_t value) {
   if (value < 1 || value > (int64_t{1} << 31)) throw InvalidArgument("{} is {}; expected 1 to 2^31", name, value);
 }
 
-// The width of a row behind `module`; throws when it does not fit one of `width`.
+// Returns the row width after `module`; throws when the module does not take rows of `width`.
 int64_t width_after(const AnyModule& module, int64_t width, size_t index) {
   const auto require = [&](int64_t expected) {
     if (width != expected)
@@ -141,7 +141,7 @@ class Sequential {
   auto run(F&& call) {
     return exclusive_.run([&] { return call(*sequential_); });
   }
-  // A pass over rows; parameters must be there.
+  // Runs a pass over rows; parameters must be loaded.
   template <typename F>
   nb::object pass(const char* name, const HostArray& array, F&& call) {
     const TensorView view = view_of(array, name);
@@ -150,7 +150,7 @@ class Sequential {
       return call(sequential, view);
     }));
   }
-  // The same rows must have gone forward before they go backward.
+  // Whether the current rows have gone forward, which backward requires.
   bool went_forward = false;
 
  private:
@@ -295,7 +295,7 @@ void bind_train(nb::module_& m) {
               source = models::huggingface_form(models::open_checkpoint(std::get<std::string>(model)));
               trainer = std::make_unique<train::Trainer>(source.model, open(device, threads, isa), options);
               trainer->load(source);
-              source.weights = nullptr;  // they have been read
+              source.weights = nullptr;  // the weights have been read
             }
             new (self) Trainer(std::move(trainer), std::move(source));
           },

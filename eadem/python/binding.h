@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the binding sources share. Each bind_* adds one subject to the extension module eadem._eadem; the package in
-// python/eadem puts the public classes on top.
+// Declarations that the binding sources share. Each bind_* adds one subject to the extension module eadem._eadem; the
+// package in python/eadem defines the public classes on top of it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -29,16 +29,16 @@ void bind_engine(nb::module_& m);
 void bind_llm(nb::module_& m);
 void bind_train(nb::module_& m);
 
-// A floating host array of any framework; uint16 stands for the bits of bf16. A strided one arrives as a copy.
+// A floating-point host array of any framework; uint16 means the bits of bf16. A strided array arrives as a copy.
 using HostArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using HostList = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A view of the array's bytes, valid as long as the array. Throws InvalidArgument, naming `name`, for a dtype that
-// Eadem does not have.
+// Returns a view of the array's bytes, valid as long as the array. Throws InvalidArgument, naming `name`, for a dtype
+// that Eadem does not have.
 TensorView view_of(const HostArray& array, const std::string& name);
-// A NumPy array over the tensor's bytes, which it keeps alive. bf16 becomes ml_dtypes.bfloat16, or uint16 bits where
-// that module is not installed.
+// Returns a NumPy array over the tensor's bytes, which it keeps alive. bf16 becomes ml_dtypes.bfloat16, or uint16 bits
+// if that module is not installed.
 nb::object to_numpy(const Tensor& tensor);
 nb::dict to_numpy_dict(const std::vector<std::pair<std::string, Tensor>>& tensors);
 
@@ -64,11 +64,11 @@ struct EngineArguments {
 };
 engine::EngineOptions engine_options(const EngineArguments& arguments);
 
-// Messages go to Python's logger "eadem".
+// Returns a logger whose messages go to Python's logger "eadem".
 Logger python_logger();
 
-// Runs long calls without the GIL and one at a time: other threads wait. A call from inside a callback of the same
-// object, which would wait for itself, throws InvalidArgument.
+// Runs long calls without the GIL and one at a time: other threads wait. A call from inside a callback of this object
+// would wait for itself, so it throws InvalidArgument.
 class Exclusive {
  public:
   template <typename F>

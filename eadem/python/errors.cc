@@ -11,7 +11,7 @@ namespace eadem::python {
 
 namespace {
 
-// Each kind of C++ error, the built-in class that its Python class also derives from, and what it means.
+// Each kind of C++ error, the built-in class that its Python class also derives from, and its meaning.
 struct Kind {
   const char* name;
   PyObject* builtin;  // null: none
@@ -29,12 +29,12 @@ std::vector<Kind> kinds() {
           {"Cancelled", nullptr, "The user asked to stop."}};
 }
 
-// The one place where C++ errors become Python exceptions. `classes` is the dict kind -> class.
+// The only place that turns C++ errors into Python exceptions. `classes` is a dict from kind to class.
 void raise_as_python(const std::exception_ptr& thrown, void* classes) {
   const auto raise = [classes](const char* kind, const char* message) {
     PyObject* type = PyDict_GetItemString(static_cast<PyObject*>(classes), kind);
     if (type == nullptr) type = PyDict_GetItemString(static_cast<PyObject*>(classes), "Error");
-    // A message may quote a file's bytes: Python takes UTF-8 only, and a traceback goes to a terminal.
+    // A message may quote bytes of a file, but Python takes only UTF-8, and tracebacks go to terminals.
     PyErr_SetString(type, printable(message).c_str());
   };
   try {
@@ -52,7 +52,7 @@ void raise_as_python(const std::exception_ptr& thrown, void* classes) {
 
 void bind_errors(nb::module_& m) {
   nb::dict classes;
-  // In this module, so that its stub has them; the package calls them its own.
+  // The classes are members of this module, so that its stub lists them; the package exports them as its own.
   const auto module_name = nb::cast<std::string>(m.attr("__name__"));
   const auto add = [&](const char* name, nb::handle bases, const char* doc) {
     const std::string path = module_name + "." + name;
@@ -68,7 +68,7 @@ void bind_errors(nb::module_& m) {
         kind.builtin == nullptr ? nb::object(nb::make_tuple(root))
                                 : nb::object(nb::make_tuple(root, nb::borrow(kind.builtin))),
         kind.doc);
-  // Lives as long as the interpreter, as the translator does.
+  // The dict lives as long as the interpreter, because the translator does.
   nb::register_exception_translator(raise_as_python, classes.release().ptr());
 }
 

@@ -18,18 +18,18 @@ namespace {
 constexpr auto kLookInterval = std::chrono::milliseconds(5);
 
 std::atomic<bool> ending{false};
-std::atomic<std::thread::id> ending_thread{};  // the one that ends the interpreter
+std::atomic<std::thread::id> ending_thread{};  // the thread that ends the interpreter
 std::atomic<int> calls_under_way{0};
 
-// A thread of an interpreter that has no more use for it. It keeps what its stack refers to.
+// Stops a thread of an interpreter that does not need it any more. The thread keeps all objects on its stack alive.
 [[noreturn]] void stop_for_good() {
-  nb::set_leak_warnings(false);  // of objects that this thread holds
+  nb::set_leak_warnings(false);  // this thread still holds objects
   while (true) ::pause();
 }
 
 bool is_abandoned() { return ending.load() && std::this_thread::get_id() != ending_thread.load(); }
 
-// In atexit, with the lock.
+// Called by atexit, with the GIL.
 void end_calls() {
   ending_thread = std::this_thread::get_id();
   ending = true;
@@ -82,7 +82,7 @@ GilAcquire::GilAcquire() {
 GilAcquire::~GilAcquire() { PyGILState_Release(state_); }
 
 void wait_for_calls_at_exit() {
-  // The child of a fork has none of its parent's other threads, but all that they held.
+  // The child of a fork has none of its parent's other threads, but all locks that they held.
   pthread_atfork(nullptr, nullptr, [] {
     if (calls_under_way.exchange(0) > 0) nb::set_leak_warnings(false);
   });

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The interpreter's lock, for calls that other threads may make while the interpreter ends.
+// The GIL, for calls that other threads may make while the interpreter ends.
 //
-// A thread that takes the lock of an interpreter that is being torn down never gets it: CPython ends it on the spot, by
-// unwinding its stack, which C++ answers with std::terminate. These two stop such a thread for good instead, as newer
-// versions of CPython (3.14) do by themselves; the process ends around it. And before it comes to that, when the
-// interpreter begins to end, calls that are under way are asked to stop and waited for (wait_for_calls_at_exit).
+// A thread that requests the GIL of an interpreter in its teardown never gets it: CPython ends the thread by unwinding
+// its stack, which C++ answers with std::terminate. GilRelease and GilAcquire block such a thread for good instead, as
+// CPython does itself from 3.14 on, and the process ends around it. Before that, when the interpreter begins to end,
+// running calls are cancelled and waited for (wait_for_calls_at_exit).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,13 +14,13 @@
 
 namespace eadem::python {
 
-// What this thread's calls look at to be cancelled: set when another thread begins to end the interpreter. Null on that
-// thread itself, whose calls run as ever.
+// The cancel flag of this thread's calls, which is set when another thread begins to end the interpreter. Null on the
+// ending thread, whose calls run normally.
 const std::atomic<bool>* call_cancel();
-// Throws Cancelled then.
+// Throws Cancelled if the flag is set.
 void stop_if_abandoned();
 
-// Gives the lock up until the object dies. A call into the engine is under way for so long.
+// Releases the GIL until the object dies. A call into the engine is under way for that time.
 class GilRelease {
  public:
   GilRelease();
@@ -32,7 +32,7 @@ class GilRelease {
   PyThreadState* state_;
 };
 
-// Holds the lock until the object dies.
+// Holds the GIL until the object dies.
 class GilAcquire {
  public:
   GilAcquire();
@@ -44,7 +44,7 @@ class GilAcquire {
   PyGILState_STATE state_;
 };
 
-// Registers with Python's atexit. The wait ends early with Ctrl-C.
+// Registers with Python's atexit. Ctrl-C ends the wait early.
 void wait_for_calls_at_exit();
 
 }  // namespace eadem::python

@@ -26,7 +26,7 @@ constexpr const char* kPrefix = "step_";
 constexpr const char* kStateFile = "trainer.json";
 constexpr const char* kDamaged = "damaged_";
 constexpr const char* kUnfinished = ".unfinished_";
-constexpr int64_t kFormat = 2;  // of trainer.json
+constexpr int64_t kFormat = 2;  // format of trainer.json
 
 void make_directory(const std::string& path) {
   std::error_code error;
@@ -75,7 +75,7 @@ io::JsonValue json_of(const RunState& state, const std::string& directory) {
   return json;
 }
 
-// Two directories change places at once; on file systems that cannot do that, one after the other.
+// Exchanges two directories atomically; on file systems that cannot, one is renamed after the other.
 void exchange(const fs::path& a, const fs::path& b) {
   if (renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
   if (errno != EINVAL && errno != ENOSYS)
@@ -110,7 +110,7 @@ void write_directory(const std::string& directory, const std::function<void(cons
     else
       fs::rename(unfinished, finished);
     flush_directory(parent.string());
-    fs::remove_all(unfinished, ignored);  // what it replaced
+    fs::remove_all(unfinished, ignored);  // the directory that was replaced
   } catch (const fs::filesystem_error& error) {
     fs::remove_all(unfinished, ignored);
     throw IoError("cannot write '{}': {}", finished.string(), error.code().message());
@@ -203,7 +203,7 @@ std::vector<std::string> list_checkpoints(const std::string& root) {
   for (const fs::directory_entry& entry : fs::directory_iterator(root, error))
     if (entry.is_directory() && entry.path().filename().string().starts_with(kPrefix))
       result.push_back(entry.path().string());
-  // Names are zero-padded, so that their order is that of the steps.
+  // Names are zero-padded, so that sorting them orders them by step.
   std::sort(result.begin(), result.end());
   return result;
 }

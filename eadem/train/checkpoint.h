@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checkpoints: directories that appear whole or not at all, and that say whether they still are what was written. A
-// checkpoint is written beside its place, flushed to the disk, and renamed; one that was cut off by a crash or a full
-// disk is never looked at. Its trainer.json holds the size and the XXH3 hash of every other file, and its own hash.
+// Checkpoints: directories that appear whole or not at all, and whose contents can be verified. A checkpoint is written
+// beside its final place, flushed to the disk, and renamed; one that was cut off by a crash or a full disk is never
+// read. Its trainer.json holds the size and the XXH3 hash of every other file, and its own hash.
 #pragma once
 
 #include <functional>
@@ -17,40 +17,40 @@
 
 namespace eadem::train {
 
-// What a run must remember besides tensors.
+// The state of a run besides its tensors.
 struct RunState {
-  Identity identity;  // of the recipe that the run follows; empty for a trainer without one
+  Identity identity;  // identity of the recipe that the run follows; empty for a trainer without one
   int64_t step = 0;
   int64_t tokens = 0;
   DataCursor cursor;
   int64_t decay_steps = 0;  // where the cosine of the learning rate ends
 };
 
-// Small files that stand beside the weights: the tokenizer's, and a generation_config.json other than the usual one.
+// Small files stored beside the weights: the tokenizer's files, and a generation_config.json that differs from the
+// default.
 using Companions = std::vector<io::TokenizerFile>;
 
-// Writes a directory that appears whole or not at all: `fill` writes into the directory that it is given, which then
-// takes the place of `directory`. Throws IoError naming path and reason; `directory` is as it was then.
+// Writes a directory that appears whole or not at all: `fill` writes into a temporary directory, which then replaces
+// `directory`. Throws IoError naming path and reason; `directory` is unchanged then.
 void write_directory(const std::string& directory, const std::function<void(const std::string& directory)>& fill);
 
 // Writes config.json, model.safetensors, generation_config.json and the companions into `directory`, each atomically.
-// Throws NotFound while a parameter is not set, IoError.
+// Throws NotFound while a parameter is not set, and IoError.
 void write_model(const Trainer& trainer, const Companions& companions, const std::string& directory);
 
-// Writes a model, optimizer.safetensors and trainer.json as the directory `directory`, which may be a checkpoint that
-// is replaced. Throws InvalidArgument when something else is there.
+// Writes a model, optimizer.safetensors and trainer.json as the directory `directory`. A checkpoint there is replaced;
+// anything else there throws InvalidArgument.
 void write_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
                       const std::string& directory);
 // Writes `root`/step_NNNNNNNN and removes all but the newest `keep`. Throws IoError naming path and reason.
 void save_checkpoint(const Trainer& trainer, const RunState& state, const Companions& companions,
                      const std::string& root, int64_t keep);
 
-// Reads a checkpoint's state and checks each of its files. Throws NotFound (no checkpoint) or DataCorrupted naming the
-// file that is not what was written.
+// Reads a checkpoint's state and verifies each of its files. Throws NotFound (no checkpoint), or DataCorrupted naming
+// the file that differs from what was written.
 RunState verify_checkpoint(const std::string& directory);
-// Restores parameters and optimizer from a checkpoint that was verified. Throws DataCorrupted, NotFound or
-// InvalidArgument naming file and value, when it is of another model or of weights in another dtype; nothing has
-// changed then.
+// Restores parameters and optimizer from a verified checkpoint. Throws DataCorrupted, NotFound or InvalidArgument,
+// naming file and value, when it belongs to another model or holds weights of another dtype; nothing has changed then.
 void load_checkpoint(Trainer& trainer, const std::string& directory, const RunState& state);
 
 // The checkpoints below `root`, complete or damaged, oldest first.
@@ -60,11 +60,12 @@ struct FoundCheckpoint {
   std::string directory;
   RunState state;
 };
-// The newest checkpoint below `root` that verifies, if there is any checkpoint. Damaged ones that are newer are renamed
-// to damaged_step_NNNNNNNN with a warning. Throws DataCorrupted, naming what is wrong with each, if none verifies.
+// Returns the newest checkpoint below `root` that verifies, or nothing if there is no checkpoint. Newer ones that are
+// damaged are renamed to damaged_step_NNNNNNNN with a warning. Throws DataCorrupted, naming the damage of each, if none
+// verifies.
 std::optional<FoundCheckpoint> newest_checkpoint(const std::string& root, const Logger& log);
 
-// Removes what runs that were killed had not finished writing in `directory`.
+// Removes the unfinished files that killed runs left in `directory`.
 void remove_unfinished(const std::string& directory);
 
 }  // namespace eadem::train

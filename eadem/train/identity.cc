@@ -13,7 +13,7 @@ Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const In
     result.emplace_back(std::move(key), fmt::format("{}", std::forward<decltype(value)>(value)));
   };
   for (const io::JsonMember& member : config.as_object())
-    // The dtype of the file that fine-tuning began with.
+    // torch_dtype is left out: it is the dtype of the file that fine-tuning began with.
     if (member.key != "torch_dtype") add("model." + member.key, io::to_compact_json(member.value));
   if (hashes.initial_weights.empty())
     add("model.init_std", recipe.init_std);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the result of a run depends on, value by value. A run is only continued by a recipe that means the same: files
-// may have moved, comments and defaults that were written out change nothing.
+// Everything that the result of a run depends on, value by value. A run may only be continued by a recipe with an equal
+// identity. Moved files, comments, and defaults that are written out do not change it.
 #pragma once
 
 #include <string>
@@ -13,21 +13,21 @@
 
 namespace eadem::train {
 
-// Keys of the recipe, or of config.json behind "model.", with their values as text.
+// Keys of the recipe, or "model." + keys of config.json, with their values as text.
 using Identity = std::vector<std::pair<std::string, std::string>>;
 
-// Hashes of what the recipe names.
+// Hashes of the files that the recipe names.
 struct InputHashes {
-  std::string initial_weights;  // of a model to fine-tune; empty from scratch
+  std::string initial_weights;  // weights of a model to fine-tune; empty from scratch
   std::string tokenizer;
-  std::vector<std::string> train, eval;  // of each file
+  std::vector<std::string> train, eval;  // one hash for each file
 };
 
-// `config` is the model's config.json. Steps, intervals, numbers of checkpoints and the output directory are no part
-// of it, nor is decay_steps, which a checkpoint keeps by itself.
+// `config` is the model's config.json. Steps, intervals, numbers of checkpoints and the output directory do not belong
+// to the identity, nor does decay_steps, which a checkpoint stores separately.
 Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const InputHashes& hashes);
 
-// One clause for each key with other values, "training.seed is 1 in A and 2 in B"; empty when there is none.
+// Returns one clause for each key whose values differ, "training.seed is 1 in A and 2 in B"; empty when none differs.
 std::vector<std::string> differences(const Identity& a, const std::string& name_a, const Identity& b,
                                      const std::string& name_b);
 

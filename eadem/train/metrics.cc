@@ -101,7 +101,7 @@ Metrics::Metrics(const std::string& path, int64_t last_step) : path_(path) {
                             json.integer("tokens", 0), json.number("tokens_per_second")});
         kept += line + "\n";
       } catch (const DataCorrupted&) {
-        break;  // the line that a crash cut off, and nothing can follow it
+        break;  // a crash cut this line off, and nothing follows it
       }
     }
   }

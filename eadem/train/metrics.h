@@ -27,8 +27,8 @@ struct EvalMetrics {
 // The history of a run, kept in a file of JSON lines that grows by one line per entry.
 class Metrics {
  public:
-  // Reads what is there up to `last_step` and drops what a run that was cut off wrote after it, and what repeats or
-  // goes back behind a step. Throws IoError.
+  // Reads the entries up to `last_step`. Drops entries that an interrupted run wrote after it, and entries that repeat
+  // a step or go back behind one. Throws IoError.
   Metrics(const std::string& path, int64_t last_step);
 
   void add(const StepMetrics& metrics);
@@ -46,7 +46,7 @@ class Metrics {
   std::vector<EvalMetrics> evals_;
 };
 
-// The loss curves as an SVG document: training loss (smoothed), evaluation loss.
+// Draws the loss curves as an SVG document: training loss (smoothed) and evaluation loss.
 std::string plot_svg(const Metrics& metrics, const std::string& title);
 
 }  // namespace eadem::train

@@ -16,7 +16,7 @@ namespace eadem::train {
 
 OutputLock::OutputLock(const std::string& directory, const Logger& log) {
   const std::string path = (std::filesystem::path(directory) / "lock").string();
-  // O_NONBLOCK: a FIFO of that name must not make us wait.
+  // O_NONBLOCK: opening a FIFO of this name must not wait.
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   if (descriptor_ < 0) throw IoError("cannot open {}: {}", path, std::strerror(errno));
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {

@@ -9,11 +9,12 @@
 
 namespace eadem::train {
 
-// Holds `directory`/lock for as long as it lives. The system lets go of it when the process ends, however it ends; the
-// file stays, and says who held it last.
+// Holds `directory`/lock for as long as the object lives. The system releases the lock when the process ends in any
+// way. The file stays and names the process that held the lock last.
 class OutputLock {
  public:
-  // Throws IoError naming the process that holds it. On a file system without locks the run goes on with a warning.
+  // Throws IoError naming the process that holds the lock. On a file system without locks, it warns and the run
+  // continues.
   OutputLock(const std::string& directory, const Logger& log);
   ~OutputLock();
   OutputLock(const OutputLock&) = delete;

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// One table of the recipe; knows which keys were read.
+// One table of the recipe, which records the keys that were read.
 class Table {
  public:
   Table(const toml::table& root, std::string name, std::string file) : name_(std::move(name)), file_(std::move(file)) {
@@ -111,7 +111,7 @@ class Table {
 
 constexpr int64_t kMaxRecipeBytes = 1 << 20;
 
-// As a person would write it, so that stating the default changes nothing: 3e-3 / 10 is not the number 3e-4.
+// The tenth as a person would write it, so that stating the default changes nothing: 3e-3 / 10 is not the number 3e-4.
 double tenth_of(double value) {
   const std::string text = fmt::format("{:.15g}", value / 10);
   double result = 0;

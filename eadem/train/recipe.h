@@ -22,9 +22,9 @@ struct Recipe {
   double init_std = 0.02;
 
   // [tokenizer]
-  std::string tokenizer;  // empty: that of init_from
+  std::string tokenizer;  // empty: the tokenizer of init_from
 
-  // [data]; `eval` has no files where nothing is held out
+  // [data]; `eval` has no files if no text is held out
   Texts train;
   Texts eval;
 
@@ -32,12 +32,12 @@ struct Recipe {
     int64_t steps = 0;                // optimizer steps
     int64_t batch_tokens = 4096;      // tokens of one pass; with accumulation, a step sees several
     int64_t accumulation = 1;         // passes per optimizer step
-    int64_t sequence_length = 512;    // longest piece of a document; longer documents are cut
+    int64_t sequence_length = 512;    // longest piece of a document; longer documents are divided
     DType weights = DType::f32;       // "f32", or "bf16" with f32 master copies
     double learning_rate = 1e-3;      // peak
     double min_learning_rate = 1e-4;  // at the end of the cosine; a tenth of the peak unless stated
     int64_t warmup_steps = 100;       // linear from 0
-    int64_t decay_steps = 0;          // where the cosine ends; 0: at the `steps` that the run began with
+    int64_t decay_steps = 0;          // where the cosine ends; 0: at the number of `steps` with which the run began
     double weight_decay = 0.1;        // on matrices; vectors are not decayed
     double beta1 = 0.9;
     double beta2 = 0.95;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts to train on: which files, and how they hold documents.
+// Training texts: their files, and how files hold documents.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace eadem::train {
 // How a file holds documents.
 enum class TextFormat : uint8_t {
   by_name,     // files called *.jsonl or *.ndjson are JSON lines, others plain text
-  text,        // UTF-8; documents are what stands between separators, without the white space around them
-  json_lines,  // one JSON object a line, whose member `text_key` is the document as it is
+  text,        // UTF-8; documents are the texts between separators, without surrounding white space
+  json_lines,  // one JSON object a line; its member `text_key` is the document, unchanged
 };
 
 struct Texts {
@@ -27,12 +27,12 @@ struct Texts {
   bool parse_special = false;
 };
 
-// Whether the file of that name holds JSON lines.
+// Whether `path` is a file of JSON lines.
 bool is_json_lines(const Texts& texts, std::string_view path);
 
-// Calls `document(text, begin, end)` for each document of one file that is not blank: `content` is the file's, and
-// bytes [begin, end) of it hold the document and what ends it. Throws DataCorrupted naming the file and the line of
-// what is no JSON object with that key.
+// Calls `document(text, begin, end)` for each document of one file that is not blank. `content` is the content of the
+// file; its bytes [begin, end) hold the document and its separator. Throws DataCorrupted, naming the file and the line,
+// if a line is no JSON object with that key.
 void for_each_document(const Texts& texts, const std::string& path, std::string_view content,
                        const std::function<void(std::string_view text, int64_t begin, int64_t end)>& document);
 

@@ -28,8 +28,8 @@ struct Header {
   uint64_t num_documents;
   uint64_t num_tokens;
   uint64_t text_bytes;
-  char source_hash[64];  // SHA-256, hexadecimal: of the tokenizer, how texts are read, and the texts
-  char data_hash[32];    // XXH3, hexadecimal: of the hashes of the ends and of the ids
+  char source_hash[64];  // SHA-256, hexadecimal, over the tokenizer, how texts are read, and the texts
+  char data_hash[32];    // XXH3, hexadecimal, over the hashes of the ends and of the ids
 };
 static_assert(sizeof(Header) == 136);
 
@@ -38,7 +38,7 @@ std::string data_hash(std::span<const std::byte> ends, std::span<const std::byte
   return io::content_hash(std::as_bytes(std::span(both))).hex();
 }
 
-// Whether `file` was made of these sources and is still what was written then.
+// Whether `file` was made from these sources and is undamaged.
 bool is_up_to_date(std::span<const std::byte> file, const std::string& source_hash) {
   Header header;
   if (file.size() < sizeof(header)) return false;
@@ -116,7 +116,7 @@ TokenFile TokenFile::open_or_make(const std::string& path, const Texts& texts, c
       } catch (const InvalidArgument& error) {
         throw InvalidArgument("{}: document at byte {}: {}", texts.files[f], begin, error.what());
       }
-      // Some tokenizers put it there themselves.
+      // Some tokenizers append EOS themselves.
       if (ids.size() == first || ids.back() != static_cast<uint32_t>(eos)) ids.push_back(static_cast<uint32_t>(eos));
       ends.push_back(ids.size());
       if (progress) progress(done + end, total);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tokenized texts on disk, memory-mapped, and the order in which training sees them.
+// Tokenized texts on disk, memory-mapped, and the order in which training reads them.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ namespace eadem::train {
 // Documents of token ids in one file: a header, the end of each document (u64), the ids (u32). Little endian.
 class TokenFile {
  public:
-  // Opens `path` if it holds these texts by this tokenizer and is whole (compared by hashes), else tokenizes and writes
-  // it, atomically. Every document begins with the tokenizer's prefix (BOS) and ends with `eos`. `progress(done,
-  // total)` in bytes of text. Throws NotFound, IoError, DataCorrupted (a line that is no JSON), InvalidArgument (not
-  // UTF-8, with the file and the offset; no document).
+  // Opens `path` if it holds these texts, encoded by this tokenizer, and is undamaged (compared by hashes). Otherwise
+  // tokenizes the texts and writes the file atomically. Every document begins with the tokenizer's prefix (BOS) and
+  // ends with `eos`. `progress(done, total)` counts bytes of text. Throws NotFound, IoError, DataCorrupted (a line that
+  // is not JSON), InvalidArgument (not UTF-8, with the file and the offset; no document).
   static TokenFile open_or_make(const std::string& path, const Texts& texts, const io::Tokenizer& tokenizer,
                                 const std::string& tokenizer_hash, int32_t eos,
                                 const std::function<void(int64_t, int64_t)>& progress = {});
 
-  // XXH3 of each of the texts, in their order.
+  // The XXH3 hash of each text, in their order.
   const std::vector<std::string>& text_hashes() const { return text_hashes_; }
 
   int64_t num_documents() const { return static_cast<int64_t>(ends_.size()); }
@@ -45,21 +45,21 @@ class TokenFile {
   std::vector<std::string> text_hashes_;
 };
 
-// One pass's worth of packed pieces of documents, as the training graph takes them.
+// The packed pieces of documents of one pass, as the training graph takes them.
 struct Batch {
   std::vector<int32_t> token_ids;    // [tokens]
   std::vector<int32_t> positions;    // [tokens] within the piece
   std::vector<int32_t> labels;       // [tokens] the next token of the document; -1 at its end
   std::vector<int32_t> query_start;  // [pieces + 1]
   std::vector<int32_t> lengths;      // [pieces]
-  int64_t num_labels = 0;            // that are not -1
+  int64_t num_labels = 0;            // labels that are not -1
 };
 
-// Where a loader stands; part of a checkpoint.
+// The position of a loader; part of a checkpoint.
 struct DataCursor {
   int64_t epoch = 0;
   int64_t document = 0;  // in the epoch's order
-  int64_t offset = 0;    // tokens of it that were taken
+  int64_t offset = 0;    // tokens of it that were used
   friend bool operator==(const DataCursor&, const DataCursor&) = default;
 };
 
@@ -84,7 +84,7 @@ class DataLoader {
   std::vector<int64_t> order_;
 };
 
-// Appends one piece of a document to a batch: tokens [begin, end) with their labels.
+// Appends one piece of a document, tokens [begin, end) with their labels, to a batch.
 void append_piece(Batch& batch, std::span<const uint32_t> document, int64_t begin, int64_t end);
 void clear(Batch& batch);
 

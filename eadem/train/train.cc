@@ -44,7 +44,7 @@ void make_directory(const std::string& path) {
   if (error) throw IoError("cannot make directory '{}': {}", path, error.message());
 }
 
-// XXH3 of names and contents.
+// Returns the XXH3 hash of names and contents.
 std::string hash_of(const std::vector<io::TokenizerFile>& files) {
   std::string all;
   for (const io::TokenizerFile& file : files)
@@ -58,13 +58,13 @@ std::string hash_of(const io::WeightSource& weights) {
   return io::content_hash(std::as_bytes(std::span(all))).hex();
 }
 
-// The directory or GGUF file with the tokenizer of a model.
+// Returns the directory or GGUF file that holds the tokenizer of a model.
 std::string tokenizer_beside(const models::Checkpoint& checkpoint) {
   if (checkpoint.config_path.ends_with(".gguf")) return checkpoint.config_path;
   return fs::path(checkpoint.config_path).parent_path().string();
 }
 
-// One run of a recipe; the members are what its steps share.
+// One run of a recipe; its members are the state that steps share.
 class Run {
  public:
   Run(const Recipe& recipe, const RunOptions& options, const Logger& log)
@@ -163,13 +163,13 @@ class Run {
     if (options_.on_note) options_.on_note(sentence);
   }
 
-  // The model with the weights that training begins with, or without weights.
+  // Opens the model with the weights that training begins with, or without weights.
   models::Checkpoint open_model() const {
     models::Checkpoint start =
         recipe_.init_from.empty()
             ? models::Checkpoint{recipe_.config, models::model_from_config(recipe_.config), nullptr, recipe_.config}
             : models::huggingface_form(models::open_checkpoint(recipe_.init_from));
-    start.model->config_json();  // checkpoints state it; what they cannot state must not be trained first
+    start.model->config_json();  // throws for what checkpoints cannot state, before any training
     if (training_.sequence_length > start.model->info().max_positions)
       throw InvalidArgument("{}: sequence_length is {}; {} has a context of {}", recipe_.path,
                             training_.sequence_length, start.config_path, start.model->info().max_positions);
@@ -184,7 +184,7 @@ class Run {
     if (tokenizer_->vocab_size() > start.model->info().vocab)
       throw InvalidArgument("{}: the tokenizer has {} tokens; {} has a vocabulary of {}", tokenizer_->source(),
                             tokenizer_->vocab_size(), start.config_path, start.model->info().vocab);
-    // What a model recommends for generation still holds when it has been fine-tuned.
+    // A model's recommendations for generation remain valid after fine-tuning.
     if (start.weights != nullptr)
       if (auto generation = models::generation_config_of(start)) companions_.push_back(*std::move(generation));
   }
@@ -261,7 +261,7 @@ class Run {
     return total / static_cast<double>(std::max<int64_t>(count, 1));
   }
 
-  // Tokens per second over the last steps: an exponential mean that a pause does not spoil for long.
+  // Tokens per second over the last steps: an exponential mean in which a pause soon loses its weight.
   double speed(Clock::time_point step_start) {
     const double seconds = std::chrono::duration<double>(Clock::now() - step_start).count();
     const double now = static_cast<double>(training_.batch_tokens * training_.accumulation) / std::max(seconds, 1e-9);
@@ -274,7 +274,7 @@ class Run {
   }
 
   const Recipe& recipe_;
-  Recipe::Training training_;  // with decay_steps settled
+  Recipe::Training training_;  // with decay_steps resolved
   const RunOptions& options_;
   std::optional<OutputLock> lock_;
   std::unique_ptr<io::Tokenizer> tokenizer_;

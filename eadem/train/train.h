@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A training run: what a recipe says, with checkpoints, metrics and a plot, resumable at any moment.
+// A training run of a recipe, with checkpoints, metrics and a plot. It can be resumed at any moment.
 //
 // Below the recipe's output directory:
 //   lock                          held by the run that writes there
@@ -40,21 +40,21 @@ struct RunOptions {
   bool resume = true;                         // from the newest checkpoint, if there is one
   const std::atomic<bool>* cancel = nullptr;  // set: save a checkpoint after this step and stop
   std::function<void(const Progress&)> on_step;
-  std::function<void(const std::string&)> on_note;  // a sentence about how the run goes on
+  std::function<void(const std::string&)> on_note;  // receives a sentence about how the run continues
   std::function<void(const char* what, int64_t done, int64_t total)> on_preparation;
 };
 
 struct RunResult {
   int64_t steps = 0;
   bool cancelled = false;
-  double loss = 0;              // of the last step; NaN when none was left to do
+  double loss = 0;              // loss of the last step; NaN when no step was left
   double eval_loss = 0;         // NaN without eval texts
   std::string model_directory;  // final/, empty when cancelled
 };
 
-// Throws IoError when another run writes the output directory or it cannot be written; InvalidArgument when it belongs
-// to a recipe that means something else, naming each value that differs, or holds a run and `resume` is off;
-// DataCorrupted when none of its checkpoints is whole. A failed checkpoint leaves the earlier ones as they are.
+// Throws IoError when another run writes the output directory or it is not writable; InvalidArgument when it belongs to
+// a recipe with another identity, naming each value that differs, or when it holds a run and `resume` is off;
+// DataCorrupted when none of its checkpoints is whole. A failed checkpoint leaves the earlier ones unchanged.
 RunResult run(const Recipe& recipe, const RunOptions& options, const Logger& log = Logger(LogLevel::warning));
 
 }  // namespace eadem::train

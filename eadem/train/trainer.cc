@@ -110,7 +110,7 @@ void Trainer::load_param(const std::string& name, const TensorView& whole) {
   copy_weight_to_master(name);
 }
 
-// Masters begin as the weights are; a resumed run overwrites them with what it saved.
+// Masters begin as copies of the weights; a resumed run overwrites them with its saved values.
 void Trainer::copy_weight_to_master(const std::string& name) {
   const auto master = states_.find("master." + name);
   if (master == states_.end()) return;
@@ -206,7 +206,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
   hyper[kernels::kHyperMaxNorm] = static_cast<float>(options_.max_grad_norm);
   if (!std::isfinite(loss))
     throw DataCorrupted("step {}: the loss is {}; the parameters are unchanged", num_steps_ + 1, loss);
-  // The norm comes first, alone: a gradient that is not finite must not reach the parameters.
+  // The norm is computed first, alone: a gradient that is not finite must not reach the parameters.
   update_->set_input(update_->input("hyper"), hyper.data(), sizeof(hyper));
   update_->run_range(0, 1, {});
   float norm = 0;

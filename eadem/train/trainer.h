@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Trainer: a model, its gradients and its optimizer on one device. One call of `step` is one optimizer step. Files,
-// data order and schedules are above it (train/train.h).
+// data order and schedules belong to the layer above (train/train.h).
 //
-// Weights are f32, or bf16 with f32 master copies that the optimizer updates. All the arithmetic of the forward pass is
-// that of serving: the same graph, kernels and bits.
+// Weights are f32, or bf16 with f32 master copies that the optimizer updates. The forward pass computes what serving
+// computes: its graph, its kernels and its bits.
 //
 // One thread at a time may use a trainer.
 #pragma once
@@ -40,23 +40,23 @@ struct StepResult {
 
 class Trainer {
  public:
-  // Throws Unsupported when an op has no backward kernel on the device, by name; InvalidArgument for options.
+  // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options);
 
-  // Parameters, before the first step. Each must be set.
+  // Sets the parameters before the first step. Every parameter must be set.
   void load(const models::Checkpoint& checkpoint);
   void load_random(uint64_t seed, double stddev);
   void load_param(const std::string& name, const TensorView& whole);
-  // The weights that the passes read, on the host, in their dtype.
+  // Copies the weights that the passes read to the host, in their dtype.
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
 
-  // One optimizer step over the passes of `batches` (gradient accumulation); the loss is the mean over all their
-  // labelled tokens. Throws NotFound while a parameter is not set, InvalidArgument when a batch does not fit,
+  // Runs one optimizer step over the passes of `batches` (gradient accumulation). The loss is the mean over all their
+  // labelled tokens. Throws NotFound while a parameter is not set, InvalidArgument when a batch does not fit, and
   // DataCorrupted when the loss or the gradient is not finite (the parameters are unchanged then).
   StepResult step(std::span<const Batch> batches, double learning_rate);
-  // Mean loss of one batch and the number of its labelled tokens, by the serving pass; changes nothing.
+  // Returns the mean loss of one batch and the number of its labelled tokens, by the serving pass; changes nothing.
   std::pair<double, int64_t> evaluate(const Batch& batch);
-  // Loss of each token of the last pass of step (or of evaluate), on the host.
+  // Returns the loss of each token of the last pass of step (or of evaluate), on the host.
   std::vector<float> last_token_losses() const;
 
   // Throws NotFound naming the parameters that are not set.
@@ -65,18 +65,18 @@ class Trainer {
   int64_t num_steps() const { return num_steps_; }
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
-  // Gradient of the last step, on the host, f32.
+  // Returns a gradient of the last step, on the host, in f32.
   Tensor gradient(const std::string& parameter) const;
 
-  // Everything that a resumed run needs to continue with the same bits: "master.", "m.", "v." + parameter name, f32.
+  // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32.
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
-  // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds what optimizer_state() gives.
+  // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds all tensors of optimizer_state().
   void check_optimizer_state(const io::WeightSource& source) const;
-  // Throws the same; nothing has changed then.
+  // Throws as check_optimizer_state does; nothing has changed then.
   void load_optimizer_state(const io::WeightSource& source, int64_t num_steps);
 
   const models::Model& model() const { return *model_; }
-  // For `explain`.
+  // The compiled program, for `explain`.
   const pipeline::Program& training_program() const { return *training_; }
 
  private:

@@ -529,7 +529,7 @@ class Convert(ProgramTest):
                 self.assertGreater(after["relative_output_error"], 0, after)
             else:
                 self.assertEqual(after.get("relative_output_error", 0), 0, after)
-        # What is least with weights is not least without them.
+        # Minimizing the weighted error does not minimize the plain one.
         self.assertGreater(*(sum(tensor["relative_error"] for tensor in list) for list in (calibrated, uncalibrated)))
         self.done("perplexity", once, text, "--context", "32")
         # Scales of directories' types.

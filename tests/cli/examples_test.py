@@ -15,7 +15,7 @@ from program import GOLDEN, PROGRAM, STORIES, ProgramTest, main
 
 COMMANDS = [["run"], ["perplexity"], ["inspect"], ["explain"], ["bench"], ["train"], ["tokenizer"], ["tokenizer", "train"],
             ["tokenizer", "encode"], ["tokenizer", "decode"], ["convert"], ["doctor"]]
-# What examples need and this test does not have: a GPU, and a model's training from beginning to end.
+# Examples that this test leaves out: they need a GPU, or train a model from beginning to end.
 LEFT_OUT = ["--device cuda", "eadem train assets/stories/recipe.toml"]
 TEXT = (STORIES / "greedy.txt").read_text()
 

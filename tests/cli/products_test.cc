@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What counts as which arithmetic in a share of the limit.
+// The arithmetic in which each kind of weight is counted for the share of the limit.
 #include "eadem/cli/bench/products.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the engine knows of its cache: lengths that nobody wrote and blocks that two places use are refused, and a
-// refused step changes nothing.
+// The engine's checks of its cache: it refuses lengths that nobody wrote and blocks that two places use, and a refused
+// step changes nothing.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -42,7 +42,7 @@ TEST(Cache, BlocksAreUsedOnceInAStep) {
   EXPECT_HAS(refused(step({20}, {0}, {{0, 1 << 20}})), "sequence 0 names block 1048576; there are");
   EXPECT_HAS(refused(step({20}, {0}, {{0, -1}})), "sequence 0 names block -1");
   EXPECT_HAS(refused(step({1, 1}, {0, 0}, {{0}})), "block_tables has 1 entries; expected 2");
-  // What stands behind the last token is not looked at.
+  // Entries after the last token's block are ignored.
   EXPECT_EQ(refused(step({4, 4}, {0, 0}, {{1, 0, 0}, {0, 0, 0}})), "");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What calibration measures against what PyTorch's hooks saw, and what it makes of it.
+// Calibration against statistics that PyTorch's hooks measured, and the importance computed from it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

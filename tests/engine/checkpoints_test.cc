@@ -72,11 +72,11 @@ TEST_P(Checkpoint, DecodedWeightsGiveThePyTorchLogits) {
                          test::deviation(count, of(logits.f32), of(logits.f64)), GetParam());
 }
 
-// As the engine keeps them: products with integers take activations in 8 bits, and 8-bit floats are decoded to bf16.
-// The same in f64 differs where an activation lies so near the middle between two integers that an f32 rounding
-// decides: of the 4000 that a prompt rounds, those within 127 * 2^-20 of a middle, one or two. Such a one is off by a
-// unit, as much as sqrt(12) roundings are on average; four are 4 sqrt(12) / sqrt(4000) of what all roundings cost, 22%
-// when they fall together, 11% when they do not.
+// The engine keeps these weights packed: products with integers take activations in 8 bits, and 8-bit floats are
+// decoded to bf16. An f64 computation of such a product differs where an activation lies so near the middle between two
+// integers that an f32 rounding decides: of the 4000 that a prompt rounds, one or two lie within 127 * 2^-20 of a
+// middle. Such an activation is off by a unit, as much as sqrt(12) roundings are on average. Four of them add 4
+// sqrt(12) / sqrt(4000) of the error of all roundings: 22% when they fall together, 11% when they do not.
 TEST_P(IntegerCheckpoint, KeptWeightsGiveWhatTheirPrecisionAllows) {
   const Logits logits = logits_of(GetParam(), {});
   double error = 0, cost = 0;

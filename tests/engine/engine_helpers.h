@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of the engine share: small models, token ids, and logits by whatever way a sequence takes through an
+// Helpers that the tests of the engine share: small models, token ids, and logits of a sequence on each path through an
 // engine.
 #pragma once
 
@@ -106,7 +106,7 @@ inline std::vector<float> logits_in_chunks(InferEngine& engine, const std::vecto
   return logits_at(engine, {tokens}, ends)[0];
 }
 
-// What a scheduler gives each of the requests, added in this order.
+// Returns the tokens that a scheduler gives each request; requests are added in this order.
 inline std::vector<std::vector<int32_t>> schedule(InferEngine& engine,
                                                   const std::vector<Scheduler::Request>& requests) {
   Scheduler scheduler(engine);

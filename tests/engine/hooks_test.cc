@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hooks see what steps make, under names that are found or refused.
+// Hooks see the values that steps compute. Their patterns match names, or are refused.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -11,7 +11,7 @@
 namespace eadem::engine {
 namespace {
 
-// What is shown of `text`, fed in pieces of `size` bytes.
+// Returns the text that is shown of `text`, fed in pieces of `size` bytes.
 std::string shown(const std::vector<std::string>& stops, const std::string& text, size_t size,
                   bool* stopped = nullptr) {
   StopWatcher watcher(stops);

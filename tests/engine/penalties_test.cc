@@ -159,7 +159,7 @@ TEST(SamplingParams, GenerationConfigGivesTheDefaults) {
   EXPECT_EQ(of(R"({"do_sample": false, "temperature": 0.6, "max_new_tokens": 9})").temperature, 0);
   EXPECT_EQ(of(R"({"max_new_tokens": 9})").max_tokens, 9);
 
-  // What nothing honours is said, with the reason, and stops nobody.
+  // Settings that nothing honours give a warning with the reason, and no error.
   of(R"({"max_length": 4096, "min_length": 3, "min_new_tokens": 2, "typical_p": 0.9, "num_beams": 4})");
   EXPECT_HAS(warnings, "g.json: max_length 4096 is ignored: max_tokens bounds the new tokens");
   EXPECT_HAS(warnings, "g.json: min_length 3 is ignored: ");

@@ -23,8 +23,8 @@ namespace fs = std::filesystem;
 
 const fs::path kFolder = fs::path(EADEM_SOURCE_DIR) / "assets/stories";
 
-// What a parameter of the bundled model (rows of 192, but of 512 in down_proj) is stored as under `type`: blocks of 256
-// fit down_proj only.
+// Returns the type that stores a parameter of the bundled model under `type`. Rows have 192 columns, or 512 in
+// down_proj, so blocks of 256 fit down_proj only.
 WeightType stored_as(const std::string& type, const std::string& parameter) {
   const bool down = parameter.find(".down_proj.") != std::string::npos;
   if (type == "mixture")

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to requests that are refused, cancelled, cut into chunks, or whose callback throws: the others do not
-// notice.
+// Requests that are refused, cancelled, divided into chunks, or whose callback throws, do not affect the others.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -153,7 +152,7 @@ TEST(Scheduler, ARequestWhoseCallbackThrowsFailsAlone) {
   }
 }
 
-// Chunks of a prompt that goes on compute no logits: only the last one does.
+// Prompt chunks compute no logits, except for the last one.
 TEST(Scheduler, PromptChunksThatGoOnHaveNoLogits) {
   const auto engine = batched_engine(false);
   const int64_t vocab = engine->model().info().vocab;

@@ -42,8 +42,8 @@ const Kernel* taker(const PassCall& call, const Device& device) {
   return nullptr;
 }
 
-// What the kernels of the parts make of each pattern value; in the forward pass the extra tensors of the last part
-// follow. Empty when some part has no kernel.
+// Computes each pattern value with the kernels of the parts. In the forward pass the extra tensors of the last part
+// follow. Returns nothing if some part has no kernel.
 std::vector<Tensor> run_parts(Device& device, const FusionCase& c, Pass pass, const std::vector<Tensor>& inputs) {
   std::vector<Tensor> values(num_values(*c.fusion));
   for (size_t i = 0; i < inputs.size(); ++i) values[static_cast<size_t>(c.fusion->inputs[i])] = inputs[i];

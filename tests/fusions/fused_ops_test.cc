@@ -21,7 +21,7 @@ namespace {
 
 using ops::Pass;
 
-// What the parts' references give for every pattern value. State outputs start from the state inputs.
+// Computes every pattern value with the parts' references. State outputs start from the state inputs.
 std::vector<RefTensor> compose(const FusionCase& c, std::span<const RefTensor> inputs) {
   std::vector<RefTensor> values(num_values(*c.fusion));
   for (size_t i = 0; i < inputs.size(); ++i) values[static_cast<size_t>(c.fusion->inputs[i])] = inputs[i];

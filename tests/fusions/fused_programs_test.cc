@@ -148,7 +148,7 @@ void expect_same(const std::map<std::string, Tensor>& actual, const std::map<std
   ASSERT_EQ(actual.size(), expected.size());
   for (const auto& [name, tensor] : expected) {
     ASSERT_TRUE(actual.contains(name)) << name;
-    // Nothing is compared in vain: every value is a number, and no tensor but an empty one is all zeros.
+    // The comparison means something: every value is a number, and no tensor but an empty one is all zeros.
     bool nonzero = tensor.view.num_elements() == 0;
     for (const double value : test::widen(tensor.view).data) {
       ASSERT_TRUE(std::isfinite(value)) << name;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which parts of a graph are taken for a fusion, and what is said of those that are not.
+// Which parts of a graph become a fusion, and the reasons recorded for the others.
 #include <gtest/gtest.h>
 
 #include "eadem/core/device/cpu_device.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a quantization_config means here, and that what it says beyond that is refused by name.
+// The supported values of a quantization_config; all others are refused by name.
 #include <gtest/gtest.h>
 
 #include "eadem/core/error.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Layers of quantized checkpoints as one tensor each: their values, and that files which lie are refused by name.
+// Each layer of a quantized checkpoint is read as one tensor with the right values. Inconsistent files are refused by
+// name.
 // (tests/engine/checkpoints_test.cc reads whole models that other programs wrote.)
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of eadem/io share: scratch directories, byte builders, and a check of an error's kind and words.
+// Helpers that the tests of eadem/io share: scratch directories, byte builders, and a check of an error's kind and
+// words.
 #pragma once
 
 #include <gtest/gtest.h>

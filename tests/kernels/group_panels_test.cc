@@ -96,8 +96,8 @@ TEST(GroupPanels, TakeRowsOfWholeSteps) {
   EXPECT_NO_THROW(packing.planes({4, 64}));
 }
 
-// What the product promises of one output: f32 additions over steps of 32 columns, or where the output has one scale
-// over chunks of 256, integers in between.
+// Computes one output as the product promises: f32 additions over steps of 32 columns, or over chunks of 256 if the
+// output has one scale, and integer sums within each.
 float scalar_product(bool fused, const float* x, const GroupEncoding& encoding, const TensorView& stored, int64_t n) {
   const int64_t columns = stored.shape[1];
   const int middle = encoding.format().middle();

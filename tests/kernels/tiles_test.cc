@@ -85,7 +85,7 @@ float from_bf16(const uint8_t* bytes) {
   return value.to_float();
 }
 
-// What tiles.h says of one tile, in numbers of C++ (nothing subnormal occurs).
+// Adds one tile by the rules of tiles.h in scalar C++ (nothing subnormal occurs).
 float add_tile(float c, const Extent& e, const TileRows& rows, const std::vector<uint8_t>& a,
                const std::vector<uint8_t>& b, int64_t r, int64_t n, int64_t t) {
   float chains[2] = {0, 0};

@@ -387,8 +387,9 @@ Bounds softmax(Pass pass, Inputs in, Inputs expected) {
   return result;
 }
 
-// Of the logarithm of the sum of exponentials of x[0, n): the argument x - max is rounded once; the relative error of
-// the sum is the absolute one of its logarithm; then the logarithm's own (2 ulp) and one addition.
+// Bounds the error of the logarithm of the sum of exponentials of x[0, n). The argument x - max is rounded once; the
+// relative error of the sum is the absolute error of its logarithm; the logarithm itself (2 ulp) and one addition
+// follow.
 double log_sum_exp_error(const double* x, size_t n) {
   double largest = -HUGE_VAL, widest = 0, sum = 0;
   for (size_t i = 0; i < n; ++i) largest = std::max(largest, x[i]);

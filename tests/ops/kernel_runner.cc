@@ -70,7 +70,8 @@ Placed place(Device& device, const TensorView& host, const Encoding* packing, Pl
     placed.view.data = placed.planes[0]->data();
     return placed;
   }
-  // As it is, or encoded on the host, then carried over plane by plane. Planes are ours and always aligned.
+  // The tensor is copied plain, or encoded on the host and then copied plane by plane. We allocate planes, always
+  // aligned.
   Tensor packed;
   if (packing != nullptr) {
     packed = Tensor::on_host(host.dtype, host.shape, *packing);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every op is tested on: sizes 0 and 1, one below and above each vector, panel and tile width, every combination
-// of dtypes that its type rule takes, several sequences, optional ports absent.
+// The cases on which every op is tested: sizes 0 and 1, one below and above each vector, panel and tile width, every
+// combination of dtypes that its type rule takes, several sequences, optional ports absent.
 #pragma once
 
 #include <string>

@@ -69,7 +69,7 @@ bool is_rows(const TensorType& type) {
 }
 
 TEST_P(Properties, BatchEqualsItsRows) {
-  // What crosses rows by design: attention (below), caches, selection of rows; reductions over parameters.
+  // These ops use several rows by design: attention (tested below), caches, selection of rows, and sums for parameters.
   for (std::string_view crossing : {"attention", "kv_append", "select_rows", "grad_norm", "adamw"})
     if (GetParam() == crossing) return;
   for (const ops::Workload& row : op_cases(GetParam())) {

@@ -302,7 +302,7 @@ TEST(SampleContract, TiesFiltersAndBrokenRows) {
   }
 }
 
-// What transformers' RepetitionPenaltyLogitsProcessor and vLLM's penalties make of a row, worked out by hand.
+// The expected logits follow transformers' RepetitionPenaltyLogitsProcessor and vLLM's penalties, worked out by hand.
 TEST(SampleContract, PenaltiesChangeWhatIsDrawnAndNotTheLogProbability) {
   struct PenaltyRow {
     kernels::SampleSettings settings;

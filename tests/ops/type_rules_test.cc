@@ -248,8 +248,7 @@ TEST(TypeRules, DerivedBackwardTypes) {
   EXPECT_EQ(op.backward_output_types(in), expected_out) << "parameter gradients are f32";
 }
 
-// What attention costs is summed in closed form: as query by query where that can be counted, and at once for any
-// length.
+// The cost of attention is a closed form. It equals a count query by query, and takes no longer for long sequences.
 TEST(Cost, AttentionCountsPairsOfQueriesAndKeys) {
   // One head of one value: 4 operations for the products of a pair and 13 for its share of the softmax.
   const auto pairs = [](int64_t tokens, int64_t sequences, int64_t cache, int64_t window) {

@@ -69,7 +69,7 @@ void expect_words(const std::string& text, std::initializer_list<const char*> wo
 
 class EncodedParameters : public testing::TestWithParam<const BlockEncoding*> {
  protected:
-  // What a store that declares `part` and reads it as `form` holds after `whole` was loaded.
+  // Loads `whole` into a store that declares `part` and reads it as `form`, and returns the stored tensor.
   Tensor loaded(const TensorView& whole, TensorType part, const Encoding* form = nullptr, int rank = 0,
                 int num_ranks = 1) const {
     ParameterStore store(device_, rank, num_ranks);

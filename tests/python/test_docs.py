@@ -79,7 +79,7 @@ def text(llm: eadem.LLM) -> str:
 
 wrong: int = eadem.LLM().generate("Once")[0].text
 """, encoding="utf-8")
-    # Of a copy: mypy does not report what is wrong in an installed package.
+    # mypy checks a copy, because it does not report errors in an installed package.
     shutil.copytree(PACKAGE, tmp_path / "eadem", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for checked, wrong in (("eadem", []), ("user.py", ["user.py:14"])):
         run = subprocess.run([sys.executable, "-m", "mypy", "--cache-dir", "cache", checked], capture_output=True,

@@ -27,7 +27,7 @@ struct Deviation {
   double rms = 0, largest = 0;
 };
 
-// Of value(i) from exact(i), for i below `count`.
+// Measures the deviation of value(i) from exact(i), for i below `count`.
 template <typename Value, typename Exact>
 Deviation deviation(size_t count, Value value, Exact exact) {
   Deviation result;

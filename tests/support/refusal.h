@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a test of something refused looks at: the words of the error.
+// Access to the words of an error, for tests of refusals.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -49,7 +49,7 @@ TEST(NormalForms, ALongRunOfMarksTakesLinearTime) {
   EXPECT_TRUE(normalized(Kind::kNfkd, text) == "a" + dot + dots + acutes);
 }
 
-// Six steps that make each letter a thousand: 2 GB of "aaaa", if nobody counts.
+// Each of six steps turns a letter into a thousand: 2 GB of "aaaa" without a limit.
 TEST(NormalForms, AmplificationIsRefusedWithBothSizes) {
   NormalizerStep step{};
   step.kind = Kind::kReplace;

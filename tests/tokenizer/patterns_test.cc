@@ -218,7 +218,7 @@ TEST(Regex, GivesUpWithAnError) {
         EXPECT_NE(message.find(word), std::string::npos) << message;
       }
     }
-    // What is spent is the limit, and the way of the last step.
+    // The steps may exceed the limit only by the distance of the last step.
     EXPECT_LE(work.regex_steps, work.max_regex_steps() + text.size() + 1) << pattern;
   }
 }

@@ -19,7 +19,7 @@ BLOCK = re.compile(r"(?:^<!-- write: (\S+) -->\n)?^```(\w+)\n(.*?)^```", re.MULT
 
 
 def main(program, source, directory):
-    # As deep as build/train in the repository.
+    # The working directory is as deep as build/train in the repository.
     work = directory / "build/train"
     work.mkdir(parents=True)
     for name in ("docs", "assets", "CONTRIBUTING.md"):
@@ -35,7 +35,7 @@ def main(program, source, directory):
                 result = subprocess.run(["bash", "-c", command], cwd=work, env=environment, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=250)
                 print(result.stdout, end="")
-                # What was stopped after a second may have been done by then.
+                # A command stopped after a second may have finished before.
                 allowed = (0, 124, 130) if command.startswith("timeout") else (0,)
                 if result.returncode not in allowed:
                     sys.exit(f"docs/train.md: `{command}` exited with {result.returncode}:\n{result.stdout}")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a run goes on: what a recipe may change, more steps, damaged checkpoints, one run at a time.
+// Resumed runs: changes that a recipe may make, more steps, damaged checkpoints, one run at a time.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -92,8 +92,8 @@ TEST_F(Resume, ValuesThatDifferAreNamedWithBothValues) {
   EXPECT_EQ(first_step_of_rest(recipe("out", "f32")), 4) << "nothing of this has harmed the run";
 }
 
-// A finished run and one that was stopped go on to more steps by the schedule that they began with: the same bits as a
-// run of so many steps whose cosine ends where that of the shorter run ended.
+// A finished run and a stopped run are extended with the schedule that they began with. Their bits are those of one run
+// of that many steps whose cosine ends where the shorter run's did.
 TEST_F(Resume, MoreStepsKeepTheSchedule) {
   const Recipe reference = recipe("reference", "f32", "decay_steps = 6", 10);
   run(reference, options());
@@ -212,7 +212,7 @@ TEST_F(Resume, MetricsNeverRepeatAStep) {
   run_until(r, 6);
   const fs::path path = fs::path(r.output) / "metrics.jsonl";
   {
-    // What killed runs may leave: lines behind the checkpoint, lines twice, a line that was cut off.
+    // Killed runs may leave lines behind the checkpoint, repeated lines, and a line that was cut off.
     const std::string lines = text_of(path);
     std::ofstream file(path, std::ios::app);
     file << lines << R"({"step":7,"loss":5.0,"learning_rate":0.1,"grad_norm":1.0,"tokens":9,"tokens_per_second":1.0})"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem bench: how fast a model reads prompts and decodes, and how far that is from what the machine can do.
+// eadem bench: how fast a model prefills and decodes, and what share of the machine's limits that is.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -48,7 +48,8 @@ struct Row {
   bool in_cache = false;
 };
 
-// Steps of `tokens` new tokens in each of `batch` sequences that hold `depth` already. The contents do not matter.
+// Makes a step of `tokens` new tokens in each of `batch` sequences that hold `depth` already. Token values do not
+// matter.
 InferEngine::Input step_input(int64_t batch, int64_t tokens, int64_t depth, int64_t vocab) {
   InferEngine::Input input;
   for (int64_t s = 0; s < batch; ++s) {
@@ -60,7 +61,7 @@ InferEngine::Input step_input(int64_t batch, int64_t tokens, int64_t depth, int6
   return input;
 }
 
-// Reads `tokens` tokens into every sequence from position `depth` on, in steps of at most `step` tokens in all.
+// Prefills `tokens` tokens of every sequence from position `depth` on, in steps of at most `step` tokens in all.
 void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth, int64_t step) {
   const int64_t per_sequence = std::max<int64_t>(1, step / batch);
   for (int64_t done = 0; done < tokens; done += per_sequence) {
@@ -69,8 +70,8 @@ void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t dep
   }
 }
 
-// The least time of work and traffic at the measured rates, for `tokens` new tokens of each sequence after `depth`.
-// Products with weights count two operations per weight; attention four per element of head and cached token.
+// The least time that work and traffic take at the measured rates, for `tokens` new tokens of each sequence after
+// `depth`. Products with weights count two operations per weight, attention four per element of head and cached token.
 double roofline_seconds(const InferEngine& engine, const MachineRates& rates, int64_t batch, int64_t tokens,
                         int64_t depth, int64_t steps, double weight_bytes, const ModelProducts& products) {
   const models::ModelInfo& info = engine.model().info();
@@ -85,7 +86,7 @@ double roofline_seconds(const InferEngine& engine, const MachineRates& rates, in
   return std::max(arithmetic, bytes / rates.read_bytes_per_second);
 }
 
-// How `eadem convert --type` would store a matrix of the model.
+// Returns the type in which `eadem convert --type` would store a matrix of the model.
 WeightType stored_type(const std::string& type_name, const models::LlamaConfig& config, const std::string& parameter) {
   const bool down = parameter.find(".down_proj.") != std::string::npos;
   const bool out = parameter.find(".o_proj.") != std::string::npos;
@@ -112,7 +113,7 @@ struct BenchOptions {
   bool json = false;
 };
 
-// Nothing when help was asked for.
+// Returns nothing when help was asked for.
 std::optional<BenchOptions> parse(CommandLine command_line) {
   BenchOptions options;
   Arguments arguments(
@@ -157,7 +158,7 @@ std::optional<BenchOptions> parse(CommandLine command_line) {
   return options;
 }
 
-// The model with the types that its weights are stored in: those of its files, or of --type.
+// The model with the types of its stored weights: those of its files, or of --type.
 modules::ModelSpec spec_of(const BenchOptions& options, const models::Checkpoint& checkpoint) {
   modules::ModelSpec spec = models::spec_of(checkpoint);
   if (options.weights_type.empty()) return spec;
@@ -189,17 +190,17 @@ std::unique_ptr<InferEngine> open_engine(const BenchOptions& options, const mode
   return engine;
 }
 
-// What was measured, and what it is compared with.
+// The measurements, and the machine's limits that they are compared with.
 struct Measurement {
   std::vector<Row> rows;
   bool stopped = false;
-  double weight_bytes = 0;  // read by a step
+  double weight_bytes = 0;  // bytes of weights that a step reads
   MemoryUse memory;
   MachineRates rates;
 };
 
-// Every combination of depth, batch and kind of step; those before the user stopped. Their share of the roofline is
-// left at 0.
+// Measures every combination of depth, batch and kind of step, or those before the user stopped. Their share of the
+// roofline is left at 0.
 void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement& result) {
   const int64_t max_step_tokens = engine.options().max_step_tokens;
   ProgressBar progress("measuring");
@@ -211,7 +212,7 @@ void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement&
     engine.reset_cache();
     read_tokens(engine, batch, depth, 0, max_step_tokens);
     const int64_t step = decoding ? batch : std::max(max_step_tokens, batch);
-    // One run warms up: pages, caches, threads.
+    // One run warms up pages, caches and threads.
     read_tokens(engine, batch, std::min<int64_t>(tokens, decoding ? 8 : tokens), depth, step);
     std::vector<double> speeds;
     for (int64_t r = 0; r < options.repeat; ++r) {
@@ -244,7 +245,7 @@ Measurement measure(const BenchOptions& options, InferEngine& engine) {
   result.weight_bytes = weight_bytes_per_step(engine);
   measure_rows(options, engine, result);
   if (result.stopped && result.rows.empty()) throw Cancelled("stopped before anything was measured");
-  result.memory = memory_use(engine);  // before measuring the machine takes memory of its own
+  result.memory = memory_use(engine);  // taken now: measuring the machine takes memory, too
   result.rates = machine_rates(*engine.device(), true);
   const ModelProducts products = products_of(engine.decode_program().graph());
   for (Row& row : result.rows)
@@ -254,14 +255,14 @@ Measurement measure(const BenchOptions& options, InferEngine& engine) {
   return result;
 }
 
-// The whole way of one request: text to ids, prompt, sampled tokens, text.
+// One request from end to end: text to ids, prompt, sampled tokens, text.
 struct EndToEnd {
   engine::GenerationStats stats;
   double seconds = 0;
   int64_t drawn = 0;
 };
 
-// English text of at most `tokens` tokens, of about that many.
+// Makes English text of at most `tokens` tokens, and nearly as many.
 std::string text_of_length(const io::Tokenizer& tokenizer, int64_t tokens) {
   const std::string sentence = "Once upon a time. ";
   const auto repeated = [&](int64_t count) {
@@ -279,7 +280,7 @@ std::string text_of_length(const io::Tokenizer& tokenizer, int64_t tokens) {
 EndToEnd measure_end_to_end(const BenchOptions& options, const models::Checkpoint& checkpoint,
                             const std::shared_ptr<Device>& device, engine::EngineOptions engine_options) {
   const int64_t context = checkpoint.model->info().max_positions;
-  // The shortest text is 16 letters, which are that many tokens at most, and one to begin with.
+  // The shortest text is 16 letters, which are at most 16 tokens, plus one at the start.
   engine_options.cache = engine::StaticKVCacheConfig{
       .max_cache_len = std::min(context, std::max<int64_t>(options.prompt, 17) + options.gen + 1)};
   engine::LLM llm(checkpoint, device, engine_options, cli_logger());
@@ -400,7 +401,7 @@ int bench(CommandLine command_line) {
 
   std::optional<EndToEnd> end_to_end;
   if (!options->random && !measured.stopped && options->gen > 0) {
-    engine.reset();  // both would not fit for large models
+    engine.reset();  // large models do not fit twice
     try {
       end_to_end = measure_end_to_end(*options, checkpoint, device, engine_options);
     } catch (const Cancelled&) {

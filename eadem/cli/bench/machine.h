@@ -14,27 +14,26 @@ namespace eadem::cli {
 
 struct MachineRates {
   double read_bytes_per_second = 0;
-  double f32_flops_per_second = 0;  // 0 when it was not asked for, as are the next
-  double int8_ops_per_second = 0;   // 0 where 8-bit dot products have no probe
-  // The rates of matrix tiles (AMX), which multiply bf16 weights, and int8 weights with one scale per output. 0 where
-  // the processor has no tiles.
+  double f32_flops_per_second = 0;  // 0 when it was not requested, as are the next
+  double int8_ops_per_second = 0;   // 0 if 8-bit dot products have no probe
+  // The rates of AMX tiles for bf16 weights, and for int8 weights with one scale per output. 0 if the processor has no
+  // AMX.
   double bf16_flops_per_second = 0, int8_tile_ops_per_second = 0;
   bool measured = false;  // otherwise nominal, as the device states them
 };
 
-// Measured on the CPU (about 0.2 s each) with the device's own threads: reading with those of decode, arithmetic with
-// those of prefill. Nominal elsewhere.
+// Measures a CPU (about 0.2 s for each rate) with the device's own threads: reading with the threads of decode,
+// arithmetic with those of prefill. Other devices give nominal rates.
 MachineRates machine_rates(Device& device, bool with_flops);
 
-// Bytes of weights that one decode step reads: every parameter in the form its kernels read, once, but for tables that
-// are looked up by row.
+// Bytes of weights that one decode step reads: every parameter once, in the layout that its kernels read, except for
+// tables that are looked up by row.
 double weight_bytes_per_step(const engine::InferEngine& engine);
 // Bytes of keys and values that one cached token adds to each later step.
 double kv_bytes_per_cached_token(const engine::InferEngine& engine);
 
-// What the process had in memory at most until now, and what the engine cannot do without: parameters in every form
-// that its kernels read, the KV cache, and the activations of its programs. Bytes. Only on the CPU are both the same
-// memory.
+// The process's peak memory so far, and the bytes that the engine needs: parameters in every layout that its kernels
+// read, the KV cache, and the activations of its programs. Only on the CPU do both mean one memory.
 struct MemoryUse {
   int64_t peak = 0;
   int64_t weights = 0, cache = 0, arena = 0;
@@ -47,7 +46,7 @@ MemoryUse memory_use(const engine::InferEngine& engine);
 std::string memory_text(const MemoryUse& memory);
 void set_memory(io::JsonValue& json, const MemoryUse& memory);
 
-// Whether what a step reads fits well into the last-level cache, so that memory is no limit and need not be measured.
+// Whether the bytes of a step fit well into the last-level cache, so that memory is no limit and need not be measured.
 bool lies_in_cache(double bytes_per_step, const Device& device);
 // "62 % of 23.1 GB/s measured".
 std::string limit_text(double bytes_per_step, double steps_per_second, const MachineRates& rates);

@@ -16,7 +16,7 @@ double Products::seconds(const MachineRates& rates, double rows) const {
 
 namespace {
 
-// Which sum a weight is counted in.
+// Returns the sum in which a weight is counted.
 double& elements_of(Products& products, const TensorType& weight) {
   if (weight.encoding == nullptr) return weight.dtype == DType::bf16 ? products.bf16 : products.f32;
   if (Fp8Encoding::of(weight.encoding) != nullptr) return products.f32;

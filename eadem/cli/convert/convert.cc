@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eadem convert: a model's files in the other format, or its weights stored in another way.
+// eadem convert: writes a model in the other file format, or with its weights stored in other types.
 #include <unistd.h>
 
 #include <algorithm>
@@ -178,7 +178,7 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
   return io::begin_gguf(out, metadata, headers_of(tensors));
 }
 
-// Everything of the converted directory but the weights.
+// Writes everything of the converted directory except the weights.
 std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& checkpoint, const LlamaConfig& config,
                                                   const fs::path& target, const std::vector<ConvertedTensor>& tensors,
                                                   bool with_tokenizer) {
@@ -199,7 +199,7 @@ std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& chec
   return io::begin_safetensors((target / "model.safetensors").string(), headers_of(tensors), {{"format", "pt"}});
 }
 
-// Where the output goes, checked before anything is read: a .gguf file, or a directory.
+// Checks the output path, a .gguf file or a directory, before anything is read.
 void check_output(const std::string& out, bool is_gguf, bool force) {
   const std::string extension = fs::path(out).extension().string();
   for (std::string_view other : {".bin", ".safetensors", ".pt", ".pth", ".onnx", ".ggml", ".json", ".index"})
@@ -220,7 +220,7 @@ void check_output(const std::string& out, bool is_gguf, bool force) {
     throw InvalidArgument("{} exists{}; --force overwrites it", out, is_directory ? " and is not empty" : "");
 }
 
-// Measures what the model's matrices are multiplied by on the text of `file`.
+// Measures the inputs of the model's matrices on the text of `file`.
 engine::Calibration calibrate(const models::Checkpoint& checkpoint, const std::string& file, int64_t max_tokens,
                               const std::shared_ptr<Device>& device) {
   const std::string text = io::read_file(file, kMaxTextBytes);
@@ -249,13 +249,13 @@ struct ConvertOptions {
   std::string in, out, type = "as-is";
   std::optional<std::string> calibration_file;
   std::optional<int64_t> calibration_tokens;
-  ModelOptions device;  // what computes
+  ModelOptions device;  // the device that computes
   bool force = false, no_tokenizer = false, json = false, quiet = false;
 
   bool to_gguf() const { return out.ends_with(".gguf"); }
 };
 
-// Nothing when help was asked for.
+// Returns nothing when help was asked for.
 std::optional<ConvertOptions> parse(CommandLine command_line) {
   ConvertOptions options;
   Arguments arguments("convert",
@@ -309,7 +309,8 @@ std::optional<ConvertOptions> parse(CommandLine command_line) {
   return options;
 }
 
-// Whether there is a tokenizer to convert. Says when there is none; throws Unsupported for one that cannot be.
+// Whether there is a tokenizer to convert. Prints a note when there is none; throws Unsupported if it cannot be
+// converted.
 bool has_tokenizer(const models::Checkpoint& checkpoint, bool to_gguf) {
   const auto none = [&] {
     note("warning: {} has no tokenizer; none is written", checkpoint.path);
@@ -323,7 +324,7 @@ bool has_tokenizer(const models::Checkpoint& checkpoint, bool to_gguf) {
   throw Unsupported("{}: only tokenizer.json is converted to GGUF; --no-tokenizer leaves it out", folder.string());
 }
 
-// The list of tensors to stdout, and the sum to stderr.
+// Prints the list of tensors to stdout, and the sum to stderr.
 void print_result(const ConvertOptions& options, const std::vector<ConvertedTensor>& tensors) {
   const bool calibrated = options.calibration_file.has_value();
   int64_t bytes_before = 0, bytes_after = 0;
@@ -405,7 +406,7 @@ int convert(CommandLine command_line) {
   }
   writer->commit();
   if (directory) directory->commit();
-  models::open_checkpoint(out);  // what was written reads back
+  models::open_checkpoint(out);  // checks that the output can be read
   print_result(*options, tensors);
   return kOk;
 }

@@ -112,7 +112,7 @@ std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedT
 void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<const float> importance,
                    ThreadPool& pool, io::WeightWriter& writer) {
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
-  // 1. Decode to f32 where rows change places, or where a row's type is none that encodings read.
+  // 1. Decode to f32 if rows change places, or if encodings do not read the rows' type.
   TensorView values = source;
   Tensor moved;
   if (tensor.permuted_head_dim > 0 || source.dtype == DType::f64) {

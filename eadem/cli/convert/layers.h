@@ -18,24 +18,24 @@ namespace eadem::cli {
 std::vector<std::string> layer_type_names();
 bool is_layer_type(std::string_view type_name);
 
-// Every name that --type takes but "as-is": convert_type_names(), then layer_type_names().
+// All names that --type takes except "as-is": convert_type_names(), then layer_type_names().
 std::vector<std::string> all_type_names();
 
-// How the matrix `parameter` of `columns` columns is stored under such a type, or nothing where it stays plain: it is
-// no linear layer of the decoder, or its rows are no whole groups.
+// Returns the type in which the matrix `parameter` of `columns` columns is stored, or nothing if it stays plain: it is
+// no linear layer of the decoder, or its rows are not divisible into groups.
 std::optional<WeightType> layer_type_of(std::string_view type_name, const std::string& parameter, int64_t columns);
 
-// Whether `type` is what one of layer_type_names() is stored as.
+// Whether `type` is the stored type of one of layer_type_names().
 bool is_layer_encoding(const WeightType& type);
 
-// The headers of the tensors in the target: a quantized layer is several.
+// The headers of the tensors in the target; a quantized layer has several tensors.
 std::vector<io::TensorHeader> headers_of(const std::vector<ConvertedTensor>& tensors);
 
 // The config.json's quantization_config, or nothing when no layer is quantized.
 std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedTensor>& tensors);
 
-// Quantizes a layer and writes its tensors; says what rounding did. Each group by itself, to the nearest, or, with an
-// importance of each column ([columns], else empty), so that the weighted square error is least.
+// Quantizes a layer, writes its tensors, and records the rounding errors. Each group is rounded separately: to the
+// nearest, or, if `importance` of each column ([columns]) is not empty, so that the weighted square error is least.
 void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<const float> importance,
                    ThreadPool& pool, io::WeightWriter& writer);
 

@@ -22,7 +22,7 @@ using io::TokenizerSpec;
 
 constexpr int64_t kMaxFileBytes = 256 << 20;
 
-// The GGUF name of the pre-tokenizer that the spec has.
+// Returns the GGUF name of the spec's pre-tokenizer.
 std::string pre_of(const TokenizerSpec& spec) {
   const auto& steps = spec.pre_tokenizers;
   using Kind = io::PreTokenizerStep::Kind;

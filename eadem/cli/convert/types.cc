@@ -9,7 +9,8 @@ namespace eadem::cli {
 
 namespace {
 
-// What a kind of matrix is stored as: `chosen` in some layers, `other` in the rest. Empty: the mixture's base.
+// The types of one kind of matrix: `chosen` in some layers, `other` in the rest. An empty name means the mixture's
+// base.
 struct Choice {
   enum class Layers : uint8_t {
     all,

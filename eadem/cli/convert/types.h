@@ -19,12 +19,12 @@ std::vector<std::string> convert_type_names();
 // Whether `type` is a quantized one: neither a plain dtype nor "as-is".
 bool is_quantized_type(std::string_view type_name);
 
-// The type of the matrix `parameter` [rows, columns] under `type_name`, one of convert_type_names(). Where columns are
-// no whole blocks, a type of at least as many bits whose blocks fit; f16 when none does.
+// Returns the type of the matrix `parameter` [rows, columns] under `type_name`, one of convert_type_names(). If columns
+// are not divisible into blocks, it is a type of at least as many bits whose blocks fit, or f16 if there is none.
 WeightType convert_type_of(std::string_view type_name, const models::LlamaConfig& config, const std::string& parameter,
                            int64_t columns);
 
-// What GGUF's general.file_type says of a file that is mostly `type`.
+// Returns the value of GGUF's general.file_type for a file that is mostly `type`.
 uint32_t gguf_file_type(std::string_view type_name, const WeightType& most_common);
 
 }  // namespace eadem::cli

@@ -20,7 +20,7 @@ namespace {
 
 using models::LlamaConfig;
 
-// Values of a band, in the target's bytes: small beside a model, large beside the cost of starting a parallel region.
+// Bytes of a band in the target: small compared with a model, large compared with the cost of a parallel region.
 constexpr int64_t kBandBytes = int64_t{16} << 20;
 
 // A matrix as rows of values and of bytes; a vector is one row.
@@ -33,10 +33,10 @@ struct Rows {
       bytes = blocks->row_bytes(columns);
   }
   int64_t columns, count;
-  int64_t bytes = 0;  // of a row; 0 where rows do not lie one after another
+  int64_t bytes = 0;  // bytes of a row; 0 if rows are not contiguous
 };
 
-// One row as f32; values beyond f32 become infinities.
+// Reads one row as f32; values beyond f32 become infinities.
 void read_row(float* values, const TensorView& view, const Rows& rows, int64_t row) {
   if (view.encoding != nullptr) return view.encoding->decode_row(values, view, row);
   std::byte* source = static_cast<std::byte*>(view.data) + row * rows.bytes;
@@ -50,7 +50,7 @@ struct RowError {
   std::exception_ptr exception;
 };
 
-// What a thread needs to convert rows.
+// The buffers that a thread needs to convert rows.
 struct RowConverter {
   const ConvertedTensor& tensor;
   const TensorView& source;
@@ -58,7 +58,7 @@ struct RowConverter {
   std::span<const float> importance;
   std::vector<float> values, rounded;
 
-  // Row `row` of the target, to `bytes`.
+  // Converts row `row` of the target and writes it to `bytes`.
   RowError convert(std::byte* bytes, int64_t row) {
     RowError result;
     read_row(values.data(), source, from, source_row(tensor, row));
@@ -136,7 +136,7 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
     const io::WeightInfo* info = models::stored_tensor(checkpoint, name);
     const std::string from = info != nullptr ? info->name : checkpoint.model->checkpoint_names(name).front();
     models::require_one_value(checkpoint, name);
-    if (info == nullptr || !info->type) weights.get(from);  // says what is wrong
+    if (info == nullptr || !info->type) weights.get(from);  // throws with the reason
     EADEM_CHECK(info != nullptr && info->type, "'{}' was read but is not known", from);
     const Shape& shape = info->shape;
     used.insert(from);
@@ -211,7 +211,7 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       done_bytes += stored_bytes(tensor.type, tensor.shape);
       continue;
     }
-    // A vector, of a bias of q for example, moves value by value.
+    // A vector, such as the bias of q, moves value by value.
     const bool values_move = tensor.permuted_head_dim > 0 && tensor.shape.rank() == 1;
     const Shape shape = values_move ? Shape{tensor.shape[0], 1} : tensor.shape;
     const Rows from(tensor.before, shape), to(tensor.type, shape);
@@ -256,7 +256,7 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       TensorView view(band.data(), tensor.type.dtype, Shape{rows, to.columns});
       view.encoding = tensor.type.encoding;
       writer.write(view);
-      checkpoint.weights->release(tensor.from);  // pages read so far; those still wanted come back
+      checkpoint.weights->release(tensor.from);  // frees the pages read so far; pages still needed are read again
       done_bytes += rows * to.bytes;
     }
     tensor.rounding = {sum.largest, relative(sum.squares, sum.total),

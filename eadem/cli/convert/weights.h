@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The weights of a model in another order, type or file, tensor by tensor: what is to be done is settled from names,
-// types and shapes, before any value is read; then one band of rows at a time is read, stored in its new way and
-// written, so that the largest model needs little memory.
+// Stores the weights of a model in another order, type or file, tensor by tensor. A plan is made from names, types and
+// shapes before any value is read. Then one band of rows at a time is read, converted and written, so that the largest
+// model needs little memory.
 #pragma once
 
 #include <functional>
@@ -17,23 +17,23 @@
 
 namespace eadem::cli {
 
-// What rounding did to a tensor. A relative error is the root of the sum of squared errors over that of the values.
+// The rounding errors of a tensor. A relative error is the root of the sum of squared errors over that of the values.
 struct Rounding {
   double largest = 0;
   double relative = 0;
-  double relative_output = 0;  // with each column's squares weighted by its importance; 0 where that is not known
+  double relative_output = 0;  // squares weighted by each column's importance; 0 if that is not known
 };
 
 struct ConvertedTensor {
   std::string from, to;
-  std::string parameter;  // the model's name for it
+  std::string parameter;  // the name of the tensor in the model
   WeightType before, type;
   Shape shape;
   // GGUF files of the Llama architecture order the rows of each head of q and k for interleaved rotation: pairs (2i,
   // 2i + 1) instead of (i, i + head_dim / 2). Where rows change order this is head_dim, else 0.
   int64_t permuted_head_dim = 0;
   bool to_interleaved = false;
-  Tensor constant;  // not from the file: written as it is
+  Tensor constant;  // written as it is, instead of a tensor of the file
   Rounding rounding;
 
   io::TensorHeader header() const { return {to, type, shape}; }
@@ -48,14 +48,14 @@ struct ConvertPlan {
 std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, const models::LlamaConfig& config,
                                           const ConvertPlan& plan);
 
-// Reads, converts and writes every tensor, and notes what rounding did. `calibration` may be null. `progress(done,
-// total, name)` in bytes of the target, may throw to stop. Throws InvalidArgument naming tensor, row and column for
-// values that a type cannot hold.
+// Reads, converts and writes every tensor, and records rounding errors. `calibration` may be null. `progress(done,
+// total, name)` counts bytes of the target and may throw to stop. Throws InvalidArgument naming tensor, row and column
+// for values that a type cannot hold.
 void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkpoint& checkpoint,
                      const engine::Calibration* calibration, ThreadPool& pool, io::WeightWriter& writer,
                      const std::function<void(int64_t done, int64_t total, const std::string& name)>& progress);
 
-// Where row `row` of the converted tensor stands in the original.
+// Returns the row of the original tensor that becomes row `row` of the converted one.
 int64_t source_row(const ConvertedTensor& tensor, int64_t row);
 
 // The type that most bytes of the matrices have.

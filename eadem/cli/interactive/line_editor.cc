@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr int kHistoryLines = 1000;
 
-// Empty where the user has no home.
+// Returns an empty path if the user has no home.
 fs::path history_file() {
   const auto variable = [](const char* name) -> fs::path {
     const char* value = std::getenv(name);
@@ -38,13 +38,13 @@ fs::path history_file() {
   return state.empty() ? state : state / "eadem" / "history";
 }
 
-// libedit takes bytes for characters as the locale says. Our texts are UTF-8 whatever it says.
+// libedit converts bytes to characters by the locale. Our texts are UTF-8 in any locale.
 void use_utf8() {
   if (std::setlocale(LC_CTYPE, "") == nullptr || std::strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
     std::setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-// The next character that is typed. Returns 1, 0 at the end of input, or -1 with errno; EINTR when a signal came.
+// Reads the next typed character. Returns 1, 0 at the end of input, or -1 with errno, which is EINTR after a signal.
 int read_character(EditLine* /*edit*/, wchar_t* character) {
   std::mbstate_t state{};
   while (true) {
@@ -65,7 +65,7 @@ int read_character(EditLine* /*edit*/, wchar_t* character) {
   }
 }
 
-// A program that was stopped with Ctrl-Z finds the terminal in the shell's mode: reading is begun anew.
+// After Ctrl-Z and fg, the terminal is in the shell's mode, so reading is started again.
 void on_continue(int /*signal*/) {}
 
 }  // namespace
@@ -133,7 +133,7 @@ Line LineEditor::read() {
     if (std::getline(std::cin, text)) return {LineEnd::line, text};
     return {interrupted() ? LineEnd::interrupted : LineEnd::end, text};
   }
-  print_error("");  // what is on its way to the terminal comes before the prompt
+  print_error("");  // pending output goes to the terminal before the prompt
   EditLine* edit = editor_->edit;
   while (true) {
     el_set(edit, EL_PREP_TERM, 1);  // before the prompt: a key that answers it is never read in the old mode

@@ -21,10 +21,10 @@ struct Line {
   std::string text;  // without the line end
 };
 
-// Reads from stdin. Where stdin and stderr are a terminal, lines are edited and remembered in
+// Reads from stdin. If stdin and stderr are a terminal, lines are edited and remembered in
 // $XDG_STATE_HOME/eadem/history (~/.local/state/eadem/history); a history that cannot be read or written is no error.
-// Elsewhere plain lines are read, and a prompt is printed if a terminal asks for them. One at a time may exist: the
-// terminal has one state.
+// Otherwise plain lines are read, and a prompt is printed if stdin is a terminal. Only one may exist at a time, because
+// the terminal has one state.
 class LineEditor {
  public:
   explicit LineEditor(std::string prompt);
@@ -33,7 +33,7 @@ class LineEditor {
   LineEditor& operator=(const LineEditor&) = delete;
 
   Line read();
-  // Adds a line to the history, and writes that.
+  // Adds a line to the history and writes the history to its file.
   void remember(const std::string& line);
 
  private:

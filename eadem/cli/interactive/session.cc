@@ -26,7 +26,7 @@ std::string help_of(const Session& session) {
   return text;
 }
 
-// Runs `work`; what the user may have got wrong is shown, and stopping is no error here.
+// Runs `work`. InvalidArgument is shown, and Cancelled is no error here.
 template <typename Work>
 void go_on_after(const Work& work) {
   try {

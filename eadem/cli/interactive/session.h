@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The interactive loop of every command that talks with a person: inputs, commands that begin with a slash, Ctrl-C.
+// The interactive loop of every command that talks with a person: inputs, commands that begin with a slash, and Ctrl-C.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,8 @@ struct SessionCommand {
 struct Session {
   std::string prompt = "> ";
   std::string greeting;  // one line, before the first prompt
-  // Answers one input, which is not empty. Ctrl-C sets interrupt_flag(): it then returns, or throws Cancelled, and the
-  // next input follows. An InvalidArgument is shown and the session goes on; other errors end it.
+  // Answers one input, which is not empty. Ctrl-C sets interrupt_flag(); `answer` then returns, or throws Cancelled,
+  // and the session goes on with the next input. InvalidArgument is shown and the session goes on; other errors end it.
   std::function<void(const std::string& input)> answer;
   std::vector<SessionCommand> commands;  // beside /help and /bye
 };

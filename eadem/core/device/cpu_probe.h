@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What this processor can do, measured: how fast its threads move memory, how many operations they finish, and what it
-// costs to start them. The limits that speeds are reported against. Every figure is the best pass within about
-// `seconds`: what the machine can do, not what it does while others use it.
+// Measures the processor: how fast its threads move memory, how many operations they finish, and how long it takes to
+// start them. Speeds are reported against these limits. Every figure is the best pass within about `seconds`, so it
+// shows the machine's ability even while others use it.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA device as its kernels see it: one stream on which everything is ordered, the cuBLASLt handle and its
-// workspace. Included by kernels/cuda only.
+// The CUDA device as its kernels use it: one stream that orders all work, the cuBLASLt handle and its workspace. Only
+// kernels/cuda includes this header.
 //
-// Calls come from one thread at a time per device; it may be another thread each time.
+// Calls on one device must not overlap in time; they may come from different threads.
 #pragma once
 
 #include <cublasLt.h>
@@ -38,8 +38,8 @@ namespace detail {
       ::eadem::detail::cublas_failed(eadem_status, #call, __FILE__, __LINE__); \
   } while (false)
 
-// A CUDA or cuBLASLt object that frees itself. Errors on the way out are dropped: a destructor cannot throw, and a
-// device that failed says so again in the next call.
+// A CUDA or cuBLASLt object that destroys itself. Errors from destroying it are dropped, because a destructor cannot
+// throw, and a device that failed reports it again in the next call.
 template <auto kDestroy>
 struct CudaDestroy {
   template <typename Handle>
@@ -56,24 +56,25 @@ class CudaDevice final : public Device {
   explicit CudaDevice(int index);
   ~CudaDevice() override;
 
-  // The device's only stream; makes the device current for the calling thread.
+  // Returns the device's only stream and makes the device current for the calling thread.
   cudaStream_t stream();
-  // Matrix products through cuBLASLt, with descriptors and algorithms kept from their first use.
+  // Matrix products through cuBLASLt. Descriptors and algorithms are kept after their first use.
   CudaMatmul& matmul() { return *matmul_; }
   int multiprocessors() const { return multiprocessors_; }
-  // 90 for compute capability 9.0.
+  // The capability as one number: 90 for compute capability 9.0.
   int compute_capability() const { return compute_capability_; }
 
   DeviceType type() const override { return DeviceType::cuda; }
   std::string description() const override;
   MemoryInfo memory() const override;
-  // From the device's attributes: 0.7 of the dense bf16 rate and 0.9 of the memory's, about what large products and
-  // copies reach (750 TFLOP/s and 3.0 TB/s on an H100 SXM). f32 products run at about 0.08 of the bf16 rate.
+  // Rates computed from the device's attributes: 0.7 of the dense bf16 rate and 0.9 of the memory bandwidth, which
+  // large products and copies reach (750 TFLOP/s and 3.0 TB/s on an H100 SXM). f32 products run at about 0.08 of the
+  // bf16 rate.
   DeviceRates rates() const override { return rates_; }
   bool host_accessible() const override { return false; }
   DType preferred_activations() const override { return DType::bf16; }
   Buffer allocate(int64_t size_bytes) override;
-  // Small copies go through pinned staging memory and return at once; others wait for the copy.
+  // Small copies go through pinned staging memory and return at once; large ones return when the copy is complete.
   void copy_from_host(void* dst, const void* host, int64_t size_bytes) override;
   void copy_to_host(void* host, const void* src, int64_t size_bytes) override;
   void copy(void* dst, const void* src, int64_t size_bytes) override;
@@ -81,12 +82,13 @@ class CudaDevice final : public Device {
   void synchronize() override;
 
  private:
-  // Two halves of pinned memory, filled one after the other; a half is filled again only after the copies out of it.
+  // Two halves of pinned memory that are filled in turn. A half is refilled only after all copies out of it are
+  // complete.
   struct Staging {
     CudaHandle<void*, cudaFreeHost> memory;  // [2 * kStagingHalfBytes]
     std::array<CudaHandle<cudaEvent_t, cudaEventDestroy>, 2> done;
     int half = 0;
-    int64_t used_bytes = 0;  // of the current half
+    int64_t used_bytes = 0;  // bytes used in the current half
   };
   static constexpr int64_t kStagingHalfBytes = 2 << 20;
 

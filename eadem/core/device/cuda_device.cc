@@ -13,7 +13,7 @@ namespace eadem {
 namespace detail {
 
 void cuda_failed(cudaError_t error, const char* call, const char* file, int line) {
-  (void)cudaGetLastError();  // do not report an error that can be survived a second time
+  (void)cudaGetLastError();  // clears the error: a caller that survives it must not see it twice
   const std::string message =
       fmt::format("{} ({}) from {} at {}:{}", cudaGetErrorName(error), cudaGetErrorString(error), call, file, line);
   if (error == cudaErrorMemoryAllocation) throw OutOfMemory(message);
@@ -37,7 +37,7 @@ int attribute(cudaDeviceAttr which, int index) {
   return value;
 }
 
-// Dense bf16 operations of one multiprocessor in one clock.
+// Dense bf16 operations of one multiprocessor per clock.
 double tensor_flops_per_clock(int major, int minor) {
   if (major >= 10) return 8192;
   if (major == 9) return 4096;
@@ -46,7 +46,7 @@ double tensor_flops_per_clock(int major, int minor) {
 }
 
 DeviceRates rates_of(int index) {
-  // A virtual GPU may report a clock of 0; the stand-ins keep modelled costs finite and in proportion.
+  // A virtual GPU may report a clock of 0. The substitute values keep modelled costs finite and in proportion.
   const double core_hz = 1e3 * std::max(attribute(cudaDevAttrClockRate, index), 1'000'000);
   const double memory_hz = 1e3 * std::max(attribute(cudaDevAttrMemoryClockRate, index), 1'000'000);
   const double bus_bytes = attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8.0;
@@ -57,7 +57,7 @@ DeviceRates rates_of(int index) {
           .launch_seconds = 3e-6};
 }
 
-// Freeing waits for the work that may still read the memory. See CudaDestroy for the dropped error.
+// Freeing waits for work that may still read the memory. Like CudaDestroy, it drops errors.
 void free_device_memory(void* data, int64_t, void*) { (void)cudaFree(data); }
 
 }  // namespace
@@ -109,7 +109,7 @@ CudaDevice::CudaDevice(int index) : index_(index) {
 }
 
 CudaDevice::~CudaDevice() {
-  // Work in flight may still use the staging memory and the workspace.
+  // Work in flight may still use the staging memory and the workspace, so it is waited for.
   (void)cudaSetDevice(index_);
   (void)cudaStreamSynchronize(stream_.get());
 }
@@ -133,7 +133,7 @@ MemoryInfo CudaDevice::memory() const {
 Buffer CudaDevice::allocate(int64_t size_bytes) {
   EADEM_CHECK(size_bytes >= 0, "allocate {} bytes", size_bytes);
   make_current();
-  // cudaMalloc aligns to 256 bytes. An empty tensor also gets an address: null means "not connected".
+  // cudaMalloc aligns to 256 bytes. An empty tensor gets an address, too, because null means "not connected".
   const int64_t rounded = std::max<int64_t>(size_bytes, 1);
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(rounded));
@@ -159,7 +159,7 @@ void CudaDevice::copy_from_host(void* dst, const void* host, int64_t size_bytes)
     EADEM_CUDA_CALL(cudaEventRecord(staging_.done[staging_.half].get(), stream_.get()));
     staging_.half = 1 - staging_.half;
     staging_.used_bytes = 0;
-    // Succeeds at once if that half was never used.
+    // This returns at once if the half was never used.
     EADEM_CUDA_CALL(cudaEventSynchronize(staging_.done[staging_.half].get()));
   }
   char* staged = static_cast<char*>(staging_.memory.get()) + staging_.half * kStagingHalfBytes + staging_.used_bytes;

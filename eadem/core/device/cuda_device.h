@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA device, without a CUDA header: what a build without CUDA also has. The device class that kernels
-// use (stream, cuBLASLt handle) is in cuda_context.h, which only builds with CUDA include.
+// The CUDA device behind an interface without CUDA headers, which builds without CUDA also have. cuda_context.h
+// declares the device class that kernels use (stream, cuBLASLt handle); only builds with CUDA include it.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,10 @@ namespace eadem {
 
 class Device;
 
-// 0 without a driver or in a build without CUDA.
+// The number of CUDA devices; 0 without a driver or in a build without CUDA.
 int num_cuda_devices();
 
-// Throws NotFound (no such device, with how many there are) or Unsupported (not in this build).
+// Throws NotFound (no such device; the message says how many there are) or Unsupported (a build without CUDA).
 std::shared_ptr<Device> open_cuda_device(int index);
 
 }  // namespace eadem

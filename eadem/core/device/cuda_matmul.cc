@@ -57,14 +57,14 @@ T get(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t att
 
 }  // namespace
 
-// cuBLASLt is column-major. Read so, `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows].
+// cuBLASLt is column-major. In its terms `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows].
 struct CudaMatmul::Plan {
   CudaMatmulProblem problem;
-  int64_t rows = 0;  // the range that it is for; 0: any
+  int64_t rows = 0;  // upper end of the range of rows; 0: any number
   MatmulDesc desc;
   MatrixLayout weight, x, y;
-  bool chosen = false;                       // the algorithm was looked for
-  std::optional<cublasLtMatmulAlgo_t> algo;  // none passed the test
+  bool chosen = false;                       // an algorithm was searched for
+  std::optional<cublasLtMatmulAlgo_t> algo;  // empty if none passed the test
 };
 
 CudaMatmul::CudaMatmul(Buffer workspace) : workspace_(std::move(workspace)) {
@@ -100,8 +100,8 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t
   return *plans_.back();
 }
 
-// What the library offers for `rows` rows, best first: no split-K and no other reduction across blocks, whose order of
-// additions would depend on the number of rows or on the scheduling.
+// Lists the library's algorithms for `rows` rows, best first. Split-K and other reductions across blocks are left out,
+// because their order of additions would depend on the number of rows or on scheduling.
 std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t rows) {
   cublasLtMatmulPreference_t created = nullptr;
   EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&created));
@@ -138,7 +138,7 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t row
 void CudaMatmul::run(const CudaMatmulProblem& problem, const CudaMatmulCall& call, cudaStream_t stream) {
   Plan& plan = plan_for(problem, 0);
   if (!plan.chosen) {
-    // The best that also takes other numbers of rows.
+    // Choose the best algorithm that also accepts other numbers of rows.
     const auto takes_any_rows = [&](const cublasLtMatmulAlgo_t& algo) {
       for (const int64_t rows : {1, 2, 7, 64, 65, 1000, 8192}) {
         set_columns(plan.x, rows);
@@ -207,7 +207,7 @@ void CudaMatmul::launch(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const
   set_columns(plan.x, call.rows);
   set_columns(plan.y, call.rows);
   if (problem.bias) set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
-  const float alpha = 1.0f, beta = 0.0f;  // what y held is not read
+  const float alpha = 1.0f, beta = 0.0f;  // beta 0: the old values of y are not read
   EADEM_CUBLAS_CALL(cublasLtMatmul(handle_, plan.desc.get(), &alpha, call.weight, plan.weight.get(), call.x,
                                    plan.x.get(), &beta, call.y, plan.y.get(), call.y, plan.y.get(), &algorithm,
                                    workspace_.data(), static_cast<size_t>(workspace_.size_bytes()), stream));

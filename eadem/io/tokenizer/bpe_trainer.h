@@ -42,11 +42,11 @@ class BpeTrainer {
   explicit BpeTrainer(BpeTrainerOptions options);
   ~BpeTrainer();
 
-  // Throws InvalidArgument, naming the byte offset, when `text` is not UTF-8. Pieces never span two texts. Once
-  // `cancel` is set, this and train() throw Cancelled.
+  // Adds a text. Throws InvalidArgument, naming the byte offset, when `text` is not UTF-8. Pieces never span two texts.
+  // Once `cancel` is set, add_text() and train() throw Cancelled.
   void add_text(std::string_view text, const std::atomic<bool>* cancel = nullptr);
 
-  // The tokenizer of the texts so far. Work is proportional to the distinct pieces that each merge touches.
+  // Trains a tokenizer on the texts so far. Work is proportional to the distinct pieces that each merge touches.
   TokenizerSpec train(const std::atomic<bool>* cancel = nullptr) const;
 
  private:
@@ -56,10 +56,10 @@ class BpeTrainer {
   std::unordered_map<std::string, uint64_t> piece_counts_;
 };
 
-// A specification as the text of a tokenizer.json, which from_json and the Hugging Face library read back.
+// Returns a specification as the text of a tokenizer.json, which from_json and the Hugging Face library read back.
 // Throws Unsupported for one that the format cannot hold (extra symbols, merges of equal rank).
 std::string to_tokenizer_json(const TokenizerSpec& spec);
-// Its roles and chat template as the text of a tokenizer_config.json.
+// Returns a specification's roles and chat template as the text of a tokenizer_config.json.
 std::string to_tokenizer_config_json(const TokenizerSpec& spec);
 // Writes both into `directory`, which must exist, each atomically.
 void save_tokenizer(const TokenizerSpec& spec, const std::string& directory);

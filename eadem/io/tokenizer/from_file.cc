@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which reader a path needs.
+// Chooses the reader for a path.
 #include <filesystem>
 
 #include "eadem/core/error.h"

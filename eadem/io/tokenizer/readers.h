@@ -54,10 +54,10 @@ class MergeReader {
   std::unique_ptr<Ids> ids_;
 };
 
-// Every way to write a token as two others becomes a merge of the token's rank (by id; kNoRank: none).
-// `byte_level`: token texts are raw bytes, not UTF-8. Otherwise single characters that are no token but
-// occur in one become spec.extra_symbols. Time is N log N in the bytes of all texts, however long one of them is.
-// Throws Cancelled once the flag is set.
+// Turns every way to write a token as two others into a merge of the token's rank (by id; kNoRank: none). `byte_level`:
+// token texts are raw bytes, not UTF-8. Otherwise single characters that are no token but occur in one become
+// spec.extra_symbols. Time is N log N in the bytes of all texts, however long one of them is. Throws Cancelled once the
+// flag is set.
 void merges_from_ranks(const std::vector<std::string>& texts, const std::vector<uint32_t>& rank_by_id, bool byte_level,
                        TokenizerSpec& spec, const std::atomic<bool>* cancel = nullptr);
 

@@ -57,7 +57,7 @@ std::string to_pcre2(const std::string& pattern, const std::string& place) {
         case 'p':
         case 'P':
         case 'x': {
-          // With its braces, so that a '}' below closes a repeat.
+          // The escape includes its braces, so that a '}' below closes a repeat.
           const size_t close = pattern.find('}', i);
           if (i + 1 >= pattern.size() || pattern[i + 1] != '{' || close == std::string::npos) {
             refuse(fmt::format("\\{} without braces", e));
@@ -131,7 +131,7 @@ Regex::Regex(const std::string& pattern, const std::string& place) : compiled_(s
   const std::string translated = to_pcre2(pattern, place);
   int error = 0;
   PCRE2_SIZE offset = 0;
-  // PCRE2 calls back before every item of the pattern: there steps are counted.
+  // PCRE2 calls back before every item of the pattern, and the callback counts steps.
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT;
   compiled_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(), options, &error,
                                   &offset, nullptr);
@@ -222,7 +222,7 @@ bool Regex::Scanner::next(size_t& begin, size_t& end) {
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(s.data);
     begin = range[0];
     end = range[1];
-    // An empty match where the last one ended is passed over, and the search goes on behind the next character.
+    // An empty match where the last one ended is skipped, and the search continues after the next character.
     if (begin == end && end == s.last_end) {
       if (s.pos >= s.text.size()) break;
       s.pos += static_cast<size_t>(decode_valid_utf8(s.text.data() + s.pos).length);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TokenizerSpec: what a tokenizer file says, as plain data. Every reader (tokenizer.json, vocab.json +
-// merges.txt, tiktoken, GGUF) produces one; `Tokenizer` is built from it and from nothing else.
+// TokenizerSpec: the contents of a tokenizer file as plain data. Every reader (tokenizer.json, vocab.json + merges.txt,
+// tiktoken, GGUF) produces one, and `Tokenizer` is built from it alone.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace eadem::io {
 
-// Ids stay below this, so that a lying file cannot ask for gigabytes. The largest vocabulary in use is 262144.
+// Ids stay below this, so that a hostile file cannot request gigabytes. The largest vocabulary in use is 262144.
 constexpr int32_t kMaxVocab = 1 << 21;
 
 struct Pattern {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TextWork: the limits of one call on one text, and whether its caller still wants the result.
+// TextWork: the limits of one call on one text, and whether the call was cancelled.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace eadem::io {
 
-// Passed down to everything that reads the text; each loop calls tick() once per turn. One thread at a time.
+// Passed to every function that reads the text; each loop calls tick() once per iteration. One thread at a time.
 class TextWork {
  public:
   // `text_bytes`: the size of the caller's text; the limits are linear in it. `cancel`: see EncodeOptions.

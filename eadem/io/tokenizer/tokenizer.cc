@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
-// Remembers where in the output the ids of recent pieces are, so that a repeated word is copied instead of
-// merged again. Lives for one section of one call; direct-mapped, hence bounded.
+// Remembers where the output holds the ids of recent pieces, so that a repeated word is copied instead of merged again.
+// It lives for one section of one call and is direct-mapped, hence bounded.
 class PieceCache {
  public:
   struct Entry {
@@ -121,7 +121,7 @@ struct Tokenizer::Impl {
     }
   }
 
-  // The bytes of every token. A decoder step that makes much of little must not fill the memory.
+  // Decodes every token to bytes. A decoder step that expands its input must not fill the memory.
   void decode_vocabulary(const std::atomic<bool>* cancel) {
     size_t text_bytes = 0, decoded_bytes = 0;
     for (const Token& token : tokens) text_bytes += token.text.size();
@@ -398,7 +398,7 @@ std::string IncrementalDecoder::next(int32_t id) {
     }
   }
   pending_.erase(0, begin);
-  // Everything but a sequence that the end of `pending_` cuts short: at most three bytes.
+  // Takes everything except a UTF-8 sequence that the end of `pending_` cuts off, which has at most three bytes.
   size_t end = pending_.size();
   for (size_t back = 1; back <= std::min<size_t>(3, pending_.size()); ++back) {
     const size_t pos = pending_.size() - back;

@@ -8,8 +8,8 @@
 //   tokenizer.model                  tiktoken ranks (Llama 3)
 //   GGUF metadata                    tokenizer.ggml.*, models "gpt2", "llama" and "gemma4"
 //
-// What a file asks for and this code does not do is refused by name (Unsupported); a file that contradicts
-// itself is DataCorrupted; a missing one NotFound.
+// Features that a file requests and this code lacks are refused by name (Unsupported). A file that contradicts itself
+// is DataCorrupted; a missing one is NotFound.
 #pragma once
 
 #include <atomic>
@@ -49,7 +49,7 @@ enum class GgufTokenType : int32_t {
   kByte = 6,
 };
 
-// The tokenizer keys of a GGUF file, as they stand there. Optionals are keys that may be missing.
+// The tokenizer keys of a GGUF file, unchanged. Optionals are keys that may be missing.
 struct GgufTokenizerData {
   std::string source;                // file name, for messages
   std::string model;                 // tokenizer.ggml.model: "gpt2", "llama" or "gemma4"
@@ -118,13 +118,13 @@ class Tokenizer {
   std::optional<int32_t> eos() const;
   std::optional<int32_t> unk() const;
   std::optional<int32_t> pad() const;
-  // What add_special_tokens puts before and after a text.
+  // The tokens that add_special_tokens puts before and after a text.
   std::span<const int32_t> prefix_ids() const;
   std::span<const int32_t> suffix_ids() const;
 
   // Jinja source of the chat template; empty if the files have none.
   const std::string& chat_template() const;
-  // The file it came from, for messages.
+  // The name of the tokenizer's file, for messages.
   const std::string& source() const;
 
  private:

@@ -20,8 +20,8 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxFileBytes = 256 << 20;
 
-// Texts on which two tokenizers that differ in anything a model notices would differ: words, numbers, spaces, cases,
-// scripts, marks, control characters, and every token of the vocabulary.
+// Probe texts on which two tokenizers that differ noticeably would differ: words, numbers, spaces, cases, scripts,
+// marks, control characters, and every token of the vocabulary.
 std::vector<std::string> probes(const Tokenizer& tokenizer) {
   std::vector<std::string> texts = {
       "",
@@ -66,8 +66,8 @@ void require_same_tokens(const Tokenizer& from, const Tokenizer& to, std::string
 std::vector<TokenizerFile> tokenizer_files(const GgufFile& file) {
   const TokenizerSpec original = spec_from_gguf(gguf_tokenizer_data(file));
   TokenizerSpec spec = original;
-  // tokenizer.json knows no equal ranks: of merges into equally scored tokens, the first by id goes first. Whether that
-  // matters is checked below.
+  // tokenizer.json has no equal ranks: among merges into tokens of equal score, the one with the lowest id goes first.
+  // The check below finds out whether that changes anything.
   std::stable_sort(spec.merges.begin(), spec.merges.end(),
                    [](const Merge& a, const Merge& b) { return a.rank < b.rank; });
   for (size_t i = 0; i < spec.merges.size(); ++i) spec.merges[i].rank = static_cast<uint32_t>(i);
@@ -84,7 +84,7 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
   const bool directory = fs::is_directory(path, ignored);
   const fs::path folder = directory ? fs::path(path) : fs::path(path).parent_path();
   std::vector<TokenizerFile> files;
-  // A file given by name stands under the name that a reader of the directory looks for.
+  // A file given by name is returned under the name that readers of a directory look for.
   if (!directory)
     files.push_back({fs::path(path).extension() == ".model" ? "tokenizer.model" : "tokenizer.json",
                      read_file(path, kMaxFileBytes)});

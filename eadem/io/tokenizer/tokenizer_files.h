@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tokenizer as the files that stand beside a model in Hugging Face layout, wherever it comes from.
+// A tokenizer as files beside a model in Hugging Face layout, read from any format.
 #pragma once
 
 #include <string>
@@ -16,18 +16,18 @@ struct TokenizerFile {
   std::string content;
 };
 
-// The files of the tokenizer at `path`, which is what Tokenizer::from_file takes. Those of a directory come back byte
-// for byte; the metadata of a GGUF file becomes tokenizer.json and tokenizer_config.json. Throws NotFound, IoError,
-// DataCorrupted, or Unsupported for a GGUF tokenizer that tokenizer.json cannot express.
+// Returns the files of the tokenizer at `path`, which is a path that Tokenizer::from_file takes. Files of a directory
+// are returned byte for byte; the metadata of a GGUF file becomes tokenizer.json and tokenizer_config.json. Throws
+// NotFound, IoError, DataCorrupted, or Unsupported for a GGUF tokenizer that tokenizer.json cannot express.
 std::vector<TokenizerFile> tokenizer_files(const std::string& path);
-// The same from the metadata of a GGUF file.
+// Returns the files of the tokenizer in a GGUF file's metadata.
 std::vector<TokenizerFile> tokenizer_files(const GgufFile& file);
 
 // Writes each file into `directory`, which must exist, atomically.
 void write_tokenizer_files(const std::vector<TokenizerFile>& files, const std::string& directory);
 
-// Throws Unsupported when two tokenizers read one of some telling texts differently: words, numbers, spaces, scripts,
-// control characters, and every token of the vocabulary. `format` is what `to` was converted to, for the message.
+// Throws Unsupported when two tokenizers encode a probe text differently. Probes cover words, numbers, spaces, scripts,
+// control characters, and every token of the vocabulary. `format` names the format of `to` in the message.
 void require_same_tokens(const Tokenizer& from, const Tokenizer& to, std::string_view format);
 
 }  // namespace eadem::io

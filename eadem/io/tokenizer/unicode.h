@@ -58,7 +58,7 @@ int byte_from_char(char32_t c);
 
 // `text` in the byte alphabet to the bytes it stands for. False if a character is outside the alphabet.
 bool bytes_from_alphabet(std::string& bytes, std::string_view text);
-// The inverse.
+// Converts bytes to the byte alphabet.
 std::string alphabet_from_bytes(std::string_view bytes);
 
 }  // namespace eadem::io

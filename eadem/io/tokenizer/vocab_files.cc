@@ -57,7 +57,7 @@ bool decode_base64(std::string_view text, std::string& bytes) {
   return true;
 }
 
-// The special tokens of the Llama 3.1 release; those of 3.0 have the same ids and meaning where both have one.
+// The special tokens of the Llama 3.1 release. Llama 3.0 has equal ids and meanings for all that it also has.
 // Source: the tokenizer configuration of the Llama 3.1 checkpoints.
 constexpr int32_t kLlama3Ranks = 128000;
 constexpr int kLlama3Specials = 256;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Keys, values and rows of attention_call.h on their way into scratch, and what a token sees; compiled once per
-// instruction set.
+// Loads of keys, values and query rows of attention_call.h into scratch, and the range of keys that a token sees.
+// Compiled once per instruction set.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,7 +24,7 @@ HWY_INLINE void widen_row(float* to, const T* from, int64_t n, int64_t width) {
   for (int64_t i = n; i < width; ++i) to[i] = 0.0f;
 }
 
-// Calls f with `data`, keys or values, as a pointer to its elements or codes.
+// Calls f with `data` (keys or values) as a pointer to its element or code type.
 template <typename Function>
 HWY_INLINE void with_kv_type(const Attention& a, const void* data, Function f) {
   if (a.kv_encoding != nullptr)
@@ -37,14 +37,14 @@ HWY_INLINE void with_kv_type(const Attention& a, const void* data, Function f) {
   }
 }
 
-// Where a sequence's keys, or values, of one head are.
+// The keys (or values) of one sequence and one head.
 template <typename T>
 struct KvRows {
   const Attention& a;
   const T* base;
   int64_t sequence, kv_head;
 
-  // Elements from one position to the next, within a run.
+  // The distance in elements between neighbouring positions of a run.
   int64_t stride() const { return a.block_table == nullptr ? a.kv_heads * a.head_dim : a.head_dim; }
 
   const T* at(int64_t position) const {
@@ -54,18 +54,19 @@ struct KvRows {
     return base + ((block * a.kv_heads + kv_head) * a.block_size + position % a.block_size) * a.head_dim;
   }
 
-  // How many positions from this one on, of those before `end`, lie stride() apart.
+  // How many positions from `position` on, before `end`, lie stride() apart.
   int64_t run(int64_t position, int64_t end) const {
     return a.block_table == nullptr ? end - position : std::min(end - position, a.block_size - position % a.block_size);
   }
-  // The same, of all positions for which there is memory.
+  // How many positions from `position` on lie stride() apart in allocated memory, whether or not they are filled.
   int64_t memory_run(int64_t position) const {
     return a.block_table == nullptr ? a.query_start[sequence + 1] - a.query_start[sequence] - position
                                     : a.block_size - position % a.block_size;
   }
 };
 
-// Keys or values at positions [first, first + count) of a sequence into rows of scratch; the rest of the chunk is 0.
+// Loads keys or values at positions [first, first + count) of a sequence into rows of scratch. The remaining rows of
+// the chunk are set to 0.
 inline void load_chunk(float* rows, const Attention& a, const void* data, int64_t sequence, int64_t kv_head,
                        int64_t first, int64_t count) {
   const int64_t width = a.width();
@@ -80,7 +81,7 @@ inline void load_chunk(float* rows, const Attention& a, const void* data, int64_
   std::fill(rows + count * width, rows + kChunk * width, 0.0f);
 }
 
-// Rows of a block: row (token, head of the group) of x [tokens, heads, head_dim].
+// Loads the rows of a block: one row for each token and head of the group, from x [tokens, heads, head_dim].
 inline void load_rows(float* rows, const Attention& a, const float* x, const TokenBlock& b, int64_t kv_head) {
   for (int64_t t = b.begin; t < b.end; ++t)
     for (int64_t h = 0; h < a.group(); ++h, rows += a.width())

@@ -4,16 +4,16 @@
 //
 // A task is a block of tokens of one sequence and one kv head; its rows are the queries of those tokens for all heads
 // of the group, so that keys and values are brought in once for all of them. A chunk of kAttentionChunk keys, wherever
-// they are kept, is widened into scratch (keys transposed, so that lanes are keys), and both products are the blocks
-// of matmul-inl.h; a few rows, as in decoding, take keys and values from where they are (cached_rows-inl.h). Every
-// score is one chain over head_dim, every output one chain over the chunk's positions, and chunks and spans follow the
-// absolute position: a row's bits know nothing of the rows beside it.
+// A chunk of kAttentionChunk keys is widened into scratch from wherever it is stored (keys transposed, so that lanes
+// are keys), and both products are the blocks of matmul-inl.h. For a few rows, as in decode, keys and values are read
+// in place (cached_rows-inl.h). Every score is one chain over head_dim, every output one chain over the chunk's
+// positions, and chunks and spans begin at fixed absolute positions: a row's bits do not depend on the rows beside it.
 //
-// Every span of kAttentionSpan positions has a softmax of its own, and those are merged in order. Where a step has
-// fewer blocks than there are threads, each span is a task and its result waits in scratch to be merged.
+// Every span of kAttentionSpan positions has a softmax state of its own, and the states are merged in order. Where a
+// step has few blocks for its threads, spans become separate tasks, and their states wait in scratch to be merged.
 //
-// A masked score has weight exactly 0 and adds 0 * v, which changes nothing as long as v is finite; the sign of a zero
-// that this could leave is cleared at the end.
+// A masked score has weight exactly 0 and adds 0 * v, which changes nothing as long as v is finite. Only the sign of a
+// zero could change, so it is cleared at the end.
 #include "eadem/kernels/attention.h"
 
 #include <algorithm>
@@ -42,18 +42,20 @@
 namespace eadem::kernels::cpu {
 namespace {
 
-// At most this many rows read keys and values in place, as each tile of rows widens them again. On AVX-512 the two ways
-// take the same time at 12 rows (bf16 and f16, head_dim 64 and 128).
+// Up to this many rows read keys and values in place; more rows do not, because every tile of rows would widen them
+// again. On AVX-512 both ways take equal time at 12 rows (bf16 and f16, head_dim 64 and 128).
 constexpr int64_t kRowsInPlace = 12;
-// Only blocks of this many rows, or of one token, are divided into spans: their results take memory.
+// Only blocks of at most this many rows, or of one token, are divided into spans, because span states take memory.
 constexpr int64_t kRowsOfSpans = 16;
-// Spans are tasks of their own where there are fewer blocks than this for a thread; then there are about so many.
+// Spans become tasks where there are fewer than kTasksPerThread blocks for each thread; they are then grouped into
+// about kSpanTasksPerThread tasks for each thread.
 constexpr int64_t kTasksPerThread = 4, kSpanTasksPerThread = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// What rows have gathered from some keys: sum of exp(score - most), and of that times the values.
+// The softmax state of rows over some keys: the maximum score `most`, the sum of exp(score - most), and the sum of
+// exp(score - most) * value.
 struct Gathered {
-  float *most, *sum;  // [rows]; a sum of 0: no keys yet
+  float *most, *sum;  // [rows]; a sum of 0 means that no key was seen yet
   float* out;         // [rows, width]
 
   static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
@@ -62,11 +64,11 @@ struct Gathered {
 };
 
 struct ForwardScratch {
-  float* q;                          // [rows, width]; rounded: their codes
-  int8_t* q_codes;                   // [rows, width]: the same where queries are rounded
+  float* q;                          // [rows, width]; if queries are rounded, the values of their codes
+  int8_t* q_codes;                   // [rows, width]: the codes, if queries are rounded
   int32_t* q_starts;                 // [rows]: -128 times the sum of a row's codes
-  float* row_scales;                 // [rows]: what a score of this row is multiplied by
-  Gathered span, all;                // of this span, and of all so far
+  float* row_scales;                 // [rows]: the factor of this row's scores
+  Gathered span, all;                // the state of the current span, and of all spans so far
   float* scores;                     // [rows, kChunk]
   float *keys, *values;              // [kChunk, width]
   float* keys_t;                     // [head_dim, kChunk]
@@ -91,7 +93,7 @@ struct ForwardScratch {
     key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows);
   }
 
-  // The same from row `first` on, for as much of a chunk's work.
+  // Returns the part of this scratch that begins at row `first`, for computing a chunk.
   ForwardScratch from_row(int64_t first, int64_t width) const {
     ForwardScratch s = *this;
     s.q += first * width, s.q_codes += first * width, s.q_starts += first, s.row_scales += first;
@@ -109,10 +111,10 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Scores of a chunk [rows, kChunk] become weights; each row's maximum and sum move on, its output is rescaled. A row
-// that sees no key of this chunk gives it no weight and stays as it is. Pass by pass over the rows, so that the long
-// dependencies within a row (maximum, exponential, sum) overlap those of its neighbours. kEncoded: the scales of keys
-// multiply scores, those of values the weights that are left.
+// Turns the scores of a chunk [rows, kChunk] into weights, updates each row's maximum and sum, and rescales its output.
+// A row that sees no key of this chunk gives it weight 0 and stays unchanged. The loops go over all rows pass by pass,
+// so that the long dependencies within a row (maximum, exponential, sum) overlap those of its neighbours. kEncoded: the
+// scales of keys multiply the scores, and the scales of values multiply the finished weights.
 template <bool kEncoded>
 void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start, int64_t rows,
                     const ForwardScratch& s) {
@@ -163,8 +165,8 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
   }
 }
 
-// The block's queries into scratch. Where they meet the codes of an int8 cache they are rounded likewise, each row with
-// a scale of its own: sums of products of codes are exact, so that every kernel finds the same.
+// Loads the block's queries into scratch. For an int8 cache, queries are rounded to codes too, with one scale for each
+// row: sums of products of codes are exact, so every kernel computes equal scores.
 void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, const ForwardScratch& s) {
   const int64_t rows = (b.end - b.begin) * a.group(), width = a.width();
   load_rows(s.q, a, a.q, b, kv_head);
@@ -182,10 +184,11 @@ void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, cons
   }
 }
 
-// ---- A chunk's two products, for many rows by way of scratch and for a few in place.
+// ---- The two products of a chunk: through scratch for many rows, in place for a few.
 
-// A group of keys that is cut, by the end of the sequence or of a block, is put together in `spare` [kKeyGroup,
-// head_dim], with zeros for what it lacks. `end`: of the sequence; `fetch_end`: of what is fetched ahead.
+// Sets the addresses of group `g` to the keys from `position` on. If the keys in memory end within the group, at the
+// end of the sequence or of a cache block, they are copied to `spare` [kKeyGroup, head_dim] and padded with zeros.
+// `end` is the end of the sequence; `fetch_end` is where prefetching stops.
 template <typename T>
 void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t position, int64_t end, int64_t fetch_end,
                 T* spare) {
@@ -202,8 +205,8 @@ void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t posi
   groups.stride[g] = head_dim;
 }
 
-// t [head_dim, kChunk] = transpose of the keys at [start, start + count); nobody sees the scores of columns
-// beyond them.
+// Transposes the keys at [start, start + count) into t [head_dim, kChunk]. Scores of columns past `count` are never
+// used.
 void load_transposed(float* t, const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
                      int64_t end, float* spare) {
   with_kv_type(a, a.k, [&](const auto* base) {
@@ -255,7 +258,7 @@ void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
     T* spare = reinterpret_cast<T*>(s.keys);
     for (int64_t first = start; first < last; first += kScoreGroups * kKeyGroup) {
       KeyGroups<T> keys;
-      // Where there are no more groups, the first stands in for scores that nobody sees.
+      // Past the last group, the first group takes its place; those scores are never used.
       for (int g = 0; g < kScoreGroups; ++g)
         take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end, fetch_end,
                    spare + g * kKeyGroup * a.head_dim);
@@ -278,7 +281,7 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
     using T = std::remove_cvref_t<decltype(*base)>;
     const KvRows<T> rows_of{a, base, sequence, kv_head};
     for (int64_t position = start; position < last;) {
-      // No longer than what is fetched ahead, so that a run's successor is known.
+      // A run is at most kKeysAhead long, so that the addresses of the next run are known when it is prefetched.
       const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
       const auto later = [&](int64_t n) { return rows_of.at(position + n < fetch_end ? position + n : position); };
       const ValueRun<T> values{later(0), later(kValuesNear), later(kKeysAhead), rows_of.stride(), count};
@@ -288,7 +291,7 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
   });
 }
 
-// The scales of an encoded cache at [start, start + count), and zeros for the rest of the chunk.
+// Loads the scales of an encoded cache at [start, start + count), and zeros for the rest of the chunk.
 void load_scales(float* scales, const Attention& a, const float* plane, int64_t sequence, int64_t kv_head,
                  int64_t start, int64_t count) {
   for (int64_t j = 0; j < count;) {
@@ -308,7 +311,7 @@ void clear(const Gathered& g, int64_t rows, int64_t width) {
   std::fill_n(g.out, rows * width, 0.0f);
 }
 
-// Adds the keys of a chunk to what `rows` rows, those of the block, have gathered in s.span.
+// Adds the keys of a chunk to the states of the block's `rows` rows in s.span.
 void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t fetch_end,
                   int64_t rows, bool in_place, const ForwardScratch& s) {
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
@@ -329,8 +332,8 @@ void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
     values_by_scratch(a, b.sequence, kv_head, start, count, rows, s);
 }
 
-// What the block's rows gather from the keys of one span, into s.span. Keys and values are fetched ahead up to the span
-// `end_span`, where other work begins.
+// Computes the states of the block's rows over one span of keys, in s.span. Keys and values are prefetched up to span
+// `end_span`, where another task begins.
 void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, int64_t end_span,
                  const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
@@ -338,7 +341,7 @@ void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64
   clear(s.span, tokens * a.group(), a.width());
   const int64_t first = std::max(first_chunk(a, b.position), span * (kSpan / kChunk));
   for (int64_t start = first * kChunk; start < std::min(end, (span + 1) * kSpan); start += kChunk) {
-    // Tokens before the chunk see none of it.
+    // Tokens before the chunk see none of its keys.
     const int64_t before = std::max<int64_t>(0, start - b.position), rows = (tokens - before) * a.group();
     const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
     attend_chunk(a, late, kv_head, start, std::min(end, end_span * kSpan), rows, in_place,
@@ -346,7 +349,7 @@ void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64
   }
 }
 
-// Adds to `all` what a later span has gathered.
+// Merges the state of a later span into `all`.
 void merge(const Gathered& all, const Gathered& span, int64_t rows, int64_t width) {
   const auto same = [](Vec v) { return v; };
   for (int64_t r = 0; r < rows; ++r) {
@@ -385,7 +388,7 @@ void store_block(const Attention& a, const TokenBlock& b, int64_t kv_head, const
 
 // ---- Tasks.
 
-// A block of tokens and all keys that it sees.
+// Computes a block of tokens over all keys that it sees.
 void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch) {
   const ForwardScratch s(a, scratch);
   const int64_t rows = (b.end - b.begin) * a.group();
@@ -398,8 +401,8 @@ void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, f
   store_block(a, b, kv_head, s.all);
 }
 
-// A block of tokens and the spans [first, last) of keys; the result of each, of `rows` rows, stays in `gathered`, where
-// they lie `floats` apart.
+// Computes a block of tokens over the spans [first, last) of keys. The states of `rows` rows for each span are stored
+// in `gathered`, `floats` apart.
 void attention_spans(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last,
                      float* gathered, int64_t floats, float* scratch) {
   ForwardScratch s(a, scratch);
@@ -410,7 +413,7 @@ void attention_spans(const Attention& a, const TokenBlock& b, int64_t kv_head, i
   }
 }
 
-// The results of a block's spans, `floats` apart, merged and stored.
+// Merges the states of a block's spans, which lie `floats` apart, and stores the result.
 void attention_merge(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats) {
   const int64_t rows = (b.end - b.begin) * a.group();
   const Gathered all(gathered, rows);
@@ -467,7 +470,7 @@ double attention_flops(const KernelRequest& r, const AttentionAttrs& attrs) {
 namespace {
 
 Requirements forward_requirements(const KernelRequest& r, const AttentionAttrs& attrs) {
-  // A cache may be encoded by rows; keys and values that are given directly are plain, and so is what trains.
+  // A cache may be encoded by rows. Keys and values given directly are plain, and so are all inputs in training.
   const Encoding* encoding = attrs.source == KvSource::cached ? RowEncoding::of(r.inputs[kK].encoding) : nullptr;
   Requirements requirements(r);
   requirements.f32("q", r.inputs[kQ])
@@ -501,14 +504,14 @@ Verdict can_infer(const KernelRequest& r) {
 
 int64_t rows_of_spans(const Attention& a) { return std::max(kRowsOfSpans, a.group()); }
 
-// How spans become tasks of their own.
+// The rule by which spans become tasks.
 struct SpanTasks {
-  int64_t most_blocks;  // with as many blocks (and kv heads) as this or more, nothing is divided
+  int64_t most_blocks;  // with this many blocks (times kv heads) or more, none is divided
 
   explicit SpanTasks(int threads) : most_blocks(threads > 1 ? threads * kTasksPerThread : 0) {}
 };
 
-// Floats for the results of divided blocks, whatever the step.
+// The floats that the states of divided blocks may take in any step.
 int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
   if (attrs.source != KvSource::cached) return 0;
   const int64_t positions = r.bounds[Symbol::max_blocks] * r.inputs[kK].fixed(2);
@@ -528,7 +531,7 @@ int64_t forward_scratch_bytes(const KernelRequest& r) {
          static_cast<int64_t>(sizeof(float));
 }
 
-// Every block with all of its keys; blocks in the order of sequences.
+// Computes every block with all of its keys; blocks are numbered in the order of sequences.
 void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
   const auto blocks_of = [&](int64_t sequence) {
     return ceil_div(a.query_start[sequence + 1] - a.query_start[sequence], a.block_tokens());
@@ -536,7 +539,7 @@ void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
   const auto task = EADEM_CPU_DISPATCH(attention_block, cpu_device(call).isa());
   const int64_t floats = ForwardScratch::floats(a);
   const auto run = [&](int64_t index, int worker) {
-    // Later blocks of a sequence see more keys: they go first, so that no thread is left with the longest.
+    // Later blocks of a sequence see more keys. They start first, so that the longest do not run last.
     int64_t block = blocks - 1 - index / a.kv_heads;
     int64_t sequence = 0;
     for (; block >= blocks_of(sequence); ++sequence) block -= blocks_of(sequence);
@@ -546,7 +549,7 @@ void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
                        a.kv_length[sequence] - tokens + begin};
     task(a, b, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
   };
-  // The heads of one block are shared out as the pages of a cache of one sequence are (InferEngine).
+  // The heads of one block are assigned to threads as the pages of a cache with one sequence are (InferEngine).
   ThreadPool& pool = cpu_device(call).pool();
   if (blocks == 1)
     pool.parallel_shares(a.kv_heads, run);
@@ -554,8 +557,8 @@ void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
     pool.parallel_for(blocks * a.kv_heads, run);
 }
 
-// Sequences of a few rows each, which are blocks: every span of every one on its own, then merged. Spans of one head
-// are neighbours, as they are in a cache of one sequence.
+// Computes steps in which every sequence has few rows and is one block: every span on its own, then the merge. The
+// spans of one head are neighbours, like their pages in a cache of one sequence.
 void run_spans(const KernelCall& call, const Attention& a) {
   const auto block_of = [&](int64_t sequence) {
     const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
@@ -573,7 +576,7 @@ void run_spans(const KernelCall& call, const Attention& a) {
   const int64_t worker_floats = ForwardScratch::floats(a);
   float* scratch = static_cast<float*>(call.scratch.data);
   float* results = scratch + pool.num_threads() * worker_floats;
-  // A sequence's results: by kv head, then by span, each of its rows.
+  // The states of a sequence lie by kv head, then by span, then by row.
   const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.width()); };
   const auto results_of = [&](int64_t sequence, int64_t kv_head) {
     float* at = results;
@@ -581,8 +584,8 @@ void run_spans(const KernelCall& call, const Attention& a) {
     return at + kv_head * spans_of(sequence) * floats_of(sequence);
   };
 
-  // Neighbouring spans make a task, of as many as leave a few tasks for each thread: what one fetches ahead is then
-  // what it reads next.
+  // A task is a run of neighbouring spans, so long that each thread has a few tasks: what a span prefetches is then
+  // what the task reads next.
   int64_t spans = 0;
   for (int64_t sequence = 0; sequence < a.sequences; ++sequence) spans += spans_of(sequence);
   const int64_t length = std::max<int64_t>(1, spans * a.kv_heads / (pool.active_threads() * kSpanTasksPerThread));

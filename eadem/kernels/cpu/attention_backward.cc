@@ -80,7 +80,7 @@ void transpose_chunk(float* t, const float* rows, int64_t width) {
 #endif
 }
 
-// All tokens of one sequence and one kv head, chunk by chunk of keys, and in each all later blocks of queries in order.
+// Computes the gradients of one sequence and one kv head: for each chunk of keys, all later blocks of queries in order.
 void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t kv_head, float* scratch) {
   const BackwardScratch s(a, scratch);
   const int64_t width = a.width(), group = a.group();
@@ -136,7 +136,7 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
       matmul_block(s.dkeys, width, true, RowOperand{s.dscores, 1, kChunk}, PanelOperand<float>{s.q, kPanelWidth, width},
                    kChunk, panels, rows);
 
-      // 4. dq += ds k; the first chunk that a block sees starts it.
+      // 4. dq += ds k; the first chunk that a block sees overwrites dq.
       if (a.dq == nullptr) continue;
       const bool resume = first_chunk(a, b.position) * kChunk < start;
       if (resume) load_rows(s.dq, a, a.dq, b, kv_head);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the forward and the backward kernels of attention share: a call's pointers and sizes, and how it is cut.
+// Declarations that the forward and the backward kernels of attention share: a call's pointers and sizes, and its
+// division into blocks of tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,17 +16,17 @@ namespace eadem::kernels::cpu {
 
 inline constexpr int64_t kChunk = kAttentionChunk, kSpan = kAttentionSpan;
 static_assert(kChunk % kPanelWidth == 0 && kSpan % kChunk == 0);
-// Rows of a task: a multiple of every tile's rows. A chunk is widened once for all of them: prefill of 512 tokens
-// after 7680, Llama-3.2-1B, takes 1.09 times as long with 96, and 288 gain less than 2 %.
+// Rows of a task, a multiple of every tile's rows. A chunk is widened once for all of them. Prefill of 512 tokens after
+// 7680 on Llama-3.2-1B takes 1.09 times as long with 96 rows, and 288 rows gain less than 2 %.
 inline constexpr int64_t kBlockRows = 192;
-// Codes of a row of an int8 cache: so many products of two of them add up to less than 2^24, exactly in f32.
+// The number of products of two int8 codes whose sum stays below 2^24, and is therefore exact in f32.
 inline constexpr int64_t kMostCodes = (1 << 24) / (127 * 127);
 
 // Ports; see kernels/attention.h.
 enum AttentionInput { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable };
 enum AttentionBackwardInput { kSavedY = 5, kSavedLse, kDy };
 
-// The tokens [begin, end) of a sequence, as indices into its tokens of this step, and the position of the first.
+// The tokens [begin, end) of a sequence, counted within its tokens of this step, and the position of the first one.
 struct TokenBlock {
   int64_t sequence, begin, end, position;
 };
@@ -34,9 +35,9 @@ struct Attention {
   const float* q;     // [tokens, heads, head_dim]
   const void *k, *v;  // direct [tokens, kv_heads, head_dim], cached [num_blocks, kv_heads, block_size, head_dim]
   DType kv_dtype;
-  const RowEncoding* kv_encoding;    // of a cache; null: plain
+  const RowEncoding* kv_encoding;    // encoding of a cache; null: plain
   const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
-  bool byte_dots;                    // queries are rounded, and the processor has 8-bit dot products for them
+  bool byte_dots;                    // queries are rounded, and the processor has 8-bit dot products
   const int32_t* query_start;        // [sequences + 1]
   const int32_t* kv_length;          // [sequences]
   const int32_t* block_table;        // [sequences, max_blocks]; null: direct
@@ -64,9 +65,9 @@ struct Attention {
 };
 
 Attention shape_of(const AttentionAttrs& attrs);
-// The inputs that both passes have; a cache's block table is left to the caller.
+// Reads the inputs that both passes have, except for a cache's block table, which is left to the caller.
 Attention inputs_of(const KernelCall& call);
-// Multiplications and additions when every sequence is as long as the bounds allow: half of all pairs are seen.
+// Multiplications and additions when every sequence is as long as the bounds allow; half of all pairs are seen.
 double attention_flops(const KernelRequest& r, const AttentionAttrs& attrs);
 
 extern const Kernel kAttentionBackward;  // attention_backward.cc

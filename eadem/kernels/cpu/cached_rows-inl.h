@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two products of attention for a few rows of queries, straight from where keys and values are kept:
+// Attention's two products for a few query rows, reading keys and values directly from the KV cache:
 //
 //   key_scores       scores[r, j] = sum_d q[r, d] k[j, d]           one chain over d, keys as lanes
 //   add_weighted     out[r, d]   += sum_j weights[r, j] v[j, d]     one chain over j, d as lanes
 //
-// Each is the chain that matmul-inl.h computes from widened scratch, so that a row's bits do not depend on which of the
-// two computes it. With few rows the scratch would cost more than the product: here 16 bytes of each of kLanes keys are
-// turned in registers, and every row uses them.
+// Each computes the chain that matmul-inl.h computes from keys and values widened into scratch, so a row has the same
+// bits on either path. For few rows, filling the scratch would cost more than the product. These functions transpose 16
+// bytes of each of kLanes keys in registers, and every row uses them.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_CACHED_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,7 +24,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 
-// Keys are taken in groups of this many, which lie at equal distances.
+// Keys are processed in groups of kKeyGroup. The keys of a group lie at equal distances in memory.
 inline constexpr int64_t kKeyGroup = 16;
 
 #if HWY_TARGET == HWY_AVX3
@@ -34,14 +34,15 @@ inline constexpr int kScoreGroups = 1, kScoreRows = 4;  // AVX2: 2 x 4 + 8 of 16
 #endif
 inline constexpr int kGroupVecs = static_cast<int>(kKeyGroup / kLanes);
 
-// How many keys or values ahead of their use they are fetched, into the first-level cache and before that into the
-// second (stream_ahead.h), and the bytes that one fetch brings.
+// Keys and values are prefetched this many positions ahead: first into the second-level cache (kKeysAhead, also for
+// values), then into the first (kKeysNear, kValuesNear; see stream_ahead.h). One prefetch brings kLineBytes.
 inline constexpr int64_t kKeysNear = 32, kValuesNear = 16, kKeysAhead = 64;
 inline constexpr int64_t kLineBytes = 64;
 
 #if HWY_TARGET != HWY_SCALAR
 
-// Four vectors whose 128-bit blocks are the rows of 4 x 4 matrices of 32 bits: turned within each block.
+// Transposes 4 x 4 matrices of 32-bit elements: in each 128-bit block, the four vectors hold the four rows of one
+// matrix.
 template <typename V>
 HWY_INLINE void transpose_blocks_4x4(V& r0, V& r1, V& r2, V& r3) {
   const hn::DFromV<V> d;
@@ -56,7 +57,7 @@ HWY_INLINE void transpose_blocks_4x4(V& r0, V& r1, V& r2, V& r3) {
   r3 = hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23));
 }
 
-// A vector of D whose b-th 128-bit block is what lies at p + b * distance.
+// Returns a vector of D whose 128-bit block b is loaded from p + b * distance.
 template <class D, typename T>
 HWY_INLINE hn::Vec<D> load_blocks(D d, const T* p, int64_t distance) {
   if constexpr (hn::MaxLanes(D()) * sizeof(hn::TFromD<D>) <= 16) {
@@ -70,7 +71,8 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const T* p, int64_t distance) {
 
 #endif
 
-// KeyColumns<T>: dims[i] = the values of dimension i of kLanes keys at `p` and `stride` apart, for kCount dimensions.
+// KeyColumns<T>::load_columns reads kCount dimensions of kLanes keys, `stride` apart from `p` on: lane j of dims[i] is
+// dimension i of key j.
 template <typename T>
 struct KeyColumns;
 
@@ -95,7 +97,8 @@ struct KeyColumns<float> {
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
 
-// 4 x 4 matrices of pairs, turned within 128-bit blocks; the halves of a pair are f32 numbers but for their lower bits.
+// Transposes 4 x 4 matrices of words, each a pair of bf16, within 128-bit blocks. A word whose lower half is cleared is
+// its upper bf16 as f32.
 template <>
 struct KeyColumns<bf16_t> {
   static constexpr int64_t kCount = 8;
@@ -113,7 +116,7 @@ struct KeyColumns<bf16_t> {
   }
 };
 
-// 8 x 8 matrices of 16 bits turned within 128-bit blocks, then widened.
+// Transposes 8 x 8 matrices of 16-bit values within 128-bit blocks, then widens them.
 template <>
 struct KeyColumns<f16_t> {
   static constexpr int64_t kCount = 8;
@@ -146,7 +149,7 @@ struct KeyColumns<f16_t> {
   }
 };
 
-// 4 x 4 matrices of four codes each, turned within 128-bit blocks.
+// Transposes 4 x 4 matrices of words, each four 8-bit codes, within 128-bit blocks.
 template <typename T>
 struct CodeKeyColumns {
   static constexpr int64_t kCount = 16;
@@ -166,7 +169,7 @@ struct CodeKeyColumns {
   }
 
  private:
-  // Of the codes in the upper 8 bits.
+  // Decodes the 8-bit codes in the upper 8 bits of each lane.
   static HWY_INLINE Vec level(hn::Vec<hn::RebindToSigned<Lanes> > code, const int8_t*) {
     return hn::ConvertTo(Lanes(), hn::ShiftRight<24>(code));
   }
@@ -181,7 +184,7 @@ struct KeyColumns<e4m3_t> : CodeKeyColumns<e4m3_t> {};
 
 #else
 
-// Four lanes: widened first.
+// With four lanes, values are widened first and then transposed.
 template <typename T>
 struct KeyColumns {
   static constexpr int64_t kCount = 4;
@@ -195,7 +198,7 @@ struct KeyColumns {
 #endif
 #endif
 
-// One dimension of kLanes keys.
+// Loads one dimension of kLanes keys.
 template <typename T>
 HWY_INLINE Vec load_column(const T* p, int64_t stride) {
   T values[kLanes];
@@ -203,7 +206,7 @@ HWY_INLINE Vec load_column(const T* p, int64_t stride) {
   return load(values);
 }
 
-// Where kScoreGroups groups of keys begin, and where those begin that come kKeysNear and kKeysAhead later.
+// The addresses of kScoreGroups groups of keys, and of the keys to prefetch: kKeysNear and kKeysAhead positions later.
 template <typename T>
 struct KeyGroups {
   const T* at[kScoreGroups];
@@ -212,8 +215,8 @@ struct KeyGroups {
   int64_t stride[kScoreGroups];  // from key to key
 };
 
-// The lines of what comes later that go with step `step` of `steps` through the dimensions. Key by key, as they lie in
-// memory: a line of all keys at a time takes 1.25 times as long (bf16 from memory, one thread).
+// Prefetches the share of the later keys that belongs to step `step` of `steps` over the dimensions. It goes key by
+// key, in memory order: taking one line of every key at a time takes 1.25 times as long (bf16 from memory, one thread).
 template <typename T>
 HWY_INLINE void fetch_keys(const KeyGroups<T>& keys, int64_t head_dim, int64_t step, int64_t steps) {
   constexpr int64_t kKeys = kScoreGroups * kKeyGroup;
@@ -226,7 +229,7 @@ HWY_INLINE void fetch_keys(const KeyGroups<T>& keys, int64_t head_dim, int64_t s
   }
 }
 
-// scores [rows, kScoreGroups * kKeyGroup] with row stride scores_stride.
+// Writes scores [rows, kScoreGroups * kKeyGroup] with row stride scores_stride.
 template <int kRows, typename T>
 HWY_NOINLINE void key_scores_tile(float* HWY_RESTRICT scores, int64_t scores_stride, const float* HWY_RESTRICT q,
                                   int64_t q_stride, const KeyGroups<T>& keys, int64_t head_dim) {
@@ -291,7 +294,7 @@ HWY_INLINE void key_scores(float* scores, int64_t scores_stride, const float* q,
   }
 }
 
-// `count` values `stride` apart, and those that come kValuesNear and kKeysAhead later.
+// `count` values that lie `stride` apart, and the addresses to prefetch: kValuesNear and kKeysAhead positions later.
 template <typename T>
 struct ValueRun {
   const T* at;
@@ -300,7 +303,7 @@ struct ValueRun {
   int64_t stride, count;
 };
 
-// kPanels * 16 columns of out; `columns` of the last panel exist in memory (16 unless kRagged).
+// Updates kPanels * 16 columns of out. If kRagged, only `columns` columns of the last panel exist in memory.
 template <int kRows, int kPanels, bool kRagged, typename T>
 HWY_NOINLINE void add_weighted_tile(float* HWY_RESTRICT out, int64_t out_stride, const float* HWY_RESTRICT weights,
                                     int64_t weights_stride, const ValueRun<T>& values, int64_t columns) {
@@ -339,11 +342,11 @@ HWY_NOINLINE void add_weighted_tile(float* HWY_RESTRICT out, int64_t out_stride,
     for (int v = 0; v < kVecs; ++v) store(acc[r][v], out + r * out_stride + v * kLanes);
 }
 
-// All columns of out [kRows, head_dim rounded up to panels].
+// Updates all columns of out [kRows, head_dim rounded up to panels].
 template <int kRows, typename T>
 HWY_INLINE void add_weighted_rows(float* out, int64_t out_stride, const float* weights, int64_t weights_stride,
                                   ValueRun<T> values, int64_t head_dim) {
-  // Registers for kRows x kPanels accumulators; what is left goes panel by panel.
+  // kRows x kPanels accumulators fit into registers; the remaining columns are computed one panel at a time.
 #if HWY_TARGET == HWY_AVX3
   constexpr int kPanels = kRows <= 4 ? 4 : 2;
 #else

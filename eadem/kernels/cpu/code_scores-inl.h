@@ -25,15 +25,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 
-inline constexpr int64_t kWordCodes = 4;                // of a key in a lane
-inline constexpr int64_t kBlockCodes = 4 * kWordCodes;  // of a key in the 128-bit blocks that are turned
+inline constexpr int64_t kWordCodes = 4;                // codes of one key in a lane
+inline constexpr int64_t kBlockCodes = 4 * kWordCodes;  // codes of one key in a 128-bit block
 
-// The instruction multiplies unsigned codes with signed ones: those of keys are taken with 128 added, which
-// `starts` [rows], -128 times the sum of each row of q, makes up for.
+// The instruction multiplies unsigned codes by signed ones, so 128 is added to the codes of keys. `starts` [rows],
+// which holds -128 times the sum of each row of q, corrects the result.
 HWY_INLINE Words unsigned_codes(Words codes) { return hn::Xor(codes, hn::Set(WordLanes(), 0x80808080u)); }
 
-// scores [rows, kScoreGroups * kKeyGroup] with row stride scores_stride; q [rows, head_dim rounded up to kWordCodes],
-// zeros where there is no dimension.
+// Writes scores [rows, kScoreGroups * kKeyGroup] with row stride scores_stride. q is [rows, head_dim rounded up to
+// kWordCodes], padded with zeros.
 template <int kRows>
 HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_stride, const int8_t* HWY_RESTRICT q,
                                    int64_t q_stride, const int32_t* HWY_RESTRICT starts, const KeyGroups<int8_t>& keys,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cross_entropy over given logits, and linear_cross_entropy, which makes the logits of a chunk of rows at a time with
-// the packed matrix product and consumes them while they are in cache.
+// cross_entropy over given logits, and linear_cross_entropy, which computes the logits of a chunk of rows at a time
+// with the packed matrix product and uses them while they are in cache.
 //
-// The backward pass of the fusion needs the weight from both sides: it makes the logits again (outputs are words) and
-// multiplies their gradient by the weight (outputs are hidden features). The kernel asks for the first packing and
-// rearranges it into the second in scratch, once per call, which is small beside the products it feeds.
+// The backward pass of the fusion needs the weight packed in two ways: it computes the logits again (outputs are words)
+// and multiplies their gradient by the weight (outputs are hidden features). The kernel requests the first packing and
+// rearranges it into the second in scratch, once per call; this costs little compared with the products.
 #include "eadem/kernels/cross_entropy.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// log of the sum of exp(x[i]); sums of 1024 in f32, those in f64
+// Log of the sum of exp(x[i]): blocks of 1024 are summed in f32, and the blocks in f64.
 float log_sum_exp(const float* x, int64_t n) {
   constexpr int64_t kBlock = 1024;
   const float most = max_of(x, n);
@@ -136,8 +136,9 @@ void run_cross_entropy_backward(const KernelCall& call) {
 
 using Side = PackedPanels::Side;
 
-// Rows whose logits exist at a time: about 8 MB of them, which the last-level cache holds; a multiple of the row
-// tiles. Fixed by the vocabulary alone, because gradients of the weight are summed chunk by chunk.
+// The number of rows whose logits are in memory at a time: about 8 MB of logits, which fit the last-level cache, and a
+// multiple of the row tiles. It depends on the vocabulary alone, because gradients of the weight are summed chunk by
+// chunk.
 int64_t chunk_rows(int64_t vocab) { return std::clamp<int64_t>((int64_t{2} << 20) / vocab / 12 * 12, 48, 384); }
 
 int64_t logits_bytes(const KernelRequest& r) {
@@ -150,7 +151,7 @@ const Encoding* pack_weight(const KernelRequest& r, int input) {
   return input == 1 ? PackedPanels::of_forward(r.inputs[1].dtype, cpu_device(r).isa()) : nullptr;
 }
 
-// Bytes of scratch for products of up to `rows` rows of x. They run one after another and share it.
+// Bytes of scratch for products of up to `rows` rows of x. The products run one after another and share it.
 int64_t product_bytes(const CpuDevice& device, DType dtype, int64_t rows, int64_t hidden) {
   const Matmul::Source logits = source_of(PackedPanels::of_forward(dtype, device.isa())->side());
   return round_up(std::max({matmul_scratch_bytes(device, logits, rows, hidden),
@@ -234,8 +235,8 @@ void run_fused_forward(const KernelCall& call) {
   }
 }
 
-// Panels of the transposed side, [ceil(hidden / 16), vocab, 16], from those of the forward side: 16 x 16 blocks change
-// place and are transposed.
+// Makes the panels of the transposed side, [ceil(hidden / 16), vocab, 16], from the panels of the forward side: each 16
+// x 16 block is moved and transposed.
 template <typename W, bool kPairs>
 void transpose_panels(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab, int64_t hidden) {
   const int64_t panel_rows = kPairs ? round_up(hidden, kPairTile) : hidden;
@@ -264,10 +265,10 @@ void run_fused_backward(const KernelCall& call) {
   float* dweight = elements<float>(call.outputs[1]);
   const int64_t chunk = chunk_rows(f.vocab);
 
-  // 1. The weight from its other side.
+  // 1. Pack the transposed side of the weight.
   void* transposed = f.logits + round_up(std::min(chunk, f.rows) * f.vocab, 16);
   if (dx != nullptr) {
-    // Bits move, so bf16 and f16 are alike.
+    // Only bits move, so bf16 and f16 need no separate code.
     const bool pairs = weight.encoding == PackedPanels::of(weight.dtype, Side::pairs);
     const auto transpose = weight.dtype == DType::f32 ? transpose_panels<float, false>
                            : pairs                    ? transpose_panels<uint16_t, true>
@@ -277,7 +278,7 @@ void run_fused_backward(const KernelCall& call) {
 
   for (int64_t row = 0; row < f.rows; row += chunk) {
     const int64_t rows = std::min(chunk, f.rows - row);
-    // 2. The gradient of the chunk's logits, over the logits.
+    // 2. The gradient of the chunk's logits overwrites the logits.
     make_logits(device, f, weight, row, rows);
     rows_gradient(device, f.logits, f.logits, labels + row, lse + row, dloss + row, rows, f.vocab);
 

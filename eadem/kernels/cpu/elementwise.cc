@@ -99,7 +99,7 @@ namespace {
 
 constexpr int64_t kGrain = 16384;  // elements: a few microseconds of work
 
-// All ports f32; `flops_per_element` of the first input.
+// Accepts requests whose ports are all f32, at `flops_per_element` for each element of the first input.
 Verdict can_all_f32(const KernelRequest& r, double flops_per_element) {
   Requirements requirements(r);
   for (const TensorType& type : r.inputs) requirements.f32("an input", type);

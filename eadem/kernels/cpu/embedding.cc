@@ -71,7 +71,8 @@ void run_gather(const KernelCall& call, const TensorView& table, const TensorVie
       [&](int64_t begin, int64_t end) { task(y, table.dtype, table.data, index, hidden, begin, end); });
 }
 
-// The modelled cost counts only the rows that are looked up: the traffic is that of y, twice.
+// The modelled cost counts only the rows that are looked up: they are read and written, so the traffic is twice that of
+// y.
 Verdict at_cost_of_rows(const KernelRequest& r, const Requirements& requirements) {
   const KernelRequest looked_up{r.op, r.pass, r.device, r.attrs, r.inputs.subspan(1), r.outputs, r.bounds};
   const Verdict verdict = requirements.at_cost(0);
@@ -86,7 +87,7 @@ Verdict can_embedding(const KernelRequest& r) {
   return at_cost_of_rows(r, requirements);
 }
 
-// A quantized table is read as the LM head reads it, so that a tied one is kept once.
+// A quantized table uses the packing that the LM head reads, so that tied weights are stored once.
 const Encoding* packing_of_table(const Encoding* encoding) {
   if (const Fp8Panels* floats = Fp8Panels::of(encoding)) return floats;
   return quantized_packing_of(encoding);
@@ -134,7 +135,7 @@ void run_embedding_backward(const KernelCall& call) {
   const int32_t* ids = elements<const int32_t>(call.inputs[0]);
   const float* dy = elements<const float>(call.inputs[1]);
   const int64_t tokens = call.inputs[1].shape[0], hidden = call.inputs[1].shape[1];
-  // Each task owns columns, so rows are added in token order whoever runs it.
+  // Each task owns some columns, so rows are added in token order on any thread.
   cpu_device(call).pool().parallel_for(ceil_div(hidden, 64), [&](int64_t block, int) {
     task(dtable, dy, ids, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
   });

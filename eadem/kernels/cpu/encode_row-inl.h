@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A row of numbers to 8 bits each and a scale, with the bits of RowEncoding.
+// Encodes a row of numbers as 8-bit codes and one scale, bit for bit as RowEncoding does.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_ENCODE_ROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -35,7 +35,7 @@ HWY_INLINE void encode_level(e4m3_t* code, Vec quotient, int64_t n) {
   for (int64_t i = 0; i < n; ++i) code[i] = e4m3_t::from_float(values[i]);
 }
 
-// codes [n] and the scale of row [n]; `largest`: what the largest value becomes.
+// Writes codes [n] and the scale of row [n]. The largest magnitude of the row is encoded as `largest`.
 template <typename Code>
 void encode_row(Code* codes, float* scale, const float* row, int64_t n, float largest) {
   Vec most = zero(), spoiled = zero();  // x * 0 is NaN where x is not finite

@@ -14,7 +14,7 @@ namespace {
 // Products multiply scales by 256, which must not overflow.
 constexpr float kLargestScale = 0x1p119f;
 
-// Columns that share a scale, and how many such blocks a row has.
+// The number of columns that share a scale, and the number of such blocks in a row.
 int64_t block_columns(const Fp8Format& format, int64_t columns) {
   return format.block_columns == 0 ? std::max<int64_t>(columns, 1) : format.block_columns;
 }

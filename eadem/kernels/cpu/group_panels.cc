@@ -24,7 +24,7 @@ QuantizedLayout layout_of(const GroupFormat& format) {
   return layout;
 }
 
-// The place of value k of a step: byte k % 4 of output `lane` in a vector, the low or high half of it for 4 bits.
+// Where value k of a step is stored: byte k % 4 of output `lane` in a vector; 4-bit codes use its low or high half.
 struct Place {
   int64_t byte;
   int shift;

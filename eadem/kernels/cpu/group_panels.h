@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // GroupPanels: the layout in which the CPU's matrix products read a weight [out, in] that a GroupEncoding stores. Codes
-// stand as in QuantizedPanels, whose products read them; `in` is a multiple of 32.
+// are laid out as in QuantizedPanels, whose products read them; `in` is a multiple of 32.
 //
 // Planes, for P = ceil(out / 16) panels:
 //   quants  u8 [P, in / 32, 64 * bits], columns in the order of groups
@@ -17,7 +17,8 @@ namespace eadem::kernels::cpu {
 
 class GroupPanels final : public Encoding {
  public:
-  // The packing of weights stored as `encoding`, or `encoding` itself where it is such a packing; null for others.
+  // Returns the packing of weights stored as `encoding`, `encoding` itself if it already is this packing, or null for
+  // any other encoding.
   static const GroupPanels* of(const Encoding* encoding);
 
   explicit GroupPanels(const GroupEncoding& stored);
@@ -28,7 +29,7 @@ class GroupPanels final : public Encoding {
   std::string_view name() const override { return name_; }
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
   int64_t num_pieces(const Shape& shape) const override;  // panels
-  // `values` is stored as `stored()`.
+  // `values` must be stored as `stored()`.
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
@@ -39,8 +40,8 @@ class GroupPanels final : public Encoding {
   std::string name_;
 };
 
-// The packing in which products read weights stored as `encoding`, blocks or groups (or `encoding` itself where it is
-// one); null for others.
+// Returns the packing in which products read weights stored as `encoding`, in blocks or groups; `encoding` itself if it
+// already is one; null for any other encoding.
 const Encoding* quantized_packing_of(const Encoding* encoding);
 
 }  // namespace eadem::kernels::cpu

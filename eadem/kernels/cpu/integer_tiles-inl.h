@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of integer sums: how many fit into registers, how rows and panels are cut into them, and what a step of k adds.
+// Tiles of integer sums: how many sums fit into registers, how rows and panels are divided into tiles, and the sums of
+// one step of k.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_INTEGER_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -21,7 +22,7 @@ namespace eadem::kernels::cpu::HWY_NAMESPACE {
 
 inline constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes);
 
-// The largest tile: rows x panels x vectors of a panel in registers, where a step has one sum for each output.
+// The largest tile, in rows x panels, whose sums stay in registers if a step has one sum for each output.
 #if HWY_TARGET == HWY_AVX3
 inline constexpr int kSumRows = 12, kSumPanels = 2;  // 24 + 2 + 1 of 32
 #elif HWY_TARGET == HWY_NEON
@@ -32,8 +33,8 @@ inline constexpr int kSumRows = 2, kSumPanels = 1;
 inline constexpr int kSumRows = HWY_TARGET == HWY_AVX2 ? 4 : 2, kSumPanels = 1;  // 8 + 2 + 3 of 16
 #endif
 
-// Cuts `count` rows, or panels, into pieces as large as kMost, then into those of kSmaller that are smaller than it,
-// in their order, which descends to 1. Calls piece(size, first), `size` being a std::integral_constant.
+// Divides `count` rows or panels into pieces of kMost, then divides the rest into pieces of kSmaller (descending to 1;
+// sizes of kMost or more are skipped). Calls piece(size, first), where `size` is a std::integral_constant.
 template <int kMost, int... kSmaller, typename Piece>
 HWY_INLINE void cut_into(int64_t count, Piece piece) {
   int64_t first = 0;
@@ -47,8 +48,9 @@ HWY_INLINE void cut_into(int64_t count, Piece piece) {
   (smaller(std::integral_constant<int, kSmaller>()), ...);
 }
 
-// sums[r][v] += the dot product of vectors [kBegin, kEnd) of a step of weights with as many of row r of x, whose codes
-// lie kChunkSteps steps apart. words_at(i, v): vector i of the step, of the v-th kLanes outputs.
+// sums[r][v] += the dot product of vectors [kBegin, kEnd) of a step of weights with the matching codes of row r of x.
+// Neighbouring rows of x lie kChunkSteps steps apart. words_at(i, v) returns vector i of the step for the v-th kLanes
+// outputs.
 template <typename Dot, int kBegin, int kEnd, int kRows, int kVecs, typename WordsAt>
 HWY_INLINE void add_dots(Ints (&sums)[kRows][kVecs], const int8_t* x_codes, WordsAt words_at) {
 #pragma GCC unroll kUnroll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// linear and the fusions linear_add and linear_gated_activation, over packed weights: plain ones (cpu_packed_panels),
-// quantized ones (cpu_quantized_panels) and 8-bit floats (cpu_fp8_panels).
+// linear and the fusions linear_add and linear_gated_activation, over packed weights: plain weights
+// (cpu_packed_panels), quantized weights (cpu_quantized_panels) and 8-bit floats (cpu_fp8_panels).
 //
 // The passes share one matrix product (matmul.h): the forward pass reads the weight packed by outputs, the gradient of
 // x reads it packed by inputs (PackedPanels, transposed), and the gradient of the weight takes x as the panels and
@@ -61,7 +61,7 @@ const PackedPanels* forward_packing(const KernelRequest& request, int input) {
   return PackedPanels::of_forward(request.inputs[static_cast<size_t>(input)].dtype, cpu_device(request).isa());
 }
 
-// `weight`, which was to be packed as `packing`.
+// Returns `weight` after checking that it is packed as `packing`.
 const TensorView& packed(const TensorView& weight, const Encoding* packing) {
   EADEM_CHECK(weight.encoding == packing, "weight {} is not packed as was asked", to_string(weight));
   return weight;
@@ -71,7 +71,7 @@ const TensorView& packed_forward(const KernelCall& call, size_t input) {
   return packed(weight, PackedPanels::of_forward(weight.dtype, cpu_device(call).isa()));
 }
 
-// The planes of a weight in the panels of quantized products, blocks or groups; nothing for other weights.
+// Returns the planes of a weight packed for quantized products, in blocks or groups; nothing for other weights.
 std::optional<QuantizedWeight> quantized_weight(const TensorView& weight) {
   QuantizedWeight result;
   result.quants = static_cast<const uint8_t*>(weight.plane(0));
@@ -295,7 +295,7 @@ void run_linear_gated(const KernelCall& call) {
 constexpr Kernel kLinearGated{"cpu_packed_panels", Pass::inference, can_linear_gated,
                               run_linear_gated,    scratch_bytes,   pack_both_weights};
 
-// ---- Quantized weights. x is quantized, too, row by row, to 8 bits (quantized_matmul.h).
+// ---- Quantized weights. x is quantized row by row to 8 bits, too (quantized_matmul.h).
 
 // The reason why these kernels do not take a weight; empty if they do.
 std::string refusal_of(std::string_view port, const TensorType& weight) {
@@ -356,7 +356,7 @@ constexpr Kernel kQuantizedAdd{"cpu_quantized_panels", Pass::inference,         
 constexpr Kernel kQuantizedGated{"cpu_quantized_panels", Pass::inference,         can_quantized_gated,
                                  run_linear_gated,       quantized_scratch_bytes, pack_both_quantized};
 
-// ---- The same with 8-bit floats, as exact as with the f32 values that they mean.
+// ---- 8-bit floats. Products are as exact as with the f32 values that the weights decode to.
 
 Requirements& require_fp8(Requirements& requirements, std::string_view port, const TensorType& weight) {
   return requirements.require(

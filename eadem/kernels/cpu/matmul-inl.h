@@ -26,14 +26,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 
-// a[r, k] = data[r * row_stride + k * k_stride]: the side that is broadcast.
+// The broadcast operand: a[r, k] = data[r * row_stride + k * k_stride].
 struct RowOperand {
   const float* data;
   int64_t row_stride;
   int64_t k_stride;
 };
 
-// b[k, 16 p + i] = data[p * panel_stride + k * k_stride + i]: the side that is read as vectors.
+// The operand that is loaded as vectors: b[k, 16 p + i] = data[p * panel_stride + k * k_stride + i].
 template <typename W>
 struct PanelOperand {
   const W* data;
@@ -41,12 +41,12 @@ struct PanelOperand {
   int64_t k_stride;
 };
 
-// Lines of memory that tiles ask for while they multiply, one at a time: more at once would keep b, which streams from
-// the second-level cache, waiting.
+// Cache lines that tiles prefetch while they multiply, one at a time: prefetching more at once would delay b, which
+// streams from the second-level cache.
 struct Fetch {
   Fetch() = default;
 
-  // The `bytes` at `first`, and at every `stride` bytes behind it, of `panels` panels, one after the other.
+  // Prefetches `bytes` bytes of each of `panels` panels. Panels begin `stride` bytes apart, the first one at `first`.
   Fetch(const void* first, int64_t bytes, int64_t stride, int64_t panels)
       : line(static_cast<const char*>(first)),
         line_count((bytes + kLine - 1) / kLine),
@@ -54,7 +54,7 @@ struct Fetch {
         panels_left(panels),
         skip(stride - line_count * kLine) {}
 
-  // Spread over `tiles` of k_size each.
+  // Spreads the prefetches over `tiles` tiles of k_size steps each.
   void spread(int64_t tiles, int64_t k_size) {
     if (panels_left > 0) every = std::max<int64_t>(1, tiles * k_size / std::max<int64_t>(1, panels_left * line_count));
   }
@@ -72,9 +72,9 @@ struct Fetch {
   static constexpr int64_t kLine = 64;
 
   const char* line = nullptr;
-  int64_t line_count = 0;  // of a panel
+  int64_t line_count = 0;  // lines per panel
   int64_t lines_left = 0, panels_left = 0, skip = 0;
-  int64_t every = std::numeric_limits<int64_t>::max();  // k
+  int64_t every = std::numeric_limits<int64_t>::max();  // steps of k between two prefetches
 };
 
 inline constexpr int kPanelVecs = static_cast<int>(kPanelWidth / kLanes);
@@ -98,7 +98,7 @@ inline constexpr int kTileRows = 1, kTilePanels = 1;
 inline constexpr int kRowPanels = 1;
 #endif
 
-// With `kKeep` the vectors of b are left in `wide` [kPanels, k_size, 16].
+// Computes one tile. With `kKeep`, it stores the widened vectors of b to `wide` [kPanels, k_size, 16].
 template <int kRows, int kPanels, bool kKeep = false, typename W>
 HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, const RowOperand& a,
                        const PanelOperand<W>& b, int64_t k_size, Fetch& fetch, float* HWY_RESTRICT wide = nullptr) {
@@ -127,7 +127,8 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
           store(column[v], wide + (v / kPanelVecs) * k_size * kPanelWidth + (v % kPanelVecs) * kLanes);
         wide += kPanelWidth;
       } else if (kBytes == 2 && k % 2 == 0) {
-        // 16-bit weights, which only few rows read in place, are fetched ahead: two k share a line. f32 needs no help.
+        // 16-bit weights are read in place only for few rows, and are prefetched; two k share a line. f32 gains nothing
+        // from it.
         const char* line = reinterpret_cast<const char*>(b_k);
         const int64_t at = k * b.k_stride * kBytes, near = ahead.offset(at, kFetchNear),
                       far = ahead.offset(at, kFetchFar);
@@ -154,7 +155,7 @@ HWY_NOINLINE void tile(float* HWY_RESTRICT c, int64_t c_stride, bool resume, con
     for (int v = 0; v < kVecs; ++v) store(acc[r][v], c + r * c_stride + v * kLanes);
 }
 
-// All rows of `kPanels` panels.
+// Computes all rows of `kPanels` panels.
 template <int kPanels, typename W>
 HWY_INLINE void tiles_of_rows(float* c, int64_t c_stride, bool resume, RowOperand a, const PanelOperand<W>& b,
                               int64_t rows, int64_t k_size, Fetch& fetch, float* wide) {
@@ -187,8 +188,9 @@ HWY_INLINE void tiles_of_rows(float* c, int64_t c_stride, bool resume, RowOperan
   }
 }
 
-// c [rows, panels * 16] with row stride c_stride. `fetch`: what is read next. Where there is `wide`, kTilePanels *
-// k_size * 16 floats, the first rows leave there what they widen of 16-bit weights, for the others.
+// Computes c [rows, panels * 16] with row stride c_stride and prefetches `fetch` meanwhile. `wide` is null or has room
+// for kTilePanels * k_size * 16 floats: there the first tile of rows stores its widened 16-bit weights for the other
+// rows.
 template <typename W>
 HWY_INLINE void matmul_block(float* c, int64_t c_stride, bool resume, const RowOperand& a, PanelOperand<W> b,
                              int64_t rows, int64_t panels, int64_t k_size, Fetch fetch = {}, float* wide = nullptr) {

@@ -21,23 +21,22 @@ constexpr int64_t kGroupPanels = 4;   // panels whose weights are prepared and u
 constexpr int64_t kKBlock = 256;      // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
 constexpr int64_t kBlockPanels = 16;  // panels that meet one block of a while it is in the second-level cache
 constexpr int64_t kRowBlock = 192;    // a multiple of every tile's rows; weights are read once per block
-// With AMX, products are so fast that reading either side costs as much: blocks of more panels and more rows are
-// multiplied.
+// AMX products are so fast that reading either operand takes as long, so blocks have more panels and more rows.
 constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 256;
 constexpr int64_t kTileShortestRows = 64;  // rows of a task
-// Up to this many rows a product takes as long as reading its weights.
+// Up to this many rows, a product takes as long as reading its weights.
 constexpr int64_t kFewRows = 32;
-// Up to this many rows, 16-bit weights are widened in registers as they are read: decode is bound by memory. Above,
-// the first rows of a block leave what they widened to the others.
+// Up to this many rows, 16-bit weights are widened in registers as they are read, because decode is bound by memory.
+// For more rows, the first rows of a block store the widened weights for the others.
 constexpr int64_t kWidenInRegistersRows = 8;
 
-// 8-bit floats are decoded to f32 for any number of rows but one: for few, so little at a time that it stays in the
-// first-level cache (4 panels x 64, 16 KB).
+// 8-bit floats are decoded to f32, except for a single row. For few rows, so little is decoded at a time that it stays
+// in the first-level cache (4 panels x 64, 16 KB).
 constexpr int64_t fp8_block(int64_t rows) { return rows <= kWidenInRegistersRows ? 64 : kKBlock; }
 
-// If b is a matrix, both sides are copied block by block, and more panels share one copy of a.
+// If b is a matrix, both operands are copied block by block, and more panels share one copy of a.
 constexpr int64_t kMatrixGroupPanels = 16;
-constexpr int64_t kCopiedRowStride = kRowBlock + kPanelWidth;  // an odd number of cache lines: uses every set
+constexpr int64_t kCopiedRowStride = kRowBlock + kPanelWidth;  // an odd number of cache lines uses every set
 
 constexpr int64_t kPackedFloats = kGroupPanels * kKBlock * kPanelWidth;
 constexpr int64_t kUnpackedBytes =
@@ -46,8 +45,8 @@ constexpr int64_t kUnpackedFloats = kUnpackedBytes / static_cast<int64_t>(sizeof
 constexpr int64_t kMatrixProductFloats = kRowBlock * kMatrixGroupPanels * kPanelWidth;
 constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
 
-// Rows and panels whose products are made together; tasks have whole units of panels, and of rows those of a block or
-// units.
+// A block of rows and panels is multiplied together. Tasks are divided at multiples of `unit` panels, and of whole
+// blocks or `row_unit` rows.
 struct Blocks {
   int64_t rows, panels, unit, row_unit;
 
@@ -62,7 +61,8 @@ constexpr Blocks blocks_of(Matmul::Source source, bool on_tiles) {
   }
 }
 
-// Whether products with b may run on tiles: panels in pairs always, of quantized ones those with one scale an output.
+// Whether products with b may run on tiles: always for panels in pairs, and for quantized panels with one scale for
+// each output.
 bool may_use_tiles(Matmul::Source source, Isa isa) {
   return source == Matmul::Source::pairs || (source == Matmul::Source::quantized && isa == Isa::amx);
 }
@@ -88,7 +88,8 @@ constexpr int64_t worker_floats(Matmul::Source source, bool on_tiles) {
   return packed_floats(source) + 2 * blocks_of(source, on_tiles).floats();
 }
 
-// Data that all tasks share: their blocks, and rows of a in the layout that the source of b needs.
+// Data that all tasks share: how they are divided into blocks, and the rows of a in the layout that the source of b
+// needs.
 struct Prepared {
   Blocks blocks;
   QuantizedRows quantized;
@@ -104,12 +105,12 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// load_fp8 returns values that are smaller than those of the codes by this factor.
+// load_fp8 returns the decoded values divided by this factor.
 template <bool kE5m2>
 inline constexpr float kFp8Factor = kE5m2 ? 1.0f : 256.0f;
 
-// kLanes codes as f32, exactly but for kFp8Factor: their bits in the fields of an f16, whose exponent counts from 8
-// more than that of e4m3. Conversions of f16 take subnormals at full speed.
+// Decodes kLanes codes to f32, divided by kFp8Factor: the bits are moved into the fields of an f16, whose exponent bias
+// is larger than that of e4m3 by 8. Conversions from f16 handle subnormals at full speed.
 template <bool kE5m2>
 HWY_INLINE Vec load_fp8(const uint8_t* p) {
 #if HWY_TARGET == HWY_SCALAR
@@ -119,7 +120,7 @@ HWY_INLINE Vec load_fp8(const uint8_t* p) {
   const hn::RebindToSigned<hn::Rebind<uint16_t, Lanes> > d16;
   const hn::Rebind<int8_t, Lanes> d8;
   auto bits = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(p)));
-  // The sign fills the upper byte: shifted by 7, it stands at bits 15 and 14.
+  // The widened sign fills the upper byte: shifted left by 7, it stands at bits 15 and 14.
   bits = kE5m2 ? hn::ShiftLeft<8>(bits) : hn::And(hn::ShiftLeft<7>(bits), hn::Set(d16, static_cast<int16_t>(0xbf80)));
 #if HWY_TARGET == HWY_SSE4
   f16_t halves[kLanes];
@@ -131,7 +132,7 @@ HWY_INLINE Vec load_fp8(const uint8_t* p) {
 #endif
 }
 
-// c [kPanels * 16] += one row of a times panels [p0, p0 + kPanels), decoded in registers.
+// c [kPanels * 16] += one row of a times panels [p0, p0 + kPanels), which are decoded in registers.
 template <bool kE5m2, int kPanels>
 HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8Weight& w, int64_t k_size, int64_t p0) {
   const int64_t block = w.block_columns == 0 ? std::max<int64_t>(k_size, 1) : w.block_columns;
@@ -168,7 +169,7 @@ HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8W
   }
 }
 
-// Panels that one row reads side by side: as many accumulators, and as many scales.
+// Panels that a single row multiplies side by side, which is also the number of its accumulators and scales.
 inline constexpr int kFp8RowPanels = HWY_TARGET == HWY_SCALAR ? 1 : kGroupPanels;
 
 template <bool kE5m2>
@@ -180,7 +181,7 @@ void fp8_row_panels(float* c, const RowOperand& a, const Fp8Weight& w, int64_t k
     for (; p < panels; ++p) fp8_row<kE5m2, 1>(c + p * kPanelWidth, a, w, k_size, p0 + p);
 }
 
-// Decodes rows [k0, k0 + k_size) of panels [p0, p0 + panels): packed [panels, k_size, 16].
+// Decodes rows [k0, k0 + k_size) of panels [p0, p0 + panels) to packed [panels, k_size, 16].
 template <bool kE5m2>
 void decode_panels(float* packed, const Fp8Weight& w, int64_t all_k, int64_t p0, int64_t panels, int64_t k0,
                    int64_t k_size) {
@@ -204,7 +205,7 @@ void decode_panels(float* packed, const Fp8Weight& w, int64_t all_k, int64_t p0,
   }
 }
 
-// Copies a block of k of `panels` panels from a matrix that is stored by rows; columns beyond `outputs` are zero.
+// Copies a block of k of `panels` panels from a matrix stored by rows; columns past `outputs` are zero.
 void gather_panels(float* packed, const float* b, int64_t outputs, int64_t p0, int64_t panels, int64_t k0,
                    int64_t k_size) {
   const int64_t width = std::min(panels * kPanelWidth, outputs - p0 * kPanelWidth);
@@ -227,8 +228,8 @@ void product_block(float* c, int64_t c_stride, const RowOperand& a, const W* b, 
   matmul_block(c, c_stride, false, a, PanelOperand<W>{b, k_size * kPanelWidth, kPanelWidth}, rows, panels, k_size);
 }
 
-// Calls block(k0, k_size, p, group, next_k0, next_p) for blocks of `k_step` values of k, and in each for groups of
-// `panels`; the last two say where the block behind it begins, p being `panels` where there is none.
+// Calls block(k0, k_size, p, group, next_k0, next_p) for each block of `k_step` values of k and, within it, for each
+// group of panels. next_k0 and next_p say where the next block begins; after the last one, next_p is `panels`.
 template <typename F>
 void for_each_block(int64_t k_size, int64_t k_step, int64_t panels, F&& block) {
   for (int64_t k0 = 0; k0 < k_size || k0 == 0; k0 += k_step)
@@ -241,7 +242,7 @@ void for_each_block(int64_t k_size, int64_t k_step, int64_t panels, F&& block) {
     }
 }
 
-// The lines that a block at k0 reads of the panels from p on, of `panels`: 16 values of `W` for each of k_size k.
+// The cache lines that the block at k0 reads of a group of panels from p on: 16 values of `W` for each k.
 template <typename W>
 Fetch fetch_block(const W* first_panel, int64_t k_size, int64_t k_step, int64_t k0, int64_t p, int64_t panels) {
   if (p >= panels) return {};
@@ -250,15 +251,15 @@ Fetch fetch_block(const W* first_panel, int64_t k_size, int64_t k_step, int64_t 
           std::min(kGroupPanels, panels - p)};
 }
 
-// c [rows, panels * 16] = a b for `panels` packed panels from `b` on.
+// Computes c [rows, panels * 16] = a b for `panels` packed panels from `b` on.
 template <typename W>
 void product_of_panels(float* c, int64_t k_size, const W* b, const RowOperand& a, int64_t rows, int64_t panels,
                        float* packed) {
   const int64_t c_stride = panels * kPanelWidth, panel_size = k_size * kPanelWidth;
-  // 1. Few rows: stream the weights once, as they are.
+  // 1. Few rows: read the weights once, in place.
   if (rows <= kWidenInRegistersRows) return product_block(c, c_stride, a, b, k_size, rows, panels);
 
-  // 2. Many rows: a block of k at a time, so that the panels stay in cache while the rows pass by.
+  // 2. Many rows: take one block of k at a time, so that the panels stay in cache while the rows pass by.
   for_each_block(k_size, kKBlock, panels,
                  [&](int64_t k0, int64_t block_k, int64_t p, int64_t group, int64_t next_k0, int64_t next_p) {
                    matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
@@ -303,8 +304,8 @@ void product_of_fp8(float* c, const Matmul& m, const Fp8Weight& w, const RowOper
                  });
 }
 
-// c = a b for a matrix b, with a read down its columns (row_stride 1): a block of k of either side is copied so that
-// its lines lie together.
+// c = a b for a matrix b, where a is read down its columns (row_stride 1). A block of k of either operand is copied, so
+// that its lines are contiguous.
 void product_of_matrices(float* c, const Matmul& m, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
                          float* packed, float* copied) {
   const int64_t c_stride = panels * kPanelWidth;
@@ -341,7 +342,7 @@ void store_row(float* y, int64_t n, const float* c, const Bias* bias, const floa
         y, n, [](Vec p, Vec b) { return hn::Add(p, b); }, c, bias);
 }
 
-// y[0, n) from the products of one row, columns [column, column + n).
+// Finishes y[0, n) from the products of one row, columns [column, column + n).
 void finish_row(const Matmul& m, int64_t row, int64_t column, int64_t n, const float* c, const float* c_up) {
   float* y = m.y + row * m.outputs + column;
   if (m.finish == Matmul::Finish::accumulate) {
@@ -372,7 +373,7 @@ void finish_row(const Matmul& m, int64_t row, int64_t column, int64_t n, const f
   }
 }
 
-// Rows [row_begin, row_end) of panels [panel_begin, panel_end).
+// Computes rows [row_begin, row_end) of panels [panel_begin, panel_end).
 void matmul_task(const Matmul& m, const Prepared& prepared, int64_t row_begin, int64_t row_end, int64_t panel_begin,
                  int64_t panel_end, float* scratch) {
   float* packed = scratch;
@@ -463,7 +464,7 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
   const bool on_tiles = uses_tiles(m, device.isa());
   const Blocks blocks = blocks_of(m.b_source, on_tiles);
 
-  // 1. What all tasks share.
+  // 1. Prepare the data that all tasks share.
   Prepared prepared{};
   prepared.blocks = blocks;
   float* rows = static_cast<float*>(scratch) + pool.num_threads() * worker_size;
@@ -486,7 +487,8 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
   constexpr double kShortest = 1e5;
   const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
 
-  // 2. Few rows wait for the weights: each worker begins with those that it packed (ParameterStore).
+  // 2. With few rows, reading weights takes the time: each worker begins with the weights that it packed
+  // (ParameterStore).
   if (m.rows <= kFewRows) {
     const int64_t threads = pool.active_threads(),
                   wanted = multiplications < kShortest || threads == 1 ? 1 : 4 * threads;
@@ -497,8 +499,8 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
     return;
   }
 
-  // 3. Of many rows, blocks of equal size; in each all units of panels, in each all units of rows. Neighbours among
-  // these make a task: they read the same rows, or the same panels.
+  // 3. With many rows, rows are divided into blocks of equal size, each block into units of panels, and each of those
+  // into units of rows. Neighbouring pieces make a task, because they read the same rows or panels.
   const int64_t row_blocks = ceil_div(m.rows, blocks.rows);
   const int64_t block_rows =
       row_blocks == 1 ? m.rows : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), on_tiles ? 32 : 12));

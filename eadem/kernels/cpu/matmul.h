@@ -4,9 +4,9 @@
 //
 //   product[r, n] = sum_k a[r, k] * b[k, n],   then `finish` writes y[r, n]
 //
-// Accumulates in f32, each output as one chain over k in order (matmul-inl.h; of quantized weights over steps of k,
-// quantized_matmul.h; on tiles over tiles of k, tiles.h), so results do not depend on the number of rows, on blocking
-// or on threads.
+// Accumulates in f32, each output as one chain over k in order (matmul-inl.h). The chain goes over steps of k for
+// quantized weights (quantized_matmul.h) and over tiles of k on AMX (tiles.h). Results therefore do not depend on the
+// number of rows, on blocking or on threads.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@
 
 namespace eadem::kernels::cpu {
 
-// A weight in Fp8Panels, by its planes.
+// The planes of a weight in Fp8Panels.
 struct Fp8Weight {
   const uint8_t* codes = nullptr;
   const float* scales = nullptr;
-  int64_t block_columns = 0;  // that share a scale; 0: all
+  int64_t block_columns = 0;  // columns that share a scale; 0: all
   bool is_e5m2 = false;
 };
 
@@ -60,12 +60,13 @@ struct Matmul {
   ActivationKind activation = ActivationKind::silu;
 };
 
-// The source that reads weights packed by PackedPanels for `side`; set_panels sets it, and the data, in m.
+// Returns the source that reads weights packed by PackedPanels for `side`. set_panels sets the source and the data in
+// m.
 Matmul::Source source_of(PackedPanels::Side side);
 void set_panels(Matmul& m, const TensorView& weight);
 
-// Bytes of scratch that `matmul` needs on `device` for any product with b from `source`; with quantized b, or b in
-// pairs, for up to `rows` rows of `k_size`.
+// Bytes of scratch that `matmul` needs on `device` for any product with b from `source`. For quantized b, or b in
+// pairs, products have up to `rows` rows of `k_size`.
 int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int64_t rows = 0, int64_t k_size = 0);
 
 void matmul(CpuDevice& device, const Matmul& product, void* scratch);

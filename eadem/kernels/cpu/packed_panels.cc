@@ -22,8 +22,8 @@ To convert(From value) {
     return To::from_float(widen(value));
 }
 
-// Rows [k_begin, k_end) of one panel of a matrix [outputs, k] stored by rows. 16 x 16 blocks keep both sides in the
-// first-level cache: 16 lines are read and 16 are written.
+// Packs rows [k_begin, k_end) of one panel from a matrix [outputs, k] stored by rows. 16 x 16 blocks keep both sides in
+// the first-level cache: 16 lines are read and 16 are written.
 template <typename To, typename From>
 void pack_rows(To* panel, const From* weight, int64_t k_size, int64_t outputs, int64_t k_begin, int64_t k_end) {
   for (int64_t k0 = k_begin; k0 < k_end; k0 += kPanelWidth) {
@@ -35,7 +35,7 @@ void pack_rows(To* panel, const From* weight, int64_t k_size, int64_t outputs, i
   }
 }
 
-// One panel of a matrix [k, outputs] stored by rows: the transposed side copies.
+// Packs one panel from a matrix [k, outputs] stored by rows: on the transposed side, packing copies whole rows.
 template <typename To, typename From>
 void pack_columns(To* panel, const From* weight, int64_t row_size, int64_t outputs, int64_t k_begin, int64_t k_end) {
   for (int64_t k = k_begin; k < k_end; ++k) {
@@ -44,7 +44,7 @@ void pack_columns(To* panel, const From* weight, int64_t row_size, int64_t outpu
   }
 }
 
-// One panel of a matrix [outputs, k] in pairs, 32 of k at a time: 16 lines are read and 16 are written.
+// Packs one panel in pairs from a matrix [outputs, k], 32 values of k at a time: 16 lines are read and 16 are written.
 template <typename From>
 void pack_pairs(bf16_t* panel, const From* weight, int64_t k_size, int64_t outputs) {
   for (int64_t k0 = 0; k0 < k_size; k0 += kPairTile, panel += kPairTile * kPanelWidth)
@@ -61,7 +61,7 @@ struct Extents {
   int64_t outputs;  // panel lanes
   int64_t k;        // panel rows
   int64_t panels;
-  int64_t panel_rows;  // k, or in pairs what it is filled up to
+  int64_t panel_rows;  // k; in pairs, the padded number of rows
 };
 
 Extents extents(const Shape& shape, PackedPanels::Side side) {

@@ -9,8 +9,8 @@
 // set reads the same bytes, and the lanes of a vector are outputs: each output is one chain of additions over k.
 // The transposed variant packs weight^T, whose outputs are the weight's inputs, for gradients of activations:
 //   data [ceil(in / 16), out, 16].
-// The variant in pairs, of bf16 alone, is what products on tiles read (tiles.h): two neighbours of k of one
-// output stand in one word, and k is filled up with zeros to a multiple of 32, so that 1024 bytes are one tile:
+// The variant in pairs, for bf16 only, is read by products on AMX tiles (tiles.h). A word holds two neighbouring k of
+// one output. k is padded with zeros to a multiple of 32, so that 1024 bytes form one tile:
 //   data [ceil(out / 16), ceil(in / 32) * 16, 16, 2].
 #pragma once
 
@@ -27,10 +27,10 @@ class PackedPanels final : public Encoding {
  public:
   enum class Side : uint8_t { normal, transposed, pairs };
 
-  // The encoding of weights of `dtype` (f32, bf16 or f16; in pairs bf16), or null for any other dtype.
+  // Returns the encoding of weights of `dtype` (f32, bf16 or f16; in pairs bf16), or null for any other dtype.
   static const PackedPanels* of(DType dtype, Side side);
 
-  // The packing that forward products on `isa` read for a plain weight of `dtype`: pairs for AMX.
+  // Returns the packing that forward products on `isa` read for a plain weight of `dtype`: pairs on AMX.
   static const PackedPanels* of_forward(DType dtype, Isa isa) {
     return of(dtype, dtype == DType::bf16 && isa == Isa::amx ? Side::pairs : Side::normal);
   }

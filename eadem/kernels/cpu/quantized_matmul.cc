@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Many rows: weights are unpacked a chunk at a time to one byte a code and f32 scales, in the first-level cache, and
-// used by all rows of the task; 8-bit codes are read where they lie.
+// The product for many rows: weights are unpacked a chunk at a time, in the first-level cache, to one byte a code and
+// f32 scales, and all rows of the task use them. 8-bit codes are read in place.
 #include "eadem/kernels/cpu/quantized_matmul.h"
 
 #include <algorithm>
@@ -21,9 +21,9 @@ namespace {
 
 // ---- Unpacking a chunk.
 
-// Bytes of a group of a folded layout: codes times `sub_scale`, two copies of an i16 in each word; without mins plus
-// 124 - zero * sub_scale. Two bytes are made at a time: modulo 2^16 what one adds to the other cancels, since both end
-// up in 0 … 255.
+// Multiplies the codes of a group by its `sub_scale` for a folded layout. `sub_scale` holds two copies of an i16 in
+// each word. Without mins, 124 - zero * sub_scale is added to each byte. 16-bit arithmetic makes two bytes at once:
+// carries between them cancel modulo 2^16, because both results lie in 0 … 255.
 template <bool kMin>
 HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
 #if HWY_TARGET == HWY_SCALAR
@@ -53,8 +53,8 @@ HWY_INLINE void fetch_step(const uint8_t* quants, const uint8_t* scales) {
   fetch_near(scales + kFetchScaleSteps * Format::kScaleBytes);
 }
 
-// Unpacks the chunk of a panel into its scratch: codes [steps, 8, 16, 4] (unless they are bytes as they lie), scales
-// [steps, dots, 16] and mins [steps, 16], of folded layouts with their pairs [steps, 16].
+// Unpacks the chunk of a panel into its scratch: codes [steps, 8, 16, 4] (unless they are stored as bytes), scales
+// [steps, dots, 16] and mins [steps, 16]; for folded layouts also the pairs of their mins [steps, 16].
 template <typename Format>
 void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const uint8_t* table, int zero) {
   using Fields = typename Format::Fields;
@@ -97,15 +97,15 @@ void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const
 
 // ---- The tile. It keeps the integer sums of a step in registers; the f32 chains stay in c, in the first-level cache.
 
-// A chunk of one panel, unpacked.
+// The unpacked chunk of one panel.
 struct UnpackedChunk {
   const uint8_t* codes;  // [steps, 8, 16, 4]
   const float* scratch;  // its scales and mins
-  const uint8_t* later;  // where the codes of a later chunk lie, packed
+  const uint8_t* later;  // the packed codes of a later chunk, to prefetch
 };
 
-// c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0. Meanwhile `fetch_bytes` a step
-// of what later chunks will unpack are fetched: memory would be idle.
+// c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0. At each step, `fetch_bytes`
+// bytes of later packed chunks are prefetched, because memory would be idle otherwise.
 template <typename Dot, typename Tile, int kRows, int kPanels>
 HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
                                  const UnpackedChunk* w, int64_t s0, int64_t steps, int64_t fetch_bytes) {
@@ -139,7 +139,7 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
     add_dots<Dot, 0, kDotVectors>(sums[0], x_codes + s * kStep, words_at);
     if constexpr (kDots == 2) add_dots<Dot, kDotVectors, 2 * kDotVectors>(sums[1], x_codes + s * kStep, words_at);
 
-      // 2. Times the scales, less the mins' part.
+      // 2. Multiply the sums by the scales and subtract the part of the mins.
 #pragma GCC unroll kUnroll
     for (int v = 0; v < kVecs; ++v) {
       const float* scratch = w[v / kPanelVectors].scratch + v % kPanelVectors * kLanes;
@@ -171,7 +171,8 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
   }
 }
 
-// All rows of all panels; `step_bytes` of codes has a packed step. Only the first rows of a panel fetch.
+// Multiplies all rows by all panels. The codes of a packed step take `step_bytes`. Only the first rows of a panel
+// prefetch.
 template <typename Dot, typename Tile>
 void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const UnpackedChunk* w, int64_t panels,
                      int64_t s0, int64_t steps, int64_t step_bytes) {
@@ -224,7 +225,7 @@ void product(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t
   product_with<DotPairs>(c, x, w, k_size, r0, rows, p0, panels, scratch);
 }
 
-// On processors of this target that have the 8-bit dot product.
+// For processors of this target that have the 8-bit dot product.
 void product_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                        int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   product_with<DotBytes>(c, x, w, k_size, r0, rows, p0, panels, scratch);

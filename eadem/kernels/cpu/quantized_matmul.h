@@ -13,7 +13,7 @@
 //   f = float(sum over g: dot * sub_scale[g, n]) * super_scale[n] - float(sum over g: x_sum[r, g] * sub_min[g, n]) *
 //       super_min[n]
 //
-// Where an output has one scale (QuantizedLayout::whole_rows) x has one for each chunk of 256 values, and
+// Where an output has one scale (QuantizedLayout::whole_rows), x has one scale for each chunk of 256 values, and
 //
 //   c[r, n] = w_scale[n] * acc, and with mins  - total[r] * w_min[n],
 //   acc = chain over the chunks:  fma(x_scale[r, chunk], float(dot of the chunk, exact in i32), acc)
@@ -29,25 +29,27 @@
 
 namespace eadem::kernels::cpu {
 
-// A weight in QuantizedPanels, by its planes.
+// The planes of a weight in QuantizedPanels.
 struct QuantizedWeight {
   const QuantizedLayout* layout = nullptr;
   const uint8_t* quants = nullptr;
   const uint8_t* scales = nullptr;
   const f16_t* super_scales = nullptr;
-  // Of GroupPanels, where there are any.
+  // The planes that only GroupPanels have; null for other weights.
   const uint8_t* zeros = nullptr;
   const int32_t* order = nullptr;
 };
 
-// c [rows, panels * 16] = x w for rows [r0, r0 + rows) and panels [p0, p0 + panels), at most kMaxGroupPanels; more
-// where outputs have one scale. `scratch`: kChunkScratchBytes a panel; there, kChunkSteps * kStepBytes.
+// Computes c [rows, panels * 16] = x w for rows [r0, r0 + rows) and panels [p0, p0 + panels). `scratch` has
+// kChunkScratchBytes a panel, and there are at most kMaxGroupPanels panels. Layouts with one scale for each output take
+// any number of panels and need only kChunkSteps * kStepBytes a panel.
 using QuantizedProduct = void (*)(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size,
                                   int64_t r0, int64_t rows, int64_t p0, int64_t panels, float* scratch);
-// The product for all of `rows` rows; a row alone has one of its own.
+// Chooses the product for `rows` rows; a single row has a product of its own.
 QuantizedProduct quantized_product(const QuantizedLayout& layout, int64_t rows, Isa isa);
 
-// Those it chooses from: of layouts with one scale for each output, of others for one row, and for any number.
+// The products that quantized_product chooses from: for layouts with one scale for each output, for a single row of
+// other layouts, and for any number of rows.
 QuantizedProduct row_scale_product(Isa isa);
 QuantizedProduct single_row_product(Isa isa);
 QuantizedProduct block_product(Isa isa);

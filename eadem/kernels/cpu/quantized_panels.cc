@@ -13,13 +13,13 @@ namespace {
 
 using Scales = QuantizedLayout::Scales;
 
-// Four codes of one output, k = 4 i … 4 i + 3, in one word; a vector is the words of 16 outputs.
+// A word holds four codes of one output, k = 4 i … 4 i + 3; vector i holds the words of 16 outputs.
 using StepCodes = std::array<std::array<uint32_t, kPanelWidth>, kStepVectors>;
 
 constexpr uint32_t splat(uint32_t byte) { return byte * 0x01010101u; }
 
-// Writes bits [kShift, kShift + kBits) of every code, 8 / kBits codes a byte: kBits vectors. Loops over outputs are
-// innermost and shifts constant, for compilers to vectorize.
+// Writes bits [kShift, kShift + kBits) of every code, packing 8 / kBits codes into a byte: kBits vectors in all. The
+// innermost loop runs over outputs and the shifts are constant, so that compilers vectorize it.
 template <int kShift, int kBits>
 uint8_t* pack_field(uint8_t* out, const StepCodes& codes) {
   constexpr uint32_t kMask = splat((1u << kBits) - 1);
@@ -85,17 +85,17 @@ QuantizedLayout layout_of(const BlockFormat& format) {
   const bool known =
       std::find(std::begin(kQuantizedFormats), std::end(kQuantizedFormats), form) != std::end(kQuantizedFormats);
   EADEM_CHECK(known && layout.group_size * form.groups() == kStep, "{}: no product for such blocks", format.name);
-  // Products take the super-scales of a chunk for those of one block.
+  // Products use one super-scale for a whole chunk, so a chunk must be one block.
   EADEM_CHECK(!layout.has_super_scales() || layout.block_size == kChunkSteps * kStep, "{}: blocks of {}", format.name,
               layout.block_size);
   return layout;
 }
 
-// A block of every output of a panel.
+// One block of each output of a panel.
 using PanelParts = std::array<BlockParts, kPanelWidth>;
 
-// The codes of values k … k + 31 of all outputs: 4 x 4 words turned at a time, since words written one by one and read
-// as vectors wait for each other.
+// Gathers the codes of values k … k + 31 of all outputs. 4 x 4 words are transposed at a time, because reading a vector
+// right after writing its words one by one stalls.
 void gather_step(StepCodes& codes, const PanelParts& parts, size_t k) {
   using FourWords = uint32_t __attribute__((vector_size(16)));
   for (size_t n = 0; n < kPanelWidth; n += 4)
@@ -113,7 +113,7 @@ void gather_step(StepCodes& codes, const PanelParts& parts, size_t k) {
     }
 }
 
-// Plane pointers of one panel.
+// Pointers to the planes of one panel.
 struct Panel {
   uint8_t* quants;
   uint8_t* scales;

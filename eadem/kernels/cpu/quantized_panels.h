@@ -4,12 +4,12 @@
 //
 // Sixteen outputs stand side by side, as in PackedPanels. A step is 32 values of k; its codes are eight vectors of 64
 // bytes, vector i holding for each of the 16 outputs the codes of k = 4 i … 4 i + 3: the operand of an 8-bit dot
-// product. Codes of fewer than 8 bits share bytes so that shifts and masks of whole vectors part them:
+// Codes of fewer than 8 bits share bytes so that shifts and masks of whole vectors separate them:
 //   4 bits   vector i | vector i + 4 << 4                       for i < 4: 4 vectors a step
 //   2 bits   vector i | i + 2 << 2 | i + 4 << 4 | i + 6 << 6    for i < 2
 //   1 bit    vector 0 | 1 << 1 | … | 7 << 7
 //   3, 5, 6  the low 2 (4) bits as above, then the high 1 (2) bits likewise
-// A row of a weight is as long as in the file, to within the sub-scales that the file squeezes below a byte.
+// A row takes as many bytes as in the file, apart from sub-scales that the file packs into less than a byte.
 //
 // Planes, for P = ceil(out / 16) panels:
 //   quants        u8 [P, in / 32, 64 * code_bits]
@@ -27,23 +27,23 @@
 namespace eadem::kernels::cpu {
 
 inline constexpr int64_t kStep = 32;          // values of k
-inline constexpr int64_t kStepVectors = 8;    // of 64 bytes: 4 k x 16 outputs
-inline constexpr int64_t kStepBytes = 512;    // of codes, one byte each
-inline constexpr int64_t kMaxStepGroups = 2;  // scales in a step
+inline constexpr int64_t kStepVectors = 8;    // vectors of 64 bytes: 4 k x 16 outputs
+inline constexpr int64_t kStepBytes = 512;    // bytes of codes, one code a byte
+inline constexpr int64_t kMaxStepGroups = 2;  // scales in a step, at most
 
-// Panels are unpacked and multiplied a few at a time, a chunk of k at a time.
+// A task unpacks and multiplies at most kMaxGroupPanels panels together, one chunk of k at a time.
 inline constexpr int64_t kMaxGroupPanels = 4;
 inline constexpr int64_t kChunkSteps = 8;
 inline constexpr int64_t kChunkScratchBytes =
     kChunkSteps * (kStepBytes + 2 * kMaxStepGroups * 16 * static_cast<int64_t>(sizeof(float)));
 
-// Codes are written in one field of 2, 4 or 8 bits, or in a low field of so many bits and a high one.
+// Codes are stored in one field of 2, 4 or 8 bits, or in a low field of low_bits bits and a high one.
 constexpr int low_bits(int code_bits) { return code_bits == 3 ? 2 : code_bits == 5 || code_bits == 6 ? 4 : code_bits; }
 
-// What the code of products depends on.
+// The properties of a layout for which products are compiled.
 struct QuantizedFormat {
-  // bytes: sub-scales, times a super-scale; nibbles: sub-scales and sub-mins in one byte.
-  // groups: those of GroupPanels, by runs of steps.
+  // How scales are stored. bytes: one sub-scale a byte, times a super-scale; nibbles: a sub-scale and a sub-min in one
+  // byte; groups: the scales of GroupPanels, each shared by a number of steps.
   enum class Scales : uint8_t { f16, bf16, bytes, nibbles, groups };
   int code_bits;
   Scales scales;
@@ -51,12 +51,12 @@ struct QuantizedFormat {
   bool has_table = false;
 
   constexpr bool operator==(const QuantizedFormat&) const = default;
-  // Levels times sub-scales fit a byte: a step is summed in integers, and the super-scale is its one scale.
+  // A level times its sub-scale fits a byte. A step is then summed in integers, with the super-scale as its only scale.
   constexpr bool folded() const { return code_bits <= 3; }
   constexpr int groups() const { return folded() || code_bits == 6 ? 2 : 1; }  // in a step
 };
 
-// All that products are compiled for: {code_bits, scales, has_min, has_table}.
+// The formats that products are compiled for: {code_bits, scales, has_min, has_table}.
 inline constexpr QuantizedFormat kQuantizedFormats[] = {
     {2, QuantizedFormat::Scales::nibbles, true},
     {3, QuantizedFormat::Scales::bytes},
@@ -84,22 +84,22 @@ struct QuantizedLayout {
   int block_size;  // values that share a super-scale
   Scales scales;
   bool has_min;
-  int zero;     // subtracted from a code, or from what the table gives, to give its level
+  int zero;     // subtracted from a code, or from its table entry, to give the level
   bool folded;  // QuantizedFormat::folded
   // Codes of a codebook are indices: the unpacked byte is table[code].
   bool has_table;
   std::array<uint8_t, 16> table;
-  // Scales::groups: how they are stored, and how many steps share one; 0: all.
+  // For Scales::groups: the dtype of the stored scales, and how many steps share one (0: all).
   DType group_scales;
   int64_t group_steps;
 
   QuantizedFormat format() const { return {code_bits, scales, has_min, has_table}; }
   int64_t quant_bytes() const { return 64 * code_bits; }          // of a step
   int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step
-  // One scale for all of an output: products sum whole chunks in integers.
+  // Each output has a single scale: products then sum whole chunks in integers.
   bool whole_rows() const { return scales == Scales::groups && group_steps == 0; }
   bool has_super_scales() const { return scales == Scales::bytes || scales == Scales::nibbles; }
-  // Scales of an output in a step: of each group, a scale and perhaps a min.
+  // Scales of an output in a step: each group has a scale and may have a min.
   int64_t scale_columns() const { return groups() * (has_min && scales != Scales::nibbles ? 2 : 1); }
   int64_t scale_bytes() const { return (has_super_scales() ? 1 : 2) * scale_columns() * 16; }  // of a step
   int64_t super_columns() const { return has_min ? 2 : 1; }
@@ -107,7 +107,8 @@ struct QuantizedLayout {
 
 class QuantizedPanels final : public Encoding {
  public:
-  // The packing of weights stored as `encoding`, or `encoding` itself where it is such a packing; null for others.
+  // Returns the packing of weights stored as `encoding`, `encoding` itself if it already is this packing, or null for
+  // any other encoding.
   static const QuantizedPanels* of(const Encoding* encoding);
 
   explicit QuantizedPanels(const BlockEncoding& stored);
@@ -118,7 +119,7 @@ class QuantizedPanels final : public Encoding {
   std::string_view name() const override { return name_; }
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
   int64_t num_pieces(const Shape& shape) const override;  // panels
-  // `values` is stored as `stored()`.
+  // `values` must be stored as `stored()`.
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;

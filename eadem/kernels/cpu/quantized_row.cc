@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One row: codes and scales are unpacked in registers as they are read, since no other row wants them.
+// The product for one row: codes and scales are unpacked in registers as they are read, since no other row needs them.
 #include <algorithm>
 #include <cstring>
 
@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Panels that the row reads side by side.
+// Panels that the row multiplies side by side.
 inline constexpr int kQuantizedRowPanels = HWY_TARGET == HWY_SCALAR ? 1 : 4;
 
 // c [kPanels * 16] += the row of x times the chunk, which begins at step s0.
@@ -122,7 +122,7 @@ void row_product(float* c, const QuantizedRows& x, const QuantizedWeight& w, int
   row_product_with<DotPairs>(c, x, w, k_size, p0, panels, scratch);
 }
 
-// On processors of this target that have the 8-bit dot product.
+// For processors of this target that have the 8-bit dot product.
 void row_product_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t /*r0*/,
                            int64_t /*rows*/, int64_t p0, int64_t panels, float* scratch) {
   row_product_with<DotBytes>(c, x, w, k_size, p0, panels, scratch);

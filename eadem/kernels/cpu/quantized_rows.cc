@@ -15,26 +15,26 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// The scale of codes for steps * 32 values at x, and what values are multiplied with to give codes. A value that is
-// not finite makes the scale so.
+// The scale of the codes of steps * 32 values at x, and the factor by which values are multiplied to give codes. If any
+// value is not finite, neither is the scale.
 struct CodeScale {
   float scale, inverse;
 };
 HWY_INLINE CodeScale code_scale(const float* x, int64_t steps) {
   const IntLanes di;
-  // Largest magnitude, compared as integers: NaN is larger than infinity is larger than any number.
+  // The largest magnitude, compared as integers: NaN is larger than infinity, which is larger than any number.
   Ints most = hn::Zero(di);
   for (int64_t v = 0; v < steps * kStep; v += kLanes)
     most = hn::Max(most, hn::And(hn::BitCast(di, load(x + v)), hn::Set(di, 0x7fffffff)));
   const int32_t bits = hn::GetLane(hn::MaxOfLanes(di, most));
   float largest;
   std::memcpy(&largest, &bits, sizeof(largest));
-  // Below this the reciprocal is not finite; so small a group counts as zero.
+  // Below this limit the reciprocal is not finite; such a small group is encoded as zeros.
   const float inverse = largest > 0x1p-119f && bits < 0x7f800000 ? 127.0f / largest : 0.0f;
   return {inverse == 0.0f && bits < 0x7f800000 ? 0.0f : largest * (1.0f / 127.0f), inverse};
 }
 
-// Codes and group sums of the 32 values at x.
+// Computes the codes and group sums of the 32 values at x.
 template <int kGroups>
 HWY_INLINE void quantize_step(int8_t* codes, int32_t* sums, const float* x, float inverse) {
   int32_t rounded[kStep];
@@ -52,7 +52,7 @@ HWY_INLINE void quantize_step(int8_t* codes, int32_t* sums, const float* x, floa
   }
 }
 
-// A row of x for weights with one scale for each output: a chunk at a time.
+// Quantizes a row of x for weights with one scale for each output, a chunk at a time.
 void quantize_row_chunks(const QuantizedRows& q, int64_t r, const float* x, int64_t k_size) {
   float total = 0;
   for (int64_t s0 = 0; s0 < k_size / kStep; s0 += kChunkSteps) {
@@ -77,7 +77,7 @@ void quantize_row_chunks(const QuantizedRows& q, int64_t r, const float* x, int6
   q.sums[r] = total;
 }
 
-// Rows [begin, end) of x [rows, k_size].
+// Quantizes rows [begin, end) of x [rows, k_size].
 void quantize_row_range(const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size, int64_t begin,
                         int64_t end) {
   const bool halves = q.layout->groups() == 2;
@@ -142,13 +142,13 @@ QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64
   q.scales = reinterpret_cast<float*>(q.codes + steps * kStep);
   q.starts = reinterpret_cast<int32_t*>(q.scales + steps);
   q.sums = reinterpret_cast<float*>(q.starts + steps * q.dots());
-  q.pairs = q.starts + steps * q.dots();  // a layout has either
+  q.pairs = q.starts + steps * q.dots();  // a layout uses only one of the two
   return q;
 }
 
 void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size) {
   const auto quantize = EADEM_CPU_DISPATCH(quantize_row_range, device.isa());
-  // A few microseconds of work are not worth waking anyone.
+  // A few microseconds of work do not justify waking threads.
   device.pool().parallel_ranges(q.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(k_size, 1)),
                                 [&](int64_t begin, int64_t end) { quantize(q, x, x_stride, k_size, begin, end); });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step of QuantizedPanels in registers, by the format of the weight: codes as one byte each, scales as f32; and where
-// the steps of a chunk lie.
+// Reads a step of QuantizedPanels into registers for each weight format: codes as one byte each, scales as f32. Also
+// finds where the steps of a chunk are stored.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_QUANTIZED_STEPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -48,14 +48,14 @@ HWY_INLINE Words look_up(const uint8_t* table, Words codes) {
 #endif
 }
 
-// How a step's codes lie: kLow bits of each in kLow vectors, then kHigh more in kHigh vectors; kTable: they are
-// indices.
+// How a step's codes are stored: kLow bits of each in kLow vectors, then kHigh more bits in kHigh vectors. With kTable,
+// codes are indices into a table.
 template <int kLow, int kHigh, bool kTable>
 struct CodeFields {
   static constexpr int64_t kBytes = 64 * (kLow + kHigh);
   static constexpr bool kWholeBytes = kLow == 8 || kTable;
 
-  // Loads what kLanes outputs, the first being `lane`, have in the step at `quants`.
+  // Loads the codes of kLanes outputs, from output `lane` on, in the step at `quants`.
   HWY_INLINE CodeFields(const uint8_t* quants, int64_t lane) {
 #pragma GCC unroll kUnroll
     for (int i = 0; i < kLow; ++i) low[i] = load_words(quants + i * 64 + lane * 4);
@@ -63,7 +63,7 @@ struct CodeFields {
     for (int i = 0; i < kHigh; ++i) high[i] = load_words(quants + (kLow + i) * 64 + lane * 4);
   }
 
-  // Vector i of the step, one byte a code.
+  // Returns vector i of the step, one byte a code.
   HWY_INLINE Words codes(int i, const uint8_t* table) const {
     if constexpr (kLow == 8) return low[i];
     Words word = field<kLow>(low[i % kLow], i / kLow);
@@ -72,7 +72,7 @@ struct CodeFields {
     return word;
   }
 
-  // Vector i alone, of a step at `quants` that has neither high bits nor a table.
+  // Loads only vector i of a step at `quants` that has neither high bits nor a table.
   static HWY_INLINE Words codes_at(const uint8_t* quants, int64_t lane, int i) {
     static_assert(kHigh == 0 && !kTable);
     const Words word = load_words(quants + i % kLow * 64 + lane * 4);
@@ -84,14 +84,15 @@ struct CodeFields {
   Words high[kHigh == 0 ? 1 : kHigh];
 };
 
-// What the code of a tile depends on: the sums of a step, and what mins are multiplied by.
+// The properties that a tile is compiled for: how many sums a step has, whether there are mins, and whether sub-scales
+// are folded into the codes.
 template <int kDotsValue, bool kMinValue, bool kFoldedValue>
 struct TileFormat {
   static constexpr int kDots = kDotsValue;
   static constexpr bool kMin = kMinValue, kFolded = kFoldedValue;
 };
 
-// What the code that reads a step depends on.
+// The properties that the code reading a step is compiled for.
 template <QuantizedFormat kFormat>
 struct StepFormat {
   using Scales = QuantizedFormat::Scales;
@@ -103,8 +104,8 @@ struct StepFormat {
   static constexpr bool kSupers = kScales == Scales::bytes || kScales == Scales::nibbles;
   static constexpr bool kFolded = kFormat.folded();
   static constexpr int kDots = kFolded ? 1 : kGroups;                            // sums of a step in a tile
-  static constexpr bool kTileBytes = Fields::kWholeBytes || (kFolded && !kMin);  // codes there may be 128 or more
-  static constexpr bool kExpanded = kScales == Scales::groups;                   // f32 scales and mins, in the scratch
+  static constexpr bool kTileBytes = Fields::kWholeBytes || (kFolded && !kMin);  // codes in a tile may be 128 or more
+  static constexpr bool kExpanded = kScales == Scales::groups;  // f32 scales and mins are in the scratch
   static constexpr int64_t kScaleBytes =
       kExpanded ? kPanelWidth * static_cast<int64_t>(sizeof(float))
                 : kPanelWidth * (kSupers ? 1 : 2) * kGroups * (kMin && kScales != Scales::nibbles ? 2 : 1);
@@ -138,10 +139,10 @@ HWY_INLINE Ints load_signed_bytes(const uint8_t* p) {
 #endif
 }
 
-// In the scratch, mins stand so many floats behind the scales of their step.
+// In the scratch, the mins of a step stand this many floats after its scales.
 inline constexpr int64_t kMinsBehind = kChunkSteps * kMaxStepGroups * kPanelWidth;
 
-// The super-scale and super-min of kLanes outputs.
+// The super-scales and super-mins of kLanes outputs.
 struct Supers {
   HWY_INLINE Supers() {}  // compilers give an implicit one the baseline's target
   HWY_INLINE Supers(Vec scale, Vec min) : scale(scale), min(min) {}
@@ -153,7 +154,7 @@ HWY_INLINE Supers load_supers(const f16_t* supers, int64_t lane) {
   return {load(supers + lane), Format::kMin ? load(supers + kPanelWidth + lane) : zero()};
 }
 
-// The scales of kLanes outputs in one step, from the bytes of the step.
+// The scales of kLanes outputs in one step, decoded from the step's bytes.
 template <typename Format>
 struct StepScales {
   HWY_INLINE StepScales(const uint8_t* bytes, int64_t lane, const Supers& supers) {
@@ -193,31 +194,31 @@ struct StepScales {
   Ints pair, min_pair;  // folded: sub-scales and sub-mins of both groups
 };
 
-// What one step adds to a chain. `scales` is what StepScales holds of it.
+// Adds one step to a chain. `scales` are StepScales::scale.
 template <typename Format>
 HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* scales) {
   Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), scales[0]);
   if constexpr (Format::kDots == 2) f = hn::MulAdd(hn::ConvertTo(Lanes(), sums[1]), scales[1], f);
   return hn::MulAdd(set(x_scale), f, acc);
 }
-// With a min that `x_sum` is to be multiplied by.
+// Adds one step of a format with mins to a chain; `x_sum` multiplies the min.
 template <typename Format>
 HWY_INLINE Vec add_step(Vec acc, const Ints* sums, float x_scale, const Vec* scales, Vec x_sum, Vec min) {
   const Vec f = hn::Mul(hn::ConvertTo(Lanes(), sums[0]), scales[0]);
   return hn::MulAdd(set(x_scale), hn::NegMulAdd(x_sum, min, f), acc);
 }
 
-// Scales are fetched so many steps ahead.
+// Scales are prefetched this many steps ahead.
 inline constexpr int64_t kFetchScaleSteps = 8;
 
-// Where a panel's part of the scratch holds its chunk, unpacked.
+// The places of the unpacked codes, scales and mins in a panel's part of the scratch.
 inline constexpr int64_t kScratchFloats = kChunkScratchBytes / static_cast<int64_t>(sizeof(float));
 inline constexpr int64_t kScalesAt = kChunkSteps * kStepBytes / static_cast<int64_t>(sizeof(float));
 inline constexpr int64_t kMinsAt = kScalesAt + kMinsBehind;
 inline constexpr int64_t kMinPairsAt = kMinsAt + kChunkSteps * kPanelWidth;
 
-// Writes the scales of steps [s0, s0 + steps) of a panel in groups, and with zero points the mins, scale * (zero -
-// middle), to the places in the scratch where unpack_chunk expects them.
+// Writes the scales of steps [s0, s0 + steps) of a panel whose scales belong to groups. With zero points it also writes
+// the mins, scale * (zero - middle). Both go to the places in the scratch where unpack_chunk expects them.
 template <typename Format>
 void expand_groups(float* scratch, const QuantizedWeight& w, int64_t all_steps, int64_t p, int64_t s0, int64_t steps) {
   const QuantizedLayout& layout = *w.layout;
@@ -247,7 +248,7 @@ void expand_groups(float* scratch, const QuantizedWeight& w, int64_t all_steps, 
   }
 }
 
-// A chunk of some panels side by side: where those of the first begin, and how far apart panels are.
+// A chunk of some neighbouring panels: the addresses of the first panel's planes, and the distances between panels.
 struct PackedChunk {
   const uint8_t *quants, *scales;
   const f16_t* supers;
@@ -260,7 +261,8 @@ struct PackedChunk {
   }
 };
 
-// The chunk of steps [s0, s0 + steps) of panels [p0, p0 + panels). Scales of groups are expanded into `scratch`.
+// Returns the chunk of steps [s0, s0 + steps) of panels [p0, p0 + panels). Scales of groups are expanded into
+// `scratch`.
 template <typename Format>
 HWY_INLINE PackedChunk packed_chunk(const QuantizedWeight& w, int64_t all_steps, int64_t p0, int64_t panels, int64_t s0,
                                     int64_t steps, float* scratch) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of words in which quantized weights are worked on: lane n holds four bytes, or two 16-bit numbers, of output
-// n; and the dot products of both.
+// Vectors of 32-bit words for quantized weights. Lane n holds four bytes, or two 16-bit numbers, of output n. Dot
+// products of both kinds are here.
 //
 // Per-target header: included after hwy/foreach_target.h, inside no namespace.
 #if defined(EADEM_KERNELS_CPU_QUANTIZED_WORDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -52,8 +52,8 @@ HWY_INLINE Ints broadcast_bytes(const int8_t* x) {
   return hn::Set(IntLanes(), word);
 }
 
-// DotBytes: by the instruction that some processors have, written as such: this code is compiled for those without it,
-// too, and whoever calls has asked.
+// DotBytes uses the processor's 8-bit dot product through inline assembly, because this code is also compiled for
+// processors without it. Callers check for the instruction first.
 #if HWY_TARGET == HWY_AVX3
 struct DotInstruction {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
@@ -64,12 +64,12 @@ struct DotInstruction {
 template <bool>
 using DotBytes = DotInstruction;
 #elif HWY_TARGET == HWY_NEON
-// To this instruction both are signed.
+// This instruction takes both operands as signed.
 HWY_INLINE Ints dot_signed(Ints sum, Ints w, Ints x) {
 #if defined(__ARM_FEATURE_DOTPROD)
   return Ints(vdotq_s32(sum.raw, vreinterpretq_s8_s32(w.raw), vreinterpretq_s8_s32(x.raw)));
 #else
-  // What the assembler takes must include what the compiler uses around it.
+  // The assembler must accept every instruction that the compiler uses around this one.
   asm(".arch armv8.2-a+crypto+dotprod\n\tsdot %[sum].4s, %[w].16b, %[x].16b"
       : [sum] "+w"(sum.raw)
       : [w] "w"(w.raw), [x] "w"(x.raw));
@@ -77,7 +77,8 @@ HWY_INLINE Ints dot_signed(Ints sum, Ints w, Ints x) {
 #endif
 }
 
-// Where codes may be 128 or more (kBytes) their upper bit, to the instruction -128, is multiplied with -x.
+// The instruction reads a code of 128 or more (possible if kBytes) as negative. Its top bit, worth -128, is therefore
+// multiplied by -x separately.
 template <bool kBytes>
 struct DotBytes {
   static HWY_INLINE Ints dot(Ints sum, Words w, Ints x) {
@@ -90,8 +91,8 @@ struct DotBytes {
 };
 #endif
 
-// Products of neighbours are added in 16 bits. Codes below 128 cannot overflow there; where there are larger ones
-// (kBytes) every other product is made alone.
+// Products of neighbours are added in 16 bits. Codes below 128 cannot overflow there. For larger codes (kBytes),
+// products are added in 32 bits only.
 template <bool kBytes>
 struct DotPairs {
 #if HWY_TARGET == HWY_NEON
@@ -148,7 +149,7 @@ using DotBytes = DotPairs<kBytes>;
 
 // ---- Two 16-bit numbers of each output in a word.
 
-// sum_j a[n][j] * b[n][j], exact.
+// sum_j a[n][j] * b[n][j], computed exactly.
 HWY_INLINE Ints dot_pairs(Ints a, Ints b) {
 #if HWY_TARGET == HWY_AVX3
   return Ints{_mm512_madd_epi16(a.raw, b.raw)};
@@ -166,7 +167,7 @@ HWY_INLINE Ints pair_of(Ints low, Ints high) {
   return hn::Or(hn::And(low, hn::Set(IntLanes(), 0xffff)), hn::ShiftLeft<16>(high));
 }
 
-// The pairs of bytes of kLanes outputs at p.
+// Loads the pairs of bytes of kLanes outputs from p.
 HWY_INLINE Ints load_pairs(const uint8_t* p) {
 #if HWY_TARGET == HWY_SCALAR
   return hn::Set(IntLanes(), p[0] | p[1] << 16);

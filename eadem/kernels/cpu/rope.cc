@@ -27,7 +27,7 @@ namespace {
 
 struct RopeTokens {
   float* y;            // [tokens, heads, head_dim]
-  const float* x;      // likewise; may be y
+  const float* x;      // [tokens, heads, head_dim]; may be y
   const float* table;  // [tokens, rotary_dim]
   int64_t heads, head_dim, rotary_dim;
   RopeStyle style;
@@ -36,7 +36,7 @@ struct RopeTokens {
 
 struct KvAppend {
   const float* k;      // [tokens, kv_heads, head_dim]
-  const float* v;      // likewise
+  const float* v;      // [tokens, kv_heads, head_dim]
   const float* table;  // [tokens, rotary_dim], or null: k is not rotated
   int64_t rotary_dim;
   RopeStyle style;
@@ -48,7 +48,7 @@ struct KvAppend {
   int64_t kv_heads, head_dim, block_size;
 };
 
-// Rows that are rounded with a scale pass through memory on the stack.
+// Rows that are rounded with a scale go through a buffer on the stack.
 constexpr int64_t kMostEncodedDim = 1024;
 
 }  // namespace
@@ -59,7 +59,7 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Two products and a sum, without FMA: the pair is treated alike, and every path rounds the same.
+// Two products and a sum, without FMA: both elements of a pair round in the same way, and so does every code path.
 template <bool kInverse>
 HWY_INLINE void rotate(Vec& first, Vec& second, Vec cos, Vec sin) {
   const Vec a = first, b = second;
@@ -187,7 +187,7 @@ int64_t token_grain(int64_t elements_per_token) {
   return std::max<int64_t>(1, 8192 / std::max<int64_t>(elements_per_token, 1));
 }
 
-// ---- rope_table: no vectors; the precision of the angle is what matters, and it runs once a step.
+// ---- rope_table: it uses no vectors, because the precision of the angle matters and it runs once a step.
 
 Verdict can_rope_table(const KernelRequest& r) {
   return Requirements(r)
@@ -276,7 +276,7 @@ Requirements& require_caches(Requirements& requirements, const TensorType& k, co
       .require(encoding == nullptr || k.fixed(3) <= kMostEncodedDim, "rounds rows of at most 1024 with a scale");
 }
 
-// The caches are large and hardly touched: the traffic is that of the new keys and values.
+// The caches are large but mostly untouched: only the traffic of the new keys and values counts.
 Verdict append_cost(const KernelRequest& r, const Requirements& requirements, size_t num_new) {
   const Verdict verdict = requirements.at_cost(0);
   if (!verdict.accepted) return verdict;

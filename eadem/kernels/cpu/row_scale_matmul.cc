@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products with integers that have one scale for each output (quantized_matmul.h): a chunk of k is summed in integers,
-// by dot products of bytes, or on tiles where there are any and more than one row.
+// Products with integers that have one scale for each output (quantized_matmul.h). A chunk of k is summed in integers,
+// by dot products of bytes, or on AMX tiles if the processor has them and there is more than one row.
 #include <algorithm>
 #include <cstring>
 
@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Panels that a row alone reads side by side.
+// Panels that a single row multiplies side by side.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 inline constexpr int kRowPanels = 4;
 #else
@@ -34,14 +34,14 @@ struct ChunkPanels {
   int64_t stride;
 };
 
-// c [kRows, kPanels * 16] += rows r0 … of x times the chunk that begins at step s0, in one sum of integers each.
+// c [kRows, kPanels * 16] += rows r0 … of x times the chunk that begins at step s0; each output is one integer sum.
 template <typename Dot, int kBits, int kRows, int kPanels>
 HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
                              const ChunkPanels& w, int64_t s0, int64_t steps) {
   using Fields = CodeFields<kBits, 0, false>;
   constexpr int kVecs = kPanels * kPanelVectors;
   const int64_t first = x.step(r0, s0);
-  const StreamAhead ahead(w.stride, (kPanels - 1) * w.stride);  // for a row alone, which waits for weights
+  const StreamAhead ahead(w.stride, (kPanels - 1) * w.stride);  // for a single row, which is bound by reading weights
   Ints sums[kRows][kVecs];
 #pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
@@ -73,7 +73,7 @@ HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const Quan
     }
 }
 
-// All panels of rows, of codes as bytes.
+// Multiplies rows by all panels, whose codes are bytes.
 template <typename Dot>
 void chunk_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const ChunkPanels& w, int64_t panels,
                   int64_t s0, int64_t steps) {
@@ -86,7 +86,7 @@ void chunk_panels(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, co
   });
 }
 
-// All panels of a row alone, of codes as they lie.
+// Multiplies a single row by all panels, reading codes as they are stored.
 template <typename Dot, int kBits>
 void chunk_row(float* c, const QuantizedRows& x, int64_t r0, const ChunkPanels& w, int64_t panels, int64_t s0,
                int64_t steps) {
@@ -96,7 +96,7 @@ void chunk_row(float* c, const QuantizedRows& x, int64_t r0, const ChunkPanels& 
   });
 }
 
-// All panels of rows by tiles. `next`: the chunk that comes after, or null.
+// Multiplies rows by all panels on tiles. `next` is the chunk that follows, or null.
 void chunk_on_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const ChunkPanels& w, int64_t panels,
                     int64_t s0, int64_t steps, const uint8_t* next) {
   constexpr int64_t kLine = kChunkSteps * kStep, kTileSteps = kTileLine / kStep;
@@ -106,7 +106,7 @@ void chunk_on_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, 
              panels, steps / kTileSteps, next);
 }
 
-// c [rows, 16] times the scales of panel p, less the mins' part.
+// Multiplies c [rows, 16] by the scales of panel p and subtracts the part of the mins.
 template <typename Stored>
 void scale_panel(float* c, int64_t c_stride, const QuantizedRows& x, const QuantizedWeight& w, const Stored* scales,
                  int64_t r0, int64_t rows, int64_t p) {
@@ -142,7 +142,7 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
       continue;
     }
     const uint8_t* next = s0 + steps < all_steps ? chunk.codes + steps * step_bytes : w.quants + (p0 + panels) * stride;
-    // 1. Codes of 4 bits as bytes.
+    // 1. Expand 4-bit codes to bytes.
     if (w.layout->code_bits == 4) {
       for (int64_t p = 0; p < panels; ++p)
         for (int64_t s = 0; s < steps; ++s)
@@ -155,13 +155,13 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
       chunk = {unpacked, kChunkSteps * kStepBytes};
       next = nullptr;
     }
-    // 2. The chunk's sums, times the scales of x.
+    // 2. Sum the chunk and multiply by the scales of x.
     if (kTiles && steps % 2 == 0)
       chunk_on_tiles(c, x, r0, rows, chunk, panels, s0, steps, next);
     else
       chunk_panels<Dot<true>>(c, x, r0, rows, chunk, panels, s0, steps);
   }
-  // 3. The scales of the outputs.
+  // 3. Multiply by the scales of the outputs.
   const int64_t c_stride = panels * kPanelWidth;
   const auto scale = [&](const auto* scales) {
     for (int64_t p = 0; p < panels; ++p) scale_panel(c + p * kPanelWidth, c_stride, x, w, scales, r0, rows, p0 + p);
@@ -178,7 +178,7 @@ void row_scales(float* c, const QuantizedRows& x, const QuantizedWeight& w, int6
   row_scale_product_with<DotPairs, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);
 }
 
-// The same on processors of this target that have the 8-bit dot product, and on those that have tiles as well.
+// Variants for processors of this target that have the 8-bit dot product, and for those that also have tiles.
 void row_scales_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                           int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   row_scale_product_with<DotBytes, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One row per task. Nothing sorts the vocabulary: top_k selects, top_p sorts only as long a prefix as it keeps, and
-// the draw walks over sums of blocks.
+// One row per task. The whole vocabulary is never sorted: top_k selects, top_p sorts only a prefix, as long as the kept
+// set needs, and drawing a token walks over sums of blocks.
 #include "eadem/kernels/sample.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ namespace {
 
 struct RowMaximum {
   float value;
-  int64_t index;  // the smallest that has it
+  int64_t index;  // the smallest index that has this value
   bool has_nan;
 };
 
@@ -43,7 +43,7 @@ namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
 RowMaximum row_maximum(const float* x, int64_t n) {
-  // 1. The value; NaN are collected apart because Max drops them.
+  // 1. Find the largest value; NaN is tracked separately because Max drops it.
   Vec most = set(x[0]);
   Mask nan = hn::IsNaN(most);
   int64_t i = 0;
@@ -60,7 +60,7 @@ RowMaximum row_maximum(const float* x, int64_t n) {
   }
   if (has_nan) return {value, -1, true};
 
-  // 2. Where it is first.
+  // 2. Find its first index.
   const Vec wanted = set(value);
   for (i = 0; i + kLanes <= n; i += kLanes) {
     const Mask equal = hn::Eq(load(x + i), wanted);
@@ -70,7 +70,7 @@ RowMaximum row_maximum(const float* x, int64_t n) {
   return {value, i, false};
 }
 
-// sum of exp(x[i] - most), in f32 by blocks and in f64 across them
+// The sum of exp(x[i] - most), in f32 within blocks and in f64 across them.
 double sum_exp(const float* x, int64_t n, float most) {
   double total = 0;
   for (int64_t begin = 0; begin < n; begin += kSumBlock) {
@@ -89,7 +89,7 @@ double sum_exp(const float* x, int64_t n, float most) {
   return total;
 }
 
-// weights[i] = exp((x[i] - most) / temperature): the probabilities but for their common factor
+// weights[i] = exp((x[i] - most) / temperature): the probabilities up to a common factor.
 void sample_weights(float* weights, const float* x, int64_t n, float most, float temperature) {
   map(
       weights, n, [m = set(most), t = set(temperature)](Vec v) { return exp(hn::Div(hn::Sub(v, m), t)); }, x);
@@ -143,7 +143,7 @@ void penalize(float* y, const float* logits, int64_t vocab, const SampleRow& row
   }
 }
 
-// Ascending keys are falling logits and, where those are equal, rising indices.
+// Ascending keys order tokens by falling logit and, among equal logits, by rising index.
 uint64_t order_key(float logit, int64_t index) {
   const uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);  // -0 becomes +0
   const uint32_t rising = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -152,7 +152,7 @@ uint64_t order_key(float logit, int64_t index) {
 
 int64_t key_index(uint64_t key) { return static_cast<int64_t>(key & 0xffffffffu); }
 
-// The key of the last token, in falling order, that top_k and top_p keep.
+// Returns the key of the last token that top_k and top_p keep, in falling order of logits.
 uint64_t last_kept_key(const RowScratch& s, const float* logits, int64_t vocab, int64_t top_k, float top_p) {
   for (int64_t i = 0; i < vocab; ++i) s.keys[i] = order_key(logits[i], i);
   int64_t kept = vocab;
@@ -164,7 +164,7 @@ uint64_t last_kept_key(const RowScratch& s, const float* logits, int64_t vocab, 
   }
   if (top_p >= 1.0f) return *std::max_element(s.keys, s.keys + kept);
 
-  // 2. top_p: sort a prefix, and a longer one while the sum is not reached.
+  // 2. top_p: sort a prefix, and a longer one until the sum is reached.
   double total = 0;
   for (int64_t i = 0; i < kept; ++i) total += s.weights[key_index(s.keys[i])];
   const double wanted = static_cast<double>(top_p) * total;
@@ -182,7 +182,7 @@ uint64_t last_kept_key(const RowScratch& s, const float* logits, int64_t vocab, 
   return s.keys[kept - 1];
 }
 
-// The first kept token whose cumulated weight exceeds u * (sum of the kept weights).
+// Returns the first kept token at which the cumulated weight exceeds u * (sum of the kept weights).
 int64_t draw(const RowScratch& s, const float* logits, int64_t vocab, uint64_t last_key, bool all, float min_weight,
              float u) {
   const auto kept = [&](int64_t i) {
@@ -212,7 +212,7 @@ int64_t draw(const RowScratch& s, const float* logits, int64_t vocab, uint64_t l
     }
     sum += block;
   }
-  return last;  // u * total rounded up to the sum itself
+  return last;  // reached only if u * total was rounded up to the sum itself
 }
 
 Verdict can_sample(const KernelRequest& r) {
@@ -247,8 +247,8 @@ void run_sample(const KernelCall& call) {
     const SampleSettings& settings = settings_row.settings;
     const RowScratch s = row_scratch(call.scratch.data, worker, vocab);
 
-    // 1. The logits that the token is drawn from, and the largest of them; a row that is not a distribution fails
-    // alone.
+    // 1. The logits that the token is drawn from, and the largest of them. A row that is not a distribution fails
+    // without affecting other rows.
     const float* unmodified = all_logits + row * vocab;
     const float* logits = unmodified;
     if (settings_row.penalties_end > settings_row.penalties_begin) {

@@ -31,8 +31,8 @@ using Vec = hn::Vec<Lanes>;
 using Mask = hn::Mask<Lanes>;
 inline constexpr int64_t kLanes = hn::MaxLanes(Lanes());
 
-// How far loops over the vectors of a tile are unrolled: until all of them are in registers. Where a vector is a single
-// float a tile has hundreds and registers for none, and GCC takes minutes to find that out.
+// How far loops over the vectors of a tile are unrolled: enough to keep all of them in registers. On the scalar target
+// a tile has hundreds of one-float vectors, which no register file holds, and unrolling them takes GCC minutes.
 inline constexpr int kUnroll = HWY_TARGET == HWY_SCALAR ? 1 : 16;
 
 HWY_INLINE Vec set(float value) { return hn::Set(Lanes(), value); }
@@ -73,7 +73,7 @@ HWY_INLINE Vec load(const f16_t* p) {
 #endif
 }
 
-// 8-bit codes of encodings, as the levels that their scales multiply.
+// Loads 8-bit codes of encodings as levels: the numbers that a scale multiplies.
 HWY_INLINE Vec load(const int8_t* p) {
 #if HWY_TARGET == HWY_SCALAR
   return set(static_cast<float>(*p));
@@ -85,9 +85,9 @@ HWY_INLINE Vec load(const int8_t* p) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// e4m3 numbers whose sign is bit 31, copied down to bit 27, above the other bits in 26 … 20: f32's fields, but for the
-// bias of the exponent. 2^120 makes up for it, exactly, and normalizes subnormals. The two NaN codes, which no
-// quantizer here writes, read as +-480.
+// Decodes e4m3 numbers that hold their sign in bits 31 to 27 and their other bits in 26 … 20. With bits 30 to 27
+// cleared, these are the fields of f32, except for the exponent's bias. Multiplying by 2^120 corrects the bias exactly
+// and normalizes subnormals. The two NaN codes, which no quantizer here writes, decode to +-480.
 HWY_INLINE Vec e4m3_levels(hn::Vec<hn::RebindToSigned<Lanes>> bits) {
   const hn::RebindToSigned<Lanes> d32;
   return hn::Mul(hn::BitCast(Lanes(), hn::And(bits, hn::Set(d32, static_cast<int32_t>(0x87f00000u)))), set(0x1p120f));
@@ -172,8 +172,8 @@ HWY_INLINE void map(Y* y, int64_t n, Function f, const X*... x) {
 HWY_INLINE float sum_lanes(Vec v) { return hn::GetLane(hn::SumOfLanes(Lanes(), v)); }
 HWY_INLINE float max_lanes(Vec v) { return hn::GetLane(hn::MaxOfLanes(Lanes(), v)); }
 
-// The sum of f(acc, x0[i], x1[i], …), which adds to acc what element i contributes. The lanes that a remainder lacks
-// are zero in every input; f must add nothing for those.
+// Reduces with f(acc, x0[i], x1[i], …), which adds the contribution of element i to acc. Lanes past the end are zero in
+// every input; f must add nothing for them.
 template <typename Function, typename... X>
 HWY_INLINE float reduce(int64_t n, Function f, const X*... x) {
   Vec a = zero(), b = zero(), c = zero(), d = zero();
@@ -194,7 +194,7 @@ HWY_INLINE float dot(const float* x, const float* y, int64_t n) {
       n, [](Vec acc, Vec a, Vec b) { return hn::MulAdd(a, b, acc); }, x, y);
 }
 
-// The largest of x[0, n), n >= 1. What it gives when there are NaN is not specified.
+// The largest of x[0, n), n >= 1. The result is unspecified if any element is NaN.
 HWY_INLINE float max_of(const float* x, int64_t n) {
   Vec most = set(x[0]);
   int64_t i = 0;
@@ -210,8 +210,8 @@ HWY_INLINE float max_of(const float* x, int64_t n) {
 // e^x = 2^n e^r, n = round(x / ln 2), |r| <= ln 2 / 2; the polynomial's own error is 0.2 of 2^-24.
 HWY_INLINE Vec exp(Vec x) {
   const hn::RebindToSigned<Lanes> di;
-  // What vanishes (masked scores are -infinity) is computed as e^0 and dropped at the end: a product that underflows
-  // costs a hundred cycles in microcode.
+  // Lanes whose result is 0 (masked scores are -infinity) are computed as e^0 and cleared at the end: a product that
+  // underflows costs a hundred cycles in microcode.
   const Mask vanishes = hn::Lt(x, set(-104.0f));
   const Vec bounded = hn::IfThenZeroElse(vanishes, hn::Min(x, set(90.0f)));
   const auto n = hn::NearestInt(hn::Mul(bounded, set(1.44269504f)));
@@ -235,9 +235,9 @@ HWY_INLINE Vec exp(Vec x) {
   return hn::IfThenElse(hn::IsNaN(x), x, result);
 }
 
-// e^x for x <= 0, as softmax wants it, within 2 ulp: 0 below -87, where 2^n would be no normal number; NaN for NaN. As
-// exp, in half of the instructions: adding 1.5 * 2^23 rounds to the integer n, and with 127 besides leaves the exponent
-// of 2^n in the lowest bits.
+// e^x for x <= 0, as softmax needs it, within 2 ulp: 0 below -87, where 2^n would not be a normal number; NaN for NaN.
+// It uses the method of exp with half of its instructions: adding 1.5 * 2^23 + 127 rounds x / ln 2 to the integer n and
+// leaves the biased exponent of 2^n in the lowest bits.
 HWY_INLINE Vec exp_of_negative(Vec x) {
   const hn::RebindToUnsigned<Lanes> du;
   const Vec magic = set(0x1.8p23f + 127.0f);

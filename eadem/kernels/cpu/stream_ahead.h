@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fetching weights, keys and values ahead for few rows, which are bound by reading them. Some panels are read side by
-// side, each a stream; what follows the end of theirs is the next group of panels.
+// Prefetching weights, keys and values for few rows, which are bound by reading memory. Some panels are read side by
+// side, each as a stream. After the end of a stream comes a panel of the next group.
 //
-// Measured on Emerald Rapids with four streams: hardware prefetch alone reaches 75 to 80% of the read bandwidth, and
-// prefetching into the first-level cache 90 to 94%, at any distance; presumably its line buffers then wait for memory.
-// So every line is fetched twice: from far ahead into the second-level cache, and from there into the first.
+// Measured on Emerald Rapids with four streams: hardware prefetch alone reaches 75 to 80% of the read bandwidth.
+// Prefetching into the first-level cache reaches 90 to 94% at any distance, presumably because its line buffers then
+// wait for memory. So every line is prefetched twice: from far ahead into the second-level cache, and from there into
+// the first.
 #pragma once
 
 #include <hwy/base.h>
@@ -16,10 +17,11 @@ namespace eadem::kernels::cpu {
 
 inline constexpr int64_t kFetchNear = 1024, kFetchFar = 4096;  // bytes
 
-// The places of lines that a stream will read soon, as offsets from the line that it reads.
+// Finds the lines that a stream will read soon, as offsets from the line that it reads now.
 class StreamAhead {
  public:
-  // `panel_bytes`: how long a stream is; `jump`: from its end to the start of its successor in the next group.
+  // `panel_bytes` is the length of a stream; `jump` is the distance from its end to the start of its successor in the
+  // next group.
   StreamAhead(int64_t panel_bytes, int64_t jump) : panel_bytes_(panel_bytes), jump_(jump) {}
 
   // The offset of the line that is read `distance` bytes after the one at `at` bytes from the start of the stream.
@@ -29,8 +31,8 @@ class StreamAhead {
   int64_t panel_bytes_, jump_;
 };
 
-// The line at p may lie outside of any memory: then nothing happens. GCC takes a function that only prefetches for one
-// without effect, and drops calls that it has not inlined by then.
+// p may point outside of any memory: the prefetch then does nothing. The functions must be inlined, because GCC drops
+// calls to a function that only prefetches as having no effect.
 HWY_INLINE void fetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 HWY_INLINE void fetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the host side of every CPU kernel needs: saying what it can take, and reading the ports of a call.
+// Helpers for the host side of every CPU kernel: stating which requests it accepts, and reading the ports of a call.
 #pragma once
 
 #include <initializer_list>
@@ -17,7 +17,7 @@ inline const CpuDevice& cpu_device(const KernelRequest& request) {
   return static_cast<const CpuDevice&>(*request.device);
 }
 
-// The elements of a plain contiguous port; null when it is absent.
+// Returns the elements of a plain contiguous port, or null if the port is absent.
 template <typename T>
 T* elements(const TensorView& view) {
   if (!view.defined()) return nullptr;
@@ -29,23 +29,24 @@ T* elements(const TensorView& view) {
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// Collects what a kernel requires of a request; the first thing that is not so becomes the refusal.
+// Collects what a kernel requires of a request. The first requirement that is not met becomes the refusal.
 //
 //   return Requirements(request).f32("x", request.inputs[0]).f32("y", request.outputs[0]).at_cost(flops);
 class Requirements {
  public:
   explicit Requirements(const KernelRequest& request);
 
-  // An activation: f32, plain, or absent.
+  // Requires an activation: f32, plain, or absent.
   Requirements& f32(std::string_view port, const TensorType& type);
-  // Plain, or absent, and of one of `allowed`.
+  // Requires a plain port, or an absent one, whose dtype is one of `allowed`.
   Requirements& one_of(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed);
-  // A parameter that this kernel has prepared as `packing`: one of `allowed`, plain as yet or packed already.
+  // Requires a parameter that this kernel prepares as `packing`: its dtype is one of `allowed`, and it is plain or
+  // already packed.
   Requirements& packed(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed,
                        const Encoding* packing);
   Requirements& require(bool condition, std::string_view reason);
 
-  // Yes at the modelled cost of `flops` and of the traffic of all ports, unless something was refused.
+  // Accepts at the modelled cost of `flops` and of the traffic of all ports, unless a requirement was not met.
   Verdict at_cost(double flops) const;
 
  private:

@@ -10,7 +10,7 @@
 #include <immintrin.h>
 
 #define EADEM_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512bf16")))
-// Intrinsics of tiles do not say that they read and write memory.
+// The compiler does not know that tile intrinsics read and write memory.
 #define EADEM_TILE_BARRIER asm volatile("" ::: "memory")
 
 namespace eadem::kernels::cpu {
@@ -18,12 +18,12 @@ namespace eadem::kernels::cpu {
 namespace {
 
 constexpr int64_t kPanel = 16;
-// Tiles of k for which a few hundred rows (2 KB each) stay in the second-level cache while the panels pass by. Two
-// panels of kTileBlock tiles (16 KB) stay in the first-level cache while the rows pass by; what comes next is fetched
-// meanwhile.
+// How many tiles of k are processed before the next ones: a few hundred rows of them (2 KB each) stay in the
+// second-level cache while the panels pass by. Two panels of kTileBlock tiles (16 KB) stay in the first-level cache
+// while the rows pass by; the next panels are prefetched meanwhile.
 constexpr int64_t kRowTiles = 32;
 
-// Registers: 0 to 3 sums (top row of tiles: 0, 1), 4 and 5 a, 6 and 7 b.
+// Tile registers: 0 to 3 hold sums (0 and 1 the top row of tiles), 4 and 5 hold a, 6 and 7 hold b.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t line_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -35,11 +35,11 @@ EADEM_TILES void configure(int64_t top_rows, int64_t bottom_rows) {
   const auto top = static_cast<uint8_t>(top_rows), bottom = static_cast<uint8_t>(std::max<int64_t>(bottom_rows, 1));
   const uint8_t lines[] = {top, top, bottom, bottom, top, bottom, 16, 16};
   std::copy(std::begin(lines), std::end(lines), config.lines);
-  asm volatile("" ::"r"(&config) : "memory");  // the intrinsic tells the compiler of eight bytes only
+  asm volatile("" ::"r"(&config) : "memory");  // the intrinsic declares only eight bytes as read
   _tile_loadconfig(&config);
 }
 
-// Lines [begin, end) of every tile that the next block of two panels begins with.
+// The prefetch of the next block of two panels: lines [begin, end) of each of its first tiles.
 struct Fetch {
   const char* tiles;
   int64_t begin, end;
@@ -47,7 +47,7 @@ struct Fetch {
 
 enum class Values : uint8_t { bf16, bytes };
 
-// Sum kTo of a block takes a product in: the numbers of tiles have to be literals.
+// Adds a product to sum kTo of a block. Tile numbers must be literals.
 template <Values kValues, int kTo>
 EADEM_TILES inline void add_product() {
   if constexpr (kValues == Values::bf16) {
@@ -63,8 +63,8 @@ EADEM_TILES inline void add_product() {
   }
 }
 
-// The sums of a block of one or two rows of tiles by one or two panels: taken from c, or zeros where it is null, and
-// stored to `to`, both with lines of `line` bytes.
+// The sums of a block of one or two rows of tiles by one or two panels. They start from c, or from zeros if c is null,
+// and are stored to `to`; lines of both are `line` bytes apart.
 template <Values kValues, bool kBottom, bool kRight>
 EADEM_TILES inline void block(const void* c, void* to, int64_t line, const TileRows& a, const char* a_rows,
                               const char* b, int64_t panel_stride, int64_t tiles, const Fetch& fetch) {
@@ -111,7 +111,7 @@ EADEM_TILES inline void block(const void* c, void* to, int64_t line, const TileR
   EADEM_TILE_BARRIER;
 }
 
-// All rows of one or two panels, for the tiles of k from `first` on.
+// Multiplies all rows by one or two panels, for the tiles of k from `first` on.
 template <bool kRight>
 EADEM_TILES void rows_of_tiles(char* c, int64_t c_stride, bool resume, const TileRows& a, const char* b,
                                int64_t panel_stride, int64_t rows, int64_t first, int64_t tiles, const char* next,
@@ -140,8 +140,8 @@ EADEM_TILES inline __m512 to_floats(__m512i v) {
   return reinterpret_cast<__m512>(__builtin_convertvector(reinterpret_cast<Integers>(v), Floats));
 }
 
-// Sums of bytes of a block, and what becomes of them. They are added to c when the tiles of the next block have been
-// asked for: then they have been stored.
+// The integer sums of a block, and the operands that scale them. They are added to c only after the loads of the next
+// block's tiles have been issued, so that their stores have completed by then.
 struct alignas(64) BlockSums {
   int32_t sums[2 * kTileRows][2 * kPanel];
   char* c = nullptr;
@@ -190,12 +190,12 @@ EADEM_TILES void rows_of_bytes(char* c, int64_t c_line, const TileRows& a, const
   add_sums<kRight>(sums[(blocks + 1) % 2], c_line);
 }
 
-// Words of two bf16.
+// Each word holds two bf16 values.
 using Words = uint32_t __attribute__((vector_size(64)));
 EADEM_TILES inline __m512 first_of(Words pairs) { return reinterpret_cast<__m512>(pairs << 16); }
 EADEM_TILES inline __m512 second_of(Words pairs) { return reinterpret_cast<__m512>(pairs & 0xffff0000u); }
 
-// Computes kPanels panels side by side; their number is such that all chains stay in registers.
+// Computes kPanels panels side by side; kPanels is small enough that all chains stay in registers.
 template <int kPanels>
 EADEM_TILES __attribute__((noinline)) void row_of_panels(float* c, const TileRows& a, const char* b,
                                                          int64_t panel_stride, int64_t tiles) {

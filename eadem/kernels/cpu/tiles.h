@@ -5,13 +5,13 @@
 //
 //   c[r, n] = sum over tiles t: a[r, t] b[t, n]
 //
-// A tile of k is 64 bytes of a row of a: 32 bf16, or 64 signed bytes. b lies in panels of 16 outputs, in each one tile
-// after the other: 16 lines of 64 bytes, line i holding for each output the two bf16, or the four bytes (unsigned), of
-// k that meet bytes 4 i … 4 i + 3 of a row of a.
+// A tile of k is 64 bytes of a row of a: 32 bf16 values or 64 signed bytes. b is stored in panels of 16 outputs, each
+// tile after tile. A tile of b has 16 lines of 64 bytes: line i holds, for each output, the two bf16 values or the four
+// unsigned bytes that are multiplied by bytes 4 i … 4 i + 3 of a row of a.
 //
-// Sums of bytes are exact in 32 bits. Of bf16, a tile adds to c, rounded each time and subnormal numbers being zeros,
-// (even + odd): two chains over the tile's 16 pairs of fma(a, b, chain) that begin at zero, of first and of second
-// ones.
+// Sums of bytes are exact in 32 bits. For bf16, each tile adds (even + odd) to c. `even` and `odd` are chains of fma(a,
+// b, chain) from zero, over the first and over the second values of the tile's 16 pairs. Every operation rounds, and
+// subnormal numbers count as zero.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace eadem::kernels::cpu {
 inline constexpr int64_t kTileRows = 16;     // rows of a and c in a tile
 inline constexpr int64_t kTileLine = 64;     // bytes of a row in a tile
 inline constexpr int64_t kTileBytes = 1024;  // bytes of a tile of b, and of 16 rows of a
-inline constexpr int64_t kTileBlock = 8;     // tiles of k that are multiplied by all rows before the next
+inline constexpr int64_t kTileBlock = 8;     // tiles of k that all rows are multiplied by before the next ones
 
 // Rows of a. Row 32 j + 16 h + i begins its tile t, which is tile u of block b, at
 //   data + b * k_stride + j * pair_stride + u * tile_stride + h * half_stride + i * line_stride.
@@ -29,43 +29,44 @@ struct TileRows {
   const void* data;
   int64_t k_stride, pair_stride, tile_stride, half_stride, line_stride;
 
-  // `rows` rows that are stored in the order in which tiles read them.
+  // `rows` rows stored in the order in which tiles read them.
   static TileRows in_order(const void* data, int64_t rows) {
     const int64_t pair_bytes = 2 * kTileBlock * kTileBytes;
     return {data, (rows + 31) / 32 * pair_bytes, pair_bytes, 2 * kTileBytes, kTileBytes, kTileLine};
   }
-  // Bytes of `rows` rows stored in order, each of `tiles` tiles.
+  // The bytes that `rows` rows of `tiles` tiles take when stored in order.
   static int64_t bytes_in_order(int64_t rows, int64_t tiles) {
     return (tiles + kTileBlock - 1) / kTileBlock * in_order(nullptr, rows).k_stride;
   }
 };
-// Panels of b from the first one on, `panel_stride` bytes apart.
+// Panels of b, which begin `panel_stride` bytes apart.
 struct TilePanels {
   const void* data;
   int64_t panel_stride;
 };
 
-// c [rows, panels * 16] with row stride c_stride, any numbers of each.
+// Computes c [rows, panels * 16] with row stride c_stride, for any number of rows and panels.
 void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, int64_t rows, int64_t panels,
                 int64_t tiles);
 
-// The first row of a alone, c [panels * 16], in vectors: the same bits, for the price of reading b.
+// Computes only the first row of a, with vector instructions: c [panels * 16] has the bits of bf16_tiles, at the cost
+// of reading b once.
 void bf16_row(float* c, const TileRows& a, const TilePanels& b, int64_t panels, int64_t tiles);
 
-// The start value and the factor of sums of bytes: those of row r stand at [r * stride].
+// The start values and factors of integer sums: row r's are at index r * stride.
 struct TileScales {
   const int32_t* starts;
   const float* scales;
   int64_t stride;
 };
 
-// c [rows, panels * 16] += scale * float(start + sum over `tiles` tiles, at most kTileBlock), one fma each. Panels that
-// begin at `next`, as far apart as those of b, or none, are fetched meanwhile.
+// c [rows, panels * 16] += scale * float(start + sum over `tiles` tiles, at most kTileBlock), one fma for each element.
+// Meanwhile the panels that begin at `next` (null: none), as far apart as those of b, are prefetched.
 void int8_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, const TileScales& scales,
                 int64_t rows, int64_t panels, int64_t tiles, const void* next);
 
-// Rounds the n values of a row to bf16, to nearest even (subnormal ones to zero), into its place among `rows`, in
-// order; its last tile is filled up with zeros.
+// Rounds the n values of a row to bf16, to nearest even (subnormal ones to zero), and stores them as row `row` of
+// `rows`, which are in order. The last tile is padded with zeros.
 void round_to_tiles(const TileRows& rows, int64_t row, const float* x, int64_t n);
 
 }  // namespace eadem::kernels::cpu

@@ -16,7 +16,7 @@ Verdict can_all_reduce(const KernelRequest& request) {
 void run_all_reduce(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
   Context& context = *call.context;
-  context.device.copy(elements(y), elements(x), y.size_bytes());  // nothing when y is x
+  context.device.copy(elements(y), elements(x), y.size_bytes());  // copies nothing if y is x
   context.communicator.all_reduce_sum(context.device, y);
 }
 

@@ -9,13 +9,14 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-// f32 FMA outside the tensor cores, keys and values read again for every query: the share of the bf16 rate.
+// The share of the bf16 rate that f32 FMA reaches outside the tensor cores, reading keys and values again for each
+// query.
 constexpr double kRateShare = 0.02;
 
-// The share that attention_mma.cu reaches.
+// The share of the bf16 rate that attention_mma.cu reaches.
 constexpr double kMmaRateShare = 0.3;
 
-// Every query against as many keys as there may be tokens or cached positions.
+// Counts every query against as many keys as there may be tokens or cached positions.
 double attention_flops(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
   const TensorType& k = request.inputs[1];
@@ -25,7 +26,7 @@ double attention_flops(const KernelRequest& request) {
   return 4.0 * elements_of(request, request.inputs[0]) * keys;
 }
 
-// What attention_mma.cu takes. The two kernels divide the calls between them by this.
+// Whether attention_mma.cu accepts the request. The two kernels use this to divide all requests between them.
 bool takes_mma(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
   return request.device->type() == DeviceType::cuda &&
@@ -59,13 +60,13 @@ Verdict can_attend(const KernelRequest& request) {
       .at_cost(attention_flops(request) / kRateShare);
 }
 
-// The states of decode steps: a span more than its keys fill, for every sequence.
+// The most span states that decode steps need: for every sequence, one more than the full spans of its keys.
 int64_t most_spans(const KernelRequest& request) {
   const int64_t keys = request.inputs[5].dim(1).bind(request.bounds) * request.inputs[1].fixed(2);
   return request.inputs[4].dim(0).bind(request.bounds) * (keys / kAttentionSpanKeys + 1);
 }
 
-// Without states, decode steps run as prompts do: right, but with one block for all keys of a head.
+// Without states, decode steps run as prompts do: the result is correct, but one block reads all keys of a head.
 int64_t mma_scratch_bytes(const KernelRequest& request) {
   constexpr int64_t kMostBytes = int64_t{1} << 30;
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();

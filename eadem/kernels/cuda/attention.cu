@@ -11,9 +11,9 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kChunk = static_cast<int>(kAttentionChunk);
 static_assert(kChunk == 2 * kWarp, "a lane holds two weights of a chunk");
 
-// One block per (token, head), one pass over the keys in chunks. A warp computes one score at a time; a thread owns
-// the elements threadIdx.x + i * kThreads, i < kDims, of the output. Borders of chunks and the order of every sum
-// depend on positions alone.
+// One block per (token, head) makes one pass over the keys in chunks. A warp computes one score at a time; a thread
+// owns the elements threadIdx.x + i * kThreads, i < kDims, of the output. The borders of chunks and the order of every
+// sum depend on positions alone.
 template <typename T, typename K, int kDims>
 __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionParams p) {
   __shared__ float q[kDims * kThreads];
@@ -37,14 +37,14 @@ __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionPa
   const int32_t first_position = p.kv_length[sequence] - (p.query_start[sequence + 1] - first_token);
   const int32_t position = first_position + token - first_token;
   const bool direct = p.block_table == nullptr;
-  // The keys are those of positions [key_begin, position].
+  // The token sees the keys at positions [key_begin, position].
   int32_t key_begin = p.window > 0 && position >= p.window ? position - p.window + 1 : 0;
   if (direct) key_begin = max(key_begin, first_position);
 
   const K* keys = static_cast<const K*>(p.k);
   const K* values = static_cast<const K*>(p.v);
   const int32_t* blocks = direct ? nullptr : p.block_table + sequence * p.max_blocks;  // [max_blocks]
-  const auto offset_of = [&](int32_t key) -> int64_t {  // of its head_dim elements, in keys and values
+  const auto offset_of = [&](int32_t key) -> int64_t {  // offset of a key's head_dim elements, in keys and values
     if (direct) return (int64_t{first_token + key - first_position} * p.kv_heads + kv_head) * p.head_dim;
     const int32_t block_size = static_cast<int32_t>(p.block_size);
     const int64_t block = blocks[key / block_size];
@@ -55,11 +55,11 @@ __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionPa
   for (int i = threadIdx.x; i < p.head_dim; i += kThreads) q[i] = load(static_cast<const T*>(p.q) + row + i);
   __syncthreads();
 
-  float largest = -INFINITY;  // of the scores so far
-  float sum = 0.0f;           // of exp(score - largest)
-  float y[kDims] = {};        // of exp(score - largest) * value
+  float largest = -INFINITY;  // largest score so far
+  float sum = 0.0f;           // sum of exp(score - largest)
+  float y[kDims] = {};        // sum of exp(score - largest) * value
   for (int32_t chunk = key_begin / kChunk * kChunk; chunk <= position; chunk += kChunk) {
-    // 2. Scores; -inf outside [key_begin, position].
+    // 2. Compute scores; they are -inf outside [key_begin, position].
     for (int i = warp; i < kChunk; i += kWarps) {
       const int32_t key = chunk + i;
       float score = -INFINITY;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionPa
     }
     __syncthreads();
 
-    // 3. Weights of the chunk, the same in every warp: lane l holds those of keys l and l + 32.
+    // 3. Compute the weights of the chunk, equal in every warp: lane l holds those of keys l and l + 32.
     const float score_low = scores[lane], score_high = scores[lane + kWarp];
     const float new_largest = fmaxf(largest, warp_reduce(fmaxf(score_low, score_high), Max{}));
     const float correction = expf(largest - new_largest);
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionPa
     sum = sum * correction + warp_reduce(weight_low + weight_high, Sum{});
     largest = new_largest;
 
-    // 4. Values. What lies outside the range is not read: a cache holds anything there.
+    // 4. Add the values. Values outside the range are not read, because a cache may hold anything there.
 #pragma unroll
     for (int n = 0; n < kDims; ++n) y[n] *= correction;
     const int begin = max(key_begin - chunk, 0), end = min(position - chunk + 1, kChunk);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionPa
         if (d < p.head_dim) y[n] += weight * load(v + d);
       }
     }
-    __syncthreads();  // `scores` is written again
+    __syncthreads();  // the next chunk overwrites `scores`
   }
 
 #pragma unroll

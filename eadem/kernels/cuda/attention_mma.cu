@@ -9,11 +9,11 @@
 //   spans of kAttentionSpanKeys positions, begun at their multiples: a state {m, l, acc} of their own, merged in order
 //     M' = max(M, m)   L' = L * exp2(M - M') + l * exp2(m - M')   A' = A * exp2(M - M') + acc * exp2(m - M')
 //   y = A / L
-// A chunk or span without a key for the query changes none of its numbers, so that it does not matter which other
-// queries share a tile. Sums of p: each lane adds the sixteen columns of a chunk that its fragments hold, from left to
-// right, and four lanes add theirs at the end of a span.
+// A chunk or span in which the query sees no key changes none of its numbers, so a query's bits do not depend on the
+// other queries of its tile. For sums of p, each lane adds the sixteen columns of a chunk that its fragments hold, from
+// left to right, and groups of four lanes add their sums at the end of a span.
 //
-// The query heads that share a key head stand beside each other as rows of one tile, so that keys are read once.
+// The query heads that share a key head are rows of one tile, so that keys are read once.
 #include <algorithm>
 
 #include "eadem/kernels/cuda/device_math.cuh"
@@ -32,8 +32,8 @@ constexpr int kKeyTiles = kChunk / 8;  // accumulators of 8 keys
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kFragmentRows = 16;
-constexpr int kTileRows = kWarps * kFragmentRows;  // queries times heads of a tile of the prompt kernel
-constexpr int kPadding = 8;                        // elements after a row of keys or values: no bank conflicts
+constexpr int kTileRows = kWarps * kFragmentRows;  // rows of a tile in the prompt kernel: queries times heads
+constexpr int kPadding = 8;                        // elements after each row of keys or values, against bank conflicts
 constexpr int kMaxSequences = static_cast<int>(kAttentionMmaMaxSequences);
 static_assert(kSpanChunks == kWarps, "a warp of the decode kernel has one chunk");
 
@@ -43,7 +43,7 @@ __device__ float fast_exp2(float x) {
   return y;
 }
 
-// The factor of what was scaled by the maximum `from`, now that the maximum is `to`. While there was no key, 0.
+// The factor that rescales sums from the maximum `from` to the maximum `to`; 0 if there was no key yet.
 __device__ float rescale(float from, float to) { return fast_exp2(from - (to == -INFINITY ? 0.0f : to)); }
 // exp2(s c - m); 0 for a masked score.
 __device__ float probability(float s, float c, float m) { return fast_exp2(fmaf(s, c, m == -INFINITY ? 0.0f : -m)); }
@@ -57,11 +57,11 @@ __device__ float quad_sum(float x) {
   return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
 
-// A sequence's part of a step, and where its keys are.
+// A sequence's part of a step, and the location of its keys.
 struct Sequence {
   int32_t first_token, tokens;
-  int32_t first_position;  // of first_token
-  int32_t length;          // keys
+  int32_t first_position;  // position of first_token
+  int32_t length;          // number of keys
   const int32_t* blocks;   // null when direct
 };
 
@@ -71,7 +71,7 @@ __device__ Sequence sequence_of(const AttentionParams& p, int s) {
           p.block_table == nullptr ? nullptr : p.block_table + s * p.max_blocks};
 }
 
-// Where a key's head_dim elements are, counted in such rows; at most 2^31 of them fit a device's memory.
+// The row of a key, counting rows of head_dim elements; at most 2^31 such rows fit a device's memory.
 __device__ int32_t key_row(const AttentionParams& p, const Sequence& sequence, int32_t kv_head, int32_t key) {
   if (sequence.blocks == nullptr) return (sequence.first_token + key - sequence.first_position) * p.kv_heads + kv_head;
   const int32_t size = static_cast<int32_t>(p.block_size), block = key / size;
@@ -79,17 +79,17 @@ __device__ int32_t key_row(const AttentionParams& p, const Sequence& sequence, i
 }
 constexpr int32_t kNoRow = -1;
 
-// The first key that a query at `position` attends to.
+// Returns the first key that a query at `position` attends to.
 __device__ int32_t first_key(const AttentionParams& p, const Sequence& sequence, int32_t position) {
   const int32_t begin = p.window > 0 ? max(position - p.window + 1, 0) : 0;
   return sequence.blocks == nullptr ? max(begin, sequence.first_position) : begin;
 }
 
-// Copies `kRows` rows of keys or values, those that `rows` (in shared memory) names, to rows of kD + kPadding elements.
-// Zeros for kNoRow: a cache holds anything there, and 0 times anything has to be 0.
+// Copies the `kRows` rows of keys or values that `rows` (in shared memory) lists to rows of kD + kPadding elements.
+// kNoRow gives zeros, because a cache may hold anything there (even NaN), and its product with 0 must be 0.
 template <int kD, int kRows, int kCopiers>
 __device__ void copy_rows_async(const void* from, const int32_t* rows, uint32_t to, int copier) {
-  constexpr int kPieces = kD / 8;  // of 16 bytes
+  constexpr int kPieces = kD / 8;  // pieces of 16 bytes
   constexpr int kAtOnce = kCopiers / kPieces;
   const auto* elements = static_cast<const __nv_bfloat16*>(from) + copier % kPieces * 8;
   to += static_cast<uint32_t>((copier / kPieces * (kD + kPadding) + copier % kPieces * 8) * 2);
@@ -100,7 +100,8 @@ __device__ void copy_rows_async(const void* from, const int32_t* rows, uint32_t 
   }
 }
 
-// The queries of 16 rows as fragments. Row r of a tile is head r % group of token r / group; rows past the last are 0.
+// Loads the queries of 16 rows as fragments. Row r of a tile is head r % group of token r / group; rows past the last
+// are 0.
 template <int kD>
 __device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p, int32_t kv_head, int32_t first_token,
                              int32_t tokens, int first_row, int lane) {
@@ -120,12 +121,12 @@ __device__ void load_queries(uint32_t (&q)[kD / 16][4], const AttentionParams& p
   }
 }
 
-// s[tile] = q . k of 8 keys each, for the 64 keys at `keys`.
+// Computes s[tile] = q . k for the 64 keys at `keys`, 8 keys a tile.
 template <int kD>
 __device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD / 16][4], uint32_t keys, int lane) {
 #pragma unroll
   for (int tile = 0; tile < kKeyTiles; ++tile) s[tile][0] = s[tile][1] = s[tile][2] = s[tile][3] = 0.0f;
-  // Lane l addresses row l % 8 of the matrix of elements 8 (l / 8). Eight chains side by side.
+  // Lane l addresses row l % 8 of the matrix of elements 8 (l / 8). Eight independent chains run side by side.
   const uint32_t address = keys + static_cast<uint32_t>((lane % 8 * (kD + kPadding) + lane / 8 * 8) * 2);
 #pragma unroll
   for (int step = 0; step < kD / 16; step += 2) {
@@ -140,31 +141,31 @@ __device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD /
   }
 }
 
-// Where a lane's score i of a tile of 8 keys stands: row lane / 4 + i / 2 * 8, key lane % 4 * 2 + i % 2.
+// The key of a lane's score i in a tile of 8 keys. The score is in row lane / 4 + i / 2 * 8.
 __device__ int key_of(int tile, int i, int lane) { return tile * 8 + lane % 4 * 2 + i % 2; }
 
 // --- Steps with prompts: one block per 64 rows of a sequence and key head, over all keys in order.
 
-// [2][64][kD + kPadding] keys, likewise values, and the merged accumulators of every thread.
+// Shared memory: keys [2][64][kD + kPadding], values of equal shape, and the merged accumulators of every thread.
 template <int kD>
 constexpr int kPromptBytes = 4 * kChunk*(kD + kPadding) * 2 + kTileRows* kD * 4;
 
 template <int kD>
 __global__ void __launch_bounds__(kThreads, kD <= 128 ? 2 : 1) attention_prompt(AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ int32_t rows[2][kChunk];  // of keys and values, by stage
+  __shared__ int32_t rows[2][kChunk];  // rows of keys and values, by stage
   constexpr int kTileBytes = kChunk * (kD + kPadding) * 2;
   constexpr int kValueTiles = kD / 8;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = p.heads / p.kv_heads, tile_tokens = kTileRows / group;
   const auto kv_head = static_cast<int32_t>(blockIdx.x % p.kv_heads);
-  // Later tokens have more keys: theirs begin first.
+  // Later tokens have more keys, so their tiles start first.
   int tile = static_cast<int>(gridDim.x / p.kv_heads - 1 - blockIdx.x / p.kv_heads);
 
   allow_next_kernel();
   wait_for_earlier_kernels();
 
-  // 1. The tile's sequence.
+  // 1. Find the tile's sequence.
   Sequence sequence{};
   bool found = false;
   for (int base = 0; base < p.sequences && !found; base += kWarp) {
@@ -187,12 +188,12 @@ __global__ void __launch_bounds__(kThreads, kD <= 128 ? 2 : 1) attention_prompt(
     }
   }
   if (!found) return;
-  const int32_t tile_token = tile * tile_tokens;  // in the sequence
+  const int32_t tile_token = tile * tile_tokens;  // index within the sequence
   const int32_t tokens = min(tile_tokens, sequence.tokens - tile_token);
   const int32_t tile_position = sequence.first_position + tile_token;
   const int32_t begin = first_key(p, sequence, tile_position), end = tile_position + tokens;  // keys of any of its rows
 
-  // 2. Queries, and the keys that each of this lane's two rows attends to.
+  // 2. Load the queries, and find the keys that each of this lane's two rows attends to.
   uint32_t q[kD / 16][4];
   const int row = warp * kFragmentRows;
   load_queries<kD>(q, p, kv_head, sequence.first_token + tile_token, tokens, row, lane);
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, kD <= 128 ? 2 : 1) attention_prompt(
   };
 
   const float c = p.scale * 1.4426950408889634f;
-  float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, acc[kValueTiles][4] = {};  // of the span
+  float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, acc[kValueTiles][4] = {};  // softmax state of the span
   float merged_m[2] = {-INFINITY, -INFINITY}, merged_l[2] = {};
   bool any_merged = false;
   int stage = 0;
@@ -231,9 +232,9 @@ __global__ void __launch_bounds__(kThreads, kD <= 128 ? 2 : 1) attention_prompt(
     if (chunk + kChunk < end)
       copy_chunk(stage ^ 1);
     else
-      commit_copies(), commit_copies();  // the counts below stay right
+      commit_copies(), commit_copies();  // empty groups keep the counts of wait_for_copies right
 
-    // 3. Scores, masked, and their exponentials.
+    // 3. Compute scores, mask them, and take exponentials.
     wait_for_copies<3>();
     __syncthreads();
     find_rows(chunk + 2 * kChunk, stage);
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, kD <= 128 ? 2 : 1) attention_prompt(
       l[half] = fmaf(l[half], correction[half], sum);
     }
 
-    // 4. Values.
+    // 4. Add the values.
 #pragma unroll
     for (int t = 0; t < kValueTiles; ++t)
 #pragma unroll
@@ -290,9 +291,9 @@ __global__ void __launch_bounds__(kThreads, kD <= 128 ? 2 : 1) attention_prompt(
         mma(acc[t + 1], weights, v[2], v[3]);
       }
     }
-    __syncthreads();  // this stage is filled again
+    __syncthreads();  // the next copies overwrite this stage
 
-    // 5. The end of a span, or of the keys: merge.
+    // 5. At the end of a span, or of the keys, merge its state.
     if ((chunk + kChunk) % kSpan != 0 && chunk + kChunk < end) continue;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, kD <= 128 ? 2 : 1) attention_prompt(
     any_merged = true;
   }
 
-  // 6. Quotients.
+  // 6. Divide and store.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row + lane / 4 + half * 8;
@@ -333,11 +334,11 @@ __global__ void __launch_bounds__(kThreads, kD <= 128 ? 2 : 1) attention_prompt(
 // --- Decode: one token of every sequence. A block computes the state of one span for one key head; a second kernel
 // merges a head's spans in order.
 
-// [kSpan][kD + kPadding] keys, likewise values, and [16][kSpan + kPadding] probabilities.
+// Shared memory: keys [kSpan][kD + kPadding], values of equal shape, and probabilities [16][kSpan + kPadding].
 template <int kD>
 constexpr int kDecodeBytes = 2 * kSpan*(kD + kPadding) * 2 + kFragmentRows*(kSpan + kPadding) * 2;
 
-// The spans that sequence s has keys in, given its one token.
+// The spans in which sequence s, which has one token in this step, sees keys.
 struct SpanRange {
   int32_t begin, end;
 };
@@ -346,8 +347,8 @@ __device__ SpanRange spans_of(const AttentionParams& p, const Sequence& sequence
   return {first_key(p, sequence, position) / kSpan, position / kSpan + 1};
 }
 
-// Slots of p.states: [slot, head, kD + 2], the slots of a sequence one after another. Fills slot_start
-// [sequences + 1].
+// Fills slot_start [sequences + 1]: where each sequence's slots begin in p.states [slot, head, kD + 2], one sequence
+// after another.
 __device__ void count_slots(int32_t* slot_start, const AttentionParams& p) {
   for (int s = threadIdx.x; s < p.sequences; s += blockDim.x) {
     const SpanRange spans = spans_of(p, sequence_of(p, s));
@@ -376,11 +377,11 @@ template <int kD>
 __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int32_t slot_start[kMaxSequences + 1];
-  __shared__ int32_t rows[kSpan];  // of keys and values
+  __shared__ int32_t rows[kSpan];  // rows of keys and values
   __shared__ float chunk_max[kSpanChunks][kFragmentRows];
   __shared__ float chunk_sum[kSpanChunks][kFragmentRows][4];
   constexpr int kPitch = kD + kPadding, kWeightPitch = kSpan + kPadding;
-  constexpr int kValueTiles = kD / 8 / kWarps;  // of a warp
+  constexpr int kValueTiles = kD / 8 / kWarps;  // tiles of a warp
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = p.heads / p.kv_heads, row_tiles = static_cast<int>(ceil_div(group, kFragmentRows));
   const uint32_t keys = shared_address(memory), values = keys + kSpan * kPitch * 2,
@@ -394,7 +395,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   const int per_slot = p.kv_heads * row_tiles;
   const int num_items = slot_start[p.sequences] * per_slot;
 
-  // What item `item` is.
+  // A work item: some query rows of one key head over one span of a sequence.
   struct Item {
     Sequence sequence;
     int slot, kv_head, first_row;
@@ -417,7 +418,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     i.span = (spans_of(p, i.sequence).begin + i.slot - slot_start[s]) * kSpan;
     return i;
   };
-  // Every warp finds the rows of its chunk and fetches the keys; all fetch the values.
+  // Every warp finds the rows of its chunk and copies their keys; all warps together copy the values.
   const uint32_t warp_keys = keys + static_cast<uint32_t>(warp * kChunk * kPitch * 2);
   const auto copy_keys = [&](const Item& i) {
 #pragma unroll
@@ -448,22 +449,22 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     const int slot = now.slot, kv_head = now.kv_head, first_row = now.first_row;
     const int32_t position = now.position, begin = now.begin, chunk = now.span + warp * kChunk;
 
-    // 1. Queries.
+    // 1. Load the queries.
     uint32_t q[kD / 16][4];
     load_queries<kD>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
 
-    // 2. Scores of the warp's chunk and the maximum up to it.
+    // 2. Compute the scores of the warp's chunk, and the maximum up to and including it.
     wait_for_copies<1>();
     __syncwarp();
     float scores[kKeyTiles][4];
     multiply_keys<kD>(scores, q, warp_keys, lane);
     __syncwarp();
-    // The keys are used: those of the next item take their place while this one goes on.
+    // The keys are not needed any more: the keys of the next item are copied over them meanwhile.
     if (has_next) {
       next = item_at(item + static_cast<int>(gridDim.x));
       copy_keys(next);
     } else {
-      commit_copies();  // the counts stay right
+      commit_copies();  // an empty group keeps the counts of wait_for_copies right
     }
     float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -486,7 +487,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
       return value;
     };
 
-    // 3. Probabilities and their sums.
+    // 3. Compute probabilities and their sums.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + half * 8;
@@ -504,7 +505,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     wait_for_copies<1>();
     __syncthreads();
 
-    // 4. Values: a warp has a quarter of head_dim, over the chunks in order.
+    // 4. Add the values: each warp computes a quarter of head_dim, over the chunks in order.
     float acc[kValueTiles][4] = {}, l[2] = {}, m[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < kSpanChunks; ++i) {
@@ -534,7 +535,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
       }
     }
 
-    // 5. The state.
+    // 5. Store the state.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + lane / 4 + half * 8;
@@ -548,12 +549,12 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
         state[2 + d] = acc[t][2 * half], state[3 + d] = acc[t][2 * half + 1];
       }
     }
-    __syncthreads();  // shared memory is written again
+    __syncthreads();  // the next item overwrites shared memory
     if (has_next) copy_values();
   }
 }
 
-// One block per sequence and head, one thread per element.
+// Merges states: one block per sequence and head, one thread per element.
 template <int kD>
 __global__ void __launch_bounds__(kD) attention_merge(AttentionParams p) {
   __shared__ int32_t slot_start[kMaxSequences + 1];
@@ -586,7 +587,7 @@ cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
     return launch_overlapped(attention_merge<kD>, dim3(static_cast<unsigned>(p.sequences * p.heads)), kD, 0, stream, p);
   }
-  // Every sequence may end with a tile that is not full.
+  // Every sequence may end with a partial tile.
   const int64_t tiles = p.tokens / (kTileRows / group) + p.sequences;
   return launch_overlapped(attention_prompt<kD>, dim3(static_cast<unsigned>(tiles * p.kv_heads)), kThreads,
                            kPromptBytes<kD>, stream, p);

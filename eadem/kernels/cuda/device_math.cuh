@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The vocabulary of the CUDA kernels. `load` widens a stored element to f32, `store` rounds once, to nearest even; the
-// reductions add in an order that depends on the block size alone.
+// Helpers of the CUDA kernels. `load` widens a stored element to f32; `store` rounds once, to nearest even. Reductions
+// add in an order that depends on the block size alone.
 //
-// Device sources include headers of the standard library, of CUDA and of kernels/<op>.h only: nvcc cannot read fmt, so
-// everything that can throw is in the .cc beside them.
+// Device sources include only headers of the standard library, of CUDA and of kernels/<op>.h. nvcc cannot compile fmt,
+// so everything that can throw is in the .cc files beside them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,7 +30,7 @@ __device__ inline void store(float* p, float value) { *p = value; }
 __device__ inline void store(bf16_t* p, float value) { p->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
 __device__ inline void store(f16_t* p, float value) { p->bits = __half_as_ushort(__float2half_rn(value)); }
 
-// What `load` gives after `store`.
+// Rounds a value to T and back: the result of `load` after `store`.
 template <typename T>
 __device__ inline float rounded(float value) {
   T stored;
@@ -38,7 +38,8 @@ __device__ inline float rounded(float value) {
   return load(&stored);
 }
 
-// kWidth neighbours at once: 1, or 8 at an address aligned to their size, or to kVectorAlignment if that is less.
+// Loads kWidth neighbouring elements at once: 1, or 8 at an address aligned to their size, but at most to
+// kVectorAlignment.
 inline constexpr size_t kVectorAlignment = 32;
 template <typename T, int kWidth>
 __device__ inline void load_vector(float (&values)[kWidth], const T* p) {
@@ -59,7 +60,7 @@ __device__ inline void store_vector(T* p, const float (&values)[kWidth]) {
   *reinterpret_cast<Vector*>(p) = vector;
 }
 
-// Element `i` of an array whose dtype is known at run time only; for operands off the hot path.
+// Loads element `i` of an array whose dtype is known only at run time; for operands off the hot path.
 __device__ inline float load_any(const void* p, DType dtype, int64_t i) {
   switch (dtype) {
     case DType::f32: return load(static_cast<const float*>(p) + i);
@@ -95,7 +96,8 @@ __device__ inline T warp_reduce(T value, Combine combine) {
   return value;
 }
 
-// Blocks are whole warps, at most 32 of them. All threads call it. `identity` changes no value it is combined with.
+// Reduces over a block of whole warps, at most 32 of them. All threads must call it. Combining a value with `identity`
+// must not change it.
 template <typename T, typename Combine>
 __device__ inline T block_reduce(T value, T identity, Combine combine) {
   __shared__ T warps[kWarp];
@@ -104,7 +106,7 @@ __device__ inline T block_reduce(T value, T identity, Combine combine) {
   if (lane == 0) warps[warp] = value;
   __syncthreads();
   value = warp_reduce(lane < blockDim.x / kWarp ? warps[lane] : identity, combine);
-  __syncthreads();  // `warps` may be written again
+  __syncthreads();  // the next call overwrites `warps`
   return value;
 }
 
@@ -119,7 +121,7 @@ __device__ inline uint64_t block_max(uint64_t value) { return block_reduce(value
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Calls f(T{}) with the element type of `dtype`; another dtype is refused by can_handle and an error here.
+// Calls f(T{}) with the element type of `dtype`. can_handle refuses other dtypes, so they are an error here.
 template <typename Function>
 cudaError_t with_f32_or_bf16(DType dtype, Function&& f) {
   switch (dtype) {

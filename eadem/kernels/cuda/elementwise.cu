@@ -30,7 +30,7 @@ struct Same {
   __device__ float operator()(float x) const { return x; }
 };
 
-// One thread per kWidth elements.
+// Each thread computes kWidth elements.
 template <int kWidth, typename T, typename F>
 __global__ void map_pairs(const T* a,  // [size]
                           const T* b,  // [size]
@@ -69,7 +69,7 @@ dim3 num_blocks(int64_t size, int width) {
   return dim3(static_cast<unsigned>(ceil_div(size, int64_t{kThreads} * width)));
 }
 
-// Whether `size` elements can be taken kVector at a time from these addresses.
+// Whether `size` elements at these addresses can be processed kVector at a time.
 template <typename... Pointers>
 bool takes_vectors(int64_t size, Pointers... pointers) {
   return size % kVector == 0 && ((reinterpret_cast<uintptr_t>(pointers) % kVectorAlignment == 0) && ...);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the host part of a kernel (can_handle and run, in .cc) passes to its device part (.cu): one params struct per
-// kernel and the function that launches it. Pointers are device pointers to contiguous elements. Every function
-// launches nothing for an empty output and returns the status of its launch.
+// The interface between the host part of a kernel (can_handle and run, in .cc) and its device part (.cu): a params
+// struct per kernel and the function that launches it. Pointers are device pointers to contiguous elements. Every
+// function launches nothing for an empty output and returns the status of its launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -136,9 +136,9 @@ struct AttentionParams {
   int32_t window;  // 0: unlimited
   float scale;
   DType dtype, kv_dtype;
-  // Of launch_attention_mma only:
+  // Only launch_attention_mma uses these members:
   float* states = nullptr;  // [max_spans, heads, head_dim + 2]; null: decode steps run as prompts do
-  int64_t max_spans = 0;    // that all sequences of a step may have together
+  int64_t max_spans = 0;    // the most spans that all sequences of a step have together
   int32_t multiprocessors = 1;
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
@@ -165,7 +165,7 @@ struct LinearParams {
 // --- linear_stream.cu
 
 inline constexpr int64_t kLinearStreamMaxTokens = 64;
-inline constexpr int64_t kLinearStreamMultiple = 64;  // of `in`
+inline constexpr int64_t kLinearStreamMultiple = 64;  // `in` is a multiple of this
 
 struct LinearStreamParams {
   const void* x;       // [tokens, in] bf16; rows begin at multiples of 16 bytes
@@ -180,9 +180,9 @@ struct LinearStreamParams {
 };
 [[nodiscard]] cudaError_t launch_linear_stream(const LinearStreamParams& params, cudaStream_t stream);
 
-// --- self_test.cu: what a library's algorithm is tested with before it is used.
+// --- self_test.cu: kernels that test a library's algorithm before it is used.
 
-// [size] of random signs and exponents.
+// Fills `size` values with random signs, mantissas and exponents.
 [[nodiscard]] cudaError_t launch_fill_test_values(void* values, DType dtype, int64_t size, uint64_t seed,
                                                   cudaStream_t stream);
 // Adds to *count, in device memory, how many of the 16-bit words of a and b differ. size_bytes is even.

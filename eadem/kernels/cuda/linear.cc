@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// linear and the fusion linear_gated_activation, which has the bits of its parts. A row's bits do not depend on the
-// rows beside it:
+// linear and the fusion linear_gated_activation, whose results have the bits of the separate ops. A row's bits do not
+// depend on the rows beside it:
 //   cuda_mma_chain  bf16 x bf16 on Hopper. Up to 64 rows stream the weight (linear_stream.cu); more rows go through
 //                   those algorithms of cuBLASLt that gave the same bits in a test at their first use, else through
 //                   linear_stream again, 64 rows at a time
@@ -21,7 +21,8 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-// Shares of the device's bf16 rate: f32 products of cuBLASLt (67 of 989 TFLOP/s on an H100), and the tiles.
+// The shares of the device's bf16 rate that f32 products reach in cuBLASLt (67 of 989 TFLOP/s on an H100) and in the
+// tiles.
 constexpr double kF32Share = 0.08;
 constexpr double kTilesShare = 0.01;
 
@@ -38,7 +39,7 @@ Requirements common(const KernelRequest& request) {
       .require(request.inputs[1].fixed(1) > 0, "the sum has no terms");
 }
 
-// What linear_stream takes. cuda_mma_chain and cublaslt divide the products between them by this.
+// Whether linear_stream accepts the request. cuda_mma_chain and cublaslt use this to divide the products between them.
 bool takes_stream(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
   return request.device->type() == DeviceType::cuda &&
@@ -61,7 +62,7 @@ Verdict can_use_cublaslt(const KernelRequest& request) {
   const int64_t row_bytes = weight.fixed(1) * static_cast<int64_t>(dtype_size(weight.dtype));
   return common(request)
       .same_dtype("weight", weight, "x", x)
-      .same_dtype("bias", request.inputs[2], "y", y)  // the epilogue adds it before the one rounding
+      .same_dtype("bias", request.inputs[2], "y", y)  // the epilogue adds bias before the only rounding
       .require(x.dtype != DType::f32 || y.dtype == DType::f32, "x is f32 and y is bf16; cuBLASLt gives f32 from f32")
       .require(row_bytes % CudaMatmul::kAlignment == 0,
                fmt::format("a row of weight is {} bytes, not a multiple of {}", row_bytes, CudaMatmul::kAlignment))
@@ -69,7 +70,7 @@ Verdict can_use_cublaslt(const KernelRequest& request) {
       .at_cost(product_flops(request) / share);
 }
 
-// Never cheaper than cuBLASLt: weights are read once per 64 rows, and a tile is computed whole.
+// Tiles never cost less than cuBLASLt: weights are read once per 64 rows, and a partial tile is computed whole.
 Verdict can_use_tiles(const KernelRequest& request) {
   Verdict verdict = common(request).at_cost(product_flops(request) / kTilesShare);
   verdict.cost_us *= 2.0;
@@ -104,7 +105,7 @@ void run_cublaslt(const KernelCall& call) {
 
 void run_tiles(const KernelCall& call) { EADEM_CUDA_CALL(launch_linear_tiles(linear_params(call), stream_of(call))); }
 
-// The chain of mma.sync for any number of rows, 64 at a time.
+// Computes the mma.sync chain for any number of rows, 64 at a time.
 void stream_rows(CudaDevice& device, const LinearParams& p) {
   const auto row_of = [](auto* matrix, int64_t row, int64_t width, DType dtype) -> decltype(matrix) {
     if (matrix == nullptr) return nullptr;
@@ -126,8 +127,8 @@ void stream_rows(CudaDevice& device, const LinearParams& p) {
                                          device.stream()));
 }
 
-// Whether `product` gives the bits of linear_stream for this weight, and its time in microseconds. Test rows are
-// random, as many as `rows` unless they take more than kTestBytes.
+// Returns the time of `product` in microseconds if it gives the bits of linear_stream for this weight, or nothing if
+// any bit differs. There are `rows` rows of random test values, or as many as fit kTestBytes.
 std::optional<double> tested_product(CudaDevice& device, const LinearParams& p, int64_t rows,
                                      CudaMatmul::Product product) {
   constexpr int64_t kTestBytes = int64_t{512} << 20;
@@ -181,7 +182,8 @@ void multiply(CudaDevice& device, const LinearParams& p) {
 
 void run_mma_chain(const KernelCall& call) { multiply(cuda_device(call), linear_params(call)); }
 
-// --- linear_gated_activation: one sweep over both weights for few rows; for more, two products and the activation.
+// --- linear_gated_activation: few rows take one pass over both weights; more rows take two products and the
+// activation.
 
 Verdict can_gate(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &gate = request.inputs[1], &up = request.inputs[2];

@@ -11,10 +11,11 @@ constexpr int kStep = 16;      // terms per stage: one 64 x 16 tile of x and one
 constexpr int kThreads = 256;  // 16 x 16, each a 4 x 4 piece of y
 constexpr int kPiece = 4;
 
-// Any mix of element types, f32 FMA. The terms of an output are added in rising order of k, whatever `tokens` is.
+// Accepts any mix of element types and uses f32 FMA. The terms of an output are added in rising order of k for any
+// `tokens`.
 template <typename X, typename W>
 __global__ void __launch_bounds__(kThreads) linear_tiles(LinearParams p) {
-  // Transposed; one column of padding keeps the 16 threads that store a row of the tile on different banks.
+  // x is stored transposed; one column of padding keeps the 16 threads that store a row of the tile on different banks.
   __shared__ float x_tile[kStep][kTile + 1];
   __shared__ float w_tile[kStep][kTile + 1];
   const X* x = static_cast<const X*>(p.x);            // [tokens, in]
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) linear_tiles(LinearParams p) {
   const int64_t first_token = int64_t{blockIdx.y} * kTile;
   const int column = threadIdx.x % 16, line = threadIdx.x / 16;
 
-  // 1. Sums.
+  // 1. Compute the sums.
   float y[kPiece][kPiece] = {};
   for (int64_t k = 0; k < p.in; k += kStep) {
     for (int i = threadIdx.x; i < kTile * kStep; i += kThreads) {
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) linear_tiles(LinearParams p) {
     __syncthreads();
   }
 
-  // 2. Bias, one rounding.
+  // 2. Add the bias and round once.
 #pragma unroll
   for (int a = 0; a < kPiece; ++a)
 #pragma unroll

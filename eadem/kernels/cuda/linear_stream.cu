@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of few rows (up to 64 tokens), which wait for the weights: these are streamed once, by asynchronous copies
-// into a ring of stages in shared memory, and each output is one chain of mma.sync over ascending k. The chain's bits
-// are those of cuBLASLt without split-K (see mma.cuh), so that a row's bits depend neither on the number of rows nor on
-// which of the two computes them.
+// Products of few rows (up to 64 tokens), which are bound by reading the weights. Asynchronous copies stream the
+// weights once into a ring of stages in shared memory, and each output is one chain of mma.sync over ascending k. The
+// chain has the bits of cuBLASLt without split-K (see mma.cuh), so a row's bits depend neither on the number of rows
+// nor on whether this kernel or cuBLASLt computes them.
 #include <algorithm>
 
 #include "eadem/kernels/cuda/activation.cuh"
@@ -16,17 +16,17 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kFragmentRows = 16;         // of weights
+constexpr int kFragmentRows = 16;         // rows of weights in a fragment
 constexpr int kFragmentTokens = 8;        // the columns of an accumulator
 constexpr int kSteps = 4;                 // k16 steps whose fragments are loaded together
-constexpr int kGroup = kSteps * 16;       // elements of k in them
-constexpr int kChunk = 256;               // elements of k in a stage: a warp copies a row of it at once
-constexpr int kPitch = kChunk + 8;        // of a row in shared memory: eight rows begin in eight different banks
-constexpr int kSharedLimit = 227 * 1024;  // a block's, on Hopper
+constexpr int kGroup = kSteps * 16;       // elements of k in a group of steps
+constexpr int kChunk = 256;               // elements of k in a stage: one copy instruction of a warp moves one row
+constexpr int kPitch = kChunk + 8;        // pitch of a row in shared memory: eight rows begin in eight different banks
+constexpr int kSharedLimit = 227 * 1024;  // shared memory of a block on Hopper
 static_assert(kLinearStreamMultiple == kGroup);
 
-// How a block divides its work: tiles of kRowWarps times 16 weight rows, kTokenWarps times kTokenTiles times 8 tokens.
-// Two more warps copy, one of them weights and one tokens. A stage holds kChunk elements of k of all rows of a tile.
+// How a block divides its work: a tile has kRowWarps * 16 weight rows and kTokenWarps * kTokenTiles * 8 tokens. Two
+// more warps copy, one of them weights and one tokens. A stage holds kChunk elements of k for all rows of a tile.
 template <int kRowWarps_, int kTokenWarps_, int kTokenTiles_, int kStages_>
 struct Shape {
   static constexpr int kRowWarps = kRowWarps_, kTokenWarps = kTokenWarps_, kTokenTiles = kTokenTiles_;
@@ -40,13 +40,13 @@ struct Shape {
   static_assert(kSharedBytes <= kSharedLimit);
 };
 
-// Fragments of one group of k.
+// The fragments of one group of k.
 template <int kTokenTiles>
 struct Fragments {
   uint32_t weight[kSteps][4];
   uint32_t token[kTokenTiles][kSteps][2];
 
-  // From the addresses of this lane's rows of weights and tokens.
+  // Loads from the addresses of this lane's rows of weights and tokens.
   __device__ void load(uint32_t weights, uint32_t tokens) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) load_matrices(weight[step], weights + step * 32);
@@ -69,17 +69,17 @@ struct Fragments {
   }
 };
 
-// y = x weight^T (+ bias), or, with kGated, y = f(x weight^T) * (x up^T), where both products are rounded to the dtype
-// of y first: the bits are those of the ops apart. Gated tiles have the rows of `weight` in the even row warps and
-// those of `up` in the odd ones. A block computes tiles blockIdx.x, blockIdx.x + gridDim.x, ..., and its copies run on
-// from one into the next.
+// y = x weight^T (+ bias). With kGated, y = f(x weight^T) * (x up^T), where both products are first rounded to the
+// dtype of y, so that the bits equal those of the separate ops. Gated tiles have rows of `weight` in the even row warps
+// and rows of `up` in the odd ones. A block computes tiles blockIdx.x, blockIdx.x + gridDim.x, ..., and its copies
+// continue from one tile into the next without waiting.
 template <typename Y, typename S, bool kGated>
 __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamParams p) {
   extern __shared__ __align__(128) uint8_t memory[];  // kStages x { weights [kRows, kPitch], tokens [kTokens, kPitch] }
   __shared__ uint64_t barriers[2 * S::kStages];       // full, empty
   __shared__ float up_products[kGated ? S::kRows / 2 * S::kTokens : 1];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;  // of a tile
+  constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;  // outputs of a tile
   const int num_tiles = static_cast<int>(ceil_div(p.out, kOutputs));
   const int in = static_cast<int>(p.in), tokens = static_cast<int>(p.tokens);
   const int num_chunks = static_cast<int>(ceil_div(in, kChunk));
@@ -93,19 +93,19 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
   __syncthreads();
   allow_next_kernel();
 
-  // The output in its tile that a weight row of the tile belongs to.
+  // Returns the output within its tile to which a weight row of the tile belongs.
   const auto output_of = [](int row) {
     if constexpr (kGated) return row / (2 * kFragmentRows) * kFragmentRows + row % kFragmentRows;
     return row;
   };
 
-  // 1. Two warps copy, a row of a chunk at a time. The weights do not depend on earlier kernels.
+  // 1. Two warps copy, one row of a chunk at a time. The weights do not depend on earlier kernels.
   if (warp >= S::kWarps) {
     const bool copies_tokens = warp > S::kWarps;
     const uint64_t policy = copies_tokens ? l2_policy<L2Policy::evict_last>() : l2_policy<L2Policy::evict_first>();
     if (copies_tokens) wait_for_earlier_kernels();
     int stage = 0;
-    uint32_t parity = 1;  // of a phase that has not been: the first round waits for nothing
+    uint32_t parity = 1;  // parity of the phase before the first: the first round waits for nothing
     for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
       const int64_t first_output = int64_t{tile} * kOutputs;
       for (int chunk = 0; chunk < num_chunks; ++chunk) {
@@ -140,17 +140,18 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
     return;
   }
 
-  // 2. The others multiply. A dependent mma is issued every 24 clocks at best, so that whatever stands between two of a
-  // chain costs time: a chunk is one piece of straight code, in which fragments are loaded a group ahead.
+  // 2. The other warps multiply. A dependent mma can be issued every 24 clocks at best, so any instruction between two
+  // of a chain costs time. Therefore a chunk is one piece of straight code that loads fragments one group ahead.
   const int row_warp = warp % S::kRowWarps, token_warp = warp / S::kRowWarps;
-  // Lane l addresses row l % 8 of matrix l / 8: of weights, rows + 8 in matrices 1 and 3, k + 8 in 2 and 3; of tokens,
-  // k + 8, 16 and 24 in 1, 2 and 3, which are the fragments of two steps.
+  // Lane l addresses row l % 8 of matrix l / 8. For weights, matrices 1 and 3 are 8 rows further down, and 2 and 3 are
+  // 8 further in k. For tokens, matrices 1, 2 and 3 are 8, 16 and 24 further in k, which gives the fragments of two
+  // steps.
   const uint32_t weight_rows =
       shared + static_cast<uint32_t>(((row_warp * kFragmentRows + lane % 16) * kPitch + lane / 16 * 8) * 2);
   const uint32_t token_rows =
       shared + static_cast<uint32_t>(
                    ((S::kRows + token_warp * S::kTokenTiles * kFragmentTokens + lane % 8) * kPitch + lane / 8 * 8) * 2);
-  constexpr int kGroups = kChunk / kGroup;  // of a chunk
+  constexpr int kGroups = kChunk / kGroup;  // groups of a chunk
   const int last_groups = (in - (num_chunks - 1) * kChunk) / kGroup;
   int stage = 0;
   uint32_t parity = 0;
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
     for (int t = 0; t < S::kTokenTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
     for (int chunk = 0; chunk < num_chunks; ++chunk) multiply_chunk(chunk);
 
-    // 3. Bias or gate, and a rounding. Lane 4 g + t holds rows g and g + 8, tokens 2 t and 2 t + 1.
+    // 3. Apply bias or gate and round once. Lane 4 g + t holds rows g and g + 8, tokens 2 t and 2 t + 1.
     const auto for_each_sum = [&](auto&& f) {
 #pragma unroll
       for (int t = 0; t < S::kTokenTiles; ++t)
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
       meet();
     }
     if (!kGated || row_warp % 2 == 0) {
-      wait_for_earlier_kernels();  // one may still read what y is written over
+      wait_for_earlier_kernels();  // an earlier kernel may still read the memory of y
       for_each_sum([&](int row, int token, float s) {
         const int64_t n = first_output + output_of(row), i = int64_t{token} * p.out + n;
         if (token >= tokens || n >= p.out) return;
@@ -214,22 +215,22 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
         store(static_cast<Y*>(p.y) + i, s);
       });
     }
-    if constexpr (kGated) meet();  // up_products is written again
+    if constexpr (kGated) meet();  // the next tile overwrites up_products
   }
 }
 
 template <typename Y, typename S, bool kGated>
 cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
   constexpr int64_t kOutputs = kGated ? S::kRows / 2 : S::kRows;
-  constexpr int64_t kBlocks = kSharedLimit / (S::kSharedBytes + 2048);  // of a multiprocessor
+  constexpr int64_t kBlocks = kSharedLimit / (S::kSharedBytes + 2048);  // blocks that fit one multiprocessor
   const int64_t blocks = std::min(ceil_div(p.out, kOutputs), p.multiprocessors * std::max<int64_t>(kBlocks, 1));
   return launch_overlapped(linear_stream<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads,
                            S::kSharedBytes, stream, p);
 }
 
-// Few tokens: tiles of 16 rows, so that narrow weights still reach every multiprocessor; two blocks of 100 KB share
-// one. More tokens: they are read again for every tile, and 64 rows share them where the weight has enough rows to go
-// round.
+// Few tokens use tiles of 16 rows, so that narrow weights still reach every multiprocessor; two blocks of 100 KB share
+// one multiprocessor. More tokens are read again for every tile, so tiles have 64 rows if the weight has enough rows
+// for all multiprocessors.
 template <typename Y, bool kGated>
 cudaError_t launch_rows(const LinearStreamParams& p, cudaStream_t stream) {
   constexpr int kR = kGated ? 2 : 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The vocabulary of the tensor-core kernels: fragments of mma.sync, copies from global to shared memory that run by
-// themselves, barriers that wait for them, and the overlap of one kernel's beginning with another's end.
+// Helpers of the tensor-core kernels: fragments of mma.sync, asynchronous copies from global to shared memory, and
+// barriers that wait for the copies.
 //
 // Fragments, for lane = 4 * g + t of a warp (PTX ISA, "Matrix fragments for mma.m16n8k16"):
 //   a  16 x 16, row-major   a[0] row g, columns 2t and 2t + 1;  a[1] row g + 8;  a[2], a[3] the same, columns + 8
@@ -9,8 +9,9 @@
 //   c  16 x 8, f32          c[0], c[1] row g, columns 2t and 2t + 1;  c[2], c[3] row g + 8
 // Two bf16 values share a register, the lower index in the lower half.
 //
-// One mma.sync m16n8k16 adds 16 products to an accumulator as one sum. A chain of them over ascending k has, on Hopper,
-// the bits of wgmma and of cuBLASLt without split-K; which row of a fragment a token occupies does not matter.
+// One mma.sync m16n8k16 adds 16 products to an accumulator as one sum. On Hopper, a chain of them over ascending k has
+// the bits of wgmma and of cuBLASLt without split-K. The bits do not depend on which row of a fragment a token
+// occupies.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,7 +20,7 @@
 
 namespace eadem::kernels::cuda {
 
-// The volatile move keeps the compiler from computing the address again wherever it is used.
+// The volatile move keeps the compiler from recomputing the address at every use.
 __device__ inline uint32_t shared_address(const void* p) {
   uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(p));
   asm volatile("mov.u32 %0, %0;" : "+r"(address));
@@ -28,7 +29,8 @@ __device__ inline uint32_t shared_address(const void* p) {
 
 // --- Fragments.
 
-// Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8, aligned to 16 bytes.
+// Loads four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8, aligned to 16
+// bytes.
 __device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -50,13 +52,13 @@ __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two values rounded to bf16; `low` in the lower half.
+// Packs two values rounded to bf16; `low` goes to the lower half.
 __device__ inline uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// --- Copies of 16 bytes by one thread (sm_80). Without `wanted` nothing is read and zeros are written.
+// --- Copies of 16 bytes by one thread (sm_80). If not `wanted`, nothing is read and zeros are written.
 
 __device__ inline void copy_16_async(uint32_t shared, const void* global, bool wanted) {
   const int bytes = wanted ? 16 : 0;
@@ -81,7 +83,7 @@ __device__ inline void barrier_init(uint32_t barrier, int arrivals) {
 __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Waits for the end of the phase of this parity: 0 for the first one.
+// Waits for the end of the phase with this parity; the first phase has parity 0.
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -93,12 +95,13 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// Arrives once all of this thread's earlier copies of 16 bytes have arrived; one of the barrier's `arrivals`.
+// Arrives once all earlier 16-byte copies of this thread have completed; counts as one of the barrier's `arrivals`.
 __device__ inline void barrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// What the L2 cache does with the lines: weights pass through it once, activations are read by every block.
+// How the L2 cache treats lines: weights, which are read once, are evicted first; activations, which every block reads,
+// last.
 enum class L2Policy : uint8_t { evict_first, evict_last };
 template <L2Policy kPolicy>
 __device__ inline uint64_t l2_policy() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// rms_norm, the fusion add_rms_norm, and softmax: one block per row.
+// rms_norm, the fusion add_rms_norm, and softmax. Each row is computed by one block.
 #include "eadem/kernels/backends.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"

@@ -9,9 +9,10 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y = x / rms(x) * weight, or with `add` the same of sum = x + add. One block per row. The row is read twice rather
-// than kept in registers, so any `hidden` works; each thread reads again only what it wrote itself. The sum is rounded
-// before it is normalized: the bits are those of the two ops apart. kWidth elements are read at once.
+// y = x / rms(x) * weight; with `add`, sum = x + add is normalized instead of x. One block per row. The row is read
+// twice rather than kept in registers, so any `hidden` works; each thread reads again only elements that it wrote
+// itself. The sum is rounded before it is normalized, so the bits equal those of the separate ops. kWidth elements are
+// read at once.
 template <typename T, typename W, int kWidth>
 __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
   const int64_t offset = blockIdx.x * p.hidden;
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
   allow_next_kernel();
   wait_for_earlier_kernels();
 
-  // 1. Mean square, in f32.
+  // 1. Compute the mean square, in f32.
   float squares = 0.0f;
   for (int64_t i = threadIdx.x * kWidth; i < p.hidden; i += kThreads * kWidth) {
     float values[kWidth];

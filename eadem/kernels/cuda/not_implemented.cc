@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ops without a CUDA kernel. A pipeline that needs one is refused when it compiles, by name.
+// Ops without a CUDA kernel. Compiling a pipeline that needs one fails with an error that names the op.
 #include "eadem/kernels/backends.h"
 
 namespace eadem::kernels::cuda {
 
-// Training on this device.
+// These ops are needed only for training.
 KernelList cross_entropy_kernels() { return {}; }
 KernelList linear_cross_entropy_kernels() { return {}; }
 KernelList grad_norm_kernels() { return {}; }
 KernelList adamw_kernels() { return {}; }
 
-// add_rms_norm adds the residual without a sweep of its own, and after the product was rounded, as the ops apart do.
+// This fusion is not needed: add_rms_norm adds the residual without a pass of its own, after the product was rounded,
+// as the separate ops do.
 KernelList linear_add_kernels() { return {}; }
 
 }  // namespace eadem::kernels::cuda

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programmatic dependent launch (sm_90): a kernel launched with `launch_overlapped` may begin before the one ahead of
-// it in the stream has ended. It must call `wait_for_earlier_kernels` in every block before it reads what an earlier
-// kernel writes, or writes what one reads.
+// Programmatic dependent launch (sm_90): a kernel launched with `launch_overlapped` may begin before the previous
+// kernel of its stream has ended. Every block must call `wait_for_earlier_kernels` before it reads memory that an
+// earlier kernel writes, or writes memory that an earlier kernel reads.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,10 +12,10 @@
 namespace eadem::kernels::cuda {
 
 __device__ inline void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// From now on the next kernel may begin, as multiprocessors become free.
+// Allows the next kernel to begin as multiprocessors become free.
 __device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// `shared_bytes` of dynamic shared memory, which may be more than the 48 KB that a kernel has without asking.
+// Launches a kernel with `shared_bytes` of dynamic shared memory, which may exceed the default limit of 48 KB.
 template <typename... Params>
 cudaError_t launch_overlapped(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
                               cudaStream_t stream, const Params&... params) {

@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 
 unsigned num_blocks(int64_t size) { return static_cast<unsigned>(ceil_div(size, kThreads)); }
 
-// One thread per (token, frequency). The angle and its cosine and sine are in double precision.
+// One thread per (token, frequency). The angle, its cosine and its sine are computed in double precision.
 __global__ void rope_angles(RopeTableParams p) {
   allow_next_kernel();
   wait_for_earlier_kernels();
@@ -25,7 +25,7 @@ __global__ void rope_angles(RopeTableParams p) {
   row[p.half + frequency] = static_cast<float>(p.scale * sine);
 }
 
-// Rotates pair `pair` of one head. `write(i, value)` takes element i of the head.
+// Rotates pair `pair` of one head. `write(i, value)` stores element i of the head.
 template <typename T, typename Write>
 __device__ void rotate_pair(const T* x,          // [head_dim]
                             const float* table,  // [2 * half]: cosines, sines
@@ -38,7 +38,7 @@ __device__ void rotate_pair(const T* x,          // [head_dim]
   write(second, b * cosine + a * sine);
 }
 
-// One thread per (token, head, item): the pairs of the head, then the elements that pass through.
+// One thread per (token, head, item). Items are the pairs of the head, then the elements that are copied unrotated.
 template <typename T>
 __global__ void rope_items(RopeParams p) {
   allow_next_kernel();
@@ -58,9 +58,9 @@ __global__ void rope_items(RopeParams p) {
   }
 }
 
-// One thread per (token, head, element of v). The first head_dim - half of them also carry k, as in rope_items. A
-// rotated key is rounded to the dtype of k before it is rounded to the cache's: the bits are those of rope and
-// kv_append apart.
+// One thread per (token, head, element of v). The first head_dim - half threads of each head also store k, divided into
+// items as in rope_items. A rotated key is rounded to the dtype of k before it is rounded to the cache's dtype, so the
+// bits equal those of separate rope and kv_append.
 template <typename T, typename C>
 __global__ void append_items(KvAppendParams p) {
   allow_next_kernel();

@@ -30,7 +30,7 @@ void run_sample(const KernelCall& call) {
                                 stream_of(call)));
 }
 
-// A float for each penalized logit.
+// Scratch has one float for each penalized logit.
 int64_t sample_scratch_bytes(const KernelRequest& request) {
   return static_cast<int64_t>(sizeof(float)) * request.inputs[kPenalties].dim(0).bind(request.bounds);
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One block draws the token of one row, by the steps of kernels/sample.h, without sorting.
+// One block draws the token of one row by the rules of kernels/sample.h, without sorting.
 //
 // Probabilities are handled as integers: the weight of a token is exp((logit - largest) / temperature) in f32, scaled
 // by a power of two so large that the sum over the vocabulary still fits 63 bits. Integer sums do not depend on the
 // order of addition, so that thresholds, ties and the draw are exact for these weights.
 //
-// The set that a filter keeps is a prefix of the order "falling logit, then rising index", which two numbers
-// describe: every token above a threshold, and those at the threshold up to an index. The threshold is found by
+// The set that a filter keeps is a prefix of the order "falling logit, then rising index". Two numbers describe it:
+// every token above a threshold is kept, and tokens at the threshold are kept up to an index. The threshold is found by
 // bisection over the bits of the logits, one pass over the row per bit.
 #include "eadem/core/philox.h"
 #include "eadem/kernels/cuda/device_math.cuh"
@@ -20,7 +20,7 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / kWarp;
 
-// Unsigned integers in the order of the floats; -0 and +0 have one key. Not for NaN.
+// Maps floats to unsigned integers in ascending order; -0 and +0 have one key. Not for NaN.
 __device__ uint32_t key_of(float value) {
   const uint32_t bits = value == 0.0f ? 0u : __float_as_uint(value);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -30,16 +30,16 @@ __device__ float value_of(uint32_t key) { return __uint_as_float((key & 0x800000
 struct Row {
   const float* logits;  // [vocab]
   int32_t vocab;
-  float largest;      // of the logits
+  float largest;      // largest of the logits
   float temperature;  // > 0
   float one;          // the weight of probability exp(0): a power of two
 
-  // Relative to the largest probability, which is 1.
+  // The probability relative to the largest one, which is 1.
   __device__ float probability(float logit) const { return expf((logit - largest) / temperature); }
   __device__ uint64_t weight(float logit) const { return __float2ull_rn(probability(logit) * one); }
 };
 
-// Sum of value(i) over the row.
+// Sums value(i) over the row.
 template <typename Value>
 __device__ uint64_t row_total(const Row& row, Value value) {
   uint64_t total = 0;
@@ -47,8 +47,8 @@ __device__ uint64_t row_total(const Row& row, Value value) {
   return block_sum(total);
 }
 
-// The largest key t such that the values of the tokens with key >= t add up to at least `goal`, which is in
-// [1, sum of all values].
+// Returns the largest key t for which the values of the tokens with key >= t add up to at least `goal`, which is in [1,
+// sum of all values].
 template <typename Value>
 __device__ uint32_t threshold_key(const Row& row, uint64_t goal, Value value) {
   uint32_t low = 0, high = key_of(row.largest);
@@ -65,7 +65,8 @@ __device__ uint32_t threshold_key(const Row& row, uint64_t goal, Value value) {
   return low;
 }
 
-// The first index at which the running sum of value(i) exceeds `target`, which is less than the sum over the row.
+// Returns the first index at which the running sum of value(i) exceeds `target`, which is less than the sum over the
+// row.
 template <typename Value>
 __device__ int32_t first_exceeding(const Row& row, uint64_t target, Value value) {
   __shared__ uint64_t totals[kWarps];
@@ -102,14 +103,14 @@ __device__ int32_t first_exceeding(const Row& row, uint64_t target, Value value)
   }
   __syncthreads();
   const int32_t result = found;
-  __syncthreads();  // `found` and `totals` may be written again
+  __syncthreads();  // the next call overwrites `found` and `totals`
   return result;
 }
 
-// The kept tokens.
+// The tokens that the filters keep.
 struct Kept {
-  uint32_t key = 0;           // every token above it
-  int32_t last = 0x7fffffff;  // and those at it with an index up to this one
+  uint32_t key = 0;           // every token above it is kept
+  int32_t last = 0x7fffffff;  // tokens at the key are kept up to this index
   __device__ bool operator()(const Row& row, int32_t i) const {
     const uint32_t k = key_of(row.logits[i]);
     return k > key || (k == key && i <= last);
@@ -128,7 +129,7 @@ __device__ int32_t draw(const Row& row, int32_t top_k, float top_p, float min_p,
     kept.key = key;
   }
 
-  // 2. top_p. All tokens at the threshold weigh the same; `count` of them are needed.
+  // 2. top_p. All tokens at the threshold have equal weight; `count` of them are needed.
   if (top_p < 1.0f) {
     const auto weight = [&](int32_t i) { return kept(row, i) ? row.weight(row.logits[i]) : uint64_t{0}; };
     const uint64_t total = row_total(row, weight);
@@ -144,8 +145,8 @@ __device__ int32_t draw(const Row& row, int32_t top_k, float top_p, float min_p,
     kept = Kept{key, last};
   }
 
-  // 3. min_p and the draw: with u = word / 2^24, the running sum exceeds u * total if and only if it exceeds
-  // floor(word * total / 2^24).
+  // 3. min_p and the draw. With u = word / 2^24, the running sum exceeds u * total if and only if it exceeds floor(word
+  // * total / 2^24).
   const auto weight = [&](int32_t i) {
     const float probability = row.probability(row.logits[i]);
     return kept(row, i) && probability >= min_p ? __float2ull_rn(probability * row.one) : uint64_t{0};
@@ -156,7 +157,8 @@ __device__ int32_t draw(const Row& row, int32_t top_k, float top_p, float min_p,
   return first_exceeding(row, target, weight);
 }
 
-// Penalizes the row's logits in place and keeps what they were. The tokens of a row are distinct: no two threads meet.
+// Penalizes the row's logits in place and saves their old values. The tokens of a row are distinct, so no two threads
+// write one logit.
 __device__ void penalize(float* logits, const SampleRow& row, const int32_t* pairs, float* replaced) {
   const SampleSettings& s = row.settings;
   for (int32_t i = row.penalties_begin + threadIdx.x; i < row.penalties_end; i += kThreads) {
@@ -178,9 +180,9 @@ __device__ void put_back(float* logits, const SampleRow& row, const int32_t* pai
 }
 
 struct Largest {
-  int32_t index;  // the smallest among those of the largest logits
+  int32_t index;  // the smallest index of the largest logits
   float value;
-  bool finite;  // and no logit is NaN
+  bool finite;  // the largest logit is finite and no logit is NaN
 };
 
 __device__ Largest largest_of(const float* logits, int32_t vocab) {
@@ -198,8 +200,8 @@ __device__ Largest largest_of(const float* logits, int32_t vocab) {
   return {index, value, !any_nan && isfinite(value)};
 }
 
-// The logits are penalized where they lie, for the time of the draw, and put back bit for bit: only this block reads
-// the row, and a copy of it would cost as much memory as the logits.
+// The logits are penalized in place while the token is drawn, then restored bit for bit. Only this block reads the row,
+// and a copy would take as much memory as the logits.
 __global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
   const int64_t r = blockIdx.x;
   float* logits = const_cast<float*>(p.logits) + r * p.vocab;  // [vocab]
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
     return;
   }
 
-  // 3. Its log softmax without temperature; the sum in f64.
+  // 3. Compute the token's log softmax without temperature; the sum is in f64.
   double sum = 0.0;
   for (int32_t i = threadIdx.x; i < p.vocab; i += kThreads) sum += expf(logits[i] - most.value);
   sum = block_sum(sum);

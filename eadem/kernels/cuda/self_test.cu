@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Random signs and mantissas, exponents from 2^-8 to 2^7: sums in which terms of all sizes meet and cancel.
+// Random signs and mantissas, with exponents from 2^-8 to 2^7, so that terms of different sizes are added and cancel.
 __global__ void fill_test_values(void* values, DType dtype, int64_t size, uint64_t seed) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= size) return;

@@ -8,12 +8,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// One block per row, which is read three times. A NaN in the row makes the sum NaN and so every output.
+// One block per row, which is read three times. A NaN in the row makes the sum NaN, and with it every output.
 __global__ void softmax_rows(SoftmaxParams p) {
   const float* x = p.x + blockIdx.x * p.n;  // [n]
   float* y = p.y + blockIdx.x * p.n;        // [n], may be x
 
-  // 1. Largest element, then the sum of exponentials.
+  // 1. Find the largest element, then the sum of exponentials.
   float largest = -INFINITY;
   for (int64_t i = threadIdx.x; i < p.n; i += kThreads) largest = fmaxf(largest, x[i]);
   largest = block_max(largest);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the host part of every CUDA kernel needs: saying what it can take, and reading the ports of a call.
+// Helpers for the host part of every CUDA kernel: stating which requests it accepts, and reading the ports of a call.
 #pragma once
 
 #include <initializer_list>
@@ -15,7 +15,7 @@ namespace eadem::kernels::cuda {
 inline CudaDevice& cuda_device(const KernelCall& call) { return static_cast<CudaDevice&>(call.context->device); }
 inline cudaStream_t stream_of(const KernelCall& call) { return cuda_device(call).stream(); }
 
-// The elements of a plain contiguous port; null when it is absent.
+// Returns the elements of a plain contiguous port, or null if the port is absent.
 inline void* elements(const TensorView& view) {
   EADEM_CHECK(!view.defined() || (view.encoding == nullptr && view.is_contiguous()), "{} is not plain and contiguous",
               to_string(view));
@@ -26,23 +26,23 @@ T* elements(const TensorView& view) {
   return elements(view) == nullptr ? nullptr : view.as<T>();
 }
 
-// Collects what a kernel requires of a request; the first thing that is not so becomes the refusal. Every port must be
-// plain: this backend has no encodings yet.
+// Collects what a kernel requires of a request. The first requirement that is not met becomes the refusal. Every port
+// must be plain: this backend has no encodings yet.
 //
 //   return Requirements(request).dtype("x", request.inputs[0], {DType::f32}).at_cost(flops);
 class Requirements {
  public:
   explicit Requirements(const KernelRequest& request);
 
-  // One of `allowed`, or absent.
+  // Requires a dtype of `allowed`, or an absent port.
   Requirements& dtype(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed);
   Requirements& same_dtype(std::string_view port, const TensorType& type, std::string_view other_port,
                            const TensorType& other);
   Requirements& require(bool condition, std::string_view reason);
   Requirements& at_most(std::string_view what, int64_t value, int64_t limit);
 
-  // Yes at the modelled cost of `flops`, at the device's rate for bf16, and of the traffic of all ports, unless
-  // something was refused.
+  // Accepts at the modelled cost of `flops`, at the device's bf16 rate, and of the traffic of all ports, unless a
+  // requirement was not met.
   Verdict at_cost(double flops) const;
 
  private:
