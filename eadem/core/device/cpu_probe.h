@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Measures the processor: how fast its threads move memory, how many operations they finish, and how long it takes to
-// start them. Speeds are reported against these limits. Every figure is the best pass within about `seconds`, so it
-// shows the machine's ability even while others use it.
+// start them. Speeds are reported against these limits. Every figure is the best pass within about `seconds`, to
+// show what the machine can do.
 #pragma once
 
 #include <cstdint>

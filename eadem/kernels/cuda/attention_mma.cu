@@ -141,7 +141,7 @@ __device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD /
   }
 }
 
-// The key of a lane's score i in a tile of 8 keys. The score is in row lane / 4 + i / 2 * 8.
+// The key, of the chunk, of a lane's score i in a tile of 8 keys. The score is in row lane / 4 + i / 2 * 8.
 __device__ int key_of(int tile, int i, int lane) { return tile * 8 + lane % 4 * 2 + i % 2; }
 
 // --- Steps with prompts: one block per 64 rows of a sequence and key head, over all keys in order.
