@@ -77,7 +77,7 @@ struct Expr {
   Arguments args;
 };
 
-// What an assignment writes: a name, an attribute of a namespace, or several of these.
+// The target of an assignment: a name, an attribute of a namespace, or several of these.
 struct Target {
   std::string name;
   std::string attribute;     // not empty: name.attribute

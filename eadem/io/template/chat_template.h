@@ -36,7 +36,7 @@ struct TemplateInput {
   JsonValue variables = JsonValue::object();
   // An object of strings that the application vouches for, such as `bos_token`; goes after `variables`.
   JsonValue trusted = JsonValue::object();
-  // What strftime_now shows.
+  // The time that strftime_now shows.
   std::tm now = {};
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What may stand after `|`.
+// The filters: names that may stand after `|`.
 #include <algorithm>
 #include <array>
 #include <charconv>

@@ -91,7 +91,7 @@ class Lexer {
     if (!text.empty()) push(TokenKind::data, std::string(text));
   }
 
-  // What remains of the text before a tag.
+  // The text before a tag, without what the tag strips.
   std::string_view stripped_before(std::string_view text, char sign, bool lstrip_blocks) const {
     if (sign == '-') return strip_right(text);
     if (sign == '+' || !lstrip_blocks) return text;

@@ -18,7 +18,7 @@ struct CallArgs {
   std::vector<std::pair<std::string_view, Value>> named;
 };
 
-// What library code needs of a rendering.
+// The part of a rendering that library code uses.
 struct Runtime {
   Heap& heap;
   const std::tm& now;

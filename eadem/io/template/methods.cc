@@ -252,7 +252,7 @@ Value dict_copy(Runtime& rt, const Value& self, const CallArgs& args) {
   return copy;
 }
 
-// What changes a value: the sandbox refuses it.
+// Methods that change a value: the sandbox refuses them.
 Value refuse(Runtime&, const Value& self, const CallArgs&) {
   throw RenderError("a template must not change a {}", type_name(self));
 }

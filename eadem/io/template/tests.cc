@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What may stand after `is`.
+// The tests: names that may stand after `is`.
 #include <array>
 
 #include "eadem/io/template/library.h"
