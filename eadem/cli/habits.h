@@ -10,7 +10,6 @@ namespace eadem::cli {
 
 // An option that other programs call `name` and we call `ours`. Every command that has `ours` also takes `name`, unless
 // `name` is an option of its own.
-// it has a meaning of its own for it.
 struct OtherName {
   std::string_view name;
   std::string_view ours;

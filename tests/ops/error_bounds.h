@@ -19,7 +19,7 @@ namespace eadem::test {
 // weight rounds x to 8 bits, row by row, in groups of 32 (kernels/cpu/quantized_matmul.h), and one with the keys of an
 // int8 cache the query; that is the larger part of the bound. `rounds_to_bf16`: the kernel rounds
 // to bf16 what it multiplies with weights or values: linear its x (kernels/cpu/tiles.h), attention the exponentials of
-// its scores (kernels/cuda/attention_mma.cu).
+// its scores (kernels/cuda/attention_tiles.cuh).
 std::vector<std::vector<double>> error_bounds(const ops::Op& op, kernels::Pass pass,
                                               std::span<const ops::RefTensor> inputs,
                                               std::span<const ops::RefTensor> expected,

@@ -13,8 +13,8 @@ namespace {
 // query.
 constexpr double kRateShare = 0.02;
 
-// The share of the bf16 rate that attention_mma.cu reaches.
-constexpr double kMmaRateShare = 0.3;
+// The share of the bf16 rate that the tensor-core kernels reach.
+constexpr double kMmaRateShare = 0.4;
 
 // Counts every query against as many keys as there may be tokens or cached positions.
 double attention_flops(const KernelRequest& request) {
@@ -26,11 +26,11 @@ double attention_flops(const KernelRequest& request) {
   return 4.0 * elements_of(request, request.inputs[0]) * keys;
 }
 
-// Whether attention_mma.cu accepts the request. The two kernels use this to divide all requests between them.
+// Whether the tensor-core kernels accept the request. The two kernels use this to divide all requests between them.
 bool takes_mma(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
   return request.device->type() == DeviceType::cuda &&
-         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
+         static_cast<const CudaDevice*>(request.device)->compute_capability() == 90 &&
          request.inputs[0].dtype == DType::bf16 && request.inputs[1].dtype == DType::bf16 &&
          (attrs.head_dim == 64 || attrs.head_dim == 128) && attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup &&
          attrs.scale > 0.0f && request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences;
@@ -42,7 +42,7 @@ Verdict can_use_mma(const KernelRequest& request) {
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
       .require(takes_mma(request),
                fmt::format("needs bf16 queries and keys, head_dim 64 or 128, at most {} heads a key head, a positive "
-                           "scale, at most {} sequences, and a device that is Hopper or newer",
+                           "scale, at most {} sequences, and a Hopper device",
                            kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
       .at_cost(attention_flops(request) / kMmaRateShare);
 }
@@ -109,7 +109,8 @@ void run_mma(const KernelCall& call) {
   params.states = static_cast<float*>(call.scratch.data);
   params.max_spans = params.sequences * (params.max_blocks * params.block_size / kAttentionSpanKeys + 1);
   params.multiprocessors = cuda_device(call).multiprocessors();
-  EADEM_CUDA_CALL(launch_attention_mma(params, stream_of(call)));
+  const bool decodes = params.tokens == params.sequences && params.states != nullptr;
+  EADEM_CUDA_CALL((decodes ? launch_attention_decode : launch_attention_prompt)(params, stream_of(call)));
 }
 
 constexpr Kernel kMma{.name = "cuda_mma",

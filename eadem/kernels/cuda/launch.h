@@ -136,19 +136,21 @@ struct AttentionParams {
   int32_t window;  // 0: unlimited
   float scale;
   DType dtype, kv_dtype;
-  // Only launch_attention_mma uses these members:
-  float* states = nullptr;  // [max_spans, heads, head_dim + 2]; null: decode steps run as prompts do
+  // Only launch_attention_decode uses these members:
+  float* states = nullptr;  // [max_spans, heads, head_dim + 2]
   int64_t max_spans = 0;    // the most spans that all sequences of a step have together
   int32_t multiprocessors = 1;
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
 
-// --- attention_mma.cu: bf16 queries, keys and values; head_dim 64 or 128.
+// --- attention_prompt.cu and attention_decode.cu: bf16 queries, keys and values; head_dim 64 or 128; at most
+// kAttentionMmaMaxGroup heads a key head. A step of one token per sequence has the same bits from both.
 
 inline constexpr int64_t kAttentionSpanKeys = 256;
 inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key head
 inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
-[[nodiscard]] cudaError_t launch_attention_mma(const AttentionParams& params, cudaStream_t stream);
+[[nodiscard]] cudaError_t launch_attention_prompt(const AttentionParams& params, cudaStream_t stream);
+[[nodiscard]] cudaError_t launch_attention_decode(const AttentionParams& params, cudaStream_t stream);
 
 // --- linear.cu
 
