@@ -17,6 +17,13 @@ if(EADEM_SANITIZE)
   target_link_options(eadem_options INTERFACE -fsanitize=${EADEM_SANITIZE})
 endif()
 
+# Compiles eight sources of a target as one. GCC then takes them for headers, whose classes may not use unnamed
+# namespaces.
+function(eadem_join_sources target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON)
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endfunction()
+
 # eadem_layer(<name> [JOINED] [LINK <targets that headers need>] [PRIVATE <targets only sources need>])
 # Compiles every .cc below the calling directory; JOINED, with EADEM_JOIN_SOURCES, several as one.
 function(eadem_layer name)
@@ -25,7 +32,7 @@ function(eadem_layer name)
   if(sources)
     add_library(eadem_${name} STATIC ${sources})
     if(arg_JOINED AND EADEM_JOIN_SOURCES)
-      set_target_properties(eadem_${name} PROPERTIES UNITY_BUILD ON)
+      eadem_join_sources(eadem_${name})
     endif()
     target_link_libraries(eadem_${name} PUBLIC eadem_options ${arg_LINK} PRIVATE ${arg_PRIVATE})
   else()
