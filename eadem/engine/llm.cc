@@ -147,6 +147,16 @@ std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, c
 std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>>& prompts,
                                           const SamplingParams& params, const OnText& on_text,
                                           const std::atomic<bool>* cancel) {
+  return run(prompts, params, on_text, cancel, false);
+}
+
+Completion LLM::continue_ids(const std::vector<int32_t>& conversation, const SamplingParams& params,
+                             const OnText& on_text, const std::atomic<bool>* cancel) {
+  return std::move(run({&conversation, 1}, params, on_text, cancel, true)[0]);
+}
+
+std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
+                                 const OnText& on_text, const std::atomic<bool>* cancel, bool keep) {
   params.validate();
   stats_ = {};
   std::vector<Completion> completions(prompts.size());
@@ -157,7 +167,8 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     completion.seed = params.seed ? *params.seed : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
     try {
       const Scheduler::RequestId id = scheduler_->add(
-          {.prompt = prompts[i], .sampling = params.settings(completion.seed), .max_tokens = params.max_tokens});
+          {.prompt = prompts[i], .sampling = params.settings(completion.seed), .max_tokens = params.max_tokens,
+           .keep = keep});
       Running request{i, &completion, io::IncrementalDecoder(*tokenizer_), StopWatcher(params.stop)};
       for (int32_t token : prompts[i])
         if (tokenizer_->is_token(token)) request.decoder.next(token);  // the continuation starts where the prompt ends
@@ -215,6 +226,7 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     return true;
   };
 
+  const int64_t reused_before = scheduler_->reused_tokens();
   const Clock::time_point start = Clock::now();
   bool more = !running.empty();
   try {
@@ -231,6 +243,7 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
       (prompt > 0 ? stats_.prompt_seconds : stats_.decode_seconds) += seconds;
       stats_.prompt_tokens += prompt;
       stats_.decode_tokens += scheduler_->decode_tokens() - decode_before;
+      stats_.reused_tokens = scheduler_->reused_tokens() - reused_before;
       if (stats_.first_token_seconds < 0) stats_.first_token_seconds = seconds_since(start);
       if (cancel != nullptr && cancel->load()) {
         while (!running.empty()) {
