@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shows an answer while it comes: the answer proper on stdout, the reasoning before it, dimmed, on stderr.
+#pragma once
+
+#include "eadem/cli/terminal.h"
+#include "eadem/engine/reasoning.h"
+
+namespace eadem::cli {
+
+class AnswerPrinter {
+ public:
+  void show(const engine::ReasoningSplitter::Piece& piece) {
+    if (!piece.reasoning.empty()) {
+      print_error(dim_error(piece.reasoning));
+      in_reasoning_ = true;
+    }
+    if (piece.content.empty()) return;
+    end_reasoning("\n\n");
+    print(piece.content, true);
+    has_content_ = true;
+  }
+  // Ends the answer's last line, if there is one.
+  void end() {
+    end_reasoning("\n");
+    if (has_content_) print("\n", true);
+  }
+
+ private:
+  void end_reasoning(std::string_view line_ends) {
+    if (in_reasoning_) print_error(line_ends);
+    in_reasoning_ = false;
+  }
+
+  bool in_reasoning_ = false, has_content_ = false;
+};
+
+}  // namespace eadem::cli
