@@ -3,20 +3,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <future>
 #include <map>
 #include <random>
 #include <system_error>
 #include <utility>
 
+#include "eadem/engine/model_files.h"
 #include "eadem/io/gguf.h"
 
 namespace eadem::engine {
 
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -28,10 +27,6 @@ struct Running {
   io::IncrementalDecoder decoder;
   StopWatcher stops;
 };
-
-std::string model_folder(const models::Checkpoint& checkpoint) {
-  return fs::is_directory(checkpoint.path) ? checkpoint.path : fs::path(checkpoint.path).parent_path().string();
-}
 
 }  // namespace
 
@@ -106,11 +101,10 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   if (tokenizer.valid()) take_tokenizer();
   scheduler_ = std::make_unique<Scheduler>(*engine_);
 
-  const fs::path generation = fs::path(model_folder(checkpoint_)) / "generation_config.json";
   std::vector<int64_t> eos = checkpoint_.model->info().eos_token_ids;
-  if (dynamic_cast<const io::GgufFile*>(checkpoint_.weights.get()) == nullptr && fs::exists(generation)) {
-    const io::GenerationConfig config = io::read_generation_config(generation.string());
-    default_params_ = SamplingParams::from_generation_config(config, generation.string(), log);
+  if (const auto path = generation_config_path(checkpoint_)) {
+    const io::GenerationConfig config = io::read_generation_config(*path);
+    default_params_ = SamplingParams::from_generation_config(config, *path, log);
     if (!config.eos_token_ids.empty()) eos = config.eos_token_ids;
   }
   for (int64_t id : eos) eos_.push_back(static_cast<int32_t>(id));

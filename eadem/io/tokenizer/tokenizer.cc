@@ -98,7 +98,8 @@ struct Tokenizer::Impl {
         eos(spec.eos),
         unk(spec.unk),
         pad(spec.pad),
-        chat_template(spec.chat_template) {
+        end_tokens(spec.end_tokens),
+        chat_templates(spec.chat_templates) {
     for (const VocabEntry& entry : spec.vocab) add_token(entry.text, entry.id, "vocabulary");
     for (const AddedToken& added : spec.added_tokens) {
       const auto known = ids.find(added.content);
@@ -119,6 +120,7 @@ struct Tokenizer::Impl {
     for (const auto& id : {bos, eos, unk, pad}) {
       if (id) check_id(*id, "bos / eos / unk / pad");
     }
+    for (const EndToken& end : end_tokens) check_id(end.id, end.key);
   }
 
   // Decodes every token to bytes. A decoder step that expands its input must not fill the memory.
@@ -316,7 +318,8 @@ struct Tokenizer::Impl {
   TokenDecoder decoder;
   std::vector<int32_t> prefix_ids, suffix_ids;
   std::optional<int32_t> bos, eos, unk, pad;
-  std::string chat_template;
+  std::vector<EndToken> end_tokens;
+  std::vector<NamedTemplate> chat_templates;
   std::vector<Token> tokens;  // by id
   StringMap<int32_t> ids;
 };
@@ -372,7 +375,15 @@ std::optional<int32_t> Tokenizer::unk() const { return impl_->unk; }
 std::optional<int32_t> Tokenizer::pad() const { return impl_->pad; }
 std::span<const int32_t> Tokenizer::prefix_ids() const { return impl_->prefix_ids; }
 std::span<const int32_t> Tokenizer::suffix_ids() const { return impl_->suffix_ids; }
-const std::string& Tokenizer::chat_template() const { return impl_->chat_template; }
+std::span<const EndToken> Tokenizer::end_tokens() const { return impl_->end_tokens; }
+std::span<const NamedTemplate> Tokenizer::chat_templates() const { return impl_->chat_templates; }
+const std::string& Tokenizer::chat_template() const {
+  static const std::string none;
+  for (const NamedTemplate& named : impl_->chat_templates) {
+    if (named.name == "default") return named.source;
+  }
+  return none;
+}
 const std::string& Tokenizer::source() const { return impl_->source; }
 
 IncrementalDecoder::IncrementalDecoder(const Tokenizer& tokenizer, bool skip_special)
