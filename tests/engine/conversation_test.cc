@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "eadem/engine/llm.h"
 #include "tests/engine/engine_helpers.h"
@@ -107,8 +108,10 @@ TEST_P(Conversation, TurnsComputeWhatIsNew) {
   // New messages of lengths around the borders of steps and blocks.
   Ids conversation;
   int32_t seed = 0;
-  for (int64_t length : {int64_t{5}, int64_t{1}, kBlock - 1, kBlock, kBlock + 1, kStep - 1, kStep, kStep + 1})
-    conversation = pair.turn(joined(conversation, pair.tokens(length, ++seed)), 1 + seed % 4, seed % 2 == 0 ? 0.f : 0.9f);
+  for (int64_t length : {int64_t{5}, int64_t{1}, kBlock - 1, kBlock, kBlock + 1, kStep - 1, kStep, kStep + 1}) {
+    ++seed;
+    conversation = pair.turn(joined(conversation, pair.tokens(length, seed)), 1 + seed % 4, seed % 2 == 0 ? 0.f : 0.9f);
+  }
 }
 
 TEST_P(Conversation, EditsComputeWhatFollowsThem) {
@@ -206,6 +209,7 @@ TEST(Llm, AConversationStaysInTheCache) {
   params.seed = 3;
   params.stop = {"zebra"};
   Ids conversation = llm.tokenizer().encode("Once upon a time");
+  std::optional<FinishReason> before;
   for (const char* more : {" The dog", " Then", ""}) {
     const Ids next = llm.tokenizer().encode(more, {.add_special_tokens = false});
     const Ids prompt = joined(conversation, next);
@@ -214,7 +218,11 @@ TEST(Llm, AConversationStaysInTheCache) {
     const GenerationStats stats = llm.last_stats();
     EXPECT_EQ(stats.prompt_tokens + stats.reused_tokens, std::ssize(prompt));
     EXPECT_EQ(turn.prompt_tokens, std::ssize(prompt));
-    if (conversation.size() > 10) EXPECT_EQ(stats.prompt_tokens, std::ssize(next) + 1);
+    if (before) {  // the last token of an answer that was cut has not been computed
+      const int64_t last = *before == FinishReason::length ? 1 : 0;
+      EXPECT_EQ(stats.prompt_tokens, std::max<int64_t>(1, std::ssize(next) + last));
+    }
+    before = turn.finish_reason;
     EXPECT_EQ(streamed, turn.text);
     LLM other(EADEM_SOURCE_DIR "/assets/stories", open_device("cpu", {.num_threads = 1}), {});
     const Completion alone = other.generate_ids({prompt}, params)[0];

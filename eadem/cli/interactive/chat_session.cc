@@ -83,7 +83,13 @@ void ChatSession::show(const std::function<Turn(const SamplingParams& params, co
     note("the context is full: {} dropped, from {} on", count_of(messages.size(), "message"),
          io::quote(message_text(messages[0], "content")));
   };
-  const Turn answered = turn(with_seed, events);
+  const Turn answered = [&] {
+    try {
+      return turn(with_seed, events);
+    } catch (const ContextFull& error) {
+      throw InvalidArgument("{}; /undo, /clear, --context and --when-full drop-oldest make room", error.what());
+    }
+  }();
   printer.end();
   stats_.add(llm_.last_stats());
   report(answered, with_seed);

@@ -121,8 +121,8 @@ std::vector<int32_t> Conversation::fit(Messages& messages, const SamplingParams&
       prompt = encode(messages);
     }
   if (std::ssize(prompt) >= context())
-    throw InvalidArgument("the conversation would have {} tokens{}, and the context holds {}", prompt.size(),
-                          dropped.empty() ? "" : " without its earlier turns", context());
+    throw ContextFull("the conversation would have {} tokens{}, and the context holds {}", prompt.size(),
+                      dropped.empty() ? "" : " without its earlier turns", context());
   if (!dropped.empty() && events.on_dropped) events.on_dropped(dropped);
   return prompt;
 }

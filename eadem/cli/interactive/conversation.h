@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "eadem/core/error.h"
 #include "eadem/engine/chat_prompt.h"
 #include "eadem/engine/llm.h"
 #include "eadem/engine/reasoning.h"
@@ -20,6 +21,12 @@ namespace eadem::cli {
 enum class WhenFull : uint8_t {
   refuse,       // the message is not taken
   drop_oldest,  // turns are dropped, the oldest first, until half of the context is free; the system message stays
+};
+
+// The messages do not fit the context.
+class ContextFull : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
 };
 
 struct Turn {
@@ -45,7 +52,7 @@ class Conversation {
   Conversation(engine::LLM& llm, engine::ChatOptions options, WhenFull when_full);
 
   // Answers one more message of the user. If `cancel` comes before the first token, the conversation stays as it was.
-  // Throws InvalidArgument for messages that the template refuses or that do not fit the context.
+  // Throws InvalidArgument for messages that the template refuses, ContextFull for those that do not fit.
   Turn ask(const std::string& text, const engine::SamplingParams& params, const TurnEvents& events);
   // Answers the last message of the user again; the answer takes the place of the one before.
   Turn retry(const engine::SamplingParams& params, const TurnEvents& events);
