@@ -25,21 +25,61 @@ using Segments = std::vector<TextSegment>;
 // whether the template removes white space there.
 constexpr std::string_view kEndMark = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-// A template of the model, or why it cannot be compiled.
+// A template, or why it cannot be compiled.
 struct Compiled {
-  const io::NamedTemplate* named;
-  std::optional<ChatTemplate> compiled;
+  std::string name;
+  std::optional<ChatTemplate> chat;
   std::exception_ptr error;
+  std::vector<int32_t> control;  // see control_tokens
 };
 
-Compiled compile(const io::NamedTemplate& named) {
-  Compiled result{&named, {}, {}};
+// The added tokens that a template speaks of, in rising order: its special tokens in all but name, such as <think>.
+// White space is text.
+std::vector<int32_t> control_tokens(const ChatTemplate& chat, const io::Tokenizer& tokenizer) {
+  const std::vector<std::string_view> literals = chat.literals();
+  std::vector<int32_t> control;
+  for (const int32_t id : tokenizer.added_ids()) {
+    const std::string_view token = tokenizer.token_text(id);
+    if (token.find_first_not_of(" \t\r\n") == std::string_view::npos) continue;
+    const auto has_token = [&](std::string_view text) { return text.find(token) != std::string_view::npos; };
+    if (std::any_of(literals.begin(), literals.end(), has_token)) control.push_back(id);
+  }
+  return control;
+}
+
+Compiled compile(const io::NamedTemplate& named, const io::Tokenizer& tokenizer) {
+  Compiled result{named.name, {}, {}, {}};
   try {
-    result.compiled.emplace(named.source, named.place);
+    result.chat.emplace(named.source, named.place);
+    result.control = control_tokens(*result.chat, tokenizer);
   } catch (const Error&) {
     result.error = std::current_exception();
   }
   return result;
+}
+
+// Messages as transformers hands them to templates: without the keys that are null, and with the reasoning of an
+// answer under both names that templates read, whichever of three it came under.
+JsonValue normalized(const JsonValue& messages) {
+  constexpr const char* kReasoning[] = {"reasoning_content", "thinking", "reasoning"};
+  JsonValue::Array all;
+  for (const JsonValue& message : messages.as_array()) {
+    JsonValue::Object members;
+    for (const io::JsonMember& member : message.as_object()) {
+      if (!member.value.is_null()) members.push_back(member);
+    }
+    JsonValue copy(std::move(members));
+    for (const char* key : kReasoning) {
+      const JsonValue* found = copy.find(key);
+      if (found == nullptr) continue;
+      const JsonValue reasoning = *found;
+      if (copy.find("thinking") == nullptr) copy.set("thinking", reasoning);
+      copy.set("reasoning_content", reasoning);
+      break;
+    }
+    all.push_back(std::move(copy));
+  }
+  return all;
 }
 
 void check_objects(const JsonValue& list, std::string_view what) {
@@ -60,6 +100,7 @@ void check_messages(const JsonValue& messages) {
 
 void check(const JsonValue& messages, const ChatOptions& options) {
   check_messages(messages);
+  if (messages.as_array().empty()) throw InvalidArgument("messages is empty; a conversation has at least one message");
   if (!options.tools.is_null()) check_objects(options.tools, "tools");
   if (!options.documents.is_null()) check_objects(options.documents, "documents");
   if (options.continue_final_message && options.add_generation_prompt)
@@ -77,7 +118,6 @@ JsonValue with_end_mark(const JsonValue& messages) {
     throw InvalidArgument("continue_final_message needs a last message with a text to continue");
   };
   JsonValue::Array all = messages.as_array();
-  if (all.empty()) refuse();
   const JsonValue* content = all.back().find("content");
   if (content != nullptr && content->is_string()) {
     all.back().set("content", content->as_string() + std::string(kEndMark));
@@ -134,24 +174,27 @@ std::string trusted_after(const Segments& segments, std::string_view mark) {
 
 struct ChatPrompt::Impl {
   const io::Tokenizer* tokenizer;
-  std::vector<Compiled> templates;
+  std::vector<std::shared_ptr<const Compiled>> templates;
   std::optional<int32_t> end_of_turn;
 
-  const Compiled* find(std::string_view name) const {
-    const auto found =
-        std::find_if(templates.begin(), templates.end(), [&](const Compiled& one) { return one.named->name == name; });
-    return found == templates.end() ? nullptr : &*found;
+  std::shared_ptr<const Compiled> find(std::string_view name) const {
+    for (const auto& one : templates) {
+      if (one->name == name) return one;
+    }
+    return nullptr;
   }
   std::string names() const {
     std::vector<std::string> names;
-    for (const Compiled& one : templates) names.push_back(io::quote(one.named->name));
+    for (const auto& one : templates) names.push_back(io::quote(one->name));
     return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
   }
 
-  const ChatTemplate& chosen(const ChatOptions& options) const {
-    const Compiled* one = nullptr;
+  std::shared_ptr<const Compiled> choose(const ChatOptions& options) const {
+    std::shared_ptr<const Compiled> one;
     if (!options.chat_template.empty()) {
       one = find(options.chat_template);
+      if (one == nullptr && options.chat_template.find('{') != std::string::npos)  // a template's text is no name
+        one = std::make_shared<Compiled>(compile({{}, options.chat_template, "chat_template"}, *tokenizer));
       if (one == nullptr)
         throw NotFound("{}: no chat template is named {}; there is {}", tokenizer->source(),
                        io::quote(options.chat_template), names());
@@ -165,13 +208,14 @@ struct ChatPrompt::Impl {
         throw NotFound("{}: no chat template is named default; choose one of {}", tokenizer->source(), names());
     }
     if (one->error) std::rethrow_exception(one->error);
-    return *one->compiled;
+    return one;
   }
 
-  Segments render(const JsonValue& messages, const ChatOptions& options) const {
-    check(messages, options);
+  Segments render(const JsonValue& given, const ChatOptions& options, const Compiled& chosen) const {
+    const JsonValue messages = normalized(given);
     io::TemplateInput input = io::template_input(*tokenizer);
-    for (const io::JsonMember& variable : options.variables.as_object()) input.variables.set(variable.key, variable.value);
+    for (const io::JsonMember& variable : options.variables.as_object())
+      input.variables.set(variable.key, variable.value);
     JsonValue::Object trusted;  // variables of the caller go before special tokens of the same name
     for (const io::JsonMember& token : input.trusted.as_object()) {
       if (options.variables.find(token.key) == nullptr) trusted.push_back(token);
@@ -180,10 +224,7 @@ struct ChatPrompt::Impl {
     input.variables.set("messages", options.continue_final_message ? with_end_mark(messages) : messages);
     input.variables.set("tools", options.tools).set("documents", options.documents);
     input.variables.set("add_generation_prompt", options.add_generation_prompt);
-    // A text of a template is no name.
-    const bool is_text = find(options.chat_template) == nullptr && options.chat_template.find('{') != std::string::npos;
-    Segments segments = is_text ? ChatTemplate(options.chat_template, "chat_template").render(input)
-                                : chosen(options).render(input);
+    Segments segments = chosen.chat->render(input);
     return options.continue_final_message ? cut_at_end_mark(std::move(segments)) : segments;
   }
 
@@ -201,7 +242,7 @@ struct ChatPrompt::Impl {
   // Most templates end each message with a token. Where the last message has none, as with GLM 4, the token that begins
   // the next one ends it.
   std::optional<int32_t> find_end_of_turn() const {
-    const Compiled* one = find("default");
+    const auto one = find("default");
     if (one == nullptr || one->error) return std::nullopt;
     constexpr std::string_view kMark = "eadem7answer";
     const auto message = [](const char* role, std::string_view text) {
@@ -210,7 +251,7 @@ struct ChatPrompt::Impl {
     JsonValue messages = JsonValue::array();
     messages.push_back(message("user", "Hello")).push_back(message("assistant", kMark));
     try {
-      const auto text = [&] { return trusted_after(render(messages, {.add_generation_prompt = false}), kMark); };
+      const auto text = [&] { return trusted_after(render(messages, {.add_generation_prompt = false}, *one), kMark); };
       if (const auto id = special_token_in(text(), false)) return id;
       messages.push_back(message("user", "Hello"));
       return special_token_in(text(), true);
@@ -222,8 +263,9 @@ struct ChatPrompt::Impl {
 
 ChatPrompt::ChatPrompt(const io::Tokenizer& tokenizer) {
   Impl impl{&tokenizer, {}, {}};
-  for (const io::NamedTemplate& named : tokenizer.chat_templates()) impl.templates.push_back(compile(named));
-  if (const Compiled* one = impl.find("default"); one != nullptr && one->error) std::rethrow_exception(one->error);
+  for (const io::NamedTemplate& named : tokenizer.chat_templates())
+    impl.templates.push_back(std::make_shared<Compiled>(compile(named, tokenizer)));
+  if (const auto one = impl.find("default"); one != nullptr && one->error) std::rethrow_exception(one->error);
   impl.end_of_turn = impl.find_end_of_turn();
   impl_ = std::make_unique<const Impl>(std::move(impl));
 }
@@ -232,11 +274,15 @@ ChatPrompt::ChatPrompt(ChatPrompt&&) noexcept = default;
 ChatPrompt& ChatPrompt::operator=(ChatPrompt&&) noexcept = default;
 
 Segments ChatPrompt::render(const JsonValue& messages, const ChatOptions& options) const {
-  return impl_->render(messages, options);
+  check(messages, options);
+  return impl_->render(messages, options, *impl_->choose(options));
 }
 
 std::vector<int32_t> ChatPrompt::encode(const JsonValue& messages, const ChatOptions& options) const {
-  return impl_->tokenizer->encode(render(messages, options), {.add_special_tokens = false});
+  check(messages, options);
+  const auto chosen = impl_->choose(options);
+  return impl_->tokenizer->encode(impl_->render(messages, options, *chosen),
+                                  {.add_special_tokens = false, .control = chosen->control});
 }
 
 std::optional<int32_t> ChatPrompt::end_of_turn() const { return impl_->end_of_turn; }
@@ -245,8 +291,7 @@ std::vector<StopToken> chat_stop_tokens(const models::Checkpoint& checkpoint, co
                                         const ChatPrompt& chat) {
   std::vector<StopToken> stops;
   const auto add = [&](int64_t id, const std::string& reason) {
-    const auto known =
-        std::find_if(stops.begin(), stops.end(), [&](const StopToken& stop) { return stop.id == id; });
+    const auto known = std::find_if(stops.begin(), stops.end(), [&](const StopToken& stop) { return stop.id == id; });
     StopToken& stop = known == stops.end() ? stops.emplace_back(StopToken{static_cast<int32_t>(id), {}}) : *known;
     if (std::find(stop.reasons.begin(), stop.reasons.end(), reason) == stop.reasons.end())
       stop.reasons.push_back(reason);

@@ -5,8 +5,9 @@
 //   ChatPrompt chat(tokenizer);
 //   std::vector<int32_t> prompt = chat.encode(messages);  // ends where the assistant begins to answer
 //
-// The reference is apply_chat_template of Hugging Face transformers. The ids are the same, except where text of the
-// conversation spells a special token: here it stays text.
+// The reference is apply_chat_template of Hugging Face transformers 5 with sanitize_control_tokens: text of the
+// conversation that spells a control token stays text. Control tokens are the special ones of the tokenizer, and those
+// of its other added tokens that the template's own text holds, such as <think>.
 #pragma once
 
 #include <cstdint>
@@ -47,9 +48,10 @@ class ChatPrompt {
   ChatPrompt(ChatPrompt&&) noexcept;
   ChatPrompt& operator=(ChatPrompt&&) noexcept;
 
-  // `messages` is an array of objects such as {"role": "user", "content": "Hi"}. Throws NotFound when there is no
-  // template to use, and InvalidArgument for messages or options of another shape and for what the template refuses,
-  // such as roles in an unexpected order.
+  // `messages` is an array of objects such as {"role": "user", "content": "Hi"}, of which there is at least one.
+  // Keys whose value is null count as absent; reasoning is taken from reasoning_content, thinking or reasoning. Throws
+  // NotFound when there is no template to use, and InvalidArgument for messages or options of another shape and for
+  // what the template refuses, such as roles in an unexpected order.
   std::vector<io::TextSegment> render(const io::JsonValue& messages, const ChatOptions& options = {}) const;
   // The token ids of render(). The template writes BOS itself where the model wants one.
   std::vector<int32_t> encode(const io::JsonValue& messages, const ChatOptions& options = {}) const;

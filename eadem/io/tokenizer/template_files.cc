@@ -28,8 +28,7 @@ constexpr std::string_view kGgufKey = "tokenizer.chat_template";
 std::vector<NamedTemplate> config_chat_templates(const JsonReader& config) {
   if (!config.has("chat_template")) return {};
   const std::string place = config.file() + ": chat_template";
-  if (!config.raw("chat_template")->is_array())
-    return {{std::string(kDefault), config.string("chat_template"), place}};
+  if (!config.raw("chat_template")->is_array()) return {{std::string(kDefault), config.string("chat_template"), place}};
   std::vector<NamedTemplate> templates;
   for (const JsonReader& entry : config.elements("chat_template")) {
     const std::string& name = entry.string("name");
@@ -93,7 +92,8 @@ GgufMetadata gguf_metadata_of(std::span<const NamedTemplate> templates) {
       const auto plain = [](unsigned char c) {
         return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
       };
-      std::replace_if(name.begin(), name.end(), [&](char c) { return !plain(static_cast<unsigned char>(c)); }, '_');
+      std::replace_if(
+          name.begin(), name.end(), [&](char c) { return !plain(static_cast<unsigned char>(c)); }, '_');
       if (std::find(names.begin(), names.end(), name) != names.end()) {
         throw Unsupported("{}: GGUF has one key for this and another template, {}.{}", named.place, kGgufKey, name);
       }

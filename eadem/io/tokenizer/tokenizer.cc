@@ -112,6 +112,8 @@ struct Tokenizer::Impl {
       tokens[static_cast<size_t>(added.id)].special |= added.special;
       tokens[static_cast<size_t>(added.id)].is_text = spec.added_tokens_are_text;
     }
+    for (const AddedToken& added : spec.added_tokens) added_ids.push_back(added.id);
+    std::sort(added_ids.begin(), added_ids.end());
     if (tokens.empty()) throw DataCorrupted("{}: the vocabulary is empty", source);
     decode_vocabulary(cancel);
     for (const auto& list : {prefix_ids, suffix_ids}) {
@@ -204,7 +206,7 @@ struct Tokenizer::Impl {
     }
   }
 
-  // With `runs`, special tokens are read in trusted ones only.
+  // With `runs`, special and control tokens are read in trusted ones only.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options,
                               std::span<const TrustRun> runs) const {
     if (text.size() >= size_t{1} << 31) {
@@ -223,14 +225,14 @@ struct Tokenizer::Impl {
     std::vector<int32_t> out;
     if (options.add_special_tokens) out = prefix_ids;
     BpeModel::Scratch scratch;
-    for (const auto& raw : raw_added.split(text, options.parse_special, work, runs)) {
+    for (const auto& raw : raw_added.split(text, options.parse_special, options.control, work, runs)) {
       if (raw.id >= 0) {
         out.push_back(raw.id);
         continue;
       }
       const std::vector<TrustRun> inside = clip(runs, raw.begin, raw.end);
       for (const Part& part : normalized_parts(text.substr(raw.begin, raw.end - raw.begin), options, inside, work)) {
-        encode_normalized(part.text, part.parse_special, raw.begin == 0 && part.first, scratch, out, work);
+        encode_normalized(part, options.control, raw.begin == 0 && part.first, scratch, out, work);
       }
     }
     if (options.add_special_tokens) out.insert(out.end(), suffix_ids.begin(), suffix_ids.end());
@@ -269,10 +271,10 @@ struct Tokenizer::Impl {
                                      std::span<const TrustRun> runs, TextWork& work) const {
     std::vector<Part> whole{{normalize(text, work), options.parse_special, true}};
     const bool trusted = std::all_of(runs.begin(), runs.end(), [](const TrustRun& run) { return run.trusted; });
-    if (trusted || !options.parse_special || !normalized_added.has_special()) return whole;
+    if (trusted || !options.parse_special || !normalized_added.has_special(options.control)) return whole;
     const auto specials = [&](const Part& part, std::vector<int32_t>& found) {
-      for (const auto& section : normalized_added.split(part.text, true, work)) {
-        if (section.id >= 0 && token(section.id).special) found.push_back(section.id);
+      for (const auto& section : normalized_added.split(part.text, true, {}, work)) {
+        if (section.id >= 0 && is_special(section.id, options.control)) found.push_back(section.id);
       }
     };
     std::vector<Part> parts;
@@ -294,13 +296,18 @@ struct Tokenizer::Impl {
     return of_others.empty() && of_whole == of_trusted ? whole : parts;
   }
 
-  void encode_normalized(const std::string& text, bool parse_special, bool at_start, BpeModel::Scratch& scratch,
+  bool is_special(int32_t id, std::span<const int32_t> control) const {
+    return token(id).special || std::binary_search(control.begin(), control.end(), id);
+  }
+
+  void encode_normalized(const Part& part, std::span<const int32_t> control, bool at_start, BpeModel::Scratch& scratch,
                          std::vector<int32_t>& out, TextWork& work) const {
+    const std::string& text = part.text;
     if (normalized_added.empty()) {
       encode_section(text, at_start, scratch, out, work);
       return;
     }
-    for (const auto& section : normalized_added.split(text, parse_special, work)) {
+    for (const auto& section : normalized_added.split(text, part.parse_special, control, work)) {
       if (section.id >= 0) {
         out.push_back(section.id);
       } else {
@@ -316,7 +323,7 @@ struct Tokenizer::Impl {
   BpeModel model;
   AddedTokenMatcher raw_added, normalized_added;
   TokenDecoder decoder;
-  std::vector<int32_t> prefix_ids, suffix_ids;
+  std::vector<int32_t> prefix_ids, suffix_ids, added_ids;
   std::optional<int32_t> bos, eos, unk, pad;
   std::vector<EndToken> end_tokens;
   std::vector<NamedTemplate> chat_templates;
@@ -369,6 +376,7 @@ std::optional<int32_t> Tokenizer::token_to_id(std::string_view text) const {
   return found->second;
 }
 
+std::span<const int32_t> Tokenizer::added_ids() const { return impl_->added_ids; }
 std::optional<int32_t> Tokenizer::bos() const { return impl_->bos; }
 std::optional<int32_t> Tokenizer::eos() const { return impl_->eos; }
 std::optional<int32_t> Tokenizer::unk() const { return impl_->unk; }

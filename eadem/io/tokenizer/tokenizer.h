@@ -36,6 +36,9 @@ struct EncodeOptions {
   // Read special tokens such as <|im_end|> from the text. Off for text that a user controls: such strings
   // are then ordinary text. Added tokens that are not special are always read.
   bool parse_special = true;
+  // Added tokens, by id in rising order, that are treated as special although their file does not mark them so, such
+  // as <think> of Qwen 3 in a conversation.
+  std::span<const int32_t> control = {};
   // Once it is set (by any thread, or a signal handler), encode throws Cancelled soon.
   const std::atomic<bool>* cancel = nullptr;
 };
@@ -102,7 +105,8 @@ class Tokenizer {
   // need more memory or time than a tokenizer's should (text_work.h has the limits). Time is n log n in the text.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  // The ids of the segments' joined text, in which special tokens are read only where they lie in trusted segments.
+  // The ids of the segments' joined text, in which special (and control) tokens are read only where they lie in trusted
+  // segments.
   // Borders of segments do not show in the ids otherwise: text between special tokens is encoded as one. Throws as
   // above; an offset in a message counts from the first segment.
   std::vector<int32_t> encode(std::span<const TextSegment> segments, const EncodeOptions& options = {}) const;
@@ -123,6 +127,8 @@ class Tokenizer {
   std::string_view token_bytes(int32_t id) const;
 
   bool is_special(int32_t id) const;
+  // The tokens that are cut out of a text before anything else, special or not, in rising order.
+  std::span<const int32_t> added_ids() const;
   std::optional<int32_t> bos() const;
   std::optional<int32_t> eos() const;
   std::optional<int32_t> unk() const;
