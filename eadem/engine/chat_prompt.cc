@@ -214,6 +214,7 @@ struct ChatPrompt::Impl {
   Segments render(const JsonValue& given, const ChatOptions& options, const Compiled& chosen) const {
     const JsonValue messages = normalized(given);
     io::TemplateInput input = io::template_input(*tokenizer);
+    if (options.now) input.now = *options.now;
     for (const io::JsonMember& variable : options.variables.as_object())
       input.variables.set(variable.key, variable.value);
     JsonValue::Object trusted;  // variables of the caller go before special tokens of the same name
@@ -248,16 +249,18 @@ struct ChatPrompt::Impl {
     const auto message = [](const char* role, std::string_view text) {
       return JsonValue::object().set("role", role).set("content", text);
     };
-    JsonValue messages = JsonValue::array();
-    messages.push_back(message("user", "Hello")).push_back(message("assistant", kMark));
-    try {
-      const auto text = [&] { return trusted_after(render(messages, {.add_generation_prompt = false}, *one), kMark); };
-      if (const auto id = special_token_in(text(), false)) return id;
-      messages.push_back(message("user", "Hello"));
-      return special_token_in(text(), true);
-    } catch (const Error&) {
-      return std::nullopt;  // a template that wants other conversations
+    for (const JsonValue& tools : {JsonValue(), JsonValue::array()}) {
+      JsonValue messages = JsonValue::array();
+      messages.push_back(message("user", "Hello")).push_back(message("assistant", kMark));
+      const ChatOptions options{.tools = tools, .add_generation_prompt = false};
+      try {
+        if (const auto id = special_token_in(trusted_after(render(messages, options, *one), kMark), false)) return id;
+        messages.push_back(message("user", "Hello"));
+        return special_token_in(trusted_after(render(messages, options, *one), kMark), true);
+      } catch (const Error&) {  // a template that wants other conversations, or a list of tools
+      }
     }
+    return std::nullopt;
   }
 };
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,8 @@ struct ChatOptions {
   std::string chat_template;
   // More variables of the template, such as {"enable_thinking": false}.
   io::JsonValue variables = io::JsonValue::object();
+  // The local time that the template may write; the present if none.
+  std::optional<std::tm> now;
 };
 
 // Immutable: const members may be called from any thread.

@@ -235,8 +235,28 @@ class Understand(ProgramTest):
         for line in text.splitlines():
             self.assertIn(line, shown)
         (folder / "chat_template.jinja").write_text("\n{% include 'x' %}")
-        self.assertIn("cannot be rendered: chat template:2: tag 'include' is not supported in chat templates",
+        self.assertIn("chat_template.jinja:2: tag 'include' is not supported in chat templates",
                       " ".join(self.done("inspect", folder).out.split()))
+
+    def test_inspect_shows_templates_and_stop_tokens(self):
+        folder = self.folder / "stops"
+        shutil.copytree(STORIES, folder)
+        eos = json.loads(self.done("inspect", folder, "--json").out)["tokenizer"]["eos"]
+        (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [eos["id"], 5, 99999999]}))
+        tokenizer = json.loads(self.done("inspect", folder, "--json").out)["tokenizer"]
+        self.assertEqual(tokenizer["chat_templates"], ["default", "tool_use"])
+        end = "the chat template's end of turn"
+        self.assertEqual([(stop["id"], stop["reasons"]) for stop in tokenizer["stop_tokens"]],
+                         [(eos["id"], [end, "generation_config.json", "the tokenizer's EOS"]),
+                          (5, ["generation_config.json"]), (99999999, ["generation_config.json"])])
+        shown = " ".join(self.done("inspect", folder).out.split())
+        self.assertIn(f"stop tokens {eos['text']} ({eos['id']}): {end}, generation_config.json, the tokenizer's EOS",
+                      shown)
+        self.assertIn("99999999 (no token of the tokenizer): generation_config.json", shown)
+        self.assertIn("chat templates default, tool_use", shown)
 
     def test_inspect(self):
         result = json.loads(self.done("inspect", GOLDEN / "qwen3", "--json").out)

@@ -71,8 +71,8 @@ AddedTokenMatcher::Match AddedTokenMatcher::longest_match(std::string_view text,
 // The match at `begin` that borders of trust allow, or none. Text that is not trusted must not lengthen a match over a
 // special token that ends before it, nor begin one that reaches into a special token.
 AddedTokenMatcher::Match AddedTokenMatcher::trusted_match(std::string_view text, size_t begin,
-                                                          std::span<const int32_t> control,
-                                                          std::span<const TrustRun> runs) const {
+                                                          std::span<const TrustRun> runs,
+                                                          std::span<const int32_t> control) const {
   const auto special = [&](const Match& match) {
     return match.token >= 0 && is_special(tokens_[static_cast<size_t>(match.token)], control);
   };
@@ -98,8 +98,8 @@ bool AddedTokenMatcher::has_special(std::span<const int32_t> control) const {
 }
 
 std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_view text, bool parse_special,
-                                                                 std::span<const int32_t> control, TextWork& work,
-                                                                 std::span<const TrustRun> runs) const {
+                                                                 TextWork& work, std::span<const TrustRun> runs,
+                                                                 std::span<const int32_t> control) const {
   std::vector<Section> sections;
   size_t done = 0;  // everything before is in a section
   for (size_t pos = 0; pos < text.size() && !tokens_.empty();) {
@@ -108,7 +108,7 @@ std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_vie
       continue;
     }
     work.tick();
-    const Match match = runs.empty() ? longest_match(text, pos) : trusted_match(text, pos, control, runs);
+    const Match match = runs.empty() ? longest_match(text, pos) : trusted_match(text, pos, runs, control);
     if (match.token < 0) {
       ++pos;
       continue;

@@ -43,8 +43,8 @@ class AddedTokenMatcher {
   // With `runs`, which tile the text, a special token is found if and only if it lies in one trusted run: what stands
   // in the others neither makes one nor hides one. Tokens whose ids are in `control`, which is sorted, count as
   // special.
-  std::vector<Section> split(std::string_view text, bool parse_special, std::span<const int32_t> control,
-                             TextWork& work, std::span<const TrustRun> runs = {}) const;
+  std::vector<Section> split(std::string_view text, bool parse_special, TextWork& work,
+                             std::span<const TrustRun> runs = {}, std::span<const int32_t> control = {}) const;
 
   // Bounds the work per byte of a hostile text.
   static constexpr size_t kMaxPattern = 1024;
@@ -55,8 +55,8 @@ class AddedTokenMatcher {
     int32_t token = -1;  // index into tokens_
   };
   Match longest_match(std::string_view text, size_t begin) const;
-  Match trusted_match(std::string_view text, size_t begin, std::span<const int32_t> control,
-                      std::span<const TrustRun> runs) const;
+  Match trusted_match(std::string_view text, size_t begin, std::span<const TrustRun> runs,
+                      std::span<const int32_t> control) const;
 
   std::vector<AddedToken> tokens_;
   std::unordered_map<uint64_t, uint32_t> children_;  // node << 8 | byte -> node; the root is 0

@@ -225,7 +225,7 @@ struct Tokenizer::Impl {
     std::vector<int32_t> out;
     if (options.add_special_tokens) out = prefix_ids;
     BpeModel::Scratch scratch;
-    for (const auto& raw : raw_added.split(text, options.parse_special, options.control, work, runs)) {
+    for (const auto& raw : raw_added.split(text, options.parse_special, work, runs, options.control)) {
       if (raw.id >= 0) {
         out.push_back(raw.id);
         continue;
@@ -273,7 +273,7 @@ struct Tokenizer::Impl {
     const bool trusted = std::all_of(runs.begin(), runs.end(), [](const TrustRun& run) { return run.trusted; });
     if (trusted || !options.parse_special || !normalized_added.has_special(options.control)) return whole;
     const auto specials = [&](const Part& part, std::vector<int32_t>& found) {
-      for (const auto& section : normalized_added.split(part.text, true, {}, work)) {
+      for (const auto& section : normalized_added.split(part.text, true, work)) {
         if (section.id >= 0 && is_special(section.id, options.control)) found.push_back(section.id);
       }
     };
@@ -307,7 +307,7 @@ struct Tokenizer::Impl {
       encode_section(text, at_start, scratch, out, work);
       return;
     }
-    for (const auto& section : normalized_added.split(text, part.parse_special, control, work)) {
+    for (const auto& section : normalized_added.split(text, part.parse_special, work, {}, control)) {
       if (section.id >= 0) {
         out.push_back(section.id);
       } else {
