@@ -160,7 +160,7 @@ void BpeTrainer::add_text(std::string_view text, const std::atomic<bool>* cancel
   }
   std::string piece;
   std::string stretch;
-  for (const auto& section : specials_->split(text, true, {}, work)) {
+  for (const auto& section : specials_->split(text, true, work)) {
     if (section.id >= 0) continue;
     stretch.assign(text.substr(section.begin, section.end - section.begin));
     normalizer_->apply(stretch, work);
