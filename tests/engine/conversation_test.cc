@@ -21,8 +21,14 @@ constexpr int64_t kStep = 16, kBlock = 4;
 std::unique_ptr<InferEngine> engine_of(bool paged) {
   EngineSetup setup;
   setup.options.max_step_tokens = kStep;
-  if (paged)
-    setup.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = kBlock, .max_batch_size = 2};
+  if (paged) {  // room for one sequence of the context
+    const models::Checkpoint checkpoint = models::open_checkpoint(setup.model);
+    const int64_t tokens = checkpoint.model->info().max_positions;
+    setup.options.cache = PagedKVCacheConfig{
+        .max_kv_memory_bytes = tokens * kv_bytes_per_token(checkpoint, *open_device("cpu"), setup.options),
+        .block_size = kBlock,
+        .max_batch_size = 2};
+  }
   return make_engine(setup);
 }
 

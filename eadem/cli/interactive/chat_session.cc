@@ -105,10 +105,11 @@ void ChatSession::report(const Turn& turn, const SamplingParams& params) {
   if (quiet_) return;
   const engine::GenerationStats& stats = llm_.last_stats();
   print_error(dim_error(fmt::format(
-      "[{} tokens read and {} from the cache in {}; {} drawn, {:.1f} tokens/s; context {} of {}]\n",
+      "[{} tokens read and {} from the cache in {}; {} drawn, {:.1f} tokens/s; context {} of {}]",
       stats.prompt_tokens, stats.reused_tokens, seconds_text(stats.first_token_seconds), completion.token_ids.size(),
       per_second(stats.decode_tokens, stats.decode_seconds),
-      completion.prompt_tokens + std::ssize(completion.token_ids), conversation_.context())));
+      completion.prompt_tokens + std::ssize(completion.token_ids), conversation_.context())) +
+              "\n");
 }
 
 std::vector<SessionCommand> ChatSession::commands() {
