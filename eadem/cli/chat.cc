@@ -55,8 +55,9 @@ std::optional<ChatCommand> parse(CommandLine command_line) {
   arguments.example("eadem chat path/to/chat-model", "a conversation");
   arguments.example("eadem chat path/to/chat-model --system \"Answer in one sentence.\" --when-full drop-oldest",
                     "one that may go on for ever");
-  arguments.example("eadem chat path/to/chat-model --template-arg enable_thinking=false --temperature 0 --max-tokens 100",
-                    "a short answer without reasoning, where the template knows that variable");
+  arguments.example(
+      "eadem chat path/to/chat-model --template-arg enable_thinking=false --temperature 0 --max-tokens 100",
+      "a short answer without reasoning, where the template knows that variable");
   if (!arguments.parse(command_line)) return std::nullopt;
   check_context(options.context);
   options.sampling.check();

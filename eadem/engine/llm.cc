@@ -160,9 +160,10 @@ std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, 
     completion.prompt_tokens = static_cast<int64_t>(prompts[i].size());
     completion.seed = params.seed ? *params.seed : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
     try {
-      const Scheduler::RequestId id = scheduler_->add(
-          {.prompt = prompts[i], .sampling = params.settings(completion.seed), .max_tokens = params.max_tokens,
-           .keep = keep});
+      const Scheduler::RequestId id = scheduler_->add({.prompt = prompts[i],
+                                                       .sampling = params.settings(completion.seed),
+                                                       .max_tokens = params.max_tokens,
+                                                       .keep = keep});
       Running request{i, &completion, io::IncrementalDecoder(*tokenizer_), StopWatcher(params.stop)};
       for (int32_t token : prompts[i])
         if (tokenizer_->is_token(token)) request.decoder.next(token);  // the continuation starts where the prompt ends

@@ -46,9 +46,9 @@ struct GenerationStats {
   double first_token_seconds = 0;  // from the start to the first sampled token of any request
   double prompt_seconds = 0;       // time of steps with prompt tokens
   double decode_seconds = 0;       // time of steps without prompt tokens
-  int64_t prompt_tokens = 0;  // computed in these steps
-  int64_t reused_tokens = 0;  // of prompts, found in the cache (LLM::continue_ids)
-  int64_t decode_tokens = 0;  // tokens sampled in decode steps
+  int64_t prompt_tokens = 0;       // computed in these steps
+  int64_t reused_tokens = 0;       // of prompts, found in the cache (LLM::continue_ids)
+  int64_t decode_tokens = 0;       // tokens sampled in decode steps
 };
 
 class LLM {

@@ -124,12 +124,12 @@ TEST_P(Conversation, EditsComputeWhatFollowsThem) {
   Pair pair(GetParam());
   const Ids first = pair.turn(pair.tokens(11, 1), 6);
   const Ids second = pair.turn(joined(first, pair.tokens(7, 2)), 9);
-  pair.turn(joined(first, pair.tokens(7, 2)), 3);         // the same question again: one token is computed
-  pair.turn(joined(first, pair.tokens(7, 2)), 9, 0.9f);   // and again, drawn
-  pair.turn(joined(first, pair.tokens(2, 3)), 5);         // the question was another one
-  pair.turn(first, 4);                                    // shorter than what is cached
+  pair.turn(joined(first, pair.tokens(7, 2)), 3);        // the same question again: one token is computed
+  pair.turn(joined(first, pair.tokens(7, 2)), 9, 0.9f);  // and again, drawn
+  pair.turn(joined(first, pair.tokens(2, 3)), 5);        // the question was another one
+  pair.turn(first, 4);                                   // shorter than what is cached
   for (int64_t cut = 1; cut < std::ssize(second); cut += 3) pair.turn({second.begin(), second.begin() + cut}, 2);
-  pair.turn(pair.tokens(30, 9), 4);                       // nothing in common
+  pair.turn(pair.tokens(30, 9), 4);  // nothing in common
 }
 
 TEST_P(Conversation, FillsTheContext) {
@@ -220,7 +220,8 @@ TEST(Llm, AConversationStaysInTheCache) {
     const Ids next = llm.tokenizer().encode(more, {.add_special_tokens = false});
     const Ids prompt = joined(conversation, next);
     std::string streamed;
-    const Completion turn = llm.continue_ids(prompt, params, [&](size_t, std::string_view piece) { streamed += piece; });
+    const Completion turn =
+        llm.continue_ids(prompt, params, [&](size_t, std::string_view piece) { streamed += piece; });
     const GenerationStats stats = llm.last_stats();
     EXPECT_EQ(stats.prompt_tokens + stats.reused_tokens, std::ssize(prompt));
     EXPECT_EQ(turn.prompt_tokens, std::ssize(prompt));

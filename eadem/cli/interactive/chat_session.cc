@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/cli/interactive/chat_session.h"
 
-#include <cstdlib>
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -22,12 +22,11 @@ std::string trimmed(std::string_view text) {
   return std::string(text.substr(begin, text.find_last_not_of(' ') + 1 - begin));
 }
 
-// The file that a command names. `~/` is the user's home, as in a shell.
+// The file that a command names.
 std::string path_of(std::string_view argument, std::string_view command) {
   std::string path = trimmed(argument);
   if (path.empty()) throw InvalidArgument("{} needs the name of a file", command);
-  const char* home = std::getenv("HOME");
-  return path.starts_with("~/") && home != nullptr ? home + path.substr(1) : path;
+  return path;
 }
 
 std::string count_of(size_t count, std::string_view what) {
@@ -104,12 +103,12 @@ void ChatSession::report(const Turn& turn, const SamplingParams& params) {
     note("the answer was cut: {}", finish_text(llm_, completion, params));
   if (quiet_) return;
   const engine::GenerationStats& stats = llm_.last_stats();
-  print_error(dim_error(fmt::format(
-      "[{} tokens read and {} from the cache in {}; {} drawn, {:.1f} tokens/s; context {} of {}]",
-      stats.prompt_tokens, stats.reused_tokens, seconds_text(stats.first_token_seconds), completion.token_ids.size(),
-      per_second(stats.decode_tokens, stats.decode_seconds),
-      completion.prompt_tokens + std::ssize(completion.token_ids), conversation_.context())) +
-              "\n");
+  print_error(
+      dim_error(fmt::format("[{} tokens read and {} from the cache in {}; {} drawn, {:.1f} tokens/s; context {} of {}]",
+                            stats.prompt_tokens, stats.reused_tokens, seconds_text(stats.first_token_seconds),
+                            completion.token_ids.size(), per_second(stats.decode_tokens, stats.decode_seconds),
+                            completion.prompt_tokens + std::ssize(completion.token_ids), conversation_.context())) +
+      "\n");
 }
 
 std::vector<SessionCommand> ChatSession::commands() {
@@ -118,7 +117,8 @@ std::vector<SessionCommand> ChatSession::commands() {
     return [this, member](std::string_view argument) { (this->*member)(argument); };
   };
   return {
-      {"/system", "[TEXT]", "shows the system message, or sets it; \"\" removes it", with_argument(&ChatSession::system)},
+      {"/system", "[TEXT]", "shows the system message, or sets it; \"\" removes it",
+       with_argument(&ChatSession::system)},
       {"/clear", "", "forgets the conversation but the system message", nothing_after([this] {
          conversation_.clear();
          note("{} left", count_of(conversation_.messages().size(), "message"));

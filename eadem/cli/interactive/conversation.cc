@@ -61,7 +61,13 @@ Conversation::Conversation(engine::LLM& llm, engine::ChatOptions options, WhenFu
       options_(std::move(options)),
       when_full_(when_full),
       stop_tokens_(engine::chat_stop_tokens(llm.checkpoint(), llm.tokenizer(), prompt_)) {
-  encode({message_of("user", "Hello")});  // a template that is missing or broken is refused now
+  if (options_.chat_template.empty() && llm.tokenizer().chat_templates().empty())
+    throw NotFound(
+        "{}: the model has no chat template, which would say how it writes conversations. Looked for "
+        "chat_template.jinja, additional_chat_templates/*.jinja and the key 'chat_template' of tokenizer_config.json, "
+        "or for tokenizer.chat_template in GGUF. --chat-template gives one; `eadem run` continues texts without any",
+        llm.checkpoint().path);
+  encode({message_of("user", "Hello")});  // a template that cannot be used is refused now
 }
 
 Turn Conversation::ask(const std::string& text, const SamplingParams& params, const TurnEvents& events) {
