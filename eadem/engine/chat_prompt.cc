@@ -336,7 +336,8 @@ std::vector<StopToken> chat_stop_tokens(const models::Checkpoint& checkpoint, co
   if (const auto path = generation_config_path(checkpoint))
     configured = io::read_generation_config(*path).eos_token_ids;
   for (const int64_t id : configured) add(id, "generation_config.json");
-  if (configured.empty())
+  // A GGUF file has no other EOS than its tokenizer's.
+  if (configured.empty() && !checkpoint.config_path.ends_with(".gguf"))
     for (const int64_t id : checkpoint.model->info().eos_token_ids) add(id, "config.json");
   if (tokenizer.eos()) add(*tokenizer.eos(), "the tokenizer's EOS");
   for (const io::EndToken& end : tokenizer.end_tokens()) add(end.id, end.key);
