@@ -9,6 +9,7 @@
 
 #include "eadem/core/error.h"
 #include "eadem/engine/model_files.h"
+#include "eadem/engine/openai_messages.h"
 #include "eadem/io/generation_config.h"
 #include "eadem/io/text.h"
 
@@ -212,7 +213,38 @@ struct ChatPrompt::Impl {
   }
 
   Segments render(const JsonValue& given, const ChatOptions& options, const Compiled& chosen) const {
-    const JsonValue messages = normalized(given);
+    JsonValue messages = normalized(given);
+    if (!options.openai) return write(messages, options, chosen);
+    if (has_text_parts(messages) && !reads_parts(chosen)) messages = with_joined_parts(messages);
+    const JsonValue changed = with_object_arguments(messages);
+    try {
+      return write(changed, options, chosen);
+    } catch (const InvalidArgument&) {
+      if (changed == messages) throw;
+      const std::exception_ptr first = std::current_exception();
+      try {
+        return write(messages, options, chosen);  // a few templates want arguments as text
+      } catch (const InvalidArgument&) {
+        std::rethrow_exception(first);
+      }
+    }
+  }
+
+  // Whether a list of one part is written as its text is.
+  bool reads_parts(const Compiled& chosen) const {
+    const JsonValue part = JsonValue::object().set("type", "text").set("text", "Hello");
+    const auto text = [&](JsonValue content) {
+      const JsonValue message = JsonValue::object().set("role", "user").set("content", std::move(content));
+      return io::join_segments(write(JsonValue::Array{message}, {.tools = JsonValue::array()}, chosen));
+    };
+    try {
+      return text(JsonValue::Array{part}) == text("Hello");
+    } catch (const InvalidArgument&) {
+      return false;
+    }
+  }
+
+  Segments write(const JsonValue& messages, const ChatOptions& options, const Compiled& chosen) const {
     io::TemplateInput input = io::template_input(*tokenizer);
     if (options.now) input.now = *options.now;
     for (const io::JsonMember& variable : options.variables.as_object())
@@ -304,7 +336,8 @@ std::vector<StopToken> chat_stop_tokens(const models::Checkpoint& checkpoint, co
   if (const auto path = generation_config_path(checkpoint))
     configured = io::read_generation_config(*path).eos_token_ids;
   for (const int64_t id : configured) add(id, "generation_config.json");
-  if (configured.empty())
+  // A GGUF file has no other EOS than its tokenizer's.
+  if (configured.empty() && !checkpoint.config_path.ends_with(".gguf"))
     for (const int64_t id : checkpoint.model->info().eos_token_ids) add(id, "config.json");
   if (tokenizer.eos()) add(*tokenizer.eos(), "the tokenizer's EOS");
   for (const io::EndToken& end : tokenizer.end_tokens()) add(end.id, end.key);

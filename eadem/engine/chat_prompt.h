@@ -36,6 +36,10 @@ struct ChatOptions {
   std::string chat_template;
   // More variables of the template, such as {"enable_thinking": false}.
   io::JsonValue variables = io::JsonValue::object();
+  // Messages come from OpenAI's API, whose spelling differs from what templates read: arguments of tool calls that are
+  // JSON text become objects, and contents that are lists of text parts become one text each, the parts on lines of
+  // their own, if the template reads no parts. A part that is no text is Unsupported.
+  bool openai = false;
   // The local time that the template may write; the present if none.
   std::optional<std::tm> now;
 };

@@ -210,8 +210,7 @@ TEST(ChatPrompt, ChoosesTemplates) {
   EXPECT_EQ(text(ChatPrompt(none), {.chat_template = "{{ 1 }}"}), "1");
   EXPECT_FALSE(ChatPrompt(none).end_of_turn());
   const Tokenizer other = tokenizer(R"({"chat_template": [{"name": "rag", "template": "R"}]})");
-  EXPECT_EQ(refusal(ChatPrompt(other), {}),
-            "NotFound: model: no chat template is named default; choose one of 'rag'");
+  EXPECT_EQ(refusal(ChatPrompt(other), {}), "NotFound: model: no chat template is named default; choose one of 'rag'");
   EXPECT_THROW(ChatPrompt(tokenizer(R"({"chat_template": "{% include 'x' %}"})")), Unsupported);
   EXPECT_THROW(tokenizer(R"({"chat_template": [{"name": "a", "template": ""}, {"name": "a", "template": ""}]})"),
                DataCorrupted);
@@ -238,10 +237,49 @@ TEST(ChatPrompt, RefusesOtherShapes) {
   EXPECT_EQ(refusal(hi, {.documents = list({1})}), "documents[0] is not an object");
   EXPECT_EQ(refusal(hi, {.variables = JsonValue::object().set("tools", 1)}),
             "'tools' is an option of its own and cannot be one of the template's variables");
-  EXPECT_EQ(refusal(hi, {.add_generation_prompt = false,
-                         .continue_final_message = true,
-                         .chat_template = "{{ 'x' }}"}),
+  EXPECT_EQ(refusal(hi, {.add_generation_prompt = false, .continue_final_message = true, .chat_template = "{{ 'x' }}"}),
             "continue_final_message: the chat template does not write the last message's text");
+}
+
+// --- OpenAI's messages
+
+TEST(ChatPrompt, ReadsOpenAiMessages) {
+  const Tokenizer tokenizer = small();
+  const ChatPrompt chat(tokenizer);
+  const auto text = [&](const JsonValue& messages, const std::string& source, bool openai = true) {
+    return io::join_segments(chat.render(messages, {.chat_template = source, .openai = openai}));
+  };
+  const auto call = [](JsonValue arguments) {
+    JsonValue one = JsonValue::object().set("type", "function");
+    one.set("function", JsonValue::object().set("name", "f").set("arguments", std::move(arguments)));
+    return list({message("user", "x"),
+                 message("assistant", nullptr).set("tool_calls", JsonValue::array().push_back(std::move(one)))});
+  };
+  const std::string arguments = "{{ messages[1].tool_calls[0].function.arguments | tojson }}";
+  EXPECT_EQ(text(call(R"({"a": [1, "b"]})"), arguments), R"({"a": [1, "b"]})");
+  EXPECT_EQ(text(call(R"({"a": 1})"), arguments, false), R"("{\"a\": 1}")");
+  EXPECT_EQ(text(call(JsonValue::object().set("a", 1)), arguments), R"({"a": 1})");
+  EXPECT_EQ(text(call("no JSON"), arguments), R"("no JSON")");
+  EXPECT_EQ(text(call("[1]"), arguments), R"("[1]")");
+  // A template that concatenates arguments gets the text.
+  EXPECT_EQ(text(call(R"({"a": 1})"), "{{ '<' + messages[1].tool_calls[0].function.arguments + '>' }}"),
+            R"(<{"a": 1}>)");
+
+  const auto part = [](const char* of) { return JsonValue::object().set("type", "text").set("text", of); };
+  const JsonValue parts = list({message("user", list({part("one"), part("two")}))});
+  EXPECT_EQ(text(parts, "{{ messages[0].content }}!"), "one\ntwo!");
+  EXPECT_EQ(text(parts, "{{ 'a' + messages[0].content }}"), "aone\ntwo");
+  EXPECT_EQ(text(parts,
+                 "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}"
+                 "{% for p in messages[0].content %}{{ p.text }}{% endfor %}{% endif %}"),
+            "onetwo");
+  const JsonValue image = list({message("user", list({JsonValue::object().set("type", "image_url")}))});
+  try {
+    (void)text(image, "{{ 1 }}");
+    ADD_FAILURE() << "no error";
+  } catch (const Unsupported& error) {
+    EXPECT_STREQ(error.what(), "messages[0] has a part of type 'image_url'; only texts are read");
+  }
 }
 
 // --- where templates come from
@@ -253,8 +291,7 @@ TEST(ChatPrompt, FilesGoBeforeTheConfig) {
   const auto names = [&] {
     std::string all;
     const Tokenizer tokenizer = Tokenizer::from_file(folder.path().string());
-    for (const io::NamedTemplate& named : tokenizer.chat_templates())
-      all += named.name + "=" + named.source + " ";
+    for (const io::NamedTemplate& named : tokenizer.chat_templates()) all += named.name + "=" + named.source + " ";
     return all;
   };
   EXPECT_EQ(names(), "old=O ");
@@ -311,10 +348,9 @@ Tokenizer config_tokenizer(const JsonValue& config, const std::string& name) {
     JsonValue added = JsonValue::object();
     for (const char* role : {"bos_token", "eos_token"}) {
       const JsonValue& token = *config.find(role);
-      added.set(std::to_string(added.as_object().size()),
-                JsonValue::object()
-                    .set("content", token.is_string() ? token : *token.find("content"))
-                    .set("special", true));
+      added.set(
+          std::to_string(added.as_object().size()),
+          JsonValue::object().set("content", token.is_string() ? token : *token.find("content")).set("special", true));
     }
     kept.push_back({"added_tokens_decoder", std::move(added)});
   }

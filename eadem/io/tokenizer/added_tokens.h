@@ -28,6 +28,7 @@ class AddedTokenMatcher {
   struct Section {
     size_t begin, end;
     int32_t id;  // the token, or -1 for text between tokens
+    friend bool operator==(const Section& a, const Section& b) = default;
   };
 
   // Pairs of the string to search (not empty, at most kMaxPattern bytes) and its token.

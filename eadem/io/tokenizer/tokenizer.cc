@@ -265,35 +265,39 @@ struct Tokenizer::Impl {
   }
 
   // Normalization moves the borders of runs, so that special tokens which are searched after it cannot be told by
-  // their place. Where the runs, each normalized by itself, hold the special tokens that the whole text holds, and
-  // those that are not trusted hold none, the text is one part. Otherwise somebody planted one, and each run is a part.
+  // their place. But they can be told from a text in which nothing but white space is left of what is not trusted: the
+  // ones that it has at the same places are made of trusted text and the space that old files of Llama 2 want before
+  // them. If the whole text has others, somebody planted one, and each run is a part.
   std::vector<Part> normalized_parts(std::string_view text, const EncodeOptions& options,
                                      std::span<const TrustRun> runs, TextWork& work) const {
     std::vector<Part> whole{{normalize(text, work), options.parse_special, true}};
     const bool trusted = std::all_of(runs.begin(), runs.end(), [](const TrustRun& run) { return run.trusted; });
     if (trusted || !options.parse_special || !normalized_added.has_special(options.control)) return whole;
-    const auto specials = [&](const Part& part, std::vector<int32_t>& found) {
-      for (const auto& section : normalized_added.split(part.text, true, work)) {
-        if (section.id >= 0 && is_special(section.id, options.control)) found.push_back(section.id);
-      }
-    };
     std::vector<Part> parts;
-    std::vector<int32_t> of_whole, of_trusted, of_others;
+    std::string blank(text);
+    bool planted = false;
     size_t begin = 0;
     for (const TrustRun& run : runs) {
-      const std::string_view part = text.substr(begin, run.end - begin);
-      parts.push_back({normalize(part, work), run.trusted, begin == 0});
+      parts.push_back({normalize(text.substr(begin, run.end - begin), work), run.trusted, begin == 0});
       if (!run.trusted) {
-        specials(parts.back(), of_others);
-      } else if (begin == 0) {
-        specials(parts.back(), of_trusted);
-      } else {  // what is prepended to the whole text does not stand before this run
-        specials({normalize("\x01" + std::string(part), work), true, false}, of_trusted);
+        planted = planted || !specials(parts.back().text, options, work).empty();
+        for (size_t pos = begin; pos < run.end; ++pos) {
+          if (std::string_view(" \t\n\r").find(blank[pos]) == std::string_view::npos) blank[pos] = '\x01';
+        }
       }
       begin = run.end;
     }
-    specials(whole[0], of_whole);
-    return of_others.empty() && of_whole == of_trusted ? whole : parts;
+    planted = planted || specials(whole[0].text, options, work) != specials(normalize(blank, work), options, work);
+    return planted ? parts : whole;
+  }
+
+  // The special tokens of a normalized text.
+  std::vector<AddedTokenMatcher::Section> specials(std::string_view text, const EncodeOptions& options,
+                                                   TextWork& work) const {
+    std::vector<AddedTokenMatcher::Section> sections = normalized_added.split(text, true, work);
+    std::erase_if(sections,
+                  [&](const auto& section) { return section.id < 0 || !is_special(section.id, options.control); });
+    return sections;
   }
 
   bool is_special(int32_t id, std::span<const int32_t> control) const {
