@@ -58,6 +58,11 @@ std::optional<ChatCommand> parse(CommandLine command_line) {
   arguments.example(
       "eadem chat path/to/chat-model --template-arg enable_thinking=false --temperature 0 --max-tokens 100",
       "a short answer without reasoning, where the template knows that variable");
+  arguments.example(
+      "eadem chat --stop . --chat-template '{{ bos_token }}{% for m in messages %}{{ m.content }}{{ \". \" if m.role "
+      "== "
+      "\"assistant\" }}{% endfor %}'",
+      "a story told in turns: the bundled model, which has no template, with one of a line");
   if (!arguments.parse(command_line)) return std::nullopt;
   check_context(options.context);
   options.sampling.check();
