@@ -13,8 +13,10 @@ namespace {
 // What Jinja or Python has and this interpreter has not. Anything else that is called is looked up when it renders,
 // because a template may have defined it.
 constexpr auto kMissingMethods = std::to_array<std::string_view>(
-    {"center", "encode", "expandtabs", "format", "format_map", "isidentifier", "ljust", "maketrans", "rjust",
-     "translate", "zfill", "casefold", "swapcase", "fromkeys", "bit_length", "as_integer_ratio", "to_bytes"});
+    {"center",      "encode",    "expandtabs", "format",    "format_map", "isascii",          "isidentifier",
+     "isprintable", "istitle",   "ljust",      "maketrans", "rjust",      "translate",        "zfill",
+     "casefold",    "swapcase",  "fromkeys",   "bit_count", "bit_length", "as_integer_ratio", "is_integer",
+     "hex",         "conjugate", "from_bytes", "fromhex",   "to_bytes"});
 constexpr auto kMissingGlobals = std::to_array<std::string_view>({"cycler", "joiner", "lipsum"});
 
 }  // namespace
@@ -405,8 +407,7 @@ ExprPtr ExpressionParser::parse_test(ExprPtr base) {
   adopt(*expr, std::move(base));
   const Token& token = current();
   const bool operand = token.kind == TokenKind::name || token.kind == TokenKind::string ||
-                       token.kind == TokenKind::integer || token.kind == TokenKind::number || is_op("[") ||
-                       is_op("{");
+                       token.kind == TokenKind::integer || token.kind == TokenKind::number || is_op("[") || is_op("{");
   if (is_op("(")) {
     parse_arguments(*expr);
   } else if (operand && !is_name("else") && !is_name("or") && !is_name("and")) {

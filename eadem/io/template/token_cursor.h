@@ -28,7 +28,8 @@ class TokenCursor {
  protected:
   using Names = std::initializer_list<std::string_view>;
 
-  TokenCursor(std::string_view source, const std::string& name) : name_(name), tokens_(tokenize_template(source, name)) {}
+  TokenCursor(std::string_view source, const std::string& name)
+      : name_(name), tokens_(tokenize_template(source, name)) {}
 
   const Token& current() const { return tokens_[pos_]; }
   const Token& next() { return tokens_[pos_ + 1 < tokens_.size() ? pos_++ : pos_]; }
