@@ -4,6 +4,7 @@
     <|assistant|>  Hello there<|end|>                      the usual answer
     <|reason|>     <think> well</think>Yes<|end|>          to a message with "why"
     <|sing|>       " la" for ever                          to a message with "sing"
+    <|crack|>      "crack", after which no logits are finite: to one with "crash"
     <think>        " well</think>Yes<|end|>"               where the template begins the reasoning: to one with "how"
 
 Its tokenizer spells everything else byte by byte, so that the numbers of tokens are easy to tell.
@@ -12,16 +13,17 @@ Its tokenizer spells everything else byte by byte, so that the numbers of tokens
 import json
 import struct
 
-SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|reason|>", "<|sing|>"]
-WORDS = ["<think>", " well", "</think>", "Yes", "Hello", " there", " la"]
+SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|reason|>", "<|sing|>", "<|crack|>"]
+WORDS = ["<think>", " well", "</think>", "Yes", "Hello", " there", " la", "crack"]
 CHAINS = [["<|assistant|>", "Hello", " there", "<|end|>"], ["<|reason|>", "<think>", " well", "</think>", "Yes", "<|end|>"],
-          ["<|sing|>", " la", " la"]]
+          ["<|sing|>", " la", " la"], ["<|crack|>", "crack"]]
 TEMPLATE = """{{ bos_token }}{% for m in messages -%}
 {% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('no role ' + m.role) }}{% endif -%}
 <|{{ m.role }}|>{% if m.reasoning_content and show_reasoning %}{{ m.reasoning_content }}/{% endif %}{{ m.content }}<|end|>
 {%- endfor %}
 {%- if add_generation_prompt %}{% set last = messages[-1].content -%}
-{% if 'why' in last %}<|reason|>{% elif 'sing' in last %}<|sing|>{% elif 'how' in last %}<|assistant|><think>{% else -%}
+{% if 'why' in last %}<|reason|>{% elif 'sing' in last %}<|sing|>{% elif 'crash' in last %}<|crack|>{% elif 'how' in last -%}
+<|assistant|><think>{% else -%}
 <|assistant|>{% endif %}{% endif %}"""
 
 
@@ -61,7 +63,8 @@ def write_chat_model(folder, context=1 << 17, template=TEMPLATE):
     layer = "model.layers.0."
     tensors = {
         "model.embed_tokens.weight": ([vocab, hidden], {i * hidden + i: 1.0 for i in range(vocab)}),
-        "lm_head.weight": ([vocab, hidden], {b * hidden + a: 4.0 for a, b in follower.items()}),
+        "lm_head.weight": ([vocab, hidden], {b * hidden + a: 4.0 for a, b in follower.items()} |
+                           {ids["crack"]: 3e38}),  # overflows
         "model.norm.weight": ones, layer + "input_layernorm.weight": ones, layer + "post_attention_layernorm.weight": ones,
         layer + "self_attn.q_proj.weight": zeros(16, hidden), layer + "self_attn.k_proj.weight": zeros(16, hidden),
         layer + "self_attn.v_proj.weight": zeros(16, hidden), layer + "self_attn.o_proj.weight": zeros(hidden, 16),

@@ -211,6 +211,15 @@ class Pipes(ChatTest):
         self.assertIn("and the context holds 32", cut.err)
         self.assertEqual(len(cut.out.splitlines()), 2)
 
+    def test_an_answer_that_fails_leaves_the_conversation_as_it_was(self):
+        result = self.chat(["hi", "crash", "you", "/stats"])
+        self.assertEqual(result.out, "Hello there\ncrack\nHello there\n")
+        self.assertIn("not finite", result.err)
+        self.assertIn("4 messages", result.err)
+        self.assertEqual(self.messages(["hi", "crash", "you"]), [user("hi"), HELLO, user("you"), HELLO])
+        run = eadem("run", self.model, "--chat", "-p", "crash")
+        self.assertEqual((run.code, run.out), (1, "crack\n"))
+
     def test_template_options(self):
         other = self.folder / "other.jinja"
         other.write_text("{{ messages[-1].content }}{{ mark }}<|reason|>")

@@ -3,13 +3,27 @@
 // Shows an answer while it comes: the answer proper on stdout, the reasoning before it, dimmed, on stderr.
 #pragma once
 
+#include <string_view>
+#include <utility>
+
 #include "eadem/cli/terminal.h"
+#include "eadem/core/error.h"
 #include "eadem/engine/reasoning.h"
 
 namespace eadem::cli {
 
 class AnswerPrinter {
  public:
+  AnswerPrinter() = default;
+  ~AnswerPrinter() {  // an answer that failed
+    try {
+      end();
+    } catch (const Error&) {  // stdout is gone, which the failure said or the end of the program will say
+    }
+  }
+  AnswerPrinter(const AnswerPrinter&) = delete;
+  AnswerPrinter& operator=(const AnswerPrinter&) = delete;
+
   void show(const engine::ReasoningSplitter::Piece& piece) {
     if (!piece.reasoning.empty()) {
       print_error(dim_error(piece.reasoning));
@@ -23,13 +37,12 @@ class AnswerPrinter {
   // Ends the answer's last line, if there is one.
   void end() {
     end_reasoning("\n");
-    if (has_content_) print("\n", true);
+    if (std::exchange(has_content_, false)) print("\n", true);
   }
 
  private:
   void end_reasoning(std::string_view line_ends) {
-    if (in_reasoning_) print_error(line_ends);
-    in_reasoning_ = false;
+    if (std::exchange(in_reasoning_, false)) print_error(line_ends);
   }
 
   bool in_reasoning_ = false, has_content_ = false;
