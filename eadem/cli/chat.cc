@@ -26,7 +26,7 @@ struct ChatCommand {
 };
 
 // Returns nothing when help was asked for.
-std::optional<ChatCommand> parse(CommandLine command_line) {
+std::optional<ChatCommand> parse_chat(CommandLine command_line) {
   ChatCommand options;
   Arguments arguments("chat",
                       "Talks with a model through its chat template. The conversation stays in the model's cache, so "
@@ -72,7 +72,7 @@ std::optional<ChatCommand> parse(CommandLine command_line) {
 }  // namespace
 
 int chat(CommandLine command_line) {
-  std::optional<ChatCommand> options = parse(command_line);
+  std::optional<ChatCommand> options = parse_chat(command_line);
   if (!options) return kOk;
   const engine::ChatOptions chat_options = options->chat.options();
   listen_for_interrupt();

@@ -158,6 +158,18 @@ TEST_P(Conversation, OthersTakeTheRoom) {
   EXPECT_EQ(ours, fresh_answer(*pair.engine, request));
 }
 
+TEST(OneConversation, RoomThatWasReservedInVainIsForOthers) {
+  Pair pair(true);
+  const int64_t limit = pair.engine->max_sequence_length();
+  const Ids prompt = pair.tokens(20, 1);
+  pair.scheduler.add(request_of(prompt, limit));  // may take the whole cache, but ends with the first token
+  while (pair.scheduler.step([](const Scheduler::Drawn&) { return false; })) {
+  }
+  answer(pair.scheduler, request_of(pair.tokens(limit / 2, 2), 1, 0, false));
+  answer(pair.scheduler, request_of(joined(prompt, pair.tokens(3, 3)), 1));
+  EXPECT_EQ(pair.scheduler.reused_tokens(), std::ssize(prompt));
+}
+
 TEST_P(Conversation, TwoAtOnceAreBothRight) {
   Pair pair(GetParam());
   const Ids first = pair.turn(pair.tokens(20, 1), 5);

@@ -16,7 +16,7 @@ using engine::SamplingParams;
 using io::JsonValue;
 using Messages = Conversation::Messages;
 
-constexpr int64_t kMaxFileBytes = 64 << 20;
+constexpr int64_t kMaxConversationBytes = 64 << 20;
 
 JsonValue message_of(std::string_view role, const std::string& content) {
   return JsonValue::object().set("role", role).set("content", content);
@@ -166,7 +166,7 @@ void Conversation::set_messages(Messages messages) {
 }
 
 Messages read_messages(const std::string& path) {
-  const JsonValue json = io::parse_json(io::read_file(path, kMaxFileBytes), path);
+  const JsonValue json = io::parse_json(io::read_file(path, kMaxConversationBytes), path);
   const JsonValue* messages = json.is_object() ? json.find("messages") : &json;
   if (messages == nullptr || !messages->is_array())
     throw DataCorrupted("{}: expected a JSON array of messages, or an object with one as 'messages'", path);

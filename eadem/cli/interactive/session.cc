@@ -54,7 +54,7 @@ void run_command(const Session& session, const std::string& line) {
     note("'{}' is no command; /help lists them", name);
 }
 
-struct Input {
+struct TypedInput {
   LineEnd how = LineEnd::line;
   std::string text;
   bool literal = false;  // no command, whatever it begins with
@@ -63,7 +63,7 @@ struct Input {
 constexpr std::string_view kQuotes = "\"\"\"", kMorePrompt = "... ";
 
 // Reads the lines after `input` up to one for which `is_last` returns true; it may change the lines.
-void read_more(LineEditor& editor, Input& input, const std::function<bool(std::string& line)>& is_last) {
+void read_more(LineEditor& editor, TypedInput& input, const std::function<bool(std::string& line)>& is_last) {
   for (bool last = false; !last;) {
     Line line = editor.read(std::string(kMorePrompt));
     input.how = line.how;
@@ -84,9 +84,9 @@ bool take_off(std::string& line, std::string_view mark) {
   return true;
 }
 
-Input read_input(LineEditor& editor, const Session& session) {
+TypedInput read_input(LineEditor& editor, const Session& session) {
   Line line = editor.read(session.prompt);
-  Input input{line.how, std::move(line.text)};
+  TypedInput input{line.how, std::move(line.text)};
   if (input.how != LineEnd::line || input.text.empty()) return input;
   editor.remember(input.text);
   if (input.text.starts_with("//")) {
@@ -112,7 +112,7 @@ int converse(const Session& session) {
   if (!session.greeting.empty()) note("{}", session.greeting);
   bool asked_to_leave = false;
   while (true) {
-    const Input input = read_input(editor, session);
+    const TypedInput input = read_input(editor, session);
     if (input.how == LineEnd::end) {
       print_error("\n");
       if (!input.text.empty()) note("the last input has no end, so it is not answered");
