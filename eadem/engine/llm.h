@@ -76,9 +76,9 @@ class LLM {
   // Takes token ids instead of texts.
   std::vector<Completion> generate_ids(const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params,
                                        const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
-  // One turn of a conversation. Its keys and values stay in the cache, and the next call computes only the tokens after
-  // those that both conversations begin with: the new message, or everything that follows an edit. The completion is
-  // that of generate_ids, which takes the room in the cache when it needs it.
+  // One turn of a conversation. The completion is the one that generate_ids gives, but the keys and values stay in the
+  // cache, and the next call computes only the tokens after those that both conversations begin with: the new message,
+  // or everything that follows an edit. Other calls take the room in the cache when they need it.
   Completion continue_ids(const std::vector<int32_t>& conversation, const SamplingParams& params,
                           const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
 
