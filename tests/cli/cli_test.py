@@ -465,6 +465,24 @@ def zero_model(folder, layers, hidden, ffn, heads, kv_heads, head_dim, vocab, ti
 
 
 class Convert(ProgramTest):
+    def test_chat_templates_go_along(self):
+        source, gguf, back, copy = (self.folder / name for name in ("templates", "templates.gguf", "back", "copy"))
+        shutil.copytree(STORIES, source)
+        (source / "chat_template.jinja").write_text("{{ 'default' }}")
+        (source / "additional_chat_templates").mkdir()
+        (source / "additional_chat_templates/tool_use.jinja").write_text("{{ 'tools' }}")
+        self.done("convert", source, gguf)
+        self.done("convert", gguf, back)
+        self.done("convert", source, copy)
+        for path in (source, gguf, back, copy):
+            tokenizer = json.loads(self.done("inspect", path, "--json").out)["tokenizer"]
+            self.assertEqual(tokenizer["chat_templates"], ["default", "tool_use"], path)
+            self.assertEqual(tokenizer["chat_sample"]["text"], "default", path)
+        self.assertEqual(json.loads((back / "tokenizer_config.json").read_text())["chat_template"],
+                         [{"name": "default", "template": "{{ 'default' }}"},
+                          {"name": "tool_use", "template": "{{ 'tools' }}"}])
+        self.assertTrue((copy / "additional_chat_templates/tool_use.jinja").exists())
+
     def test_there_and_back_is_exact(self):
         for model in ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"]:
             with self.subTest(model):

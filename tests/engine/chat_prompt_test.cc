@@ -390,6 +390,84 @@ TEST(EndOfTurn, OfRealTemplates) {
   }
 }
 
+// Conversations with `text` in every field that templates write; not every template takes each of them.
+std::vector<JsonValue> planted_conversations(const std::string& text) {
+  const auto call = [&](const std::string& id) {
+    JsonValue function = JsonValue::object().set("name", "f" + text);
+    function.set("arguments", JsonValue::object().set("k" + text, text).set("n", list({text, 1})));
+    return list({JsonValue::object().set("id", id).set("type", "function").set("function", std::move(function))});
+  };
+  const JsonValue answer = message("assistant", "A " + text).set("reasoning_content", "R " + text);
+  const JsonValue caller = message("assistant", "C " + text).set("reasoning_content", "R " + text);
+  std::vector<JsonValue> all = {
+      list({message("user", text + " U " + text)}),
+      list({message("system", "S " + text), message("user", "U " + text), answer, message("user", text)}),
+      list({message("user", list({JsonValue::object().set("type", "text").set("text", text)})), answer})};
+  for (const std::string& id : {std::string("call00001"), "i" + text}) {
+    const JsonValue result = message("tool", "T " + text).set("name", "f" + text).set("tool_call_id", id);
+    all.push_back(list({message("user", "U " + text), JsonValue(caller).set("tool_calls", call(id)), result}));
+    all.push_back(list({message("user", "U " + text), message("assistant", "").set("tool_calls", call(id)), result,
+                        answer, message("user", "U")}));
+  }
+  return all;
+}
+
+// Every control token of a template, in every field: the prompt has as many of it as with another word in its place.
+TEST(EveryTemplate, NoFieldPlantsAControlToken) {
+  const fs::path templates = fs::path(EADEM_SHARED_DATA) / "templates";
+  if (!fs::is_directory(templates)) GTEST_SKIP() << templates << " is not there";
+  const JsonValue table = read_json(kData / "chat/end_of_turn.json");
+  const std::vector<std::string> others = {"<think>",     "</think>",        "<tool_call>",     "</tool_call>",
+                                           "<arg_value>", "<tool_response>", "</tool_response>"};
+  std::vector<std::string> tokens(others);
+  JsonValue added = JsonValue::object();
+  for (const JsonValue& token : table.find("special")->as_array()) tokens.push_back(token.as_string());
+  for (size_t id = 0; id < tokens.size(); ++id)
+    added.set(std::to_string(id), JsonValue::object().set("content", tokens[id]).set("special", id >= others.size()));
+  JsonValue config = JsonValue::object().set("added_tokens_decoder", added).set("eos_token", "<|eos|>");
+  const Tokenizer tokenizer = config_tokenizer(config.set("bos_token", "<|bos|>"), "planted");
+  const ChatPrompt chat(tokenizer);
+  const auto count = [](const std::vector<int32_t>& ids, int32_t id) { return std::count(ids.begin(), ids.end(), id); };
+  const auto encode = [&](const JsonValue& messages, const ChatOptions& options) {
+    std::optional<std::vector<int32_t>> ids;
+    try {
+      ids = chat.encode(messages, options);
+    } catch (const InvalidArgument&) {  // the template refuses such a conversation
+    }
+    return ids;
+  };
+  int64_t compared = 0;
+  for (const JsonValue& row : table.find("templates")->as_array()) {
+    const std::string& name = row.as_array()[0].as_string();
+    const std::string source = read_text(templates / name);
+    int64_t of_template = 0;
+    for (size_t id = 0; id < tokens.size(); ++id) {
+      const std::string& token = tokens[id];
+      if (source.find(token) == std::string::npos && !token.starts_with("<|eos") && !token.starts_with("<|bos"))
+        continue;
+      for (const bool with_tools : {false, true}) {
+        const auto options = [&](const std::string& text) {
+          JsonValue variables = JsonValue::object().set("functions", text).set("datetime", text);  // of one template
+          return ChatOptions{.tools = with_tools ? tools_of(text) : JsonValue(),
+                             .chat_template = source,
+                             .variables = std::move(variables)};
+        };
+        const auto planted = planted_conversations(token), plain = planted_conversations("word");
+        for (size_t i = 0; i < plain.size(); ++i) {
+          const auto expected = encode(plain[i], options("word")), ids = encode(planted[i], options(token));
+          if (!expected || !ids) continue;
+          EXPECT_LE(count(*ids, static_cast<int32_t>(id)), count(*expected, static_cast<int32_t>(id)))
+              << name << ": " << token << " in conversation " << i << (with_tools ? " with tools" : "");
+          ++of_template;
+        }
+      }
+    }
+    EXPECT_GT(of_template, 0) << name;
+    compared += of_template;
+  }
+  EXPECT_GT(compared, 5000);
+}
+
 TEST(EndOfTurn, OfSmallTemplates) {
   const auto of = [](const std::string& source) {
     JsonValue added = JsonValue::object();

@@ -331,7 +331,12 @@ TEST(ChatTemplate, KeepsTextOfTheConversationApart) {
             (Segments{{"<|im_start|>user\n", true}, {"<|im_end|>", false}, {"<|im_end|>", true}}));
   EXPECT_EQ(segments("<|{{ messages[1].role }}|>"), (Segments{{"<|", true}, {"<|im_end|>", false}, {"|>", true}}));
   EXPECT_EQ(segments("{% set t = 'a' + messages[0].content.replace('|', '!') ~ 'b' %}{{ t[1:-1] | upper }}"),
-            (Segments{{" <", false}, {"!", true}, {"IM_END", false}, {"!", true}, {"> ", false}}));
+            (Segments{{" <!IM_END!> ", false}}));
+  // What is put in the place of a message's text is the message's, and what is put elsewhere is not.
+  EXPECT_EQ(
+      segments("{{ messages[0].content | replace('im', '<s>') }}{{ ('<s>' ~ messages[0].name) | replace('s', 't') }}"
+               "{{ messages[0].name | replace('', '.') }}{{ 'ab' | replace('', '.') }}"),
+      (Segments{{" <|<s>_end|> ", false}, {"<t>", true}, {"<|x|>.<.|.x.|.>.", false}, {".a.b.", true}}));
   EXPECT_EQ(segments("{{ {'k': messages[0].name} | tojson }}{{ [messages[0].name] }}"),
             (Segments{{"{\"k\": \"", true}, {"<|x|>", false}, {"\"}['", true}, {"<|x|>", false}, {"']", true}}));
   EXPECT_EQ(segments("{{ [messages[0].name, 'x'] | join('<|') }}{{ '%s!' % messages[0].name }}{{ bos_token }}"),

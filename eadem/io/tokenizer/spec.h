@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "eadem/io/tokenizer/tokenizer.h"
@@ -15,6 +16,9 @@ namespace eadem::io {
 
 // Ids stay below this, so that a hostile file cannot request gigabytes. The largest vocabulary in use is 262144.
 constexpr int32_t kMaxVocab = 1 << 21;
+
+// U+2581, which SentencePiece writes for a space.
+inline constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 struct Pattern {
   enum class Kind { kString, kRegex };

@@ -17,8 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxFileBytes = 16 << 20;
-constexpr std::string_view kDefault = "default";
+constexpr std::string_view kDefaultName = "default";
 constexpr std::string_view kDefaultFile = "chat_template.jinja";
 constexpr std::string_view kFolder = "additional_chat_templates";
 constexpr std::string_view kGgufKey = "tokenizer.chat_template";
@@ -28,7 +27,8 @@ constexpr std::string_view kGgufKey = "tokenizer.chat_template";
 std::vector<NamedTemplate> config_chat_templates(const JsonReader& config) {
   if (!config.has("chat_template")) return {};
   const std::string place = config.file() + ": chat_template";
-  if (!config.raw("chat_template")->is_array()) return {{std::string(kDefault), config.string("chat_template"), place}};
+  if (!config.raw("chat_template")->is_array())
+    return {{std::string(kDefaultName), config.string("chat_template"), place}};
   std::vector<NamedTemplate> templates;
   for (const JsonReader& entry : config.elements("chat_template")) {
     const std::string& name = entry.string("name");
@@ -59,10 +59,11 @@ std::vector<std::string> template_file_names(const std::string& folder) {
 std::vector<NamedTemplate> folder_chat_templates(const std::string& folder) {
   std::vector<NamedTemplate> templates;
   for (const std::string& file : template_file_names(folder)) {
-    const std::string name = file == kDefaultFile ? std::string(kDefault) : fs::path(file).stem().string();
-    if (!templates.empty() && file != kDefaultFile && name == kDefault) continue;  // chat_template.jinja is the default
+    const std::string name = file == kDefaultFile ? std::string(kDefaultName) : fs::path(file).stem().string();
+    if (!templates.empty() && file != kDefaultFile && name == kDefaultName)
+      continue;  // chat_template.jinja is the default
     const std::string path = (fs::path(folder) / file).string();
-    templates.push_back({name, read_file(path, kMaxFileBytes), path});
+    templates.push_back({name, read_file(path, kMaxTokenizerFileBytes), path});
   }
   return templates;
 }
@@ -70,12 +71,12 @@ std::vector<NamedTemplate> folder_chat_templates(const std::string& folder) {
 std::vector<NamedTemplate> gguf_chat_templates(const GgufFile& file) {
   std::vector<NamedTemplate> templates;
   if (auto text = file.optional_string(kGgufKey))
-    templates.push_back({std::string(kDefault), *std::move(text), fmt::format("{}: {}", file.path(), kGgufKey)});
+    templates.push_back({std::string(kDefaultName), *std::move(text), fmt::format("{}: {}", file.path(), kGgufKey)});
   const std::string prefix = std::string(kGgufKey) + ".";
   for (const auto& [key, value] : file.metadata()) {
     if (!key.starts_with(prefix)) continue;
     std::string name = key.substr(prefix.size());
-    if (name == kDefault && !templates.empty() && templates[0].name == kDefault) continue;
+    if (name == kDefaultName && !templates.empty() && templates[0].name == kDefaultName) continue;
     templates.push_back({std::move(name), file.string(key), fmt::format("{}: {}", file.path(), key)});
   }
   return templates;
@@ -86,7 +87,7 @@ GgufMetadata gguf_metadata_of(std::span<const NamedTemplate> templates) {
   std::vector<std::string> names;
   for (const NamedTemplate& named : templates) {
     std::string key(kGgufKey);
-    if (named.name != kDefault) {
+    if (named.name != kDefaultName) {
       // Names in keys are letters, digits and underscores, as gguf-py writes them.
       std::string name = named.name;
       const auto plain = [](unsigned char c) {
@@ -107,7 +108,7 @@ GgufMetadata gguf_metadata_of(std::span<const NamedTemplate> templates) {
 }
 
 JsonValue config_json_of(std::span<const NamedTemplate> templates) {
-  if (templates.size() == 1 && templates[0].name == kDefault) return templates[0].source;
+  if (templates.size() == 1 && templates[0].name == kDefaultName) return templates[0].source;
   JsonValue list = JsonValue::array();
   for (const NamedTemplate& named : templates)
     list.push_back(JsonValue::object().set("name", named.name).set("template", named.source));
