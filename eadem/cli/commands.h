@@ -12,6 +12,7 @@ namespace eadem::cli {
 using CommandLine = std::span<const std::string>;
 
 int run(CommandLine arguments);
+int chat(CommandLine arguments);
 int inspect(CommandLine arguments);
 int explain(CommandLine arguments);
 int bench(CommandLine arguments);

@@ -22,6 +22,13 @@ constexpr OtherName kOtherNames[] = {
     {"--typical", "--typical-p"},
     {"-r", "--stop"},
     {"--reverse-prompt", "--stop"},
+    // Options that say how a conversation is written.
+    {"-sys", "--system"},
+    {"--system-prompt", "--system"},
+    {"-cnv", "--chat"},
+    {"--conversation", "--chat"},
+    {"--chat-template-file", "--chat-template"},
+    {"--chat-template-kwargs", "--template-arg"},
     // Options that say on which device to run.
     {"-dev", "--device"},
     {"-tb", "--prefill-threads"},
@@ -41,7 +48,17 @@ constexpr std::string_view kPaths = "nothing is downloaded; MODEL is a path";
 constexpr std::string_view kMapped = "weights are mapped from their file where that is faster; leave the option out";
 constexpr std::string_view kPromptShown = "`--json | jq -r .text` gives the answer without the prompt";
 
+constexpr std::string_view kReasoning =
+    "the model's template decides, often by a variable: --template-arg enable_thinking=false";
+
 constexpr Advice kAdvice[] = {
+    {"--think", kReasoning},
+    {"--hidethinking", "reasoning goes to stderr, so 2> takes it away"},
+    {"--reasoning-budget", kReasoning},
+    {"--reasoning-format", "reasoning is always kept apart from the answer; leave the option out"},
+    {"--jinja", "chat templates are always Jinja; leave the option out"},
+    {"-st", "`eadem run --chat -p TEXT` asks one question"},
+    {"--single-turn", "`eadem run --chat -p TEXT` asks one question"},
     {"-ngl", kOneDevice},
     {"--n-gpu-layers", kOneDevice},
     {"--gpu-layers", kOneDevice},

@@ -10,9 +10,9 @@
 #include "eadem/cli/model_options.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/core/printable.h"
+#include "eadem/engine/chat_prompt.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
-#include "eadem/io/template/chat_template.h"
 
 namespace eadem::cli {
 
@@ -39,26 +39,50 @@ std::vector<int64_t> context_lengths(int64_t longest) {
   return lengths;
 }
 
-// A short conversation, rendered with the model's template: its text, or why there is none.
-JsonValue sample_json(const io::Tokenizer& tokenizer) {
-  if (tokenizer.chat_template().empty()) return nullptr;
-  io::TemplateInput input = io::template_input(tokenizer);
+JsonValue token_json(const io::Tokenizer& tokenizer, int32_t id) {
+  JsonValue json = JsonValue::object().set("id", id);
+  return json.set("text", tokenizer.is_token(id) ? json_text(tokenizer.token_text(id)) : JsonValue(nullptr));
+}
+
+// A short conversation as the model's template writes it.
+JsonValue sample_json(const engine::ChatPrompt& chat) {
   const auto message = [](const char* role, const char* content) {
     return JsonValue::object().set("role", role).set("content", content);
   };
   JsonValue messages = JsonValue::array();
   messages.push_back(message("user", "Hello!")).push_back(message("assistant", "Hi there."));
   messages.push_back(message("user", "How are you?"));
-  input.variables.set("messages", std::move(messages)).set("tools", nullptr).set("documents", nullptr);
-  input.variables.set("add_generation_prompt", true);
+  return JsonValue::object()
+      .set("text", json_text(io::join_segments(chat.render(messages))))
+      .set("tokens", static_cast<int64_t>(chat.encode(messages).size()));
+}
+
+JsonValue stop_tokens_json(const models::Checkpoint& checkpoint, const io::Tokenizer& tokenizer,
+                           const engine::ChatPrompt& chat) {
+  JsonValue stops = JsonValue::array();
+  for (const engine::StopToken& stop : engine::chat_stop_tokens(checkpoint, tokenizer, chat)) {
+    JsonValue reasons = JsonValue::array();
+    for (const std::string& reason : stop.reasons) reasons.push_back(reason);
+    stops.push_back(token_json(tokenizer, stop.id).set("reasons", std::move(reasons)));
+  }
+  return stops;
+}
+
+// Adds the names of the chat templates, a sample of the default one (or why there is none; null without a template),
+// and the tokens that end an answer.
+void add_chat(JsonValue& json, const models::Checkpoint& checkpoint, const io::Tokenizer& tokenizer) {
+  JsonValue names = JsonValue::array();
+  for (const io::NamedTemplate& named : tokenizer.chat_templates()) names.push_back(json_text(named.name));
+  const bool has_template = !names.as_array().empty();
+  json.set("chat_templates", std::move(names));
+  json.set("chat_template_bytes", static_cast<int64_t>(tokenizer.chat_template().size()));
+  json.set("chat_sample", nullptr).set("stop_tokens", JsonValue::array());
   try {
-    const auto segments = io::ChatTemplate(tokenizer.chat_template(), "chat template").render(input);
-    const auto ids = tokenizer.encode(segments, {.add_special_tokens = false});
-    return JsonValue::object()
-        .set("text", json_text(io::join_segments(segments)))
-        .set("tokens", static_cast<int64_t>(ids.size()));
+    const engine::ChatPrompt chat(tokenizer);
+    json.set("stop_tokens", stop_tokens_json(checkpoint, tokenizer, chat));
+    if (has_template) json.set("chat_sample", sample_json(chat));
   } catch (const Error& error) {
-    return JsonValue::object().set("error", json_text(error.what()));
+    json.set("chat_sample", JsonValue::object().set("error", json_text(error.what())));
   }
 }
 
@@ -68,8 +92,7 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
   try {
     const io::Tokenizer tokenizer = engine::open_tokenizer(checkpoint);
     const auto id = [&](std::optional<int32_t> value) {
-      return value ? JsonValue::object().set("id", *value).set("text", json_text(tokenizer.token_text(*value)))
-                   : JsonValue(nullptr);
+      return value ? token_json(tokenizer, *value) : JsonValue(nullptr);
     };
     json.set("source", json_text(tokenizer.source())).set("vocab_size", tokenizer.vocab_size());
     json.set("bos", id(tokenizer.bos())).set("eos", id(tokenizer.eos())).set("unk", id(tokenizer.unk()));
@@ -77,8 +100,7 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
     JsonValue prefix = JsonValue::array();
     for (int32_t value : tokenizer.prefix_ids()) prefix.push_back(value);
     json.set("prefix_ids", std::move(prefix));
-    json.set("chat_template_bytes", static_cast<int64_t>(tokenizer.chat_template().size()));
-    json.set("chat_sample", sample_json(tokenizer));
+    add_chat(json, checkpoint, tokenizer);
   } catch (const Error& error) {
     json.set("error", json_text(error.what()));
   }
@@ -142,6 +164,17 @@ std::string token_text_of(const JsonValue& token) {
                          : fmt::format("{} ({})", token.find("text")->as_string(), token.find("id")->as_integer());
 }
 
+// "<|im_end|> (151645): the chat template's end of turn, generation_config.json"
+std::string stop_text(const JsonValue& stop) {
+  std::string reasons;
+  for (const JsonValue& reason : stop.find("reasons")->as_array())
+    reasons += (reasons.empty() ? "" : ", ") + reason.as_string();
+  const JsonValue& text = *stop.find("text");
+  const int64_t id = stop.find("id")->as_integer();
+  return text.is_null() ? fmt::format("{} (no token of the tokenizer): {}", id, reasons)
+                        : fmt::format("{} ({}): {}", text.as_string(), id, reasons);
+}
+
 void print_text(const JsonValue& json, bool with_tensors) {
   const auto integer = [&](const char* key) { return json.find(key)->as_integer(); };
   print(fmt::format("{}\n", bold(json.find("path")->as_string())));
@@ -168,7 +201,14 @@ void print_text(const JsonValue& json, bool with_tensors) {
   } else {
     row("tokenizer", fmt::format("{} tokens, BOS {}, EOS {}", tokenizer.find("vocab_size")->as_integer(),
                                  token_text_of(*tokenizer.find("bos")), token_text_of(*tokenizer.find("eos"))));
+    for (std::string_view heading = "stop tokens"; const JsonValue& stop : tokenizer.find("stop_tokens")->as_array())
+      row(std::exchange(heading, ""), stop_text(stop));
     const int64_t bytes = tokenizer.find("chat_template_bytes")->as_integer();
+    if (const auto& names = tokenizer.find("chat_templates")->as_array(); names.size() > 1) {
+      std::string text;
+      for (const JsonValue& name : names) text += (text.empty() ? "" : ", ") + name.as_string();
+      row("chat templates", text);
+    }
     const JsonValue& sample = *tokenizer.find("chat_sample");
     if (sample.is_null()) {
       row("chat template", "none");

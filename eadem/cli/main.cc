@@ -25,6 +25,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"Use a model", "run", "generate text, streaming; asks for one text after another without a prompt", run},
+    {"Use a model", "chat", "talk with a model that has a chat template; Ctrl-C stops an answer", chat},
     {"Use a model", "perplexity", "how well a model predicts a text", perplexity},
     {"Understand a model", "inspect", "architecture, parameters, tensors, tokenizer, memory needed", inspect},
     {"Understand a model", "explain", "kernel, precision and cost of every op, and why", explain},

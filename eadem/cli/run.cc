@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // eadem run: continues a prompt, printing text as it is generated.
-#include <algorithm>
-#include <random>
 #include <utility>
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/bench/machine.h"
+#include "eadem/cli/chat_options.h"
 #include "eadem/cli/commands.h"
+#include "eadem/cli/completion_text.h"
+#include "eadem/cli/interactive/answer_printer.h"
+#include "eadem/cli/interactive/conversation.h"
 #include "eadem/cli/interactive/session.h"
 #include "eadem/cli/interrupt.h"
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/load_llm.h"
+#include "eadem/cli/sampling_options.h"
 #include "eadem/cli/standard_input.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
@@ -28,17 +31,14 @@ using engine::LLM;
 using engine::SamplingParams;
 
 constexpr int64_t kMaxPromptBytes = 256 << 20;
-// The cache length for texts of unknown length; --context requests a longer one.
-constexpr int64_t kUsualContext = 4096;
 
 struct RunOptions {
   ModelOptions model;
   std::optional<std::string> prompt, text, file, default_prompt;  // --prompt, PROMPT, --file, --default-prompt
-  std::optional<int64_t> max_tokens, top_k, seed, context;
-  std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
-  std::vector<std::string> stop;
-  bool parse_special = false, ignore_eos = false, chat = false, interactive = false, json = false, quiet = false,
-       verbose = false;
+  SamplingOptions sampling;
+  std::optional<int64_t> context;
+  bool parse_special = false, chat = false, interactive = false, json = false, quiet = false, verbose = false;
+  ChatTemplateOptions chat_template;
 };
 
 // Refuses more than one prompt.
@@ -56,13 +56,26 @@ void check_prompt(const RunOptions& options) {
     throw UsageError(fmt::format("--interactive asks for texts, and {} gives one; give one of them", given));
 }
 
+// Refuses options that make sense only with --chat, or only without.
+void check_chat(const RunOptions& options) {
+  if (const std::string_view given = options.chat_template.given(); !options.chat && !given.empty())
+    throw UsageError(fmt::format("{} is for chat templates: give --chat, too", given));
+  if (options.chat && options.parse_special)
+    throw UsageError("--parse-special and --chat: a message holds no special tokens; give one of them");
+  if (options.chat && options.interactive)
+    throw UsageError("--interactive and --chat: `eadem chat` holds a conversation");
+}
+
 // Returns the prompt, or nothing if texts are read interactively.
 std::optional<std::string> read_prompt(const RunOptions& options) {
   if (options.prompt) return options.prompt;
   if (options.text) return options.text;
   if (options.interactive) return std::nullopt;
   if (!options.file && options.default_prompt) return options.default_prompt;
-  if (!options.file && stdin_is_terminal()) return std::nullopt;
+  if (!options.file && stdin_is_terminal()) {
+    if (options.chat) throw UsageError("--chat without a prompt: `eadem chat` holds a conversation");
+    return std::nullopt;
+  }
   const bool from_stdin = !options.file || *options.file == "-";
   std::string text = from_stdin ? read_stdin(kMaxPromptBytes) : io::read_file(*options.file, kMaxPromptBytes);
   // The line end that `echo` and editors put after a text is no part of it.
@@ -74,31 +87,6 @@ std::optional<std::string> read_prompt(const RunOptions& options) {
   return text;
 }
 
-SamplingParams sampling_of(const RunOptions& options, SamplingParams params) {
-  if (options.temperature) params.temperature = *options.temperature;
-  if (options.top_k) params.top_k = *options.top_k;
-  if (options.top_p) params.top_p = *options.top_p;
-  if (options.min_p) params.min_p = *options.min_p;
-  if (options.repetition_penalty) params.repetition_penalty = *options.repetition_penalty;
-  if (options.presence_penalty) params.presence_penalty = *options.presence_penalty;
-  if (options.frequency_penalty) params.frequency_penalty = *options.frequency_penalty;
-  // -1: until the text ends, or the context is full.
-  if (options.max_tokens) params.max_tokens = *options.max_tokens == -1 ? INT32_MAX : *options.max_tokens;
-  params.stop.insert(params.stop.end(), options.stop.begin(), options.stop.end());
-  params.ignore_eos = options.ignore_eos;
-  params.seed = options.seed ? *options.seed : static_cast<int64_t>(std::random_device{}() & 0x7fffffff);
-  params.validate();
-  return params;
-}
-
-// Replaces the name of a parameter at the start of a message by its option: "max_tokens is 0" becomes "--max-tokens is
-// 0".
-std::string with_option_names(std::string message) {
-  const size_t end = std::min(message.find(' '), message.size());
-  std::replace(message.begin(), message.begin() + static_cast<ptrdiff_t>(end), '_', '-');
-  return "--" + message;
-}
-
 // A lone operand is the model. One that is no model may have been meant as a prompt.
 std::string resolve_run_model(const RunOptions& options) {
   try {
@@ -108,8 +96,6 @@ std::string resolve_run_model(const RunOptions& options) {
     throw NotFound("{}{}", error.what(), has_prompt ? "" : "; a text to continue is given with -p, or after MODEL");
   }
 }
-
-double per_second(int64_t count, double seconds) { return seconds > 0 ? static_cast<double>(count) / seconds : 0.0; }
 
 // Bytes that a late step of a text reads: all weights, and the keys and values of a text of mean length.
 double bytes_per_token(const LLM& llm, engine::InferEngine& engine, const Completion& completion) {
@@ -135,19 +121,6 @@ Report make_report(LLM& llm, const Completion& completion) {
   return report;
 }
 
-std::string finish_text(const LLM& llm, const Completion& completion, const SamplingParams& params, int64_t context) {
-  switch (completion.finish_reason) {
-    case FinishReason::stop: return "end of text";
-    case FinishReason::cancelled: return "stopped by you";
-    case FinishReason::error: return "failed";
-    case FinishReason::length: break;
-  }
-  const auto drawn = static_cast<int64_t>(completion.token_ids.size());
-  if (drawn >= params.max_tokens) return fmt::format("--max-tokens {}", params.max_tokens);
-  return fmt::format("the context of {} tokens is full{}", context,
-                     context < llm.checkpoint().model->info().max_positions ? " (--context gives more)" : "");
-}
-
 void print_report(LLM& llm, const Completion& completion, const SamplingParams& params) {
   const GenerationStats& stats = llm.last_stats();
   const Report report = make_report(llm, completion);
@@ -158,7 +131,7 @@ void print_report(LLM& llm, const Completion& completion, const SamplingParams& 
       "memory  {}\n",
       stats.prompt_tokens, per_second(stats.prompt_tokens, stats.prompt_seconds),
       seconds_text(stats.first_token_seconds + stats.tokenize_seconds), stats.decode_tokens, decode,
-      finish_text(llm, completion, params, llm.engine().max_sequence_length()), memory_text(report.memory));
+      finish_text(llm, completion, params), memory_text(report.memory));
   if (stats.decode_tokens > 0)
     text += fmt::format("limit   {}: {} of weights, keys and values read per token\n",
                         report.in_cache ? std::string("weights fit in the cache, memory sets none")
@@ -167,7 +140,8 @@ void print_report(LLM& llm, const Completion& completion, const SamplingParams& 
   print_error("\n" + dim_error(text));
 }
 
-void print_json(LLM& llm, const Completion& completion, const SamplingParams& params) {
+// `reasoning` stood before the text.
+void print_json(LLM& llm, const Completion& completion, const SamplingParams& params, const std::string& reasoning) {
   const GenerationStats& stats = llm.last_stats();
   const Report report = make_report(llm, completion);
   io::JsonValue ids = io::JsonValue::array();
@@ -178,7 +152,9 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   sampling.set("presence_penalty", params.presence_penalty).set("frequency_penalty", params.frequency_penalty);
   sampling.set("max_tokens", params.max_tokens).set("seed", completion.seed);
   io::JsonValue json = io::JsonValue::object();
-  json.set("text", completion.text).set("token_ids", std::move(ids));
+  json.set("text", completion.text);
+  if (!reasoning.empty()) json.set("reasoning_content", reasoning);
+  json.set("token_ids", std::move(ids));
   json.set("finish_reason", std::string(finish_reason_name(completion.finish_reason)));
   json.set("sampling", std::move(sampling)).set("prompt_tokens", stats.prompt_tokens);
   json.set("decode_tokens", stats.decode_tokens);
@@ -218,30 +194,22 @@ Completion complete(LLM& llm, const std::string& prompt, const SamplingParams& p
   return completion;
 }
 
-// The sums of a session, for its end.
-struct SessionStats {
-  int64_t texts = 0;
-  GenerationStats sum;
-
-  void add(const GenerationStats& stats) {
-    ++texts;
-    sum.prompt_tokens += stats.prompt_tokens;
-    sum.prompt_seconds += stats.prompt_seconds;
-    sum.decode_tokens += stats.decode_tokens;
-    sum.decode_seconds += stats.decode_seconds;
-  }
-};
-
-void print_session_report(LLM& llm, const SessionStats& stats) {
-  const GenerationStats& sum = stats.sum;
-  print_error("\n" +
-              dim_error(fmt::format("texts   {}\n"
-                                    "prompt  {} tokens, {:.1f} tokens/s\n"
-                                    "decode  {} tokens, {:.1f} tokens/s\n"
-                                    "memory  {}\n",
-                                    stats.texts, sum.prompt_tokens, per_second(sum.prompt_tokens, sum.prompt_seconds),
-                                    sum.decode_tokens, per_second(sum.decode_tokens, sum.decode_seconds),
-                                    memory_text(memory_use(llm.engine())))));
+// Answers one message through the chat template. Returns the answer without its reasoning.
+Completion answer(LLM& llm, const std::string& message, const SamplingParams& params, const RunOptions& options,
+                  const engine::ChatOptions& chat_options, std::string& reasoning) {
+  Conversation conversation(llm, chat_options, WhenFull::refuse);
+  if (options.chat_template.system) conversation.set_system(*options.chat_template.system);
+  AnswerPrinter printer;
+  TurnEvents events;
+  events.cancel = &interrupt_flag();
+  events.on_piece = [&](const engine::ReasoningSplitter::Piece& piece) {
+    if (!options.json) printer.show(piece);
+  };
+  Turn turn = conversation.ask(message, params, events);
+  printer.end();
+  reasoning = turn.answer.reasoning;
+  turn.completion.text = turn.answer.content;
+  return std::move(turn.completion);
 }
 
 int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, const std::atomic<bool>& stop) {
@@ -252,12 +220,12 @@ int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, 
     const Completion completion = complete(llm, text, params, options, stop);
     stats.add(llm.last_stats());
     if (options.json)
-      print_json(llm, completion, params);
+      print_json(llm, completion, params, "");
     else if (options.verbose)
       print_report(llm, completion, params);
   };
   const int code = converse(session);
-  if (stats.texts > 0 && !options.json && !options.quiet) print_session_report(llm, stats);
+  if (stats.texts > 0 && !options.json && !options.quiet) print_error("\n" + dim_error(stats.report(llm)));
   return code;
 }
 
@@ -278,28 +246,16 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   arguments.text("--default-prompt", "TEXT", options.default_prompt,
                  "with no other prompt, this one instead of reading standard input or asking");
   arguments.flag("--parse-special", options.parse_special, "read special tokens such as <|im_end|> from the prompt");
-  arguments.flag("--chat", options.chat, "use the model's chat template (not in this build: refused)");
+  arguments.flag("--chat", options.chat,
+                 "the prompt is a message, written through the model's chat template; only the answer is printed");
+  options.chat_template.add(arguments);
   arguments.section("Sampling (defaults: the model's generation_config.json)");
-  arguments.option("-n,--max-tokens", "N", options.max_tokens,
-                   "tokens to draw at most (default: 256); -1: until the text ends");
-  arguments.option("--temperature", "X", options.temperature, "0 is greedy (default: 1)");
-  arguments.option("--top-k", "N", options.top_k, "draw from the N likeliest tokens; 0 is off");
-  arguments.option("--top-p", "X", options.top_p, "draw from the likeliest tokens of this total probability; 1 is off");
-  arguments.option("--min-p", "X", options.min_p, "drop tokens below this share of the likeliest one's; 0 is off");
-  arguments.option("--repetition-penalty", "X", options.repetition_penalty,
-                   "divide the logits of tokens that prompt or text have by this; 1 is off");
-  arguments.option("--presence-penalty", "X", options.presence_penalty,
-                   "subtract this from the logits of tokens that the text has; 0 is off");
-  arguments.option("--frequency-penalty", "X", options.frequency_penalty,
-                   "likewise, times how often the text has the token; 0 is off");
-  arguments.option("--seed", "N", options.seed, "the same seed gives the same text (default: a fresh one, printed)");
-  arguments.list("--stop", "TEXT", options.stop, "end before this text; may be repeated");
-  arguments.flag("--ignore-eos", options.ignore_eos, "go on after the end-of-text token");
+  options.sampling.add(arguments, "256");
   arguments.section("Output");
   arguments.flag("--json", options.json, "one JSON object with text, token ids and statistics, at the end");
   arguments.flag("-q,--quiet", options.quiet, "no statistics");
   arguments.flag("-v,--verbose", options.verbose, "statistics after every text, not only at the end of a session");
-  arguments.option("--context", "N", options.context, "tokens that the KV cache holds (default: as many as needed)");
+  add_context(arguments, options.context, "as many as needed");
   options.model.add_device(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
@@ -315,31 +271,26 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   arguments.example("eadem run path/to/model -f prompt.txt --seed 7 > story.txt", "a file in, a file out, repeatable");
   arguments.example("echo \"Hello\" | eadem run --json | jq -r .text", "the answer for another program");
   if (!arguments.parse(command_line)) return std::nullopt;
-  if (options.chat)
-    throw Unsupported("--chat: this build has no engine for chat templates; write the prompt as the model expects it");
-  if (options.context && *options.context < 1)
-    throw UsageError(fmt::format("--context is {}; expected at least 1", *options.context));
-
+  check_context(options.context);
   if (options.quiet && options.verbose) throw UsageError("--quiet and --verbose: give one");
   check_prompt(options);
-  try {
-    sampling_of(options, {});  // refuses bad values before anything is read
-  } catch (const InvalidArgument& error) {
-    throw UsageError(with_option_names(error.what()));
-  }
+  check_chat(options);
+  options.sampling.check();  // before anything is read
   return options;
 }
 
 // Tokens that the KV cache is to hold. 0: the model's context.
 int64_t cache_length(const RunOptions& options, const std::optional<std::string>& prompt, int64_t model_context) {
-  if (options.context.value_or(0) > model_context)
-    throw InvalidArgument("--context is {}; the model's context is {} tokens", *options.context, model_context);
+  check_context(options.context, model_context);
   if (options.context) return *options.context;
   if (!prompt) return std::min(kUsualContext, model_context);
   // A token is at least a byte of the prompt, or one of the few that a tokenizer adds; no need for more cache.
   constexpr int64_t kAddedTokens = 16;
-  const int64_t drawn = options.max_tokens.value_or(-1) == -1 ? kUsualContext : *options.max_tokens;
-  const int64_t most = static_cast<int64_t>(prompt->size()) + kAddedTokens + drawn;
+  // What a chat template writes around a message, its own instructions included.
+  const int64_t template_tokens = options.chat ? kUsualContext : 0;
+  const int64_t drawn = options.sampling.max_tokens.value_or(-1) == -1 ? kUsualContext : *options.sampling.max_tokens;
+  const int64_t most = static_cast<int64_t>(prompt->size() + options.chat_template.system.value_or("").size()) +
+                       template_tokens + kAddedTokens + drawn;
   return most < model_context ? most : 0;
 }
 
@@ -349,29 +300,25 @@ int run(CommandLine command_line) {
   const std::optional<RunOptions> parsed = parse_run(command_line);
   if (!parsed) return kOk;
   const RunOptions& options = *parsed;
+  const engine::ChatOptions chat_options = options.chat_template.options();
   const std::atomic<bool>& stop = listen_for_interrupt();
   // The model is found before standard input is read, so that a mistyped name is reported at once.
   const std::string path = resolve_run_model(options);
   const std::optional<std::string> prompt = read_prompt(options);
 
   models::Checkpoint checkpoint = models::open_checkpoint(path);
-  engine::EngineOptions engine_options = options.model.engine_options();
-  engine_options.cache = engine::StaticKVCacheConfig{
-      .max_cache_len = cache_length(options, prompt, checkpoint.model->info().max_positions)};
-  std::optional<ProgressBar> bar(std::in_place, "loading");
-  const auto progress = [&](int64_t done, int64_t total) {
-    stop_if_interrupted();
-    bar->update(static_cast<double>(done), static_cast<double>(total));
-  };
-  LLM llm(std::move(checkpoint), options.model.open(), engine_options, cli_logger(), progress);
-  bar.reset();
-  SamplingParams params = sampling_of(options, llm.default_params());
-  if (options.max_tokens == -1) params.max_tokens = llm.engine().max_sequence_length();
+  const int64_t context = cache_length(options, prompt, checkpoint.model->info().max_positions);
+  const std::unique_ptr<LLM> loaded = load_llm(std::move(checkpoint), options.model, context);
+  LLM& llm = *loaded;
+  SamplingParams params = options.sampling.over(llm.default_params(), llm.engine().max_sequence_length());
+  if (!params.seed) params.seed = fresh_seed();
   if (!options.quiet) note("{}, seed {}, on {}", to_string(params), *params.seed, llm.engine().device()->description());
   if (!prompt) return interact(llm, params, options, stop);
-  const Completion completion = complete(llm, *prompt, params, options, stop);
+  std::string reasoning;
+  const Completion completion = options.chat ? answer(llm, *prompt, params, options, chat_options, reasoning)
+                                             : complete(llm, *prompt, params, options, stop);
   if (options.json)
-    print_json(llm, completion, params);
+    print_json(llm, completion, params, reasoning);
   else if (!options.quiet)
     print_report(llm, completion, params);
   return completion.finish_reason == FinishReason::cancelled ? kInterrupted : kOk;

@@ -47,6 +47,17 @@ void CacheContents::truncate(std::span<const int32_t> blocks, int64_t cached) {
   }
 }
 
+int64_t CacheContents::common_prefix(std::span<const int32_t> blocks, std::span<const int32_t> tokens) const {
+  const int64_t most = std::min(std::ssize(tokens), std::ssize(blocks) * block_size_);
+  for (int64_t position = 0; position < most; ++position) {
+    const int32_t block = blocks[static_cast<size_t>(position / block_size_)];
+    if (written_[static_cast<size_t>(block)] <= position % block_size_ ||
+        token(blocks, position) != tokens[static_cast<size_t>(position)])
+      return position;
+  }
+  return most;
+}
+
 void CacheContents::write(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens) {
   for (int64_t position = cached; position < cached + std::ssize(tokens); ++position) {
     const int64_t block = blocks[static_cast<size_t>(position / block_size_)], slot = position % block_size_;

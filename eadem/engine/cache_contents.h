@@ -35,6 +35,9 @@ class CacheContents {
   // Records `tokens` at positions from `cached` on.
   void write(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens);
 
+  // Returns how many tokens at the start of `tokens` the blocks hold, each at its position.
+  int64_t common_prefix(std::span<const int32_t> blocks, std::span<const int32_t> tokens) const;
+
   // Returns the token at a position that was written.
   int32_t token(std::span<const int32_t> blocks, int64_t position) const {
     return tokens_[static_cast<size_t>(blocks[static_cast<size_t>(position / block_size_)] * block_size_ +

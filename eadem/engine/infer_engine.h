@@ -99,6 +99,11 @@ class InferEngine {
   // size. Throws Cancelled between two kernels once `cancel` is set (from any thread; with one rank only). The cache
   // then holds only the cached tokens of each sequence, and the step may be run again.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
+  // Returns how many tokens at the start of `tokens` a sequence with these cache blocks has cached, so that a step may
+  // continue after them.
+  int64_t cached_prefix(std::span<const int32_t> blocks, std::span<const int32_t> tokens) const {
+    return contents_.common_prefix(blocks, tokens);
+  }
   // Results of the last step, copied to the host: logits [logit_rows, vocab] f32 and hidden states [tokens, hidden].
   Tensor logits() const;
   Tensor hidden_states() const;

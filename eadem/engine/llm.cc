@@ -3,20 +3,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <future>
 #include <map>
 #include <random>
 #include <system_error>
 #include <utility>
 
+#include "eadem/engine/model_files.h"
 #include "eadem/io/gguf.h"
 
 namespace eadem::engine {
 
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -28,10 +27,6 @@ struct Running {
   io::IncrementalDecoder decoder;
   StopWatcher stops;
 };
-
-std::string model_folder(const models::Checkpoint& checkpoint) {
-  return fs::is_directory(checkpoint.path) ? checkpoint.path : fs::path(checkpoint.path).parent_path().string();
-}
 
 }  // namespace
 
@@ -106,11 +101,10 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   if (tokenizer.valid()) take_tokenizer();
   scheduler_ = std::make_unique<Scheduler>(*engine_);
 
-  const fs::path generation = fs::path(model_folder(checkpoint_)) / "generation_config.json";
   std::vector<int64_t> eos = checkpoint_.model->info().eos_token_ids;
-  if (dynamic_cast<const io::GgufFile*>(checkpoint_.weights.get()) == nullptr && fs::exists(generation)) {
-    const io::GenerationConfig config = io::read_generation_config(generation.string());
-    default_params_ = SamplingParams::from_generation_config(config, generation.string(), log);
+  if (const auto path = generation_config_path(checkpoint_)) {
+    const io::GenerationConfig config = io::read_generation_config(*path);
+    default_params_ = SamplingParams::from_generation_config(config, *path, log);
     if (!config.eos_token_ids.empty()) eos = config.eos_token_ids;
   }
   for (int64_t id : eos) eos_.push_back(static_cast<int32_t>(id));
@@ -147,6 +141,16 @@ std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, c
 std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>>& prompts,
                                           const SamplingParams& params, const OnText& on_text,
                                           const std::atomic<bool>* cancel) {
+  return run(prompts, params, on_text, cancel, false);
+}
+
+Completion LLM::continue_ids(const std::vector<int32_t>& conversation, const SamplingParams& params,
+                             const OnText& on_text, const std::atomic<bool>* cancel) {
+  return std::move(run({&conversation, 1}, params, on_text, cancel, true)[0]);
+}
+
+std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
+                                 const OnText& on_text, const std::atomic<bool>* cancel, bool keep) {
   params.validate();
   stats_ = {};
   std::vector<Completion> completions(prompts.size());
@@ -156,8 +160,10 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     completion.prompt_tokens = static_cast<int64_t>(prompts[i].size());
     completion.seed = params.seed ? *params.seed : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
     try {
-      const Scheduler::RequestId id = scheduler_->add(
-          {.prompt = prompts[i], .sampling = params.settings(completion.seed), .max_tokens = params.max_tokens});
+      const Scheduler::RequestId id = scheduler_->add({.prompt = prompts[i],
+                                                       .sampling = params.settings(completion.seed),
+                                                       .max_tokens = params.max_tokens,
+                                                       .keep = keep});
       Running request{i, &completion, io::IncrementalDecoder(*tokenizer_), StopWatcher(params.stop)};
       for (int32_t token : prompts[i])
         if (tokenizer_->is_token(token)) request.decoder.next(token);  // the continuation starts where the prompt ends
@@ -215,6 +221,7 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
     return true;
   };
 
+  const int64_t reused_before = scheduler_->reused_tokens();
   const Clock::time_point start = Clock::now();
   bool more = !running.empty();
   try {
@@ -231,6 +238,7 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
       (prompt > 0 ? stats_.prompt_seconds : stats_.decode_seconds) += seconds;
       stats_.prompt_tokens += prompt;
       stats_.decode_tokens += scheduler_->decode_tokens() - decode_before;
+      stats_.reused_tokens = scheduler_->reused_tokens() - reused_before;
       if (stats_.first_token_seconds < 0) stats_.first_token_seconds = seconds_since(start);
       if (cancel != nullptr && cancel->load()) {
         while (!running.empty()) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,8 +46,9 @@ struct GenerationStats {
   double first_token_seconds = 0;  // from the start to the first sampled token of any request
   double prompt_seconds = 0;       // time of steps with prompt tokens
   double decode_seconds = 0;       // time of steps without prompt tokens
-  int64_t prompt_tokens = 0;
-  int64_t decode_tokens = 0;  // tokens sampled in decode steps
+  int64_t prompt_tokens = 0;       // computed in these steps
+  int64_t reused_tokens = 0;       // of prompts, found in the cache (LLM::continue_ids)
+  int64_t decode_tokens = 0;       // tokens sampled in decode steps
 };
 
 class LLM {
@@ -74,6 +76,11 @@ class LLM {
   // Takes token ids instead of texts.
   std::vector<Completion> generate_ids(const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params,
                                        const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
+  // One turn of a conversation. The completion is the one that generate_ids gives, but the keys and values stay in the
+  // cache, and the next call computes only the tokens after those that both conversations begin with: the new message,
+  // or everything that follows an edit. Other calls take the room in the cache when they need it.
+  Completion continue_ids(const std::vector<int32_t>& conversation, const SamplingParams& params,
+                          const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
 
   const io::Tokenizer& tokenizer() const { return *tokenizer_; }
   InferEngine& engine() { return *engine_; }
@@ -83,6 +90,9 @@ class LLM {
   const models::Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:
+  std::vector<Completion> run(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
+                              const OnText& on_text, const std::atomic<bool>* cancel, bool keep);
+
   models::Checkpoint checkpoint_;
   std::unique_ptr<io::Tokenizer> tokenizer_;
   std::unique_ptr<InferEngine> engine_;

@@ -51,8 +51,22 @@ void Scheduler::cancel(RequestId id) {
     }
 }
 
+void Scheduler::drop_kept() {
+  allocator_.give_back(kept_);
+  kept_.clear();
+}
+
 void Scheduler::finish(size_t index) {
-  allocator_.give_back(running_[index].blocks);
+  Sequence& s = running_[index];
+  if (s.request.keep) {
+    drop_kept();
+    kept_.swap(s.blocks);
+    // Nothing is cached in the blocks that were reserved for tokens that never came.
+    const auto used = static_cast<size_t>(blocks_for(s.cached));
+    allocator_.give_back(std::span(kept_).subspan(used));
+    kept_.resize(used);
+  }
+  allocator_.give_back(s.blocks);
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
 }
 
@@ -62,11 +76,30 @@ void Scheduler::admit() {
     const int64_t most = std::min(engine_.max_sequence_length(),
                                   static_cast<int64_t>(next.request.prompt.size()) + next.request.max_tokens - 1);
     const int64_t needed = blocks_for(most);
-    if (needed > allocator_.num_free()) return;  // first come, first served
-    for (int64_t b = 0; b < needed; ++b) next.blocks.push_back(*allocator_.take());
+    const int64_t own = next.request.keep ? std::min(needed, std::ssize(kept_)) : 0;
+    if (needed - own > allocator_.num_free()) {
+      if (next.request.keep || kept_.empty()) return;  // first come, first served
+      drop_kept();
+      continue;
+    }
+    start(next, needed);
     running_.push_back(std::move(next));
     waiting_.pop_front();
   }
+}
+
+void Scheduler::start(Sequence& sequence, int64_t num_blocks) {
+  if (sequence.request.keep) {
+    const auto own = std::min(static_cast<size_t>(num_blocks), kept_.size());
+    sequence.blocks.assign(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(own));
+    kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(own));
+    drop_kept();
+    // The logits after the last token of the prompt are needed, so that token is always computed.
+    const std::span prompt(sequence.request.prompt);
+    sequence.cached = engine_.cached_prefix(sequence.blocks, prompt.first(prompt.size() - 1));
+    reused_tokens_ += sequence.cached;
+  }
+  while (std::ssize(sequence.blocks) < num_blocks) sequence.blocks.push_back(*allocator_.take());
 }
 
 void Scheduler::compose() {

@@ -6,6 +6,9 @@
 //
 // A request that cannot fit the cache is refused alone, when it is added. Cache space for prompt and answer is reserved
 // when a request starts, so a running request never waits for memory.
+//
+// One sequence may stay in the cache after its request has ended, for a conversation: the next request with `keep` only
+// computes what follows the tokens that both begin with. Another request that needs the room takes it.
 #pragma once
 
 #include <deque>
@@ -26,6 +29,7 @@ class Scheduler {
     std::vector<int32_t> prompt;  // at least one token
     SamplingInput sampling;       // greedy unless set; its prompt_length is set by `add`
     int64_t max_tokens = 1;
+    bool keep = false;  // continue from the kept sequence, and become it at the end
   };
 
   // A sampled token. Its callback returns false to end the request (a stop condition is met).
@@ -54,6 +58,8 @@ class Scheduler {
   // Tokens that the engine has processed so far: prompt tokens, and sampled tokens that were fed back one by one.
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t decode_tokens() const { return decode_tokens_; }
+  // Prompt tokens that requests with `keep` found in the cache so far.
+  int64_t reused_tokens() const { return reused_tokens_; }
 
  private:
   struct Sequence {
@@ -71,6 +77,8 @@ class Scheduler {
 
   int64_t blocks_for(int64_t tokens) const;
   void admit();
+  void start(Sequence& sequence, int64_t num_blocks);
+  void drop_kept();
   void compose();
   void finish(size_t index);
 
@@ -78,12 +86,14 @@ class Scheduler {
   BlockAllocator allocator_;
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
+  std::vector<int32_t> kept_;     // the blocks of the kept sequence; the engine knows which tokens they hold
   InferEngine::Input input_;      // reused
   std::vector<size_t> in_step_;   // sequences of this step, indices into running_
   std::vector<RequestId> ended_;  // requests that ended in this step; reused
   RequestId next_id_ = 1;
   int64_t prompt_tokens_ = 0;
   int64_t decode_tokens_ = 0;
+  int64_t reused_tokens_ = 0;
 };
 
 }  // namespace eadem::engine

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -10,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "eadem/engine/chat_prompt.h"
 #include "eadem/engine/llm.h"
 #include "eadem/python/binding.h"
 
@@ -205,7 +207,7 @@ void bind_llm(nb::module_& m) {
             .format(c.text, engine::finish_reason_name(c.finish_reason), c.token_ids.size());
       });
 
-  nb::class_<io::Tokenizer>(m, "Tokenizer", "Text to token ids and back. Any thread may use it at any time.")
+  nb::class_<io::Tokenizer>(m, "NativeTokenizer", "What eadem.Tokenizer calls. Any thread may use it at any time.")
       .def_static(
           "from_file",
           [](const std::string& path) {
@@ -239,9 +241,17 @@ void bind_llm(nb::module_& m) {
       .def_prop_ro("vocab_size", &io::Tokenizer::vocab_size, "One more than the largest id.")
       .def_prop_ro("bos_token_id", &io::Tokenizer::bos)
       .def_prop_ro("eos_token_id", &io::Tokenizer::eos)
+      .def_prop_ro("pad_token_id", &io::Tokenizer::pad)
+      .def_prop_ro("unk_token_id", &io::Tokenizer::unk)
       .def("token_to_id", &io::Tokenizer::token_to_id, "text"_a)
       .def("token_text", &io::Tokenizer::token_text, "id"_a, "The token as the vocabulary spells it.")
-      .def_prop_ro("chat_template", &io::Tokenizer::chat_template, "Jinja source; empty if the files have none.");
+      .def_prop_ro("chat_templates", [](const io::Tokenizer& self) {
+        std::map<std::string, std::string> sources;
+        for (const io::NamedTemplate& named : self.chat_templates()) sources[named.name] = named.source;
+        return sources;
+      });
+
+  bind_chat(m);
 
   nb::class_<Llm>(m, "Llm", "What eadem.LLM calls.")
       .def(
@@ -268,7 +278,17 @@ void bind_llm(nb::module_& m) {
       .def_prop_ro(
           "tokenizer", [](const Llm& self) -> const io::Tokenizer& { return self.llm().tokenizer(); },
           nb::rv_policy::reference_internal)
-      .def_prop_ro("eos_token_ids", [](const Llm& self) { return self.llm().eos_token_ids(); });
+      .def_prop_ro("eos_token_ids", [](const Llm& self) { return self.llm().eos_token_ids(); })
+      .def(
+          "chat_stop_token_ids",
+          [](const Llm& self, const engine::ChatPrompt& chat) {
+            std::vector<int32_t> ids;
+            for (const engine::StopToken& stop :
+                 engine::chat_stop_tokens(self.llm().checkpoint(), self.llm().tokenizer(), chat))
+              ids.push_back(stop.id);
+            return ids;
+          },
+          "chat"_a);
 }
 
 }  // namespace eadem::python

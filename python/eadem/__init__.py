@@ -29,7 +29,6 @@ from eadem._eadem import (
     RMSNorm,
     Sequential,
     StaticKVCacheConfig,
-    Tokenizer,
     Unsupported,
     available_isas,
     list_devices,
@@ -37,6 +36,7 @@ from eadem._eadem import (
 from eadem._eadem import VERSION as __version__
 from eadem._engine import AutoConfig, CacheConfig, HookHandle, HookRegistry, InferEngine
 from eadem._llm import LLM, SamplingParams, bundled_model
+from eadem._tokenizer import Tokenizer
 from eadem._trainer import Trainer
 
 for _class in (Error, InvalidArgument, NotFound, Unsupported, DataCorrupted, OutOfMemory, IoError, DeviceError, Cancelled):

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json as _json
 import numbers
 import os
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 from eadem._eadem import DistConfig, InvalidArgument, PagedKVCacheConfig, StaticKVCacheConfig
 
@@ -122,3 +124,24 @@ def prompts(value: Any) -> Union[list[str], list[list[int]]]:
     if texts and ids:
         raise InvalidArgument("prompts mix texts and lists of token ids")
     return ids or texts
+
+
+def json(name: str, value: Any) -> str:
+    """`value` as JSON. Dataclasses and what has model_dump(), as answers of OpenAI's client, become objects."""
+    def plain(item: Any) -> Any:
+        if callable(getattr(item, "model_dump", None)):
+            return item.model_dump()
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            return dataclasses.asdict(item)
+        if isinstance(item, Mapping):
+            return dict(item)
+        raise TypeError(f"{given(item)} is no dict, list, str, number, bool or None")
+
+    try:
+        text = _json.dumps(value, default=plain, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{name} has no UTF-8: it holds a lone surrogate") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+    return text

@@ -7,10 +7,11 @@ import dataclasses
 import importlib.metadata
 import logging
 import os
-from typing import Callable, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from eadem import _arguments, _eadem
-from eadem._eadem import Completion, InvalidArgument, NotFound, PagedKVCacheConfig, StaticKVCacheConfig, Tokenizer
+from eadem._eadem import Completion, InvalidArgument, NotFound, PagedKVCacheConfig, StaticKVCacheConfig
+from eadem._tokenizer import Messages, Tokenizer, conversations, options
 
 BUNDLED = "stories"
 
@@ -130,6 +131,7 @@ class LLM:
                 device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
                 weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
                 disabled_fusions=disabled_fusions))
+        self._tokenizer = Tokenizer(self._llm.tokenizer)
 
     def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],
                  params: Optional[SamplingParams] = None, *,
@@ -149,18 +151,64 @@ class LLM:
         says why; the others are not affected. Ctrl-C, or an exception of on_text, stops at the next step and is raised.
         Releases the GIL.
         """
+        return self._generate(_arguments.prompts(prompts), self._params("params", params), on_text,
+                              _arguments.boolean("parse_special", parse_special))
+
+    def chat(self, messages: Union[Messages, Sequence[Messages]], sampling_params: Optional[SamplingParams] = None, *,
+             tools: Optional[Sequence[Mapping[str, Any]]] = None,
+             documents: Optional[Sequence[Mapping[str, Any]]] = None, chat_template: Optional[str] = None,
+             add_generation_prompt: bool = True, continue_final_message: bool = False,
+             chat_template_kwargs: Optional[Mapping[str, Any]] = None,
+             on_text: Optional[Callable[[int, str], object]] = None) -> list[Completion]:
+        """The model's answer to each conversation, in order.
+
+        messages         a conversation in the shapes of OpenAI's API, such as [{"role": "user", "content": "Hi"}]; or a
+                         list of conversations. Contents are texts or lists of text parts; reasoning is read from
+                         `reasoning_content`, `thinking` or `reasoning`
+        sampling_params  None: default_params
+        tools            [{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}]
+        documents        texts to answer from, where the template knows them
+        chat_template    the name of one of the model's templates, or the text of a template; None: `tool_use` if there
+                         are tools and the model has it, else the default one
+        add_generation_prompt
+                         begin an answer
+        continue_final_message
+                         continue the last message instead; needs add_generation_prompt=False
+        chat_template_kwargs
+                         more variables of the template, such as {"enable_thinking": False}
+        on_text          called as on_text(conversation_index, piece) on this thread, as text becomes complete
+
+        An answer ends at chat_stop_token_ids and where sampling_params say; with ignore_eos, only there. Text of a
+        message never becomes a special token. Raises NotFound when the model has no chat template, Unsupported for one
+        that cannot be read, and InvalidArgument for what it refuses. Otherwise as generate.
+        """
+        params = self._params("sampling_params", sampling_params)
+        chat_options = options(tools=tools, documents=documents, chat_template=chat_template,
+                               variables=chat_template_kwargs or {}, add_generation_prompt=add_generation_prompt,
+                               continue_final_message=continue_final_message, openai=True)
+        chat = self._tokenizer._chat
+        prompts = [chat.encode(_arguments.json("messages", each), chat_options) for each in conversations(messages)[0]]
+        if not params.ignore_eos:
+            stops = [*params.stop_token_ids, *self.chat_stop_token_ids]
+            params = dataclasses.replace(params, stop_token_ids=stops)
+        return self._generate(prompts, params, on_text, False)
+
+    def _params(self, name: str, params: Optional[SamplingParams]) -> SamplingParams:
         if params is None:
             params = self.default_params
-        _arguments.expect("params", params, SamplingParams, "SamplingParams or None")
+        checked: SamplingParams = _arguments.expect(name, params, SamplingParams, "SamplingParams or None")
+        return checked
+
+    def _generate(self, prompts: Union[list[str], list[list[int]]], params: SamplingParams,
+                  on_text: Optional[Callable[[int, str], object]], parse_special: bool) -> list[Completion]:
         if on_text is not None and not callable(on_text):
             raise InvalidArgument(f"on_text is {_arguments.given(on_text)}; expected a function or None")
-        return self._llm.generate(_arguments.prompts(prompts), params._native(), on_text,
-                                  _arguments.boolean("parse_special", parse_special))
+        return self._llm.generate(prompts, params._native(), on_text, parse_special)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Lives as long as the LLM, which it keeps alive."""
-        return self._llm.tokenizer
+        """The model's tokenizer. It keeps the LLM alive."""
+        return self._tokenizer
 
     @property
     def default_params(self) -> SamplingParams:
@@ -172,3 +220,8 @@ class LLM:
     def eos_token_ids(self) -> list[int]:
         """Tokens that end a text."""
         return self._llm.eos_token_ids
+
+    @property
+    def chat_stop_token_ids(self) -> list[int]:
+        """Tokens that end an answer of chat(): the template's end of turn, and what the model's files name."""
+        return self._llm.chat_stop_token_ids(self._tokenizer._chat)

@@ -172,7 +172,7 @@ class Run(ProgramTest):
         self.refused(1, "is empty", "run")
         self.refused(1, "directory", "run", "-f", self.folder)
         self.refused(1, "No such file", "run", "-f", self.folder / "nope.txt")
-        self.refused(1, "--chat", "run", "-p", "a", "--chat")
+        self.refused(1, "no chat template", "run", "-p", "a", "--chat")
 
     def test_empty_prompt_starts_from_bos(self):
         self.assertGreater(len(self.done("run", "-p", "", "-n", "5").out), 1)
@@ -235,8 +235,28 @@ class Understand(ProgramTest):
         for line in text.splitlines():
             self.assertIn(line, shown)
         (folder / "chat_template.jinja").write_text("\n{% include 'x' %}")
-        self.assertIn("cannot be rendered: chat template:2: tag 'include' is not supported in chat templates",
+        self.assertIn("chat_template.jinja:2: tag 'include' is not supported in chat templates",
                       " ".join(self.done("inspect", folder).out.split()))
+
+    def test_inspect_shows_templates_and_stop_tokens(self):
+        folder = self.folder / "stops"
+        shutil.copytree(STORIES, folder)
+        eos = json.loads(self.done("inspect", folder, "--json").out)["tokenizer"]["eos"]
+        (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [eos["id"], 5, 99999999]}))
+        tokenizer = json.loads(self.done("inspect", folder, "--json").out)["tokenizer"]
+        self.assertEqual(tokenizer["chat_templates"], ["default", "tool_use"])
+        end = "the chat template's end of turn"
+        self.assertEqual([(stop["id"], stop["reasons"]) for stop in tokenizer["stop_tokens"]],
+                         [(eos["id"], [end, "generation_config.json", "the tokenizer's EOS"]),
+                          (5, ["generation_config.json"]), (99999999, ["generation_config.json"])])
+        shown = " ".join(self.done("inspect", folder).out.split())
+        self.assertIn(f"stop tokens {eos['text']} ({eos['id']}): {end}, generation_config.json, the tokenizer's EOS",
+                      shown)
+        self.assertIn("99999999 (no token of the tokenizer): generation_config.json", shown)
+        self.assertIn("chat templates default, tool_use", shown)
 
     def test_inspect(self):
         result = json.loads(self.done("inspect", GOLDEN / "qwen3", "--json").out)
@@ -445,6 +465,24 @@ def zero_model(folder, layers, hidden, ffn, heads, kv_heads, head_dim, vocab, ti
 
 
 class Convert(ProgramTest):
+    def test_chat_templates_go_along(self):
+        source, gguf, back, copy = (self.folder / name for name in ("templates", "templates.gguf", "back", "copy"))
+        shutil.copytree(STORIES, source)
+        (source / "chat_template.jinja").write_text("{{ 'default' }}")
+        (source / "additional_chat_templates").mkdir()
+        (source / "additional_chat_templates/tool_use.jinja").write_text("{{ 'tools' }}")
+        self.done("convert", source, gguf)
+        self.done("convert", gguf, back)
+        self.done("convert", source, copy)
+        for path in (source, gguf, back, copy):
+            tokenizer = json.loads(self.done("inspect", path, "--json").out)["tokenizer"]
+            self.assertEqual(tokenizer["chat_templates"], ["default", "tool_use"], path)
+            self.assertEqual(tokenizer["chat_sample"]["text"], "default", path)
+        self.assertEqual(json.loads((back / "tokenizer_config.json").read_text())["chat_template"],
+                         [{"name": "default", "template": "{{ 'default' }}"},
+                          {"name": "tool_use", "template": "{{ 'tools' }}"}])
+        self.assertTrue((copy / "additional_chat_templates/tool_use.jinja").exists())
+
     def test_there_and_back_is_exact(self):
         for model in ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"]:
             with self.subTest(model):

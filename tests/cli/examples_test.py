@@ -11,9 +11,10 @@ import re
 import shutil
 import subprocess
 
+from chat_model import write_chat_model
 from program import GOLDEN, PROGRAM, STORIES, ProgramTest, main
 
-COMMANDS = [["run"], ["perplexity"], ["inspect"], ["explain"], ["bench"], ["train"], ["tokenizer"], ["tokenizer", "train"],
+COMMANDS = [["run"], ["chat"], ["perplexity"], ["inspect"], ["explain"], ["bench"], ["train"], ["tokenizer"], ["tokenizer", "train"],
             ["tokenizer", "encode"], ["tokenizer", "decode"], ["convert"], ["doctor"]]
 # Examples that this test leaves out: they need a GPU, or train a model from beginning to end.
 LEFT_OUT = ["--device cuda", "eadem train assets/stories/recipe.toml"]
@@ -35,6 +36,7 @@ class Examples(ProgramTest):
         shutil.copytree(STORIES, model)
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+        write_chat_model(self.folder / "path/to/chat-model")
         self.done("convert", model, self.folder / "model.gguf")
         for name in ["model-bf16.gguf", "model-f32.gguf"]:
             shutil.copy(self.folder / "model.gguf", self.folder / name)

@@ -37,6 +37,16 @@ class Options(ProgramTest):
         self.refused(2, "--chunks is -1; expected at least 0", "perplexity", text, "--chunks", "-1")
 
 
+    def test_options_of_other_programs_chats(self):
+        for option, words in [("--jinja", "always Jinja"), ("--think", "--template-arg enable_thinking=false"),
+                              ("--reasoning-budget", "--template-arg"), ("--hidethinking", "2>"),
+                              ("--single-turn", "eadem run --chat -p TEXT")]:
+            self.refused(2, words, "chat", option)
+        for options in (["--sys", "S"], ["--system-prompt", "S"]):
+            self.refused(2, "--system is for chat templates", "run", "-p", "a", *options)
+        self.refused(1, "no chat template", "run", "-p", "a", "--conversation", "--system-prompt", "S")
+
+
 class Files(ProgramTest):
     def test_a_configuration_is_no_model(self):
         config = GOLDEN / "llama/config.json"

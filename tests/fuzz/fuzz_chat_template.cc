@@ -21,6 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t zero = std::min(bytes.find('\0'), bytes.size());
   try {
     const ChatTemplate chat(bytes.substr(0, zero), "fuzz");
+    for (const std::string_view text : chat.literals()) require(is_valid_utf8(text));
     TemplateInput input;
     if (zero < bytes.size()) {
       input.variables = parse_json(bytes.substr(zero + 1), "variables", {.max_depth = 32});

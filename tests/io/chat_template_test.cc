@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -131,6 +132,139 @@ TEST(ChatTemplate, RefusesUnknownConstructsWhenCompiled) {
   EXPECT_EQ(refusal("{% frobnicate %}"), "file.jinja:3: unknown tag 'frobnicate'");
 }
 
+// The words in the code spans of the rows of docs/chat.md that begin with `| name |`.
+std::vector<std::string> documented(const std::string& name) {
+  const std::string text = read(std::string(EADEM_SOURCE_DIR) + "/docs/chat.md");
+  const std::string begin = "\n| " + name + " | ";
+  std::vector<std::string> words;
+  for (size_t at = 0; (at = text.find(begin, at)) != std::string::npos;) {
+    const size_t end = text.find('\n', ++at);
+    for (size_t open = text.find('`', at); open < end;) {
+      const size_t close = text.find('`', open + 1);
+      words.push_back(text.substr(open + 1, close - open - 1));
+      open = text.find('`', close + 1);
+    }
+  }
+  return words;
+}
+
+bool is_refused(const std::string& source) {
+  try {
+    (void)ChatTemplate(source, "t");
+    return false;
+  } catch (const Unsupported&) {
+    return true;
+  }
+}
+
+// The names are those of Jinja 3.1.6 and of Python 3.11's str, dict, int and float.
+TEST(ChatTemplate, TheDocumentNamesEverythingThatIsRefused) {
+  struct Row {
+    const char* name;
+    const char* before;
+    const char* after;
+    std::vector<std::string> of_jinja;
+    bool all_are_documented;  // those that are understood, too
+  };
+  const Row rows[] = {
+      {"filters",
+       "{{ x | ",
+       " }}",
+       {"abs",    "attr",       "batch",       "capitalize", "center",   "count",
+        "d",      "default",    "dictsort",    "e",          "escape",   "filesizeformat",
+        "first",  "float",      "forceescape", "format",     "groupby",  "indent",
+        "int",    "items",      "join",        "last",       "length",   "list",
+        "lower",  "map",        "max",         "min",        "pprint",   "random",
+        "reject", "rejectattr", "replace",     "reverse",    "round",    "safe",
+        "select", "selectattr", "slice",       "sort",       "string",   "striptags",
+        "sum",    "title",      "tojson",      "trim",       "truncate", "unique",
+        "upper",  "urlencode",  "urlize",      "wordcount",  "wordwrap", "xmlattr"},
+       true},
+      {"functions", "{{ ", "(1) }}", {"cycler", "joiner", "lipsum", "namespace", "dict", "range"}, true},
+      {"tags",
+       "{% ",
+       " x %}",
+       {"autoescape", "block", "debug", "do", "extends", "from", "import", "include", "pluralize", "print", "trans"},
+       true},
+      {"methods",
+       "{{ x.",
+       "(1) }}",
+       {"as_integer_ratio",
+        "bit_count",
+        "bit_length",
+        "capitalize",
+        "casefold",
+        "center",
+        "conjugate",
+        "copy",
+        "count",
+        "encode",
+        "endswith",
+        "expandtabs",
+        "find",
+        "format",
+        "format_map",
+        "from_bytes",
+        "fromhex",
+        "fromkeys",
+        "get",
+        "hex",
+        "index",
+        "is_integer",
+        "isalnum",
+        "isalpha",
+        "isascii",
+        "isdecimal",
+        "isdigit",
+        "isidentifier",
+        "islower",
+        "isnumeric",
+        "isprintable",
+        "isspace",
+        "istitle",
+        "isupper",
+        "items",
+        "join",
+        "keys",
+        "ljust",
+        "lower",
+        "lstrip",
+        "maketrans",
+        "partition",
+        "removeprefix",
+        "removesuffix",
+        "replace",
+        "rfind",
+        "rindex",
+        "rjust",
+        "rpartition",
+        "rsplit",
+        "rstrip",
+        "split",
+        "splitlines",
+        "startswith",
+        "strip",
+        "swapcase",
+        "title",
+        "to_bytes",
+        "translate",
+        "upper",
+        "values",
+        "zfill"},
+       false}};
+  for (const Row& row : rows) {
+    const std::vector<std::string> words = documented(row.name);
+    for (const std::string& name : row.of_jinja) {
+      const bool named = std::find(words.begin(), words.end(), name) != words.end();
+      EXPECT_EQ(named, row.all_are_documented || is_refused(row.before + name + row.after)) << row.name << ": " << name;
+    }
+  }
+  // Methods that no value has are found when the template renders; those of the document when it is compiled.
+  for (const std::string& name : documented("methods")) {
+    EXPECT_TRUE(name == "str" || name == "list" || name == "dict" || is_refused("{{ x." + name + "(1) }}")) << name;
+  }
+}
+
 TEST(ChatTemplate, ErrorsNameTheLine) {
   EXPECT_EQ(message_of("\n\n{{ raise_exception('only user turns') }}"), "InvalidArgument: t:3: only user turns");
   EXPECT_EQ(message_of("\n{{ a.b }}"), "InvalidArgument: t:2: 'a' is undefined, so it has no 'b'");
@@ -197,7 +331,12 @@ TEST(ChatTemplate, KeepsTextOfTheConversationApart) {
             (Segments{{"<|im_start|>user\n", true}, {"<|im_end|>", false}, {"<|im_end|>", true}}));
   EXPECT_EQ(segments("<|{{ messages[1].role }}|>"), (Segments{{"<|", true}, {"<|im_end|>", false}, {"|>", true}}));
   EXPECT_EQ(segments("{% set t = 'a' + messages[0].content.replace('|', '!') ~ 'b' %}{{ t[1:-1] | upper }}"),
-            (Segments{{" <", false}, {"!", true}, {"IM_END", false}, {"!", true}, {"> ", false}}));
+            (Segments{{" <!IM_END!> ", false}}));
+  // What is put in the place of a message's text is the message's, and what is put elsewhere is not.
+  EXPECT_EQ(
+      segments("{{ messages[0].content | replace('im', '<s>') }}{{ ('<s>' ~ messages[0].name) | replace('s', 't') }}"
+               "{{ messages[0].name | replace('', '.') }}{{ 'ab' | replace('', '.') }}"),
+      (Segments{{" <|<s>_end|> ", false}, {"<t>", true}, {"<|x|>.<.|.x.|.>.", false}, {".a.b.", true}}));
   EXPECT_EQ(segments("{{ {'k': messages[0].name} | tojson }}{{ [messages[0].name] }}"),
             (Segments{{"{\"k\": \"", true}, {"<|x|>", false}, {"\"}['", true}, {"<|x|>", false}, {"']", true}}));
   EXPECT_EQ(segments("{{ [messages[0].name, 'x'] | join('<|') }}{{ '%s!' % messages[0].name }}{{ bos_token }}"),

@@ -94,6 +94,51 @@ TEST(Segments, NormalizationMakesNoSpecialToken) {
   EXPECT_EQ(ids({{"a", false}, {"b<E>a", true}, {"b", false}}), (Ids{150, 200, 150}));
 }
 
+// Old files of Llama 2 find </s> after a space only, which may belong to a message.
+TEST(Segments, ASpaceOfAMessageStandsBeforeASpecialToken) {
+  JsonValue list = JsonValue::array();
+  list.push_back(added(200, "</s>", true, true));
+  JsonValue vocab = JsonValue::object();
+  for (int c = 1; c < 128; ++c) vocab.set(std::string(1, static_cast<char>(c)), int64_t{c});
+  vocab.set("\xE2\x96\x81", int64_t{128});
+  const auto step = [](const char* type) { return JsonValue::object().set("type", type); };
+  JsonValue steps = JsonValue::array();
+  steps.push_back(step("Prepend").set("prepend", "\xE2\x96\x81"));
+  steps.push_back(
+      step("Replace").set("pattern", JsonValue::object().set("String", " ")).set("content", "\xE2\x96\x81"));
+  JsonValue document = JsonValue::object().set("version", "1.0").set("added_tokens", std::move(list));
+  document.set("normalizer", step("Sequence").set("normalizers", std::move(steps)));
+  document.set("model", step("BPE").set("vocab", std::move(vocab)).set("merges", JsonValue::array()));
+  const Tokenizer tokenizer = Tokenizer::from_json(to_json(document), "", "llama2");
+  const auto ids = [&](const std::vector<TextSegment>& segments) { return tokenizer.encode(segments); };
+  EXPECT_EQ(ids({{"a ", false}, {"</s>", true}, {"b", false}}), (Ids{128, 'a', 200, 'b'}));
+  EXPECT_EQ(ids({{"a", false}, {" </s>", true}, {"b", false}}), (Ids{128, 'a', 200, 'b'}));
+  EXPECT_EQ(ids({{"a", false}, {"</s>", true}}), tokenizer.encode("a</s>"));
+  EXPECT_EQ(ids({{"a ", true}, {"</s>", false}}), (Ids{128, 'a', 128, 128, '<', '/', 's', '>'}));
+  EXPECT_EQ(ids({{"a ", true}, {"</", false}, {"s>", true}}), (Ids{128, 'a', 128, 128, '<', '/', 128, 's', '>'}));
+  // A planted one does not hide the one that the template wrote.
+  EXPECT_EQ(count(ids({{" </s> ", false}, {"</s>", true}}), 200), 1);
+}
+
+TEST(Segments, ControlTokensAreReadWhereTheyAreTrusted) {
+  for (const bool normalized : {false, true}) {
+    SCOPED_TRACE(normalized);
+    JsonValue list = JsonValue::array();
+    list.push_back(added(200, "<t>", false, normalized)).push_back(added(201, "nn", false, normalized));
+    const Tokenizer tokenizer = small_tokenizer(std::move(list), normalized);
+    const int32_t control[] = {200};
+    const auto ids = [&](const std::vector<TextSegment>& segments) {
+      return tokenizer.encode(segments, {.control = control});
+    };
+    EXPECT_EQ(ids({{"<t>nn", true}}), (Ids{200, 201}));
+    EXPECT_EQ(ids({{"<t>nn", false}}), (Ids{'<', 't', '>', 201}));
+    EXPECT_EQ(ids({{"a<t>", false}, {"<t>a", true}, {"b", false}}),
+              normalized ? (Ids{'a', '<', 't', '>', 200, 'a', 'b'}) : (Ids{'a', '<', 't', '>', 200, 150}));
+    EXPECT_EQ(ids({{"<t", true}, {">", false}}), (Ids{'<', 't', '>'}));
+    EXPECT_EQ(tokenizer.encode(std::vector<TextSegment>{{"<t>", false}}), (Ids{200}));
+  }
+}
+
 // Plants `token` in every field of a conversation; the template writes all of them.
 std::vector<TextSegment> planted(const std::string& token) {
   const ChatTemplate chat(
@@ -156,8 +201,11 @@ TEST(Segments, HaveTheIdsOfTheirText) {
   for (const std::string& name : {std::string("qwen2"), std::string("llama3/tokenizer.model"), std::string()}) {
     const Tokenizer tokenizer = name.empty() ? Tokenizer::from_json(repaired_llama2_json(), "", "llama2")
                                              : Tokenizer::from_file((shared_tokenizers() / name).string());
-    // A file without an EOS has no special token here: its segments are plain text.
-    const std::string token(tokenizer.eos() ? tokenizer.token_text(*tokenizer.eos()) : "");
+    int32_t last = -1;
+    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+      if (tokenizer.is_special(id)) last = id;
+    }
+    const std::string token(tokenizer.token_text(last));
     std::vector<TextSegment> segments;
     for (size_t pos = 0, i = 0; pos < wiki.size(); ++i) {
       size_t end = std::min(wiki.size(), pos + 1 + (i * 7919) % 97);

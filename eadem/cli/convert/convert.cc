@@ -189,8 +189,12 @@ std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& chec
   } else {
     const fs::path folder = fs::path(checkpoint.config_path).parent_path();
     for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model",
-                             "chat_template.jinja", "special_tokens_map.json", "generation_config.json"})
+                             "special_tokens_map.json", "generation_config.json"})
       if (fs::exists(folder / name)) fs::copy_file(folder / name, target / name);
+    for (const std::string& name : io::template_file_names(folder.string())) {
+      fs::create_directories((target / name).parent_path());
+      fs::copy_file(folder / name, target / name);
+    }
   }
   written.checkpoint_dtype = most_common_type(tensors).dtype;
   io::JsonValue json = written.to_json();

@@ -42,7 +42,7 @@ GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
   constexpr auto kUnused = static_cast<int32_t>(Type::kUnused);
   GgufTokenizerData data;
   data.source = spec.source;
-  data.chat_template = spec.chat_template;
+  data.chat_templates = spec.chat_templates;
   const auto size = static_cast<size_t>(vocab);
   data.tokens.resize(size);
   data.token_types.assign(size, kUnused);
@@ -115,8 +115,8 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) 
   if (!fs::exists(json)) throw NotFound("{}: no tokenizer.json", directory);
   TokenizerSpec spec = io::spec_from_json(io::read_file(json.string(), kMaxFileBytes), json.string());
   if (fs::exists(config)) io::apply_tokenizer_config(io::JsonReader::read(config.string()), spec);
-  if (const fs::path jinja = fs::path(directory) / "chat_template.jinja"; fs::exists(jinja))
-    spec.chat_template = io::read_file(jinja.string(), kMaxFileBytes);
+  if (auto templates = io::folder_chat_templates(directory); !templates.empty())
+    spec.chat_templates = std::move(templates);
   const GgufTokenizerData data = data_of(spec, vocab);
   io::require_same_tokens(Tokenizer(spec), Tokenizer::from_gguf(data), "GGUF");
 
@@ -137,8 +137,7 @@ io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) 
   metadata.emplace_back(key("add_bos_token"), GgufValue::boolean(*data.add_bos));
   metadata.emplace_back(key("add_eos_token"), GgufValue::boolean(*data.add_eos));
   if (data.add_space_prefix) metadata.emplace_back(key("add_space_prefix"), GgufValue::boolean(*data.add_space_prefix));
-  if (!data.chat_template.empty())
-    metadata.emplace_back("tokenizer.chat_template", GgufValue::string(data.chat_template));
+  for (auto& member : io::gguf_metadata_of(data.chat_templates)) metadata.push_back(std::move(member));
   return metadata;
 }
 

@@ -120,13 +120,14 @@ struct LineEditor::Editor {
   fs::path file;
 };
 
-LineEditor::LineEditor(std::string prompt) : prompt_(std::move(prompt)) {
+LineEditor::LineEditor() {
   if (stdin_is_terminal() && stderr_is_terminal()) editor_ = std::make_unique<Editor>(*this);
 }
 
 LineEditor::~LineEditor() = default;
 
-Line LineEditor::read() {
+Line LineEditor::read(const std::string& prompt) {
+  prompt_ = prompt;
   std::string text;
   if (editor_ == nullptr) {
     if (stdin_is_terminal()) print_error(prompt_);

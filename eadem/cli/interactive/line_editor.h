@@ -27,12 +27,12 @@ struct Line {
 // the terminal has one state.
 class LineEditor {
  public:
-  explicit LineEditor(std::string prompt);
+  LineEditor();
   ~LineEditor();
   LineEditor(const LineEditor&) = delete;
   LineEditor& operator=(const LineEditor&) = delete;
 
-  Line read();
+  Line read(const std::string& prompt);
   // Adds a line to the history and writes the history to its file.
   void remember(const std::string& line);
 

@@ -12,6 +12,33 @@
 
 namespace eadem::io {
 
+namespace {
+
+class Literals {
+ public:
+  std::vector<std::string_view> texts;
+
+  void visit(const chat::Body& body) {
+    for (const chat::Stmt& stmt : body) {
+      if (stmt.kind == chat::StmtKind::text) texts.push_back(stmt.text);
+      for (const chat::ExprPtr& expr : stmt.exprs) visit(expr.get());
+      for (const chat::Param& param : stmt.params) visit(param.value.get());
+      for (const chat::Body& inner : stmt.bodies) visit(inner);
+    }
+  }
+
+ private:
+  void visit(const chat::Expr* expr) {
+    if (expr == nullptr) return;
+    if (expr->kind == chat::ExprKind::string) texts.push_back(expr->text);
+    for (const chat::ExprPtr& child : expr->children) visit(child.get());
+    for (const chat::ExprPtr& arg : expr->args.positional) visit(arg.get());
+    for (const auto& [name, arg] : expr->args.named) visit(arg.get());
+  }
+};
+
+}  // namespace
+
 struct ChatTemplate::Impl {
   std::string name;
   chat::Body body;
@@ -33,6 +60,12 @@ std::vector<TextSegment> ChatTemplate::render(const TemplateInput& input, const 
     segments.push_back({std::string(bytes), trusted});
   });
   return segments;
+}
+
+std::vector<std::string_view> ChatTemplate::literals() const {
+  Literals literals;
+  literals.visit(impl_->body);
+  return std::move(literals.texts);
 }
 
 TemplateInput template_input(const Tokenizer& tokenizer) {

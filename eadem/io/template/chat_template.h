@@ -57,6 +57,9 @@ class ChatTemplate {
   // because many templates write it into a special token, as in <|{{ message.role }}|>.
   std::vector<TextSegment> render(const TemplateInput& input, const TemplateLimits& limits = {}) const;
 
+  // The texts of the template: what stands outside of its tags, and the strings in its expressions.
+  std::vector<std::string_view> literals() const;
+
  private:
   struct Impl;
   std::unique_ptr<const Impl> impl_;

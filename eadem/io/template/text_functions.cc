@@ -83,11 +83,20 @@ std::vector<TextRange> split_at_space(std::string_view text, int64_t limit, bool
 Text replace_text(Heap& heap, const Text& text, std::string_view from, const Text& to, int64_t limit) {
   Text out;
   heap.charge(text.size());
+  const auto put = [&](size_t begin, size_t end) {  // in the place of these bytes
+    heap.charge(to.size());
+    bool trusted = true;
+    text.for_each_run(begin, end, [&](std::string_view, bool of_run) { trusted = trusted && of_run; });
+    if (trusted) {
+      out.append(to);
+    } else {
+      out.append(to.bytes(), false);
+    }
+  };
   if (from.empty()) {  // between all characters
     size_t pos = 0;
     for (; limit != 0; --limit) {
-      heap.charge(to.size());
-      out.append(to);
+      put(pos > 0 ? pos - 1 : 0, std::min(pos + 1, text.size()));
       if (pos == text.size()) break;
       const size_t end = code_point_at(text.bytes(), pos).end;
       out.append(text, pos, end);
@@ -96,14 +105,11 @@ Text replace_text(Heap& heap, const Text& text, std::string_view from, const Tex
     out.append(text, pos, text.size());
     return out;
   }
-  bool first = true;
+  size_t done = 0;
   for (const TextRange part : split_at(text.bytes(), from, limit, false)) {
-    if (!first) {
-      heap.charge(to.size());
-      out.append(to);
-    }
-    first = false;
+    if (done < part.begin) put(done, part.begin);
     out.append(text, part.begin, part.end);
+    done = part.end;
   }
   return out;
 }

@@ -15,7 +15,8 @@ Text strip_text(const Text& text, const std::string* chars, bool left, bool righ
 std::vector<TextRange> split_at(std::string_view text, std::string_view separator, int64_t limit, bool from_right);
 std::vector<TextRange> split_at_space(std::string_view text, int64_t limit, bool from_right);
 
-// `from` replaced by `to`, at most `limit` times (no limit if negative).
+// `from` replaced by `to`, at most `limit` times (no limit if negative). What takes the place of text from the
+// conversation is text from the conversation: a template that hides </think> and puts it back makes no token of it.
 Text replace_text(Heap& heap, const Text& text, std::string_view from, const Text& to, int64_t limit);
 
 Text title_text(const Text& text);

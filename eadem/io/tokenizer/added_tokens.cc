@@ -25,6 +25,10 @@ const TrustRun& run_at(std::span<const TrustRun> runs, size_t pos) {
   return *std::upper_bound(runs.begin(), runs.end(), pos,
                            [](size_t value, const TrustRun& run) { return value < run.end; });
 }
+bool is_special(const AddedToken& token, std::span<const int32_t> control) {
+  return token.special || std::binary_search(control.begin(), control.end(), token.id);
+}
+
 bool is_trusted_at(std::span<const TrustRun> runs, size_t pos) { return runs.empty() || run_at(runs, pos).trusted; }
 
 }  // namespace
@@ -67,29 +71,35 @@ AddedTokenMatcher::Match AddedTokenMatcher::longest_match(std::string_view text,
 // The match at `begin` that borders of trust allow, or none. Text that is not trusted must not lengthen a match over a
 // special token that ends before it, nor begin one that reaches into a special token.
 AddedTokenMatcher::Match AddedTokenMatcher::trusted_match(std::string_view text, size_t begin,
-                                                          std::span<const TrustRun> runs) const {
+                                                          std::span<const TrustRun> runs,
+                                                          std::span<const int32_t> control) const {
+  const auto special = [&](const Match& match) {
+    return match.token >= 0 && is_special(tokens_[static_cast<size_t>(match.token)], control);
+  };
   const Match match = longest_match(text, begin);
   if (match.token < 0) return match;
   const TrustRun& run = run_at(runs, begin);
-  if (match.end <= run.end) return is_special(match) && !run.trusted ? Match{begin, -1} : match;
+  if (match.end <= run.end) return special(match) && !run.trusted ? Match{begin, -1} : match;
   if (run.trusted) {
     const Match inside = longest_match(text.substr(0, run.end), begin);
-    if (is_special(inside)) return inside;
+    if (special(inside)) return inside;
   }
-  if (is_special(match)) return {begin, -1};
+  if (special(match)) return {begin, -1};
   for (size_t pos = run.end; pos < match.end; ++pos) {
     const TrustRun& other = run_at(runs, pos);
-    if (other.trusted && is_special(longest_match(text.substr(0, other.end), pos))) return {begin, -1};
+    if (other.trusted && special(longest_match(text.substr(0, other.end), pos))) return {begin, -1};
   }
   return match;
 }
 
-bool AddedTokenMatcher::has_special() const {
-  return std::any_of(tokens_.begin(), tokens_.end(), [](const AddedToken& token) { return token.special; });
+bool AddedTokenMatcher::has_special(std::span<const int32_t> control) const {
+  return std::any_of(tokens_.begin(), tokens_.end(),
+                     [&](const AddedToken& token) { return is_special(token, control); });
 }
 
 std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_view text, bool parse_special,
-                                                                 TextWork& work, std::span<const TrustRun> runs) const {
+                                                                 TextWork& work, std::span<const TrustRun> runs,
+                                                                 std::span<const int32_t> control) const {
   std::vector<Section> sections;
   size_t done = 0;  // everything before is in a section
   for (size_t pos = 0; pos < text.size() && !tokens_.empty();) {
@@ -98,7 +108,7 @@ std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_vie
       continue;
     }
     work.tick();
-    const Match match = runs.empty() ? longest_match(text, pos) : trusted_match(text, pos, runs);
+    const Match match = runs.empty() ? longest_match(text, pos) : trusted_match(text, pos, runs, control);
     if (match.token < 0) {
       ++pos;
       continue;
@@ -106,10 +116,11 @@ std::vector<AddedTokenMatcher::Section> AddedTokenMatcher::split(std::string_vie
     const AddedToken& token = tokens_[static_cast<size_t>(match.token)];
     size_t begin = pos, end = match.end;
     pos = match.end;  // a match that is not taken hides shorter ones at the same place, as in the reference
-    if (token.special && !parse_special) continue;
+    const bool special = is_special(token, control);
+    if (special && !parse_special) continue;
     if (token.single_word) {
       // Words that are not trusted do not hide a special token either.
-      const auto counts = [&](size_t at) { return !token.special || is_trusted_at(runs, at); };
+      const auto counts = [&](size_t at) { return !special || is_trusted_at(runs, at); };
       const bool word_before = begin > 0 && counts(begin - 1) && is_word_at(text, previous_char(text, begin));
       const bool word_after = end < text.size() && counts(end) && is_word_at(text, end);
       if (word_before || word_after) continue;

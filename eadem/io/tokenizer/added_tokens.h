@@ -28,21 +28,24 @@ class AddedTokenMatcher {
   struct Section {
     size_t begin, end;
     int32_t id;  // the token, or -1 for text between tokens
+    friend bool operator==(const Section& a, const Section& b) = default;
   };
 
   // Pairs of the string to search (not empty, at most kMaxPattern bytes) and its token.
   AddedTokenMatcher(std::vector<std::pair<std::string, AddedToken>> patterns, const std::string& source);
 
   bool empty() const { return tokens_.empty(); }
-  bool has_special() const;
+  // Whether a token is special or one of `control`.
+  bool has_special(std::span<const int32_t> control) const;
   // Sections tile the text, except for the white space that lstrip and rstrip take, which belongs to the
   // token. Special tokens are left in the text unless `parse_special`. An empty text has no sections. Throws
   // Cancelled, see TextWork.
   //
   // With `runs`, which tile the text, a special token is found if and only if it lies in one trusted run: what stands
-  // in the others neither makes one nor hides one.
+  // in the others neither makes one nor hides one. Tokens whose ids are in `control`, which is sorted, count as
+  // special.
   std::vector<Section> split(std::string_view text, bool parse_special, TextWork& work,
-                             std::span<const TrustRun> runs = {}) const;
+                             std::span<const TrustRun> runs = {}, std::span<const int32_t> control = {}) const;
 
   // Bounds the work per byte of a hostile text.
   static constexpr size_t kMaxPattern = 1024;
@@ -53,10 +56,8 @@ class AddedTokenMatcher {
     int32_t token = -1;  // index into tokens_
   };
   Match longest_match(std::string_view text, size_t begin) const;
-  Match trusted_match(std::string_view text, size_t begin, std::span<const TrustRun> runs) const;
-  bool is_special(const Match& match) const {
-    return match.token >= 0 && tokens_[static_cast<size_t>(match.token)].special;
-  }
+  Match trusted_match(std::string_view text, size_t begin, std::span<const TrustRun> runs,
+                      std::span<const int32_t> control) const;
 
   std::vector<AddedToken> tokens_;
   std::unordered_map<uint64_t, uint32_t> children_;  // node << 8 | byte -> node; the root is 0

@@ -57,9 +57,8 @@ TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* canc
     throw NotFound("{}: no tokenizer.json, no vocab.json with merges.txt and no tokenizer.model", path.string());
   }
   if (config) apply_tokenizer_config(*config, spec);
-  if (const fs::path jinja = folder / "chat_template.jinja"; is_file(jinja)) {
-    spec.chat_template = read_file(jinja.string(), kMaxTokenizerFileBytes);
-  }
+  if (auto templates = folder_chat_templates(folder.string()); !templates.empty())
+    spec.chat_templates = std::move(templates);
   return spec;
 }
 
@@ -115,7 +114,11 @@ GgufTokenizerData gguf_tokenizer_data(const GgufFile& file) {
   data.add_bos = file.optional_boolean("tokenizer.ggml.add_bos_token");
   data.add_eos = file.optional_boolean("tokenizer.ggml.add_eos_token");
   data.add_space_prefix = file.optional_boolean("tokenizer.ggml.add_space_prefix");
-  data.chat_template = file.optional_string("tokenizer.chat_template").value_or("");
+  data.eot = id("tokenizer.ggml.eot_token_id");
+  data.eom = id("tokenizer.ggml.eom_token_id");
+  if (file.find_metadata("tokenizer.ggml.eos_token_ids") != nullptr)
+    data.eos_ids = file.integers("tokenizer.ggml.eos_token_ids", INT64_MIN, INT64_MAX);
+  data.chat_templates = gguf_chat_templates(file);
   return data;
 }
 

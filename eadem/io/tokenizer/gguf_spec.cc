@@ -153,12 +153,18 @@ TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bo
   check_lists(data);
   TokenizerSpec spec;
   spec.source = data.source;
-  spec.chat_template = data.chat_template;
+  spec.chat_templates = data.chat_templates;
   spec.added_tokens_are_text = true;
   spec.bos = id_of(data.bos, "bos_token_id", data);
   spec.eos = id_of(data.eos, "eos_token_id", data);
   spec.unk = id_of(data.unk, "unknown_token_id", data);
   spec.pad = id_of(data.pad, "padding_token_id", data);
+  const auto add_end = [&](const std::optional<int64_t>& value, const char* key) {
+    if (const auto id = id_of(value, key, data)) spec.end_tokens.push_back({*id, std::string("tokenizer.ggml.") + key});
+  };
+  add_end(data.eot, "eot_token_id");
+  add_end(data.eom, "eom_token_id");
+  for (const int64_t id : data.eos_ids) add_end(id, "eos_token_ids");
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     spec.vocab.push_back({data.tokens[id], static_cast<int32_t>(id)});
     const GgufTokenType type = type_of(data, id);

@@ -218,7 +218,7 @@ std::string to_tokenizer_config_json(const TokenizerSpec& spec) {
                          .set("eos_token", text_of(spec.eos))
                          .set("unk_token", text_of(spec.unk))
                          .set("pad_token", text_of(spec.pad));
-  if (!spec.chat_template.empty()) config.set("chat_template", spec.chat_template);
+  if (!spec.chat_templates.empty()) config.set("chat_template", config_json_of(spec.chat_templates));
   return to_json(config) + "\n";
 }
 

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
 #include "eadem/io/tokenizer/spec.h"
 #include "eadem/io/tokenizer/tokenizer.h"
@@ -64,6 +66,16 @@ class MergeReader {
 // flag is set.
 void merges_from_ranks(const std::vector<std::string>& texts, const std::vector<uint32_t>& rank_by_id, bool byte_level,
                        TokenizerSpec& spec, const std::atomic<bool>* cancel = nullptr);
+
+// Chat templates, each name once: in tokenizer_config.json (a text, or a list of named ones), as files in a folder
+// (chat_template.jinja and additional_chat_templates/NAME.jinja; if there are any, those of the config do not count),
+// and in a GGUF file (tokenizer.chat_template and tokenizer.chat_template.NAME).
+std::vector<NamedTemplate> config_chat_templates(const JsonReader& config);
+std::vector<NamedTemplate> folder_chat_templates(const std::string& folder);
+std::vector<NamedTemplate> gguf_chat_templates(const GgufFile& file);
+// The same keys, for a GGUF file to be written, and the value of tokenizer_config.json's chat_template.
+GgufMetadata gguf_metadata_of(std::span<const NamedTemplate> templates);
+JsonValue config_json_of(std::span<const NamedTemplate> templates);
 
 NormalizerStep nfc_step();
 

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "eadem/io/tokenizer/tokenizer.h"
+
 namespace eadem::io {
 
 // Ids stay below this, so that a hostile file cannot request gigabytes. The largest vocabulary in use is 262144.
@@ -101,7 +103,8 @@ struct TokenizerSpec {
   std::vector<int32_t> prefix_ids, suffix_ids;  // around a sequence when special tokens are asked for
 
   std::optional<int32_t> bos, eos, unk, pad;
-  std::string chat_template;  // Jinja source, empty if none
+  std::vector<EndToken> end_tokens;
+  std::vector<NamedTemplate> chat_templates;  // each name once
 };
 
 }  // namespace eadem::io

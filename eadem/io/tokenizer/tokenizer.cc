@@ -96,7 +96,8 @@ struct Tokenizer::Impl {
         eos(spec.eos),
         unk(spec.unk),
         pad(spec.pad),
-        chat_template(spec.chat_template) {
+        end_tokens(spec.end_tokens),
+        chat_templates(spec.chat_templates) {
     for (const VocabEntry& entry : spec.vocab) add_token(entry.text, entry.id, "vocabulary");
     for (const AddedToken& added : spec.added_tokens) {
       const auto known = ids.find(added.content);
@@ -109,6 +110,8 @@ struct Tokenizer::Impl {
       tokens[static_cast<size_t>(added.id)].special |= added.special;
       tokens[static_cast<size_t>(added.id)].is_text = spec.added_tokens_are_text;
     }
+    for (const AddedToken& added : spec.added_tokens) added_ids.push_back(added.id);
+    std::sort(added_ids.begin(), added_ids.end());
     if (tokens.empty()) throw DataCorrupted("{}: the vocabulary is empty", source);
     decode_vocabulary(cancel);
     for (const auto& list : {prefix_ids, suffix_ids}) {
@@ -117,6 +120,7 @@ struct Tokenizer::Impl {
     for (const auto& id : {bos, eos, unk, pad}) {
       if (id) check_id(*id, "bos / eos / unk / pad");
     }
+    for (const EndToken& end : end_tokens) check_id(end.id, end.key);
   }
 
   // Decodes every token to bytes. A decoder step that expands its input must not fill the memory.
@@ -200,7 +204,7 @@ struct Tokenizer::Impl {
     }
   }
 
-  // With `runs`, special tokens are read in trusted ones only.
+  // With `runs`, special and control tokens are read in trusted ones only.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options,
                               std::span<const TrustRun> runs) const {
     if (text.size() >= size_t{1} << 31) {
@@ -219,14 +223,14 @@ struct Tokenizer::Impl {
     std::vector<int32_t> out;
     if (options.add_special_tokens) out = prefix_ids;
     BpeModel::Scratch scratch;
-    for (const auto& raw : raw_added.split(text, options.parse_special, work, runs)) {
+    for (const auto& raw : raw_added.split(text, options.parse_special, work, runs, options.control)) {
       if (raw.id >= 0) {
         out.push_back(raw.id);
         continue;
       }
       const std::vector<TrustRun> inside = clip(runs, raw.begin, raw.end);
       for (const Part& part : normalized_parts(text.substr(raw.begin, raw.end - raw.begin), options, inside, work)) {
-        encode_normalized(part.text, part.parse_special, raw.begin == 0 && part.first, scratch, out, work);
+        encode_normalized(part, options.control, raw.begin == 0 && part.first, scratch, out, work);
       }
     }
     if (options.add_special_tokens) out.insert(out.end(), suffix_ids.begin(), suffix_ids.end());
@@ -259,44 +263,53 @@ struct Tokenizer::Impl {
   }
 
   // Normalization moves the borders of runs, so that special tokens which are searched after it cannot be told by
-  // their place. Where the runs, each normalized by itself, hold the special tokens that the whole text holds, and
-  // those that are not trusted hold none, the text is one part. Otherwise somebody planted one, and each run is a part.
+  // their place. But they can be told from a text in which nothing but white space is left of what is not trusted: the
+  // ones that it has at the same places are made of trusted text and the space that old files of Llama 2 want before
+  // them. If the whole text has others, somebody planted one, and each run is a part.
   std::vector<Part> normalized_parts(std::string_view text, const EncodeOptions& options,
                                      std::span<const TrustRun> runs, TextWork& work) const {
     std::vector<Part> whole{{normalize(text, work), options.parse_special, true}};
     const bool trusted = std::all_of(runs.begin(), runs.end(), [](const TrustRun& run) { return run.trusted; });
-    if (trusted || !options.parse_special || !normalized_added.has_special()) return whole;
-    const auto specials = [&](const Part& part, std::vector<int32_t>& found) {
-      for (const auto& section : normalized_added.split(part.text, true, work)) {
-        if (section.id >= 0 && token(section.id).special) found.push_back(section.id);
-      }
-    };
+    if (trusted || !options.parse_special || !normalized_added.has_special(options.control)) return whole;
     std::vector<Part> parts;
-    std::vector<int32_t> of_whole, of_trusted, of_others;
+    std::string blank(text);
+    bool planted = false;
     size_t begin = 0;
     for (const TrustRun& run : runs) {
-      const std::string_view part = text.substr(begin, run.end - begin);
-      parts.push_back({normalize(part, work), run.trusted, begin == 0});
+      parts.push_back({normalize(text.substr(begin, run.end - begin), work), run.trusted, begin == 0});
       if (!run.trusted) {
-        specials(parts.back(), of_others);
-      } else if (begin == 0) {
-        specials(parts.back(), of_trusted);
-      } else {  // what is prepended to the whole text does not stand before this run
-        specials({normalize("\x01" + std::string(part), work), true, false}, of_trusted);
+        planted = planted || !specials(parts.back().text, options, work).empty();
+        for (size_t pos = begin; pos < run.end; ++pos) {
+          if (std::string_view(" \t\n\r").find(blank[pos]) == std::string_view::npos) blank[pos] = '\x01';
+        }
       }
       begin = run.end;
     }
-    specials(whole[0], of_whole);
-    return of_others.empty() && of_whole == of_trusted ? whole : parts;
+    planted = planted || specials(whole[0].text, options, work) != specials(normalize(blank, work), options, work);
+    return planted ? parts : whole;
   }
 
-  void encode_normalized(const std::string& text, bool parse_special, bool at_start, BpeModel::Scratch& scratch,
+  // The special tokens of a normalized text.
+  std::vector<AddedTokenMatcher::Section> specials(std::string_view text, const EncodeOptions& options,
+                                                   TextWork& work) const {
+    std::vector<AddedTokenMatcher::Section> sections = normalized_added.split(text, true, work);
+    std::erase_if(sections,
+                  [&](const auto& section) { return section.id < 0 || !is_special(section.id, options.control); });
+    return sections;
+  }
+
+  bool is_special(int32_t id, std::span<const int32_t> control) const {
+    return token(id).special || std::binary_search(control.begin(), control.end(), id);
+  }
+
+  void encode_normalized(const Part& part, std::span<const int32_t> control, bool at_start, BpeModel::Scratch& scratch,
                          std::vector<int32_t>& out, TextWork& work) const {
+    const std::string& text = part.text;
     if (normalized_added.empty()) {
       encode_section(text, at_start, scratch, out, work);
       return;
     }
-    for (const auto& section : normalized_added.split(text, parse_special, work)) {
+    for (const auto& section : normalized_added.split(text, part.parse_special, work, {}, control)) {
       if (section.id >= 0) {
         out.push_back(section.id);
       } else {
@@ -312,9 +325,10 @@ struct Tokenizer::Impl {
   BpeModel model;
   AddedTokenMatcher raw_added, normalized_added;
   TokenDecoder decoder;
-  std::vector<int32_t> prefix_ids, suffix_ids;
+  std::vector<int32_t> prefix_ids, suffix_ids, added_ids;
   std::optional<int32_t> bos, eos, unk, pad;
-  std::string chat_template;
+  std::vector<EndToken> end_tokens;
+  std::vector<NamedTemplate> chat_templates;
   std::vector<Token> tokens;  // by id
   StringMap<int32_t> ids;
 };
@@ -364,13 +378,22 @@ std::optional<int32_t> Tokenizer::token_to_id(std::string_view text) const {
   return found->second;
 }
 
+std::span<const int32_t> Tokenizer::added_ids() const { return impl_->added_ids; }
 std::optional<int32_t> Tokenizer::bos() const { return impl_->bos; }
 std::optional<int32_t> Tokenizer::eos() const { return impl_->eos; }
 std::optional<int32_t> Tokenizer::unk() const { return impl_->unk; }
 std::optional<int32_t> Tokenizer::pad() const { return impl_->pad; }
 std::span<const int32_t> Tokenizer::prefix_ids() const { return impl_->prefix_ids; }
 std::span<const int32_t> Tokenizer::suffix_ids() const { return impl_->suffix_ids; }
-const std::string& Tokenizer::chat_template() const { return impl_->chat_template; }
+std::span<const EndToken> Tokenizer::end_tokens() const { return impl_->end_tokens; }
+std::span<const NamedTemplate> Tokenizer::chat_templates() const { return impl_->chat_templates; }
+const std::string& Tokenizer::chat_template() const {
+  static const std::string none;
+  for (const NamedTemplate& named : impl_->chat_templates) {
+    if (named.name == "default") return named.source;
+  }
+  return none;
+}
 const std::string& Tokenizer::source() const { return impl_->source; }
 
 IncrementalDecoder::IncrementalDecoder(const Tokenizer& tokenizer, bool skip_special)

@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "eadem/io/named_template.h"
 #include "eadem/io/text_segment.h"
 #include "eadem/io/tokenizer/pattern_matchers.h"
 
@@ -35,6 +36,9 @@ struct EncodeOptions {
   // Read special tokens such as <|im_end|> from the text. Off for text that a user controls: such strings
   // are then ordinary text. Added tokens that are not special are always read.
   bool parse_special = true;
+  // Added tokens, by id in rising order, that are treated as special although their file does not mark them so, such
+  // as <think> of Qwen 3 in a conversation.
+  std::span<const int32_t> control = {};
   // Once it is set (by any thread, or a signal handler), encode throws Cancelled soon.
   const std::atomic<bool>* cancel = nullptr;
 };
@@ -59,8 +63,16 @@ struct GgufTokenizerData {
   std::vector<int32_t> token_types;  // GgufTokenType; may be empty
   std::vector<std::string> merges;   // "gpt2": "left right"
   std::optional<int64_t> bos, eos, unk, pad;
+  std::optional<int64_t> eot, eom;  // the ends of a turn and of a message
+  std::vector<int64_t> eos_ids;     // tokenizer.ggml.eos_token_ids, which some converters write
   std::optional<bool> add_bos, add_eos, add_space_prefix;
-  std::string chat_template;
+  std::vector<NamedTemplate> chat_templates;
+};
+
+// A token that ends an answer, and the key of the tokenizer's file that says so.
+struct EndToken {
+  int32_t id;
+  std::string key;
 };
 
 // Immutable after construction: every const member may be called from any thread at once.
@@ -69,9 +81,9 @@ class Tokenizer {
   // `path`: a tokenizer.json, a tiktoken tokenizer.model, a .gguf, or a directory. In a directory tokenizer.json is
   // preferred, then vocab.json + merges.txt (which need tokenizer_config.json to say which pre-tokenizer
   // they were trained with), then a tiktoken tokenizer.model. A tokenizer_config.json beside the file gives
-  // bos / eos / unk / pad, the chat template, and add_bos_token / add_eos_token, which when present
-  // override the post-processor, as the Hugging Face classes do. A chat_template.jinja beside it goes before
-  // the config's template.
+  // bos / eos / unk / pad, chat templates, and add_bos_token / add_eos_token, which when present override
+  // the post-processor, as the Hugging Face classes do. A chat_template.jinja beside it takes the place of the
+  // config's templates, and additional_chat_templates/NAME.jinja adds others.
   // Once `cancel` is set, reading stops with Cancelled.
   static Tokenizer from_file(const std::string& path, const std::atomic<bool>* cancel = nullptr);
   // The bytes of a tokenizer.json, and of a tokenizer_config.json if not empty. `source` is for messages.
@@ -93,7 +105,8 @@ class Tokenizer {
   // need more memory or time than a tokenizer's should (text_work.h has the limits). Time is n log n in the text.
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  // The ids of the segments' joined text, in which special tokens are read only where they lie in trusted segments.
+  // The ids of the segments' joined text, in which special (and control) tokens are read only where they lie in trusted
+  // segments.
   // Borders of segments do not show in the ids otherwise: text between special tokens is encoded as one. Throws as
   // above; an offset in a message counts from the first segment.
   std::vector<int32_t> encode(std::span<const TextSegment> segments, const EncodeOptions& options = {}) const;
@@ -114,6 +127,8 @@ class Tokenizer {
   std::string_view token_bytes(int32_t id) const;
 
   bool is_special(int32_t id) const;
+  // The tokens that are cut out of a text before anything else, special or not, in rising order.
+  std::span<const int32_t> added_ids() const;
   std::optional<int32_t> bos() const;
   std::optional<int32_t> eos() const;
   std::optional<int32_t> unk() const;
@@ -122,7 +137,12 @@ class Tokenizer {
   std::span<const int32_t> prefix_ids() const;
   std::span<const int32_t> suffix_ids() const;
 
-  // Jinja source of the chat template; empty if the files have none.
+  // The end tokens that a GGUF file names besides eos. Ids are tokens.
+  std::span<const EndToken> end_tokens() const;
+
+  // The chat templates of the files, each name once; the one that is meant without a name is called "default".
+  std::span<const NamedTemplate> chat_templates() const;
+  // The source of the default one; empty if there is none.
   const std::string& chat_template() const;
   // The name of the tokenizer's file, for messages.
   const std::string& source() const;

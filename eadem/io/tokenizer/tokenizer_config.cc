@@ -56,16 +56,6 @@ void apply_switch(const JsonReader& config, std::string_view key, std::string_vi
   }
 }
 
-// A template, or a list of named ones of which "default" is meant.
-std::string read_chat_template(const JsonReader& config) {
-  if (!config.has("chat_template")) return {};
-  if (!config.raw("chat_template")->is_array()) return config.string("chat_template");
-  for (const JsonReader& entry : config.elements("chat_template")) {
-    if (entry.string("name") == "default") return entry.string("template");
-  }
-  return {};
-}
-
 }  // namespace
 
 void apply_tokenizer_config(const JsonReader& config, TokenizerSpec& spec) {
@@ -96,7 +86,7 @@ void apply_tokenizer_config(const JsonReader& config, TokenizerSpec& spec) {
   read_role(config, "pad_token", spec, spec.pad);
   apply_switch(config, "add_bos_token", "bos_token", spec.bos, spec.prefix_ids, true);
   apply_switch(config, "add_eos_token", "eos_token", spec.eos, spec.suffix_ids, false);
-  spec.chat_template = read_chat_template(config);
+  spec.chat_templates = config_chat_templates(config);
 }
 
 }  // namespace eadem::io

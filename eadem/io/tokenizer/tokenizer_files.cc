@@ -87,18 +87,21 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
     files.push_back({fs::path(path).extension() == ".model" ? "tokenizer.model" : "tokenizer.json",
                      read_file(path, kMaxTokenizerFileBytes)});
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model",
-                           "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"}) {
-    const bool config =
-        std::string_view(name) == "tokenizer_config.json" || std::string_view(name) == "chat_template.jinja";
-    if ((directory || config) && fs::exists(folder / name, ignored))
+                           "special_tokens_map.json", "added_tokens.json"}) {
+    if ((directory || std::string_view(name) == "tokenizer_config.json") && fs::exists(folder / name, ignored))
       files.push_back({name, read_file((folder / name).string(), kMaxTokenizerFileBytes)});
   }
+  for (const std::string& name : template_file_names(folder.string()))
+    files.push_back({name, read_file((folder / name).string(), kMaxTokenizerFileBytes)});
   return files;
 }
 
 void write_tokenizer_files(const std::vector<TokenizerFile>& files, const std::string& directory) {
-  for (const TokenizerFile& file : files)
-    write_file_atomically((fs::path(directory) / file.name).string(), file.content);
+  for (const TokenizerFile& file : files) {
+    const fs::path path = fs::path(directory) / file.name;
+    if (path.has_parent_path()) fs::create_directories(path.parent_path());
+    write_file_atomically(path.string(), file.content);
+  }
 }
 
 }  // namespace eadem::io

@@ -12,7 +12,7 @@
 namespace eadem::io {
 
 struct TokenizerFile {
-  std::string name;  // "tokenizer.json"
+  std::string name;  // "tokenizer.json"; a path below the folder
   std::string content;
 };
 
@@ -22,6 +22,10 @@ struct TokenizerFile {
 std::vector<TokenizerFile> tokenizer_files(const std::string& path);
 // Returns the files of the tokenizer in a GGUF file's metadata.
 std::vector<TokenizerFile> tokenizer_files(const GgufFile& file);
+
+// The files of chat templates that a folder has: chat_template.jinja and additional_chat_templates/NAME.jinja, as
+// paths below the folder, by name.
+std::vector<std::string> template_file_names(const std::string& folder);
 
 // Writes each file into `directory`, which must exist, atomically.
 void write_tokenizer_files(const std::vector<TokenizerFile>& files, const std::string& directory);

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/load_llm.h"
+
+#include <utility>
+
+#include "eadem/cli/interrupt.h"
+#include "eadem/cli/terminal.h"
+
+namespace eadem::cli {
+
+void add_context(Arguments& arguments, std::optional<int64_t>& context, const std::string& usual) {
+  arguments.option("--context", "N", context, "tokens that the KV cache holds (default: " + usual + ")");
+}
+
+void check_context(const std::optional<int64_t>& context) {
+  if (context && *context < 1) throw UsageError(fmt::format("--context is {}; expected at least 1", *context));
+}
+
+void check_context(const std::optional<int64_t>& context, int64_t model_context) {
+  if (context.value_or(0) > model_context)
+    throw InvalidArgument("--context is {}; the model's context is {} tokens", *context, model_context);
+}
+
+std::unique_ptr<engine::LLM> load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context) {
+  engine::EngineOptions engine_options = options.engine_options();
+  engine_options.cache = engine::StaticKVCacheConfig{.max_cache_len = context};
+  ProgressBar bar("loading");
+  const auto progress = [&](int64_t done, int64_t total) {
+    stop_if_interrupted();
+    bar.update(static_cast<double>(done), static_cast<double>(total));
+  };
+  return std::make_unique<engine::LLM>(std::move(checkpoint), options.open(), engine_options, cli_logger(), progress);
+}
+
+}  // namespace eadem::cli
