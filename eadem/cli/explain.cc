@@ -306,7 +306,7 @@ struct ExplainOptions {
 };
 
 // Returns nothing when help was asked for.
-std::optional<ExplainOptions> parse(CommandLine command_line) {
+std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
   ExplainOptions options;
   Arguments arguments(
       "explain",
@@ -378,7 +378,7 @@ void print_mode_differences(const ExplainOptions& options, const modules::AutoHa
 }  // namespace
 
 int explain(CommandLine command_line) {
-  const std::optional<ExplainOptions> parsed = parse(command_line);
+  const std::optional<ExplainOptions> parsed = parse_explain(command_line);
   if (!parsed) return kOk;
   const ExplainOptions& options = *parsed;
   const models::Checkpoint checkpoint = open_described(options.model.model);

@@ -25,7 +25,7 @@ namespace {
 
 using engine::InferEngine;
 
-constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+constexpr int64_t kMaxEvaluatedBytes = int64_t{1} << 30;
 constexpr int64_t kMaxContext = int64_t{1} << 24;
 // The logits of a step take at most this many bytes, whatever the vocabulary.
 constexpr int64_t kLogitBytes = 64 << 20;
@@ -90,7 +90,7 @@ struct PerplexityOptions {
 };
 
 // Returns nothing when help was asked for.
-std::optional<PerplexityOptions> parse(CommandLine command_line) {
+std::optional<PerplexityOptions> parse_perplexity(CommandLine command_line) {
   PerplexityOptions options;
   std::vector<std::string> operands;
   std::optional<std::string> file;
@@ -152,7 +152,7 @@ struct Chunks {
 
 Chunks read_chunks(const PerplexityOptions& options, const io::Tokenizer& tokenizer) {
   Chunks chunks{.context = options.context};
-  chunks.text = options.from_stdin ? read_stdin(kMaxTextBytes) : io::read_file(options.file, kMaxTextBytes);
+  chunks.text = options.from_stdin ? read_stdin(kMaxEvaluatedBytes) : io::read_file(options.file, kMaxEvaluatedBytes);
   if (chunks.text.empty()) throw InvalidArgument("{} is empty", options.file);
   try {
     chunks.ids = tokenizer.encode(chunks.text,
@@ -323,7 +323,7 @@ void print_result(const PerplexityOptions& options, const std::string& model, co
 }  // namespace
 
 int perplexity(CommandLine command_line) {
-  const std::optional<PerplexityOptions> options = parse(command_line);
+  const std::optional<PerplexityOptions> options = parse_perplexity(command_line);
   if (!options) return kOk;
   listen_for_interrupt();
   const models::Checkpoint checkpoint = open_measured(*options);

@@ -262,7 +262,7 @@ int interact(LLM& llm, const SamplingParams& params, const RunOptions& options, 
 }
 
 // Returns nothing when help was asked for.
-std::optional<RunOptions> parse(CommandLine command_line) {
+std::optional<RunOptions> parse_run(CommandLine command_line) {
   RunOptions options;
   Arguments arguments(
       "run",
@@ -346,7 +346,7 @@ int64_t cache_length(const RunOptions& options, const std::optional<std::string>
 }  // namespace
 
 int run(CommandLine command_line) {
-  const std::optional<RunOptions> parsed = parse(command_line);
+  const std::optional<RunOptions> parsed = parse_run(command_line);
   if (!parsed) return kOk;
   const RunOptions& options = *parsed;
   const std::atomic<bool>& stop = listen_for_interrupt();

@@ -12,7 +12,7 @@ namespace eadem::cli {
 namespace {
 
 // A signal handler can only write to globals.
-std::atomic<bool> stop_requested{false};
+std::atomic<bool> save_requested{false};
 std::atomic<int> num_requests{0};
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 
@@ -23,8 +23,8 @@ void say(std::string_view text) {
   errno = interrupted_errno;
 }
 
-void on_signal(int signal) {
-  stop_requested = true;
+void on_save_signal(int signal) {
+  save_requested = true;
   if (signal == SIGHUP) return;  // shells and the system may both send one, so a second one is no request to hurry
   switch (num_requests.fetch_add(1)) {
     case 0: return;
@@ -40,7 +40,7 @@ void on_signal(int signal) {
 
 const std::atomic<bool>& listen_for_stop_and_save() {
   struct sigaction action {};
-  action.sa_handler = on_signal;
+  action.sa_handler = on_save_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = 0;  // no SA_RESTART: a blocked read returns
   sigaction(SIGINT, &action, nullptr);
@@ -49,7 +49,7 @@ const std::atomic<bool>& listen_for_stop_and_save() {
   sigaction(SIGHUP, nullptr, &hangup);
   if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
-  return stop_requested;
+  return save_requested;
 }
 
 }  // namespace eadem::cli

@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxTextBytes = int64_t{1} << 31;
+constexpr int64_t kMaxCorpusBytes = int64_t{1} << 31;
 constexpr int64_t kMaxStdinBytes = int64_t{1} << 28;  // the size of standard input is not known in advance
 
 // Reads standard input in pieces, each passed to `use`. At most kMaxStdinBytes.
@@ -38,7 +38,7 @@ void read_stdin(std::string_view what, const Use& use) {
     bytes += std::cin.gcount();
     if (bytes > kMaxStdinBytes)
       throw InvalidArgument("standard input: more than {} bytes of {}; -f reads a file of up to {}", kMaxStdinBytes,
-                            what, kMaxTextBytes);
+                            what, kMaxCorpusBytes);
     use(std::string_view(piece).substr(0, static_cast<size_t>(std::cin.gcount())));
     stop_if_interrupted();
   }
@@ -60,7 +60,7 @@ std::string text_of(const std::optional<std::string>& given, const std::optional
         "the path itself, write it to standard input",
         io::quote(*given)));
   if (given) return *given;
-  if (file && *file != "-") return io::read_file(*file, kMaxTextBytes);
+  if (file && *file != "-") return io::read_file(*file, kMaxCorpusBytes);
   std::string text;
   read_stdin("text", [&](std::string_view piece) { text += piece; });
   return text;
@@ -150,7 +150,7 @@ int train_tokenizer(CommandLine command_line) {
     ProgressBar bar("reading");
     for (size_t i = 0; i < files.size(); ++i) {
       stop_if_interrupted();
-      const std::string text = io::read_file(files[i], kMaxTextBytes);
+      const std::string text = io::read_file(files[i], kMaxCorpusBytes);
       if (text.empty()) note("warning: {} is empty", files[i]);
       try {
         trainer.add_text(text, &interrupt_flag());
@@ -235,7 +235,7 @@ int decode(CommandLine command_line) {
   IdReader reader;
   for (const std::string& word : words) reader.add(word + " ");
   if (words.empty() && options.file && *options.file != "-") {
-    reader.add(io::read_file(*options.file, kMaxTextBytes));
+    reader.add(io::read_file(*options.file, kMaxCorpusBytes));
   } else if (words.empty()) {
     read_stdin("ids", [&](std::string_view piece) { reader.add(piece); });
   }

@@ -29,7 +29,7 @@ std::optional<int64_t> number(std::string_view text) {
   return value;
 }
 
-std::optional<std::string> first_line(const std::string& path) {
+std::optional<std::string> line_of(const std::string& path) {
   std::ifstream file(path);
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
@@ -44,12 +44,12 @@ std::optional<double> ratio(std::string_view quota, std::string_view period) {
 
 // The quota that one control group states, in processors; nothing if it states none.
 std::optional<double> quota_of(const std::string& group) {
-  if (const std::optional<std::string> line = first_line(group + "/cpu.max")) {  // "max 100000", "150000 100000"
+  if (const std::optional<std::string> line = line_of(group + "/cpu.max")) {  // "max 100000", "150000 100000"
     const std::vector<std::string> words = split(*line, ' ');
     return words.size() == 2 ? ratio(words[0], words[1]) : std::nullopt;
   }
-  const std::optional<std::string> quota = first_line(group + "/cpu.cfs_quota_us"),
-                                   period = first_line(group + "/cpu.cfs_period_us");
+  const std::optional<std::string> quota = line_of(group + "/cpu.cfs_quota_us"),
+                                   period = line_of(group + "/cpu.cfs_period_us");
   return quota && period ? ratio(*quota, *period) : std::nullopt;
 }
 

@@ -18,8 +18,8 @@
 namespace eadem {
 
 namespace {
-constexpr Isa kAll[] = {Isa::scalar,      Isa::sse4, Isa::avx2, Isa::avx512,
-                        Isa::avx512_vnni, Isa::amx,  Isa::neon, Isa::neon_dotprod};
+constexpr Isa kAllIsas[] = {Isa::scalar,      Isa::sse4, Isa::avx2, Isa::avx512,
+                            Isa::avx512_vnni, Isa::amx,  Isa::neon, Isa::neon_dotprod};
 
 #if defined(__x86_64__)
 // Whether the processor has tiles of bytes and of bf16, and the system keeps their state for this process: it does for
@@ -104,7 +104,8 @@ Isa isa_from_name(std::string_view name) {
     if (isa_name(isa) == name) return isa;
     listed += (listed.empty() ? "" : ", ") + std::string(isa_name(isa));
   }
-  const bool known = std::any_of(std::begin(kAll), std::end(kAll), [&](Isa isa) { return isa_name(isa) == name; });
+  const bool known =
+      std::any_of(std::begin(kAllIsas), std::end(kAllIsas), [&](Isa isa) { return isa_name(isa) == name; });
   if (known) throw Unsupported("instruction set '{}' is not available here; available: {}", name, listed);
   throw InvalidArgument("unknown instruction set '{}'; available here: {}", name, listed);
 }

@@ -8,7 +8,7 @@ namespace eadem::io {
 
 namespace {
 
-constexpr int64_t kMaxFileBytes = 1 << 20;
+constexpr int64_t kMaxConfigBytes = 1 << 20;
 constexpr int64_t kMaxTokenId = INT32_MAX;
 
 // A number in (0, max].
@@ -22,7 +22,7 @@ std::optional<double> optional_positive(const JsonReader& reader, const char* ke
 
 GenerationConfig parse_generation_config(std::string_view text, const std::string& file) {
   JsonLimits limits;
-  limits.max_bytes = kMaxFileBytes;
+  limits.max_bytes = kMaxConfigBytes;
   const JsonReader reader = JsonReader::parse(text, file, limits);
   GenerationConfig config;
   config.do_sample = reader.optional_boolean("do_sample");
@@ -49,7 +49,7 @@ GenerationConfig parse_generation_config(std::string_view text, const std::strin
 }
 
 GenerationConfig read_generation_config(const std::string& path) {
-  return parse_generation_config(read_file(path, kMaxFileBytes), path);
+  return parse_generation_config(read_file(path, kMaxConfigBytes), path);
 }
 
 }  // namespace eadem::io

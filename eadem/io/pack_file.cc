@@ -36,14 +36,14 @@ uint64_t aligned(uint64_t offset) { return (offset + kAlignment - 1) / kAlignmen
 
 // The places of the parts, and the index that states them. Offsets in the index count from the beginning of the data,
 // because the length of the index depends on them.
-struct Layout {
+struct PackLayout {
   std::string index;
   std::vector<uint64_t> offsets;  // counted from the beginning of the file
   uint64_t data_begin = 0, file_bytes = 0;
 };
 
-Layout layout_of(std::span<const PackPart> parts) {
-  Layout layout;
+PackLayout layout_of(std::span<const PackPart> parts) {
+  PackLayout layout;
   uint64_t end = 0;
   for (const PackPart& part : parts) {
     EADEM_CHECK(part.size_bytes >= 0 && part.description.find('\n') == std::string::npos, "{} bytes of '{}'",
@@ -113,7 +113,7 @@ std::shared_ptr<const PackFile> PackFile::parse(const std::string& path, std::sp
     throw DataCorrupted("{}: its header does not match its checksum", path);
 
   // 2. The parts: exactly those that are wanted.
-  const Layout layout = layout_of(parts);
+  const PackLayout layout = layout_of(parts);
   if (index != layout.index) throw DataCorrupted("{} {}", path, difference(index, layout.index));
   if (header.num_parts != parts.size() || header.data_begin != layout.data_begin ||
       header.file_bytes != layout.file_bytes)
@@ -138,7 +138,7 @@ bool PackFile::data_is_intact(ParallelFor parallel_for) const {
 ContentHash write_pack_file(const std::string& path, std::span<const PackPart> parts, const ContentHash& source,
                             std::span<const std::span<const std::byte>> data, ParallelFor parallel_for) {
   EADEM_CHECK(data.size() == parts.size(), "{} of {} parts", data.size(), parts.size());
-  const Layout layout = layout_of(parts);
+  const PackLayout layout = layout_of(parts);
   Header header;
   std::copy(kMagic.begin(), kMagic.end(), header.magic.begin());
   header.index_bytes = layout.index.size();

@@ -28,7 +28,7 @@ struct SafetensorsType {
   std::optional<DType> dtype;
 };
 
-constexpr auto kTypes = std::to_array<SafetensorsType>({
+constexpr auto kSafetensorsTypes = std::to_array<SafetensorsType>({
     {"F32", 32, DType::f32}, {"F16", 16, DType::f16}, {"BF16", 16, DType::bf16},
     {"F64", 64, DType::f64}, {"I32", 32, DType::i32}, {"I64", 64, DType::i64},
     {"U8", 8, DType::u8},    {"BOOL", 8, {}},         {"I8", 8, {}},
@@ -39,23 +39,25 @@ constexpr auto kTypes = std::to_array<SafetensorsType>({
 });
 
 const SafetensorsType* find_type(std::string_view name) {
-  const auto it = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& type) { return type.name == name; });
-  return it == kTypes.end() ? nullptr : &*it;
+  const auto it = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
+                               [&](const auto& type) { return type.name == name; });
+  return it == kSafetensorsTypes.end() ? nullptr : &*it;
 }
 
 std::string_view type_name_of(DType dtype) {
-  const auto it = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& type) { return type.dtype == dtype; });
-  EADEM_CHECK(it != kTypes.end(), "no safetensors type for {}", dtype_name(dtype));
+  const auto it = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
+                               [&](const auto& type) { return type.dtype == dtype; });
+  EADEM_CHECK(it != kSafetensorsTypes.end(), "no safetensors type for {}", dtype_name(dtype));
   return it->name;
 }
 
-struct Range {
+struct ByteRange {
   uint64_t begin = 0;
   uint64_t end = 0;
 };
 
 // One entry of the header: its description, and its range relative to the data.
-std::pair<WeightInfo, Range> parse_entry(const JsonMember& member, const std::string& path, uint64_t data_size) {
+std::pair<WeightInfo, ByteRange> parse_entry(const JsonMember& member, const std::string& path, uint64_t data_size) {
   const auto fail = [&](const std::string& problem) {
     throw DataCorrupted("{}: tensor {}: {}", path, quote(member.key), problem);
   };
@@ -81,7 +83,7 @@ std::pair<WeightInfo, Range> parse_entry(const JsonMember& member, const std::st
   if (dtype == nullptr || !dtype->is_string()) fail("'dtype' is not a string");
   const std::vector<uint64_t> offsets = extents("data_offsets");
   if (offsets.size() != 2) fail(fmt::format("'data_offsets' holds {} values; expected 2", offsets.size()));
-  const Range range{offsets[0], offsets[1]};
+  const ByteRange range{offsets[0], offsets[1]};
   if (range.begin > range.end || range.end > data_size)
     fail(fmt::format("its data_offsets [{}, {}] are not a range of the {} data bytes in the file", range.begin,
                      range.end, data_size));
@@ -105,7 +107,7 @@ std::pair<WeightInfo, Range> parse_entry(const JsonMember& member, const std::st
 }
 
 // The ranges must tile [0, data_size).
-void check_coverage(const std::vector<WeightInfo>& infos, const std::vector<Range>& ranges, uint64_t data_size,
+void check_coverage(const std::vector<WeightInfo>& infos, const std::vector<ByteRange>& ranges, uint64_t data_size,
                     const std::string& path) {
   std::vector<size_t> order(ranges.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -151,7 +153,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path, std::span<const std::b
   const JsonValue root = parse_json(header, path + " (header)", limits);
 
   std::vector<WeightInfo> infos;
-  std::vector<Range> ranges;
+  std::vector<ByteRange> ranges;
   for (const JsonMember& member : root.as_object()) {
     if (member.key == kMetadataKey) {
       if (member.value.is_null()) continue;  // MLX writes it so when there is none
@@ -168,7 +170,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path, std::span<const std::b
     ranges.push_back(range);
   }
   check_coverage(infos, ranges, data.size(), path);
-  for (const Range& range : ranges) data_.push_back(data.subspan(range.begin, range.end - range.begin));
+  for (const ByteRange& range : ranges) data_.push_back(data.subspan(range.begin, range.end - range.begin));
   set_tensors(std::move(infos));
 }
 

@@ -28,12 +28,6 @@ constexpr const char* kDamaged = "damaged_";
 constexpr const char* kUnfinished = ".unfinished_";
 constexpr int64_t kFormat = 2;  // format of trainer.json
 
-void make_directory(const std::string& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw IoError("cannot make directory '{}': {}", path, error.message());
-}
-
 // A rename is only durable once the directory that holds the name is on the disk.
 void flush_directory(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY);
@@ -89,6 +83,12 @@ void exchange(const fs::path& a, const fs::path& b) {
 }
 
 }  // namespace
+
+void make_directory(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw IoError("cannot make directory '{}': {}", path, error.message());
+}
 
 void write_directory(const std::string& directory, const std::function<void(const std::string& directory)>& fill) {
   fs::path finished(directory);

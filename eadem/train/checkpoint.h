@@ -30,6 +30,9 @@ struct RunState {
 // default.
 using Companions = std::vector<io::TokenizerFile>;
 
+// Makes a directory and its parents unless they exist. Throws IoError naming path and reason.
+void make_directory(const std::string& path);
+
 // Writes a directory that appears whole or not at all: `fill` writes into a temporary directory, which then replaces
 // `directory`. Throws IoError naming path and reason; `directory` is unchanged then.
 void write_directory(const std::string& directory, const std::function<void(const std::string& directory)>& fill);

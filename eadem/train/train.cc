@@ -39,12 +39,6 @@ TrainerOptions trainer_options(const Recipe::Training& t) {
           .max_grad_norm = t.max_grad_norm};
 }
 
-void make_directory(const std::string& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw IoError("cannot make directory '{}': {}", path, error.message());
-}
-
 // Returns the XXH3 hash of names and contents.
 std::string hash_of(const std::vector<io::TokenizerFile>& files) {
   std::string all;

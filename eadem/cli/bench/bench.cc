@@ -114,7 +114,7 @@ struct BenchOptions {
 };
 
 // Returns nothing when help was asked for.
-std::optional<BenchOptions> parse(CommandLine command_line) {
+std::optional<BenchOptions> parse_bench(CommandLine command_line) {
   BenchOptions options;
   Arguments arguments(
       "bench",
@@ -376,7 +376,7 @@ void print_text(const BenchOptions& options, const models::Checkpoint& checkpoin
 }  // namespace
 
 int bench(CommandLine command_line) {
-  const std::optional<BenchOptions> options = parse(command_line);
+  const std::optional<BenchOptions> options = parse_bench(command_line);
   if (!options) return kOk;
   listen_for_interrupt();
 

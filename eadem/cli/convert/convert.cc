@@ -256,7 +256,7 @@ struct ConvertOptions {
 };
 
 // Returns nothing when help was asked for.
-std::optional<ConvertOptions> parse(CommandLine command_line) {
+std::optional<ConvertOptions> parse_convert(CommandLine command_line) {
   ConvertOptions options;
   Arguments arguments("convert",
                       "Writes a model in the other format, or with its weights stored in another way: a .gguf file "
@@ -369,7 +369,7 @@ void print_result(const ConvertOptions& options, const std::vector<ConvertedTens
 }  // namespace
 
 int convert(CommandLine command_line) {
-  const std::optional<ConvertOptions> options = parse(command_line);
+  const std::optional<ConvertOptions> options = parse_convert(command_line);
   if (!options) return kOk;
   listen_for_interrupt();
   const std::string& out = options->out;

@@ -31,11 +31,6 @@ std::string layer_of(const ConvertedTensor& tensor) {
   return tensor.to.substr(0, tensor.to.size() - kSuffix.size());
 }
 
-// Sums of squares over one row: of its values, of the errors, and of the errors weighted by importance.
-struct RowError {
-  double largest = 0, squares = 0, total = 0, weighted_squares = 0, weighted_total = 0;
-};
-
 void encode_weighted(const TensorView& encoded, const TensorView& values, std::span<const float> importance,
                      int64_t begin, int64_t end) {
   if (const GroupEncoding* groups = GroupEncoding::of(encoded.encoding))
@@ -44,8 +39,6 @@ void encode_weighted(const TensorView& encoded, const TensorView& values, std::s
   EADEM_CHECK(floats != nullptr, "{} has no scales to weigh", encoded.encoding->name());
   floats->encode_weighted(encoded, values, importance, begin, end);
 }
-
-double relative(double squares, double total) { return total > 0 ? std::sqrt(squares / total) : 0.0; }
 
 }  // namespace
 
@@ -136,29 +129,16 @@ void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<
                     [&](int64_t begin, int64_t end) { encode_weighted(encoded.view, values, importance, begin, end); });
 
   // 3. Measure the error, and write the file.
-  std::vector<RowError> errors(static_cast<size_t>(rows));
+  std::vector<RoundingSums> row_sums(static_cast<size_t>(rows));
   pool.parallel_for(rows, [&](int64_t row, int) {
     std::vector<float> before(static_cast<size_t>(columns)), after(before.size());
     row_as_f32(before.data(), source, source_row(tensor, row));
     encoding.decode_row(after.data(), encoded.view, row);
-    RowError& error = errors[static_cast<size_t>(row)];
-    for (size_t k = 0; k < before.size(); ++k) {
-      const double value = before[k], difference = value - after[k];
-      const double weight = importance.empty() ? 0.0 : importance[k];
-      error.largest = std::max(error.largest, std::abs(difference));
-      error.squares += difference * difference;
-      error.total += value * value;
-      error.weighted_squares += weight * difference * difference;
-      error.weighted_total += weight * value * value;
-    }
+    row_sums[static_cast<size_t>(row)].add_row(before, after, importance);
   });
-  RowError sum;
-  for (const RowError& error : errors) {
-    sum.largest = std::max(sum.largest, error.largest);
-    sum.squares += error.squares, sum.total += error.total;
-    sum.weighted_squares += error.weighted_squares, sum.weighted_total += error.weighted_total;
-  }
-  tensor.rounding = {sum.largest, relative(sum.squares, sum.total), relative(sum.weighted_squares, sum.weighted_total)};
+  RoundingSums sums;
+  for (const RoundingSums& row : row_sums) sums.add(row);
+  tensor.rounding = sums.rounding();
   for (const Tensor& part : io::layer_values(encoded)) writer.write(part.view);
 }
 

@@ -44,9 +44,8 @@ void read_row(float* values, const TensorView& view, const Rows& rows, int64_t r
                   TensorView(source, view.dtype, Shape{rows.columns}));
 }
 
-// Sums over one row, in f64, so that their order matters little.
-struct RowError {
-  double largest = 0, squares = 0, total = 0, weighted_squares = 0, weighted_total = 0;
+struct ConvertedRow {
+  RoundingSums sums;
   std::exception_ptr exception;
 };
 
@@ -59,8 +58,8 @@ struct RowConverter {
   std::vector<float> values, rounded;
 
   // Converts row `row` of the target and writes it to `bytes`.
-  RowError convert(std::byte* bytes, int64_t row) {
-    RowError result;
+  ConvertedRow convert(std::byte* bytes, int64_t row) {
+    ConvertedRow result;
     read_row(values.data(), source, from, source_row(tensor, row));
     const TensorView wide(values.data(), DType::f32, Shape{to.columns});
     TensorView stored(bytes, tensor.type.dtype, Shape{to.columns});
@@ -78,22 +77,38 @@ struct RowConverter {
       stored.encoding = blocks;
     }
     read_row(rounded.data(), stored, to, 0);
-    for (size_t i = 0; i < values.size(); ++i) {
-      const double value = values[i], error = value - rounded[i];
-      const double weight = importance.empty() ? 0.0 : importance[i];
-      result.largest = std::isfinite(error) ? std::max(result.largest, std::abs(error)) : HUGE_VAL;
-      result.squares += error * error;
-      result.total += value * value;
-      result.weighted_squares += weight * error * error;
-      result.weighted_total += weight * value * value;
-    }
+    result.sums.add_row(values, rounded, importance);
     return result;
   }
 };
 
-double relative(double squares, double total) { return total > 0 ? std::sqrt(squares / total) : 0.0; }
-
 }  // namespace
+
+void RoundingSums::add_row(std::span<const float> values, std::span<const float> rounded,
+                           std::span<const float> importance) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double value = values[i], error = value - rounded[i];
+    const double weight = importance.empty() ? 0.0 : importance[i];
+    largest = std::isfinite(error) ? std::max(largest, std::abs(error)) : HUGE_VAL;
+    squares += error * error;
+    total += value * value;
+    weighted_squares += weight * error * error;
+    weighted_total += weight * value * value;
+  }
+}
+
+void RoundingSums::add(const RoundingSums& other) {
+  largest = std::max(largest, other.largest);
+  squares += other.squares;
+  total += other.total;
+  weighted_squares += other.weighted_squares;
+  weighted_total += other.weighted_total;
+}
+
+Rounding RoundingSums::rounding() const {
+  const auto relative = [](double part, double whole) { return whole > 0 ? std::sqrt(part / whole) : 0.0; };
+  return {largest, relative(squares, total), relative(weighted_squares, weighted_total)};
+}
 
 int64_t source_row(const ConvertedTensor& tensor, int64_t row) {
   const int64_t head_dim = tensor.permuted_head_dim;
@@ -186,7 +201,7 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
   int64_t done_bytes = 0, total_bytes = 0;
   for (const ConvertedTensor& tensor : tensors) total_bytes += stored_bytes(tensor.type, tensor.shape);
   std::vector<std::byte> band;
-  std::vector<RowError> errors;
+  std::vector<ConvertedRow> converted;
   for (ConvertedTensor& tensor : tensors) {
     if (tensor.constant.defined()) {
       writer.write(tensor.constant.view);
@@ -220,7 +235,7 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
     std::vector<RowConverter> converters(
         static_cast<size_t>(pool.num_threads()),
         RowConverter{tensor, source.view, from, to, importance, row_of_values, row_of_values});
-    RowError sum;
+    RoundingSums sums;
     const int64_t band_rows = std::max<int64_t>(1, kBandBytes / std::max<int64_t>(to.bytes, 1));
     for (int64_t begin = 0; begin < to.count; begin += band_rows) {
       progress(done_bytes, total_bytes, tensor.to);
@@ -234,23 +249,21 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
                         static_cast<size_t>(to.bytes));
         });
       } else {
-        errors.assign(static_cast<size_t>(rows), {});
+        converted.assign(static_cast<size_t>(rows), {});
         pool.parallel_for(rows, [&](int64_t row, int worker) {
-          errors[static_cast<size_t>(row)] =
+          converted[static_cast<size_t>(row)] =
               converters[static_cast<size_t>(worker)].convert(band.data() + row * to.bytes, begin + row);
         });
-        for (const RowError& error : errors) {
+        for (const ConvertedRow& row : converted) {
           try {
-            if (error.exception) std::rethrow_exception(error.exception);
+            if (row.exception) std::rethrow_exception(row.exception);
           } catch (const InvalidArgument& exception) {
             throw InvalidArgument("{}: '{}': {}", checkpoint.weights->path(), tensor.from, exception.what());
           }
-          if (!std::isfinite(error.largest))
+          if (!std::isfinite(row.sums.largest))
             throw InvalidArgument("{}: '{}' has values that {} cannot hold", checkpoint.weights->path(), tensor.from,
                                   tensor.type.name());
-          sum.largest = std::max(sum.largest, error.largest);
-          sum.squares += error.squares, sum.total += error.total;
-          sum.weighted_squares += error.weighted_squares, sum.weighted_total += error.weighted_total;
+          sums.add(row.sums);
         }
       }
       TensorView view(band.data(), tensor.type.dtype, Shape{rows, to.columns});
@@ -259,8 +272,7 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       checkpoint.weights->release(tensor.from);  // frees the pages read so far; pages still needed are read again
       done_bytes += rows * to.bytes;
     }
-    tensor.rounding = {sum.largest, relative(sum.squares, sum.total),
-                       relative(sum.weighted_squares, sum.weighted_total)};
+    tensor.rounding = sums.rounding();
   }
   progress(total_bytes, total_bytes, "");
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,16 @@ struct Rounding {
   double largest = 0;
   double relative = 0;
   double relative_output = 0;  // squares weighted by each column's importance; 0 if that is not known
+};
+
+// The sums that Rounding is made of, in f64, so that their order matters little.
+struct RoundingSums {
+  double largest = 0, squares = 0, total = 0, weighted_squares = 0, weighted_total = 0;
+
+  // Adds a row; `importance` has a weight for each value, or is empty.
+  void add_row(std::span<const float> values, std::span<const float> rounded, std::span<const float> importance);
+  void add(const RoundingSums& other);
+  Rounding rounding() const;
 };
 
 struct ConvertedTensor {

@@ -14,8 +14,8 @@ namespace {
 
 using namespace block_types;
 
-constexpr std::array<const BlockEncoding*, 13> kAll = {&q4_0, &q4_1, &q5_0, &q5_1,   &q8_0,   &q2_k, &q3_k,
-                                                       &q4_k, &q5_k, &q6_k, &iq4_nl, &iq4_xs, &mxfp4};
+constexpr std::array<const BlockEncoding*, 13> kAllBlockEncodings = {
+    &q4_0, &q4_1, &q5_0, &q5_1, &q8_0, &q2_k, &q3_k, &q4_k, &q5_k, &q6_k, &iq4_nl, &iq4_xs, &mxfp4};
 
 // value[i] = (scale * sub_scale) * level(code[i]) - min * sub_min, in this order of roundings.
 void decode_group(float* values, const uint8_t* codes, const BlockFormat& format, float scale, float min) {
@@ -45,11 +45,12 @@ void check_columns(const BlockEncoding& encoding, int64_t columns, const Shape& 
 
 }  // namespace
 
-std::span<const BlockEncoding* const> BlockEncoding::all() { return kAll; }
+std::span<const BlockEncoding* const> BlockEncoding::all() { return kAllBlockEncodings; }
 
 const BlockEncoding* BlockEncoding::find(std::string_view name) {
-  const auto it = std::find_if(kAll.begin(), kAll.end(), [&](const auto* type) { return type->name() == name; });
-  return it == kAll.end() ? nullptr : *it;
+  const auto it = std::find_if(kAllBlockEncodings.begin(), kAllBlockEncodings.end(),
+                               [&](const auto* type) { return type->name() == name; });
+  return it == kAllBlockEncodings.end() ? nullptr : *it;
 }
 
 const BlockEncoding* BlockEncoding::of(const Encoding* encoding) {

@@ -16,7 +16,7 @@ namespace eadem::block_types {
 
 namespace {
 
-constexpr int kSize = 256;
+constexpr int kSuperBlock = 256;
 constexpr int kRun = 32;         // bytes after which a plane goes on in the next higher bits
 constexpr int kScaleBytes = 12;  // in q3_k, q4_k and q5_k
 
@@ -68,10 +68,10 @@ void pack_single_bits(uint8_t* bytes, const uint8_t* codes, int position) {
 
 // q4_k and q5_k: the low four bits, 64 values in 32 bytes.
 void unpack_runs_of_nibbles(uint8_t* codes, const uint8_t* bytes) {
-  for (int i = 0; i < kSize / 2; i += kRun) unpack_nibbles(codes + 2 * i, bytes + i, kRun);
+  for (int i = 0; i < kSuperBlock / 2; i += kRun) unpack_nibbles(codes + 2 * i, bytes + i, kRun);
 }
 void pack_runs_of_nibbles(uint8_t* bytes, const uint8_t* codes) {
-  for (int i = 0; i < kSize / 2; i += kRun) pack_nibbles(bytes + i, codes + 2 * i, kRun);
+  for (int i = 0; i < kSuperBlock / 2; i += kRun) pack_nibbles(bytes + i, codes + 2 * i, kRun);
 }
 
 // ---- Sub-scales ----------------------------------------------------------------------------------------------------
@@ -196,9 +196,9 @@ void pack_q5_k(uint8_t* block, const BlockParts& parts) {
 void unpack_q6_k(BlockParts& parts, const uint8_t* block) {
   const uint8_t *low_bits = block, *high_bits = block + 128, *scales = block + 192;
   for (int half = 0; half < 2; ++half) unpack_nibbles(parts.codes.data() + 128 * half, low_bits + 64 * half, 64);
-  std::array<uint8_t, kSize> highs;
+  std::array<uint8_t, kSuperBlock> highs;
   unpack_pairs_of_bits(highs.data(), high_bits);
-  for (int i = 0; i < kSize; ++i) parts.codes[i] |= static_cast<uint8_t>(highs[i] << 4);
+  for (int i = 0; i < kSuperBlock; ++i) parts.codes[i] |= static_cast<uint8_t>(highs[i] << 4);
   std::memcpy(parts.sub_scales.data(), scales, 16);
   parts.scale = load_f16(scales + 16);
   parts.min = 0;
@@ -206,15 +206,15 @@ void unpack_q6_k(BlockParts& parts, const uint8_t* block) {
 }
 void pack_q6_k(uint8_t* block, const BlockParts& parts) {
   for (int half = 0; half < 2; ++half) pack_nibbles(block + 64 * half, parts.codes.data() + 128 * half, 64);
-  std::array<uint8_t, kSize> highs;
-  for (int i = 0; i < kSize; ++i) highs[i] = parts.codes[i] >> 4;
+  std::array<uint8_t, kSuperBlock> highs;
+  for (int i = 0; i < kSuperBlock; ++i) highs[i] = parts.codes[i] >> 4;
   pack_pairs_of_bits(block + 128, highs.data());
   std::memcpy(block + 192, parts.sub_scales.data(), 16);
   store_f16(block + 208, parts.scale);
 }
 
 constexpr BlockFormat kQ2K = {.name = "q2_k",
-                              .block_size = kSize,
+                              .block_size = kSuperBlock,
                               .block_bytes = 84,
                               .group_size = 16,
                               .code_bits = 2,
@@ -224,7 +224,7 @@ constexpr BlockFormat kQ2K = {.name = "q2_k",
                               .has_min = true,
                               .sub_min_max = 15};
 constexpr BlockFormat kQ3K = {.name = "q3_k",
-                              .block_size = kSize,
+                              .block_size = kSuperBlock,
                               .block_bytes = 110,
                               .group_size = 16,
                               .code_bits = 3,
@@ -232,7 +232,7 @@ constexpr BlockFormat kQ3K = {.name = "q3_k",
                               .sub_scale_min = -32,
                               .sub_scale_max = 31};
 constexpr BlockFormat kQ4K = {.name = "q4_k",
-                              .block_size = kSize,
+                              .block_size = kSuperBlock,
                               .block_bytes = 144,
                               .group_size = 32,
                               .code_bits = 4,
@@ -242,7 +242,7 @@ constexpr BlockFormat kQ4K = {.name = "q4_k",
                               .has_min = true,
                               .sub_min_max = 63};
 constexpr BlockFormat kQ5K = {.name = "q5_k",
-                              .block_size = kSize,
+                              .block_size = kSuperBlock,
                               .block_bytes = 176,
                               .group_size = 32,
                               .code_bits = 5,
@@ -252,7 +252,7 @@ constexpr BlockFormat kQ5K = {.name = "q5_k",
                               .has_min = true,
                               .sub_min_max = 63};
 constexpr BlockFormat kQ6K = {.name = "q6_k",
-                              .block_size = kSize,
+                              .block_size = kSuperBlock,
                               .block_bytes = 210,
                               .group_size = 16,
                               .code_bits = 6,

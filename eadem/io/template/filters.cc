@@ -14,7 +14,7 @@ namespace eadem::io::chat {
 namespace {
 
 using Filter = Value (*)(Runtime&, const Value&, const CallArgs&);
-struct Entry {
+struct FilterEntry {
   std::string_view name;
   Filter call;
 };
@@ -427,7 +427,7 @@ Value filter_select(Runtime& rt, const Value& value, const CallArgs& args) {
   return rt.heap.list(std::move(result), ListKind::generator);
 }
 
-constexpr auto kFilters = std::to_array<Entry>({
+constexpr auto kFilters = std::to_array<FilterEntry>({
     {"default", filter_default},
     {"d", filter_default},
     {"trim", filter_trim},
@@ -469,8 +469,8 @@ constexpr auto kFilters = std::to_array<Entry>({
     {"rejectattr", filter_select<false, true>},
 });
 
-Filter lookup(std::string_view name) {
-  for (const Entry& entry : kFilters) {
+Filter filter_named(std::string_view name) {
+  for (const FilterEntry& entry : kFilters) {
     if (entry.name == name) return entry.call;
   }
   return nullptr;
@@ -478,10 +478,10 @@ Filter lookup(std::string_view name) {
 
 }  // namespace
 
-bool is_filter(std::string_view name) { return lookup(name) != nullptr; }
+bool is_filter(std::string_view name) { return filter_named(name) != nullptr; }
 
 Value apply_filter(Runtime& runtime, std::string_view name, const Value& value, const CallArgs& args) {
-  return lookup(name)(runtime, value, args);
+  return filter_named(name)(runtime, value, args);
 }
 
 }  // namespace eadem::io::chat

@@ -12,7 +12,7 @@ namespace eadem::io::chat {
 namespace {
 
 using Method = Value (*)(Runtime&, const Value& self, const CallArgs&);
-struct Entry {
+struct MethodEntry {
   std::string_view name;
   Method call;
 };
@@ -187,7 +187,7 @@ Value has_case(Runtime& rt, const Value& self, const CallArgs& args) {
   return text_has_case(text_of(self).bytes(), kUpper);
 }
 
-constexpr auto kStringMethods = std::to_array<Entry>({
+constexpr auto kStringMethods = std::to_array<MethodEntry>({
     {"strip", strip<true, true>},
     {"lstrip", strip<true, false>},
     {"rstrip", strip<false, true>},
@@ -257,7 +257,7 @@ Value refuse(Runtime&, const Value& self, const CallArgs&) {
   throw RenderError("a template must not change a {}", type_name(self));
 }
 
-constexpr auto kDictMethods = std::to_array<Entry>({
+constexpr auto kDictMethods = std::to_array<MethodEntry>({
     {"get", dict_get},
     {"items", dict_items},
     {"keys", dict_keys},
@@ -289,7 +289,7 @@ Value list_copy(Runtime& rt, const Value& self, const CallArgs& args) {
   return rt.heap.list(self.list()->items);
 }
 
-constexpr auto kListMethods = std::to_array<Entry>({
+constexpr auto kListMethods = std::to_array<MethodEntry>({
     {"count", list_count},
     {"index", list_index},
     {"copy", list_copy},
@@ -304,19 +304,19 @@ constexpr auto kListMethods = std::to_array<Entry>({
 });
 
 template <typename Table>
-Method lookup(const Table& table, std::string_view name) {
-  for (const Entry& entry : table) {
+Method method_named(const Table& table, std::string_view name) {
+  for (const MethodEntry& entry : table) {
     if (entry.name == name) return entry.call;
   }
   return nullptr;
 }
 
 Method find_method(const Value& self, std::string_view name) {
-  if (self.is<String>()) return lookup(kStringMethods, name);
-  if (self.dict() != nullptr) return lookup(kDictMethods, name);
+  if (self.is<String>()) return method_named(kStringMethods, name);
+  if (self.dict() != nullptr) return method_named(kDictMethods, name);
   if (const List* list = self.list()) {
-    if (list->kind == ListKind::list) return lookup(kListMethods, name);
-    if (list->kind == ListKind::tuple && (name == "count" || name == "index")) return lookup(kListMethods, name);
+    if (list->kind == ListKind::list) return method_named(kListMethods, name);
+    if (list->kind == ListKind::tuple && (name == "count" || name == "index")) return method_named(kListMethods, name);
   }
   return nullptr;
 }

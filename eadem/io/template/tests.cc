@@ -10,7 +10,7 @@ namespace eadem::io::chat {
 namespace {
 
 using Test = bool (*)(Runtime&, const Value&, const CallArgs&);
-struct Entry {
+struct TestEntry {
   std::string_view name;
   Test call;
 };
@@ -43,7 +43,7 @@ bool is_mapping(const Value& value) { return value.is<Dict*>(); }
 bool is_iterable(const Value& value) {
   return value.is<Undefined>() || value.is<String>() || value.is<List*>() || value.is<Dict*>() || value.is<Loop*>();
 }
-bool is_sequence(const Value& value) {
+bool is_iterable_sequence(const Value& value) {
   if (const List* list = value.list()) return list->kind <= ListKind::range;
   return value.is<Undefined>() || value.is<String>() || value.is<Dict*>();
 }
@@ -98,7 +98,7 @@ bool gt(Runtime& rt, const Value& a, const CallArgs& args) { return less(rt.heap
 bool le(Runtime& rt, const Value& a, const CallArgs& args) { return eq(rt, a, args) || lt(rt, a, args); }
 bool ge(Runtime& rt, const Value& a, const CallArgs& args) { return eq(rt, a, args) || gt(rt, a, args); }
 
-constexpr auto kTests = std::to_array<Entry>({
+constexpr auto kTests = std::to_array<TestEntry>({
     {"defined", plain<is_defined>},
     {"undefined", plain<is_undefined>},
     {"none", plain<is_none>},
@@ -111,7 +111,7 @@ constexpr auto kTests = std::to_array<Entry>({
     {"string", plain<is_string>},
     {"mapping", plain<is_mapping>},
     {"iterable", plain<is_iterable>},
-    {"sequence", plain<is_sequence>},
+    {"sequence", plain<is_iterable_sequence>},
     {"callable", plain<is_callable>},
     {"escaped", plain<is_escaped>},
     {"odd", is_odd},
@@ -140,8 +140,8 @@ constexpr auto kTests = std::to_array<Entry>({
     {">=", ge},
 });
 
-Test lookup(std::string_view name) {
-  for (const Entry& entry : kTests) {
+Test test_named(std::string_view name) {
+  for (const TestEntry& entry : kTests) {
     if (entry.name == name) return entry.call;
   }
   return nullptr;
@@ -149,10 +149,10 @@ Test lookup(std::string_view name) {
 
 }  // namespace
 
-bool is_test(std::string_view name) { return lookup(name) != nullptr; }
+bool is_test(std::string_view name) { return test_named(name) != nullptr; }
 
 bool apply_test(Runtime& runtime, std::string_view name, const Value& value, const CallArgs& args) {
-  const Test test = lookup(name);
+  const Test test = test_named(name);
   if (test == nullptr) throw RenderError("no test named '{}'", name);
   return test(runtime, value, args);
 }

@@ -11,8 +11,6 @@
 namespace eadem::io {
 namespace {
 
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";
-
 bool is_one_char(std::string_view text) {
   return !text.empty() && static_cast<size_t>(next_utf8(text, 0).length) == text.size();
 }

@@ -14,8 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxFileBytes = 256 << 20;
-
 bool is_file(const fs::path& path) {
   std::error_code ignored;
   return fs::is_regular_file(path, ignored);
@@ -43,7 +41,7 @@ TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* canc
   if (path.extension() == ".model") {
     spec = spec_from_tiktoken(path.string(), cancel);
   } else if (!directory || is_file(json)) {
-    spec = spec_from_json(read_file(json.string(), kMaxFileBytes), json.string());
+    spec = spec_from_json(read_file(json.string(), kMaxTokenizerFileBytes), json.string());
   } else if (is_file(path / "vocab.json") && is_file(path / "merges.txt")) {
     if (!config) {
       throw Unsupported(
@@ -60,7 +58,7 @@ TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* canc
   }
   if (config) apply_tokenizer_config(*config, spec);
   if (const fs::path jinja = folder / "chat_template.jinja"; is_file(jinja)) {
-    spec.chat_template = read_file(jinja.string(), kMaxFileBytes);
+    spec.chat_template = read_file(jinja.string(), kMaxTokenizerFileBytes);
   }
   return spec;
 }

@@ -109,7 +109,7 @@ constexpr Text kChameleon[] = {"<sentinel:[0-9]+>",       "(IMGIMG)((A|B|C|D|E|F
 constexpr Text kDefault[] = {R"([\p{P}\$\+<=>\^~\|]+)", kGpt2[0], R"(\p{N}+)", "[0-9][0-9][0-9]"};
 constexpr Text kLines[] = {R"([^\n]+|[\n]+)"};
 
-constexpr GgufPreType kTypes[] = {
+constexpr GgufPreType kPreTypes[] = {
     {"default", kDefault},
     {"gpt-2", kGpt2},
     {"phi-2", kGpt2},
@@ -201,14 +201,14 @@ constexpr GgufPreType kTypes[] = {
 }  // namespace
 
 const GgufPreType* find_gguf_pre_type(std::string_view name) {
-  const auto found =
-      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const GgufPreType& type) { return type.name == name; });
-  return found == std::end(kTypes) ? nullptr : found;
+  const auto found = std::find_if(std::begin(kPreTypes), std::end(kPreTypes),
+                                  [&](const GgufPreType& type) { return type.name == name; });
+  return found == std::end(kPreTypes) ? nullptr : found;
 }
 
 std::string gguf_pre_type_names() {
   std::string names;
-  for (const GgufPreType& type : kTypes) {
+  for (const GgufPreType& type : kPreTypes) {
     if (!names.empty()) names += ", ";
     names += type.name;
   }

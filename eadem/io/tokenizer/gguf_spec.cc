@@ -14,8 +14,6 @@
 namespace eadem::io {
 namespace {
 
-constexpr const char* kMetaspace = "\xE2\x96\x81";
-
 void check_lists(const GgufTokenizerData& data) {
   const auto check = [&](std::string_view key, size_t size) {
     if (size != data.tokens.size()) {
@@ -86,7 +84,7 @@ void use_metaspace_spelling(const GgufTokenizerData& data, bool prefix, Tokenize
   spec.normalizers.push_back(std::move(replace));
   DecoderStep spaces{};
   spaces.kind = DecoderStep::Kind::kReplace;
-  spaces.pattern = {Pattern::Kind::kString, kMetaspace};
+  spaces.pattern = {Pattern::Kind::kString, std::string(kMetaspace)};
   spaces.content = " ";
   DecoderStep bytes{};
   bytes.kind = DecoderStep::Kind::kByteFallback;

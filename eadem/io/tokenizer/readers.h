@@ -3,6 +3,7 @@
 // The readers behind Tokenizer::from_*: file formats to TokenizerSpec. Errors as in tokenizer.h.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,9 @@
 #include "eadem/io/tokenizer/tokenizer.h"
 
 namespace eadem::io {
+
+// Files of tokenizers are refused above this size.
+constexpr int64_t kMaxTokenizerFileBytes = 256 << 20;
 
 // tokenizer.json.
 TokenizerSpec spec_from_json(std::string_view json, const std::string& source);

@@ -7,12 +7,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace eadem::io {
 
 // Ids stay below this, so that a hostile file cannot request gigabytes. The largest vocabulary in use is 262144.
 constexpr int32_t kMaxVocab = 1 << 21;
+
+// U+2581, which SentencePiece writes for a space.
+inline constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 struct Pattern {
   enum class Kind { kString, kRegex };

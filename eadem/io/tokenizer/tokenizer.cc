@@ -18,8 +18,6 @@
 namespace eadem::io {
 namespace {
 
-constexpr std::string_view kMetaspace = "\xE2\x96\x81";
-
 // Remembers where the output holds the ids of recent pieces, so that a repeated word is copied instead of merged again.
 // It lives for one section of one call and is direct-mapped, hence bounded.
 class PieceCache {

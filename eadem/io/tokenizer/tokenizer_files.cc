@@ -18,8 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxFileBytes = 256 << 20;
-
 // Probe texts on which two tokenizers that differ noticeably would differ: words, numbers, spaces, cases, scripts,
 // marks, control characters, and every token of the vocabulary.
 std::vector<std::string> probes(const Tokenizer& tokenizer) {
@@ -87,13 +85,13 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
   // A file given by name is returned under the name that readers of a directory look for.
   if (!directory)
     files.push_back({fs::path(path).extension() == ".model" ? "tokenizer.model" : "tokenizer.json",
-                     read_file(path, kMaxFileBytes)});
+                     read_file(path, kMaxTokenizerFileBytes)});
   for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model",
                            "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"}) {
     const bool config =
         std::string_view(name) == "tokenizer_config.json" || std::string_view(name) == "chat_template.jinja";
     if ((directory || config) && fs::exists(folder / name, ignored))
-      files.push_back({name, read_file((folder / name).string(), kMaxFileBytes)});
+      files.push_back({name, read_file((folder / name).string(), kMaxTokenizerFileBytes)});
   }
   return files;
 }

@@ -14,8 +14,6 @@
 namespace eadem::io {
 namespace {
 
-constexpr int64_t kMaxFileBytes = 256 << 20;
-
 std::vector<std::string_view> lines_of(std::string_view text) {
   std::vector<std::string_view> lines;
   while (!text.empty()) {
@@ -118,7 +116,7 @@ TokenizerSpec spec_from_vocab_and_merges(const std::string& vocab_path, const st
     }
     spec.vocab.push_back({member.key, static_cast<int32_t>(member.value.as_integer())});
   }
-  const std::string merges = read_file(merges_path, kMaxFileBytes);
+  const std::string merges = read_file(merges_path, kMaxTokenizerFileBytes);
   if (const size_t bad = find_invalid_utf8(merges); bad != std::string::npos) {
     throw DataCorrupted("{}: not UTF-8 at byte {}", merges_path, bad);
   }
@@ -138,7 +136,7 @@ TokenizerSpec spec_from_vocab_and_merges(const std::string& vocab_path, const st
 }
 
 TokenizerSpec spec_from_tiktoken(const std::string& path, const std::atomic<bool>* cancel) {
-  const std::string content = read_file(path, kMaxFileBytes);
+  const std::string content = read_file(path, kMaxTokenizerFileBytes);
   TokenizerSpec spec;
   spec.source = path;
   std::vector<std::string> texts;  // raw bytes by rank, which is the id

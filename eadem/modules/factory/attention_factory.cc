@@ -57,12 +57,12 @@ constexpr AttentionStrategy kContiguousWindow = {"contiguous_sliding_window", ca
 constexpr AttentionStrategy kPaged = {"paged", can_handle<CacheLayout::paged, false>, build_cached};
 constexpr AttentionStrategy kPagedWindow = {"paged_sliding_window", can_handle<CacheLayout::paged, true>, build_cached};
 
-constexpr const AttentionStrategy* kStrategies[] = {&kDirect,           &kDirectWindow, &kContiguous,
-                                                    &kContiguousWindow, &kPaged,        &kPagedWindow};
+constexpr const AttentionStrategy* kAttentionStrategies[] = {&kDirect,           &kDirectWindow, &kContiguous,
+                                                             &kContiguousWindow, &kPaged,        &kPagedWindow};
 
 }  // namespace
 
-std::span<const AttentionStrategy* const> AttentionFactory::strategies() { return kStrategies; }
+std::span<const AttentionStrategy* const> AttentionFactory::strategies() { return kAttentionStrategies; }
 
 ValueId AttentionFactory::build(BuildContext& context, AttentionRequest request, ValueId q, ValueId k, ValueId v) {
   request.cache = context.cache;

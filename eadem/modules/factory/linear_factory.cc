@@ -100,12 +100,12 @@ constexpr LinearStrategy kGroups = {"quantized_groups", can_handle_groups, build
 // 8-bit floats with scales.
 constexpr LinearStrategy kFp8 = {"fp8", can_handle_fp8, build_linear};
 
-constexpr const LinearStrategy* kStrategies[] = {
+constexpr const LinearStrategy* kLinearStrategies[] = {
     &kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>, &kBlocks, &kGroups, &kFp8};
 
 }  // namespace
 
-std::span<const LinearStrategy* const> LinearFactory::strategies() { return kStrategies; }
+std::span<const LinearStrategy* const> LinearFactory::strategies() { return kLinearStrategies; }
 
 ValueId LinearFactory::build(BuildContext& context, LinearRequest request, ValueId x) {
   request.device = &context.device;
