@@ -19,7 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxManifestBytes = 4 << 20;
 constexpr std::string_view kUnfinished = ".downloadInProgress";
 
 std::string flat(std::string text) {

@@ -28,6 +28,8 @@ struct FoundModel {
   std::string where;  // "the Hugging Face cache, main at 1234567"
 };
 
+inline constexpr int64_t kMaxManifestBytes = 4 << 20;
+
 // What a store has of a model; nothing when it has none that is complete. What it has but is not complete is added to
 // `obstacles`, a sentence each. The errors are those of locate_model().
 using Obstacles = std::vector<std::string>;

@@ -22,7 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMaxManifestBytes = 4 << 20;
 constexpr std::string_view kModel = "application/vnd.ollama.image.model";
 constexpr std::string_view kAdapter = "application/vnd.ollama.image.adapter";
 constexpr std::string_view kList = "application/vnd.ollama.manifest.list.v2+json";
