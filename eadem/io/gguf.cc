@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cctype>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 
@@ -343,6 +344,8 @@ std::shared_ptr<const GgufFile> GgufFile::parse(const std::string& path, std::sp
 
 bool is_gguf_file(const std::string& path) {
   if (path.ends_with(".gguf")) return true;
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return false;  // what a pipe gives cannot be read twice
   char magic[4] = {};
   std::ifstream(path, std::ios::binary).read(magic, sizeof magic);
   return std::string_view(magic, sizeof magic) == "GGUF";
