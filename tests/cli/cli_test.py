@@ -110,6 +110,29 @@ class Models(ProgramTest):
         self.assertNotIn("bundled", self.done("inspect", "stories").err)
 
 
+class BundledChat(ProgramTest):
+    """The bundled model that answers; its template is rendered by `inspect`."""
+
+    def answer(self, *turns):
+        prompt = "".join(f"<|{role}|>{text}" for role, text in turns) + "<|assistant|>"
+        return json.loads(self.done("run", "chat", "-p", prompt, "--parse-special", "--temperature", "0", "-n", "64",
+                                    "--json").out)
+
+    def test_template(self):
+        sample = json.loads(self.done("inspect", "chat", "--json").out)["tokenizer"]["chat_sample"]
+        self.assertEqual(sample["text"], "<|bos|><|user|>Hello!<|assistant|>Hi there.<|endoftext|><|user|>How are you?"
+                                         "<|assistant|>")
+
+    def test_answers_and_ends_its_turn(self):
+        result = self.answer(("user", "Hello!"))
+        self.assertEqual(result["text"], "Hello! What should I tell you a story about?")
+        self.assertEqual(result["finish_reason"], "stop")
+        result = self.answer(("user", "Hello!"), ("assistant", result["text"] + "<|endoftext|>"),
+                             ("user", "What can you do?"))
+        self.assertEqual(result["text"], "I can tell you a short story and answer simple questions about it.")
+        self.assertEqual(result["finish_reason"], "stop")
+
+
 class Names(ProgramTest):
     """Models by their names in caches; model_locator_test.cc knows the layouts in detail."""
 
