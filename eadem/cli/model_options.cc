@@ -6,6 +6,7 @@
 
 #include "eadem/cli/terminal.h"
 #include "eadem/core/encodings/row_encoding.h"
+#include "eadem/models/locator/model_locator.h"
 
 namespace eadem::cli {
 
@@ -17,7 +18,7 @@ const std::vector<std::string> kDtypes = {"f32", "bf16", "f16"};
 const std::vector<std::string> kKvTypes = {"f32", "bf16", "f16", "int8", "fp8_e4m3"};
 
 // The folders where bundled models may be: beside the build of a source tree, in an installation, or in that tree.
-std::vector<fs::path> asset_folders() {
+std::vector<std::string> asset_folders() {
   std::vector<fs::path> folders;
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
@@ -26,20 +27,12 @@ std::vector<fs::path> asset_folders() {
     folders.push_back(program.parent_path() / "../share/eadem/assets");
   }
   folders.emplace_back(EADEM_ASSETS_DIR);
-  std::vector<fs::path> distinct;
+  std::vector<std::string> distinct;
   for (const fs::path& folder : folders)
-    if (const fs::path normal = folder.lexically_normal();
+    if (const std::string normal = folder.lexically_normal().string();
         std::find(distinct.begin(), distinct.end(), normal) == distinct.end())
       distinct.push_back(normal);
   return distinct;
-}
-
-std::optional<std::string> bundled(std::string_view name) {
-  if (name.find('/') != std::string_view::npos) return std::nullopt;
-  std::error_code error;
-  for (const fs::path& folder : asset_folders())
-    if (fs::is_regular_file(folder / name / "config.json", error)) return (folder / name).string();
-  return std::nullopt;
 }
 
 // The dtype of option `flag`, else that of --dtype, which sets every precision at once.
@@ -52,8 +45,9 @@ Override<DType> dtype_of_option(const char* flag, const std::string& value, cons
 
 void ModelOptions::add_operand(Arguments& arguments) {
   arguments.operand("MODEL", model,
-                    "a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, or a "
-                    "bundled name; without one, the bundled model",
+                    "a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, a "
+                    "bundled name, or the name of a model in a cache of this machine: ORG/NAME[:TAG][@REVISION] of "
+                    "Hugging Face or llama.cpp, NAME[:TAG] of Ollama; without one, the bundled model",
                     "-m,--model");
 }
 
@@ -129,28 +123,20 @@ engine::EngineOptions ModelOptions::engine_options() const {
 }
 
 std::string resolve_model(const std::optional<std::string>& model) {
-  const auto looked_in = [] {
-    std::string text;
-    for (const fs::path& folder : asset_folders()) text += (text.empty() ? "" : ", ") + folder.string();
-    return text;
-  };
+  models::ModelFolders folders = models::ModelFolders::from_environment();
+  folders.bundled = asset_folders();
   if (!model) {
-    const std::optional<std::string> path = bundled(kBundledModel);
+    const std::optional<std::string> path = models::find_bundled(std::string(kBundledModel), folders);
     if (!path)
       throw NotFound("no MODEL given, and the bundled model '{}' is not installed (looked in {})", kBundledModel,
-                     looked_in());
+                     fmt::join(folders.bundled, ", "));
     note("no MODEL given: using the bundled model '{}' ({})", kBundledModel, *path);
     return *path;
   }
   if (model->empty()) throw UsageError("MODEL is empty");
-  std::error_code error;
-  if (fs::exists(*model, error)) return *model;
-  if (error) throw IoError("{}: {}", *model, error.message());
-  if (const std::optional<std::string> path = bundled(*model)) return *path;
-  throw NotFound("{}: no such file or directory{}", *model,
-                 model->find('/') == std::string::npos
-                     ? fmt::format(", and no bundled model of that name ({})", looked_in())
-                     : "");
+  const models::LocatedModel located = models::locate_model(*model, folders);
+  if (!located.notice.empty()) note("{}", located.notice);
+  return located.path;
 }
 
 models::Checkpoint open_described(const std::optional<std::string>& model) {

@@ -41,8 +41,9 @@ struct ModelOptions {
 
 inline constexpr std::string_view kBundledModel = "stories";
 
-// Returns the path of a model: an existing path, the path of the bundled model of that name, or, without a name, the
-// default bundled model, which is then named on stderr. Throws NotFound listing the places that were searched.
+// Returns the path of a model that models::locate_model finds, or, without a name, of the default bundled model. What
+// was taken is said on stderr, unless it is an existing path or a bundled model by its name. Throws as locate_model
+// does.
 std::string resolve_model(const std::optional<std::string>& model);
 
 // Opens a model that is described, not run. `model` is as for resolve_model() and models::open_checkpoint(), or a

@@ -5,6 +5,8 @@
 #include <array>
 #include <bit>
 #include <cctype>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 
 #include "eadem/core/encodings/block_encoding.h"
@@ -338,6 +340,15 @@ GgufFile::GgufFile(const std::string& path, std::span<const std::byte> bytes, st
 std::shared_ptr<const GgufFile> GgufFile::parse(const std::string& path, std::span<const std::byte> bytes,
                                                 std::shared_ptr<const void> owner) {
   return std::shared_ptr<const GgufFile>(new GgufFile(path, bytes, std::move(owner)));
+}
+
+bool is_gguf_file(const std::string& path) {
+  if (path.ends_with(".gguf")) return true;
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return false;  // what a pipe gives cannot be read twice
+  char magic[4] = {};
+  std::ifstream(path, std::ios::binary).read(magic, sizeof magic);
+  return std::string_view(magic, sizeof magic) == "GGUF";
 }
 
 std::shared_ptr<const GgufFile> GgufFile::open(const std::string& path) { return open(MappedFile::open(path)); }

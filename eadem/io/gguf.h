@@ -111,6 +111,10 @@ struct GgmlType {
 // Null for an id that is unknown or was withdrawn.
 const GgmlType* find_ggml_type(uint32_t id);
 
+// Whether a file is GGUF by its ending or by its first bytes (caches keep files under names without endings). False for
+// what cannot be read.
+bool is_gguf_file(const std::string& path);
+
 class GgufFile : public WeightSource {
  public:
   // Throws NotFound, IoError, DataCorrupted, or Unsupported (version, byte order, tensor type).

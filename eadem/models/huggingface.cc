@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "eadem/io/atomic_file.h"
+#include "eadem/io/gguf.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/models/llama.h"
 
@@ -238,13 +239,13 @@ std::optional<io::TokenizerFile> generation_config_of(const Checkpoint& checkpoi
   constexpr int64_t kMaxBytes = 1 << 20;
   const fs::path path = fs::path(checkpoint.config_path).parent_path() / kName;
   std::error_code ignored;
-  if (checkpoint.config_path.ends_with(".gguf") || !fs::exists(path, ignored)) return std::nullopt;
+  if (io::is_gguf_file(checkpoint.config_path) || !fs::exists(path, ignored)) return std::nullopt;
   return io::TokenizerFile{kName, io::read_file(path.string(), kMaxBytes)};
 }
 
 std::vector<io::TokenizerFile> companions_of(const Checkpoint& checkpoint) {
   std::vector<io::TokenizerFile> files;
-  if (checkpoint.config_path.ends_with(".gguf")) {
+  if (io::is_gguf_file(checkpoint.config_path)) {
     const auto gguf = io::GgufFile::open(checkpoint.config_path);
     if (gguf->find_metadata("tokenizer.ggml.model") != nullptr) files = io::tokenizer_files(*gguf);
   } else {

@@ -10,9 +10,11 @@
 #include <map>
 #include <utility>
 
+#include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/llama.h"
+#include "eadem/models/locator/model_locator.h"
 #include "eadem/python/binding.h"
 
 namespace eadem::python {
@@ -46,7 +48,7 @@ const LlamaConfig& llama_config(const models::Model& model, const std::string& p
 // Reads a configuration without weights: a config.json, or the directory around it. A .gguf holds both together.
 LlamaConfig config_from_path(const std::string& path) {
   const GilRelease release;
-  if (path.ends_with(".gguf")) return llama_config(*models::open_checkpoint(path).model, path);
+  if (io::is_gguf_file(path)) return llama_config(*models::open_checkpoint(path).model, path);
   return llama_config(*models::model_from_config(path), path);
 }
 
@@ -117,6 +119,17 @@ void bind_config(nb::module_& m) {
           nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__repr__", &repr_of);
   m.def("config_from_pretrained", &config_from_path, "path"_a);
+  // Returns the path of the model, and what a user should read about where it was found.
+  m.def(
+      "locate_model",
+      [](const std::string& text, const std::string& bundled) {
+        const GilRelease release;
+        models::ModelFolders folders = models::ModelFolders::from_environment();
+        if (!bundled.empty()) folders.bundled = {bundled};
+        models::LocatedModel located = models::locate_model(text, folders);
+        return std::pair(std::move(located.path), std::move(located.notice));
+      },
+      "text"_a, "bundled"_a);
 
   nb::class_<engine::DistConfig>(m, "DistConfig", "Tensor parallelism: the devices of the ranks.")
       .def(nb::init<>())

@@ -11,6 +11,7 @@
 
 #include "eadem/io/atomic_file.h"
 #include "eadem/io/content_hash.h"
+#include "eadem/io/gguf.h"
 #include "eadem/io/tokenizer/tokenizer_files.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/train/checkpoint.h"
@@ -54,7 +55,7 @@ std::string hash_of(const io::WeightSource& weights) {
 
 // Returns the directory or GGUF file that holds the tokenizer of a model.
 std::string tokenizer_beside(const models::Checkpoint& checkpoint) {
-  if (checkpoint.config_path.ends_with(".gguf")) return checkpoint.config_path;
+  if (io::is_gguf_file(checkpoint.config_path)) return checkpoint.config_path;
   return fs::path(checkpoint.config_path).parent_path().string();
 }
 

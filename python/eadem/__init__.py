@@ -35,7 +35,8 @@ from eadem._eadem import (
 )
 from eadem._eadem import VERSION as __version__
 from eadem._engine import AutoConfig, CacheConfig, HookHandle, HookRegistry, InferEngine
-from eadem._llm import LLM, SamplingParams, bundled_model
+from eadem._llm import LLM, SamplingParams
+from eadem._models import bundled_model
 from eadem._tokenizer import Tokenizer
 from eadem._trainer import Trainer
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from eadem import _arguments, _arrays, _eadem
 from eadem._eadem import DistConfig, InvalidArgument, LlamaConfig, PagedKVCacheConfig, StaticKVCacheConfig
+from eadem._models import located
 from eadem._state import load_all
 
 CacheConfig = Union[StaticKVCacheConfig, PagedKVCacheConfig]
@@ -21,11 +22,11 @@ class AutoConfig:
 
     @staticmethod
     def from_pretrained(path: Union[str, os.PathLike[str]]) -> LlamaConfig:
-        """The configuration in a config.json, the directory around it, or a .gguf.
+        """The configuration in a config.json, the directory around it, a .gguf, or a model by its name (as in LLM).
 
         Raises NotFound, DataCorrupted, or Unsupported naming the keys that are not honoured.
         """
-        return _eadem.config_from_pretrained(_arguments.path("path", path))
+        return _eadem.config_from_pretrained(located("path", path))
 
 
 class HookHandle:
@@ -184,10 +185,11 @@ class InferEngine:
                         kv_dtype: Optional[str] = None, max_step_tokens: int = 512, max_logit_rows: int = 0,
                         disabled_fusions: Union[str, Sequence[str]] = (),
                         pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> InferEngine:
-        """The model at `path` (as in LLM) with its weights; `pack_cache` as in LLM."""
+        """The model at `path` (a path or a name, as in LLM) with its weights; `pack_cache` as in LLM."""
         self = cls.__new__(cls)
+        path = located("path", path)
         self._engine = _eadem.Engine.from_pretrained(
-            _arguments.path("path", path), cache_config=_arguments.cache("cache_config", cache_config),
+            path, cache_config=_arguments.cache("cache_config", cache_config),
             dist_config=_arguments.ranks("dist_config", dist_config),
             max_logit_rows=_arguments.integer("max_logit_rows", max_logit_rows),
             pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),

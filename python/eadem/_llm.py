@@ -4,29 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import logging
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from eadem import _arguments, _eadem
-from eadem._eadem import Completion, InvalidArgument, NotFound, PagedKVCacheConfig, StaticKVCacheConfig
+from eadem._eadem import Completion, InvalidArgument, PagedKVCacheConfig, StaticKVCacheConfig
+from eadem._models import BUNDLED, bundled_model, located
 from eadem._tokenizer import Messages, Tokenizer, conversations, options
-
-BUNDLED = "stories"
-
-
-def bundled_model(name: str = BUNDLED) -> str:
-    """The directory of a model that came with the package; raises NotFound when it has none of that name."""
-    wanted = f"share/eadem/assets/{name}/model.safetensors"
-    try:
-        files = importlib.metadata.files("eadem") or []
-    except importlib.metadata.PackageNotFoundError:  # imported from a source tree
-        files = []
-    for file in files:
-        if file.as_posix().endswith(wanted):
-            return os.path.dirname(os.path.abspath(str(file.locate())))
-    raise NotFound(f"no model '{name}' came with this package")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +66,9 @@ class SamplingParams:
 class LLM:
     """A model with its tokenizer.
 
-    model        a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, or the
-                 name of a bundled model; None: the bundled model
+    model        a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, the name of
+                 a bundled model, or of one in a cache of this machine: "org/name", "org/name:Q4_K_M", "org/name@main",
+                 "llama3.2:1b" (docs/models.md). None: the bundled model
     device       "cpu", "cuda", "cuda:1"; see list_devices()
     threads      CPU threads; 0: one per core that the process may use, within the quota of a container
     prefill_threads
@@ -118,12 +104,7 @@ class LLM:
             path = bundled_model()
             logging.getLogger("eadem").info("no model given: using the bundled model '%s' (%s)", BUNDLED, path)
         else:
-            path = _arguments.path("model", model)
-            if not os.path.exists(path) and os.sep not in path:
-                try:
-                    path = bundled_model(path)
-                except NotFound:
-                    raise NotFound(f"{path}: no such file or directory, and no bundled model of that name") from None
+            path = located("model", model)
         self._llm = _eadem.Llm(
             path, kv_cache=_arguments.cache("kv_cache", kv_cache),
             pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),

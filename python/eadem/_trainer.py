@@ -10,14 +10,15 @@ import numpy as np
 
 from eadem import _arrays, _eadem
 from eadem._eadem import InvalidArgument, LlamaConfig
+from eadem._models import located
 from eadem._state import load_all
 
 
 class Trainer:
     """Trains a model with AdamW. Threads may share one; their calls run one at a time.
 
-    model          a LlamaConfig, whose parameters are unset (load_random or load_param), or the path of a checkpoint to
-                   start from (as in LLM)
+    model          a LlamaConfig, whose parameters are unset (load_random or load_param), or the path or name of a
+                   checkpoint to start from (as in LLM)
     weights        "f32", or "bf16" with f32 master copies
     batch_tokens   most tokens of one step
     weight_decay   decoupled, on parameters of two or more dimensions
@@ -30,7 +31,7 @@ class Trainer:
                  beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
                  disabled_fusions: Sequence[str] = ()) -> None:
         self._trainer = _eadem.NativeTrainer(
-            model if isinstance(model, LlamaConfig) else os.fspath(model), device=device, threads=threads, isa=isa,
+            model if isinstance(model, LlamaConfig) else located("model", model), device=device, threads=threads, isa=isa,
             weights=weights, batch_tokens=batch_tokens, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
             max_grad_norm=max_grad_norm, disabled_fusions=list(disabled_fusions))
 

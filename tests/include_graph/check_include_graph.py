@@ -10,7 +10,7 @@ Prints one line per violation, `file:line: what is forbidden and why`, and exits
   * A tier of `modules` (base, factory, hybrid) includes itself and lower tiers only.
   * SIMD, CUDA, MPI and NCCL headers appear in kernels, core/device and distributed only, and no header of theirs
     brings one into another layer. Python headers appear in python only.
-  * Only the logger reads an environment variable (the debug log level).
+  * Few files read environment variables: the debug log level, and where files lie.
   * No file includes itself through others.
 """
 
@@ -57,7 +57,8 @@ EXTERNAL = [
     ("NCCL", r"nccl\w*\.h$", DEVICE_PLACES),
     ("Python", r"Python\.h$|nanobind/|pybind11/|numpy/", ("eadem/python/", "python/")),
 ]
-GETENV_PLACES = ("eadem/core/log.cc", "eadem/cli/interactive/line_editor.cc")
+GETENV_PLACES = ("eadem/core/log.cc", "eadem/cli/interactive/line_editor.cc",
+                 "eadem/models/locator/model_locator.cc")
 
 SUFFIXES = {".h", ".hh", ".hpp", ".inl", ".inc", ".ipp", ".cc", ".cpp", ".cxx", ".c", ".cu", ".cuh"}
 TOKEN = re.compile(
@@ -250,7 +251,7 @@ class Checker:
     def report_environment(self, file, code, pattern):
         for match in pattern.finditer(code):
             self.report(file, code.count("\n", 0, match.start()) + 1,
-                        f"{match[0]}: nothing is configured by environment variables (but the debug log level and where a user's state lies, in "
+                        f"{match[0]}: nothing is configured by environment variables (but the debug log level and where a user's state and models lie, in "
                         f"{', '.join(GETENV_PLACES)})")
 
     def check_cycles(self):

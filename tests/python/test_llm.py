@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import _thread
 import dataclasses
+import os
 import signal
 import threading
 import time
@@ -152,6 +153,40 @@ def test_arguments(stories):
         LLM(stories, thread=1)
     with pytest.raises(eadem.InvalidArgument, match="mix"):
         paged.generate(["a", [1]])
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """The bundled model as huggingface_hub would cache it under the name org/stories; its snapshot."""
+    repository = tmp_path / "models--org--stories"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    for folder in (repository / "blobs", repository / "refs", snapshot):
+        folder.mkdir(parents=True)
+    (repository / "refs/main").write_text("a" * 40)
+    for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (repository / "blobs" / file).write_bytes((BUNDLED / file).read_bytes())
+        (snapshot / file).symlink_to(os.path.join("../../blobs", file))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    return snapshot
+
+
+def test_a_name_finds_a_model_in_the_cache_of_this_machine(cached, caplog):
+    with caplog.at_level("INFO", logger="eadem"):
+        llm = LLM("org/stories", threads=1)
+    assert f"using org/stories from the Hugging Face cache, main at aaaaaaa ({cached})" in caplog.text
+    assert llm.generate("Once", GREEDY)[0].text == LLM(BUNDLED, threads=1).generate("Once", GREEDY)[0].text
+    engine = eadem.InferEngine.from_pretrained("org/stories@main", threads=1)
+    config = eadem.AutoConfig.from_pretrained("org/stories")
+    assert config.hidden_size == eadem.AutoConfig.from_pretrained(BUNDLED).hidden_size
+    assert eadem.Trainer("org/stories", threads=1).state_dict().keys() == engine.state_dict().keys()
+    with pytest.raises(eadem.NotFound, match="`hf download org/other` fetches it"):
+        LLM("org/other")
+
+
+def test_a_gguf_file_without_an_ending_is_known_by_its_content(stories, tmp_path):
+    blob = tmp_path / "sha256-0"
+    blob.write_bytes(open(stories, "rb").read())
+    assert eadem.AutoConfig.from_pretrained(blob).hidden_size == eadem.AutoConfig.from_pretrained(stories).hidden_size
 
 
 def test_without_a_model_the_bundled_one_is_used(caplog):

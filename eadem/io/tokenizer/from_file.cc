@@ -67,7 +67,7 @@ TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* canc
 Tokenizer Tokenizer::from_file(const std::string& path, const std::atomic<bool>* cancel) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) throw NotFound("{}: no such file or directory", path);
-  if (fs::path(path).extension() == ".gguf") return tokenizer_from_gguf(*GgufFile::open(path), cancel);
+  if (is_gguf_file(path)) return tokenizer_from_gguf(*GgufFile::open(path), cancel);
   return Tokenizer(spec_from_path(path, cancel), cancel);
 }
 

@@ -77,7 +77,7 @@ std::vector<TokenizerFile> tokenizer_files(const GgufFile& file) {
 }
 
 std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
-  if (fs::path(path).extension() == ".gguf") return tokenizer_files(*GgufFile::open(path));
+  if (is_gguf_file(path)) return tokenizer_files(*GgufFile::open(path));
   std::error_code ignored;
   const bool directory = fs::is_directory(path, ignored);
   const fs::path folder = directory ? fs::path(path) : fs::path(path).parent_path();
