@@ -26,14 +26,6 @@ using Segments = std::vector<TextSegment>;
 // whether the template removes white space there.
 constexpr std::string_view kEndMark = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-// A template, or why it cannot be compiled.
-struct Compiled {
-  std::string name;
-  std::optional<ChatTemplate> chat;
-  std::exception_ptr error;
-  std::vector<int32_t> control;  // see control_tokens
-};
-
 // The added tokens that a template speaks of, in rising order: its special tokens in all but name, such as <think>.
 // White space is text.
 std::vector<int32_t> control_tokens(const ChatTemplate& chat, const io::Tokenizer& tokenizer) {
@@ -46,17 +38,6 @@ std::vector<int32_t> control_tokens(const ChatTemplate& chat, const io::Tokenize
     if (std::any_of(literals.begin(), literals.end(), has_token)) control.push_back(id);
   }
   return control;
-}
-
-Compiled compile(const io::NamedTemplate& named, const io::Tokenizer& tokenizer) {
-  Compiled result{named.name, {}, {}, {}};
-  try {
-    result.chat.emplace(named.source, named.place);
-    result.control = control_tokens(*result.chat, tokenizer);
-  } catch (const Error&) {
-    result.error = std::current_exception();
-  }
-  return result;
 }
 
 // Messages as transformers hands them to templates: without the keys that are null, and with the reasoning of an
@@ -174,6 +155,25 @@ std::string trusted_after(const Segments& segments, std::string_view mark) {
 }  // namespace
 
 struct ChatPrompt::Impl {
+  // A template, or why it cannot be compiled.
+  struct Compiled {
+    std::string name;
+    std::optional<ChatTemplate> chat;
+    std::exception_ptr error;
+    std::vector<int32_t> control;  // see control_tokens
+  };
+
+  static Compiled compile(const io::NamedTemplate& named, const io::Tokenizer& tokenizer) {
+    Compiled result{named.name, {}, {}, {}};
+    try {
+      result.chat.emplace(named.source, named.place);
+      result.control = control_tokens(*result.chat, tokenizer);
+    } catch (const Error&) {
+      result.error = std::current_exception();
+    }
+    return result;
+  }
+
   const io::Tokenizer* tokenizer;
   std::vector<std::shared_ptr<const Compiled>> templates;
   std::optional<int32_t> end_of_turn;
@@ -299,7 +299,7 @@ struct ChatPrompt::Impl {
 ChatPrompt::ChatPrompt(const io::Tokenizer& tokenizer) {
   Impl impl{&tokenizer, {}, {}};
   for (const io::NamedTemplate& named : tokenizer.chat_templates())
-    impl.templates.push_back(std::make_shared<Compiled>(compile(named, tokenizer)));
+    impl.templates.push_back(std::make_shared<Impl::Compiled>(Impl::compile(named, tokenizer)));
   if (const auto one = impl.find("default"); one != nullptr && one->error) std::rethrow_exception(one->error);
   impl.end_of_turn = impl.find_end_of_turn();
   impl_ = std::make_unique<const Impl>(std::move(impl));

@@ -24,9 +24,13 @@ TEST(TokenizerFiles, OfADirectoryAreItsOwn) {
   trainer.add_text("the cat and the dog and the cat");
   save_tokenizer(trainer.train(), from.path().string());
   write_text(from.path() / "chat_template.jinja", "{{ messages }}");
+  fs::create_directory(from.path() / "additional_chat_templates");
+  write_text(from.path() / "additional_chat_templates/tool_use.jinja", "{{ tools }}");
   write_text(from.path() / "notes.txt", "no tokenizer's");
   const auto files = tokenizer_files(from.path().string());
-  EXPECT_EQ(names(files), (std::vector<std::string>{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}));
+  const std::vector<std::string> templates = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"};
+  EXPECT_EQ(names(files),
+            (std::vector<std::string>{"tokenizer.json", "tokenizer_config.json", templates[0], templates[1]}));
   write_tokenizer_files(files, to.path().string());
   for (const std::string& name : names(files)) EXPECT_EQ(read_text(to.path() / name), read_text(from.path() / name));
 
@@ -34,7 +38,7 @@ TEST(TokenizerFiles, OfADirectoryAreItsOwn) {
   fs::rename(from.path() / "tokenizer.json", from.path() / "mine.json");
   EXPECT_EQ(names(tokenizer_files((from.path() / "mine.json").string())), names(files));
   EXPECT_EQ(names(tokenizer_files(from.path().string())),
-            (std::vector<std::string>{"tokenizer_config.json", "chat_template.jinja"}));
+            (std::vector<std::string>{"tokenizer_config.json", templates[0], templates[1]}));
   EXPECT_THROW(tokenizer_files((from.path() / "absent.json").string()), NotFound);
   EXPECT_THROW(write_tokenizer_files(files, (to.path() / "absent").string()), IoError);
 }

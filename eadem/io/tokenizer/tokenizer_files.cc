@@ -99,7 +99,8 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
 void write_tokenizer_files(const std::vector<TokenizerFile>& files, const std::string& directory) {
   for (const TokenizerFile& file : files) {
     const fs::path path = fs::path(directory) / file.name;
-    if (path.has_parent_path()) fs::create_directories(path.parent_path());
+    std::error_code ignored;  // the file cannot be written then
+    if (fs::path(file.name).has_parent_path()) fs::create_directory(path.parent_path(), ignored);
     write_file_atomically(path.string(), file.content);
   }
 }

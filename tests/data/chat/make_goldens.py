@@ -9,12 +9,18 @@
                the SHA-256 of the ids (as decimal numbers with commas) with the tokenizer of Qwen 3, "error" where it
                raises, and "planted" where the conversation spells a control token, which is text in Eadem
 
+  end_of_turn.json
+               the special token that ends an answer, for each template of FOLDER ... with a tokenizer that has the
+               special tokens of all of them, and for each tokenizer_config.json of TOKENIZERS/configs with its own; by
+               search in the rendered text. Each was compared with what the template says.
+
 usage: make_goldens.py TOKENIZERS FOLDER ...   (TOKENIZERS: tokenizers.tar.zst unpacked; neither is committed)
 """
 import datetime
 import hashlib
 import json
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -169,20 +175,74 @@ def real_digest(tokenizer, template, variables):
     return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:12]
 
 
+SPECIAL = (r"<\|[A-Za-z_0-9:./-]+\|>|<｜[^｜<>]+｜>|</?s>|<(?:start|end)_of_turn>|<\|turn>|<turn\|>|\[/?[A-Z_]+\]|"
+           r"<seed:eos>|<seed:bos>|<sep>|</assistant>|<user>|<extra_id_1>")
+ANSWER = "eadem7answer"
+
+
+def after_answer(template, more, tools, tokens):
+    """What the template writes after the answer, or None where it raises."""
+    messages = [user("Hello"), assistant(ANSWER)] + more
+    try:
+        text = _compile_jinja_template(template).render(messages=messages, tools=tools, documents=None,
+                                                        add_generation_prompt=False, **tokens)
+    except Exception:  # a template that wants other conversations
+        return None
+    return text[text.rindex(ANSWER) + len(ANSWER):]
+
+
+def end_of_turn(template, special, tokens):
+    """The first special token after the last message; else the one directly after a message that is not the last."""
+    pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
+    for tools in (None, []):
+        last = after_answer(template, [], tools, tokens)
+        if last is None:
+            continue
+        found = re.search(pattern, last)
+        if not found:
+            found = re.match(r"\s*(?:" + pattern + ")", after_answer(template, [user("Hello")], tools, tokens) or "")
+        return found.group(0).strip() if found else "none"
+    return "none"
+
+
+def write_ends_of_turn(configs, templates):
+    special = {"<|eos|>", "<|bos|>"}
+    for _, source in templates:
+        special |= set(re.findall(SPECIAL, source))
+    special = sorted(special)
+    named = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+    rows = [[name, end_of_turn(source, special, named)] for name, source in templates]
+    config_rows = []
+    for path in sorted(configs.iterdir()):
+        config = json.loads(path.read_text())
+        if not isinstance(config.get("chat_template"), str):
+            continue
+        text = lambda token: token["content"] if isinstance(token, dict) else token
+        tokens = {key: text(config[key]) for key in ("bos_token", "eos_token") if config.get(key)}
+        own = [token["content"] for token in config.get("added_tokens_decoder", {}).values() if token["special"]]
+        config_rows.append([path.name, end_of_turn(config["chat_template"], own or list(tokens.values()), tokens)])
+    lines = lambda rows: ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in rows)
+    (HERE / "end_of_turn.json").write_text(
+        f'{{"special": {json.dumps(special, ensure_ascii=False)},\n "templates": [\n{lines(rows)}],\n'
+        f' "configs": [\n{lines(config_rows)}]}}\n')
+
+
 def main():
     make_small(HERE / "small")
     small = transformers.AutoTokenizer.from_pretrained(HERE / "small")
     write("small.json", [small_row(small, name, *case) for name, case in SMALL_CASES.items()])
     tokenizer = real_tokenizer(pathlib.Path(sys.argv[1]))
     cases = json.loads((HERE / "../templates/conversations.json").read_text())
-    rows = []
+    rows, templates = [], []
     for folder in map(pathlib.Path, sys.argv[2:]):
         for path in sorted(folder.iterdir()):
             if path.name.endswith((".jinja", ".jinja2")):
                 source = path.read_text()
+                templates.append((f"{folder.name}/{path.name}", source))
                 _compile_jinja_template(source).globals["strftime_now"] = NOW.strftime  # compiled once, kept by a cache
                 rows.append([f"{folder.name}/{path.name}", [real_digest(tokenizer, source, case["variables"]) for case in cases]])
     write("real.json", rows)
+    write_ends_of_turn(pathlib.Path(sys.argv[1]) / "configs", templates)
 
 
 if __name__ == "__main__":
