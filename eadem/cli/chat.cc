@@ -52,17 +52,19 @@ std::optional<ChatCommand> parse_chat(CommandLine command_line) {
   arguments.note(
       "The reasoning of models that write it between <think> and </think> is shown dimmed and kept apart from the "
       "answer; the template says whether later turns see it.");
-  arguments.example("eadem chat path/to/chat-model", "a conversation");
+  arguments.example("eadem chat", "a conversation with the bundled chat model, which tells stories");
+  arguments.example("eadem chat path/to/chat-model", "one with another model");
   arguments.example("eadem chat path/to/chat-model --system \"Answer in one sentence.\" --when-full drop-oldest",
                     "one that may go on for ever");
   arguments.example(
       "eadem chat path/to/chat-model --template-arg enable_thinking=false --temperature 0 --max-tokens 100",
       "a short answer without reasoning, where the template knows that variable");
   arguments.example(
-      "eadem chat --stop . --chat-template '{{ bos_token }}{% for m in messages %}{{ m.content }}{{ \". \" if m.role "
+      "eadem chat stories --stop . --chat-template '{{ bos_token }}{% for m in messages %}{{ m.content }}{{ \". \" if "
+      "m.role "
       "== "
       "\"assistant\" }}{% endfor %}'",
-      "a story told in turns: the bundled model, which has no template, with one of a line");
+      "a story told in turns: a bundled model without a template, with one of a line");
   if (!arguments.parse(command_line)) return std::nullopt;
   check_context(options.context);
   options.sampling.check();
@@ -76,7 +78,7 @@ int chat(CommandLine command_line) {
   if (!options) return kOk;
   const engine::ChatOptions chat_options = options->chat.options();
   listen_for_interrupt();
-  const std::string path = resolve_model(options->model.model);
+  const std::string path = resolve_model(options->model.model, kBundledChatModel);
   models::Checkpoint checkpoint = models::open_checkpoint(path);
   const int64_t longest = checkpoint.model->info().max_positions;
   check_context(options->context, longest);

@@ -48,7 +48,8 @@ std::string overview() {
   }
   text +=
       "\n`eadem COMMAND --help` shows options and examples; `eadem --version` the version.\n"
-      "Without MODEL, commands use the bundled model 'stories'. Results go to stdout, everything else to stderr.\n"
+      "Without MODEL, commands use the bundled model 'stories', and chats 'chat'. Results go to stdout, everything "
+      "else to stderr.\n"
       "Exit codes: 0 done, 1 failed, 2 bad usage, 130 stopped by Ctrl-C or SIGTERM.\n\n"
       "Examples:\n"
       "  eadem run -p \"Once upon a time\"              a story by the bundled model\n"

@@ -122,15 +122,15 @@ engine::EngineOptions ModelOptions::engine_options() const {
   return options;
 }
 
-std::string resolve_model(const std::optional<std::string>& model) {
+std::string resolve_model(const std::optional<std::string>& model, std::string_view bundled) {
   models::ModelFolders folders = models::ModelFolders::from_environment();
   folders.bundled = asset_folders();
   if (!model) {
-    const std::optional<std::string> path = models::find_bundled(std::string(kBundledModel), folders);
+    const std::optional<std::string> path = models::find_bundled(std::string(bundled), folders);
     if (!path)
-      throw NotFound("no MODEL given, and the bundled model '{}' is not installed (looked in {})", kBundledModel,
+      throw NotFound("no MODEL given, and the bundled model '{}' is not installed (looked in {})", bundled,
                      fmt::join(folders.bundled, ", "));
-    note("no MODEL given: using the bundled model '{}' ({})", kBundledModel, *path);
+    note("no MODEL given: using the bundled model '{}' ({})", bundled, *path);
     return *path;
   }
   if (model->empty()) throw UsageError("MODEL is empty");

@@ -39,12 +39,12 @@ struct ModelOptions {
   engine::EngineOptions engine_options() const;
 };
 
-inline constexpr std::string_view kBundledModel = "stories";
+inline constexpr std::string_view kBundledModel = "stories", kBundledChatModel = "chat";
 
-// Returns the path of a model that models::locate_model finds, or, without a name, of the default bundled model. What
-// was taken is said on stderr, unless it is an existing path or a bundled model by its name. Throws as locate_model
+// Returns the path of a model that models::locate_model finds, or, without a name, of the model `bundled`. What was
+// taken is said on stderr, unless it is an existing path or a bundled model by its name. Throws as locate_model
 // does.
-std::string resolve_model(const std::optional<std::string>& model);
+std::string resolve_model(const std::optional<std::string>& model, std::string_view bundled = kBundledModel);
 
 // Opens a model that is described, not run. `model` is as for resolve_model() and models::open_checkpoint(), or a
 // config.json alone, which leaves `weights` null.

@@ -90,7 +90,7 @@ std::optional<std::string> read_prompt(const RunOptions& options) {
 // A lone operand is the model. One that is no model may have been meant as a prompt.
 std::string resolve_run_model(const RunOptions& options) {
   try {
-    return resolve_model(options.model.model);
+    return resolve_model(options.model.model, options.chat ? kBundledChatModel : kBundledModel);
   } catch (const NotFound& error) {
     const bool has_prompt = options.prompt || options.text || options.file || !options.model.model;
     throw NotFound("{}{}", error.what(), has_prompt ? "" : "; a text to continue is given with -p, or after MODEL");

@@ -232,12 +232,21 @@ class Pipes(ChatTest):
             self.refused(2, "--template-arg", "chat", self.model, "--template-arg", argument)
         self.refused(1, "'messages' is an option of its own", "chat", self.model, "--template-arg", "messages=1")
 
+    def test_without_a_model_the_bundled_chat_model_answers(self):
+        result = eadem("chat", "--seed", "1", stdin=b"Hello!\nTell me a story.\n")
+        self.assertEqual(result.code, 0, result.err)
+        self.assertIn("using the bundled model 'chat'", result.err)
+        self.assertGreater(len(result.out), 50)
+        once = [eadem("run", "--chat", "-p", "Hello!", "--temperature", "0").out for _ in range(2)]
+        self.assertEqual(once[0], once[1])
+        self.assertGreater(len(once[0]), 2)
+
     def test_refusals(self):
         result = self.refused(1, ["no chat template", str(STORIES), "chat_template.jinja", "tokenizer_config.json",
                                   "additional_chat_templates", "--chat-template", "eadem run"], "chat", STORIES)
         self.refused(1, ["no chat template", "tokenizer.chat_template"], "chat", GGUF_STORIES / "stories260K.gguf")
         self.assertNotIn("> ", result.err)
-        self.refused(1, "no chat template", "run", "--chat", "-p", "a")
+        self.refused(1, "no chat template", "run", "stories", "--chat", "-p", "a")
         self.refused(1, "no such file", "chat", "/nowhere")
         self.refused(2, "--when-full is 'never'", "chat", self.model, "--when-full", "never")
         self.refused(2, "--temperature is -1", "chat", self.model, "--temperature", "-1")

@@ -266,7 +266,7 @@ class Run(ProgramTest):
         self.refused(1, "is empty", "run")
         self.refused(1, "directory", "run", "-f", self.folder)
         self.refused(1, "No such file", "run", "-f", self.folder / "nope.txt")
-        self.refused(1, "no chat template", "run", "-p", "a", "--chat")
+        self.refused(1, "no chat template", "run", "stories", "-p", "a", "--chat")
 
     def test_empty_prompt_starts_from_bos(self):
         self.assertGreater(len(self.done("run", "-p", "", "-n", "5").out), 1)

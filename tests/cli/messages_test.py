@@ -44,7 +44,7 @@ class Options(ProgramTest):
             self.refused(2, words, "chat", option)
         for options in (["--sys", "S"], ["--system-prompt", "S"]):
             self.refused(2, "--system is for chat templates", "run", "-p", "a", *options)
-        self.refused(1, "no chat template", "run", "-p", "a", "--conversation", "--system-prompt", "S")
+        self.refused(1, "no chat template", "run", "stories", "-p", "a", "--conversation", "--system-prompt", "S")
 
 
 class Files(ProgramTest):

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention on tensor cores for steps with prompts: one block per 128 or 192 rows of a sequence and key head, over all keys in
-// order. attention_tiles.cuh says what is computed.
+// Attention on tensor cores for steps with prompts: one block per 128 or 192 rows of a sequence and key head, over all
+// keys in order. attention_tiles.cuh says what is computed.
 //
-// One warpgroup copies keys and values into a ring of chunks; the others compute 64 rows each. A warpgroup multiplies the
-// keys of the next chunk and the values of this one while it takes exponentials. The warpgroups take turns to issue
+// One warpgroup copies keys and values into a ring of chunks; the others compute 64 rows each. A warpgroup multiplies
+// the keys of the next chunk and the values of this one while it takes exponentials. The warpgroups take turns to issue
 // products, so that one has its scores while the other multiplies.
 #include "eadem/kernels/cuda/attention_tiles.cuh"
 #include "eadem/kernels/cuda/overlap.cuh"
@@ -55,9 +55,9 @@ struct Place {
 struct Tile {
   Sequence sequence;
   int32_t kv_head;
-  int32_t token, tokens;    // within the sequence
-  int32_t position;         // of the first token
-  int32_t begin, end;       // keys
+  int32_t token, tokens;  // within the sequence
+  int32_t position;       // of the first token
+  int32_t begin, end;     // keys
   int32_t first_chunk;
 };
 

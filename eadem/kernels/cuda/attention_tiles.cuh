@@ -36,7 +36,9 @@ __device__ inline float fast_exp2(float x) {
 // The factor that rescales sums from the maximum `from` to the maximum `to`; 0 if there was no key yet.
 __device__ inline float rescale(float from, float to) { return fast_exp2(from - (to == -INFINITY ? 0.0f : to)); }
 // exp2(s c - m); 0 for a masked score.
-__device__ inline float probability(float s, float c, float m) { return fast_exp2(fmaf(s, c, m == -INFINITY ? 0.0f : -m)); }
+__device__ inline float probability(float s, float c, float m) {
+  return fast_exp2(fmaf(s, c, m == -INFINITY ? 0.0f : -m));
+}
 
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
