@@ -24,15 +24,24 @@ function(eadem_join_sources target)
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()
 
-# eadem_layer(<name> [JOINED] [LINK <targets that headers need>] [PRIVATE <targets only sources need>])
-# Compiles every .cc below the calling directory; JOINED, with EADEM_JOIN_SOURCES, several as one.
+# Optimizes a target that computes little: -O3 takes a tenth longer to compile it.
+function(eadem_optimize_little target)
+  target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O2>)
+endfunction()
+
+# eadem_layer(<name> [JOINED] [LIGHT] [LINK <targets that headers need>] [PRIVATE <targets only sources need>])
+# Compiles every .cc below the calling directory; JOINED, with EADEM_JOIN_SOURCES, several as one. LIGHT: it computes
+# little.
 function(eadem_layer name)
-  cmake_parse_arguments(arg "JOINED" "" "LINK;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "JOINED;LIGHT" "" "LINK;PRIVATE" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   if(sources)
     add_library(eadem_${name} STATIC ${sources})
     if(arg_JOINED AND EADEM_JOIN_SOURCES)
       eadem_join_sources(eadem_${name})
+    endif()
+    if(arg_LIGHT)
+      eadem_optimize_little(eadem_${name})
     endif()
     target_link_libraries(eadem_${name} PUBLIC eadem_options ${arg_LINK} PRIVATE ${arg_PRIVATE})
   else()

@@ -6,10 +6,6 @@
 
 namespace eadem::ops {
 
-namespace {
-constexpr DType kActivations[] = {DType::f32, DType::bf16};
-}
-
 AttrsRef AllReduce::attrs() const {
   static constexpr kernels::NoAttrs kNone;
   return AttrsRef(kNone);

@@ -12,11 +12,6 @@ namespace eadem::ops {
 
 using kernels::KvSource;
 
-namespace {
-enum In { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable };
-constexpr DType kActivations[] = {DType::f32, DType::bf16};
-}  // namespace
-
 Attention::Attention(const kernels::AttentionAttrs& attrs) : attrs_(attrs) {
   if (attrs.heads <= 0 || attrs.kv_heads <= 0 || attrs.heads % attrs.kv_heads != 0)
     throw InvalidArgument(

@@ -38,6 +38,7 @@ class Attention final : public Op {
   static std::vector<Workload> workloads();
 
  private:
+  enum In { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable };
   kernels::AttentionAttrs attrs_;
 };
 

@@ -14,8 +14,6 @@ using kernels::ActivationKind;
 
 namespace {
 
-constexpr DType kActivations[] = {DType::f32, DType::bf16};
-
 // f(x) and f'(x) from their definitions (kernels/elementwise.h).
 struct ValueAndSlope {
   double value, slope;

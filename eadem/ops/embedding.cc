@@ -8,10 +8,6 @@
 
 namespace eadem::ops {
 
-namespace {
-enum In { kTable, kIds };
-}
-
 Embedding::Embedding(const kernels::EmbeddingAttrs& attrs) : attrs_(attrs) {
   if (std::find(std::begin(kFloats), std::end(kFloats), attrs.out_dtype) == std::end(kFloats))
     throw InvalidArgument("embedding: out_dtype is {}; expected f32, bf16 or f16", dtype_name(attrs.out_dtype));

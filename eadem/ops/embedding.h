@@ -31,6 +31,7 @@ class Embedding final : public Op {
   static std::vector<Workload> workloads();
 
  private:
+  enum In { kTable, kIds };
   kernels::EmbeddingAttrs attrs_;
 };
 

@@ -6,11 +6,6 @@
 
 namespace eadem::ops {
 
-namespace {
-enum In { kK, kV, kSlots, kCacheK, kCacheV };
-constexpr DType kActivations[] = {DType::f32, DType::bf16};
-}  // namespace
-
 std::vector<Port> KvAppend::inputs() const {
   return {{"k"}, {"v"}, {"slots", Port::Role::index}, {"cache_k", Port::Role::state}, {"cache_v", Port::Role::state}};
 }

@@ -24,6 +24,9 @@ class KvAppend final : public Op {
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
   KernelList kernels() const override;
   static std::vector<Workload> workloads();
+
+ private:
+  enum In { kK, kV, kSlots, kCacheK, kCacheV };
 };
 
 }  // namespace eadem::ops

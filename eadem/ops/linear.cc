@@ -6,11 +6,6 @@
 
 namespace eadem::ops {
 
-namespace {
-enum In { kX, kWeight, kBias };
-constexpr DType kActivations[] = {DType::f32, DType::bf16};
-}  // namespace
-
 Linear::Linear(const kernels::LinearAttrs& attrs) : attrs_(attrs) {
   if (attrs.out_dtype != DType::f32 && attrs.out_dtype != DType::bf16)
     throw InvalidArgument("linear: out_dtype is {}; expected f32 or bf16", dtype_name(attrs.out_dtype));

@@ -32,6 +32,7 @@ class Linear final : public Op {
   static std::vector<Workload> workloads();
 
  private:
+  enum In { kX, kWeight, kBias };
   kernels::LinearAttrs attrs_;
 };
 

@@ -147,6 +147,7 @@ void expect_replicated(std::string_view op, std::string_view port, const TensorT
 void expect_same_dims(std::string_view op, std::string_view port, const TensorType& type, const TensorType& other,
                       std::string_view other_port);
 
+inline constexpr DType kActivations[] = {DType::f32, DType::bf16};
 inline constexpr DType kFloats[] = {DType::f32, DType::bf16, DType::f16};
 inline constexpr DType kF32[] = {DType::f32};
 inline constexpr DType kI32[] = {DType::i32};

@@ -9,10 +9,6 @@
 
 namespace eadem::ops {
 
-namespace {
-enum In { kGrad, kNorm, kHyper, kMaster, kM, kV, kWeight };
-}
-
 GradNorm::GradNorm(int num_inputs) {
   if (num_inputs <= 0) throw InvalidArgument("grad_norm: {} inputs; expected at least 1", num_inputs);
   for (int i = 0; i < num_inputs; ++i) port_names_.push_back("grad" + std::to_string(i));

@@ -53,6 +53,7 @@ class AdamW final : public Op {
   static std::vector<Workload> workloads();
 
  private:
+  enum In { kGrad, kNorm, kHyper, kMaster, kM, kV, kWeight };
   kernels::AdamWAttrs attrs_;
 };
 

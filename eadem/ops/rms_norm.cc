@@ -8,11 +8,6 @@
 
 namespace eadem::ops {
 
-namespace {
-enum In { kX, kWeight };
-constexpr DType kActivations[] = {DType::f32, DType::bf16};
-}  // namespace
-
 RmsNorm::RmsNorm(const kernels::RmsNormAttrs& attrs) : attrs_(attrs) {
   if (!std::isfinite(attrs.eps) || attrs.eps < 0)
     throw InvalidArgument("rms_norm: eps is {}; expected a finite number >= 0", attrs.eps);

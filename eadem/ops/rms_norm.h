@@ -36,6 +36,7 @@ class RmsNorm final : public Op {
   static std::vector<Workload> workloads();
 
  private:
+  enum In { kX, kWeight };
   kernels::RmsNormAttrs attrs_;
 };
 

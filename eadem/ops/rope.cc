@@ -10,10 +10,6 @@ namespace eadem::ops {
 
 using kernels::RopeStyle;
 
-namespace {
-constexpr DType kActivations[] = {DType::f32, DType::bf16};
-}
-
 RopeTable::RopeTable(const kernels::RopeTableAttrs& attrs) : attrs_(attrs) {
   if (!std::isfinite(attrs.scale))
     throw InvalidArgument("rope_table: scale is {}; expected a finite number", attrs.scale);

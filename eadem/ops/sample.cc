@@ -20,7 +20,7 @@ namespace {
 using kernels::SampleRow;
 using kernels::SampleSettings;
 
-enum In { kLogits, kRows, kPenalties };
+enum SampleIn { kLogits, kRows, kPenalties };
 
 SampleRow row_of(const RefTensor& rows, size_t r) {
   std::array<int32_t, kernels::kSampleRowWords> words;
