@@ -31,6 +31,8 @@ bool is_abandoned() { return ending.load() && std::this_thread::get_id() != endi
 
 // Called by atexit, with the GIL.
 void end_calls() {
+  // Daemon threads stop wherever they are, with the objects of their frames.
+  if (nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) > 1) nb::set_leak_warnings(false);
   ending_thread = std::this_thread::get_id();
   ending = true;
   while (calls_under_way.load() > 0) {
