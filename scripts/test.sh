@@ -103,15 +103,20 @@ section_python() {
   return "$status"
 }
 
+# Sanitizer builds have the scalar kernels and those of this machine's widest vectors.
+left_out_isas() {
+  if grep -qw avx512f /proc/cpuinfo; then echo "SSE4;AVX2"; else echo "SSE4;AVX3"; fi
+}
+
 section_asan() {
   # Long sequences run the kernels of shorter ones, for a tenth of the section's time.
-  scripts/build.sh asan all
+  scripts/build.sh asan all "-DEADEM_LEFT_OUT_ISAS=$(left_out_isas)"
   UBSAN_OPTIONS=print_stacktrace=1 run_ctest asan -E '^include_graph/|AttentionProperties.LongSequences' -LE slow
 }
 
 section_tsan() {
   # The property tests run the same kernels on several threads as the longest tests left out here, which take minutes.
-  scripts/build.sh tsan threaded_tests
+  scripts/build.sh tsan threaded_tests "-DEADEM_LEFT_OUT_ISAS=$(left_out_isas)"
   run_ctest tsan -L threaded -LE slow -E 'ReferenceRing.EveryKernelMatches/(linear|attention)|AttentionProperties.LongSequences'
 }
 

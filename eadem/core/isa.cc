@@ -72,6 +72,7 @@ std::vector<Isa> available_isas() {
 #if defined(__x86_64__)
   std::vector<Isa> result;
   // The features that Highway's target of the same name uses, beyond the one that names it.
+#if !defined(EADEM_WITHOUT_AVX3)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     if (__builtin_cpu_supports("avx512vnni")) {
@@ -80,6 +81,7 @@ std::vector<Isa> available_isas() {
     }
     result.push_back(Isa::avx512);
   }
+#endif
 #if !defined(EADEM_WITHOUT_AVX2)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
     result.push_back(Isa::avx2);
