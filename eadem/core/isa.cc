@@ -24,7 +24,7 @@ constexpr Isa kAllIsas[] = {Isa::scalar,      Isa::sse4, Isa::avx2, Isa::avx512,
 #if defined(__x86_64__)
 // Whether the processor has tiles of bytes and of bf16, and the system keeps their state for this process: it does for
 // one that asks, in the threads that run and in those that start later.
-bool may_use_tiles() {
+[[maybe_unused]] bool may_use_tiles() {
   static const bool result = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
     constexpr unsigned kBf16Tiles = 1u << 22, kTiles = 1u << 24, kInt8Tiles = 1u << 25;  // leaf 7, subleaf 0, edx
