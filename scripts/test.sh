@@ -42,7 +42,7 @@ run_ctest() {
   shift
   report="$logs/ctest-$preset.xml"
   rm -f "$report"
-  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --timeout 300 -j "$jobs" \
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --timeout 600 -j "$jobs" \
     --output-junit "$report" "$@" > "$logs/ctest-$preset.log" 2>&1 || status=$?
   # The summary is enough for tests that passed; the rest is in the log.
   grep -Ev '^ *Start +[0-9]+:|^ *[0-9]+/[0-9]+ Test .* Passed +[0-9.]+ sec$' "$logs/ctest-$preset.log" || true
