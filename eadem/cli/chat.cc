@@ -2,7 +2,6 @@
 //
 // eadem chat: a conversation with a model that has a chat template.
 #include <algorithm>
-#include <filesystem>
 #include <utility>
 
 #include "eadem/cli/chat_options.h"
@@ -60,10 +59,8 @@ std::optional<ChatCommand> parse_chat(CommandLine command_line) {
       "eadem chat path/to/chat-model --template-arg enable_thinking=false --temperature 0 --max-tokens 100",
       "a short answer without reasoning, where the template knows that variable");
   arguments.example(
-      "eadem chat stories --stop . --chat-template '{{ bos_token }}{% for m in messages %}{{ m.content }}{{ \". \" if "
-      "m.role "
-      "== "
-      "\"assistant\" }}{% endfor %}'",
+      R"(eadem chat stories --stop . --chat-template '{{ bos_token }}{% for m in messages %}{{ m.content }})"
+      R"({{ ". " if m.role == "assistant" }}{% endfor %}')",
       "a story told in turns: a bundled model without a template, with one of a line");
   if (!arguments.parse(command_line)) return std::nullopt;
   check_context(options.context);

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMaxTemplateBytes = 16 << 20;
 constexpr std::string_view kTemplateArg = "--template-arg";
 
-// What stands after the = of a --template-arg: JSON if it is, else text.
+// Reads the value of a --template-arg: as JSON if it is JSON, else as text.
 io::JsonValue value_of(const std::string& text) {
   try {
     return io::parse_json(text, std::string(kTemplateArg));

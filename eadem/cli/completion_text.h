@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the commands say about generated text.
+// Texts that describe completions: why one ended, and how fast several were.
 #pragma once
 
 #include <cstdint>

@@ -286,7 +286,7 @@ int64_t cache_length(const RunOptions& options, const std::optional<std::string>
   if (!prompt) return std::min(kUsualContext, model_context);
   // A token is at least a byte of the prompt, or one of the few that a tokenizer adds; no need for more cache.
   constexpr int64_t kAddedTokens = 16;
-  // What a chat template writes around a message, its own instructions included.
+  // A chat template writes tokens around a message, sometimes with instructions of its own.
   const int64_t template_tokens = options.chat ? kUsualContext : 0;
   const int64_t drawn = options.sampling.max_tokens.value_or(-1) == -1 ? kUsualContext : *options.sampling.max_tokens;
   const int64_t most = static_cast<int64_t>(prompt->size() + options.chat_template.system.value_or("").size()) +

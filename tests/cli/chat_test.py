@@ -95,7 +95,7 @@ class Pipes(ChatTest):
         self.assertEqual(self.messages(["a", "/clear", "b"]), [user("b"), HELLO])
         for command, words in [("/undo", "no message to take back"), ("/retry", "no message to answer again")]:
             self.assertIn(words, self.chat([command]).err)
-        # The same question again reads one token: its answer was cached after it.
+        # A question that is asked again is in the cache; only its last token is computed.
         self.assertIn("[1 tokens read and 4 from the cache", self.chat(["a", "/retry"]).err)
 
     def test_system(self):

@@ -17,7 +17,7 @@
 
 namespace eadem::cli {
 
-// What happens when a conversation grows beyond the context.
+// The choices when a conversation grows beyond the context.
 enum class WhenFull : uint8_t {
   refuse,       // the message is not taken
   drop_oldest,  // turns are dropped, the oldest first, until half of the context is free; the system message stays

@@ -10,8 +10,8 @@
 namespace eadem::io::chat {
 namespace {
 
-// What Jinja or Python has and this interpreter has not. Anything else that is called is looked up when it renders,
-// because a template may have defined it.
+// Methods that Jinja or Python has and this interpreter lacks. Any other method that is called is looked up when it
+// renders, because a template may have defined it.
 constexpr auto kMissingMethods = std::to_array<std::string_view>(
     {"center",      "encode",    "expandtabs", "format",    "format_map", "isascii",          "isidentifier",
      "isprintable", "istitle",   "ljust",      "maketrans", "rjust",      "translate",        "zfill",

@@ -73,7 +73,7 @@ void merges_from_ranks(const std::vector<std::string>& texts, const std::vector<
 std::vector<NamedTemplate> config_chat_templates(const JsonReader& config);
 std::vector<NamedTemplate> folder_chat_templates(const std::string& folder);
 std::vector<NamedTemplate> gguf_chat_templates(const GgufFile& file);
-// The same keys, for a GGUF file to be written, and the value of tokenizer_config.json's chat_template.
+// Templates as they are written: to the keys of a GGUF file, and to `chat_template` of tokenizer_config.json.
 GgufMetadata gguf_metadata_of(std::span<const NamedTemplate> templates);
 JsonValue config_json_of(std::span<const NamedTemplate> templates);
 

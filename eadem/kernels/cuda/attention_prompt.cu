@@ -17,11 +17,11 @@ namespace {
 constexpr int kWarpgroupRows = 64;
 constexpr int kStages = 4;
 constexpr uint32_t kPanelBytes = kChunk * kPanelRowBytes;
-// Of bar.sync; 0 is __syncthreads. kTurnBarrier + w: warpgroup w may issue products.
+// Numbers of named barriers; __syncthreads has 0. Warpgroup w waits at kTurnBarrier + w until it may issue products.
 constexpr int kProducerBarrier = 1, kTurnBarrier = 2;
 static_assert(kChunk == kPanelColumns, "probabilities of a chunk are 64 columns");
 
-// What depends on head_dim. Small heads leave registers for a third warpgroup that computes.
+// Sizes that depend on head_dim. Small heads leave registers for a third warpgroup that computes.
 template <int kD>
 struct Config {
   static constexpr int kConsumers = kD <= 64 ? 3 : 2;

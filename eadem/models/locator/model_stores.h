@@ -30,8 +30,8 @@ struct FoundModel {
 
 inline constexpr int64_t kMaxManifestBytes = 4 << 20;
 
-// What a store has of a model; nothing when it has none that is complete. What it has but is not complete is added to
-// `obstacles`, a sentence each. The errors are those of locate_model().
+// Each of these looks for a complete model in one store and returns nothing when there is none. Incomplete ones are
+// described in `obstacles`, a sentence each. The functions throw what locate_model() throws.
 using Obstacles = std::vector<std::string>;
 std::optional<FoundModel> find_in_hub(const ModelName& name, const std::string& folder, Obstacles& obstacles);
 std::optional<FoundModel> find_in_llama_cpp(const ModelName& name, const std::string& folder, Obstacles& obstacles);
