@@ -6,11 +6,23 @@
 
 namespace eadem::pipeline {
 
+namespace {
+
+Environment with_communicator(Environment environment) {
+  if (environment.communicator == nullptr) environment.communicator = std::make_shared<SingleRank>();
+  return environment;
+}
+
+}  // namespace
+
 Program::Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
-    : graph_(std::move(graph)), environment_(std::move(environment)), parameters_(std::move(parameters)) {
-  if (environment_.communicator == nullptr) environment_.communicator = std::make_shared<SingleRank>();
+    : graph_(std::move(graph)),
+      environment_(with_communicator(std::move(environment))),
+      parameters_(std::move(parameters)),
+      context_{*environment_.device, *environment_.communicator} {
   compile();
   if (!is_complete()) return;  // can be explained, not run
+  prepare_plans();
   assign_storage();
   build_steps();
 }
@@ -30,19 +42,18 @@ void Program::compile() {
   else
     differentiated_.forward_end = graph_.nodes().size();
   choices_ = cover(graph_, device, environment_.bounds);
+}
 
+void Program::prepare_plans() {
   std::vector<int64_t> scratch(graph_.nodes().size(), 0);
+  plans_.resize(graph_.nodes().size());
   for (size_t n = 0; n < choices_.size(); ++n) {
     const KernelChoice& choice = choices_[n];
-    if (choice.kernel == nullptr || choice.kernel->scratch_bytes == nullptr) continue;
+    if (choice.kernel == nullptr) continue;
     const Node& node = graph_.nodes()[n];
-    scratch[n] = choice.kernel->scratch_bytes({.op = node.op->name(),
-                                               .pass = node.pass,
-                                               .device = &device,
-                                               .attrs = node.op->attrs(),
-                                               .inputs = choice.inputs,
-                                               .outputs = choice.outputs,
-                                               .bounds = environment_.bounds});
+    plans_[n] =
+        choice.kernel->prepare(choice.request(node, node.pass, *environment_.device, environment_.bounds), context_);
+    scratch[n] = plans_[n]->scratch_bytes();
   }
   plan_ = plan_memory(graph_, environment_.bounds, scratch, {.keep_everything = environment_.op_by_op});
 }
@@ -74,20 +85,26 @@ void Program::assign_storage() {
 }
 
 void Program::build_steps() {
+  steps_.resize(graph_.nodes().size());  // later moves would leave the ports behind
   for (size_t n = 0; n < graph_.nodes().size(); ++n) {
     const Node& node = graph_.nodes()[n];
-    const KernelChoice& choice = choices_[n];
-    Step step{choice.kernel,
-              std::vector<TensorView>(node.inputs.size()),
-              std::vector<TensorView>(node.outputs.size()),
-              {},
-              node.op->attrs()};
-    if (plan_.scratch_offset[n] >= 0) {
-      const int64_t offset = plan_.scratch_offset[n];
-      step.scratch =
+    Step& step = steps_[n];
+    step.inputs.resize(node.inputs.size());
+    step.outputs.resize(node.outputs.size());
+    step.call = {.inputs = step.inputs, .outputs = step.outputs, .scratch = {}, .context = &context_};
+    if (const int64_t offset = plan_.scratch_offset[n]; offset >= 0)
+      step.call.scratch =
           TensorView(static_cast<std::byte*>(arena_.data()) + offset, DType::u8, Shape{plan_.arena_bytes - offset});
-    }
-    steps_.push_back(std::move(step));
+    const auto list_ports = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
+      for (size_t port = 0; port < ids.size(); ++port) {
+        if (ids[port] == kNoValue || graph_.value(ids[port]).kind == Value::Kind::parameter) continue;
+        const TensorType& type = graph_.value(ids[port]).type;
+        for (const Dim& dim : type.dims())
+          if (!dim.is_fixed()) symbolic_ports_[static_cast<size_t>(dim.symbol)].push_back({&views[port], &type});
+      }
+    };
+    list_ports(node.inputs, step.inputs);
+    list_ports(node.outputs, step.outputs);
   }
   bind_parameters();
 }
@@ -96,13 +113,8 @@ void Program::bind_parameters() {
   for (size_t n = 0; n < steps_.size(); ++n) {
     const Node& node = graph_.nodes()[n];
     const KernelChoice& choice = choices_[n];
-    const kernels::KernelRequest request{.op = node.op->name(),
-                                         .pass = node.pass,
-                                         .device = environment_.device.get(),
-                                         .attrs = node.op->attrs(),
-                                         .inputs = choice.inputs,
-                                         .outputs = choice.outputs,
-                                         .bounds = environment_.bounds};
+    const kernels::KernelRequest request =
+        choice.request(node, node.pass, *environment_.device, environment_.bounds);
     for (size_t port = 0; port < node.inputs.size(); ++port) {
       const ValueId id = node.inputs[port];
       if (id == kNoValue || graph_.value(id).kind != Value::Kind::parameter) continue;
@@ -174,41 +186,46 @@ TensorView Program::bound_view(ValueId id) const {
   return view;
 }
 
+// Binds every port, after states or the first symbols came.
+void Program::bind_ports() {
+  const auto bind = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
+    for (size_t port = 0; port < ids.size(); ++port)
+      if (ids[port] != kNoValue && graph_.value(ids[port]).kind != Value::Kind::parameter)
+        views[port] = bound_view(ids[port]);
+  };
+  for (size_t n = 0; n < steps_.size(); ++n) {
+    bind(graph_.nodes()[n].inputs, steps_[n].inputs);
+    bind(graph_.nodes()[n].outputs, steps_[n].outputs);
+  }
+  bound_ = true;
+}
+
 void Program::bind_symbols(const SymbolValues& symbols) {
   if (bound_ && symbols == current_) return;
+  const SymbolValues before = current_;
   for (int s = 1; s < kNumSymbols; ++s) {
     const auto symbol = static_cast<Symbol>(s);
     EADEM_CHECK(symbols[symbol] >= 0 && symbols[symbol] <= environment_.bounds[symbol],
                 "{} = {}, compiled for at most {}", symbol_name(symbol), symbols[symbol], environment_.bounds[symbol]);
   }
   current_ = symbols;
-  const auto bind_ports = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
-    for (size_t port = 0; port < ids.size(); ++port)
-      if (ids[port] != kNoValue && graph_.value(ids[port]).kind != Value::Kind::parameter)
-        views[port] = bound_view(ids[port]);
-  };
-  for (size_t n = 0; n < steps_.size(); ++n) {
-    bind_ports(graph_.nodes()[n].inputs, steps_[n].inputs);
-    bind_ports(graph_.nodes()[n].outputs, steps_[n].outputs);
-  }
-  bound_ = true;
+  if (!bound_) return bind_ports();
+  // Addresses stay; the extents change of what depends on a changed symbol.
+  for (int s = 1; s < kNumSymbols; ++s)
+    if (before[static_cast<Symbol>(s)] != symbols[static_cast<Symbol>(s)])
+      for (const SymbolicPort& port : symbolic_ports_[static_cast<size_t>(s)])
+        port.view->shape = port.type->bind(symbols);
 }
 
 void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer,
                         const std::atomic<bool>* cancel) {
   bind_symbols(symbols);
   if (placement_ != parameters_->placement()) bind_parameters();
-  Context context{*environment_.device, *environment_.communicator};
   if (environment_.communicator->size() > 1) cancel = nullptr;
   for (size_t n = begin; n < end; ++n) {
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("interrupted");
     const Step& step = steps_[n];
-    if (step.kernel != nullptr)
-      step.kernel->run({.inputs = step.inputs,
-                        .outputs = step.outputs,
-                        .scratch = step.scratch,
-                        .attrs = step.attrs,
-                        .context = &context});
+    if (plans_[n] != nullptr) plans_[n]->run(step.call);
     if (observer != nullptr) [[unlikely]] {
       environment_.device->synchronize();
       (*observer)(graph_.nodes()[n], step.inputs, step.outputs);

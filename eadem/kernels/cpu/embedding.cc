@@ -19,23 +19,33 @@
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
+#ifndef EADEM_KERNELS_CPU_EMBEDDING_ROUTINES_
+#define EADEM_KERNELS_CPU_EMBEDDING_ROUTINES_
+namespace eadem::kernels::cpu {
+namespace {
+
+using GatherRows = void (*)(float* y, const void* table, const int32_t* ids, int64_t hidden, int64_t begin,
+                            int64_t end);
+
+}  // namespace
+}  // namespace eadem::kernels::cpu
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
 // y[t, :] = table[ids[t], :] for t in [begin, end)
-void gather_rows(float* y, DType dtype, const void* table, const int32_t* ids, int64_t hidden, int64_t begin,
-                 int64_t end) {
-  const auto gather = [&](const auto* rows) {
-    for (int64_t t = begin; t < end; ++t)
-      map(
-          y + t * hidden, hidden, [](Vec v) { return v; }, rows + ids[t] * hidden);
-  };
-  switch (dtype) {
-    case DType::bf16: return gather(static_cast<const bf16_t*>(table));
-    case DType::f16: return gather(static_cast<const f16_t*>(table));
-    default: return gather(static_cast<const float*>(table));
-  }
+template <typename T>
+void gather_rows(float* y, const void* table, const int32_t* ids, int64_t hidden, int64_t begin, int64_t end) {
+  const T* rows = static_cast<const T*>(table);
+  for (int64_t t = begin; t < end; ++t)
+    map(
+        y + t * hidden, hidden, [](Vec v) { return v; }, rows + ids[t] * hidden);
+}
+
+GatherRows gather_rows_of(DType table) {
+  return with_dtype(table, [](auto* type) -> GatherRows { return gather_rows<ElementOf<decltype(type)>>; });
 }
 
 // dtable[ids[t], begin:end] += dy[t, begin:end] for all t in order
@@ -55,36 +65,31 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(gather_rows);
+HWY_EXPORT(gather_rows_of);
 HWY_EXPORT(scatter_add_columns);
 
 namespace {
 
-void run_gather(const KernelCall& call, const TensorView& table, const TensorView& ids) {
-  EADEM_CHECK(table.encoding == nullptr && table.is_contiguous(), "table {} is not plain", to_string(table));
-  const auto task = EADEM_CPU_DISPATCH(gather_rows, cpu_device(call).isa());
-  const int64_t hidden = table.shape[1];
-  float* y = elements<float>(call.outputs[0]);
-  const int32_t* index = elements<const int32_t>(ids);
-  cpu_device(call).pool().parallel_ranges(
-      ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)),
-      [&](int64_t begin, int64_t end) { task(y, table.dtype, table.data, index, hidden, begin, end); });
-}
-
-// The modelled cost counts only the rows that are looked up: they are read and written, so the traffic is twice that of
-// y.
-Verdict at_cost_of_rows(const KernelRequest& r, const Requirements& requirements) {
-  const KernelRequest looked_up{r.op, r.pass, r.device, r.attrs, r.inputs.subspan(1), r.outputs, r.bounds};
-  const Verdict verdict = requirements.at_cost(0);
-  return verdict.accepted ? Requirements(looked_up).at_cost(elements_of(r, r.outputs[0])) : verdict;
-}
-
 Verdict can_embedding(const KernelRequest& r) {
-  Requirements requirements(r);
-  requirements.one_of("table", r.inputs[0], {DType::f32, DType::bf16, DType::f16})
+  return Requirements(r)
+      .one_of("table", r.inputs[0], kStorageDTypes)
       .one_of("ids", r.inputs[1], {DType::i32})
-      .f32("y", r.outputs[0]);
-  return at_cost_of_rows(r, requirements);
+      .f32("y", r.outputs[0])
+      .verdict();
+}
+
+PlanPtr prepare_gather(const KernelRequest& r, Context&) {
+  const GatherRows gather = EADEM_CPU_DISPATCH(gather_rows_of, cpu_device(r).isa())(r.inputs[0].dtype);
+  return make_plan([gather](const KernelCall& call) {
+    const TensorView &table = call.inputs[0], &ids = call.inputs[1];
+    EADEM_CHECK(table.encoding == nullptr && table.is_contiguous(), "table {} is not plain", to_string(table));
+    const int64_t hidden = table.shape[1];
+    float* y = elements<float>(call.outputs[0]);
+    const int32_t* index = elements<const int32_t>(ids);
+    cpu_device(call).pool().parallel_ranges(
+        ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)),
+        [&](int64_t begin, int64_t end) { gather(y, table.data, index, hidden, begin, end); });
+  });
 }
 
 // A quantized table uses the packing that the LM head reads, so that tied weights are stored once.
@@ -94,50 +99,50 @@ const Encoding* packing_of_table(const Encoding* encoding) {
 }
 
 Verdict can_decode_rows(const KernelRequest& r) {
-  Requirements requirements(r);
-  requirements
+  return Requirements(r)
       .require(
           packing_of_table(r.inputs[0].encoding) != nullptr,
           fmt::format("takes a quantized table; it is {}",
                       r.inputs[0].encoding == nullptr ? dtype_name(r.inputs[0].dtype) : r.inputs[0].encoding->name()))
       .one_of("ids", r.inputs[1], {DType::i32})
-      .f32("y", r.outputs[0]);
-  return at_cost_of_rows(r, requirements);
+      .f32("y", r.outputs[0])
+      .verdict();
 }
 
 const Encoding* pack_table(const KernelRequest& r, int input) {
   return input == 0 ? packing_of_table(r.inputs[0].encoding) : nullptr;
 }
 
-void run_decode_rows(const KernelCall& call) {
-  const TensorView& table = call.inputs[0];
-  const int32_t* ids = elements<const int32_t>(call.inputs[1]);
-  float* y = elements<float>(call.outputs[0]);
-  cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
-    table.encoding->decode_row(y + t * table.shape[1], table, ids[t]);
+PlanPtr prepare_decode_rows(const KernelRequest& r, Context&) {
+  return make_plan([packing = pack_table(r, 0)](const KernelCall& call) {
+    const TensorView& table = call.inputs[0];
+    const int32_t* ids = elements<const int32_t>(call.inputs[1]);
+    float* y = elements<float>(call.outputs[0]);
+    cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
+      packing->decode_row(y + t * table.shape[1], table, ids[t]);
+    });
   });
 }
-
-void run_embedding(const KernelCall& call) { run_gather(call, call.inputs[0], call.inputs[1]); }
 
 Verdict can_embedding_backward(const KernelRequest& r) {
   return Requirements(r)
       .one_of("ids", r.inputs[0], {DType::i32})
       .f32("dy", r.inputs[1])
       .f32("dtable", r.outputs[0])
-      .at_cost(elements_of(r, r.inputs[1]));
+      .verdict();
 }
 
-void run_embedding_backward(const KernelCall& call) {
-  float* dtable = elements<float>(call.outputs[0]);
-  if (dtable == nullptr) return;
-  const auto task = EADEM_CPU_DISPATCH(scatter_add_columns, cpu_device(call).isa());
-  const int32_t* ids = elements<const int32_t>(call.inputs[0]);
-  const float* dy = elements<const float>(call.inputs[1]);
-  const int64_t tokens = call.inputs[1].shape[0], hidden = call.inputs[1].shape[1];
-  // Each task owns some columns, so rows are added in token order on any thread.
-  cpu_device(call).pool().parallel_for(ceil_div(hidden, 64), [&](int64_t block, int) {
-    task(dtable, dy, ids, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
+PlanPtr prepare_embedding_backward(const KernelRequest& r, Context&) {
+  return make_plan([add = EADEM_CPU_DISPATCH(scatter_add_columns, cpu_device(r).isa())](const KernelCall& call) {
+    float* dtable = elements<float>(call.outputs[0]);
+    if (dtable == nullptr) return;
+    const int32_t* ids = elements<const int32_t>(call.inputs[0]);
+    const float* dy = elements<const float>(call.inputs[1]);
+    const int64_t tokens = call.inputs[1].shape[0], hidden = call.inputs[1].shape[1];
+    // Each task owns some columns, so rows are added in token order on any thread.
+    cpu_device(call).pool().parallel_for(ceil_div(hidden, 64), [&](int64_t block, int) {
+      add(dtable, dy, ids, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
+    });
   });
 }
 
@@ -146,19 +151,16 @@ Verdict can_select_rows(const KernelRequest& r) {
       .f32("x", r.inputs[0])
       .one_of("rows", r.inputs[1], {DType::i32})
       .f32("y", r.outputs[0])
-      .at_cost(0);
+      .verdict();
 }
 
-void run_select_rows(const KernelCall& call) { run_gather(call, call.inputs[0], call.inputs[1]); }
-
-constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, run_embedding};
-constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, run_embedding};
-constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, run_embedding_backward};
-constexpr Kernel kDecodeForward{"cpu_decode_rows", Pass::forward, can_decode_rows,
-                                run_decode_rows,   nullptr,       pack_table};
-constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows,
-                                  run_decode_rows,   nullptr,         pack_table};
-constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, run_select_rows};
+constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, prepare_gather};
+constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, prepare_gather};
+constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, prepare_embedding_backward};
+constexpr Kernel kDecodeForward{"cpu_decode_rows", Pass::forward, can_decode_rows, prepare_decode_rows, pack_table};
+constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows, prepare_decode_rows,
+                                  pack_table};
+constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, prepare_gather};
 
 }  // namespace
 
