@@ -32,6 +32,7 @@ void Program::compile() {
   const bool training = environment_.mode == Mode::training;
   if (training && environment_.communicator->size() > 1)
     throw Unsupported("training on {} tensor-parallel ranks; one rank can train", environment_.communicator->size());
+  symbols_ = graph_.symbols();
   shard(graph_, environment_.communicator->size());
   insert_casts(graph_);
   FusionOptions fusion_options{training, environment_.disabled_fusions};
@@ -100,7 +101,7 @@ void Program::build_steps() {
         if (ids[port] == kNoValue || graph_.value(ids[port]).kind == Value::Kind::parameter) continue;
         const TensorType& type = graph_.value(ids[port]).type;
         for (const Dim& dim : type.dims())
-          if (!dim.is_fixed()) symbolic_ports_[static_cast<size_t>(dim.symbol)].push_back({&views[port], &type});
+          if (!dim.is_fixed()) symbolic_ports_[dim.symbol.index()].push_back({&views[port], &type});
       }
     };
     list_ports(node.inputs, step.inputs);
@@ -203,18 +204,15 @@ void Program::bind_ports() {
 void Program::bind_symbols(const SymbolValues& symbols) {
   if (bound_ && symbols == current_) return;
   const SymbolValues before = current_;
-  for (int s = 1; s < kNumSymbols; ++s) {
-    const auto symbol = static_cast<Symbol>(s);
+  for (Symbol symbol : symbols_)
     EADEM_CHECK(symbols[symbol] >= 0 && symbols[symbol] <= environment_.bounds[symbol],
-                "{} = {}, compiled for at most {}", symbol_name(symbol), symbols[symbol], environment_.bounds[symbol]);
-  }
+                "{} = {}, compiled for at most {}", symbol.name(), symbols[symbol], environment_.bounds[symbol]);
   current_ = symbols;
   if (!bound_) return bind_ports();
   // Addresses stay; the extents change of what depends on a changed symbol.
-  for (int s = 1; s < kNumSymbols; ++s)
-    if (before[static_cast<Symbol>(s)] != symbols[static_cast<Symbol>(s)])
-      for (const SymbolicPort& port : symbolic_ports_[static_cast<size_t>(s)])
-        port.view->shape = port.type->bind(symbols);
+  for (Symbol symbol : symbols_)
+    if (before[symbol] != symbols[symbol])
+      for (const SymbolicPort& port : symbolic_ports_[symbol.index()]) port.view->shape = port.type->bind(symbols);
 }
 
 void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer,

@@ -115,6 +115,7 @@ class Program {
 
   Graph graph_;
   Environment environment_;
+  std::vector<Symbol> symbols_;  // of the graph
   std::shared_ptr<ParameterStore> parameters_;
   std::vector<FusionDecision> fusion_decisions_;
   std::vector<KernelChoice> choices_;
@@ -128,7 +129,7 @@ class Program {
   std::vector<void*> addresses_;                                // one per value: of its root
   std::vector<std::array<void*, kMaxPlanes - 1>> more_planes_;  // likewise, of states that are encoded
   std::vector<Step> steps_;
-  std::array<std::vector<SymbolicPort>, kNumSymbols> symbolic_ports_;  // by symbol
+  std::array<std::vector<SymbolicPort>, kMaxSymbols> symbolic_ports_;  // by symbol
   SymbolValues current_;
   bool bound_ = false;  // every port has its address
   uint64_t placement_ = 0;  // ParameterStore::placement() at the time of the views that the steps hold

@@ -21,33 +21,14 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/log_softmax-inl.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Log of the sum of exp(x[i]): blocks of 1024 are summed in f32, and the blocks in f64.
-float log_sum_exp(const float* x, int64_t n) {
-  constexpr int64_t kBlock = 1024;
-  const float most = max_of(x, n);
-  const Vec m = set(most);
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t end = std::min(n, begin + kBlock);
-    Vec sum = zero();
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) sum = hn::Add(sum, exp(hn::Sub(load(x + i), m)));
-    double block = sum_lanes(sum);
-    if (i < end) {
-      float rest[kLanes];
-      store(exp(hn::Sub(load_n(x + i, end - i), m)), rest);
-      for (int64_t j = 0; j < end - i; ++j) block += rest[j];
-    }
-    total += block;
-  }
-  return static_cast<float>(most + std::log(total));
-}
+float largest_of(const float* x, int64_t n) { return max_of(x, n); }
 
 // dlogits = dloss * (exp(logits - lse) - onehot(label)); 0 for an ignored row. dlogits may be logits.
 void cross_entropy_gradient(float* dlogits, const float* logits, int64_t n, int32_t label, float lse, float dloss) {
@@ -67,16 +48,24 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(log_sum_exp);
+HWY_EXPORT(largest_of);
+HWY_EXPORT(sum_exp);
 HWY_EXPORT(cross_entropy_gradient);
 
 namespace {
 
-using LogSumExp = float (*)(const float* x, int64_t n);
+// The parts of a row's log-softmax (log_softmax-inl.h).
+struct LogSoftmax {
+  float (*largest)(const float* x, int64_t n);
+  double (*sum)(const float* x, int64_t n, float largest);
+};
+LogSoftmax log_softmax_of(const KernelRequest& r) {
+  return {EADEM_CPU_DISPATCH(largest_of, cpu_device(r).isa()), EADEM_CPU_DISPATCH(sum_exp, cpu_device(r).isa())};
+}
 using RowGradient = void (*)(float* dlogits, const float* logits, int64_t n, int32_t label, float lse, float dloss);
 
 // loss and, unless null, lse of `rows` rows of logits.
-void rows_loss(CpuDevice& device, LogSumExp log_sum_exp_of, float* loss, float* lse, const float* logits, const int32_t* labels, int64_t rows,
+void rows_loss(CpuDevice& device, const LogSoftmax& log_softmax, float* loss, float* lse, const float* logits, const int32_t* labels, int64_t rows,
                int64_t vocab) {
   device.pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / vocab), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -84,9 +73,11 @@ void rows_loss(CpuDevice& device, LogSumExp log_sum_exp_of, float* loss, float* 
         loss[r] = 0.0f;
         continue;
       }
-      const float row_lse = log_sum_exp_of(logits + r * vocab, vocab);
-      if (lse != nullptr) lse[r] = row_lse;
-      loss[r] = labels[r] < 0 ? 0.0f : row_lse - logits[r * vocab + labels[r]];
+      const float* row = logits + r * vocab;
+      const float largest = log_softmax.largest(row, vocab);
+      const double log_sum = std::log(log_softmax.sum(row, vocab, largest));
+      if (lse != nullptr) lse[r] = static_cast<float>(largest + log_sum);
+      loss[r] = labels[r] < 0 ? 0.0f : -log_probability(row[labels[r]], largest, log_sum);
     }
   });
 }
@@ -110,8 +101,8 @@ Verdict can_cross_entropy(const KernelRequest& r) {
 }
 
 PlanPtr prepare_cross_entropy(const KernelRequest& r, Context&) {
-  return make_plan([row = EADEM_CPU_DISPATCH(log_sum_exp, cpu_device(r).isa())](const KernelCall& call) {
-    rows_loss(cpu_device(call), row, elements<float>(call.outputs[0]),
+  return make_plan([log_softmax = log_softmax_of(r)](const KernelCall& call) {
+    rows_loss(cpu_device(call), log_softmax, elements<float>(call.outputs[0]),
               call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
               elements<const float>(call.inputs[0]), elements<const int32_t>(call.inputs[1]), call.inputs[0].shape[0],
               call.inputs[0].shape[1]);
@@ -228,7 +219,7 @@ void make_logits(const ChunkProducts& products, const KernelCall& call, const Fu
 
 PlanPtr prepare_fused_forward(const KernelRequest& r, Context&) {
   const ChunkProducts products(r);
-  const LogSumExp row_lse = EADEM_CPU_DISPATCH(log_sum_exp, cpu_device(r).isa());
+  const LogSoftmax log_softmax = log_softmax_of(r);
   return make_plan(
       [=](const KernelCall& call) {
         const Fused f = fused(products, call);
@@ -239,7 +230,7 @@ PlanPtr prepare_fused_forward(const KernelRequest& r, Context&) {
         for (int64_t row = 0; row < f.rows; row += chunk) {
           const int64_t rows = std::min(chunk, f.rows - row);
           make_logits(products, call, f, row, rows);
-          rows_loss(cpu_device(call), row_lse, loss + row, lse == nullptr ? nullptr : lse + row, f.logits,
+          rows_loss(cpu_device(call), log_softmax, loss + row, lse == nullptr ? nullptr : lse + row, f.logits,
                     labels + row, rows, f.vocab);
         }
       },
