@@ -171,7 +171,8 @@ kernels::KernelRequest request_of(const Workload& work, Pass pass, const PassTyp
           .inputs = types.inputs,
           .outputs = types.outputs,
           .bounds = work.symbols,
-          .cost = work.op->cost(pass, work.inputs, work.op->infer_types(work.inputs), work.symbols)};
+          .cost = work.op->cost(pass, work.inputs, work.op->infer_types(work.inputs), work.symbols),
+          .definition = work.op.get()};
 }
 
 std::vector<BenchRow> bench_rows(const Device& device, const std::vector<std::string>& filter) {

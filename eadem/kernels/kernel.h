@@ -70,16 +70,33 @@ struct Cost {
   }
 };
 
+// A tensor of the definition of an op: every dtype widened to double (integers up to 2^53 are exact).
+struct RefTensor {
+  Shape shape;
+  std::vector<double> data;
+};
+
+// What an op computes, slow and obvious.
+class Definition {
+ public:
+  virtual ~Definition() = default;
+  // `inputs` and `outputs` are the ports of the pass in contract order; outputs arrive allocated with the right shapes.
+  // Outputs that accumulate arrive with what they accumulate into. State outputs arrive as copies of the state inputs.
+  // An undesired output has an empty shape and no data.
+  virtual void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const = 0;
+};
+
 // The request that a kernel answers when a pipeline compiles.
 struct KernelRequest {
   std::string_view op;
   Pass pass = Pass::inference;
   const Device* device = nullptr;
   AttrsRef attrs;
-  std::span<const TensorType> inputs;   // types in port order; see absent_port
-  std::span<const TensorType> outputs;  // likewise
-  SymbolValues bounds;                  // upper bounds of the symbols in this shape bucket
-  Cost cost;                            // the op's, at the bounds
+  std::span<const TensorType> inputs;      // types in port order; see absent_port
+  std::span<const TensorType> outputs;     // likewise
+  SymbolValues bounds;                     // upper bounds of the symbols in this shape bucket
+  Cost cost;                               // the op's, at the bounds
+  const Definition* definition = nullptr;  // the op's; it outlives every plan of the request
 };
 
 // The type of an optional port that is not connected.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/all_reduce.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -32,8 +31,6 @@ Cost AllReduce::cost(Pass pass, std::span<const TensorType> in, std::span<const 
 void AllReduce::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<RefTensor> out) const {
   for (size_t i = 0; i < out[0].data.size(); ++i) out[0].data[i] = in[0].data[i];
 }
-
-KernelList AllReduce::kernels() const { return EADEM_KERNELS_OF(all_reduce); }
 
 std::vector<Workload> AllReduce::workloads() {
   std::vector<Workload> rows;

@@ -24,7 +24,6 @@ class AllReduce final : public Op {
             const SymbolValues& symbols) const override;
   // With one rank the result is the input.
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 };
 

@@ -33,7 +33,8 @@ kernels::KernelRequest KernelChoice::request(const Node& node, Pass pass, const 
           .inputs = inputs,
           .outputs = outputs,
           .bounds = bounds,
-          .cost = cost};
+          .cost = cost,
+          .definition = node.op.get()};
 }
 
 KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Device& device, const SymbolValues& bounds) {
@@ -47,7 +48,7 @@ KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Devic
   own_outputs.resize(node.op->outputs().size());  // without the extra tensors of a forward node
   choice.cost = node.op->cost(pass, own_inputs, own_outputs, bounds);
   kernels::KernelList candidates;
-  for (const kernels::Kernel* kernel : node.op->kernels())
+  for (const kernels::Kernel* kernel : node.op->kernels(kernels::backend_of(device)))
     if (kernel->pass == pass) candidates.push_back(kernel);
   choice.kernel = select<kernels::Kernel>(candidates, choice.request(node, pass, device, bounds), choice.decision);
   return choice;

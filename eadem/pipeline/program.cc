@@ -114,8 +114,7 @@ void Program::bind_parameters() {
   for (size_t n = 0; n < steps_.size(); ++n) {
     const Node& node = graph_.nodes()[n];
     const KernelChoice& choice = choices_[n];
-    const kernels::KernelRequest request =
-        choice.request(node, node.pass, *environment_.device, environment_.bounds);
+    const kernels::KernelRequest request = choice.request(node, node.pass, *environment_.device, environment_.bounds);
     for (size_t port = 0; port < node.inputs.size(); ++port) {
       const ValueId id = node.inputs[port];
       if (id == kNoValue || graph_.value(id).kind != Value::Kind::parameter) continue;

@@ -131,7 +131,7 @@ class Program {
   std::vector<Step> steps_;
   std::array<std::vector<SymbolicPort>, kMaxSymbols> symbolic_ports_;  // by symbol
   SymbolValues current_;
-  bool bound_ = false;  // every port has its address
+  bool bound_ = false;      // every port has its address
   uint64_t placement_ = 0;  // ParameterStore::placement() at the time of the views that the steps hold
 };
 

@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kGrain = 4096;  // elements a thread should get at least
 
 Verdict can_handle(const KernelRequest& request) {
-  if (request.device->type() != DeviceType::cpu) return Verdict::no("runs on the cpu");
   return accept(request, {.flops_share = 0.1, .reason = "one element at a time"});
 }
 

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <vector>
 
-#include "eadem/core/device/cuda_device.h"
 #include "eadem/kernels/attention.h"
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/backend.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 #include "tests/kernels/cuda_operands.h"
 
 namespace eadem::kernels {

@@ -99,7 +99,8 @@ kernels::KernelRequest PassCall::request(const Device& device) const {
           .attrs = op->attrs(),
           .inputs = input_types,
           .outputs = output_types,
-          .bounds = symbols};
+          .bounds = symbols,
+          .definition = op};
 }
 
 std::vector<Tensor> run_kernel(Device& device, const kernels::Kernel& kernel, const PassCall& call, Placement placement,

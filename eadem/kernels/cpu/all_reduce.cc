@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 namespace eadem::kernels::cpu {

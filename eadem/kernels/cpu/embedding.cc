@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/kernels/cpu/fp8_panels.h"
 #include "eadem/kernels/cpu/group_panels.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/select_rows.h"
 
@@ -118,9 +118,8 @@ PlanPtr prepare_decode_rows(const KernelRequest& r, Context&) {
     const TensorView& table = call.inputs[0];
     const int32_t* ids = elements<const int32_t>(call.inputs[1]);
     float* y = elements<float>(call.outputs[0]);
-    cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
-      packing->decode_row(y + t * table.shape[1], table, ids[t]);
-    });
+    cpu_device(call).pool().parallel_for(
+        call.inputs[1].shape[0], [&](int64_t t, int) { packing->decode_row(y + t * table.shape[1], table, ids[t]); });
   });
 }
 
@@ -158,8 +157,7 @@ constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, prepa
 constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, prepare_gather};
 constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, prepare_embedding_backward};
 constexpr Kernel kDecodeForward{"cpu_decode_rows", Pass::forward, can_decode_rows, prepare_decode_rows, pack_table};
-constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows, prepare_decode_rows,
-                                  pack_table};
+constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows, prepare_decode_rows, pack_table};
 constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, prepare_gather};
 
 }  // namespace

@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "eadem/core/philox.h"
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 #undef HWY_TARGET_INCLUDE

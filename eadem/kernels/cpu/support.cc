@@ -8,9 +8,8 @@
 namespace eadem::kernels::cpu {
 
 Requirements::Requirements(const KernelRequest& request) : request_(request) {
-  if (request.device == nullptr || request.device->type() != DeviceType::cpu)
-    refusal_ = fmt::format("runs on cpu; the device is {}",
-                           request.device == nullptr ? "unknown" : request.device->description());
+  EADEM_CHECK(request.device->backend() == "cpu", "a kernel of the CPU is asked about {}",
+              request.device->description());
 }
 
 Requirements& Requirements::f32(std::string_view port, const TensorType& type) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/attention.h"
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 
@@ -19,7 +19,7 @@ constexpr double kMmaRateShare = 0.4;
 // Whether the tensor-core kernels accept the request. The two kernels use this to divide all requests between them.
 bool takes_mma(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  return request.device->type() == DeviceType::cuda &&
+  return request.device->backend() == "cuda" &&
          static_cast<const CudaDevice*>(request.device)->compute_capability() == 90 &&
          request.inputs[0].dtype == DType::bf16 && request.inputs[1].dtype == DType::bf16 &&
          (attrs.head_dim == 64 || attrs.head_dim == 128) && attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup &&

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // rms_norm, the fusion add_rms_norm, and softmax. Each row is computed by one block.
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/rms_norm.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/rope.h"
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/kv_append.h"

@@ -7,7 +7,7 @@
 namespace eadem::kernels::cuda {
 
 Requirements::Requirements(const KernelRequest& request) : request_(request) {
-  require(request.device->type() == DeviceType::cuda, "not a CUDA device");
+  EADEM_CHECK(request.device->backend() == "cuda", "a CUDA kernel is asked about {}", request.device->description());
   for (const std::span<const TensorType> ports : {request.inputs, request.outputs})
     for (const TensorType& type : ports)
       if (type.encoding != nullptr)

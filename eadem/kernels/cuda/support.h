@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "eadem/core/device/cuda_context.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/kernel.h"
 
 namespace eadem::kernels::cuda {

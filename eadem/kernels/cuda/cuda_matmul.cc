@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifdef EADEM_CUDA
-
-#include "eadem/core/device/cuda_matmul.h"
+#include "eadem/kernels/cuda/cuda_matmul.h"
 
 #include <algorithm>
 #include <array>
 
-#include "eadem/core/device/cuda_context.h"
 #include "eadem/core/lookups.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 
 namespace eadem {
 
@@ -226,5 +224,3 @@ void CudaMatmul::launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
 }
 
 }  // namespace eadem
-
-#endif  // EADEM_CUDA
