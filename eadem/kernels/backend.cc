@@ -16,6 +16,9 @@ extern const Backend kBackend;
 namespace cuda {
 extern const Backend kBackend;
 }
+namespace reference {
+extern const Backend kBackend;
+}
 
 namespace {
 
@@ -24,6 +27,7 @@ constexpr const Backend* kBackends[] = {
 #ifdef EADEM_CUDA
     &cuda::kBackend,
 #endif
+    &reference::kBackend,
 };
 
 // The n of "cuda:n", 0 without one, -1 if it is no number.
