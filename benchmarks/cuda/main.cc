@@ -36,7 +36,7 @@ struct Row {
 
 // The plan of a kernel for ports of the extents of these views; undefined views are absent.
 kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, kernels::AttrsRef attrs,
-                           std::span<const TensorView> inputs, std::span<const TensorView> outputs, Context& context) {
+                          std::span<const TensorView> inputs, std::span<const TensorView> outputs, Context& context) {
   const auto types_of = [](std::span<const TensorView> views) {
     std::vector<TensorType> types;
     for (const TensorView& view : views) {
@@ -47,12 +47,8 @@ kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, ke
     return types;
   };
   const std::vector<TensorType> input_types = types_of(inputs), output_types = types_of(outputs);
-  return kernel.prepare({.op = op,
-                         .device = &context.device,
-                         .attrs = attrs,
-                         .inputs = input_types,
-                         .outputs = output_types},
-                        context);
+  return kernel.prepare(
+      {.op = op, .device = &context.device, .attrs = attrs, .inputs = input_types, .outputs = output_types}, context);
 }
 
 class Bench {
@@ -135,16 +131,15 @@ class Bench {
     };
     const TensorView outputs[] = {y.view};
     const kernels::PlanPtr plan =
-        gated ? plan_for(*kernels::cuda::linear_gated_activation_kernels()[0], "linear_gated_activation",
-                         AttrsRef(gated_attrs), inputs_of(0), outputs, context_)
-              : plan_for(*kernels::cuda::linear_kernels()[0], "linear", AttrsRef(attrs), inputs_of(0), outputs,
-                         context_);
-    return time(
-        name, std::max(copies, 16), bytes + 2.0 * static_cast<double>(tokens * (in + out)),
-        2.0 * static_cast<double>(tokens * in * out * (gated ? 2 : 1)), [&](int i) {
-          const std::array inputs = inputs_of(static_cast<size_t>(i % copies));
-          plan->run({.inputs = inputs, .outputs = outputs, .scratch = scratch.view, .context = &context_});
-        });
+        gated
+            ? plan_for(*kernels::cuda::linear_gated_activation_kernels()[0], "linear_gated_activation",
+                       AttrsRef(gated_attrs), inputs_of(0), outputs, context_)
+            : plan_for(*kernels::cuda::linear_kernels()[0], "linear", AttrsRef(attrs), inputs_of(0), outputs, context_);
+    return time(name, std::max(copies, 16), bytes + 2.0 * static_cast<double>(tokens * (in + out)),
+                2.0 * static_cast<double>(tokens * in * out * (gated ? 2 : 1)), [&](int i) {
+                  const std::array inputs = inputs_of(static_cast<size_t>(i % copies));
+                  plan->run({.inputs = inputs, .outputs = outputs, .scratch = scratch.view, .context = &context_});
+                });
   }
 
   // `sequences` with `length` keys each, of which the last `new_tokens` are queries.
@@ -176,12 +171,11 @@ class Bench {
                                         .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
                                         .source = kernels::KvSource::cached};
     const auto inputs_of = [&](size_t at) {
-      return std::array{q.view,           k[at].view,     v[at].view,
-                        query_start.view, kv_length.view, block_table.view};
+      return std::array{q.view, k[at].view, v[at].view, query_start.view, kv_length.view, block_table.view};
     };
     const TensorView outputs[] = {y.view};
-    const kernels::PlanPtr plan = plan_for(*kernels::cuda::attention_kernels()[0], "attention", AttrsRef(attrs),
-                                           inputs_of(0), outputs, context_);
+    const kernels::PlanPtr plan =
+        plan_for(*kernels::cuda::attention_kernels()[0], "attention", AttrsRef(attrs), inputs_of(0), outputs, context_);
     // Every query meets the keys up to its own position.
     const double pairs = static_cast<double>(sequences * new_tokens) *
                          (static_cast<double>(length) - static_cast<double>(new_tokens - 1) / 2);
@@ -202,9 +196,8 @@ class Bench {
     const kernels::NoAttrs attrs;
     const kernels::PlanPtr plan =
         plan_for(*kernels::cuda::add_kernels()[0], "add", AttrsRef(attrs), inputs, outputs, context_);
-    return time("ceiling: add of 1 GiB", 1, 3.0 * static_cast<double>(y.view.size_bytes()), 0, [&](int) {
-      plan->run({.inputs = inputs, .outputs = outputs, .context = &context_});
-    });
+    return time("ceiling: add of 1 GiB", 1, 3.0 * static_cast<double>(y.view.size_bytes()), 0,
+                [&](int) { plan->run({.inputs = inputs, .outputs = outputs, .context = &context_}); });
   }
 
  private:

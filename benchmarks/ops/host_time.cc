@@ -71,8 +71,8 @@ int main(int argc, char** argv) {
     for (const int batch : batches) {
       engine::EngineOptions options;
       options.cache = engine::StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = 64};
-      const auto engine = engine::InferEngine::from_checkpoint(
-          checkpoint, open_device("cpu", {.num_threads = threads}), options);
+      const auto engine =
+          engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = threads}), options);
       measure(*engine, batch, steps);
     }
   } catch (const Error& error) {

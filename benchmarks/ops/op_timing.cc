@@ -100,8 +100,7 @@ class Call {
   }
 
   void run() {
-    plan_->run(
-        {.inputs = input_views_, .outputs = output_views_, .scratch = scratch_view_, .context = &context_});
+    plan_->run({.inputs = input_views_, .outputs = output_views_, .scratch = scratch_view_, .context = &context_});
   }
 
   int64_t size_bytes() const {

@@ -11,9 +11,9 @@ namespace {
 std::string_view mark_of(const Decision& decision, size_t i) {
   if (decision.chosen != i || decision.answers.size() == 1) return "";
   const double cost_us = decision.answers[i].verdict.cost_us;
-  const auto equals =
-      std::count_if(decision.answers.begin(), decision.answers.end(),
-                    [&](const auto& other) { return other.verdict.accepted && other.verdict.cost_us == cost_us; });
+  const auto equals = std::count_if(decision.answers.begin(), decision.answers.end(), [&](const auto& other) {
+    return other.verdict.accepted && other.verdict.cost_us == cost_us;
+  });
   return equals > 1 ? "  (chosen; first of equals)" : "  (chosen)";
 }
 

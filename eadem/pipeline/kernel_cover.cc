@@ -36,6 +36,13 @@ kernels::KernelRequest KernelChoice::request(const Node& node, Pass pass, const 
           .cost = cost};
 }
 
+kernels::KernelList kernels_of(const Node& node, Pass pass) {
+  kernels::KernelList result;
+  for (const kernels::Kernel* kernel : node.op->kernels())
+    if (kernel->pass == pass) result.push_back(kernel);
+  return result;
+}
+
 KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Device& device, const SymbolValues& bounds) {
   KernelChoice choice;
   choice.decision.subject = fmt::format("{} {}", describe(node), kernels::pass_name(pass));
@@ -46,10 +53,8 @@ KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Devic
   std::vector<TensorType> own_outputs = graph.types_of(backward_node ? node.forward_outputs : node.outputs);
   own_outputs.resize(node.op->outputs().size());  // without the extra tensors of a forward node
   choice.cost = node.op->cost(pass, own_inputs, own_outputs, bounds);
-  kernels::KernelList candidates;
-  for (const kernels::Kernel* kernel : node.op->kernels())
-    if (kernel->pass == pass) candidates.push_back(kernel);
-  choice.kernel = select<kernels::Kernel>(candidates, choice.request(node, pass, device, bounds), choice.decision);
+  choice.kernel =
+      select<kernels::Kernel>(kernels_of(node, pass), choice.request(node, pass, device, bounds), choice.decision);
   return choice;
 }
 

@@ -41,7 +41,8 @@ inline std::vector<char> bytes_of(Device& device, const TensorView& view) {
 
 // The plan of a kernel for ports of the extents of these views; undefined views are absent.
 inline kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, kernels::AttrsRef attrs,
-                           std::span<const TensorView> inputs, std::span<const TensorView> outputs, Context& context) {
+                                 std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                                 Context& context) {
   const auto types_of = [](std::span<const TensorView> views) {
     std::vector<TensorType> types;
     for (const TensorView& view : views) {
@@ -52,12 +53,8 @@ inline kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view
     return types;
   };
   const std::vector<TensorType> input_types = types_of(inputs), output_types = types_of(outputs);
-  return kernel.prepare({.op = op,
-                         .device = &context.device,
-                         .attrs = attrs,
-                         .inputs = input_types,
-                         .outputs = output_types},
-                        context);
+  return kernel.prepare(
+      {.op = op, .device = &context.device, .attrs = attrs, .inputs = input_types, .outputs = output_types}, context);
 }
 
 }  // namespace eadem::test

@@ -100,12 +100,10 @@ TEST_P(Fp8Product, HasTheBitsOfTheDecodedWeights) {
           m.y = expected.data();
           run_product(device, {.b_dtype = DType::f32}, m);
           const Fp8Format& format = encoding->format();
-          m.b.fp8 = {static_cast<const uint8_t*>(packed.view.plane(0)),
-                     static_cast<const float*>(packed.view.plane(1)), format.block_columns};
+          m.b.fp8 = {static_cast<const uint8_t*>(packed.view.plane(0)), static_cast<const float*>(packed.view.plane(1)),
+                     format.block_columns};
           m.y = y.data();
-          run_product(
-              device,
-              {.source = MatmulTypes::Source::fp8, .is_e5m2 = format.kind == Fp8Format::Kind::e5m2}, m);
+          run_product(device, {.source = MatmulTypes::Source::fp8, .is_e5m2 = format.kind == Fp8Format::Kind::e5m2}, m);
           ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0)
               << encoding->name() << " " << rows << " x " << to_string(shape);
         }

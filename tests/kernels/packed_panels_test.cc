@@ -225,8 +225,7 @@ TEST_P(MatmulChain, ProductsOfMatricesAddOneChain) {
         m.rows = out, m.k_size = tokens, m.outputs = in;
         m.a = dy.view.as<float>(), m.a_row_stride = 1, m.a_k_stride = out;
         m.b.data = x.view.data, m.y = y.view.as<float>();
-        run_product(*device,
-                    {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}, m);
+        run_product(*device, {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}, m);
         for (int64_t r = 0; r<out; r += out> 100 ? 13 : 1)
           for (int64_t n = 0; n < in; ++n) {
             float sum = 0;

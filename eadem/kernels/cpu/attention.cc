@@ -356,7 +356,7 @@ void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64
     const int64_t before = std::max<int64_t>(0, start - b.position), rows = (tokens - before) * a.group();
     const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
     attend_chunk<T>(a, late, kv_head, start, std::min(end, end_span * kSpan), rows, in_place,
-                 s.from_row(before * a.group(), a.width()));
+                    s.from_row(before * a.group(), a.width()));
   }
 }
 
@@ -601,8 +601,8 @@ void run_spans(const ForwardPlan& plan, const KernelCall& call, const Attention&
     const TokenBlock b = block_of(sequence);
     const auto border = [&](int64_t i) { return spans_of(sequence) * i / tasks_of(sequence); };
     plan.routines.spans(a, b, kv_head, a.first_span(b) + border(task), a.first_span(b) + border(task + 1),
-           results_of(sequence, kv_head) + border(task) * floats_of(sequence), floats_of(sequence),
-           scratch + worker * plan.worker_floats);
+                        results_of(sequence, kv_head) + border(task) * floats_of(sequence), floats_of(sequence),
+                        scratch + worker * plan.worker_floats);
   });
   pool.parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int /*worker*/) {
     const int64_t sequence = index / a.kv_heads, kv_head = index % a.kv_heads;

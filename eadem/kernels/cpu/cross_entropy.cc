@@ -65,8 +65,8 @@ LogSoftmax log_softmax_of(const KernelRequest& r) {
 using RowGradient = void (*)(float* dlogits, const float* logits, int64_t n, int32_t label, float lse, float dloss);
 
 // loss and, unless null, lse of `rows` rows of logits.
-void rows_loss(CpuDevice& device, const LogSoftmax& log_softmax, float* loss, float* lse, const float* logits, const int32_t* labels, int64_t rows,
-               int64_t vocab) {
+void rows_loss(CpuDevice& device, const LogSoftmax& log_softmax, float* loss, float* lse, const float* logits,
+               const int32_t* labels, int64_t rows, int64_t vocab) {
   device.pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / vocab), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       if (labels[r] < 0 && lse == nullptr) {
@@ -82,8 +82,8 @@ void rows_loss(CpuDevice& device, const LogSoftmax& log_softmax, float* loss, fl
   });
 }
 
-void rows_gradient(CpuDevice& device, RowGradient gradient, float* dlogits, const float* logits, const int32_t* labels, const float* lse,
-                   const float* dloss, int64_t rows, int64_t vocab) {
+void rows_gradient(CpuDevice& device, RowGradient gradient, float* dlogits, const float* logits, const int32_t* labels,
+                   const float* lse, const float* dloss, int64_t rows, int64_t vocab) {
   device.pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / vocab), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
       gradient(dlogits + r * vocab, logits + r * vocab, vocab, labels[r], lse[r], dloss[r]);
@@ -168,8 +168,7 @@ class ChunkProducts {
       : packing_(static_cast<const PackedPanels*>(pack_weight(r, 1))),
         logits_(cpu_device(r), {.source = source_of(packing_->side()), .b_dtype = packing_->dtype()}),
         dx_(cpu_device(r), {.b_dtype = packing_->dtype()}),
-        dweight_(cpu_device(r),
-                 {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}) {
+        dweight_(cpu_device(r), {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}) {
     const Shape x = r.inputs[0].bind(r.bounds);
     const CpuDevice& device = cpu_device(r);
     scratch_bytes_ = round_up(std::max({logits_.scratch_bytes(device, x[0], x[1]), dx_.scratch_bytes(device, 0, 0),

@@ -88,7 +88,8 @@ void cast(void* y, const void* x, int64_t begin, int64_t end) {
 
 CastElements cast_of(DType to, DType from) {
   return with_dtype(to, [from](auto* y) -> CastElements {
-    return with_dtype(from, [](auto* x) -> CastElements { return cast<ElementOf<decltype(y)>, ElementOf<decltype(x)>>; });
+    return with_dtype(from,
+                      [](auto* x) -> CastElements { return cast<ElementOf<decltype(y)>, ElementOf<decltype(x)>>; });
   });
 }
 
@@ -162,15 +163,13 @@ PlanPtr prepare_activation(const KernelRequest& r, Context&) {
 }
 
 PlanPtr prepare_activation_backward(const KernelRequest& r, Context&) {
-  return make_plan([task = routines_of(r).backward](const KernelCall& call) {
-    run_binary(call, task, kActivationGrain, 0, 0, 1);
-  });
+  return make_plan(
+      [task = routines_of(r).backward](const KernelCall& call) { run_binary(call, task, kActivationGrain, 0, 0, 1); });
 }
 
 PlanPtr prepare_gated_activation(const KernelRequest& r, Context&) {
-  return make_plan([task = routines_of(r).gated](const KernelCall& call) {
-    run_binary(call, task, kActivationGrain, 0, 0, 1);
-  });
+  return make_plan(
+      [task = routines_of(r).gated](const KernelCall& call) { run_binary(call, task, kActivationGrain, 0, 0, 1); });
 }
 
 PlanPtr prepare_gated_activation_backward(const KernelRequest& r, Context&) {
@@ -180,33 +179,30 @@ PlanPtr prepare_gated_activation_backward(const KernelRequest& r, Context&) {
     const float* gate = elements<const float>(call.inputs[0]);
     const float* up = elements<const float>(call.inputs[1]);
     const float* dy = elements<const float>(call.inputs[2]);
-    cpu_device(call).pool().parallel_ranges(
-        call.inputs[0].num_elements(), kActivationGrain, [&](int64_t begin, int64_t end) {
-          const int64_t n = end - begin;
-          if (dgate != nullptr) routines.dgate(dgate + begin, gate + begin, up + begin, dy + begin, n);
-          if (dup != nullptr) routines.gated(dup + begin, gate + begin, dy + begin, n);
-        });
+    cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), kActivationGrain,
+                                            [&](int64_t begin, int64_t end) {
+                                              const int64_t n = end - begin;
+                                              if (dgate != nullptr)
+                                                routines.dgate(dgate + begin, gate + begin, up + begin, dy + begin, n);
+                                              if (dup != nullptr)
+                                                routines.gated(dup + begin, gate + begin, dy + begin, n);
+                                            });
   });
 }
 
 Verdict can_cast(const KernelRequest& r) {
-  return Requirements(r)
-      .one_of("x", r.inputs[0], kStorageDTypes)
-      .one_of("y", r.outputs[0], kStorageDTypes)
-      .verdict();
+  return Requirements(r).one_of("x", r.inputs[0], kStorageDTypes).one_of("y", r.outputs[0], kStorageDTypes).verdict();
 }
 
 PlanPtr prepare_cast(const KernelRequest& r, Context&) {
-  const CastElements task =
-      EADEM_CPU_DISPATCH(cast_of, cpu_device(r).isa())(r.outputs[0].dtype, r.inputs[0].dtype);
+  const CastElements task = EADEM_CPU_DISPATCH(cast_of, cpu_device(r).isa())(r.outputs[0].dtype, r.inputs[0].dtype);
   return make_plan([task](const KernelCall& call) {
     const TensorView& x = call.inputs[0];
     const TensorView& y = call.outputs[0];
     if (!y.defined()) return;
     EADEM_CHECK(x.is_contiguous() && y.is_contiguous(), "cast of {} to {}", to_string(x), to_string(y));
-    cpu_device(call).pool().parallel_ranges(x.num_elements(), kGrain, [&](int64_t begin, int64_t end) {
-      task(y.data, x.data, begin, end);
-    });
+    cpu_device(call).pool().parallel_ranges(x.num_elements(), kGrain,
+                                            [&](int64_t begin, int64_t end) { task(y.data, x.data, begin, end); });
   });
 }
 

@@ -207,8 +207,7 @@ Verdict can_gated(const KernelRequest& r) {
 }
 
 constexpr Kernel kForward{"cpu_packed_panels", Pass::forward, can_linear, prepare_linear<pack_weight>, pack_weight};
-constexpr Kernel kInference{"cpu_packed_panels", Pass::inference, can_linear, prepare_linear<pack_weight>,
-                            pack_weight};
+constexpr Kernel kInference{"cpu_packed_panels", Pass::inference, can_linear, prepare_linear<pack_weight>, pack_weight};
 constexpr Kernel kGated{"cpu_packed_panels", Pass::inference, can_gated, prepare_gated<pack_both_weights>,
                         pack_both_weights};
 
@@ -260,8 +259,8 @@ Verdict can_quantized_gated(const KernelRequest& r) {
   return verdict_on_ports(requirements, r, true);
 }
 
-constexpr Kernel kQuantizedForward{"cpu_quantized_panels", Pass::forward, can_quantized,
-                                   prepare_linear<pack_quantized>, pack_quantized};
+constexpr Kernel kQuantizedForward{"cpu_quantized_panels", Pass::forward, can_quantized, prepare_linear<pack_quantized>,
+                                   pack_quantized};
 constexpr Kernel kQuantizedInference{"cpu_quantized_panels", Pass::inference, can_quantized,
                                      prepare_linear<pack_quantized>, pack_quantized};
 constexpr Kernel kQuantizedGated{"cpu_quantized_panels", Pass::inference, can_quantized_gated,

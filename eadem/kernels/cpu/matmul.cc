@@ -91,7 +91,7 @@ HWY_INLINE Vec load_fp8(const uint8_t* p) {
   const f16_t half{static_cast<uint16_t>(kE5m2 ? *p << 8 : (*p & 0x80) << 8 | (*p & 0x7f) << 7)};
   return load(&half);
 #else
-  const hn::RebindToSigned<hn::Rebind<uint16_t, Lanes> > d16;
+  const hn::RebindToSigned<hn::Rebind<uint16_t, Lanes>> d16;
   const hn::Rebind<int8_t, Lanes> d8;
   auto bits = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(p)));
   // The widened sign fills the upper byte: shifted left by 7, it stands at bits 15 and 14.
@@ -492,7 +492,9 @@ void MatmulPlan::run(CpuDevice& device, const Matmul& m, void* scratch) const {
   // into units of rows. Neighbouring pieces make a task, because they read the same rows or panels.
   const int64_t row_blocks = ceil_div(m.rows, blocks.rows);
   const int64_t block_rows =
-      row_blocks == 1 ? m.rows : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), blocks.rows == kTileRowBlock ? 32 : 12));
+      row_blocks == 1
+          ? m.rows
+          : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), blocks.rows == kTileRowBlock ? 32 : 12));
   const int64_t row_units = ceil_div(block_rows, blocks.row_unit), block_pieces = units * row_units;
   const int64_t pieces = row_blocks * block_pieces;
   const auto shortest = static_cast<int64_t>(kShortest * static_cast<double>(pieces) / multiplications);

@@ -124,7 +124,8 @@ PlanPtr prepare_grad_norm(const KernelRequest& r, Context&) {
           const int64_t blocks = ceil_div(size, kGradNormBlock);
           cpu_device(call).pool().parallel_ranges(blocks, 4, [&](int64_t begin, int64_t end) {
             for (int64_t b = begin; b < end; ++b)
-              sums[first_block + b] = sum_squares(x + b * kGradNormBlock, std::min(kGradNormBlock, size - b * kGradNormBlock));
+              sums[first_block + b] =
+                  sum_squares(x + b * kGradNormBlock, std::min(kGradNormBlock, size - b * kGradNormBlock));
           });
           first_block += blocks;
         }

@@ -27,16 +27,16 @@ struct RmsNormRows {
   const float* residual;  // [rows, hidden] or null
   float* sum;             // [rows, hidden]: x + residual; null without residual
   const void* weight;     // [hidden]
-  float* inv_rms;  // [rows] or null
+  float* inv_rms;         // [rows] or null
   int64_t hidden;
   float eps;
 };
 
 struct RmsNormGradient {
-  float* dx;           // [rows, hidden] or null
-  float* dweight;      // [hidden] or null
-  const float* x;      // [rows, hidden]
-  const void* weight;  // [hidden]
+  float* dx;             // [rows, hidden] or null
+  float* dweight;        // [hidden] or null
+  const float* x;        // [rows, hidden]
+  const void* weight;    // [hidden]
   const float* inv_rms;  // [rows]
   const float* dy;       // [rows, hidden]
   int64_t rows, hidden;
@@ -78,8 +78,8 @@ void rms_norm_rows(const RmsNormRows& p, int64_t begin, int64_t end) {
 
     // 3. Scale and store.
     map(
-        p.y + r * p.hidden, p.hidden, [scale = set(inv_rms)](Vec v, Vec w) { return hn::Mul(hn::Mul(v, scale), w); },
-        x, weight);
+        p.y + r * p.hidden, p.hidden, [scale = set(inv_rms)](Vec v, Vec w) { return hn::Mul(hn::Mul(v, scale), w); }, x,
+        weight);
   }
 }
 

@@ -40,7 +40,7 @@ struct KvAppend {
   const float* table;  // [tokens, rotary_dim], or null: k is not rotated
   int64_t rotary_dim;
   RopeStyle style;
-  const int64_t* slots;     // [tokens]
+  const int64_t* slots;        // [tokens]
   void *cache_k, *cache_v;     // [num_blocks, kv_heads, block_size, head_dim]
   float *scales_k, *scales_v;  // encoded: [num_blocks, kv_heads, block_size]
   float largest;               // encoded: the largest code

@@ -75,10 +75,11 @@ PlanPtr prepare_softmax_backward(const KernelRequest& r, Context&) {
     const float* dy = elements<const float>(call.inputs[1]);
     float* dx = elements<float>(call.outputs[0]);
     if (dx == nullptr) return;
-    cpu_device(call).pool().parallel_ranges(
-        call.inputs[0].shape.num_rows(), row_grain(n), [&](int64_t begin, int64_t end) {
-          for (int64_t r = begin; r < end; ++r) row(dx + r * n, y + r * n, dy + r * n, n);
-        });
+    cpu_device(call).pool().parallel_ranges(call.inputs[0].shape.num_rows(), row_grain(n),
+                                            [&](int64_t begin, int64_t end) {
+                                              for (int64_t r = begin; r < end; ++r)
+                                                row(dx + r * n, y + r * n, dy + r * n, n);
+                                            });
   });
 }
 

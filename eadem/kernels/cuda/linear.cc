@@ -138,8 +138,8 @@ void stream_rows(CudaDevice& device, const LinearParams& p) {
                                          device.stream()));
 }
 
-// Random operands of a problem, and the bits that linear_stream gives for them. There are `rows` rows, or as many as fit
-// kTestBytes.
+// Random operands of a problem, and the bits that linear_stream gives for them. There are `rows` rows, or as many as
+// fit kTestBytes.
 class ProductTest {
  public:
   ProductTest(CudaDevice& device, const CudaMatmulProblem& problem, int64_t rows)
@@ -176,8 +176,8 @@ class ProductTest {
     device_.fill_zero(count_.data(), sizeof(uint32_t));
     device_.fill_zero(y_.data(), y_bytes_);
     product(call_);
-    EADEM_CUDA_CALL(launch_count_unequal(expected_.data(), y_.data(), y_bytes_, static_cast<uint32_t*>(count_.data()),
-                                         stream_));
+    EADEM_CUDA_CALL(
+        launch_count_unequal(expected_.data(), y_.data(), y_bytes_, static_cast<uint32_t*>(count_.data()), stream_));
     uint32_t unequal = 0;
     device_.copy_to_host(&unequal, count_.data(), sizeof(unequal));
     if (unequal != 0) return std::nullopt;
@@ -222,19 +222,21 @@ class ExactProduct {
     if (most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
     std::optional<ProductTest> test;
     int64_t tested_rows = 0;
-    plans_ = device.matmul().exact_plans(problem, most_rows, [&](int64_t rows, CudaMatmul::Product product) {
-      if (rows != tested_rows) {
-        test.reset();  // frees its memory first
-        test.emplace(device, problem, rows);
-        tested_rows = rows;
-      }
-      return test->time(product);
-    }, device.stream());
+    plans_ = device.matmul().exact_plans(
+        problem, most_rows,
+        [&](int64_t rows, CudaMatmul::Product product) {
+          if (rows != tested_rows) {
+            test.reset();  // frees its memory first
+            test.emplace(device, problem, rows);
+            tested_rows = rows;
+          }
+          return test->time(product);
+        },
+        device.stream());
   }
 
   void run(const LinearParams& p) const {
-    const CudaMatmul::Plan* plan =
-        p.tokens > kLinearStreamMaxTokens ? plans_[CudaMatmul::range_of(p.tokens)] : nullptr;
+    const CudaMatmul::Plan* plan = p.tokens > kLinearStreamMaxTokens ? plans_[CudaMatmul::range_of(p.tokens)] : nullptr;
     if (plan != nullptr)
       device_->matmul().run(*plan, matmul_call(p), device_->stream());
     else
