@@ -136,7 +136,7 @@ Tensor host_copy(const TensorView& view) {
 
 const Kernel* kernel_of(const Workload& work, Pass pass, const Device& device) {
   const PassTypes types = pass_types(work, pass);
-  for (const Kernel* kernel : work.op->kernels())
+  for (const Kernel* kernel : work.op->kernels(kernels::backend_of(device)))
     if (kernel->pass == pass && kernel->can_handle(request_of(work, pass, types, device)).accepted) return kernel;
   return nullptr;
 }
@@ -246,7 +246,7 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
         (!row.work.op->has_backward() || row.work.op->passes_gradient_through() || is_quantized(row.work)))
       continue;
     const PassTypes types = pass_types(row.work, pass);
-    for (const Kernel* kernel : row.work.op->kernels()) {
+    for (const Kernel* kernel : row.work.op->kernels(kernels::backend_of(device))) {
       if (kernel->pass != pass || !kernel->can_handle(request_of(row.work, pass, types, device)).accepted) continue;
       if (pass == Pass::backward && kernel_of(row.work, Pass::forward, device) == nullptr) continue;
       Timing timing;

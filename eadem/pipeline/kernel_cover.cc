@@ -37,6 +37,13 @@ kernels::KernelRequest KernelChoice::request(const Node& node, Pass pass, const 
           .definition = node.op.get()};
 }
 
+kernels::KernelList kernels_of(const Node& node, Pass pass, const Device& device) {
+  kernels::KernelList result;
+  for (const kernels::Kernel* kernel : node.op->kernels(kernels::backend_of(device)))
+    if (kernel->pass == pass) result.push_back(kernel);
+  return result;
+}
+
 KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Device& device, const SymbolValues& bounds) {
   KernelChoice choice;
   choice.decision.subject = fmt::format("{} {}", describe(node), kernels::pass_name(pass));
@@ -47,10 +54,8 @@ KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Devic
   std::vector<TensorType> own_outputs = graph.types_of(backward_node ? node.forward_outputs : node.outputs);
   own_outputs.resize(node.op->outputs().size());  // without the extra tensors of a forward node
   choice.cost = node.op->cost(pass, own_inputs, own_outputs, bounds);
-  kernels::KernelList candidates;
-  for (const kernels::Kernel* kernel : node.op->kernels(kernels::backend_of(device)))
-    if (kernel->pass == pass) candidates.push_back(kernel);
-  choice.kernel = select<kernels::Kernel>(candidates, choice.request(node, pass, device, bounds), choice.decision);
+  choice.kernel = select<kernels::Kernel>(kernels_of(node, pass, device), choice.request(node, pass, device, bounds),
+                                          choice.decision);
   return choice;
 }
 

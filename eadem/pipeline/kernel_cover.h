@@ -19,6 +19,9 @@ struct KernelChoice {
   kernels::KernelRequest request(const Node& node, Pass pass, const Device& device, const SymbolValues& bounds) const;
 };
 
+// The kernels of `node`'s op for `pass`, in the order in which a decision about them lists its answers.
+kernels::KernelList kernels_of(const Node& node, Pass pass, const Device& device);
+
 // Asks the kernels of `node`'s op about `pass`. The types of a backward pass are derived from those of the forward
 // ports.
 KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Device& device, const SymbolValues& bounds);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/pipeline/program.h"
 
+#include "eadem/pipeline/packing_choice.h"
 #include "eadem/pipeline/precision.h"
 #include "eadem/pipeline/sharding.h"
 
@@ -16,18 +17,48 @@ Environment with_communicator(Environment environment) {
 }  // namespace
 
 Program::Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
+    : Program(Covered(), std::move(graph), std::move(environment), std::move(parameters)) {
+  Program* alone[] = {this};
+  finish(alone);
+}
+
+std::vector<std::unique_ptr<Program>> Program::compile(std::vector<Source> sources,
+                                                       const std::shared_ptr<ParameterStore>& parameters) {
+  std::vector<std::unique_ptr<Program>> programs;
+  std::vector<Program*> pointers;
+  for (Source& source : sources) {
+    programs.emplace_back(new Program(Covered(), std::move(source.graph), std::move(source.environment), parameters));
+    pointers.push_back(programs.back().get());
+  }
+  finish(pointers);
+  return programs;
+}
+
+Program::Program(Covered, Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
     : graph_(std::move(graph)),
       environment_(with_communicator(std::move(environment))),
       parameters_(std::move(parameters)),
       context_{*environment_.device, *environment_.communicator} {
-  compile();
-  if (!is_complete()) return;  // can be explained, not run
-  prepare_plans();
-  assign_storage();
-  build_steps();
+  cover_graph();
 }
 
-void Program::compile() {
+void Program::finish(std::span<Program* const> programs) {
+  std::vector<PackingReader> readers;
+  for (Program* program : programs) {
+    const Environment& environment = program->environment_;
+    if (environment.mode == Mode::inference)
+      readers.push_back({&program->graph_, environment.device.get(), environment.bounds, &program->choices_});
+  }
+  agree_on_packings(readers, *programs.front()->parameters_);
+  for (Program* program : programs) {
+    if (!program->is_complete()) continue;  // can be explained, not run
+    program->prepare_plans();
+    program->assign_storage();
+    program->build_steps();
+  }
+}
+
+void Program::cover_graph() {
   const Device& device = *environment_.device;
   const bool training = environment_.mode == Mode::training;
   if (training && environment_.communicator->size() > 1)

@@ -46,7 +46,17 @@ using StepObserver =
 
 class Program {
  public:
+  // A graph and what its compilation depends on.
+  struct Source {
+    Graph graph;
+    Environment environment;
+  };
+
   Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters);
+  // Compiles programs that read the same parameters, and chooses packings for all of them together
+  // (packing_choice.h). A program that is compiled later takes the forms that are there.
+  static std::vector<std::unique_ptr<Program>> compile(std::vector<Source> sources,
+                                                       const std::shared_ptr<ParameterStore>& parameters);
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
@@ -102,7 +112,12 @@ class Program {
     const TensorType* type;
   };
 
-  void compile();
+  // The first part of compilation: a kernel for each node. `finish` does the rest.
+  struct Covered {};
+  Program(Covered, Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters);
+  static void finish(std::span<Program* const> programs);
+
+  void cover_graph();
   void prepare_plans();
   void assign_storage();
   void build_steps();

@@ -9,6 +9,7 @@
 #include "eadem/kernels/cpu/fp8_panels.h"
 #include "eadem/kernels/cpu/group_panels.h"
 #include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/select_rows.h"
 
@@ -92,26 +93,24 @@ PlanPtr prepare_gather(const KernelRequest& r, Context&) {
   });
 }
 
-// A quantized table uses the packing that the LM head reads, so that tied weights are stored once.
-const Encoding* packing_of_table(const Encoding* encoding) {
-  if (const Fp8Panels* floats = Fp8Panels::of(encoding)) return floats;
-  return quantized_packing_of(encoding);
+// Tables in the packing that the LM head reads, so that tied weights are kept once.
+const Encoding* packing_of_table(const KernelRequest& r) {
+  const TensorType& table = r.inputs[0];
+  if (table.encoding == nullptr) return PackedPanels::of_forward(table.dtype, cpu_device(r).isa());
+  if (const Fp8Panels* floats = Fp8Panels::of(table.encoding)) return floats;
+  return quantized_packing_of(table.encoding);
 }
 
 Verdict can_decode_rows(const KernelRequest& r) {
-  return Requirements(r)
-      .require(
-          packing_of_table(r.inputs[0].encoding) != nullptr,
-          fmt::format("takes a quantized table; it is {}",
-                      r.inputs[0].encoding == nullptr ? dtype_name(r.inputs[0].dtype) : r.inputs[0].encoding->name()))
+  const TensorType& table = r.inputs[0];
+  Requirements requirements(r);
+  requirements.require(packing_of_table(r) != nullptr, fmt::format("has no packing of {}", to_string(table)))
       .one_of("ids", r.inputs[1], {DType::i32})
-      .f32("y", r.outputs[0])
-      .verdict();
+      .f32("y", r.outputs[0]);
+  return requirements.verdict({.bandwidth_share = 0.1, .reason = "the values of a row lie apart"});
 }
 
-const Encoding* pack_table(const KernelRequest& r, int input) {
-  return input == 0 ? packing_of_table(r.inputs[0].encoding) : nullptr;
-}
+const Encoding* pack_table(const KernelRequest& r, int input) { return input == 0 ? packing_of_table(r) : nullptr; }
 
 PlanPtr prepare_decode_rows(const KernelRequest& r, Context&) {
   return make_plan([packing = pack_table(r, 0)](const KernelCall& call) {

@@ -32,7 +32,8 @@ Buffer ReferenceDevice::allocate(int64_t size_bytes) {
   void* data = ::operator new(static_cast<size_t>(std::max<int64_t>(size_bytes, 1)), kAlignment, std::nothrow);
   if (data == nullptr)
     throw OutOfMemory("cannot allocate {} bytes of host memory ({} bytes free)", size_bytes, memory().free_bytes);
-  return Buffer(data, size_bytes, [](void* freed, int64_t, void*) { ::operator delete(freed, kAlignment); }, nullptr);
+  return Buffer(
+      data, size_bytes, [](void* freed, int64_t, void*) { ::operator delete(freed, kAlignment); }, nullptr);
 }
 
 void ReferenceDevice::copy(void* dst, const void* src, int64_t size_bytes) {
@@ -47,7 +48,8 @@ namespace {
 
 Verdict can_handle(const KernelRequest& request) {
   for (const TensorType& type : request.outputs)
-    if (type.encoding != nullptr) return Verdict::no(fmt::format("an output is {}; writes plain values", to_string(type)));
+    if (type.encoding != nullptr)
+      return Verdict::no(fmt::format("an output is {}; writes plain values", to_string(type)));
   return accept(request);
 }
 
@@ -68,9 +70,8 @@ void run(const Definition& definition, Pass pass, const KernelCall& call) {
 PlanPtr prepare(const KernelRequest& request, Context& context) {
   if (context.communicator.size() > 1)
     throw Unsupported("device 'reference' runs on one rank; there are {}", context.communicator.size());
-  return make_plan([definition = request.definition, pass = request.pass](const KernelCall& call) {
-    run(*definition, pass, call);
-  });
+  return make_plan(
+      [definition = request.definition, pass = request.pass](const KernelCall& call) { run(*definition, pass, call); });
 }
 
 constexpr Kernel kForward{.name = "reference", .pass = Pass::forward, .can_handle = can_handle, .prepare = prepare};

@@ -10,71 +10,56 @@ namespace eadem::modules {
 
 namespace {
 
-// Decode reads every weight once per token: bytes are the cost that matters between encodings.
-Verdict at_cost_of(const LinearRequest& request, double bytes_per_weight) {
-  const double bytes = static_cast<double>(request.in) * static_cast<double>(request.out) * bytes_per_weight;
-  return Verdict::yes(1e6 * bytes / request.device->rates().bytes_per_second);
+// A rank's part of a weight [out, in].
+struct Part {
+  int64_t rows, columns;
+  bool divides_rows, divides_columns;
+};
+
+Part part_of(const BuildContext& context, const LinearRequest& request) {
+  const bool rows = request.parallel == Parallel::column && context.num_ranks > 1;
+  const bool columns = request.parallel == Parallel::row && context.num_ranks > 1;
+  return {request.out / (rows ? context.num_ranks : 1), request.in / (columns ? context.num_ranks : 1), rows, columns};
 }
 
-template <DType kWeights>
-Verdict can_handle_dense(const LinearRequest& request) {
-  if (!(request.weights == WeightType(kWeights)))
-    return Verdict::no(fmt::format("weights are {}", request.weights.name()));
-  return at_cost_of(request, dtype_size(kWeights));
+// The reason why a rank cannot hold its part of a weight in each encoding; empty if it can.
+std::string refusal_of(const BlockFormat& format, const Part& part) {
+  if (part.columns % format.block_size == 0) return "";
+  return fmt::format("a rank's rows of {} values are not whole blocks of {}", part.columns, format.block_size);
 }
 
-// The columns of a rank's part of the weight.
-int64_t columns_of(const LinearRequest& request) {
-  return request.in / (request.parallel == Parallel::row ? request.num_ranks : 1);
+std::string refusal_of(const GroupEncoding& encoding, const Part& part) {
+  if (part.divides_columns && encoding.format().has_order)
+    return "columns have an order of their own, which cannot be divided between ranks";
+  if (part.columns % encoding.group_columns(part.columns) == 0) return "";
+  return fmt::format("a rank's rows of {} values are not whole groups of {}", part.columns,
+                     encoding.format().group_size);
 }
 
-Verdict can_handle_blocks(const LinearRequest& request) {
-  const BlockEncoding* encoding = BlockEncoding::of(request.weights.encoding);
-  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
-  const BlockFormat& format = encoding->format();
-  const int64_t columns = columns_of(request);
-  if (columns % format.block_size != 0)
-    return Verdict::no(
-        fmt::format("a rank's rows of {} values are not whole blocks of {}", columns, format.block_size));
-  return at_cost_of(request, static_cast<double>(format.block_bytes) / format.block_size);
+std::string refusal_of(const Fp8Format& format, const Part& part) {
+  if (!(part.divides_rows && format.block_rows > 1 && part.rows % format.block_rows != 0) &&
+      !(part.divides_columns && format.block_columns > 1 && part.columns % format.block_columns != 0))
+    return "";
+  return fmt::format("a rank's {} x {} weights are not whole blocks of {}", part.rows, part.columns, format.block_rows);
 }
 
-Verdict can_handle_groups(const LinearRequest& request) {
-  const GroupEncoding* encoding = GroupEncoding::of(request.weights.encoding);
-  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
-  const GroupFormat& format = encoding->format();
-  const int64_t columns = columns_of(request);
-  if (columns != request.in && format.has_order)
-    return Verdict::no("columns have an order of their own, which cannot be divided between ranks");
-  if (columns % encoding->group_columns(columns) != 0)
-    return Verdict::no(
-        fmt::format("a rank's rows of {} values are not whole groups of {}", columns, format.group_size));
-  const double scale_bytes = static_cast<double>(dtype_size(format.scale)) + (format.has_zeros ? 1 : 0);
-  return at_cost_of(request, format.bits / 8.0 + scale_bytes / static_cast<double>(encoding->group_columns(columns)));
+std::string refusal_of(const WeightType& weights, const Part& part) {
+  if (const BlockEncoding* blocks = BlockEncoding::of(weights.encoding)) return refusal_of(blocks->format(), part);
+  if (const GroupEncoding* groups = GroupEncoding::of(weights.encoding)) return refusal_of(*groups, part);
+  if (const Fp8Encoding* floats = Fp8Encoding::of(weights.encoding)) return refusal_of(floats->format(), part);
+  const bool plain =
+      weights == WeightType(DType::f32) || weights == WeightType(DType::bf16) || weights == WeightType(DType::f16);
+  return plain ? "" : "no product reads such weights";
 }
 
-Verdict can_handle_fp8(const LinearRequest& request) {
-  const Fp8Encoding* encoding = Fp8Encoding::of(request.weights.encoding);
-  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
-  const Fp8Format& format = encoding->format();
-  const int64_t rows = request.out / (request.parallel == Parallel::column ? request.num_ranks : 1);
-  const int64_t columns = columns_of(request);
-  if ((rows != request.out && format.block_rows > 1 && rows % format.block_rows != 0) ||
-      (columns != request.in && format.block_columns > 1 && columns % format.block_columns != 0))
-    return Verdict::no(
-        fmt::format("a rank's {} x {} weights are not whole blocks of {}", rows, columns, format.block_rows));
-  return at_cost_of(request, 1.0);
-}
-
-ValueId build_linear(BuildContext& context, const LinearRequest& request, ValueId x) {
+ValueId build_linear(BuildContext& context, const LinearRequest& request, const WeightType& weights, ValueId x) {
   Graph& graph = context.graph;
   const int shard_axis = request.parallel == Parallel::column ? 0 : request.parallel == Parallel::row ? 1 : -1;
   EADEM_CHECK(!(request.bias && request.parallel == Parallel::row && context.num_ranks > 1),
               "'{}': a bias on a row-parallel layer would be added once per rank", request.name);
   std::vector<ValueId> inputs = {
       x, graph.add_parameter(graph.scoped_name(request.name + ".weight"),
-                             TensorType(request.weights.dtype, {request.out, request.in}, request.weights.encoding),
-                             shard_axis)};
+                             TensorType(weights.dtype, {request.out, request.in}, weights.encoding), shard_axis)};
   if (request.bias)
     inputs.push_back(graph.add_parameter(graph.scoped_name(request.name + ".bias"),
                                          TensorType(request.hardware->precision.activations.value, {request.out}),
@@ -85,38 +70,19 @@ ValueId build_linear(BuildContext& context, const LinearRequest& request, ValueI
                     inputs);
 }
 
-template <DType kWeights>
-constexpr LinearStrategy kDense = {kWeights == DType::f32    ? std::string_view("dense_f32")
-                                   : kWeights == DType::bf16 ? std::string_view("dense_bf16")
-                                                             : std::string_view("dense_f16"),
-                                   can_handle_dense<kWeights>, build_linear};
-
-// The quantized types of GGUF.
-constexpr LinearStrategy kBlocks = {"quantized_blocks", can_handle_blocks, build_linear};
-
-// Integers with scales of groups or rows: GPTQ, AWQ, compressed-tensors.
-constexpr LinearStrategy kGroups = {"quantized_groups", can_handle_groups, build_linear};
-
-// 8-bit floats with scales.
-constexpr LinearStrategy kFp8 = {"fp8", can_handle_fp8, build_linear};
-
-constexpr const LinearStrategy* kLinearStrategies[] = {
-    &kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>, &kBlocks, &kGroups, &kFp8};
-
 }  // namespace
 
-std::span<const LinearStrategy* const> LinearFactory::strategies() { return kLinearStrategies; }
-
-ValueId LinearFactory::build(BuildContext& context, LinearRequest request, ValueId x) {
-  request.device = &context.device;
-  request.num_ranks = context.num_ranks;
-  request.weights = context.hardware.weight_type(*request.hardware, context.graph.scoped_name(request.name + ".weight"),
-                                                 columns_of(request));
-  Decision decision{"linear " + context.graph.scoped_name(request.name), {}, {}};
-  const LinearStrategy* strategy = select(strategies(), request, decision);
-  if (strategy == nullptr) throw_no_candidate(decision);
-  context.decisions.push_back(std::move(decision));
-  return strategy->build(context, request, x);
+ValueId LinearFactory::build(BuildContext& context, const LinearRequest& request, ValueId x) {
+  const std::string name = context.graph.scoped_name(request.name);
+  const Part part = part_of(context, request);
+  const WeightType weights = context.hardware.weight_type(*request.hardware, name + ".weight", part.columns);
+  if (const std::string refusal = refusal_of(weights, part); !refusal.empty())
+    throw Unsupported("linear {}: weights are {}: {}", name, weights.name(), refusal);
+  // Decode reads every weight once per token.
+  const TensorType type(weights.dtype, {part.rows, part.columns}, weights.encoding);
+  const double read_us = 1e6 * static_cast<double>(type.size_bytes({})) / context.device.rates().bytes_per_second;
+  context.decisions.push_back({"linear " + name, {{std::string(weights.name()), Verdict::yes(read_us)}}, 0});
+  return build_linear(context, request, weights, x);
 }
 
 }  // namespace eadem::modules
