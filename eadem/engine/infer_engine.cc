@@ -146,6 +146,8 @@ void InferEngine::compile() {
   name_values();
 
   const auto reserve = [](auto& list, int64_t size) { list.reserve(static_cast<size_t>(size)); };
+  reserve(sequences_, max_batch_);
+  reserve(staging_.token_ids, most[Symbol::tokens]);
   reserve(staging_.positions, most[Symbol::tokens]);
   reserve(staging_.slots, most[Symbol::tokens]);
   reserve(staging_.query_start, max_batch_ + 1);
@@ -235,6 +237,16 @@ int64_t InferEngine::cache_bytes() const {
     total += TensorType(cache.dtype(), dims, cache.view.encoding).size_bytes({});
   }
   return total;
+}
+
+SchedulerLimits InferEngine::limits() const {
+  return {.max_batch_size = max_batch_,
+          .max_step_tokens = std::max(options_.max_step_tokens, max_batch_),
+          .max_sequence_length = max_length_,
+          .num_blocks = cache_.num_blocks,
+          .block_size = cache_.block_size,
+          .vocab = model_->info().vocab,
+          .model_context = model_->info().max_positions};
 }
 
 void InferEngine::load_param(const std::string& name, const TensorView& whole) {

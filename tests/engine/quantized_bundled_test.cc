@@ -115,9 +115,9 @@ TEST(Bundled, EightBitsWriteTheSameStory) {
   for (Isa isa : available_isas()) {
     const auto engine = bundled("q8_0", isa, 2);
     std::vector<int32_t> drawn;
-    Scheduler scheduler(*engine);
+    StepLoop scheduler(*engine);
     scheduler.add({.prompt = prompt, .sampling = {.temperature = 0}, .max_tokens = 150});
-    while (scheduler.step([&](const Scheduler::Drawn& d) {
+    while (scheduler.step([&](const StepLoop::Drawn& d) {
       drawn.push_back(d.token);
       return true;
     })) {
