@@ -26,7 +26,8 @@ CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t
   constexpr int64_t kLeastTokens = 256;
   auto* fixed = std::get_if<StaticKVCacheConfig>(&wanted);
   auto* paged = std::get_if<PagedKVCacheConfig>(&wanted);
-  if (fixed != nullptr ? fixed->max_cache_len != 0 : paged->max_kv_memory_bytes != 0) return wanted;
+  if (fixed != nullptr ? fixed->max_cache_len != 0 : paged->max_kv_memory_bytes != 0 || paged->max_cache_len != 0)
+    return wanted;
   const int64_t sequences = fixed != nullptr ? std::max<int64_t>(1, fixed->max_batch_size) : 1;
   const int64_t fits = std::max(kLeastTokens, free_bytes / 2 / token_bytes / sequences);  // tokens of each sequence
   const int64_t length = std::min(info.max_positions, fits);
