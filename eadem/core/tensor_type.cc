@@ -3,24 +3,6 @@
 
 namespace eadem {
 
-std::string_view symbol_name(Symbol symbol) {
-  switch (symbol) {
-    case Symbol::none: return "none";
-    case Symbol::tokens: return "tokens";
-    case Symbol::sequences: return "sequences";
-    case Symbol::logit_rows: return "logit_rows";
-    case Symbol::max_blocks: return "max_blocks";
-    case Symbol::penalties: return "penalties";
-  }
-  return "?";
-}
-
-std::string to_string(const Dim& dim) {
-  if (dim.is_fixed()) return std::to_string(dim.value);
-  return dim.value == 0 ? std::string(symbol_name(dim.symbol))
-                        : fmt::format("{}{:+}", symbol_name(dim.symbol), dim.value);
-}
-
 std::string to_string(const Sharding& sharding) {
   switch (sharding.kind) {
     case Sharding::Kind::replicated: return "replicated";

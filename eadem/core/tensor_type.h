@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TensorType: what is known of a tensor before it has bytes. Dimensions may be symbolic; how it is divided over the
-// ranks of a tensor-parallel group is part of the type.
+// TensorType: what is known of a tensor before it has bytes. Dimensions may be symbolic (core/symbol.h); how it is
+// divided over the ranks of a tensor-parallel group is part of the type.
 #pragma once
 
 #include <array>
@@ -9,51 +9,14 @@
 #include <initializer_list>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "eadem/core/dtype.h"
 #include "eadem/core/encoding.h"
 #include "eadem/core/shape.h"
+#include "eadem/core/symbol.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
-
-// The extents that change from step to step. Everything else is fixed when a pipeline compiles.
-enum class Symbol : uint8_t {
-  none,
-  tokens,      // packed tokens of all sequences of a step
-  sequences,   // sequences of a step
-  logit_rows,  // rows whose logits are wanted
-  max_blocks,  // width of the block table
-  penalties,   // tokens whose logits a sampling penalty changes, summed over the logit rows
-};
-inline constexpr int kNumSymbols = 6;
-
-std::string_view symbol_name(Symbol symbol);
-
-// The value of each symbol in one step, or its upper bound in a shape bucket.
-struct SymbolValues {
-  std::array<int64_t, kNumSymbols> values{};
-  int64_t& operator[](Symbol symbol) { return values[static_cast<size_t>(symbol)]; }
-  int64_t operator[](Symbol symbol) const { return values[static_cast<size_t>(symbol)]; }
-  friend bool operator==(const SymbolValues&, const SymbolValues&) = default;
-};
-
-// An extent: `value`, or symbol + value (`sequences + 1`).
-struct Dim {
-  int64_t value = 0;
-  Symbol symbol = Symbol::none;
-
-  constexpr Dim() = default;
-  constexpr Dim(int64_t value) : value(value) {}                                   // implicit: {tokens, 64}
-  constexpr Dim(Symbol symbol, int64_t plus = 0) : value(plus), symbol(symbol) {}  // implicit, likewise
-
-  bool is_fixed() const { return symbol == Symbol::none; }
-  int64_t bind(const SymbolValues& symbols) const { return is_fixed() ? value : symbols[symbol] + value; }
-  friend bool operator==(const Dim&, const Dim&) = default;
-};
-
-std::string to_string(const Dim& dim);
 
 // The way in which the ranks of a tensor-parallel group hold a tensor.
 struct Sharding {

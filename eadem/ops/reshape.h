@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = x under another shape of as many elements: [tokens, heads * head_dim] as [tokens, heads, head_dim] and back. The
-// first dimension is kept and may be symbolic; the others are fixed. Moves no bytes in any pass.
+// y = x under another shape of as many elements: [tokens, heads * head_dim] as [tokens, heads, head_dim] and back, or
+// [tokens, k * width] as [k * tokens, width]. The first dimension may be symbolic; the others are fixed. Moves no bytes
+// in any pass.
 #pragma once
 
 #include "eadem/ops/op.h"
@@ -10,8 +11,10 @@ namespace eadem::ops {
 
 class Reshape final : public Op {
  public:
-  // `trailing`: the dimensions of y after the first.
+  // `trailing`: the dimensions of y after the first, which is kept.
   explicit Reshape(std::vector<int64_t> trailing) : trailing_(std::move(trailing)) {}
+  // `rows`: the first dimension of y.
+  Reshape(Dim rows, std::vector<int64_t> trailing) : rows_(rows), trailing_(std::move(trailing)) {}
 
   std::string_view name() const override { return "reshape"; }
   std::vector<Port> inputs() const override { return {{"x"}}; }
@@ -30,6 +33,7 @@ class Reshape final : public Op {
   KernelList kernels() const override { return {}; }
 
  private:
+  std::optional<Dim> rows_;  // nothing: the first dimension of x
   std::vector<int64_t> trailing_;
 };
 

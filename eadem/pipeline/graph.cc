@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/pipeline/graph.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace eadem::pipeline {
@@ -109,6 +110,15 @@ std::string Graph::scoped_name(std::string_view name) const {
 int Graph::shard_axis(ValueId parameter) const {
   const auto found = shard_axes_.find(parameter);
   return found == shard_axes_.end() ? -1 : found->second;
+}
+
+std::vector<Symbol> Graph::symbols() const {
+  std::vector<Symbol> result;
+  for (const Value& value : values_)
+    for (const Dim& dim : value.type.dims())
+      if (!dim.is_fixed() && std::find(result.begin(), result.end(), dim.symbol) == result.end())
+        result.push_back(dim.symbol);
+  return result;
 }
 
 ValueId Graph::new_activation(std::string name) {

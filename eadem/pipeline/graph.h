@@ -102,6 +102,8 @@ class Graph {
   const Value& value(ValueId id) const { return values_[static_cast<size_t>(id)]; }
   Value& value(ValueId id) { return values_[static_cast<size_t>(id)]; }
   int shard_axis(ValueId parameter) const;
+  // The symbols in the types of inputs, parameters, constants and states, each once. Other values have no further ones.
+  std::vector<Symbol> symbols() const;
 
   // Adds a value that a pipeline step needs.
   ValueId new_activation(std::string name);

@@ -20,6 +20,7 @@ void Program::compile() {
   const bool training = environment_.mode == Mode::training;
   if (training && environment_.communicator->size() > 1)
     throw Unsupported("training on {} tensor-parallel ranks; one rank can train", environment_.communicator->size());
+  symbols_ = graph_.symbols();
   shard(graph_, environment_.communicator->size());
   insert_casts(graph_);
   FusionOptions fusion_options{training, environment_.disabled_fusions};
@@ -176,11 +177,9 @@ TensorView Program::bound_view(ValueId id) const {
 
 void Program::bind_symbols(const SymbolValues& symbols) {
   if (bound_ && symbols == current_) return;
-  for (int s = 1; s < kNumSymbols; ++s) {
-    const auto symbol = static_cast<Symbol>(s);
+  for (Symbol symbol : symbols_)
     EADEM_CHECK(symbols[symbol] >= 0 && symbols[symbol] <= environment_.bounds[symbol],
-                "{} = {}, compiled for at most {}", symbol_name(symbol), symbols[symbol], environment_.bounds[symbol]);
-  }
+                "{} = {}, compiled for at most {}", symbol.name(), symbols[symbol], environment_.bounds[symbol]);
   current_ = symbols;
   const auto bind_ports = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
     for (size_t port = 0; port < ids.size(); ++port)

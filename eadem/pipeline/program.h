@@ -106,6 +106,7 @@ class Program {
 
   Graph graph_;
   Environment environment_;
+  std::vector<Symbol> symbols_;  // of the graph
   std::shared_ptr<ParameterStore> parameters_;
   std::vector<FusionDecision> fusion_decisions_;
   std::vector<KernelChoice> choices_;

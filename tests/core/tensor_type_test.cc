@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/refusal.h"
+
 namespace eadem {
 namespace {
 
@@ -43,6 +45,34 @@ TEST(TensorType, EqualityLooksAtEveryPart) {
   divided.sharding = Sharding::along(0);
   EXPECT_FALSE(type == divided);
   EXPECT_TRUE(type.same_dims(divided));
+}
+
+TEST(Symbol, IsItsName) {
+  const Symbol patches = Symbol::named("patches");
+  EXPECT_EQ(patches, Symbol::named("patches"));
+  EXPECT_EQ(patches.name(), "patches");
+  EXPECT_FALSE(patches == Symbol::named("patch"));
+  EXPECT_EQ(Symbol::named("tokens"), Symbol::tokens);
+  EXPECT_EQ(Symbol::penalties.name(), "penalties");
+  SymbolValues symbols = step();
+  symbols[patches] = 5;
+  EXPECT_EQ(symbols[Symbol::named("patches")], 5);
+  EXPECT_EQ(symbols[Symbol::tokens], 7);
+  EXPECT_FALSE(symbols == step());
+  for (const char* name : {"", "none", "two words", "8*tokens"})
+    EXPECT_NE(test::refusal([&] { Symbol::named(name); }), "") << name;
+}
+
+TEST(Dim, IsLinearInOneSymbol) {
+  const Dim rows = 8 * Dim(Symbol::tokens), offsets = 3 * (Dim(Symbol::sequences) + 1);
+  EXPECT_EQ(rows.bind(step()), 56);
+  EXPECT_EQ(offsets.bind(step()), 9);
+  EXPECT_EQ(to_string(rows), "8*tokens");
+  EXPECT_EQ(to_string(offsets), "3*sequences+3");
+  EXPECT_EQ(2 * Dim(3) + 1, Dim(7));
+  EXPECT_TRUE((0 * Dim(Symbol::tokens)).is_fixed());
+  EXPECT_FALSE(rows == 4 * Dim(Symbol::tokens));
+  EXPECT_EQ(TensorType(DType::f32, {rows, 2}).size_bytes(step()), 448);
 }
 
 // Two planes: 4-bit values in bytes, and one f32 scale a row.

@@ -221,6 +221,16 @@ TEST(TypeRules, Reshape) {
   EXPECT_REFUSED(merge.infer_sharding(std::vector{with(heads, Sharding::along(2))}), "sharded(2)");
   EXPECT_TRUE(split.is_view());
   EXPECT_EQ(split.inference_alias(0), 0);
+  // k rows a token, and one row of all k again.
+  const Dim rows = 4 * Dim(Symbol::tokens);
+  const Reshape spread(rows, {8}), gather(Symbol::tokens, {32});
+  const TensorType many(kB, {rows, 8});
+  EXPECT_EQ(infer(spread, {flat})[0], many);
+  EXPECT_EQ(infer(gather, {many})[0], flat);
+  EXPECT_REFUSED(infer(spread, {TensorType(kB, {kT, 33})}), "33*tokens elements",
+                 "expected 32*tokens for [4*tokens, 8]");
+  EXPECT_REFUSED(infer(spread, {TensorType(kB, {Symbol::sequences, 32})}), "32*sequences", "32*tokens");
+  EXPECT_REFUSED(spread.infer_sharding(std::vector{with(flat, Sharding::along(1))}), "sharded(1)");
 }
 
 TEST(TypeRules, Optimizer) {

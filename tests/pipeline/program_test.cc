@@ -9,6 +9,7 @@
 
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/linear.h"
+#include "eadem/ops/reshape.h"
 #include "eadem/ops/rms_norm.h"
 #include "eadem/ops/softmax.h"
 #include "eadem/pipeline/precision.h"
@@ -61,6 +62,51 @@ TEST(KernelCover, WhatHasNoKernelIsNamedWithTheRefusals) {
   EXPECT_FALSE(program.is_complete());
   const std::string message = test::refusal([&] { program.require_complete(); });
   EXPECT_TRUE(mentions(message, {"Unsupported", "layers.0.norm", "rms_norm", "bf16"})) << message;
+}
+
+// Rows of which there are a multiple of the tokens, as a token has with several experts, and rows counted by a symbol
+// of the graph's own.
+TEST(Program, RowsMayBeCountedByAnyLinearSymbol) {
+  constexpr int64_t kExperts = 3, kWidth = 8, kMaxTokens = 5, kMaxPatches = 4;
+  const Symbol patches = Symbol::named("patches");
+  Graph graph;
+  const ValueId x = graph.add_input("x", TensorType(DType::f32, {Symbol::tokens, kExperts * kWidth}));
+  const ValueId p = graph.add_input("p", TensorType(DType::f32, {Dim(patches) + 1, kWidth}));
+  const Dim rows = kExperts * Dim(Symbol::tokens);
+  const ValueId spread = graph.add1(std::make_shared<ops::Reshape>(rows, std::vector<int64_t>{kWidth}), {x});
+  const ValueId soft = graph.add1(std::make_shared<ops::Softmax>(), {spread});
+  graph.mark_output("rows", soft);
+  graph.mark_output("y", graph.add1(std::make_shared<ops::Reshape>(Symbol::tokens, std::vector<int64_t>{24}), {soft}));
+  graph.mark_output("q", graph.add1(std::make_shared<ops::Softmax>(), {p}));
+  const auto device = open_device("cpu", {.num_threads = 2});
+  Environment environment{.device = device};
+  environment.bounds[Symbol::tokens] = kMaxTokens;
+  environment.bounds[patches] = kMaxPatches;
+  Program program(graph, environment, std::make_shared<ParameterStore>(device));
+  program.require_complete();
+  for (const auto& [tokens, num_patches] : {std::pair<int64_t, int64_t>{2, 4}, {5, 0}}) {
+    std::vector<float> values(static_cast<size_t>(tokens * kExperts * kWidth));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i * i + 1));
+    const std::vector<float> zeros(static_cast<size_t>((num_patches + 1) * kWidth));
+    program.set_input(program.input("x"), values.data(), std::ssize(values) * 4);
+    program.set_input(program.input("p"), zeros.data(), std::ssize(zeros) * 4);
+    SymbolValues symbols;
+    symbols[Symbol::tokens] = tokens;
+    symbols[patches] = num_patches;
+    program.run(symbols);
+    const TensorView y = program.view(program.output("y")), row_view = program.view(program.output("rows"));
+    EXPECT_EQ(y.shape, (Shape{tokens, kExperts * kWidth}));
+    EXPECT_EQ(row_view.shape, (Shape{tokens * kExperts, kWidth}));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const size_t row = i / kWidth * kWidth;
+      double sum = 0;
+      for (size_t j = row; j < row + kWidth; ++j) sum += std::exp(static_cast<double>(values[j]));
+      EXPECT_NEAR(y.as<float>()[i], std::exp(static_cast<double>(values[i])) / sum, 1e-6) << i;
+    }
+    const TensorView q = program.view(program.output("q"));
+    EXPECT_EQ(q.shape, (Shape{num_patches + 1, kWidth}));
+    for (int64_t i = 0; i < q.num_elements(); ++i) EXPECT_EQ(q.as<float>()[i], 0.125f);
+  }
 }
 
 TEST(Program, StatesInputsAndOutputsAreCheckedByName) {

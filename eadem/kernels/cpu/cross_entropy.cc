@@ -21,33 +21,14 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/log_softmax-inl.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// Log of the sum of exp(x[i]): blocks of 1024 are summed in f32, and the blocks in f64.
-float log_sum_exp(const float* x, int64_t n) {
-  constexpr int64_t kBlock = 1024;
-  const float most = max_of(x, n);
-  const Vec m = set(most);
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t end = std::min(n, begin + kBlock);
-    Vec sum = zero();
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) sum = hn::Add(sum, exp(hn::Sub(load(x + i), m)));
-    double block = sum_lanes(sum);
-    if (i < end) {
-      float rest[kLanes];
-      store(exp(hn::Sub(load_n(x + i, end - i), m)), rest);
-      for (int64_t j = 0; j < end - i; ++j) block += rest[j];
-    }
-    total += block;
-  }
-  return static_cast<float>(most + std::log(total));
-}
+float largest_of(const float* x, int64_t n) { return max_of(x, n); }
 
 // dlogits = dloss * (exp(logits - lse) - onehot(label)); 0 for an ignored row. dlogits may be logits.
 void cross_entropy_gradient(float* dlogits, const float* logits, int64_t n, int32_t label, float lse, float dloss) {
@@ -67,7 +48,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(log_sum_exp);
+HWY_EXPORT(largest_of);
+HWY_EXPORT(sum_exp);
 HWY_EXPORT(cross_entropy_gradient);
 
 namespace {
@@ -75,16 +57,19 @@ namespace {
 // loss and, unless null, lse of `rows` rows of logits.
 void rows_loss(CpuDevice& device, float* loss, float* lse, const float* logits, const int32_t* labels, int64_t rows,
                int64_t vocab) {
-  const auto task = EADEM_CPU_DISPATCH(log_sum_exp, device.isa());
+  const auto largest_of_row = EADEM_CPU_DISPATCH(largest_of, device.isa());
+  const auto sum_of_row = EADEM_CPU_DISPATCH(sum_exp, device.isa());
   device.pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / vocab), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       if (labels[r] < 0 && lse == nullptr) {
         loss[r] = 0.0f;
         continue;
       }
-      const float row_lse = task(logits + r * vocab, vocab);
-      if (lse != nullptr) lse[r] = row_lse;
-      loss[r] = labels[r] < 0 ? 0.0f : row_lse - logits[r * vocab + labels[r]];
+      const float* row = logits + r * vocab;
+      const float largest = largest_of_row(row, vocab);
+      const double log_sum = std::log(sum_of_row(row, vocab, largest));
+      if (lse != nullptr) lse[r] = static_cast<float>(largest + log_sum);
+      loss[r] = labels[r] < 0 ? 0.0f : -log_probability(row[labels[r]], largest, log_sum);
     }
   });
 }

@@ -19,6 +19,7 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/log_softmax-inl.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_SAMPLE_PARAMS_
@@ -31,8 +32,6 @@ struct RowMaximum {
   int64_t index;  // the smallest index that has this value
   bool has_nan;
 };
-
-constexpr int64_t kSumBlock = 1024;
 
 }  // namespace
 }  // namespace eadem::kernels::cpu
@@ -68,25 +67,6 @@ RowMaximum row_maximum(const float* x, int64_t n) {
   }
   while (x[i] != value) ++i;
   return {value, i, false};
-}
-
-// The sum of exp(x[i] - most), in f32 within blocks and in f64 across them.
-double sum_exp(const float* x, int64_t n, float most) {
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
-    const int64_t end = std::min(n, begin + kSumBlock);
-    Vec sum = zero();
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) sum = hn::Add(sum, exp(hn::Sub(load(x + i), set(most))));
-    double block = sum_lanes(sum);
-    if (i < end) {
-      float rest[kLanes];
-      store(exp(hn::Sub(load_n(x + i, end - i), set(most))), rest);
-      for (int64_t j = 0; j < end - i; ++j) block += rest[j];
-    }
-    total += block;
-  }
-  return total;
 }
 
 // weights[i] = exp((x[i] - most) / temperature): the probabilities up to a common factor.
@@ -276,8 +256,7 @@ void run_sample(const KernelCall& call) {
     // 3. Its log-probability under the unmodified logits.
     const float largest = logits == unmodified ? most.value : maximum(unmodified, vocab).value;
     token[row] = static_cast<int32_t>(chosen);
-    logprob[row] = static_cast<float>(static_cast<double>(unmodified[chosen] - largest) -
-                                      std::log(sum(unmodified, vocab, largest)));
+    logprob[row] = log_probability(unmodified[chosen], largest, std::log(sum(unmodified, vocab, largest)));
   });
 }
 
