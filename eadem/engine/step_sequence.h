@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "eadem/kernels/sample.h"
+#include "eadem/ops/sample.h"
 
 namespace eadem::engine {
 

@@ -78,7 +78,8 @@ TEST_F(ManyCallers, ShareStepsWhileCallbacksBlock) {
 
 TEST_F(ManyCallers, GetWhatTheyWouldGetAlone) {
   constexpr size_t kCallers = 6;
-  const std::vector<std::string> prompts = {"Once", "The dog and the cat went to the park and", "A", "Lily", "Tom", "My"};
+  const std::vector<std::string> prompts = {"Once", "The dog and the cat went to the park and", "A", "Lily", "Tom",
+                                            "My"};
   std::vector<std::vector<Completion>> alone;
   const auto params_of = [](size_t caller) {
     SamplingParams result = params(10 + 7 * static_cast<int64_t>(caller), caller % 2 == 0 ? 0.0 : 0.9);
@@ -165,10 +166,9 @@ TEST_F(ManyCallers, ACancelledCallEndsAlone) {
 TEST_F(ManyCallers, AStepThatThrowsEndsTheCallsInItAndNoLaterOne) {
   const Completion alone = llm.generate({"Once"}, params(20))[0];
   int samples = 0;
-  const auto hook =
-      llm.engine().hooks().register_hook("sample.token", [&](const std::string&, const TensorView&, int) {
-        if (++samples == 5) throw std::runtime_error("a hook");
-      });
+  const auto hook = llm.engine().hooks().register_hook("sample.token", [&](const std::string&, const TensorView&, int) {
+    if (++samples == 5) throw std::runtime_error("a hook");
+  });
   std::string shown;
   EXPECT_THROW(llm.generate({"Once", "A"}, params(20), [&](size_t, std::string_view piece) { shown += piece; }),
                std::runtime_error);
@@ -183,7 +183,8 @@ TEST_F(ManyCallers, ACallbackMayGenerate) {
   bool first = true;
   expect_same(llm.generate({"Once"}, params(10),
                            [&](size_t, std::string_view) {
-                             if (std::exchange(first, false)) expect_same(llm.generate({"A"}, params(10))[0], inner_alone);
+                             if (std::exchange(first, false))
+                               expect_same(llm.generate({"A"}, params(10))[0], inner_alone);
                            })[0],
               alone);
 }

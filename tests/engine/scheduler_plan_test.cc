@@ -277,9 +277,10 @@ TEST(SchedulerPlan, RandomSchedulesGiveEveryRequestItsTokens) {
     while (arrivals > 0 || !simulation.scheduler.is_idle()) {
       if (arrivals > 0 && below(3) == 0) {
         --arrivals;
-        GenerationRequest request{.prompt = ids(1 + below(limits.max_sequence_length), static_cast<int32_t>(below(500))),
-                                  .max_tokens = 1 + below(20),
-                                  .keep = below(4) == 0};
+        GenerationRequest request{
+            .prompt = ids(1 + below(limits.max_sequence_length), static_cast<int32_t>(below(500))),
+            .max_tokens = 1 + below(20),
+            .keep = below(4) == 0};
         if (request.keep && std::ssize(conversation) <= limits.max_sequence_length) request.prompt = conversation;
         const RequestId id = simulation.scheduler.add(request);
         requests[id].request = std::move(request);
@@ -311,8 +312,8 @@ TEST(SchedulerPlan, RandomSchedulesGiveEveryRequestItsTokens) {
       EXPECT_EQ(known.tokens, tokens_alone(known.request.prompt, std::ssize(known.tokens))) << "request " << id;
     }
     // A request of the whole cache takes the room of a kept sequence, too.
-    const RequestId all = simulation.scheduler.add(
-        {.prompt = ids(limits.max_sequence_length), .max_tokens = limits.max_sequence_length});
+    const RequestId all =
+        simulation.scheduler.add({.prompt = ids(limits.max_sequence_length), .max_tokens = limits.max_sequence_length});
     simulation.scheduler.plan(simulation.cache);
     EXPECT_EQ(simulation.scheduler.state(all), RequestState::prefilling);
     if (testing::Test::HasFailure()) return;
