@@ -11,6 +11,7 @@
 
 #include "eadem/engine/llm.h"
 #include "eadem/io/safetensors.h"
+#include "tests/engine/step_loop.h"
 #include "tests/support/f32_error.h"
 
 namespace eadem::engine {

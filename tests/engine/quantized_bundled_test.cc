@@ -10,11 +10,10 @@
 #include <filesystem>
 
 #include "eadem/core/encodings/block_encoding.h"
-#include "eadem/engine/infer_engine.h"
-#include "eadem/engine/scheduler.h"
 #include "eadem/io/mapped_file.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "eadem/models/auto_model.h"
+#include "tests/engine/step_loop.h"
 
 namespace eadem::engine {
 namespace {

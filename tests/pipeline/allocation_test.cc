@@ -14,7 +14,7 @@
 #include <new>
 
 #include "eadem/engine/llm.h"
-#include "tests/engine/engine_helpers.h"
+#include "tests/engine/step_loop.h"
 
 namespace {
 std::atomic<int64_t> num_allocations{0};
