@@ -33,7 +33,8 @@ struct PartRange {
   int64_t size = 0;
 };
 
-// The part of `whole` that falls to `rank` of `ranks`: consecutive parts, the first whole % ranks of them larger by one.
+// The part of `whole` that falls to `rank` of `ranks`: consecutive parts, the first whole % ranks of them larger by
+// one.
 PartRange part_of(int64_t whole, int ranks, int rank);
 
 }  // namespace eadem

@@ -35,9 +35,9 @@ class ThreadGroup {
   std::shared_ptr<Shared> shared_;
 };
 
-// Runs `body` once for every rank of a mesh, each on a thread of its own with its own view of the mesh, and returns when
-// all have ended. Ranks are numbered with tp fastest, then ep, then pp, then dp. When a rank throws, the others get
-// RankFailed from their collectives; the first error that is no consequence of another is thrown here.
+// Runs `body` once for every rank of a mesh, each on a thread of its own with its own view of the mesh, and returns
+// when all have ended. Ranks are numbered with tp fastest, then ep, then pp, then dp. When a rank throws, the others
+// get RankFailed from their collectives; the first error that is no consequence of another is thrown here.
 void run_mesh(const MeshShape& shape, const std::function<void(const Mesh&)>& body);
 
 }  // namespace eadem::distributed

@@ -51,10 +51,11 @@ std::vector<Workload> AddBias::workloads() {
   std::vector<Workload> rows;
   for (const ModelShape& model : model_shapes())
     for (const StepShape& step : step_shapes())
-      rows.push_back({workload_name(model, step, "add_bias"),
-                      std::make_shared<AddBias>(),
-                      {TensorType(model.dtype, {Symbol::tokens, model.hidden}), TensorType(model.dtype, {model.hidden})},
-                      symbols_of(step)});
+      rows.push_back(
+          {workload_name(model, step, "add_bias"),
+           std::make_shared<AddBias>(),
+           {TensorType(model.dtype, {Symbol::tokens, model.hidden}), TensorType(model.dtype, {model.hidden})},
+           symbols_of(step)});
   return rows;
 }
 

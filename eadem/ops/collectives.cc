@@ -34,7 +34,8 @@ void Collective::expect_sharding(const TensorType& x, Sharding expected) const {
 }
 
 void Collective::expect_extent(const TensorType& x, int dim, int64_t extent) const {
-  if (dim < 0 || dim >= x.rank()) throw InvalidArgument("{}: 'x' is {}; it has no dimension {}", name_, to_string(x), dim);
+  if (dim < 0 || dim >= x.rank())
+    throw InvalidArgument("{}: 'x' is {}; it has no dimension {}", name_, to_string(x), dim);
   expect_dim(name_, "x", x, dim, Dim(extent), fmt::format("rank {} of {}", attrs_.rank, attrs_.ranks));
 }
 

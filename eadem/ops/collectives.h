@@ -46,7 +46,8 @@ class AllReduce final : public Collective {
  public:
   // `state`: x is a state, which is changed in place.
   explicit AllReduce(MeshAxis over = MeshAxis::tp, int ranks = 1, bool state = false)
-      : Collective("all_reduce", {.over = over, .ranks = ranks}), role_(state ? Port::Role::state : Port::Role::activation) {}
+      : Collective("all_reduce", {.over = over, .ranks = ranks}),
+        role_(state ? Port::Role::state : Port::Role::activation) {}
 
   std::vector<Port> inputs() const override { return {{"x", role_}}; }
   std::vector<Port> outputs() const override { return {{role_ == Port::Role::state ? "x" : "y", role_}}; }

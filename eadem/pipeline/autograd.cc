@@ -49,9 +49,9 @@ class Differentiator {
     for (const Node& node : graph_.nodes()) {
       const std::vector<int> differentiable = node.op->differentiable_inputs();
       const bool any = is_recv(node) || std::any_of(differentiable.begin(), differentiable.end(), [&](int port) {
-        const ValueId id = node.inputs[static_cast<size_t>(port)];
-        return id != kNoValue && needed_[static_cast<size_t>(id)];
-      });
+                         const ValueId id = node.inputs[static_cast<size_t>(port)];
+                         return id != kNoValue && needed_[static_cast<size_t>(id)];
+                       });
       for (ValueId id : node.outputs)
         if (id != kNoValue) needed_[static_cast<size_t>(id)] = any;
     }

@@ -21,8 +21,8 @@ struct Differentiated {
 //
 // On several ranks the gradient of a whole value that an op divided (its output is sharded) is a partial sum; an
 // all_reduce is inserted where the backward pass reads it, after parts of one value have been added. The gradients of
-// parameters stay as they fall: those of divided parameters are divided, others may be partial sums over tp, and all are
-// over dp. Their states' types say so, and who reads them gets the sum (sharding.h). What was received from another
+// parameters stay as they fall: those of divided parameters are divided, others may be partial sums over tp, and all
+// are over dp. Their states' types say so, and who reads them gets the sum (sharding.h). What was received from another
 // pipeline stage has its gradient sent back.
 Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {}, const Mesh& mesh = {});
 

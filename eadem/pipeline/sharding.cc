@@ -62,8 +62,7 @@ class Resharder {
     for (const TensorType& type : graph_.types_of(node.inputs)) seen.push_back(type.seen_along(axis));
     for (size_t port = 0; port < node.inputs.size(); ++port)
       if (node.inputs[port] != kNoValue)
-        node.inputs[port] =
-            converted(node.inputs[port], axis, node.op->wanted_sharding(seen, static_cast<int>(port)));
+        node.inputs[port] = converted(node.inputs[port], axis, node.op->wanted_sharding(seen, static_cast<int>(port)));
   }
 
   // `value` as `wanted` over `axis`: itself, or the result of a collective, which all readers share.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Step 2: the ranks of a mesh. Parameters are divided over tp along the axis their module named, types are inferred from
-// the parts (modules build with this rank's heads, so the whole would not fit), and where an edge's sharding is not what
-// its consumer wants (Op::wanted_sharding) a collective is inserted:
+// Step 2: the ranks of a mesh. Parameters are divided over tp along the axis their module named, types are inferred
+// from the parts (modules build with this rank's heads, so the whole would not fit), and where an edge's sharding is
+// not what its consumer wants (Op::wanted_sharding) a collective is inserted:
 //
 //   partial    -> replicated   all_reduce          sharded(a) -> replicated   all_gather
 //   partial    -> sharded(a)   reduce_scatter      sharded(a) -> sharded(b)   all_to_all

@@ -94,9 +94,8 @@ class StageCutter {
     if (!(type.sharding == Sharding::replicated()))
       throw Unsupported("'{}' is {} and crosses pipeline stages; only whole values do", graph_.value(id).name,
                         to_string(type));
-    graph_.nodes().push_back({.op = std::make_shared<ops::Recv>(MeshAxis::pp, stage_ - 1, type),
-                              .outputs = {id},
-                              .scope = "pipeline"});
+    graph_.nodes().push_back(
+        {.op = std::make_shared<ops::Recv>(MeshAxis::pp, stage_ - 1, type), .outputs = {id}, .scope = "pipeline"});
   }
 
   void refuse_shared_parameters() const {
@@ -106,8 +105,9 @@ class StageCutter {
         if (id == kNoValue || graph_.value(id).kind != Value::Kind::parameter) continue;
         const auto [found, inserted] = reader.try_emplace(id, node_stage_[n]);
         if (found->second != node_stage_[n])
-          throw Unsupported("pipeline stages {} and {} both read '{}'; tied weights cannot be trained on several stages",
-                            found->second, node_stage_[n], graph_.value(id).name);
+          throw Unsupported(
+              "pipeline stages {} and {} both read '{}'; tied weights cannot be trained on several stages",
+              found->second, node_stage_[n], graph_.value(id).name);
       }
   }
 

@@ -60,7 +60,8 @@ class Trainer {
   // labelled tokens. Throws NotFound while a parameter is not set, InvalidArgument when a batch does not fit, and
   // DataCorrupted when the loss or the gradient is not finite (the parameters are unchanged then).
   StepResult step(std::span<const Batch> batches, double learning_rate);
-  // Returns the mean loss of one batch of this rank and the number of its labelled tokens, by the serving pass; changes nothing.
+  // Returns the mean loss of one batch of this rank and the number of its labelled tokens, by the serving pass; changes
+  // nothing.
   std::pair<double, int64_t> evaluate(const Batch& batch);
   // Returns the loss of each token of the last pass of step (or of evaluate), on the host.
   std::vector<float> last_token_losses() const;

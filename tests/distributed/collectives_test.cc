@@ -87,9 +87,9 @@ TEST_P(CollectiveOps, AllGatherOfALaterDimension) {
   run_mesh({.tp = ranks_}, [&](const Mesh& mesh) {
     const int rank = mesh.rank(MeshAxis::tp);
     const PartRange part = part_of(extent_, ranks_, rank);
-    const auto y = run_op(mesh, std::make_shared<ops::AllGather>(attrs(rank, 2)),
-                          type({Symbol::tokens, 2, part.size, 3}, Sharding::along(2)),
-                          cut(whole, kTokens * 2, extent_, 3, part));
+    const auto y =
+        run_op(mesh, std::make_shared<ops::AllGather>(attrs(rank, 2)),
+               type({Symbol::tokens, 2, part.size, 3}, Sharding::along(2)), cut(whole, kTokens * 2, extent_, 3, part));
     EXPECT_EQ(y, whole);
   });
 }
@@ -138,7 +138,7 @@ TEST_P(CollectiveOps, AllReduce) {
 TEST_P(CollectiveOps, AllToAllMovesTheDivisionToAnotherDimension) {
   if (extent_ % ranks_ != 0) {
     EXPECT_TRUE(mentions(test::refusal([&] { const ops::AllToAll op(attrs(0, 1)); }),
-                               {"InvalidArgument", "does not divide", std::to_string(ranks_)}));
+                         {"InvalidArgument", "does not divide", std::to_string(ranks_)}));
     return;
   }
   // [extent, other]: divided along 0 before and along 1 after.
@@ -157,10 +157,10 @@ TEST_P(CollectiveOps, AllToAllMovesTheDivisionToAnotherDimension) {
 TEST_P(CollectiveOps, Broadcast) {
   run_mesh({.tp = ranks_}, [&](const Mesh& mesh) {
     const int root = ranks_ - 1;
-    EXPECT_EQ(run_op(mesh, std::make_shared<ops::Broadcast>(MeshAxis::tp, ranks_, root),
-                     type({extent_, 2}, Sharding::replicated()),
-                     whole_values(1, extent_, 2, 30 + mesh.rank(MeshAxis::tp))),
-              whole_values(1, extent_, 2, 30 + root));
+    EXPECT_EQ(
+        run_op(mesh, std::make_shared<ops::Broadcast>(MeshAxis::tp, ranks_, root),
+               type({extent_, 2}, Sharding::replicated()), whole_values(1, extent_, 2, 30 + mesh.rank(MeshAxis::tp))),
+        whole_values(1, extent_, 2, 30 + root));
   });
 }
 
@@ -176,16 +176,18 @@ TEST(CollectiveTypes, RefuseWhatTheyCannotMean) {
   };
   const ops::AllGather gather({.ranks = 2, .rank = 0, .dim = 1, .whole = 12});
   EXPECT_EQ(gather.infer_types(std::vector{divided(1)})[0], TensorType(DType::f32, {4, 12}));
-  EXPECT_TRUE(mentions(test::refusal([&] { gather.infer_types(std::vector{TensorType(DType::f32, {4, 5})}); }),
-                             {"all_gather", "[4, 5]", "6"}));
+  EXPECT_TRUE(mentions(test::refusal([&] {
+                         gather.infer_types(std::vector{TensorType(DType::f32, {4, 5})});
+                       }),
+                       {"all_gather", "[4, 5]", "6"}));
   EXPECT_TRUE(mentions(test::refusal([&] { gather.infer_sharding(std::vector{divided(0)}); }),
-                             {"all_gather", "sharded(0)", "sharded(1)"}));
+                       {"all_gather", "sharded(0)", "sharded(1)"}));
   const ops::ReduceScatter scatter({.ranks = 2, .rank = 0, .dim = 1, .whole = 6});
   EXPECT_TRUE(mentions(test::refusal([&] { scatter.infer_sharding(std::vector{divided(1)}); }),
-                             {"reduce_scatter", "sharded(1)", "partial"}));
+                       {"reduce_scatter", "sharded(1)", "partial"}));
   const ops::Broadcast broadcast(MeshAxis::tp, 2, 0);
   EXPECT_TRUE(mentions(test::refusal([&] { broadcast.infer_sharding(std::vector{divided(1)}); }),
-                             {"broadcast", "sharded(1)", "replicated"}));
+                       {"broadcast", "sharded(1)", "replicated"}));
 }
 
 TEST(CollectiveTypes, BytesOnTheWire) {

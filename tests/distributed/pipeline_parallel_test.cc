@@ -67,10 +67,9 @@ TEST(PipelineParallel, WithTensorParallelRanksInEachStage) {
 
 TEST(PipelineParallel, MoreStagesThanLayersAreRefused) {
   const auto model = SmallModel{}.make();
-  EXPECT_HAS(refusal([&] {
-               run_mesh({.pp = 3}, [&](const Mesh& mesh) { serve(*model, mesh, true, random_weights(1)); });
-             }),
-             "2 layers for 3 pipeline stages");
+  EXPECT_HAS(
+      refusal([&] { run_mesh({.pp = 3}, [&](const Mesh& mesh) { serve(*model, mesh, true, random_weights(1)); }); }),
+      "2 layers for 3 pipeline stages");
 }
 
 using Gradients = std::map<std::string, std::vector<float>>;

@@ -74,15 +74,13 @@ inline std::vector<int32_t> prompt(int64_t vocab) {
 template <typename Load>
 Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Load& load) {
   const auto device = open_device("cpu", {.num_threads = 1});
-  const auto hardware =
-      modules::AutoHardwareConfig::from_model_spec(model.spec(), *device, HardwareMode::accuracy);
+  const auto hardware = modules::AutoHardwareConfig::from_model_spec(model.spec(), *device, HardwareMode::accuracy);
   const int ranks = mesh.size(MeshAxis::tp), rank = mesh.rank(MeshAxis::tp);
-  models::BuiltGraph built =
-      models::build_inference_graph(model, {.device = device.get(),
-                                            .hardware = &hardware,
-                                            .cache = {modules::CacheLayout::contiguous, 1, 32},
-                                            .num_ranks = ranks,
-                                            .rank = rank});
+  models::BuiltGraph built = models::build_inference_graph(model, {.device = device.get(),
+                                                                   .hardware = &hardware,
+                                                                   .cache = {modules::CacheLayout::contiguous, 1, 32},
+                                                                   .num_ranks = ranks,
+                                                                   .rank = rank});
   const std::vector<int32_t> ids = prompt(model.info().vocab);
   const auto tokens = static_cast<int64_t>(ids.size());
   pipeline::Environment environment{.device = device, .mesh = mesh, .whole_outputs = {"logits"}};

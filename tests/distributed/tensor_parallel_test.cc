@@ -124,9 +124,8 @@ TEST(TensorParallel, RanksHoldParts) {
 TEST(TensorParallel, WhatCannotBeDividedIsRefusedWithBothNumbers) {
   const auto refuse = [&](const SmallModel& small, int ranks) {
     const auto model = small.make();
-    return refusal([&] {
-      run_mesh({.tp = ranks}, [&](const Mesh& mesh) { serve(*model, mesh, true, random_weights(1)); });
-    });
+    return refusal(
+        [&] { run_mesh({.tp = ranks}, [&](const Mesh& mesh) { serve(*model, mesh, true, random_weights(1)); }); });
   };
   EXPECT_HAS(refuse({}, 4), "6 attention heads do not divide into 4");
   EXPECT_HAS(refuse({.vocab = 2, .heads = 6}, 3), "2 words of the vocabulary for 3");
@@ -146,8 +145,14 @@ Head run_head(const Mesh& mesh, int64_t vocab, bool greedy, DType weights) {
   const auto device = open_device("cpu", {.num_threads = 1});
   HardwareOverrides overrides;
   overrides.weights = weights;
-  modules::ModelSpec spec{.hidden = kHidden, .ffn = 8, .layers = 1, .heads = 1, .kv_heads = 1, .head_dim = 8,
-                          .vocab = vocab, .num_parameters = vocab * kHidden};
+  modules::ModelSpec spec{.hidden = kHidden,
+                          .ffn = 8,
+                          .layers = 1,
+                          .heads = 1,
+                          .kv_heads = 1,
+                          .head_dim = 8,
+                          .vocab = vocab,
+                          .num_parameters = vocab * kHidden};
   const auto hardware =
       modules::AutoHardwareConfig::from_model_spec(spec, *device, HardwareMode::accuracy, overrides, "test");
   Graph graph;
@@ -203,8 +208,14 @@ TEST(Vocabulary, HeadAndSamplingGiveTheBitsOfOneRank) {
 
 std::vector<float> run_embedding(const Mesh& mesh, int64_t vocab, const std::vector<int32_t>& ids) {
   const auto device = open_device("cpu", {.num_threads = 1});
-  modules::ModelSpec spec{.hidden = kHidden, .ffn = 8, .layers = 1, .heads = 1, .kv_heads = 1, .head_dim = 8,
-                          .vocab = vocab, .num_parameters = vocab * kHidden};
+  modules::ModelSpec spec{.hidden = kHidden,
+                          .ffn = 8,
+                          .layers = 1,
+                          .heads = 1,
+                          .kv_heads = 1,
+                          .head_dim = 8,
+                          .vocab = vocab,
+                          .num_parameters = vocab * kHidden};
   const auto hardware = modules::AutoHardwareConfig::from_model_spec(spec, *device, HardwareMode::accuracy);
   Graph graph;
   modules::BuildContext context{.graph = graph,
@@ -237,8 +248,7 @@ TEST(Vocabulary, EmbeddingGivesTheBitsOfOneRank) {
     ids.push_back(vocab - 1);
     const std::vector<float> one = run_embedding({}, vocab, ids);
     for (int ranks : {2, 3})
-      run_mesh({.tp = ranks},
-               [&](const Mesh& mesh) { EXPECT_TRUE(same_bits(run_embedding(mesh, vocab, ids), one)); });
+      run_mesh({.tp = ranks}, [&](const Mesh& mesh) { EXPECT_TRUE(same_bits(run_embedding(mesh, vocab, ids), one)); });
   }
 }
 

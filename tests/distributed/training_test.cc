@@ -53,7 +53,7 @@ Batch joined(const Batch& a, const Batch& b) {
 }
 
 struct Run {
-  std::vector<double> losses, norms;               // of each step
+  std::vector<double> losses, norms;                             // of each step
   std::map<std::string, std::vector<float>> gradients, weights;  // after the last step; this rank's parts
 };
 
@@ -157,9 +157,9 @@ TEST(TensorParallelTraining, BiasesAndReplicatedKeyValueHeads) {
   compare_tp(*SmallModel{.kv_heads = 1}.make(), 2);
 }
 
-// Two ranks with a batch each, and one rank that accumulates the same two passes: a gradient is g0 + g1 either way where
-// a pass makes its whole sum before it is added to what is there. Not so where a pass adds term by term to the gradient:
-// (g0 + t1) + t2 is rounded differently from g0 + (t1 + t2).
+// Two ranks with a batch each, and one rank that accumulates the same two passes: a gradient is g0 + g1 either way
+// where a pass makes its whole sum before it is added to what is there. Not so where a pass adds term by term to the
+// gradient: (g0 + t1) + t2 is rounded differently from g0 + (t1 + t2).
 TEST(DataParallelTraining, TwoRanksAreOneRankThatAccumulatesTwoPasses) {
   const auto model = SmallModel{.bias = false}.make();
   const Batch first = make_batch(512, 3, 1), second = make_batch(512, 3, 2);

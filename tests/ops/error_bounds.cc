@@ -468,8 +468,7 @@ Bounds softmax_state(Inputs in, Inputs expected) {
   for (size_t r = 0; r < rows; ++r) {
     double widest = 0;
     for (size_t i = 0; i < n; ++i) widest = std::max(widest, expected[0].data[3 * r] - in[0].data[r * n + i]);
-    result[0][3 * r + 1] =
-        expected[0].data[3 * r + 1] * (kExp + kU * widest + gamma_f32(static_cast<double>(n) + 1));
+    result[0][3 * r + 1] = expected[0].data[3 * r + 1] * (kExp + kU * widest + gamma_f32(static_cast<double>(n) + 1));
   }
   return result;
 }

@@ -312,7 +312,8 @@ std::vector<Workload> add_bias() {
   for (DType x : kActivationDtypes)
     for (DType bias : {kF32, kBf16, kF16}) {
       for (int64_t n : kEdges) cases.add(op, {TensorType(x, {Symbol::tokens, n}), TensorType(bias, {n})}, 3);
-      for (int64_t tokens : {0, 1, 70}) cases.add(op, {TensorType(x, {Symbol::tokens, 9}), TensorType(bias, {9})}, tokens);
+      for (int64_t tokens : {0, 1, 70})
+        cases.add(op, {TensorType(x, {Symbol::tokens, 9}), TensorType(bias, {9})}, tokens);
     }
   return cases.take();
 }
@@ -394,10 +395,30 @@ std::vector<Workload> adamw() {
 }  // namespace
 
 std::vector<std::string_view> op_names() {
-  return {"embedding", "linear",           "rms_norm",   "add",           "mul",  "rope_table", "rope",
-          "attention", "activation",       "softmax",    "cross_entropy", "cast", "kv_append",  "select_rows",
-          "sample",    "gated_activation", "all_reduce", "grad_norm",     "adamw", "add_bias", "select_heads", "softmax_state",
-          "parallel_cross_entropy", "all_gather"};
+  return {"embedding",
+          "linear",
+          "rms_norm",
+          "add",
+          "mul",
+          "rope_table",
+          "rope",
+          "attention",
+          "activation",
+          "softmax",
+          "cross_entropy",
+          "cast",
+          "kv_append",
+          "select_rows",
+          "sample",
+          "gated_activation",
+          "all_reduce",
+          "grad_norm",
+          "adamw",
+          "add_bias",
+          "select_heads",
+          "softmax_state",
+          "parallel_cross_entropy",
+          "all_gather"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {

@@ -16,7 +16,8 @@ namespace {
 
 // A tensor around one of its dimensions: [outer, extent, inner bytes].
 struct Around {
-  Around(const Shape& shape, DType dtype, int dim) : extent(shape[dim]), inner(static_cast<int64_t>(dtype_size(dtype))) {
+  Around(const Shape& shape, DType dtype, int dim)
+      : extent(shape[dim]), inner(static_cast<int64_t>(dtype_size(dtype))) {
     for (int i = 0; i < dim; ++i) outer *= shape[i];
     for (int i = dim + 1; i < shape.rank(); ++i) inner *= shape[i];
   }
@@ -157,7 +158,8 @@ void run_all_to_all(const KernelCall& call) {
   const Around before(x.shape, x.dtype, attrs.other_dim), after(y.shape, y.dtype, attrs.dim);
   const int64_t piece = sent.size_bytes() / attrs.ranks;
   for (int rank = 0; rank < attrs.ranks; ++rank)
-    copy_range(Way::take, bytes_of(x), before, part_of(before.extent, attrs.ranks, rank), bytes_of(sent) + rank * piece);
+    copy_range(Way::take, bytes_of(x), before, part_of(before.extent, attrs.ranks, rank),
+               bytes_of(sent) + rank * piece);
   communicator_of(call).all_to_all(call.context->device, received, sent);
   for (int rank = 0; rank < attrs.ranks; ++rank)
     copy_range(Way::put, bytes_of(y), after, part_of_rank(attrs, rank), bytes_of(received) + rank * piece);

@@ -87,8 +87,7 @@ void run_gather(const KernelCall& call, const TensorView& table, const TensorVie
   float* y = elements<float>(call.outputs[0]);
   const int32_t* index = elements<const int32_t>(ids);
   cpu_device(call).pool().parallel_ranges(
-      ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)),
-      [&](int64_t begin, int64_t end) {
+      ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)), [&](int64_t begin, int64_t end) {
         task(y, table.dtype, table.data, index, {first, table.shape[0]}, hidden, begin, end);
       });
 }

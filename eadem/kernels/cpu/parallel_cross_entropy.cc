@@ -63,15 +63,14 @@ void run_softmax_state(const KernelCall& call) {
   const int32_t* labels = elements<const int32_t>(call.inputs[1]);
   float* states = elements<float>(call.outputs[0]);
   const auto task = EADEM_CPU_DISPATCH(part_state, cpu_device(call).isa());
-  cpu_device(call).pool().parallel_ranges(
-      rows, std::max<int64_t>(1, 2048 / part), [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          float* state = states + r * kSoftmaxStateWords;
-          task(state, logits + r * part, part);
-          const int64_t place = place_in_part(labels[r], first, part);
-          state[2] = place < 0 ? 0.0f : logits[r * part + place];
-        }
-      });
+  cpu_device(call).pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / part), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* state = states + r * kSoftmaxStateWords;
+      task(state, logits + r * part, part);
+      const int64_t place = place_in_part(labels[r], first, part);
+      state[2] = place < 0 ? 0.0f : logits[r * part + place];
+    }
+  });
 }
 
 Verdict can_parallel_cross_entropy(const KernelRequest& r) {
@@ -125,19 +124,18 @@ void run_parallel_cross_entropy_backward(const KernelCall& call) {
   const float* lse = elements<const float>(call.inputs[2]);
   const float* dloss = elements<const float>(call.inputs[3]);
   const auto task = EADEM_CPU_DISPATCH(part_gradient, cpu_device(call).isa());
-  cpu_device(call).pool().parallel_ranges(
-      rows, std::max<int64_t>(1, 2048 / part), [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          float* row = dlogits + r * part;
-          if (labels[r] < 0) {
-            std::fill_n(row, part, 0.0f);
-            continue;
-          }
-          task(row, logits + r * part, part, lse[r], dloss[r]);
-          const int64_t place = place_in_part(labels[r], first, part);
-          if (place >= 0) row[place] -= dloss[r];
-        }
-      });
+  cpu_device(call).pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / part), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      float* row = dlogits + r * part;
+      if (labels[r] < 0) {
+        std::fill_n(row, part, 0.0f);
+        continue;
+      }
+      task(row, logits + r * part, part, lse[r], dloss[r]);
+      const int64_t place = place_in_part(labels[r], first, part);
+      if (place >= 0) row[place] -= dloss[r];
+    }
+  });
 }
 
 constexpr Kernel kStateForward{"cpu_rows", Pass::forward, can_softmax_state, run_softmax_state};

@@ -71,9 +71,9 @@ void run_add_bias(const KernelCall& call) {
   const float* x = elements<const float>(call.inputs[0]);
   float* y = elements<float>(call.outputs[0]);
   const auto task = EADEM_CPU_DISPATCH(add_bias_rows, cpu_device(call).isa());
-  cpu_device(call).pool().parallel_ranges(
-      call.inputs[0].shape[0], task_rows(n),
-      [&](int64_t begin, int64_t end) { task(y, x, bias.dtype, bias.data, n, begin, end); });
+  cpu_device(call).pool().parallel_ranges(call.inputs[0].shape[0], task_rows(n), [&](int64_t begin, int64_t end) {
+    task(y, x, bias.dtype, bias.data, n, begin, end);
+  });
 }
 
 Verdict can_add_bias_backward(const KernelRequest& r) {

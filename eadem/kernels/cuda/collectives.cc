@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/backends.h"
 #include "eadem/kernels/collectives.h"
+#include "eadem/kernels/backends.h"
 #include "eadem/kernels/cuda/support.h"
 
 namespace eadem::kernels::cuda {

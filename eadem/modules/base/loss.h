@@ -5,7 +5,8 @@
 
 namespace eadem::modules {
 
-// Where tensor-parallel ranks divide the vocabulary each sees the logits of its words, and all of them every row's loss.
+// Where tensor-parallel ranks divide the vocabulary each sees the logits of its words, and all of them every row's
+// loss.
 //
 // loss[t] = cross entropy of logits[t, :] at labels[t]; 0 where the label is negative. logits [rows, vocab], labels
 // [rows] i32.
