@@ -35,7 +35,9 @@ TEST(PipelineParallel, ServingGivesTheBitsOfOneRank) {
         EXPECT_EQ(own.ops.contains("recv"), stage > 0);
         EXPECT_EQ(own.ops.contains("send"), stage + 1 < stages);
         for (const char* name : {"send", "recv"})
-          if (own.ops.contains(name)) EXPECT_EQ(own.ops.at(name), 1) << "one value crosses: the hidden state";
+          if (own.ops.contains(name)) {
+            EXPECT_EQ(own.ops.at(name), 1) << "one value crosses: the hidden state";
+          }
         EXPECT_EQ(own.ops.at("rope_table"), 1) << "made where it is read, not sent";
         const std::scoped_lock lock(mutex);
         state_bytes += own.state_bytes;
@@ -61,7 +63,9 @@ TEST(PipelineParallel, WithTensorParallelRanksInEachStage) {
   });
   run_mesh({.tp = 2, .pp = 2}, [&](const Mesh& mesh) {
     const Served own = serve(*model, mesh, true, random_weights(7));
-    if (mesh.rank(MeshAxis::pp) == 1) EXPECT_TRUE(same_bits(own.logits, one[0].logits));
+    if (mesh.rank(MeshAxis::pp) == 1) {
+      EXPECT_TRUE(same_bits(own.logits, one[0].logits));
+    }
   });
 }
 
@@ -132,7 +136,9 @@ TEST(PipelineParallel, TrainingGivesTheGradientsOfOneRankToTheBit) {
       std::vector<float> own_losses;
       Gradients own = train(*model, mesh, own_losses);
       const std::scoped_lock lock(mutex);
-      if (mesh.rank(MeshAxis::pp) + 1 == stages) EXPECT_TRUE(same_bits(own_losses, losses));
+      if (mesh.rank(MeshAxis::pp) + 1 == stages) {
+        EXPECT_TRUE(same_bits(own_losses, losses));
+      }
       for (auto& [name, values] : own) {
         EXPECT_FALSE(all.contains(name)) << name << " is trained on two stages";
         all[name] = std::move(values);

@@ -52,19 +52,19 @@ Batch joined(const Batch& a, const Batch& b) {
   return batch;
 }
 
-struct Run {
+struct TrainedRank {
   std::vector<double> losses, norms;                             // of each step
   std::map<std::string, std::vector<float>> gradients, weights;  // after the last step; this rank's parts
 };
 
 // Steps over the same passes; `passes` are this rank's.
-Run train_rank(const models::Model& model, const Mesh& mesh, const std::vector<Batch>& passes, int steps) {
+TrainedRank train_rank(const models::Model& model, const Mesh& mesh, const std::vector<Batch>& passes, int steps) {
   train::TrainerOptions options;
   options.batch_tokens = 64;
   Trainer trainer(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model),
                   open_device("cpu", {.num_threads = 1}), options, mesh);
   trainer.load_random(7, 0.15);
-  Run run;
+  TrainedRank run;
   for (int step = 0; step < steps; ++step) {
     const train::StepResult result = trainer.step(passes, 1e-2);
     run.losses.push_back(result.loss);
@@ -108,9 +108,9 @@ std::vector<float> part_of_whole(const std::vector<float>& whole, const Shape& s
 
 void compare_tp(const models::Model& model, int ranks) {
   const std::vector<Batch> passes = {make_batch(model.info().vocab, 2, 1), make_batch(model.info().vocab, 3, 2)};
-  const Run one = train_rank(model, {}, passes, 1);
-  const Run three_steps = train_rank(model, {}, passes, 3);
-  std::vector<Run> runs(static_cast<size_t>(ranks)), longer(static_cast<size_t>(ranks));
+  const TrainedRank one = train_rank(model, {}, passes, 1);
+  const TrainedRank three_steps = train_rank(model, {}, passes, 3);
+  std::vector<TrainedRank> runs(static_cast<size_t>(ranks)), longer(static_cast<size_t>(ranks));
   run_mesh({.tp = ranks}, [&](const Mesh& mesh) {
     const auto rank = static_cast<size_t>(mesh.rank(MeshAxis::tp));
     runs[rank] = train_rank(model, mesh, passes, 1);
@@ -122,7 +122,7 @@ void compare_tp(const models::Model& model, int ranks) {
   options.batch_tokens = 64;
   const Trainer whole(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model), device, options);
   for (int rank = 0; rank < ranks; ++rank) {
-    const Run& run = runs[static_cast<size_t>(rank)];
+    const TrainedRank& run = runs[static_cast<size_t>(rank)];
     EXPECT_NEAR(run.losses[0], one.losses[0], 1e-5);
     EXPECT_NEAR(run.norms[0], one.norms[0], 1e-4 * one.norms[0]);
     EXPECT_EQ(run.norms, runs[0].norms) << "every rank clips by the same norm";
@@ -163,17 +163,18 @@ TEST(TensorParallelTraining, BiasesAndReplicatedKeyValueHeads) {
 TEST(DataParallelTraining, TwoRanksAreOneRankThatAccumulatesTwoPasses) {
   const auto model = SmallModel{.bias = false}.make();
   const Batch first = make_batch(512, 3, 1), second = make_batch(512, 3, 2);
-  const Run one = train_rank(*model, {}, {first, second}, 1);
+  const TrainedRank one = train_rank(*model, {}, {first, second}, 1);
   run_mesh({.dp = 2}, [&](const Mesh& mesh) {
-    const Run own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 1);
+    const TrainedRank own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 1);
     EXPECT_EQ(own.losses, one.losses) << "the sums of two batches, added once";
     for (const auto& [name, expected] : one.gradients) {
       // Rows of the embedding are added token by token.
       const bool same_order = name != "model.embed_tokens.weight";
-      if (same_order)
+      if (same_order) {
         EXPECT_TRUE(same_bits(own.gradients.at(name), expected)) << name;
-      else
+      } else {
         expect_close(own.gradients.at(name), expected, name);
+      }
     }
   });
 }
@@ -187,9 +188,9 @@ TEST(DataParallelTraining, StepsAreOneRanksToTheBitWhereNoTokenStandsInBothBatch
     first.token_ids[i] = static_cast<int32_t>(2 * i);
     second.token_ids[i] = static_cast<int32_t>(2 * i + 1);
   }
-  const Run one = train_rank(*model, {}, {first, second}, 3);
+  const TrainedRank one = train_rank(*model, {}, {first, second}, 3);
   run_mesh({.dp = 2}, [&](const Mesh& mesh) {
-    const Run own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 3);
+    const TrainedRank own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 3);
     EXPECT_EQ(own.losses, one.losses);
     EXPECT_EQ(own.norms, one.norms);
     for (const auto& [name, expected] : one.weights) EXPECT_TRUE(same_bits(own.weights.at(name), expected)) << name;
@@ -200,9 +201,9 @@ TEST(DataParallelTraining, StepsAreOneRanksToTheBitWhereNoTokenStandsInBothBatch
 TEST(DataParallelTraining, TwoRanksAreOneRankWithTwiceTheBatch) {
   const auto model = SmallModel{}.make();
   const Batch first = make_batch(512, 3, 1), second = make_batch(512, 4, 2);
-  const Run one = train_rank(*model, {}, {joined(first, second)}, 1);
+  const TrainedRank one = train_rank(*model, {}, {joined(first, second)}, 1);
   run_mesh({.dp = 2}, [&](const Mesh& mesh) {
-    const Run own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 1);
+    const TrainedRank own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 1);
     EXPECT_NEAR(own.losses[0], one.losses[0], 1e-9) << "losses of tokens are the same; their f64 sum is regrouped";
     EXPECT_NEAR(own.norms[0], one.norms[0], 1e-4 * one.norms[0]);
     for (const auto& [name, expected] : one.gradients) expect_close(own.gradients.at(name), expected, name);
@@ -212,9 +213,9 @@ TEST(DataParallelTraining, TwoRanksAreOneRankWithTwiceTheBatch) {
 TEST(DataParallelTraining, TogetherWithTensorParallelRanks) {
   const auto model = SmallModel{}.make();
   const Batch first = make_batch(512, 3, 1), second = make_batch(512, 4, 2);
-  const Run one = train_rank(*model, {}, {joined(first, second)}, 2);
+  const TrainedRank one = train_rank(*model, {}, {joined(first, second)}, 2);
   run_mesh({.dp = 2, .tp = 3}, [&](const Mesh& mesh) {
-    const Run own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 2);
+    const TrainedRank own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 2);
     for (size_t step = 0; step < 2; ++step) EXPECT_NEAR(own.losses[step], one.losses[step], 1e-3);
     EXPECT_NEAR(own.norms[0], one.norms[0], 1e-4 * one.norms[0]);
   });
