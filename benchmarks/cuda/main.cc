@@ -202,7 +202,7 @@ class Bench {
 
  private:
   std::shared_ptr<Device> device_;
-  SingleRank alone_;
+  const Mesh alone_;
   Context context_{*device_, alone_};
   std::string filter_;
 };

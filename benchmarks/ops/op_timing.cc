@@ -117,7 +117,7 @@ class Call {
                                            : placed.view.encoding->planes(placed.view.shape)[plane].size_bytes();
   }
 
-  SingleRank alone_;
+  const Mesh alone_;
   Context context_;
   PassTypes types_;
   kernels::PlanPtr plan_;

@@ -4,17 +4,9 @@
 #include "eadem/pipeline/packing_choice.h"
 #include "eadem/pipeline/precision.h"
 #include "eadem/pipeline/sharding.h"
+#include "eadem/pipeline/stages.h"
 
 namespace eadem::pipeline {
-
-namespace {
-
-Environment with_communicator(Environment environment) {
-  if (environment.communicator == nullptr) environment.communicator = std::make_shared<SingleRank>();
-  return environment;
-}
-
-}  // namespace
 
 Program::Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
     : Program(Covered(), std::move(graph), std::move(environment), std::move(parameters)) {
@@ -36,9 +28,9 @@ std::vector<std::unique_ptr<Program>> Program::compile(std::vector<Source> sourc
 
 Program::Program(Covered, Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
     : graph_(std::move(graph)),
-      environment_(with_communicator(std::move(environment))),
+      environment_(std::move(environment)),
       parameters_(std::move(parameters)),
-      context_{*environment_.device, *environment_.communicator} {
+      context_{*environment_.device, environment_.mesh} {
   cover_graph();
 }
 
@@ -61,16 +53,15 @@ void Program::finish(std::span<Program* const> programs) {
 void Program::cover_graph() {
   const Device& device = *environment_.device;
   const bool training = environment_.mode == Mode::training;
-  if (training && environment_.communicator->size() > 1)
-    throw Unsupported("training on {} tensor-parallel ranks; one rank can train", environment_.communicator->size());
   symbols_ = graph_.symbols();
-  shard(graph_, environment_.communicator->size());
+  shard(graph_, environment_.mesh, environment_.whole_outputs);
+  keep_stage(graph_, environment_.mesh, training);
   insert_casts(graph_);
   FusionOptions fusion_options{training, environment_.disabled_fusions};
   if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
   fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);
   if (training)
-    differentiated_ = differentiate(graph_, environment_.input_gradients);
+    differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh);
   else
     differentiated_.forward_end = graph_.nodes().size();
   choices_ = cover(graph_, device, environment_.bounds);
@@ -249,7 +240,7 @@ void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, c
                         const std::atomic<bool>* cancel) {
   bind_symbols(symbols);
   if (placement_ != parameters_->placement()) bind_parameters();
-  if (environment_.communicator->size() > 1) cancel = nullptr;
+  if (environment_.mesh.num_ranks() > 1) cancel = nullptr;
   for (size_t n = begin; n < end; ++n) {
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("interrupted");
     const Step& step = steps_[n];

@@ -37,10 +37,11 @@ TEST_P(GoldenModel, LiesNearerToTheExactLogitsThanAnF32Program) {
   for (int64_t i = 0; i < prompt.view.num_elements(); ++i)
     tokens.push_back(prompt.dtype() == DType::i64 ? static_cast<int32_t>(prompt.view.as<int64_t>()[i])
                                                   : prompt.view.as<int32_t>()[i]);
-  const std::vector<float> ours = logits_on("reference", models::open_checkpoint(golden(GetParam())), tokens,
-                                            StaticKVCacheConfig{}, DType::f32);
+  const std::vector<float> ours =
+      logits_on("reference", models::open_checkpoint(golden(GetParam())), tokens, StaticKVCacheConfig{}, DType::f32);
   const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
-  const test::Deviation here = test::deviation(ours.size(), [&](size_t i) { return ours[i]; }, of(exact)),
+  const test::Deviation here = test::deviation(
+                            ours.size(), [&](size_t i) { return ours[i]; }, of(exact)),
                         there = test::deviation(ours.size(), of(other), of(exact));
   EXPECT_GT(there.rms, 0);
   EXPECT_LE(here.rms, there.rms);
@@ -59,10 +60,10 @@ TEST_P(GoldenModel, TheCpuStaysWithinTheErrorOfF32) {
     const auto expected = io::open_weights(golden(GetParam()) + "/expected.safetensors");
     const Tensor other = expected->get("logits"), other_exact = expected->get("logits_f64");
     const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
-    test::expect_f32_error(
-        test::deviation(cpu.size(), [&](size_t i) { return cpu[i]; }, [&](size_t i) { return exact[i]; }),
-        test::deviation(static_cast<size_t>(other.view.num_elements()), of(other), of(other_exact)),
-        std::string(dtype_name(weights)));
+    test::expect_f32_error(test::deviation(
+                               cpu.size(), [&](size_t i) { return cpu[i]; }, [&](size_t i) { return exact[i]; }),
+                           test::deviation(static_cast<size_t>(other.view.num_elements()), of(other), of(other_exact)),
+                           std::string(dtype_name(weights)));
   }
 }
 
@@ -88,7 +89,8 @@ TEST(ReferenceDevice, TrainsTheBundledModel) {
     train::Batch batch;
     train::clear(batch);
     const std::vector<int32_t> tokens = tokens_of(17, checkpoint.model->info().vocab, 3);
-    train::append_piece(batch, {tokens.begin(), tokens.end()}, 0, 16);
+    const std::vector<uint32_t> document(tokens.begin(), tokens.end());
+    train::append_piece(batch, document, 0, 16);
     std::vector<train::StepResult> results;
     for (int step = 0; step < 2; ++step) results.push_back(trainer.step(std::span(&batch, 1), 1e-3));
     return results;
@@ -110,8 +112,9 @@ TEST(ReferenceDevice, RefusesWhatItHasNot) {
   for (const std::string& name : list_devices()) EXPECT_NE(name, "reference");
   EngineOptions options;  // a cache of int8 would have to be encoded anew in every step
   options.hardware.kv_cache = WeightType(DType::f32, &RowEncoding::int8());
-  EXPECT_THROW(InferEngine::from_checkpoint(models::open_checkpoint(golden("llama")), open_device("reference"), options),
-               Unsupported);
+  EXPECT_THROW(
+      InferEngine::from_checkpoint(models::open_checkpoint(golden("llama")), open_device("reference"), options),
+      Unsupported);
 }
 
 }  // namespace

@@ -134,7 +134,7 @@ std::vector<Tensor> run_kernel(Device& device, const kernels::Kernel& kernel, co
     }
   }
 
-  SingleRank alone;
+  const Mesh alone;
   Context context{device, alone};
   const kernels::PlanPtr plan = kernel.prepare(request, context);
   const int64_t scratch_bytes = plan->scratch_bytes();

@@ -25,8 +25,15 @@
 namespace eadem::kernels::cpu {
 namespace {
 
-using GatherRows = void (*)(float* y, const void* table, const int32_t* ids, int64_t hidden, int64_t begin,
-                            int64_t end);
+// The ids whose rows a table has.
+struct TableRows {
+  int64_t first;
+  int64_t count;
+  bool contains(int64_t id) const { return id >= first && id < first + count; }
+};
+
+using GatherRows = void (*)(float* y, const void* table, const int32_t* ids, TableRows range, int64_t hidden,
+                            int64_t begin, int64_t end);
 
 }  // namespace
 }  // namespace eadem::kernels::cpu
@@ -36,24 +43,29 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// y[t, :] = table[ids[t], :] for t in [begin, end)
+// y[t, :] = table[ids[t] - first, :] for t in [begin, end), or zeros where the table has no such row
 template <typename T>
-void gather_rows(float* y, const void* table, const int32_t* ids, int64_t hidden, int64_t begin, int64_t end) {
+void gather_rows(float* y, const void* table, const int32_t* ids, TableRows range, int64_t hidden, int64_t begin,
+                 int64_t end) {
   const T* rows = static_cast<const T*>(table);
   for (int64_t t = begin; t < end; ++t)
-    map(
-        y + t * hidden, hidden, [](Vec v) { return v; }, rows + ids[t] * hidden);
+    if (range.contains(ids[t]))
+      map(
+          y + t * hidden, hidden, [](Vec v) { return v; }, rows + (ids[t] - range.first) * hidden);
+    else
+      std::fill_n(y + t * hidden, hidden, 0.0f);
 }
 
 GatherRows gather_rows_of(DType table) {
   return with_dtype(table, [](auto* type) -> GatherRows { return gather_rows<ElementOf<decltype(type)>>; });
 }
 
-// dtable[ids[t], begin:end] += dy[t, begin:end] for all t in order
-void scatter_add_columns(float* dtable, const float* dy, const int32_t* ids, int64_t tokens, int64_t hidden,
-                         int64_t begin, int64_t end) {
+// dtable[ids[t] - first, begin:end] += dy[t, begin:end] for all t in order whose row the table has
+void scatter_add_columns(float* dtable, const float* dy, const int32_t* ids, TableRows range, int64_t tokens,
+                         int64_t hidden, int64_t begin, int64_t end) {
   for (int64_t t = 0; t < tokens; ++t) {
-    float* row = dtable + ids[t] * hidden + begin;
+    if (!range.contains(ids[t])) continue;
+    float* row = dtable + (ids[t] - range.first) * hidden + begin;
     map(
         row, end - begin, [](Vec sum, Vec g) { return hn::Add(sum, g); }, row, dy + t * hidden + begin);
   }
@@ -79,18 +91,24 @@ Verdict can_embedding(const KernelRequest& r) {
       .verdict();
 }
 
-PlanPtr prepare_gather(const KernelRequest& r, Context&) {
+// Gathers rows of a table that has those of the ids from `first` on.
+PlanPtr plan_of_gather(const KernelRequest& r, int64_t first) {
   const GatherRows gather = EADEM_CPU_DISPATCH(gather_rows_of, cpu_device(r).isa())(r.inputs[0].dtype);
-  return make_plan([gather](const KernelCall& call) {
+  return make_plan([gather, first](const KernelCall& call) {
     const TensorView &table = call.inputs[0], &ids = call.inputs[1];
     EADEM_CHECK(table.encoding == nullptr && table.is_contiguous(), "table {} is not plain", to_string(table));
     const int64_t hidden = table.shape[1];
     float* y = elements<float>(call.outputs[0]);
     const int32_t* index = elements<const int32_t>(ids);
-    cpu_device(call).pool().parallel_ranges(
-        ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)),
-        [&](int64_t begin, int64_t end) { gather(y, table.data, index, hidden, begin, end); });
+    cpu_device(call).pool().parallel_ranges(ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)),
+                                            [&](int64_t begin, int64_t end) {
+                                              gather(y, table.data, index, {first, table.shape[0]}, hidden, begin, end);
+                                            });
   });
+}
+
+PlanPtr prepare_embedding(const KernelRequest& r, Context&) {
+  return plan_of_gather(r, r.attrs.get<EmbeddingAttrs>().first);
 }
 
 // Tables in the packing that the LM head reads, so that tied weights are kept once.
@@ -113,12 +131,18 @@ Verdict can_decode_rows(const KernelRequest& r) {
 const Encoding* pack_table(const KernelRequest& r, int input) { return input == 0 ? packing_of_table(r) : nullptr; }
 
 PlanPtr prepare_decode_rows(const KernelRequest& r, Context&) {
-  return make_plan([packing = pack_table(r, 0)](const KernelCall& call) {
+  return make_plan([packing = pack_table(r, 0), first = r.attrs.get<EmbeddingAttrs>().first](const KernelCall& call) {
     const TensorView& table = call.inputs[0];
     const int32_t* ids = elements<const int32_t>(call.inputs[1]);
     float* y = elements<float>(call.outputs[0]);
-    cpu_device(call).pool().parallel_for(
-        call.inputs[1].shape[0], [&](int64_t t, int) { packing->decode_row(y + t * table.shape[1], table, ids[t]); });
+    const TableRows range{first, table.shape[0]};
+    cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
+      float* row = y + t * table.shape[1];
+      if (range.contains(ids[t]))
+        packing->decode_row(row, table, ids[t] - range.first);
+      else
+        std::fill_n(row, table.shape[1], 0.0f);
+    });
   });
 }
 
@@ -131,15 +155,17 @@ Verdict can_embedding_backward(const KernelRequest& r) {
 }
 
 PlanPtr prepare_embedding_backward(const KernelRequest& r, Context&) {
-  return make_plan([add = EADEM_CPU_DISPATCH(scatter_add_columns, cpu_device(r).isa())](const KernelCall& call) {
+  const auto add = EADEM_CPU_DISPATCH(scatter_add_columns, cpu_device(r).isa());
+  return make_plan([add, first = r.attrs.get<EmbeddingAttrs>().first](const KernelCall& call) {
     float* dtable = elements<float>(call.outputs[0]);
     if (dtable == nullptr) return;
     const int32_t* ids = elements<const int32_t>(call.inputs[0]);
     const float* dy = elements<const float>(call.inputs[1]);
     const int64_t tokens = call.inputs[1].shape[0], hidden = call.inputs[1].shape[1];
+    const TableRows range{first, call.outputs[0].shape[0]};
     // Each task owns some columns, so rows are added in token order on any thread.
     cpu_device(call).pool().parallel_for(ceil_div(hidden, 64), [&](int64_t block, int) {
-      add(dtable, dy, ids, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
+      add(dtable, dy, ids, range, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
     });
   });
 }
@@ -152,12 +178,14 @@ Verdict can_select_rows(const KernelRequest& r) {
       .verdict();
 }
 
-constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, prepare_gather};
-constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, prepare_gather};
+PlanPtr prepare_select_rows(const KernelRequest& r, Context&) { return plan_of_gather(r, 0); }
+
+constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, prepare_embedding};
+constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, prepare_embedding};
 constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, prepare_embedding_backward};
 constexpr Kernel kDecodeForward{"cpu_decode_rows", Pass::forward, can_decode_rows, prepare_decode_rows, pack_table};
 constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows, prepare_decode_rows, pack_table};
-constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, prepare_gather};
+constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, prepare_select_rows};
 
 }  // namespace
 

@@ -8,9 +8,10 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-// Ops without a line have no kernel here: cross_entropy, linear_cross_entropy, grad_norm and adamw are needed only for
-// training. linear_add is not needed: add_rms_norm adds the residual without a pass of its own, after the product was
-// rounded, as the separate ops do.
+// Ops without a line have no kernel here. cross_entropy, linear_cross_entropy, softmax_state, parallel_cross_entropy,
+// grad_norm and adamw are needed only for training. Ranks of CUDA devices exchange sums only, and divide key-value
+// heads evenly: add_bias, select_heads and the other collectives. linear_add is not needed: add_rms_norm adds the
+// residual without a pass of its own, after the product was rounded, as the separate ops do.
 constexpr OpKernels kOps[] = {
     {"embedding", embedding_kernels},
     {"linear", linear_kernels},

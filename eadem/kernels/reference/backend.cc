@@ -68,8 +68,8 @@ void run(const Definition& definition, Pass pass, const KernelCall& call) {
 }
 
 PlanPtr prepare(const KernelRequest& request, Context& context) {
-  if (context.communicator.size() > 1)
-    throw Unsupported("device 'reference' runs on one rank; there are {}", context.communicator.size());
+  if (context.mesh.num_ranks() > 1)
+    throw Unsupported("device 'reference' runs on one rank; there are {}", context.mesh.num_ranks());
   return make_plan(
       [definition = request.definition, pass = request.pass](const KernelCall& call) { run(*definition, pass, call); });
 }

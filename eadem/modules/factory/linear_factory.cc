@@ -4,6 +4,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
+#include "eadem/ops/add_bias.h"
 #include "eadem/ops/linear.h"
 
 namespace eadem::modules {
@@ -12,35 +13,41 @@ namespace {
 
 // A rank's part of a weight [out, in].
 struct Part {
-  int64_t rows, columns;
+  PartRange rows, columns;
   bool divides_rows, divides_columns;
 };
 
-Part part_of(const BuildContext& context, const LinearRequest& request) {
-  const bool rows = request.parallel == Parallel::column && context.num_ranks > 1;
-  const bool columns = request.parallel == Parallel::row && context.num_ranks > 1;
-  return {request.out / (rows ? context.num_ranks : 1), request.in / (columns ? context.num_ranks : 1), rows, columns};
+Part part_of_rank(const BuildContext& context, const LinearRequest& request) {
+  Part part{{0, request.out}, {0, request.in}, false, false};
+  if (request.parallel == Parallel::column) part.rows = part_of(request.out, context.num_ranks, context.rank);
+  if (request.parallel == Parallel::row) part.columns = part_of(request.in, context.num_ranks, context.rank);
+  part.divides_rows = part.rows.size != request.out;
+  part.divides_columns = part.columns.size != request.in;
+  return part;
 }
+
+bool has_whole(const PartRange& part, int64_t block) { return part.begin % block == 0 && part.size % block == 0; }
 
 // The reason why a rank cannot hold its part of a weight in each encoding; empty if it can.
 std::string refusal_of(const BlockFormat& format, const Part& part) {
-  if (part.columns % format.block_size == 0) return "";
-  return fmt::format("a rank's rows of {} values are not whole blocks of {}", part.columns, format.block_size);
+  if (has_whole(part.columns, format.block_size)) return "";
+  return fmt::format("a rank's rows of {} values are not whole blocks of {}", part.columns.size, format.block_size);
 }
 
 std::string refusal_of(const GroupEncoding& encoding, const Part& part) {
   if (part.divides_columns && encoding.format().has_order)
     return "columns have an order of their own, which cannot be divided between ranks";
-  if (part.columns % encoding.group_columns(part.columns) == 0) return "";
-  return fmt::format("a rank's rows of {} values are not whole groups of {}", part.columns,
+  if (has_whole(part.columns, encoding.group_columns(part.columns.size))) return "";
+  return fmt::format("a rank's rows of {} values are not whole groups of {}", part.columns.size,
                      encoding.format().group_size);
 }
 
 std::string refusal_of(const Fp8Format& format, const Part& part) {
-  if (!(part.divides_rows && format.block_rows > 1 && part.rows % format.block_rows != 0) &&
-      !(part.divides_columns && format.block_columns > 1 && part.columns % format.block_columns != 0))
+  if (!(part.divides_rows && format.block_rows > 1 && !has_whole(part.rows, format.block_rows)) &&
+      !(part.divides_columns && format.block_columns > 1 && !has_whole(part.columns, format.block_columns)))
     return "";
-  return fmt::format("a rank's {} x {} weights are not whole blocks of {}", part.rows, part.columns, format.block_rows);
+  return fmt::format("a rank's {} x {} weights are not whole blocks of {}", part.rows.size, part.columns.size,
+                     format.block_rows);
 }
 
 std::string refusal_of(const WeightType& weights, const Part& part) {
@@ -55,31 +62,35 @@ std::string refusal_of(const WeightType& weights, const Part& part) {
 ValueId build_linear(BuildContext& context, const LinearRequest& request, const WeightType& weights, ValueId x) {
   Graph& graph = context.graph;
   const int shard_axis = request.parallel == Parallel::column ? 0 : request.parallel == Parallel::row ? 1 : -1;
-  EADEM_CHECK(!(request.bias && request.parallel == Parallel::row && context.num_ranks > 1),
-              "'{}': a bias on a row-parallel layer would be added once per rank", request.name);
+  // A row-parallel product is summed over the ranks first: each would add the bias.
+  const bool bias_after_sum = request.bias && request.parallel == Parallel::row && context.num_ranks > 1;
   std::vector<ValueId> inputs = {
       x, graph.add_parameter(graph.scoped_name(request.name + ".weight"),
                              TensorType(weights.dtype, {request.out, request.in}, weights.encoding), shard_axis)};
+  ValueId bias = pipeline::kNoValue;
   if (request.bias)
-    inputs.push_back(graph.add_parameter(graph.scoped_name(request.name + ".bias"),
-                                         TensorType(request.hardware->precision.activations.value, {request.out}),
-                                         request.parallel == Parallel::column ? 0 : -1));
+    bias = graph.add_parameter(graph.scoped_name(request.name + ".bias"),
+                               TensorType(request.hardware->precision.activations.value, {request.out}),
+                               request.parallel == Parallel::column ? 0 : -1);
+  const bool has_bias = request.bias && !bias_after_sum;
+  if (has_bias) inputs.push_back(bias);
   const Graph::Scope scope(graph, request.name);
-  return graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{
-                        .has_bias = request.bias, .out_dtype = request.hardware->precision.activations.value}),
-                    inputs);
+  const ValueId y = graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{
+                                   .has_bias = has_bias, .out_dtype = request.hardware->precision.activations.value}),
+                               inputs);
+  return bias_after_sum ? graph.add1(std::make_shared<ops::AddBias>(), {y, bias}) : y;
 }
 
 }  // namespace
 
 ValueId LinearFactory::build(BuildContext& context, const LinearRequest& request, ValueId x) {
   const std::string name = context.graph.scoped_name(request.name);
-  const Part part = part_of(context, request);
-  const WeightType weights = context.hardware.weight_type(*request.hardware, name + ".weight", part.columns);
+  const Part part = part_of_rank(context, request);
+  const WeightType weights = context.hardware.weight_type(*request.hardware, name + ".weight", part.columns.size);
   if (const std::string refusal = refusal_of(weights, part); !refusal.empty())
     throw Unsupported("linear {}: weights are {}: {}", name, weights.name(), refusal);
   // Decode reads every weight once per token.
-  const TensorType type(weights.dtype, {part.rows, part.columns}, weights.encoding);
+  const TensorType type(weights.dtype, {part.rows.size, part.columns.size}, weights.encoding);
   const double read_us = 1e6 * static_cast<double>(type.size_bytes({})) / context.device.rates().bytes_per_second;
   context.decisions.push_back({"linear " + name, {{std::string(weights.name()), Verdict::yes(read_us)}}, 0});
   return build_linear(context, request, weights, x);

@@ -11,7 +11,8 @@ namespace eadem::modules {
 enum class Parallel : uint8_t {
   none,
   column,  // outputs divided: the weight's rows, the bias
-  row,     // inputs divided: the weight's columns; the result is a partial sum
+  row,  // inputs divided: the weight's columns; the result is a partial sum, to which the bias is added after the ranks
+        // have summed it
 };
 
 struct LinearRequest {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/collectives.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/support.h"
 
@@ -13,8 +14,9 @@ Verdict can_all_reduce(const KernelRequest& request) {
       .verdict();
 }
 
-PlanPtr prepare_all_reduce(const KernelRequest&, Context& context) {
-  return make_plan([&communicator = context.communicator](const KernelCall& call) {
+PlanPtr prepare_all_reduce(const KernelRequest& request, Context& context) {
+  Communicator& communicator = context.mesh.along(request.attrs.get<CollectiveAttrs>().over);
+  return make_plan([&communicator](const KernelCall& call) {
     const TensorView &x = call.inputs[0], &y = call.outputs[0];
     Device& device = call.context->device;
     device.copy(elements(y), elements(x), y.size_bytes());  // copies nothing if y is x
