@@ -43,7 +43,7 @@ void softmax_state(double* state, std::span<const double> logits, int64_t label)
 
 std::vector<TensorType> SoftmaxState::infer_types(std::span<const TensorType> in) const {
   expect_part_and_labels(name(), in);
-  return {TensorType(DType::f32, {1, in[0].dim(0), kernels::kSoftmaxStateWords})};
+  return {TensorType(DType::f32, {in[0].dim(0), kernels::kSoftmaxStateWords})};
 }
 
 DType SoftmaxState::wanted_dtype(std::span<const TensorType> in, int port) const {
@@ -52,7 +52,7 @@ DType SoftmaxState::wanted_dtype(std::span<const TensorType> in, int port) const
 
 std::vector<Sharding> SoftmaxState::infer_sharding(std::span<const TensorType> in) const {
   expect_divided_vocabulary(name(), in);
-  return {Sharding::along(0)};
+  return {Sharding::along(1)};
 }
 
 Cost SoftmaxState::cost(Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
@@ -85,11 +85,10 @@ std::vector<Workload> SoftmaxState::workloads() {
 
 std::vector<TensorType> ParallelCrossEntropy::infer_types(std::span<const TensorType> in) const {
   expect_part_and_labels(name(), in);
-  expect_rank(name(), "states", in[2], 3);
+  expect_rank(name(), "states", in[2], 2);
   expect_dtype(name(), "states", in[2], kF32);
-  expect_dim(name(), "states", in[2], 0, Dim(ranks_), "the ranks");
-  expect_dim(name(), "states", in[2], 1, in[0].dim(0), "rows of 'logits'");
-  expect_dim(name(), "states", in[2], 2, Dim(kernels::kSoftmaxStateWords), "m, l and z");
+  expect_dim(name(), "states", in[2], 0, in[0].dim(0), "rows of 'logits'");
+  expect_dim(name(), "states", in[2], 1, Dim(ranks_ * kernels::kSoftmaxStateWords), "m, l and z of each rank");
   return {TensorType(DType::f32, {in[0].dim(0)})};
 }
 
@@ -133,8 +132,8 @@ void ParallelCrossEntropy::reference(Pass pass, std::span<const RefTensor> in, s
       }
       continue;
     }
-    const auto ranks = static_cast<size_t>(in[2].shape[0]);
-    const auto word = [&](size_t rank, size_t i) { return in[2].data[(rank * rows + r) * kStateWords + i]; };
+    const auto ranks = static_cast<size_t>(ranks_);
+    const auto word = [&](size_t rank, size_t i) { return in[2].data[(r * ranks + rank) * kStateWords + i]; };
     double most = word(0, 0), sum = 0, target = 0;
     for (size_t rank = 1; rank < ranks; ++rank) most = std::max(most, word(rank, 0));
     for (size_t rank = 0; rank < ranks; ++rank) {
@@ -156,7 +155,7 @@ std::vector<Workload> ParallelCrossEntropy::workloads() {
           {workload_name(model, step, "parallel_cross_entropy"),
            std::make_shared<ParallelCrossEntropy>(kernels::VocabularyPart{}, 2),
            {TensorType(DType::f32, {Symbol::tokens, model.vocab / 2}), TensorType(DType::i32, {Symbol::tokens}),
-            TensorType(DType::f32, {2, Symbol::tokens, kernels::kSoftmaxStateWords})},
+            TensorType(DType::f32, {Symbol::tokens, 2 * kernels::kSoftmaxStateWords})},
            symbols_of(step)});
   return rows;
 }

@@ -16,6 +16,7 @@ namespace {
 using Kind = Sharding::Kind;
 
 void divide_parameters(Graph& graph, int ranks, int rank) {
+  if (ranks == 1) return;
   for (size_t i = 0; i < graph.values().size(); ++i) {
     Value& value = graph.values()[i];
     const int axis = value.kind == Value::Kind::parameter ? graph.shard_axis(static_cast<ValueId>(i)) : -1;

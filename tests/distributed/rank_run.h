@@ -15,6 +15,7 @@
 #include "eadem/kernels/sample.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
+#include "eadem/ops/collectives.h"
 #include "eadem/pipeline/program.h"
 
 namespace eadem::test {
@@ -61,6 +62,7 @@ struct Served {
   std::vector<float> logprob;
   int64_t state_bytes = 0, parameter_bytes = 0;
   std::map<std::string, int> ops;  // how often each op stands in the compiled graph
+  double sent_bytes = 0;           // of all collectives, as their ops say
 };
 
 inline std::vector<int32_t> prompt(int64_t vocab) {
@@ -93,7 +95,11 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
   program.require_complete();
   load(*parameters);
   Served result;
-  for (const pipeline::Node& node : program.graph().nodes()) ++result.ops[std::string(node.op->name())];
+  for (const pipeline::Node& node : program.graph().nodes()) {
+    ++result.ops[std::string(node.op->name())];
+    if (const auto* collective = dynamic_cast<const ops::Collective*>(node.op.get()))
+      result.sent_bytes += collective->wire_bytes(program.graph().types_of(node.inputs), environment.bounds);
+  }
   std::map<std::string, Tensor> states;
   for (const auto& [name, id] : program.states()) {
     const TensorType& type = program.graph().value(id).type;

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <set>
 
 #include "eadem/train/trainer.h"
 #include "tests/distributed/rank_run.h"
@@ -150,6 +150,29 @@ TEST(TensorParallelTraining, GradientsOfOneRank) {
   }
   SCOPED_TRACE("smollm2 on 3 ranks: one key-value head, an uneven vocabulary and MLP");
   compare_tp(*models::model_from_config(golden("smollm2") + "/config.json"), 3);
+}
+
+TEST(TensorParallelTraining, ExchangesWhatTheDocumentSays) {
+  const auto model = SmallModel{.kv_heads = 6}.make();
+  const auto count = [&](const models::Model& counted, int ranks, std::string_view op) {
+    std::atomic<int64_t> found = 0;
+    run_mesh({.tp = ranks}, [&](const Mesh& mesh) {
+      train::TrainerOptions options;
+      options.batch_tokens = 16;
+      const Trainer trainer(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &counted),
+                            open_device("cpu", {.num_threads = 1}), options, mesh);
+      int64_t own = 0;
+      for (const pipeline::Node& node : trainer.training_program().graph().nodes()) own += node.op->name() == op;
+      found = own;
+    });
+    return found.load();
+  };
+  const int64_t layers = model->info().layers;
+  // Forward: the embedding, and two a layer. Backward: the head's input, and two a layer, one for q, k and v together.
+  EXPECT_EQ(count(*model, 2, "all_reduce"), (1 + 2 * layers) + (1 + 2 * layers));
+  EXPECT_EQ(count(*model, 2, "all_gather"), 1) << "states of the softmax; logits stay where they are";
+  // Key-value heads that do not divide: the gradients of k and of v besides, two a layer.
+  EXPECT_EQ(count(*SmallModel{.kv_heads = 2}.make(), 3, "all_reduce"), 2 + 4 * layers + 2 * layers);
 }
 
 TEST(TensorParallelTraining, BiasesAndReplicatedKeyValueHeads) {

@@ -350,7 +350,7 @@ std::vector<Workload> parallel_cross_entropy() {
     const auto add = [&](int64_t part, int64_t tokens) {
       cases.add(op,
                 {TensorType(kF32, {Symbol::tokens, part}), TensorType(DType::i32, {Symbol::tokens}),
-                 TensorType(kF32, {ranks, Symbol::tokens, 3})},
+                 TensorType(kF32, {Symbol::tokens, 3 * ranks})},
                 tokens);
     };
     for (int64_t part : kEdges) add(part, 6);

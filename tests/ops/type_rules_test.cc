@@ -61,15 +61,15 @@ TEST(TypeRules, TensorParallel) {
   EXPECT_REFUSED(infer(select, {TensorType(kB, {kT, 3, 8})}), "select_heads: 'x'", "expected 2");
   EXPECT_REFUSED(SelectHeads({.heads = 2, .own_heads = 3, .first_query = 4, .run = 1, .group = 3}), "3 heads of 2");
 
-  const TensorType part(kF, {kT, 50}), labels(kI, {kT}), states(kF, {2, kT, 3});
-  EXPECT_EQ(infer(SoftmaxState({50}), {part, labels})[0], TensorType(kF, {1, kT, 3}));
+  const TensorType part(kF, {kT, 50}), labels(kI, {kT}), states(kF, {kT, 6});
+  EXPECT_EQ(infer(SoftmaxState({50}), {part, labels})[0], TensorType(kF, {kT, 3}));
   EXPECT_EQ(SoftmaxState({50}).infer_sharding(std::vector{with(part, Sharding::along(1)), labels})[0],
-            Sharding::along(0));
+            Sharding::along(1));
   EXPECT_REFUSED(SoftmaxState({50}).infer_sharding(std::vector{part, labels}), "'logits'", "expected sharded(1)");
   const ParallelCrossEntropy loss({50}, 2);
   EXPECT_EQ(infer(loss, {part, labels, states})[0], TensorType(kF, {kT}));
-  EXPECT_REFUSED(infer(loss, {part, labels, TensorType(kF, {3, kT, 3})}), "'states'", "expected 2");
-  EXPECT_EQ(loss.wanted_sharding(std::vector{part, labels, with(states, Sharding::along(0))}, 2), kWhole);
+  EXPECT_REFUSED(infer(loss, {part, labels, TensorType(kF, {kT, 9})}), "'states'", "expected 6");
+  EXPECT_EQ(loss.wanted_sharding(std::vector{part, labels, with(states, Sharding::along(1))}, 2), kWhole);
   EXPECT_EQ(Sample().wanted_sharding(std::vector{with(part, Sharding::along(1))}, 0), kWhole);
 
   const GradNorm of_parts(2, true), of_whole(1);

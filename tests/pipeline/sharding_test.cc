@@ -124,5 +124,66 @@ TEST(Sharding, TwoRanksGetOneAllReducePerRowParallelProduct) {
   EXPECT_EQ(count["all_gather"], 1) << "of the logits, to sample";
 }
 
+// An op that wants its input divided in one way and leaves it so.
+class Wants final : public ops::Op {
+ public:
+  explicit Wants(Sharding wanted) : wanted_(wanted) {}
+  std::string_view name() const override { return "wants"; }
+  std::vector<ops::Port> inputs() const override { return {{"x"}}; }
+  std::vector<ops::Port> outputs() const override { return {{"y"}}; }
+  ops::AttrsRef attrs() const override { return {}; }
+  std::vector<TensorType> infer_types(std::span<const TensorType> in) const override {
+    return {ops::plain_type(in[0].dtype, in[0].dims())};
+  }
+  Sharding wanted_sharding(std::span<const TensorType>, int) const override { return wanted_; }
+  std::vector<Sharding> infer_sharding(std::span<const TensorType> in) const override {
+    EXPECT_EQ(in[0].sharding, wanted_);
+    return {in[0].sharding};
+  }
+  ops::Cost cost(Pass, std::span<const TensorType>, std::span<const TensorType>, const SymbolValues&) const override {
+    return {};
+  }
+  void reference(Pass, std::span<const ops::RefTensor>, std::span<ops::RefTensor>) const override {}
+  ops::KernelList kernels() const override { return {}; }
+
+ private:
+  Sharding wanted_;
+};
+
+TEST(Sharding, EachConversionIsOneCollectiveThatItsReadersShare) {
+  const distributed::ThreadGroup group(2);
+  const Sharding whole = Sharding::replicated(), partial = Sharding::partial();
+  struct Row {
+    Sharding has, wanted;
+    std::string_view op;  // "": none
+    TensorType result;
+  };
+  const auto type = [](int64_t rows, int64_t columns) { return TensorType(DType::f32, {rows, columns}); };
+  for (const Row& row :
+       {Row{whole, whole, "", type(4, 6)}, Row{Sharding::along(1), Sharding::along(1), "", type(4, 6)},
+        Row{partial, whole, "all_reduce", type(4, 6)}, Row{partial, Sharding::along(1), "reduce_scatter", type(4, 3)},
+        Row{Sharding::along(0), whole, "all_gather", type(8, 6)},
+        Row{Sharding::along(1), whole, "all_gather", type(4, 12)},
+        Row{Sharding::along(0), Sharding::along(1), "all_to_all", type(8, 3)}}) {
+    SCOPED_TRACE(to_string(row.has) + " to " + to_string(row.wanted));
+    Graph graph;
+    TensorType has = type(4, 6);
+    has.sharding = row.has;
+    const ValueId x = graph.add_input("x", has);
+    const ValueId y = graph.add1(std::make_shared<Wants>(row.wanted), {x});
+    graph.add1(std::make_shared<Wants>(row.wanted), {x});
+    shard(graph, Mesh(MeshAxis::tp, group.communicator(1)));
+    ASSERT_EQ(graph.nodes().size(), row.op.empty() ? 2u : 3u);
+    if (!row.op.empty()) {
+      EXPECT_EQ(graph.nodes()[0].op->name(), row.op);
+    }
+    EXPECT_TRUE(graph.value(y).type.same_dims(row.result)) << to_string(graph.value(y).type);
+  }
+  Graph graph;
+  const ValueId x = graph.add_input("x", type(4, 6));
+  graph.add1(std::make_shared<Wants>(Sharding::along(1)), {x});
+  EXPECT_THROW(shard(graph, Mesh(MeshAxis::tp, group.communicator(0))), InvalidArgument) << "whole to divided";
+}
+
 }  // namespace
 }  // namespace eadem::pipeline

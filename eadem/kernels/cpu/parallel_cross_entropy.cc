@@ -91,13 +91,13 @@ Verdict can_parallel_cross_entropy(const KernelRequest& r) {
 }
 
 void run_parallel_cross_entropy(const KernelCall& call) {
-  const int64_t ranks = call.inputs[2].shape[0], rows = call.inputs[2].shape[1];
+  const int64_t rows = call.inputs[2].shape[0], ranks = call.inputs[2].shape[1] / kSoftmaxStateWords;
   const int32_t* labels = elements<const int32_t>(call.inputs[1]);
   const float* states = elements<const float>(call.inputs[2]);
   float* loss = elements<float>(call.outputs[0]);
   float* lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
   for (int64_t r = 0; r < rows; ++r) {
-    const auto state = [&](int64_t rank) { return states + (rank * rows + r) * kSoftmaxStateWords; };
+    const auto state = [&](int64_t rank) { return states + (r * ranks + rank) * kSoftmaxStateWords; };
     float most = state(0)[0];
     for (int64_t rank = 1; rank < ranks; ++rank) most = std::max(most, state(rank)[0]);
     double sum = 0;
