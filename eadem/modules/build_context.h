@@ -3,6 +3,8 @@
 // BuildContext: what modules need to add their ops to a graph.
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "eadem/core/candidate.h"
@@ -35,7 +37,7 @@ struct StepValues {
   ValueId kv_length = pipeline::kNoValue;
   ValueId block_table = pipeline::kNoValue;  // with a cache
   ValueId slots = pipeline::kNoValue;        // with a cache
-  ValueId rope_table = pipeline::kNoValue;   // made once by Rope, used by every layer
+  std::map<std::string, ValueId> rope_tables;  // by name; made once by Rope, used by every layer
 };
 
 struct BuildContext {

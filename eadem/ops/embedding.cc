@@ -2,6 +2,7 @@
 #include "eadem/ops/embedding.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
@@ -12,13 +13,15 @@ Embedding::Embedding(const kernels::EmbeddingAttrs& attrs) : attrs_(attrs) {
   if (std::find(std::begin(kFloats), std::end(kFloats), attrs.out_dtype) == std::end(kFloats))
     throw InvalidArgument("embedding: out_dtype is {}; expected f32, bf16 or f16", dtype_name(attrs.out_dtype));
   if (attrs.vocab <= 0) throw InvalidArgument("embedding: vocab is {}; expected a positive number", attrs.vocab);
+  if (!std::isfinite(attrs.scale)) throw InvalidArgument("embedding: scale is {}", attrs.scale);
 }
 
 std::vector<Port> Embedding::inputs() const { return {{"table", Port::Role::parameter}, {"ids", Port::Role::index}}; }
 std::vector<Port> Embedding::outputs() const { return {{"y"}}; }
 
 std::string Embedding::attrs_text() const {
-  return fmt::format("vocab={} out_dtype={}", attrs_.vocab, dtype_name(attrs_.out_dtype));
+  return fmt::format("vocab={} out_dtype={}{}", attrs_.vocab, dtype_name(attrs_.out_dtype),
+                     attrs_.scale == 1 ? "" : fmt::format(" scale={}", attrs_.scale));
 }
 
 std::vector<TensorType> Embedding::infer_types(std::span<const TensorType> in) const {
@@ -46,6 +49,7 @@ Cost Embedding::cost(Pass pass, std::span<const TensorType> in, std::span<const 
 }
 
 void Embedding::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
+  const double scale = attrs_.scale;
   if (pass == Pass::backward) {
     const RefTensor &ids = in[0], &dy = in[1];
     if (out[0].data.empty()) return;
@@ -53,13 +57,14 @@ void Embedding::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
     for (int64_t t = 0; t < dy.shape[0]; ++t)
       for (int64_t h = 0; h < hidden; ++h)
         out[0].data[static_cast<size_t>(static_cast<int64_t>(ids.data[static_cast<size_t>(t)]) * hidden + h)] +=
-            dy.data[static_cast<size_t>(t * hidden + h)];
+            scale * dy.data[static_cast<size_t>(t * hidden + h)];
     return;
   }
   const int64_t hidden = in[kTable].shape[1];
   for (int64_t t = 0; t < in[kIds].shape[0]; ++t)
     for (int64_t h = 0; h < hidden; ++h)
       out[0].data[static_cast<size_t>(t * hidden + h)] =
+          scale *
           in[kTable]
               .data[static_cast<size_t>(static_cast<int64_t>(in[kIds].data[static_cast<size_t>(t)]) * hidden + h)];
 }

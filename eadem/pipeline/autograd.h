@@ -15,8 +15,10 @@ struct Differentiated {
 // Appends the backward pass. For each graph output `out` there is a new input "d.<out>" of its type: the gradient that
 // the caller seeds. Gradients of a parameter `p` accumulate (+=) into the state "grad.<p>", f32. For each name in
 // `input_gradients`, an input of the graph, the output "d.<name>" is its gradient. Nodes on the way change from the
-// inference to the forward pass. Requires and keeps inferred types. Throws Unsupported naming an op that has no
+// inference to the forward pass. Parameters named in `frozen` have no gradient, and what only
+// they influence has no backward pass. Requires and keeps inferred types. Throws Unsupported naming an op that has no
 // backward pass.
-Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {});
+Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {},
+                             std::span<const std::string> frozen = {});
 
 }  // namespace eadem::pipeline

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/train/trainer.h"
 
+#include <fnmatch.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "eadem/ops/optimizer.h"
@@ -50,19 +53,37 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   environment.disabled_fusions = options.disabled_fusions;
   environment.bounds[Symbol::tokens] = options.batch_tokens;
   environment.bounds[Symbol::sequences] = options.batch_tokens;
-  environment.mode = Mode::training;
-  training_ = std::make_unique<Program>(build(), environment, parameters_);
-  training_->require_complete();
   environment.mode = Mode::inference;
   evaluation_ = std::make_unique<Program>(build(), environment, parameters_);
   evaluation_->require_complete();
+  environment.mode = Mode::training;
+  environment.frozen = find_frozen();
+  training_ = std::make_unique<Program>(build(), environment, parameters_);
+  training_->require_complete();
   compile_update();
+}
+
+std::vector<std::string> Trainer::find_frozen() {
+  std::vector<std::string> frozen;
+  std::vector<bool> used(options_.frozen.size());
+  for (const std::string& name : parameters_->names()) {
+    bool matches = false;
+    for (size_t i = 0; i < used.size(); ++i)
+      if (fnmatch(options_.frozen[i].c_str(), name.c_str(), FNM_NOESCAPE) == 0) matches = used[i] = true;
+    (matches ? frozen : trained_).push_back(name);
+  }
+  if (const auto unused = std::find(used.begin(), used.end(), false); unused != used.end())
+    throw InvalidArgument("no parameter matches the frozen '{}'; there are '{}' and {} more",
+                          options_.frozen[static_cast<size_t>(unused - used.begin())], parameters_->names().front(),
+                          parameters_->names().size() - 1);
+  if (trained_.empty()) throw InvalidArgument("all {} parameters are frozen: nothing is trained", frozen.size());
+  return frozen;
 }
 
 void Trainer::compile_update() {
   Graph graph;
   const ValueId hyper = graph.add_input("hyper", TensorType(DType::f32, {8}));
-  const std::vector<std::string> names = parameters_->names();
+  const std::vector<std::string>& names = trained_;
   std::vector<ValueId> gradients;
   const auto state = [&](const std::string& name, const TensorType& type) {
     states_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));

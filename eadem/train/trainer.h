@@ -31,6 +31,9 @@ struct TrainerOptions {
   double weight_decay = 0.1;   // on parameters of two or more dimensions
   double max_grad_norm = 1.0;  // 0: no clipping
   std::vector<std::string> disabled_fusions;
+  // Parameters that keep their values and have neither gradients nor optimizer states: names, in which '*' stands for
+  // any characters, '?' for one and [abc] for one of those (fnmatch(3)).
+  std::vector<std::string> frozen;
 };
 
 struct StepResult {
@@ -40,7 +43,8 @@ struct StepResult {
 
 class Trainer {
  public:
-  // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options.
+  // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options, also for a pattern of
+  // `frozen` that no parameter has, and when nothing is left to train.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options);
 
   // Sets the parameters before the first step. Every parameter must be set.
@@ -65,7 +69,8 @@ class Trainer {
   int64_t num_steps() const { return num_steps_; }
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
-  // Returns a gradient of the last step, on the host, in f32.
+  const std::vector<std::string>& trained_names() const { return trained_; }
+  // Returns a gradient of the last step, on the host, in f32. Throws NotFound for a frozen parameter.
   Tensor gradient(const std::string& parameter) const;
 
   // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32.
@@ -82,6 +87,8 @@ class Trainer {
  private:
   void check(const Batch& batch) const;
   void feed(pipeline::Program& program, const Batch& batch, SymbolValues& symbols) const;
+  // Divides the parameters into trained_ and the result, those that match options_.frozen.
+  std::vector<std::string> find_frozen();
   void compile_update();
   void copy_weight_to_master(const std::string& name);
   void copy_weights_to_masters();
@@ -93,7 +100,8 @@ class Trainer {
   std::shared_ptr<pipeline::ParameterStore> parameters_;
   std::unique_ptr<pipeline::Program> training_, evaluation_, update_;
   const pipeline::Program* last_ = nullptr;
-  std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + parameter name; on the device
+  std::vector<std::string> trained_;
+  std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + trained_ name; on the device
   int64_t num_steps_ = 0;
 };
 

@@ -59,6 +59,12 @@ std::vector<Workload> embedding() {
         for (int64_t tokens : {0, 1, 7})
           cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{out, 11}),
                     {TensorType(table, {11, hidden}), TensorType(DType::i32, {Symbol::tokens})}, tokens);
+  for (DType table : {kF32, kBf16})
+    cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{table, 11, 6.928203f}),
+              {TensorType(table, {11, 33}), TensorType(DType::i32, {Symbol::tokens})}, 7);
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
+    cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{kF32, 19, 6.928203f}),
+              {TensorType(kF32, {19, unit}, encoding), TensorType(DType::i32, {Symbol::tokens})}, 7);
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
     for (int64_t units : {1, 3})
       for (int64_t tokens : {0, 1, 7})

@@ -15,9 +15,11 @@ ValueId Embedding::build(BuildContext& context, ValueId token_ids) const {
   const std::string name = context.graph.scoped_name("weight");
   const WeightType type = context.hardware.weight_type(config, name, hidden_);
   const ValueId weight = context.graph.add_parameter(name, TensorType(type.dtype, {vocab_, hidden_}, type.encoding));
-  return context.graph.add1(
-      std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{config.precision.activations.value, vocab_}),
-      {weight, token_ids});
+  const DType activations = config.precision.activations.value;
+  const auto factor = static_cast<float>(scale_);
+  const float scale = activations == DType::bf16 ? bf16_t::from_float(factor).to_float() : factor;
+  return context.graph.add1(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{activations, vocab_, scale}),
+                            {weight, token_ids});
 }
 
 }  // namespace eadem::modules
