@@ -148,7 +148,8 @@ ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
     throw Unsupported("{}: '{}' is \"{}\"; known is \"Meta AI original pth\"", file.path(), key("tensor_data_layout"),
                       *layout);
   for (const ConfigKey& own : family.keys)
-    result.*own.member = (own.gguf.empty() ? std::nullopt : file.optional_number(key(own.gguf))).value_or(own.if_absent);
+    result.*own.member =
+        (own.gguf.empty() ? std::nullopt : file.optional_number(key(own.gguf))).value_or(own.if_absent);
   family.read_gguf(file, prefix, result);
   refuse_unknown_keys(file, family, prefix);
   result.validate(file.path());

@@ -106,8 +106,8 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
   std::vector<WeightRecipe> recipes;
   if (family_.recipes != nullptr) recipes = family_.recipes(config_, parameter, format);
   if (recipes.empty()) {
-    recipes.push_back(WeightRecipe::name(format == CheckpointFormat::gguf ? gguf_name(parameter.name, &family_)
-                                                                           : parameter.name));
+    recipes.push_back(
+        WeightRecipe::name(format == CheckpointFormat::gguf ? gguf_name(parameter.name, &family_) : parameter.name));
     // Programs that save a tied matrix once keep either of its names.
     if (format == CheckpointFormat::huggingface && spec_.tied && parameter.name == kEmbedding)
       recipes.push_back(WeightRecipe::name(kHead));

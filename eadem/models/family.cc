@@ -27,8 +27,7 @@ constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},    {"pos
 // The GGUF name of "layers.N." + `rest`; empty if there is none.
 std::string name_in_layer(std::string_view layer, std::string_view rest, std::span<const GgufName> names) {
   for (const GgufName& name : names)
-    if (rest.starts_with(name.ours))
-      return fmt::format("blk.{}.{}{}", layer, name.gguf, rest.substr(name.ours.size()));
+    if (rest.starts_with(name.ours)) return fmt::format("blk.{}.{}{}", layer, name.gguf, rest.substr(name.ours.size()));
   return "";
 }
 

@@ -33,7 +33,7 @@ struct ModelType {
 struct ConfigKey {
   std::string_view json;
   std::string_view gguf;  // below the architecture; empty: GGUF files do not state it
-  double ModelConfig::* member;
+  double ModelConfig::*member;
   double if_absent;
   double least, most;
 };

@@ -82,8 +82,8 @@ class HuggingFaceWeights final : public io::WeightSource {
   Tensor load(size_t index) const override {
     if (index >= recipes_.size()) return weights_->get(tensors()[index].name);
     const WeightRecipe& recipe = recipes_[index].second;
-    const Tensor made =
-        evaluate(recipe, [this](const std::string& parameter) { return reader_.read(parameter); }, path());
+    const Tensor made = evaluate(
+        recipe, [this](const std::string& parameter) { return reader_.read(parameter); }, path());
     return made.view.encoding == nullptr || same_in_file(recipe) != nullptr ? made : values_in_f32(made.view);
   }
   Tensor load_bytes(size_t index) const override {
@@ -181,8 +181,11 @@ Tensor to_huggingface_order(const Model& model, const std::string& parameter, co
   for (const ParameterInfo& known : model.parameters()) {
     if (known.name != parameter || !(known.shape == tensor.shape())) continue;
     const NamedRecipe recipe{parameter, model.recipes(known, CheckpointFormat::huggingface).at(0)};
-    const std::vector<NamedRecipe> tensors = has_one_tensor(recipe.second) ? invert({&recipe, 1}) : std::vector<NamedRecipe>();
-    if (!tensors.empty()) return evaluate(tensors[0].second, [&](const auto&) { return tensor; }, "the model");
+    const std::vector<NamedRecipe> tensors =
+        has_one_tensor(recipe.second) ? invert({&recipe, 1}) : std::vector<NamedRecipe>();
+    if (!tensors.empty())
+      return evaluate(
+          tensors[0].second, [&](const auto&) { return tensor; }, "the model");
   }
   return tensor;
 }
@@ -193,7 +196,8 @@ Tensor from_huggingface_order(const Model& model, const std::string& parameter, 
     const WeightRecipe recipe = model.recipes(known, CheckpointFormat::huggingface).at(0);
     // Whoever takes the tensor says what is wrong with its shape.
     if (has_one_tensor(recipe) && known.shape == tensor.shape())
-      return evaluate(recipe, [&](const auto&) { return tensor; }, "the model");
+      return evaluate(
+          recipe, [&](const auto&) { return tensor; }, "the model");
   }
   return tensor;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LlamaConfig: the typed configuration of the Llama family, model types llama (Llama 2, 3.x, SmolLM2), mistral, qwen2 and
-// qwen3.
+// LlamaConfig: the typed configuration of the Llama family, model types llama (Llama 2, 3.x, SmolLM2), mistral, qwen2
+// and qwen3.
 #pragma once
 
 #include "eadem/models/model_config.h"

@@ -64,7 +64,8 @@ std::optional<RecipeType> ParameterReader::describe_tensor(const std::string& na
 std::optional<RecipeType> ParameterReader::type(const std::string& parameter) const {
   const WeightRecipe* own = recipe(parameter);
   if (own == nullptr) return std::nullopt;
-  return describe(*own, [this](const std::string& name) { return describe_tensor(name); }, weights_->path());
+  return describe(
+      *own, [this](const std::string& name) { return describe_tensor(name); }, weights_->path());
 }
 
 Tensor ParameterReader::read(const std::string& parameter) const {

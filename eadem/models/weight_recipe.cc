@@ -63,13 +63,14 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
   };
   const auto refuse_encoding = [&](const char* what) {
     if (first.type.encoding != nullptr)
-      throw Unsupported("{}: '{}' is stored in {}, which cannot be {}", source, first_name_of(recipe), first.type.name(), what);
+      throw Unsupported("{}: '{}' is stored in {}, which cannot be {}", source, first_name_of(recipe),
+                        first.type.name(), what);
   };
   RecipeType result = first;
   // Whether rows can be moved as bytes.
-  const bool as_bytes = has_contiguous_rows(first.type) && std::all_of(parts.begin(), parts.end(), [&](const auto& part) {
-                          return part.type == first.type;
-                        });
+  const bool as_bytes =
+      has_contiguous_rows(first.type) &&
+      std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return part.type == first.type; });
   switch (recipe.kind) {
     case Kind::name: break;
     case Kind::slice:
@@ -93,8 +94,8 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
         if (rank <= recipe.axis) fail("more axes");
         expected[recipe.axis] = recipe.sizes[i];
         if (!(parts[i].shape == expected))
-          throw DataCorrupted("{}: '{}' is {}; expected {}", source, first_name_of(recipe.parts[i]), to_string(parts[i].shape),
-                              to_string(expected));
+          throw DataCorrupted("{}: '{}' is {}; expected {}", source, first_name_of(recipe.parts[i]),
+                              to_string(parts[i].shape), to_string(expected));
         total += recipe.sizes[i];
       }
       if (recipe.axis == rank - 1 && rank > 1) refuse_encoding("joined within rows");
@@ -105,8 +106,8 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
     case Kind::stack: {
       for (size_t i = 0; i < parts.size(); ++i)
         if (!(parts[i].shape == first.shape))
-          throw DataCorrupted("{}: '{}' is {}; '{}' is {}", source, first_name_of(recipe.parts[i]), to_string(parts[i].shape),
-                              first_name_of(recipe), to_string(first.shape));
+          throw DataCorrupted("{}: '{}' is {}; '{}' is {}", source, first_name_of(recipe.parts[i]),
+                              to_string(parts[i].shape), first_name_of(recipe), to_string(first.shape));
       std::vector<int64_t> dims = {static_cast<int64_t>(parts.size())};
       dims.insert(dims.end(), first.shape.dims().begin(), first.shape.dims().end());
       result.shape = Shape(dims);
@@ -233,10 +234,9 @@ class Inverter {
                          {recipe.axis, recipe.begin, recipe.sizes[0], recipe.sizes[1], std::move(value)});
       case Kind::transpose: return walk(recipe.parts[0], WeightRecipe::transpose(std::move(value)));
       case Kind::reorder:
-        return walk(recipe.parts[0],
-                    WeightRecipe::reorder(
-                        std::move(value), recipe.begin,
-                        recipe.order == HeadOrder::halves ? HeadOrder::interleaved : HeadOrder::halves));
+        return walk(recipe.parts[0], WeightRecipe::reorder(std::move(value), recipe.begin,
+                                                           recipe.order == HeadOrder::halves ? HeadOrder::interleaved
+                                                                                             : HeadOrder::halves));
       case Kind::add: return walk(recipe.parts[0], WeightRecipe::add(std::move(value), -recipe.addend));
       case Kind::stack:
         for (size_t i = 0; i < recipe.parts.size(); ++i) {

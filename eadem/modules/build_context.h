@@ -35,8 +35,8 @@ struct StepValues {
   ValueId positions = pipeline::kNoValue;
   ValueId query_start = pipeline::kNoValue;
   ValueId kv_length = pipeline::kNoValue;
-  ValueId block_table = pipeline::kNoValue;  // with a cache
-  ValueId slots = pipeline::kNoValue;        // with a cache
+  ValueId block_table = pipeline::kNoValue;    // with a cache
+  ValueId slots = pipeline::kNoValue;          // with a cache
   std::map<std::string, ValueId> rope_tables;  // by name; made once by Rope, used by every layer
 };
 

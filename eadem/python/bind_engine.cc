@@ -12,7 +12,6 @@
 
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
-#include "eadem/models/huggingface.h"
 #include "eadem/models/decoder.h"
 #include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
@@ -45,8 +44,7 @@ ModelConfig config_from_keywords(const nb::kwargs& keywords, const char* name, c
 // Reads a configuration without weights: a config.json, or the directory around it. A .gguf holds both together.
 ModelConfig read_config(const std::string& path) {
   const GilRelease release;
-  const auto model =
-      io::is_gguf_file(path) ? models::open_checkpoint(path).model : models::model_from_config(path);
+  const auto model = io::is_gguf_file(path) ? models::open_checkpoint(path).model : models::model_from_config(path);
   if (model->config() == nullptr)
     throw Unsupported("{}: a model of type '{}' has no typed configuration", path, model->info().architecture);
   return *model->config();
@@ -108,7 +106,7 @@ void bind_config(nb::module_& m) {
             c.attention_bias = bias;
             c.attention_out_bias = bias && c.family().find_type(c.model_type)->out_bias;
           },
-          "Whether the projections of attention have a bias: q, k and v, and except in qwen2 the output as well.")
+          "Whether the projections of attention have a bias: q, k and v, and in most model types o as well.")
       .def_rw("mlp_bias", &ModelConfig::mlp_bias)
       .def_rw("tie_word_embeddings", &ModelConfig::tie_word_embeddings)
       .def_rw("bos_token_id", &ModelConfig::bos_token_id)
@@ -126,10 +124,11 @@ void bind_config(nb::module_& m) {
           nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__repr__", &repr_of);
 
-  nb::class_<LlamaConfig, ModelConfig>(m, "LlamaConfig",
-                                       "Configuration of the Llama family (model types llama, mistral, qwen2, qwen3).\n\n"
-                                       "Takes the keys of a Hugging Face config.json as keywords. A key that is not "
-                                       "honoured raises Unsupported, a value that does not fit InvalidArgument.")
+  nb::class_<LlamaConfig, ModelConfig>(
+      m, "LlamaConfig",
+      "Configuration of the Llama family (model types llama, mistral, qwen2, qwen3).\n\n"
+      "Takes the keys of a Hugging Face config.json as keywords. A key that is not "
+      "honoured raises Unsupported, a value that does not fit InvalidArgument.")
       .def(
           "__init__",
           [](LlamaConfig* self, const nb::kwargs& keywords) {

@@ -5,7 +5,6 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include "eadem/models/huggingface.h"
 #include "eadem/models/decoder.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/ops/elementwise.h"
@@ -291,8 +290,8 @@ void bind_train(nb::module_& m) {
             if (const auto* config = std::get_if<models::ModelConfig>(&model)) {
               config->validate("the configuration");
               trainer = std::make_unique<train::Trainer>(
-                  std::make_shared<models::Decoder>(models::with_huggingface_order(*config)), open(device, threads, isa),
-                  options);
+                  std::make_shared<models::Decoder>(models::with_huggingface_order(*config)),
+                  open(device, threads, isa), options);
             } else {
               source = models::huggingface_form(models::open_checkpoint(std::get<std::string>(model)));
               trainer = std::make_unique<train::Trainer>(source.model, open(device, threads, isa), options);
@@ -307,7 +306,9 @@ void bind_train(nb::module_& m) {
           "load_param",
           [](Trainer& self, const std::string& name, const HostArray& array) {
             const TensorView view = view_of(array, name);
-            self.run([&](train::Trainer& trainer) { trainer.load_param(name, view); });
+            self.run([&](train::Trainer& trainer) {
+              trainer.load_param(name, models::from_huggingface_order(trainer.model(), name, {view, nullptr}).view);
+            });
           },
           "name"_a, "array"_a)
       .def(
@@ -342,7 +343,11 @@ void bind_train(nb::module_& m) {
           "seed"_a, "stddev"_a)
       .def("state_dict",
            [](Trainer& self) {
-             return to_numpy_dict(self.run([](train::Trainer& trainer) { return trainer.state_dict(); }));
+             return to_numpy_dict(self.run([](train::Trainer& trainer) {
+               auto state = trainer.state_dict();
+               for (auto& [name, tensor] : state) tensor = models::to_huggingface_order(trainer.model(), name, tensor);
+               return state;
+             }));
            })
       .def("parameter_names",
            [](Trainer& self) { return self.run([](train::Trainer& trainer) { return trainer.parameter_names(); }); })

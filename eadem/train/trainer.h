@@ -43,8 +43,8 @@ struct StepResult {
 
 class Trainer {
  public:
-  // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options, also for a pattern of
-  // `frozen` that no parameter has, and when nothing is left to train.
+  // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options,
+  // also for a pattern of `frozen` that no parameter has, and when nothing is left to train.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options);
 
   // Sets the parameters before the first step. Every parameter must be set.

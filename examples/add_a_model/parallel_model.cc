@@ -73,8 +73,7 @@ ValueId ParallelModel::layer(BuildContext& context, int index, ValueId x) const 
 }
 
 ValueId ParallelModel::finish(BuildContext& context, ValueId x) const {
-  return scoped(context, "norm",
-                [&] { return modules::RmsNorm(config_.hidden, config_.norm_eps).build(context, x); });
+  return scoped(context, "norm", [&] { return modules::RmsNorm(config_.hidden, config_.norm_eps).build(context, x); });
 }
 
 ValueId ParallelModel::head(BuildContext& context, ValueId hidden) const {

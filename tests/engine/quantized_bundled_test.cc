@@ -11,11 +11,11 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/engine/infer_engine.h"
-#include "eadem/models/parameter_reader.h"
 #include "eadem/engine/scheduler.h"
 #include "eadem/io/mapped_file.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "eadem/models/auto_model.h"
+#include "eadem/models/parameter_reader.h"
 
 namespace eadem::engine {
 namespace {

@@ -29,10 +29,11 @@ Scores serve(const models::Checkpoint& checkpoint, const std::shared_ptr<Device>
   Scores result;
   int32_t begin = 0;
   for (const int32_t chunk : chunks) {
-    const InferEngine::Output& output = engine->forward({.input_ids = {tokens.begin() + begin, tokens.begin() + begin + chunk},
-                                                         .input_lengths = {chunk},
-                                                         .cache_lengths = {begin},
-                                                         .all_logits = true});
+    const InferEngine::Output& output =
+        engine->forward({.input_ids = {tokens.begin() + begin, tokens.begin() + begin + chunk},
+                         .input_lengths = {chunk},
+                         .cache_lengths = {begin},
+                         .all_logits = true});
     labels.insert(labels.end(), output.output_ids.begin(), output.output_ids.end());
     result.logprobs.insert(result.logprobs.end(), output.logprobs.begin(), output.logprobs.end());
     for (const float logit : values(engine->logits())) result.logits.push_back(logit);

@@ -62,7 +62,8 @@ class FusedCheckpoint : public testing::Test {
     std::vector<Tensor> kept;
     std::vector<io::NamedTensor> tensors;
     for (const auto& [name, recipe] : tensors_of(*model_, CheckpointFormat::huggingface)) {
-      kept.push_back(evaluate(recipe, [&](const std::string& own) { return plain_.weights->get(own); }, path));
+      kept.push_back(evaluate(
+          recipe, [&](const std::string& own) { return plain_.weights->get(own); }, path));
       tensors.push_back({name, kept.back().view});
     }
     io::write_safetensors(path, tensors);
@@ -81,9 +82,8 @@ class FusedCheckpoint : public testing::Test {
     std::vector<cli::ConvertedTensor> tensors = cli::plan_weights(source, {gguf, type});
     std::vector<io::TensorHeader> headers;
     for (const cli::ConvertedTensor& tensor : tensors) headers.push_back(tensor.header());
-    const auto writer =
-        gguf ? io::begin_gguf(path, {{"general.architecture", io::GgufValue::string("qwen3")}}, headers)
-             : io::begin_safetensors(path, headers, {});
+    const auto writer = gguf ? io::begin_gguf(path, {{"general.architecture", io::GgufValue::string("qwen3")}}, headers)
+                             : io::begin_safetensors(path, headers, {});
     ThreadPool pool(1);
     cli::convert_weights(tensors, source, nullptr, pool, *writer, [](int64_t, int64_t, const std::string&) {});
     writer->commit();
@@ -171,7 +171,8 @@ TEST_F(FusedCheckpoint, WhatDoesNotFitIsRefused) {
     tensors.clear();
     for (const io::WeightInfo& info : fused_.weights->tensors()) {
       kept.push_back(info.name == changed ? Tensor::on_host(DType::f32, shape) : fused_.weights->get(info.name));
-      if (info.name == changed) std::memset(kept.back().view.data, 0, static_cast<size_t>(kept.back().view.size_bytes()));
+      if (info.name == changed)
+        std::memset(kept.back().view.data, 0, static_cast<size_t>(kept.back().view.size_bytes()));
       tensors.push_back({info.name, kept.back().view});
     }
     if (fused_.weights->find(changed) == nullptr) {

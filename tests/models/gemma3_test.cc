@@ -54,7 +54,8 @@ TEST(Gemma3, OldAndNewKeysMeanTheSame) {
     EXPECT_EQ(io::to_json(config.describe()), io::to_json(read("config.classic.json").describe())) << name;
     EXPECT_EQ(parse(config.to_json()), config) << name;
   }
-  const ModelConfig mixed = ModelConfig::from_json(io::JsonReader::read((kGoldens / "gemma3_mixed/config.json").string()));
+  const ModelConfig mixed =
+      ModelConfig::from_json(io::JsonReader::read((kGoldens / "gemma3_mixed/config.json").string()));
   EXPECT_EQ(mixed.layer_windows, (std::vector<int64_t>{0, 12, 0}));
   EXPECT_EQ(mixed.rope_theta, 2000);
   EXPECT_EQ(mixed.local_rope_theta, 50);
@@ -103,7 +104,8 @@ class Gemma3Gguf : public testing::Test {
     std::vector<Tensor> kept;
     std::vector<io::NamedTensor> tensors;
     for (const auto& [name, recipe] : tensors_of(*golden_.model, CheckpointFormat::gguf)) {
-      kept.push_back(evaluate(recipe, [&](const std::string& own) { return reader.read(own); }, name));
+      kept.push_back(evaluate(
+          recipe, [&](const std::string& own) { return reader.read(own); }, name));
       tensors.push_back({name, kept.back().view});
     }
     const std::string path = (folder_ / "model.gguf").string();

@@ -70,18 +70,14 @@ TEST(WeightRecipe, Operations) {
 TEST(WeightRecipe, RowsOfATensorShareItsMemory) {
   const Tensors tensors = {{"m", counting(Shape{4, 3})}};
   EXPECT_EQ(made(WeightRecipe::name("m"), tensors).view.data, tensors.at("m").view.data);
-  EXPECT_EQ(made(WeightRecipe::slice("m", 0, 1, 2, 4), tensors).view.as<float>(),
-            tensors.at("m").view.as<float>() + 3);
+  EXPECT_EQ(made(WeightRecipe::slice("m", 0, 1, 2, 4), tensors).view.as<float>(), tensors.at("m").view.as<float>() + 3);
 }
 
 // Parameters q and k in one tensor, experts in one of three axes, a transposed matrix, a tied one, a norm of 1 + w.
 TEST(WeightRecipe, InvertsWhatFilesDo) {
-  const Tensors file = {{"qk", counting(Shape{6, 4})},
-                        {"gate_up", counting(Shape{2, 6, 4}, 50)},
-                        {"conv1d", counting(Shape{4, 3}, 200)},
-                        {"e.0", counting(Shape{2, 4}, 300)},
-                        {"e.1", counting(Shape{2, 4}, 400)},
-                        {"head", counting(Shape{4, 4}, 500)},
+  const Tensors file = {{"qk", counting(Shape{6, 4})},          {"gate_up", counting(Shape{2, 6, 4}, 50)},
+                        {"conv1d", counting(Shape{4, 3}, 200)}, {"e.0", counting(Shape{2, 4}, 300)},
+                        {"e.1", counting(Shape{2, 4}, 400)},    {"head", counting(Shape{4, 4}, 500)},
                         {"norm", counting(Shape{4}, 0.5f)}};
   const std::vector<NamedRecipe> parameters = {
       {"q", WeightRecipe::reorder(WeightRecipe::slice("qk", 0, 0, 4, 6), 4, HeadOrder::halves)},
@@ -122,7 +118,8 @@ TEST(WeightRecipe, WhatIsNotUsedOnceHasNoInverse) {
 
 TEST(WeightRecipe, BlocksMoveAsTheyAre) {
   const BlockEncoding& q8 = *BlockEncoding::find("q8_0");
-  const Tensors tensors = {{"m", encoded(counting(Shape{4, 64}), q8)}, {"n", encoded(counting(Shape{4, 64}, 900), q8)},
+  const Tensors tensors = {{"m", encoded(counting(Shape{4, 64}), q8)},
+                           {"n", encoded(counting(Shape{4, 64}, 900), q8)},
                            {"plain", counting(Shape{4, 64})}};
   const WeightRecipe m = WeightRecipe::name("m"), n = WeightRecipe::name("n");
   const std::vector<float> whole = values_of(tensors.at("m")), other = values_of(tensors.at("n"));
@@ -157,7 +154,8 @@ TEST(WeightRecipe, EncodingsOfSeveralPlanesAreCutOrDecoded) {
 
 TEST(WeightRecipe, RefusalsNameTensorAndBothShapes) {
   const Tensors tensors = {{"m", encoded(counting(Shape{4, 64}), *BlockEncoding::find("q8_0"))},
-                           {"v", counting(Shape{5})}, {"p", counting(Shape{4, 6})}};
+                           {"v", counting(Shape{5})},
+                           {"p", counting(Shape{4, 6})}};
   const auto refused = [&](const WeightRecipe& recipe) { return refusal([&] { made(recipe, tensors); }); };
   const WeightRecipe m = WeightRecipe::name("m"), v = WeightRecipe::name("v"), p = WeightRecipe::name("p");
   EXPECT_HAS(refused(WeightRecipe::transpose(m)),

@@ -29,8 +29,7 @@ class Frozen : public testing::Test {
     options.batch_tokens = 64;
     options.max_grad_norm = 0;  // so that gradients do not scale each other
     options.frozen = std::move(frozen);
-    auto result =
-        std::make_unique<Trainer>(checkpoint.model, open_device("cpu", {.num_threads = 1}), options);
+    auto result = std::make_unique<Trainer>(checkpoint.model, open_device("cpu", {.num_threads = 1}), options);
     result->load(checkpoint);
     return result;
   }
@@ -78,7 +77,8 @@ TEST_F(Frozen, HaveNoGradientNoStateAndKeepTheirBits) {
       EXPECT_TRUE(same(after.at(name), free.at(name))) << name;
     }
     EXPECT_EQ(some->trained_names().size(), trained);
-    EXPECT_HAS(refusal([&] { some->gradient(frozen_name); }), "NotFound: no parameter '" + frozen_name + "' is trained");
+    EXPECT_HAS(refusal([&] { some->gradient(frozen_name); }),
+               "NotFound: no parameter '" + frozen_name + "' is trained");
     const size_t states = weights == DType::bf16 ? 3 : 2;
     size_t masters = 0;
     for (const auto& [name, tensor] : some->optimizer_state()) {

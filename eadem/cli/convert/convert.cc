@@ -27,8 +27,8 @@
 #include "eadem/io/safetensors.h"
 #include "eadem/io/tokenizer/tokenizer_files.h"
 #include "eadem/models/auto_model.h"
-#include "eadem/models/huggingface.h"
 #include "eadem/models/family.h"
+#include "eadem/models/huggingface.h"
 #include "eadem/models/model_config.h"
 
 namespace eadem::cli {

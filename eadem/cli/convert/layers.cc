@@ -111,9 +111,7 @@ void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<
   if (source.dtype == DType::f64) {
     moved = Tensor::on_host(DType::f32, tensor.shape);
     values = moved.view;
-    pool.parallel_for(rows, [&](int64_t row, int) {
-      row_as_f32(moved.view.as<float>() + row * columns, source, row);
-    });
+    pool.parallel_for(rows, [&](int64_t row, int) { row_as_f32(moved.view.as<float>() + row * columns, source, row); });
   }
 
   // 2. Quantize.

@@ -84,8 +84,7 @@ bool is_chosen(Layers layers, int64_t layer, const models::ModelInfo& model) {
 }
 
 std::string_view mixed_type(const Mixture& mixture, const models::ModelInfo& model, const std::string& parameter) {
-  if (parameter == "lm_head.weight" || (model.tied && parameter == "model.embed_tokens.weight"))
-    return "q6_k";
+  if (parameter == "lm_head.weight" || (model.tied && parameter == "model.embed_tokens.weight")) return "q6_k";
   const auto is = [&](std::string_view kind) { return parameter.find(kind) != std::string::npos; };
   const Choice choice = is(".v_proj.")      ? mixture.values
                         : is(".o_proj.")    ? mixture.outputs

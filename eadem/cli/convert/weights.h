@@ -35,8 +35,8 @@ struct RoundingSums {
 };
 
 struct ConvertedTensor {
-  std::string from, to;   // names in the files; the source may have several tensors for one
-  std::string parameter;  // the (first) parameter of the model that the tensor holds
+  std::string from, to;         // names in the files; the source may have several tensors for one
+  std::string parameter;        // the (first) parameter of the model that the tensor holds
   models::WeightRecipe recipe;  // the tensor, made of parameters
   WeightType before, type;
   Shape shape;

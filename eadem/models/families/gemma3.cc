@@ -18,7 +18,8 @@ constexpr ModelType kGemma3Types[] = {{"gemma3_text", "gemma3", "Gemma3ForCausal
 constexpr double kLocalTheta = 10000, kGlobalTheta = 1e6;
 constexpr int64_t kPattern = 6;
 
-constexpr ConfigKey kGemma3Keys[] = {{"query_pre_attn_scalar", "", &ModelConfig::query_pre_attn_scalar, 256, 1e-6, 1e9}};
+constexpr ConfigKey kGemma3Keys[] = {
+    {"query_pre_attn_scalar", "", &ModelConfig::query_pre_attn_scalar, 256, 1e-6, 1e9}};
 
 constexpr GgufName kGemma3Names[] = {{"post_attention_layernorm.", "post_attention_norm."},
                                      {"pre_feedforward_layernorm.", "ffn_norm."},
@@ -95,8 +96,7 @@ void read_gemma3_gguf(const io::GgufFile& file, const std::string& prefix, Model
   const int64_t pattern =
       file.optional_integer(prefix + "attention.sliding_window_pattern", 1, kMaxLayers).value_or(kPattern);
   const int64_t window = result.layer_windows[0];
-  if (window == 0)
-    throw Unsupported("{}: '{}attention.sliding_window' is 0 or absent", file.path(), prefix);
+  if (window == 0) throw Unsupported("{}: '{}attention.sliding_window' is 0 or absent", file.path(), prefix);
   set_pattern(result, window, pattern);
   // llama.cpp takes the scale of q . k from the number of layers: the 27B model, of 62, has another than the rest.
   result.query_pre_attn_scalar = static_cast<double>(
@@ -154,9 +154,9 @@ DecoderSpec gemma3_decoder(const ModelConfig& config) {
                                                    .qk_norm_eps = eps,
                                                    .window = window,
                                                    .rope = window > 0 ? local : global},
-         .mlp = modules::DenseMlp::Config{.hidden = config.hidden_size,
-                                          .ffn = config.intermediate_size,
-                                          .activation = config.hidden_act},
+         .mlp =
+             modules::DenseMlp::Config{
+                 .hidden = config.hidden_size, .ffn = config.intermediate_size, .activation = config.hidden_act},
          .before_mixer = modules::NormSpec{"input_layernorm", eps},
          .after_mixer = modules::NormSpec{"post_attention_layernorm", eps},
          .before_mlp = modules::NormSpec{"pre_feedforward_layernorm", eps},

@@ -109,7 +109,8 @@ void prepare_llama_json(ModelConfig& config) {
 std::string llama_gguf_notice(const ModelConfig& config) {
   const int64_t window = largest_window(config.layer_windows);
   if (config.model_type != "mistral" || window == 0) return "";
-  return fmt::format("the attention window of {} tokens is written, but other programs ignore it in Llama files", window);
+  return fmt::format("the attention window of {} tokens is written, but other programs ignore it in Llama files",
+                     window);
 }
 
 DecoderSpec llama_decoder(const ModelConfig& config) {
