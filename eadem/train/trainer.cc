@@ -236,7 +236,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
   update_->run_range(1, update_->graph().nodes().size(), {});
   ++num_steps_;
-  parameters_->refresh_packed();
+  parameters_->refresh_packed(trained_);
   return {loss, norm};
 }
 
