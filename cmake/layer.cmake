@@ -2,15 +2,17 @@
 # A layer links only what architecture.md lets it include; tests/include_graph checks the sources.
 
 add_library(eadem_options INTERFACE)
-target_include_directories(eadem_options INTERFACE ${PROJECT_SOURCE_DIR})
-target_compile_options(eadem_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<CXX_COMPILER_ID:GNU>:-Wshadow=compatible-local>
-  -Werror -Wno-missing-field-initializers -fno-math-errno
-  -ffp-contract=off>)
+# Programs that use an installed Eadem get the headers and the language, and keep their own options.
+target_include_directories(eadem_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(eadem_options INTERFACE cxx_std_20)
+set(options -Wall -Wextra -Werror -Wno-missing-field-initializers -fno-math-errno -ffp-contract=off)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # False positive of GCC 12 on `const char* + std::string&&` (GCC bug 105651).
-  target_compile_options(eadem_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+  # -Wrestrict: a false positive of GCC 12 on `const char* + std::string&&` (GCC bug 105651).
+  list(INSERT options 2 -Wshadow=compatible-local)
+  list(APPEND options -Wno-restrict)
 endif()
+target_compile_options(eadem_options INTERFACE "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:${options}>>")
 if(EADEM_SANITIZE)
   target_compile_options(eadem_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${EADEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
@@ -49,4 +51,6 @@ function(eadem_layer name)
     target_link_libraries(eadem_${name} INTERFACE eadem_options ${arg_LINK} ${arg_PRIVATE})
   endif()
   add_library(eadem::${name} ALIAS eadem_${name})
+  set_target_properties(eadem_${name} PROPERTIES EXPORT_NAME ${name})
+  install(TARGETS eadem_${name} EXPORT eadem COMPONENT development)
 endfunction()

@@ -353,7 +353,7 @@ engine::EngineOptions engine_options_of(const ExplainOptions& options, const mod
                           options.batch, context);
   engine::EngineOptions result = options.model.engine_options();
   result.max_step_tokens = options.tokens.value_or(std::min(kUsualTokens, cached));
-  result.cache = engine::StaticKVCacheConfig{.max_batch_size = options.batch, .max_cache_len = context};
+  result.cache = engine::PagedKVCacheConfig{.max_batch_size = options.batch, .max_cache_len = context};
   return result;
 }
 

@@ -23,7 +23,7 @@ void check_context(const std::optional<int64_t>& context, int64_t model_context)
 
 std::unique_ptr<engine::LLM> load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context) {
   engine::EngineOptions engine_options = options.engine_options();
-  engine_options.cache = engine::StaticKVCacheConfig{.max_cache_len = context};
+  engine_options.cache = engine::PagedKVCacheConfig{.max_batch_size = 1, .max_cache_len = context};
   ProgressBar bar("loading");
   const auto progress = [&](int64_t done, int64_t total) {
     stop_if_interrupted();

@@ -17,12 +17,12 @@ struct StaticKVCacheConfig {
   int64_t max_cache_len = 0;
 };
 
-// Blocks of `block_size` tokens out of a memory budget, allocated as sequences grow. 0: the value of the hardware
-// configuration (memory.kv_block_size of the attention).
+// Blocks of `block_size` tokens that sequences share.
 struct PagedKVCacheConfig {
-  int64_t max_kv_memory_bytes = 0;
-  int64_t block_size = 0;
-  int64_t max_batch_size = 8;  // most sequences of a step
+  int64_t max_kv_memory_bytes = 0;  // 0: room for max_batch_size sequences of max_cache_len
+  int64_t block_size = 0;           // 0: the hardware configuration's (memory.kv_block_size of the attention)
+  int64_t max_batch_size = 8;       // most sequences of a step
+  int64_t max_cache_len = 0;        // most tokens of a sequence; 0: the model's context, as far as the memory goes
 };
 
 using CacheConfig = std::variant<StaticKVCacheConfig, PagedKVCacheConfig>;

@@ -23,6 +23,15 @@ void require_count(const char* name, int64_t value, int64_t min) {
     throw InvalidArgument("{} is {}; expected {} to {}", name, value, min, kMaxCount);
 }
 
+// `length` is a max_cache_len, where 0 stands for the model's context.
+void require_context(int64_t length, const models::ModelInfo& info) {
+  if (length < 0) throw InvalidArgument("max_cache_len is {}; expected at least 1", length);
+  if (length > info.max_positions)
+    throw InvalidArgument("max_cache_len is {}; the model's context is {} tokens", length, info.max_positions);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 modules::AutoHardwareConfig resolve(const modules::ModelSpec& spec, const Device& device,
                                     const EngineOptions& options) {
   return modules::AutoHardwareConfig::from_model_spec(spec, device, options.mode, options.hardware, "engine options");
@@ -38,11 +47,7 @@ Geometry cache_geometry(const models::ModelInfo& info, const modules::AutoHardwa
                         const CacheConfig& config) {
   if (const auto* fixed = std::get_if<StaticKVCacheConfig>(&config)) {
     require_count("max_batch_size", fixed->max_batch_size, 1);
-    if (fixed->max_cache_len < 0)
-      throw InvalidArgument("max_cache_len is {}; expected at least 1", fixed->max_cache_len);
-    if (fixed->max_cache_len > info.max_positions)
-      throw InvalidArgument("max_cache_len is {}; the model's context is {} tokens", fixed->max_cache_len,
-                            info.max_positions);
+    require_context(fixed->max_cache_len, info);
     const int64_t length = fixed->max_cache_len == 0 ? info.max_positions : fixed->max_cache_len;
     return {{CacheLayout::contiguous, fixed->max_batch_size, length}, fixed->max_batch_size, length};
   }
@@ -50,19 +55,24 @@ Geometry cache_geometry(const models::ModelInfo& info, const modules::AutoHardwa
   if (paged.block_size == 0) paged.block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value;
   require_count("block_size", paged.block_size, 1);
   require_count("max_batch_size", paged.max_batch_size, 1);
-  const int64_t block_bytes = kv_bytes_per_token(info, hardware) * paged.block_size;
-  const int64_t num_blocks = paged.max_kv_memory_bytes / block_bytes;
-  if (num_blocks < 1)
-    throw InvalidArgument("max_kv_memory_bytes is {}; one block of {} tokens takes {}", paged.max_kv_memory_bytes,
-                          paged.block_size, block_bytes);
+  require_context(paged.max_cache_len, info);
+  int64_t num_blocks = paged.max_batch_size * ceil_div(paged.max_cache_len, paged.block_size);
+  if (paged.max_kv_memory_bytes != 0 || paged.max_cache_len == 0) {
+    const int64_t block_bytes = kv_bytes_per_token(info, hardware) * paged.block_size;
+    num_blocks = paged.max_kv_memory_bytes / block_bytes;
+    if (num_blocks < 1)
+      throw InvalidArgument("max_kv_memory_bytes is {}; one block of {} tokens takes {}", paged.max_kv_memory_bytes,
+                            paged.block_size, block_bytes);
+  }
+  const int64_t longest = paged.max_cache_len == 0 ? info.max_positions : paged.max_cache_len;
   return {{CacheLayout::paged, num_blocks, paged.block_size},
           paged.max_batch_size,
-          std::min(info.max_positions, num_blocks * paged.block_size)};
+          std::min(longest, num_blocks * paged.block_size)};
 }
 
 int64_t blocks_per_sequence(const Geometry& geometry) {
   if (geometry.spec.layout == CacheLayout::contiguous) return 1;
-  return (geometry.max_length + geometry.spec.block_size - 1) / geometry.spec.block_size;
+  return ceil_div(geometry.max_length, geometry.spec.block_size);
 }
 
 // The upper bounds of a step of the decode or the prefill program.
@@ -146,6 +156,8 @@ void InferEngine::compile() {
   name_values();
 
   const auto reserve = [](auto& list, int64_t size) { list.reserve(static_cast<size_t>(size)); };
+  reserve(sequences_, max_batch_);
+  reserve(staging_.token_ids, most[Symbol::tokens]);
   reserve(staging_.positions, most[Symbol::tokens]);
   reserve(staging_.slots, most[Symbol::tokens]);
   reserve(staging_.query_start, max_batch_ + 1);
@@ -235,6 +247,16 @@ int64_t InferEngine::cache_bytes() const {
     total += TensorType(cache.dtype(), dims, cache.view.encoding).size_bytes({});
   }
   return total;
+}
+
+SchedulerLimits InferEngine::limits() const {
+  return {.max_batch_size = max_batch_,
+          .max_step_tokens = std::max(options_.max_step_tokens, max_batch_),
+          .max_sequence_length = max_length_,
+          .num_blocks = cache_.num_blocks,
+          .block_size = cache_.block_size,
+          .vocab = model_->info().vocab,
+          .model_context = model_->info().max_positions};
 }
 
 void InferEngine::load_param(const std::string& name, const TensorView& whole) {

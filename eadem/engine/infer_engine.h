@@ -14,9 +14,9 @@
 #include "eadem/engine/cache_config.h"
 #include "eadem/engine/cache_contents.h"
 #include "eadem/engine/hook_registry.h"
+#include "eadem/engine/scheduler.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
-#include "eadem/ops/sample.h"
 
 namespace eadem::engine {
 
@@ -37,10 +37,6 @@ struct EngineOptions {
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
 };
-
-// How one sequence's token is sampled in one step; greedy unless set. Penalties count the sequence's tokens that the
-// engine wrote to the cache, and its tokens of this step.
-using SamplingInput = kernels::SampleSettings;
 
 // Bytes that the keys and values of one token take in the caches of all layers.
 int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware);
@@ -99,11 +95,11 @@ class InferEngine {
   // size. Throws Cancelled between two kernels once `cancel` is set (from any thread; with one rank only). The cache
   // then holds only the cached tokens of each sequence, and the step may be run again.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
-  // Returns how many tokens at the start of `tokens` a sequence with these cache blocks has cached, so that a step may
-  // continue after them.
-  int64_t cached_prefix(std::span<const int32_t> blocks, std::span<const int32_t> tokens) const {
-    return contents_.common_prefix(blocks, tokens);
-  }
+  // Runs a step that a scheduler planned for this engine; the rest as above.
+  const Output& forward(std::span<const StepSequence> plan, const std::atomic<bool>* cancel = nullptr);
+  // What a scheduler needs to know of the engine, and the tokens that its cache holds.
+  SchedulerLimits limits() const;
+  const CacheContents& cache_contents() const { return contents_; }
   // Results of the last step, copied to the host: logits [logit_rows, vocab] f32 and hidden states [tokens, hidden].
   Tensor logits() const;
   Tensor hidden_states() const;
@@ -152,15 +148,20 @@ class InferEngine {
   std::unique_ptr<Compiled> compile_bucket(const SymbolValues& bounds);
   void bind_caches(pipeline::Program& program);
   void require_cache() const;
-  void check(const Input& input);
   void check_sizes(const Input& input) const;
-  void check_sequence(const Input& input, size_t sequence, int64_t first) const;
-  void check_sampling(const Input& input) const;
-  void stage(const Input& input);
-  void stage_penalties(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens,
-                       kernels::SampleRow& row);
-  // The blocks that hold the tokens of a sequence of a checked input.
-  std::span<const int32_t> blocks_of(const Input& input, size_t sequence) const;
+  void make_sequences(const Input& input);
+  void check_places(const Input& input) const;
+  using Plan = std::span<const StepSequence>;
+  void check(Plan plan, bool all_logits);
+  void check_sequence(size_t index, const StepSequence& sequence) const;
+  void check_sampling(Plan plan) const;
+  void stage(Plan plan, bool all_logits);
+  void stage_penalties(const StepSequence& sequence, kernels::SampleRow& row);
+  const Output& run_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);
+  // The blocks that hold the tokens of a sequence after the step.
+  std::span<const int32_t> used_blocks(const StepSequence& sequence) const;
+  int64_t slot_of(const StepSequence& sequence, int64_t position) const;
+  int64_t blocks_for(int64_t tokens) const;
   void name_values();
 
   std::shared_ptr<const models::Model> model_;
@@ -182,13 +183,14 @@ class InferEngine {
 
   // Host copies of a step's inputs; sized at the bounds.
   struct Staging {
-    std::vector<int32_t> positions, query_start, kv_length, block_table, logit_rows;
+    std::vector<int32_t> token_ids, positions, query_start, kv_length, block_table, logit_rows;
     std::vector<int64_t> slots;
     std::vector<kernels::SampleRow> sample_rows;
     std::vector<int32_t> penalties;      // pairs
     std::vector<int32_t> pair_of_token;  // [vocab] index of the row's pair for a token, or -1
   };
   Staging staging_;
+  std::vector<StepSequence> sequences_;  // of an Input
   SymbolValues symbols_;
   Output output_;
 };

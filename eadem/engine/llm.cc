@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <map>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -20,14 +19,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// The state of a running request.
-struct Running {
-  size_t index;
-  Completion* completion;
-  io::IncrementalDecoder decoder;
-  StopWatcher stops;
-};
-
 }  // namespace
 
 CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t token_bytes, int64_t free_bytes,
@@ -35,7 +26,8 @@ CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t
   constexpr int64_t kLeastTokens = 256;
   auto* fixed = std::get_if<StaticKVCacheConfig>(&wanted);
   auto* paged = std::get_if<PagedKVCacheConfig>(&wanted);
-  if (fixed != nullptr ? fixed->max_cache_len != 0 : paged->max_kv_memory_bytes != 0) return wanted;
+  if (fixed != nullptr ? fixed->max_cache_len != 0 : paged->max_kv_memory_bytes != 0 || paged->max_cache_len != 0)
+    return wanted;
   const int64_t sequences = fixed != nullptr ? std::max<int64_t>(1, fixed->max_batch_size) : 1;
   const int64_t fits = std::max(kLeastTokens, free_bytes / 2 / token_bytes / sequences);  // tokens of each sequence
   const int64_t length = std::min(info.max_positions, fits);
@@ -49,16 +41,6 @@ CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t
     paged->max_kv_memory_bytes = std::min(std::max(info.max_positions, shared), fits) * token_bytes;
   }
   return wanted;
-}
-
-std::string_view finish_reason_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::length: return "length";
-    case FinishReason::stop: return "stop";
-    case FinishReason::cancelled: return "cancelled";
-    case FinishReason::error: return "error";
-  }
-  return "?";
 }
 
 io::Tokenizer open_tokenizer(const models::Checkpoint& checkpoint) {
@@ -99,7 +81,7 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   };
   engine_ = InferEngine::from_checkpoint(checkpoint_, device, fitted, on_progress, log);
   if (tokenizer.valid()) take_tokenizer();
-  scheduler_ = std::make_unique<Scheduler>(*engine_);
+  loop_ = std::make_unique<EngineLoop>(*engine_);
 
   std::vector<int64_t> eos = checkpoint_.model->info().eos_token_ids;
   if (const auto path = generation_config_path(checkpoint_)) {
@@ -122,7 +104,7 @@ std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, c
       // An empty prompt becomes the BOS token, the beginning of a text.
       if (ids[i].empty() && tokenizer_->bos()) ids[i].push_back(*tokenizer_->bos());
     } catch (const Cancelled&) {
-      stats_ = {};
+      set_stats({});
       std::vector<Completion> none(prompts.size());
       for (Completion& completion : none) completion.finish_reason = FinishReason::cancelled;
       return none;
@@ -130,9 +112,7 @@ std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, c
       errors[i] = error.what();
     }
   }
-  const double tokenize_seconds = seconds_since(start);
-  std::vector<Completion> completions = generate_ids(ids, params, on_text, cancel);
-  stats_.tokenize_seconds = tokenize_seconds;
+  std::vector<Completion> completions = run(ids, params, on_text, cancel, false, seconds_since(start));
   for (size_t i = 0; i < prompts.size(); ++i)
     if (!errors[i].empty()) completions[i].error = errors[i];
   return completions;
@@ -149,110 +129,48 @@ Completion LLM::continue_ids(const std::vector<int32_t>& conversation, const Sam
   return std::move(run({&conversation, 1}, params, on_text, cancel, true)[0]);
 }
 
+GenerationStats LLM::last_stats() const {
+  const std::lock_guard lock(stats_mutex_);
+  return stats_;
+}
+
+void LLM::set_stats(const GenerationStats& stats) {
+  const std::lock_guard lock(stats_mutex_);
+  stats_ = stats;
+}
+
 std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
-                                 const OnText& on_text, const std::atomic<bool>* cancel, bool keep) {
+                                 const OnText& on_text, const std::atomic<bool>* cancel, bool keep,
+                                 double tokenize_seconds) {
   params.validate();
-  stats_ = {};
+  set_stats({});
+  std::vector<EngineLoop::Job> jobs;
+  std::vector<size_t> places;  // of the jobs' prompts
   std::vector<Completion> completions(prompts.size());
-  std::map<Scheduler::RequestId, Running> running;
+  jobs.reserve(prompts.size());
   for (size_t i = 0; i < prompts.size(); ++i) {
     Completion& completion = completions[i];
-    completion.prompt_tokens = static_cast<int64_t>(prompts[i].size());
+    completion.prompt_tokens = std::ssize(prompts[i]);
     completion.seed = params.seed ? *params.seed : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
     try {
-      const Scheduler::RequestId id = scheduler_->add({.prompt = prompts[i],
-                                                       .sampling = params.settings(completion.seed),
-                                                       .max_tokens = params.max_tokens,
-                                                       .keep = keep});
-      Running request{i, &completion, io::IncrementalDecoder(*tokenizer_), StopWatcher(params.stop)};
-      for (int32_t token : prompts[i])
-        if (tokenizer_->is_token(token)) request.decoder.next(token);  // the continuation starts where the prompt ends
-      running.emplace(id, std::move(request));
+      GenerationRequest request{.prompt = prompts[i],
+                                .sampling = params.settings(completion.seed),
+                                .max_tokens = params.max_tokens,
+                                .keep = keep};
+      loop_->check(request);
+      jobs.push_back({std::move(request), OutputProcessor(*tokenizer_, params, eos_, prompts[i], completion.seed)});
+      places.push_back(i);
     } catch (const Error& error) {
       completion.finish_reason = FinishReason::error;
       completion.error = error.what();
     }
   }
-
-  bool callback_failed = false;  // on_text threw: it is not called again
-  const auto show = [&](const Running& request, std::string_view piece) {
-    request.completion->text += piece;
-    if (!on_text || piece.empty()) return;
-    callback_failed = true;
-    on_text(request.index, piece);
-    callback_failed = false;
-  };
-  const auto is_end = [&](int32_t token) {
-    if (!params.ignore_eos && std::find(eos_.begin(), eos_.end(), token) != eos_.end()) return true;
-    return std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) != params.stop_token_ids.end();
-  };
-  const auto end = [&](Scheduler::RequestId id, FinishReason reason) {
-    Running& request = running.at(id);
-    if (!request.stops.stopped()) {
-      show(request, request.stops.feed(request.decoder.finish()));
-      if (!request.stops.stopped()) show(request, request.stops.finish());
-    }
-    request.completion->finish_reason = reason;
-    running.erase(id);
-  };
-  const Scheduler::OnToken on_token = [&](const Scheduler::Drawn& drawn) {
-    if (callback_failed) return false;
-    Running& request = running.at(drawn.id);
-    Completion& completion = *request.completion;
-    if (stats_.first_token_seconds == 0) stats_.first_token_seconds = -1;  // -1 until the step is complete
-    if (drawn.token < 0) {
-      completion.error = "the model's logits are not finite (NaN or infinity): its weights or the input overflow";
-      end(drawn.id, FinishReason::error);
-      return false;
-    }
-    if (is_end(drawn.token)) {
-      end(drawn.id, FinishReason::stop);
-      return false;
-    }
-    completion.token_ids.push_back(drawn.token);
-    completion.logprobs.push_back(drawn.logprob);
-    // Vocabularies are padded: an id without a token can be sampled, and has no text.
-    if (tokenizer_->is_token(drawn.token)) show(request, request.stops.feed(request.decoder.next(drawn.token)));
-    if (request.stops.stopped()) {
-      end(drawn.id, FinishReason::stop);
-      return false;
-    }
-    if (drawn.last) end(drawn.id, FinishReason::length);
-    return true;
-  };
-
-  const int64_t reused_before = scheduler_->reused_tokens();
-  const Clock::time_point start = Clock::now();
-  bool more = !running.empty();
-  try {
-    while (more) {
-      const Clock::time_point step_start = Clock::now();
-      const int64_t prompt_before = scheduler_->prompt_tokens(), decode_before = scheduler_->decode_tokens();
-      try {
-        more = scheduler_->step(on_token, cancel);
-      } catch (const Cancelled&) {  // the step was cancelled; earlier tokens stay
-        if (cancel == nullptr || !cancel->load()) throw;
-      }
-      const double seconds = seconds_since(step_start);
-      const int64_t prompt = scheduler_->prompt_tokens() - prompt_before;
-      (prompt > 0 ? stats_.prompt_seconds : stats_.decode_seconds) += seconds;
-      stats_.prompt_tokens += prompt;
-      stats_.decode_tokens += scheduler_->decode_tokens() - decode_before;
-      stats_.reused_tokens = scheduler_->reused_tokens() - reused_before;
-      if (stats_.first_token_seconds < 0) stats_.first_token_seconds = seconds_since(start);
-      if (cancel != nullptr && cancel->load()) {
-        while (!running.empty()) {
-          const Scheduler::RequestId id = running.begin()->first;
-          scheduler_->cancel(id);
-          end(id, FinishReason::cancelled);
-        }
-        more = false;
-      }
-    }
-  } catch (...) {
-    for (const auto& [id, request] : running) scheduler_->cancel(id);
-    throw;
-  }
+  EngineLoop::OnText on_job_text;
+  if (on_text) on_job_text = [&](size_t job, std::string_view piece) { on_text(places[job], piece); };
+  GenerationStats stats = loop_->run(jobs, on_job_text, cancel);
+  stats.tokenize_seconds = tokenize_seconds;
+  set_stats(stats);
+  for (size_t job = 0; job < jobs.size(); ++job) completions[places[job]] = std::move(jobs[job].output.completion());
   return completions;
 }
 

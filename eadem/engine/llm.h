@@ -1,55 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LLM: text in, text out. A model with its tokenizer, an engine and a scheduler.
+// LLM: text in, text out. A model with its tokenizer, an engine and a loop that runs requests on it.
 //
-// One thread at a time may use an LLM.
+// Any number of threads may generate with one LLM at once: their requests share steps, and each gets the text that it
+// would get alone. Callbacks run on the thread of their call and may call the LLM. While calls are under way, nobody
+// may use engine().
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "eadem/engine/engine_loop.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/engine/sampling_params.h"
-#include "eadem/engine/scheduler.h"
-#include "eadem/engine/stop_watcher.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 
 namespace eadem::engine {
-
-enum class FinishReason : uint8_t {
-  length,     // max_tokens, or the context is full
-  stop,       // end of sequence, a stop token or a stop string
-  cancelled,  // asked to stop
-  error,      // the request failed alone; see Completion::error
-};
-
-std::string_view finish_reason_name(FinishReason reason);
-
-struct Completion {
-  std::string text;
-  std::vector<int32_t> token_ids;  // sampled tokens, without the one that ended the text
-  std::vector<float> logprobs;     // of token_ids
-  FinishReason finish_reason = FinishReason::length;
-  std::string error;
-  int64_t prompt_tokens = 0;
-  int64_t seed = 0;  // the seed that was used
-};
-
-// Wall times of one `generate`, seconds.
-struct GenerationStats {
-  double tokenize_seconds = 0;
-  double first_token_seconds = 0;  // from the start to the first sampled token of any request
-  double prompt_seconds = 0;       // time of steps with prompt tokens
-  double decode_seconds = 0;       // time of steps without prompt tokens
-  int64_t prompt_tokens = 0;       // computed in these steps
-  int64_t reused_tokens = 0;       // of prompts, found in the cache (LLM::continue_ids)
-  int64_t decode_tokens = 0;       // tokens sampled in decode steps
-};
 
 class LLM {
  public:
@@ -86,21 +58,25 @@ class LLM {
   InferEngine& engine() { return *engine_; }
   const SamplingParams& default_params() const { return default_params_; }
   const std::vector<int32_t>& eos_token_ids() const { return eos_; }
-  const GenerationStats& last_stats() const { return stats_; }
+  // Statistics of the call that ended last, of whichever thread.
+  GenerationStats last_stats() const;
   const models::Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:
   std::vector<Completion> run(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
-                              const OnText& on_text, const std::atomic<bool>* cancel, bool keep);
+                              const OnText& on_text, const std::atomic<bool>* cancel, bool keep,
+                              double tokenize_seconds = 0);
+  void set_stats(const GenerationStats& stats);
 
   models::Checkpoint checkpoint_;
   std::unique_ptr<io::Tokenizer> tokenizer_;
   std::unique_ptr<InferEngine> engine_;
-  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<EngineLoop> loop_;
   SamplingParams default_params_;
   std::vector<int32_t> eos_;
-  GenerationStats stats_;
-  uint64_t fresh_seeds_;
+  std::atomic<uint64_t> fresh_seeds_;
+  mutable std::mutex stats_mutex_;
+  GenerationStats stats_;  // guarded by stats_mutex_
 };
 
 // Returns `wanted` with a size, if it has none, for a model whose cache takes `token_bytes` a token on a device with

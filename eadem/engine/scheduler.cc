@@ -2,93 +2,142 @@
 #include "eadem/engine/scheduler.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
+
+#include "eadem/core/error.h"
 
 namespace eadem::engine {
 
-Scheduler::Scheduler(InferEngine& engine) : engine_(engine), allocator_(engine.cache_spec().num_blocks) {
-  running_.reserve(static_cast<size_t>(engine.max_batch_size()));
+namespace {
+
+bool has_ended(RequestState state) { return state >= RequestState::finished; }
+
+}  // namespace
+
+std::string_view request_state_name(RequestState state) {
+  switch (state) {
+    case RequestState::waiting: return "waiting";
+    case RequestState::prefilling: return "prefilling";
+    case RequestState::decoding: return "decoding";
+    case RequestState::finished: return "finished";
+    case RequestState::failed: return "failed";
+    case RequestState::cancelled: return "cancelled";
+  }
+  return "?";
 }
 
-int64_t Scheduler::blocks_for(int64_t tokens) const {
-  const int64_t block_size = engine_.cache_spec().block_size;
-  return (tokens + block_size - 1) / block_size;
+Scheduler::Scheduler(const SchedulerLimits& limits) : limits_(limits), allocator_(limits.num_blocks) {
+  const auto most = static_cast<size_t>(limits.max_batch_size);
+  running_.reserve(most);
+  plan_.reserve(most);
+  planned_.reserve(most);
+  places_.reserve(most);
+  events_.reserve(most);
 }
 
-Scheduler::RequestId Scheduler::add(Request request) {
-  const auto length = static_cast<int64_t>(request.prompt.size());
+int64_t Scheduler::blocks_for(int64_t tokens) const { return (tokens + limits_.block_size - 1) / limits_.block_size; }
+
+// The most tokens of a request that the cache will hold. The last sampled one is not fed back and needs no place.
+int64_t Scheduler::tokens_for(const GenerationRequest& request) const {
+  return std::min(limits_.max_sequence_length, std::ssize(request.prompt) + request.max_tokens - 1);
+}
+
+// --- Requests.
+
+void Scheduler::check(const GenerationRequest& request) const {
+  const auto length = std::ssize(request.prompt);
   if (length == 0) throw InvalidArgument("the prompt has no tokens; at least one is needed");
-  const int64_t limit = engine_.max_sequence_length();
-  if (length > limit)
-    throw InvalidArgument("the prompt has {} tokens; the context holds {} (model: {})", length, limit,
-                          engine_.model().info().max_positions);
+  if (length > limits_.max_sequence_length)
+    throw InvalidArgument("the prompt has {} tokens; the context holds {} (model: {})", length,
+                          limits_.max_sequence_length, limits_.model_context);
   for (size_t i = 0; i < request.prompt.size(); ++i)
-    if (request.prompt[i] < 0 || request.prompt[i] >= engine_.model().info().vocab)
-      throw InvalidArgument("token {} of the prompt is {}; the vocabulary has {}", i, request.prompt[i],
-                            engine_.model().info().vocab);
+    if (request.prompt[i] < 0 || request.prompt[i] >= limits_.vocab)
+      throw InvalidArgument("token {} of the prompt is {}; the vocabulary has {}", i, request.prompt[i], limits_.vocab);
   EADEM_CHECK(request.max_tokens >= 1, "max_tokens {}", request.max_tokens);
-  request.max_tokens = std::min(request.max_tokens, limit);  // the most that a sequence can get; keeps the sums small
-  Sequence sequence;
-  sequence.id = next_id_++;
-  // The last sampled token is not fed back, so it needs no place in the cache.
-  const int64_t most = std::min(limit, length + request.max_tokens - 1);
-  sequence.tokens.reserve(static_cast<size_t>(most) + 1);
-  sequence.tokens = request.prompt;
-  sequence.blocks.reserve(static_cast<size_t>(blocks_for(most)));
-  sequence.request = std::move(request);
-  sequence.request.sampling.prompt_length = static_cast<int32_t>(length);
-  waiting_.push_back(std::move(sequence));
-  return waiting_.back().id;
 }
 
-void Scheduler::cancel(RequestId id) {
-  std::erase_if(waiting_, [&](const Sequence& s) { return s.id == id; });
-  for (size_t i = 0; i < running_.size(); ++i)
-    if (running_[i].id == id) {
-      finish(i);
-      return;
-    }
+RequestId Scheduler::add(GenerationRequest request) {
+  check(request);
+  forget_plan();
+  // No sequence can get more; it keeps the sums small.
+  request.max_tokens = std::min(request.max_tokens, limits_.max_sequence_length);
+  request.sampling.prompt_length = static_cast<int32_t>(request.prompt.size());
+  Sequence& sequence = waiting_.emplace_back();
+  sequence.id = next_id_++;
+  sequence.tokens.reserve(static_cast<size_t>(tokens_for(request)) + 1);
+  sequence.tokens = request.prompt;
+  sequence.blocks.reserve(static_cast<size_t>(blocks_for(tokens_for(request))));
+  sequence.request = std::move(request);
+  ++counts_[static_cast<size_t>(RequestState::waiting)];
+  return sequence.id;
 }
+
+void Scheduler::end(RequestId id, RequestState how) {
+  EADEM_CHECK(has_ended(how), "'{}' is no end", request_state_name(how));
+  forget_plan();
+  const auto has_id = [&](const Sequence& s) { return s.id == id; };
+  if (const auto found = std::find_if(running_.begin(), running_.end(), has_id); found != running_.end()) {
+    move_to(*found, how);
+    release(*found);
+    running_.erase(found);
+  } else if (const auto waits = std::find_if(waiting_.begin(), waiting_.end(), has_id); waits != waiting_.end()) {
+    move_to(*waits, how);
+    waiting_.erase(waits);
+  }
+}
+
+std::optional<RequestState> Scheduler::state(RequestId id) const {
+  for (const Sequence& s : running_)
+    if (s.id == id) return s.state;
+  for (const Sequence& s : waiting_)
+    if (s.id == id) return s.state;
+  return std::nullopt;
+}
+
+void Scheduler::move_to(Sequence& sequence, RequestState state) {
+  --counts_[static_cast<size_t>(sequence.state)];
+  ++counts_[static_cast<size_t>(state)];
+  sequence.state = state;
+}
+
+// --- The cache.
 
 void Scheduler::drop_kept() {
   allocator_.give_back(kept_);
   kept_.clear();
 }
 
-void Scheduler::finish(size_t index) {
-  Sequence& s = running_[index];
-  if (s.request.keep) {
+// Gives back the blocks of a sequence that has ended, or keeps them.
+void Scheduler::release(Sequence& sequence) {
+  if (sequence.request.keep) {
     drop_kept();
-    kept_.swap(s.blocks);
+    kept_.swap(sequence.blocks);
     // Nothing is cached in the blocks that were reserved for tokens that never came.
-    const auto used = static_cast<size_t>(blocks_for(s.cached));
+    const auto used = static_cast<size_t>(blocks_for(sequence.cached));
     allocator_.give_back(std::span(kept_).subspan(used));
     kept_.resize(used);
   }
-  allocator_.give_back(s.blocks);
-  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
+  allocator_.give_back(sequence.blocks);
+  sequence.blocks.clear();
 }
 
-void Scheduler::admit() {
-  while (!waiting_.empty() && num_running() < engine_.max_batch_size()) {
+void Scheduler::admit(const CacheContents& cache) {
+  while (!waiting_.empty() && std::ssize(running_) < limits_.max_batch_size) {
     Sequence& next = waiting_.front();
-    const int64_t most = std::min(engine_.max_sequence_length(),
-                                  static_cast<int64_t>(next.request.prompt.size()) + next.request.max_tokens - 1);
-    const int64_t needed = blocks_for(most);
+    const int64_t needed = blocks_for(tokens_for(next.request));
     const int64_t own = next.request.keep ? std::min(needed, std::ssize(kept_)) : 0;
     if (needed - own > allocator_.num_free()) {
       if (next.request.keep || kept_.empty()) return;  // first come, first served
       drop_kept();
       continue;
     }
-    start(next, needed);
+    start(next, needed, cache);
     running_.push_back(std::move(next));
     waiting_.pop_front();
   }
 }
 
-void Scheduler::start(Sequence& sequence, int64_t num_blocks) {
+void Scheduler::start(Sequence& sequence, int64_t num_blocks, const CacheContents& cache) {
   if (sequence.request.keep) {
     const auto own = std::min(static_cast<size_t>(num_blocks), kept_.size());
     sequence.blocks.assign(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(own));
@@ -96,73 +145,92 @@ void Scheduler::start(Sequence& sequence, int64_t num_blocks) {
     drop_kept();
     // The logits after the last token of the prompt are needed, so that token is always computed.
     const std::span prompt(sequence.request.prompt);
-    sequence.cached = engine_.cached_prefix(sequence.blocks, prompt.first(prompt.size() - 1));
-    reused_tokens_ += sequence.cached;
+    sequence.cached = sequence.reused = cache.common_prefix(sequence.blocks, prompt.first(prompt.size() - 1));
+    reused_tokens_ += sequence.reused;
   }
   while (std::ssize(sequence.blocks) < num_blocks) sequence.blocks.push_back(*allocator_.take());
+  move_to(sequence, RequestState::prefilling);
 }
 
-void Scheduler::compose() {
-  input_.input_ids.clear();
-  input_.input_lengths.clear();
-  input_.cache_lengths.clear();
-  input_.sampling.clear();
-  input_.unfinished.clear();
-  in_step_.clear();
-  int64_t budget = std::max(engine_.options().max_step_tokens, engine_.max_batch_size());
-  const auto add = [&](size_t index) {
-    const Sequence& s = running_[index];
-    const int64_t count = std::min(budget, s.pending());
-    budget -= count;
-    input_.input_ids.insert(input_.input_ids.end(), s.tokens.begin() + s.cached, s.tokens.begin() + s.cached + count);
-    input_.input_lengths.push_back(static_cast<int32_t>(count));
-    input_.cache_lengths.push_back(static_cast<int32_t>(s.cached));
-    input_.sampling.push_back(s.request.sampling);
-    input_.unfinished.push_back(count < s.pending() ? 1 : 0);
-    if (input_.block_tables.size() <= in_step_.size()) input_.block_tables.emplace_back();
-    input_.block_tables[in_step_.size()].assign(s.blocks.begin(), s.blocks.end());
-    in_step_.push_back(index);
-  };
+// --- Steps.
+
+void Scheduler::forget_plan() {
+  plan_.clear();
+  planned_.clear();
+  places_.clear();
+}
+
+std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
+  forget_plan();
+  admit(cache);
+  int64_t budget = limits_.max_step_tokens;
   // Decoding sequences go first, so that a long prompt beside them does not make them wait.
-  for (bool decoding : {true, false})
-    for (size_t i = 0; i < running_.size(); ++i)
-      if (running_[i].decodes() == decoding && budget > 0) add(i);
-  input_.block_tables.resize(in_step_.size());
+  for (const RequestState state : {RequestState::decoding, RequestState::prefilling})
+    for (size_t place = 0; place < running_.size() && budget > 0; ++place)
+      if (running_[place].state == state) budget -= plan_sequence(place, budget);
+  return plan_;
 }
 
-bool Scheduler::step(const OnToken& on_token, const std::atomic<bool>* cancel) {
-  admit();
-  if (running_.empty()) return false;
-  compose();
-  const InferEngine::Output& output = engine_.forward(input_, cancel);
-  ended_.clear();
-  std::exception_ptr failure;
-  for (size_t i = 0, row = 0; i < in_step_.size(); ++i) {
-    Sequence& s = running_[in_step_[i]];
-    const int64_t count = input_.input_lengths[i];
-    (s.decodes() ? decode_tokens_ : prompt_tokens_) += count;
-    s.cached += count;
-    if (input_.unfinished[i] != 0) continue;
-    const int32_t token = output.output_ids[row];
-    const float logprob = output.logprobs[row];
-    ++row;
-    ++s.drawn;
-    const bool full = static_cast<int64_t>(s.tokens.size()) >= engine_.max_sequence_length();
-    const bool last = token < 0 || s.drawn >= s.request.max_tokens || full;
-    bool wants_more = false;
-    try {
-      wants_more = on_token({s.id, token, logprob, last});
-    } catch (...) {
-      if (!failure) failure = std::current_exception();
+// Plans at most `budget` tokens of a running sequence and returns how many.
+int64_t Scheduler::plan_sequence(size_t place, int64_t budget) {
+  const Sequence& s = running_[place];
+  const int64_t count = std::min(budget, s.pending());
+  plan_.push_back({.tokens = std::span(s.tokens).subspan(static_cast<size_t>(s.cached), static_cast<size_t>(count)),
+                   .cached = s.cached,
+                   .blocks = s.blocks,
+                   .sampling = s.request.sampling,
+                   .samples = count == s.pending()});
+  planned_.push_back(s.id);
+  places_.push_back(place);
+  return count;
+}
+
+std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, std::span<const float> logprobs) {
+  events_.clear();
+  size_t row = 0;
+  for (size_t i = 0; i < plan_.size(); ++i) {
+    Sequence& s = running_[places_[i]];
+    StepEvent event = commit_sequence(s, plan_[i]);
+    if (plan_[i].samples) {
+      EADEM_CHECK(row < tokens.size() && row < logprobs.size(), "{} tokens and {} log-probabilities were sampled",
+                  tokens.size(), logprobs.size());
+      take_token(s, event, tokens[row], logprobs[row]);
+      ++row;
     }
-    if (last || !wants_more)
-      ended_.push_back(s.id);
-    else
-      s.tokens.push_back(token);
+    event.state = s.state;
+    events_.push_back(event);
   }
-  for (RequestId id : ended_) this->cancel(id);
-  if (failure) std::rethrow_exception(failure);
-  return !running_.empty() || !waiting_.empty();
+  EADEM_CHECK(row == tokens.size(), "{} tokens were sampled for {} sequences", tokens.size(), row);
+  forget_plan();
+  std::erase_if(running_, [](const Sequence& s) { return has_ended(s.state); });
+  return events_;
+}
+
+StepEvent Scheduler::commit_sequence(Sequence& sequence, const StepSequence& planned) {
+  const StepEvent event{.id = sequence.id,
+                        .computed = std::ssize(planned.tokens),
+                        .reused = std::exchange(sequence.reused, 0),
+                        .decoded = sequence.state == RequestState::decoding};
+  (event.decoded ? decode_tokens_ : prompt_tokens_) += event.computed;
+  sequence.cached += event.computed;
+  return event;
+}
+
+void Scheduler::take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob) {
+  event.sampled = true;
+  event.token = token;
+  event.logprob = logprob;
+  const bool full = std::ssize(sequence.tokens) >= limits_.max_sequence_length;
+  if (token < 0)
+    move_to(sequence, RequestState::failed);
+  else if (full || sequence.num_sampled() + 1 >= sequence.request.max_tokens)
+    move_to(sequence, RequestState::finished);
+  else if (sequence.state == RequestState::prefilling)
+    move_to(sequence, RequestState::decoding);
+  if (has_ended(sequence.state))
+    release(sequence);
+  else
+    sequence.tokens.push_back(token);
 }
 
 }  // namespace eadem::engine

@@ -1,61 +1,84 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scheduler: turns requests (token ids in, token ids out) into engine steps. Each step mixes the next token of every
-// running sequence with chunks of waiting prompts, up to the engine's step size. A request's tokens do not depend on
-// the others.
+// Scheduler: decides what each step of an engine computes. It knows requests and the cache's blocks, and neither a
+// model nor a device: plan() depends on nothing but the calls before it and the contents of the cache, and commit()
+// takes what the step sampled.
 //
-// A request that cannot fit the cache is refused alone, when it is added. Cache space for prompt and answer is reserved
-// when a request starts, so a running request never waits for memory.
+// A step mixes the next token of every running sequence with chunks of waiting prompts, up to the engine's step size. A
+// request's tokens do not depend on the others. Cache space for prompt and answer is reserved when a request starts, so
+// a running request never waits for memory.
 //
 // One sequence may stay in the cache after its request has ended, for a conversation: the next request with `keep` only
 // computes what follows the tokens that both begin with. Another request that needs the room takes it.
+//
+// One thread at a time may use a scheduler, except for check(), which any thread may call.
 #pragma once
 
+#include <array>
 #include <deque>
-#include <functional>
-#include <memory>
-#include <string>
+#include <optional>
+#include <span>
 #include <vector>
 
-#include "eadem/engine/infer_engine.h"
+#include "eadem/engine/cache_config.h"
+#include "eadem/engine/cache_contents.h"
+#include "eadem/engine/request.h"
 
 namespace eadem::engine {
 
+// What an engine can do; InferEngine::limits() gives its own.
+struct SchedulerLimits {
+  int64_t max_batch_size = 1;       // sequences of a step
+  int64_t max_step_tokens = 1;      // new tokens of a step; at least max_batch_size
+  int64_t max_sequence_length = 1;  // tokens of a sequence in the cache
+  int64_t num_blocks = 1;           // of the cache; the rows of a static one
+  int64_t block_size = 1;           // tokens of a block
+  int64_t vocab = 1;
+  int64_t model_context = 1;  // tokens; for messages
+};
+
+// What a step did for one request.
+struct StepEvent {
+  RequestId id = 0;
+  RequestState state = RequestState::waiting;  // after the step
+  int64_t computed = 0;                        // tokens of the request that the step computed
+  int64_t reused = 0;                          // in the request's first step: tokens that the cache held already
+  bool decoded = false;                        // the step fed back a sampled token; otherwise it read from the prompt
+  bool sampled = false;                        // token and logprob are set
+  int32_t token = 0;                           // -1: the logits were not finite, and the state is failed
+  float logprob = 0;
+};
+
 class Scheduler {
  public:
-  using RequestId = int64_t;
+  explicit Scheduler(const SchedulerLimits& limits);
 
-  struct Request {
-    std::vector<int32_t> prompt;  // at least one token
-    SamplingInput sampling;       // greedy unless set; its prompt_length is set by `add`
-    int64_t max_tokens = 1;
-    bool keep = false;  // continue from the kept sequence, and become it at the end
-  };
+  // Throws InvalidArgument when the request can never run: empty, longer than the cache, or of unknown tokens.
+  void check(const GenerationRequest& request) const;
+  // Throws as check() does.
+  RequestId add(GenerationRequest request);
+  // Ends a waiting or running request as finished, failed or cancelled. Unknown ids, such as those of requests that
+  // have ended, are ignored.
+  void end(RequestId id, RequestState how);
 
-  // A sampled token. Its callback returns false to end the request (a stop condition is met).
-  struct Drawn {
-    RequestId id;
-    int32_t token;  // -1: the logits were not finite; the request has ended
-    float logprob;
-    bool last;  // max_tokens or the end of the context is reached, or the request failed
-  };
-  using OnToken = std::function<bool(const Drawn&)>;
+  // Starts waiting requests that fit and returns the sequences of the next step; none: no request is there. `cache`
+  // tells which tokens of a kept sequence the engine still holds. The result is valid until the next call of add, end,
+  // plan or commit. A plan that is not committed changes no request: the next one is the same.
+  std::span<const StepSequence> plan(const CacheContents& cache);
+  // The requests of the plan, in its order.
+  std::span<const RequestId> planned() const { return planned_; }
+  // Takes the tokens and log-probabilities that the planned step sampled, one for each sequence that samples. Returns
+  // one event for each sequence of the plan; a request whose event says finished or failed is forgotten. The result is
+  // valid until the next commit.
+  std::span<const StepEvent> commit(std::span<const int32_t> tokens, std::span<const float> logprobs);
 
-  explicit Scheduler(InferEngine& engine);
-
-  // Throws InvalidArgument when the request can never run: empty, or longer than the cache.
-  RequestId add(Request request);
-  // Runs one step and calls on_token once for every sequence that got a token; a sequence whose prompt continues gets
-  // none. Returns false when no request is waiting or running. `cancel` is as in InferEngine::forward; no request has
-  // changed when it throws. A request whose on_token throws ends; the others continue as if it had returned false, and
-  // the first exception is rethrown when the step is complete. on_token must not call the scheduler.
-  bool step(const OnToken& on_token, const std::atomic<bool>* cancel = nullptr);
-  // Ends a waiting or running request. Unknown ids are ignored.
-  void cancel(RequestId id);
-
-  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
-  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
-  // Tokens that the engine has processed so far: prompt tokens, and sampled tokens that were fed back one by one.
+  bool is_idle() const { return waiting_.empty() && running_.empty(); }
+  // Of a waiting or running request; none for any other.
+  std::optional<RequestState> state(RequestId id) const;
+  // How many requests wait, prefill or decode now, and how many have ended in each way so far.
+  int64_t count(RequestState state) const { return counts_[static_cast<size_t>(state)]; }
+  int64_t num_free_blocks() const { return allocator_.num_free(); }
+  // Tokens of committed steps: of prompts, and sampled ones that were fed back one by one.
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t decode_tokens() const { return decode_tokens_; }
   // Prompt tokens that requests with `keep` found in the cache so far.
@@ -64,33 +87,40 @@ class Scheduler {
  private:
   struct Sequence {
     RequestId id = 0;
-    Request request;
+    RequestState state = RequestState::waiting;
+    GenerationRequest request;
     std::vector<int32_t> tokens;  // prompt and sampled tokens
     int64_t cached = 0;           // how many of them are in the cache
-    int64_t drawn = 0;
+    int64_t reused = 0;           // how many were there at the start; 0 once that was reported
     std::vector<int32_t> blocks;  // its rows or blocks in the cache
 
-    int64_t pending() const { return static_cast<int64_t>(tokens.size()) - cached; }
-    // The next step only feeds back the last sampled token.
-    bool decodes() const { return drawn > 0 && pending() == 1; }
+    int64_t pending() const { return std::ssize(tokens) - cached; }
+    int64_t num_sampled() const { return std::ssize(tokens) - std::ssize(request.prompt); }
   };
 
   int64_t blocks_for(int64_t tokens) const;
-  void admit();
-  void start(Sequence& sequence, int64_t num_blocks);
+  int64_t tokens_for(const GenerationRequest& request) const;
+  void move_to(Sequence& sequence, RequestState state);
+  void admit(const CacheContents& cache);
+  void start(Sequence& sequence, int64_t num_blocks, const CacheContents& cache);
   void drop_kept();
-  void compose();
-  void finish(size_t index);
+  void forget_plan();
+  int64_t plan_sequence(size_t place, int64_t budget);
+  StepEvent commit_sequence(Sequence& sequence, const StepSequence& planned);
+  void take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob);
+  void release(Sequence& sequence);
 
-  InferEngine& engine_;
+  SchedulerLimits limits_;
   BlockAllocator allocator_;
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
-  std::vector<int32_t> kept_;     // the blocks of the kept sequence; the engine knows which tokens they hold
-  InferEngine::Input input_;      // reused
-  std::vector<size_t> in_step_;   // sequences of this step, indices into running_
-  std::vector<RequestId> ended_;  // requests that ended in this step; reused
+  std::vector<int32_t> kept_;       // the blocks of the kept sequence; the cache knows which tokens they hold
+  std::vector<StepSequence> plan_;  // reused, like the next three
+  std::vector<RequestId> planned_;
+  std::vector<size_t> places_;  // of the planned sequences in running_
+  std::vector<StepEvent> events_;
   RequestId next_id_ = 1;
+  std::array<int64_t, kNumRequestStates> counts_{};
   int64_t prompt_tokens_ = 0;
   int64_t decode_tokens_ = 0;
   int64_t reused_tokens_ = 0;

@@ -183,17 +183,19 @@ void bind_config(nb::module_& m) {
       .def_ro("max_cache_len", &engine::StaticKVCacheConfig::max_cache_len);
   nb::class_<engine::PagedKVCacheConfig>(
       m, "PagedKVCacheConfig",
-      "Blocks of `block_size` tokens (0: what the hardware configuration says) out of `max_kv_memory_bytes`, for steps "
-      "of up to `max_batch_size` sequences.")
+      "Blocks of `block_size` tokens (0: what the hardware configuration says) out of `max_kv_memory_bytes` (0: enough "
+      "for all sequences), for steps of up to `max_batch_size` sequences of up to `max_cache_len` tokens (0: the "
+      "model's context, as far as the memory goes).")
       .def(
           "__init__",
-          [](engine::PagedKVCacheConfig* self, int64_t bytes, int64_t block, int64_t batch) {
-            new (self) engine::PagedKVCacheConfig{bytes, block, batch};
+          [](engine::PagedKVCacheConfig* self, int64_t bytes, int64_t block, int64_t batch, int64_t length) {
+            new (self) engine::PagedKVCacheConfig{bytes, block, batch, length};
           },
-          "max_kv_memory_bytes"_a, "block_size"_a = 0, "max_batch_size"_a = 8)
+          "max_kv_memory_bytes"_a = 0, "block_size"_a = 0, "max_batch_size"_a = 8, "max_cache_len"_a = 0)
       .def_ro("max_kv_memory_bytes", &engine::PagedKVCacheConfig::max_kv_memory_bytes)
       .def_ro("block_size", &engine::PagedKVCacheConfig::block_size)
-      .def_ro("max_batch_size", &engine::PagedKVCacheConfig::max_batch_size);
+      .def_ro("max_batch_size", &engine::PagedKVCacheConfig::max_batch_size)
+      .def_ro("max_cache_len", &engine::PagedKVCacheConfig::max_cache_len);
 }
 
 // A Python function that may be copied and destroyed on any thread.

@@ -6,6 +6,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <system_error>
@@ -24,71 +25,92 @@ namespace {
 using engine::Completion;
 using engine::SamplingParams;
 
+using Prompts = std::variant<std::vector<std::string>, std::vector<std::vector<int32_t>>>;
+
 class Llm {
  public:
   explicit Llm(std::unique_ptr<engine::LLM> llm) : llm_(std::move(llm)) {}
 
   const engine::LLM& llm() const { return *llm_; }
 
-  // Generates on another thread, so that this one can deliver text and notice Ctrl-C between steps.
-  std::vector<Completion> generate(
-      const std::variant<std::vector<std::string>, std::vector<std::vector<int32_t>>>& prompts,
-      const SamplingParams& params, const nb::object& on_text, bool parse_special) {
-    return exclusive_.run([&] {
-      Shared shared;
-      std::vector<Completion> completions;
-      std::exception_ptr failed;
-      const auto run = [&](const engine::LLM::OnText& deliver) {
-        completions = std::visit(
-            [&](const auto& list) {
-              if constexpr (std::is_same_v<std::decay_t<decltype(list)>, std::vector<std::string>>)
-                return llm_->generate(list, params, deliver, &shared.cancel, parse_special);
-              else
-                return llm_->generate_ids(list, params, deliver, &shared.cancel);
-            },
-            prompts);
-      };
-      const auto run_beside = [&] {
-        engine::LLM::OnText deliver;
-        if (!on_text.is_none())
-          deliver = [&](size_t request, std::string_view piece) {
-            const std::lock_guard lock(shared.mutex);
-            shared.pieces.emplace_back(request, piece);
-            shared.changed.notify_one();
-          };
-        try {
-          run(deliver);
-        } catch (...) {
-          failed = std::current_exception();
-        }
-        const std::lock_guard lock(shared.mutex);
-        shared.done = true;
-        shared.changed.notify_one();
-      };
-      std::thread worker;
+  // Generates on another thread, so that this one can deliver text and notice Ctrl-C between steps. Threads may call it
+  // at once; their requests share steps.
+  std::vector<Completion> generate(const Prompts& prompts, const SamplingParams& params, const nb::object& on_text,
+                                   bool parse_special) {
+    const GilRelease release;
+    const NotInCallback guard(this);
+    Shared shared;
+    std::vector<Completion> completions;
+    std::exception_ptr failed;
+    const auto run = [&](const engine::LLM::OnText& deliver) {
+      completions = std::visit(
+          [&](const auto& list) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(list)>, std::vector<std::string>>)
+              return llm_->generate(list, params, deliver, &shared.cancel, parse_special);
+            else
+              return llm_->generate_ids(list, params, deliver, &shared.cancel);
+          },
+          prompts);
+    };
+    const auto run_beside = [&] {
+      engine::LLM::OnText deliver;
+      if (!on_text.is_none())
+        deliver = [&](size_t request, std::string_view piece) {
+          const std::lock_guard lock(shared.mutex);
+          shared.pieces.emplace_back(request, piece);
+          shared.changed.notify_one();
+        };
       try {
-        worker = std::thread(run_beside);
-      } catch (const std::system_error& error) {
-        python_logger().log(LogLevel::warning, "no thread to generate on ({}): Ctrl-C waits for the next piece of text",
-                            error.what());
-        run([&](size_t request, std::string_view piece) { deliver_here(on_text, request, piece); });
-        return completions;
+        run(deliver);
+      } catch (...) {
+        failed = std::current_exception();
       }
-      std::exception_ptr interrupted;
-      try {
-        attend(shared, on_text);
-      } catch (...) {  // Ctrl-C, or the callback raised
-        interrupted = std::current_exception();
-        shared.cancel = true;
-      }
-      worker.join();
-      if (interrupted) std::rethrow_exception(interrupted);
-      if (failed) std::rethrow_exception(failed);
+      const std::lock_guard lock(shared.mutex);
+      shared.done = true;
+      shared.changed.notify_one();
+    };
+    std::thread worker;
+    try {
+      worker = std::thread(run_beside);
+    } catch (const std::system_error& error) {
+      python_logger().log(LogLevel::warning, "no thread to generate on ({}): Ctrl-C waits for the next piece of text",
+                          error.what());
+      run([&](size_t request, std::string_view piece) { deliver_here(on_text, request, piece); });
       return completions;
-    });
+    }
+    std::exception_ptr interrupted;
+    try {
+      attend(shared, on_text);
+    } catch (...) {  // Ctrl-C, or the callback raised
+      interrupted = std::current_exception();
+      shared.cancel = true;
+    }
+    worker.join();
+    if (interrupted) std::rethrow_exception(interrupted);
+    if (failed) std::rethrow_exception(failed);
+    return completions;
   }
 
  private:
+  // Refuses a call from inside a callback of this object, which might call itself without end.
+  class NotInCallback {
+   public:
+    explicit NotInCallback(const Llm* llm) {
+      if (std::find(calls().begin(), calls().end(), llm) != calls().end())
+        throw InvalidArgument("an object was called from inside one of its own callbacks");
+      calls().push_back(llm);
+    }
+    ~NotInCallback() { calls().pop_back(); }
+    NotInCallback(const NotInCallback&) = delete;
+    NotInCallback& operator=(const NotInCallback&) = delete;
+
+   private:
+    static std::vector<const Llm*>& calls() {  // of this thread, the innermost last
+      thread_local std::vector<const Llm*> list;
+      return list;
+    }
+  };
+
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
@@ -122,7 +144,6 @@ class Llm {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 
-  Exclusive exclusive_;
   std::unique_ptr<engine::LLM> llm_;
 };
 

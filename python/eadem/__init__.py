@@ -7,8 +7,8 @@ Trainer      one optimizer step at a time
 Sequential   a chain of modules with forward, backward and inference
 
 Arrays come in as NumPy or anything else with DLPack (host memory) and go out as NumPy, without a copy where their
-lifetime allows. Every long call releases the GIL. Objects may be shared between threads: calls on one object run one
-at a time. Everything raised on purpose is an eadem.Error; its classes also derive from the built-in ones they stand for.
+lifetime allows. Every long call releases the GIL. Objects may be shared between threads: prompts of all calls on an
+LLM run side by side, calls on another object one at a time. Everything raised on purpose is an eadem.Error; its classes also derive from the built-in ones they stand for.
 """
 
 from eadem._eadem import (
@@ -28,6 +28,7 @@ from eadem._eadem import (
     OutOfMemory,
     PagedKVCacheConfig,
     RMSNorm,
+    RankFailed,
     Sequential,
     StaticKVCacheConfig,
     Unsupported,
@@ -41,7 +42,8 @@ from eadem._models import bundled_model
 from eadem._tokenizer import Tokenizer
 from eadem._trainer import Trainer
 
-for _class in (Error, InvalidArgument, NotFound, Unsupported, DataCorrupted, OutOfMemory, IoError, DeviceError, Cancelled):
+for _class in (Error, InvalidArgument, NotFound, Unsupported, DataCorrupted, OutOfMemory, IoError, DeviceError, Cancelled,
+               RankFailed):
     _class.__module__ = "eadem"
 del _class
 
@@ -51,6 +53,6 @@ __all__ = [
     "PagedKVCacheConfig",
     "Trainer", "Sequential", "Linear", "RMSNorm", "Activation",
     "Error", "InvalidArgument", "NotFound", "Unsupported", "DataCorrupted", "OutOfMemory", "IoError", "DeviceError",
-    "Cancelled",
+    "Cancelled", "RankFailed",
     "available_isas", "list_devices", "__version__",
 ]

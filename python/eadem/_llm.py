@@ -90,8 +90,8 @@ class LLM:
                  packing: a first token comes sooner, decoding is a tenth slower or more. Takes about as much disk as
                  the model. None: no such cache
 
-    Raises NotFound, DataCorrupted, Unsupported or OutOfMemory. Threads may share an LLM; their calls run one at a time.
-    Messages go to logging.getLogger("eadem").
+    Raises NotFound, DataCorrupted, Unsupported or OutOfMemory. Threads may share an LLM: prompts of their calls run
+    side by side. Messages go to logging.getLogger("eadem").
     """
 
     def __init__(self, model: Optional[Union[str, os.PathLike[str]]] = None, *, device: str = "cpu", threads: int = 0,

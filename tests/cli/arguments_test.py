@@ -7,7 +7,6 @@
 
 import json
 import subprocess
-import unittest
 
 from program import GOLDEN, PROGRAM, ROOT, STORIES, ProgramTest, main
 

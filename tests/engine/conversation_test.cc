@@ -38,7 +38,7 @@ struct Answer {
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
-Scheduler::Request request_of(Ids prompt, int64_t max_tokens, float temperature = 0, bool keep = true) {
+StepLoop::Request request_of(Ids prompt, int64_t max_tokens, float temperature = 0, bool keep = true) {
   return {.prompt = std::move(prompt),
           .sampling = {.temperature = temperature, .seed = 5, .repetition_penalty = temperature > 0 ? 1.2f : 1.0f},
           .max_tokens = max_tokens,
@@ -46,10 +46,10 @@ Scheduler::Request request_of(Ids prompt, int64_t max_tokens, float temperature 
 }
 
 // Runs one request to its end.
-Answer answer(Scheduler& scheduler, const Scheduler::Request& request) {
+Answer answer(StepLoop& scheduler, const StepLoop::Request& request) {
   Answer result;
   scheduler.add(request);
-  while (scheduler.step([&](const Scheduler::Drawn& drawn) {
+  while (scheduler.step([&](const StepLoop::Drawn& drawn) {
     result.ids.push_back(drawn.token);
     result.logprobs.push_back(drawn.logprob);
     return true;
@@ -58,9 +58,9 @@ Answer answer(Scheduler& scheduler, const Scheduler::Request& request) {
   return result;
 }
 
-Answer fresh_answer(InferEngine& engine, Scheduler::Request request) {
+Answer fresh_answer(InferEngine& engine, StepLoop::Request request) {
   engine.reset_cache();
-  Scheduler scheduler(engine);
+  StepLoop scheduler(engine);
   request.keep = false;
   return answer(scheduler, request);
 }
@@ -81,7 +81,7 @@ class Pair {
 
   // Answers on both and compares. Returns the conversation with the answer.
   Ids turn(const Ids& prompt, int64_t max_tokens, float temperature = 0) {
-    const Scheduler::Request request = request_of(prompt, max_tokens, temperature);
+    const StepLoop::Request request = request_of(prompt, max_tokens, temperature);
     const int64_t computed = scheduler.prompt_tokens(), reused = scheduler.reused_tokens();
     const int64_t known = std::min(common_prefix(cached_, prompt), std::ssize(prompt) - 1);
     const Answer ours = answer(scheduler, request);
@@ -98,7 +98,7 @@ class Pair {
   Ids tokens(int64_t count, int32_t seed) const { return tokens_of(count, engine->model().info().vocab, seed); }
 
   std::unique_ptr<InferEngine> engine;
-  Scheduler scheduler;
+  StepLoop scheduler;
 
  private:
   std::unique_ptr<InferEngine> other_;
@@ -146,13 +146,13 @@ TEST_P(Conversation, OthersTakeTheRoom) {
   const Ids first = pair.turn(pair.tokens(20, 1), 5);
   // A request of the whole cache.
   const int64_t limit = pair.engine->max_sequence_length();
-  std::vector<Scheduler::Request> others = {request_of(pair.tokens(limit, 4), 1, 0, false)};
+  std::vector<StepLoop::Request> others = {request_of(pair.tokens(limit, 4), 1, 0, false)};
   for (int i = 0; i < 4; ++i) others.push_back(request_of(pair.tokens(limit / 2, 5 + i), 3, 0, false));
-  for (const Scheduler::Request& other : others) pair.scheduler.add(other);
-  while (pair.scheduler.step([](const Scheduler::Drawn&) { return true; })) {
+  for (const StepLoop::Request& other : others) pair.scheduler.add(other);
+  while (pair.scheduler.step([](const StepLoop::Drawn&) { return true; })) {
   }
   const int64_t reused = pair.scheduler.reused_tokens();
-  const Scheduler::Request request = request_of(joined(first, pair.tokens(3, 2)), 4);
+  const StepLoop::Request request = request_of(joined(first, pair.tokens(3, 2)), 4);
   const Answer ours = answer(pair.scheduler, request);
   EXPECT_EQ(pair.scheduler.reused_tokens(), reused);
   EXPECT_EQ(ours, fresh_answer(*pair.engine, request));
@@ -163,7 +163,7 @@ TEST(OneConversation, RoomThatWasReservedInVainIsForOthers) {
   const int64_t limit = pair.engine->max_sequence_length();
   const Ids prompt = pair.tokens(20, 1);
   pair.scheduler.add(request_of(prompt, limit));  // may take the whole cache, but ends with the first token
-  while (pair.scheduler.step([](const Scheduler::Drawn&) { return false; })) {
+  while (pair.scheduler.step([](const StepLoop::Drawn&) { return false; })) {
   }
   answer(pair.scheduler, request_of(pair.tokens(limit / 2, 2), 1, 0, false));
   answer(pair.scheduler, request_of(joined(prompt, pair.tokens(3, 3)), 1));
@@ -173,13 +173,13 @@ TEST(OneConversation, RoomThatWasReservedInVainIsForOthers) {
 TEST_P(Conversation, TwoAtOnceAreBothRight) {
   Pair pair(GetParam());
   const Ids first = pair.turn(pair.tokens(20, 1), 5);
-  std::map<Scheduler::RequestId, Answer> answers;
-  std::map<Scheduler::RequestId, Scheduler::Request> requests;
+  std::map<StepLoop::RequestId, Answer> answers;
+  std::map<StepLoop::RequestId, StepLoop::Request> requests;
   for (int i = 0; i < 3; ++i) {
-    const Scheduler::Request request = request_of(joined(first, pair.tokens(3 + i, 2)), 6);
+    const StepLoop::Request request = request_of(joined(first, pair.tokens(3 + i, 2)), 6);
     requests[pair.scheduler.add(request)] = request;
   }
-  while (pair.scheduler.step([&](const Scheduler::Drawn& drawn) {
+  while (pair.scheduler.step([&](const StepLoop::Drawn& drawn) {
     answers[drawn.id].ids.push_back(drawn.token);
     answers[drawn.id].logprobs.push_back(drawn.logprob);
     return true;
@@ -193,9 +193,9 @@ TEST_P(Conversation, ACancelledTurnLeavesWhatItComputed) {
     Pair pair(GetParam());
     const Ids first = pair.turn(pair.tokens(9, 1), 4);
     const Ids prompt = joined(first, pair.tokens(2 * kStep + 1, 2));
-    const Scheduler::RequestId id = pair.scheduler.add(request_of(prompt, 50));
+    const StepLoop::RequestId id = pair.scheduler.add(request_of(prompt, 50));
     Ids drawn;
-    const Scheduler::OnToken on_token = [&](const Scheduler::Drawn& d) {
+    const StepLoop::OnToken on_token = [&](const StepLoop::Drawn& d) {
       drawn.push_back(d.token);
       return true;
     };
@@ -205,7 +205,7 @@ TEST_P(Conversation, ACancelledTurnLeavesWhatItComputed) {
     pair.scheduler.cancel(id);
     EXPECT_EQ(pair.scheduler.num_running(), 0);
     const int64_t before = pair.scheduler.reused_tokens();
-    const Scheduler::Request again = request_of(joined(prompt, drawn), 4);
+    const StepLoop::Request again = request_of(joined(prompt, drawn), 4);
     EXPECT_EQ(answer(pair.scheduler, again), fresh_answer(*engine_of(GetParam()), again));
     const int64_t computed = steps < 3 ? std::ssize(first) - 1 + steps * kStep : std::ssize(prompt) + steps - 3;
     EXPECT_EQ(pair.scheduler.reused_tokens() - before, computed) << steps << " steps";

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "eadem/engine/scheduler.h"
+#include "tests/engine/step_loop.h"
 
 namespace eadem::engine {
 
@@ -107,13 +107,12 @@ inline std::vector<float> logits_in_chunks(InferEngine& engine, const std::vecto
 }
 
 // Returns the tokens that a scheduler gives each request; requests are added in this order.
-inline std::vector<std::vector<int32_t>> schedule(InferEngine& engine,
-                                                  const std::vector<Scheduler::Request>& requests) {
-  Scheduler scheduler(engine);
+inline std::vector<std::vector<int32_t>> schedule(InferEngine& engine, const std::vector<StepLoop::Request>& requests) {
+  StepLoop scheduler(engine);
   std::vector<std::vector<int32_t>> drawn(requests.size());
-  std::vector<Scheduler::RequestId> ids;
-  for (const Scheduler::Request& request : requests) ids.push_back(scheduler.add(request));
-  while (scheduler.step([&](const Scheduler::Drawn& d) {
+  std::vector<StepLoop::RequestId> ids;
+  for (const StepLoop::Request& request : requests) ids.push_back(scheduler.add(request));
+  while (scheduler.step([&](const StepLoop::Drawn& d) {
     drawn[static_cast<size_t>(std::find(ids.begin(), ids.end(), d.id) - ids.begin())].push_back(d.token);
     return true;
   })) {

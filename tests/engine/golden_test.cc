@@ -11,6 +11,7 @@
 
 #include "eadem/engine/llm.h"
 #include "eadem/io/safetensors.h"
+#include "tests/engine/step_loop.h"
 #include "tests/support/f32_error.h"
 
 namespace eadem::engine {
@@ -105,9 +106,9 @@ TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
                          test::deviation(count, of(logits_f32), of(logits)), GetParam());
 
   std::vector<int32_t> drawn;
-  Scheduler scheduler(*engine);
+  StepLoop scheduler(*engine);
   scheduler.add({.prompt = input.input_ids, .sampling = {.temperature = 0}, .max_tokens = greedy.view.num_elements()});
-  while (scheduler.step([&](const Scheduler::Drawn& d) {
+  while (scheduler.step([&](const StepLoop::Drawn& d) {
     drawn.push_back(d.token);
     return true;
   })) {

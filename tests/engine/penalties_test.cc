@@ -59,7 +59,7 @@ int32_t draw(const std::vector<double>& logits, const SamplingInput& s, int64_t 
   return static_cast<int32_t>(logits.size()) - 1;
 }
 
-std::vector<Scheduler::Request> penalized_requests(int64_t vocab) {
+std::vector<StepLoop::Request> penalized_requests(int64_t vocab) {
   const std::vector<SamplingInput> settings = {
       {.repetition_penalty = 1.3f},
       {.repetition_penalty = 0.7f},
@@ -73,7 +73,7 @@ std::vector<Scheduler::Request> penalized_requests(int64_t vocab) {
       {},
       {.temperature = 1.1f, .seed = 6, .frequency_penalty = 2},
   };
-  std::vector<Scheduler::Request> requests;
+  std::vector<StepLoop::Request> requests;
   for (size_t i = 0; i < settings.size(); ++i)
     requests.push_back({.prompt = tokens_of(5 + 7 * static_cast<int64_t>(i), vocab, static_cast<int32_t>(i)),
                         .sampling = settings[i],
@@ -83,9 +83,9 @@ std::vector<Scheduler::Request> penalized_requests(int64_t vocab) {
 
 TEST(Penalties, TokensAreThoseOfTheReplay) {
   const auto engine = make_engine();
-  const std::vector<Scheduler::Request> requests = penalized_requests(engine->model().info().vocab);
+  const std::vector<StepLoop::Request> requests = penalized_requests(engine->model().info().vocab);
   std::set<std::vector<int32_t>> distinct;
-  for (const Scheduler::Request& request : requests) {
+  for (const StepLoop::Request& request : requests) {
     const std::vector<int32_t> drawn = schedule(*engine, {request})[0];
     ASSERT_EQ(drawn.size(), 24u);
     std::vector<int32_t> text, all = request.prompt;
@@ -98,7 +98,7 @@ TEST(Penalties, TokensAreThoseOfTheReplay) {
     SamplingInput plain = request.sampling;
     plain.repetition_penalty = 1;
     plain.presence_penalty = plain.frequency_penalty = 0;
-    const Scheduler::Request without{.prompt = request.prompt, .sampling = plain, .max_tokens = 24};
+    const StepLoop::Request without{.prompt = request.prompt, .sampling = plain, .max_tokens = 24};
     if (request.sampling.has_penalties()) {
       EXPECT_NE(schedule(*engine, {without})[0], drawn) << "the penalty did nothing";
     }
@@ -107,9 +107,9 @@ TEST(Penalties, TokensAreThoseOfTheReplay) {
 
 TEST(Penalties, BatchMatesChunksAndCachesDoNotChangeThem) {
   const auto alone_engine = make_engine();
-  const std::vector<Scheduler::Request> requests = penalized_requests(alone_engine->model().info().vocab);
+  const std::vector<StepLoop::Request> requests = penalized_requests(alone_engine->model().info().vocab);
   std::vector<std::vector<int32_t>> alone;
-  for (const Scheduler::Request& request : requests) alone.push_back(schedule(*alone_engine, {request})[0]);
+  for (const StepLoop::Request& request : requests) alone.push_back(schedule(*alone_engine, {request})[0]);
   for (const bool paged : {false, true})
     for (const int64_t step : {5, 64}) {
       EngineSetup setup;

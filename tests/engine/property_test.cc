@@ -138,7 +138,7 @@ TEST(Batching, ARequestsTokensAreItsOwn) {
     else
       setup.options.cache = StaticKVCacheConfig{.max_batch_size = 4};
     const auto engine = make_engine(setup);
-    std::vector<Scheduler::Request> requests;
+    std::vector<StepLoop::Request> requests;
     for (int i = 0; i < 9; ++i)
       requests.push_back({.prompt = tokens_of(3 + 11 * i % 50, engine->model().info().vocab, i),
                           .sampling = {.temperature = i % 3 == 0 ? 0.0f : 0.9f,
@@ -147,9 +147,9 @@ TEST(Batching, ARequestsTokensAreItsOwn) {
                                        .seed = 77 + i},
                           .max_tokens = 5 + i});
     std::vector<std::vector<int32_t>> alone;
-    for (const Scheduler::Request& request : requests) alone.push_back(schedule(*engine, {request})[0]);
+    for (const StepLoop::Request& request : requests) alone.push_back(schedule(*engine, {request})[0]);
     EXPECT_EQ(schedule(*engine, requests), alone) << "in order";
-    std::vector<Scheduler::Request> reversed(requests.rbegin(), requests.rend());
+    std::vector<StepLoop::Request> reversed(requests.rbegin(), requests.rend());
     std::vector<std::vector<int32_t>> reversed_alone(alone.rbegin(), alone.rend());
     EXPECT_EQ(schedule(*engine, reversed), reversed_alone) << "reversed";
   }

@@ -10,12 +10,11 @@
 #include <filesystem>
 
 #include "eadem/core/encodings/block_encoding.h"
-#include "eadem/engine/infer_engine.h"
-#include "eadem/engine/scheduler.h"
 #include "eadem/io/mapped_file.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/parameter_reader.h"
+#include "tests/engine/step_loop.h"
 
 namespace eadem::engine {
 namespace {
@@ -112,9 +111,9 @@ TEST(Bundled, EightBitsWriteTheSameStory) {
   for (Isa isa : available_isas()) {
     const auto engine = bundled("q8_0", isa, 2);
     std::vector<int32_t> drawn;
-    Scheduler scheduler(*engine);
+    StepLoop scheduler(*engine);
     scheduler.add({.prompt = prompt, .sampling = {.temperature = 0}, .max_tokens = 150});
-    while (scheduler.step([&](const Scheduler::Drawn& d) {
+    while (scheduler.step([&](const StepLoop::Drawn& d) {
       drawn.push_back(d.token);
       return true;
     })) {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests that are refused, cancelled, divided into chunks, or whose callback throws, do not affect the others.
+// Requests that are refused, cancelled or divided into chunks do not affect the others: a scheduler with an engine.
 #include <gtest/gtest.h>
 
 #include <map>
-#include <set>
-#include <stdexcept>
 
 #include "tests/engine/engine_helpers.h"
 
@@ -22,8 +20,8 @@ std::unique_ptr<InferEngine> batched_engine(bool paged) {
   return make_engine(setup);
 }
 
-std::vector<Scheduler::Request> some_requests(const InferEngine& engine) {
-  std::vector<Scheduler::Request> requests;
+std::vector<StepLoop::Request> some_requests(const InferEngine& engine) {
+  std::vector<StepLoop::Request> requests;
   for (int i = 0; i < 6; ++i)
     requests.push_back({.prompt = tokens_of(3 + 9 * i % 40, engine.model().info().vocab, i),
                         .sampling = {.temperature = i % 2 == 0 ? 0.0f : 0.8f, .seed = 11 + i},
@@ -33,7 +31,7 @@ std::vector<Scheduler::Request> some_requests(const InferEngine& engine) {
 
 TEST(Scheduler, ATooLongPromptIsRefusedAlone) {
   const auto engine = make_engine();
-  Scheduler scheduler(*engine);
+  StepLoop scheduler(*engine);
   scheduler.add({.prompt = {1, 2, 3}, .max_tokens = 2});
   try {
     scheduler.add({.prompt = tokens_of(engine->max_sequence_length() + 1, engine->model().info().vocab, 1)});
@@ -43,19 +41,19 @@ TEST(Scheduler, ATooLongPromptIsRefusedAlone) {
         << error.what();
   }
   int drawn = 0;
-  while (scheduler.step([&](const Scheduler::Drawn&) { return ++drawn > 0; })) {
+  while (scheduler.step([&](const StepLoop::Drawn&) { return ++drawn > 0; })) {
   }
   EXPECT_EQ(drawn, 2);
 }
 
 TEST(Scheduler, ACancelledStepChangesNoRequest) {
   const auto engine = make_engine();
-  const Scheduler::Request request{.prompt = tokens_of(7, engine->model().info().vocab, 3), .max_tokens = 6};
+  const StepLoop::Request request{.prompt = tokens_of(7, engine->model().info().vocab, 3), .max_tokens = 6};
   const std::vector<int32_t> alone = schedule(*engine, {request})[0];
-  Scheduler scheduler(*engine);
+  StepLoop scheduler(*engine);
   scheduler.add(request);
   std::vector<int32_t> drawn;
-  const Scheduler::OnToken on_token = [&](const Scheduler::Drawn& d) {
+  const StepLoop::OnToken on_token = [&](const StepLoop::Drawn& d) {
     drawn.push_back(d.token);
     return true;
   };
@@ -70,21 +68,21 @@ TEST(Scheduler, ACancelledStepChangesNoRequest) {
 TEST(Scheduler, ACancelledRequestGivesItsPlaceBackAndTheOthersGoOn) {
   for (const bool paged : {false, true}) {
     const auto engine = batched_engine(paged);
-    const std::vector<Scheduler::Request> requests = some_requests(*engine);
+    const std::vector<StepLoop::Request> requests = some_requests(*engine);
     const std::vector<std::vector<int32_t>> expected = schedule(*engine, requests);
     // The victim waits, reads its prompt, or decodes when it is cancelled.
     for (int steps_before = 0; steps_before < 6; ++steps_before)
       for (size_t victim = 0; victim < requests.size(); ++victim) {
         engine->reset_cache();
-        Scheduler scheduler(*engine);
-        std::map<Scheduler::RequestId, size_t> index;
-        std::vector<Scheduler::RequestId> ids;
-        for (const Scheduler::Request& request : requests) {
+        StepLoop scheduler(*engine);
+        std::map<StepLoop::RequestId, size_t> index;
+        std::vector<StepLoop::RequestId> ids;
+        for (const StepLoop::Request& request : requests) {
           ids.push_back(scheduler.add(request));
           index[ids.back()] = ids.size() - 1;
         }
         std::vector<std::vector<int32_t>> drawn(requests.size());
-        const Scheduler::OnToken on_token = [&](const Scheduler::Drawn& d) {
+        const StepLoop::OnToken on_token = [&](const StepLoop::Drawn& d) {
           drawn[index.at(d.id)].push_back(d.token);
           return true;
         };
@@ -104,7 +102,7 @@ TEST(Scheduler, ACancelledRequestGivesItsPlaceBackAndTheOthersGoOn) {
         // Nothing is left behind: the same scheduler runs all of them again.
         std::vector<std::vector<int32_t>> again(requests.size());
         for (size_t i = 0; i < requests.size(); ++i) index[scheduler.add(requests[i])] = i;
-        while (scheduler.step([&](const Scheduler::Drawn& d) {
+        while (scheduler.step([&](const StepLoop::Drawn& d) {
           again[index.at(d.id)].push_back(d.token);
           return true;
         })) {
@@ -114,55 +112,17 @@ TEST(Scheduler, ACancelledRequestGivesItsPlaceBackAndTheOthersGoOn) {
   }
 }
 
-TEST(Scheduler, ARequestWhoseCallbackThrowsFailsAlone) {
-  for (const bool paged : {false, true}) {
-    const auto engine = batched_engine(paged);
-    const std::vector<Scheduler::Request> requests = some_requests(*engine);
-    const std::vector<std::vector<int32_t>> expected = schedule(*engine, requests);
-    engine->reset_cache();
-    Scheduler scheduler(*engine);
-    std::map<Scheduler::RequestId, size_t> index;
-    for (size_t i = 0; i < requests.size(); ++i) index[scheduler.add(requests[i])] = i;
-    const std::set<size_t> failing = {1, 2};  // after two tokens
-    std::vector<std::vector<int32_t>> drawn(requests.size());
-    std::set<size_t> thrown;
-    for (bool more = true; more;) {
-      try {
-        more = scheduler.step([&](const Scheduler::Drawn& d) {
-          const size_t i = index.at(d.id);
-          EXPECT_FALSE(thrown.contains(i)) << "called again";
-          if (failing.contains(i) && drawn[i].size() == 2) {
-            thrown.insert(i);
-            throw std::runtime_error("request " + std::to_string(i));
-          }
-          drawn[i].push_back(d.token);
-          return true;
-        });
-      } catch (const std::runtime_error& error) {
-        EXPECT_TRUE(std::string(error.what()).starts_with("request ")) << error.what();
-      }
-    }
-    EXPECT_EQ(thrown, failing);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      std::vector<int32_t> want = expected[i];
-      if (failing.contains(i)) want.resize(2);
-      EXPECT_EQ(drawn[i], want) << "request " << i;
-    }
-    EXPECT_EQ(scheduler.num_waiting() + scheduler.num_running(), 0);
-  }
-}
-
 // Prompt chunks compute no logits, except for the last one.
 TEST(Scheduler, PromptChunksThatGoOnHaveNoLogits) {
   const auto engine = batched_engine(false);
   const int64_t vocab = engine->model().info().vocab;
-  Scheduler scheduler(*engine);
+  StepLoop scheduler(*engine);
   scheduler.add({.prompt = tokens_of(3, vocab, 1), .max_tokens = 20});
   scheduler.add({.prompt = tokens_of(50, vocab, 2), .max_tokens = 2});
   std::vector<int64_t> rows;
   engine->hooks().register_hook(
       "sample.token", [&](const std::string&, const TensorView& token, int) { rows.push_back(token.shape[0]); });
-  while (scheduler.step([](const Scheduler::Drawn&) { return true; })) {
+  while (scheduler.step([](const StepLoop::Drawn&) { return true; })) {
   }
   // Steps of 16 tokens: the short prompt with 13 tokens of the long one, 1 + 15, 1 + 15, and 1 + the last 7. Then one
   // decodes beside the other, and on alone.
@@ -194,9 +154,9 @@ TEST(Scheduler, AStepMayHaveNoLogitsAtAll) {
 
 TEST(Scheduler, CountsPromptAndDecodeTokens) {
   const auto engine = batched_engine(true);
-  Scheduler scheduler(*engine);
+  StepLoop scheduler(*engine);
   scheduler.add({.prompt = tokens_of(40, engine->model().info().vocab, 1), .max_tokens = 5});
-  while (scheduler.step([](const Scheduler::Drawn&) { return true; })) {
+  while (scheduler.step([](const StepLoop::Drawn&) { return true; })) {
   }
   EXPECT_EQ(scheduler.prompt_tokens(), 40);
   EXPECT_EQ(scheduler.decode_tokens(), 4);  // the last drawn one is not fed back

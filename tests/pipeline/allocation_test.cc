@@ -14,7 +14,7 @@
 #include <new>
 
 #include "eadem/engine/llm.h"
-#include "eadem/engine/scheduler.h"
+#include "tests/engine/step_loop.h"
 
 namespace {
 std::atomic<int64_t> num_allocations{0};
@@ -95,9 +95,9 @@ TEST(Allocation, DecodeStepsAllocateNothing) {
   EngineOptions options;
   options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 3};
   const auto engine = InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 2}), options);
-  Scheduler scheduler(*engine);
+  StepLoop scheduler(*engine);
   for (int i = 0; i < 3; ++i) {
-    Scheduler::Request request;
+    StepLoop::Request request;
     request.prompt = {5, 6, 7 + i};
     request.sampling.temperature = i == 0 ? 0.0f : 0.8f;
     request.sampling.top_k = i == 1 ? 10 : 0;
@@ -107,7 +107,7 @@ TEST(Allocation, DecodeStepsAllocateNothing) {
     scheduler.add(request);
   }
   int64_t drawn = 0;
-  const Scheduler::OnToken on_token = [&](const Scheduler::Drawn&) {
+  const StepLoop::OnToken on_token = [&](const StepLoop::Drawn&) {
     ++drawn;
     return true;
   };

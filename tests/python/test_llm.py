@@ -226,6 +226,39 @@ def test_prompts_run_side_by_side_by_default(bundled):
     assert [completion.text for completion in together] == alone
 
 
+def test_threads_share_steps(bundled):
+    """A call begins and ends while another is in the middle, and both have the texts that they would have alone."""
+    first, second = (bundled.generate(prompt, GREEDY)[0].text for prompt in ("Once", "The dog"))
+    results = []
+
+    def on_text(index, piece):
+        if not results:
+            thread = threading.Thread(target=lambda: results.append(bundled.generate("The dog", GREEDY)[0].text))
+            thread.start()
+            thread.join(timeout=60)
+
+    assert bundled.generate("Once", GREEDY, on_text=on_text)[0].text == first
+    assert results == [second]
+
+
+def test_what_ends_one_call_leaves_the_others(bundled):
+    expected = bundled.generate("Once", GREEDY)[0].text
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(bundled.generate("Once", GREEDY)[0].text))
+               for _ in range(4)]
+
+    def on_text(index, piece):
+        for thread in threads:
+            thread.start()
+        raise LookupError(piece)
+
+    with pytest.raises(LookupError):
+        bundled.generate("The dog", GREEDY, on_text=on_text)
+    for thread in threads:
+        thread.join(timeout=60)
+    assert results == [expected] * 4
+
+
 def test_a_refused_prompt_shows_why(bundled):
     good, bad = bundled.generate(["Once", "word " * 20000], GREEDY)
     assert good.error == "" and "error" not in repr(good)

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "eadem/cli/arguments.h"
 #include "eadem/cli/bench/machine.h"
@@ -49,14 +50,18 @@ struct Row {
 };
 
 // Makes a step of `tokens` new tokens in each of `batch` sequences that hold `depth` already. Token values do not
-// matter.
-InferEngine::Input step_input(int64_t batch, int64_t tokens, int64_t depth, int64_t vocab) {
+// matter. The blocks of a sequence lie one after another, as a scheduler hands them out in an empty cache.
+InferEngine::Input step_input(const InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth) {
+  const engine::SchedulerLimits limits = engine.limits();
+  const int64_t blocks = (limits.max_sequence_length + limits.block_size - 1) / limits.block_size;
   InferEngine::Input input;
   for (int64_t s = 0; s < batch; ++s) {
     input.input_lengths.push_back(static_cast<int32_t>(tokens));
     input.cache_lengths.push_back(static_cast<int32_t>(depth));
     for (int64_t t = 0; t < tokens; ++t)
-      input.input_ids.push_back(static_cast<int32_t>((s * 31 + (depth + t) * 17 + 7) % vocab));
+      input.input_ids.push_back(static_cast<int32_t>((s * 31 + (depth + t) * 17 + 7) % limits.vocab));
+    std::vector<int32_t>& table = input.block_tables.emplace_back(static_cast<size_t>(blocks));
+    std::iota(table.begin(), table.end(), static_cast<int32_t>(s * blocks));
   }
   return input;
 }
@@ -65,8 +70,7 @@ InferEngine::Input step_input(int64_t batch, int64_t tokens, int64_t depth, int6
 void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth, int64_t step) {
   const int64_t per_sequence = std::max<int64_t>(1, step / batch);
   for (int64_t done = 0; done < tokens; done += per_sequence) {
-    engine.forward(step_input(batch, std::min(per_sequence, tokens - done), depth + done, engine.model().info().vocab),
-                   &interrupt_flag());
+    engine.forward(step_input(engine, batch, std::min(per_sequence, tokens - done), depth + done), &interrupt_flag());
   }
 }
 
@@ -286,8 +290,8 @@ EndToEnd measure_end_to_end(const BenchOptions& options, const models::Checkpoin
                             const std::shared_ptr<Device>& device, engine::EngineOptions engine_options) {
   const int64_t context = checkpoint.model->info().max_positions;
   // The shortest text is 16 letters, which are at most 16 tokens, plus one at the start.
-  engine_options.cache = engine::StaticKVCacheConfig{
-      .max_cache_len = std::min(context, std::max<int64_t>(options.prompt, 17) + options.gen + 1)};
+  engine_options.cache = engine::PagedKVCacheConfig{
+      .max_batch_size = 1, .max_cache_len = std::min(context, std::max<int64_t>(options.prompt, 17) + options.gen + 1)};
   engine::LLM llm(checkpoint, device, engine_options, cli_logger());
   const std::string text =
       text_of_length(llm.tokenizer(), std::max<int64_t>(1, std::min(options.prompt, context - options.gen) - 1));
@@ -398,7 +402,7 @@ int bench(CommandLine command_line) {
     throw InvalidArgument("the deepest run needs {} tokens of context; the model has {}", needed, context);
 
   engine::EngineOptions engine_options = options->model.engine_options();
-  engine_options.cache = engine::StaticKVCacheConfig{
+  engine_options.cache = engine::PagedKVCacheConfig{
       .max_batch_size = *std::max_element(options->batches.begin(), options->batches.end()), .max_cache_len = needed};
   std::unique_ptr<InferEngine> engine = open_engine(*options, checkpoint, spec, device, engine_options);
   stop_if_interrupted();

@@ -5,8 +5,8 @@
 
 namespace eadem::modules {
 
-// hidden[t, :] = scale * weight[token_ids[t], :]. Parameter: `weight` [vocab, hidden]. The scale is rounded to the
-// dtype of the activations.
+// hidden[t, :] = scale * weight[token_ids[t], :]. Parameter: `weight` [vocab, hidden], its rows divided over
+// tensor-parallel ranks. The scale is rounded to the dtype of the activations.
 class Embedding {
  public:
   Embedding(int64_t vocab, int64_t hidden, double scale = 1) : vocab_(vocab), hidden_(hidden), scale_(scale) {}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Completion: the answer to one prompt. GenerationStats: what a call took.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace eadem::engine {
+
+enum class FinishReason : uint8_t {
+  length,     // max_tokens, or the context is full
+  stop,       // end of sequence, a stop token or a stop string
+  cancelled,  // asked to stop
+  error,      // the request failed alone; see Completion::error
+};
+
+std::string_view finish_reason_name(FinishReason reason);
+
+struct Completion {
+  std::string text;
+  std::vector<int32_t> token_ids;  // sampled tokens, without the one that ended the text
+  std::vector<float> logprobs;     // of token_ids
+  FinishReason finish_reason = FinishReason::length;
+  std::string error;
+  int64_t prompt_tokens = 0;
+  int64_t seed = 0;  // the seed that was used
+};
+
+// Wall times of one call, seconds, and the tokens of its requests. A step that several calls share counts for each.
+struct GenerationStats {
+  double tokenize_seconds = 0;
+  double first_token_seconds = 0;  // from the start to the first sampled token of any request
+  double prompt_seconds = 0;       // time of steps with prompt tokens
+  double decode_seconds = 0;       // time of steps without prompt tokens
+  int64_t prompt_tokens = 0;       // computed in these steps
+  int64_t reused_tokens = 0;       // of prompts, found in the cache (LLM::continue_ids)
+  int64_t decode_tokens = 0;       // tokens sampled in decode steps
+};
+
+}  // namespace eadem::engine

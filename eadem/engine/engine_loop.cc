@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/engine/engine_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace eadem::engine {
+
+// --- A caller.
+
+GenerationStats EngineLoop::run(std::span<Job> jobs, const OnText& on_text, const std::atomic<bool>* cancel) {
+  Call call{.jobs = jobs, .cancel = cancel, .wants_text = static_cast<bool>(on_text), .start = Clock::now()};
+  std::exception_ptr thrown;
+  std::vector<Piece> taken;
+  Lock lock(mutex_);
+  calls_.push_back(&call);
+  while (!call.has_ended() || !call.pieces.empty()) {
+    if (!call.pieces.empty()) {
+      taken.clear();
+      taken.swap(call.pieces);
+      deliver(call, taken, on_text, lock, thrown);
+    } else if (!driven_) {
+      drive(call, lock);
+    } else {
+      call.asleep = true;
+      call.changed.wait(lock);
+      call.asleep = false;
+    }
+  }
+  std::erase(calls_, &call);
+  wake_a_driver();
+  lock.unlock();
+  if (thrown) std::rethrow_exception(thrown);
+  if (call.failure) std::rethrow_exception(call.failure);
+  return call.stats;
+}
+
+// Calls `on_text` without the lock.
+void EngineLoop::deliver(Call& call, std::span<const Piece> pieces, const OnText& on_text, Lock& lock,
+                         std::exception_ptr& thrown) {
+  if (call.stopped) return;
+  lock.unlock();
+  try {
+    for (const Piece& piece : pieces) on_text(piece.job, piece.text);
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  lock.lock();
+  call.stopped = thrown != nullptr;
+}
+
+void EngineLoop::drive(Call& call, Lock& lock) {
+  driven_ = true;
+  while (!call.has_ended() && call.pieces.empty()) turn(lock);
+  driven_ = false;
+  wake_a_driver();
+}
+
+// Wakes a caller that waits, if nobody drives. Whoever wakes with nothing to drive for wakes the next one.
+void EngineLoop::wake_a_driver() {
+  if (driven_) return;
+  const auto found = std::find_if(calls_.begin(), calls_.end(), [](const Call* call) { return call->asleep; });
+  if (found != calls_.end()) (*found)->changed.notify_one();
+}
+
+// --- The thread that drives.
+
+// Begins new calls, and ends those that were cancelled or stopped.
+void EngineLoop::take_commands() {
+  for (Call* call : calls_) {
+    if (!call->begun) begin(*call);
+    if (call->unfinished > 0 && (call->stopped || call->is_cancelled())) end_requests(*call, RequestState::cancelled);
+    if (call->has_ended()) call->changed.notify_one();
+  }
+}
+
+void EngineLoop::begin(Call& call) {
+  call.begun = true;
+  call.unfinished = call.jobs.size();
+  try {
+    for (size_t job = 0; job < call.jobs.size(); ++job)
+      owners_.emplace(scheduler_.add(std::move(call.jobs[job].request)), Owner{&call, job});
+  } catch (...) {
+    call.failure = std::current_exception();
+    end_requests(call, RequestState::failed);
+  }
+}
+
+void EngineLoop::end_requests(Call& call, RequestState how) {
+  for (auto owner = owners_.begin(); owner != owners_.end();) {
+    if (owner->second.call != &call) {
+      ++owner;
+      continue;
+    }
+    scheduler_.end(owner->first, how);
+    const size_t job = owner->second.job;
+    owner = owners_.erase(owner);
+    // A call that failed throws: nobody reads its texts.
+    if (how == RequestState::cancelled) add_piece(call, job, call.jobs[job].output.end(FinishReason::cancelled));
+  }
+  call.unfinished = 0;
+}
+
+// Plans, runs and commits one step.
+void EngineLoop::turn(Lock& lock) noexcept {
+  take_commands();
+  if (scheduler_.is_idle()) return;
+  const Clock::time_point start = Clock::now();
+  try {
+    const std::span<const StepSequence> plan = scheduler_.plan(engine_.cache_contents());
+    const std::atomic<bool>* const cancel = cancel_of_step();
+    lock.unlock();
+    const InferEngine::Output& output = engine_.forward(plan, cancel);
+    lock.lock();
+    publish(scheduler_.commit(output.output_ids, output.logprobs), start);
+  } catch (const Cancelled&) {
+    lock.lock();
+    // The step has changed nothing, and the next turn ends the requests whose caller asked for it.
+    const auto asked = [](const Call* call) { return call->unfinished > 0 && call->is_cancelled(); };
+    if (std::none_of(calls_.begin(), calls_.end(), asked)) fail_planned(std::current_exception());
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    fail_planned(std::current_exception());
+  }
+}
+
+// The flag that abandons the step: that of the only call in it. A step that several calls take part in goes on.
+const std::atomic<bool>* EngineLoop::cancel_of_step() const {
+  const Call* only = nullptr;
+  for (const RequestId id : scheduler_.planned()) {
+    const Call* call = owners_.at(id).call;
+    if (only != nullptr && only != call) return nullptr;
+    only = call;
+  }
+  return only == nullptr ? nullptr : only->cancel;
+}
+
+// Hands the events of a step to their calls and wakes those that have something to deliver or have ended.
+void EngineLoop::publish(std::span<const StepEvent> events, Clock::time_point start) {
+  const Clock::time_point now = Clock::now();
+  for (const StepEvent& event : events) {
+    const auto owner = owners_.find(event.id);
+    if (owner == owners_.end()) continue;  // its call has failed with an event before
+    Call& call = *owner->second.call;
+    count(call.stats, call.share, event);
+    if (event.sampled && call.stats.first_token_seconds == 0)
+      call.stats.first_token_seconds = std::chrono::duration<double>(now - call.start).count();
+    try {
+      take_event(owner, event);
+    } catch (...) {
+      call.failure = std::current_exception();
+      end_requests(call, RequestState::failed);
+    }
+  }
+  const double seconds = std::chrono::duration<double>(now - start).count();
+  for (Call* call : calls_) {
+    if (call->share == Share::prompt) call->stats.prompt_seconds += seconds;
+    if (call->share == Share::decode) call->stats.decode_seconds += seconds;
+    call->share = Share::none;
+    if (call->has_ended() || !call->pieces.empty()) call->changed.notify_one();
+  }
+}
+
+void EngineLoop::count(GenerationStats& stats, Share& share, const StepEvent& event) {
+  stats.reused_tokens += event.reused;
+  (event.decoded ? stats.decode_tokens : stats.prompt_tokens) += event.computed;
+  if (share != Share::prompt) share = event.decoded ? Share::decode : Share::prompt;
+}
+
+void EngineLoop::take_event(Owners::iterator owner, const StepEvent& event) {
+  if (!event.sampled) return;
+  const auto [call, job] = owner->second;
+  OutputProcessor& output = call->jobs[job].output;
+  std::string text = output.take(event.token, event.logprob);
+  if (output.has_ended())
+    scheduler_.end(event.id, RequestState::finished);  // nothing happens if the scheduler has ended it, too
+  else if (event.state == RequestState::finished)
+    text += output.end(FinishReason::length);
+  add_piece(*call, job, std::move(text));
+  if (!output.has_ended()) return;
+  owners_.erase(owner);
+  --call->unfinished;
+}
+
+void EngineLoop::add_piece(Call& call, size_t job, std::string text) {
+  if (call.wants_text && !text.empty()) call.pieces.push_back({job, std::move(text)});
+}
+
+// Ends the calls that take part in a step that threw; all, if it could not be planned.
+void EngineLoop::fail_planned(const std::exception_ptr& failure) {
+  for (Call* call : calls_)
+    if (call->unfinished > 0 && scheduler_.planned().empty()) call->failure = failure;
+  for (const RequestId id : scheduler_.planned()) owners_.at(id).call->failure = failure;
+  for (Call* call : calls_) {
+    if (call->unfinished == 0 || call->failure == nullptr) continue;
+    end_requests(*call, RequestState::failed);
+    call->changed.notify_one();
+  }
+}
+
+}  // namespace eadem::engine

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GenerationRequest: a prompt to continue, as token ids, and the states that it passes through.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "eadem/engine/step_sequence.h"
+
+namespace eadem::engine {
+
+struct GenerationRequest {
+  std::vector<int32_t> prompt;  // at least one token
+  SamplingInput sampling;       // greedy unless set; the scheduler sets its prompt_length
+  int64_t max_tokens = 1;       // at least 1
+  bool keep = false;            // continue from the kept sequence, and become it at the end
+};
+
+using RequestId = int64_t;
+
+// A request waits, reads its prompt, decodes, and ends in one of three ways. It may end from every state before.
+enum class RequestState : uint8_t {
+  waiting,     // for a place in the batch or for room in the cache
+  prefilling,  // part of its prompt is not in the cache
+  decoding,    // each step feeds back the token that was sampled before
+  finished,    // by max_tokens, by the end of the context, or because its caller has all that it wants
+  failed,      // its logits were not finite, or its step threw
+  cancelled,   // its caller asked for it
+};
+inline constexpr size_t kNumRequestStates = 6;
+
+std::string_view request_state_name(RequestState state);
+
+}  // namespace eadem::engine

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""eadem convert, as a user meets it.
+
+    convert_test.py PROGRAM SOURCE_DIR [UNITTEST ARGUMENTS]
+"""
+
+import json
+import math
+import shutil
+import struct
+
+from program import DATA, GGUF_STORIES, GOLDEN, STORIES, ProgramTest, main
+
+
+def safetensors(path):
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:8 + size])
+    header.pop("__metadata__", None)
+    return {name: (t["dtype"], t["shape"], content[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
+            for name, t in header.items()}
+
+
+def zero_model(folder, layers, hidden, ffn, heads, kv_heads, head_dim, vocab, tied):
+    """A Llama model of zeros, in f32."""
+    config = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
+              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "vocab_size": vocab,
+              "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+              "tie_word_embeddings": tied, "torch_dtype": "float32"}
+    shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
+    if not tied:
+        shapes["lm_head.weight"] = [vocab, hidden]
+    for layer in range(layers):
+        for name, shape in {"input_layernorm": [hidden], "self_attn.q_proj": [heads * head_dim, hidden],
+                            "self_attn.k_proj": [kv_heads * head_dim, hidden],
+                            "self_attn.v_proj": [kv_heads * head_dim, hidden],
+                            "self_attn.o_proj": [hidden, heads * head_dim], "post_attention_layernorm": [hidden],
+                            "mlp.gate_proj": [ffn, hidden], "mlp.up_proj": [ffn, hidden],
+                            "mlp.down_proj": [hidden, ffn]}.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+class Convert(ProgramTest):
+    def test_chat_templates_go_along(self):
+        source, gguf, back, copy = (self.folder / name for name in ("templates", "templates.gguf", "back", "copy"))
+        shutil.copytree(STORIES, source)
+        (source / "chat_template.jinja").write_text("{{ 'default' }}")
+        (source / "additional_chat_templates").mkdir()
+        (source / "additional_chat_templates/tool_use.jinja").write_text("{{ 'tools' }}")
+        self.done("convert", source, gguf)
+        self.done("convert", gguf, back)
+        self.done("convert", source, copy)
+        for path in (source, gguf, back, copy):
+            tokenizer = json.loads(self.done("inspect", path, "--json").out)["tokenizer"]
+            self.assertEqual(tokenizer["chat_templates"], ["default", "tool_use"], path)
+            self.assertEqual(tokenizer["chat_sample"]["text"], "default", path)
+        self.assertEqual(json.loads((back / "tokenizer_config.json").read_text())["chat_template"],
+                         [{"name": "default", "template": "{{ 'default' }}"},
+                          {"name": "tool_use", "template": "{{ 'tools' }}"}])
+        self.assertTrue((copy / "additional_chat_templates/tool_use.jinja").exists())
+
+    def test_there_and_back_is_exact(self):
+        for model in ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"]:
+            with self.subTest(model):
+                gguf, back = self.folder / f"{model}.gguf", self.folder / model
+                self.done("convert", GOLDEN / model, gguf)
+                self.done("convert", gguf, back)
+                self.assertEqual(safetensors(GOLDEN / model / "model.safetensors"), safetensors(back / "model.safetensors"))
+                configs = [json.loads(self.done("inspect", path, "--json").out)["config"] for path in (GOLDEN / model, back)]
+                for config in configs:
+                    config.pop("torch_dtype", None)
+                self.assertEqual(*configs)
+
+    # Norms of Gemma 3 are w in a directory and 1 + w in a GGUF file: the sum is what stays.
+    def test_sums_stay(self):
+        model, gguf, back, again = GOLDEN / "gemma3", self.folder / "a.gguf", self.folder / "gemma", self.folder / "b.gguf"
+        self.done("convert", model, gguf)
+        self.done("convert", gguf, back)
+        self.done("convert", back, again)
+        self.assertEqual(gguf.read_bytes()[-60000:], again.read_bytes()[-60000:])
+        configs = [json.loads(self.done("inspect", path, "--json").out)["config"] for path in (model, back)]
+        for config in configs:
+            config.pop("torch_dtype", None)
+        self.assertEqual(*configs)
+        self.refused(1, "query_pre_attn_scalar is 20", "convert", GOLDEN / "gemma3_mixed", self.folder / "mixed.gguf")
+        self.done("explain", model)
+        self.done("bench", "--random", model, "--type", "q8_0", "-p", "8", "-n", "2", "-r", "1")
+
+    def test_the_text_stays(self):
+        gguf, back = self.folder / "stories.gguf", self.folder / "back"
+        self.done("convert", STORIES, gguf)
+        self.done("convert", gguf, back)
+        self.assertEqual((STORIES / "tokenizer.json").read_text(), (back / "tokenizer.json").read_text())
+        sampling = ["-p", "Once upon a time", "-n", "40", "--temperature", "0", "--quiet"]
+        texts = {self.done("run", model, *sampling).out for model in (STORIES, gguf, back)}
+        self.assertEqual(len(texts), 1)
+
+    def test_interleaved_gguf(self):
+        made = self.folder / "made"
+        self.done("convert", GGUF_STORIES / "stories260K.gguf", made)
+        text = self.done("run", made, "-p", "", "-n", "200", "--temperature", "0", "--ignore-eos", "--quiet").out
+        self.assertEqual(text, (GGUF_STORIES / "expected_t0_n200.txt").read_text() + "\n")
+
+    def test_rounding_is_reported(self):
+        result = json.loads(self.done("convert", GOLDEN / "llama", self.folder / "half", "--type", "bf16", "--json").out)
+        for tensor in result["tensors"]:
+            self.assertEqual(tensor["largest_error"] > 0, tensor["type"] == "bf16", tensor)
+            self.assertEqual(tensor["relative_error"] > 0, tensor["type"] == "bf16", tensor)
+
+    def test_quantized_models_are_written_and_run(self):
+        expected = (STORIES / "greedy.txt").read_text()[:60]
+        for name in ("q8_0", "q4_k_m"):
+            out = self.folder / f"{name}.gguf"
+            result = json.loads(self.done("convert", STORIES, out, "--type", name, "--json").out)
+            quantized = [tensor for tensor in result["tensors"] if tensor["type"].startswith("q")]
+            self.assertEqual(len(quantized), 1 + 7 * 6, result)
+            for tensor in quantized:
+                self.assertLess(tensor["relative_error"], 0.08, tensor)
+            text = self.done("run", out, "-p", "", "-n", "40", "--temperature", "0", "--quiet").out
+            self.assertTrue(text.startswith(expected), text)
+        self.refused(1, "safetensors has no type", "convert", STORIES, self.folder / "directory", "--type", "q8_0")
+
+    def test_quantized_directories_are_written_and_run(self):
+        expected = (STORIES / "greedy.txt").read_text()[:60]
+        # Half a step of a group's largest value over 127.5 or 7.5, and half a unit in the last place of e4m3.
+        for name, encoding, bound in (("int8", "int8_row_bf16", 0.02), ("int4_g32", "int4_g32_bf16", 0.12),
+                                      ("fp8", "fp8_e4m3_channel", 0.05), ("fp8_block128", "fp8_e4m3_block128", 0.05)):
+            out = self.folder / name
+            result = json.loads(self.done("convert", STORIES, out, "--type", name, "--json").out)
+            quantized = [tensor for tensor in result["tensors"] if tensor["type"] == encoding]
+            self.assertEqual(len(quantized), 7 * 6, result)
+            for tensor in quantized:
+                self.assertTrue(0 < tensor["relative_error"] < bound, tensor)
+            self.assertIn("quantization_config", json.loads((out / "config.json").read_text()))
+            self.assertIn(encoding, self.done("inspect", out).out)
+            text = self.done("run", out, "-p", "", "-n", "40", "--temperature", "0", "--quiet").out
+            if name != "int4_g32":
+                self.assertTrue(text.startswith(expected), text)
+        # Decoded where a file has no such types.
+        gguf = self.folder / "int8.gguf"
+        self.done("convert", self.folder / "int8", gguf)
+        text = self.done("run", gguf, "-p", "", "-n", "40", "--temperature", "0", "--quiet").out
+        self.assertTrue(text.startswith(expected), text)
+        self.refused(2, ["--type int8", "for directories"], "convert", STORIES, self.folder / "a.gguf", "--type", "int8")
+
+    def test_calibration(self):
+        text = self.folder / "text.txt"
+        text.write_text((STORIES / "greedy.txt").read_text())
+        plain, once, again = (self.folder / f"{name}.gguf" for name in ("plain", "once", "again"))
+        convert = ["convert", STORIES, "--type", "q4_0", "--json"]
+        uncalibrated = json.loads(self.done(*convert, plain).out)["tensors"]
+        calibrated = json.loads(self.done(*convert, once, "--calibrate", text, "--calibrate-tokens", "200").out)["tensors"]
+        self.done(*convert, again, "--calibrate", text, "--calibrate-tokens", "200", "--threads", "1")
+        self.assertEqual(once.read_bytes(), again.read_bytes())
+        for before, after in zip(uncalibrated, calibrated):
+            self.assertNotIn("relative_output_error", before)
+            if after["type"] == "q4_0":
+                self.assertGreater(after["relative_output_error"], 0, after)
+            else:
+                self.assertEqual(after.get("relative_output_error", 0), 0, after)
+        # Minimizing the weighted error does not minimize the plain one.
+        self.assertGreater(*(sum(tensor["relative_error"] for tensor in list) for list in (calibrated, uncalibrated)))
+        self.done("perplexity", once, text, "--context", "32")
+        # Scales of directories' types.
+        for name in ("int8", "int4_g32", "fp8", "fp8_block128"):
+            with self.subTest(name):
+                plain, weighted = self.folder / f"{name}_plain", self.folder / f"{name}_weighted"
+                layers = ["convert", STORIES, "--type", name, "--json"]
+                uncalibrated = json.loads(self.done(*layers, plain).out)["tensors"]
+                calibrated = json.loads(self.done(*layers, weighted, "--calibrate", text, "--calibrate-tokens", "200").out)
+                quantized = [(before, after) for before, after in zip(uncalibrated, calibrated["tensors"])
+                             if after["relative_error"] > 0]
+                self.assertGreater(len(quantized), 7 * 6 - 1)
+                for before, after in quantized:
+                    self.assertNotIn("relative_output_error", before)
+                    self.assertGreater(after["relative_output_error"], 0, after)
+                self.done("run", weighted, "-p", "", "-n", "3", "--temperature", "0", "--quiet")
+        out = self.folder / "out.gguf"
+        self.refused(2, ["--calibrate is for quantized types", "as-is"], "convert", STORIES, out, "--calibrate", text)
+        self.refused(2, "--calibrate-tokens is for --calibrate", *convert, out, "--calibrate-tokens", "5")
+        self.refused(2, "expected at least 1", *convert, out, "--calibrate", text, "--calibrate-tokens", "0")
+        self.refused(2, "--device and --isa", *convert, out, "--isa", "scalar")
+        self.refused(1, "nope.txt", *convert, out, "--calibrate", self.folder / "nope.txt")
+        text.write_text("")
+        self.refused(1, [str(text), "no tokens"], *convert, out, "--calibrate", text)
+        self.assertFalse(out.exists())
+
+    def test_mixtures_store_what_their_names_stand_for(self):
+        for name, facts in json.loads((DATA / "quantized/mixtures.json").read_text()).items():
+            shape = facts["shape"]
+            model = self.folder / name
+            zero_model(model, **shape)
+            for mixture, expected in facts["mixtures"].items():
+                with self.subTest(model=name, mixture=mixture):
+                    made = json.loads(self.done("convert", model, self.folder / "made.gguf", "--type", mixture, "--force",
+                                                "--json").out)
+                    types = {tensor["name"]: tensor["type"] for tensor in made["tensors"] if "norm" not in tensor["name"]}
+                    # Where rows are no whole blocks of 256, iq4_nl instead of q4_0 (convert/types.cc).
+                    short = {key for key in types if shape["hidden"] % 256 and "ffn_down" not in key}
+                    known = {key: "iq4_nl" if key in short and value == "q4_0" else value
+                             for key, value in expected["types"].items()}
+                    self.assertEqual(types, known)
+                    file_type = b"general.file_type" + struct.pack("<II", 4, expected["file_type"])  # 4: a u32
+                    self.assertIn(file_type, (self.folder / "made.gguf").read_bytes()[:4096])
+
+    def test_types_where_rows_are_no_whole_blocks(self):
+        model = self.folder / "short_rows"
+        zero_model(model, layers=1, hidden=96, ffn=256, heads=4, kv_heads=2, head_dim=32, vocab=32, tied=True)
+        for name, instead in {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
+                              "iq4_xs": "iq4_nl", "iq4_nl": "iq4_nl", "mxfp4": "mxfp4", "q4_0": "q4_0"}.items():
+            made = json.loads(self.done("convert", model, self.folder / "made.gguf", "--type", name, "--force", "--json").out)
+            for tensor in made["tensors"]:
+                if "norm" not in tensor["name"]:
+                    self.assertEqual(tensor["type"], name if "ffn_down" in tensor["name"] else instead, tensor)
+        # 72 columns are no blocks of 32 either.
+        made = json.loads(self.done("convert", GOLDEN / "smollm2", self.folder / "f16.gguf", "--type", "iq4_xs", "--json").out)
+        self.assertEqual({tensor["type"] for tensor in made["tensors"] if "norm" not in tensor["name"]}, {"f16"})
+
+    def test_what_a_type_cannot_hold(self):
+        huge = self.folder / "huge"
+        shutil.copytree(STORIES, huge)
+        file = bytearray((huge / "model.safetensors").read_bytes())
+        header_size = int.from_bytes(file[:8], "little")
+        name = "model.layers.1.mlp.up_proj.weight"
+        tensor = json.loads(file[8:8 + header_size])[name]
+        self.assertEqual(tensor["dtype"], "BF16")
+        place = 8 + header_size + tensor["data_offsets"][0] + 2 * (3 * tensor["shape"][1] + 5)  # row 3, column 5
+        file[place:place + 2] = b"\x61\x7f"  # 2.99e38
+        (huge / "model.safetensors").write_bytes(file)
+        out = self.folder / "out.gguf"
+        self.refused(1, [name, "row 3", "column 5", "e+38"], "convert", huge, out, "--type", "q8_0")
+        self.assertFalse(out.exists())
+
+    def test_overwriting(self):
+        out = self.folder / "out.gguf"
+        out.write_text("precious")
+        self.refused(1, "--force", "convert", GOLDEN / "llama", out)
+        self.assertEqual(out.read_text(), "precious")
+        self.done("convert", GOLDEN / "llama", out, "--force")
+        self.refused(1, "cannot make the directory", "convert", GOLDEN / "llama", "/proc/nope/out")
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["out.gguf"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""eadem run, as a user meets it.
+
+    run_test.py PROGRAM SOURCE_DIR [UNITTEST ARGUMENTS]
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+from program import PROGRAM, STORIES, ProgramTest, main
+
+
+class Run(ProgramTest):
+    def test_streams(self):
+        result = self.done("run", "-p", "Once upon a time", "-n", "20", "--temperature", "0")
+        self.assertTrue(result.out.startswith("Once upon a time"))
+        self.assertTrue(result.out.endswith("\n"))
+        self.assertNotIn("tokens/s", result.out)
+        for words in ["greedy, max_tokens 20", "tokens/s", "first token after", "memory", "limit", "\x1b"]:
+            (self.assertNotIn if words == "\x1b" else self.assertIn)(words, result.err)
+
+    def test_prompt_sources_agree(self):
+        (self.folder / "prompt.txt").write_text("Once upon a time")
+        sampling = ["-n", "10", "--temperature", "0", "--quiet"]
+        texts = {
+            self.done("run", "-p", "Once upon a time", *sampling).out,
+            self.done("run", "-f", self.folder / "prompt.txt", *sampling).out,
+            self.done("run", "-f", "-", *sampling, stdin=b"Once upon a time").out,
+            self.done("run", *sampling, stdin=b"Once upon a time").out,
+        }
+        self.assertEqual(len(texts), 1)
+
+    def test_json_and_seed(self):
+        runs = [json.loads(self.done("run", "-p", "Once", "-n", "12", "--seed", "7", "--json").out) for _ in range(2)]
+        self.assertEqual(runs[0]["text"], runs[1]["text"])
+        self.assertEqual(runs[0]["sampling"]["seed"], 7)
+        self.assertGreater(runs[0]["decode_tokens_per_second"], 0)
+        self.assertEqual(runs[0]["finish_reason"], "length")
+
+    def test_penalties(self):
+        sampling = ["run", "-p", "Once upon a time", "-n", "60", "--temperature", "0", "--ignore-eos", "--quiet"]
+        penalties = [[], ["--repetition-penalty", "1.3"], ["--presence-penalty", "2"], ["--frequency-penalty", "1"]]
+        texts = [self.done(*sampling, *penalty).out for penalty in penalties]
+        self.assertEqual(len(set(texts)), 4, texts)
+        result = json.loads(self.done(*sampling, "--json", "--repetition-penalty", "1.3").out)
+        self.assertEqual(result["sampling"]["repetition_penalty"], 1.3)
+        self.assertEqual(result["sampling"]["presence_penalty"], 0)
+
+    def test_special_tokens_in_a_prompt(self):
+        special = json.loads((STORIES / "tokenizer.json").read_text())["added_tokens"][0]["content"]
+        run = ["run", "-p", f"Once{special} upon", "-n", "1", "--json"]
+        as_text, parsed = (json.loads(self.done(*run, *option).out)["prompt_tokens"] for option in ([], ["--parse-special"]))
+        self.assertLess(parsed, as_text)
+
+    def test_stop_text(self):
+        result = json.loads(self.done("run", "-p", "Once upon a time", "--temperature", "0", "--stop", " there",
+                                      "--json").out)
+        self.assertNotIn(" there", result["text"])
+
+    def test_threads_and_fusions_do_not_change_the_text(self):
+        sampling = ["run", "-p", "The cat", "-n", "30", "--temperature", "0", "--quiet"]
+        first = self.done(*sampling, "--threads", "1").out
+        self.assertEqual(first, self.done(*sampling, "--threads", "2").out)
+        for options in (["-t", "1", "--prefill-threads", "2"], ["-t", "2", "--prefill-threads", "1", "--no-pin"]):
+            self.assertEqual(first, self.done(*sampling, *options).out)
+        self.refused(1, "no_such_fusion", *sampling, "--disable-fusion", "no_such_fusion")
+
+    def test_bad_prompts(self):
+        for name, content, words in [("empty.txt", b"", "is empty"), ("latin.txt", b"caf\xe9", "not UTF-8"),
+                                     ("long.txt", b"a b " * 20000, "the context holds")]:
+            (self.folder / name).write_bytes(content)
+            self.refused(1, words, "run", "-f", self.folder / name)
+        self.refused(1, "is empty", "run")
+        self.refused(1, "directory", "run", "-f", self.folder)
+        self.refused(1, "No such file", "run", "-f", self.folder / "nope.txt")
+        self.refused(1, "no chat template", "run", "stories", "-p", "a", "--chat")
+
+    def test_empty_prompt_starts_from_bos(self):
+        self.assertGreater(len(self.done("run", "-p", "", "-n", "5").out), 1)
+
+    def test_huge_max_tokens_ends_with_the_context(self):
+        result = self.done("run", "-p", "Once", "-n", "1M", "--ignore-eos")
+        self.assertIn("the context of 512 tokens is full", result.err)
+
+    def test_full_disk(self):
+        with open("/dev/full", "wb") as full:
+            process = subprocess.run([PROGRAM, "run", "-p", "a", "-n", "2"], stdout=full, stderr=subprocess.PIPE)
+        self.assertEqual(process.returncode, 1)
+        self.assertIn(b"cannot write to standard output", process.stderr)
+
+    def test_stops_when_asked(self):
+        for request in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(request=request):
+                process = subprocess.Popen([PROGRAM, "bench", "--repeat", "10000"], stdout=subprocess.PIPE,
+                                           stderr=subprocess.PIPE)
+                time.sleep(2)
+                process.send_signal(request)
+                out, err = process.communicate(timeout=30)
+                self.assertEqual(process.returncode, 130, err)
+                self.assertIn(b"stopped", err)
+
+    def test_ctrl_c_while_reading_a_prompt(self):
+        process = subprocess.Popen([PROGRAM, "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+        process.communicate()
+        self.assertEqual(process.returncode, 130)
+
+    def test_terminal(self):
+        """On a terminal: asks for texts, Ctrl-D ends."""
+        controller, terminal = os.openpty()
+        process = subprocess.Popen([PROGRAM, "run", "-n", "3", "--temperature", "0"], stdin=terminal,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        os.close(terminal)
+        os.write(controller, b"Once upon\n\n\x04")
+        out, err = process.communicate(timeout=30)
+        os.close(controller)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertTrue(out.startswith(b"Once upon"))
+        self.assertIn(b"> ", err)
+
+
+if __name__ == "__main__":
+    main()
