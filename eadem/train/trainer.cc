@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <set>
 
 #include "eadem/ops/optimizer.h"
 
@@ -68,6 +70,7 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   environment.frozen = find_frozen();
   training_ = std::make_unique<Program>(build(), environment, parameters_);
   training_->require_complete();
+  find_rounded();
   compile_update();
 }
 
@@ -86,6 +89,18 @@ std::vector<std::string> Trainer::find_frozen() {
                           parameters_->names().size() - 1);
   if (trained_.empty()) throw InvalidArgument("all {} parameters are frozen: nothing is trained", frozen.size());
   return frozen;
+}
+
+void Trainer::find_rounded() {
+  const std::function<bool(const models::WeightRecipe&)> adds = [&](const models::WeightRecipe& recipe) {
+    return recipe.kind == models::WeightRecipe::Kind::add ||
+           std::any_of(recipe.parts.begin(), recipe.parts.end(), adds);
+  };
+  for (const models::ParameterInfo& parameter : model_->parameters())
+    if (std::find(trained_.begin(), trained_.end(), parameter.name) != trained_.end() &&
+        parameters_->type(parameter.name).dtype == DType::f32 &&
+        adds(model_->recipes(parameter, models::CheckpointFormat::huggingface).at(0)))
+      rounded_.push_back(parameter.name);
 }
 
 void Trainer::compile_update() {
@@ -312,19 +327,23 @@ std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
   std::vector<std::pair<std::string, Tensor>> result;
   for (const auto& [name, state] : states_)
     if (!name.starts_with("grad.")) result.emplace_back(name, copy_to_host(*device_, state.view));
+  for (const std::string& name : rounded_) result.emplace_back("exact." + name, parameters_->to_host(name));
   return result;
 }
 
 void Trainer::check_optimizer_state(const io::WeightSource& source) const {
-  for (const auto& [name, state] : states_) {
-    if (name.starts_with("grad.")) continue;
+  const auto check = [&](const std::string& name, const TensorView& own) {
     const Tensor saved = source.get(name);
-    if (saved.dtype() != DType::f32 || !(saved.shape() == state.view.shape))
-      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view),
-                            to_string(state.view));
-  }
+    if (saved.dtype() != DType::f32 || !(saved.shape() == own.shape))
+      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view), to_string(own));
+  };
+  std::set<std::string> known;
+  for (const auto& [name, state] : states_)
+    if (!name.starts_with("grad.")) check(*known.insert(name).first, state.view);
+  for (const std::string& name : rounded_)
+    check(*known.insert("exact." + name).first, parameters_->form(name, nullptr));
   for (const io::WeightInfo& info : source.tensors())
-    if (info.name.starts_with("grad.") || !states_.contains(info.name))
+    if (!known.contains(info.name))
       throw InvalidArgument("{}: '{}' is no state of a trainer with weights in {}", source.path(), info.name,
                             dtype_name(options_.weights));
 }
@@ -335,6 +354,10 @@ void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_s
     if (name.starts_with("grad.")) continue;
     const Tensor saved = source.get(name);
     device_->copy_from_host(state.view.data, saved.view.data, saved.view.size_bytes());
+  }
+  for (const std::string& name : rounded_) {
+    const Tensor saved = source.get("exact." + name);
+    device_->copy_from_host(parameters_->form(name, nullptr).data, saved.view.data, saved.view.size_bytes());
   }
   num_steps_ = num_steps;
 }

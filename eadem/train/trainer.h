@@ -81,7 +81,8 @@ class Trainer {
   // NotFound for a frozen parameter.
   Tensor gradient(const std::string& parameter) const;
 
-  // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32.
+  // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32, and
+  // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w).
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
   // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds all tensors of optimizer_state().
   void check_optimizer_state(const io::WeightSource& source) const;
@@ -97,6 +98,7 @@ class Trainer {
   void feed(pipeline::Program& program, const Batch& batch, SymbolValues& symbols) const;
   // Divides the parameters into trained_ and the result, those that match options_.frozen.
   std::vector<std::string> find_frozen();
+  void find_rounded();
   void compile_update();
   void copy_weight_to_master(const std::string& name);
   void copy_weights_to_masters();
@@ -112,6 +114,7 @@ class Trainer {
   std::unique_ptr<pipeline::Program> training_, evaluation_, update_;
   const pipeline::Program* last_ = nullptr;
   std::vector<std::string> trained_;
+  std::vector<std::string> rounded_;      // trained f32 parameters that a checkpoint does not hold to the bit
   size_t norm_end_ = 0;                   // nodes of the update up to the gradient's norm
   std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + trained_ name; on the device
   int64_t num_steps_ = 0;

@@ -4,11 +4,13 @@
 // were frozen.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <map>
 
 #include "eadem/io/atomic_file.h"
+#include "eadem/train/checkpoint.h"
 #include "eadem/train/recipe.h"
 #include "eadem/train/trainer.h"
 #include "tests/support/refusal.h"
@@ -20,7 +22,7 @@ namespace fs = std::filesystem;
 using test::refusal;
 
 class Frozen : public testing::Test {
- protected:
+ public:
   static std::unique_ptr<Trainer> trainer(std::vector<std::string> frozen, DType weights = DType::f32) {
     const fs::path model = fs::path(EADEM_SOURCE_DIR) / "tests/data/golden/qwen3";
     const models::Checkpoint checkpoint = models::open_checkpoint(model.string());
@@ -114,6 +116,32 @@ TEST_F(Frozen, ARecipeNamesThem) {
   EXPECT_EQ(with("freeze = [\"lm_head.*\", \"model.norm.weight\"]").training.freeze,
             (std::vector<std::string>{"lm_head.*", "model.norm.weight"}));
   EXPECT_HAS(refusal([&] { with("freeze = \"lm_head.*\""); }), "'training.freeze' is lm_head.*; expected an array");
+  fs::remove_all(pattern);
+}
+
+// Checkpoints hold w of norms that multiply by 1 + w. A resumed run has the sum to the bit nevertheless.
+TEST(Resume, SumsOfNormsKeepTheirBits) {
+  std::string pattern = (fs::temp_directory_path() / "eadem_sums_XXXXXX").string();
+  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+  const models::Checkpoint model =
+      models::open_checkpoint((fs::path(EADEM_SOURCE_DIR) / "tests/data/golden/gemma3").string());
+  const auto trainer = [&] {
+    return std::make_unique<Trainer>(model.model, open_device("cpu", {.num_threads = 1}),
+                                     TrainerOptions{.batch_tokens = 64});
+  };
+  const auto whole = trainer(), resumed = trainer();
+  whole->load(model);
+  // Sums this small have bits that are lost in w.
+  Tensor small = Tensor::on_host(DType::f32, Shape{24});
+  std::fill_n(small.view.as<float>(), 24, 0.1f);
+  whole->load_param("model.norm.weight", small.view);
+  const Batch data = Frozen::batch();
+  whole->step({&data, 1}, 1e-3);
+  write_checkpoint(*whole, {.step = whole->num_steps()}, {}, pattern + "/c");
+  load_checkpoint(*resumed, pattern + "/c", verify_checkpoint(pattern + "/c"));
+  const auto a = whole->state_dict(), b = resumed->state_dict();
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(Frozen::same(a[i].second, b[i].second)) << a[i].first;
+  EXPECT_EQ(whole->step({&data, 1}, 1e-3).loss, resumed->step({&data, 1}, 1e-3).loss);
   fs::remove_all(pattern);
 }
 

@@ -294,7 +294,8 @@ def classic_config(path, extra):
             config.pop("layer_types")
         parameters = parameters["full_attention"]
     config["rope_theta"] = parameters.pop("rope_theta")
-    if parameters["rope_type"] in ("linear", "yarn"):  # the key's first name, still found in many checkpoints
+    # The key's first name, still found in many checkpoints; transformers does not read it beside the thetas of two kinds.
+    if parameters["rope_type"] in ("linear", "yarn") and "rope_local_base_freq" not in extra:
         parameters["type"] = parameters.pop("rope_type")
     config["rope_scaling"] = None if parameters.get("rope_type") == "default" else parameters
     config.update(extra)
