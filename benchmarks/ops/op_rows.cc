@@ -170,7 +170,8 @@ kernels::KernelRequest request_of(const Workload& work, Pass pass, const PassTyp
           .attrs = work.op->attrs(),
           .inputs = types.inputs,
           .outputs = types.outputs,
-          .bounds = work.symbols};
+          .bounds = work.symbols,
+          .cost = work.op->cost(pass, work.inputs, work.op->infer_types(work.inputs), work.symbols)};
 }
 
 std::vector<BenchRow> bench_rows(const Device& device, const std::vector<std::string>& filter) {

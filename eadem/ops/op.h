@@ -21,6 +21,7 @@
 namespace eadem::ops {
 
 using kernels::AttrsRef;
+using kernels::Cost;
 using kernels::KernelList;
 using kernels::Pass;
 
@@ -42,16 +43,6 @@ struct Saved {
   enum class Kind : uint8_t { input, output, extra };
   Kind kind;
   int index;  // into inputs, outputs, or the extra tensors
-};
-
-struct Cost {
-  double flops = 0;
-  double bytes = 0;  // least traffic: each input read once, each output written once
-  Cost& operator+=(const Cost& other) {
-    flops += other.flops;
-    bytes += other.bytes;
-    return *this;
-  }
 };
 
 // A tensor of the reference: every dtype widened to double (integers up to 2^53 are exact).

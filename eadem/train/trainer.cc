@@ -63,31 +63,36 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   environment.disabled_fusions = options.disabled_fusions;
   environment.bounds[Symbol::tokens] = options.batch_tokens;
   environment.bounds[Symbol::sequences] = options.batch_tokens;
-  environment.mode = Mode::inference;
-  evaluation_ = std::make_unique<Program>(build(), environment, parameters_);
-  evaluation_->require_complete();
   environment.mode = Mode::training;
   environment.frozen = find_frozen();
   training_ = std::make_unique<Program>(build(), environment, parameters_);
   training_->require_complete();
+  environment.mode = Mode::inference;
+  evaluation_ = std::make_unique<Program>(build(), environment, parameters_);
+  evaluation_->require_complete();
+  for (const std::string& name : parameters_->names())
+    if (std::find(environment.frozen.begin(), environment.frozen.end(), name) == environment.frozen.end())
+      trained_.push_back(name);
   find_rounded();
   compile_update();
 }
 
-std::vector<std::string> Trainer::find_frozen() {
+std::vector<std::string> Trainer::find_frozen() const {
   std::vector<std::string> frozen;
   std::vector<bool> used(options_.frozen.size());
-  for (const std::string& name : parameters_->names()) {
+  const std::vector<models::ParameterInfo> all = model_->parameters();
+  for (const models::ParameterInfo& parameter : all) {
     bool matches = false;
     for (size_t i = 0; i < used.size(); ++i)
-      if (fnmatch(options_.frozen[i].c_str(), name.c_str(), FNM_NOESCAPE) == 0) matches = used[i] = true;
-    (matches ? frozen : trained_).push_back(name);
+      if (fnmatch(options_.frozen[i].c_str(), parameter.name.c_str(), FNM_NOESCAPE) == 0) matches = used[i] = true;
+    if (matches) frozen.push_back(parameter.name);
   }
   if (const auto unused = std::find(used.begin(), used.end(), false); unused != used.end())
     throw InvalidArgument("no parameter matches the frozen '{}'; there are '{}' and {} more",
-                          options_.frozen[static_cast<size_t>(unused - used.begin())], parameters_->names().front(),
-                          parameters_->names().size() - 1);
-  if (trained_.empty()) throw InvalidArgument("all {} parameters are frozen: nothing is trained", frozen.size());
+                          options_.frozen[static_cast<size_t>(unused - used.begin())],
+                          all.empty() ? "none" : all.front().name, std::max<size_t>(all.size(), 1) - 1);
+  if (!frozen.empty() && frozen.size() == all.size())
+    throw InvalidArgument("all {} parameters are frozen: nothing is trained", frozen.size());
   return frozen;
 }
 

@@ -96,8 +96,8 @@ class Trainer {
  private:
   void check(const Batch& batch) const;
   void feed(pipeline::Program& program, const Batch& batch, SymbolValues& symbols) const;
-  // Divides the parameters into trained_ and the result, those that match options_.frozen.
-  std::vector<std::string> find_frozen();
+  // The parameters that match options_.frozen.
+  std::vector<std::string> find_frozen() const;
   void find_rounded();
   void compile_update();
   void copy_weight_to_master(const std::string& name);

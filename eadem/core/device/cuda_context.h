@@ -58,7 +58,7 @@ class CudaDevice final : public Device {
 
   // Returns the device's only stream and makes the device current for the calling thread.
   cudaStream_t stream();
-  // Matrix products through cuBLASLt. Descriptors and algorithms are kept after their first use.
+  // Matrix products through cuBLASLt. It keeps their plans.
   CudaMatmul& matmul() { return *matmul_; }
   int multiprocessors() const { return multiprocessors_; }
   // The capability as one number: 90 for compute capability 9.0.
