@@ -61,7 +61,7 @@ void Program::cover_graph() {
   if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
   fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);
   if (training)
-    differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh);
+    differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh, environment_.frozen);
   else
     differentiated_.forward_end = graph_.nodes().size();
   choices_ = cover(graph_, device, environment_.bounds);

@@ -35,6 +35,7 @@ struct Environment {
   std::vector<std::string> disabled_fusions;
   std::vector<std::string> whole_outputs;    // of several ranks: outputs that each gets whole (see sharding.h)
   std::vector<std::string> input_gradients;  // training: inputs whose gradients are wanted
+  std::vector<std::string> frozen;           // training: parameters without gradients
   // Runs the ops one by one as the graph states them: no fusion, and every value keeps its own bytes. The same kernels,
   // the same bits.
   bool op_by_op = false;
