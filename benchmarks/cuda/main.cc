@@ -112,7 +112,7 @@ class Bench {
         name, std::max(copies, 16), bytes + 2.0 * static_cast<double>(tokens * (in + out)),
         2.0 * static_cast<double>(tokens * in * out * (gated ? 2 : 1)), [&](int i) {
           const auto at = static_cast<size_t>(i % copies);
-          SingleRank alone;
+          const Mesh alone;
           Context context{*device_, alone};
           const TensorView outputs[] = {y.view};
           const TensorView inputs[] = {x.view, weights[at].view, gated ? ups[at].view : TensorView{}};
@@ -160,7 +160,7 @@ class Bench {
                 keys + 4.0 * static_cast<double>(sequences * new_tokens * heads * dim),
                 4.0 * pairs * static_cast<double>(heads * dim), [&](int i) {
                   const auto at = static_cast<size_t>(i % copies);
-                  SingleRank alone;
+                  const Mesh alone;
                   Context context{*device_, alone};
                   const TensorView inputs[] = {q.view,           k[at].view,     v[at].view,
                                                query_start.view, kv_length.view, block_table.view};
@@ -179,7 +179,7 @@ class Bench {
     const Tensor a = random(DType::bf16, shape), b = random(DType::bf16, shape),
                  y = allocate_tensor(*device_, DType::bf16, shape);
     return time("ceiling: add of 1 GiB", 1, 3.0 * static_cast<double>(y.view.size_bytes()), 0, [&](int) {
-      SingleRank alone;
+      const Mesh alone;
       Context context{*device_, alone};
       const TensorView inputs[] = {a.view, b.view}, outputs[] = {y.view};
       const kernels::NoAttrs attrs;

@@ -99,7 +99,7 @@ class Call {
   }
 
   void run() {
-    SingleRank alone;
+    const Mesh alone;
     Context context{*device_, alone};
     kernel_->run({.inputs = input_views_,
                   .outputs = output_views_,

@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The collectives that ops need, abstract, so that they can be ops. Implementations live in `distributed`.
+// Communicator: a group of ranks and the collectives that ops need, abstract, so that they can be ops. Implementations
+// live in `distributed`.
+//
+// All ranks of the group call the same collectives in the same order, with buffers of the same dtype and number of
+// elements. Buffers are plain and contiguous, lie in the memory of `device` and are read and written in its order of
+// work: a call may return before the data has moved, as a kernel may. Input and output do not overlap, except that
+// all_reduce_sum and broadcast work in place. Sums take f32 or bf16, add in f32 in the order of the ranks and round
+// once, so that every rank gets the same bits and a run can be repeated.
+//
+// A collective that another rank will never join throws RankFailed (a group in which one rank has failed is of no use
+// any more). One thread at a time may use a communicator.
 #pragma once
 
 #include "eadem/core/device/device.h"
@@ -12,8 +22,20 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // data := sum over ranks, in rank order, so that every rank gets the same bits. In the device's order of work.
+
+  // data [n] := sum over ranks.
   virtual void all_reduce_sum(Device& device, const TensorView& data) = 0;
+  // gathered [size, n] := the parts [n] of all ranks.
+  virtual void all_gather(Device& device, const TensorView& gathered, const TensorView& part) = 0;
+  // part [n] := sum over ranks of data[rank, :], where data is [size, n].
+  virtual void reduce_scatter_sum(Device& device, const TensorView& part, const TensorView& data) = 0;
+  // received[r, :] := sent[rank, :] of rank r; both [size, n].
+  virtual void all_to_all(Device& device, const TensorView& received, const TensorView& sent) = 0;
+  // data [n] := the data of rank `root`.
+  virtual void broadcast(Device& device, const TensorView& data, int root) = 0;
+  // Sends to, or receives from, one other rank. The two calls meet; the rest of the group takes no part.
+  virtual void send(Device& device, const TensorView& data, int to) = 0;
+  virtual void recv(Device& device, const TensorView& data, int from) = 0;
 };
 
 // The communicator of a process that is alone: every collective is the identity.
@@ -22,12 +44,20 @@ class SingleRank final : public Communicator {
   int rank() const override { return 0; }
   int size() const override { return 1; }
   void all_reduce_sum(Device&, const TensorView&) override {}
-};
-
-// The device and the communicator that a kernel or pipeline runs with. It is passed, never global.
-struct Context {
-  Device& device;
-  Communicator& communicator;
+  void all_gather(Device& device, const TensorView& gathered, const TensorView& part) override {
+    device.copy(gathered.data, part.data, part.size_bytes());
+  }
+  void reduce_scatter_sum(Device& device, const TensorView& part, const TensorView& data) override {
+    device.copy(part.data, data.data, data.size_bytes());
+  }
+  void all_to_all(Device& device, const TensorView& received, const TensorView& sent) override {
+    device.copy(received.data, sent.data, sent.size_bytes());
+  }
+  void broadcast(Device&, const TensorView&, int root) override { EADEM_CHECK(root == 0, "root {} of one rank", root); }
+  void send(Device&, const TensorView&, int to) override { EADEM_CHECK(false, "send to rank {} of one rank", to); }
+  void recv(Device&, const TensorView&, int from) override {
+    EADEM_CHECK(false, "receive from rank {} of one rank", from);
+  }
 };
 
 }  // namespace eadem

@@ -41,6 +41,7 @@ EADEM_DEFINE_ERROR(OutOfMemory);      // host, device or cache memory
 EADEM_DEFINE_ERROR(IoError);          // the operating system refused a read or a write
 EADEM_DEFINE_ERROR(DeviceError);      // a device reported a failure
 EADEM_DEFINE_ERROR(Cancelled);        // the user asked to stop
+EADEM_DEFINE_ERROR(RankFailed);       // another rank of the mesh failed, so this one cannot go on
 
 #undef EADEM_DEFINE_ERROR
 

@@ -18,6 +18,31 @@ TensorType::TensorType(DType dtype, std::span<const Dim> dims, const Encoding* e
   for (size_t i = 0; i < dims.size(); ++i) dims_[i] = dims[i];
 }
 
+Sharding TensorType::over(MeshAxis axis) const {
+  switch (axis) {
+    case MeshAxis::dp: return data_sharding;
+    case MeshAxis::tp: return sharding;
+    case MeshAxis::ep: return expert_sharding;
+    case MeshAxis::pp: break;
+  }
+  return Sharding::replicated();
+}
+
+void TensorType::set_over(MeshAxis axis, Sharding value) {
+  switch (axis) {
+    case MeshAxis::dp: data_sharding = value; return;
+    case MeshAxis::tp: sharding = value; return;
+    case MeshAxis::ep: expert_sharding = value; return;
+    case MeshAxis::pp: EADEM_CHECK(value == Sharding::replicated(), "{} over pp", to_string(value));
+  }
+}
+
+TensorType TensorType::seen_along(MeshAxis axis) const {
+  TensorType seen = *this;
+  seen.sharding = over(axis);
+  return seen;
+}
+
 int64_t TensorType::fixed(int axis) const {
   const Dim& d = dim(axis);
   EADEM_CHECK(d.is_fixed(), "dimension {} of {} is symbolic", axis, to_string(*this));
@@ -51,6 +76,9 @@ std::string to_string(const TensorType& type) {
   for (int i = 0; i < type.rank(); ++i) text += (i ? ", " : "") + to_string(type.dim(i));
   text += "]";
   if (type.sharding.kind != Sharding::Kind::replicated) text += " " + to_string(type.sharding);
+  for (MeshAxis axis : {MeshAxis::dp, MeshAxis::ep})
+    if (type.over(axis).kind != Sharding::Kind::replicated)
+      text += fmt::format(" {} over {}", to_string(type.over(axis)), mesh_axis_name(axis));
   return text;
 }
 

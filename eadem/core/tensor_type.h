@@ -12,26 +12,31 @@
 
 #include "eadem/core/dtype.h"
 #include "eadem/core/encoding.h"
+#include "eadem/core/mesh_axis.h"
 #include "eadem/core/shape.h"
 #include "eadem/core/symbol.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
 
-// The way in which the ranks of a tensor-parallel group hold a tensor.
+// The way in which the ranks of one axis of a mesh hold a tensor.
 struct Sharding {
   enum class Kind : uint8_t {
     replicated,  // every rank has all of it
-    sharded,     // rank r has the r-th part along `axis`; the type's dims are the part's
+    sharded,     // rank r has the r-th part along dimension `axis`; the type's dims are the part's
     partial,     // the tensor is the sum of what the ranks have
   };
   Kind kind = Kind::replicated;
   int8_t axis = 0;
+  int64_t whole = 0;  // extent of `axis` over all ranks where their parts differ in size; 0: they are equal
 
   static constexpr Sharding replicated() { return {}; }
-  static constexpr Sharding along(int axis) { return {Kind::sharded, static_cast<int8_t>(axis)}; }
+  static constexpr Sharding along(int axis, int64_t whole = 0) {
+    return {Kind::sharded, static_cast<int8_t>(axis), whole};
+  }
   static constexpr Sharding partial() { return {Kind::partial, 0}; }
-  friend bool operator==(const Sharding&, const Sharding&) = default;
+  // The division that a type's extents already tell is not compared.
+  friend bool operator==(const Sharding& a, const Sharding& b) { return a.kind == b.kind && a.axis == b.axis; }
 };
 
 std::string to_string(const Sharding& sharding);
@@ -45,7 +50,15 @@ class TensorType {
 
   DType dtype = DType::f32;
   const Encoding* encoding = nullptr;  // null: plain
-  Sharding sharding;
+  Sharding sharding;         // over tp; type rules, which know one axis at a time, find the one they are asked for here
+  Sharding data_sharding;    // over dp
+  Sharding expert_sharding;  // over ep
+
+  // Over pp nothing is divided: a value lies whole where it is made.
+  Sharding over(MeshAxis axis) const;
+  void set_over(MeshAxis axis, Sharding value);
+  // As a type rule sees it that is asked for `axis`.
+  TensorType seen_along(MeshAxis axis) const;
 
   int rank() const { return rank_; }
   std::span<const Dim> dims() const { return {dims_.data(), static_cast<size_t>(rank_)}; }
@@ -67,7 +80,8 @@ class TensorType {
   }
 
   friend bool operator==(const TensorType& a, const TensorType& b) {
-    return a.dtype == b.dtype && a.encoding == b.encoding && a.sharding == b.sharding && a.same_dims(b);
+    return a.dtype == b.dtype && a.encoding == b.encoding && a.sharding == b.sharding &&
+           a.data_sharding == b.data_sharding && a.expert_sharding == b.expert_sharding && a.same_dims(b);
   }
 
  private:

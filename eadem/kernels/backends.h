@@ -31,7 +31,17 @@
   X(kv_append)                      \
   X(select_rows)                    \
   X(sample)                         \
+  X(add_bias)                       \
+  X(select_heads)                   \
+  X(softmax_state)                  \
+  X(parallel_cross_entropy)         \
   X(all_reduce)                     \
+  X(all_gather)                     \
+  X(reduce_scatter)                 \
+  X(all_to_all)                     \
+  X(broadcast)                      \
+  X(send)                           \
+  X(recv)                           \
   X(grad_norm)                      \
   X(adamw)                          \
   X(add_rms_norm)                   \

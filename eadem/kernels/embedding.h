@@ -2,8 +2,10 @@
 //
 // y[t, :] = table[ids[t], :]
 //
-//   inputs   table [vocab, hidden] f32, bf16 or f16 (parameter); ids [tokens] i32 in [0, vocab)
+//   inputs   table [vocab, hidden] f32, bf16 or f16 (parameter); ids [tokens] i32, of the whole table
 //   outputs  y [tokens, hidden] f32, bf16 or f16
+//            A rank may have a part of the table, ids [first, first + vocab). It makes zeros for the others, and
+//            y is then a partial sum: one term is the row, all others are zeros.
 //   backward inputs: ids, dy.  outputs: dtable [vocab, hidden] f32 +=, rows added in token order.
 //
 // The ids were checked when the step was submitted.
@@ -15,7 +17,8 @@ namespace eadem::kernels {
 
 struct EmbeddingAttrs {
   DType out_dtype = DType::f32;
-  int64_t vocab = 0;  // rows of the whole table; the backward pass has no table to ask
+  int64_t vocab = 0;  // rows of the table on this rank; the backward pass has no table to ask
+  int64_t first = 0;  // the id of its first row
 };
 
 }  // namespace eadem::kernels

@@ -10,7 +10,8 @@ BuildContext start(BuiltGraph& built, const GraphOptions& options) {
                        .device = *options.device,
                        .hardware = *options.hardware,
                        .cache = options.cache,
-                       .num_ranks = options.num_ranks};
+                       .num_ranks = options.num_ranks,
+                       .rank = options.rank};
   const auto input = [&](const char* name, DType dtype, std::initializer_list<Dim> dims) {
     return built.graph.add_input(name, TensorType(dtype, dims));
   };
@@ -49,7 +50,7 @@ BuiltGraph build_training_graph(const Model& model, const GraphOptions& options)
   const ValueId hidden = model.build_decoder(context);
   const ValueId labels = built.graph.add_input("labels", TensorType(DType::i32, {Symbol::tokens}));
   const ValueId logits = model.build_head(context, hidden);
-  built.graph.mark_output("loss", modules::CrossEntropyLoss().build(context, logits, labels));
+  built.graph.mark_output("loss", modules::CrossEntropyLoss(model.info().vocab).build(context, logits, labels));
   built.decisions = std::move(context.decisions);
   return built;
 }

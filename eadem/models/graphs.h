@@ -12,7 +12,8 @@ struct GraphOptions {
   const Device* device = nullptr;
   const modules::AutoHardwareConfig* hardware = nullptr;
   modules::CacheSpec cache;
-  int num_ranks = 1;
+  int num_ranks = 1;  // tensor-parallel ranks
+  int rank = 0;       // this one
 };
 
 struct BuiltGraph {

@@ -44,10 +44,16 @@ struct BuildContext {
   const AutoHardwareConfig& hardware;
   CacheSpec cache;
   int num_ranks = 1;  // tensor-parallel ranks
+  int rank = 0;       // this one
   StepValues step;
   std::vector<Decision> decisions;  // the choices of the factories, for `explain`
 
-  // This rank's share of `count` heads, rows or columns. Throws InvalidArgument when it does not divide.
+  // This rank's part of `count` rows that need not divide evenly. Throws InvalidArgument when there are more ranks.
+  PartRange part(int64_t count, std::string_view what) const {
+    if (count < num_ranks) throw InvalidArgument("{} {} for {} tensor-parallel ranks", count, what, num_ranks);
+    return part_of(count, num_ranks, rank);
+  }
+  // This rank's share of `count` heads. Throws InvalidArgument when it does not divide.
   int64_t share(int64_t count, std::string_view what) const {
     if (count % num_ranks != 0)
       throw InvalidArgument("{} {} do not divide into {} tensor-parallel ranks", count, what, num_ranks);

@@ -3,18 +3,21 @@
 // Every op of this layer, and their workload rows.
 #pragma once
 
-#include "eadem/ops/all_reduce.h"
+#include "eadem/ops/add_bias.h"
 #include "eadem/ops/attention.h"
+#include "eadem/ops/collectives.h"
 #include "eadem/ops/cross_entropy.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/embedding.h"
 #include "eadem/ops/kv_append.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/optimizer.h"
+#include "eadem/ops/parallel_cross_entropy.h"
 #include "eadem/ops/reshape.h"
 #include "eadem/ops/rms_norm.h"
 #include "eadem/ops/rope.h"
 #include "eadem/ops/sample.h"
+#include "eadem/ops/select_heads.h"
 #include "eadem/ops/select_rows.h"
 #include "eadem/ops/softmax.h"
 

@@ -18,7 +18,8 @@ std::vector<Port> Embedding::inputs() const { return {{"table", Port::Role::para
 std::vector<Port> Embedding::outputs() const { return {{"y"}}; }
 
 std::string Embedding::attrs_text() const {
-  return fmt::format("vocab={} out_dtype={}", attrs_.vocab, dtype_name(attrs_.out_dtype));
+  const std::string first = attrs_.first > 0 ? fmt::format(" first={}", attrs_.first) : "";
+  return fmt::format("vocab={}{} out_dtype={}", attrs_.vocab, first, dtype_name(attrs_.out_dtype));
 }
 
 std::vector<TensorType> Embedding::infer_types(std::span<const TensorType> in) const {
@@ -31,9 +32,10 @@ std::vector<TensorType> Embedding::infer_types(std::span<const TensorType> in) c
 }
 
 std::vector<Sharding> Embedding::infer_sharding(std::span<const TensorType> in) const {
-  expect_replicated(name(), "table", in[kTable], "a divided embedding table is not implemented");
   expect_replicated(name(), "ids", in[kIds], "every rank looks up every token");
-  return {Sharding::replicated()};
+  if (in[kTable].sharding == Sharding::along(0)) return {Sharding::partial()};
+  if (in[kTable].sharding == Sharding::replicated()) return {Sharding::replicated()};
+  throw InvalidArgument("embedding: 'table' is {}; expected replicated or sharded(0)", to_string(in[kTable]));
 }
 
 Cost Embedding::cost(Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
@@ -46,22 +48,29 @@ Cost Embedding::cost(Pass pass, std::span<const TensorType> in, std::span<const 
 }
 
 void Embedding::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
+  // The row of a token's id, or -1 where another rank has it.
+  const auto row_of = [&](const RefTensor& ids, int64_t t) {
+    const int64_t row = static_cast<int64_t>(ids.data[static_cast<size_t>(t)]) - attrs_.first;
+    return row >= 0 && row < attrs_.vocab ? row : -1;
+  };
   if (pass == Pass::backward) {
     const RefTensor &ids = in[0], &dy = in[1];
     if (out[0].data.empty()) return;
     const int64_t hidden = dy.shape[1];
-    for (int64_t t = 0; t < dy.shape[0]; ++t)
-      for (int64_t h = 0; h < hidden; ++h)
-        out[0].data[static_cast<size_t>(static_cast<int64_t>(ids.data[static_cast<size_t>(t)]) * hidden + h)] +=
-            dy.data[static_cast<size_t>(t * hidden + h)];
+    for (int64_t t = 0; t < dy.shape[0]; ++t) {
+      const int64_t row = row_of(ids, t);
+      for (int64_t h = 0; row >= 0 && h < hidden; ++h)
+        out[0].data[static_cast<size_t>(row * hidden + h)] += dy.data[static_cast<size_t>(t * hidden + h)];
+    }
     return;
   }
   const int64_t hidden = in[kTable].shape[1];
-  for (int64_t t = 0; t < in[kIds].shape[0]; ++t)
+  for (int64_t t = 0; t < in[kIds].shape[0]; ++t) {
+    const int64_t row = row_of(in[kIds], t);
     for (int64_t h = 0; h < hidden; ++h)
       out[0].data[static_cast<size_t>(t * hidden + h)] =
-          in[kTable]
-              .data[static_cast<size_t>(static_cast<int64_t>(in[kIds].data[static_cast<size_t>(t)]) * hidden + h)];
+          row < 0 ? 0 : in[kTable].data[static_cast<size_t>(row * hidden + h)];
+  }
 }
 
 KernelList Embedding::kernels() const { return EADEM_KERNELS_OF(embedding); }

@@ -2,7 +2,8 @@
 //
 // y[t, :] = table[ids[t], :]. Ports, dtypes and gradients: kernels/embedding.h.
 //
-// The table is whole on every rank; a divided one is refused. Cost counts the rows that are read, not the table.
+// The table is whole on every rank, or divided along its rows; y is then a partial sum. Cost counts the rows that are
+// read, not the table.
 #pragma once
 
 #include "eadem/kernels/embedding.h"

@@ -39,13 +39,19 @@ std::vector<TensorType> Linear::infer_types(std::span<const TensorType> in) cons
   return {TensorType(attrs_.out_dtype, {in[kX].dim(0), in[kWeight].dim(0)})};
 }
 
+Sharding Linear::wanted_sharding(std::span<const TensorType> in, int port) const {
+  if (port != kX) return Op::wanted_sharding(in, port);
+  const bool divided_alike = in[kX].sharding == Sharding::along(1) && in[kWeight].sharding == Sharding::along(1);
+  return divided_alike ? in[kX].sharding : Sharding::replicated();
+}
+
 std::vector<Sharding> Linear::infer_sharding(std::span<const TensorType> in) const {
   const Sharding &x = in[kX].sharding, &weight = in[kWeight].sharding;
   if (x == Sharding::replicated() && weight.kind != Sharding::Kind::partial && !(weight == Sharding::along(1))) {
     if (attrs_.has_bias && !(in[kBias].sharding == weight))
       throw InvalidArgument("linear: 'bias' is {}; expected {} like 'weight'", to_string(in[kBias].sharding),
                             to_string(weight));
-    return {weight == Sharding::along(0) ? Sharding::along(1) : Sharding::replicated()};
+    return {weight == Sharding::along(0) ? Sharding::along(1, weight.whole) : Sharding::replicated()};
   }
   if (x == Sharding::along(1) && weight == Sharding::along(1)) {
     if (attrs_.has_bias)

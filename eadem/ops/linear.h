@@ -22,6 +22,8 @@ class Linear final : public Op {
   AttrsRef attrs() const override { return AttrsRef(attrs_); }
   std::string attrs_text() const override;
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
+  // x whole, unless the weight's columns are divided as x's are.
+  Sharding wanted_sharding(std::span<const TensorType> inputs, int port) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   bool has_backward() const override { return true; }
   std::vector<Saved> saved() const override { return {{Saved::Kind::input, 0}, {Saved::Kind::input, 1}}; }

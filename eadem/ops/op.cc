@@ -28,6 +28,11 @@ std::vector<Sharding> Op::infer_sharding(std::span<const TensorType> types) cons
   return std::vector<Sharding>(outputs().size(), result);
 }
 
+Sharding Op::wanted_sharding(std::span<const TensorType> types, int port) const {
+  const Sharding& sharding = types[static_cast<size_t>(port)].sharding;
+  return sharding.kind == Sharding::Kind::partial ? Sharding::replicated() : sharding;
+}
+
 int Op::inference_alias(int output) const {
   const std::vector<Port> out = outputs();
   if (out[static_cast<size_t>(output)].role != Port::Role::state) return -1;

@@ -80,9 +80,18 @@ class Op {
   // where the edge has another. Default: as it is.
   virtual DType wanted_dtype(std::span<const TensorType> inputs, int port) const;
 
-  // The sharding of outputs, given that of inputs. Default: elementwise, all activations alike. Throws InvalidArgument
-  // where the combination has no meaning.
+  // The sharding of outputs over one axis of the mesh, given that of inputs over the same. Default: elementwise, all
+  // activations alike. Throws InvalidArgument where the combination has no meaning.
   virtual std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const;
+
+  // The sharding in which input `port` should arrive, given the types as connected; the sharding step inserts a
+  // collective where the edge has another. Like `infer_sharding` it is asked for one axis of the mesh at a time.
+  // Default: whole where the edge has partial sums, else as it is.
+  virtual Sharding wanted_sharding(std::span<const TensorType> inputs, int port) const;
+
+  // The axis of the mesh along which a collective moves values. Along the others its output is divided as its input,
+  // and `infer_sharding` is not asked.
+  virtual std::optional<MeshAxis> crosses() const { return std::nullopt; }
 
   // Output `output` of the inference pass may be written over this input, or -1. State outputs always alias their port.
   virtual int inference_alias(int output) const;

@@ -9,7 +9,7 @@
 
 namespace eadem::ops {
 
-GradNorm::GradNorm(int num_inputs) {
+GradNorm::GradNorm(int num_inputs, bool of_parts) : of_parts_(of_parts) {
   if (num_inputs <= 0) throw InvalidArgument("grad_norm: {} inputs; expected at least 1", num_inputs);
   for (int i = 0; i < num_inputs; ++i) port_names_.push_back("grad" + std::to_string(i));
 }
@@ -36,10 +36,19 @@ std::vector<TensorType> GradNorm::infer_types(std::span<const TensorType> in) co
   return {TensorType(DType::f32, {1})};
 }
 
+Sharding GradNorm::wanted_sharding(std::span<const TensorType> in, int port) const {
+  const Sharding& has = in[static_cast<size_t>(port)].sharding;
+  return of_parts_ && has.kind == Sharding::Kind::sharded ? has : Sharding::replicated();
+}
+
 std::vector<Sharding> GradNorm::infer_sharding(std::span<const TensorType> in) const {
-  for (size_t i = 0; i < port_names_.size(); ++i)
-    expect_replicated(name(), port_names_[i], in[i], "the norm of a divided gradient is not implemented");
-  return {Sharding::replicated()};
+  for (size_t i = 0; i < port_names_.size(); ++i) {
+    if (!of_parts_) expect_replicated(name(), port_names_[i], in[i], "the norm is of whole gradients");
+    if (of_parts_ && in[i].sharding.kind != Sharding::Kind::sharded)
+      throw InvalidArgument("grad_norm: '{}' is {}; expected a part, as every rank would count a whole one",
+                            port_names_[i], to_string(in[i]));
+  }
+  return {of_parts_ ? Sharding::along(0) : Sharding::replicated()};
 }
 
 Cost GradNorm::cost(Pass /*pass*/, std::span<const TensorType> in, std::span<const TensorType> out,

@@ -3,8 +3,8 @@
 // grad_norm: the length of all gradients as one vector. adamw: one step of AdamW on one parameter. Ports and math:
 // kernels/optimizer.h. Neither has a gradient.
 //
-// Sharding: grad_norm wants whole gradients (the squares of parts would have to be summed over the ranks); adamw works
-// on any part, with its state divided alike.
+// Sharding: grad_norm wants whole gradients. Of parts it makes the length of this rank's parts, one element of a vector
+// of all ranks' lengths, whose length is that of the whole. adamw works on any part, with its state divided alike.
 #pragma once
 
 #include "eadem/kernels/optimizer.h"
@@ -14,8 +14,8 @@ namespace eadem::ops {
 
 class GradNorm final : public Op {
  public:
-  // Throws InvalidArgument unless num_inputs > 0.
-  explicit GradNorm(int num_inputs);
+  // Throws InvalidArgument unless num_inputs > 0. `of_parts`: the inputs are divided over the ranks.
+  explicit GradNorm(int num_inputs, bool of_parts = false);
 
   std::string_view name() const override { return "grad_norm"; }
   std::vector<Port> inputs() const override;
@@ -23,6 +23,7 @@ class GradNorm final : public Op {
   AttrsRef attrs() const override;
   std::string attrs_text() const override;
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
+  Sharding wanted_sharding(std::span<const TensorType> inputs, int port) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   int inference_alias(int /*output*/) const override { return -1; }
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
@@ -33,6 +34,7 @@ class GradNorm final : public Op {
 
  private:
   std::vector<std::string> port_names_;  // "grad0", "grad1", …
+  bool of_parts_;
 };
 
 class AdamW final : public Op {

@@ -119,6 +119,10 @@ DType Sample::wanted_dtype(std::span<const TensorType> in, int port) const {
   return port == kLogits ? DType::f32 : in[static_cast<size_t>(port)].dtype;
 }
 
+Sharding Sample::wanted_sharding(std::span<const TensorType> /*in*/, int /*port*/) const {
+  return Sharding::replicated();
+}
+
 std::vector<Sharding> Sample::infer_sharding(std::span<const TensorType> in) const {
   const std::vector<Port> ports = inputs();
   for (size_t i = 0; i < ports.size(); ++i)

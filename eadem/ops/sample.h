@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Draws one token per row of logits: penalties, temperature, top-k, top-p, min-p, counter-based randomness. Ports and
-// the order of the steps: kernels/sample.h. Inference only; everything whole on every rank.
+// the order of the steps: kernels/sample.h. Inference only. Every rank draws every row from whole logits, and so
+// the same token: where ranks divide the vocabulary the logits of the rows that are drawn are gathered first.
 #pragma once
 
 #include "eadem/kernels/sample.h"
@@ -17,6 +18,7 @@ class Sample final : public Op {
   AttrsRef attrs() const override;
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   DType wanted_dtype(std::span<const TensorType> inputs, int port) const override;
+  Sharding wanted_sharding(std::span<const TensorType> inputs, int port) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   int inference_alias(int /*output*/) const override { return -1; }
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,

@@ -2,7 +2,9 @@
 #include "eadem/pipeline/autograd.h"
 
 #include <algorithm>
+#include <map>
 
+#include "eadem/ops/collectives.h"
 #include "eadem/ops/elementwise.h"
 
 namespace eadem::pipeline {
@@ -11,7 +13,7 @@ namespace {
 
 class Differentiator {
  public:
-  explicit Differentiator(Graph& graph) : graph_(graph) {}
+  Differentiator(Graph& graph, const Mesh& mesh) : graph_(graph), mesh_(mesh) {}
 
   Differentiated run(std::span<const std::string> input_gradients) {
     const size_t num_forward = graph_.nodes().size();
@@ -25,7 +27,7 @@ class Differentiator {
     for (const std::string& name : input_gradients) {
       const ValueId input = *graph_.find(name);
       if (gradient(input) == kNoValue) throw InvalidArgument("input '{}' does not influence any output", name);
-      graph_.mark_output("d." + name, gradient(input));
+      graph_.mark_output("d." + name, whole(gradient(input), "", -1));
     }
     result_.forward_end = num_forward;
     std::sort(result_.parameters.begin(), result_.parameters.end());
@@ -46,10 +48,10 @@ class Differentiator {
     }
     for (const Node& node : graph_.nodes()) {
       const std::vector<int> differentiable = node.op->differentiable_inputs();
-      const bool any = std::any_of(differentiable.begin(), differentiable.end(), [&](int port) {
-        const ValueId id = node.inputs[static_cast<size_t>(port)];
-        return id != kNoValue && needed_[static_cast<size_t>(id)];
-      });
+      const bool any = is_recv(node) || std::any_of(differentiable.begin(), differentiable.end(), [&](int port) {
+                         const ValueId id = node.inputs[static_cast<size_t>(port)];
+                         return id != kNoValue && needed_[static_cast<size_t>(id)];
+                       });
       for (ValueId id : node.outputs)
         if (id != kNoValue) needed_[static_cast<size_t>(id)] = any;
     }
@@ -60,8 +62,10 @@ class Differentiator {
                        [&](ValueId id) { return id != kNoValue && needed_[static_cast<size_t>(id)]; });
   }
 
+  static bool is_recv(const Node& node) { return dynamic_cast<const ops::Recv*>(node.op.get()) != nullptr; }
+
   void make_forward(Node& node) {
-    if (!needs_backward(node)) return;
+    if (!needs_backward(node) || is_recv(node)) return;
     if (!node.op->has_backward() && !node.op->passes_gradient_through())
       throw Unsupported("{} has no backward pass, so it cannot be trained through", describe(node));
     if (node.op->is_view() || node.op->passes_gradient_through()) return;
@@ -75,15 +79,22 @@ class Differentiator {
 
   void add_backward(size_t index) {
     const Node node = graph_.nodes()[index];  // a copy: nodes grow below
+    if (const auto* sent = dynamic_cast<const ops::Send*>(node.op.get())) return receive_gradient(node, *sent);
     const size_t num_outputs = node.op->outputs().size();
     std::vector<ValueId> dy;
     for (size_t i = 0; i < num_outputs; ++i)
       dy.push_back(node.outputs[i] == kNoValue ? kNoValue : gradient(node.outputs[i]));
+    if (const auto* received = dynamic_cast<const ops::Recv*>(node.op.get()))
+      return send_gradient(node, *received, dy[0]);
     if (std::all_of(dy.begin(), dy.end(), [](ValueId id) { return id == kNoValue; })) return;
     for (size_t i = 0; i < num_outputs; ++i)
       EADEM_CHECK(dy[i] != kNoValue, "{}: output {} has no gradient but others do", describe(node), i);
 
     const std::vector<int> differentiable = node.op->differentiable_inputs();
+    // A sum hands partial gradients on, to be added to others before the ranks exchange them.
+    const bool passes_parts = node.op->passes_gradient_through() && !node.op->crosses();
+    for (ValueId& id : dy)
+      if (!passes_parts) id = whole(id, node.scope, node.layer);
     if (node.op->passes_gradient_through()) {
       for (int port : differentiable) accumulate(node.inputs[static_cast<size_t>(port)], dy[0], node.scope, node.layer);
       return;
@@ -108,19 +119,76 @@ class Differentiator {
         backward.outputs.push_back(kNoValue);
       } else if (graph_.value(input).kind == Value::Kind::parameter) {
         const std::string name = graph_.value(input).name;
-        TensorType type = types[k];
+        TensorType type = gradient_type(node, input, types[k]);
         type.encoding = nullptr;
+        if (mesh_.size(MeshAxis::dp) > 1) type.set_over(MeshAxis::dp, Sharding::partial());
         backward.outputs.push_back(graph_.add_state("grad." + name, type));
         result_.parameters.push_back(name);
       } else {
         const ValueId dx = graph_.new_activation("d." + graph_.value(input).name);
-        graph_.value(dx).type = types[k];
+        graph_.value(dx).type = gradient_type(node, input, types[k]);
         backward.outputs.push_back(dx);
         made.emplace_back(input, dx);
       }
     }
     graph_.nodes().push_back(std::move(backward));
     for (const auto& [input, dx] : made) accumulate(input, dx, node.scope, node.layer);
+  }
+
+  // The gradient of a whole input of an op whose output is divided has a term on every rank.
+  TensorType gradient_type(const Node& node, ValueId input, TensorType type) const {
+    for (MeshAxis axis : {MeshAxis::tp, MeshAxis::ep}) {
+      const bool divides = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+        return id != kNoValue && graph_.value(id).type.over(axis).kind == Sharding::Kind::sharded;
+      });
+      const Sharding own = graph_.value(input).type.over(axis);
+      type.set_over(axis, divides && own == Sharding::replicated() ? Sharding::partial() : own);
+    }
+    return type;
+  }
+
+  // `id`, or its sum over the ranks where it is partial.
+  ValueId whole(ValueId id, const std::string& scope, int layer) {
+    for (MeshAxis axis : {MeshAxis::tp, MeshAxis::ep}) {
+      if (id == kNoValue || graph_.value(id).type.over(axis).kind != Sharding::Kind::partial) continue;
+      const auto [found, inserted] = sums_.try_emplace(id, kNoValue);  // several ops may share a sum
+      ValueId& sum = found->second;
+      if (inserted) {
+        sum = graph_.new_activation(graph_.value(id).name + ".all_reduce");
+        graph_.value(sum).type = graph_.value(id).type;
+        graph_.value(sum).type.set_over(axis, Sharding::replicated());
+        graph_.nodes().push_back({.op = std::make_shared<ops::AllReduce>(axis, mesh_.size(axis)),
+                                  .inputs = {id},
+                                  .outputs = {sum},
+                                  .scope = scope,
+                                  .layer = layer});
+      }
+      id = sum;
+    }
+    return id;
+  }
+
+  // The gradient of what a stage sent comes from the stage that received it.
+  void receive_gradient(const Node& node, const ops::Send& sent) {
+    if (!is_floating(graph_.value(node.inputs[0]).type.dtype)) return;
+    const ValueId dx = graph_.new_activation("d." + graph_.value(node.inputs[0]).name);
+    graph_.value(dx).type = graph_.value(node.inputs[0]).type;
+    graph_.nodes().push_back(
+        {.op = std::make_shared<ops::Recv>(sent.collective().over, sent.collective().peer, graph_.value(dx).type),
+         .outputs = {dx},
+         .scope = node.scope});
+    accumulate(node.inputs[0], dx, node.scope);
+  }
+
+  void send_gradient(const Node& node, const ops::Recv& received, ValueId dy) {
+    if (!is_floating(graph_.value(node.outputs[0]).type.dtype)) return;
+    if (dy == kNoValue)
+      throw Unsupported("'{}' crosses pipeline stages and does not influence the loss there",
+                        graph_.value(node.outputs[0]).name);
+    dy = whole(dy, node.scope, node.layer);
+    graph_.nodes().push_back({.op = std::make_shared<ops::Send>(received.collective().over, received.collective().peer),
+                              .inputs = {dy},
+                              .scope = node.scope});
   }
 
   ValueId gradient(ValueId value) const {
@@ -136,6 +204,11 @@ class Differentiator {
       total = gradient_part;
       return;
     }
+    const auto division = [&](ValueId id) { return graph_.value(id).type.sharding; };
+    if (!(division(total) == division(gradient_part))) {
+      total = whole(total, scope, layer);
+      gradient_part = whole(gradient_part, scope, layer);
+    }
     const ValueId sum = graph_.new_activation(graph_.value(gradient_part).name + ".sum");
     graph_.value(sum).type = graph_.value(gradient_part).type;
     graph_.nodes().push_back({.op = std::make_shared<ops::Add>(),
@@ -147,6 +220,8 @@ class Differentiator {
   }
 
   Graph& graph_;
+  const Mesh& mesh_;
+  std::map<ValueId, ValueId> sums_;  // of partial gradients
   std::vector<bool> needed_;
   std::vector<ValueId> gradients_;
   Differentiated result_;
@@ -154,8 +229,8 @@ class Differentiator {
 
 }  // namespace
 
-Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients) {
-  return Differentiator(graph).run(input_gradients);
+Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients, const Mesh& mesh) {
+  return Differentiator(graph, mesh).run(input_gradients);
 }
 
 }  // namespace eadem::pipeline

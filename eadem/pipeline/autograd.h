@@ -3,6 +3,7 @@
 // Step 5, training only: the backward pass, from each op's gradient rule.
 #pragma once
 
+#include "eadem/core/mesh.h"
 #include "eadem/pipeline/graph.h"
 
 namespace eadem::pipeline {
@@ -17,6 +18,12 @@ struct Differentiated {
 // `input_gradients`, an input of the graph, the output "d.<name>" is its gradient. Nodes on the way change from the
 // inference to the forward pass. Requires and keeps inferred types. Throws Unsupported naming an op that has no
 // backward pass.
-Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {});
+//
+// On several ranks the gradient of a whole value that an op divided (its output is sharded) is a partial sum; an
+// all_reduce is inserted where the backward pass reads it, after parts of one value have been added. The gradients of
+// parameters stay as they fall: those of divided parameters are divided, others may be partial sums over tp, and all
+// are over dp. Their states' types say so, and who reads them gets the sum (sharding.h). What was received from another
+// pipeline stage has its gradient sent back.
+Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {}, const Mesh& mesh = {});
 
 }  // namespace eadem::pipeline

@@ -107,6 +107,11 @@ std::string Graph::scoped_name(std::string_view name) const {
   return scope_.empty() ? std::string(name) : scope_ + "." + std::string(name);
 }
 
+void Graph::forget(ValueId id) {
+  named_.erase(value(id).name);
+  value(id) = Value{.kind = Value::Kind::activation, .name = value(id).name, .type = value(id).type, .constant = {}};
+}
+
 int Graph::shard_axis(ValueId parameter) const {
   const auto found = shard_axes_.find(parameter);
   return found == shard_axes_.end() ? -1 : found->second;

@@ -105,6 +105,10 @@ class Graph {
   // The symbols in the types of inputs, parameters, constants and states, each once. Other values have no further ones.
   std::vector<Symbol> symbols() const;
 
+  // Makes a value that no node reads or makes any more an activation without a name: its parameter or state is not the
+  // graph's any more.
+  void forget(ValueId id);
+
   // Adds a value that a pipeline step needs.
   ValueId new_activation(std::string name);
   std::optional<ValueId> find(std::string_view name) const;  // inputs, parameters, constants and states

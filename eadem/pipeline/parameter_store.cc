@@ -115,7 +115,9 @@ void ParameterStore::refer(Form& form, void* bytes, const std::shared_ptr<const 
 Shape ParameterStore::whole_shape(const std::string& name) const {
   const TensorType& type = entry(name).type;
   Shape shape = type.bind({});
-  if (type.sharding.kind == Sharding::Kind::sharded) shape[type.sharding.axis] *= num_ranks_;
+  const Sharding& sharding = type.sharding;
+  if (sharding.kind == Sharding::Kind::sharded)
+    shape[sharding.axis] = sharding.whole > 0 ? sharding.whole : shape[sharding.axis] * num_ranks_;
   return shape;
 }
 
@@ -123,19 +125,20 @@ Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) co
   const Shape part = target.type.bind({});
   if (target.type.sharding.kind != Sharding::Kind::sharded || num_ranks_ == 1) return Tensor(whole, nullptr);
   const int axis = target.type.sharding.axis;
+  const int64_t begin = part_of(whole.shape[axis], num_ranks_, rank_).begin;
   if (whole.encoding != nullptr) {
     Tensor result = Tensor::in_one_piece(whole.dtype, part, *whole.encoding);
-    whole.encoding->cut(result.view, whole, axis, rank_ * part[axis]);
+    whole.encoding->cut(result.view, whole, axis, begin);
     return result;
   }
   int64_t outer = 1, inner = static_cast<int64_t>(dtype_size(whole.dtype));
   for (int i = 0; i < axis; ++i) outer *= part[i];
   for (int i = axis + 1; i < part.rank(); ++i) inner *= part[i];
-  const int64_t run = part[axis] * inner;
+  const int64_t run = part[axis] * inner, whole_run = whole.shape[axis] * inner;
   Tensor result = Tensor::on_host(whole.dtype, part);
   for (int64_t o = 0; o < outer; ++o)
     std::memcpy(static_cast<std::byte*>(result.view.data) + o * run,
-                static_cast<const std::byte*>(whole.data) + (o * num_ranks_ + rank_) * run, static_cast<size_t>(run));
+                static_cast<const std::byte*>(whole.data) + o * whole_run + begin * inner, static_cast<size_t>(run));
   return result;
 }
 

@@ -3,12 +3,12 @@
 
 #include "eadem/pipeline/precision.h"
 #include "eadem/pipeline/sharding.h"
+#include "eadem/pipeline/stages.h"
 
 namespace eadem::pipeline {
 
 Program::Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
     : graph_(std::move(graph)), environment_(std::move(environment)), parameters_(std::move(parameters)) {
-  if (environment_.communicator == nullptr) environment_.communicator = std::make_shared<SingleRank>();
   compile();
   if (!is_complete()) return;  // can be explained, not run
   assign_storage();
@@ -18,16 +18,15 @@ Program::Program(Graph graph, Environment environment, std::shared_ptr<Parameter
 void Program::compile() {
   const Device& device = *environment_.device;
   const bool training = environment_.mode == Mode::training;
-  if (training && environment_.communicator->size() > 1)
-    throw Unsupported("training on {} tensor-parallel ranks; one rank can train", environment_.communicator->size());
   symbols_ = graph_.symbols();
-  shard(graph_, environment_.communicator->size());
+  shard(graph_, environment_.mesh, environment_.whole_outputs);
+  keep_stage(graph_, environment_.mesh, training);
   insert_casts(graph_);
   FusionOptions fusion_options{training, environment_.disabled_fusions};
   if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
   fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);
   if (training)
-    differentiated_ = differentiate(graph_, environment_.input_gradients);
+    differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh);
   else
     differentiated_.forward_end = graph_.nodes().size();
   choices_ = cover(graph_, device, environment_.bounds);
@@ -204,8 +203,8 @@ void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, c
                         const std::atomic<bool>* cancel) {
   bind_symbols(symbols);
   if (placement_ != parameters_->placement()) bind_parameters();
-  Context context{*environment_.device, *environment_.communicator};
-  if (environment_.communicator->size() > 1) cancel = nullptr;
+  Context context{*environment_.device, environment_.mesh};
+  if (environment_.mesh.num_ranks() > 1) cancel = nullptr;
   for (size_t n = begin; n < end; ++n) {
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("interrupted");
     const Step& step = steps_[n];

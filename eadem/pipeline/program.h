@@ -11,7 +11,7 @@
 #include <functional>
 #include <memory>
 
-#include "eadem/core/communicator.h"
+#include "eadem/core/mesh.h"
 #include "eadem/pipeline/autograd.h"
 #include "eadem/pipeline/fusion.h"
 #include "eadem/pipeline/kernel_cover.h"
@@ -28,10 +28,11 @@ enum class Mode : uint8_t {
 // Everything the compilation of a graph depends on.
 struct Environment {
   std::shared_ptr<Device> device;
-  std::shared_ptr<Communicator> communicator;  // null: alone
+  Mesh mesh;  // alone unless given; the store of the parameters has its rank along tp
   Mode mode = Mode::inference;
   SymbolValues bounds;  // the shape bucket
   std::vector<std::string> disabled_fusions;
+  std::vector<std::string> whole_outputs;    // of several ranks: outputs that each gets whole (see sharding.h)
   std::vector<std::string> input_gradients;  // training: inputs whose gradients are wanted
   // Runs the ops one by one as the graph states them: no fusion, and every value keeps its own bytes. The same kernels,
   // the same bits.

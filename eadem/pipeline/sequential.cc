@@ -13,7 +13,7 @@ Sequential::Sequential(std::vector<std::shared_ptr<const Module>> modules, const
   for (const auto& module : modules) x = module->build(graph, x);
   graph.mark_output("y", x);
 
-  Environment environment{.device = device_, .communicator = nullptr};
+  Environment environment{.device = device_, .mesh = {}};
   environment.bounds[Symbol::tokens] = max_tokens;
   inference_ = std::make_unique<Program>(graph, environment, parameters_);
   environment.mode = Mode::training;

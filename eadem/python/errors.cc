@@ -26,7 +26,8 @@ std::vector<Kind> kinds() {
           {"OutOfMemory", PyExc_MemoryError, "Host, device or cache memory ran out."},
           {"IoError", PyExc_OSError, "The operating system refused a read or a write."},
           {"DeviceError", PyExc_RuntimeError, "A device reported a failure."},
-          {"Cancelled", nullptr, "The user asked to stop."}};
+          {"Cancelled", nullptr, "The user asked to stop."},
+          {"RankFailed", PyExc_RuntimeError, "Another rank of the mesh failed, so this one cannot go on."}};
 }
 
 // The only place that turns C++ errors into Python exceptions. `classes` is a dict from kind to class.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/train/trainer.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "eadem/ops/optimizer.h"
@@ -32,8 +34,12 @@ void check_options(const TrainerOptions& options) {
 }  // namespace
 
 Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
-                 const TrainerOptions& options)
-    : model_(std::move(model)), device_(std::move(device)), options_(options) {
+                 const TrainerOptions& options, const Mesh& mesh)
+    : model_(std::move(model)), device_(std::move(device)), options_(options), mesh_(mesh) {
+  for (MeshAxis axis : {MeshAxis::pp, MeshAxis::ep})
+    if (mesh_.size(axis) > 1)
+      throw Unsupported("a trainer on {} ranks of {}; expected a mesh of dp and tp", mesh_.size(axis),
+                        mesh_axis_name(axis));
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
@@ -41,12 +47,15 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   overrides.weights = options.weights;
   hardware_ = modules::AutoHardwareConfig::from_model_spec(model_->spec(), *device_, HardwareMode::performance,
                                                            overrides, "trainer options");
-  parameters_ = std::make_shared<pipeline::ParameterStore>(device_);
+  const int rank = mesh_.rank(MeshAxis::tp), ranks = mesh_.size(MeshAxis::tp);
+  parameters_ = std::make_shared<pipeline::ParameterStore>(device_, rank, ranks);
 
   const auto build = [&] {
-    return models::build_training_graph(*model_, {.device = device_.get(), .hardware = &hardware_}).graph;
+    return models::build_training_graph(
+               *model_, {.device = device_.get(), .hardware = &hardware_, .num_ranks = ranks, .rank = rank})
+        .graph;
   };
-  Environment environment{.device = device_};
+  Environment environment{.device = device_, .mesh = mesh_};
   environment.disabled_fusions = options.disabled_fusions;
   environment.bounds[Symbol::tokens] = options.batch_tokens;
   environment.bounds[Symbol::sequences] = options.batch_tokens;
@@ -69,9 +78,18 @@ void Trainer::compile_update() {
     device_->fill_zero(states_[name].view.data, states_[name].view.size_bytes());
     return graph.add_state(name, type);
   };
-  for (const std::string& name : names)
-    gradients.push_back(state("grad." + name, parameters_->type(name).with_dtype(DType::f32)));
-  const ValueId norm = graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(names.size())), gradients);
+  // The types say which gradients are parts, and which are sums that the ranks have yet to add.
+  const Graph& trained = training_->graph();
+  std::vector<ValueId> whole, parts;
+  for (const std::string& name : names) {
+    const TensorType& type = trained.value(*trained.find("grad." + name)).type;
+    gradients.push_back(state("grad." + name, type));
+    (type.sharding.kind == Sharding::Kind::sharded ? parts : whole).push_back(gradients.back());
+  }
+  // The length of all is that of the whole ones and of the lengths of every rank's parts.
+  if (!parts.empty())
+    whole.push_back(graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(parts.size()), true), parts));
+  const ValueId norm = graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(whole.size())), whole);
   graph.mark_output("norm", norm);
   for (size_t i = 0; i < names.size(); ++i) {
     const TensorType type = parameters_->type(names[i]);
@@ -84,8 +102,13 @@ void Trainer::compile_update() {
     graph.add(std::make_shared<ops::AdamW>(kernels::AdamWAttrs{.decay = type.rank() >= 2}),
               {gradients[i], norm, hyper, master, m, v, weight});
   }
-  update_ = std::make_unique<Program>(std::move(graph), Environment{.device = device_}, parameters_);
+  update_ = std::make_unique<Program>(std::move(graph), Environment{.device = device_, .mesh = mesh_}, parameters_);
   update_->require_complete();
+  const auto makes_norm = [&](const pipeline::Node& node) {
+    return std::find(node.outputs.begin(), node.outputs.end(), update_->output("norm")) != node.outputs.end();
+  };
+  const std::vector<pipeline::Node>& nodes = update_->graph().nodes();
+  norm_end_ = static_cast<size_t>(std::find_if(nodes.begin(), nodes.end(), makes_norm) - nodes.begin()) + 1;
   for (const auto& [name, id] : update_->states()) {
     constexpr std::string_view kWeight = "weight.";
     const bool is_weight = name.starts_with(kWeight);
@@ -175,6 +198,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
     check(batch);
     num_labels += batch.num_labels;
   }
+  num_labels = summed_over_ranks(0, num_labels).second;
   if (num_labels == 0) throw InvalidArgument("no token of the step has a label");
   for (const auto& [name, id] : training_->states())
     device_->fill_zero(states_.at(name).view.data, states_.at(name).view.size_bytes());
@@ -192,7 +216,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
                          symbols[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
     training_->run_backward(symbols);
   }
-  loss /= static_cast<double>(num_labels);
+  loss = summed_over_ranks(loss, 0).first / static_cast<double>(num_labels);
 
   const auto t = static_cast<double>(num_steps_ + 1);
   std::array<float, 8> hyper{};
@@ -208,15 +232,34 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
     throw DataCorrupted("step {}: the loss is {}; the parameters are unchanged", num_steps_ + 1, loss);
   // The norm is computed first, alone: a gradient that is not finite must not reach the parameters.
   update_->set_input(update_->input("hyper"), hyper.data(), sizeof(hyper));
-  update_->run_range(0, 1, {});
+  update_->run_range(0, norm_end_, {});
   float norm = 0;
   update_->read(update_->output("norm"), &norm);
   if (!std::isfinite(norm))
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
-  update_->run_range(1, update_->graph().nodes().size(), {});
+  update_->run_range(norm_end_, update_->graph().nodes().size(), {});
   ++num_steps_;
   parameters_->refresh_packed();
   return {loss, norm};
+}
+
+std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t num_labels) const {
+  const int ranks = mesh_.size(MeshAxis::dp);
+  if (ranks == 1) return {loss, num_labels};
+  const int64_t own[] = {std::bit_cast<int64_t>(loss), num_labels};
+  std::vector<int64_t> all(2 * static_cast<size_t>(ranks));
+  const Tensor part = allocate_tensor(*device_, DType::i64, Shape{2});
+  const Tensor gathered = allocate_tensor(*device_, DType::i64, Shape{ranks, 2});
+  device_->copy_from_host(part.view.data, own, sizeof(own));
+  mesh_.along(MeshAxis::dp).all_gather(*device_, gathered.view, part.view);
+  device_->copy_to_host(all.data(), gathered.view.data, gathered.view.size_bytes());
+  loss = 0;
+  num_labels = 0;
+  for (size_t i = 0; i < all.size(); i += 2) {
+    loss += std::bit_cast<double>(all[i]);
+    num_labels += all[i + 1];
+  }
+  return {loss, num_labels};
 }
 
 std::pair<double, int64_t> Trainer::evaluate(const Batch& batch) {

@@ -6,6 +6,10 @@
 // Weights are f32, or bf16 with f32 master copies that the optimizer updates. The forward pass computes what serving
 // computes: its graph, its kernels and its bits.
 //
+// On a mesh there is one trainer per rank, each used by its own thread or process, and all call the same methods in the
+// same order. Over tp they divide the weights; batches are the same. Over dp each has batches of its own, and a step is
+// one over the batches of all: losses, labels and gradients are summed in the order of the ranks.
+//
 // One thread at a time may use a trainer.
 #pragma once
 
@@ -41,20 +45,23 @@ struct StepResult {
 class Trainer {
  public:
   // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options.
-  Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options);
+  // Also Unsupported for a mesh with pipeline stages or divided experts.
+  Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options,
+          const Mesh& mesh = {});
 
   // Sets the parameters before the first step. Every parameter must be set.
   void load(const models::Checkpoint& checkpoint);
   void load_random(uint64_t seed, double stddev);
   void load_param(const std::string& name, const TensorView& whole);
-  // Copies the weights that the passes read to the host, in their dtype.
+  // Copies this rank's parts of the weights that the passes read to the host, in their dtype.
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
 
   // Runs one optimizer step over the passes of `batches` (gradient accumulation). The loss is the mean over all their
   // labelled tokens. Throws NotFound while a parameter is not set, InvalidArgument when a batch does not fit, and
   // DataCorrupted when the loss or the gradient is not finite (the parameters are unchanged then).
   StepResult step(std::span<const Batch> batches, double learning_rate);
-  // Returns the mean loss of one batch and the number of its labelled tokens, by the serving pass; changes nothing.
+  // Returns the mean loss of one batch of this rank and the number of its labelled tokens, by the serving pass; changes
+  // nothing.
   std::pair<double, int64_t> evaluate(const Batch& batch);
   // Returns the loss of each token of the last pass of step (or of evaluate), on the host.
   std::vector<float> last_token_losses() const;
@@ -65,7 +72,7 @@ class Trainer {
   int64_t num_steps() const { return num_steps_; }
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
-  // Returns a gradient of the last step, on the host, in f32.
+  // Returns this rank's part of a gradient of the last step, summed over the ranks of dp, on the host, in f32.
   Tensor gradient(const std::string& parameter) const;
 
   // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32.
@@ -85,14 +92,18 @@ class Trainer {
   void compile_update();
   void copy_weight_to_master(const std::string& name);
   void copy_weights_to_masters();
+  // Sums of a step's losses and labels over the ranks of dp.
+  std::pair<double, int64_t> summed_over_ranks(double loss, int64_t num_labels) const;
 
   std::shared_ptr<const models::Model> model_;
   std::shared_ptr<Device> device_;
   TrainerOptions options_;
+  Mesh mesh_;
   modules::AutoHardwareConfig hardware_;
   std::shared_ptr<pipeline::ParameterStore> parameters_;
   std::unique_ptr<pipeline::Program> training_, evaluation_, update_;
   const pipeline::Program* last_ = nullptr;
+  size_t norm_end_ = 0;                   // nodes of the update up to the gradient's norm
   std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + parameter name; on the device
   int64_t num_steps_ = 0;
 };

@@ -27,6 +27,7 @@ from eadem._eadem import (
     OutOfMemory,
     PagedKVCacheConfig,
     RMSNorm,
+    RankFailed,
     Sequential,
     StaticKVCacheConfig,
     Unsupported,
@@ -40,7 +41,8 @@ from eadem._models import bundled_model
 from eadem._tokenizer import Tokenizer
 from eadem._trainer import Trainer
 
-for _class in (Error, InvalidArgument, NotFound, Unsupported, DataCorrupted, OutOfMemory, IoError, DeviceError, Cancelled):
+for _class in (Error, InvalidArgument, NotFound, Unsupported, DataCorrupted, OutOfMemory, IoError, DeviceError, Cancelled,
+               RankFailed):
     _class.__module__ = "eadem"
 del _class
 
@@ -50,6 +52,6 @@ __all__ = [
     "PagedKVCacheConfig",
     "Trainer", "Sequential", "Linear", "RMSNorm", "Activation",
     "Error", "InvalidArgument", "NotFound", "Unsupported", "DataCorrupted", "OutOfMemory", "IoError", "DeviceError",
-    "Cancelled",
+    "Cancelled", "RankFailed",
     "available_isas", "list_devices", "__version__",
 ]

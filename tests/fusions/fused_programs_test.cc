@@ -72,7 +72,7 @@ class Compiled {
  public:
   Compiled(Graph graph, const std::shared_ptr<Device>& device, Mode mode, std::vector<std::string> disabled)
       : parameters_(std::make_shared<ParameterStore>(device)) {
-    Environment environment{.device = device, .communicator = nullptr, .mode = mode};
+    Environment environment{.device = device, .mesh = {}, .mode = mode};
     environment.bounds[Symbol::tokens] = kMaxTokens;
     environment.disabled_fusions = std::move(disabled);
     program_ = std::make_unique<Program>(std::move(graph), environment, parameters_);

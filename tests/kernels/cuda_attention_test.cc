@@ -87,7 +87,7 @@ class CudaAttention : public ::testing::TestWithParam<Geometry> {
     const int64_t states = sequences * (blocks * block_size / 256 + 1) * attrs_.heads * (attrs_.head_dim + 2);
     const Tensor scratch = allocate_tensor(*device_, DType::u8, {states * 4});
 
-    SingleRank alone;
+    const Mesh alone;
     Context context{*device_, alone};
     const TensorView inputs[] = {q.view, k.view, v.view, query_start.view, kv_length.view, block_table.view};
     const TensorView outputs[] = {y.view};

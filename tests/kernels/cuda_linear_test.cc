@@ -36,7 +36,7 @@ TEST_P(CudaLinearRows, DoNotDependOnEachOther) {
   const Tensor x = random_on(device, c.x, {kMaxRows, c.in}, 1);
   const Tensor weight = random_on(device, c.weight, {c.out, c.in}, 2);
   const Tensor bias = c.bias ? random_on(device, c.y, {c.out}, 3) : Tensor();
-  SingleRank alone;
+  const Mesh alone;
   Context context{*device, alone};
   const LinearAttrs attrs{.has_bias = c.bias, .out_dtype = c.y};
 
@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaLinearRows,
 TEST(CudaLinear, TheGatedActivationHasTheBitsOfItsParts) {
   if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
   const std::shared_ptr<Device> device = open_device("cuda");
-  SingleRank alone;
+  const Mesh alone;
   Context context{*device, alone};
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{2048, 8192}, {896, 4864}, {192, 520}}) {
     const Tensor gate = random_on(device, DType::bf16, {out, in}, 1), up = random_on(device, DType::bf16, {out, in}, 2);

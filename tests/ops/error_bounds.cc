@@ -461,6 +461,43 @@ Bounds adamw(const ops::Op& op, Inputs in, Inputs expected) {
   return result;
 }
 
+// m and z are exact. l: the exponentials, whose arguments are rounded, and their sum.
+Bounds softmax_state(Inputs in, Inputs expected) {
+  Bounds result = exact(expected);
+  const auto rows = static_cast<size_t>(in[0].shape[0]), n = static_cast<size_t>(in[0].shape[1]);
+  for (size_t r = 0; r < rows; ++r) {
+    double widest = 0;
+    for (size_t i = 0; i < n; ++i) widest = std::max(widest, expected[0].data[3 * r] - in[0].data[r * n + i]);
+    result[0][3 * r + 1] = expected[0].data[3 * r + 1] * (kExp + kU * widest + gamma_f32(static_cast<double>(n) + 1));
+  }
+  return result;
+}
+
+// The differences of largest logits are rounded before their exponential is taken in f64; so is the label's logit from
+// the largest one, the sum of the labels' logits, and the loss. The gradient is that of cross_entropy.
+Bounds parallel_cross_entropy(Pass pass, Inputs in, Inputs expected) {
+  Bounds result = exact(expected);
+  const auto rows = static_cast<size_t>(in[0].shape[0]), n = static_cast<size_t>(in[0].shape[1]);
+  for (size_t r = 0; r < rows; ++r) {
+    if (pass == Pass::backward) {
+      const double lse = std::fabs(in[2].data[r]), dloss = std::fabs(in[3].data[r]);
+      for (size_t i = 0; !result[0].empty() && in[1].data[r] >= 0 && i < n; ++i) {
+        const double p = std::exp(in[0].data[r * n + i] - in[2].data[r]);
+        const double argument = kU * (std::fabs(in[0].data[r * n + i]) + lse);
+        result[0][r * n + i] = dloss * (p * (kExp + argument) + 2 * kU * (p + 1)) + kUnderflow;
+      }
+      continue;
+    }
+    double sizes = 0;
+    for (size_t rank = 0; rank < static_cast<size_t>(in[2].shape[0]); ++rank)
+      for (size_t word : {size_t{0}, size_t{2}}) sizes += std::fabs(in[2].data[(rank * rows + r) * 3 + word]);
+    const double lse = 2 * kU * sizes + kU * std::log(300.0);
+    if (in[1].data[r] >= 0) result[0][r] = lse + 3 * kU * sizes;
+    if (pass == Pass::forward && !result[1].empty()) result[1][r] = lse;
+  }
+  return result;
+}
+
 }  // namespace
 
 Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial, const TensorView& encoded,
@@ -480,6 +517,18 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
   if (name == "softmax") return softmax(pass, in, expected);
   if (name == "cross_entropy") return cross_entropy(pass, in, expected);
+  if (name == "softmax_state") return softmax_state(in, expected);
+  if (name == "parallel_cross_entropy") return parallel_cross_entropy(pass, in, expected);
+  if (name == "add_bias" && pass != Pass::backward) return relative(kU, expected);
+  if (name == "add_bias") {
+    Bounds result = exact(expected);
+    if (!result[1].empty())
+      result[1] = scaled(gamma_f32(static_cast<double>(in[0].shape[0]) + 1), magnitudes(op, pass, in, initial)[1].data);
+    return result;
+  }
+  // Copies of a head are added in order.
+  if (name == "select_heads" && pass == Pass::backward)
+    return {scaled(gamma_f32(static_cast<double>(in[0].shape[1])), magnitudes(op, pass, in, initial)[0].data)};
   if (name == "sample") return sample(in, expected);
   if (name == "adamw") return adamw(op, in, expected);
   // The angle is reduced in double; its rounding (u pi), sine or cosine within 2 ulp (4u) and the scale.

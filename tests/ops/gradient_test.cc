@@ -124,6 +124,12 @@ TEST(Gradient, CastAndAllReduce) {
   check_gradients(ops::AllReduce(), {x});
 }
 
+TEST(Gradient, TensorParallel) {
+  check_gradients(ops::AddBias(), {TensorType(kF32, {Symbol::tokens, 4}), TensorType(kF32, {4})}, step(3));
+  check_gradients(ops::SelectHeads({.heads = 3, .own_heads = 4, .first_query = 2, .run = 1, .group = 2}),
+                  {TensorType(kF32, {Symbol::tokens, 3, 2})}, step(3));
+}
+
 TEST(Gradient, Activations) {
   const TensorType x(kF32, {5, 9});
   for (ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,

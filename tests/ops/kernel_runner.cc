@@ -133,7 +133,7 @@ std::vector<Tensor> run_kernel(Device& device, const kernels::Kernel& kernel, co
 
   const int64_t scratch_bytes = kernel.scratch_bytes ? kernel.scratch_bytes(request) : 0;
   Guarded scratch(device, scratch_bytes, 0);
-  SingleRank alone;
+  const Mesh alone;
   Context context{device, alone};
   kernel.run({.inputs = input_views,
               .outputs = output_views,

@@ -59,6 +59,10 @@ std::vector<Workload> embedding() {
         for (int64_t tokens : {0, 1, 7})
           cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{out, 11}),
                     {TensorType(table, {11, hidden}), TensorType(DType::i32, {Symbol::tokens})}, tokens);
+  // A part of a table: ids 4 to 14, of which some are asked for, with others that the part does not have.
+  for (DType table : {kF32, kBf16, kF16})
+    cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{kF32, 11, 4}),
+              {TensorType(table, {11, 9}), TensorType(DType::i32, {Symbol::tokens})}, 17);
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
     for (int64_t units : {1, 3})
       for (int64_t tokens : {0, 1, 7})
@@ -302,6 +306,68 @@ std::vector<Workload> sample() {
   return cases.take();
 }
 
+std::vector<Workload> add_bias() {
+  Cases cases;
+  const auto op = std::make_shared<ops::AddBias>();
+  for (DType x : kActivationDtypes)
+    for (DType bias : {kF32, kBf16, kF16}) {
+      for (int64_t n : kEdges) cases.add(op, {TensorType(x, {Symbol::tokens, n}), TensorType(bias, {n})}, 3);
+      for (int64_t tokens : {0, 1, 70})
+        cases.add(op, {TensorType(x, {Symbol::tokens, 9}), TensorType(bias, {9})}, tokens);
+    }
+  return cases.take();
+}
+
+std::vector<Workload> select_heads() {
+  Cases cases;
+  for (DType dtype : kActivationDtypes)
+    for (const kernels::SelectHeadsAttrs& attrs :
+         {kernels::SelectHeadsAttrs{.heads = 2, .own_heads = 1, .first_query = 3, .run = 3, .group = 3},
+          kernels::SelectHeadsAttrs{.heads = 2, .own_heads = 4, .first_query = 1, .run = 1, .group = 3},
+          kernels::SelectHeadsAttrs{.heads = 1, .own_heads = 1, .first_query = 0, .run = 1, .group = 1}})
+      for (int64_t tokens : {0, 1, 70})
+        for (int64_t width : {1, 24, 33})
+          cases.add(std::make_shared<ops::SelectHeads>(attrs),
+                    {TensorType(dtype, {Symbol::tokens, attrs.heads, width})}, tokens);
+  return cases.take();
+}
+
+// The part of the vocabulary begins at 5: some labels are words of another rank.
+std::vector<Workload> softmax_state() {
+  Cases cases;
+  const auto op = std::make_shared<ops::SoftmaxState>(kernels::VocabularyPart{5});
+  for (int64_t part : kEdges)
+    cases.add(op, {TensorType(kF32, {Symbol::tokens, part}), TensorType(DType::i32, {Symbol::tokens})}, 6);
+  for (int64_t tokens : {0, 1, 70})
+    cases.add(op, {TensorType(kF32, {Symbol::tokens, 21}), TensorType(DType::i32, {Symbol::tokens})}, tokens);
+  return cases.take();
+}
+
+std::vector<Workload> parallel_cross_entropy() {
+  Cases cases;
+  for (int ranks : {1, 2, 3}) {
+    const auto op = std::make_shared<ops::ParallelCrossEntropy>(kernels::VocabularyPart{5}, ranks);
+    const auto add = [&](int64_t part, int64_t tokens) {
+      cases.add(op,
+                {TensorType(kF32, {Symbol::tokens, part}), TensorType(DType::i32, {Symbol::tokens}),
+                 TensorType(kF32, {ranks, Symbol::tokens, 3})},
+                tokens);
+    };
+    for (int64_t part : kEdges) add(part, 6);
+    for (int64_t tokens : {0, 1, 70}) add(21, tokens);
+  }
+  return cases.take();
+}
+
+std::vector<Workload> all_gather() {
+  Cases cases;
+  for (DType dtype : kActivationDtypes)
+    for (int dim : {0, 1})
+      cases.add(std::make_shared<ops::AllGather>(kernels::CollectiveAttrs{.dim = dim, .whole = 7}),
+                {TensorType(dtype, {7, 7, 3})});
+  return cases.take();
+}
+
 std::vector<Workload> grad_norm() {
   Cases cases;
   for (int64_t size : {1, 7, 4095, 4096, 4097, 9000})
@@ -329,9 +395,30 @@ std::vector<Workload> adamw() {
 }  // namespace
 
 std::vector<std::string_view> op_names() {
-  return {"embedding", "linear",           "rms_norm",   "add",           "mul",  "rope_table", "rope",
-          "attention", "activation",       "softmax",    "cross_entropy", "cast", "kv_append",  "select_rows",
-          "sample",    "gated_activation", "all_reduce", "grad_norm",     "adamw"};
+  return {"embedding",
+          "linear",
+          "rms_norm",
+          "add",
+          "mul",
+          "rope_table",
+          "rope",
+          "attention",
+          "activation",
+          "softmax",
+          "cross_entropy",
+          "cast",
+          "kv_append",
+          "select_rows",
+          "sample",
+          "gated_activation",
+          "all_reduce",
+          "grad_norm",
+          "adamw",
+          "add_bias",
+          "select_heads",
+          "softmax_state",
+          "parallel_cross_entropy",
+          "all_gather"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -352,6 +439,11 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "select_rows") return select_rows();
   if (op == "sample") return sample();
   if (op == "all_reduce") return elementwise(std::make_shared<ops::AllReduce>());
+  if (op == "add_bias") return add_bias();
+  if (op == "select_heads") return select_heads();
+  if (op == "softmax_state") return softmax_state();
+  if (op == "parallel_cross_entropy") return parallel_cross_entropy();
+  if (op == "all_gather") return all_gather();
   if (op == "grad_norm") return grad_norm();
   if (op == "adamw") return adamw();
   EADEM_CHECK(false, "no cases for op '{}'", op);

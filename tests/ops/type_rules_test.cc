@@ -40,9 +40,44 @@ TEST(TypeRules, Embedding) {
   EXPECT_REFUSED(infer(op, {TensorType(kI, {100, 8}), TensorType(kI, {kT})}), "'table' is i32", "f32 or bf16 or f16");
   EXPECT_REFUSED(Embedding({kI, 100}), "out_dtype is i32");
   EXPECT_REFUSED(Embedding({kF, 0}), "vocab is 0");
-  EXPECT_REFUSED(
-      op.infer_sharding(std::vector{with(TensorType(kF, {50, 8}), Sharding::along(0)), TensorType(kI, {kT})}),
-      "'table'", "sharded(0)", "not implemented");
+  const auto rule = [&](Sharding table) {
+    return op.infer_sharding(std::vector{with(TensorType(kF, {50, 8}), table), TensorType(kI, {kT})})[0];
+  };
+  EXPECT_EQ(rule(Sharding::along(0)), kPartial) << "zeros for the words of other ranks";
+  EXPECT_EQ(rule(kWhole), kWhole);
+  EXPECT_REFUSED(rule(Sharding::along(1)), "'table'", "sharded(1)", "expected replicated or sharded(0)");
+}
+
+TEST(TypeRules, TensorParallel) {
+  const TensorType x(kB, {kT, 8}), bias(kF, {8});
+  EXPECT_EQ(infer(AddBias(), {x, bias})[0], x);
+  EXPECT_REFUSED(infer(AddBias(), {x, TensorType(kF, {7})}), "add_bias: 'bias' is f32 [7]", "expected 8");
+  EXPECT_REFUSED(AddBias().infer_sharding(std::vector{with(x, kPartial), bias}), "'x'", "added once");
+  EXPECT_EQ(AddBias().wanted_sharding(std::vector{with(x, kPartial), bias}, 0), kWhole);
+
+  const SelectHeads select({.heads = 2, .own_heads = 2, .first_query = 2, .run = 1, .group = 3});
+  EXPECT_EQ(infer(select, {TensorType(kB, {kT, 2, 8})})[0], TensorType(kB, {kT, 2, 8}));
+  EXPECT_EQ(select.infer_sharding(std::vector{TensorType(kB, {kT, 2, 8})})[0], Sharding::along(1));
+  EXPECT_REFUSED(infer(select, {TensorType(kB, {kT, 3, 8})}), "select_heads: 'x'", "expected 2");
+  EXPECT_REFUSED(SelectHeads({.heads = 2, .own_heads = 3, .first_query = 4, .run = 1, .group = 3}), "3 heads of 2");
+
+  const TensorType part(kF, {kT, 50}), labels(kI, {kT}), states(kF, {2, kT, 3});
+  EXPECT_EQ(infer(SoftmaxState({50}), {part, labels})[0], TensorType(kF, {1, kT, 3}));
+  EXPECT_EQ(SoftmaxState({50}).infer_sharding(std::vector{with(part, Sharding::along(1)), labels})[0],
+            Sharding::along(0));
+  EXPECT_REFUSED(SoftmaxState({50}).infer_sharding(std::vector{part, labels}), "'logits'", "expected sharded(1)");
+  const ParallelCrossEntropy loss({50}, 2);
+  EXPECT_EQ(infer(loss, {part, labels, states})[0], TensorType(kF, {kT}));
+  EXPECT_REFUSED(infer(loss, {part, labels, TensorType(kF, {3, kT, 3})}), "'states'", "expected 2");
+  EXPECT_EQ(loss.wanted_sharding(std::vector{part, labels, with(states, Sharding::along(0))}, 2), kWhole);
+  EXPECT_EQ(Sample().wanted_sharding(std::vector{with(part, Sharding::along(1))}, 0), kWhole);
+
+  const GradNorm of_parts(2, true), of_whole(1);
+  const TensorType grad(kF, {3, 4}), own = with(grad, Sharding::along(1));
+  EXPECT_EQ(of_parts.infer_sharding(std::vector{own, own})[0], Sharding::along(0));
+  EXPECT_REFUSED(of_parts.infer_sharding(std::vector{own, grad}), "'grad1'", "expected a part");
+  EXPECT_EQ(of_whole.wanted_sharding(std::vector{own}, 0), kWhole);
+  EXPECT_REFUSED(of_whole.infer_sharding(std::vector{own}), "whole gradients");
 }
 
 TEST(TypeRules, Linear) {

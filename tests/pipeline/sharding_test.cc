@@ -4,11 +4,10 @@
 // rank gives.
 #include <gtest/gtest.h>
 
-#include <barrier>
 #include <cmath>
 #include <map>
-#include <thread>
 
+#include "eadem/distributed/thread_communicator.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
 #include "eadem/pipeline/program.h"
@@ -18,53 +17,23 @@
 namespace eadem::pipeline {
 namespace {
 
-// Sums over the threads of one process, in rank order.
-class ThreadCommunicator final : public Communicator {
- public:
-  struct Shared {
-    explicit Shared(int size) : views(static_cast<size_t>(size)), barrier(size) {}
-    std::vector<const float*> views;
-    std::vector<float> sum;
-    std::barrier<> barrier;
-  };
-  ThreadCommunicator(std::shared_ptr<Shared> shared, int rank) : shared_(std::move(shared)), rank_(rank) {}
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(shared_->views.size()); }
-  void all_reduce_sum(Device&, const TensorView& data) override {
-    const auto count = static_cast<size_t>(data.num_elements());
-    shared_->views[static_cast<size_t>(rank_)] = data.as<float>();
-    shared_->barrier.arrive_and_wait();
-    if (rank_ == 0) {
-      shared_->sum.assign(count, 0.0f);
-      for (const float* part : shared_->views)
-        for (size_t i = 0; i < count; ++i) shared_->sum[i] += part[i];
-    }
-    shared_->barrier.arrive_and_wait();
-    std::copy_n(shared_->sum.begin(), count, data.as<float>());
-    shared_->barrier.arrive_and_wait();
-  }
-
- private:
-  std::shared_ptr<Shared> shared_;
-  int rank_;
-};
-
-std::vector<float> logits_of_rank(const models::Checkpoint& checkpoint, std::shared_ptr<Communicator> communicator) {
+std::vector<float> logits_of_rank(const models::Checkpoint& checkpoint, const Mesh& mesh) {
   const auto device = open_device("cpu", {.num_threads = 1});
   const auto hardware =
       modules::AutoHardwareConfig::from_model_spec(models::spec_of(checkpoint), *device, HardwareMode::accuracy);
-  const int ranks = communicator->size();
+  const int ranks = mesh.size(MeshAxis::tp), rank = mesh.rank(MeshAxis::tp);
   models::BuiltGraph built =
       models::build_inference_graph(*checkpoint.model, {.device = device.get(),
                                                         .hardware = &hardware,
                                                         .cache = {modules::CacheLayout::contiguous, 1, 32},
-                                                        .num_ranks = ranks});
-  Environment environment{.device = device, .communicator = communicator};
+                                                        .num_ranks = ranks,
+                                                        .rank = rank});
+  Environment environment{.device = device, .mesh = mesh, .whole_outputs = {"logits"}};
   environment.bounds[Symbol::tokens] = 8;
   environment.bounds[Symbol::sequences] = 1;
   environment.bounds[Symbol::logit_rows] = 8;
   environment.bounds[Symbol::max_blocks] = 1;
-  auto parameters = std::make_shared<ParameterStore>(device, communicator->rank(), ranks);
+  auto parameters = std::make_shared<ParameterStore>(device, rank, ranks);
   Program program(std::move(built.graph), environment, parameters);
   program.require_complete();
   models::load_weights(*parameters, checkpoint);
@@ -97,16 +66,11 @@ class TwoRanks : public testing::TestWithParam<const char*> {};
 TEST_P(TwoRanks, GiveTheLogitsOfOne) {
   const models::Checkpoint checkpoint =
       models::open_checkpoint(std::string(EADEM_SOURCE_DIR "/tests/data/golden/") + GetParam());
-  const std::vector<float> expected = logits_of_rank(checkpoint, std::make_shared<SingleRank>());
-  auto shared = std::make_shared<ThreadCommunicator::Shared>(2);
+  const std::vector<float> expected = logits_of_rank(checkpoint, {});
   std::vector<std::vector<float>> actual(2);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank)
-    threads.emplace_back([&, rank] {
-      actual[static_cast<size_t>(rank)] =
-          logits_of_rank(checkpoint, std::make_shared<ThreadCommunicator>(shared, rank));
-    });
-  for (std::thread& thread : threads) thread.join();
+  distributed::run_mesh({.tp = 2}, [&](const Mesh& mesh) {
+    actual[static_cast<size_t>(mesh.rank(MeshAxis::tp))] = logits_of_rank(checkpoint, mesh);
+  });
   EXPECT_EQ(actual[0], actual[1]) << "every rank has the same bits";
   double largest = 0;
   for (float value : expected) largest = std::max(largest, std::abs(static_cast<double>(value)));
@@ -123,9 +87,8 @@ INSTANTIATE_TEST_SUITE_P(Models, TwoRanks, testing::Values("llama", "qwen2", "qw
 TEST(Sharding, WhatDoesNotDivideIsRefusedWithBothNumbers) {
   const models::Checkpoint checkpoint =
       models::open_checkpoint(EADEM_SOURCE_DIR "/tests/data/golden/smollm2");  // 3 heads
-  auto shared = std::make_shared<ThreadCommunicator::Shared>(2);
   try {
-    logits_of_rank(checkpoint, std::make_shared<ThreadCommunicator>(shared, 0));
+    distributed::run_mesh({.tp = 2}, [&](const Mesh& mesh) { logits_of_rank(checkpoint, mesh); });
     FAIL() << "accepted";
   } catch (const InvalidArgument& error) {
     EXPECT_NE(std::string(error.what()).find("3 attention heads do not divide into 2"), std::string::npos)
@@ -141,7 +104,7 @@ TEST(Sharding, OneRankChangesNothing) {
       *model, {.device = device.get(), .hardware = &hardware, .cache = {modules::CacheLayout::contiguous, 1, 32}});
   infer_types(built.graph);
   const size_t nodes = built.graph.nodes().size();
-  shard(built.graph, 1);
+  shard(built.graph, Mesh());
   EXPECT_EQ(built.graph.nodes().size(), nodes);
 }
 
@@ -153,10 +116,12 @@ TEST(Sharding, TwoRanksGetOneAllReducePerRowParallelProduct) {
                                                                     .hardware = &hardware,
                                                                     .cache = {modules::CacheLayout::contiguous, 1, 32},
                                                                     .num_ranks = 2});
-  shard(built.graph, 2);
-  int64_t count = 0;
-  for (const Node& node : built.graph.nodes()) count += node.op->name() == "all_reduce";
-  EXPECT_EQ(count, 2 * model->info().layers);
+  const distributed::ThreadGroup group(2);
+  shard(built.graph, Mesh(MeshAxis::tp, group.communicator(0)));
+  std::map<std::string_view, int64_t> count;
+  for (const Node& node : built.graph.nodes()) ++count[node.op->name()];
+  EXPECT_EQ(count["all_reduce"], 1 + 2 * model->info().layers) << "of the embedding, and two a layer";
+  EXPECT_EQ(count["all_gather"], 1) << "of the logits, to sample";
 }
 
 }  // namespace

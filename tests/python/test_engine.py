@@ -203,7 +203,8 @@ def test_refused_inputs_leave_the_engine_as_it_was(change, words):
 def test_errors_are_python_errors_too(tmp_path):
     bases = {eadem.InvalidArgument: ValueError, eadem.NotFound: FileNotFoundError,
              eadem.Unsupported: NotImplementedError, eadem.DataCorrupted: ValueError, eadem.OutOfMemory: MemoryError,
-             eadem.IoError: OSError, eadem.DeviceError: RuntimeError, eadem.Cancelled: eadem.Error}
+             eadem.IoError: OSError, eadem.DeviceError: RuntimeError, eadem.Cancelled: eadem.Error,
+             eadem.RankFailed: RuntimeError}
     for error, base in bases.items():
         assert issubclass(error, eadem.Error) and issubclass(error, base) and error.__module__ == "eadem"
     with pytest.raises(FileNotFoundError) as caught:

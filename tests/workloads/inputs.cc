@@ -178,6 +178,13 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   if (op == "cross_entropy" && port == "labels")  // every fifth row is ignored
     return filled(dtype, shape,
                   [&](int64_t i) { return i % 5 == 3 ? -1.0 : static_cast<double>(random.below(shapes[0][1])); });
+  if ((op == "softmax_state" || op == "parallel_cross_entropy") && port == "logits")
+    return uniform(dtype, shape, random, -6, 6);
+  if ((op == "softmax_state" || op == "parallel_cross_entropy") && port == "labels")  // of this part or another
+    return filled(dtype, shape,
+                  [&](int64_t i) { return i % 5 == 3 ? -1.0 : static_cast<double>(random.below(shapes[0][1] + 10)); });
+  if (op == "parallel_cross_entropy" && port == "states")  // largest logit, sum of exponentials, logit of the label
+    return filled(dtype, shape, [&](int64_t i) { return i % 3 == 1 ? random.between(1, 100) : random.between(-6, 6); });
   if (op == "softmax") return uniform(dtype, shape, random, -8, 8);
   if (op == "activation" || (op == "gated_activation" && port == "gate")) {
     return uniform(dtype, shape, random, -8, 8);

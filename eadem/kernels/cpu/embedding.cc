@@ -19,17 +19,36 @@
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
+#ifndef EADEM_KERNELS_CPU_EMBEDDING_PARAMS_
+#define EADEM_KERNELS_CPU_EMBEDDING_PARAMS_
+namespace eadem::kernels::cpu {
+namespace {
+
+// The ids whose rows a table has.
+struct TableRows {
+  int64_t first;
+  int64_t count;
+  bool contains(int64_t id) const { return id >= first && id < first + count; }
+};
+
+}  // namespace
+}  // namespace eadem::kernels::cpu
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// y[t, :] = table[ids[t], :] for t in [begin, end)
-void gather_rows(float* y, DType dtype, const void* table, const int32_t* ids, int64_t hidden, int64_t begin,
-                 int64_t end) {
+// y[t, :] = table[ids[t] - first, :] for t in [begin, end), or zeros where the table has no such row
+void gather_rows(float* y, DType dtype, const void* table, const int32_t* ids, TableRows range, int64_t hidden,
+                 int64_t begin, int64_t end) {
   const auto gather = [&](const auto* rows) {
     for (int64_t t = begin; t < end; ++t)
-      map(
-          y + t * hidden, hidden, [](Vec v) { return v; }, rows + ids[t] * hidden);
+      if (range.contains(ids[t]))
+        map(
+            y + t * hidden, hidden, [](Vec v) { return v; }, rows + (ids[t] - range.first) * hidden);
+      else
+        std::fill_n(y + t * hidden, hidden, 0.0f);
   };
   switch (dtype) {
     case DType::bf16: return gather(static_cast<const bf16_t*>(table));
@@ -38,11 +57,12 @@ void gather_rows(float* y, DType dtype, const void* table, const int32_t* ids, i
   }
 }
 
-// dtable[ids[t], begin:end] += dy[t, begin:end] for all t in order
-void scatter_add_columns(float* dtable, const float* dy, const int32_t* ids, int64_t tokens, int64_t hidden,
-                         int64_t begin, int64_t end) {
+// dtable[ids[t] - first, begin:end] += dy[t, begin:end] for all t in order whose row the table has
+void scatter_add_columns(float* dtable, const float* dy, const int32_t* ids, TableRows range, int64_t tokens,
+                         int64_t hidden, int64_t begin, int64_t end) {
   for (int64_t t = 0; t < tokens; ++t) {
-    float* row = dtable + ids[t] * hidden + begin;
+    if (!range.contains(ids[t])) continue;
+    float* row = dtable + (ids[t] - range.first) * hidden + begin;
     map(
         row, end - begin, [](Vec sum, Vec g) { return hn::Add(sum, g); }, row, dy + t * hidden + begin);
   }
@@ -60,15 +80,16 @@ HWY_EXPORT(scatter_add_columns);
 
 namespace {
 
-void run_gather(const KernelCall& call, const TensorView& table, const TensorView& ids) {
+void run_gather(const KernelCall& call, const TensorView& table, const TensorView& ids, int64_t first) {
   EADEM_CHECK(table.encoding == nullptr && table.is_contiguous(), "table {} is not plain", to_string(table));
   const auto task = EADEM_CPU_DISPATCH(gather_rows, cpu_device(call).isa());
   const int64_t hidden = table.shape[1];
   float* y = elements<float>(call.outputs[0]);
   const int32_t* index = elements<const int32_t>(ids);
   cpu_device(call).pool().parallel_ranges(
-      ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)),
-      [&](int64_t begin, int64_t end) { task(y, table.dtype, table.data, index, hidden, begin, end); });
+      ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)), [&](int64_t begin, int64_t end) {
+        task(y, table.dtype, table.data, index, {first, table.shape[0]}, hidden, begin, end);
+      });
 }
 
 // The modelled cost counts only the rows that are looked up: they are read and written, so the traffic is twice that of
@@ -113,12 +134,19 @@ void run_decode_rows(const KernelCall& call) {
   const TensorView& table = call.inputs[0];
   const int32_t* ids = elements<const int32_t>(call.inputs[1]);
   float* y = elements<float>(call.outputs[0]);
+  const TableRows range{call.attrs.get<EmbeddingAttrs>().first, table.shape[0]};
   cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
-    table.encoding->decode_row(y + t * table.shape[1], table, ids[t]);
+    float* row = y + t * table.shape[1];
+    if (range.contains(ids[t]))
+      table.encoding->decode_row(row, table, ids[t] - range.first);
+    else
+      std::fill_n(row, table.shape[1], 0.0f);
   });
 }
 
-void run_embedding(const KernelCall& call) { run_gather(call, call.inputs[0], call.inputs[1]); }
+void run_embedding(const KernelCall& call) {
+  run_gather(call, call.inputs[0], call.inputs[1], call.attrs.get<EmbeddingAttrs>().first);
+}
 
 Verdict can_embedding_backward(const KernelRequest& r) {
   return Requirements(r)
@@ -135,9 +163,10 @@ void run_embedding_backward(const KernelCall& call) {
   const int32_t* ids = elements<const int32_t>(call.inputs[0]);
   const float* dy = elements<const float>(call.inputs[1]);
   const int64_t tokens = call.inputs[1].shape[0], hidden = call.inputs[1].shape[1];
+  const TableRows range{call.attrs.get<EmbeddingAttrs>().first, call.outputs[0].shape[0]};
   // Each task owns some columns, so rows are added in token order on any thread.
   cpu_device(call).pool().parallel_for(ceil_div(hidden, 64), [&](int64_t block, int) {
-    task(dtable, dy, ids, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
+    task(dtable, dy, ids, range, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
   });
 }
 
@@ -149,7 +178,7 @@ Verdict can_select_rows(const KernelRequest& r) {
       .at_cost(0);
 }
 
-void run_select_rows(const KernelCall& call) { run_gather(call, call.inputs[0], call.inputs[1]); }
+void run_select_rows(const KernelCall& call) { run_gather(call, call.inputs[0], call.inputs[1], 0); }
 
 constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, run_embedding};
 constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, run_embedding};

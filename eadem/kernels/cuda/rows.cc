@@ -12,6 +12,7 @@ Verdict can_embed(const KernelRequest& request) {
       .dtype("table", request.inputs[0], kStorageDTypes)
       .dtype("ids", request.inputs[1], {DType::i32})
       .dtype("y", request.outputs[0], kStorageDTypes)
+      .require(request.inputs[0].sharding == Sharding::replicated(), "takes a whole table, not a part of one")
       .at_cost(0);
 }
 

@@ -14,10 +14,12 @@ ValueId Embedding::build(BuildContext& context, ValueId token_ids) const {
   const HardwareConfig& config = context.hardware.of(Role::embedding);
   const std::string name = context.graph.scoped_name("weight");
   const WeightType type = context.hardware.weight_type(config, name, hidden_);
-  const ValueId weight = context.graph.add_parameter(name, TensorType(type.dtype, {vocab_, hidden_}, type.encoding));
-  return context.graph.add1(
-      std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{config.precision.activations.value, vocab_}),
-      {weight, token_ids});
+  const PartRange own = context.part(vocab_, "words of the vocabulary");
+  const ValueId weight =
+      context.graph.add_parameter(name, TensorType(type.dtype, {vocab_, hidden_}, type.encoding), /*shard_axis=*/0);
+  return context.graph.add1(std::make_shared<ops::Embedding>(
+                                kernels::EmbeddingAttrs{config.precision.activations.value, own.size, own.begin}),
+                            {weight, token_ids});
 }
 
 }  // namespace eadem::modules

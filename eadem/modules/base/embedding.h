@@ -5,7 +5,8 @@
 
 namespace eadem::modules {
 
-// hidden[t, :] = weight[token_ids[t], :]. Parameter: `weight` [vocab, hidden].
+// hidden[t, :] = weight[token_ids[t], :]. Parameter: `weight` [vocab, hidden], its rows divided over tensor-parallel
+// ranks.
 class Embedding {
  public:
   Embedding(int64_t vocab, int64_t hidden) : vocab_(vocab), hidden_(hidden) {}

@@ -15,7 +15,8 @@ ValueId LmHead::build(BuildContext& context, ValueId hidden) const {
   const HardwareConfig& config = context.hardware.of(tied_ ? Role::embedding : Role::lm_head);
   const WeightType type = context.hardware.weight_type(config, weight_name_, hidden_);
   const ValueId weight =
-      context.graph.add_parameter(weight_name_, TensorType(type.dtype, {vocab_, hidden_}, type.encoding));
+      context.graph.add_parameter(weight_name_, TensorType(type.dtype, {vocab_, hidden_}, type.encoding),
+                                  /*shard_axis=*/0);
   return context.graph.add1(
       std::make_shared<ops::Linear>(kernels::LinearAttrs{.has_bias = false, .out_dtype = DType::f32}),
       {hidden, weight});

@@ -6,6 +6,7 @@
 namespace eadem::modules {
 
 // logits = hidden weight^T, f32. Parameter: `weight_name` [vocab, hidden], which tied models share with the embedding.
+// Tensor-parallel ranks divide the rows; each makes the logits of its words.
 class LmHead {
  public:
   LmHead(int64_t vocab, int64_t hidden, std::string weight_name, bool tied)

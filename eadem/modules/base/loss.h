@@ -5,11 +5,19 @@
 
 namespace eadem::modules {
 
+// Where tensor-parallel ranks divide the vocabulary each sees the logits of its words, and all of them every row's
+// loss.
+//
 // loss[t] = cross entropy of logits[t, :] at labels[t]; 0 where the label is negative. logits [rows, vocab], labels
 // [rows] i32.
 class CrossEntropyLoss {
  public:
+  explicit CrossEntropyLoss(int64_t vocab) : vocab_(vocab) {}
+
   ValueId build(BuildContext& context, ValueId logits, ValueId labels) const;
+
+ private:
+  int64_t vocab_;  // over all ranks
 };
 
 }  // namespace eadem::modules

@@ -15,7 +15,8 @@ namespace eadem::modules {
 enum class Parallel : uint8_t {
   none,
   column,  // outputs divided: the weight's rows, the bias
-  row,     // inputs divided: the weight's columns; the result is a partial sum
+  row,  // inputs divided: the weight's columns; the result is a partial sum, to which the bias is added after the ranks
+        // have summed it
 };
 
 struct LinearRequest {
@@ -28,6 +29,7 @@ struct LinearRequest {
   WeightType weights;              // set by the factory: how this layer's weight is stored
   const Device* device = nullptr;  // likewise
   int num_ranks = 1;               // likewise
+  int rank = 0;                    // likewise
 };
 
 struct LinearStrategy {

@@ -1,13 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/hybrid/causal_attention.h"
 
+#include <numeric>
+
 #include "eadem/modules/base/defaults.h"
 #include "eadem/modules/base/rms_norm.h"
 #include "eadem/modules/factory/attention_factory.h"
 #include "eadem/modules/factory/linear_factory.h"
 #include "eadem/ops/reshape.h"
+#include "eadem/ops/select_heads.h"
 
 namespace eadem::modules {
+
+namespace {
+
+struct KvHeads {
+  int64_t own;                                         // on this rank
+  std::optional<kernels::SelectHeadsAttrs> selection;  // where the ranks make all of them and keep some
+};
+
+// Ranks divide key-value heads where these divide. Else every rank makes all of them and keeps one for each run of its
+// query heads that read the same one; runs are as long as one length for all allows.
+KvHeads divide_kv_heads(const BuildContext& context, int64_t all_heads, int64_t kv_heads) {
+  if (kv_heads % context.num_ranks == 0) return {kv_heads / context.num_ranks, std::nullopt};
+  const int64_t heads = all_heads / context.num_ranks, group = all_heads / kv_heads, run = std::gcd(heads, group);
+  return {heads / run, kernels::SelectHeadsAttrs{.heads = kv_heads,
+                                                 .own_heads = heads / run,
+                                                 .first_query = context.rank * heads,
+                                                 .run = run,
+                                                 .group = group}};
+}
+
+}  // namespace
 
 HardwareConfig CausalAttention::default_hw_config(const Device& device, HardwareMode mode, const ModelSpec&) {
   return matrix_defaults(device, mode);
@@ -17,15 +41,15 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
   const HardwareConfig& hardware = context.hardware.of(Role::attention, layer_);
   const int64_t heads = context.share(config_.heads, "attention heads");
-  const int64_t kv_heads = context.share(config_.kv_heads, "key-value heads");
+  const KvHeads kv = divide_kv_heads(context, config_.heads, config_.kv_heads);
 
-  const auto project = [&](const char* name, int64_t all_heads, int64_t own_heads) {
+  const auto project = [&](const char* name, int64_t all_heads, int64_t own_heads, Parallel parallel) {
     const ValueId flat = LinearFactory::build(context,
                                               {.name = name,
                                                .in = config_.hidden,
                                                .out = all_heads * config_.head_dim,
                                                .bias = config_.qkv_bias,
-                                               .parallel = Parallel::column,
+                                               .parallel = parallel,
                                                .hardware = &hardware},
                                               x);
     const Graph::Scope scope(graph, name);
@@ -40,13 +64,22 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
     const Graph::Scope scope(graph, name);
     return Rope(config_.rope).build(context, value);
   };
-  const ValueId q = rotate("q_rope", normalize("q_norm", project("q_proj", config_.heads, heads)));
-  const ValueId k = rotate("k_rope", normalize("k_norm", project("k_proj", config_.kv_heads, kv_heads)));
-  const ValueId v = project("v_proj", config_.kv_heads, kv_heads);
+  const ValueId q = rotate("q_rope", normalize("q_norm", project("q_proj", config_.heads, heads, Parallel::column)));
+  const auto select = [&](const char* name, ValueId value) {
+    if (!kv.selection) return value;
+    const Graph::Scope scope(graph, name);
+    return graph.add1(std::make_shared<ops::SelectHeads>(*kv.selection), {value});
+  };
+  const auto project_kv = [&](const char* name) {
+    return kv.selection ? project(name, config_.kv_heads, config_.kv_heads, Parallel::none)
+                        : project(name, config_.kv_heads, kv.own, Parallel::column);
+  };
+  const ValueId k = select("k_heads", rotate("k_rope", normalize("k_norm", project_kv("k_proj"))));
+  const ValueId v = select("v_heads", project_kv("v_proj"));
 
   const ValueId mixed = AttentionFactory::build(context,
                                                 {.heads = heads,
-                                                 .kv_heads = kv_heads,
+                                                 .kv_heads = kv.own,
                                                  .head_dim = config_.head_dim,
                                                  .scale = config_.scale,
                                                  .window = config_.window,

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/distributed/thread_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+namespace eadem::distributed {
+
+namespace {
+
+// What one rank brings to a collective.
+struct Offer {
+  std::string_view collective;
+  TensorView in, out;
+  int root = 0;
+
+  bool matches(const Offer& other) const {
+    return collective == other.collective && in.dtype == other.in.dtype &&
+           in.num_elements() == other.in.num_elements() && root == other.root;
+  }
+  std::string text() const {
+    return fmt::format("{} of {} {}, root {}", collective, in.num_elements(), dtype_name(in.dtype), root);
+  }
+};
+
+}  // namespace
+
+struct ThreadGroup::Shared {
+  explicit Shared(int size)
+      : mailboxes(static_cast<size_t>(size) * static_cast<size_t>(size)), offers(static_cast<size_t>(size)) {}
+
+  int size() const { return static_cast<int>(offers.size()); }
+
+  void fail(const std::string& reason) {
+    const std::scoped_lock lock(mutex);
+    if (!failed) failure = reason;
+    failed = true;
+    changed.notify_all();
+  }
+
+  // What waits on its way from one rank to another.
+  std::optional<TensorView>& mailbox(int from, int to) { return mailboxes[static_cast<size_t>(from * size() + to)]; }
+
+  void throw_if_failed() const {
+    if (failed) throw RankFailed("{}", failure);
+  }
+
+  // Returns when every rank has arrived. Throws RankFailed when one never will.
+  void meet() {
+    std::unique_lock lock(mutex);
+    throw_if_failed();
+    const uint64_t meeting = meetings;
+    if (++arrived == size()) {
+      arrived = 0;
+      ++meetings;
+      changed.notify_all();
+      return;
+    }
+    changed.wait(lock, [&] { return failed || meetings != meeting; });
+    if (meetings == meeting) throw_if_failed();
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  int arrived = 0;        // guarded by mutex, as all below but `offers`
+  uint64_t meetings = 0;  // how often all ranks have met
+  std::vector<std::optional<TensorView>> mailboxes;
+  bool failed = false;
+  std::string failure;
+  std::vector<Offer> offers;  // a rank writes its own before a meeting; all read after it
+};
+
+namespace {
+
+float widened(float value) { return value; }
+float widened(bf16_t value) { return value.to_float(); }
+void round_to(float& result, float value) { result = value; }
+void round_to(bf16_t& result, float value) { result = bf16_t::from_float(value); }
+
+// y[i] = sum over ranks of part(rank)[i], in rank order, in f32, rounded once; `store` puts a block of results away.
+template <typename T, typename Part, typename Store>
+void sum_parts(int64_t begin, int64_t end, int ranks, const Part& part, const Store& store) {
+  constexpr int64_t kBlock = 512;  // stays in the first-level cache
+  std::array<float, kBlock> sum;
+  std::array<T, kBlock> rounded;
+  for (int64_t first = begin; first < end; first += kBlock) {
+    const int64_t count = std::min(kBlock, end - first);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const T* values = part(rank) + first;
+      for (int64_t i = 0; i < count; ++i) {
+        const float value = widened(values[i]);
+        sum[static_cast<size_t>(i)] = rank == 0 ? value : sum[static_cast<size_t>(i)] + value;
+      }
+    }
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) round_to(rounded[i], sum[i]);
+    store(first, rounded.data(), count);
+  }
+}
+
+template <typename Task>
+void with_summed_dtype(DType dtype, const Task& task) {
+  if (dtype == DType::f32) return task(float{});
+  if (dtype == DType::bf16) return task(bf16_t{});
+  throw InvalidArgument("ranks cannot sum {}; expected f32 or bf16", dtype_name(dtype));
+}
+
+std::byte* bytes_of(const TensorView& view) { return static_cast<std::byte*>(view.data); }
+
+}  // namespace
+
+class ThreadCommunicator final : public Communicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<ThreadGroup::Shared> shared, int rank) : shared_(std::move(shared)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return shared_->size(); }
+
+  // Each rank sums one part of the elements and writes it to all ranks: nobody else reads or writes that part.
+  void all_reduce_sum(Device&, const TensorView& data) override {
+    collect({"all_reduce", data, data}, [&] {
+      const PartRange own = part_of(data.num_elements(), size(), rank_);
+      with_summed_dtype(data.dtype, [&]<typename T>(T) {
+        const auto part = [&](int rank) { return static_cast<const T*>(offer(rank).in.data); };
+        sum_parts<T>(own.begin, own.begin + own.size, size(), part, [&](int64_t first, const T* values, int64_t count) {
+          for (int rank = 0; rank < size(); ++rank)
+            std::copy_n(values, count, static_cast<T*>(offer(rank).out.data) + first);
+        });
+      });
+    });
+  }
+
+  void all_gather(Device&, const TensorView& gathered, const TensorView& part) override {
+    expect_times_size("all_gather", gathered, part);
+    collect({"all_gather", part, gathered}, [&] {
+      for (int rank = 0; rank < size(); ++rank)
+        copy(bytes_of(gathered) + rank * part.size_bytes(), offer(rank).in.data, part.size_bytes());
+    });
+  }
+
+  void reduce_scatter_sum(Device&, const TensorView& part, const TensorView& data) override {
+    expect_times_size("reduce_scatter", data, part);
+    collect({"reduce_scatter", data, part}, [&] {
+      const int64_t count = part.num_elements();
+      with_summed_dtype(data.dtype, [&]<typename T>(T) {
+        const auto own = [&](int rank) { return static_cast<const T*>(offer(rank).in.data) + rank_ * count; };
+        sum_parts<T>(0, count, size(), own, [&](int64_t first, const T* values, int64_t n) {
+          std::copy_n(values, n, static_cast<T*>(part.data) + first);
+        });
+      });
+    });
+  }
+
+  void all_to_all(Device&, const TensorView& received, const TensorView& sent) override {
+    if (sent.num_elements() % size() != 0 || received.num_elements() != sent.num_elements())
+      refuse(fmt::format("all_to_all of {} into {} on {} ranks", to_string(sent), to_string(received), size()));
+    collect({"all_to_all", sent, received}, [&] {
+      const int64_t bytes = sent.size_bytes() / size();
+      for (int rank = 0; rank < size(); ++rank)
+        copy(bytes_of(received) + rank * bytes, bytes_of(offer(rank).in) + rank_ * bytes, bytes);
+    });
+  }
+
+  void broadcast(Device&, const TensorView& data, int root) override {
+    expect_rank(root);
+    collect({"broadcast", data, data, root}, [&] {
+      if (rank_ != root) copy(data.data, offer(root).in.data, data.size_bytes());
+    });
+  }
+
+  void send(Device&, const TensorView& data, int to) override {
+    expect_other_rank(to);
+    std::unique_lock lock(shared_->mutex);
+    shared_->throw_if_failed();
+    std::optional<TensorView>& mailbox = shared_->mailbox(rank_, to);
+    mailbox = data;
+    shared_->changed.notify_all();
+    shared_->changed.wait(lock, [&] { return shared_->failed || !mailbox; });
+    if (mailbox) shared_->throw_if_failed();
+  }
+
+  void recv(Device&, const TensorView& data, int from) override {
+    expect_other_rank(from);
+    std::unique_lock lock(shared_->mutex);
+    std::optional<TensorView>& mailbox = shared_->mailbox(from, rank_);
+    shared_->changed.wait(lock, [&] { return shared_->failed || mailbox; });
+    shared_->throw_if_failed();
+    if (mailbox->dtype != data.dtype || mailbox->num_elements() != data.num_elements()) {
+      const std::string reason =
+          fmt::format("rank {} sends {}; rank {} expects {}", from, to_string(*mailbox), rank_, to_string(data));
+      lock.unlock();
+      refuse(reason);
+    }
+    copy(data.data, mailbox->data, data.size_bytes());
+    mailbox.reset();
+    shared_->changed.notify_all();
+  }
+
+ private:
+  // Shows this rank's buffers to the others, runs `task`, and keeps everyone's buffers in place until all have ended.
+  template <typename Task>
+  void collect(const Offer& own, const Task& task) {
+    shared_->offers[static_cast<size_t>(rank_)] = own;
+    shared_->meet();
+    for (int rank = 0; rank < size(); ++rank)
+      if (!own.matches(offer(rank))) {
+        // Every rank sees a difference, from rank 0's offer or from its own; none goes on.
+        const std::string reason =
+            fmt::format("rank {} calls {}; rank {} calls {}", rank_, own.text(), rank, offer(rank).text());
+        shared_->meet();
+        throw InvalidArgument("{}", reason);
+      }
+    task();
+    shared_->meet();
+  }
+
+  // The others must not wait for a call that this rank will not make.
+  [[noreturn]] void refuse(const std::string& reason) const {
+    shared_->fail(reason);
+    throw InvalidArgument("{}", reason);
+  }
+
+  const Offer& offer(int rank) const { return shared_->offers[static_cast<size_t>(rank)]; }
+
+  static void copy(void* to, const void* from, int64_t size_bytes) {
+    if (size_bytes > 0) std::memcpy(to, from, static_cast<size_t>(size_bytes));
+  }
+
+  void expect_times_size(std::string_view collective, const TensorView& all, const TensorView& part) const {
+    if (all.dtype != part.dtype || all.num_elements() != part.num_elements() * size())
+      refuse(fmt::format("{} on {} ranks: {} is not {} times {}", collective, size(), to_string(all), size(),
+                         to_string(part)));
+  }
+  void expect_rank(int rank) const {
+    if (rank < 0 || rank >= size()) refuse(fmt::format("there is no rank {} of {}", rank, size()));
+  }
+  void expect_other_rank(int rank) const {
+    expect_rank(rank);
+    if (rank == rank_) refuse(fmt::format("rank {} cannot send to itself", rank));
+  }
+
+  std::shared_ptr<ThreadGroup::Shared> shared_;
+  int rank_;
+};
+
+ThreadGroup::ThreadGroup(int size) {
+  if (size < 1) throw InvalidArgument("a group of {} ranks; expected at least one", size);
+  shared_ = std::make_shared<Shared>(size);
+}
+
+ThreadGroup::~ThreadGroup() = default;
+
+std::shared_ptr<Communicator> ThreadGroup::communicator(int rank) const {
+  if (rank < 0 || rank >= shared_->size()) throw InvalidArgument("there is no rank {} of {}", rank, shared_->size());
+  return std::make_shared<ThreadCommunicator>(shared_, rank);
+}
+
+void ThreadGroup::fail(const std::string& reason) { shared_->fail(reason); }
+
+}  // namespace eadem::distributed

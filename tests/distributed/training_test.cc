@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Training on a mesh: gradients, norms and losses of tp and dp ranks against one rank. To the bit where sums have the
+// same order, within the bound of regrouped sums elsewhere.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "eadem/train/trainer.h"
+#include "tests/distributed/rank_run.h"
+#include "tests/support/refusal.h"
+
+namespace eadem::test {
+namespace {
+
+using distributed::run_mesh;
+using train::Batch;
+using train::Trainer;
+
+// `pieces` sequences of 5 tokens, ids that depend on `seed`.
+Batch make_batch(int64_t vocab, int pieces, int seed) {
+  Batch batch;
+  batch.query_start = {0};
+  for (int piece = 0; piece < pieces; ++piece) {
+    for (int i = 0; i < 5; ++i) {
+      batch.token_ids.push_back(static_cast<int32_t>((seed * 31 + piece * 11 + i * i * 5 + i) % vocab));
+      batch.positions.push_back(i);
+      batch.labels.push_back(i == 4 ? -1 : static_cast<int32_t>((seed * 17 + piece * 7 + i * 3) % vocab));
+      batch.num_labels += i != 4;
+    }
+    batch.lengths.push_back(5);
+    batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
+  }
+  return batch;
+}
+
+Batch joined(const Batch& a, const Batch& b) {
+  Batch batch = a;
+  const auto append = [](std::vector<int32_t>& to, const std::vector<int32_t>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  append(batch.token_ids, b.token_ids);
+  append(batch.positions, b.positions);
+  append(batch.labels, b.labels);
+  append(batch.lengths, b.lengths);
+  for (size_t i = 1; i < b.query_start.size(); ++i)
+    batch.query_start.push_back(b.query_start[i] + a.query_start.back());
+  batch.num_labels += b.num_labels;
+  return batch;
+}
+
+struct TrainedRank {
+  std::vector<double> losses, norms;                             // of each step
+  std::map<std::string, std::vector<float>> gradients, weights;  // after the last step; this rank's parts
+};
+
+// Steps over the same passes; `passes` are this rank's.
+TrainedRank train_rank(const models::Model& model, const Mesh& mesh, const std::vector<Batch>& passes, int steps) {
+  train::TrainerOptions options;
+  options.batch_tokens = 64;
+  Trainer trainer(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model),
+                  open_device("cpu", {.num_threads = 1}), options, mesh);
+  trainer.load_random(7, 0.15);
+  TrainedRank run;
+  for (int step = 0; step < steps; ++step) {
+    const train::StepResult result = trainer.step(passes, 1e-2);
+    run.losses.push_back(result.loss);
+    run.norms.push_back(result.grad_norm);
+  }
+  const auto values = [](const Tensor& tensor) {
+    return std::vector<float>(tensor.view.as<float>(), tensor.view.as<float>() + tensor.view.num_elements());
+  };
+  for (const auto& [name, tensor] : trainer.state_dict()) {
+    run.weights[name] = values(tensor);
+    run.gradients[name] = values(trainer.gradient(name));
+  }
+  return run;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Gradients are sums over the tokens of products along the layers; each of their terms is as large as the largest.
+void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, const std::string& name) {
+  ASSERT_EQ(actual.size(), expected.size()) << name;
+  double largest = 0;
+  for (float value : expected) largest = std::max(largest, std::abs(static_cast<double>(value)));
+  const double bound = regrouping_bound(512, 32, largest);
+  for (size_t i = 0; i < actual.size(); ++i) ASSERT_NEAR(actual[i], expected[i], bound) << name << " " << i;
+}
+
+// A rank's part of a whole matrix or vector, as the store cuts it.
+std::vector<float> part_of_whole(const std::vector<float>& whole, const Shape& shape, int axis, int ranks, int rank) {
+  const PartRange range = part_of(shape[axis], ranks, rank);
+  std::vector<float> part;
+  int64_t outer = 1, inner = 1;
+  for (int i = 0; i < axis; ++i) outer *= shape[i];
+  for (int i = axis + 1; i < shape.rank(); ++i) inner *= shape[i];
+  for (int64_t o = 0; o < outer; ++o)
+    for (int64_t e = range.begin; e < range.begin + range.size; ++e)
+      for (int64_t i = 0; i < inner; ++i) part.push_back(whole[static_cast<size_t>((o * shape[axis] + e) * inner + i)]);
+  return part;
+}
+
+void compare_tp(const models::Model& model, int ranks) {
+  const std::vector<Batch> passes = {make_batch(model.info().vocab, 2, 1), make_batch(model.info().vocab, 3, 2)};
+  const TrainedRank one = train_rank(model, {}, passes, 1);
+  const TrainedRank three_steps = train_rank(model, {}, passes, 3);
+  std::vector<TrainedRank> runs(static_cast<size_t>(ranks)), longer(static_cast<size_t>(ranks));
+  run_mesh({.tp = ranks}, [&](const Mesh& mesh) {
+    const auto rank = static_cast<size_t>(mesh.rank(MeshAxis::tp));
+    runs[rank] = train_rank(model, mesh, passes, 1);
+    longer[rank] = train_rank(model, mesh, passes, 3);
+  });
+  // The whole shapes, from a store that has everything.
+  const auto device = open_device("cpu", {.num_threads = 1});
+  train::TrainerOptions options;
+  options.batch_tokens = 64;
+  const Trainer whole(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model), device, options);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const TrainedRank& run = runs[static_cast<size_t>(rank)];
+    EXPECT_NEAR(run.losses[0], one.losses[0], 1e-5);
+    EXPECT_NEAR(run.norms[0], one.norms[0], 1e-4 * one.norms[0]);
+    EXPECT_EQ(run.norms, runs[0].norms) << "every rank clips by the same norm";
+    for (const auto& [name, expected] : one.gradients) {
+      const std::vector<float>& actual = run.gradients.at(name);
+      if (actual.size() == expected.size()) {
+        expect_close(actual, expected, name);
+        EXPECT_TRUE(same_bits(run.weights.at(name), runs[0].weights.at(name))) << name << " is the same on all ranks";
+        continue;
+      }
+      const Tensor gradient = whole.gradient(name);
+      const bool row = name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight");
+      expect_close(actual, part_of_whole(expected, gradient.shape(), row ? 1 : 0, ranks, rank), name);
+    }
+    for (size_t step = 0; step < 3; ++step)
+      EXPECT_NEAR(longer[static_cast<size_t>(rank)].losses[step], three_steps.losses[step], 2e-3) << step;
+  }
+  EXPECT_LT(three_steps.losses[2], three_steps.losses[0]);
+}
+
+TEST(TensorParallelTraining, GradientsOfOneRank) {
+  for (const char* name : {"llama", "qwen2", "qwen3"}) {
+    SCOPED_TRACE(name);
+    compare_tp(*models::model_from_config(golden(name) + "/config.json"), 2);
+  }
+  SCOPED_TRACE("smollm2 on 3 ranks: one key-value head, an uneven vocabulary and MLP");
+  compare_tp(*models::model_from_config(golden("smollm2") + "/config.json"), 3);
+}
+
+TEST(TensorParallelTraining, BiasesAndReplicatedKeyValueHeads) {
+  compare_tp(*SmallModel{.kv_heads = 2}.make(), 3);
+  compare_tp(*SmallModel{.kv_heads = 1}.make(), 2);
+}
+
+// Two ranks with a batch each, and one rank that accumulates the same two passes: a gradient is g0 + g1 either way
+// where a pass makes its whole sum before it is added to what is there. Not so where a pass adds term by term to the
+// gradient: (g0 + t1) + t2 is rounded differently from g0 + (t1 + t2).
+TEST(DataParallelTraining, TwoRanksAreOneRankThatAccumulatesTwoPasses) {
+  const auto model = SmallModel{.bias = false}.make();
+  const Batch first = make_batch(512, 3, 1), second = make_batch(512, 3, 2);
+  const TrainedRank one = train_rank(*model, {}, {first, second}, 1);
+  run_mesh({.dp = 2}, [&](const Mesh& mesh) {
+    const TrainedRank own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 1);
+    EXPECT_EQ(own.losses, one.losses) << "the sums of two batches, added once";
+    for (const auto& [name, expected] : one.gradients) {
+      // Rows of the embedding are added token by token.
+      const bool same_order = name != "model.embed_tokens.weight";
+      if (same_order) {
+        EXPECT_TRUE(same_bits(own.gradients.at(name), expected)) << name;
+      } else {
+        expect_close(own.gradients.at(name), expected, name);
+      }
+    }
+  });
+}
+
+// Where no token of the second batch stands in the first and none twice in its own, the embedding's sums have one term
+// or the same order as well: the whole step is one rank's to the bit, and so are all steps after it.
+TEST(DataParallelTraining, StepsAreOneRanksToTheBitWhereNoTokenStandsInBothBatches) {
+  const auto model = SmallModel{.bias = false}.make();
+  Batch first = make_batch(512, 3, 1), second = make_batch(512, 3, 2);
+  for (size_t i = 0; i < first.token_ids.size(); ++i) {
+    first.token_ids[i] = static_cast<int32_t>(2 * i);
+    second.token_ids[i] = static_cast<int32_t>(2 * i + 1);
+  }
+  const TrainedRank one = train_rank(*model, {}, {first, second}, 3);
+  run_mesh({.dp = 2}, [&](const Mesh& mesh) {
+    const TrainedRank own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 3);
+    EXPECT_EQ(own.losses, one.losses);
+    EXPECT_EQ(own.norms, one.norms);
+    for (const auto& [name, expected] : one.weights) EXPECT_TRUE(same_bits(own.weights.at(name), expected)) << name;
+  });
+}
+
+// One rank that takes both batches in one pass adds all tokens in one chain: within the bound of regrouping.
+TEST(DataParallelTraining, TwoRanksAreOneRankWithTwiceTheBatch) {
+  const auto model = SmallModel{}.make();
+  const Batch first = make_batch(512, 3, 1), second = make_batch(512, 4, 2);
+  const TrainedRank one = train_rank(*model, {}, {joined(first, second)}, 1);
+  run_mesh({.dp = 2}, [&](const Mesh& mesh) {
+    const TrainedRank own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 1);
+    EXPECT_NEAR(own.losses[0], one.losses[0], 1e-9) << "losses of tokens are the same; their f64 sum is regrouped";
+    EXPECT_NEAR(own.norms[0], one.norms[0], 1e-4 * one.norms[0]);
+    for (const auto& [name, expected] : one.gradients) expect_close(own.gradients.at(name), expected, name);
+  });
+}
+
+TEST(DataParallelTraining, TogetherWithTensorParallelRanks) {
+  const auto model = SmallModel{}.make();
+  const Batch first = make_batch(512, 3, 1), second = make_batch(512, 4, 2);
+  const TrainedRank one = train_rank(*model, {}, {joined(first, second)}, 2);
+  run_mesh({.dp = 2, .tp = 3}, [&](const Mesh& mesh) {
+    const TrainedRank own = train_rank(*model, mesh, {mesh.rank(MeshAxis::dp) == 0 ? first : second}, 2);
+    for (size_t step = 0; step < 2; ++step) EXPECT_NEAR(own.losses[step], one.losses[step], 1e-3);
+    EXPECT_NEAR(own.norms[0], one.norms[0], 1e-4 * one.norms[0]);
+  });
+}
+
+TEST(DataParallelTraining, AMeshThatTheTrainerCannotUseIsRefused) {
+  const auto model = SmallModel{}.make();
+  for (const MeshShape& shape : {MeshShape{.pp = 2}, MeshShape{.ep = 2}})
+    EXPECT_HAS(refusal([&] {
+                 run_mesh(shape, [&](const Mesh& mesh) { train_rank(*model, mesh, {make_batch(512, 1, 1)}, 1); });
+               }),
+               "expected a mesh of dp and tp");
+}
+
+}  // namespace
+}  // namespace eadem::test
