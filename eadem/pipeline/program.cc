@@ -187,6 +187,13 @@ void Program::set_input(ValueId input, const void* host, int64_t size_bytes) {
   environment_.device->copy_from_host(addresses_[static_cast<size_t>(input)], host, size_bytes);
 }
 
+void Program::bind_input(ValueId input, void* data) {
+  const Value& value = graph_.value(input);
+  EADEM_CHECK(value.kind == Value::Kind::input, "'{}' is no input", value.name);
+  addresses_[static_cast<size_t>(input)] = data;
+  bound_ = false;
+}
+
 TensorView Program::view(ValueId value) const { return bound_view(value); }
 
 void Program::read(ValueId value, void* host) const {

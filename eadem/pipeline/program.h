@@ -73,6 +73,9 @@ class Program {
   ValueId output(std::string_view name) const;  // throws NotFound
   // Copies `size_bytes` from the host; no more than the input has at the bounds.
   void set_input(ValueId input, const void* host, int64_t size_bytes);
+  // Makes steps read the input from memory of the device that the caller owns and fills before each, with room for the
+  // input at the bounds. Kernels may write outputs over it.
+  void bind_input(ValueId input, void* data);
   // The value as the last step left it, with that step's extents.
   TensorView view(ValueId value) const;
   void read(ValueId value, void* host) const;  // all of view(value) to the host
