@@ -228,7 +228,8 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
   }
   parameters.require_all_loaded(weights.path());
   for (const io::WeightInfo& info : weights.tensors())
-    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name) && !adds_nothing(weights, info))
+    if (!options.one_stage && !used.contains(info.name) && !checkpoint.model->may_ignore(info.name) &&
+        !adds_nothing(weights, info))
       throw DataCorrupted("{}: tensor '{}' {} {} is no parameter of the model that {} describes", weights.path(),
                           info.name, info.type_name, to_string(info.shape), checkpoint.config_path);
   if (cache && !cached) cache->write();
