@@ -7,15 +7,17 @@
 // graph of many calls over operands that together exceed the L2 cache; the median of its replays is reported. The bits
 // of these kernels are tested elsewhere (tests/kernels/cuda_*, tests/ops).
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "eadem/core/device/cuda_context.h"
 #include "eadem/core/philox.h"
 #include "eadem/kernels/attention.h"
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/backend.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 
@@ -23,7 +25,6 @@ namespace eadem {
 namespace {
 
 using kernels::AttrsRef;
-using kernels::KernelCall;
 
 constexpr int64_t kColdBytes = 200 << 20;  // more than any L2 cache
 
@@ -32,6 +33,23 @@ struct Row {
   double microseconds = 0, spread = 0;  // median; (highest - lowest) / median
   double bytes = 0, flops = 0;
 };
+
+// The plan of a kernel for ports of the extents of these views; undefined views are absent.
+kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, kernels::AttrsRef attrs,
+                          std::span<const TensorView> inputs, std::span<const TensorView> outputs, Context& context) {
+  const auto types_of = [](std::span<const TensorView> views) {
+    std::vector<TensorType> types;
+    for (const TensorView& view : views) {
+      std::vector<Dim> dims;
+      for (int i = 0; i < view.shape.rank(); ++i) dims.emplace_back(view.shape[i]);
+      types.push_back(view.defined() ? TensorType(view.dtype, dims) : kernels::absent_port());
+    }
+    return types;
+  };
+  const std::vector<TensorType> input_types = types_of(inputs), output_types = types_of(outputs);
+  return kernel.prepare(
+      {.op = op, .device = &context.device, .attrs = attrs, .inputs = input_types, .outputs = output_types}, context);
+}
 
 class Bench {
  public:
@@ -108,21 +126,20 @@ class Bench {
     const Tensor scratch = allocate_tensor(*device_, DType::u8, {gated ? tokens * out * 2 : 1});
     const kernels::LinearAttrs attrs{.out_dtype = result};
     const kernels::LinearGatedActivationAttrs gated_attrs{.kind = kernels::ActivationKind::silu, .out_dtype = result};
-    return time(
-        name, std::max(copies, 16), bytes + 2.0 * static_cast<double>(tokens * (in + out)),
-        2.0 * static_cast<double>(tokens * in * out * (gated ? 2 : 1)), [&](int i) {
-          const auto at = static_cast<size_t>(i % copies);
-          const Mesh alone;
-          Context context{*device_, alone};
-          const TensorView outputs[] = {y.view};
-          const TensorView inputs[] = {x.view, weights[at].view, gated ? ups[at].view : TensorView{}};
-          KernelCall call{.inputs = inputs,
-                          .outputs = outputs,
-                          .scratch = scratch.view,
-                          .attrs = gated ? AttrsRef(gated_attrs) : AttrsRef(attrs),
-                          .context = &context};
-          (gated ? kernels::cuda::linear_gated_activation_kernels() : kernels::cuda::linear_kernels())[0]->run(call);
-        });
+    const auto inputs_of = [&](size_t at) {
+      return std::array{x.view, weights[at].view, gated ? ups[at].view : TensorView{}};
+    };
+    const TensorView outputs[] = {y.view};
+    const kernels::PlanPtr plan =
+        gated
+            ? plan_for(*kernels::cuda::linear_gated_activation_kernels()[0], "linear_gated_activation",
+                       AttrsRef(gated_attrs), inputs_of(0), outputs, context_)
+            : plan_for(*kernels::cuda::linear_kernels()[0], "linear", AttrsRef(attrs), inputs_of(0), outputs, context_);
+    return time(name, std::max(copies, 16), bytes + 2.0 * static_cast<double>(tokens * (in + out)),
+                2.0 * static_cast<double>(tokens * in * out * (gated ? 2 : 1)), [&](int i) {
+                  const std::array inputs = inputs_of(static_cast<size_t>(i % copies));
+                  plan->run({.inputs = inputs, .outputs = outputs, .scratch = scratch.view, .context = &context_});
+                });
   }
 
   // `sequences` with `length` keys each, of which the last `new_tokens` are queries.
@@ -153,23 +170,20 @@ class Bench {
                                         .head_dim = dim,
                                         .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
                                         .source = kernels::KvSource::cached};
+    const auto inputs_of = [&](size_t at) {
+      return std::array{q.view, k[at].view, v[at].view, query_start.view, kv_length.view, block_table.view};
+    };
+    const TensorView outputs[] = {y.view};
+    const kernels::PlanPtr plan =
+        plan_for(*kernels::cuda::attention_kernels()[0], "attention", AttrsRef(attrs), inputs_of(0), outputs, context_);
     // Every query meets the keys up to its own position.
     const double pairs = static_cast<double>(sequences * new_tokens) *
                          (static_cast<double>(length) - static_cast<double>(new_tokens - 1) / 2);
     return time(name, std::max(copies, new_tokens > 1 ? 2 : 16),
                 keys + 4.0 * static_cast<double>(sequences * new_tokens * heads * dim),
                 4.0 * pairs * static_cast<double>(heads * dim), [&](int i) {
-                  const auto at = static_cast<size_t>(i % copies);
-                  const Mesh alone;
-                  Context context{*device_, alone};
-                  const TensorView inputs[] = {q.view,           k[at].view,     v[at].view,
-                                               query_start.view, kv_length.view, block_table.view};
-                  const TensorView outputs[] = {y.view};
-                  kernels::cuda::attention_kernels()[0]->run({.inputs = inputs,
-                                                              .outputs = outputs,
-                                                              .scratch = scratch.view,
-                                                              .attrs = AttrsRef(attrs),
-                                                              .context = &context});
+                  const std::array inputs = inputs_of(static_cast<size_t>(i % copies));
+                  plan->run({.inputs = inputs, .outputs = outputs, .scratch = scratch.view, .context = &context_});
                 });
   }
 
@@ -178,18 +192,18 @@ class Bench {
     const Shape shape{int64_t{512} << 20};
     const Tensor a = random(DType::bf16, shape), b = random(DType::bf16, shape),
                  y = allocate_tensor(*device_, DType::bf16, shape);
-    return time("ceiling: add of 1 GiB", 1, 3.0 * static_cast<double>(y.view.size_bytes()), 0, [&](int) {
-      const Mesh alone;
-      Context context{*device_, alone};
-      const TensorView inputs[] = {a.view, b.view}, outputs[] = {y.view};
-      const kernels::NoAttrs attrs;
-      kernels::cuda::add_kernels()[0]->run(
-          {.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(attrs), .context = &context});
-    });
+    const TensorView inputs[] = {a.view, b.view}, outputs[] = {y.view};
+    const kernels::NoAttrs attrs;
+    const kernels::PlanPtr plan =
+        plan_for(*kernels::cuda::add_kernels()[0], "add", AttrsRef(attrs), inputs, outputs, context_);
+    return time("ceiling: add of 1 GiB", 1, 3.0 * static_cast<double>(y.view.size_bytes()), 0,
+                [&](int) { plan->run({.inputs = inputs, .outputs = outputs, .context = &context_}); });
   }
 
  private:
   std::shared_ptr<Device> device_;
+  const Mesh alone_;
+  Context context_{*device_, alone_};
   std::string filter_;
 };
 

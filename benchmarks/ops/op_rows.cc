@@ -49,7 +49,7 @@ Workload moved_to(const Workload& row, DType dtype, Moved moved) {
 bool some_kernel_takes(const Workload& row, const Device& device) {
   for (Pass pass : {Pass::inference, Pass::forward}) {
     const PassTypes types = pass_types(row, pass);
-    for (const kernels::Kernel* kernel : row.op->kernels())
+    for (const kernels::Kernel* kernel : row.op->kernels(kernels::backend_of(device)))
       if (kernel->pass == pass && kernel->can_handle(request_of(row, pass, types, device)).accepted) return true;
   }
   return false;
@@ -170,7 +170,9 @@ kernels::KernelRequest request_of(const Workload& work, Pass pass, const PassTyp
           .attrs = work.op->attrs(),
           .inputs = types.inputs,
           .outputs = types.outputs,
-          .bounds = work.symbols};
+          .bounds = work.symbols,
+          .cost = work.op->cost(pass, work.inputs, work.op->infer_types(work.inputs), work.symbols),
+          .definition = work.op.get()};
 }
 
 std::vector<BenchRow> bench_rows(const Device& device, const std::vector<std::string>& filter) {

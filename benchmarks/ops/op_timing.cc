@@ -54,7 +54,7 @@ class Call {
  public:
   // `inputs`: host tensors of the ports of the pass.
   Call(CpuDevice& device, const Kernel& kernel, const Workload& work, Pass pass, const std::vector<Tensor>& inputs)
-      : device_(&device), kernel_(&kernel), attrs_(work.op->attrs()), types_(pass_types(work, pass)) {
+      : context_{device, alone_}, types_(pass_types(work, pass)) {
     const kernels::KernelRequest request = request_of(work, pass, types_, device);
     for (size_t i = 0; i < types_.inputs.size(); ++i) {
       if (!inputs[i].defined()) {
@@ -93,19 +93,14 @@ class Call {
         output_views_.push_back(outputs_.back().view);
       }
     }
-    const int64_t scratch_bytes = kernel.scratch_bytes ? kernel.scratch_bytes(request) : 0;
+    plan_ = kernel.prepare(request, context_);
+    const int64_t scratch_bytes = plan_->scratch_bytes();
     scratch_ = device.allocate(scratch_bytes);
     if (scratch_bytes > 0) scratch_view_ = TensorView(scratch_.data(), DType::u8, Shape{scratch_bytes});
   }
 
   void run() {
-    const Mesh alone;
-    Context context{*device_, alone};
-    kernel_->run({.inputs = input_views_,
-                  .outputs = output_views_,
-                  .scratch = scratch_view_,
-                  .attrs = attrs_,
-                  .context = &context});
+    plan_->run({.inputs = input_views_, .outputs = output_views_, .scratch = scratch_view_, .context = &context_});
   }
 
   int64_t size_bytes() const {
@@ -122,10 +117,10 @@ class Call {
                                            : placed.view.encoding->planes(placed.view.shape)[plane].size_bytes();
   }
 
-  CpuDevice* device_;
-  const Kernel* kernel_;
-  kernels::AttrsRef attrs_;
+  const Mesh alone_;
+  Context context_;
   PassTypes types_;
+  kernels::PlanPtr plan_;
   std::vector<Placed> inputs_, outputs_;
   std::vector<TensorView> input_views_, output_views_;
   Buffer scratch_;
@@ -141,7 +136,7 @@ Tensor host_copy(const TensorView& view) {
 
 const Kernel* kernel_of(const Workload& work, Pass pass, const Device& device) {
   const PassTypes types = pass_types(work, pass);
-  for (const Kernel* kernel : work.op->kernels())
+  for (const Kernel* kernel : work.op->kernels(kernels::backend_of(device)))
     if (kernel->pass == pass && kernel->can_handle(request_of(work, pass, types, device)).accepted) return kernel;
   return nullptr;
 }
@@ -251,7 +246,7 @@ std::vector<Timing> time_row(CpuDevice& device, const BenchRow& row, const std::
         (!row.work.op->has_backward() || row.work.op->passes_gradient_through() || is_quantized(row.work)))
       continue;
     const PassTypes types = pass_types(row.work, pass);
-    for (const Kernel* kernel : row.work.op->kernels()) {
+    for (const Kernel* kernel : row.work.op->kernels(kernels::backend_of(device))) {
       if (kernel->pass != pass || !kernel->can_handle(request_of(row.work, pass, types, device)).accepted) continue;
       if (pass == Pass::backward && kernel_of(row.work, Pass::forward, device) == nullptr) continue;
       Timing timing;

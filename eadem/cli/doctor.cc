@@ -3,6 +3,7 @@
 // eadem doctor: measures what this machine and this build can do, and says what is missing.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "eadem/cli/arguments.h"
@@ -19,13 +20,6 @@ namespace eadem::cli {
 namespace {
 
 using io::JsonValue;
-
-constexpr bool kCudaBuild =
-#ifdef EADEM_CUDA
-    true;
-#else
-    false;
-#endif
 
 // The value of the first line of /proc/cpuinfo with that key.
 std::string cpuinfo(std::string_view key) {
@@ -69,6 +63,9 @@ int doctor(CommandLine command_line) {
 
   listen_for_interrupt();
 
+  const std::vector<std::string> backends = backend_names();
+  const bool cuda_build = std::find(backends.begin(), backends.end(), "cuda") != backends.end();
+
   const std::shared_ptr<Device> device = open_device("cpu", options.device_options());
   auto& cpu = dynamic_cast<CpuDevice&>(*device);
   const MemoryInfo memory = device->memory();
@@ -91,7 +88,7 @@ int doctor(CommandLine command_line) {
         JsonValue::object()
             .set("name", name)
             .set("description", name == "cpu" ? device->description() : open_device(name)->description()));
-  if (!kCudaBuild)
+  if (!cuda_build)
     missing.push_back(
         "CUDA: this build has none; `cmake --preset cuda` makes one where a CUDA toolkit (12 or newer) is");
   else if (list_devices().size() == 1)
@@ -111,7 +108,7 @@ int doctor(CommandLine command_line) {
     result.set("last_level_cache_bytes", last_level_cache_bytes());
     result.set("memory_bytes", memory.total_bytes).set("memory_free_bytes", memory.free_bytes);
     result.set("read_bytes_per_second", bandwidth).set("f32_flops_per_second", std::move(peaks));
-    result.set("cuda_build", kCudaBuild).set("devices", std::move(devices)).set("missing", std::move(missing));
+    result.set("cuda_build", cuda_build).set("devices", std::move(devices)).set("missing", std::move(missing));
     print(io::to_json(result) + "\n");
     return kOk;
   }

@@ -53,7 +53,7 @@ void ModelOptions::add_operand(Arguments& arguments) {
 
 void ModelOptions::add_device(Arguments& arguments) {
   arguments.section("Device");
-  arguments.option("--device", "D", device, "cpu, cuda or cuda:1 (default: cpu)");
+  arguments.option("--device", "D", device, "cpu, cuda, cuda:1 or reference (default: cpu)");
   arguments.option("-t,--threads", "N", threads,
                    "CPU threads; 0 is one per core, within the quota of a container (default: 0)");
   arguments.option("--prefill-threads", "N", prefill_threads,

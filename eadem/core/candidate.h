@@ -18,9 +18,9 @@ namespace eadem {
 struct Verdict {
   bool accepted = false;
   double cost_us = 0.0;  // modelled, in microseconds; accepted candidates only
-  std::string reason;    // refusals only
+  std::string reason;    // of a refusal; of an acceptance, where its cost comes from, or empty
 
-  static Verdict yes(double cost_us) { return {true, cost_us, {}}; }
+  static Verdict yes(double cost_us, std::string reason = {}) { return {true, cost_us, std::move(reason)}; }
   static Verdict no(std::string reason) { return {false, 0.0, std::move(reason)}; }
 };
 
@@ -38,12 +38,13 @@ struct Decision {
 // The lines that `explain` and the debug log show:
 //   rms_norm: cuda_vec    no   hidden=1002 is not a multiple of 8
 //             cuda_scalar yes  modelled 4.1 us
+// A reason to accept follows the cost in parentheses. "(chosen; first of equals)" marks a choice by the order of the
+// list.
 std::string to_string(const Decision& decision);
 
-// Asks every candidate and picks the cheapest that accepts. A candidate has `name` (a member or accessor result
-// convertible to string_view) and `can_handle(request) -> Verdict`. Returns null in `*chosen` terms only through
-// decision.chosen: the caller decides whether no candidate is an error. Another candidate at the cost of the cheapest
-// is a bug in the list, wherever the two stand in it.
+// Asks every candidate and picks the cheapest that accepts, of equals the first in the list. A candidate has `name` (a
+// member convertible to string_view) and `can_handle(request) -> Verdict`. Returns null if nobody accepts: the caller
+// decides whether that is an error.
 template <typename Candidate, typename Request>
 const Candidate* select(std::span<const Candidate* const> candidates, const Request& request, Decision& decision) {
   const Candidate* best = nullptr;
@@ -54,12 +55,6 @@ const Candidate* select(std::span<const Candidate* const> candidates, const Requ
       decision.chosen = decision.answers.size();
     }
     decision.answers.push_back({std::string(candidate->name), std::move(verdict)});
-  }
-  for (size_t i = 0; best != nullptr && i < decision.answers.size(); ++i) {
-    const Decision::Answer &cheapest = decision.answers[*decision.chosen], &other = decision.answers[i];
-    EADEM_CHECK(i == *decision.chosen || !other.verdict.accepted || other.verdict.cost_us > cheapest.verdict.cost_us,
-                "{}: {} and {} both cost {} us", decision.subject, cheapest.candidate, other.candidate,
-                other.verdict.cost_us);
   }
   return best;
 }

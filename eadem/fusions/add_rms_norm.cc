@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/add_rms_norm.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/rms_norm.h"
 
@@ -34,7 +33,5 @@ void AddRmsNorm::reference(ops::Pass pass, std::span<const ops::RefTensor> in, s
   const ops::RefTensor normed[] = {out[0], in[2]};
   part(1).reference(pass, normed, out.subspan(1));
 }
-
-ops::KernelList AddRmsNorm::kernels() const { return EADEM_KERNELS_OF(add_rms_norm); }
 
 }  // namespace eadem::fusions

@@ -22,7 +22,6 @@ class AddRmsNorm final : public FusedOp {
   int inference_alias(int output) const override { return output == 0 ? 0 : -1; }
   void reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,
                  std::span<ops::RefTensor> outputs) const override;
-  ops::KernelList kernels() const override;
 
  private:
   kernels::RmsNormAttrs attrs_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/linear_add.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/linear.h"
 
@@ -43,7 +42,5 @@ void LinearAdd::reference(ops::Pass pass, std::span<const ops::RefTensor> in, st
   part(0).reference(pass, in.first(3), {&operands[0], 1});
   part(1).reference(pass, operands, out);
 }
-
-ops::KernelList LinearAdd::kernels() const { return EADEM_KERNELS_OF(linear_add); }
 
 }  // namespace eadem::fusions

@@ -24,7 +24,6 @@ class LinearAdd final : public FusedOp {
   int inference_alias(int /*output*/) const override { return 3; }  // residual
   void reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,
                  std::span<ops::RefTensor> outputs) const override;
-  ops::KernelList kernels() const override;
 
  private:
   kernels::LinearAttrs attrs_;

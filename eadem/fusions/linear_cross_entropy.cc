@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/linear_cross_entropy.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/cross_entropy.h"
 #include "eadem/ops/linear.h"
 
@@ -68,7 +67,5 @@ void LinearCrossEntropy::reference(ops::Pass pass, std::span<const ops::RefTenso
   part(0).reference(pass, saved, gradients);
   for (size_t i = 0; i < 2; ++i) out[i] = gradients[i];
 }
-
-ops::KernelList LinearCrossEntropy::kernels() const { return EADEM_KERNELS_OF(linear_cross_entropy); }
 
 }  // namespace eadem::fusions

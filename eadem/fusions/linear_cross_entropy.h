@@ -33,7 +33,6 @@ class LinearCrossEntropy final : public FusedOp {
                  const SymbolValues& symbols) const override;
   void reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,
                  std::span<ops::RefTensor> outputs) const override;
-  ops::KernelList kernels() const override;
 };
 
 }  // namespace eadem::fusions

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/linear_gated_activation.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/linear.h"
 
@@ -55,7 +54,5 @@ void LinearGatedActivation::reference(ops::Pass pass, std::span<const ops::RefTe
   }
   part(2).reference(pass, products, out);
 }
-
-ops::KernelList LinearGatedActivation::kernels() const { return EADEM_KERNELS_OF(linear_gated_activation); }
 
 }  // namespace eadem::fusions

@@ -21,7 +21,6 @@ class LinearGatedActivation final : public FusedOp {
   std::string attrs_text() const override;
   void reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,
                  std::span<ops::RefTensor> outputs) const override;
-  ops::KernelList kernels() const override;
 
  private:
   kernels::LinearGatedActivationAttrs attrs_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/rope_kv_append.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/kv_append.h"
 #include "eadem/ops/rope.h"
 
@@ -58,7 +57,5 @@ void RopeKvAppend::reference(ops::Pass pass, std::span<const ops::RefTensor> in,
   part(0).reference(pass, in.first(2), {&appended[0], 1});
   part(1).reference(pass, appended, out);
 }
-
-ops::KernelList RopeKvAppend::kernels() const { return EADEM_KERNELS_OF(rope_kv_append); }
 
 }  // namespace eadem::fusions

@@ -24,7 +24,6 @@ class RopeKvAppend final : public FusedOp {
                  const SymbolValues& symbols) const override;
   void reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,
                  std::span<ops::RefTensor> outputs) const override;
-  ops::KernelList kernels() const override;
 
  private:
   kernels::RopeKvAppendAttrs attrs_;

@@ -14,9 +14,13 @@ std::string_view pass_name(Pass pass) {
   return "?";
 }
 
-double modelled_us(const Device& device, double flops, double bytes) {
-  const DeviceRates rates = device.rates();
-  return 1e6 * (rates.launch_seconds + std::max(flops / rates.flops_per_second, bytes / rates.bytes_per_second));
+Verdict accept(const KernelRequest& request, const Estimate& estimate) {
+  const DeviceRates rates = request.device->rates();
+  const double arithmetic = request.cost.flops / (rates.flops_per_second * estimate.flops_share);
+  const double traffic =
+      (request.cost.bytes + estimate.extra_bytes) / (rates.bytes_per_second * estimate.bandwidth_share);
+  return Verdict::yes(1e6 * (estimate.launches * rates.launch_seconds + std::max(arithmetic, traffic)),
+                      estimate.reason);
 }
 
 }  // namespace eadem::kernels

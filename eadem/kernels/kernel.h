@@ -2,9 +2,11 @@
 //
 // Kernel: how one device computes one pass of one op, or of a pattern of ops, in one sweep.
 //
-// A kernel states what it can take (`can_handle`), is chosen once when a pipeline compiles, and is then called with
-// views that already satisfy what it stated. It never allocates, validates user input or reads globals; memory that
-// it needs beyond its ports is asked for by `scratch_bytes` and planned like any other buffer.
+// A kernel states what it can take and at what cost (`can_handle`). The one that is chosen when a program compiles is
+// then asked for a plan (`prepare`): everything that follows from types, attributes, bounds and the device, such as the
+// routine for an instruction set and a dtype, the layout of a weight, or a library's algorithm. A step calls the plan
+// with views that already satisfy what the kernel stated. It looks nothing up, allocates nothing, validates no user
+// input and reads no globals; memory that it needs beyond its ports is planned like any other buffer.
 //
 // The ports of an op's passes are laid down in kernels/<op>.h, which also holds its attributes: that header is the
 // contract between the op and every backend. By convention
@@ -17,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,8 +36,8 @@ enum class Pass : uint8_t { forward, backward, inference };
 
 std::string_view pass_name(Pass pass);
 
-// An op's attributes, passed to kernels without their type: `get<RmsNormAttrs>()`. The op owns them; they outlive
-// the call. The tag makes a wrong type an internal error instead of garbage.
+// An op's attributes, passed to kernels without their type: `get<RmsNormAttrs>()`. The op owns them; a plan copies
+// what it needs. The tag makes a wrong type an internal error instead of garbage.
 class AttrsRef {
  public:
   AttrsRef() = default;
@@ -56,37 +59,111 @@ class AttrsRef {
 // Ops without attributes.
 struct NoAttrs {};
 
+// The work of one pass of an op, as the op states it.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;  // least traffic: each input read once, each output written once
+  Cost& operator+=(const Cost& other) {
+    flops += other.flops;
+    bytes += other.bytes;
+    return *this;
+  }
+};
+
+// A tensor of the definition of an op: every dtype widened to double (integers up to 2^53 are exact).
+struct RefTensor {
+  Shape shape;
+  std::vector<double> data;
+};
+
+// What an op computes, slow and obvious.
+class Definition {
+ public:
+  virtual ~Definition() = default;
+  // `inputs` and `outputs` are the ports of the pass in contract order; outputs arrive allocated with the right shapes.
+  // Outputs that accumulate arrive with what they accumulate into. State outputs arrive as copies of the state inputs.
+  // An undesired output has an empty shape and no data.
+  virtual void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const = 0;
+};
+
 // The request that a kernel answers when a pipeline compiles.
 struct KernelRequest {
   std::string_view op;
   Pass pass = Pass::inference;
   const Device* device = nullptr;
   AttrsRef attrs;
-  std::span<const TensorType> inputs;   // types in port order; see absent_port
-  std::span<const TensorType> outputs;  // likewise
-  SymbolValues bounds;                  // upper bounds of the symbols in this shape bucket
+  std::span<const TensorType> inputs;      // types in port order; see absent_port
+  std::span<const TensorType> outputs;     // likewise
+  SymbolValues bounds;                     // upper bounds of the symbols in this shape bucket
+  Cost cost;                               // the op's, at the bounds
+  const Definition* definition = nullptr;  // the op's; it outlives every plan of the request
 };
 
 // The type of an optional port that is not connected.
 inline TensorType absent_port() { return TensorType(DType::u8, {}); }
 inline bool is_absent(const TensorType& type) { return type.rank() == 0 && type.dtype == DType::u8; }
 
-// One call. Views are bound to this step's symbol values.
+// How well a kernel would do the work that the op's cost states. Shares are of the device's nominal rates; a kernel
+// that knows no better leaves them at 1.
+struct Estimate {
+  double flops_share = 1.0;      // of the arithmetic that it reaches
+  double bandwidth_share = 1.0;  // of the memory bandwidth that it reaches
+  double extra_bytes = 0.0;      // traffic beyond the op's least
+  int launches = 1;
+  std::string reason = {};  // where the numbers come from, for `explain`
+};
+
+// Accepts `request` at the modelled time of its cost under `estimate`: the slower of arithmetic and memory traffic,
+// plus the launches.
+Verdict accept(const KernelRequest& request, const Estimate& estimate = {});
+
+// One call of a plan. Views are bound to this step's symbol values.
 struct KernelCall {
   std::span<const TensorView> inputs;
   std::span<const TensorView> outputs;
-  TensorView scratch;  // u8 [scratch_bytes], or undefined when none was asked for
-  AttrsRef attrs;
+  TensorView scratch;  // u8 [Plan::scratch_bytes], or undefined when none was asked for
   Context* context = nullptr;
 };
 
+// What a kernel settled for one request. Immutable; it belongs to one step of a program, which one thread at a time
+// runs. It may hold what lives as long as the device and the communicator it was prepared with.
+class Plan {
+ public:
+  explicit Plan(int64_t scratch_bytes) : scratch_bytes_(scratch_bytes) {}
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  virtual ~Plan() = default;
+
+  virtual void run(const KernelCall& call) const = 0;
+  // Bytes that a call needs beyond its ports, for any values of the symbols up to the bounds.
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  int64_t scratch_bytes_;
+};
+using PlanPtr = std::unique_ptr<const Plan>;
+
+// A plan that runs `run(call)`: a lambda that has captured what was prepared, or an object with operator().
+template <typename Run>
+PlanPtr make_plan(Run run, int64_t scratch_bytes = 0) {
+  class Made final : public Plan {
+   public:
+    Made(Run run, int64_t scratch_bytes) : Plan(scratch_bytes), run_(std::move(run)) {}
+    void run(const KernelCall& call) const override { run_(call); }
+
+   private:
+    Run run_;
+  };
+  return std::make_unique<const Made>(std::move(run), scratch_bytes);
+}
+
 struct Kernel {
-  std::string_view name;  // "cpu_online_softmax": unique among an op's kernels
+  std::string_view name;  // "cpu_online_softmax": unique among an op's kernels of a pass
   Pass pass;
   Verdict (*can_handle)(const KernelRequest& request);
-  void (*run)(const KernelCall& call);
-  // Null: needs none.
-  int64_t (*scratch_bytes)(const KernelRequest& request) = nullptr;
+  // Called for requests that can_handle accepts. `context` is that of later calls: a kernel may measure or test on its
+  // device, and keep a handle of its communicator.
+  PlanPtr (*prepare)(const KernelRequest& request, Context& context);
   // The encoding in which the kernel wants input `input` (a parameter) prepared, or null to take it as it is. The
   // pipeline prepares it once per change of the parameter. Null function: takes everything as it is.
   const Encoding* (*packing)(const KernelRequest& request, int input) = nullptr;
@@ -96,8 +173,5 @@ struct Kernel {
 };
 
 using KernelList = std::vector<const Kernel*>;
-
-// Modelled time: the slower of arithmetic and memory traffic at the device's nominal rates, plus its launch.
-double modelled_us(const Device& device, double flops, double bytes);
 
 }  // namespace eadem::kernels

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/add_bias.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -44,8 +43,6 @@ void AddBias::reference(Pass pass, std::span<const RefTensor> in, std::span<RefT
   const size_t width = in[1].data.size();
   for (size_t i = 0; i < in[0].data.size(); ++i) out[0].data[i] = in[0].data[i] + in[1].data[i % width];
 }
-
-KernelList AddBias::kernels() const { return EADEM_KERNELS_OF(add_bias); }
 
 std::vector<Workload> AddBias::workloads() {
   std::vector<Workload> rows;

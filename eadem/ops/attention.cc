@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "eadem/core/encodings/row_encoding.h"
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -217,8 +216,6 @@ void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
       }
   }
 }
-
-KernelList Attention::kernels() const { return EADEM_KERNELS_OF(attention); }
 
 namespace {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/collectives.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -56,8 +55,6 @@ double AllReduce::wire_bytes(std::span<const TensorType> in, const SymbolValues&
   return 2.0 * (attrs_.ranks - 1) / attrs_.ranks * static_cast<double>(in[0].size_bytes(symbols));
 }
 
-KernelList AllReduce::kernels() const { return EADEM_KERNELS_OF(all_reduce); }
-
 std::vector<Workload> AllReduce::workloads() {
   std::vector<Workload> rows;
   for (const ModelShape& model : model_shapes())
@@ -85,8 +82,6 @@ std::vector<Sharding> AllGather::infer_sharding(std::span<const TensorType> in) 
 double AllGather::wire_bytes(std::span<const TensorType> in, const SymbolValues& symbols) const {
   return static_cast<double>(attrs_.ranks - 1) * static_cast<double>(in[0].size_bytes(symbols));
 }
-
-KernelList AllGather::kernels() const { return EADEM_KERNELS_OF(all_gather); }
 
 std::vector<Workload> AllGather::workloads() {
   std::vector<Workload> rows;
@@ -116,8 +111,6 @@ std::vector<Sharding> ReduceScatter::infer_sharding(std::span<const TensorType> 
 double ReduceScatter::wire_bytes(std::span<const TensorType> in, const SymbolValues& symbols) const {
   return (attrs_.ranks - 1.0) / attrs_.ranks * static_cast<double>(in[0].size_bytes(symbols));
 }
-
-KernelList ReduceScatter::kernels() const { return EADEM_KERNELS_OF(reduce_scatter); }
 
 // --- all_to_all
 
@@ -150,8 +143,6 @@ double AllToAll::wire_bytes(std::span<const TensorType> in, const SymbolValues& 
   return (attrs_.ranks - 1.0) / attrs_.ranks * static_cast<double>(in[0].size_bytes(symbols));
 }
 
-KernelList AllToAll::kernels() const { return EADEM_KERNELS_OF(all_to_all); }
-
 // --- broadcast
 
 std::vector<TensorType> Broadcast::infer_types(std::span<const TensorType> in) const {
@@ -168,8 +159,6 @@ double Broadcast::wire_bytes(std::span<const TensorType> in, const SymbolValues&
   return attrs_.ranks == 1 ? 0 : static_cast<double>(in[0].size_bytes(symbols));
 }
 
-KernelList Broadcast::kernels() const { return EADEM_KERNELS_OF(broadcast); }
-
 // --- send and recv
 
 std::vector<TensorType> Send::infer_types(std::span<const TensorType> in) const {
@@ -181,12 +170,8 @@ double Send::wire_bytes(std::span<const TensorType> in, const SymbolValues& symb
   return static_cast<double>(in[0].size_bytes(symbols));
 }
 
-KernelList Send::kernels() const { return EADEM_KERNELS_OF(send); }
-
 std::vector<TensorType> Recv::infer_types(std::span<const TensorType> /*in*/) const {
   return {plain_type(type_.dtype, type_.dims())};
 }
-
-KernelList Recv::kernels() const { return EADEM_KERNELS_OF(recv); }
 
 }  // namespace eadem::ops

@@ -58,7 +58,6 @@ class AllReduce final : public Collective {
   bool has_backward() const override { return true; }
   bool passes_gradient_through() const override { return true; }
   double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 
  private:
@@ -72,7 +71,6 @@ class AllGather final : public Collective {
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 };
 
@@ -83,7 +81,6 @@ class ReduceScatter final : public Collective {
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const override;
-  KernelList kernels() const override;
 };
 
 class AllToAll final : public Collective {
@@ -94,7 +91,6 @@ class AllToAll final : public Collective {
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const override;
-  KernelList kernels() const override;
 };
 
 class Broadcast final : public Collective {
@@ -105,7 +101,6 @@ class Broadcast final : public Collective {
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   int inference_alias(int /*output*/) const override { return 0; }
   double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const override;
-  KernelList kernels() const override;
 };
 
 class Send final : public Collective {
@@ -115,7 +110,6 @@ class Send final : public Collective {
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> /*inputs*/) const override { return {}; }
   double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const override;
-  KernelList kernels() const override;
 };
 
 class Recv final : public Collective {
@@ -130,7 +124,6 @@ class Recv final : public Collective {
   double wire_bytes(std::span<const TensorType> /*inputs*/, const SymbolValues& /*symbols*/) const override {
     return 0;
   }
-  KernelList kernels() const override;
 
  private:
   TensorType type_;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -67,8 +66,6 @@ void CrossEntropy::reference(Pass pass, std::span<const RefTensor> in, std::span
     if (pass == Pass::forward && !out[1].data.empty()) out[1].data[r] = lse;
   }
 }
-
-KernelList CrossEntropy::kernels() const { return EADEM_KERNELS_OF(cross_entropy); }
 
 std::vector<Workload> CrossEntropy::workloads() {
   std::vector<Workload> rows;

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -115,7 +114,6 @@ void Add::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTenso
   for (size_t i = 0; i < out[0].data.size(); ++i) out[0].data[i] = in[0].data[i] + in[1].data[i];
 }
 
-KernelList Add::kernels() const { return EADEM_KERNELS_OF(add); }
 std::vector<Workload> Add::workloads() { return rows_of(std::make_shared<Add>(), 2, "residual", &ModelShape::hidden); }
 
 void Mul::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
@@ -128,7 +126,6 @@ void Mul::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTenso
   for (size_t i = 0; i < out[0].data.size(); ++i) out[0].data[i] = a.data[i] * b.data[i];
 }
 
-KernelList Mul::kernels() const { return EADEM_KERNELS_OF(mul); }
 std::vector<Workload> Mul::workloads() { return rows_of(std::make_shared<Mul>(), 2, "gate", &ModelShape::ffn); }
 
 std::string Activation::attrs_text() const { return std::string(activation_name(attrs_.kind)); }
@@ -144,7 +141,6 @@ double Activation::flops_per_element(Pass pass) const {
   return activation_flops(attrs_.kind, kTranscendentalFlops) + (pass == Pass::backward ? 4 : 0);
 }
 
-KernelList Activation::kernels() const { return EADEM_KERNELS_OF(activation); }
 std::vector<Workload> Activation::workloads() {
   return rows_of(std::make_shared<Activation>(kernels::ActivationAttrs{ActivationKind::gelu_tanh}), 1, "gelu_tanh",
                  &ModelShape::ffn);
@@ -170,7 +166,6 @@ double GatedActivation::flops_per_element(Pass pass) const {
   return activation_flops(attrs_.kind, kTranscendentalFlops) + (pass == Pass::backward ? 6 : 1);
 }
 
-KernelList GatedActivation::kernels() const { return EADEM_KERNELS_OF(gated_activation); }
 std::vector<Workload> GatedActivation::workloads() {
   return rows_of(std::make_shared<GatedActivation>(kernels::ActivationAttrs{ActivationKind::silu}), 2, "swiglu",
                  &ModelShape::ffn);
@@ -195,7 +190,6 @@ void Cast::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<Ref
   for (size_t i = 0; i < out[0].data.size(); ++i) out[0].data[i] = in[0].data[i];
 }
 
-KernelList Cast::kernels() const { return EADEM_KERNELS_OF(cast); }
 std::vector<Workload> Cast::workloads() {
   std::vector<Workload> rows;
   for (const ModelShape& model : model_shapes())

@@ -37,7 +37,6 @@ class Add final : public ElementwiseOp {
   std::vector<Port> inputs() const override { return {{"a"}, {"b"}}; }
   bool passes_gradient_through() const override { return true; }
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 
  protected:
@@ -50,7 +49,6 @@ class Mul final : public ElementwiseOp {
   std::vector<Port> inputs() const override { return {{"a"}, {"b"}}; }
   std::vector<Saved> saved() const override { return {{Saved::Kind::input, 0}, {Saved::Kind::input, 1}}; }
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 
  protected:
@@ -67,7 +65,6 @@ class Activation final : public ElementwiseOp {
   std::string attrs_text() const override;
   std::vector<Saved> saved() const override { return {{Saved::Kind::input, 0}}; }
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 
  protected:
@@ -87,7 +84,6 @@ class GatedActivation final : public ElementwiseOp {
   std::string attrs_text() const override;
   std::vector<Saved> saved() const override { return {{Saved::Kind::input, 0}, {Saved::Kind::input, 1}}; }
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 
  protected:
@@ -111,7 +107,6 @@ class Cast final : public ElementwiseOp {
   // Element sizes differ, so the result needs a place of its own.
   int inference_alias(int /*output*/) const override { return -1; }
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 
  protected:

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -72,8 +71,6 @@ void Embedding::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
           row < 0 ? 0 : in[kTable].data[static_cast<size_t>(row * hidden + h)];
   }
 }
-
-KernelList Embedding::kernels() const { return EADEM_KERNELS_OF(embedding); }
 
 std::vector<Workload> Embedding::workloads() {
   std::vector<Workload> rows;

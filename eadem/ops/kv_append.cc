@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/kv_append.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -83,8 +82,6 @@ void KvAppend::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span
       }
   }
 }
-
-KernelList KvAppend::kernels() const { return EADEM_KERNELS_OF(kv_append); }
 
 std::vector<Workload> KvAppend::workloads() {
   std::vector<Workload> rows;

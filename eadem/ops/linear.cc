@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/linear.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -99,8 +98,6 @@ void Linear::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTe
       out[0].data[t * outputs + n] = sum;
     }
 }
-
-KernelList Linear::kernels() const { return EADEM_KERNELS_OF(linear); }
 
 std::vector<Workload> Linear::workloads() {
   std::vector<Workload> rows;

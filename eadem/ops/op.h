@@ -16,13 +16,15 @@
 #include <vector>
 
 #include "eadem/core/tensor_type.h"
-#include "eadem/kernels/kernel.h"
+#include "eadem/kernels/backend.h"
 
 namespace eadem::ops {
 
 using kernels::AttrsRef;
+using kernels::Cost;
 using kernels::KernelList;
 using kernels::Pass;
+using kernels::RefTensor;
 
 struct Port {
   enum class Role : uint8_t {
@@ -44,26 +46,8 @@ struct Saved {
   int index;  // into inputs, outputs, or the extra tensors
 };
 
-struct Cost {
-  double flops = 0;
-  double bytes = 0;  // least traffic: each input read once, each output written once
-  Cost& operator+=(const Cost& other) {
-    flops += other.flops;
-    bytes += other.bytes;
-    return *this;
-  }
-};
-
-// A tensor of the reference: every dtype widened to double (integers up to 2^53 are exact).
-struct RefTensor {
-  Shape shape;
-  std::vector<double> data;
-};
-
-class Op {
+class Op : public kernels::Definition {
  public:
-  virtual ~Op() = default;
-
   // The field's standard name, snake_case; also the name of its kernel contract.
   virtual std::string_view name() const = 0;
   virtual std::vector<Port> inputs() const = 0;
@@ -111,13 +95,9 @@ class Op {
   virtual Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
                     const SymbolValues& symbols) const = 0;
 
-  // The oracle: `inputs` and `outputs` are the ports of the pass in contract order; outputs arrive allocated with the
-  // right shapes. Outputs that accumulate arrive with what they accumulate into. State outputs arrive as copies of the
-  // state inputs. An undesired output has an empty shape and no data.
-  virtual void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const = 0;
-
-  // Every kernel that serves this op, on every device in this build.
-  virtual KernelList kernels() const = 0;
+  // The kernels that serve this op on the devices of a backend: those that the backend has for its name. An op from
+  // outside the project overrides it and brings its own.
+  virtual KernelList kernels(const kernels::Backend& backend) const { return backend.kernels(name()); }
 
   // --- Derived; the same for every op.
   // Indices of inputs that receive a gradient: activations and parameters, in port order.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -64,8 +63,6 @@ void GradNorm::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span
     for (double value : gradient.data) squares += value * value;
   out[0].data[0] = std::sqrt(squares);
 }
-
-KernelList GradNorm::kernels() const { return EADEM_KERNELS_OF(grad_norm); }
 
 std::vector<Workload> GradNorm::workloads() {
   std::vector<Workload> rows;
@@ -163,8 +160,6 @@ void AdamW::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<Re
     if (!out[3].data.empty()) out[3].data[i] = master;
   }
 }
-
-KernelList AdamW::kernels() const { return EADEM_KERNELS_OF(adamw); }
 
 std::vector<Workload> AdamW::workloads() {
   std::vector<Workload> rows;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -68,8 +67,6 @@ void SoftmaxState::reference(Pass /*pass*/, std::span<const RefTensor> in, std::
     softmax_state(&out[0].data[r * kStateWords], {&in[0].data[r * part], part}, label < 0 ? -1 : label - part_.first);
   }
 }
-
-KernelList SoftmaxState::kernels() const { return EADEM_KERNELS_OF(softmax_state); }
 
 // As on the first of two ranks.
 std::vector<Workload> SoftmaxState::workloads() {
@@ -148,8 +145,6 @@ void ParallelCrossEntropy::reference(Pass pass, std::span<const RefTensor> in, s
     if (pass == Pass::forward && !out[1].data.empty()) out[1].data[r] = lse;
   }
 }
-
-KernelList ParallelCrossEntropy::kernels() const { return EADEM_KERNELS_OF(parallel_cross_entropy); }
 
 // As on the first of two ranks.
 std::vector<Workload> ParallelCrossEntropy::workloads() {

@@ -30,7 +30,6 @@ class Reshape final : public Op {
     return {};
   }
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override { return {}; }
 
  private:
   std::optional<Dim> rows_;  // nothing: the first dimension of x

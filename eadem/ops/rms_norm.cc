@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -80,8 +79,6 @@ void RmsNorm::reference(Pass pass, std::span<const RefTensor> in, std::span<RefT
     if (pass == Pass::forward && !out[1].data.empty()) out[1].data[r] = s;
   }
 }
-
-KernelList RmsNorm::kernels() const { return EADEM_KERNELS_OF(rms_norm); }
 
 std::vector<Workload> RmsNorm::workloads() {
   std::vector<Workload> rows;

@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -52,8 +51,6 @@ void RopeTable::reference(Pass /*pass*/, std::span<const RefTensor> in, std::spa
       out[0].data[t * 2 * half + half + i] = static_cast<double>(attrs_.scale) * std::sin(angle);
     }
 }
-
-KernelList RopeTable::kernels() const { return EADEM_KERNELS_OF(rope_table); }
 
 std::vector<Workload> RopeTable::workloads() {
   std::vector<Workload> rows;
@@ -127,8 +124,6 @@ void Rope::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTens
       }
     }
 }
-
-KernelList Rope::kernels() const { return EADEM_KERNELS_OF(rope); }
 
 std::vector<Workload> Rope::workloads() {
   std::vector<Workload> rows;

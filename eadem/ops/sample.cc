@@ -10,7 +10,6 @@
 #include <tuple>
 
 #include "eadem/core/philox.h"
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -155,8 +154,6 @@ void Sample::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<R
     out[1].data[r] = logits[static_cast<size_t>(token)] - largest - std::log(sum);
   }
 }
-
-KernelList Sample::kernels() const { return EADEM_KERNELS_OF(sample); }
 
 std::vector<Workload> Sample::workloads() {
   std::vector<Workload> rows;

@@ -25,7 +25,6 @@ class Sample final : public Op {
             const SymbolValues& symbols) const override;
   // Probabilities in double, the draw exactly as the kernels take it. A failed row gives token -1 and logprob NaN.
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 };
 

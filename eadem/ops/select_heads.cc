@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -56,8 +55,6 @@ void SelectHeads::reference(Pass pass, std::span<const RefTensor> in, std::span<
       }
     }
 }
-
-KernelList SelectHeads::kernels() const { return EADEM_KERNELS_OF(select_heads); }
 
 // As for one more rank than there are key-value heads.
 std::vector<Workload> SelectHeads::workloads() {

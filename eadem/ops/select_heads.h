@@ -27,7 +27,6 @@ class SelectHeads final : public Op {
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
             const SymbolValues& symbols) const override;
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
-  KernelList kernels() const override;
   static std::vector<Workload> workloads();
 
  private:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/select_rows.h"
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -39,8 +38,6 @@ void SelectRows::reference(Pass /*pass*/, std::span<const RefTensor> in, std::sp
     for (size_t h = 0; h < hidden; ++h)
       out[0].data[r * hidden + h] = in[0].data[static_cast<size_t>(in[1].data[r]) * hidden + h];
 }
-
-KernelList SelectRows::kernels() const { return EADEM_KERNELS_OF(select_rows); }
 
 std::vector<Workload> SelectRows::workloads() {
   std::vector<Workload> rows;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -54,8 +53,6 @@ void Softmax::reference(Pass pass, std::span<const RefTensor> in, std::span<RefT
     for (size_t i = 0; i < n; ++i) y[i] = std::exp(x[i] - largest) / sum;
   }
 }
-
-KernelList Softmax::kernels() const { return EADEM_KERNELS_OF(softmax); }
 
 std::vector<Workload> Softmax::workloads() {
   std::vector<Workload> rows;

@@ -24,28 +24,38 @@ void derive_port_types(const Graph& graph, const Node& node, Pass pass, KernelCh
 
 }  // namespace
 
+kernels::KernelRequest KernelChoice::request(const Node& node, Pass pass, const Device& device,
+                                             const SymbolValues& bounds) const {
+  return {.op = node.op->name(),
+          .pass = pass,
+          .device = &device,
+          .attrs = node.op->attrs(),
+          .inputs = inputs,
+          .outputs = outputs,
+          .bounds = bounds,
+          .cost = cost,
+          .definition = node.op.get()};
+}
+
+kernels::KernelList kernels_of(const Node& node, Pass pass, const Device& device) {
+  kernels::KernelList result;
+  for (const kernels::Kernel* kernel : node.op->kernels(kernels::backend_of(device)))
+    if (kernel->pass == pass) result.push_back(kernel);
+  return result;
+}
+
 KernelChoice decide(const Graph& graph, const Node& node, Pass pass, const Device& device, const SymbolValues& bounds) {
   KernelChoice choice;
   choice.decision.subject = fmt::format("{} {}", describe(node), kernels::pass_name(pass));
   derive_port_types(graph, node, pass, choice);
-  const kernels::KernelRequest request{.op = node.op->name(),
-                                       .pass = pass,
-                                       .device = &device,
-                                       .attrs = node.op->attrs(),
-                                       .inputs = choice.inputs,
-                                       .outputs = choice.outputs,
-                                       .bounds = bounds};
-  kernels::KernelList candidates;
-  for (const kernels::Kernel* kernel : node.op->kernels())
-    if (kernel->pass == pass) candidates.push_back(kernel);
-  choice.kernel =
-      select<kernels::Kernel>(std::span<const kernels::Kernel* const>(candidates), request, choice.decision);
   // An op states the cost of every pass in terms of its own ports.
   const bool backward_node = node.pass == Pass::backward;
   const std::vector<TensorType> own_inputs = graph.types_of(backward_node ? node.forward_inputs : node.inputs);
   std::vector<TensorType> own_outputs = graph.types_of(backward_node ? node.forward_outputs : node.outputs);
   own_outputs.resize(node.op->outputs().size());  // without the extra tensors of a forward node
   choice.cost = node.op->cost(pass, own_inputs, own_outputs, bounds);
+  choice.kernel = select<kernels::Kernel>(kernels_of(node, pass, device), choice.request(node, pass, device, bounds),
+                                          choice.decision);
   return choice;
 }
 

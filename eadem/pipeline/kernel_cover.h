@@ -14,7 +14,13 @@ struct KernelChoice {
   std::vector<TensorType> inputs;   // the ports of the pass, in order
   std::vector<TensorType> outputs;  // likewise
   ops::Cost cost;                   // at the bounds
+
+  // What the kernels were asked. It refers to `node`, `device` and this.
+  kernels::KernelRequest request(const Node& node, Pass pass, const Device& device, const SymbolValues& bounds) const;
 };
+
+// The kernels of `node`'s op for `pass`, in the order in which a decision about them lists its answers.
+kernels::KernelList kernels_of(const Node& node, Pass pass, const Device& device);
 
 // Asks the kernels of `node`'s op about `pass`. The types of a backward pass are derived from those of the forward
 // ports.

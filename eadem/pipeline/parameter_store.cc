@@ -80,6 +80,13 @@ const ParameterStore::Entry& ParameterStore::entry(const std::string& name) cons
   return found->second;
 }
 
+std::vector<const Encoding*> ParameterStore::packings(const std::string& name) const {
+  std::vector<const Encoding*> result;
+  if (const auto found = entries_.find(name); found != entries_.end())
+    for (const auto& [packing, form] : found->second.forms) result.push_back(packing);
+  return result;
+}
+
 TensorView ParameterStore::form(const std::string& name, const Encoding* encoding) {
   Entry& target = const_cast<Entry&>(entry(name));
   auto [found, inserted] = target.forms.try_emplace(encoding);

@@ -25,6 +25,8 @@ class ParameterStore {
   // Declares a parameter by the type of this rank's part. Declaring it again with the same type does nothing.
   void declare(const std::string& name, const TensorType& part);
 
+  // The packings of the forms that programs asked for so far (null: as declared); none for an unknown parameter.
+  std::vector<const Encoding*> packings(const std::string& name) const;
   // The view that programs read; allocated on first use. `packing` null: as it was declared. It holds until
   // `placement` changes.
   TensorView form(const std::string& name, const Encoding* packing);

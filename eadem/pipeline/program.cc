@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/pipeline/program.h"
 
+#include "eadem/pipeline/packing_choice.h"
 #include "eadem/pipeline/precision.h"
 #include "eadem/pipeline/sharding.h"
 #include "eadem/pipeline/stages.h"
@@ -8,14 +9,48 @@
 namespace eadem::pipeline {
 
 Program::Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
-    : graph_(std::move(graph)), environment_(std::move(environment)), parameters_(std::move(parameters)) {
-  compile();
-  if (!is_complete()) return;  // can be explained, not run
-  assign_storage();
-  build_steps();
+    : Program(Covered(), std::move(graph), std::move(environment), std::move(parameters)) {
+  Program* alone[] = {this};
+  finish(alone);
 }
 
-void Program::compile() {
+std::vector<std::unique_ptr<Program>> Program::compile(std::vector<Source> sources,
+                                                       const std::shared_ptr<ParameterStore>& parameters) {
+  std::vector<std::unique_ptr<Program>> programs;
+  std::vector<Program*> pointers;
+  for (Source& source : sources) {
+    programs.emplace_back(new Program(Covered(), std::move(source.graph), std::move(source.environment), parameters));
+    pointers.push_back(programs.back().get());
+  }
+  finish(pointers);
+  return programs;
+}
+
+Program::Program(Covered, Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
+    : graph_(std::move(graph)),
+      environment_(std::move(environment)),
+      parameters_(std::move(parameters)),
+      context_{*environment_.device, environment_.mesh} {
+  cover_graph();
+}
+
+void Program::finish(std::span<Program* const> programs) {
+  std::vector<PackingReader> readers;
+  for (Program* program : programs) {
+    const Environment& environment = program->environment_;
+    if (environment.mode == Mode::inference)
+      readers.push_back({&program->graph_, environment.device.get(), environment.bounds, &program->choices_});
+  }
+  agree_on_packings(readers, *programs.front()->parameters_);
+  for (Program* program : programs) {
+    if (!program->is_complete()) continue;  // can be explained, not run
+    program->prepare_plans();
+    program->assign_storage();
+    program->build_steps();
+  }
+}
+
+void Program::cover_graph() {
   const Device& device = *environment_.device;
   const bool training = environment_.mode == Mode::training;
   symbols_ = graph_.symbols();
@@ -30,19 +65,18 @@ void Program::compile() {
   else
     differentiated_.forward_end = graph_.nodes().size();
   choices_ = cover(graph_, device, environment_.bounds);
+}
 
+void Program::prepare_plans() {
   std::vector<int64_t> scratch(graph_.nodes().size(), 0);
+  plans_.resize(graph_.nodes().size());
   for (size_t n = 0; n < choices_.size(); ++n) {
     const KernelChoice& choice = choices_[n];
-    if (choice.kernel == nullptr || choice.kernel->scratch_bytes == nullptr) continue;
+    if (choice.kernel == nullptr) continue;
     const Node& node = graph_.nodes()[n];
-    scratch[n] = choice.kernel->scratch_bytes({.op = node.op->name(),
-                                               .pass = node.pass,
-                                               .device = &device,
-                                               .attrs = node.op->attrs(),
-                                               .inputs = choice.inputs,
-                                               .outputs = choice.outputs,
-                                               .bounds = environment_.bounds});
+    plans_[n] =
+        choice.kernel->prepare(choice.request(node, node.pass, *environment_.device, environment_.bounds), context_);
+    scratch[n] = plans_[n]->scratch_bytes();
   }
   plan_ = plan_memory(graph_, environment_.bounds, scratch, {.keep_everything = environment_.op_by_op});
 }
@@ -74,20 +108,26 @@ void Program::assign_storage() {
 }
 
 void Program::build_steps() {
+  steps_.resize(graph_.nodes().size());  // later moves would leave the ports behind
   for (size_t n = 0; n < graph_.nodes().size(); ++n) {
     const Node& node = graph_.nodes()[n];
-    const KernelChoice& choice = choices_[n];
-    Step step{choice.kernel,
-              std::vector<TensorView>(node.inputs.size()),
-              std::vector<TensorView>(node.outputs.size()),
-              {},
-              node.op->attrs()};
-    if (plan_.scratch_offset[n] >= 0) {
-      const int64_t offset = plan_.scratch_offset[n];
-      step.scratch =
+    Step& step = steps_[n];
+    step.inputs.resize(node.inputs.size());
+    step.outputs.resize(node.outputs.size());
+    step.call = {.inputs = step.inputs, .outputs = step.outputs, .scratch = {}, .context = &context_};
+    if (const int64_t offset = plan_.scratch_offset[n]; offset >= 0)
+      step.call.scratch =
           TensorView(static_cast<std::byte*>(arena_.data()) + offset, DType::u8, Shape{plan_.arena_bytes - offset});
-    }
-    steps_.push_back(std::move(step));
+    const auto list_ports = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
+      for (size_t port = 0; port < ids.size(); ++port) {
+        if (ids[port] == kNoValue || graph_.value(ids[port]).kind == Value::Kind::parameter) continue;
+        const TensorType& type = graph_.value(ids[port]).type;
+        for (const Dim& dim : type.dims())
+          if (!dim.is_fixed()) symbolic_ports_[dim.symbol.index()].push_back({&views[port], &type});
+      }
+    };
+    list_ports(node.inputs, step.inputs);
+    list_ports(node.outputs, step.outputs);
   }
   bind_parameters();
 }
@@ -96,13 +136,7 @@ void Program::bind_parameters() {
   for (size_t n = 0; n < steps_.size(); ++n) {
     const Node& node = graph_.nodes()[n];
     const KernelChoice& choice = choices_[n];
-    const kernels::KernelRequest request{.op = node.op->name(),
-                                         .pass = node.pass,
-                                         .device = environment_.device.get(),
-                                         .attrs = node.op->attrs(),
-                                         .inputs = choice.inputs,
-                                         .outputs = choice.outputs,
-                                         .bounds = environment_.bounds};
+    const kernels::KernelRequest request = choice.request(node, node.pass, *environment_.device, environment_.bounds);
     for (size_t port = 0; port < node.inputs.size(); ++port) {
       const ValueId id = node.inputs[port];
       if (id == kNoValue || graph_.value(id).kind != Value::Kind::parameter) continue;
@@ -174,39 +208,43 @@ TensorView Program::bound_view(ValueId id) const {
   return view;
 }
 
-void Program::bind_symbols(const SymbolValues& symbols) {
-  if (bound_ && symbols == current_) return;
-  for (Symbol symbol : symbols_)
-    EADEM_CHECK(symbols[symbol] >= 0 && symbols[symbol] <= environment_.bounds[symbol],
-                "{} = {}, compiled for at most {}", symbol.name(), symbols[symbol], environment_.bounds[symbol]);
-  current_ = symbols;
-  const auto bind_ports = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
+// Binds every port, after states or the first symbols came.
+void Program::bind_ports() {
+  const auto bind = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
     for (size_t port = 0; port < ids.size(); ++port)
       if (ids[port] != kNoValue && graph_.value(ids[port]).kind != Value::Kind::parameter)
         views[port] = bound_view(ids[port]);
   };
   for (size_t n = 0; n < steps_.size(); ++n) {
-    bind_ports(graph_.nodes()[n].inputs, steps_[n].inputs);
-    bind_ports(graph_.nodes()[n].outputs, steps_[n].outputs);
+    bind(graph_.nodes()[n].inputs, steps_[n].inputs);
+    bind(graph_.nodes()[n].outputs, steps_[n].outputs);
   }
   bound_ = true;
+}
+
+void Program::bind_symbols(const SymbolValues& symbols) {
+  if (bound_ && symbols == current_) return;
+  const SymbolValues before = current_;
+  for (Symbol symbol : symbols_)
+    EADEM_CHECK(symbols[symbol] >= 0 && symbols[symbol] <= environment_.bounds[symbol],
+                "{} = {}, compiled for at most {}", symbol.name(), symbols[symbol], environment_.bounds[symbol]);
+  current_ = symbols;
+  if (!bound_) return bind_ports();
+  // Addresses stay; the extents change of what depends on a changed symbol.
+  for (Symbol symbol : symbols_)
+    if (before[symbol] != symbols[symbol])
+      for (const SymbolicPort& port : symbolic_ports_[symbol.index()]) port.view->shape = port.type->bind(symbols);
 }
 
 void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer,
                         const std::atomic<bool>* cancel) {
   bind_symbols(symbols);
   if (placement_ != parameters_->placement()) bind_parameters();
-  Context context{*environment_.device, environment_.mesh};
   if (environment_.mesh.num_ranks() > 1) cancel = nullptr;
   for (size_t n = begin; n < end; ++n) {
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("interrupted");
     const Step& step = steps_[n];
-    if (step.kernel != nullptr)
-      step.kernel->run({.inputs = step.inputs,
-                        .outputs = step.outputs,
-                        .scratch = step.scratch,
-                        .attrs = step.attrs,
-                        .context = &context});
+    if (plans_[n] != nullptr) plans_[n]->run(step.call);
     if (observer != nullptr) [[unlikely]] {
       environment_.device->synchronize();
       (*observer)(graph_.nodes()[n], step.inputs, step.outputs);

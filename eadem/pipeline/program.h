@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Program: a compiled graph for one device, mode and shape bucket. Every buffer, view and kernel was settled when it
-// was compiled; a step binds the symbols (how many tokens, sequences, …) and calls the kernels in order. It allocates
-// nothing, takes no lock and looks no string up.
+// Program: a compiled graph for one device, mode and shape bucket. Every buffer, view and plan of a kernel was settled
+// when it was compiled; a step binds the symbols that changed (how many tokens, sequences, …) and runs the plans in
+// order. It allocates nothing, takes no lock and looks nothing up.
 //
 // One thread at a time may use a program.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -46,7 +47,17 @@ using StepObserver =
 
 class Program {
  public:
+  // A graph and what its compilation depends on.
+  struct Source {
+    Graph graph;
+    Environment environment;
+  };
+
   Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters);
+  // Compiles programs that read the same parameters, and chooses packings for all of them together
+  // (packing_choice.h). A program that is compiled later takes the forms that are there.
+  static std::vector<std::unique_ptr<Program>> compile(std::vector<Source> sources,
+                                                       const std::shared_ptr<ParameterStore>& parameters);
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
@@ -82,6 +93,9 @@ class Program {
   const std::vector<KernelChoice>& choices() const { return choices_; }
   const std::vector<FusionDecision>& fusion_decisions() const { return fusion_decisions_; }
   const MemoryPlan& memory_plan() const { return plan_; }
+  // The plan of a node, null for a view, and the call that the last step made of it. Tools time plans alone with them.
+  const kernels::Plan* plan(size_t node) const { return plans_[node].get(); }
+  const kernels::KernelCall& call(size_t node) const { return steps_[node].call; }
   const std::vector<std::string>& trained_parameters() const { return differentiated_.parameters; }
   // Throws Unsupported when some op has no kernel here. A program may be compiled and explained without, but not run.
   void require_complete() const { pipeline::require_complete(graph_, choices_, *environment_.device); }
@@ -89,18 +103,28 @@ class Program {
 
  private:
   struct Step {
-    const kernels::Kernel* kernel;   // null: a view, nothing to run
     std::vector<TensorView> inputs;  // rebound when the symbols change; parameters, when the store moves them
     std::vector<TensorView> outputs;
-    TensorView scratch;
-    kernels::AttrsRef attrs;
+    kernels::KernelCall call;  // refers to both
+  };
+  // A port whose extents depend on symbols.
+  struct SymbolicPort {
+    TensorView* view;
+    const TensorType* type;
   };
 
-  void compile();
+  // The first part of compilation: a kernel for each node. `finish` does the rest.
+  struct Covered {};
+  Program(Covered, Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters);
+  static void finish(std::span<Program* const> programs);
+
+  void cover_graph();
+  void prepare_plans();
   void assign_storage();
   void build_steps();
   void bind_parameters();
   TensorView bound_view(ValueId id) const;
+  void bind_ports();
   void bind_symbols(const SymbolValues& symbols);
   void run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer = nullptr,
                  const std::atomic<bool>* cancel = nullptr);
@@ -111,6 +135,8 @@ class Program {
   std::shared_ptr<ParameterStore> parameters_;
   std::vector<FusionDecision> fusion_decisions_;
   std::vector<KernelChoice> choices_;
+  Context context_;
+  std::vector<kernels::PlanPtr> plans_;  // one per node; null: a view, nothing to run
   Differentiated differentiated_;
   MemoryPlan plan_;
   Buffer arena_;
@@ -119,8 +145,9 @@ class Program {
   std::vector<void*> addresses_;                                // one per value: of its root
   std::vector<std::array<void*, kMaxPlanes - 1>> more_planes_;  // likewise, of states that are encoded
   std::vector<Step> steps_;
+  std::array<std::vector<SymbolicPort>, kMaxSymbols> symbolic_ports_;  // by symbol
   SymbolValues current_;
-  bool bound_ = false;
+  bool bound_ = false;      // every port has its address
   uint64_t placement_ = 0;  // ParameterStore::placement() at the time of the views that the steps hold
 };
 

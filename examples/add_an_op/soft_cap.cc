@@ -31,6 +31,8 @@ void SoftCap::reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,
   }
 }
 
-ops::KernelList SoftCap::kernels() const { return soft_cap_kernels(); }
+ops::KernelList SoftCap::kernels(const kernels::Backend& backend) const {
+  return backend.name == "cpu" ? soft_cap_kernels() : ops::KernelList();
+}
 
 }  // namespace example

@@ -32,7 +32,7 @@ class SoftCap final : public eadem::ops::Op {
                         std::span<const eadem::TensorType> outputs, const eadem::SymbolValues& symbols) const override;
   void reference(eadem::ops::Pass pass, std::span<const eadem::ops::RefTensor> inputs,
                  std::span<eadem::ops::RefTensor> outputs) const override;
-  eadem::ops::KernelList kernels() const override;
+  eadem::ops::KernelList kernels(const eadem::kernels::Backend& backend) const override;
 
  private:
   SoftCapAttrs attrs_;

@@ -16,9 +16,7 @@ namespace {
 constexpr int64_t kGrain = 4096;  // elements a thread should get at least
 
 Verdict can_handle(const KernelRequest& request) {
-  if (request.device->type() != DeviceType::cpu) return Verdict::no("runs on the cpu");
-  const double elements = static_cast<double>(request.inputs[0].num_elements(request.bounds));
-  return Verdict::yes(modelled_us(*request.device, 12 * elements, 8 * elements));
+  return accept(request, {.flops_share = 0.1, .reason = "one element at a time"});
 }
 
 // out[i] = fn(i) for every element, on the device's threads.
@@ -32,22 +30,26 @@ void for_each_element(const KernelCall& call, Fn&& fn) {
       });
 }
 
-void run_forward(const KernelCall& call) {
-  const float cap = call.attrs.get<SoftCapAttrs>().cap;
-  const float* x = call.inputs[0].as<float>();
-  for_each_element(call, [&](int64_t i) { return cap * std::tanh(x[i] / cap); });
+PlanPtr prepare_forward(const KernelRequest& request, Context&) {
+  const float cap = request.attrs.get<SoftCapAttrs>().cap;
+  return make_plan([cap](const KernelCall& call) {
+    const float* x = call.inputs[0].as<float>();
+    for_each_element(call, [&](int64_t i) { return cap * std::tanh(x[i] / cap); });
+  });
 }
 
-void run_backward(const KernelCall& call) {
-  const float cap = call.attrs.get<SoftCapAttrs>().cap;
-  const float* y = call.inputs[0].as<float>();
-  const float* dy = call.inputs[1].as<float>();
-  for_each_element(call, [&](int64_t i) { return dy[i] * (1.0f - y[i] / cap * (y[i] / cap)); });
+PlanPtr prepare_backward(const KernelRequest& request, Context&) {
+  const float cap = request.attrs.get<SoftCapAttrs>().cap;
+  return make_plan([cap](const KernelCall& call) {
+    const float* y = call.inputs[0].as<float>();
+    const float* dy = call.inputs[1].as<float>();
+    for_each_element(call, [&](int64_t i) { return dy[i] * (1.0f - y[i] / cap * (y[i] / cap)); });
+  });
 }
 
-constexpr Kernel kForward{"cpu_plain", Pass::forward, can_handle, run_forward};
-constexpr Kernel kInference{"cpu_plain", Pass::inference, can_handle, run_forward};
-constexpr Kernel kBackward{"cpu_plain", Pass::backward, can_handle, run_backward};
+constexpr Kernel kForward{"cpu_plain", Pass::forward, can_handle, prepare_forward};
+constexpr Kernel kInference{"cpu_plain", Pass::inference, can_handle, prepare_forward};
+constexpr Kernel kBackward{"cpu_plain", Pass::backward, can_handle, prepare_backward};
 
 }  // namespace
 

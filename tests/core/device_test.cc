@@ -11,6 +11,7 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/core/error.h"
 #include "eadem/core/log.h"
+#include "eadem/kernels/backend.h"
 #include "tests/core/fake_system.h"
 
 namespace eadem {
@@ -44,7 +45,7 @@ TEST(Isa, UnknownAndUnavailableAreToldApart) {
 TEST(CpuDevice, OptionsAreHonoured) {
   for (Isa isa : available_isas()) {
     const auto device = open_device("cpu", {.num_threads = 3, .isa = isa_name(isa)});
-    EXPECT_EQ(device->type(), DeviceType::cpu);
+    EXPECT_EQ(device->backend(), "cpu");
     EXPECT_EQ(static_cast<CpuDevice&>(*device).isa(), isa);
     EXPECT_EQ(device->description(), fmt::format("cpu ({}, 3 threads)", isa_name(isa)));
   }

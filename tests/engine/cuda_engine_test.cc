@@ -5,8 +5,8 @@
 // that the tensor-core kernels take.
 #include <gtest/gtest.h>
 
-#include "eadem/core/device/cuda_device.h"
 #include "eadem/io/atomic_file.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 #include "tests/engine/engine_helpers.h"
 
 namespace eadem::engine {

@@ -30,7 +30,7 @@ std::vector<std::shared_ptr<Device>> devices_of(Isa isa) {
 
 std::vector<const Kernel*> kernels_of(const ops::Op& op, Pass pass) {
   std::vector<const Kernel*> result;
-  for (const Kernel* kernel : op.kernels())
+  for (const Kernel* kernel : op.kernels(*kernels::backends().front()))
     if (kernel->pass == pass) result.push_back(kernel);
   return result;
 }

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <vector>
 
-#include "eadem/core/device/cuda_device.h"
 #include "eadem/kernels/attention.h"
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/backend.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 #include "tests/kernels/cuda_operands.h"
 
 namespace eadem::kernels {
@@ -91,9 +91,9 @@ class CudaAttention : public ::testing::TestWithParam<Geometry> {
     Context context{*device_, alone};
     const TensorView inputs[] = {q.view, k.view, v.view, query_start.view, kv_length.view, block_table.view};
     const TensorView outputs[] = {y.view};
-    KernelCall call{.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(attrs_), .context = &context};
+    KernelCall call{.inputs = inputs, .outputs = outputs, .context = &context};
     if (with_states) call.scratch = scratch.view;
-    cuda::attention_kernels()[0]->run(call);
+    test::plan_for(*cuda::attention_kernels()[0], "attention", AttrsRef(attrs_), inputs, outputs, context)->run(call);
     std::vector<std::vector<char>> result;
     for (size_t i = 0; i < parts.size(); ++i)
       result.push_back(bytes_of(*device_, y.view.rows(starts[i], parts[i].end - parts[i].begin)));

@@ -7,9 +7,8 @@
 #include <numeric>
 #include <vector>
 
-#include "eadem/core/device/cuda_context.h"
-#include "eadem/core/device/cuda_device.h"
 #include "eadem/core/error.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 
 namespace eadem {
 namespace {
@@ -59,7 +58,7 @@ class OpenCudaDevice : public ::testing::Test {
 };
 
 TEST_F(OpenCudaDevice, DescribesItself) {
-  EXPECT_EQ(device_->type(), DeviceType::cuda);
+  EXPECT_EQ(device_->backend(), "cuda");
   EXPECT_EQ(device_->description().rfind("cuda:0 (", 0), 0u) << device_->description();
   EXPECT_FALSE(device_->host_accessible());
   EXPECT_GT(device_->memory().free_bytes, 0);

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <vector>
 
-#include "eadem/core/device/cuda_device.h"
 #include "eadem/core/device/device.h"
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/backend.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 #include "tests/kernels/cuda_operands.h"
@@ -51,13 +51,14 @@ TEST_P(CudaLinearRows, DoNotDependOnEachOther) {
   for (const Kernel* kernel : cuda::linear_kernels()) {
     if (!kernel->can_handle(request).accepted) continue;
     ++num_kernels;
+    const PlanPtr plan = kernel->prepare(request, context);
     // Rows [begin, begin + count) computed in one call.
     const auto rows = [&](int64_t begin, int64_t count) {
       const Tensor y = allocate_tensor(*device, c.y, {count, c.out});
       device->fill_zero(y.view.data, y.view.size_bytes());
       const TensorView inputs[] = {x.view.rows(begin, count), weight.view, bias.view};
       const TensorView outputs[] = {y.view};
-      kernel->run({.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(attrs), .context = &context});
+      plan->run({.inputs = inputs, .outputs = outputs, .context = &context});
       return bytes_of(*device, y.view);
     };
     const std::vector<char> all = rows(0, kMaxRows);
@@ -104,22 +105,21 @@ TEST(CudaLinear, TheGatedActivationHasTheBitsOfItsParts) {
 
       const LinearGatedActivationAttrs attrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16};
       const TensorView fused_inputs[] = {x.view, gate.view, up.view}, fused_outputs[] = {fused.view};
-      cuda::linear_gated_activation_kernels()[0]->run({.inputs = fused_inputs,
-                                                       .outputs = fused_outputs,
-                                                       .scratch = scratch.view,
-                                                       .attrs = AttrsRef(attrs),
-                                                       .context = &context});
+      test::plan_for(*cuda::linear_gated_activation_kernels()[0], "linear_gated_activation", AttrsRef(attrs),
+                     fused_inputs, fused_outputs, context)
+          ->run({.inputs = fused_inputs, .outputs = fused_outputs, .scratch = scratch.view, .context = &context});
 
       const LinearAttrs linear{.out_dtype = DType::bf16};
       for (const auto& [weight, y] : {std::pair{gate.view, gate_y.view}, {up.view, up_y.view}}) {
         const TensorView inputs[] = {x.view, weight, {}}, outputs[] = {y};
-        cuda::linear_kernels()[0]->run(
-            {.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(linear), .context = &context});
+        test::plan_for(*cuda::linear_kernels()[0], "linear", AttrsRef(linear), inputs, outputs, context)
+            ->run({.inputs = inputs, .outputs = outputs, .context = &context});
       }
       const ActivationAttrs activation{ActivationKind::silu};
       const TensorView inputs[] = {gate_y.view, up_y.view}, outputs[] = {parts.view};
-      cuda::gated_activation_kernels()[0]->run(
-          {.inputs = inputs, .outputs = outputs, .attrs = AttrsRef(activation), .context = &context});
+      test::plan_for(*cuda::gated_activation_kernels()[0], "gated_activation", AttrsRef(activation), inputs, outputs,
+                     context)
+          ->run({.inputs = inputs, .outputs = outputs, .context = &context});
       EXPECT_EQ(bytes_of(*device, fused.view), bytes_of(*device, parts.view))
           << out << " x " << in << ", rows " << rows;
     }

@@ -3,10 +3,13 @@
 // Operands of kernels on a CUDA device, and results as bytes.
 #pragma once
 
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "eadem/core/device/device.h"
 #include "eadem/core/philox.h"
+#include "eadem/kernels/kernel.h"
 
 namespace eadem::test {
 
@@ -34,6 +37,24 @@ inline std::vector<char> bytes_of(Device& device, const TensorView& view) {
   const Tensor host = copy_to_host(device, view);
   const char* bytes = static_cast<const char*>(host.view.data);
   return std::vector<char>(bytes, bytes + host.view.size_bytes());
+}
+
+// The plan of a kernel for ports of the extents of these views; undefined views are absent.
+inline kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, kernels::AttrsRef attrs,
+                                 std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                                 Context& context) {
+  const auto types_of = [](std::span<const TensorView> views) {
+    std::vector<TensorType> types;
+    for (const TensorView& view : views) {
+      std::vector<Dim> dims;
+      for (int i = 0; i < view.shape.rank(); ++i) dims.emplace_back(view.shape[i]);
+      types.push_back(view.defined() ? TensorType(view.dtype, dims) : kernels::absent_port());
+    }
+    return types;
+  };
+  const std::vector<TensorType> input_types = types_of(inputs), output_types = types_of(outputs);
+  return kernel.prepare(
+      {.op = op, .device = &context.device, .attrs = attrs, .inputs = input_types, .outputs = output_types}, context);
 }
 
 }  // namespace eadem::test

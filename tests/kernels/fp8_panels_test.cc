@@ -9,8 +9,8 @@
 #include <random>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/matmul.h"
 #include "eadem/kernels/cpu/packed_panels.h"
+#include "tests/kernels/run_product.h"
 
 namespace eadem::kernels::cpu {
 namespace {
@@ -96,17 +96,14 @@ TEST_P(Fp8Product, HasTheBitsOfTheDecodedWeights) {
           Matmul m;
           m.rows = rows, m.k_size = k_size, m.outputs = outputs;
           m.a = x.data(), m.a_row_stride = k_size;
-          m.b = plain_packed.view.data, m.b_dtype = DType::f32;
+          m.b.data = plain_packed.view.data;
           m.y = expected.data();
-          const Buffer plain_scratch = device.allocate(matmul_scratch_bytes(device, Matmul::Source::panels));
-          matmul(device, m, plain_scratch.data());
+          run_product(device, {.b_dtype = DType::f32}, m);
           const Fp8Format& format = encoding->format();
-          m.b_source = Matmul::Source::fp8;
-          m.fp8 = {static_cast<const uint8_t*>(packed.view.plane(0)), static_cast<const float*>(packed.view.plane(1)),
-                   format.block_columns, format.kind == Fp8Format::Kind::e5m2};
+          m.b.fp8 = {static_cast<const uint8_t*>(packed.view.plane(0)), static_cast<const float*>(packed.view.plane(1)),
+                     format.block_columns};
           m.y = y.data();
-          const Buffer scratch = device.allocate(matmul_scratch_bytes(device, Matmul::Source::fp8));
-          matmul(device, m, scratch.data());
+          run_product(device, {.source = MatmulTypes::Source::fp8, .is_e5m2 = format.kind == Fp8Format::Kind::e5m2}, m);
           ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0)
               << encoding->name() << " " << rows << " x " << to_string(shape);
         }

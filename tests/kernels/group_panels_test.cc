@@ -12,8 +12,8 @@
 #include <random>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/matmul.h"
 #include "eadem/kernels/cpu/packed_panels.h"
+#include "tests/kernels/run_product.h"
 
 namespace eadem::kernels::cpu {
 namespace {
@@ -168,17 +168,14 @@ TEST_P(GroupProduct, IsTheScalarProductBitForBit) {
             Matmul m;
             m.rows = rows, m.k_size = k_size, m.outputs = outputs;
             m.a = x.data(), m.a_row_stride = k_size;
-            m.b_source = Matmul::Source::quantized;
-            m.quantized.layout = &packing.layout();
-            m.quantized.quants = static_cast<const uint8_t*>(packed.view.plane(0));
-            m.quantized.scales = static_cast<const uint8_t*>(packed.view.plane(1));
-            if (format.has_zeros) m.quantized.zeros = static_cast<const uint8_t*>(packed.view.plane(2));
+            m.b.quantized.layout = &packing.layout();
+            m.b.quantized.quants = static_cast<const uint8_t*>(packed.view.plane(0));
+            m.b.quantized.scales = static_cast<const uint8_t*>(packed.view.plane(1));
+            if (format.has_zeros) m.b.quantized.zeros = static_cast<const uint8_t*>(packed.view.plane(2));
             if (format.has_order)
-              m.quantized.order = static_cast<const int32_t*>(packed.view.plane(format.has_zeros ? 3 : 2));
+              m.b.quantized.order = static_cast<const int32_t*>(packed.view.plane(format.has_zeros ? 3 : 2));
             m.y = y.data();
-            const Buffer scratch =
-                device.allocate(matmul_scratch_bytes(device, Matmul::Source::quantized, rows, k_size));
-            matmul(device, m, scratch.data());
+            run_product(device, {.source = MatmulTypes::Source::quantized, .layout = &packing.layout()}, m);
             for (int64_t r = 0; r < rows; r += 1 + rows / 4)
               for (int64_t n = 0; n < outputs; n += 1 + outputs / 20)
                 ASSERT_EQ(y[static_cast<size_t>(r * outputs + n)],

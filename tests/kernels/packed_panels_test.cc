@@ -11,7 +11,7 @@
 #include <random>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/matmul.h"
+#include "tests/kernels/run_product.h"
 
 namespace eadem::kernels::cpu {
 namespace {
@@ -175,9 +175,6 @@ class MatmulChain : public testing::TestWithParam<Isa> {
       result.push_back(std::make_shared<CpuDevice>(DeviceOptions{.num_threads = threads, .isa = isa_name(GetParam())}));
     return result;
   }
-  static Buffer scratch(CpuDevice& device, Matmul::Source source) {
-    return device.allocate(matmul_scratch_bytes(device, source));
-  }
 };
 INSTANTIATE_TEST_SUITE_P(Isas, MatmulChain, testing::ValuesIn(available_isas()),
                          [](const auto& info) { return std::string(isa_name(info.param)); });
@@ -186,7 +183,6 @@ INSTANTIATE_TEST_SUITE_P(Isas, MatmulChain, testing::ValuesIn(available_isas()),
 // either side of a block (256), and panels that are full, ragged, single and grouped.
 TEST_P(MatmulChain, EveryOutputIsOneChainOverK) {
   for (const auto& device : devices()) {
-    const Buffer buffer = scratch(*device, Matmul::Source::panels);
     for (DType dtype : kDtypes)
       for (const int64_t k_size : {1, 255, 600})
         for (const int64_t outputs : {5, 64, 145}) {
@@ -200,9 +196,9 @@ TEST_P(MatmulChain, EveryOutputIsOneChainOverK) {
             Matmul m;
             m.rows = rows, m.k_size = k_size, m.outputs = outputs;
             m.a = x.view.as<float>(), m.a_row_stride = k_size;
-            m.b = panels.view.data, m.b_dtype = dtype;
+            m.b.data = panels.view.data;
             m.y = y.view.as<float>();
-            matmul(*device, m, buffer.data());
+            run_product(*device, {.b_dtype = dtype}, m);
             const int64_t row_step = rows == 200 ? 37 : 1;
             for (int64_t r = 0; r < rows; r += row_step)
               for (int64_t n = 0; n < outputs; ++n) {
@@ -220,7 +216,6 @@ TEST_P(MatmulChain, EveryOutputIsOneChainOverK) {
 // The gradient of a weight: one chain over the tokens, then one addition to what was there.
 TEST_P(MatmulChain, ProductsOfMatricesAddOneChain) {
   for (const auto& device : devices()) {
-    const Buffer buffer = scratch(*device, Matmul::Source::matrix);
     for (const int64_t tokens : {1, 257, 520})
       for (const auto& [out, in] : {std::pair<int64_t, int64_t>{3, 5}, {14, 64}, {200, 19}, {7, 300}}) {
         const Tensor dy = random_tensor({tokens, out}, DType::f32, 7), x = random_tensor({tokens, in}, DType::f32, 8);
@@ -229,9 +224,8 @@ TEST_P(MatmulChain, ProductsOfMatricesAddOneChain) {
         Matmul m;
         m.rows = out, m.k_size = tokens, m.outputs = in;
         m.a = dy.view.as<float>(), m.a_row_stride = 1, m.a_k_stride = out;
-        m.b_source = Matmul::Source::matrix, m.b = x.view.data;
-        m.finish = Matmul::Finish::accumulate, m.y = y.view.as<float>();
-        matmul(*device, m, buffer.data());
+        m.b.data = x.view.data, m.y = y.view.as<float>();
+        run_product(*device, {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}, m);
         for (int64_t r = 0; r<out; r += out> 100 ? 13 : 1)
           for (int64_t n = 0; n < in; ++n) {
             float sum = 0;

@@ -13,8 +13,8 @@
 #include <random>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/matmul.h"
 #include "eadem/kernels/cpu/packed_panels.h"
+#include "tests/kernels/run_product.h"
 
 namespace eadem::kernels::cpu {
 namespace {
@@ -172,12 +172,11 @@ struct Product {
     Matmul m;
     m.rows = x.shape()[0], m.k_size = stored.shape[1], m.outputs = stored.shape[0];
     m.a = x.view.as<float>(), m.a_row_stride = m.k_size;
-    m.b_source = Matmul::Source::quantized;
-    m.quantized = {&packing.layout(), static_cast<const uint8_t*>(packed.view.plane(0)),
-                   static_cast<const uint8_t*>(packed.view.plane(1)), static_cast<const f16_t*>(packed.view.plane(2))};
+    m.b.quantized = {&packing.layout(), static_cast<const uint8_t*>(packed.view.plane(0)),
+                     static_cast<const uint8_t*>(packed.view.plane(1)),
+                     static_cast<const f16_t*>(packed.view.plane(2))};
     m.y = y.view.as<float>();
-    const Buffer scratch = device.allocate(matmul_scratch_bytes(device, Matmul::Source::quantized, m.rows, m.k_size));
-    matmul(device, m, scratch.data());
+    run_product(device, {.source = MatmulTypes::Source::quantized, .layout = &packing.layout()}, m);
   }
   float at(int64_t r, int64_t n) const { return y.view.as<float>()[r * y.shape()[1] + n]; }
 

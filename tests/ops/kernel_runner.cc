@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "eadem/core/lookups.h"
+
 namespace eadem::test {
 
 namespace {
@@ -97,7 +99,8 @@ kernels::KernelRequest PassCall::request(const Device& device) const {
           .attrs = op->attrs(),
           .inputs = input_types,
           .outputs = output_types,
-          .bounds = symbols};
+          .bounds = symbols,
+          .definition = op};
 }
 
 std::vector<Tensor> run_kernel(Device& device, const kernels::Kernel& kernel, const PassCall& call, Placement placement,
@@ -131,15 +134,17 @@ std::vector<Tensor> run_kernel(Device& device, const kernels::Kernel& kernel, co
     }
   }
 
-  const int64_t scratch_bytes = kernel.scratch_bytes ? kernel.scratch_bytes(request) : 0;
-  Guarded scratch(device, scratch_bytes, 0);
   const Mesh alone;
   Context context{device, alone};
-  kernel.run({.inputs = input_views,
-              .outputs = output_views,
-              .scratch = scratch_bytes > 0 ? TensorView(scratch.data(), DType::u8, Shape{scratch_bytes}) : TensorView(),
-              .attrs = call.op->attrs(),
-              .context = &context});
+  const kernels::PlanPtr plan = kernel.prepare(request, context);
+  const int64_t scratch_bytes = plan->scratch_bytes();
+  Guarded scratch(device, scratch_bytes, 0);
+  const int64_t lookups = num_lookups();
+  plan->run({.inputs = input_views,
+             .outputs = output_views,
+             .scratch = scratch_bytes > 0 ? TensorView(scratch.data(), DType::u8, Shape{scratch_bytes}) : TensorView(),
+             .context = &context});
+  EXPECT_EQ(num_lookups() - lookups, 0) << label << ": looked something up that belongs into its plan";
   device.synchronize();
 
   EXPECT_TRUE(scratch.read(nullptr).guards_intact) << label << ": wrote beyond its scratch";

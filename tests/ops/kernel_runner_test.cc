@@ -35,8 +35,9 @@ void run_add_one(const KernelCall& call) {
 
 template <Fault fault>
 std::vector<Tensor> run_with_fault() {
-  static constexpr Kernel kKernel{"faulty", Pass::inference, [](const KernelRequest&) { return Verdict::yes(1); },
-                                  run_add_one<fault>, [](const KernelRequest&) { return int64_t{10}; }};
+  static constexpr Kernel kKernel{
+      "faulty", Pass::inference, [](const KernelRequest&) { return Verdict::yes(1); },
+      [](const KernelRequest&, Context&) { return kernels::make_plan(run_add_one<fault>, 10); }};
   const ops::Activation op({});
   PassCall call;
   call.op = &op;

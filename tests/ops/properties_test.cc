@@ -27,7 +27,7 @@ using kernels::Pass;
 const Kernel* chosen(const PassCall& call, const Device& device) {
   const Kernel* best = nullptr;
   double cost = 0;
-  for (const Kernel* kernel : call.op->kernels()) {
+  for (const Kernel* kernel : call.op->kernels(kernels::backend_of(device))) {
     if (kernel->pass != call.pass) continue;
     const Verdict verdict = kernel->can_handle(call.request(device));
     if (!verdict.accepted || (best != nullptr && verdict.cost_us >= cost)) continue;

@@ -141,7 +141,6 @@ TEST(Autograd, AnOpWithoutBackwardPassIsRefusedByName) {
       return {};
     }
     void reference(Pass, std::span<const ops::RefTensor>, std::span<ops::RefTensor>) const override {}
-    kernels::KernelList kernels() const override { return {}; }
   };
   graph.mark_output("y", graph.add1(std::make_shared<OneWay>(), {y}));
   infer_types(graph);

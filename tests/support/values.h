@@ -8,18 +8,16 @@
 #include <vector>
 
 #include "eadem/core/tensor.h"
+#include "eadem/kernels/reference/values.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::test {
 
 using ops::RefTensor;
 
-// Every element of a host tensor, plain and contiguous or encoded, widened. An undefined view gives an empty RefTensor.
-RefTensor widen(const TensorView& host);
+using kernels::reference::narrow;
+using kernels::reference::widen;
 std::vector<RefTensor> widen(const std::vector<Tensor>& host);
-
-// A host tensor of `dtype`, each value rounded once.
-Tensor narrow(const RefTensor& values, DType dtype);
 
 // A RefTensor of zeros.
 RefTensor zeros(const Shape& shape);

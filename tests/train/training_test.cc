@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <tuple>
 
 #include "eadem/io/json.h"
 #include "eadem/train/trainer.h"
@@ -17,7 +18,8 @@ namespace fs = std::filesystem;
 
 fs::path golden(const std::string& name) { return fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / name; }
 
-class GoldenTraining : public testing::TestWithParam<const char*> {};
+// A model and a device.
+class GoldenTraining : public testing::TestWithParam<std::tuple<const char*, const char*>> {};
 
 // ids [steps, batch, seq + 1] i32: every row is one document whose tokens but the last are inputs.
 Batch batch_of(const Tensor& ids, int64_t step) {
@@ -34,14 +36,15 @@ Batch batch_of(const Tensor& ids, int64_t step) {
 }
 
 TEST_P(GoldenTraining, LossesAndGradientNormsMatchPyTorch) {
-  const fs::path folder = golden(GetParam());
+  const auto [model, device] = GetParam();
+  const fs::path folder = golden(model);
   const auto expected = io::open_weights((folder / "train.safetensors").string());
   const Tensor ids = expected->get("tokens");
   const io::JsonReader json = io::JsonReader::read((folder / "train.json").string());
   const std::vector<double> loss32 = json.object("f32").numbers("loss"), loss64 = json.object("f64").numbers("loss");
   const std::vector<double> norm32 = json.object("f32").numbers("grad_norm"),
                             norm64 = json.object("f64").numbers("grad_norm");
-  Trainer trainer(models::open_checkpoint(folder.string()).model, open_device("cpu"),
+  Trainer trainer(models::open_checkpoint(folder.string()).model, open_device(device),
                   {.batch_tokens = 256, .weight_decay = 0.1, .max_grad_norm = 1.0});
   trainer.load(models::open_checkpoint(folder.string()));
   for (int64_t step = 0; step < ids.shape()[0]; ++step) {
@@ -57,7 +60,9 @@ TEST_P(GoldenTraining, LossesAndGradientNormsMatchPyTorch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(PyTorch, GoldenTraining, testing::Values("llama", "qwen2", "qwen3"));
+INSTANTIATE_TEST_SUITE_P(PyTorch, GoldenTraining,
+                         testing::Combine(testing::Values("llama", "qwen2", "qwen3"),
+                                          testing::Values("cpu", "reference")));
 
 }  // namespace
 }  // namespace eadem::train

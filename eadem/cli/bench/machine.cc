@@ -60,7 +60,7 @@ MemoryUse memory_use(const engine::InferEngine& engine) {
       .weights = engine.parameters().size_bytes(),
       .cache = engine.cache_bytes(),
       .arena = engine.decode_program().memory_plan().arena_bytes + engine.prefill_program().memory_plan().arena_bytes,
-      .on_host = engine.device()->type() == DeviceType::cpu};
+      .on_host = engine.device()->backend() == "cpu"};
 }
 
 std::string memory_text(const MemoryUse& memory) {
@@ -77,7 +77,7 @@ void set_memory(io::JsonValue& json, const MemoryUse& memory) {
 }
 
 bool lies_in_cache(double bytes_per_step, const Device& device) {
-  return device.type() == DeviceType::cpu && bytes_per_step < 0.5 * static_cast<double>(last_level_cache_bytes());
+  return device.backend() == "cpu" && bytes_per_step < 0.5 * static_cast<double>(last_level_cache_bytes());
 }
 
 std::string limit_text(double bytes_per_step, double steps_per_second, const MachineRates& rates) {

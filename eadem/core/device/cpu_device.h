@@ -35,7 +35,7 @@ class CpuDevice final : public Device {
   // they lie on its node. Placement::interleaved deals out pages, huge ones where the allocation has them.
   std::vector<ByteRange> first_written_by(int worker, int64_t size_bytes, Placement placement) const;
 
-  DeviceType type() const override { return DeviceType::cpu; }
+  std::string_view backend() const override { return "cpu"; }
   std::string description() const override;
   MemoryInfo memory() const override;
   DeviceRates rates() const override;

@@ -1,42 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/core/device/device.h"
 
-#include <charconv>
-
-#include "eadem/core/device/cpu_device.h"
-#include "eadem/core/device/cuda_device.h"
-
 namespace eadem {
-
-std::string_view device_type_name(DeviceType type) {
-  switch (type) {
-    case DeviceType::cpu: return "cpu";
-    case DeviceType::cuda: return "cuda";
-  }
-  return "?";
-}
-
-std::shared_ptr<Device> open_device(std::string_view name, const DeviceOptions& options) {
-  if (name == "cpu") return std::make_shared<CpuDevice>(options);
-  const std::string_view kind = name.substr(0, name.find(':'));
-  int index = 0;
-  bool valid_index = true;
-  if (kind.size() < name.size()) {
-    const std::string_view digits = name.substr(kind.size() + 1);
-    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
-    valid_index = code == std::errc() && end == digits.data() + digits.size() && index >= 0;
-  }
-  if (kind != "cuda" || !valid_index) throw InvalidArgument("unknown device '{}'; expected cpu, cuda or cuda:N", name);
-  if (!options.isa.empty())
-    throw InvalidArgument("instruction set '{}' was asked for, but device '{}' is not a CPU", options.isa, name);
-  return open_cuda_device(index);
-}
-
-std::vector<std::string> list_devices() {
-  std::vector<std::string> result = {"cpu"};
-  for (int index = 0; index < num_cuda_devices(); ++index) result.push_back(fmt::format("cuda:{}", index));
-  return result;
-}
 
 Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape) {
   auto buffer =

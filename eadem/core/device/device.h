@@ -21,10 +21,6 @@
 
 namespace eadem {
 
-enum class DeviceType { cpu, cuda };
-
-std::string_view device_type_name(DeviceType type);
-
 struct MemoryInfo {
   int64_t total_bytes;
   int64_t free_bytes;
@@ -50,7 +46,8 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  virtual DeviceType type() const = 0;
+  // The backend that the device belongs to: "cpu", "cuda".
+  virtual std::string_view backend() const = 0;
   // A text for people: "cpu (avx512, 2 threads)", "cuda:0 (NVIDIA H100 80GB HBM3)".
   virtual std::string description() const = 0;
   virtual MemoryInfo memory() const = 0;
@@ -89,6 +86,7 @@ class Device {
   virtual void set_step_kind(StepKind) {}
 };
 
+// For opening a device: kernels/backend.h.
 struct DeviceOptions {
   int num_threads = 0;  // CPU: of steps of few rows (decode); 0: one per core that this process may use, in its quota
   int prefill_threads = 0;    // CPU: of everything else; 0 means as many
@@ -96,13 +94,6 @@ struct DeviceOptions {
   std::string_view isa = {};  // CPU: empty means the best available
   Logger log = Logger();      // takes a warning when the system refuses to create so many threads
 };
-
-// Opens the device named `name`: "cpu", "cuda", "cuda:1". Throws InvalidArgument for a name nobody knows, NotFound
-// for a device that is not there (with what was looked for), Unsupported for a backend that is not in this build.
-std::shared_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
-
-// Every device this build can open here, by name, best last. For `doctor`.
-std::vector<std::string> list_devices();
 
 // A new tensor on `device` with uninitialized contents: plain, or in the planes of the type's encoding.
 Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "eadem/core/encodings/block_types.h"
+#include "eadem/core/lookups.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
@@ -54,6 +55,7 @@ const BlockEncoding* BlockEncoding::find(std::string_view name) {
 }
 
 const BlockEncoding* BlockEncoding::of(const Encoding* encoding) {
+  count_lookup();
   for (const BlockEncoding* candidate : all())
     if (candidate == encoding) return candidate;
   return nullptr;

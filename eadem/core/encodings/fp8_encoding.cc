@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "eadem/core/e4m3.h"
+#include "eadem/core/lookups.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
@@ -94,6 +95,7 @@ const Fp8Encoding* Fp8Encoding::find(std::string_view name) {
 }
 
 const Fp8Encoding* Fp8Encoding::of(const Encoding* encoding) {
+  count_lookup();
   for (const Fp8Encoding& candidate : all())
     if (&candidate == encoding) return &candidate;
   return nullptr;

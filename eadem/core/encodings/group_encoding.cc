@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "eadem/core/lookups.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
@@ -89,6 +90,7 @@ const GroupEncoding* GroupEncoding::find(std::string_view name) {
 }
 
 const GroupEncoding* GroupEncoding::of(const Encoding* encoding) {
+  count_lookup();
   for (const GroupEncoding& candidate : all())
     if (&candidate == encoding) return &candidate;
   return nullptr;

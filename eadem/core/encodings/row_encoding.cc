@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "eadem/core/error.h"
+#include "eadem/core/lookups.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
@@ -30,6 +31,7 @@ const RowEncoding& RowEncoding::fp8_e4m3() {
 }
 
 const RowEncoding* RowEncoding::of(const Encoding* encoding) {
+  count_lookup();
   for (const RowEncoding* candidate : {&int8(), &fp8_e4m3()})
     if (candidate == encoding) return candidate;
   return nullptr;

@@ -24,19 +24,6 @@ HWY_INLINE void widen_row(float* to, const T* from, int64_t n, int64_t width) {
   for (int64_t i = n; i < width; ++i) to[i] = 0.0f;
 }
 
-// Calls f with `data` (keys or values) as a pointer to its element or code type.
-template <typename Function>
-HWY_INLINE void with_kv_type(const Attention& a, const void* data, Function f) {
-  if (a.kv_encoding != nullptr)
-    return a.kv_encoding->code() == RowEncoding::Code::int8 ? f(static_cast<const int8_t*>(data))
-                                                            : f(static_cast<const e4m3_t*>(data));
-  switch (a.kv_dtype) {
-    case DType::bf16: return f(static_cast<const bf16_t*>(data));
-    case DType::f16: return f(static_cast<const f16_t*>(data));
-    default: return f(static_cast<const float*>(data));
-  }
-}
-
 // The keys (or values) of one sequence and one head.
 template <typename T>
 struct KvRows {
@@ -65,19 +52,18 @@ struct KvRows {
   }
 };
 
-// Loads keys or values at positions [first, first + count) of a sequence into rows of scratch. The remaining rows of
-// the chunk are set to 0.
-inline void load_chunk(float* rows, const Attention& a, const void* data, int64_t sequence, int64_t kv_head,
-                       int64_t first, int64_t count) {
+// Loads `data`, the keys or the values, at positions [first, first + count) of a sequence into rows of scratch. The
+// remaining rows of the chunk are set to 0.
+template <typename T>
+void load_chunk(float* rows, const Attention& a, const T* data, int64_t sequence, int64_t kv_head, int64_t first,
+                int64_t count) {
   const int64_t width = a.width();
-  with_kv_type(a, data, [&](const auto* base) {
-    const KvRows<std::remove_cvref_t<decltype(*base)>> from{a, base, sequence, kv_head};
-    for (int64_t j = 0; j < count;) {
-      const int64_t run = from.run(first + j, first + count);
-      const auto* row = from.at(first + j);
-      for (int64_t i = 0; i < run; ++i, ++j, row += from.stride()) widen_row(rows + j * width, row, a.head_dim, width);
-    }
-  });
+  const KvRows<T> from{a, data, sequence, kv_head};
+  for (int64_t j = 0; j < count;) {
+    const int64_t run = from.run(first + j, first + count);
+    const T* row = from.at(first + j);
+    for (int64_t i = 0; i < run; ++i, ++j, row += from.stride()) widen_row(rows + j * width, row, a.head_dim, width);
+  }
   std::fill(rows + count * width, rows + kChunk * width, 0.0f);
 }
 

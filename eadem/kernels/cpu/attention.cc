@@ -23,8 +23,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/kernels/cpu/attention_call.h"
+#include "eadem/kernels/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention.cc"
@@ -61,6 +61,18 @@ struct Gathered {
   static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
   Gathered() = default;
   Gathered(float* p, int64_t rows) : most(p), sum(p + rows), out(p + 2 * rows) {}
+};
+
+// The tasks of one instruction set and one type of keys and values. The scratch of a task is ForwardScratch.
+struct AttentionRoutines {
+  // Computes a block of tokens over all keys that it sees.
+  void (*block)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch);
+  // Computes a block of tokens over the spans [first, last) of keys. The states of the rows for each span are stored in
+  // `gathered`, `floats` apart.
+  void (*spans)(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last, float* gathered,
+                int64_t floats, float* scratch);
+  // Merges the states of a block's spans, which lie `floats` apart, and stores the result.
+  void (*merge)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats);
 };
 
 struct ForwardScratch {
@@ -167,20 +179,22 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
 
 // Loads the block's queries into scratch. For an int8 cache, queries are rounded to codes too, with one scale for each
 // row: sums of products of codes are exact, so every kernel computes equal scores.
+template <typename T>
 void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, const ForwardScratch& s) {
   const int64_t rows = (b.end - b.begin) * a.group(), width = a.width();
   load_rows(s.q, a, a.q, b, kv_head);
   std::fill_n(s.row_scales, rows, a.scale);
-  if (!a.rounds_queries()) return;
-  for (int64_t r = 0; r < rows; ++r) {
-    float* q = s.q + r * width;
-    int8_t* codes = s.q_codes + r * width;
-    float scale;
-    encode_row(codes, &scale, q, width, a.kv_encoding->largest());
-    map(
-        q, width, [](Vec v) { return v; }, static_cast<const int8_t*>(codes));
-    s.row_scales[r] = a.scale * scale;
-    s.q_starts[r] = -128 * std::accumulate(codes, codes + width, int32_t{0});
+  if constexpr (std::is_same_v<T, int8_t>) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* q = s.q + r * width;
+      int8_t* codes = s.q_codes + r * width;
+      float scale;
+      encode_row(codes, &scale, q, width, a.kv_encoding->largest());
+      map(
+          q, width, [](Vec v) { return v; }, static_cast<const int8_t*>(codes));
+      s.row_scales[r] = a.scale * scale;
+      s.q_starts[r] = -128 * std::accumulate(codes, codes + width, int32_t{0});
+    }
   }
 }
 
@@ -207,88 +221,84 @@ void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t posi
 
 // Transposes the keys at [start, start + count) into t [head_dim, kChunk]. Scores of columns past `count` are never
 // used.
+template <typename T>
 void load_transposed(float* t, const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
                      int64_t end, float* spare) {
-  with_kv_type(a, a.k, [&](const auto* base) {
-    using T = std::remove_cvref_t<decltype(*base)>;
-    using Columns = KeyColumns<T>;
-    const KvRows<T> rows_of{a, base, sequence, kv_head};
-    for (int64_t first = 0; first < count; first += kKeyGroup) {
-      KeyGroups<T> group;
-      take_group(group, 0, rows_of, start + first, end, 0, reinterpret_cast<T*>(spare));
-      const int64_t stride = group.stride[0];
-      for (int64_t lane = 0; lane < kKeyGroup; lane += kLanes) {
-        const T* keys = group.at[0] + lane * stride;
-        float* to = t + first + lane;
-        int64_t d = 0;
-        for (; d + Columns::kCount <= a.head_dim; d += Columns::kCount) {
-          Vec dims[Columns::kCount];
-          Columns::load_columns(dims, keys + d, stride);
+  using Columns = KeyColumns<T>;
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head};
+  for (int64_t first = 0; first < count; first += kKeyGroup) {
+    KeyGroups<T> group;
+    take_group(group, 0, rows_of, start + first, end, 0, reinterpret_cast<T*>(spare));
+    const int64_t stride = group.stride[0];
+    for (int64_t lane = 0; lane < kKeyGroup; lane += kLanes) {
+      const T* keys = group.at[0] + lane * stride;
+      float* to = t + first + lane;
+      int64_t d = 0;
+      for (; d + Columns::kCount <= a.head_dim; d += Columns::kCount) {
+        Vec dims[Columns::kCount];
+        Columns::load_columns(dims, keys + d, stride);
 #pragma GCC unroll kUnroll
-          for (int64_t i = 0; i < Columns::kCount; ++i) store(dims[i], to + (d + i) * kChunk);
-        }
-        for (; d < a.head_dim; ++d) store(load_column(keys + d, stride), to + d * kChunk);
+        for (int64_t i = 0; i < Columns::kCount; ++i) store(dims[i], to + (d + i) * kChunk);
       }
+      for (; d < a.head_dim; ++d) store(load_column(keys + d, stride), to + d * kChunk);
     }
-  });
+  }
 }
 
+template <typename T>
 void scores_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
                        int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.width();
-  load_transposed(s.keys_t, a, sequence, kv_head, start, count, start + count, s.keys);
+  load_transposed<T>(s.keys_t, a, sequence, kv_head, start, count, start + count, s.keys);
   matmul_block(s.scores, kChunk, false, RowOperand{s.q, width, 1}, PanelOperand<float>{s.keys_t, kPanelWidth, kChunk},
                rows, kChunk / kPanelWidth, a.head_dim);
 }
 
+template <typename T>
 void values_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
                        int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.width();
-  load_chunk(s.values, a, a.v, sequence, kv_head, start, count);
+  load_chunk(s.values, a, static_cast<const T*>(a.v), sequence, kv_head, start, count);
   matmul_block(s.span.out, width, true, RowOperand{s.scores, kChunk, 1},
                PanelOperand<float>{s.values, kPanelWidth, width}, rows, width / kPanelWidth, count);
 }
 
+template <typename T>
 void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
                      int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.width(), last = std::min(start + kChunk, end);
-  with_kv_type(a, a.k, [&](const auto* base) {
-    using T = std::remove_cvref_t<decltype(*base)>;
-    const KvRows<T> rows_of{a, base, sequence, kv_head};
-    T* spare = reinterpret_cast<T*>(s.keys);
-    for (int64_t first = start; first < last; first += kScoreGroups * kKeyGroup) {
-      KeyGroups<T> keys;
-      // Past the last group, the first group takes its place; those scores are never used.
-      for (int g = 0; g < kScoreGroups; ++g)
-        take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end, fetch_end,
-                   spare + g * kKeyGroup * a.head_dim);
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head};
+  T* spare = reinterpret_cast<T*>(s.keys);
+  for (int64_t first = start; first < last; first += kScoreGroups * kKeyGroup) {
+    KeyGroups<T> keys;
+    // Past the last group, the first group takes its place; those scores are never used.
+    for (int g = 0; g < kScoreGroups; ++g)
+      take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end, fetch_end,
+                 spare + g * kKeyGroup * a.head_dim);
 #if HWY_TARGET == HWY_AVX3
-      if constexpr (std::is_same_v<T, int8_t>)
-        if (a.byte_dots) {
-          code_scores(s.scores + (first - start), kChunk, s.q_codes, width, s.q_starts, keys, rows, a.head_dim);
-          continue;
-        }
+    if constexpr (std::is_same_v<T, int8_t>)
+      if (a.byte_dots) {
+        code_scores(s.scores + (first - start), kChunk, s.q_codes, width, s.q_starts, keys, rows, a.head_dim);
+        continue;
+      }
 #endif
-      key_scores(s.scores + (first - start), kChunk, s.q, width, keys, rows, a.head_dim);
-    }
-  });
+    key_scores(s.scores + (first - start), kChunk, s.q, width, keys, rows, a.head_dim);
+  }
 }
 
+template <typename T>
 void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
                      int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.width(), last = std::min(start + kChunk, end);
-  with_kv_type(a, a.v, [&](const auto* base) {
-    using T = std::remove_cvref_t<decltype(*base)>;
-    const KvRows<T> rows_of{a, base, sequence, kv_head};
-    for (int64_t position = start; position < last;) {
-      // A run is at most kKeysAhead long, so that the addresses of the next run are known when it is prefetched.
-      const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
-      const auto later = [&](int64_t n) { return rows_of.at(position + n < fetch_end ? position + n : position); };
-      const ValueRun<T> values{later(0), later(kValuesNear), later(kKeysAhead), rows_of.stride(), count};
-      add_weighted(s.span.out, width, s.scores + (position - start), kChunk, values, rows, a.head_dim);
-      position += count;
-    }
-  });
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head};
+  for (int64_t position = start; position < last;) {
+    // A run is at most kKeysAhead long, so that the addresses of the next run are known when it is prefetched.
+    const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
+    const auto later = [&](int64_t n) { return rows_of.at(position + n < fetch_end ? position + n : position); };
+    const ValueRun<T> values{later(0), later(kValuesNear), later(kKeysAhead), rows_of.stride(), count};
+    add_weighted(s.span.out, width, s.scores + (position - start), kChunk, values, rows, a.head_dim);
+    position += count;
+  }
 }
 
 // Loads the scales of an encoded cache at [start, start + count), and zeros for the rest of the chunk.
@@ -312,28 +322,29 @@ void clear(const Gathered& g, int64_t rows, int64_t width) {
 }
 
 // Adds the keys of a chunk to the states of the block's `rows` rows in s.span.
+template <typename T>
 void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t fetch_end,
                   int64_t rows, bool in_place, const ForwardScratch& s) {
+  constexpr bool kEncoded = std::is_same_v<T, int8_t> || std::is_same_v<T, e4m3_t>;
   const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
   if (in_place || a.byte_dots)
-    scores_in_place(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+    scores_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
   else
-    scores_by_scratch(a, b.sequence, kv_head, start, count, rows, s);
-  if (a.kv_encoding != nullptr) {
+    scores_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
+  if constexpr (kEncoded) {
     load_scales(s.key_scales, a, a.k_scales, b.sequence, kv_head, start, count);
     load_scales(s.value_scales, a, a.v_scales, b.sequence, kv_head, start, count);
-    online_softmax<true>(a, b, start, rows, s);
-  } else {
-    online_softmax<false>(a, b, start, rows, s);
   }
+  online_softmax<kEncoded>(a, b, start, rows, s);
   if (in_place)
-    values_in_place(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+    values_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
   else
-    values_by_scratch(a, b.sequence, kv_head, start, count, rows, s);
+    values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
 }
 
 // Computes the states of the block's rows over one span of keys, in s.span. Keys and values are prefetched up to span
 // `end_span`, where another task begins.
+template <typename T>
 void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, int64_t end_span,
                  const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
@@ -344,8 +355,8 @@ void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64
     // Tokens before the chunk see none of its keys.
     const int64_t before = std::max<int64_t>(0, start - b.position), rows = (tokens - before) * a.group();
     const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
-    attend_chunk(a, late, kv_head, start, std::min(end, end_span * kSpan), rows, in_place,
-                 s.from_row(before * a.group(), a.width()));
+    attend_chunk<T>(a, late, kv_head, start, std::min(end, end_span * kSpan), rows, in_place,
+                    s.from_row(before * a.group(), a.width()));
   }
 }
 
@@ -388,38 +399,47 @@ void store_block(const Attention& a, const TokenBlock& b, int64_t kv_head, const
 
 // ---- Tasks.
 
-// Computes a block of tokens over all keys that it sees.
+template <typename T>
 void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch) {
   const ForwardScratch s(a, scratch);
   const int64_t rows = (b.end - b.begin) * a.group();
-  load_queries(a, b, kv_head, s);
+  load_queries<T>(a, b, kv_head, s);
   clear(s.all, rows, a.width());
   for (int64_t span = a.first_span(b); span < a.end_span(b); ++span) {
-    attend_span(a, b, kv_head, span, a.end_span(b), s);
+    attend_span<T>(a, b, kv_head, span, a.end_span(b), s);
     merge(s.all, s.span, rows, a.width());
   }
   store_block(a, b, kv_head, s.all);
 }
 
-// Computes a block of tokens over the spans [first, last) of keys. The states of `rows` rows for each span are stored
-// in `gathered`, `floats` apart.
+template <typename T>
 void attention_spans(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last,
                      float* gathered, int64_t floats, float* scratch) {
   ForwardScratch s(a, scratch);
-  load_queries(a, b, kv_head, s);
+  load_queries<T>(a, b, kv_head, s);
   for (int64_t span = first; span < last; ++span, gathered += floats) {
     s.span = Gathered(gathered, (b.end - b.begin) * a.group());
-    attend_span(a, b, kv_head, span, last, s);
+    attend_span<T>(a, b, kv_head, span, last, s);
   }
 }
 
-// Merges the states of a block's spans, which lie `floats` apart, and stores the result.
 void attention_merge(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats) {
   const int64_t rows = (b.end - b.begin) * a.group();
   const Gathered all(gathered, rows);
   for (int64_t i = 1; i < a.end_span(b) - a.first_span(b); ++i)
     merge(all, Gathered(gathered + i * floats, rows), rows, a.width());
   store_block(a, b, kv_head, all);
+}
+
+template <typename T>
+constexpr AttentionRoutines kAttentionRoutines{attention_block<T>, attention_spans<T>, attention_merge};
+
+// Returns the routines for keys and values that `encoding` stores; null: for plain ones of `dtype`.
+AttentionRoutines attention_routines(DType dtype, const RowEncoding* encoding) {
+  if (encoding != nullptr)
+    return encoding->code() == RowEncoding::Code::int8 ? kAttentionRoutines<int8_t> : kAttentionRoutines<e4m3_t>;
+  return with_dtype(dtype,
+                    [](auto* type) -> AttentionRoutines { return kAttentionRoutines<ElementOf<decltype(type)>>; });
 }
 
 }  // namespace
@@ -429,9 +449,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(attention_block);
-HWY_EXPORT(attention_spans);
-HWY_EXPORT(attention_merge);
+HWY_EXPORT(attention_routines);
 
 Attention shape_of(const AttentionAttrs& attrs) {
   Attention a{};
@@ -443,28 +461,17 @@ Attention shape_of(const AttentionAttrs& attrs) {
   return a;
 }
 
-Attention inputs_of(const KernelCall& call) {
-  Attention a = shape_of(call.attrs.get<AttentionAttrs>());
+void set_inputs(Attention& a, const KernelCall& call) {
+  const TensorView &k = call.inputs[kK], &v = call.inputs[kV];
+  EADEM_CHECK(k.is_contiguous() && v.is_contiguous(), "keys {} and values {}", to_string(k), to_string(v));
   a.q = elements<const float>(call.inputs[kQ]);
-  a.kv_encoding = RowEncoding::of(call.inputs[kK].encoding);
-  EADEM_CHECK(
-      call.inputs[kK].is_contiguous() && call.inputs[kV].is_contiguous() && a.kv_encoding == call.inputs[kV].encoding,
-      "keys {} and values {}", to_string(call.inputs[kK]), to_string(call.inputs[kV]));
-  a.k_scales = static_cast<const float*>(call.inputs[kK].plane(1));
-  a.v_scales = static_cast<const float*>(call.inputs[kV].plane(1));
-  a.k = call.inputs[kK].data;
-  a.v = call.inputs[kV].data;
-  a.kv_dtype = call.inputs[kK].dtype;
+  a.k = k.data;
+  a.v = v.data;
+  a.k_scales = static_cast<const float*>(k.plane(1));
+  a.v_scales = static_cast<const float*>(v.plane(1));
   a.query_start = elements<const int32_t>(call.inputs[kQueryStart]);
   a.kv_length = elements<const int32_t>(call.inputs[kKvLength]);
   a.sequences = call.inputs[kKvLength].shape[0];
-  return a;
-}
-
-double attention_flops(const KernelRequest& r, const AttentionAttrs& attrs) {
-  const double tokens = static_cast<double>(r.bounds[Symbol::tokens]);
-  const double keys = attrs.window > 0 ? std::min<double>(tokens, static_cast<double>(attrs.window)) : tokens / 2;
-  return 4.0 * tokens * keys * static_cast<double>(attrs.heads * attrs.head_dim);
 }
 
 namespace {
@@ -474,11 +481,12 @@ Requirements forward_requirements(const KernelRequest& r, const AttentionAttrs& 
   const Encoding* encoding = attrs.source == KvSource::cached ? RowEncoding::of(r.inputs[kK].encoding) : nullptr;
   Requirements requirements(r);
   requirements.f32("q", r.inputs[kQ])
-      .packed("k", r.inputs[kK], {DType::f32, DType::bf16, DType::f16}, encoding)
+      .packed("k", r.inputs[kK], kStorageDTypes, encoding)
       .packed("v", r.inputs[kV], {r.inputs[kK].dtype}, encoding)
       .one_of("query_start", r.inputs[kQueryStart], {DType::i32})
       .one_of("kv_length", r.inputs[kKvLength], {DType::i32})
       .f32("y", r.outputs[0])
+      .require(r.inputs[kK].encoding == r.inputs[kV].encoding, "takes keys and values in the same encoding")
       .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads");
   return requirements;
 }
@@ -487,7 +495,7 @@ Verdict can_forward(const KernelRequest& r) {
   const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
   // A cached attention saves nothing, so it has no second output to ask about.
   if (attrs.source != KvSource::direct) return Verdict::no("the forward pass reads keys directly, not a cache");
-  return forward_requirements(r, attrs).f32("lse", r.outputs[1]).at_cost(attention_flops(r, attrs));
+  return forward_requirements(r, attrs).f32("lse", r.outputs[1]).verdict();
 }
 
 Verdict can_infer(const KernelRequest& r) {
@@ -499,17 +507,13 @@ Verdict can_infer(const KernelRequest& r) {
   if (attrs.source == KvSource::cached)
     requirements.require(r.inputs.size() > kBlockTable && !is_absent(r.inputs[kBlockTable]),
                          "reads a cache through block_table; it is absent");
-  return requirements.at_cost(attention_flops(r, attrs));
+  return requirements.verdict();
 }
 
 int64_t rows_of_spans(const Attention& a) { return std::max(kRowsOfSpans, a.group()); }
 
-// The rule by which spans become tasks.
-struct SpanTasks {
-  int64_t most_blocks;  // with this many blocks (times kv heads) or more, none is divided
-
-  explicit SpanTasks(int threads) : most_blocks(threads > 1 ? threads * kTasksPerThread : 0) {}
-};
+// With this many blocks (times kv heads) or more, none is divided into spans.
+int64_t most_divided_blocks(int threads) { return threads > 1 ? threads * kTasksPerThread : 0; }
 
 // The floats that the states of divided blocks may take in any step.
 int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
@@ -518,26 +522,25 @@ int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionA
   // A block of n tokens sees window + n - 1 positions, n <= rows_of_spans.
   const int64_t spans =
       std::min(ceil_div(positions, kSpan), a.window > 0 ? (a.window + rows_of_spans(a)) / kSpan + 2 : positions);
-  const int64_t blocks = SpanTasks(cpu_device(r).pool().num_threads()).most_blocks;
+  const int64_t blocks = most_divided_blocks(cpu_device(r).pool().num_threads());
   const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_spans(a),
                                  r.bounds[Symbol::sequences] * a.kv_heads * rows_of_spans(a)});
   return rows * spans * Gathered::floats(1, a.width());
 }
 
-int64_t forward_scratch_bytes(const KernelRequest& r) {
-  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
-  const Attention a = shape_of(attrs);
-  return (cpu_device(r).pool().num_threads() * ForwardScratch::floats(a) + span_floats(r, a, attrs)) *
-         static_cast<int64_t>(sizeof(float));
-}
+// What is settled for all steps: the sizes of `shape`, and the tasks.
+struct ForwardPlan {
+  Attention shape;
+  AttentionRoutines routines;
+  bool cached;
+  int64_t worker_floats;  // of scratch; the states of spans lie behind those of all workers
+};
 
 // Computes every block with all of its keys; blocks are numbered in the order of sequences.
-void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
+void run_blocks(const ForwardPlan& plan, const KernelCall& call, const Attention& a, int64_t blocks) {
   const auto blocks_of = [&](int64_t sequence) {
     return ceil_div(a.query_start[sequence + 1] - a.query_start[sequence], a.block_tokens());
   };
-  const auto task = EADEM_CPU_DISPATCH(attention_block, cpu_device(call).isa());
-  const int64_t floats = ForwardScratch::floats(a);
   const auto run = [&](int64_t index, int worker) {
     // Later blocks of a sequence see more keys. They start first, so that the longest do not run last.
     int64_t block = blocks - 1 - index / a.kv_heads;
@@ -547,7 +550,7 @@ void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
     const int64_t begin = block * a.block_tokens();
     const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()),
                        a.kv_length[sequence] - tokens + begin};
-    task(a, b, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
+    plan.routines.block(a, b, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * plan.worker_floats);
   };
   // The heads of one block are assigned to threads as the pages of a cache with one sequence are (InferEngine).
   ThreadPool& pool = cpu_device(call).pool();
@@ -559,7 +562,7 @@ void run_blocks(const KernelCall& call, const Attention& a, int64_t blocks) {
 
 // Computes steps in which every sequence has few rows and is one block: every span on its own, then the merge. The
 // spans of one head are neighbours, like their pages in a cache of one sequence.
-void run_spans(const KernelCall& call, const Attention& a) {
+void run_spans(const ForwardPlan& plan, const KernelCall& call, const Attention& a) {
   const auto block_of = [&](int64_t sequence) {
     const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
     return TokenBlock{sequence, 0, tokens, a.kv_length[sequence] - tokens};
@@ -572,10 +575,8 @@ void run_spans(const KernelCall& call, const Attention& a) {
     return (a.query_start[sequence + 1] - a.query_start[sequence]) * a.group();
   };
   ThreadPool& pool = cpu_device(call).pool();
-  const Isa isa = cpu_device(call).isa();
-  const int64_t worker_floats = ForwardScratch::floats(a);
   float* scratch = static_cast<float*>(call.scratch.data);
-  float* results = scratch + pool.num_threads() * worker_floats;
+  float* results = scratch + pool.num_threads() * plan.worker_floats;
   // The states of a sequence lie by kv head, then by span, then by row.
   const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.width()); };
   const auto results_of = [&](int64_t sequence, int64_t kv_head) {
@@ -593,37 +594,33 @@ void run_spans(const KernelCall& call, const Attention& a) {
   int64_t tasks = 0;
   for (int64_t sequence = 0; sequence < a.sequences; ++sequence) tasks += tasks_of(sequence);
 
-  const auto attend = EADEM_CPU_DISPATCH(attention_spans, isa);
   pool.parallel_shares(tasks * a.kv_heads, [&](int64_t index, int worker) {
     int64_t sequence = 0;
     for (; index >= tasks_of(sequence) * a.kv_heads; ++sequence) index -= tasks_of(sequence) * a.kv_heads;
     const int64_t kv_head = index / tasks_of(sequence), task = index % tasks_of(sequence);
     const TokenBlock b = block_of(sequence);
     const auto border = [&](int64_t i) { return spans_of(sequence) * i / tasks_of(sequence); };
-    attend(a, b, kv_head, a.first_span(b) + border(task), a.first_span(b) + border(task + 1),
-           results_of(sequence, kv_head) + border(task) * floats_of(sequence), floats_of(sequence),
-           scratch + worker * worker_floats);
+    plan.routines.spans(a, b, kv_head, a.first_span(b) + border(task), a.first_span(b) + border(task + 1),
+                        results_of(sequence, kv_head) + border(task) * floats_of(sequence), floats_of(sequence),
+                        scratch + worker * plan.worker_floats);
   });
-  const auto merge = EADEM_CPU_DISPATCH(attention_merge, isa);
   pool.parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int /*worker*/) {
     const int64_t sequence = index / a.kv_heads, kv_head = index % a.kv_heads;
     if (spans_of(sequence) == 0) return;
-    merge(a, block_of(sequence), kv_head, results_of(sequence, kv_head), floats_of(sequence));
+    plan.routines.merge(a, block_of(sequence), kv_head, results_of(sequence, kv_head), floats_of(sequence));
   });
 }
 
-void run_forward(const KernelCall& call) {
-  Attention a = inputs_of(call);
-  const bool cached = call.attrs.get<AttentionAttrs>().source == KvSource::cached;
-  if (cached) {
+void run_forward(const ForwardPlan& plan, const KernelCall& call) {
+  Attention a = plan.shape;
+  set_inputs(a, call);
+  if (plan.cached) {
     a.block_table = elements<const int32_t>(call.inputs[kBlockTable]);
     a.max_blocks = call.inputs[kBlockTable].shape[1];
     a.block_size = call.inputs[kK].shape[2];
   }
   a.y = elements<float>(call.outputs[0]);
   a.lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
-  a.byte_dots =
-      a.rounds_queries() && has_byte_dots(cpu_device(call).isa()) && cpu_device(call).isa() != Isa::neon_dotprod;
 
   int64_t blocks = 0;
   bool few_rows = true, many_keys = false;
@@ -633,15 +630,29 @@ void run_forward(const KernelCall& call) {
     few_rows = few_rows && tokens * a.group() <= rows_of_spans(a);
     many_keys = many_keys || (tokens > 0 && a.kv_length[sequence] > kSpan);
   }
-  if (cached && few_rows && many_keys &&
-      blocks * a.kv_heads < SpanTasks(cpu_device(call).pool().active_threads()).most_blocks)
-    run_spans(call, a);
+  if (plan.cached && few_rows && many_keys &&
+      blocks * a.kv_heads < most_divided_blocks(cpu_device(call).pool().active_threads()))
+    run_spans(plan, call, a);
   else
-    run_blocks(call, a, blocks);
+    run_blocks(plan, call, a, blocks);
 }
 
-constexpr Kernel kForward{"cpu_online_softmax", Pass::forward, can_forward, run_forward, forward_scratch_bytes};
-constexpr Kernel kInference{"cpu_online_softmax", Pass::inference, can_infer, run_forward, forward_scratch_bytes};
+PlanPtr prepare_forward(const KernelRequest& r, Context&) {
+  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
+  const CpuDevice& device = cpu_device(r);
+  ForwardPlan plan{.shape = shape_of(attrs), .routines = {}, .cached = attrs.source == KvSource::cached};
+  Attention& shape = plan.shape;
+  shape.kv_encoding = RowEncoding::of(r.inputs[kK].encoding);
+  shape.byte_dots = shape.rounds_queries() && has_byte_dots(device.isa()) && device.isa() != Isa::neon_dotprod;
+  plan.routines = EADEM_CPU_DISPATCH(attention_routines, device.isa())(r.inputs[kK].dtype, shape.kv_encoding);
+  plan.worker_floats = ForwardScratch::floats(shape);
+  const int64_t floats = device.pool().num_threads() * plan.worker_floats + span_floats(r, shape, attrs);
+  return make_plan([plan](const KernelCall& call) { run_forward(plan, call); },
+                   floats * static_cast<int64_t>(sizeof(float)));
+}
+
+constexpr Kernel kForward{"cpu_online_softmax", Pass::forward, can_forward, prepare_forward};
+constexpr Kernel kInference{"cpu_online_softmax", Pass::inference, can_infer, prepare_forward};
 }  // namespace
 
 KernelList attention_kernels() { return {&kForward, &kInference, &kAttentionBackward}; }

@@ -90,8 +90,8 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
 
   for (int64_t start = 0; start < tokens; start += kChunk) {
     const int64_t count = std::min(kChunk, tokens - start);
-    load_chunk(s.keys, a, a.k, sequence, kv_head, start, count);
-    load_chunk(s.values, a, a.v, sequence, kv_head, start, count);
+    load_chunk(s.keys, a, static_cast<const float*>(a.k), sequence, kv_head, start, count);
+    load_chunk(s.values, a, static_cast<const float*>(a.v), sequence, kv_head, start, count);
     transpose_chunk(s.keys_t, s.keys, width);
     transpose_chunk(s.values_t, s.values, width);
     std::fill(s.dkeys, s.dkeys + kChunk * width, 0.0f);
@@ -177,32 +177,33 @@ Verdict can_backward(const KernelRequest& r) {
   for (const TensorType& type : r.outputs) requirements.f32("dq, dk or dv", type);
   return requirements.require(attrs.source == KvSource::direct, "gradients need keys given directly, not a cache")
       .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads")
-      .at_cost(2.5 * attention_flops(r, attrs));
+      .verdict();
 }
 
-int64_t backward_scratch_bytes(const KernelRequest& r) {
-  const Attention a = shape_of(r.attrs.get<AttentionAttrs>());
-  return cpu_device(r).pool().num_threads() * BackwardScratch::floats(a) * static_cast<int64_t>(sizeof(float));
-}
-
-void run_backward(const KernelCall& call) {
-  Attention a = inputs_of(call);
-  a.out = elements<const float>(call.inputs[kSavedY]);
-  a.saved_lse = elements<const float>(call.inputs[kSavedLse]);
-  a.dy = elements<const float>(call.inputs[kDy]);
-  a.dq = elements<float>(call.outputs[0]);
-  a.dk = elements<float>(call.outputs[1]);
-  a.dv = elements<float>(call.outputs[2]);
-  const auto task = EADEM_CPU_DISPATCH(attention_backward_sequence, cpu_device(call).isa());
-  const int64_t floats = BackwardScratch::floats(a);
-  cpu_device(call).pool().parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int worker) {
-    task(a, index / a.kv_heads, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
-  });
+PlanPtr prepare_backward(const KernelRequest& r, Context&) {
+  const Attention shape = shape_of(r.attrs.get<AttentionAttrs>());
+  const auto task = EADEM_CPU_DISPATCH(attention_backward_sequence, cpu_device(r).isa());
+  const int64_t floats = BackwardScratch::floats(shape);
+  return make_plan(
+      [=](const KernelCall& call) {
+        Attention a = shape;
+        set_inputs(a, call);
+        a.out = elements<const float>(call.inputs[kSavedY]);
+        a.saved_lse = elements<const float>(call.inputs[kSavedLse]);
+        a.dy = elements<const float>(call.inputs[kDy]);
+        a.dq = elements<float>(call.outputs[0]);
+        a.dk = elements<float>(call.outputs[1]);
+        a.dv = elements<float>(call.outputs[2]);
+        cpu_device(call).pool().parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int worker) {
+          task(a, index / a.kv_heads, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
+        });
+      },
+      cpu_device(r).pool().num_threads() * floats * static_cast<int64_t>(sizeof(float)));
 }
 
 }  // namespace
 
-const Kernel kAttentionBackward{"cpu_recompute", Pass::backward, can_backward, run_backward, backward_scratch_bytes};
+const Kernel kAttentionBackward{"cpu_recompute", Pass::backward, can_backward, prepare_backward};
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

@@ -34,7 +34,6 @@ struct TokenBlock {
 struct Attention {
   const float* q;     // [tokens, heads, head_dim]
   const void *k, *v;  // direct [tokens, kv_heads, head_dim], cached [num_blocks, kv_heads, block_size, head_dim]
-  DType kv_dtype;
   const RowEncoding* kv_encoding;    // encoding of a cache; null: plain
   const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
   bool byte_dots;                    // queries are rounded, and the processor has 8-bit dot products
@@ -65,10 +64,8 @@ struct Attention {
 };
 
 Attention shape_of(const AttentionAttrs& attrs);
-// Reads the inputs that both passes have, except for a cache's block table, which is left to the caller.
-Attention inputs_of(const KernelCall& call);
-// Multiplications and additions when every sequence is as long as the bounds allow; half of all pairs are seen.
-double attention_flops(const KernelRequest& r, const AttentionAttrs& attrs);
+// Sets the inputs that both passes have, except for a cache's block table, which is left to the caller.
+void set_inputs(Attention& a, const KernelCall& call);
 
 extern const Kernel kAttentionBackward;  // attention_backward.cc
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 namespace eadem::kernels::cpu {
@@ -40,10 +40,6 @@ void copy_range(Way way, std::byte* whole, const Around& around, PartRange range
 
 std::byte* bytes_of(const TensorView& view) { return static_cast<std::byte*>(view.data); }
 
-Communicator& communicator_of(const KernelCall& call) {
-  return call.context->mesh.along(call.attrs.get<CollectiveAttrs>().over);
-}
-
 PartRange part_of_rank(const CollectiveAttrs& attrs, int rank) { return part_of(attrs.whole, attrs.ranks, rank); }
 
 // The largest part of a tensor around the divided dimension, in elements.
@@ -60,37 +56,37 @@ Verdict can_move(const KernelRequest& r) {
   Requirements requirements(r);
   for (const TensorType& type : r.inputs)
     requirements.require(type.encoding == nullptr, fmt::format("takes plain values; x is {}", to_string(type)));
-  return requirements.at_cost(0);
+  return requirements.verdict();
 }
 
 Verdict can_sum(const KernelRequest& r) {
   return Requirements(r)
       .one_of("x", r.inputs[0], {DType::f32, DType::bf16})
       .one_of("y", r.outputs[0], {r.inputs[0].dtype})
-      .at_cost(elements_of(r, r.inputs[0]));
+      .verdict();
 }
 
 // ---- all_reduce, broadcast, send, recv
 
-void run_all_reduce(const KernelCall& call) {
+void run_all_reduce(const KernelCall& call, const CollectiveAttrs&, Communicator& communicator) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
   EADEM_CHECK(x.is_contiguous() && y.is_contiguous(), "all_reduce of {} into {}", to_string(x), to_string(y));
   copy_bytes(y.data, x.data, x.size_bytes());
-  communicator_of(call).all_reduce_sum(call.context->device, y);
+  communicator.all_reduce_sum(call.context->device, y);
 }
 
-void run_broadcast(const KernelCall& call) {
+void run_broadcast(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
   copy_bytes(y.data, x.data, x.size_bytes());
-  communicator_of(call).broadcast(call.context->device, y, call.attrs.get<CollectiveAttrs>().peer);
+  communicator.broadcast(call.context->device, y, attrs.peer);
 }
 
-void run_send(const KernelCall& call) {
-  communicator_of(call).send(call.context->device, call.inputs[0], call.attrs.get<CollectiveAttrs>().peer);
+void run_send(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator) {
+  communicator.send(call.context->device, call.inputs[0], attrs.peer);
 }
 
-void run_recv(const KernelCall& call) {
-  communicator_of(call).recv(call.context->device, call.outputs[0], call.attrs.get<CollectiveAttrs>().peer);
+void run_recv(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator) {
+  communicator.recv(call.context->device, call.outputs[0], attrs.peer);
 }
 
 // ---- all_gather
@@ -103,16 +99,15 @@ int64_t gather_scratch(const KernelRequest& r) {
   return (attrs.ranks + 1) * part_elements(whole, attrs, r.outputs[0].dtype) * size;
 }
 
-void run_all_gather(const KernelCall& call) {
-  const auto& attrs = call.attrs.get<CollectiveAttrs>();
+void run_all_gather(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
   const Around whole(y.shape, y.dtype, attrs.dim);
-  if (moves_as_it_lies(whole, attrs)) return communicator_of(call).all_gather(call.context->device, y, x);
+  if (moves_as_it_lies(whole, attrs)) return communicator.all_gather(call.context->device, y, x);
   const int64_t count = part_elements(whole, attrs, y.dtype);
   const TensorView own(call.scratch.data, y.dtype, Shape{count});
   const TensorView all(bytes_of(own) + own.size_bytes(), y.dtype, Shape{attrs.ranks, count});
   copy_bytes(own.data, x.data, x.size_bytes());
-  communicator_of(call).all_gather(call.context->device, all, own);
+  communicator.all_gather(call.context->device, all, own);
   for (int rank = 0; rank < attrs.ranks; ++rank)
     copy_range(Way::put, bytes_of(y), whole, part_of_rank(attrs, rank), bytes_of(all) + rank * own.size_bytes());
 }
@@ -127,11 +122,10 @@ int64_t scatter_scratch(const KernelRequest& r) {
   return (attrs.ranks + 1) * part_elements(whole, attrs, r.inputs[0].dtype) * size;
 }
 
-void run_reduce_scatter(const KernelCall& call) {
-  const auto& attrs = call.attrs.get<CollectiveAttrs>();
+void run_reduce_scatter(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
   const Around whole(x.shape, x.dtype, attrs.dim);
-  if (moves_as_it_lies(whole, attrs)) return communicator_of(call).reduce_scatter_sum(call.context->device, y, x);
+  if (moves_as_it_lies(whole, attrs)) return communicator.reduce_scatter_sum(call.context->device, y, x);
   const int64_t count = part_elements(whole, attrs, x.dtype);
   const TensorView own(call.scratch.data, x.dtype, Shape{count});
   const TensorView all(bytes_of(own) + own.size_bytes(), x.dtype, Shape{attrs.ranks, count});
@@ -142,7 +136,7 @@ void run_reduce_scatter(const KernelCall& call) {
     copy_range(Way::take, bytes_of(x), whole, range, place);
     std::memset(place + used, 0, static_cast<size_t>(own.size_bytes() - used));  // it is summed
   }
-  communicator_of(call).reduce_scatter_sum(call.context->device, own, all);
+  communicator.reduce_scatter_sum(call.context->device, own, all);
   copy_bytes(y.data, own.data, y.size_bytes());
 }
 
@@ -150,8 +144,7 @@ void run_reduce_scatter(const KernelCall& call) {
 
 int64_t exchange_scratch(const KernelRequest& r) { return 2 * r.inputs[0].size_bytes(r.bounds); }
 
-void run_all_to_all(const KernelCall& call) {
-  const auto& attrs = call.attrs.get<CollectiveAttrs>();
+void run_all_to_all(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
   const TensorView sent(call.scratch.data, x.dtype, Shape{x.num_elements()});
   const TensorView received(bytes_of(sent) + sent.size_bytes(), x.dtype, Shape{x.num_elements()});
@@ -160,19 +153,31 @@ void run_all_to_all(const KernelCall& call) {
   for (int rank = 0; rank < attrs.ranks; ++rank)
     copy_range(Way::take, bytes_of(x), before, part_of(before.extent, attrs.ranks, rank),
                bytes_of(sent) + rank * piece);
-  communicator_of(call).all_to_all(call.context->device, received, sent);
+  communicator.all_to_all(call.context->device, received, sent);
   for (int rank = 0; rank < attrs.ranks; ++rank)
     copy_range(Way::put, bytes_of(y), after, part_of_rank(attrs, rank), bytes_of(received) + rank * piece);
 }
 
-constexpr Kernel kAllReduceForward{"cpu_communicator", Pass::forward, can_sum, run_all_reduce};
-constexpr Kernel kAllReduce{"cpu_communicator", Pass::inference, can_sum, run_all_reduce};
-constexpr Kernel kAllGather{"cpu_communicator", Pass::inference, can_move, run_all_gather, gather_scratch};
-constexpr Kernel kReduceScatter{"cpu_communicator", Pass::inference, can_sum, run_reduce_scatter, scatter_scratch};
-constexpr Kernel kAllToAll{"cpu_communicator", Pass::inference, can_move, run_all_to_all, exchange_scratch};
-constexpr Kernel kBroadcast{"cpu_communicator", Pass::inference, can_move, run_broadcast};
-constexpr Kernel kSend{"cpu_communicator", Pass::inference, can_move, run_send};
-constexpr Kernel kRecv{"cpu_communicator", Pass::inference, can_move, run_recv};
+using Run = void (*)(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator);
+
+int64_t no_scratch(const KernelRequest&) { return 0; }
+
+template <Run kRun, int64_t (*kScratch)(const KernelRequest& request) = no_scratch>
+PlanPtr prepare(const KernelRequest& r, Context& context) {
+  const CollectiveAttrs attrs = r.attrs.get<CollectiveAttrs>();
+  Communicator& communicator = context.mesh.along(attrs.over);
+  return make_plan([attrs, &communicator](const KernelCall& call) { kRun(call, attrs, communicator); }, kScratch(r));
+}
+
+constexpr Kernel kAllReduceForward{"cpu_communicator", Pass::forward, can_sum, prepare<run_all_reduce>};
+constexpr Kernel kAllReduce{"cpu_communicator", Pass::inference, can_sum, prepare<run_all_reduce>};
+constexpr Kernel kAllGather{"cpu_communicator", Pass::inference, can_move, prepare<run_all_gather, gather_scratch>};
+constexpr Kernel kReduceScatter{"cpu_communicator", Pass::inference, can_sum,
+                                prepare<run_reduce_scatter, scatter_scratch>};
+constexpr Kernel kAllToAll{"cpu_communicator", Pass::inference, can_move, prepare<run_all_to_all, exchange_scratch>};
+constexpr Kernel kBroadcast{"cpu_communicator", Pass::inference, can_move, prepare<run_broadcast>};
+constexpr Kernel kSend{"cpu_communicator", Pass::inference, can_move, prepare<run_send>};
+constexpr Kernel kRecv{"cpu_communicator", Pass::inference, can_move, prepare<run_recv>};
 
 }  // namespace
 

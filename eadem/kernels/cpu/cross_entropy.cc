@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/matmul.h"
 #include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
@@ -54,11 +54,19 @@ HWY_EXPORT(cross_entropy_gradient);
 
 namespace {
 
+// The parts of a row's log-softmax (log_softmax-inl.h).
+struct LogSoftmax {
+  float (*largest)(const float* x, int64_t n);
+  double (*sum)(const float* x, int64_t n, float largest);
+};
+LogSoftmax log_softmax_of(const KernelRequest& r) {
+  return {EADEM_CPU_DISPATCH(largest_of, cpu_device(r).isa()), EADEM_CPU_DISPATCH(sum_exp, cpu_device(r).isa())};
+}
+using RowGradient = void (*)(float* dlogits, const float* logits, int64_t n, int32_t label, float lse, float dloss);
+
 // loss and, unless null, lse of `rows` rows of logits.
-void rows_loss(CpuDevice& device, float* loss, float* lse, const float* logits, const int32_t* labels, int64_t rows,
-               int64_t vocab) {
-  const auto largest_of_row = EADEM_CPU_DISPATCH(largest_of, device.isa());
-  const auto sum_of_row = EADEM_CPU_DISPATCH(sum_exp, device.isa());
+void rows_loss(CpuDevice& device, const LogSoftmax& log_softmax, float* loss, float* lse, const float* logits,
+               const int32_t* labels, int64_t rows, int64_t vocab) {
   device.pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / vocab), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       if (labels[r] < 0 && lse == nullptr) {
@@ -66,20 +74,19 @@ void rows_loss(CpuDevice& device, float* loss, float* lse, const float* logits, 
         continue;
       }
       const float* row = logits + r * vocab;
-      const float largest = largest_of_row(row, vocab);
-      const double log_sum = std::log(sum_of_row(row, vocab, largest));
+      const float largest = log_softmax.largest(row, vocab);
+      const double log_sum = std::log(log_softmax.sum(row, vocab, largest));
       if (lse != nullptr) lse[r] = static_cast<float>(largest + log_sum);
       loss[r] = labels[r] < 0 ? 0.0f : -log_probability(row[labels[r]], largest, log_sum);
     }
   });
 }
 
-void rows_gradient(CpuDevice& device, float* dlogits, const float* logits, const int32_t* labels, const float* lse,
-                   const float* dloss, int64_t rows, int64_t vocab) {
-  const auto task = EADEM_CPU_DISPATCH(cross_entropy_gradient, device.isa());
+void rows_gradient(CpuDevice& device, RowGradient gradient, float* dlogits, const float* logits, const int32_t* labels,
+                   const float* lse, const float* dloss, int64_t rows, int64_t vocab) {
   device.pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / vocab), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
-      task(dlogits + r * vocab, logits + r * vocab, vocab, labels[r], lse[r], dloss[r]);
+      gradient(dlogits + r * vocab, logits + r * vocab, vocab, labels[r], lse[r], dloss[r]);
   });
 }
 
@@ -90,13 +97,16 @@ Verdict can_cross_entropy(const KernelRequest& r) {
       .f32("logits", r.inputs[0])
       .one_of("labels", r.inputs[1], {DType::i32})
       .f32("loss", r.outputs[0])
-      .at_cost(20 * elements_of(r, r.inputs[0]));
+      .verdict();
 }
 
-void run_cross_entropy(const KernelCall& call) {
-  rows_loss(cpu_device(call), elements<float>(call.outputs[0]),
-            call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr, elements<const float>(call.inputs[0]),
-            elements<const int32_t>(call.inputs[1]), call.inputs[0].shape[0], call.inputs[0].shape[1]);
+PlanPtr prepare_cross_entropy(const KernelRequest& r, Context&) {
+  return make_plan([log_softmax = log_softmax_of(r)](const KernelCall& call) {
+    rows_loss(cpu_device(call), log_softmax, elements<float>(call.outputs[0]),
+              call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
+              elements<const float>(call.inputs[0]), elements<const int32_t>(call.inputs[1]), call.inputs[0].shape[0],
+              call.inputs[0].shape[1]);
+  });
 }
 
 Verdict can_cross_entropy_backward(const KernelRequest& r) {
@@ -106,15 +116,17 @@ Verdict can_cross_entropy_backward(const KernelRequest& r) {
       .f32("lse", r.inputs[2])
       .f32("dloss", r.inputs[3])
       .f32("dlogits", r.outputs[0])
-      .at_cost(20 * elements_of(r, r.inputs[0]));
+      .verdict();
 }
 
-void run_cross_entropy_backward(const KernelCall& call) {
-  float* dlogits = elements<float>(call.outputs[0]);
-  if (dlogits == nullptr) return;
-  rows_gradient(cpu_device(call), dlogits, elements<const float>(call.inputs[0]),
-                elements<const int32_t>(call.inputs[1]), elements<const float>(call.inputs[2]),
-                elements<const float>(call.inputs[3]), call.inputs[0].shape[0], call.inputs[0].shape[1]);
+PlanPtr prepare_cross_entropy_backward(const KernelRequest& r, Context&) {
+  return make_plan([row = EADEM_CPU_DISPATCH(cross_entropy_gradient, cpu_device(r).isa())](const KernelCall& call) {
+    float* dlogits = elements<float>(call.outputs[0]);
+    if (dlogits == nullptr) return;
+    rows_gradient(cpu_device(call), row, dlogits, elements<const float>(call.inputs[0]),
+                  elements<const int32_t>(call.inputs[1]), elements<const float>(call.inputs[2]),
+                  elements<const float>(call.inputs[3]), call.inputs[0].shape[0], call.inputs[0].shape[1]);
+  });
 }
 
 // ---- linear_cross_entropy
@@ -136,88 +148,92 @@ const Encoding* pack_weight(const KernelRequest& r, int input) {
   return input == 1 ? PackedPanels::of_forward(r.inputs[1].dtype, cpu_device(r).isa()) : nullptr;
 }
 
-// Bytes of scratch for products of up to `rows` rows of x. The products run one after another and share it.
-int64_t product_bytes(const CpuDevice& device, DType dtype, int64_t rows, int64_t hidden) {
-  const Matmul::Source logits = source_of(PackedPanels::of_forward(dtype, device.isa())->side());
-  return round_up(std::max({matmul_scratch_bytes(device, logits, rows, hidden),
-                            matmul_scratch_bytes(device, Matmul::Source::panels),
-                            matmul_scratch_bytes(device, Matmul::Source::matrix)}),
-                  64);
-}
-
-int64_t fused_scratch_bytes(const KernelRequest& r) {
-  const Shape x = r.inputs[0].bind(r.bounds);
-  return product_bytes(cpu_device(r), r.inputs[1].dtype, x[0], x[1]) + logits_bytes(r);
-}
-
 int64_t transposed_bytes(const Shape& weight, DType dtype) {
   return round_up(PackedPanels::of(dtype, Side::transposed)->planes(weight)[0].size_bytes(), 64);
 }
 
-int64_t fused_backward_scratch_bytes(const KernelRequest& r) {
-  return fused_scratch_bytes(r) + transposed_bytes(r.inputs[1].bind(r.bounds), r.inputs[1].dtype);
-}
-
-Verdict can_fused(const KernelRequest& r, double products) {
+Verdict can_fused(const KernelRequest& r) {
   Requirements requirements(r);
   requirements.f32("x", r.inputs[0])
-      .packed("weight", r.inputs[1], {DType::f32, DType::bf16, DType::f16}, pack_weight(r, 1))
+      .packed("weight", r.inputs[1], kStorageDTypes, pack_weight(r, 1))
       .one_of("labels", r.inputs[2], {DType::i32});
   for (const TensorType& type : r.outputs) requirements.f32("an output", type);
-  const double rows = static_cast<double>(r.inputs[0].dim(0).bind(r.bounds));
-  return requirements.at_cost(2.0 * products * rows * elements_of(r, r.inputs[1]));
+  return requirements.verdict();
 }
 
-Verdict can_fused_forward(const KernelRequest& r) { return can_fused(r, 1); }
-Verdict can_fused_backward(const KernelRequest& r) { return can_fused(r, 3); }
+// The products of a chunk, which run one after another and share scratch: logits, and the gradients of x and weight.
+class ChunkProducts {
+ public:
+  explicit ChunkProducts(const KernelRequest& r)
+      : packing_(static_cast<const PackedPanels*>(pack_weight(r, 1))),
+        logits_(cpu_device(r), {.source = source_of(packing_->side()), .b_dtype = packing_->dtype()}),
+        dx_(cpu_device(r), {.b_dtype = packing_->dtype()}),
+        dweight_(cpu_device(r), {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}) {
+    const Shape x = r.inputs[0].bind(r.bounds);
+    const CpuDevice& device = cpu_device(r);
+    scratch_bytes_ = round_up(std::max({logits_.scratch_bytes(device, x[0], x[1]), dx_.scratch_bytes(device, 0, 0),
+                                        dweight_.scratch_bytes(device, 0, 0)}),
+                              64);
+  }
+
+  const PackedPanels& packing() const { return *packing_; }
+  const MatmulPlan& logits() const { return logits_; }
+  const MatmulPlan& dx() const { return dx_; }
+  const MatmulPlan& dweight() const { return dweight_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  const PackedPanels* packing_;
+  MatmulPlan logits_, dx_, dweight_;
+  int64_t scratch_bytes_;
+};
 
 struct Fused {
   const float* x;
   int64_t rows, hidden, vocab;
   float* logits;  // [chunk_rows, vocab]
-  void* matmul_scratch;
 };
 
-Fused fused(const KernelCall& call) {
-  Fused f{};
-  f.x = elements<const float>(call.inputs[0]);
-  f.rows = call.inputs[0].shape[0];
-  f.hidden = call.inputs[0].shape[1];
-  f.vocab = call.inputs[1].shape[0];
+Fused fused(const ChunkProducts& products, const KernelCall& call) {
   const TensorView& weight = call.inputs[1];
-  const CpuDevice& device = cpu_device(call);
-  EADEM_CHECK(weight.encoding == PackedPanels::of_forward(weight.dtype, device.isa()),
-              "weight {} is not packed as was asked", to_string(weight));
-  f.matmul_scratch = call.scratch.data;
-  f.logits = reinterpret_cast<float*>(static_cast<std::byte*>(call.scratch.data) +
-                                      product_bytes(device, weight.dtype, f.rows, f.hidden));
-  return f;
+  EADEM_CHECK(weight.encoding == &products.packing(), "weight {} is not packed as was asked", to_string(weight));
+  return {.x = elements<const float>(call.inputs[0]),
+          .rows = call.inputs[0].shape[0],
+          .hidden = call.inputs[0].shape[1],
+          .vocab = weight.shape[0],
+          .logits = reinterpret_cast<float*>(static_cast<std::byte*>(call.scratch.data) + products.scratch_bytes())};
 }
 
-void make_logits(CpuDevice& device, const Fused& f, const TensorView& weight, int64_t row, int64_t rows) {
+void make_logits(const ChunkProducts& products, const KernelCall& call, const Fused& f, int64_t row, int64_t rows) {
   Matmul m;
   m.rows = rows;
   m.k_size = f.hidden;
   m.outputs = f.vocab;
   m.a = f.x + row * f.hidden;
   m.a_row_stride = f.hidden;
-  set_panels(m, weight);
+  m.b.data = call.inputs[1].data;
   m.y = f.logits;
-  matmul(device, m, f.matmul_scratch);
+  products.logits().run(cpu_device(call), m, call.scratch.data);
 }
 
-void run_fused_forward(const KernelCall& call) {
-  CpuDevice& device = cpu_device(call);
-  const Fused f = fused(call);
-  const int32_t* labels = elements<const int32_t>(call.inputs[2]);
-  float* loss = elements<float>(call.outputs[0]);
-  float* lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
-  const int64_t chunk = chunk_rows(f.vocab);
-  for (int64_t row = 0; row < f.rows; row += chunk) {
-    const int64_t rows = std::min(chunk, f.rows - row);
-    make_logits(device, f, call.inputs[1], row, rows);
-    rows_loss(device, loss + row, lse == nullptr ? nullptr : lse + row, f.logits, labels + row, rows, f.vocab);
-  }
+PlanPtr prepare_fused_forward(const KernelRequest& r, Context&) {
+  const ChunkProducts products(r);
+  const LogSoftmax log_softmax = log_softmax_of(r);
+  return make_plan(
+      [=](const KernelCall& call) {
+        const Fused f = fused(products, call);
+        const int32_t* labels = elements<const int32_t>(call.inputs[2]);
+        float* loss = elements<float>(call.outputs[0]);
+        float* lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
+        const int64_t chunk = chunk_rows(f.vocab);
+        for (int64_t row = 0; row < f.rows; row += chunk) {
+          const int64_t rows = std::min(chunk, f.rows - row);
+          make_logits(products, call, f, row, rows);
+          rows_loss(cpu_device(call), log_softmax, loss + row, lse == nullptr ? nullptr : lse + row, f.logits,
+                    labels + row, rows, f.vocab);
+        }
+      },
+      products.scratch_bytes() + logits_bytes(r));
 }
 
 // Makes the panels of the transposed side, [ceil(hidden / 16), vocab, 16], from the panels of the forward side: each 16
@@ -239,10 +255,24 @@ void transpose_panels(ThreadPool& pool, void* transposed, const void* forward, i
   });
 }
 
-void run_fused_backward(const KernelCall& call) {
+using TransposePanels = void (*)(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab,
+                                 int64_t hidden);
+
+// Only bits move, so bf16 and f16 need no separate code.
+TransposePanels transpose_of(const PackedPanels& forward) {
+  if (forward.dtype() == DType::f32) return transpose_panels<float, false>;
+  return forward.side() == Side::pairs ? transpose_panels<uint16_t, true> : transpose_panels<uint16_t, false>;
+}
+
+struct FusedBackward {
+  ChunkProducts products;
+  RowGradient gradient;
+  TransposePanels transpose;
+};
+
+void run_fused_backward(const FusedBackward& plan, const KernelCall& call) {
   CpuDevice& device = cpu_device(call);
-  const Fused f = fused(call);
-  const TensorView& weight = call.inputs[1];
+  const Fused f = fused(plan.products, call);
   const int32_t* labels = elements<const int32_t>(call.inputs[2]);
   const float* lse = elements<const float>(call.inputs[3]);
   const float* dloss = elements<const float>(call.inputs[4]);
@@ -252,20 +282,13 @@ void run_fused_backward(const KernelCall& call) {
 
   // 1. Pack the transposed side of the weight.
   void* transposed = f.logits + round_up(std::min(chunk, f.rows) * f.vocab, 16);
-  if (dx != nullptr) {
-    // Only bits move, so bf16 and f16 need no separate code.
-    const bool pairs = weight.encoding == PackedPanels::of(weight.dtype, Side::pairs);
-    const auto transpose = weight.dtype == DType::f32 ? transpose_panels<float, false>
-                           : pairs                    ? transpose_panels<uint16_t, true>
-                                                      : transpose_panels<uint16_t, false>;
-    transpose(device.pool(), transposed, weight.data, f.vocab, f.hidden);
-  }
+  if (dx != nullptr) plan.transpose(device.pool(), transposed, call.inputs[1].data, f.vocab, f.hidden);
 
   for (int64_t row = 0; row < f.rows; row += chunk) {
     const int64_t rows = std::min(chunk, f.rows - row);
     // 2. The gradient of the chunk's logits overwrites the logits.
-    make_logits(device, f, weight, row, rows);
-    rows_gradient(device, f.logits, f.logits, labels + row, lse + row, dloss + row, rows, f.vocab);
+    make_logits(plan.products, call, f, row, rows);
+    rows_gradient(device, plan.gradient, f.logits, f.logits, labels + row, lse + row, dloss + row, rows, f.vocab);
 
     // 3. dx = dlogits weight
     if (dx != nullptr) {
@@ -275,10 +298,9 @@ void run_fused_backward(const KernelCall& call) {
       m.outputs = f.hidden;
       m.a = f.logits;
       m.a_row_stride = f.vocab;
-      m.b = transposed;
-      m.b_dtype = weight.dtype;
+      m.b.data = transposed;
       m.y = dx + row * f.hidden;
-      matmul(device, m, f.matmul_scratch);
+      plan.products.dx().run(device, m, call.scratch.data);
     }
 
     // 4. dweight += dlogits^T x
@@ -290,25 +312,28 @@ void run_fused_backward(const KernelCall& call) {
       m.a = f.logits;
       m.a_row_stride = 1;
       m.a_k_stride = f.vocab;
-      m.b_source = Matmul::Source::matrix;
-      m.b = f.x + row * f.hidden;
-      m.finish = Matmul::Finish::accumulate;
+      m.b.data = f.x + row * f.hidden;
       m.y = dweight;
-      matmul(device, m, f.matmul_scratch);
+      plan.products.dweight().run(device, m, call.scratch.data);
     }
   }
 }
 
-constexpr Kernel kForward{"cpu_rows", Pass::forward, can_cross_entropy, run_cross_entropy};
-constexpr Kernel kInference{"cpu_rows", Pass::inference, can_cross_entropy, run_cross_entropy};
-constexpr Kernel kBackward{"cpu_rows", Pass::backward, can_cross_entropy_backward, run_cross_entropy_backward};
-constexpr Kernel kFused{"cpu_row_chunks",  Pass::forward,       can_fused_forward,
-                        run_fused_forward, fused_scratch_bytes, pack_weight};
-constexpr Kernel kFusedInference{"cpu_row_chunks",  Pass::inference,     can_fused_forward,
-                                 run_fused_forward, fused_scratch_bytes, pack_weight};
-constexpr Kernel kFusedBackward{
-    "cpu_row_chunks", Pass::backward, can_fused_backward, run_fused_backward, fused_backward_scratch_bytes,
-    pack_weight};
+PlanPtr prepare_fused_backward(const KernelRequest& r, Context&) {
+  const ChunkProducts products(r);
+  const FusedBackward plan{products, EADEM_CPU_DISPATCH(cross_entropy_gradient, cpu_device(r).isa()),
+                           transpose_of(products.packing())};
+  return make_plan([plan](const KernelCall& call) { run_fused_backward(plan, call); },
+                   products.scratch_bytes() + logits_bytes(r) +
+                       transposed_bytes(r.inputs[1].bind(r.bounds), products.packing().dtype()));
+}
+
+constexpr Kernel kForward{"cpu_rows", Pass::forward, can_cross_entropy, prepare_cross_entropy};
+constexpr Kernel kInference{"cpu_rows", Pass::inference, can_cross_entropy, prepare_cross_entropy};
+constexpr Kernel kBackward{"cpu_rows", Pass::backward, can_cross_entropy_backward, prepare_cross_entropy_backward};
+constexpr Kernel kFused{"cpu_row_chunks", Pass::forward, can_fused, prepare_fused_forward, pack_weight};
+constexpr Kernel kFusedInference{"cpu_row_chunks", Pass::inference, can_fused, prepare_fused_forward, pack_weight};
+constexpr Kernel kFusedBackward{"cpu_row_chunks", Pass::backward, can_fused, prepare_fused_backward, pack_weight};
 
 }  // namespace
 

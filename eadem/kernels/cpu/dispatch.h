@@ -2,7 +2,8 @@
 //
 // Dispatch on the instruction set of a CpuDevice. Highway compiles a source once per target and lays the copies of an
 // exported function into a table; its own dispatch picks the slot by a process-wide choice. Ours is per device, so
-// that one process can run every instruction set of the machine (tests do), and nothing global is written.
+// that one process can run every instruction set of the machine (tests do), and nothing global is written. Plans
+// dispatch when a program compiles and keep the function.
 #pragma once
 
 #include <hwy/highway.h>
@@ -13,6 +14,7 @@
 
 #include "eadem/core/error.h"
 #include "eadem/core/isa.h"
+#include "eadem/core/lookups.h"
 
 namespace eadem::kernels::cpu {
 
@@ -38,7 +40,12 @@ constexpr size_t isa_slot(Isa isa) {
 #endif
 }
 
+inline size_t counted_isa_slot(Isa isa) {
+  count_lookup();
+  return isa_slot(isa);
+}
+
 }  // namespace eadem::kernels::cpu
 
 // The copy of `FUNCTION`, which HWY_EXPORT has named, that is compiled for `isa`.
-#define EADEM_CPU_DISPATCH(FUNCTION, isa) (HWY_DISPATCH_TABLE(FUNCTION)[::eadem::kernels::cpu::isa_slot(isa)])
+#define EADEM_CPU_DISPATCH(FUNCTION, isa) (HWY_DISPATCH_TABLE(FUNCTION)[::eadem::kernels::cpu::counted_isa_slot(isa)])

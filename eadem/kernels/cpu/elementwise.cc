@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -13,6 +13,26 @@
 
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/simd-inl.h"
+
+#ifndef EADEM_KERNELS_CPU_ELEMENTWISE_ROUTINES_
+#define EADEM_KERNELS_CPU_ELEMENTWISE_ROUTINES_
+namespace eadem::kernels::cpu {
+namespace {
+
+using BinaryElements = void (*)(float* y, const float* a, const float* b, int64_t n);
+using CastElements = void (*)(void* y, const void* x, int64_t begin, int64_t end);
+
+// The routines of one activation.
+struct ActivationRoutines {
+  void (*activation)(float* y, const float* x, int64_t n);
+  BinaryElements backward;  // dx, x, dy
+  BinaryElements gated;     // y, gate, up
+  void (*dgate)(float* dgate, const float* gate, const float* up, const float* dy, int64_t n);
+};
+
+}  // namespace
+}  // namespace eadem::kernels::cpu
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
@@ -28,56 +48,49 @@ void mul(float* y, const float* a, const float* b, int64_t n) {
       y, n, [](Vec u, Vec v) { return hn::Mul(u, v); }, a, b);
 }
 
-void activation(ActivationKind kind, float* y, const float* x, int64_t n) {
-  with_activation(kind, [&](auto constant) {
+template <ActivationKind kKind>
+void activation(float* y, const float* x, int64_t n) {
+  map(
+      y, n, [](Vec v) { return activate<kKind>(v); }, x);
+}
+
+template <ActivationKind kKind>
+void activation_backward(float* dx, const float* x, const float* dy, int64_t n) {
+  map(
+      dx, n, [](Vec v, Vec g) { return hn::Mul(g, activate_derivative<kKind>(v)); }, x, dy);
+}
+
+template <ActivationKind kKind>
+void gated_activation(float* y, const float* gate, const float* up, int64_t n) {
+  map(
+      y, n, [](Vec g, Vec u) { return hn::Mul(activate<kKind>(g), u); }, gate, up);
+}
+
+template <ActivationKind kKind>
+void gated_activation_dgate(float* dgate, const float* gate, const float* up, const float* dy, int64_t n) {
+  map(
+      dgate, n, [](Vec g, Vec u, Vec d) { return hn::Mul(hn::Mul(d, u), activate_derivative<kKind>(g)); }, gate, up,
+      dy);
+}
+
+ActivationRoutines activation_routines(ActivationKind kind) {
+  return with_activation(kind, [](auto constant) -> ActivationRoutines {
     constexpr ActivationKind kKind = decltype(constant)::value;
-    map(
-        y, n, [](Vec v) { return activate<kKind>(v); }, x);
+    return {activation<kKind>, activation_backward<kKind>, gated_activation<kKind>, gated_activation_dgate<kKind>};
   });
 }
 
-void activation_backward(ActivationKind kind, float* dx, const float* x, const float* dy, int64_t n) {
-  with_activation(kind, [&](auto constant) {
-    constexpr ActivationKind kKind = decltype(constant)::value;
-    map(
-        dx, n, [](Vec v, Vec g) { return hn::Mul(g, activate_derivative<kKind>(v)); }, x, dy);
+template <typename To, typename From>
+void cast(void* y, const void* x, int64_t begin, int64_t end) {
+  map(
+      static_cast<To*>(y) + begin, end - begin, [](Vec v) { return v; }, static_cast<const From*>(x) + begin);
+}
+
+CastElements cast_of(DType to, DType from) {
+  return with_dtype(to, [from](auto* y) -> CastElements {
+    return with_dtype(from,
+                      [](auto* x) -> CastElements { return cast<ElementOf<decltype(y)>, ElementOf<decltype(x)>>; });
   });
-}
-
-void gated_activation(ActivationKind kind, float* y, const float* gate, const float* up, int64_t n) {
-  with_activation(kind, [&](auto constant) {
-    constexpr ActivationKind kKind = decltype(constant)::value;
-    map(
-        y, n, [](Vec g, Vec u) { return hn::Mul(activate<kKind>(g), u); }, gate, up);
-  });
-}
-
-void gated_activation_dgate(ActivationKind kind, float* dgate, const float* gate, const float* up, const float* dy,
-                            int64_t n) {
-  with_activation(kind, [&](auto constant) {
-    constexpr ActivationKind kKind = decltype(constant)::value;
-    map(
-        dgate, n, [](Vec g, Vec u, Vec d) { return hn::Mul(hn::Mul(d, u), activate_derivative<kKind>(g)); }, gate, up,
-        dy);
-  });
-}
-
-template <typename To>
-void cast_from(To* y, DType from, const void* x, int64_t begin, int64_t end) {
-  const auto same = [](Vec v) { return v; };
-  switch (from) {
-    case DType::bf16: return map(y + begin, end - begin, same, static_cast<const bf16_t*>(x) + begin);
-    case DType::f16: return map(y + begin, end - begin, same, static_cast<const f16_t*>(x) + begin);
-    default: return map(y + begin, end - begin, same, static_cast<const float*>(x) + begin);
-  }
-}
-
-void cast(DType to, void* y, DType from, const void* x, int64_t begin, int64_t end) {
-  switch (to) {
-    case DType::bf16: return cast_from(static_cast<bf16_t*>(y), from, x, begin, end);
-    case DType::f16: return cast_from(static_cast<f16_t*>(y), from, x, begin, end);
-    default: return cast_from(static_cast<float*>(y), from, x, begin, end);
-  }
 }
 
 }  // namespace
@@ -89,130 +102,124 @@ namespace eadem::kernels::cpu {
 
 HWY_EXPORT(add);
 HWY_EXPORT(mul);
-HWY_EXPORT(activation);
-HWY_EXPORT(activation_backward);
-HWY_EXPORT(gated_activation);
-HWY_EXPORT(gated_activation_dgate);
-HWY_EXPORT(cast);
+HWY_EXPORT(activation_routines);
+HWY_EXPORT(cast_of);
 
 namespace {
 
 constexpr int64_t kGrain = 16384;  // elements: a few microseconds of work
+constexpr int64_t kActivationGrain = kGrain / 8;
 
-// Accepts requests whose ports are all f32, at `flops_per_element` for each element of the first input.
-Verdict can_all_f32(const KernelRequest& r, double flops_per_element) {
+// Accepts requests whose ports are all f32.
+Verdict can_all_f32(const KernelRequest& r) {
   Requirements requirements(r);
   for (const TensorType& type : r.inputs) requirements.f32("an input", type);
   for (const TensorType& type : r.outputs) requirements.f32("an output", type);
-  return requirements.at_cost(flops_per_element * elements_of(r, r.inputs[0]));
+  return requirements.verdict();
 }
 
-Verdict can_arithmetic(const KernelRequest& r) { return can_all_f32(r, 2); }
-Verdict can_activation(const KernelRequest& r) { return can_all_f32(r, 30); }
+ActivationRoutines routines_of(const KernelRequest& r) {
+  return EADEM_CPU_DISPATCH(activation_routines, cpu_device(r).isa())(r.attrs.get<ActivationAttrs>().kind);
+}
 
-using BinaryFunction = void (*)(float*, const float*, const float*, int64_t);
-
-void run_binary(const KernelCall& call, BinaryFunction task, int y, int a, int b) {
-  float* out = elements<float>(call.outputs[static_cast<size_t>(y)]);
+// output `y` = task(input `a`, input `b`), unless it is not wanted.
+void run_binary(const KernelCall& call, BinaryElements task, int64_t grain, size_t y, size_t a, size_t b) {
+  float* out = elements<float>(call.outputs[y]);
   if (out == nullptr) return;
-  const float* left = elements<const float>(call.inputs[static_cast<size_t>(a)]);
-  const float* right = elements<const float>(call.inputs[static_cast<size_t>(b)]);
-  cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), kGrain, [&](int64_t begin, int64_t end) {
+  const float* left = elements<const float>(call.inputs[a]);
+  const float* right = elements<const float>(call.inputs[b]);
+  cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), grain, [&](int64_t begin, int64_t end) {
     task(out + begin, left + begin, right + begin, end - begin);
   });
 }
 
-void run_add(const KernelCall& call) { run_binary(call, EADEM_CPU_DISPATCH(add, cpu_device(call).isa()), 0, 0, 1); }
-
-void run_mul(const KernelCall& call) { run_binary(call, EADEM_CPU_DISPATCH(mul, cpu_device(call).isa()), 0, 0, 1); }
-
-void run_mul_backward(const KernelCall& call) {
-  const BinaryFunction task = EADEM_CPU_DISPATCH(mul, cpu_device(call).isa());
-  run_binary(call, task, 0, 2, 1);
-  run_binary(call, task, 1, 2, 0);
-}
-
-void run_activation(const KernelCall& call) {
-  const auto task = EADEM_CPU_DISPATCH(activation, cpu_device(call).isa());
-  const ActivationKind kind = call.attrs.get<ActivationAttrs>().kind;
-  float* y = elements<float>(call.outputs[0]);
-  const float* x = elements<const float>(call.inputs[0]);
-  cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), kGrain / 8, [&](int64_t begin, int64_t end) {
-    task(kind, y + begin, x + begin, end - begin);
+PlanPtr prepare_add(const KernelRequest& r, Context&) {
+  return make_plan([task = EADEM_CPU_DISPATCH(add, cpu_device(r).isa())](const KernelCall& call) {
+    run_binary(call, task, kGrain, 0, 0, 1);
   });
 }
 
-void run_activation_backward(const KernelCall& call) {
-  const auto task = EADEM_CPU_DISPATCH(activation_backward, cpu_device(call).isa());
-  const ActivationKind kind = call.attrs.get<ActivationAttrs>().kind;
-  float* dx = elements<float>(call.outputs[0]);
-  if (dx == nullptr) return;
-  const float* x = elements<const float>(call.inputs[0]);
-  const float* dy = elements<const float>(call.inputs[1]);
-  cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), kGrain / 8, [&](int64_t begin, int64_t end) {
-    task(kind, dx + begin, x + begin, dy + begin, end - begin);
+PlanPtr prepare_mul(const KernelRequest& r, Context&) {
+  return make_plan([task = EADEM_CPU_DISPATCH(mul, cpu_device(r).isa())](const KernelCall& call) {
+    run_binary(call, task, kGrain, 0, 0, 1);
   });
 }
 
-void run_gated_activation(const KernelCall& call) {
-  const auto task = EADEM_CPU_DISPATCH(gated_activation, cpu_device(call).isa());
-  const ActivationKind kind = call.attrs.get<ActivationAttrs>().kind;
-  float* y = elements<float>(call.outputs[0]);
-  const float* gate = elements<const float>(call.inputs[0]);
-  const float* up = elements<const float>(call.inputs[1]);
-  cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), kGrain / 8, [&](int64_t begin, int64_t end) {
-    task(kind, y + begin, gate + begin, up + begin, end - begin);
+PlanPtr prepare_mul_backward(const KernelRequest& r, Context&) {
+  return make_plan([task = EADEM_CPU_DISPATCH(mul, cpu_device(r).isa())](const KernelCall& call) {
+    run_binary(call, task, kGrain, 0, 2, 1);
+    run_binary(call, task, kGrain, 1, 2, 0);
   });
 }
 
-void run_gated_activation_backward(const KernelCall& call) {
-  const auto dgate_task = EADEM_CPU_DISPATCH(gated_activation_dgate, cpu_device(call).isa());
-  const auto dup_task = EADEM_CPU_DISPATCH(gated_activation, cpu_device(call).isa());
-  const ActivationKind kind = call.attrs.get<ActivationAttrs>().kind;
-  float* dgate = elements<float>(call.outputs[0]);
-  float* dup = elements<float>(call.outputs[1]);
-  const float* gate = elements<const float>(call.inputs[0]);
-  const float* up = elements<const float>(call.inputs[1]);
-  const float* dy = elements<const float>(call.inputs[2]);
-  cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), kGrain / 8, [&](int64_t begin, int64_t end) {
-    const int64_t n = end - begin;
-    if (dgate != nullptr) dgate_task(kind, dgate + begin, gate + begin, up + begin, dy + begin, n);
-    if (dup != nullptr) dup_task(kind, dup + begin, gate + begin, dy + begin, n);
+PlanPtr prepare_activation(const KernelRequest& r, Context&) {
+  return make_plan([task = routines_of(r).activation](const KernelCall& call) {
+    float* y = elements<float>(call.outputs[0]);
+    const float* x = elements<const float>(call.inputs[0]);
+    cpu_device(call).pool().parallel_ranges(
+        call.inputs[0].num_elements(), kActivationGrain,
+        [&](int64_t begin, int64_t end) { task(y + begin, x + begin, end - begin); });
+  });
+}
+
+PlanPtr prepare_activation_backward(const KernelRequest& r, Context&) {
+  return make_plan(
+      [task = routines_of(r).backward](const KernelCall& call) { run_binary(call, task, kActivationGrain, 0, 0, 1); });
+}
+
+PlanPtr prepare_gated_activation(const KernelRequest& r, Context&) {
+  return make_plan(
+      [task = routines_of(r).gated](const KernelCall& call) { run_binary(call, task, kActivationGrain, 0, 0, 1); });
+}
+
+PlanPtr prepare_gated_activation_backward(const KernelRequest& r, Context&) {
+  return make_plan([routines = routines_of(r)](const KernelCall& call) {
+    float* dgate = elements<float>(call.outputs[0]);
+    float* dup = elements<float>(call.outputs[1]);
+    const float* gate = elements<const float>(call.inputs[0]);
+    const float* up = elements<const float>(call.inputs[1]);
+    const float* dy = elements<const float>(call.inputs[2]);
+    cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), kActivationGrain,
+                                            [&](int64_t begin, int64_t end) {
+                                              const int64_t n = end - begin;
+                                              if (dgate != nullptr)
+                                                routines.dgate(dgate + begin, gate + begin, up + begin, dy + begin, n);
+                                              if (dup != nullptr)
+                                                routines.gated(dup + begin, gate + begin, dy + begin, n);
+                                            });
   });
 }
 
 Verdict can_cast(const KernelRequest& r) {
-  return Requirements(r)
-      .one_of("x", r.inputs[0], {DType::f32, DType::bf16, DType::f16})
-      .one_of("y", r.outputs[0], {DType::f32, DType::bf16, DType::f16})
-      .at_cost(elements_of(r, r.inputs[0]));
+  return Requirements(r).one_of("x", r.inputs[0], kStorageDTypes).one_of("y", r.outputs[0], kStorageDTypes).verdict();
 }
 
-void run_cast(const KernelCall& call) {
-  const TensorView& x = call.inputs[0];
-  const TensorView& y = call.outputs[0];
-  if (!y.defined()) return;
-  EADEM_CHECK(x.is_contiguous() && y.is_contiguous(), "cast of {} to {}", to_string(x), to_string(y));
-  const auto task = EADEM_CPU_DISPATCH(cast, cpu_device(call).isa());
-  cpu_device(call).pool().parallel_ranges(x.num_elements(), kGrain, [&](int64_t begin, int64_t end) {
-    task(y.dtype, y.data, x.dtype, x.data, begin, end);
+PlanPtr prepare_cast(const KernelRequest& r, Context&) {
+  const CastElements task = EADEM_CPU_DISPATCH(cast_of, cpu_device(r).isa())(r.outputs[0].dtype, r.inputs[0].dtype);
+  return make_plan([task](const KernelCall& call) {
+    const TensorView& x = call.inputs[0];
+    const TensorView& y = call.outputs[0];
+    if (!y.defined()) return;
+    EADEM_CHECK(x.is_contiguous() && y.is_contiguous(), "cast of {} to {}", to_string(x), to_string(y));
+    cpu_device(call).pool().parallel_ranges(x.num_elements(), kGrain,
+                                            [&](int64_t begin, int64_t end) { task(y.data, x.data, begin, end); });
   });
 }
 
-constexpr Kernel kAdd{"cpu_vectors", Pass::forward, can_arithmetic, run_add};
-constexpr Kernel kAddInference{"cpu_vectors", Pass::inference, can_arithmetic, run_add};
-constexpr Kernel kMul{"cpu_vectors", Pass::forward, can_arithmetic, run_mul};
-constexpr Kernel kMulInference{"cpu_vectors", Pass::inference, can_arithmetic, run_mul};
-constexpr Kernel kMulBackward{"cpu_vectors", Pass::backward, can_arithmetic, run_mul_backward};
-constexpr Kernel kActivation{"cpu_vectors", Pass::forward, can_activation, run_activation};
-constexpr Kernel kActivationInference{"cpu_vectors", Pass::inference, can_activation, run_activation};
-constexpr Kernel kActivationBackward{"cpu_vectors", Pass::backward, can_activation, run_activation_backward};
-constexpr Kernel kGated{"cpu_vectors", Pass::forward, can_activation, run_gated_activation};
-constexpr Kernel kGatedInference{"cpu_vectors", Pass::inference, can_activation, run_gated_activation};
-constexpr Kernel kGatedBackward{"cpu_vectors", Pass::backward, can_activation, run_gated_activation_backward};
-constexpr Kernel kCast{"cpu_vectors", Pass::forward, can_cast, run_cast};
-constexpr Kernel kCastInference{"cpu_vectors", Pass::inference, can_cast, run_cast};
-constexpr Kernel kCastBackward{"cpu_vectors", Pass::backward, can_cast, run_cast};
+constexpr Kernel kAdd{"cpu_vectors", Pass::forward, can_all_f32, prepare_add};
+constexpr Kernel kAddInference{"cpu_vectors", Pass::inference, can_all_f32, prepare_add};
+constexpr Kernel kMul{"cpu_vectors", Pass::forward, can_all_f32, prepare_mul};
+constexpr Kernel kMulInference{"cpu_vectors", Pass::inference, can_all_f32, prepare_mul};
+constexpr Kernel kMulBackward{"cpu_vectors", Pass::backward, can_all_f32, prepare_mul_backward};
+constexpr Kernel kActivation{"cpu_vectors", Pass::forward, can_all_f32, prepare_activation};
+constexpr Kernel kActivationInference{"cpu_vectors", Pass::inference, can_all_f32, prepare_activation};
+constexpr Kernel kActivationBackward{"cpu_vectors", Pass::backward, can_all_f32, prepare_activation_backward};
+constexpr Kernel kGated{"cpu_vectors", Pass::forward, can_all_f32, prepare_gated_activation};
+constexpr Kernel kGatedInference{"cpu_vectors", Pass::inference, can_all_f32, prepare_gated_activation};
+constexpr Kernel kGatedBackward{"cpu_vectors", Pass::backward, can_all_f32, prepare_gated_activation_backward};
+constexpr Kernel kCast{"cpu_vectors", Pass::forward, can_cast, prepare_cast};
+constexpr Kernel kCastInference{"cpu_vectors", Pass::inference, can_cast, prepare_cast};
+constexpr Kernel kCastBackward{"cpu_vectors", Pass::backward, can_cast, prepare_cast};
 
 }  // namespace
 

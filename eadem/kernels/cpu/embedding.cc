@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "eadem/kernels/backends.h"
 #include "eadem/kernels/cpu/fp8_panels.h"
 #include "eadem/kernels/cpu/group_panels.h"
+#include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/select_rows.h"
 
@@ -19,8 +20,8 @@
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
-#ifndef EADEM_KERNELS_CPU_EMBEDDING_PARAMS_
-#define EADEM_KERNELS_CPU_EMBEDDING_PARAMS_
+#ifndef EADEM_KERNELS_CPU_EMBEDDING_ROUTINES_
+#define EADEM_KERNELS_CPU_EMBEDDING_ROUTINES_
 namespace eadem::kernels::cpu {
 namespace {
 
@@ -31,6 +32,9 @@ struct TableRows {
   bool contains(int64_t id) const { return id >= first && id < first + count; }
 };
 
+using GatherRows = void (*)(float* y, const void* table, const int32_t* ids, TableRows range, int64_t hidden,
+                            int64_t begin, int64_t end);
+
 }  // namespace
 }  // namespace eadem::kernels::cpu
 #endif
@@ -40,21 +44,20 @@ namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
 // y[t, :] = table[ids[t] - first, :] for t in [begin, end), or zeros where the table has no such row
-void gather_rows(float* y, DType dtype, const void* table, const int32_t* ids, TableRows range, int64_t hidden,
-                 int64_t begin, int64_t end) {
-  const auto gather = [&](const auto* rows) {
-    for (int64_t t = begin; t < end; ++t)
-      if (range.contains(ids[t]))
-        map(
-            y + t * hidden, hidden, [](Vec v) { return v; }, rows + (ids[t] - range.first) * hidden);
-      else
-        std::fill_n(y + t * hidden, hidden, 0.0f);
-  };
-  switch (dtype) {
-    case DType::bf16: return gather(static_cast<const bf16_t*>(table));
-    case DType::f16: return gather(static_cast<const f16_t*>(table));
-    default: return gather(static_cast<const float*>(table));
-  }
+template <typename T>
+void gather_rows(float* y, const void* table, const int32_t* ids, TableRows range, int64_t hidden, int64_t begin,
+                 int64_t end) {
+  const T* rows = static_cast<const T*>(table);
+  for (int64_t t = begin; t < end; ++t)
+    if (range.contains(ids[t]))
+      map(
+          y + t * hidden, hidden, [](Vec v) { return v; }, rows + (ids[t] - range.first) * hidden);
+    else
+      std::fill_n(y + t * hidden, hidden, 0.0f);
+}
+
+GatherRows gather_rows_of(DType table) {
+  return with_dtype(table, [](auto* type) -> GatherRows { return gather_rows<ElementOf<decltype(type)>>; });
 }
 
 // dtable[ids[t] - first, begin:end] += dy[t, begin:end] for all t in order whose row the table has
@@ -75,77 +78,72 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(gather_rows);
+HWY_EXPORT(gather_rows_of);
 HWY_EXPORT(scatter_add_columns);
 
 namespace {
 
-void run_gather(const KernelCall& call, const TensorView& table, const TensorView& ids, int64_t first) {
-  EADEM_CHECK(table.encoding == nullptr && table.is_contiguous(), "table {} is not plain", to_string(table));
-  const auto task = EADEM_CPU_DISPATCH(gather_rows, cpu_device(call).isa());
-  const int64_t hidden = table.shape[1];
-  float* y = elements<float>(call.outputs[0]);
-  const int32_t* index = elements<const int32_t>(ids);
-  cpu_device(call).pool().parallel_ranges(
-      ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)), [&](int64_t begin, int64_t end) {
-        task(y, table.dtype, table.data, index, {first, table.shape[0]}, hidden, begin, end);
-      });
-}
-
-// The modelled cost counts only the rows that are looked up: they are read and written, so the traffic is twice that of
-// y.
-Verdict at_cost_of_rows(const KernelRequest& r, const Requirements& requirements) {
-  const KernelRequest looked_up{r.op, r.pass, r.device, r.attrs, r.inputs.subspan(1), r.outputs, r.bounds};
-  const Verdict verdict = requirements.at_cost(0);
-  return verdict.accepted ? Requirements(looked_up).at_cost(elements_of(r, r.outputs[0])) : verdict;
-}
-
 Verdict can_embedding(const KernelRequest& r) {
-  Requirements requirements(r);
-  requirements.one_of("table", r.inputs[0], {DType::f32, DType::bf16, DType::f16})
+  return Requirements(r)
+      .one_of("table", r.inputs[0], kStorageDTypes)
       .one_of("ids", r.inputs[1], {DType::i32})
-      .f32("y", r.outputs[0]);
-  return at_cost_of_rows(r, requirements);
+      .f32("y", r.outputs[0])
+      .verdict();
 }
 
-// A quantized table uses the packing that the LM head reads, so that tied weights are stored once.
-const Encoding* packing_of_table(const Encoding* encoding) {
-  if (const Fp8Panels* floats = Fp8Panels::of(encoding)) return floats;
-  return quantized_packing_of(encoding);
-}
-
-Verdict can_decode_rows(const KernelRequest& r) {
-  Requirements requirements(r);
-  requirements
-      .require(
-          packing_of_table(r.inputs[0].encoding) != nullptr,
-          fmt::format("takes a quantized table; it is {}",
-                      r.inputs[0].encoding == nullptr ? dtype_name(r.inputs[0].dtype) : r.inputs[0].encoding->name()))
-      .one_of("ids", r.inputs[1], {DType::i32})
-      .f32("y", r.outputs[0]);
-  return at_cost_of_rows(r, requirements);
-}
-
-const Encoding* pack_table(const KernelRequest& r, int input) {
-  return input == 0 ? packing_of_table(r.inputs[0].encoding) : nullptr;
-}
-
-void run_decode_rows(const KernelCall& call) {
-  const TensorView& table = call.inputs[0];
-  const int32_t* ids = elements<const int32_t>(call.inputs[1]);
-  float* y = elements<float>(call.outputs[0]);
-  const TableRows range{call.attrs.get<EmbeddingAttrs>().first, table.shape[0]};
-  cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
-    float* row = y + t * table.shape[1];
-    if (range.contains(ids[t]))
-      table.encoding->decode_row(row, table, ids[t] - range.first);
-    else
-      std::fill_n(row, table.shape[1], 0.0f);
+// Gathers rows of a table that has those of the ids from `first` on.
+PlanPtr plan_of_gather(const KernelRequest& r, int64_t first) {
+  const GatherRows gather = EADEM_CPU_DISPATCH(gather_rows_of, cpu_device(r).isa())(r.inputs[0].dtype);
+  return make_plan([gather, first](const KernelCall& call) {
+    const TensorView &table = call.inputs[0], &ids = call.inputs[1];
+    EADEM_CHECK(table.encoding == nullptr && table.is_contiguous(), "table {} is not plain", to_string(table));
+    const int64_t hidden = table.shape[1];
+    float* y = elements<float>(call.outputs[0]);
+    const int32_t* index = elements<const int32_t>(ids);
+    cpu_device(call).pool().parallel_ranges(ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)),
+                                            [&](int64_t begin, int64_t end) {
+                                              gather(y, table.data, index, {first, table.shape[0]}, hidden, begin, end);
+                                            });
   });
 }
 
-void run_embedding(const KernelCall& call) {
-  run_gather(call, call.inputs[0], call.inputs[1], call.attrs.get<EmbeddingAttrs>().first);
+PlanPtr prepare_embedding(const KernelRequest& r, Context&) {
+  return plan_of_gather(r, r.attrs.get<EmbeddingAttrs>().first);
+}
+
+// Tables in the packing that the LM head reads, so that tied weights are kept once.
+const Encoding* packing_of_table(const KernelRequest& r) {
+  const TensorType& table = r.inputs[0];
+  if (table.encoding == nullptr) return PackedPanels::of_forward(table.dtype, cpu_device(r).isa());
+  if (const Fp8Panels* floats = Fp8Panels::of(table.encoding)) return floats;
+  return quantized_packing_of(table.encoding);
+}
+
+Verdict can_decode_rows(const KernelRequest& r) {
+  const TensorType& table = r.inputs[0];
+  Requirements requirements(r);
+  requirements.require(packing_of_table(r) != nullptr, fmt::format("has no packing of {}", to_string(table)))
+      .one_of("ids", r.inputs[1], {DType::i32})
+      .f32("y", r.outputs[0]);
+  return requirements.verdict({.bandwidth_share = 0.1, .reason = "the values of a row lie apart"});
+}
+
+const Encoding* pack_table(const KernelRequest& r, int input) { return input == 0 ? packing_of_table(r) : nullptr; }
+
+PlanPtr prepare_decode_rows(const KernelRequest& r, Context&) {
+  return make_plan([packing = pack_table(r, 0), first = r.attrs.get<EmbeddingAttrs>().first](const KernelCall& call) {
+    const TensorView& table = call.inputs[0];
+    const int32_t* ids = elements<const int32_t>(call.inputs[1]);
+    float* y = elements<float>(call.outputs[0]);
+    const TableRows range{first, table.shape[0]};
+    cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
+      float* row = y + t * table.shape[1];
+      if (range.contains(ids[t]))
+        packing->decode_row(row, table, ids[t] - range.first);
+      else
+        std::fill_n(row, table.shape[1], 0.0f);
+    });
+  });
 }
 
 Verdict can_embedding_backward(const KernelRequest& r) {
@@ -153,20 +151,22 @@ Verdict can_embedding_backward(const KernelRequest& r) {
       .one_of("ids", r.inputs[0], {DType::i32})
       .f32("dy", r.inputs[1])
       .f32("dtable", r.outputs[0])
-      .at_cost(elements_of(r, r.inputs[1]));
+      .verdict();
 }
 
-void run_embedding_backward(const KernelCall& call) {
-  float* dtable = elements<float>(call.outputs[0]);
-  if (dtable == nullptr) return;
-  const auto task = EADEM_CPU_DISPATCH(scatter_add_columns, cpu_device(call).isa());
-  const int32_t* ids = elements<const int32_t>(call.inputs[0]);
-  const float* dy = elements<const float>(call.inputs[1]);
-  const int64_t tokens = call.inputs[1].shape[0], hidden = call.inputs[1].shape[1];
-  const TableRows range{call.attrs.get<EmbeddingAttrs>().first, call.outputs[0].shape[0]};
-  // Each task owns some columns, so rows are added in token order on any thread.
-  cpu_device(call).pool().parallel_for(ceil_div(hidden, 64), [&](int64_t block, int) {
-    task(dtable, dy, ids, range, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
+PlanPtr prepare_embedding_backward(const KernelRequest& r, Context&) {
+  const auto add = EADEM_CPU_DISPATCH(scatter_add_columns, cpu_device(r).isa());
+  return make_plan([add, first = r.attrs.get<EmbeddingAttrs>().first](const KernelCall& call) {
+    float* dtable = elements<float>(call.outputs[0]);
+    if (dtable == nullptr) return;
+    const int32_t* ids = elements<const int32_t>(call.inputs[0]);
+    const float* dy = elements<const float>(call.inputs[1]);
+    const int64_t tokens = call.inputs[1].shape[0], hidden = call.inputs[1].shape[1];
+    const TableRows range{first, call.outputs[0].shape[0]};
+    // Each task owns some columns, so rows are added in token order on any thread.
+    cpu_device(call).pool().parallel_for(ceil_div(hidden, 64), [&](int64_t block, int) {
+      add(dtable, dy, ids, range, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
+    });
   });
 }
 
@@ -175,19 +175,17 @@ Verdict can_select_rows(const KernelRequest& r) {
       .f32("x", r.inputs[0])
       .one_of("rows", r.inputs[1], {DType::i32})
       .f32("y", r.outputs[0])
-      .at_cost(0);
+      .verdict();
 }
 
-void run_select_rows(const KernelCall& call) { run_gather(call, call.inputs[0], call.inputs[1], 0); }
+PlanPtr prepare_select_rows(const KernelRequest& r, Context&) { return plan_of_gather(r, 0); }
 
-constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, run_embedding};
-constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, run_embedding};
-constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, run_embedding_backward};
-constexpr Kernel kDecodeForward{"cpu_decode_rows", Pass::forward, can_decode_rows,
-                                run_decode_rows,   nullptr,       pack_table};
-constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows,
-                                  run_decode_rows,   nullptr,         pack_table};
-constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, run_select_rows};
+constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, prepare_embedding};
+constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, prepare_embedding};
+constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, prepare_embedding_backward};
+constexpr Kernel kDecodeForward{"cpu_decode_rows", Pass::forward, can_decode_rows, prepare_decode_rows, pack_table};
+constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows, prepare_decode_rows, pack_table};
+constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, prepare_select_rows};
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 
+#include "eadem/core/lookups.h"
 #include "eadem/kernels/cpu/packed_panels.h"
 
 namespace eadem::kernels::cpu {
@@ -26,6 +27,7 @@ int64_t num_blocks(const Fp8Format& format, int64_t columns) {
 }  // namespace
 
 const Fp8Panels* Fp8Panels::of(const Encoding* encoding) {
+  count_lookup();
   static const auto kAll = [] {
     std::vector<std::unique_ptr<const Fp8Panels>> all;
     for (const Fp8Encoding& stored : Fp8Encoding::all()) all.push_back(std::make_unique<const Fp8Panels>(stored));

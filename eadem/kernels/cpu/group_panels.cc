@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "eadem/core/lookups.h"
 #include "eadem/kernels/cpu/packed_panels.h"
 
 namespace eadem::kernels::cpu {
@@ -84,6 +85,7 @@ void pack_lane(uint8_t* quants, const uint8_t* codes, int bits, int64_t lane, in
 }  // namespace
 
 const GroupPanels* GroupPanels::of(const Encoding* encoding) {
+  count_lookup();
   static const auto kAll = [] {
     std::vector<std::unique_ptr<const GroupPanels>> all;
     for (const GroupEncoding& stored : GroupEncoding::all()) all.push_back(std::make_unique<const GroupPanels>(stored));

@@ -2,6 +2,7 @@
 #include "eadem/kernels/cpu/matmul.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/matmul.cc"
@@ -45,57 +46,30 @@ constexpr int64_t kUnpackedFloats = kUnpackedBytes / static_cast<int64_t>(sizeof
 constexpr int64_t kMatrixProductFloats = kRowBlock * kMatrixGroupPanels * kPanelWidth;
 constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
 
-// A block of rows and panels is multiplied together. Tasks are divided at multiples of `unit` panels, and of whole
-// blocks or `row_unit` rows.
-struct Blocks {
-  int64_t rows, panels, unit, row_unit;
+using Source = MatmulTypes::Source;
 
-  constexpr int64_t floats() const { return rows * panels * kPanelWidth; }
-};
-constexpr Blocks blocks_of(Matmul::Source source, bool on_tiles) {
-  if (on_tiles) return {kTileRowBlock, kTileGroupPanels, 2, kTileShortestRows};
+constexpr int64_t floats_of(const MatmulPlan::Blocks& blocks) { return blocks.rows * blocks.panels * kPanelWidth; }
+
+constexpr MatmulPlan::Blocks kTileBlocks{kTileRowBlock, kTileGroupPanels, 2, kTileShortestRows};
+constexpr MatmulPlan::Blocks blocks_of(Source source) {
   switch (source) {
-    case Matmul::Source::matrix: return {kRowBlock, kMatrixGroupPanels, kMatrixGroupPanels, kRowBlock};
-    case Matmul::Source::quantized: return {kRowBlock, kMaxGroupPanels, kMaxGroupPanels, kRowBlock};
+    case Source::matrix: return {kRowBlock, kMatrixGroupPanels, kMatrixGroupPanels, kRowBlock};
+    case Source::quantized: return {kRowBlock, kMaxGroupPanels, kMaxGroupPanels, kRowBlock};
     default: return {kRowBlock, kBlockPanels, kGroupPanels, kRowBlock};
   }
 }
 
-// Whether products with b may run on tiles: always for panels in pairs, and for quantized panels with one scale for
-// each output.
-bool may_use_tiles(Matmul::Source source, Isa isa) {
-  return source == Matmul::Source::pairs || (source == Matmul::Source::quantized && isa == Isa::amx);
-}
-bool uses_tiles(const Matmul& m, Isa isa) {
-  return may_use_tiles(m.b_source, isa) &&
-         (m.b_source == Matmul::Source::pairs || (m.rows > 1 && m.quantized.layout->whole_rows()));
-}
-
 // The part of a worker's scratch into which b is copied, widened or unpacked.
-constexpr int64_t packed_floats(Matmul::Source source) {
+constexpr int64_t packed_floats(Source source) {
   switch (source) {
-    case Matmul::Source::panels:
-    case Matmul::Source::fp8:
-    case Matmul::Source::matrix: return kPackedFloats;
-    case Matmul::Source::pairs: return 0;
-    case Matmul::Source::quantized: break;
+    case Source::panels:
+    case Source::fp8:
+    case Source::matrix: return kPackedFloats;
+    case Source::pairs: return 0;
+    case Source::quantized: break;
   }
   return kUnpackedFloats;
 }
-
-constexpr int64_t worker_floats(Matmul::Source source, bool on_tiles) {
-  if (source == Matmul::Source::matrix) return packed_floats(source) + kMatrixProductFloats + kCopiedFloats;
-  return packed_floats(source) + 2 * blocks_of(source, on_tiles).floats();
-}
-
-// Data that all tasks share: how they are divided into blocks, and the rows of a in the layout that the source of b
-// needs.
-struct Prepared {
-  Blocks blocks;
-  QuantizedRows quantized;
-  QuantizedProduct quantized_product;
-  TileRows rounded;
-};
 
 }  // namespace
 }  // namespace eadem::kernels::cpu
@@ -117,7 +91,7 @@ HWY_INLINE Vec load_fp8(const uint8_t* p) {
   const f16_t half{static_cast<uint16_t>(kE5m2 ? *p << 8 : (*p & 0x80) << 8 | (*p & 0x7f) << 7)};
   return load(&half);
 #else
-  const hn::RebindToSigned<hn::Rebind<uint16_t, Lanes> > d16;
+  const hn::RebindToSigned<hn::Rebind<uint16_t, Lanes>> d16;
   const hn::Rebind<int8_t, Lanes> d8;
   auto bits = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(p)));
   // The widened sign fills the upper byte: shifted left by 7, it stands at bits 15 and 14.
@@ -269,34 +243,30 @@ void product_of_panels(float* c, int64_t k_size, const W* b, const RowOperand& a
                  });
 }
 
-// c = a b for panels [p0, p0 + panels) of packed `b`.
-void product(float* c, const Matmul& m, const void* b, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
-             float* packed) {
-  const int64_t first = p0 * m.k_size * kPanelWidth;
-  switch (m.b_dtype) {
-    case DType::bf16:
-      return product_of_panels(c, m.k_size, static_cast<const bf16_t*>(b) + first, a, rows, panels, packed);
-    case DType::f16:
-      return product_of_panels(c, m.k_size, static_cast<const f16_t*>(b) + first, a, rows, panels, packed);
-    default: return product_of_panels(c, m.k_size, static_cast<const float*>(b) + first, a, rows, panels, packed);
-  }
+RowOperand rows_from(const Matmul& m, int64_t row) {
+  return {m.a + row * m.a_row_stride, m.a_row_stride, m.a_k_stride};
 }
 
-// c = a b for panels of 8-bit floats.
-void product_of_fp8(float* c, const Matmul& m, const Fp8Weight& w, const RowOperand& a, int64_t rows, int64_t p0,
-                    int64_t panels, float* packed) {
-  if (rows == 1) {
-    if (w.is_e5m2) return fp8_row_panels<true>(c, a, w, m.k_size, p0, panels);
-    return fp8_row_panels<false>(c, a, w, m.k_size, p0, panels);
-  }
+// ---- Routines of MatmulPlan::Product.
+
+template <typename W>
+void packed_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows&, int64_t row, int64_t rows,
+                    int64_t p0, int64_t panels, float* packed) {
+  product_of_panels(c, m.k_size, static_cast<const W*>(b.data) + p0 * m.k_size * kPanelWidth, rows_from(m, row), rows,
+                    panels, packed);
+}
+
+template <bool kE5m2>
+void fp8_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows&, int64_t row, int64_t rows,
+                 int64_t p0, int64_t panels, float* packed) {
+  const Fp8Weight& w = b.fp8;
+  const RowOperand a = rows_from(m, row);
+  if (rows == 1) return fp8_row_panels<kE5m2>(c, a, w, m.k_size, p0, panels);
   const int64_t c_stride = panels * kPanelWidth, k_step = fp8_block(rows);
   const uint8_t* codes = w.codes + p0 * m.k_size * kPanelWidth;
   for_each_block(m.k_size, k_step, panels,
                  [&](int64_t k0, int64_t k_size, int64_t p, int64_t group, int64_t next_k0, int64_t next_p) {
-                   if (w.is_e5m2)
-                     decode_panels<true>(packed, w, m.k_size, p0 + p, group, k0, k_size);
-                   else
-                     decode_panels<false>(packed, w, m.k_size, p0 + p, group, k0, k_size);
+                   decode_panels<kE5m2>(packed, w, m.k_size, p0 + p, group, k0, k_size);
                    matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
                                 RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
                                 PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size,
@@ -304,114 +274,116 @@ void product_of_fp8(float* c, const Matmul& m, const Fp8Weight& w, const RowOper
                  });
 }
 
-// c = a b for a matrix b, where a is read down its columns (row_stride 1). A block of k of either operand is copied, so
-// that its lines are contiguous.
-void product_of_matrices(float* c, const Matmul& m, const RowOperand& a, int64_t rows, int64_t p0, int64_t panels,
-                         float* packed, float* copied) {
+// a is read down its columns (row_stride 1). A block of k of either operand is copied, so that its lines are
+// contiguous.
+void matrix_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows&, int64_t row, int64_t rows,
+                    int64_t p0, int64_t panels, float* packed) {
+  float* copied = packed + kPackedFloats + kMatrixProductFloats;
+  const float* a = m.a + row * m.a_row_stride;
   const int64_t c_stride = panels * kPanelWidth;
   for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += kKBlock) {
     const int64_t k_size = std::min(kKBlock, m.k_size - k0);
     for (int64_t k = 0; k < k_size; ++k)
       map(
-          copied + k * kCopiedRowStride, rows, [](Vec v) { return v; }, a.data + (k0 + k) * a.k_stride);
+          copied + k * kCopiedRowStride, rows, [](Vec v) { return v; }, a + (k0 + k) * m.a_k_stride);
     for (int64_t p = 0; p < panels; p += kGroupPanels) {
       const int64_t group = std::min(kGroupPanels, panels - p);
-      gather_panels(packed, static_cast<const float*>(m.b), m.outputs, p0 + p, group, k0, k_size);
+      gather_panels(packed, static_cast<const float*>(b.data), m.outputs, p0 + p, group, k0, k_size);
       matmul_block(c + p * kPanelWidth, c_stride, k0 > 0, RowOperand{copied, 1, kCopiedRowStride},
                    PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size);
     }
   }
 }
 
-// c = a b for panels in pairs; `x` holds the rounded rows of a.
-void product_of_pairs(float* c, const Matmul& m, const void* b, const TileRows& x, int64_t rows, int64_t p0,
-                      int64_t panels) {
+// x.rounded holds the rounded rows of a.
+void pairs_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row, int64_t rows,
+                   int64_t p0, int64_t panels, float*) {
+  TileRows a = x.rounded;
+  a.data = static_cast<const char*>(a.data) + row / 32 * a.pair_stride;
   const int64_t tiles = ceil_div(m.k_size, kPairTile), panel_bytes = tiles * kTileBytes;
-  const TilePanels operand{static_cast<const char*>(b) + p0 * panel_bytes, panel_bytes};
-  if (m.rows == 1) return bf16_row(c, x, operand, panels, tiles);
-  bf16_tiles(c, panels * kPanelWidth, x, operand, rows, panels, tiles);
+  const TilePanels operand{static_cast<const char*>(b.data) + p0 * panel_bytes, panel_bytes};
+  if (m.rows == 1) return bf16_row(c, a, operand, panels, tiles);
+  bf16_tiles(c, panels * kPanelWidth, a, operand, rows, panels, tiles);
 }
 
+void quantized_panels_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row,
+                              int64_t rows, int64_t p0, int64_t panels, float* unpacked) {
+  x.quantized_product(c, x.quantized, b.quantized, m.k_size, row, rows, p0, panels, unpacked);
+}
+
+// ---- Routines of MatmulPlan::Finish.
+
+// Bias: the element type of bias; void without one.
 template <typename Bias>
-void store_row(float* y, int64_t n, const float* c, const Bias* bias, const float* residual) {
-  if (residual != nullptr)
-    map(
-        y, n, [](Vec p, Vec b, Vec r) { return hn::Add(hn::Add(p, b), r); }, c, bias, residual);
-  else
-    map(
-        y, n, [](Vec p, Vec b) { return hn::Add(p, b); }, c, bias);
-}
-
-// Finishes y[0, n) from the products of one row, columns [column, column + n).
-void finish_row(const Matmul& m, int64_t row, int64_t column, int64_t n, const float* c, const float* c_up) {
-  float* y = m.y + row * m.outputs + column;
-  if (m.finish == Matmul::Finish::accumulate) {
-    map(
-        y, n, [](Vec p, Vec sum) { return hn::Add(sum, p); }, c, y);
-  } else if (m.finish == Matmul::Finish::gated) {
-    with_activation(m.activation, [&](auto kind) {
-      constexpr ActivationKind kKind = decltype(kind)::value;
-      map(
-          y, n, [](Vec gate, Vec up) { return hn::Mul(activate<kKind>(gate), up); }, c, c_up);
-    });
-  } else {
-    const float* residual = m.residual == nullptr ? nullptr : m.residual + row * m.outputs + column;
-    if (m.bias == nullptr) {
+void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c, const float*,
+                  int64_t c_stride) {
+  for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
+    float* y = m.y + r * m.outputs + column;
+    const float* residual = m.residual == nullptr ? nullptr : m.residual + r * m.outputs + column;
+    if constexpr (std::is_void_v<Bias>) {
       if (residual != nullptr)
         map(
-            y, n, [](Vec p, Vec r) { return hn::Add(p, r); }, c, residual);
+            y, n, [](Vec p, Vec v) { return hn::Add(p, v); }, c, residual);
       else
         map(
             y, n, [](Vec p) { return p; }, c);
-    } else if (m.bias_dtype == DType::bf16) {
-      store_row(y, n, c, static_cast<const bf16_t*>(m.bias) + column, residual);
-    } else if (m.bias_dtype == DType::f16) {
-      store_row(y, n, c, static_cast<const f16_t*>(m.bias) + column, residual);
     } else {
-      store_row(y, n, c, static_cast<const float*>(m.bias) + column, residual);
+      const Bias* bias = static_cast<const Bias*>(m.bias) + column;
+      if (residual != nullptr)
+        map(
+            y, n, [](Vec p, Vec b, Vec v) { return hn::Add(hn::Add(p, b), v); }, c, bias, residual);
+      else
+        map(
+            y, n, [](Vec p, Vec b) { return hn::Add(p, b); }, c, bias);
     }
   }
 }
 
-// Computes rows [row_begin, row_end) of panels [panel_begin, panel_end).
-void matmul_task(const Matmul& m, const Prepared& prepared, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                 int64_t panel_end, float* scratch) {
-  float* packed = scratch;
-  float* c = packed + packed_floats(m.b_source);
-  const int64_t rows = row_end - row_begin;
-  const RowOperand a{m.a + row_begin * m.a_row_stride, m.a_row_stride, m.a_k_stride};
-  const int64_t group = prepared.blocks.panels;
-
-  for (int64_t p0 = panel_begin; p0 < panel_end; p0 += group) {
-    const int64_t panels = std::min(group, panel_end - p0);
-    float* c_up = c + prepared.blocks.floats();
-    const bool gated = m.finish == Matmul::Finish::gated;
-    if (m.b_source == Matmul::Source::quantized) {
-      const auto product_with = [&](float* to, const QuantizedWeight& w) {
-        prepared.quantized_product(to, prepared.quantized, w, m.k_size, row_begin, rows, p0, panels, packed);
-      };
-      product_with(c, m.quantized);
-      if (gated) product_with(c_up, m.quantized_up);
-    } else if (m.b_source == Matmul::Source::pairs) {
-      TileRows x = prepared.rounded;
-      x.data = static_cast<const char*>(x.data) + row_begin / 32 * x.pair_stride;
-      product_of_pairs(c, m, m.b, x, rows, p0, panels);
-      if (gated) product_of_pairs(c_up, m, m.b_up, x, rows, p0, panels);
-    } else if (m.b_source == Matmul::Source::fp8) {
-      product_of_fp8(c, m, m.fp8, a, rows, p0, panels, packed);
-      if (gated) product_of_fp8(c_up, m, m.fp8_up, a, rows, p0, panels, packed);
-    } else if (m.b_source == Matmul::Source::matrix) {
-      product_of_matrices(c, m, a, rows, p0, panels, packed, c + kMatrixProductFloats);
-    } else {
-      product(c, m, m.b, a, rows, p0, panels, packed);
-      if (gated) product(c_up, m, m.b_up, a, rows, p0, panels, packed);
-    }
-    const int64_t column = p0 * kPanelWidth;
-    const int64_t n = std::min(panels * kPanelWidth, m.outputs - column);
-    for (int64_t r = 0; r < rows; ++r)
-      finish_row(m, row_begin + r, column, n, c + r * panels * kPanelWidth, c_up + r * panels * kPanelWidth);
+void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
+                       const float*, int64_t c_stride) {
+  for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
+    float* y = m.y + r * m.outputs + column;
+    map(
+        y, n, [](Vec p, Vec sum) { return hn::Add(sum, p); }, c, y);
   }
 }
+
+template <ActivationKind kKind>
+void finish_gated(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
+                  const float* c_up, int64_t c_stride) {
+  for (int64_t r = row; r < row + rows; ++r, c += c_stride, c_up += c_stride)
+    map(
+        m.y + r * m.outputs + column, n, [](Vec gate, Vec up) { return hn::Mul(activate<kKind>(gate), up); }, c, c_up);
+}
+
+// ---- The choice of both.
+
+MatmulPlan::Product product_of(const MatmulTypes& types) {
+  switch (types.source) {
+    case Source::matrix: return matrix_product;
+    case Source::quantized: return quantized_panels_product;
+    case Source::fp8: return types.is_e5m2 ? fp8_product<true> : fp8_product<false>;
+    case Source::pairs: return pairs_product;
+    case Source::panels: break;
+  }
+  return with_dtype(types.b_dtype,
+                    [](auto* type) -> MatmulPlan::Product { return packed_product<ElementOf<decltype(type)>>; });
+}
+
+MatmulPlan::Finish finish_of(const MatmulTypes& types) {
+  switch (types.finish) {
+    case MatmulTypes::Finish::accumulate: return finish_accumulate;
+    case MatmulTypes::Finish::gated:
+      return with_activation(types.activation,
+                             [](auto kind) -> MatmulPlan::Finish { return finish_gated<decltype(kind)::value>; });
+    case MatmulTypes::Finish::store: break;
+  }
+  if (!types.bias) return finish_store<void>;
+  return with_dtype(*types.bias,
+                    [](auto* type) -> MatmulPlan::Finish { return finish_store<ElementOf<decltype(type)>>; });
+}
+
+MatmulPlan::Routines matmul_routines(const MatmulTypes& types) { return {product_of(types), finish_of(types)}; }
 
 }  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
@@ -420,68 +392,85 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(matmul_task);
+HWY_EXPORT(matmul_routines);
 
-Matmul::Source source_of(PackedPanels::Side side) {
-  return side == PackedPanels::Side::pairs ? Matmul::Source::pairs : Matmul::Source::panels;
+MatmulTypes::Source source_of(PackedPanels::Side side) {
+  return side == PackedPanels::Side::pairs ? Source::pairs : Source::panels;
 }
 
-void set_panels(Matmul& m, const TensorView& weight) {
-  m.b_source = source_of(static_cast<const PackedPanels*>(weight.encoding)->side());
-  m.b = weight.data;
-  m.b_dtype = weight.dtype;
+MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
+    : source_(types.source),
+      gated_(types.finish == MatmulTypes::Finish::gated),
+      routines_(EADEM_CPU_DISPATCH(matmul_routines, device.isa())(types)),
+      blocks_(blocks_of(types.source)),
+      tile_blocks_(blocks_),
+      packed_floats_(packed_floats(types.source)) {
+  // Products run on tiles for panels in pairs, and for rows of quantized panels with one scale for each output.
+  if (source_ == Source::quantized) quantized_ = quantized_routines(*types.layout, device.isa());
+  if (source_ == Source::pairs) blocks_ = tile_blocks_ = kTileBlocks;
+  if (source_ == Source::quantized && device.isa() == Isa::amx && types.layout->whole_rows())
+    tile_blocks_ = kTileBlocks;
+  const int64_t product_floats = std::max(floats_of(blocks_), floats_of(tile_blocks_));
+  worker_floats_ = source_ == Source::matrix ? packed_floats_ + kMatrixProductFloats + kCopiedFloats
+                                             : packed_floats_ + (gated_ ? 2 : 1) * product_floats;
 }
 
-namespace {
-
-// Rounds the rows of a into `base`.
-TileRows round_rows(CpuDevice& device, const Matmul& m, void* base) {
-  const TileRows result = TileRows::in_order(base, m.rows);
-  device.pool().parallel_ranges(m.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(m.k_size, 1)),
-                                [&](int64_t begin, int64_t end) {
-                                  for (int64_t r = begin; r < end; ++r)
-                                    round_to_tiles(result, r, m.a + r * m.a_row_stride, m.k_size);
-                                });
-  return result;
-}
-
-}  // namespace
-
-int64_t matmul_scratch_bytes(const CpuDevice& device, Matmul::Source source, int64_t rows, int64_t k_size) {
-  const int64_t worker_size = worker_floats(source, may_use_tiles(source, device.isa()));
-  const int64_t workers = device.pool().num_threads() * worker_size * static_cast<int64_t>(sizeof(float));
-  switch (source) {
-    case Matmul::Source::quantized: return workers + quantized_rows_bytes(rows, k_size);
-    case Matmul::Source::pairs: return workers + TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
+int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size) const {
+  const int64_t workers = device.pool().num_threads() * worker_floats_ * static_cast<int64_t>(sizeof(float));
+  switch (source_) {
+    case Source::quantized: return workers + quantized_rows_bytes(rows, k_size);
+    case Source::pairs: return workers + TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
     default: return workers;
   }
 }
 
-void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
+// Makes in `memory` the data that all tasks share.
+MatmulRows MatmulPlan::prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  MatmulRows x;
+  if (source_ == Source::quantized) {
+    const QuantizedWeight& weight = m.b.quantized;
+    x.quantized = quantized_rows_in(memory, *weight.layout, m.rows, m.k_size);
+    x.quantized.order = weight.order;
+    x.quantized_product = m.rows == 1 ? quantized_.single_row : quantized_.rows;
+    quantize_rows(device, quantized_.quantize, x.quantized, m.a, m.a_row_stride, m.k_size);
+  } else if (source_ == Source::pairs) {
+    x.rounded = TileRows::in_order(memory, m.rows);
+    device.pool().parallel_ranges(m.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(m.k_size, 1)),
+                                  [&](int64_t begin, int64_t end) {
+                                    for (int64_t r = begin; r < end; ++r)
+                                      round_to_tiles(x.rounded, r, m.a + r * m.a_row_stride, m.k_size);
+                                  });
+  }
+  return x;
+}
+
+// Computes rows [row_begin, row_end) of panels [panel_begin, panel_end).
+void MatmulPlan::run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin,
+                          int64_t row_end, int64_t panel_begin, int64_t panel_end, float* scratch) const {
+  float* c = scratch + packed_floats_;
+  float* c_up = c + floats_of(blocks);
+  const int64_t rows = row_end - row_begin;
+  for (int64_t p0 = panel_begin; p0 < panel_end; p0 += blocks.panels) {
+    const int64_t panels = std::min(blocks.panels, panel_end - p0), column = p0 * kPanelWidth;
+    routines_.product(c, m, m.b, x, row_begin, rows, p0, panels, scratch);
+    if (gated_) routines_.product(c_up, m, m.b_up, x, row_begin, rows, p0, panels, scratch);
+    routines_.finish(m, row_begin, rows, column, std::min(panels * kPanelWidth, m.outputs - column), c, c_up,
+                     panels * kPanelWidth);
+  }
+}
+
+void MatmulPlan::run(CpuDevice& device, const Matmul& m, void* scratch) const {
   if (m.rows == 0 || m.outputs == 0) return;
   ThreadPool& pool = device.pool();
-  const int64_t worker_size = worker_floats(m.b_source, may_use_tiles(m.b_source, device.isa()));
-  const bool on_tiles = uses_tiles(m, device.isa());
-  const Blocks blocks = blocks_of(m.b_source, on_tiles);
+  const Blocks& blocks = m.rows > 1 ? tile_blocks_ : blocks_;
 
   // 1. Prepare the data that all tasks share.
-  Prepared prepared{};
-  prepared.blocks = blocks;
-  float* rows = static_cast<float*>(scratch) + pool.num_threads() * worker_size;
-  if (m.b_source == Matmul::Source::quantized) {
-    prepared.quantized = quantized_rows_in(rows, *m.quantized.layout, m.rows, m.k_size);
-    prepared.quantized.order = m.quantized.order;
-    quantize_rows(device, prepared.quantized, m.a, m.a_row_stride, m.k_size);
-    prepared.quantized_product = quantized_product(*m.quantized.layout, m.rows, device.isa());
-  } else if (m.b_source == Matmul::Source::pairs) {
-    prepared.rounded = round_rows(device, m, rows);
-  }
+  const MatmulRows x = prepared_rows(device, m, static_cast<float*>(scratch) + pool.num_threads() * worker_floats_);
 
-  const auto run = EADEM_CPU_DISPATCH(matmul_task, device.isa());
   const int64_t panels = ceil_div(m.outputs, kPanelWidth), units = ceil_div(panels, blocks.unit);
   const auto task = [&](int64_t row_begin, int64_t row_end, int64_t unit_begin, int64_t unit_end, int worker) {
-    run(m, prepared, row_begin, row_end, unit_begin * blocks.unit, std::min(panels, unit_end * blocks.unit),
-        static_cast<float*>(scratch) + worker * worker_size);
+    run_task(m, x, blocks, row_begin, row_end, unit_begin * blocks.unit, std::min(panels, unit_end * blocks.unit),
+             static_cast<float*>(scratch) + worker * worker_floats_);
   };
   // A product below about 20 us is not worth waking anyone.
   constexpr double kShortest = 1e5;
@@ -503,7 +492,9 @@ void matmul(CpuDevice& device, const Matmul& m, void* scratch) {
   // into units of rows. Neighbouring pieces make a task, because they read the same rows or panels.
   const int64_t row_blocks = ceil_div(m.rows, blocks.rows);
   const int64_t block_rows =
-      row_blocks == 1 ? m.rows : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), on_tiles ? 32 : 12));
+      row_blocks == 1
+          ? m.rows
+          : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), blocks.rows == kTileRowBlock ? 32 : 12));
   const int64_t row_units = ceil_div(block_rows, blocks.row_unit), block_pieces = units * row_units;
   const int64_t pieces = row_blocks * block_pieces;
   const auto shortest = static_cast<int64_t>(kShortest * static_cast<double>(pieces) / multiplications);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -22,10 +22,10 @@ namespace {
 struct AdamWStep {
   const float* grad;
   float *master, *m, *v;
-  void* weight;  // values of weight_dtype, or null
-  DType weight_dtype;
+  void* weight;  // the rounded copy, or null
   float grad_scale, learning_rate, beta1, beta2, eps, decay_rate, bias_correction1, bias_correction2;
 };
+using AdamWRange = void (*)(const AdamWStep& step, int64_t begin, int64_t end);
 
 }  // namespace
 }  // namespace eadem::kernels::cpu
@@ -53,6 +53,8 @@ double sum_squares_f64(const float* x, int64_t n) {
   return sum;
 }
 
+// Weight: the element type of the rounded copy; void without one.
+template <typename Weight>
 void adamw_range(const AdamWStep& p, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kLanes) {
     const int64_t n = std::min(kLanes, end - i);
@@ -75,12 +77,13 @@ void adamw_range(const AdamWStep& p, int64_t begin, int64_t end) {
     put(master, p.master);
 
     // 3. The rounded copy that the passes read.
-    if (p.weight == nullptr) continue;
-    if (p.weight_dtype == DType::bf16)
-      put(master, static_cast<bf16_t*>(p.weight));
-    else
-      put(master, static_cast<f16_t*>(p.weight));
+    if constexpr (!std::is_void_v<Weight>) put(master, static_cast<Weight*>(p.weight));
   }
+}
+
+AdamWRange adamw_of(bool has_weight, DType weight) {
+  if (!has_weight) return adamw_range<void>;
+  return with_dtype(weight, [](auto* type) -> AdamWRange { return adamw_range<ElementOf<decltype(type)>>; });
 }
 
 }  // namespace
@@ -91,7 +94,7 @@ HWY_AFTER_NAMESPACE();
 namespace eadem::kernels::cpu {
 
 HWY_EXPORT(sum_squares_f64);
-HWY_EXPORT(adamw_range);
+HWY_EXPORT(adamw_of);
 
 namespace {
 
@@ -99,12 +102,8 @@ namespace {
 
 Verdict can_grad_norm(const KernelRequest& r) {
   Requirements requirements(r);
-  double total = 0;
-  for (const TensorType& type : r.inputs) {
-    requirements.f32("a gradient", type);
-    total += elements_of(r, type);
-  }
-  return requirements.f32("norm", r.outputs[0]).at_cost(2 * total);
+  for (const TensorType& type : r.inputs) requirements.f32("a gradient", type);
+  return requirements.f32("norm", r.outputs[0]).verdict();
 }
 
 int64_t grad_norm_scratch_bytes(const KernelRequest& r) {
@@ -113,23 +112,28 @@ int64_t grad_norm_scratch_bytes(const KernelRequest& r) {
   return blocks * static_cast<int64_t>(sizeof(double));
 }
 
-void run_grad_norm(const KernelCall& call) {
-  const auto task = EADEM_CPU_DISPATCH(sum_squares_f64, cpu_device(call).isa());
-  double* sums = static_cast<double*>(call.scratch.data);
-  int64_t first_block = 0;
-  for (const TensorView& input : call.inputs) {
-    const float* x = elements<const float>(input);
-    const int64_t size = input.num_elements();
-    const int64_t blocks = ceil_div(size, kGradNormBlock);
-    cpu_device(call).pool().parallel_ranges(blocks, 4, [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; ++b)
-        sums[first_block + b] = task(x + b * kGradNormBlock, std::min(kGradNormBlock, size - b * kGradNormBlock));
-    });
-    first_block += blocks;
-  }
-  double total = 0;
-  for (int64_t b = 0; b < first_block; ++b) total += sums[b];
-  *elements<float>(call.outputs[0]) = static_cast<float>(std::sqrt(total));
+PlanPtr prepare_grad_norm(const KernelRequest& r, Context&) {
+  const auto sum_squares = EADEM_CPU_DISPATCH(sum_squares_f64, cpu_device(r).isa());
+  return make_plan(
+      [sum_squares](const KernelCall& call) {
+        double* sums = static_cast<double*>(call.scratch.data);
+        int64_t first_block = 0;
+        for (const TensorView& input : call.inputs) {
+          const float* x = elements<const float>(input);
+          const int64_t size = input.num_elements();
+          const int64_t blocks = ceil_div(size, kGradNormBlock);
+          cpu_device(call).pool().parallel_ranges(blocks, 4, [&](int64_t begin, int64_t end) {
+            for (int64_t b = begin; b < end; ++b)
+              sums[first_block + b] =
+                  sum_squares(x + b * kGradNormBlock, std::min(kGradNormBlock, size - b * kGradNormBlock));
+          });
+          first_block += blocks;
+        }
+        double total = 0;
+        for (int64_t b = 0; b < first_block; ++b) total += sums[b];
+        *elements<float>(call.outputs[0]) = static_cast<float>(std::sqrt(total));
+      },
+      grad_norm_scratch_bytes(r));
 }
 
 // ---- adamw
@@ -145,38 +149,43 @@ Verdict can_adamw(const KernelRequest& r) {
       .f32("m", r.inputs[kM])
       .f32("v", r.inputs[kV])
       .one_of("weight", r.inputs.size() > kWeight ? r.inputs[kWeight] : absent_port(), {DType::bf16, DType::f16})
-      .at_cost(20 * elements_of(r, r.inputs[kGrad]));
+      .verdict();
 }
 
-void run_adamw(const KernelCall& call) {
-  const float* hyper = elements<const float>(call.inputs[kHyper]);
-  const float norm = *elements<const float>(call.inputs[kNorm]);
-  const float max_norm = hyper[kHyperMaxNorm];
-  AdamWStep p{};
-  p.grad = elements<const float>(call.inputs[kGrad]);
-  p.master = elements<float>(call.inputs[kMaster]);
-  p.m = elements<float>(call.inputs[kM]);
-  p.v = elements<float>(call.inputs[kV]);
-  if (call.inputs.size() > kWeight && call.inputs[kWeight].defined()) {
-    EADEM_CHECK(call.inputs[kWeight].is_contiguous(), "weight {} is not contiguous", to_string(call.inputs[kWeight]));
-    p.weight = call.inputs[kWeight].data;
-    p.weight_dtype = call.inputs[kWeight].dtype;
-  }
-  p.grad_scale = max_norm > 0 ? std::min(1.0f, max_norm / (norm + 1e-6f)) : 1.0f;
-  p.learning_rate = hyper[kHyperLearningRate];
-  p.beta1 = hyper[kHyperBeta1];
-  p.beta2 = hyper[kHyperBeta2];
-  p.eps = hyper[kHyperEps];
-  p.decay_rate = call.attrs.get<AdamWAttrs>().decay ? hyper[kHyperWeightDecay] : 0.0f;
-  p.bias_correction1 = hyper[kHyperBiasCorrection1];
-  p.bias_correction2 = hyper[kHyperBiasCorrection2];
-  const auto task = EADEM_CPU_DISPATCH(adamw_range, cpu_device(call).isa());
-  cpu_device(call).pool().parallel_ranges(call.inputs[kGrad].num_elements(), 4096,
-                                          [&](int64_t begin, int64_t end) { task(p, begin, end); });
+PlanPtr prepare_adamw(const KernelRequest& r, Context&) {
+  const bool has_weight = r.inputs.size() > kWeight && !is_absent(r.inputs[kWeight]);
+  const AdamWRange task =
+      EADEM_CPU_DISPATCH(adamw_of, cpu_device(r).isa())(has_weight, has_weight ? r.inputs[kWeight].dtype : DType::f32);
+  const bool decays = r.attrs.get<AdamWAttrs>().decay;
+  return make_plan([=](const KernelCall& call) {
+    const float* hyper = elements<const float>(call.inputs[kHyper]);
+    const float norm = *elements<const float>(call.inputs[kNorm]);
+    const float max_norm = hyper[kHyperMaxNorm];
+    AdamWStep p{};
+    p.grad = elements<const float>(call.inputs[kGrad]);
+    p.master = elements<float>(call.inputs[kMaster]);
+    p.m = elements<float>(call.inputs[kM]);
+    p.v = elements<float>(call.inputs[kV]);
+    if (has_weight) {
+      const TensorView& weight = call.inputs[kWeight];
+      EADEM_CHECK(weight.is_contiguous(), "weight {} is not contiguous", to_string(weight));
+      p.weight = weight.data;
+    }
+    p.grad_scale = max_norm > 0 ? std::min(1.0f, max_norm / (norm + 1e-6f)) : 1.0f;
+    p.learning_rate = hyper[kHyperLearningRate];
+    p.beta1 = hyper[kHyperBeta1];
+    p.beta2 = hyper[kHyperBeta2];
+    p.eps = hyper[kHyperEps];
+    p.decay_rate = decays ? hyper[kHyperWeightDecay] : 0.0f;
+    p.bias_correction1 = hyper[kHyperBiasCorrection1];
+    p.bias_correction2 = hyper[kHyperBiasCorrection2];
+    cpu_device(call).pool().parallel_ranges(call.inputs[kGrad].num_elements(), 4096,
+                                            [&](int64_t begin, int64_t end) { task(p, begin, end); });
+  });
 }
 
-constexpr Kernel kGradNorm{"cpu_f64_blocks", Pass::inference, can_grad_norm, run_grad_norm, grad_norm_scratch_bytes};
-constexpr Kernel kAdamW{"cpu_vectors", Pass::inference, can_adamw, run_adamw};
+constexpr Kernel kGradNorm{"cpu_f64_blocks", Pass::inference, can_grad_norm, prepare_grad_norm};
+constexpr Kernel kAdamW{"cpu_vectors", Pass::inference, can_adamw, prepare_adamw};
 
 }  // namespace
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "eadem/core/lookups.h"
+
 namespace eadem::kernels::cpu {
 
 namespace {
@@ -105,6 +107,7 @@ void with_types(const TensorView& to, const TensorView& from, DType to_dtype, Fu
 }  // namespace
 
 const PackedPanels* PackedPanels::of(DType dtype, Side side) {
+  count_lookup();
   static const PackedPanels kAll[] = {
       {DType::f32, Side::normal, "packed_panels_f32"},
       {DType::f32, Side::transposed, "packed_panels_f32_transposed"},

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -53,16 +53,17 @@ Verdict can_softmax_state(const KernelRequest& r) {
       .f32("logits", r.inputs[0])
       .one_of("labels", r.inputs[1], {DType::i32})
       .f32("state", r.outputs[0])
-      .at_cost(20 * elements_of(r, r.inputs[0]));
+      .verdict();
 }
 
-void run_softmax_state(const KernelCall& call) {
+using PartState = void (*)(float* state, const float* logits, int64_t n);
+using PartGradient = void (*)(float* dlogits, const float* logits, int64_t n, float lse, float dloss);
+
+void run_softmax_state(const KernelCall& call, int64_t first, PartState task) {
   const int64_t rows = call.inputs[0].shape[0], part = call.inputs[0].shape[1];
-  const int64_t first = call.attrs.get<VocabularyPart>().first;
   const float* logits = elements<const float>(call.inputs[0]);
   const int32_t* labels = elements<const int32_t>(call.inputs[1]);
   float* states = elements<float>(call.outputs[0]);
-  const auto task = EADEM_CPU_DISPATCH(part_state, cpu_device(call).isa());
   cpu_device(call).pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / part), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* state = states + r * kSoftmaxStateWords;
@@ -73,13 +74,20 @@ void run_softmax_state(const KernelCall& call) {
   });
 }
 
+PlanPtr prepare_softmax_state(const KernelRequest& r, Context&) {
+  return make_plan([first = r.attrs.get<VocabularyPart>().first,
+                    task = EADEM_CPU_DISPATCH(part_state, cpu_device(r).isa())](const KernelCall& call) {
+    run_softmax_state(call, first, task);
+  });
+}
+
 Verdict can_parallel_cross_entropy(const KernelRequest& r) {
   return Requirements(r)
       .f32("logits", r.inputs[0])
       .one_of("labels", r.inputs[1], {DType::i32})
       .f32("states", r.inputs[2])
       .f32("loss", r.outputs[0])
-      .at_cost(20 * elements_of(r, r.inputs[2]));
+      .verdict();
 }
 
 void run_parallel_cross_entropy(const KernelCall& call) {
@@ -111,19 +119,17 @@ Verdict can_parallel_cross_entropy_backward(const KernelRequest& r) {
       .f32("lse", r.inputs[2])
       .f32("dloss", r.inputs[3])
       .f32("dlogits", r.outputs[0])
-      .at_cost(20 * elements_of(r, r.inputs[0]));
+      .verdict();
 }
 
-void run_parallel_cross_entropy_backward(const KernelCall& call) {
+void run_parallel_cross_entropy_backward(const KernelCall& call, int64_t first, PartGradient task) {
   float* dlogits = elements<float>(call.outputs[0]);
   if (dlogits == nullptr) return;
   const int64_t rows = call.inputs[0].shape[0], part = call.inputs[0].shape[1];
-  const int64_t first = call.attrs.get<VocabularyPart>().first;
   const float* logits = elements<const float>(call.inputs[0]);
   const int32_t* labels = elements<const int32_t>(call.inputs[1]);
   const float* lse = elements<const float>(call.inputs[2]);
   const float* dloss = elements<const float>(call.inputs[3]);
-  const auto task = EADEM_CPU_DISPATCH(part_gradient, cpu_device(call).isa());
   cpu_device(call).pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / part), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* row = dlogits + r * part;
@@ -138,12 +144,21 @@ void run_parallel_cross_entropy_backward(const KernelCall& call) {
   });
 }
 
-constexpr Kernel kStateForward{"cpu_rows", Pass::forward, can_softmax_state, run_softmax_state};
-constexpr Kernel kState{"cpu_rows", Pass::inference, can_softmax_state, run_softmax_state};
-constexpr Kernel kForward{"cpu_states", Pass::forward, can_parallel_cross_entropy, run_parallel_cross_entropy};
-constexpr Kernel kInference{"cpu_states", Pass::inference, can_parallel_cross_entropy, run_parallel_cross_entropy};
+PlanPtr prepare_parallel_cross_entropy(const KernelRequest&, Context&) { return make_plan(run_parallel_cross_entropy); }
+
+PlanPtr prepare_parallel_cross_entropy_backward(const KernelRequest& r, Context&) {
+  return make_plan([first = r.attrs.get<VocabularyPart>().first,
+                    task = EADEM_CPU_DISPATCH(part_gradient, cpu_device(r).isa())](const KernelCall& call) {
+    run_parallel_cross_entropy_backward(call, first, task);
+  });
+}
+
+constexpr Kernel kStateForward{"cpu_rows", Pass::forward, can_softmax_state, prepare_softmax_state};
+constexpr Kernel kState{"cpu_rows", Pass::inference, can_softmax_state, prepare_softmax_state};
+constexpr Kernel kForward{"cpu_states", Pass::forward, can_parallel_cross_entropy, prepare_parallel_cross_entropy};
+constexpr Kernel kInference{"cpu_states", Pass::inference, can_parallel_cross_entropy, prepare_parallel_cross_entropy};
 constexpr Kernel kBackward{"cpu_rows", Pass::backward, can_parallel_cross_entropy_backward,
-                           run_parallel_cross_entropy_backward};
+                           prepare_parallel_cross_entropy_backward};
 
 }  // namespace
 

@@ -192,6 +192,7 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
                        int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   using Fields = typename Format::Fields;
   const int64_t all_steps = k_size / kStep;
+  std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
   for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
     const int64_t steps = std::min(kChunkSteps, all_steps - s0);
     const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
@@ -212,24 +213,15 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
 }
 
 template <template <bool> typename Dot>
-void product_with(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
-                  int64_t p0, int64_t panels, float* scratch) {
-  std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
-  with_format(w.layout->format(), [&](auto format) {
-    product_of_format<Dot, decltype(format)>(c, x, w, k_size, r0, rows, p0, panels, scratch);
-  });
+QuantizedProduct product_with(const QuantizedFormat& format) {
+  QuantizedProduct result = nullptr;
+  with_format(format, [&](auto constant) { result = product_of_format<Dot, decltype(constant)>; });
+  return result;
 }
 
-void product(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
-             int64_t p0, int64_t panels, float* scratch) {
-  product_with<DotPairs>(c, x, w, k_size, r0, rows, p0, panels, scratch);
-}
-
+QuantizedProduct product(const QuantizedFormat& format) { return product_with<DotPairs>(format); }
 // For processors of this target that have the 8-bit dot product.
-void product_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
-                       int64_t rows, int64_t p0, int64_t panels, float* scratch) {
-  product_with<DotBytes>(c, x, w, k_size, r0, rows, p0, panels, scratch);
-}
+QuantizedProduct product_byte_dots(const QuantizedFormat& format) { return product_with<DotBytes>(format); }
 
 }  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
@@ -241,13 +233,18 @@ namespace eadem::kernels::cpu {
 HWY_EXPORT(product);
 HWY_EXPORT(product_byte_dots);
 
-QuantizedProduct block_product(Isa isa) {
-  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_byte_dots, isa) : EADEM_CPU_DISPATCH(product, isa);
+QuantizedProduct block_product(const QuantizedFormat& format, Isa isa) {
+  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_byte_dots, isa)(format)
+                            : EADEM_CPU_DISPATCH(product, isa)(format);
 }
 
-QuantizedProduct quantized_product(const QuantizedLayout& layout, int64_t rows, Isa isa) {
-  if (layout.whole_rows()) return row_scale_product(isa);
-  return rows == 1 ? single_row_product(isa) : block_product(isa);
+QuantizedRoutines quantized_routines(const QuantizedLayout& layout, Isa isa) {
+  const QuantizeRows quantize = quantize_rows_on(isa);
+  if (layout.whole_rows()) {
+    const QuantizedProduct product = row_scale_product(layout, isa);
+    return {quantize, product, product};
+  }
+  return {quantize, single_row_product(layout.format(), isa), block_product(layout.format(), isa)};
 }
 
 }  // namespace eadem::kernels::cpu

@@ -45,13 +45,19 @@ struct QuantizedWeight {
 // any number of panels and need only kChunkSteps * kStepBytes a panel.
 using QuantizedProduct = void (*)(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size,
                                   int64_t r0, int64_t rows, int64_t p0, int64_t panels, float* scratch);
-// Chooses the product for `rows` rows; a single row has a product of its own.
-QuantizedProduct quantized_product(const QuantizedLayout& layout, int64_t rows, Isa isa);
 
-// The products that quantized_product chooses from: for layouts with one scale for each output, for a single row of
+// The routines for weights of one layout on one instruction set. A single row has a product of its own.
+struct QuantizedRoutines {
+  QuantizeRows quantize;
+  QuantizedProduct single_row;
+  QuantizedProduct rows;
+};
+QuantizedRoutines quantized_routines(const QuantizedLayout& layout, Isa isa);
+
+// The products that quantized_routines chooses from: for layouts with one scale for each output, for a single row of
 // other layouts, and for any number of rows.
-QuantizedProduct row_scale_product(Isa isa);
-QuantizedProduct single_row_product(Isa isa);
-QuantizedProduct block_product(Isa isa);
+QuantizedProduct row_scale_product(const QuantizedLayout& layout, Isa isa);
+QuantizedProduct single_row_product(const QuantizedFormat& format, Isa isa);
+QuantizedProduct block_product(const QuantizedFormat& format, Isa isa);
 
 }  // namespace eadem::kernels::cpu

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "eadem/core/lookups.h"
 #include "eadem/kernels/cpu/packed_panels.h"
 
 namespace eadem::kernels::cpu {
@@ -165,6 +166,7 @@ void pack_scales(const Panel& panel, const QuantizedLayout& layout, int64_t b, c
 }  // namespace
 
 const QuantizedPanels* QuantizedPanels::of(const Encoding* encoding) {
+  count_lookup();
   static const auto kAll = [] {
     std::vector<std::unique_ptr<const QuantizedPanels>> all;
     for (const BlockEncoding* stored : BlockEncoding::all())

@@ -99,34 +99,31 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
   }
 }
 
-template <template <bool> typename Dot>
-void row_product_with(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t p0,
-                      int64_t panels, float* scratch) {
-  std::memset(c, 0, static_cast<size_t>(panels * kPanelWidth) * sizeof(float));
-  with_format(w.layout->format(), [&](auto format) {
-    using Format = decltype(format);
-    const int64_t all_steps = k_size / kStep;
-    for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
-      const int64_t steps = std::min(kChunkSteps, all_steps - s0);
-      const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
-      cut_into<kQuantizedRowPanels, 1>(panels, [&](auto width, int64_t p) {
-        quantized_row<Dot<Format::Fields::kWholeBytes>, Format, decltype(width)::value>(
-            c + p * kPanelWidth, x, chunk.from_panel(p), s0, steps, w.layout->table.data());
-      });
-    }
-  });
-}
-
-void row_product(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t /*r0*/,
-                 int64_t /*rows*/, int64_t p0, int64_t panels, float* scratch) {
-  row_product_with<DotPairs>(c, x, w, k_size, p0, panels, scratch);
-}
-
-// For processors of this target that have the 8-bit dot product.
-void row_product_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t /*r0*/,
+template <template <bool> typename Dot, typename Format>
+void row_product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t /*r0*/,
                            int64_t /*rows*/, int64_t p0, int64_t panels, float* scratch) {
-  row_product_with<DotBytes>(c, x, w, k_size, p0, panels, scratch);
+  const int64_t all_steps = k_size / kStep;
+  std::memset(c, 0, static_cast<size_t>(panels * kPanelWidth) * sizeof(float));
+  for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
+    const int64_t steps = std::min(kChunkSteps, all_steps - s0);
+    const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
+    cut_into<kQuantizedRowPanels, 1>(panels, [&](auto width, int64_t p) {
+      quantized_row<Dot<Format::Fields::kWholeBytes>, Format, decltype(width)::value>(
+          c + p * kPanelWidth, x, chunk.from_panel(p), s0, steps, w.layout->table.data());
+    });
+  }
 }
+
+template <template <bool> typename Dot>
+QuantizedProduct row_product_with(const QuantizedFormat& format) {
+  QuantizedProduct result = nullptr;
+  with_format(format, [&](auto constant) { result = row_product_of_format<Dot, decltype(constant)>; });
+  return result;
+}
+
+QuantizedProduct row_product(const QuantizedFormat& format) { return row_product_with<DotPairs>(format); }
+// For processors of this target that have the 8-bit dot product.
+QuantizedProduct row_product_byte_dots(const QuantizedFormat& format) { return row_product_with<DotBytes>(format); }
 
 }  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
@@ -138,8 +135,9 @@ namespace eadem::kernels::cpu {
 HWY_EXPORT(row_product);
 HWY_EXPORT(row_product_byte_dots);
 
-QuantizedProduct single_row_product(Isa isa) {
-  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_product_byte_dots, isa) : EADEM_CPU_DISPATCH(row_product, isa);
+QuantizedProduct single_row_product(const QuantizedFormat& format, Isa isa) {
+  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_product_byte_dots, isa)(format)
+                            : EADEM_CPU_DISPATCH(row_product, isa)(format);
 }
 
 }  // namespace eadem::kernels::cpu

@@ -146,8 +146,10 @@ QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64
   return q;
 }
 
-void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size) {
-  const auto quantize = EADEM_CPU_DISPATCH(quantize_row_range, device.isa());
+QuantizeRows quantize_rows_on(Isa isa) { return EADEM_CPU_DISPATCH(quantize_row_range, isa); }
+
+void quantize_rows(CpuDevice& device, QuantizeRows quantize, const QuantizedRows& q, const float* x, int64_t x_stride,
+                   int64_t k_size) {
   // A few microseconds of work do not justify waking threads.
   device.pool().parallel_ranges(q.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(k_size, 1)),
                                 [&](int64_t begin, int64_t end) { quantize(q, x, x_stride, k_size, begin, end); });

@@ -38,7 +38,13 @@ struct QuantizedRows {
 int64_t quantized_rows_bytes(int64_t rows, int64_t k_size);
 QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64_t rows, int64_t k_size);
 
+// Quantizes rows [begin, end) of x [q.rows, k_size].
+using QuantizeRows = void (*)(const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size, int64_t begin,
+                              int64_t end);
+QuantizeRows quantize_rows_on(Isa isa);
+
 // Quantizes x [q.rows, k_size] with the device's threads.
-void quantize_rows(CpuDevice& device, const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size);
+void quantize_rows(CpuDevice& device, QuantizeRows quantize, const QuantizedRows& q, const float* x, int64_t x_stride,
+                   int64_t k_size);
 
 }  // namespace eadem::kernels::cpu

@@ -113,14 +113,15 @@ struct StepFormat {
 };
 
 template <typename Function, size_t... kIndices>
-HWY_INLINE void with_format(const QuantizedFormat& format, Function f, std::index_sequence<kIndices...>) {
+void with_format(const QuantizedFormat& format, Function f, std::index_sequence<kIndices...>) {
   static_cast<void>(
       ((format == kQuantizedFormats[kIndices] && (f(StepFormat<kQuantizedFormats[kIndices]>()), true)) || ...));
 }
 
-// Calls f with the StepFormat of `format`.
+// Calls f with the StepFormat of `format`. It chooses a routine for a plan.
 template <typename Function>
-HWY_INLINE void with_format(const QuantizedFormat& format, Function f) {
+void with_format(const QuantizedFormat& format, Function f) {
+  count_lookup();
   with_format(format, f, std::make_index_sequence<std::size(kQuantizedFormats)>());
 }
 

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "eadem/core/encodings/row_encoding.h"
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/kv_append.h"
 
@@ -31,8 +31,8 @@ struct RopeTokens {
   const float* table;  // [tokens, rotary_dim]
   int64_t heads, head_dim, rotary_dim;
   RopeStyle style;
-  bool inverse;
 };
+using RotateTokens = void (*)(const RopeTokens& p, int64_t begin, int64_t end);
 
 struct KvAppend {
   const float* k;      // [tokens, kv_heads, head_dim]
@@ -40,13 +40,13 @@ struct KvAppend {
   const float* table;  // [tokens, rotary_dim], or null: k is not rotated
   int64_t rotary_dim;
   RopeStyle style;
-  const int64_t* slots;     // [tokens]
-  void *cache_k, *cache_v;  // [num_blocks, kv_heads, block_size, head_dim]
-  DType cache_dtype;
-  const RowEncoding* cache_encoding;  // null: plain
-  float *scales_k, *scales_v;         // encoded: [num_blocks, kv_heads, block_size]
+  const int64_t* slots;        // [tokens]
+  void *cache_k, *cache_v;     // [num_blocks, kv_heads, block_size, head_dim]
+  float *scales_k, *scales_v;  // encoded: [num_blocks, kv_heads, block_size]
+  float largest;               // encoded: the largest code
   int64_t kv_heads, head_dim, block_size;
 };
+using AppendTokens = void (*)(const KvAppend& p, int64_t begin, int64_t end);
 
 // Rows that are rounded with a scale go through a buffer on the stack.
 constexpr int64_t kMostEncodedDim = 1024;
@@ -107,23 +107,22 @@ void rotate_head(Y* y, const float* x, const float* table, RopeStyle style, int6
       y + rotary_dim, head_dim - rotary_dim, [](Vec v) { return v; }, x + rotary_dim);
 }
 
+template <bool kInverse>
 void rope_tokens(const RopeTokens& p, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t h = 0; h < p.heads; ++h) {
       const int64_t at = (t * p.heads + h) * p.head_dim;
-      const float* table = p.table + t * p.rotary_dim;
-      if (p.inverse)
-        rotate_head<true>(p.y + at, p.x + at, table, p.style, p.rotary_dim, p.head_dim);
-      else
-        rotate_head<false>(p.y + at, p.x + at, table, p.style, p.rotary_dim, p.head_dim);
+      rotate_head<kInverse>(p.y + at, p.x + at, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
     }
   }
 }
 
+RotateTokens rope_tokens_of(bool inverse) { return inverse ? rope_tokens<true> : rope_tokens<false>; }
+
 template <typename Code>
-void append_encoded_tokens(const KvAppend& p, Code* cache_k, Code* cache_v, int64_t begin, int64_t end) {
+void append_encoded_tokens(const KvAppend& p, int64_t begin, int64_t end) {
+  Code *cache_k = static_cast<Code*>(p.cache_k), *cache_v = static_cast<Code*>(p.cache_v);
   float rotated[kMostEncodedDim];
-  const float largest = p.cache_encoding->largest();
   for (int64_t t = begin; t < end; ++t) {
     const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
     for (int64_t g = 0; g < p.kv_heads; ++g) {
@@ -134,14 +133,15 @@ void append_encoded_tokens(const KvAppend& p, Code* cache_k, Code* cache_v, int6
         rotate_head<false>(rotated, k, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
         k = rotated;
       }
-      encode_row(cache_k + to * p.head_dim, p.scales_k + to, k, p.head_dim, largest);
-      encode_row(cache_v + to * p.head_dim, p.scales_v + to, p.v + from, p.head_dim, largest);
+      encode_row(cache_k + to * p.head_dim, p.scales_k + to, k, p.head_dim, p.largest);
+      encode_row(cache_v + to * p.head_dim, p.scales_v + to, p.v + from, p.head_dim, p.largest);
     }
   }
 }
 
 template <typename Cache>
-void append_tokens(const KvAppend& p, Cache* cache_k, Cache* cache_v, int64_t begin, int64_t end) {
+void append_tokens(const KvAppend& p, int64_t begin, int64_t end) {
+  Cache *cache_k = static_cast<Cache*>(p.cache_k), *cache_v = static_cast<Cache*>(p.cache_v);
   const auto same = [](Vec v) { return v; };
   for (int64_t t = begin; t < end; ++t) {
     const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
@@ -157,18 +157,11 @@ void append_tokens(const KvAppend& p, Cache* cache_k, Cache* cache_v, int64_t be
   }
 }
 
-void kv_append_tokens(const KvAppend& p, int64_t begin, int64_t end) {
-  if (p.cache_encoding != nullptr)
-    return p.cache_encoding->code() == RowEncoding::Code::int8
-               ? append_encoded_tokens(p, static_cast<int8_t*>(p.cache_k), static_cast<int8_t*>(p.cache_v), begin, end)
-               : append_encoded_tokens(p, static_cast<e4m3_t*>(p.cache_k), static_cast<e4m3_t*>(p.cache_v), begin, end);
-  switch (p.cache_dtype) {
-    case DType::bf16:
-      return append_tokens(p, static_cast<bf16_t*>(p.cache_k), static_cast<bf16_t*>(p.cache_v), begin, end);
-    case DType::f16:
-      return append_tokens(p, static_cast<f16_t*>(p.cache_k), static_cast<f16_t*>(p.cache_v), begin, end);
-    default: return append_tokens(p, static_cast<float*>(p.cache_k), static_cast<float*>(p.cache_v), begin, end);
-  }
+// Returns the routine for a cache that `encoding` stores; null: for plain values of `dtype`.
+AppendTokens append_tokens_of(DType dtype, const RowEncoding* encoding) {
+  if (encoding != nullptr)
+    return encoding->code() == RowEncoding::Code::int8 ? append_encoded_tokens<int8_t> : append_encoded_tokens<e4m3_t>;
+  return with_dtype(dtype, [](auto* type) -> AppendTokens { return append_tokens<ElementOf<decltype(type)>>; });
 }
 
 }  // namespace
@@ -178,8 +171,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(rope_tokens);
-HWY_EXPORT(kv_append_tokens);
+HWY_EXPORT(rope_tokens_of);
+HWY_EXPORT(append_tokens_of);
 
 namespace {
 
@@ -194,24 +187,25 @@ Verdict can_rope_table(const KernelRequest& r) {
       .one_of("positions", r.inputs[0], {DType::i32})
       .f32("inv_freq", r.inputs[1])
       .f32("table", r.outputs[0])
-      .at_cost(50 * elements_of(r, r.outputs[0]));
+      .verdict();
 }
 
-void run_rope_table(const KernelCall& call) {
-  const int32_t* positions = elements<const int32_t>(call.inputs[0]);
-  const float* inv_freq = elements<const float>(call.inputs[1]);
-  float* table = elements<float>(call.outputs[0]);
-  const int64_t half = call.inputs[1].shape[0];
-  const double scale = call.attrs.get<RopeTableAttrs>().scale;
-  cpu_device(call).pool().parallel_ranges(call.inputs[0].shape[0], 16, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      float* row = table + t * 2 * half;
-      for (int64_t i = 0; i < half; ++i) {
-        const double angle = static_cast<double>(positions[t]) * static_cast<double>(inv_freq[i]);
-        row[i] = static_cast<float>(scale * std::cos(angle));
-        row[half + i] = static_cast<float>(scale * std::sin(angle));
+PlanPtr prepare_rope_table(const KernelRequest& r, Context&) {
+  return make_plan([scale = double{r.attrs.get<RopeTableAttrs>().scale}](const KernelCall& call) {
+    const int32_t* positions = elements<const int32_t>(call.inputs[0]);
+    const float* inv_freq = elements<const float>(call.inputs[1]);
+    float* table = elements<float>(call.outputs[0]);
+    const int64_t half = call.inputs[1].shape[0];
+    cpu_device(call).pool().parallel_ranges(call.inputs[0].shape[0], 16, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        float* row = table + t * 2 * half;
+        for (int64_t i = 0; i < half; ++i) {
+          const double angle = static_cast<double>(positions[t]) * static_cast<double>(inv_freq[i]);
+          row[i] = static_cast<float>(scale * std::cos(angle));
+          row[half + i] = static_cast<float>(scale * std::sin(angle));
+        }
       }
-    }
+    });
   });
 }
 
@@ -224,108 +218,128 @@ Verdict can_rotate(const KernelRequest& r, const TensorType& x, const TensorType
       .f32("table", table)
       .f32("y", r.outputs[0])
       .require(rotary_dim % 2 == 0, "rotates pairs; rotary_dim is odd")
-      .at_cost(3 * elements_of(r, x));
+      .verdict();
 }
 
 Verdict can_rope(const KernelRequest& r) { return can_rotate(r, r.inputs[0], r.inputs[1]); }
 Verdict can_rope_backward(const KernelRequest& r) { return can_rotate(r, r.inputs[1], r.inputs[0]); }
 
-void run_rotate(const KernelCall& call, const TensorView& x, const TensorView& table, bool inverse) {
-  const RopeAttrs& attrs = call.attrs.get<RopeAttrs>();
-  const RopeTokens params{.y = elements<float>(call.outputs[0]),
-                          .x = elements<const float>(x),
-                          .table = elements<const float>(table),
-                          .heads = x.shape[1],
-                          .head_dim = x.shape[2],
-                          .rotary_dim = attrs.rotary_dim,
-                          .style = attrs.style,
-                          .inverse = inverse};
-  if (params.y == nullptr) return;
-  const auto task = EADEM_CPU_DISPATCH(rope_tokens, cpu_device(call).isa());
-  cpu_device(call).pool().parallel_ranges(x.shape[0], token_grain(params.heads * params.head_dim),
-                                          [&](int64_t begin, int64_t end) { task(params, begin, end); });
+PlanPtr prepare_rotate(const KernelRequest& r, size_t x_port, size_t table_port, bool inverse) {
+  const RopeAttrs attrs = r.attrs.get<RopeAttrs>();
+  const RotateTokens task = EADEM_CPU_DISPATCH(rope_tokens_of, cpu_device(r).isa())(inverse);
+  return make_plan([=](const KernelCall& call) {
+    const TensorView& x = call.inputs[x_port];
+    const RopeTokens params{.y = elements<float>(call.outputs[0]),
+                            .x = elements<const float>(x),
+                            .table = elements<const float>(call.inputs[table_port]),
+                            .heads = x.shape[1],
+                            .head_dim = x.shape[2],
+                            .rotary_dim = attrs.rotary_dim,
+                            .style = attrs.style};
+    if (params.y == nullptr) return;
+    cpu_device(call).pool().parallel_ranges(x.shape[0], token_grain(params.heads * params.head_dim),
+                                            [&](int64_t begin, int64_t end) { task(params, begin, end); });
+  });
 }
 
-void run_rope(const KernelCall& call) { run_rotate(call, call.inputs[0], call.inputs[1], false); }
-void run_rope_backward(const KernelCall& call) { run_rotate(call, call.inputs[1], call.inputs[0], true); }
+PlanPtr prepare_rope(const KernelRequest& r, Context&) { return prepare_rotate(r, 0, 1, false); }
+PlanPtr prepare_rope_backward(const KernelRequest& r, Context&) { return prepare_rotate(r, 1, 0, true); }
 
 // ---- kv_append, rope_kv_append
 
-void run_append(const KernelCall& call, KvAppend params, const TensorView& k, const TensorView& cache_k) {
-  EADEM_CHECK(cache_k.is_contiguous() && call.outputs[1].is_contiguous(), "cache {} is not contiguous",
-              to_string(cache_k));
-  params.k = elements<const float>(k);
-  params.cache_k = call.outputs[0].data;
-  params.cache_v = call.outputs[1].data;
-  params.cache_dtype = cache_k.dtype;
-  params.cache_encoding = RowEncoding::of(cache_k.encoding);
-  params.scales_k = static_cast<float*>(call.outputs[0].plane(1));
-  params.scales_v = static_cast<float*>(call.outputs[1].plane(1));
-  params.kv_heads = k.shape[1];
-  params.head_dim = k.shape[2];
-  params.block_size = cache_k.shape[2];
-  const auto task = EADEM_CPU_DISPATCH(kv_append_tokens, cpu_device(call).isa());
-  cpu_device(call).pool().parallel_ranges(k.shape[0], token_grain(params.kv_heads * params.head_dim),
-                                          [&](int64_t begin, int64_t end) { task(params, begin, end); });
-}
+enum KvAppendInput { kAppendK, kAppendV, kAppendSlots, kAppendCacheK, kAppendCacheV };
+enum RopeKvAppendInput { kRopeK, kRopeTable, kRopeV, kRopeSlots, kRopeCacheK, kRopeCacheV };
+
+// The inputs of a step that both ops have; the caches are its outputs.
+struct AppendInputs {
+  const TensorView &k, &v, &slots;
+  const float* table;  // null: k is not rotated
+};
+
+// What an append to one kind of cache has settled.
+class Append {
+ public:
+  Append(const KernelRequest& r, const TensorType& cache_k) {
+    const RowEncoding* encoding = RowEncoding::of(cache_k.encoding);
+    task_ = EADEM_CPU_DISPATCH(append_tokens_of, cpu_device(r).isa())(cache_k.dtype, encoding);
+    if (encoding != nullptr) params_.largest = encoding->largest();
+  }
+  void set_rope(const RopeAttrs& attrs) {
+    params_.rotary_dim = attrs.rotary_dim;
+    params_.style = attrs.style;
+  }
+
+  void run(const KernelCall& call, const AppendInputs& in) const {
+    const TensorView &cache_k = call.outputs[0], &cache_v = call.outputs[1];
+    EADEM_CHECK(cache_k.is_contiguous() && cache_v.is_contiguous(), "cache {} is not contiguous", to_string(cache_k));
+    KvAppend params = params_;
+    params.k = elements<const float>(in.k);
+    params.v = elements<const float>(in.v);
+    params.table = in.table;
+    params.slots = elements<const int64_t>(in.slots);
+    params.cache_k = cache_k.data;
+    params.cache_v = cache_v.data;
+    params.scales_k = static_cast<float*>(cache_k.plane(1));
+    params.scales_v = static_cast<float*>(cache_v.plane(1));
+    params.kv_heads = in.k.shape[1];
+    params.head_dim = in.k.shape[2];
+    params.block_size = cache_k.shape[2];
+    cpu_device(call).pool().parallel_ranges(in.k.shape[0], token_grain(params.kv_heads * params.head_dim),
+                                            [&](int64_t begin, int64_t end) { task_(params, begin, end); });
+  }
+
+ private:
+  AppendTokens task_;
+  KvAppend params_{};
+};
 
 Requirements& require_caches(Requirements& requirements, const TensorType& k, const TensorType& v) {
   const Encoding* encoding = RowEncoding::of(k.encoding);
-  return requirements.packed("cache_k", k, {DType::f32, DType::bf16, DType::f16}, encoding)
+  return requirements.packed("cache_k", k, kStorageDTypes, encoding)
       .packed("cache_v", v, {k.dtype}, encoding)
       .require(encoding == nullptr || k.fixed(3) <= kMostEncodedDim, "rounds rows of at most 1024 with a scale");
 }
 
-// The caches are large but mostly untouched: only the traffic of the new keys and values counts.
-Verdict append_cost(const KernelRequest& r, const Requirements& requirements, size_t num_new) {
-  const Verdict verdict = requirements.at_cost(0);
-  if (!verdict.accepted) return verdict;
-  const KernelRequest written{r.op,    r.pass, r.device, r.attrs, r.inputs.first(num_new), r.inputs.first(num_new),
-                              r.bounds};
-  return Requirements(written).at_cost(elements_of(r, r.inputs[0]));
-}
-
 Verdict can_kv_append(const KernelRequest& r) {
   Requirements requirements(r);
-  requirements.f32("k", r.inputs[0]).f32("v", r.inputs[1]).one_of("slots", r.inputs[2], {DType::i64});
-  return append_cost(r, require_caches(requirements, r.inputs[3], r.inputs[4]), 3);
+  requirements.f32("k", r.inputs[kAppendK])
+      .f32("v", r.inputs[kAppendV])
+      .one_of("slots", r.inputs[kAppendSlots], {DType::i64});
+  return require_caches(requirements, r.inputs[kAppendCacheK], r.inputs[kAppendCacheV]).verdict();
 }
 
-void run_kv_append(const KernelCall& call) {
-  KvAppend params{};
-  params.v = elements<const float>(call.inputs[1]);
-  params.slots = elements<const int64_t>(call.inputs[2]);
-  run_append(call, params, call.inputs[0], call.inputs[3]);
+PlanPtr prepare_kv_append(const KernelRequest& r, Context&) {
+  return make_plan([append = Append(r, r.inputs[kAppendCacheK])](const KernelCall& call) {
+    append.run(call, {call.inputs[kAppendK], call.inputs[kAppendV], call.inputs[kAppendSlots], nullptr});
+  });
 }
 
 Verdict can_rope_kv_append(const KernelRequest& r) {
   Requirements requirements(r);
-  requirements.f32("k", r.inputs[0])
-      .f32("table", r.inputs[1])
-      .f32("v", r.inputs[2])
-      .one_of("slots", r.inputs[3], {DType::i64})
+  requirements.f32("k", r.inputs[kRopeK])
+      .f32("table", r.inputs[kRopeTable])
+      .f32("v", r.inputs[kRopeV])
+      .one_of("slots", r.inputs[kRopeSlots], {DType::i64})
       .require(r.attrs.get<RopeKvAppendAttrs>().rope.rotary_dim % 2 == 0, "rotates pairs; rotary_dim is odd");
-  return append_cost(r, require_caches(requirements, r.inputs[4], r.inputs[5]), 4);
+  return require_caches(requirements, r.inputs[kRopeCacheK], r.inputs[kRopeCacheV]).verdict();
 }
 
-void run_rope_kv_append(const KernelCall& call) {
-  const RopeAttrs& attrs = call.attrs.get<RopeKvAppendAttrs>().rope;
-  KvAppend params{};
-  params.table = elements<const float>(call.inputs[1]);
-  params.rotary_dim = attrs.rotary_dim;
-  params.style = attrs.style;
-  params.v = elements<const float>(call.inputs[2]);
-  params.slots = elements<const int64_t>(call.inputs[3]);
-  run_append(call, params, call.inputs[0], call.inputs[4]);
+PlanPtr prepare_rope_kv_append(const KernelRequest& r, Context&) {
+  Append append(r, r.inputs[kRopeCacheK]);
+  append.set_rope(r.attrs.get<RopeKvAppendAttrs>().rope);
+  return make_plan([append](const KernelCall& call) {
+    append.run(call, {call.inputs[kRopeK], call.inputs[kRopeV], call.inputs[kRopeSlots],
+                      elements<const float>(call.inputs[kRopeTable])});
+  });
 }
 
-constexpr Kernel kTable{"cpu_double_angle", Pass::forward, can_rope_table, run_rope_table};
-constexpr Kernel kTableInference{"cpu_double_angle", Pass::inference, can_rope_table, run_rope_table};
-constexpr Kernel kForward{"cpu_heads", Pass::forward, can_rope, run_rope};
-constexpr Kernel kInference{"cpu_heads", Pass::inference, can_rope, run_rope};
-constexpr Kernel kBackward{"cpu_heads", Pass::backward, can_rope_backward, run_rope_backward};
-constexpr Kernel kAppend{"cpu_heads", Pass::inference, can_kv_append, run_kv_append};
-constexpr Kernel kRopeAppend{"cpu_heads", Pass::inference, can_rope_kv_append, run_rope_kv_append};
+constexpr Kernel kTable{"cpu_double_angle", Pass::forward, can_rope_table, prepare_rope_table};
+constexpr Kernel kTableInference{"cpu_double_angle", Pass::inference, can_rope_table, prepare_rope_table};
+constexpr Kernel kForward{"cpu_heads", Pass::forward, can_rope, prepare_rope};
+constexpr Kernel kInference{"cpu_heads", Pass::inference, can_rope, prepare_rope};
+constexpr Kernel kBackward{"cpu_heads", Pass::backward, can_rope_backward, prepare_rope_backward};
+constexpr Kernel kAppend{"cpu_heads", Pass::inference, can_kv_append, prepare_kv_append};
+constexpr Kernel kRopeAppend{"cpu_heads", Pass::inference, can_rope_kv_append, prepare_rope_kv_append};
 
 }  // namespace
 

@@ -125,7 +125,7 @@ void scale_panel(float* c, int64_t c_stride, const QuantizedRows& x, const Quant
   }
 }
 
-template <template <bool> typename Dot, bool kTiles>
+template <template <bool> typename Dot, bool kTiles, typename Stored>
 void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                             int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   const int64_t all_steps = k_size / kStep, step_bytes = w.layout->quant_bytes(), stride = all_steps * step_bytes;
@@ -163,31 +163,21 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
   }
   // 3. Multiply by the scales of the outputs.
   const int64_t c_stride = panels * kPanelWidth;
-  const auto scale = [&](const auto* scales) {
-    for (int64_t p = 0; p < panels; ++p) scale_panel(c + p * kPanelWidth, c_stride, x, w, scales, r0, rows, p0 + p);
-  };
-  switch (w.layout->group_scales) {
-    case DType::f16: return scale(reinterpret_cast<const f16_t*>(w.scales));
-    case DType::bf16: return scale(reinterpret_cast<const bf16_t*>(w.scales));
-    default: return scale(reinterpret_cast<const float*>(w.scales));
-  }
+  const Stored* scales = reinterpret_cast<const Stored*>(w.scales);
+  for (int64_t p = 0; p < panels; ++p) scale_panel(c + p * kPanelWidth, c_stride, x, w, scales, r0, rows, p0 + p);
 }
 
-void row_scales(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0, int64_t rows,
-                int64_t p0, int64_t panels, float* scratch) {
-  row_scale_product_with<DotPairs, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);
+template <template <bool> typename Dot, bool kTiles>
+QuantizedProduct row_scales_with(DType scales) {
+  return with_dtype(scales, [](auto* type) -> QuantizedProduct {
+    return row_scale_product_with<Dot, kTiles, ElementOf<decltype(type)>>;
+  });
 }
 
-// Variants for processors of this target that have the 8-bit dot product, and for those that also have tiles.
-void row_scales_byte_dots(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
-                          int64_t rows, int64_t p0, int64_t panels, float* scratch) {
-  row_scale_product_with<DotBytes, false>(c, x, w, k_size, r0, rows, p0, panels, scratch);
-}
-
-void row_scales_tiles(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
-                      int64_t rows, int64_t p0, int64_t panels, float* scratch) {
-  row_scale_product_with<DotBytes, true>(c, x, w, k_size, r0, rows, p0, panels, scratch);
-}
+QuantizedProduct row_scales(DType scales) { return row_scales_with<DotPairs, false>(scales); }
+// For processors of this target that have the 8-bit dot product, and for those that also have tiles.
+QuantizedProduct row_scales_byte_dots(DType scales) { return row_scales_with<DotBytes, false>(scales); }
+QuantizedProduct row_scales_tiles(DType scales) { return row_scales_with<DotBytes, true>(scales); }
 
 }  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
@@ -200,9 +190,11 @@ HWY_EXPORT(row_scales);
 HWY_EXPORT(row_scales_byte_dots);
 HWY_EXPORT(row_scales_tiles);
 
-QuantizedProduct row_scale_product(Isa isa) {
-  if (isa == Isa::amx) return EADEM_CPU_DISPATCH(row_scales_tiles, isa);
-  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_scales_byte_dots, isa) : EADEM_CPU_DISPATCH(row_scales, isa);
+QuantizedProduct row_scale_product(const QuantizedLayout& layout, Isa isa) {
+  const DType scales = layout.group_scales;
+  if (isa == Isa::amx) return EADEM_CPU_DISPATCH(row_scales_tiles, isa)(scales);
+  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_scales_byte_dots, isa)(scales)
+                            : EADEM_CPU_DISPATCH(row_scales, isa)(scales);
 }
 
 }  // namespace eadem::kernels::cpu

@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "eadem/core/philox.h"
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -31,6 +31,13 @@ struct RowMaximum {
   float value;
   int64_t index;  // the smallest index that has this value
   bool has_nan;
+};
+
+// The routines of one instruction set.
+struct SampleRoutines {
+  RowMaximum (*maximum)(const float* x, int64_t n);
+  double (*sum)(const float* x, int64_t n, float most);
+  void (*weights)(float* weights, const float* x, int64_t n, float most, float temperature);
 };
 
 }  // namespace
@@ -202,14 +209,14 @@ Verdict can_sample(const KernelRequest& r) {
       .one_of("penalties", r.inputs[kPenalties], {DType::i32})
       .one_of("token", r.outputs[0], {DType::i32})
       .f32("logprob", r.outputs[1])
-      .at_cost(40 * elements_of(r, r.inputs[kLogits]));
+      .verdict();
 }
 
 int64_t sample_scratch_bytes(const KernelRequest& r) {
   return cpu_device(r).pool().num_threads() * row_scratch_bytes(r.inputs[kLogits].dim(1).bind(r.bounds));
 }
 
-void run_sample(const KernelCall& call) {
+void run_sample(const SampleRoutines& routines, const KernelCall& call) {
   CpuDevice& device = cpu_device(call);
   const int64_t rows = call.inputs[kLogits].shape[0], vocab = call.inputs[kLogits].shape[1];
   const float* all_logits = elements<const float>(call.inputs[kLogits]);
@@ -217,9 +224,6 @@ void run_sample(const KernelCall& call) {
   const int32_t* pairs = elements<const int32_t>(call.inputs[kPenalties]);
   int32_t* token = elements<int32_t>(call.outputs[0]);
   float* logprob = elements<float>(call.outputs[1]);
-  const auto maximum = EADEM_CPU_DISPATCH(row_maximum, device.isa());
-  const auto sum = EADEM_CPU_DISPATCH(sum_exp, device.isa());
-  const auto weights = EADEM_CPU_DISPATCH(sample_weights, device.isa());
 
   device.pool().parallel_for(rows, [&](int64_t row, int worker) {
     SampleRow settings_row;
@@ -235,7 +239,7 @@ void run_sample(const KernelCall& call) {
       penalize(s.penalized, unmodified, vocab, settings_row, pairs);
       logits = s.penalized;
     }
-    const RowMaximum most = maximum(logits, vocab);
+    const RowMaximum most = routines.maximum(logits, vocab);
     if (most.has_nan || !std::isfinite(most.value)) {
       token[row] = -1;
       logprob[row] = std::numeric_limits<float>::quiet_NaN();
@@ -245,7 +249,7 @@ void run_sample(const KernelCall& call) {
     // 2. The token.
     int64_t chosen = most.index;
     if (settings.temperature > 0.0f) {
-      weights(s.weights, logits, vocab, most.value, settings.temperature);
+      routines.weights(s.weights, logits, vocab, most.value, settings.temperature);
       const bool all = (settings.top_k <= 0 || settings.top_k >= vocab) && settings.top_p >= 1.0f;
       const uint64_t last_key = all ? 0 : last_kept_key(s, logits, vocab, settings.top_k, settings.top_p);
       const PhiloxBlock random =
@@ -254,13 +258,20 @@ void run_sample(const KernelCall& call) {
     }
 
     // 3. Its log-probability under the unmodified logits.
-    const float largest = logits == unmodified ? most.value : maximum(unmodified, vocab).value;
+    const float largest = logits == unmodified ? most.value : routines.maximum(unmodified, vocab).value;
     token[row] = static_cast<int32_t>(chosen);
-    logprob[row] = log_probability(unmodified[chosen], largest, std::log(sum(unmodified, vocab, largest)));
+    logprob[row] = log_probability(unmodified[chosen], largest, std::log(routines.sum(unmodified, vocab, largest)));
   });
 }
 
-constexpr Kernel kSample{"cpu_select_prefix", Pass::inference, can_sample, run_sample, sample_scratch_bytes};
+PlanPtr prepare_sample(const KernelRequest& r, Context&) {
+  const Isa isa = cpu_device(r).isa();
+  const SampleRoutines routines{EADEM_CPU_DISPATCH(row_maximum, isa), EADEM_CPU_DISPATCH(sum_exp, isa),
+                                EADEM_CPU_DISPATCH(sample_weights, isa)};
+  return make_plan([routines](const KernelCall& call) { run_sample(routines, call); }, sample_scratch_bytes(r));
+}
+
+constexpr Kernel kSample{"cpu_select_prefix", Pass::inference, can_sample, prepare_sample};
 
 }  // namespace
 

@@ -16,9 +16,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "eadem/core/dtype.h"
 #include "eadem/core/e4m3.h"
+#include "eadem/core/lookups.h"
 #include "eadem/kernels/elementwise.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -327,17 +330,33 @@ HWY_INLINE Vec activate_derivative(Vec x) {
   }
 }
 
-// Calls f with `kind` as a compile-time constant: f(std::integral_constant<ActivationKind, …>).
+// Returns f(type), where `type` is a null pointer to the elements of `dtype`: f32, bf16 or f16. It chooses a routine
+// for a plan.
 template <typename Function>
-HWY_INLINE void with_activation(ActivationKind kind, Function f) {
+auto with_dtype(DType dtype, Function f) {
+  count_lookup();
+  switch (dtype) {
+    case DType::bf16: return f(static_cast<bf16_t*>(nullptr));
+    case DType::f16: return f(static_cast<f16_t*>(nullptr));
+    default: return f(static_cast<float*>(nullptr));
+  }
+}
+template <typename Pointer>
+using ElementOf = std::remove_cvref_t<std::remove_pointer_t<Pointer>>;
+
+// Returns f(std::integral_constant<ActivationKind, kind>()), likewise.
+template <typename Function>
+auto with_activation(ActivationKind kind, Function f) {
   using K = ActivationKind;
+  count_lookup();
   switch (kind) {
     case K::silu: return f(std::integral_constant<K, K::silu>());
     case K::gelu: return f(std::integral_constant<K, K::gelu>());
     case K::gelu_tanh: return f(std::integral_constant<K, K::gelu_tanh>());
     case K::relu: return f(std::integral_constant<K, K::relu>());
-    case K::relu2: return f(std::integral_constant<K, K::relu2>());
+    case K::relu2: break;
   }
+  return f(std::integral_constant<K, K::relu2>());
 }
 
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE

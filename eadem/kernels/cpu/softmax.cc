@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -48,46 +48,44 @@ namespace {
 int64_t row_grain(int64_t n) { return std::max<int64_t>(1, 2048 / std::max<int64_t>(n, 1)); }
 
 Verdict can_softmax(const KernelRequest& r) {
-  return Requirements(r).f32("x", r.inputs[0]).f32("y", r.outputs[0]).at_cost(20 * elements_of(r, r.inputs[0]));
+  return Requirements(r).f32("x", r.inputs[0]).f32("y", r.outputs[0]).verdict();
 }
 
-void run_softmax(const KernelCall& call) {
-  const auto task = EADEM_CPU_DISPATCH(softmax_row, cpu_device(call).isa());
-  const int64_t n = call.inputs[0].shape.back();
-  if (n == 0) return;
-  const float* x = elements<const float>(call.inputs[0]);
-  float* y = elements<float>(call.outputs[0]);
-  cpu_device(call).pool().parallel_ranges(call.inputs[0].shape.num_rows(), row_grain(n),
-                                          [&](int64_t begin, int64_t end) {
-                                            for (int64_t r = begin; r < end; ++r) task(y + r * n, x + r * n, n);
-                                          });
+PlanPtr prepare_softmax(const KernelRequest& r, Context&) {
+  return make_plan([row = EADEM_CPU_DISPATCH(softmax_row, cpu_device(r).isa())](const KernelCall& call) {
+    const int64_t n = call.inputs[0].shape.back();
+    if (n == 0) return;
+    const float* x = elements<const float>(call.inputs[0]);
+    float* y = elements<float>(call.outputs[0]);
+    cpu_device(call).pool().parallel_ranges(call.inputs[0].shape.num_rows(), row_grain(n),
+                                            [&](int64_t begin, int64_t end) {
+                                              for (int64_t r = begin; r < end; ++r) row(y + r * n, x + r * n, n);
+                                            });
+  });
 }
 
 Verdict can_softmax_backward(const KernelRequest& r) {
-  return Requirements(r)
-      .f32("y", r.inputs[0])
-      .f32("dy", r.inputs[1])
-      .f32("dx", r.outputs[0])
-      .at_cost(4 * elements_of(r, r.inputs[0]));
+  return Requirements(r).f32("y", r.inputs[0]).f32("dy", r.inputs[1]).f32("dx", r.outputs[0]).verdict();
 }
 
-void run_softmax_backward(const KernelCall& call) {
-  const auto task = EADEM_CPU_DISPATCH(softmax_backward_row, cpu_device(call).isa());
-  const int64_t n = call.inputs[0].shape.back();
-  const float* y = elements<const float>(call.inputs[0]);
-  const float* dy = elements<const float>(call.inputs[1]);
-  float* dx = elements<float>(call.outputs[0]);
-  if (dx == nullptr) return;
-  cpu_device(call).pool().parallel_ranges(call.inputs[0].shape.num_rows(), row_grain(n),
-                                          [&](int64_t begin, int64_t end) {
-                                            for (int64_t r = begin; r < end; ++r)
-                                              task(dx + r * n, y + r * n, dy + r * n, n);
-                                          });
+PlanPtr prepare_softmax_backward(const KernelRequest& r, Context&) {
+  return make_plan([row = EADEM_CPU_DISPATCH(softmax_backward_row, cpu_device(r).isa())](const KernelCall& call) {
+    const int64_t n = call.inputs[0].shape.back();
+    const float* y = elements<const float>(call.inputs[0]);
+    const float* dy = elements<const float>(call.inputs[1]);
+    float* dx = elements<float>(call.outputs[0]);
+    if (dx == nullptr) return;
+    cpu_device(call).pool().parallel_ranges(call.inputs[0].shape.num_rows(), row_grain(n),
+                                            [&](int64_t begin, int64_t end) {
+                                              for (int64_t r = begin; r < end; ++r)
+                                                row(dx + r * n, y + r * n, dy + r * n, n);
+                                            });
+  });
 }
 
-constexpr Kernel kForward{"cpu_rows", Pass::forward, can_softmax, run_softmax};
-constexpr Kernel kInference{"cpu_rows", Pass::inference, can_softmax, run_softmax};
-constexpr Kernel kBackward{"cpu_rows", Pass::backward, can_softmax_backward, run_softmax_backward};
+constexpr Kernel kForward{"cpu_rows", Pass::forward, can_softmax, prepare_softmax};
+constexpr Kernel kInference{"cpu_rows", Pass::inference, can_softmax, prepare_softmax};
+constexpr Kernel kBackward{"cpu_rows", Pass::backward, can_softmax_backward, prepare_softmax_backward};
 
 }  // namespace
 

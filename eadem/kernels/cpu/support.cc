@@ -8,9 +8,8 @@
 namespace eadem::kernels::cpu {
 
 Requirements::Requirements(const KernelRequest& request) : request_(request) {
-  if (request.device == nullptr || request.device->type() != DeviceType::cpu)
-    refusal_ = fmt::format("runs on cpu; the device is {}",
-                           request.device == nullptr ? "unknown" : request.device->description());
+  EADEM_CHECK(request.device->backend() == "cpu", "a kernel of the CPU is asked about {}",
+              request.device->description());
 }
 
 Requirements& Requirements::f32(std::string_view port, const TensorType& type) {
@@ -48,17 +47,8 @@ Requirements& Requirements::require(bool condition, std::string_view reason) {
   return *this;
 }
 
-double elements_of(const KernelRequest& request, const TensorType& type) {
-  return is_absent(type) ? 0.0 : static_cast<double>(type.num_elements(request.bounds));
-}
-
-Verdict Requirements::at_cost(double flops) const {
-  if (!refusal_.empty()) return Verdict::no(refusal_);
-  double bytes = 0;
-  for (std::span<const TensorType> side : {request_.inputs, request_.outputs})
-    for (const TensorType& type : side)
-      if (!is_absent(type)) bytes += static_cast<double>(type.size_bytes(request_.bounds));
-  return Verdict::yes(modelled_us(*request_.device, flops, bytes));
+Verdict Requirements::verdict(const Estimate& estimate) const {
+  return refusal_.empty() ? accept(request_, estimate) : Verdict::no(refusal_);
 }
 
 }  // namespace eadem::kernels::cpu

@@ -12,6 +12,9 @@
 
 namespace eadem::kernels::cpu {
 
+// The dtypes in which parameters are stored plain.
+inline constexpr std::initializer_list<DType> kStorageDTypes = {DType::f32, DType::bf16, DType::f16};
+
 inline CpuDevice& cpu_device(const KernelCall& call) { return static_cast<CpuDevice&>(call.context->device); }
 inline const CpuDevice& cpu_device(const KernelRequest& request) {
   return static_cast<const CpuDevice&>(*request.device);
@@ -31,7 +34,7 @@ constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + div
 
 // Collects what a kernel requires of a request. The first requirement that is not met becomes the refusal.
 //
-//   return Requirements(request).f32("x", request.inputs[0]).f32("y", request.outputs[0]).at_cost(flops);
+//   return Requirements(request).f32("x", request.inputs[0]).f32("y", request.outputs[0]).verdict();
 class Requirements {
  public:
   explicit Requirements(const KernelRequest& request);
@@ -46,15 +49,12 @@ class Requirements {
                        const Encoding* packing);
   Requirements& require(bool condition, std::string_view reason);
 
-  // Accepts at the modelled cost of `flops` and of the traffic of all ports, unless a requirement was not met.
-  Verdict at_cost(double flops) const;
+  // Accepts under `estimate`, unless a requirement was not met.
+  Verdict verdict(const Estimate& estimate = {}) const;
 
  private:
   const KernelRequest& request_;
   std::string refusal_;
 };
-
-// Elements of a port at the upper bounds of the request, as a double for flop counts.
-double elements_of(const KernelRequest& request, const TensorType& type);
 
 }  // namespace eadem::kernels::cpu

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/attention.h"
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 
@@ -16,20 +16,10 @@ constexpr double kRateShare = 0.02;
 // The share of the bf16 rate that the tensor-core kernels reach.
 constexpr double kMmaRateShare = 0.4;
 
-// Counts every query against as many keys as there may be tokens or cached positions.
-double attention_flops(const KernelRequest& request) {
-  const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  const TensorType& k = request.inputs[1];
-  const double keys = attrs.source == KvSource::direct
-                          ? elements_of(request, k) / static_cast<double>(attrs.kv_heads * attrs.head_dim)
-                          : static_cast<double>(request.inputs[5].dim(1).bind(request.bounds) * k.fixed(2));
-  return 4.0 * elements_of(request, request.inputs[0]) * keys;
-}
-
 // Whether the tensor-core kernels accept the request. The two kernels use this to divide all requests between them.
 bool takes_mma(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
-  return request.device->type() == DeviceType::cuda &&
+  return request.device->backend() == "cuda" &&
          static_cast<const CudaDevice*>(request.device)->compute_capability() == 90 &&
          request.inputs[0].dtype == DType::bf16 && request.inputs[1].dtype == DType::bf16 &&
          (attrs.head_dim == 64 || attrs.head_dim == 128) && attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup &&
@@ -44,7 +34,7 @@ Verdict can_use_mma(const KernelRequest& request) {
                fmt::format("needs bf16 queries and keys, head_dim 64 or 128, at most {} heads a key head, a positive "
                            "scale, at most {} sequences, and a Hopper device",
                            kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
-      .at_cost(attention_flops(request) / kMmaRateShare);
+      .verdict({.flops_share = kMmaRateShare, .reason = "tensor cores"});
 }
 
 Verdict can_attend(const KernelRequest& request) {
@@ -57,7 +47,7 @@ Verdict can_attend(const KernelRequest& request) {
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
       .at_most("head_dim", attrs.head_dim, kMaxHeadDim)
       .require(!takes_mma(request), "cuda_mma takes it")
-      .at_cost(attention_flops(request) / kRateShare);
+      .verdict({.flops_share = kRateShare, .reason = "f32 FMA, keys and values read for each query"});
 }
 
 // The most span states that decode steps need: for every sequence, one more than the full spans of its keys.
@@ -75,8 +65,7 @@ int64_t mma_scratch_bytes(const KernelRequest& request) {
   return bytes <= kMostBytes ? bytes : 0;
 }
 
-AttentionParams attention_params(const KernelCall& call) {
-  const AttentionAttrs& attrs = call.attrs.get<AttentionAttrs>();
+AttentionParams attention_params(const AttentionAttrs& attrs, const KernelCall& call) {
   const TensorView &q = call.inputs[0], &k = call.inputs[1], &v = call.inputs[2];
   const TensorView &query_start = call.inputs[3], &kv_length = call.inputs[4], &block_table = call.inputs[5];
   const bool cached = attrs.source == KvSource::cached;
@@ -100,26 +89,32 @@ AttentionParams attention_params(const KernelCall& call) {
           .kv_dtype = k.dtype};
 }
 
-void run_attention(const KernelCall& call) {
-  EADEM_CUDA_CALL(launch_attention(attention_params(call), stream_of(call)));
+PlanPtr prepare_attention(const KernelRequest& request, Context&) {
+  return make_plan([attrs = request.attrs.get<AttentionAttrs>()](const KernelCall& call) {
+    EADEM_CUDA_CALL(launch_attention(attention_params(attrs, call), stream_of(call)));
+  });
 }
 
-void run_mma(const KernelCall& call) {
-  AttentionParams params = attention_params(call);
-  params.states = static_cast<float*>(call.scratch.data);
-  params.max_spans = params.sequences * (params.max_blocks * params.block_size / kAttentionSpanKeys + 1);
-  params.multiprocessors = cuda_device(call).multiprocessors();
-  const bool decodes = params.tokens == params.sequences && params.states != nullptr;
-  EADEM_CUDA_CALL((decodes ? launch_attention_decode : launch_attention_prompt)(params, stream_of(call)));
+PlanPtr prepare_mma(const KernelRequest& request, Context& context) {
+  const int multiprocessors = static_cast<CudaDevice&>(context.device).multiprocessors();
+  return make_plan(
+      [attrs = request.attrs.get<AttentionAttrs>(), multiprocessors](const KernelCall& call) {
+        AttentionParams params = attention_params(attrs, call);
+        params.states = static_cast<float*>(call.scratch.data);
+        params.max_spans = params.sequences * (params.max_blocks * params.block_size / kAttentionSpanKeys + 1);
+        params.multiprocessors = multiprocessors;
+        const bool decodes = params.tokens == params.sequences && params.states != nullptr;
+        EADEM_CUDA_CALL((decodes ? launch_attention_decode : launch_attention_prompt)(params, stream_of(call)));
+      },
+      mma_scratch_bytes(request));
 }
 
 constexpr Kernel kMma{.name = "cuda_mma",
                       .pass = Pass::inference,
                       .can_handle = can_use_mma,
-                      .run = run_mma,
-                      .scratch_bytes = mma_scratch_bytes,
+                      .prepare = prepare_mma,
                       .alignment_bytes = 16};
-constexpr Kernel kAttention{"cuda_online_softmax", Pass::inference, can_attend, run_attention};
+constexpr Kernel kAttention{"cuda_online_softmax", Pass::inference, can_attend, prepare_attention};
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/elementwise.h"
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 
@@ -14,7 +14,7 @@ Verdict can_combine(const KernelRequest& request) {
       .dtype("first input", request.inputs[0], kActivationDTypes)
       .same_dtype("second input", request.inputs[1], "first input", request.inputs[0])
       .same_dtype("y", request.outputs[0], "first input", request.inputs[0])
-      .at_cost(0);
+      .verdict();
 }
 
 BinaryParams binary_params(const KernelCall& call) {
@@ -24,9 +24,10 @@ BinaryParams binary_params(const KernelCall& call) {
 
 void run_add(const KernelCall& call) { EADEM_CUDA_CALL(launch_add(binary_params(call), stream_of(call))); }
 void run_mul(const KernelCall& call) { EADEM_CUDA_CALL(launch_mul(binary_params(call), stream_of(call))); }
-void run_gated_activation(const KernelCall& call) {
-  const ActivationKind kind = call.attrs.get<ActivationAttrs>().kind;
-  EADEM_CUDA_CALL(launch_gated_activation(binary_params(call), kind, stream_of(call)));
+PlanPtr prepare_gated_activation(const KernelRequest& request, Context&) {
+  return make_plan([kind = request.attrs.get<ActivationAttrs>().kind](const KernelCall& call) {
+    EADEM_CUDA_CALL(launch_gated_activation(binary_params(call), kind, stream_of(call)));
+  });
 }
 
 UnaryParams unary_params(const KernelCall& call) {
@@ -38,28 +39,29 @@ Verdict can_activate(const KernelRequest& request) {
   return Requirements(request)
       .dtype("x", request.inputs[0], kActivationDTypes)
       .same_dtype("y", request.outputs[0], "x", request.inputs[0])
-      .at_cost(0);
+      .verdict();
 }
 
-void run_activation(const KernelCall& call) {
-  const ActivationKind kind = call.attrs.get<ActivationAttrs>().kind;
-  EADEM_CUDA_CALL(launch_activation(unary_params(call), kind, stream_of(call)));
+PlanPtr prepare_activation(const KernelRequest& request, Context&) {
+  return make_plan([kind = request.attrs.get<ActivationAttrs>().kind](const KernelCall& call) {
+    EADEM_CUDA_CALL(launch_activation(unary_params(call), kind, stream_of(call)));
+  });
 }
 
 Verdict can_cast(const KernelRequest& request) {
   return Requirements(request)
       .dtype("x", request.inputs[0], kStorageDTypes)
       .dtype("y", request.outputs[0], kStorageDTypes)
-      .at_cost(0);
+      .verdict();
 }
 
 void run_cast(const KernelCall& call) { EADEM_CUDA_CALL(launch_cast(unary_params(call), stream_of(call))); }
 
-constexpr Kernel kAdd{"cuda_elements", Pass::inference, can_combine, run_add};
-constexpr Kernel kMul{"cuda_elements", Pass::inference, can_combine, run_mul};
-constexpr Kernel kGatedActivation{"cuda_elements", Pass::inference, can_combine, run_gated_activation};
-constexpr Kernel kActivation{"cuda_elements", Pass::inference, can_activate, run_activation};
-constexpr Kernel kCast{"cuda_elements", Pass::inference, can_cast, run_cast};
+constexpr Kernel kAdd{"cuda_elements", Pass::inference, can_combine, prepare_nothing<run_add>};
+constexpr Kernel kMul{"cuda_elements", Pass::inference, can_combine, prepare_nothing<run_mul>};
+constexpr Kernel kGatedActivation{"cuda_elements", Pass::inference, can_combine, prepare_gated_activation};
+constexpr Kernel kActivation{"cuda_elements", Pass::inference, can_activate, prepare_activation};
+constexpr Kernel kCast{"cuda_elements", Pass::inference, can_cast, prepare_nothing<run_cast>};
 
 }  // namespace
 

@@ -3,8 +3,8 @@
 // linear and the fusion linear_gated_activation, whose results have the bits of the separate ops. A row's bits do not
 // depend on the rows beside it:
 //   cuda_mma_chain  bf16 x bf16 on Hopper. Up to 64 rows stream the weight (linear_stream.cu); more rows go through
-//                   those algorithms of cuBLASLt that gave the same bits in a test at their first use, else through
-//                   linear_stream again, 64 rows at a time
+//                   those algorithms of cuBLASLt that gave the same bits in a test when the program compiled, else
+//                   through linear_stream again, 64 rows at a time
 //   cublaslt        other shapes and f32, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
 #include "eadem/kernels/linear.h"
@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/fusions.h"
@@ -26,10 +26,6 @@ namespace {
 constexpr double kF32Share = 0.08;
 constexpr double kTilesShare = 0.01;
 
-double product_flops(const KernelRequest& request) {
-  return 2.0 * elements_of(request, request.inputs[0]) * static_cast<double>(request.inputs[1].fixed(0));
-}
-
 Requirements common(const KernelRequest& request) {
   return Requirements(request)
       .dtype("x", request.inputs[0], kActivationDTypes)
@@ -42,7 +38,7 @@ Requirements common(const KernelRequest& request) {
 // Whether linear_stream accepts the request. cuda_mma_chain and cublaslt use this to divide the products between them.
 bool takes_stream(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
-  return request.device->type() == DeviceType::cuda &&
+  return request.device->backend() == "cuda" &&
          static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 && x.dtype == DType::bf16 &&
          weight.dtype == DType::bf16 && weight.fixed(1) % kLinearStreamMultiple == 0;
 }
@@ -53,7 +49,7 @@ Verdict can_use_mma_chain(const KernelRequest& request) {
                fmt::format("x and weight have to be bf16, rows of weight a multiple of {}, the device Hopper or newer",
                            kLinearStreamMultiple))
       .same_dtype("bias", request.inputs[2], "y", request.outputs[0])
-      .at_cost(product_flops(request));
+      .verdict({.reason = "tensor cores"});
 }
 
 Verdict can_use_cublaslt(const KernelRequest& request) {
@@ -67,14 +63,17 @@ Verdict can_use_cublaslt(const KernelRequest& request) {
       .require(row_bytes % CudaMatmul::kAlignment == 0,
                fmt::format("a row of weight is {} bytes, not a multiple of {}", row_bytes, CudaMatmul::kAlignment))
       .require(!takes_stream(request), "cuda_mma_chain uses it where it has the same bits")
-      .at_cost(product_flops(request) / share);
+      .verdict({.flops_share = share, .reason = x.dtype == DType::f32 ? "f32 units" : "tensor cores"});
 }
 
-// Tiles never cost less than cuBLASLt: weights are read once per 64 rows, and a partial tile is computed whole.
+// Every kRowsOfTile rows read the weights once more.
 Verdict can_use_tiles(const KernelRequest& request) {
-  Verdict verdict = common(request).at_cost(product_flops(request) / kTilesShare);
-  verdict.cost_us *= 2.0;
-  return verdict;
+  constexpr int64_t kRowsOfTile = 64;
+  const int64_t rows = request.inputs[0].dim(0).bind(request.bounds);
+  const auto times = static_cast<double>(std::max<int64_t>(rows - 1, 0) / kRowsOfTile);
+  return common(request).verdict({.flops_share = kTilesShare,
+                                  .extra_bytes = times * static_cast<double>(request.inputs[1].size_bytes({})),
+                                  .reason = "f32 FMA, weights read for every 64 rows"});
 }
 
 LinearParams linear_params(const KernelCall& call) {
@@ -92,15 +91,27 @@ LinearParams linear_params(const KernelCall& call) {
           .y_dtype = y.dtype};
 }
 
-CudaMatmulProblem matmul_problem(const LinearParams& p) {
-  return {.in = p.in, .out = p.out, .operands = p.x_dtype, .result = p.y_dtype, .bias = p.bias != nullptr};
+// The problem of x and the first weight.
+CudaMatmulProblem matmul_problem(const KernelRequest& request) {
+  const TensorType &x = request.inputs[0], &weight = request.inputs[1];
+  const bool bias = request.op == "linear" && !is_absent(request.inputs[2]);
+  return {.in = weight.fixed(1),
+          .out = weight.fixed(0),
+          .operands = x.dtype,
+          .result = request.outputs[0].dtype,
+          .bias = bias};
 }
 
-void run_cublaslt(const KernelCall& call) {
-  const LinearParams p = linear_params(call);
-  CudaDevice& device = cuda_device(call);
-  device.matmul().run(matmul_problem(p), {.x = p.x, .weight = p.weight, .bias = p.bias, .y = p.y, .rows = p.tokens},
-                      device.stream());
+CudaMatmulCall matmul_call(const LinearParams& p) {
+  return {.x = p.x, .weight = p.weight, .bias = p.bias, .y = p.y, .rows = p.tokens};
+}
+
+PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
+  CudaDevice& device = static_cast<CudaDevice&>(context.device);
+  const CudaMatmul::Plan& product = device.matmul().plan(matmul_problem(request));
+  return make_plan([&device, &product](const KernelCall& call) {
+    device.matmul().run(product, matmul_call(linear_params(call)), device.stream());
+  });
 }
 
 void run_tiles(const KernelCall& call) { EADEM_CUDA_CALL(launch_linear_tiles(linear_params(call), stream_of(call))); }
@@ -127,66 +138,127 @@ void stream_rows(CudaDevice& device, const LinearParams& p) {
                                          device.stream()));
 }
 
-// Returns the time of `product` in microseconds if it gives the bits of linear_stream for this weight, or nothing if
-// any bit differs. There are `rows` rows of random test values, or as many as fit kTestBytes.
-std::optional<double> tested_product(CudaDevice& device, const LinearParams& p, int64_t rows,
-                                     CudaMatmul::Product product) {
-  constexpr int64_t kTestBytes = int64_t{512} << 20;
-  const int64_t x_row = p.in * 2, y_row = p.out * static_cast<int64_t>(dtype_size(p.y_dtype));
-  rows = std::clamp<int64_t>(kTestBytes / (x_row + 2 * y_row), kLinearStreamMaxTokens, rows);
-  const cudaStream_t stream = device.stream();
-  const Buffer x = device.allocate(rows * x_row);
-  const Buffer expected = device.allocate(rows * y_row), y = device.allocate(rows * y_row);
-  const Buffer count = device.allocate(sizeof(uint32_t));
-  EADEM_CUDA_CALL(launch_fill_test_values(x.data(), p.x_dtype, rows * p.in, 1, stream));
-  device.fill_zero(count.data(), sizeof(uint32_t));
-  device.fill_zero(y.data(), rows * y_row);
+// Random operands of a problem, and the bits that linear_stream gives for them. There are `rows` rows, or as many as
+// fit kTestBytes.
+class ProductTest {
+ public:
+  ProductTest(CudaDevice& device, const CudaMatmulProblem& problem, int64_t rows)
+      : device_(device), stream_(device.stream()) {
+    constexpr int64_t kTestBytes = int64_t{512} << 20;
+    const auto x_size = static_cast<int64_t>(dtype_size(problem.operands));
+    const auto y_size = static_cast<int64_t>(dtype_size(problem.result));
+    rows = std::clamp<int64_t>(kTestBytes / (problem.in * x_size + 2 * problem.out * y_size), kLinearStreamMaxTokens,
+                               rows);
+    y_bytes_ = rows * problem.out * y_size;
+    x_ = filled(problem.operands, rows * problem.in, 1);
+    weight_ = filled(problem.operands, problem.out * problem.in, 2);
+    if (problem.bias) bias_ = filled(problem.result, problem.out, 3);
+    expected_ = device.allocate(y_bytes_), y_ = device.allocate(y_bytes_);
+    count_ = device.allocate(sizeof(uint32_t));
+    LinearParams p{.x = x_.data(),
+                   .weight = weight_.data(),
+                   .bias = bias_.data(),
+                   .y = expected_.data(),
+                   .tokens = rows,
+                   .in = problem.in,
+                   .out = problem.out,
+                   .x_dtype = problem.operands,
+                   .weight_dtype = problem.operands,
+                   .bias_dtype = problem.result,
+                   .y_dtype = problem.result};
+    stream_rows(device, p);
+    p.y = y_.data();
+    call_ = matmul_call(p);
+  }
 
-  LinearParams test = p;
-  test.x = x.data(), test.y = expected.data(), test.tokens = rows;
-  stream_rows(device, test);
-  const CudaMatmulCall call{.x = test.x, .weight = p.weight, .bias = p.bias, .y = y.data(), .rows = rows};
-  product(call);
-  EADEM_CUDA_CALL(
-      launch_count_unequal(expected.data(), y.data(), rows * y_row, static_cast<uint32_t*>(count.data()), stream));
-  uint32_t unequal = 0;
-  device.copy_to_host(&unequal, count.data(), sizeof(unequal));
-  if (unequal != 0) return std::nullopt;
+  // Returns the time of `product` in microseconds if it gives the bits of linear_stream, or nothing if any bit differs.
+  std::optional<double> time(CudaMatmul::Product product) {
+    device_.fill_zero(count_.data(), sizeof(uint32_t));
+    device_.fill_zero(y_.data(), y_bytes_);
+    product(call_);
+    EADEM_CUDA_CALL(
+        launch_count_unequal(expected_.data(), y_.data(), y_bytes_, static_cast<uint32_t*>(count_.data()), stream_));
+    uint32_t unequal = 0;
+    device_.copy_to_host(&unequal, count_.data(), sizeof(unequal));
+    if (unequal != 0) return std::nullopt;
 
-  constexpr int kRepeat = 3;
-  const auto make_event = [] {
-    cudaEvent_t event = nullptr;
-    EADEM_CUDA_CALL(cudaEventCreate(&event));
-    return CudaHandle<cudaEvent_t, cudaEventDestroy>(event);
-  };
-  const auto begin = make_event(), end = make_event();
-  EADEM_CUDA_CALL(cudaEventRecord(begin.get(), stream));
-  for (int i = 0; i < kRepeat; ++i) product(call);
-  EADEM_CUDA_CALL(cudaEventRecord(end.get(), stream));
-  EADEM_CUDA_CALL(cudaEventSynchronize(end.get()));
-  float milliseconds = 0.0f;
-  EADEM_CUDA_CALL(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
-  return 1e3 * static_cast<double>(milliseconds) / kRepeat;
+    constexpr int kRepeat = 3;
+    const auto make_event = [] {
+      cudaEvent_t event = nullptr;
+      EADEM_CUDA_CALL(cudaEventCreate(&event));
+      return CudaHandle<cudaEvent_t, cudaEventDestroy>(event);
+    };
+    const auto begin = make_event(), end = make_event();
+    EADEM_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
+    for (int i = 0; i < kRepeat; ++i) product(call_);
+    EADEM_CUDA_CALL(cudaEventRecord(end.get(), stream_));
+    EADEM_CUDA_CALL(cudaEventSynchronize(end.get()));
+    float milliseconds = 0.0f;
+    EADEM_CUDA_CALL(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
+    return 1e3 * static_cast<double>(milliseconds) / kRepeat;
+  }
+
+ private:
+  Buffer filled(DType dtype, int64_t size, uint64_t seed) {
+    Buffer buffer = device_.allocate(size * static_cast<int64_t>(dtype_size(dtype)));
+    EADEM_CUDA_CALL(launch_fill_test_values(buffer.data(), dtype, size, seed, stream_));
+    return buffer;
+  }
+
+  CudaDevice& device_;
+  cudaStream_t stream_;
+  Buffer x_, weight_, bias_, expected_, y_, count_;
+  int64_t y_bytes_ = 0;
+  CudaMatmulCall call_;
+};
+
+// Products of any number of rows with the bits of linear_stream.
+class ExactProduct {
+ public:
+  ExactProduct(CudaDevice& device, const KernelRequest& request) : device_(&device) {
+    const CudaMatmulProblem problem = matmul_problem(request);
+    const int64_t row_bytes = problem.out * static_cast<int64_t>(dtype_size(problem.result));
+    const int64_t most_rows = request.inputs[0].dim(0).bind(request.bounds);
+    if (most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
+    std::optional<ProductTest> test;
+    int64_t tested_rows = 0;
+    plans_ = device.matmul().exact_plans(
+        problem, most_rows,
+        [&](int64_t rows, CudaMatmul::Product product) {
+          if (rows != tested_rows) {
+            test.reset();  // frees its memory first
+            test.emplace(device, problem, rows);
+            tested_rows = rows;
+          }
+          return test->time(product);
+        },
+        device.stream());
+  }
+
+  void run(const LinearParams& p) const {
+    const CudaMatmul::Plan* plan = p.tokens > kLinearStreamMaxTokens ? plans_[CudaMatmul::range_of(p.tokens)] : nullptr;
+    if (plan != nullptr)
+      device_->matmul().run(*plan, matmul_call(p), device_->stream());
+    else
+      stream_rows(*device_, p);
+  }
+
+ private:
+  CudaDevice* device_;
+  CudaMatmul::ExactPlans plans_{};  // null: linear_stream
+};
+
+PlanPtr prepare_mma_chain(const KernelRequest& request, Context& context) {
+  return make_plan([product = ExactProduct(static_cast<CudaDevice&>(context.device), request)](const KernelCall& call) {
+    product.run(linear_params(call));
+  });
 }
-
-void multiply(CudaDevice& device, const LinearParams& p) {
-  const int64_t row_bytes = p.out * static_cast<int64_t>(dtype_size(p.y_dtype));
-  if (p.tokens > kLinearStreamMaxTokens && row_bytes % CudaMatmul::kAlignment == 0 &&
-      device.matmul().run_exact(
-          matmul_problem(p), {.x = p.x, .weight = p.weight, .bias = p.bias, .y = p.y, .rows = p.tokens},
-          [&](int64_t rows, CudaMatmul::Product product) { return tested_product(device, p, rows, product); },
-          device.stream()))
-    return;
-  stream_rows(device, p);
-}
-
-void run_mma_chain(const KernelCall& call) { multiply(cuda_device(call), linear_params(call)); }
 
 // --- linear_gated_activation: few rows take one pass over both weights; more rows take two products and the
 // activation.
 
 Verdict can_gate(const KernelRequest& request) {
-  const TensorType &x = request.inputs[0], &gate = request.inputs[1], &up = request.inputs[2];
+  const TensorType &gate = request.inputs[1], &up = request.inputs[2];
   return Requirements(request)
       .dtype("y", request.outputs[0], {DType::bf16})
       .same_dtype("up_weight", up, "gate_weight", gate)
@@ -194,7 +266,7 @@ Verdict can_gate(const KernelRequest& request) {
           takes_stream(request),
           fmt::format("x and weights have to be bf16, rows of weights a multiple of {}, the device Hopper or newer",
                       kLinearStreamMultiple))
-      .at_cost(4.0 * elements_of(request, x) * static_cast<double>(gate.fixed(0)));
+      .verdict({.reason = "tensor cores"});
 }
 
 int64_t gated_scratch_bytes(const KernelRequest& request) {
@@ -202,9 +274,8 @@ int64_t gated_scratch_bytes(const KernelRequest& request) {
   return tokens <= kLinearStreamMaxTokens ? 0 : tokens * request.inputs[1].fixed(0) * 2;
 }
 
-void run_gated(const KernelCall& call) {
+void run_gated(const ExactProduct& product, ActivationKind kind, const KernelCall& call) {
   const TensorView &x = call.inputs[0], &gate = call.inputs[1], &up = call.inputs[2], &y = call.outputs[0];
-  const auto& attrs = call.attrs.get<LinearGatedActivationAttrs>();
   CudaDevice& device = cuda_device(call);
   if (x.shape[0] <= kLinearStreamMaxTokens) {
     EADEM_CUDA_CALL(launch_linear_stream({.x = elements(x),
@@ -217,7 +288,7 @@ void run_gated(const KernelCall& call) {
                                           .out = gate.shape[0],
                                           .multiprocessors = device.multiprocessors(),
                                           .y_dtype = y.dtype,
-                                          .activation = attrs.kind},
+                                          .activation = kind},
                                          device.stream()));
     return;
   }
@@ -232,30 +303,36 @@ void run_gated(const KernelCall& call) {
                  .weight_dtype = gate.dtype,
                  .bias_dtype = y.dtype,
                  .y_dtype = y.dtype};
-  multiply(device, p);
+  product.run(p);
   p.weight = elements(up), p.y = call.scratch.data;
-  multiply(device, p);
+  product.run(p);
   EADEM_CUDA_CALL(launch_gated_activation(
-      {.a = elements(y), .b = call.scratch.data, .y = elements(y), .size = p.tokens * p.out, .dtype = y.dtype},
-      attrs.kind, device.stream()));
+      {.a = elements(y), .b = call.scratch.data, .y = elements(y), .size = p.tokens * p.out, .dtype = y.dtype}, kind,
+      device.stream()));
+}
+
+PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
+  const ExactProduct product(static_cast<CudaDevice&>(context.device), request);
+  const ActivationKind kind = request.attrs.get<LinearGatedActivationAttrs>().kind;
+  return make_plan([product, kind](const KernelCall& call) { run_gated(product, kind, call); },
+                   gated_scratch_bytes(request));
 }
 
 constexpr Kernel kMmaChain{.name = "cuda_mma_chain",
                            .pass = Pass::inference,
                            .can_handle = can_use_mma_chain,
-                           .run = run_mma_chain,
+                           .prepare = prepare_mma_chain,
                            .alignment_bytes = CudaMatmul::kAlignment};
 constexpr Kernel kCublasLt{.name = "cublaslt",
                            .pass = Pass::inference,
                            .can_handle = can_use_cublaslt,
-                           .run = run_cublaslt,
+                           .prepare = prepare_cublaslt,
                            .alignment_bytes = CudaMatmul::kAlignment};
-constexpr Kernel kTiles{"cuda_tiles", Pass::inference, can_use_tiles, run_tiles};
+constexpr Kernel kTiles{"cuda_tiles", Pass::inference, can_use_tiles, prepare_nothing<run_tiles>};
 constexpr Kernel kGated{.name = "cuda_mma_chain",
                         .pass = Pass::inference,
                         .can_handle = can_gate,
-                        .run = run_gated,
-                        .scratch_bytes = gated_scratch_bytes,
+                        .prepare = prepare_gated,
                         .alignment_bytes = CudaMatmul::kAlignment};
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // rms_norm, the fusion add_rms_norm, and softmax. Each row is computed by one block.
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/rms_norm.h"
@@ -15,22 +15,24 @@ Verdict can_normalize(const KernelRequest& request) {
       .dtype("x", request.inputs[0], kActivationDTypes)
       .dtype("weight", request.inputs[1], kActivationDTypes)
       .same_dtype("y", request.outputs[0], "x", request.inputs[0])
-      .at_cost(0);
+      .verdict();
 }
 
-void run_rms_norm(const KernelCall& call) {
-  const TensorView &x = call.inputs[0], &weight = call.inputs[1], &y = call.outputs[0];
-  EADEM_CUDA_CALL(launch_rms_norm({.x = elements(x),
-                                   .add = nullptr,
-                                   .sum = nullptr,
-                                   .weight = elements(weight),
-                                   .y = elements(y),
-                                   .rows = x.shape.num_rows(),
-                                   .hidden = x.shape.back(),
-                                   .eps = call.attrs.get<RmsNormAttrs>().eps,
-                                   .dtype = x.dtype,
-                                   .weight_dtype = weight.dtype},
-                                  stream_of(call)));
+PlanPtr prepare_rms_norm(const KernelRequest& request, Context&) {
+  return make_plan([eps = request.attrs.get<RmsNormAttrs>().eps](const KernelCall& call) {
+    const TensorView &x = call.inputs[0], &weight = call.inputs[1], &y = call.outputs[0];
+    EADEM_CUDA_CALL(launch_rms_norm({.x = elements(x),
+                                     .add = nullptr,
+                                     .sum = nullptr,
+                                     .weight = elements(weight),
+                                     .y = elements(y),
+                                     .rows = x.shape.num_rows(),
+                                     .hidden = x.shape.back(),
+                                     .eps = eps,
+                                     .dtype = x.dtype,
+                                     .weight_dtype = weight.dtype},
+                                    stream_of(call)));
+  });
 }
 
 Verdict can_add_and_normalize(const KernelRequest& request) {
@@ -40,30 +42,32 @@ Verdict can_add_and_normalize(const KernelRequest& request) {
       .dtype("weight", request.inputs[2], kActivationDTypes)
       .same_dtype("sum", request.outputs[0], "a", request.inputs[0])
       .same_dtype("y", request.outputs[1], "a", request.inputs[0])
-      .at_cost(0);
+      .verdict();
 }
 
-void run_add_rms_norm(const KernelCall& call) {
-  const TensorView &a = call.inputs[0], &b = call.inputs[1], &weight = call.inputs[2];
-  const TensorView &sum = call.outputs[0], &y = call.outputs[1];
-  EADEM_CUDA_CALL(launch_rms_norm({.x = elements(a),
-                                   .add = elements(b),
-                                   .sum = elements(sum),
-                                   .weight = elements(weight),
-                                   .y = elements(y),
-                                   .rows = a.shape.num_rows(),
-                                   .hidden = a.shape.back(),
-                                   .eps = call.attrs.get<RmsNormAttrs>().eps,
-                                   .dtype = a.dtype,
-                                   .weight_dtype = weight.dtype},
-                                  stream_of(call)));
+PlanPtr prepare_add_rms_norm(const KernelRequest& request, Context&) {
+  return make_plan([eps = request.attrs.get<RmsNormAttrs>().eps](const KernelCall& call) {
+    const TensorView &a = call.inputs[0], &b = call.inputs[1], &weight = call.inputs[2];
+    const TensorView &sum = call.outputs[0], &y = call.outputs[1];
+    EADEM_CUDA_CALL(launch_rms_norm({.x = elements(a),
+                                     .add = elements(b),
+                                     .sum = elements(sum),
+                                     .weight = elements(weight),
+                                     .y = elements(y),
+                                     .rows = a.shape.num_rows(),
+                                     .hidden = a.shape.back(),
+                                     .eps = eps,
+                                     .dtype = a.dtype,
+                                     .weight_dtype = weight.dtype},
+                                    stream_of(call)));
+  });
 }
 
 Verdict can_softmax(const KernelRequest& request) {
   return Requirements(request)
       .dtype("x", request.inputs[0], {DType::f32})
       .dtype("y", request.outputs[0], {DType::f32})
-      .at_cost(0);
+      .verdict();
 }
 
 void run_softmax(const KernelCall& call) {
@@ -76,14 +80,14 @@ void run_softmax(const KernelCall& call) {
 constexpr Kernel kRmsNorm{.name = "cuda_rows",
                           .pass = Pass::inference,
                           .can_handle = can_normalize,
-                          .run = run_rms_norm,
+                          .prepare = prepare_rms_norm,
                           .alignment_bytes = 32};
 constexpr Kernel kAddRmsNorm{.name = "cuda_rows",
                              .pass = Pass::inference,
                              .can_handle = can_add_and_normalize,
-                             .run = run_add_rms_norm,
+                             .prepare = prepare_add_rms_norm,
                              .alignment_bytes = 32};
-constexpr Kernel kSoftmax{"cuda_rows", Pass::inference, can_softmax, run_softmax};
+constexpr Kernel kSoftmax{"cuda_rows", Pass::inference, can_softmax, prepare_nothing<run_softmax>};
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/rope.h"
 
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/kv_append.h"
@@ -15,18 +15,20 @@ Verdict can_make_table(const KernelRequest& request) {
       .dtype("positions", request.inputs[0], {DType::i32})
       .dtype("inv_freq", request.inputs[1], {DType::f32})
       .dtype("table", request.outputs[0], {DType::f32})
-      .at_cost(0);
+      .verdict();
 }
 
-void run_rope_table(const KernelCall& call) {
-  const TensorView &positions = call.inputs[0], &inv_freq = call.inputs[1], &table = call.outputs[0];
-  EADEM_CUDA_CALL(launch_rope_table({.positions = elements<const int32_t>(positions),
-                                     .inv_freq = elements<const float>(inv_freq),
-                                     .table = elements<float>(table),
-                                     .tokens = positions.shape[0],
-                                     .half = inv_freq.shape[0],
-                                     .scale = call.attrs.get<RopeTableAttrs>().scale},
-                                    stream_of(call)));
+PlanPtr prepare_rope_table(const KernelRequest& request, Context&) {
+  return make_plan([scale = request.attrs.get<RopeTableAttrs>().scale](const KernelCall& call) {
+    const TensorView &positions = call.inputs[0], &inv_freq = call.inputs[1], &table = call.outputs[0];
+    EADEM_CUDA_CALL(launch_rope_table({.positions = elements<const int32_t>(positions),
+                                       .inv_freq = elements<const float>(inv_freq),
+                                       .table = elements<float>(table),
+                                       .tokens = positions.shape[0],
+                                       .half = inv_freq.shape[0],
+                                       .scale = scale},
+                                      stream_of(call)));
+  });
 }
 
 Verdict can_rotate(const KernelRequest& request) {
@@ -35,22 +37,23 @@ Verdict can_rotate(const KernelRequest& request) {
       .dtype("table", request.inputs[1], {DType::f32})
       .same_dtype("y", request.outputs[0], "x", request.inputs[0])
       .at_most("rotary_dim", request.attrs.get<RopeAttrs>().rotary_dim, request.inputs[0].fixed(2))
-      .at_cost(0);
+      .verdict();
 }
 
-void run_rope(const KernelCall& call) {
-  const TensorView &x = call.inputs[0], &table = call.inputs[1], &y = call.outputs[0];
-  const RopeAttrs& attrs = call.attrs.get<RopeAttrs>();
-  EADEM_CUDA_CALL(launch_rope({.x = elements(x),
-                               .table = elements<const float>(table),
-                               .y = elements(y),
-                               .tokens = x.shape[0],
-                               .heads = x.shape[1],
-                               .head_dim = x.shape[2],
-                               .rotary_dim = attrs.rotary_dim,
-                               .style = attrs.style,
-                               .dtype = x.dtype},
-                              stream_of(call)));
+PlanPtr prepare_rope(const KernelRequest& request, Context&) {
+  return make_plan([attrs = request.attrs.get<RopeAttrs>()](const KernelCall& call) {
+    const TensorView &x = call.inputs[0], &table = call.inputs[1], &y = call.outputs[0];
+    EADEM_CUDA_CALL(launch_rope({.x = elements(x),
+                                 .table = elements<const float>(table),
+                                 .y = elements(y),
+                                 .tokens = x.shape[0],
+                                 .heads = x.shape[1],
+                                 .head_dim = x.shape[2],
+                                 .rotary_dim = attrs.rotary_dim,
+                                 .style = attrs.style,
+                                 .dtype = x.dtype},
+                                stream_of(call)));
+  });
 }
 
 Verdict can_append(const KernelRequest& request) {
@@ -60,7 +63,7 @@ Verdict can_append(const KernelRequest& request) {
       .dtype("slots", request.inputs[2], {DType::i64})
       .dtype("cache_k", request.inputs[3], kStorageDTypes)
       .same_dtype("cache_v", request.inputs[4], "cache_k", request.inputs[3])
-      .at_cost(0);
+      .verdict();
 }
 
 void run_kv_append(const KernelCall& call) {
@@ -92,34 +95,35 @@ Verdict can_rotate_and_append(const KernelRequest& request) {
       .dtype("cache_k", request.inputs[4], kStorageDTypes)
       .same_dtype("cache_v", request.inputs[5], "cache_k", request.inputs[4])
       .at_most("rotary_dim", request.attrs.get<RopeKvAppendAttrs>().rope.rotary_dim, request.inputs[0].fixed(2))
-      .at_cost(0);
+      .verdict();
 }
 
-void run_rope_kv_append(const KernelCall& call) {
-  const TensorView &k = call.inputs[0], &table = call.inputs[1], &v = call.inputs[2], &slots = call.inputs[3];
-  const TensorView &cache_k = call.outputs[0], &cache_v = call.outputs[1];
-  const RopeAttrs& attrs = call.attrs.get<RopeKvAppendAttrs>().rope;
-  EADEM_CUDA_CALL(launch_kv_append({.k = elements(k),
-                                    .table = elements<const float>(table),
-                                    .v = elements(v),
-                                    .slots = elements<const int64_t>(slots),
-                                    .cache_k = elements(cache_k),
-                                    .cache_v = elements(cache_v),
-                                    .tokens = k.shape[0],
-                                    .kv_heads = k.shape[1],
-                                    .head_dim = k.shape[2],
-                                    .rotary_dim = attrs.rotary_dim,
-                                    .block_size = cache_k.shape[2],
-                                    .style = attrs.style,
-                                    .dtype = k.dtype,
-                                    .cache_dtype = cache_k.dtype},
-                                   stream_of(call)));
+PlanPtr prepare_rope_kv_append(const KernelRequest& request, Context&) {
+  return make_plan([attrs = request.attrs.get<RopeKvAppendAttrs>().rope](const KernelCall& call) {
+    const TensorView &k = call.inputs[0], &table = call.inputs[1], &v = call.inputs[2], &slots = call.inputs[3];
+    const TensorView &cache_k = call.outputs[0], &cache_v = call.outputs[1];
+    EADEM_CUDA_CALL(launch_kv_append({.k = elements(k),
+                                      .table = elements<const float>(table),
+                                      .v = elements(v),
+                                      .slots = elements<const int64_t>(slots),
+                                      .cache_k = elements(cache_k),
+                                      .cache_v = elements(cache_v),
+                                      .tokens = k.shape[0],
+                                      .kv_heads = k.shape[1],
+                                      .head_dim = k.shape[2],
+                                      .rotary_dim = attrs.rotary_dim,
+                                      .block_size = cache_k.shape[2],
+                                      .style = attrs.style,
+                                      .dtype = k.dtype,
+                                      .cache_dtype = cache_k.dtype},
+                                     stream_of(call)));
+  });
 }
 
-constexpr Kernel kRopeTable{"cuda_elements", Pass::inference, can_make_table, run_rope_table};
-constexpr Kernel kRope{"cuda_elements", Pass::inference, can_rotate, run_rope};
-constexpr Kernel kKvAppend{"cuda_elements", Pass::inference, can_append, run_kv_append};
-constexpr Kernel kRopeKvAppend{"cuda_elements", Pass::inference, can_rotate_and_append, run_rope_kv_append};
+constexpr Kernel kRopeTable{"cuda_elements", Pass::inference, can_make_table, prepare_rope_table};
+constexpr Kernel kRope{"cuda_elements", Pass::inference, can_rotate, prepare_rope};
+constexpr Kernel kKvAppend{"cuda_elements", Pass::inference, can_append, prepare_nothing<run_kv_append>};
+constexpr Kernel kRopeKvAppend{"cuda_elements", Pass::inference, can_rotate_and_append, prepare_rope_kv_append};
 
 }  // namespace
 

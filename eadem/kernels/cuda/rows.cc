@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 
@@ -13,7 +13,7 @@ Verdict can_embed(const KernelRequest& request) {
       .dtype("ids", request.inputs[1], {DType::i32})
       .dtype("y", request.outputs[0], kStorageDTypes)
       .require(request.inputs[0].sharding == Sharding::replicated(), "takes a whole table, not a part of one")
-      .at_cost(0);
+      .verdict();
 }
 
 void run_embedding(const KernelCall& call) {
@@ -33,7 +33,7 @@ Verdict can_select_rows(const KernelRequest& request) {
       .dtype("x", request.inputs[0], kActivationDTypes)
       .dtype("rows", request.inputs[1], {DType::i32})
       .same_dtype("y", request.outputs[0], "x", request.inputs[0])
-      .at_cost(0);
+      .verdict();
 }
 
 void run_select_rows(const KernelCall& call) {
@@ -47,8 +47,8 @@ void run_select_rows(const KernelCall& call) {
                                      stream_of(call)));
 }
 
-constexpr Kernel kEmbedding{"cuda_rows", Pass::inference, can_embed, run_embedding};
-constexpr Kernel kSelectRows{"cuda_rows", Pass::inference, can_select_rows, run_select_rows};
+constexpr Kernel kEmbedding{"cuda_rows", Pass::inference, can_embed, prepare_nothing<run_embedding>};
+constexpr Kernel kSelectRows{"cuda_rows", Pass::inference, can_select_rows, prepare_nothing<run_select_rows>};
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/backends.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 
@@ -14,7 +14,7 @@ Verdict can_sample(const KernelRequest& request) {
       .dtype("logits", request.inputs[kLogits], {DType::f32})
       .require(request.inputs[kLogits].fixed(1) > 0, "the vocabulary is empty")
       .at_most("vocab", request.inputs[kLogits].fixed(1), kMaxSampleVocab)
-      .at_cost(0);
+      .verdict();
 }
 
 void run_sample(const KernelCall& call) {
@@ -31,15 +31,15 @@ void run_sample(const KernelCall& call) {
 }
 
 // Scratch has one float for each penalized logit.
-int64_t sample_scratch_bytes(const KernelRequest& request) {
-  return static_cast<int64_t>(sizeof(float)) * request.inputs[kPenalties].dim(0).bind(request.bounds);
+PlanPtr prepare_sample(const KernelRequest& request, Context&) {
+  return make_plan(run_sample,
+                   static_cast<int64_t>(sizeof(float)) * request.inputs[kPenalties].dim(0).bind(request.bounds));
 }
 
 constexpr Kernel kSample{.name = "cuda_bisect",
                          .pass = Pass::inference,
                          .can_handle = can_sample,
-                         .run = run_sample,
-                         .scratch_bytes = sample_scratch_bytes,
+                         .prepare = prepare_sample,
                          .alignment_bytes = alignof(SampleRow)};
 
 }  // namespace

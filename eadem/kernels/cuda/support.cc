@@ -7,7 +7,7 @@
 namespace eadem::kernels::cuda {
 
 Requirements::Requirements(const KernelRequest& request) : request_(request) {
-  require(request.device->type() == DeviceType::cuda, "not a CUDA device");
+  EADEM_CHECK(request.device->backend() == "cuda", "a CUDA kernel is asked about {}", request.device->description());
   for (const std::span<const TensorType> ports : {request.inputs, request.outputs})
     for (const TensorType& type : ports)
       if (type.encoding != nullptr)
@@ -38,17 +38,8 @@ Requirements& Requirements::at_most(std::string_view what, int64_t value, int64_
   return require(false, fmt::format("{}={} is more than {}", what, value, limit));
 }
 
-Verdict Requirements::at_cost(double flops) const {
-  if (!refusal_.empty()) return Verdict::no(refusal_);
-  double bytes = 0.0;
-  for (const std::span<const TensorType> ports : {request_.inputs, request_.outputs})
-    for (const TensorType& type : ports)
-      if (!is_absent(type)) bytes += static_cast<double>(type.size_bytes(request_.bounds));
-  return Verdict::yes(modelled_us(*request_.device, flops, bytes));
-}
-
-double elements_of(const KernelRequest& request, const TensorType& type) {
-  return static_cast<double>(type.num_elements(request.bounds));
+Verdict Requirements::verdict(const Estimate& estimate) const {
+  return refusal_.empty() ? accept(request_, estimate) : Verdict::no(refusal_);
 }
 
 }  // namespace eadem::kernels::cuda

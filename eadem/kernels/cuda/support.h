@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "eadem/core/device/cuda_context.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/kernel.h"
 
 namespace eadem::kernels::cuda {
@@ -29,7 +29,7 @@ T* elements(const TensorView& view) {
 // Collects what a kernel requires of a request. The first requirement that is not met becomes the refusal. Every port
 // must be plain: this backend has no encodings yet.
 //
-//   return Requirements(request).dtype("x", request.inputs[0], {DType::f32}).at_cost(flops);
+//   return Requirements(request).dtype("x", request.inputs[0], {DType::f32}).verdict();
 class Requirements {
  public:
   explicit Requirements(const KernelRequest& request);
@@ -41,9 +41,9 @@ class Requirements {
   Requirements& require(bool condition, std::string_view reason);
   Requirements& at_most(std::string_view what, int64_t value, int64_t limit);
 
-  // Accepts at the modelled cost of `flops`, at the device's bf16 rate, and of the traffic of all ports, unless a
-  // requirement was not met.
-  Verdict at_cost(double flops) const;
+  // Accepts under `estimate`, whose shares are of the device's bf16 rate and of its bandwidth, unless a requirement was
+  // not met.
+  Verdict verdict(const Estimate& estimate = {}) const;
 
  private:
   const KernelRequest& request_;
@@ -53,7 +53,10 @@ class Requirements {
 inline constexpr std::initializer_list<DType> kActivationDTypes = {DType::f32, DType::bf16};
 inline constexpr std::initializer_list<DType> kStorageDTypes = {DType::f32, DType::bf16, DType::f16};
 
-// Elements of a port at the upper bounds of the request.
-double elements_of(const KernelRequest& request, const TensorType& type);
+// Prepares kernels that settle nothing: the plan is the function.
+template <void (*kRun)(const KernelCall& call)>
+PlanPtr prepare_nothing(const KernelRequest&, Context&) {
+  return make_plan(kRun);
+}
 
 }  // namespace eadem::kernels::cuda

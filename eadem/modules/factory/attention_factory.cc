@@ -8,24 +8,6 @@ namespace eadem::modules {
 
 namespace {
 
-std::string_view layout_name(CacheLayout layout) {
-  switch (layout) {
-    case CacheLayout::none: return "no cache";
-    case CacheLayout::contiguous: return "a contiguous cache";
-    case CacheLayout::paged: return "a paged cache";
-  }
-  return "?";
-}
-
-template <CacheLayout kLayout, bool kWindowed>
-Verdict can_handle(const AttentionRequest& request) {
-  if (request.cache.layout != kLayout)
-    return Verdict::no(fmt::format("there is {}", layout_name(request.cache.layout)));
-  if (kWindowed && request.window == 0) return Verdict::no("every token sees all earlier ones");
-  if (!kWindowed && request.window > 0) return Verdict::no(fmt::format("tokens see a window of {}", request.window));
-  return Verdict::yes(0.0);
-}
-
 kernels::AttentionAttrs attributes(const AttentionRequest& request, kernels::KvSource source) {
   return {.heads = request.heads,
           .kv_heads = request.kv_heads,
@@ -48,17 +30,29 @@ ValueId build_cached(BuildContext& context, const AttentionRequest& request, Val
       {q, caches.k, caches.v, context.step.query_start, context.step.kv_length, context.step.block_table});
 }
 
-constexpr AttentionStrategy kDirect = {"direct", can_handle<CacheLayout::none, false>, build_direct};
-constexpr AttentionStrategy kDirectWindow = {"direct_sliding_window", can_handle<CacheLayout::none, true>,
-                                             build_direct};
-constexpr AttentionStrategy kContiguous = {"contiguous", can_handle<CacheLayout::contiguous, false>, build_cached};
-constexpr AttentionStrategy kContiguousWindow = {"contiguous_sliding_window", can_handle<CacheLayout::contiguous, true>,
-                                                 build_cached};
-constexpr AttentionStrategy kPaged = {"paged", can_handle<CacheLayout::paged, false>, build_cached};
-constexpr AttentionStrategy kPagedWindow = {"paged_sliding_window", can_handle<CacheLayout::paged, true>, build_cached};
+// What `explain` says of a layer.
+std::string description_of(const AttentionRequest& request) {
+  std::string text = request.cache.layout == CacheLayout::none         ? "keys of the step"
+                     : request.cache.layout == CacheLayout::contiguous ? "a contiguous cache"
+                                                                       : "a paged cache";
+  if (request.window > 0) text += fmt::format(", a window of {}", request.window);
+  return text;
+}
 
-constexpr const AttentionStrategy* kAttentionStrategies[] = {&kDirect,           &kDirectWindow, &kContiguous,
-                                                             &kContiguousWindow, &kPaged,        &kPagedWindow};
+Verdict can_build_direct(const AttentionRequest& request) {
+  if (request.cache.layout != CacheLayout::none) return Verdict::no("there is a cache");
+  return Verdict::yes(0.0, description_of(request));
+}
+
+Verdict can_build_cached(const AttentionRequest& request) {
+  if (request.cache.layout == CacheLayout::none) return Verdict::no("there is no cache");
+  return Verdict::yes(0.0, description_of(request));
+}
+
+constexpr AttentionStrategy kDirect = {"direct", can_build_direct, build_direct};
+constexpr AttentionStrategy kCached = {"cached", can_build_cached, build_cached};
+
+constexpr const AttentionStrategy* kAttentionStrategies[] = {&kDirect, &kCached};
 
 }  // namespace
 

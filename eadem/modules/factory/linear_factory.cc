@@ -11,77 +11,62 @@ namespace eadem::modules {
 
 namespace {
 
-// Decode reads every weight once per token: bytes are the cost that matters between encodings.
-Verdict at_cost_of(const LinearRequest& request, double bytes_per_weight) {
-  const double bytes = static_cast<double>(request.in) * static_cast<double>(request.out) * bytes_per_weight;
-  return Verdict::yes(1e6 * bytes / request.device->rates().bytes_per_second);
+// A rank's part of a weight [out, in].
+struct Part {
+  PartRange rows, columns;
+  bool divides_rows, divides_columns;
+};
+
+Part part_of_rank(const BuildContext& context, const LinearRequest& request) {
+  Part part{{0, request.out}, {0, request.in}, false, false};
+  if (request.parallel == Parallel::column) part.rows = part_of(request.out, context.num_ranks, context.rank);
+  if (request.parallel == Parallel::row) part.columns = part_of(request.in, context.num_ranks, context.rank);
+  part.divides_rows = part.rows.size != request.out;
+  part.divides_columns = part.columns.size != request.in;
+  return part;
 }
 
-template <DType kWeights>
-Verdict can_handle_dense(const LinearRequest& request) {
-  if (!(request.weights == WeightType(kWeights)))
-    return Verdict::no(fmt::format("weights are {}", request.weights.name()));
-  return at_cost_of(request, dtype_size(kWeights));
-}
-
-// The columns and rows of a rank's part of the weight.
-PartRange columns_of(const LinearRequest& request) {
-  return request.parallel == Parallel::row ? part_of(request.in, request.num_ranks, request.rank)
-                                           : PartRange{0, request.in};
-}
-PartRange rows_of(const LinearRequest& request) {
-  return request.parallel == Parallel::column ? part_of(request.out, request.num_ranks, request.rank)
-                                              : PartRange{0, request.out};
-}
 bool has_whole(const PartRange& part, int64_t block) { return part.begin % block == 0 && part.size % block == 0; }
 
-Verdict can_handle_blocks(const LinearRequest& request) {
-  const BlockEncoding* encoding = BlockEncoding::of(request.weights.encoding);
-  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
-  const BlockFormat& format = encoding->format();
-  const PartRange columns = columns_of(request);
-  if (!has_whole(columns, format.block_size))
-    return Verdict::no(
-        fmt::format("a rank's rows of {} values are not whole blocks of {}", columns.size, format.block_size));
-  return at_cost_of(request, static_cast<double>(format.block_bytes) / format.block_size);
+// The reason why a rank cannot hold its part of a weight in each encoding; empty if it can.
+std::string refusal_of(const BlockFormat& format, const Part& part) {
+  if (has_whole(part.columns, format.block_size)) return "";
+  return fmt::format("a rank's rows of {} values are not whole blocks of {}", part.columns.size, format.block_size);
 }
 
-Verdict can_handle_groups(const LinearRequest& request) {
-  const GroupEncoding* encoding = GroupEncoding::of(request.weights.encoding);
-  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
-  const GroupFormat& format = encoding->format();
-  const PartRange part = columns_of(request);
-  const int64_t columns = part.size;
-  if (columns != request.in && format.has_order)
-    return Verdict::no("columns have an order of their own, which cannot be divided between ranks");
-  if (!has_whole(part, encoding->group_columns(columns)))
-    return Verdict::no(
-        fmt::format("a rank's rows of {} values are not whole groups of {}", columns, format.group_size));
-  const double scale_bytes = static_cast<double>(dtype_size(format.scale)) + (format.has_zeros ? 1 : 0);
-  return at_cost_of(request, format.bits / 8.0 + scale_bytes / static_cast<double>(encoding->group_columns(columns)));
+std::string refusal_of(const GroupEncoding& encoding, const Part& part) {
+  if (part.divides_columns && encoding.format().has_order)
+    return "columns have an order of their own, which cannot be divided between ranks";
+  if (has_whole(part.columns, encoding.group_columns(part.columns.size))) return "";
+  return fmt::format("a rank's rows of {} values are not whole groups of {}", part.columns.size,
+                     encoding.format().group_size);
 }
 
-Verdict can_handle_fp8(const LinearRequest& request) {
-  const Fp8Encoding* encoding = Fp8Encoding::of(request.weights.encoding);
-  if (encoding == nullptr) return Verdict::no(fmt::format("weights are {}", request.weights.name()));
-  const Fp8Format& format = encoding->format();
-  const PartRange rows = rows_of(request), columns = columns_of(request);
-  if ((rows.size != request.out && format.block_rows > 1 && !has_whole(rows, format.block_rows)) ||
-      (columns.size != request.in && format.block_columns > 1 && !has_whole(columns, format.block_columns)))
-    return Verdict::no(
-        fmt::format("a rank's {} x {} weights are not whole blocks of {}", rows.size, columns.size, format.block_rows));
-  return at_cost_of(request, 1.0);
+std::string refusal_of(const Fp8Format& format, const Part& part) {
+  if (!(part.divides_rows && format.block_rows > 1 && !has_whole(part.rows, format.block_rows)) &&
+      !(part.divides_columns && format.block_columns > 1 && !has_whole(part.columns, format.block_columns)))
+    return "";
+  return fmt::format("a rank's {} x {} weights are not whole blocks of {}", part.rows.size, part.columns.size,
+                     format.block_rows);
 }
 
-ValueId build_linear(BuildContext& context, const LinearRequest& request, ValueId x) {
+std::string refusal_of(const WeightType& weights, const Part& part) {
+  if (const BlockEncoding* blocks = BlockEncoding::of(weights.encoding)) return refusal_of(blocks->format(), part);
+  if (const GroupEncoding* groups = GroupEncoding::of(weights.encoding)) return refusal_of(*groups, part);
+  if (const Fp8Encoding* floats = Fp8Encoding::of(weights.encoding)) return refusal_of(floats->format(), part);
+  const bool plain =
+      weights == WeightType(DType::f32) || weights == WeightType(DType::bf16) || weights == WeightType(DType::f16);
+  return plain ? "" : "no product reads such weights";
+}
+
+ValueId build_linear(BuildContext& context, const LinearRequest& request, const WeightType& weights, ValueId x) {
   Graph& graph = context.graph;
   const int shard_axis = request.parallel == Parallel::column ? 0 : request.parallel == Parallel::row ? 1 : -1;
   // A row-parallel product is summed over the ranks first: each would add the bias.
   const bool bias_after_sum = request.bias && request.parallel == Parallel::row && context.num_ranks > 1;
   std::vector<ValueId> inputs = {
       x, graph.add_parameter(graph.scoped_name(request.name + ".weight"),
-                             TensorType(request.weights.dtype, {request.out, request.in}, request.weights.encoding),
-                             shard_axis)};
+                             TensorType(weights.dtype, {request.out, request.in}, weights.encoding), shard_axis)};
   ValueId bias = pipeline::kNoValue;
   if (request.bias)
     bias = graph.add_parameter(graph.scoped_name(request.name + ".bias"),
@@ -96,39 +81,19 @@ ValueId build_linear(BuildContext& context, const LinearRequest& request, ValueI
   return bias_after_sum ? graph.add1(std::make_shared<ops::AddBias>(), {y, bias}) : y;
 }
 
-template <DType kWeights>
-constexpr LinearStrategy kDense = {kWeights == DType::f32    ? std::string_view("dense_f32")
-                                   : kWeights == DType::bf16 ? std::string_view("dense_bf16")
-                                                             : std::string_view("dense_f16"),
-                                   can_handle_dense<kWeights>, build_linear};
-
-// The quantized types of GGUF.
-constexpr LinearStrategy kBlocks = {"quantized_blocks", can_handle_blocks, build_linear};
-
-// Integers with scales of groups or rows: GPTQ, AWQ, compressed-tensors.
-constexpr LinearStrategy kGroups = {"quantized_groups", can_handle_groups, build_linear};
-
-// 8-bit floats with scales.
-constexpr LinearStrategy kFp8 = {"fp8", can_handle_fp8, build_linear};
-
-constexpr const LinearStrategy* kLinearStrategies[] = {
-    &kDense<DType::f32>, &kDense<DType::bf16>, &kDense<DType::f16>, &kBlocks, &kGroups, &kFp8};
-
 }  // namespace
 
-std::span<const LinearStrategy* const> LinearFactory::strategies() { return kLinearStrategies; }
-
-ValueId LinearFactory::build(BuildContext& context, LinearRequest request, ValueId x) {
-  request.device = &context.device;
-  request.num_ranks = context.num_ranks;
-  request.rank = context.rank;
-  request.weights = context.hardware.weight_type(*request.hardware, context.graph.scoped_name(request.name + ".weight"),
-                                                 columns_of(request).size);
-  Decision decision{"linear " + context.graph.scoped_name(request.name), {}, {}};
-  const LinearStrategy* strategy = select(strategies(), request, decision);
-  if (strategy == nullptr) throw_no_candidate(decision);
-  context.decisions.push_back(std::move(decision));
-  return strategy->build(context, request, x);
+ValueId LinearFactory::build(BuildContext& context, const LinearRequest& request, ValueId x) {
+  const std::string name = context.graph.scoped_name(request.name);
+  const Part part = part_of_rank(context, request);
+  const WeightType weights = context.hardware.weight_type(*request.hardware, name + ".weight", part.columns.size);
+  if (const std::string refusal = refusal_of(weights, part); !refusal.empty())
+    throw Unsupported("linear {}: weights are {}: {}", name, weights.name(), refusal);
+  // Decode reads every weight once per token.
+  const TensorType type(weights.dtype, {part.rows.size, part.columns.size}, weights.encoding);
+  const double read_us = 1e6 * static_cast<double>(type.size_bytes({})) / context.device.rates().bytes_per_second;
+  context.decisions.push_back({"linear " + name, {{std::string(weights.name()), Verdict::yes(read_us)}}, 0});
+  return build_linear(context, request, weights, x);
 }
 
 }  // namespace eadem::modules

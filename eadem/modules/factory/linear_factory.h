@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LinearFactory hides how a matrix product's weights are stored. Strategies are chosen by encoding, precision and
-// device.
+// LinearFactory hides how a matrix product's weights are stored and divided over ranks.
 #pragma once
-
-#include <memory>
-#include <span>
 
 #include "eadem/modules/build_context.h"
 
@@ -26,24 +22,13 @@ struct LinearRequest {
   bool bias = false;
   Parallel parallel = Parallel::none;
   const HardwareConfig* hardware = nullptr;
-  WeightType weights;              // set by the factory: how this layer's weight is stored
-  const Device* device = nullptr;  // likewise
-  int num_ranks = 1;               // likewise
-  int rank = 0;                    // likewise
-};
-
-struct LinearStrategy {
-  std::string_view name;
-  Verdict (*can_handle)(const LinearRequest& request);
-  ValueId (*build)(BuildContext& context, const LinearRequest& request, ValueId x);
 };
 
 class LinearFactory {
  public:
-  static std::span<const LinearStrategy* const> strategies();
-
-  // Adds the layer to the graph and records the decision in the context. Throws Unsupported listing every refusal.
-  static ValueId build(BuildContext& context, LinearRequest request, ValueId x);
+  // Adds the layer to the graph and records in the context how its weight is stored. Throws Unsupported, naming the
+  // layer, for weights that no product reads and for encodings that cannot be divided over the ranks.
+  static ValueId build(BuildContext& context, const LinearRequest& request, ValueId x);
 };
 
 }  // namespace eadem::modules

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifdef EADEM_CUDA
-
-#include "eadem/core/device/cuda_matmul.h"
+#include "eadem/kernels/cuda/cuda_matmul.h"
 
 #include <algorithm>
 #include <array>
 
-#include "eadem/core/device/cuda_context.h"
+#include "eadem/core/lookups.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 
 namespace eadem {
 
@@ -76,7 +75,14 @@ CudaMatmul::~CudaMatmul() {
   (void)cublasLtDestroy(handle_);
 }
 
+size_t CudaMatmul::range_of(int64_t rows) {
+  size_t range = 0;
+  while (range + 1 < kRowRanges.size() && rows > kRowRanges[range]) ++range;
+  return range;
+}
+
 CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t rows) {
+  count_lookup();
   for (const std::unique_ptr<Plan>& plan : plans_)
     if (plan->problem == problem && plan->rows == rows) return *plan;
 
@@ -135,7 +141,7 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t row
   return result;
 }
 
-void CudaMatmul::run(const CudaMatmulProblem& problem, const CudaMatmulCall& call, cudaStream_t stream) {
+const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem) {
   Plan& plan = plan_for(problem, 0);
   if (!plan.chosen) {
     // Choose the best algorithm that also accepts other numbers of rows.
@@ -162,35 +168,39 @@ void CudaMatmul::run(const CudaMatmulProblem& problem, const CudaMatmulCall& cal
     plan.algo = *found;
     plan.chosen = true;
   }
-  launch(plan, *plan.algo, call, stream);
+  return plan;
 }
 
-bool CudaMatmul::run_exact(const CudaMatmulProblem& problem, const CudaMatmulCall& call, Test test,
-                           cudaStream_t stream) {
-  int64_t rows = kRowRanges[0];
-  for (const int64_t end : kRowRanges)
-    if (call.rows > rows) rows = end;
-  Plan& plan = plan_for(problem, rows);
-  if (!plan.chosen) {
-    constexpr size_t kMostTested = 8;
-    std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
-    if (offered.size() > kMostTested) offered.resize(kMostTested);
-    std::optional<double> best;
-    for (const cublasLtMatmulAlgo_t& algorithm : offered) {
-      const std::optional<double> microseconds =
-          test(rows, [&](const CudaMatmulCall& tested) { launch(plan, algorithm, tested, stream); });
-      if (!microseconds || (best && *best <= *microseconds)) continue;
-      best = microseconds;
-      plan.algo = algorithm;
+CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem, int64_t most_rows, Test test,
+                                               cudaStream_t stream) {
+  ExactPlans result{};
+  for (size_t range = 0; range <= range_of(most_rows); ++range) {
+    const int64_t rows = kRowRanges[range];
+    Plan& plan = plan_for(problem, rows);
+    if (!plan.chosen) {
+      constexpr size_t kMostTested = 8;
+      std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
+      if (offered.size() > kMostTested) offered.resize(kMostTested);
+      std::optional<double> best;
+      for (const cublasLtMatmulAlgo_t& algorithm : offered) {
+        const std::optional<double> microseconds =
+            test(rows, [&](const CudaMatmulCall& tested) { launch(plan, algorithm, tested, stream); });
+        if (!microseconds || (best && *best <= *microseconds)) continue;
+        best = microseconds;
+        plan.algo = algorithm;
+      }
+      plan.chosen = true;
     }
-    plan.chosen = true;
+    if (plan.algo) result[range] = &plan;
   }
-  if (!plan.algo) return false;
-  launch(plan, *plan.algo, call, stream);
-  return true;
+  return result;
 }
 
-void CudaMatmul::launch(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call,
+void CudaMatmul::run(const Plan& plan, const CudaMatmulCall& call, cudaStream_t stream) {
+  launch(plan, *plan.algo, call, stream);
+}
+
+void CudaMatmul::launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call,
                         cudaStream_t stream) {
   const CudaMatmulProblem& problem = plan.problem;
   EADEM_CHECK(problem.bias == (call.bias != nullptr), "bias {} but pointer {}", problem.bias, call.bias);
@@ -214,5 +224,3 @@ void CudaMatmul::launch(Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const
 }
 
 }  // namespace eadem
-
-#endif  // EADEM_CUDA

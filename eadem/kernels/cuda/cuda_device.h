@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CUDA device as its kernels use it: one stream that orders all work, the cuBLASLt handle and its workspace. Only
-// kernels/cuda includes this header.
+// kernels/cuda, its tests and its benchmarks include this header.
 //
 // Calls on one device must not overlap in time; they may come from different threads.
 #pragma once
@@ -13,8 +13,8 @@
 #include <memory>
 #include <type_traits>
 
-#include "eadem/core/device/cuda_matmul.h"
 #include "eadem/core/device/device.h"
+#include "eadem/kernels/cuda/cuda_matmul.h"
 
 namespace eadem {
 
@@ -50,6 +50,12 @@ struct CudaDestroy {
 template <typename Handle, auto kDestroy>
 using CudaHandle = std::unique_ptr<std::remove_pointer_t<Handle>, CudaDestroy<kDestroy>>;
 
+// The number of CUDA devices; 0 without a driver.
+int num_cuda_devices();
+
+// Throws NotFound when there is no such device; the message says how many there are.
+std::shared_ptr<Device> open_cuda_device(int index);
+
 class CudaDevice final : public Device {
  public:
   // `index` is in [0, num_cuda_devices()). Throws DeviceError or OutOfMemory.
@@ -58,13 +64,13 @@ class CudaDevice final : public Device {
 
   // Returns the device's only stream and makes the device current for the calling thread.
   cudaStream_t stream();
-  // Matrix products through cuBLASLt. Descriptors and algorithms are kept after their first use.
+  // Matrix products through cuBLASLt. It keeps their plans.
   CudaMatmul& matmul() { return *matmul_; }
   int multiprocessors() const { return multiprocessors_; }
   // The capability as one number: 90 for compute capability 9.0.
   int compute_capability() const { return compute_capability_; }
 
-  DeviceType type() const override { return DeviceType::cuda; }
+  std::string_view backend() const override { return "cuda"; }
   std::string description() const override;
   MemoryInfo memory() const override;
   // Rates computed from the device's attributes: 0.7 of the dense bf16 rate and 0.9 of the memory bandwidth, which

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifdef EADEM_CUDA
-
-#include "eadem/core/device/cuda_device.h"
+#include "eadem/kernels/cuda/cuda_device.h"
 
 #include <algorithm>
 #include <cstring>
-
-#include "eadem/core/device/cuda_context.h"
 
 namespace eadem {
 
@@ -193,5 +189,3 @@ void CudaDevice::synchronize() {
 }
 
 }  // namespace eadem
-
-#endif  // EADEM_CUDA

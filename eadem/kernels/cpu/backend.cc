@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/backend.h"
+
+#include "eadem/core/device/cpu_device.h"
+#include "eadem/kernels/cpu/kernels.h"
+
+namespace eadem::kernels::cpu {
+
+namespace {
+
+constexpr OpKernels kOps[] = {
+    {"embedding", embedding_kernels},
+    {"linear", linear_kernels},
+    {"rms_norm", rms_norm_kernels},
+    {"add", add_kernels},
+    {"mul", mul_kernels},
+    {"rope_table", rope_table_kernels},
+    {"rope", rope_kernels},
+    {"attention", attention_kernels},
+    {"activation", activation_kernels},
+    {"gated_activation", gated_activation_kernels},
+    {"softmax", softmax_kernels},
+    {"cross_entropy", cross_entropy_kernels},
+    {"cast", cast_kernels},
+    {"kv_append", kv_append_kernels},
+    {"select_rows", select_rows_kernels},
+    {"sample", sample_kernels},
+    {"add_bias", add_bias_kernels},
+    {"select_heads", select_heads_kernels},
+    {"softmax_state", softmax_state_kernels},
+    {"parallel_cross_entropy", parallel_cross_entropy_kernels},
+    {"all_reduce", all_reduce_kernels},
+    {"all_gather", all_gather_kernels},
+    {"reduce_scatter", reduce_scatter_kernels},
+    {"all_to_all", all_to_all_kernels},
+    {"broadcast", broadcast_kernels},
+    {"send", send_kernels},
+    {"recv", recv_kernels},
+    {"grad_norm", grad_norm_kernels},
+    {"adamw", adamw_kernels},
+    {"add_rms_norm", add_rms_norm_kernels},
+    {"linear_gated_activation", linear_gated_activation_kernels},
+    {"linear_add", linear_add_kernels},
+    {"rope_kv_append", rope_kv_append_kernels},
+    {"linear_cross_entropy", linear_cross_entropy_kernels},
+};
+
+KernelList kernels_of(std::string_view op) { return find_kernels(kOps, op); }
+
+std::vector<std::string> list() { return {"cpu"}; }
+
+std::shared_ptr<Device> open(int index, const DeviceOptions& options) {
+  if (index != 0) throw NotFound("device 'cpu:{}' not found: there is one, 'cpu', with all processors", index);
+  return std::make_shared<CpuDevice>(options);
+}
+
+}  // namespace
+
+extern const Backend kBackend{.name = "cpu", .list = list, .open = open, .kernels = kernels_of};
+
+}  // namespace eadem::kernels::cpu

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of this backend by op, each list in the source that has the kernels.
+#pragma once
+
+#include "eadem/kernels/kernel.h"
+
+namespace eadem::kernels::cpu {
+
+KernelList embedding_kernels();
+KernelList linear_kernels();
+KernelList rms_norm_kernels();
+KernelList add_kernels();
+KernelList mul_kernels();
+KernelList rope_table_kernels();
+KernelList rope_kernels();
+KernelList attention_kernels();
+KernelList activation_kernels();
+KernelList gated_activation_kernels();
+KernelList softmax_kernels();
+KernelList cross_entropy_kernels();
+KernelList cast_kernels();
+KernelList kv_append_kernels();
+KernelList select_rows_kernels();
+KernelList sample_kernels();
+KernelList add_bias_kernels();
+KernelList select_heads_kernels();
+KernelList softmax_state_kernels();
+KernelList parallel_cross_entropy_kernels();
+KernelList all_reduce_kernels();
+KernelList all_gather_kernels();
+KernelList reduce_scatter_kernels();
+KernelList all_to_all_kernels();
+KernelList broadcast_kernels();
+KernelList send_kernels();
+KernelList recv_kernels();
+KernelList grad_norm_kernels();
+KernelList adamw_kernels();
+KernelList add_rms_norm_kernels();
+KernelList linear_gated_activation_kernels();
+KernelList linear_add_kernels();
+KernelList rope_kv_append_kernels();
+KernelList linear_cross_entropy_kernels();
+
+}  // namespace eadem::kernels::cpu

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Matrix products through cuBLASLt: y = x weight^T (+ bias), all row-major.
+//
+// The descriptors and the algorithm of a problem are a plan, which is made when a program compiles and kept for later
+// programs; running it neither allocates nor searches. No algorithm splits k. There are two ways to choose one:
+//   plan         chooses once, for kHeuristicRows rows, and uses that for every number of rows.
+//   exact_plans  chooses for each range of rows (kRowRanges) the fastest of those whose bits the caller finds equal to
+//                its own kernel's.
+// With either, a row's bits do not depend on the rows beside it.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "eadem/core/dtype.h"
+#include "eadem/core/function_ref.h"
+#include "eadem/core/tensor.h"
+
+namespace eadem {
+
+struct CudaMatmulProblem {
+  int64_t in = 0;
+  int64_t out = 0;
+  DType operands = DType::f32;  // dtype of x and weight: f32 (never as TF32), bf16 or f16; sums are f32
+  DType result = DType::f32;    // dtype of y and bias
+  bool bias = false;
+  friend bool operator==(const CudaMatmulProblem&, const CudaMatmulProblem&) = default;
+};
+
+struct CudaMatmulCall {
+  const void* x = nullptr;       // [rows, in]
+  const void* weight = nullptr;  // [out, in]
+  const void* bias = nullptr;    // [out], or null
+  void* y = nullptr;             // [rows, out]
+  int64_t rows = 0;
+};
+
+class CudaMatmul {
+ public:
+  // `workspace` is the memory that algorithms may use.
+  explicit CudaMatmul(Buffer workspace);
+  ~CudaMatmul();
+
+  static constexpr int64_t kHeuristicRows = 64;
+  // Upper ends of the ranges of rows of exact plans. More rows than the last one belong to the last range.
+  static constexpr std::array<int64_t, 7> kRowRanges = {128, 256, 512, 1024, 2048, 4096, 8192};
+  static size_t range_of(int64_t rows);
+  static constexpr int64_t kAlignment = 16;
+
+  // A problem with an algorithm. It lives as long as this object.
+  struct Plan;
+  // The plan of a problem for any number of rows; searched for once. Throws DeviceError.
+  const Plan& plan(const CudaMatmulProblem& problem);
+
+  // The caller's test of an algorithm. It calls `product` any number of times, on the device's stream, and returns the
+  // time of one product of `rows` rows in microseconds, or nothing if any bit differs from the caller's own kernel.
+  using Product = FunctionRef<void(const CudaMatmulCall& call)>;
+  using Test = FunctionRef<std::optional<double>(int64_t rows, Product product)>;
+  // The plan of each range of rows; null where no algorithm passed the test.
+  using ExactPlans = std::array<const Plan*, kRowRanges.size()>;
+  // The plans of the ranges that `most_rows` rows reach into. `test` is called for ranges that no earlier call asked
+  // for. Throws DeviceError.
+  ExactPlans exact_plans(const CudaMatmulProblem& problem, int64_t most_rows, Test test, cudaStream_t stream);
+
+  // Computes one product. Rows of x and weight are a multiple of kAlignment bytes. x, weight and bias begin at
+  // multiples of kAlignment bytes, y at a multiple of row_alignment. Throws DeviceError.
+  void run(const Plan& plan, const CudaMatmulCall& call, cudaStream_t stream);
+
+  // The alignment, at most kAlignment, of every row of `width` elements in a matrix that begins at a multiple of
+  // kAlignment.
+  static constexpr int64_t row_alignment(int64_t width, DType dtype) {
+    int64_t alignment = kAlignment;
+    while (width * static_cast<int64_t>(dtype_size(dtype)) % alignment != 0) alignment /= 2;
+    return alignment;
+  }
+
+ private:
+  // Returns the plan of a problem for `rows` rows (0: any number of rows). A new plan has no algorithm yet.
+  Plan& plan_for(const CudaMatmulProblem& problem, int64_t rows);
+  std::vector<cublasLtMatmulAlgo_t> algorithms(Plan& plan, int64_t rows);
+  void launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call, cudaStream_t stream);
+
+  Buffer workspace_;
+  cublasLtHandle_t handle_ = nullptr;
+  std::vector<std::unique_ptr<Plan>> plans_;  // a handful per model: searched in order
+};
+
+}  // namespace eadem

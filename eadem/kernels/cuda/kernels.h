@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of this backend by op, each list in the source that has the kernels.
+#pragma once
+
+#include "eadem/kernels/kernel.h"
+
+namespace eadem::kernels::cuda {
+
+KernelList embedding_kernels();
+KernelList linear_kernels();
+KernelList rms_norm_kernels();
+KernelList add_kernels();
+KernelList mul_kernels();
+KernelList rope_table_kernels();
+KernelList rope_kernels();
+KernelList attention_kernels();
+KernelList activation_kernels();
+KernelList gated_activation_kernels();
+KernelList softmax_kernels();
+KernelList cast_kernels();
+KernelList kv_append_kernels();
+KernelList select_rows_kernels();
+KernelList sample_kernels();
+KernelList all_reduce_kernels();
+KernelList add_rms_norm_kernels();
+KernelList linear_gated_activation_kernels();
+KernelList rope_kv_append_kernels();
+
+}  // namespace eadem::kernels::cuda
