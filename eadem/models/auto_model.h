@@ -47,6 +47,8 @@ struct LoadOptions {
   bool in_place = false;
   // A folder for pack files (pack_cache.h); none when empty. Needs in_place.
   std::string pack_cache;
+  // The store has the parameters of one pipeline stage: tensors of the file that it lacks belong to others.
+  bool one_stage = false;
   // Receives notes of the pack cache, and one warning that names unusual ignored keys. May be null.
   const Logger* log = nullptr;
 };

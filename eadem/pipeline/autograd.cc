@@ -147,7 +147,8 @@ class Differentiator {
         return id != kNoValue && graph_.value(id).type.over(axis).kind == Sharding::Kind::sharded;
       });
       const Sharding own = graph_.value(input).type.over(axis);
-      type.set_over(axis, divides && own == Sharding::replicated() ? Sharding::partial() : own);
+      const bool whole = own.kind != Sharding::Kind::sharded;  // so is the gradient of each term of a sum
+      type.set_over(axis, !whole ? own : divides ? Sharding::partial() : Sharding::replicated());
     }
     return type;
   }
@@ -209,8 +210,8 @@ class Differentiator {
       total = gradient_part;
       return;
     }
-    const auto division = [&](ValueId id) { return graph_.value(id).type.sharding; };
-    if (!(division(total) == division(gradient_part))) {
+    const TensorType &have = graph_.value(total).type, &more = graph_.value(gradient_part).type;
+    if (!(have.sharding == more.sharding && have.expert_sharding == more.expert_sharding)) {
       total = whole(total, scope, layer);
       gradient_part = whole(gradient_part, scope, layer);
     }

@@ -108,7 +108,7 @@ std::string Graph::scoped_name(std::string_view name) const {
 }
 
 void Graph::forget(ValueId id) {
-  named_.erase(value(id).name);
+  if (value(id).kind != Value::Kind::activation) named_.erase(value(id).name);
   value(id) = Value{.kind = Value::Kind::activation, .name = value(id).name, .type = value(id).type, .constant = {}};
 }
 

@@ -10,12 +10,13 @@
 #include <random>
 #include <thread>
 
+#include "eadem/core/device/cpu_device.h"
 #include "eadem/distributed/thread_communicator.h"
 
 namespace eadem::distributed {
 namespace {
 
-std::shared_ptr<Device> cpu() { return open_device("cpu", {.num_threads = 1}); }
+std::shared_ptr<Device> cpu() { return std::make_shared<CpuDevice>(DeviceOptions{.num_threads = 1}); }
 
 struct Case {
   int ranks;

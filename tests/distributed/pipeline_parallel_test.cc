@@ -55,6 +55,18 @@ TEST(PipelineParallel, ServingGivesTheBitsOfOneRank) {
   }
 }
 
+TEST(PipelineParallel, AStageLoadsItsPartOfACheckpoint) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(golden("llama"));
+  const Served one = serve(*checkpoint.model, {}, true, weights_of(checkpoint));
+  run_mesh({.pp = 2}, [&](const Mesh& mesh) {
+    const Served own = serve(*checkpoint.model, mesh, true, weights_of(checkpoint, /*one_stage=*/true));
+    EXPECT_LT(own.parameter_bytes, one.parameter_bytes);
+    if (mesh.rank(MeshAxis::pp) == 1) {
+      EXPECT_TRUE(same_bits(own.logits, one.logits));
+    }
+  });
+}
+
 TEST(PipelineParallel, WithTensorParallelRanksInEachStage) {
   const auto model = SmallModel{.layers = 3}.make();
   std::vector<Served> one(2);

@@ -144,8 +144,10 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
 inline auto random_weights(uint64_t seed) {
   return [seed](pipeline::ParameterStore& store) { models::load_random(store, seed, 0.15); };
 }
-inline auto weights_of(const models::Checkpoint& checkpoint) {
-  return [&checkpoint](pipeline::ParameterStore& store) { models::load_weights(store, checkpoint); };
+inline auto weights_of(const models::Checkpoint& checkpoint, bool one_stage = false) {
+  return [&checkpoint, one_stage](pipeline::ParameterStore& store) {
+    models::load_weights(store, checkpoint, {}, {.one_stage = one_stage});
+  };
 }
 
 // How far two ways to compute a value may lie apart that add the same terms in another grouping. The terms of each

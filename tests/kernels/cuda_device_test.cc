@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "eadem/core/error.h"
+#include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 
 namespace eadem {

@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "eadem/kernels/backend.h"
+
 namespace eadem::test {
 
 namespace {
