@@ -145,15 +145,7 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
     if (progress) progress(done, total);
   }
   parameters.require_all_loaded(weights.path());
-<<<<<<< HEAD
-  reader.require_no_other(used);
-=======
-  for (const io::WeightInfo& info : weights.tensors())
-    if (!options.one_stage && !used.contains(info.name) && !checkpoint.model->may_ignore(info.name) &&
-        !adds_nothing(weights, info))
-      throw DataCorrupted("{}: tensor '{}' {} {} is no parameter of the model that {} describes", weights.path(),
-                          info.name, info.type_name, to_string(info.shape), checkpoint.config_path);
->>>>>>> w-mesh
+  if (!options.one_stage) reader.require_no_other(used);
   if (cache && !cached) cache->write();
 }
 
