@@ -10,9 +10,9 @@ using kernels::SampleRow;
 
 namespace {
 
-constexpr std::array<const char*, StepLayout::kNumParts> kNames = {
-    "token_ids",  "positions",   "slots",       "query_start", "kv_length",
-    "logit_rows", "sample_rows", "block_table", "penalties"};
+constexpr std::array<const char*, StepLayout::kNumParts> kNames = {"token_ids",   "positions",   "slots",
+                                                                   "query_start", "kv_length",   "logit_rows",
+                                                                   "sample_rows", "block_table", "penalties"};
 constexpr int64_t kAlignment = 64;
 
 }  // namespace

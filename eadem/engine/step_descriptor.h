@@ -67,8 +67,8 @@ class StepDescriptor {
   StepDescriptor(std::shared_ptr<Device> device, int64_t size_bytes, int64_t block_size, int64_t vocab);
 
   void* device_data() { return device_buffer_.data(); }
-  // Lays out a checked plan. With `all_logits` every token gets a row of logits, else the last one of each sequence that
-  // samples. `contents` has the cached tokens, which penalties count.
+  // Lays out a checked plan. With `all_logits` every token gets a row of logits, else the last one of each sequence
+  // that samples. `contents` has the cached tokens, which penalties count.
   void fill(const StepLayout& layout, std::span<const StepSequence> plan, bool all_logits,
             const CacheContents& contents);
   // Copies what was laid out to the device, at once.

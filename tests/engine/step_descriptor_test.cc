@@ -63,7 +63,7 @@ TEST(StepDescriptor, LaysOutWhatAStepReads) {
   EXPECT_EQ(rows[0].settings.seed, 3);
   EXPECT_EQ(rows[0].position, 6);
   EXPECT_EQ(rows[0].penalties_begin, 0);
-  EXPECT_EQ(rows[0].penalties_end, 4);  // 5, 6, 7 and 9
+  EXPECT_EQ(rows[0].penalties_end, 4);                                                     // 5, 6, 7 and 9
   EXPECT_EQ(read(StepLayout::penalties, 0, 8, int32_t{}), (Ids{5, 1, 6, 1, 7, 0, 9, 1}));  // generated: 5, 9 and 6
   EXPECT_EQ(rows[1].position, 1);
   EXPECT_EQ(rows[1].penalties_begin, rows[1].penalties_end);

@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/backend.h"
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/kernels/backend.h"
 #include "eadem/kernels/cpu/quantized_panels.h"
 #include "tests/core/fake_system.h"
 #include "tests/support/refusal.h"
