@@ -153,20 +153,14 @@ void InferEngine::compile() {
   const SymbolValues most = program_bounds(options_, geometry, info.vocab, false);
   prefill_ = compile_bucket(most);
   decode_ = compile_bucket(program_bounds(options_, geometry, info.vocab, true));
+  const int64_t step_bytes = std::max(prefill_->layout.size_bytes(), decode_->layout.size_bytes());
+  descriptor_ = std::make_unique<StepDescriptor>(device_, step_bytes, cache_.block_size, info.vocab);
+  for (Compiled* compiled : {prefill_.get(), decode_.get()})
+    compiled->layout.bind(*compiled->program, descriptor_->device_data());
   name_values();
 
   const auto reserve = [](auto& list, int64_t size) { list.reserve(static_cast<size_t>(size)); };
   reserve(sequences_, max_batch_);
-  reserve(staging_.token_ids, most[Symbol::tokens]);
-  reserve(staging_.positions, most[Symbol::tokens]);
-  reserve(staging_.slots, most[Symbol::tokens]);
-  reserve(staging_.query_start, max_batch_ + 1);
-  reserve(staging_.kv_length, max_batch_);
-  reserve(staging_.block_table, max_batch_ * most[Symbol::max_blocks]);
-  reserve(staging_.logit_rows, most[Symbol::logit_rows]);
-  reserve(staging_.sample_rows, most[Symbol::logit_rows]);
-  reserve(staging_.penalties, 2 * most[Symbol::penalties]);
-  staging_.pair_of_token.assign(static_cast<size_t>(info.vocab), -1);
   reserve(output_.output_ids, most[Symbol::logit_rows]);
   reserve(output_.logprobs, most[Symbol::logit_rows]);
   contents_ = CacheContents(cache_.num_blocks, cache_.block_size);
@@ -209,15 +203,7 @@ std::unique_ptr<InferEngine::Compiled> InferEngine::compile_bucket(const SymbolV
   Program& program = *compiled->program;
   program.require_complete();
   bind_caches(program);
-  compiled->token_ids = program.input("token_ids");
-  compiled->positions = program.input("positions");
-  compiled->query_start = program.input("query_start");
-  compiled->kv_length = program.input("kv_length");
-  compiled->block_table = program.input("block_table");
-  compiled->slots = program.input("slots");
-  compiled->logit_rows = program.input("logit_rows");
-  compiled->sample_rows = program.input("sample_rows");
-  compiled->penalties = program.input("penalties");
+  compiled->layout = StepLayout(program);
   compiled->hidden = program.output("hidden");
   compiled->logits = program.output("logits");
   compiled->token = program.output("token");

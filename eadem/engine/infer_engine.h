@@ -15,6 +15,7 @@
 #include "eadem/engine/cache_contents.h"
 #include "eadem/engine/hook_registry.h"
 #include "eadem/engine/scheduler.h"
+#include "eadem/engine/step_descriptor.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
 
@@ -122,6 +123,8 @@ class InferEngine {
   int64_t max_batch_size() const { return max_batch_; }
   int64_t max_sequence_length() const { return max_length_; }
   int64_t cache_bytes() const;
+  // How often inputs were sent to the device so far: once a step.
+  int64_t num_uploads() const { return descriptor_->num_uploads(); }
   // The compiled programs, for `explain`: steps of few tokens, and steps of up to max_step_tokens.
   const pipeline::Program& decode_program() const { return *decode_->program; }
   const pipeline::Program& prefill_program() const { return *prefill_->program; }
@@ -135,11 +138,10 @@ class InferEngine {
                                                                 const modules::ModelSpec& spec, bool decode);
 
  private:
-  // A program and the handles of its inputs and outputs.
+  // A program, where its inputs lie, and the handles of its outputs.
   struct Compiled {
     std::unique_ptr<pipeline::Program> program;
-    pipeline::ValueId token_ids, positions, query_start, kv_length, block_table, slots, logit_rows;
-    pipeline::ValueId sample_rows, penalties;
+    StepLayout layout;
     pipeline::ValueId hidden, logits, token, logprob;
   };
 
@@ -155,13 +157,8 @@ class InferEngine {
   void check(Plan plan, bool all_logits);
   void check_sequence(size_t index, const StepSequence& sequence) const;
   void check_sampling(Plan plan) const;
-  void stage(Plan plan, bool all_logits);
-  void stage_penalties(const StepSequence& sequence, kernels::SampleRow& row);
+  const Compiled& program_for(int64_t tokens, int64_t logit_rows) const;
   const Output& run_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);
-  // The blocks that hold the tokens of a sequence after the step.
-  std::span<const int32_t> used_blocks(const StepSequence& sequence) const;
-  int64_t slot_of(const StepSequence& sequence, int64_t position) const;
-  int64_t blocks_for(int64_t tokens) const;
   void name_values();
 
   std::shared_ptr<const models::Model> model_;
@@ -181,17 +178,8 @@ class InferEngine {
   std::vector<Decision> factory_decisions_;
   HookRegistry hooks_;
 
-  // Host copies of a step's inputs; sized at the bounds.
-  struct Staging {
-    std::vector<int32_t> token_ids, positions, query_start, kv_length, block_table, logit_rows;
-    std::vector<int64_t> slots;
-    std::vector<kernels::SampleRow> sample_rows;
-    std::vector<int32_t> penalties;      // pairs
-    std::vector<int32_t> pair_of_token;  // [vocab] index of the row's pair for a token, or -1
-  };
-  Staging staging_;
+  std::unique_ptr<StepDescriptor> descriptor_;
   std::vector<StepSequence> sequences_;  // of an Input
-  SymbolValues symbols_;
   Output output_;
 };
 

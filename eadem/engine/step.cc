@@ -8,7 +8,6 @@
 
 namespace eadem::engine {
 
-using kernels::SampleRow;
 using modules::CacheLayout;
 
 namespace {
@@ -24,6 +23,15 @@ class StepThreads {
  private:
   Device& device_;
 };
+
+// The new tokens and the rows of logits of a step.
+void count_rows(std::span<const StepSequence> plan, bool all_logits, int64_t& tokens, int64_t& logit_rows) {
+  tokens = logit_rows = 0;
+  for (const StepSequence& sequence : plan) {
+    tokens += std::ssize(sequence.tokens);
+    logit_rows += all_logits ? std::ssize(sequence.tokens) : sequence.samples ? 1 : 0;
+  }
+}
 
 }  // namespace
 
@@ -77,9 +85,9 @@ void InferEngine::check_places(const Input& input) const {
       if (!input.position_ids.empty() && input.position_ids[at] != position)
         throw InvalidArgument("position {} of token {} of sequence {}; its place in the cache is {}",
                               input.position_ids[at], t, s, position);
-      if (!input.slot_mapping.empty() && input.slot_mapping[at] != slot_of(sequences_[s], position))
+      if (!input.slot_mapping.empty() && input.slot_mapping[at] != sequences_[s].slot(position, cache_.block_size))
         throw InvalidArgument("slot {} of token {} of sequence {}; its block table says {}", input.slot_mapping[at], t,
-                              s, slot_of(sequences_[s], position));
+                              s, sequences_[s].slot(position, cache_.block_size));
     }
 }
 
@@ -88,10 +96,7 @@ void InferEngine::check_places(const Input& input) const {
 void InferEngine::check(Plan plan, bool all_logits) {
   const SymbolValues& bounds = prefill_->program->environment().bounds;
   int64_t tokens = 0, rows = 0;
-  for (const StepSequence& sequence : plan) {
-    tokens += std::ssize(sequence.tokens);
-    rows += all_logits ? std::ssize(sequence.tokens) : sequence.samples ? 1 : 0;
-  }
+  count_rows(plan, all_logits, tokens, rows);
   if (plan.empty() || std::ssize(plan) > max_batch_)
     throw InvalidArgument("the step has {} sequences; expected 1 to {}", plan.size(), max_batch_);
   if (tokens > bounds[Symbol::tokens])
@@ -103,7 +108,8 @@ void InferEngine::check(Plan plan, bool all_logits) {
   contents_.begin_step();
   for (size_t s = 0; s < plan.size(); ++s) {
     check_sequence(s, plan[s]);
-    contents_.check(static_cast<int64_t>(s), used_blocks(plan[s]), plan[s].cached, std::ssize(plan[s].tokens));
+    contents_.check(static_cast<int64_t>(s), plan[s].used_blocks(cache_.block_size), plan[s].cached,
+                    std::ssize(plan[s].tokens));
   }
   check_sampling(plan);
 }
@@ -115,7 +121,7 @@ void InferEngine::check_sequence(size_t index, const StepSequence& sequence) con
   if (cached + length > max_length_)
     throw InvalidArgument("sequence {} would have {} tokens ({} cached + {} new); the cache holds {}", index,
                           cached + length, cached, length, max_length_);
-  const int64_t needed = blocks_for(cached + length);
+  const int64_t needed = (cached + length + cache_.block_size - 1) / cache_.block_size;
   const int64_t most = prefill_->program->environment().bounds[Symbol::max_blocks];
   if (std::ssize(sequence.blocks) < needed || std::ssize(sequence.blocks) > most)
     throw InvalidArgument("sequence {} has {} blocks; {} tokens need {}, at most {} fit", index, sequence.blocks.size(),
@@ -145,76 +151,6 @@ void InferEngine::check_sampling(Plan plan) const {
     throw InvalidArgument("the step's penalties look at {} tokens; at most the cache's {} fit", penalized, most);
 }
 
-int64_t InferEngine::blocks_for(int64_t tokens) const { return (tokens + cache_.block_size - 1) / cache_.block_size; }
-
-std::span<const int32_t> InferEngine::used_blocks(const StepSequence& sequence) const {
-  return sequence.blocks.first(static_cast<size_t>(blocks_for(sequence.cached + std::ssize(sequence.tokens))));
-}
-
-int64_t InferEngine::slot_of(const StepSequence& sequence, int64_t position) const {
-  const int64_t block = sequence.blocks[static_cast<size_t>(position / cache_.block_size)];
-  return block * cache_.block_size + position % cache_.block_size;
-}
-
-// --- Layout.
-
-void InferEngine::stage(Plan plan, bool all_logits) {
-  Staging& s = staging_;
-  for (auto* list :
-       {&s.token_ids, &s.positions, &s.query_start, &s.kv_length, &s.block_table, &s.logit_rows, &s.penalties})
-    list->clear();
-  s.slots.clear();
-  s.sample_rows.clear();
-  size_t widest = 1;
-  for (const StepSequence& sequence : plan) widest = std::max(widest, used_blocks(sequence).size());
-  s.query_start.push_back(0);
-  for (const StepSequence& sequence : plan) {
-    const auto first = s.query_start.back(), length = static_cast<int32_t>(sequence.tokens.size()),
-               cached = static_cast<int32_t>(sequence.cached);
-    const std::span<const int32_t> blocks = used_blocks(sequence);
-    for (size_t b = 0; b < widest; ++b) s.block_table.push_back(b < blocks.size() ? blocks[b] : 0);
-    s.token_ids.insert(s.token_ids.end(), sequence.tokens.begin(), sequence.tokens.end());
-    for (int32_t position = cached; position < cached + length; ++position) {
-      s.positions.push_back(position);
-      s.slots.push_back(slot_of(sequence, position));
-    }
-    s.query_start.push_back(first + length);
-    s.kv_length.push_back(cached + length);
-    if (!sequence.samples) continue;
-    for (int32_t t = all_logits ? 0 : length - 1; t < length; ++t) {
-      s.logit_rows.push_back(first + t);
-      s.sample_rows.push_back({.settings = sequence.sampling, .position = cached + t + 1});
-    }
-    if (sequence.sampling.has_penalties()) stage_penalties(sequence, s.sample_rows.back());
-  }
-  symbols_[Symbol::tokens] = std::ssize(s.token_ids);
-  symbols_[Symbol::sequences] = std::ssize(plan);
-  symbols_[Symbol::logit_rows] = std::ssize(s.logit_rows);
-  symbols_[Symbol::max_blocks] = static_cast<int64_t>(widest);
-  symbols_[Symbol::penalties] = std::ssize(s.penalties) / 2;
-}
-
-// Lists the distinct tokens of a sequence with the number of times that each was generated.
-void InferEngine::stage_penalties(const StepSequence& sequence, SampleRow& row) {
-  Staging& s = staging_;
-  row.penalties_begin = static_cast<int32_t>(s.penalties.size() / 2);
-  const auto count = [&](int32_t token, int64_t position) {
-    int32_t& pair = s.pair_of_token[static_cast<size_t>(token)];
-    if (pair < 0) {
-      pair = static_cast<int32_t>(s.penalties.size() / 2);
-      s.penalties.push_back(token);
-      s.penalties.push_back(0);
-    }
-    if (position >= row.settings.prompt_length) ++s.penalties[2 * static_cast<size_t>(pair) + 1];
-  };
-  const std::span<const int32_t> blocks = used_blocks(sequence);
-  for (int64_t position = 0; position < sequence.cached; ++position) count(contents_.token(blocks, position), position);
-  for (int64_t position = sequence.cached; int32_t token : sequence.tokens) count(token, position++);
-  row.penalties_end = static_cast<int32_t>(s.penalties.size() / 2);
-  for (int32_t pair = row.penalties_begin; pair < row.penalties_end; ++pair)
-    s.pair_of_token[static_cast<size_t>(s.penalties[2 * static_cast<size_t>(pair)])] = -1;
-}
-
 // --- The step.
 
 const InferEngine::Output& InferEngine::forward(const Input& input, const std::atomic<bool>* cancel) {
@@ -232,44 +168,41 @@ const InferEngine::Output& InferEngine::forward(Plan plan, const std::atomic<boo
   return run_step(plan, false, cancel);
 }
 
+// The smallest program that the step fits.
+const InferEngine::Compiled& InferEngine::program_for(int64_t tokens, int64_t logit_rows) const {
+  const SymbolValues& bounds = decode_->layout.bounds();
+  return tokens <= bounds[Symbol::tokens] && logit_rows <= bounds[Symbol::logit_rows] ? *decode_ : *prefill_;
+}
+
 const InferEngine::Output& InferEngine::run_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel) {
   if (!all_loaded_) {
     parameters_->require_all_loaded("the engine");
     all_loaded_ = true;
   }
-  stage(plan, all_logits);
-  const SymbolValues& decode_bounds = decode_->program->environment().bounds;
-  const bool fits_decode = symbols_[Symbol::tokens] <= decode_bounds[Symbol::tokens] &&
-                           symbols_[Symbol::logit_rows] <= decode_bounds[Symbol::logit_rows];
-  const Compiled& c = fits_decode ? *decode_ : *prefill_;
   last_ = nullptr;
-  const auto set = [&](pipeline::ValueId id, const auto& list) {
-    c.program->set_input(id, list.data(), static_cast<int64_t>(list.size() * sizeof(list[0])));
-  };
-  set(c.token_ids, staging_.token_ids);
-  set(c.positions, staging_.positions);
-  set(c.query_start, staging_.query_start);
-  set(c.kv_length, staging_.kv_length);
-  set(c.block_table, staging_.block_table);
-  set(c.slots, staging_.slots);
-  set(c.logit_rows, staging_.logit_rows);
-  set(c.sample_rows, staging_.sample_rows);
-  set(c.penalties, staging_.penalties);
+  int64_t tokens = 0, rows = 0;
+  count_rows(plan, all_logits, tokens, rows);
+  const Compiled& c = program_for(tokens, rows);
+  descriptor_->fill(c.layout, plan, all_logits, contents_);
+  descriptor_->upload();
+  const SymbolValues& symbols = descriptor_->symbols();
 
-  for (const StepSequence& sequence : plan) contents_.truncate(used_blocks(sequence), sequence.cached);
+  for (const StepSequence& sequence : plan)
+    contents_.truncate(sequence.used_blocks(cache_.block_size), sequence.cached);
   {
-    const StepThreads threads(*device_, fits_decode ? StepKind::few_rows : StepKind::many_rows);
+    const StepThreads threads(*device_, &c == decode_.get() ? StepKind::few_rows : StepKind::many_rows);
     if (hooks_.has_hooks()) [[unlikely]] {
       const pipeline::StepObserver observer = hooks_.observer(*c.program);
-      c.program->run(symbols_, &observer, cancel);
+      c.program->run(symbols, &observer, cancel);
     } else {
-      c.program->run(symbols_, nullptr, cancel);
+      c.program->run(symbols, nullptr, cancel);
     }
   }
-  for (const StepSequence& sequence : plan) contents_.write(used_blocks(sequence), sequence.cached, sequence.tokens);
+  for (const StepSequence& sequence : plan)
+    contents_.write(sequence.used_blocks(cache_.block_size), sequence.cached, sequence.tokens);
   last_ = &c;
-  output_.output_ids.resize(staging_.logit_rows.size());
-  output_.logprobs.resize(staging_.logit_rows.size());
+  output_.output_ids.resize(static_cast<size_t>(rows));
+  output_.logprobs.resize(static_cast<size_t>(rows));
   c.program->read(c.token, output_.output_ids.data());
   c.program->read(c.logprob, output_.logprobs.data());
   return output_;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <span>
 
 #include "eadem/ops/sample.h"
@@ -23,6 +24,15 @@ struct StepSequence {
   std::span<const int32_t> blocks;
   SamplingInput sampling;
   bool samples = true;  // false: the prompt continues in another step, so there are no logits and no token is sampled
+
+  // The blocks that hold its tokens after the step.
+  std::span<const int32_t> used_blocks(int64_t block_size) const {
+    return blocks.first(static_cast<size_t>((cached + std::ssize(tokens) + block_size - 1) / block_size));
+  }
+  // Where the token at `position` is stored: block * block_size + offset.
+  int64_t slot(int64_t position, int64_t block_size) const {
+    return blocks[static_cast<size_t>(position / block_size)] * block_size + position % block_size;
+  }
 };
 
 }  // namespace eadem::engine

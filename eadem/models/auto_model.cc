@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <numbers>
@@ -11,58 +10,15 @@
 
 #include "eadem/core/philox.h"
 #include "eadem/io/quantized_checkpoint.h"
-#include "eadem/models/llama.h"
+#include "eadem/models/decoder.h"
 #include "eadem/models/pack_cache.h"
+#include "eadem/models/parameter_reader.h"
 
 namespace eadem::models {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-// The architecture that a file states. kArchitectures has one entry per model file; that list is the registry.
-struct ArchitectureRequest {
-  std::string model_type;
-};
-
-struct Architecture {
-  std::string_view name;
-  Verdict (*can_handle)(const ArchitectureRequest& request);
-  std::shared_ptr<const Model> (*from_json)(const io::JsonReader& config);
-  std::shared_ptr<const Model> (*from_gguf)(const io::GgufFile& file);
-};
-
-constexpr Architecture kLlama = {"llama",
-                                 [](const ArchitectureRequest& request) {
-                                   for (std::string_view type : {"llama", "mistral", "qwen2", "qwen3"})
-                                     if (request.model_type == type) return Verdict::yes(0.0);
-                                   return Verdict::no("serves model types llama, mistral, qwen2, qwen3");
-                                 },
-                                 [](const io::JsonReader& config) -> std::shared_ptr<const Model> {
-                                   return std::make_shared<Llama>(LlamaConfig::from_json(config));
-                                 },
-                                 [](const io::GgufFile& file) -> std::shared_ptr<const Model> {
-                                   return std::make_shared<Llama>(LlamaConfig::from_gguf(file));
-                                 }};
-
-constexpr const Architecture* kArchitectures[] = {&kLlama};
-
-// "model type 'x': llama serves model types a, b; …".
-std::string refusals_text(const Decision& decision) {
-  std::string text = decision.subject + ": ";
-  for (const Decision::Answer& answer : decision.answers)
-    text +=
-        fmt::format("{}{} {}", &answer == &decision.answers[0] ? "" : "; ", answer.candidate, answer.verdict.reason);
-  return text;
-}
-
-const Architecture& find_architecture(const std::string& model_type, const std::string& source) {
-  Decision decision{fmt::format("model type '{}'", model_type), {}, {}};
-  const Architecture* architecture =
-      select(std::span<const Architecture* const>(kArchitectures), ArchitectureRequest{model_type}, decision);
-  if (architecture == nullptr) throw Unsupported("{}: {}", source, refusals_text(decision));
-  return *architecture;
-}
 
 // The storage type that most bytes of the matrices have.
 WeightType most_common_type(const io::WeightSource& weights) {
@@ -101,19 +57,6 @@ void fill_normal(float* data, int64_t begin, int64_t end, uint64_t seed, uint64_
   }
 }
 
-const io::WeightInfo* find_stored(const Model& model, const io::WeightSource& weights, const std::string& parameter) {
-  for (const std::string& name : model.checkpoint_names(parameter))
-    if (const io::WeightInfo* info = weights.find(name)) return info;
-  return nullptr;
-}
-
-// The views have one type and one shape.
-bool hold_same_values(const TensorView& a, const TensorView& b) {
-  if (a.encoding == nullptr) return std::memcmp(a.data, b.data, static_cast<size_t>(a.size_bytes())) == 0;
-  const Tensor x = converted_on_host(a, DType::f32), y = converted_on_host(b, DType::f32);
-  return std::memcmp(x.view.data, y.view.data, static_cast<size_t>(x.view.size_bytes())) == 0;
-}
-
 std::string config_file(const std::string& path) {
   return fs::is_directory(path) ? (fs::path(path) / "config.json").string() : path;
 }
@@ -121,8 +64,7 @@ std::string config_file(const std::string& path) {
 }  // namespace
 
 std::shared_ptr<const Model> model_from_config(const io::JsonReader& config) {
-  if (!config.has("model_type")) config.fail("model_type", "a string naming the architecture");
-  return find_architecture(config.string("model_type"), config.file()).from_json(config);
+  return std::make_shared<Decoder>(ModelConfig::from_json(config));
 }
 
 std::shared_ptr<const Model> model_from_config(const std::string& path) { return open_config(path).model; }
@@ -139,7 +81,7 @@ Checkpoint open_checkpoint(const std::string& path) {
   Checkpoint checkpoint{path, nullptr, io::open_weights(path), {}};
   if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get())) {
     checkpoint.config_path = gguf->path();
-    checkpoint.model = find_architecture(gguf->string("general.architecture"), gguf->path()).from_gguf(*gguf);
+    checkpoint.model = std::make_shared<Decoder>(ModelConfig::from_gguf(*gguf));
   } else {
     const fs::path folder = fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path();
     checkpoint.config_path = (folder / "config.json").string();
@@ -156,38 +98,14 @@ modules::ModelSpec spec_of(const Checkpoint& checkpoint) {
   modules::ModelSpec spec = checkpoint.model->spec();
   if (checkpoint.weights != nullptr) {
     spec.checkpoint_type = most_common_type(*checkpoint.weights);
-    spec.checkpoint_type_of = [model = checkpoint.model, weights = checkpoint.weights](
+    spec.checkpoint_type_of = [reader = std::make_shared<const ParameterReader>(checkpoint)](
                                   const std::string& parameter) -> std::optional<WeightType> {
-      const io::WeightInfo* info = find_stored(*model, *weights, parameter);
-      return info == nullptr ? std::nullopt : info->type;
+      const std::optional<RecipeType> made = reader->type(parameter);
+      return made ? std::optional(made->type) : std::nullopt;
     };
     spec.checkpoint_source = checkpoint.weights->path();
   }
   return spec;
-}
-
-const io::WeightInfo* stored_tensor(const Checkpoint& checkpoint, const std::string& parameter) {
-  return find_stored(*checkpoint.model, *checkpoint.weights, parameter);
-}
-
-void require_one_value(const Checkpoint& checkpoint, const std::string& parameter) {
-  const io::WeightSource& weights = *checkpoint.weights;
-  const io::WeightInfo* first = stored_tensor(checkpoint, parameter);
-  if (first == nullptr) return;
-  for (const std::string& name : checkpoint.model->checkpoint_names(parameter)) {
-    const io::WeightInfo* other = weights.find(name);
-    if (other == nullptr || other == first) continue;
-    const bool same = first->type == other->type && first->shape == other->shape &&
-                      hold_same_values(weights.get(first->name).view, weights.get(name).view);
-    weights.release(name);
-    if (!same)
-      throw DataCorrupted(
-          "{}: '{}' {} {} and '{}' {} {} differ, but {} says that they are tied; with \"tie_word_embeddings\": false "
-          "both "
-          "are used",
-          weights.path(), first->name, first->type_name, to_string(first->shape), name, other->type_name,
-          to_string(other->shape), checkpoint.config_path);
-  }
 }
 
 bool adds_nothing(const io::WeightSource& weights, const io::WeightInfo& info) {
@@ -212,26 +130,22 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
   const bool cached = cache && cache->open();
   int64_t total = 0, done = 0;
   for (const io::WeightInfo& info : weights.tensors()) total += info.size_bytes;
-  std::set<std::string, std::less<>> used;
+  const ParameterReader reader(checkpoint);
+  std::set<std::string> used;
   for (const std::string& name : parameters.names()) {
-    const io::WeightInfo* info = stored_tensor(checkpoint, name);
-    if (info == nullptr) continue;
-    require_one_value(checkpoint, name);
+    if (reader.recipe(name) == nullptr) continue;
+    reader.require_one_value(name);
     if (!cached || !cache->place(name)) {
-      const Tensor tensor = weights.get(info->name);
+      const Tensor tensor = reader.read(name);
       parameters.load(name, tensor.view, weights.path(), options.in_place ? tensor.storage : nullptr);
-      weights.release(info->name);
+      reader.release(name);
     }
-    used.insert(info->name);
-    done += info->size_bytes;
+    for (const std::string& tensor : reader.tensors_of(name))
+      if (used.insert(tensor).second) done += weights.find(tensor)->size_bytes;
     if (progress) progress(done, total);
   }
   parameters.require_all_loaded(weights.path());
-  for (const io::WeightInfo& info : weights.tensors())
-    if (!options.one_stage && !used.contains(info.name) && !checkpoint.model->may_ignore(info.name) &&
-        !adds_nothing(weights, info))
-      throw DataCorrupted("{}: tensor '{}' {} {} is no parameter of the model that {} describes", weights.path(),
-                          info.name, info.type_name, to_string(info.shape), checkpoint.config_path);
+  if (!options.one_stage) reader.require_no_other(used);
   if (cache && !cached) cache->write();
 }
 

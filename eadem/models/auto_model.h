@@ -38,13 +38,6 @@ std::shared_ptr<const Model> model_from_config(const io::JsonReader& config);
 // The model's spec, with the dtype in which its checkpoint stores most of the weights.
 modules::ModelSpec spec_of(const Checkpoint& checkpoint);
 
-// The tensor that holds a parameter, under the first of its names that the checkpoint has; null without one.
-const io::WeightInfo* stored_tensor(const Checkpoint& checkpoint, const std::string& parameter);
-
-// A parameter may stand under several of its names, as a tied embedding does. Throws DataCorrupted naming both tensors
-// when they differ in type, shape or values: transformers 4 uses the first alone then, transformers 5 both.
-void require_one_value(const Checkpoint& checkpoint, const std::string& parameter);
-
 // Whether a tensor that is no parameter can be left out: a bias of zeros. Some programs write one beside every layer
 // that they quantize.
 bool adds_nothing(const io::WeightSource& weights, const io::WeightInfo& info);

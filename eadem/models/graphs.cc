@@ -35,7 +35,7 @@ BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options
   const ValueId hidden = model.build_decoder(context);
   const ValueId rows = built.graph.add_input("logit_rows", TensorType(DType::i32, {Symbol::logit_rows}));
   const ValueId wanted = modules::SelectRows().build(context, hidden, rows);
-  const ValueId logits = model.build_head(context, wanted);
+  const ValueId logits = model.head(context, wanted);
   built.graph.mark_output("hidden", hidden);
   built.graph.mark_output("logits", logits);
   modules::Sampling().build(context, logits);
@@ -49,7 +49,7 @@ BuiltGraph build_training_graph(const Model& model, const GraphOptions& options)
   BuildContext context = start(built, options);
   const ValueId hidden = model.build_decoder(context);
   const ValueId labels = built.graph.add_input("labels", TensorType(DType::i32, {Symbol::tokens}));
-  const ValueId logits = model.build_head(context, hidden);
+  const ValueId logits = model.head(context, hidden);
   built.graph.mark_output("loss", modules::CrossEntropyLoss(model.info().vocab).build(context, logits, labels));
   built.decisions = std::move(context.decisions);
   return built;

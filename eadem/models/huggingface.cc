@@ -6,11 +6,15 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <set>
 
 #include "eadem/io/atomic_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/safetensors.h"
-#include "eadem/models/llama.h"
+#include "eadem/models/decoder.h"
+#include "eadem/models/family.h"
+#include "eadem/models/parameter_reader.h"
 
 namespace eadem::models {
 
@@ -28,129 +32,99 @@ double shortest(double value) {
   return result;
 }
 
-bool is_rotated(std::string_view parameter) {
-  return parameter.find(".q_proj.") != std::string_view::npos || parameter.find(".k_proj.") != std::string_view::npos;
-}
-
-enum class Order : uint8_t { halves, interleaved };
-
-// Rows (or the values of a bias) of each head in the other order: 0 1 2 3 … interleaved are 0 2 4 … 1 3 5 … in halves.
-Tensor reordered(const TensorView& rows, int64_t head_dim, Order to) {
-  const int64_t count = rows.shape[0], bytes = rows.size_bytes() / count, half = head_dim / 2;
-  const Tensor result = Tensor::on_host(rows.dtype, rows.shape);
-  const auto* from = static_cast<const std::byte*>(rows.data);
-  auto* target = static_cast<std::byte*>(result.view.data);
-  for (int64_t row = 0; row < count; ++row) {
-    const int64_t first = row / head_dim * head_dim, i = row % head_dim;
-    const int64_t source = first + (to == Order::halves ? i % half * 2 + i / half : i % 2 * half + i / 2);
-    std::memcpy(target + row * bytes, from + source * bytes, static_cast<size_t>(bytes));
-  }
-  return result;
-}
-
-// Whether rows of q and k have to change their order. Throws Unsupported where that order is not known.
-bool reorders(const LlamaConfig& config, const std::string& source) {
-  if (config.rope_style != RopeStyle::interleaved) return false;
-  if (config.rotary_dim != config.head_dim)
-    throw Unsupported(
-        "{}: only {} of {} dimensions of a head are rotated; their order in Hugging Face layout is not known", source,
-        config.rotary_dim, config.head_dim);
-  return true;
-}
-
-// Tensors of a GGUF file under the model's names, in the order of Hugging Face's rows.
+// The parameters of a checkpoint as tensors of a directory. What is not the file's own bytes is decoded.
 class HuggingFaceWeights final : public io::WeightSource {
  public:
-  HuggingFaceWeights(const Checkpoint& checkpoint, const LlamaConfig& config, const std::vector<std::string>& names)
+  explicit HuggingFaceWeights(const Checkpoint& checkpoint)
       : WeightSource(checkpoint.weights->path()),
         weights_(checkpoint.weights),
-        head_dim_(config.head_dim),
-        reorders_(reorders(config, checkpoint.path)) {
+        reader_(checkpoint),
+        recipes_(tensors_of(*checkpoint.model, CheckpointFormat::huggingface)) {
     std::vector<io::WeightInfo> tensors;
-    for (const std::string& name : names) {
-      const io::WeightInfo* info = nullptr;
-      for (const std::string& from : checkpoint.model->checkpoint_names(name))
-        if (info == nullptr) info = weights_->find(from);
-      if (info == nullptr) continue;  // whoever loads says which are missing
-      tensors.push_back(*info);
-      tensors.back().name = name;
-      // Values that move are read out of their encoding.
-      if (moves(name) && info->type && info->type->encoding != nullptr) tensors.back().type = DType::f32;
-      from_.push_back(info->name);
-    }
+    std::set<std::string> used;
+    const auto type_of = [&](const std::string& parameter) { return reader_.type(parameter); };
+    std::erase_if(recipes_, [&](const NamedRecipe& tensor) {
+      const std::optional<RecipeType> made = describe(tensor.second, type_of, path());
+      for (const std::string& parameter : tensor.second.names()) used.merge(reader_.tensors_of(parameter));
+      if (!made) return true;  // whoever loads says which are missing
+      if (const io::WeightInfo* same = same_in_file(tensor.second)) {
+        tensors.push_back(*same);
+        tensors.back().name = tensor.first;
+      } else {
+        const WeightType type = made->type.encoding == nullptr ? made->type : WeightType(DType::f32);
+        tensors.push_back({tensor.first, std::string(type.name()), type, made->shape,
+                           made->shape.num_elements() * static_cast<int64_t>(dtype_size(type.dtype))});
+      }
+      return false;
+    });
     // Tensors that are no parameters keep their names; the code that loads them decides whether they are allowed.
     for (const io::WeightInfo& info : weights_->tensors())
-      if (std::find(from_.begin(), from_.end(), info.name) == from_.end() && !checkpoint.model->may_ignore(info.name)) {
-        tensors.push_back(info);
-        from_.push_back(info.name);
-      }
+      if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name)) tensors.push_back(info);
     set_tensors(std::move(tensors));
   }
 
   void release(std::string_view name) const override {
-    if (const io::WeightInfo* info = find(name); info != nullptr)
-      weights_->release(from_[static_cast<size_t>(info - tensors().data())]);
+    const io::WeightInfo* info = find(name);
+    if (info == nullptr) return;
+    const auto index = static_cast<size_t>(info - tensors().data());
+    if (index >= recipes_.size()) return weights_->release(name);
+    for (const std::string& parameter : recipes_[index].second.names()) reader_.release(parameter);
   }
   std::vector<std::shared_ptr<const io::MappedFile>> files() const override { return weights_->files(); }
 
  private:
-  bool moves(std::string_view name) const { return reorders_ && is_rotated(name); }
+  // The tensor of the file that is the whole tensor here; null when it is made of others, or of a part.
+  const io::WeightInfo* same_in_file(const WeightRecipe& recipe) const {
+    const WeightRecipe* stored = recipe.is_name() ? reader_.recipe(recipe.tensor) : nullptr;
+    return stored != nullptr && stored->is_name() ? weights_->find(stored->tensor) : nullptr;
+  }
 
   Tensor load(size_t index) const override {
-    const Tensor stored = weights_->get(from_[index]);
-    const std::string& name = tensors()[index].name;
-    if (!moves(name)) return stored;
-    Tensor plain = stored;
-    if (stored.view.encoding != nullptr) {
-      plain = Tensor::on_host(DType::f32, stored.shape());
-      stored.view.encoding->decode(plain.view, stored.view);
-    }
-    if (plain.shape().rank() < 1 || plain.shape()[0] % head_dim_ != 0)
-      throw DataCorrupted("{}: '{}' is {}, which are no heads of {} rows", path(), from_[index],
-                          to_string(plain.shape()), head_dim_);
-    return reordered(plain.view, head_dim_, Order::halves);
+    if (index >= recipes_.size()) return weights_->get(tensors()[index].name);
+    const WeightRecipe& recipe = recipes_[index].second;
+    const Tensor made = evaluate(
+        recipe, [this](const std::string& parameter) { return reader_.read(parameter); }, path());
+    return made.view.encoding == nullptr || same_in_file(recipe) != nullptr ? made : values_in_f32(made.view);
   }
-  Tensor load_bytes(size_t index) const override { return weights_->get_bytes(from_[index]); }
+  Tensor load_bytes(size_t index) const override {
+    if (index >= recipes_.size()) return weights_->get_bytes(tensors()[index].name);
+    if (const io::WeightInfo* same = same_in_file(recipes_[index].second)) return weights_->get_bytes(same->name);
+    throw Unsupported("{}: '{}' is made of other tensors of the file", path(), tensors()[index].name);
+  }
 
   std::shared_ptr<const io::WeightSource> weights_;
-  int64_t head_dim_;
-  bool reorders_;
-  std::vector<std::string> from_;  // the file's name of each of tensors()
+  ParameterReader reader_;
+  std::vector<NamedRecipe> recipes_;  // of the first tensors(), over parameters
 };
 
-const LlamaConfig& require_config(const Model& model) {
-  const auto* llama = dynamic_cast<const Llama*>(&model);
-  if (llama == nullptr)
+const ModelConfig& require_config(const Model& model) {
+  if (model.config() == nullptr)
     throw Unsupported("models of architecture '{}' have no form in Hugging Face layout here",
                       model.info().architecture);
-  return llama->config();
+  return *model.config();
 }
 
 }  // namespace
 
-std::vector<std::string> parameter_names(const LlamaConfig& config) {
-  std::vector<std::string> names = {"model.embed_tokens.weight"};
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
-    const auto add = [&](const char* name, bool bias) {
-      names.push_back(prefix + name + ".weight");
-      if (bias) names.push_back(prefix + name + ".bias");
-    };
-    add("input_layernorm", false);
-    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"})
-      add(name, config.attention_bias);
-    if (config.qk_norm) add("self_attn.q_norm", false);
-    if (config.qk_norm) add("self_attn.k_norm", false);
-    add("self_attn.o_proj", config.attention_out_bias);
-    add("post_attention_layernorm", false);
-    for (const char* name : {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) add(name, config.mlp_bias);
-  }
-  names.emplace_back("model.norm.weight");
-  if (!config.tie_word_embeddings) names.emplace_back("lm_head.weight");
-  return names;
+namespace {
+
+// Whether a recipe takes one tensor whole, without another shape.
+bool has_one_tensor(const WeightRecipe& recipe) {
+  if (recipe.is_name()) return true;
+  return (recipe.kind == WeightRecipe::Kind::reorder || recipe.kind == WeightRecipe::Kind::add) &&
+         has_one_tensor(recipe.parts[0]);
 }
 
-std::vector<double> llama3_divisors(const LlamaConfig& config, const RopeScaling& scaling) {
+}  // namespace
+
+std::vector<NamedRecipe> tensors_of(const Model& model, CheckpointFormat format) {
+  std::vector<NamedRecipe> parameters;
+  for (const ParameterInfo& parameter : model.parameters())
+    parameters.emplace_back(parameter.name, model.recipes(parameter, format).at(0));
+  return invert(parameters);
+}
+
+std::vector<double> llama3_divisors(const ModelConfig& config, const RopeScaling& scaling) {
   modules::RopeConfig rope{.theta = config.rope_theta, .rotary_dim = config.rotary_dim};
   const std::vector<double> plain = modules::rope_frequencies(rope).inv_freq;
   rope.scaling = scaling;
@@ -160,22 +134,19 @@ std::vector<double> llama3_divisors(const LlamaConfig& config, const RopeScaling
   return divisors;
 }
 
-LlamaConfig huggingface_config(LlamaConfig config, const io::GgufFile* file) {
+ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file) {
   const std::string source = file != nullptr ? file->path() : "the model";
   config.rope_style = RopeStyle::rotate_half;
-  config.gguf_names = false;
-  for (double* value : {&config.rms_norm_eps, &config.rope_theta, &config.rope_scaling.factor})
+  for (double* value :
+       {&config.rms_norm_eps, &config.rope_theta, &config.local_rope_theta, &config.rope_scaling.factor})
     *value = shortest(*value);
-  const bool windowed =
-      std::any_of(config.layer_windows.begin(), config.layer_windows.end(), [](int64_t w) { return w > 0; });
-  if (config.model_type == "qwen2" && !config.attention_bias)
-    throw Unsupported("{}: a qwen2 model without biases, which config.json cannot state", source);
   if (!config.rope_divisors.empty()) {
     // Llama 3.1's scaling, if its usual numbers give these divisors. Converters do not write the original context;
     // `eadem convert` does.
     std::optional<int64_t> stated;
     if (file != nullptr)
-      stated = file->optional_integer(config.model_type + ".rope.scaling.original_context_length", 1, INT32_MAX);
+      stated = file->optional_integer(file->string("general.architecture") + ".rope.scaling.original_context_length", 1,
+                                      INT32_MAX);
     const int64_t positions = stated.value_or(8192);
     RopeScaling scaling{.kind = RopeScaling::Kind::llama3,
                         .factor = shortest(*std::max_element(config.rope_divisors.begin(), config.rope_divisors.end())),
@@ -191,46 +162,49 @@ LlamaConfig huggingface_config(LlamaConfig config, const io::GgufFile* file) {
     config.rope_scaling = scaling;
     config.rope_divisors.clear();
   }
-  if (windowed && config.model_type == "llama") config.model_type = "mistral";  // the same model with a window
+  if (config.family().prepare_json != nullptr) config.family().prepare_json(config);
   return config;
 }
 
 Checkpoint huggingface_form(const Checkpoint& checkpoint) {
   const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get());
   if (gguf == nullptr) return checkpoint;
-  const LlamaConfig& config = require_config(*checkpoint.model);
   Checkpoint result = checkpoint;
-  const LlamaConfig converted = huggingface_config(config, gguf);
+  const ModelConfig converted = huggingface_config(require_config(*checkpoint.model), gguf);
   converted.to_json();  // throws for what a config.json cannot state
-  result.model = std::make_shared<Llama>(converted);
-  result.weights = std::make_shared<HuggingFaceWeights>(checkpoint, config, parameter_names(config));
+  result.model = std::make_shared<Decoder>(converted);
+  result.weights = std::make_shared<HuggingFaceWeights>(result);
   return result;
 }
 
-namespace {
-
-Tensor in_order(const Model& model, const std::string& parameter, const Tensor& tensor, Order to) {
-  const auto* llama = dynamic_cast<const Llama*>(&model);
-  if (llama == nullptr || !is_rotated(parameter) || !reorders(llama->config(), "the model")) return tensor;
-  const int64_t head_dim = llama->config().head_dim;
-  // Whoever takes the tensor says what is wrong with its shape.
-  if (tensor.shape().rank() < 1 || tensor.shape()[0] == 0 || tensor.shape()[0] % head_dim != 0) return tensor;
-  return reordered(tensor.view, head_dim, to);
-}
-
-}  // namespace
-
 Tensor to_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor) {
-  return in_order(model, parameter, tensor, Order::halves);
+  for (const ParameterInfo& known : model.parameters()) {
+    if (known.name != parameter || !(known.shape == tensor.shape())) continue;
+    const NamedRecipe recipe{parameter, model.recipes(known, CheckpointFormat::huggingface).at(0)};
+    const std::vector<NamedRecipe> tensors =
+        has_one_tensor(recipe.second) ? invert({&recipe, 1}) : std::vector<NamedRecipe>();
+    if (!tensors.empty())
+      return evaluate(
+          tensors[0].second, [&](const auto&) { return tensor; }, "the model");
+  }
+  return tensor;
 }
 
 Tensor from_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor) {
-  return in_order(model, parameter, tensor, Order::interleaved);
+  for (const ParameterInfo& known : model.parameters()) {
+    if (known.name != parameter) continue;
+    const WeightRecipe recipe = model.recipes(known, CheckpointFormat::huggingface).at(0);
+    // Whoever takes the tensor says what is wrong with its shape.
+    if (has_one_tensor(recipe) && known.shape == tensor.shape())
+      return evaluate(
+          recipe, [&](const auto&) { return tensor; }, "the model");
+  }
+  return tensor;
 }
 
-LlamaConfig with_huggingface_order(LlamaConfig config) {
-  if (reorders(config, "the configuration")) config.rope_style = RopeStyle::rotate_half;
-  config.gguf_names = false;
+ModelConfig with_huggingface_order(ModelConfig config) {
+  if (config.rope_style == RopeStyle::interleaved && config.rotary_dim == config.head_dim)
+    config.rope_style = RopeStyle::rotate_half;
   return config;
 }
 
@@ -257,13 +231,12 @@ std::vector<io::TokenizerFile> companions_of(const Checkpoint& checkpoint) {
 
 void save_huggingface(const Model& model, std::span<const std::pair<std::string, Tensor>> parameters,
                       const std::string& directory, const io::GgufFile* file) {
-  const LlamaConfig& config = require_config(model);
-  LlamaConfig written = config;
+  const ModelConfig& config = require_config(model);
+  ModelConfig written = config;
   // A GGUF file's configuration is converted; a directory's configuration needs no change.
-  if (file != nullptr || config.gguf_names || config.rope_style == RopeStyle::interleaved ||
-      !config.rope_divisors.empty())
+  if (file != nullptr || config.rope_style == RopeStyle::interleaved || !config.rope_divisors.empty())
     written = huggingface_config(config, file);
-  reorders(config, file != nullptr ? file->path() : "the model");  // before anything is written
+  const std::vector<NamedRecipe> recipes = tensors_of(model, CheckpointFormat::huggingface);
   EADEM_CHECK(!parameters.empty(), "a model without parameters");
   written.checkpoint_dtype = parameters.front().second.dtype();
   const io::JsonValue json = written.to_json();
@@ -274,10 +247,15 @@ void save_huggingface(const Model& model, std::span<const std::pair<std::string,
     throw IoError("cannot make directory '{}': {}", directory,
                   error ? error.message() : "a file of that name is there");
   const fs::path folder(directory);
+  std::map<std::string, Tensor, std::less<>> by_name(parameters.begin(), parameters.end());
   std::vector<Tensor> kept;
   std::vector<io::NamedTensor> tensors;
-  for (const auto& [name, tensor] : parameters) {
-    kept.push_back(to_huggingface_order(model, name, tensor));
+  for (const auto& [name, recipe] : recipes) {
+    const auto parameter = [&](const std::string& own) {
+      EADEM_CHECK(by_name.contains(own), "no parameter '{}'", own);
+      return by_name.at(own);
+    };
+    kept.push_back(evaluate(recipe, parameter, "the model"));
     tensors.push_back({name, kept.back().view});
   }
   io::write_safetensors((folder / "model.safetensors").string(), tensors, {{"format", "pt"}});

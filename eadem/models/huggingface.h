@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Models as directories in Hugging Face layout. GGUF files of the Llama architecture order the rows of each head of q
-// and k for interleaved rotation, pairs (2i, 2i + 1), where a config.json implies pairs (i, i + head_dim / 2); they
-// name tensors differently, and state rope scaling as divisors of the frequencies.
+// Models as directories in Hugging Face layout. GGUF files of some architectures order the rows of each head of q and k
+// for interleaved rotation, pairs (2i, 2i + 1), where a config.json implies pairs (i, i + head_dim / 2); they name
+// tensors differently, and state rope scaling as divisors of the frequencies.
 #pragma once
 
 #include <optional>
@@ -13,19 +13,19 @@
 
 #include "eadem/io/tokenizer/tokenizer_files.h"
 #include "eadem/models/auto_model.h"
-#include "eadem/models/llama_config.h"
+#include "eadem/models/model_config.h"
 
 namespace eadem::models {
 
-// Every parameter of the model, by the name that it has in such a directory and in the model itself.
-std::vector<std::string> parameter_names(const LlamaConfig& config);
+// The tensors that a checkpoint of a format has, in order, as recipes over the model's parameters.
+std::vector<NamedRecipe> tensors_of(const Model& model, CheckpointFormat format);
 
 // The configuration as a config.json states it. `file`, which may be null, is the GGUF file that it was read from.
 // Throws Unsupported, naming the file, for what config.json cannot state.
-LlamaConfig huggingface_config(LlamaConfig config, const io::GgufFile* file);
+ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file);
 
 // Returns the numbers by which Llama 3.1's scaling divides the frequencies.
-std::vector<double> llama3_divisors(const LlamaConfig& config, const modules::RopeScaling& scaling);
+std::vector<double> llama3_divisors(const ModelConfig& config, const modules::RopeScaling& scaling);
 
 // Returns the model with the names, the order of rows and the configuration of a directory in Hugging Face layout, so
 // that it can be saved as such a directory. Its logits are those of `checkpoint`. A directory is returned unchanged.
@@ -33,13 +33,14 @@ std::vector<double> llama3_divisors(const LlamaConfig& config, const modules::Ro
 // form.
 Checkpoint huggingface_form(const Checkpoint& checkpoint);
 
-// One parameter of `model`, plain and on the host, between the order of rows that a directory in Hugging Face layout
-// has and the one that the model computes with: they differ in q and k of a model that was read from a GGUF file. Where
-// they do not differ, `tensor` comes back. Throws Unsupported where only part of a head is rotated.
+// One parameter of `model`, plain and on the host, between the values that the one tensor of a directory has for it and
+// those that the model computes with: they differ in the order of rows in q and k of a model that was read from a GGUF
+// file, and where norms multiply by 1 + w. A parameter that shares its tensor with others comes back as it is, as one
+// of another shape does. Throws Unsupported where only part of a head is rotated.
 Tensor to_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor);
 Tensor from_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor);
 // The configuration of the same model that computes with rows in Hugging Face's order.
-LlamaConfig with_huggingface_order(LlamaConfig config);
+ModelConfig with_huggingface_order(ModelConfig config);
 
 // The generation_config.json beside a checkpoint, if there is one.
 std::optional<io::TokenizerFile> generation_config_of(const Checkpoint& checkpoint);

@@ -9,12 +9,15 @@
 #include <vector>
 
 #include "eadem/io/json.h"
+#include "eadem/models/weight_recipe.h"
 #include "eadem/modules/modules.h"
 
 namespace eadem::models {
 
 using modules::BuildContext;
 using pipeline::ValueId;
+
+struct ModelConfig;
 
 // Properties of any decoder-only language model that engines and tools need.
 struct ModelInfo {
@@ -26,9 +29,12 @@ struct ModelInfo {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t max_positions = 0;
+  bool tied = false;  // the head reads the embedding's matrix
   std::vector<int64_t> bos_token_ids;
   std::vector<int64_t> eos_token_ids;
 };
+
+using modules::ParameterInfo;
 
 class Model {
  public:
@@ -37,17 +43,30 @@ class Model {
   virtual const ModelInfo& info() const = 0;
   virtual modules::ModelSpec spec() const = 0;
 
-  // Adds the decoder: context.step's inputs to the final hidden states [tokens, hidden], normalized.
-  virtual ValueId build_decoder(BuildContext& context) const = 0;
-  // Adds the LM head: hidden states [rows, hidden] to logits [rows, vocab], f32.
-  virtual ValueId build_head(BuildContext& context, ValueId hidden) const = 0;
+  // The decoder in parts, so that a stage of a pipeline can hold some of them, embeddings can come from outside, and a
+  // pass can leave early. Hidden states are [tokens, hidden].
+  //   embed   context.step.token_ids to hidden states
+  //   layer   hidden states to those after layer `index`, 0 <= index < info().layers
+  //   finish  the last layer's hidden states to those that the head reads, normalized
+  //   head    hidden states [rows, hidden] to logits [rows, vocab], f32
+  virtual ValueId embed(BuildContext& context) const = 0;
+  virtual ValueId layer(BuildContext& context, int index, ValueId x) const = 0;
+  virtual ValueId finish(BuildContext& context, ValueId x) const = 0;
+  virtual ValueId head(BuildContext& context, ValueId hidden) const = 0;
 
-  // Names under which `parameter` may stand in a checkpoint, the usual one first. One of them is enough; a checkpoint
-  // that has several must have equal values there.
-  virtual std::vector<std::string> checkpoint_names(const std::string& parameter) const = 0;
+  // embed, every layer, finish.
+  ValueId build_decoder(BuildContext& context) const;
+
+  // Every parameter, in the order in which checkpoints are written.
+  virtual std::vector<ParameterInfo> parameters() const = 0;
+  // How a parameter is made of the tensors of a checkpoint, the usual way first. One of the recipes is enough; a
+  // checkpoint that serves several must have equal values there. The first one is what is written.
+  virtual std::vector<WeightRecipe> recipes(const ParameterInfo& parameter, CheckpointFormat format) const;
   // Tensors that a checkpoint may hold besides the parameters, because they can be derived from them or the config.
   virtual bool may_ignore(const std::string& tensor) const = 0;
 
+  // The typed configuration; null for a model that no family made.
+  virtual const ModelConfig* config() const { return nullptr; }
   // The configuration as Hugging Face's config.json.
   virtual io::JsonValue config_json() const = 0;
 };

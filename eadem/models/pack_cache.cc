@@ -49,7 +49,11 @@ std::string text_of(const io::FileIdentity& file) {
 
 PackCache::PackCache(const std::string& folder, pipeline::ParameterStore& parameters, const Checkpoint& checkpoint,
                      const Logger& log)
-    : parameters_(parameters), checkpoint_(checkpoint), log_(log), sources_(checkpoint.weights->files()) {
+    : parameters_(parameters),
+      checkpoint_(checkpoint),
+      reader_(checkpoint),
+      log_(log),
+      sources_(checkpoint.weights->files()) {
   const auto is_config = [&](const auto& file) { return file->path() == checkpoint.config_path; };
   // A configuration says how quantized weights are to be read.
   if (std::none_of(sources_.begin(), sources_.end(), is_config))
@@ -74,9 +78,11 @@ void PackCache::plan() {
     const std::string& name = all[begin].name;
     while (end < all.size() && all[end].name == name) ++end;
     const TensorType& type = parameters_.type(name);
-    const io::WeightInfo* info = stored_tensor(checkpoint_, name);
-    const bool as_in_file = info != nullptr && info->type == WeightType(type.dtype, type.encoding) &&
-                            info->shape == parameters_.whole_shape(name) && parameters_.num_ranks() == 1;
+    const WeightRecipe* recipe = reader_.recipe(name);
+    const std::optional<RecipeType> stored = reader_.type(name);
+    const bool as_in_file = recipe != nullptr && recipe->is_name() && stored &&
+                            stored->type == WeightType(type.dtype, type.encoding) &&
+                            stored->shape == parameters_.whole_shape(name) && parameters_.num_ranks() == 1;
     if (std::any_of(all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + static_cast<std::ptrdiff_t>(end),
                     [](const auto& form) { return holds_positions(form.view); }))
       continue;
@@ -157,7 +163,7 @@ bool PackCache::place(const std::string& name) {
     if (form.part != kInFile) {
       parameters_.place(name, form.packing, pack_->part(form.part).data(), pack_);
     } else {
-      const Tensor tensor = checkpoint_.weights->get(stored_tensor(checkpoint_, name)->name);
+      const Tensor tensor = reader_.read(name);
       parameters_.place(name, nullptr, tensor.view.data, tensor.storage);
     }
   }

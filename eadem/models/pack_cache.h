@@ -21,7 +21,7 @@
 
 #include "eadem/core/log.h"
 #include "eadem/io/pack_file.h"
-#include "eadem/models/auto_model.h"
+#include "eadem/models/parameter_reader.h"
 
 namespace eadem::models {
 
@@ -56,6 +56,7 @@ class PackCache {
 
   pipeline::ParameterStore& parameters_;
   const Checkpoint& checkpoint_;
+  ParameterReader reader_;
   Logger log_;
   std::string path_;
   std::vector<std::shared_ptr<const io::MappedFile>> sources_;

@@ -3,6 +3,8 @@
 // BuildContext: what modules need to add their ops to a graph.
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "eadem/core/candidate.h"
@@ -33,9 +35,9 @@ struct StepValues {
   ValueId positions = pipeline::kNoValue;
   ValueId query_start = pipeline::kNoValue;
   ValueId kv_length = pipeline::kNoValue;
-  ValueId block_table = pipeline::kNoValue;  // with a cache
-  ValueId slots = pipeline::kNoValue;        // with a cache
-  ValueId rope_table = pipeline::kNoValue;   // made once by Rope, used by every layer
+  ValueId block_table = pipeline::kNoValue;    // with a cache
+  ValueId slots = pipeline::kNoValue;          // with a cache
+  std::map<std::string, ValueId> rope_tables;  // by name; made once by Rope, used by every layer
 };
 
 struct BuildContext {

@@ -6,3 +6,4 @@
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/decoder_layer.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/modules/hybrid/layer_spec.h"

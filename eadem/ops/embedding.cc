@@ -2,6 +2,7 @@
 #include "eadem/ops/embedding.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "eadem/ops/model_shapes.h"
 
@@ -11,6 +12,7 @@ Embedding::Embedding(const kernels::EmbeddingAttrs& attrs) : attrs_(attrs) {
   if (std::find(std::begin(kFloats), std::end(kFloats), attrs.out_dtype) == std::end(kFloats))
     throw InvalidArgument("embedding: out_dtype is {}; expected f32, bf16 or f16", dtype_name(attrs.out_dtype));
   if (attrs.vocab <= 0) throw InvalidArgument("embedding: vocab is {}; expected a positive number", attrs.vocab);
+  if (!std::isfinite(attrs.scale)) throw InvalidArgument("embedding: scale is {}", attrs.scale);
 }
 
 std::vector<Port> Embedding::inputs() const { return {{"table", Port::Role::parameter}, {"ids", Port::Role::index}}; }
@@ -18,7 +20,8 @@ std::vector<Port> Embedding::outputs() const { return {{"y"}}; }
 
 std::string Embedding::attrs_text() const {
   const std::string first = attrs_.first > 0 ? fmt::format(" first={}", attrs_.first) : "";
-  return fmt::format("vocab={}{} out_dtype={}", attrs_.vocab, first, dtype_name(attrs_.out_dtype));
+  const std::string scale = attrs_.scale != 1 ? fmt::format(" scale={}", attrs_.scale) : "";
+  return fmt::format("vocab={}{} out_dtype={}{}", attrs_.vocab, first, dtype_name(attrs_.out_dtype), scale);
 }
 
 std::vector<TensorType> Embedding::infer_types(std::span<const TensorType> in) const {
@@ -47,6 +50,7 @@ Cost Embedding::cost(Pass pass, std::span<const TensorType> in, std::span<const 
 }
 
 void Embedding::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
+  const double scale = attrs_.scale;
   // The row of a token's id, or -1 where another rank has it.
   const auto row_of = [&](const RefTensor& ids, int64_t t) {
     const int64_t row = static_cast<int64_t>(ids.data[static_cast<size_t>(t)]) - attrs_.first;
@@ -59,7 +63,7 @@ void Embedding::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
     for (int64_t t = 0; t < dy.shape[0]; ++t) {
       const int64_t row = row_of(ids, t);
       for (int64_t h = 0; row >= 0 && h < hidden; ++h)
-        out[0].data[static_cast<size_t>(row * hidden + h)] += dy.data[static_cast<size_t>(t * hidden + h)];
+        out[0].data[static_cast<size_t>(row * hidden + h)] += scale * dy.data[static_cast<size_t>(t * hidden + h)];
     }
     return;
   }
@@ -68,7 +72,7 @@ void Embedding::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
     const int64_t row = row_of(in[kIds], t);
     for (int64_t h = 0; h < hidden; ++h)
       out[0].data[static_cast<size_t>(t * hidden + h)] =
-          row < 0 ? 0 : in[kTable].data[static_cast<size_t>(row * hidden + h)];
+          row < 0 ? 0 : scale * in[kTable].data[static_cast<size_t>(row * hidden + h)];
   }
 }
 

@@ -111,7 +111,7 @@ std::vector<Workload> Linear::workloads() {
                          bias ? TensorType(model.dtype, {outputs}) : kernels::absent_port()},
                         symbols_of(step)});
       };
-      const bool bias = model.name.starts_with("qwen2");  // q, k and v have biases
+      const bool bias = model.qkv_bias;
       const Dim tokens = Symbol::tokens;
       add("q_proj", tokens, model.hidden, model.heads * model.head_dim, bias, model.dtype);
       add("k_proj", tokens, model.hidden, model.kv_heads * model.head_dim, bias, model.dtype);

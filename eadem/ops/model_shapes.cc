@@ -7,9 +7,9 @@ std::span<const ModelShape> model_shapes() {
   static constexpr ModelShape kModels[] = {
       {"tiny", 64, 128, 2, 4, 2, 16, 256, DType::f32},
       {"stories260k", 64, 172, 5, 8, 4, 8, 512, DType::f32},
-      {"qwen2.5-0.5b", 896, 4864, 24, 14, 2, 64, 151936, DType::bf16},
+      {"qwen2.5-0.5b", 896, 4864, 24, 14, 2, 64, 151936, DType::bf16, /*qkv_bias=*/true},
       {"llama-3.2-1b", 2048, 8192, 16, 32, 8, 64, 128256, DType::bf16},
-      {"qwen3-4b", 2560, 9728, 36, 32, 8, 128, 151936, DType::bf16},
+      {"qwen3-4b", 2560, 9728, 36, 32, 8, 128, 151936, DType::bf16, false, /*qk_norm=*/true},
       {"llama-3.1-8b", 4096, 14336, 32, 32, 8, 128, 128256, DType::bf16},
   };
   return kModels;

@@ -16,7 +16,9 @@ namespace eadem::ops {
 struct ModelShape {
   std::string_view name;
   int64_t hidden, ffn, layers, heads, kv_heads, head_dim, vocab;
-  DType dtype;  // dtype of weights and activations
+  DType dtype;            // dtype of weights and activations
+  bool qkv_bias = false;  // q, k and v have biases
+  bool qk_norm = false;   // norms of q and k, per head
 };
 
 // From the models' config.json files; `tiny` is the size of the golden models in tests/data.

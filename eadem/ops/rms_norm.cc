@@ -90,7 +90,7 @@ std::vector<Workload> RmsNorm::workloads() {
            op,
            {TensorType(model.dtype, {Symbol::tokens, model.hidden}), TensorType(model.dtype, {model.hidden})},
            symbols_of(step)});
-      if (model.name.starts_with("qwen3"))
+      if (model.qk_norm)
         rows.push_back({workload_name(model, step, "q_norm"),
                         op,
                         {TensorType(model.dtype, {Symbol::tokens, model.heads, model.head_dim}),

@@ -13,7 +13,8 @@ namespace {
 
 class Differentiator {
  public:
-  Differentiator(Graph& graph, const Mesh& mesh) : graph_(graph), mesh_(mesh) {}
+  Differentiator(Graph& graph, const Mesh& mesh, std::span<const std::string> frozen)
+      : graph_(graph), mesh_(mesh), frozen_(frozen) {}
 
   Differentiated run(std::span<const std::string> input_gradients) {
     const size_t num_forward = graph_.nodes().size();
@@ -37,10 +38,14 @@ class Differentiator {
   }
 
  private:
-  // needed_[v]: some parameter or wanted input influences v through differentiable ports.
+  // needed_[v]: some parameter that is not frozen or wanted input influences v through differentiable ports.
   void mark_needed(std::span<const std::string> input_gradients) {
     needed_.assign(graph_.values().size(), false);
-    for (size_t v = 0; v < graph_.values().size(); ++v) needed_[v] = graph_.values()[v].kind == Value::Kind::parameter;
+    for (size_t v = 0; v < graph_.values().size(); ++v) {
+      const Value& value = graph_.values()[v];
+      needed_[v] = value.kind == Value::Kind::parameter &&
+                   std::find(frozen_.begin(), frozen_.end(), value.name) == frozen_.end();
+    }
     for (const std::string& name : input_gradients) {
       const std::optional<ValueId> input = graph_.find(name);
       if (!input) throw InvalidArgument("no input is called '{}'", name);
@@ -222,6 +227,7 @@ class Differentiator {
 
   Graph& graph_;
   const Mesh& mesh_;
+  std::span<const std::string> frozen_;
   std::map<ValueId, ValueId> sums_;  // of partial gradients
   std::vector<bool> needed_;
   std::vector<ValueId> gradients_;
@@ -230,8 +236,9 @@ class Differentiator {
 
 }  // namespace
 
-Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients, const Mesh& mesh) {
-  return Differentiator(graph, mesh).run(input_gradients);
+Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients, const Mesh& mesh,
+                             std::span<const std::string> frozen) {
+  return Differentiator(graph, mesh, frozen).run(input_gradients);
 }
 
 }  // namespace eadem::pipeline

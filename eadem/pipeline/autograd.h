@@ -16,7 +16,8 @@ struct Differentiated {
 // Appends the backward pass. For each graph output `out` there is a new input "d.<out>" of its type: the gradient that
 // the caller seeds. Gradients of a parameter `p` accumulate (+=) into the state "grad.<p>", f32. For each name in
 // `input_gradients`, an input of the graph, the output "d.<name>" is its gradient. Nodes on the way change from the
-// inference to the forward pass. Requires and keeps inferred types. Throws Unsupported naming an op that has no
+// inference to the forward pass. Parameters named in `frozen` have no gradient, and what only
+// they influence has no backward pass. Requires and keeps inferred types. Throws Unsupported naming an op that has no
 // backward pass.
 //
 // On several ranks the gradient of a whole value that an op divided (its output is sharded) is a partial sum; an
@@ -24,6 +25,7 @@ struct Differentiated {
 // parameters stay as they fall: those of divided parameters are divided, others may be partial sums over tp, and all
 // are over dp. Their states' types say so, and who reads them gets the sum (sharding.h). What was received from another
 // pipeline stage has its gradient sent back.
-Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {}, const Mesh& mesh = {});
+Differentiated differentiate(Graph& graph, std::span<const std::string> input_gradients = {}, const Mesh& mesh = {},
+                             std::span<const std::string> frozen = {});
 
 }  // namespace eadem::pipeline

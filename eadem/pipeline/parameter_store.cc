@@ -262,13 +262,14 @@ void ParameterStore::place(const std::string& name, const Encoding* packing, con
       std::all_of(target.forms.begin(), target.forms.end(), [](const auto& f) { return f.second.owner != nullptr; });
 }
 
-void ParameterStore::refresh_packed() {
+void ParameterStore::refresh_packed(std::span<const std::string> names) {
   struct Work {
     Form* packed;
     TensorView plain;
   };
   std::vector<Work> work;
-  for (auto& [name, target] : entries_) {
+  for (const std::string& name : names) {
+    Entry& target = const_cast<Entry&>(entry(name));
     const auto plain = target.forms.find(nullptr);
     for (auto& [encoding, form] : target.forms) {
       if (encoding == nullptr) continue;

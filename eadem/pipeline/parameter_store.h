@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -56,8 +57,8 @@ class ParameterStore {
   void place(const std::string& name, const Encoding* packing, const void* bytes,
              const std::shared_ptr<const void>& owner);
 
-  // Makes the packed forms again after the plain values have changed on the device.
-  void refresh_packed();
+  // Makes the packed forms again after the plain values have changed on the device: those of `names`.
+  void refresh_packed(std::span<const std::string> names);
 
   // Throws NotFound listing parameters that were never loaded. `source` names the place that lacks them.
   void require_all_loaded(const std::string& source) const;

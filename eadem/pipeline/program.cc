@@ -61,7 +61,7 @@ void Program::cover_graph() {
   if (environment_.op_by_op) fusion_options.disabled.emplace_back("all");
   fusion_decisions_ = fuse(graph_, device, environment_.bounds, fusion_options);
   if (training)
-    differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh);
+    differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh, environment_.frozen);
   else
     differentiated_.forward_end = graph_.nodes().size();
   choices_ = cover(graph_, device, environment_.bounds);
@@ -185,6 +185,13 @@ void Program::set_input(ValueId input, const void* host, int64_t size_bytes) {
   EADEM_CHECK(value.kind == Value::Kind::input && size_bytes <= value.type.size_bytes(environment_.bounds),
               "'{}': {} bytes into {}", value.name, size_bytes, to_string(value.type));
   environment_.device->copy_from_host(addresses_[static_cast<size_t>(input)], host, size_bytes);
+}
+
+void Program::bind_input(ValueId input, void* data) {
+  const Value& value = graph_.value(input);
+  EADEM_CHECK(value.kind == Value::Kind::input, "'{}' is no input", value.name);
+  addresses_[static_cast<size_t>(input)] = data;
+  bound_ = false;
 }
 
 TensorView Program::view(ValueId value) const { return bound_view(value); }

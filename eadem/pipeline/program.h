@@ -35,6 +35,7 @@ struct Environment {
   std::vector<std::string> disabled_fusions;
   std::vector<std::string> whole_outputs;    // of several ranks: outputs that each gets whole (see sharding.h)
   std::vector<std::string> input_gradients;  // training: inputs whose gradients are wanted
+  std::vector<std::string> frozen;           // training: parameters without gradients
   // Runs the ops one by one as the graph states them: no fusion, and every value keeps its own bytes. The same kernels,
   // the same bits.
   bool op_by_op = false;
@@ -72,6 +73,9 @@ class Program {
   ValueId output(std::string_view name) const;  // throws NotFound
   // Copies `size_bytes` from the host; no more than the input has at the bounds.
   void set_input(ValueId input, const void* host, int64_t size_bytes);
+  // Makes steps read the input from memory of the device that the caller owns and fills before each, with room for the
+  // input at the bounds. Kernels may write outputs over it.
+  void bind_input(ValueId input, void* data);
   // The value as the last step left it, with that step's extents.
   TensorView view(ValueId value) const;
   void read(ValueId value, void* host) const;  // all of view(value) to the host

@@ -12,8 +12,10 @@
 
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
+#include "eadem/models/decoder.h"
+#include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
-#include "eadem/models/llama.h"
+#include "eadem/models/llama_config.h"
 #include "eadem/models/locator/model_locator.h"
 #include "eadem/python/binding.h"
 
@@ -24,100 +26,117 @@ using namespace nb::literals;
 namespace {
 
 using models::LlamaConfig;
+using models::ModelConfig;
 
 // Makes a configuration from the keys of a config.json, through the parser of those files.
-LlamaConfig config_from_keywords(const nb::kwargs& keywords) {
+ModelConfig config_from_keywords(const nb::kwargs& keywords, const char* name, const char* model_type) {
   nb::dict members;
-  members["model_type"] = "llama";
+  if (model_type != nullptr) members["model_type"] = model_type;
   members.update(keywords);
   const auto text = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(members));
   try {
-    return LlamaConfig::from_json(io::JsonReader::parse(text, "LlamaConfig"));
+    return ModelConfig::from_json(io::JsonReader::parse(text, name));
   } catch (const DataCorrupted& error) {
     throw InvalidArgument("{}", error.what());  // the value came from the caller, not from a file
   }
 }
 
-const LlamaConfig& llama_config(const models::Model& model, const std::string& path) {
-  const auto* llama = dynamic_cast<const models::Llama*>(&model);
-  if (llama == nullptr)
-    throw Unsupported("{}: a model of type '{}' has no typed configuration", path, model.info().architecture);
-  return llama->config();
-}
-
 // Reads a configuration without weights: a config.json, or the directory around it. A .gguf holds both together.
-LlamaConfig config_from_path(const std::string& path) {
+ModelConfig read_config(const std::string& path) {
   const GilRelease release;
-  if (io::is_gguf_file(path)) return llama_config(*models::open_checkpoint(path).model, path);
-  return llama_config(*models::model_from_config(path), path);
+  const auto model = io::is_gguf_file(path) ? models::open_checkpoint(path).model : models::model_from_config(path);
+  if (model->config() == nullptr)
+    throw Unsupported("{}: a model of type '{}' has no typed configuration", path, model->info().architecture);
+  return *model->config();
 }
 
-std::string repr_of(const LlamaConfig& config) {
-  return fmt::format("LlamaConfig({}{}{})", io::to_compact_json(config.describe()),
+nb::object config_from_path(const std::string& path) {
+  ModelConfig config = read_config(path);
+  return LlamaConfig::has_type(config) ? nb::cast(LlamaConfig(std::move(config))) : nb::cast(std::move(config));
+}
+
+std::string repr_of(const ModelConfig& config) {
+  return fmt::format("{}({}{}{})", LlamaConfig::has_type(config) ? "LlamaConfig" : "ModelConfig",
+                     io::to_compact_json(config.describe()),
                      config.rope_style == kernels::RopeStyle::interleaved ? ", interleaved rope" : "",
                      config.rope_divisors.empty() ? "" : ", rope divisors");
 }
 
 void bind_config(nb::module_& m) {
-  nb::class_<LlamaConfig>(m, "LlamaConfig",
-                          "Configuration of the Llama family (model types llama, mistral, qwen2, qwen3).\n\n"
+  nb::class_<ModelConfig>(m, "ModelConfig",
+                          "Configuration of a model of any family.\n\n"
                           "Takes the keys of a Hugging Face config.json as keywords. A key that is not honoured raises "
                           "Unsupported, a value that does not fit InvalidArgument.")
       .def(
           "__init__",
-          [](LlamaConfig* self, const nb::kwargs& keywords) { new (self) LlamaConfig(config_from_keywords(keywords)); },
-          nb::sig("def __init__(self, *, vocab_size: int, hidden_size: int, intermediate_size: int, "
-                  "num_hidden_layers: int, num_attention_heads: int, max_position_embeddings: int, **keys: "
-                  "object) -> None"))
-      .def_rw("model_type", &LlamaConfig::model_type)
-      .def_rw("vocab_size", &LlamaConfig::vocab_size)
-      .def_rw("hidden_size", &LlamaConfig::hidden_size)
-      .def_rw("intermediate_size", &LlamaConfig::intermediate_size)
+          [](ModelConfig* self, const nb::kwargs& keywords) {
+            new (self) ModelConfig(config_from_keywords(keywords, "ModelConfig", nullptr));
+          },
+          nb::sig("def __init__(self, *, model_type: str, vocab_size: int, hidden_size: int, intermediate_size: int, "
+                  "num_hidden_layers: int, num_attention_heads: int, **keys: object) -> None"))
+      .def_rw("model_type", &ModelConfig::model_type)
+      .def_rw("vocab_size", &ModelConfig::vocab_size)
+      .def_rw("hidden_size", &ModelConfig::hidden_size)
+      .def_rw("intermediate_size", &ModelConfig::intermediate_size)
       .def_prop_rw(
-          "num_hidden_layers", [](const LlamaConfig& c) { return c.num_hidden_layers; },
-          [](LlamaConfig& c, int64_t layers) {
+          "num_hidden_layers", [](const ModelConfig& c) { return c.num_hidden_layers; },
+          [](ModelConfig& c, int64_t layers) {
             if (layers < 1 || layers > 4096)
               throw InvalidArgument("num_hidden_layers is {}; expected 1 to 4096", layers);
             c.layer_windows.resize(static_cast<size_t>(layers), c.layer_windows.empty() ? 0 : c.layer_windows.back());
             c.num_hidden_layers = layers;
           },
           "Decoder layers. New ones get the attention window of the last one.")
-      .def_rw("num_attention_heads", &LlamaConfig::num_attention_heads)
-      .def_rw("num_key_value_heads", &LlamaConfig::num_key_value_heads)
+      .def_rw("num_attention_heads", &ModelConfig::num_attention_heads)
+      .def_rw("num_key_value_heads", &ModelConfig::num_key_value_heads)
       .def_prop_rw(
-          "head_dim", [](const LlamaConfig& c) { return c.head_dim; },
-          [](LlamaConfig& c, int64_t head_dim) {
+          "head_dim", [](const ModelConfig& c) { return c.head_dim; },
+          [](ModelConfig& c, int64_t head_dim) {
             if (c.rotary_dim == c.head_dim) c.rotary_dim = head_dim;
             c.head_dim = head_dim;
           },
           "Elements per head.")
-      .def_rw("max_position_embeddings", &LlamaConfig::max_position_embeddings, "Context length in tokens.")
-      .def_rw("rms_norm_eps", &LlamaConfig::rms_norm_eps)
-      .def_rw("rope_theta", &LlamaConfig::rope_theta)
-      .def_prop_ro("hidden_act", [](const LlamaConfig& c) { return c.describe().find("hidden_act")->as_string(); })
+      .def_rw("max_position_embeddings", &ModelConfig::max_position_embeddings, "Context length in tokens.")
+      .def_rw("rms_norm_eps", &ModelConfig::rms_norm_eps)
+      .def_rw("rope_theta", &ModelConfig::rope_theta)
+      .def_prop_ro("hidden_act", [](const ModelConfig& c) { return c.describe().find("hidden_act")->as_string(); })
       .def_prop_rw(
-          "attention_bias", [](const LlamaConfig& c) { return c.attention_bias; },
-          [](LlamaConfig& c, bool bias) {
+          "attention_bias", [](const ModelConfig& c) { return c.attention_bias; },
+          [](ModelConfig& c, bool bias) {
             c.attention_bias = bias;
-            c.attention_out_bias = bias && c.model_type != "qwen2";
+            c.attention_out_bias = bias && c.family().find_type(c.model_type)->out_bias;
           },
-          "Whether the projections of attention have a bias: q, k and v, and except in qwen2 the output as well.")
-      .def_rw("mlp_bias", &LlamaConfig::mlp_bias)
-      .def_rw("tie_word_embeddings", &LlamaConfig::tie_word_embeddings)
-      .def_rw("bos_token_id", &LlamaConfig::bos_token_id)
-      .def_rw("eos_token_id", &LlamaConfig::eos_token_id)
-      .def("kv_dim", &LlamaConfig::kv_dim, "Elements of one token's keys (or values) in one layer.")
-      .def("num_parameters", &LlamaConfig::num_parameters, "Number of parameters of a model of this configuration.")
+          "Whether the projections of attention have a bias: q, k and v, and in most model types o as well.")
+      .def_rw("mlp_bias", &ModelConfig::mlp_bias)
+      .def_rw("tie_word_embeddings", &ModelConfig::tie_word_embeddings)
+      .def_rw("bos_token_id", &ModelConfig::bos_token_id)
+      .def_rw("eos_token_id", &ModelConfig::eos_token_id)
+      .def("kv_dim", &ModelConfig::kv_dim, "Elements of one token's keys (or values) in one layer.")
+      .def("num_parameters", &ModelConfig::num_parameters, "Number of parameters of a model of this configuration.")
       .def(
-          "validate", [](const LlamaConfig& c) { c.validate("LlamaConfig"); },
+          "validate", [](const ModelConfig& c) { c.validate("the configuration"); },
           "Checks that the fields fit together; raises InvalidArgument naming the field and its value.")
       .def(
-          "to_json", [](const LlamaConfig& c) { return io::to_json(c.to_json()); },
+          "to_json", [](const ModelConfig& c) { return io::to_json(c.to_json()); },
           "The text of a config.json of this configuration.")
       .def(
-          "__eq__", [](const LlamaConfig& a, const LlamaConfig& b) { return a == b; }, nb::is_operator(),
+          "__eq__", [](const ModelConfig& a, const ModelConfig& b) { return a == b; }, nb::is_operator(),
           nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__repr__", &repr_of);
+
+  nb::class_<LlamaConfig, ModelConfig>(
+      m, "LlamaConfig",
+      "Configuration of the Llama family (model types llama, mistral, qwen2, qwen3).\n\n"
+      "Takes the keys of a Hugging Face config.json as keywords. A key that is not "
+      "honoured raises Unsupported, a value that does not fit InvalidArgument.")
+      .def(
+          "__init__",
+          [](LlamaConfig* self, const nb::kwargs& keywords) {
+            new (self) LlamaConfig(config_from_keywords(keywords, "LlamaConfig", "llama"));
+          },
+          nb::sig("def __init__(self, *, vocab_size: int, hidden_size: int, intermediate_size: int, "
+                  "num_hidden_layers: int, num_attention_heads: int, max_position_embeddings: int, **keys: "
+                  "object) -> None"));
   m.def("config_from_pretrained", &config_from_path, "path"_a);
   // Returns the path of the model, and what a user should read about where it was found.
   m.def(
@@ -328,16 +347,16 @@ void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", nb::type_slots(kEngineSlots), "What eadem.InferEngine calls.")
       .def(
           "__init__",
-          [](Engine* self, const LlamaConfig& config, const std::string& device, int64_t threads,
+          [](Engine* self, const ModelConfig& config, const std::string& device, int64_t threads,
              int64_t prefill_threads, bool pin, const std::string& isa, std::optional<engine::CacheConfig> cache,
              engine::DistConfig dist, std::string mode, std::optional<std::string> weights,
              std::optional<std::string> activations, std::optional<std::string> kv_dtype, int64_t max_step_tokens,
              int64_t max_logit_rows, std::vector<std::string> disabled_fusions) {
-            config.validate("LlamaConfig");
+            config.validate("the configuration");
             const GilRelease release;
             const engine::EngineOptions options = engine_options(arguments_of(
                 cache, dist, mode, weights, activations, kv_dtype, max_step_tokens, max_logit_rows, disabled_fusions));
-            const auto model = std::make_shared<models::Llama>(models::with_huggingface_order(config));
+            const auto model = std::make_shared<models::Decoder>(models::with_huggingface_order(config));
             new (self) Engine(std::make_unique<engine::InferEngine>(
                 model, open(device, threads, isa, prefill_threads, pin), options, model->spec()));
           },

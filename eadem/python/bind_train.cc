@@ -5,8 +5,8 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "eadem/models/decoder.h"
 #include "eadem/models/huggingface.h"
-#include "eadem/models/llama.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/rms_norm.h"
@@ -271,10 +271,10 @@ void bind_train(nb::module_& m) {
   nb::class_<Trainer>(m, "NativeTrainer", "What eadem.Trainer calls.")
       .def(
           "__init__",
-          [](Trainer* self, const std::variant<models::LlamaConfig, std::string>& model, const std::string& device,
+          [](Trainer* self, const std::variant<models::ModelConfig, std::string>& model, const std::string& device,
              int64_t threads, const std::string& isa, const std::string& weights, int64_t batch_tokens, double beta1,
              double beta2, double eps, double weight_decay, double max_grad_norm,
-             std::vector<std::string> disabled_fusions) {
+             std::vector<std::string> disabled_fusions, std::vector<std::string> frozen) {
             const GilRelease release;
             const train::TrainerOptions options{*dtype_argument("weights", weights),
                                                 batch_tokens,
@@ -283,14 +283,15 @@ void bind_train(nb::module_& m) {
                                                 eps,
                                                 weight_decay,
                                                 max_grad_norm,
-                                                disabled_fusions};
+                                                disabled_fusions,
+                                                frozen};
             std::unique_ptr<train::Trainer> trainer;
             models::Checkpoint source;
-            if (const auto* config = std::get_if<models::LlamaConfig>(&model)) {
-              config->validate("LlamaConfig");
+            if (const auto* config = std::get_if<models::ModelConfig>(&model)) {
+              config->validate("the configuration");
               trainer = std::make_unique<train::Trainer>(
-                  std::make_shared<models::Llama>(models::with_huggingface_order(*config)), open(device, threads, isa),
-                  options);
+                  std::make_shared<models::Decoder>(models::with_huggingface_order(*config)),
+                  open(device, threads, isa), options);
             } else {
               source = models::huggingface_form(models::open_checkpoint(std::get<std::string>(model)));
               trainer = std::make_unique<train::Trainer>(source.model, open(device, threads, isa), options);
@@ -300,12 +301,14 @@ void bind_train(nb::module_& m) {
             new (self) Trainer(std::move(trainer), std::move(source));
           },
           "model"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "weights"_a, "batch_tokens"_a, "beta1"_a,
-          "beta2"_a, "eps"_a, "weight_decay"_a, "max_grad_norm"_a, "disabled_fusions"_a)
+          "beta2"_a, "eps"_a, "weight_decay"_a, "max_grad_norm"_a, "disabled_fusions"_a, "frozen"_a)
       .def(
           "load_param",
           [](Trainer& self, const std::string& name, const HostArray& array) {
             const TensorView view = view_of(array, name);
-            self.run([&](train::Trainer& trainer) { trainer.load_param(name, view); });
+            self.run([&](train::Trainer& trainer) {
+              trainer.load_param(name, models::from_huggingface_order(trainer.model(), name, {view, nullptr}).view);
+            });
           },
           "name"_a, "array"_a)
       .def(
@@ -340,7 +343,11 @@ void bind_train(nb::module_& m) {
           "seed"_a, "stddev"_a)
       .def("state_dict",
            [](Trainer& self) {
-             return to_numpy_dict(self.run([](train::Trainer& trainer) { return trainer.state_dict(); }));
+             return to_numpy_dict(self.run([](train::Trainer& trainer) {
+               auto state = trainer.state_dict();
+               for (auto& [name, tensor] : state) tensor = models::to_huggingface_order(trainer.model(), name, tensor);
+               return state;
+             }));
            })
       .def("parameter_names",
            [](Trainer& self) { return self.run([](train::Trainer& trainer) { return trainer.parameter_names(); }); })

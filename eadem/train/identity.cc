@@ -41,6 +41,7 @@ Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const In
   add("training.beta2", t.beta2);
   add("training.eps", t.eps);
   add("training.max_grad_norm", t.max_grad_norm);
+  if (!t.freeze.empty()) add("training.freeze", fmt::join(t.freeze, ", "));
   add("training.seed", t.seed);
   return result;
 }

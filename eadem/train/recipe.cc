@@ -81,6 +81,17 @@ class Table {
       values.push_back(file.is_relative() ? (fs::path(file_).parent_path() / file).lexically_normal().string() : *name);
     }
   }
+  void strings(const char* key, std::vector<std::string>& values, const char* expected) {
+    const toml::node* node = find(key);
+    if (node == nullptr) return;
+    const toml::array* array = node->as_array();
+    if (array == nullptr) fail(key, *node, expected);
+    for (const toml::node& element : *array) {
+      const auto text = element.value_exact<std::string>();
+      if (!text || text->empty()) fail(key, element, expected);
+      values.push_back(*text);
+    }
+  }
   void require(bool ok, const char* what) const {
     if (!ok) throw InvalidArgument("{}: [{}] needs {}", file_, name_, what);
   }
@@ -184,6 +195,7 @@ Recipe load_recipe(const std::string& path) {
   training.number("beta2", t.beta2, 0, 1 - 1e-9);
   training.number("eps", t.eps, 1e-30, 1);
   training.number("max_grad_norm", t.max_grad_norm, 0, 1e9);
+  training.strings("freeze", t.freeze, "an array of names of parameters, in which * stands for any characters");
   int64_t seed = static_cast<int64_t>(t.seed);
   training.integer("seed", seed, 0, INT64_MAX);
   t.seed = static_cast<uint64_t>(seed);

@@ -36,7 +36,8 @@ TrainerOptions trainer_options(const Recipe::Training& t) {
           .beta2 = t.beta2,
           .eps = t.eps,
           .weight_decay = t.weight_decay,
-          .max_grad_norm = t.max_grad_norm};
+          .max_grad_norm = t.max_grad_norm,
+          .frozen = t.freeze};
 }
 
 // Returns the XXH3 hash of names and contents.

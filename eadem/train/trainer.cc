@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/train/trainer.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <set>
 
 #include "eadem/ops/optimizer.h"
 
@@ -60,18 +64,54 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   environment.bounds[Symbol::tokens] = options.batch_tokens;
   environment.bounds[Symbol::sequences] = options.batch_tokens;
   environment.mode = Mode::training;
+  environment.frozen = find_frozen();
   training_ = std::make_unique<Program>(build(), environment, parameters_);
   training_->require_complete();
   environment.mode = Mode::inference;
   evaluation_ = std::make_unique<Program>(build(), environment, parameters_);
   evaluation_->require_complete();
+  for (const std::string& name : parameters_->names())
+    if (std::find(environment.frozen.begin(), environment.frozen.end(), name) == environment.frozen.end())
+      trained_.push_back(name);
+  find_rounded();
   compile_update();
+}
+
+std::vector<std::string> Trainer::find_frozen() const {
+  std::vector<std::string> frozen;
+  std::vector<bool> used(options_.frozen.size());
+  const std::vector<models::ParameterInfo> all = model_->parameters();
+  for (const models::ParameterInfo& parameter : all) {
+    bool matches = false;
+    for (size_t i = 0; i < used.size(); ++i)
+      if (fnmatch(options_.frozen[i].c_str(), parameter.name.c_str(), FNM_NOESCAPE) == 0) matches = used[i] = true;
+    if (matches) frozen.push_back(parameter.name);
+  }
+  if (const auto unused = std::find(used.begin(), used.end(), false); unused != used.end())
+    throw InvalidArgument("no parameter matches the frozen '{}'; there are '{}' and {} more",
+                          options_.frozen[static_cast<size_t>(unused - used.begin())],
+                          all.empty() ? "none" : all.front().name, std::max<size_t>(all.size(), 1) - 1);
+  if (!frozen.empty() && frozen.size() == all.size())
+    throw InvalidArgument("all {} parameters are frozen: nothing is trained", frozen.size());
+  return frozen;
+}
+
+void Trainer::find_rounded() {
+  const std::function<bool(const models::WeightRecipe&)> adds = [&](const models::WeightRecipe& recipe) {
+    return recipe.kind == models::WeightRecipe::Kind::add ||
+           std::any_of(recipe.parts.begin(), recipe.parts.end(), adds);
+  };
+  for (const models::ParameterInfo& parameter : model_->parameters())
+    if (std::find(trained_.begin(), trained_.end(), parameter.name) != trained_.end() &&
+        parameters_->type(parameter.name).dtype == DType::f32 &&
+        adds(model_->recipes(parameter, models::CheckpointFormat::huggingface).at(0)))
+      rounded_.push_back(parameter.name);
 }
 
 void Trainer::compile_update() {
   Graph graph;
   const ValueId hyper = graph.add_input("hyper", TensorType(DType::f32, {8}));
-  const std::vector<std::string> names = parameters_->names();
+  const std::vector<std::string>& names = trained_;
   std::vector<ValueId> gradients;
   const auto state = [&](const std::string& name, const TensorType& type) {
     states_[name] = allocate_tensor(*device_, type.dtype, type.bind({}));
@@ -239,7 +279,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
   update_->run_range(norm_end_, update_->graph().nodes().size(), {});
   ++num_steps_;
-  parameters_->refresh_packed();
+  parameters_->refresh_packed(trained_);
   return {loss, norm};
 }
 
@@ -292,19 +332,23 @@ std::vector<std::pair<std::string, Tensor>> Trainer::optimizer_state() const {
   std::vector<std::pair<std::string, Tensor>> result;
   for (const auto& [name, state] : states_)
     if (!name.starts_with("grad.")) result.emplace_back(name, copy_to_host(*device_, state.view));
+  for (const std::string& name : rounded_) result.emplace_back("exact." + name, parameters_->to_host(name));
   return result;
 }
 
 void Trainer::check_optimizer_state(const io::WeightSource& source) const {
-  for (const auto& [name, state] : states_) {
-    if (name.starts_with("grad.")) continue;
+  const auto check = [&](const std::string& name, const TensorView& own) {
     const Tensor saved = source.get(name);
-    if (saved.dtype() != DType::f32 || !(saved.shape() == state.view.shape))
-      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view),
-                            to_string(state.view));
-  }
+    if (saved.dtype() != DType::f32 || !(saved.shape() == own.shape))
+      throw InvalidArgument("{}: '{}' is {}; expected {}", source.path(), name, to_string(saved.view), to_string(own));
+  };
+  std::set<std::string> known;
+  for (const auto& [name, state] : states_)
+    if (!name.starts_with("grad.")) check(*known.insert(name).first, state.view);
+  for (const std::string& name : rounded_)
+    check(*known.insert("exact." + name).first, parameters_->form(name, nullptr));
   for (const io::WeightInfo& info : source.tensors())
-    if (info.name.starts_with("grad.") || !states_.contains(info.name))
+    if (!known.contains(info.name))
       throw InvalidArgument("{}: '{}' is no state of a trainer with weights in {}", source.path(), info.name,
                             dtype_name(options_.weights));
 }
@@ -315,6 +359,10 @@ void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_s
     if (name.starts_with("grad.")) continue;
     const Tensor saved = source.get(name);
     device_->copy_from_host(state.view.data, saved.view.data, saved.view.size_bytes());
+  }
+  for (const std::string& name : rounded_) {
+    const Tensor saved = source.get("exact." + name);
+    device_->copy_from_host(parameters_->form(name, nullptr).data, saved.view.data, saved.view.size_bytes());
   }
   num_steps_ = num_steps;
 }

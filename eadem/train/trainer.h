@@ -35,6 +35,9 @@ struct TrainerOptions {
   double weight_decay = 0.1;   // on parameters of two or more dimensions
   double max_grad_norm = 1.0;  // 0: no clipping
   std::vector<std::string> disabled_fusions;
+  // Parameters that keep their values and have neither gradients nor optimizer states: names, in which '*' stands for
+  // any characters, '?' for one and [abc] for one of those (fnmatch(3)).
+  std::vector<std::string> frozen;
 };
 
 struct StepResult {
@@ -44,7 +47,8 @@ struct StepResult {
 
 class Trainer {
  public:
-  // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options.
+  // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options,
+  // also for a pattern of `frozen` that no parameter has, and when nothing is left to train.
   // Also Unsupported for a mesh with pipeline stages or divided experts.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options,
           const Mesh& mesh = {});
@@ -72,10 +76,13 @@ class Trainer {
   int64_t num_steps() const { return num_steps_; }
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
-  // Returns this rank's part of a gradient of the last step, summed over the ranks of dp, on the host, in f32.
+  const std::vector<std::string>& trained_names() const { return trained_; }
+  // Returns this rank's part of a gradient of the last step, summed over the ranks of dp, on the host, in f32. Throws
+  // NotFound for a frozen parameter.
   Tensor gradient(const std::string& parameter) const;
 
-  // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32.
+  // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32, and
+  // "exact." + the name of each parameter that a checkpoint's tensors give with a rounding (norms of 1 + w).
   std::vector<std::pair<std::string, Tensor>> optimizer_state() const;
   // Throws NotFound or InvalidArgument, naming the tensor, unless `source` holds all tensors of optimizer_state().
   void check_optimizer_state(const io::WeightSource& source) const;
@@ -89,6 +96,9 @@ class Trainer {
  private:
   void check(const Batch& batch) const;
   void feed(pipeline::Program& program, const Batch& batch, SymbolValues& symbols) const;
+  // The parameters that match options_.frozen.
+  std::vector<std::string> find_frozen() const;
+  void find_rounded();
   void compile_update();
   void copy_weight_to_master(const std::string& name);
   void copy_weights_to_masters();
@@ -103,8 +113,10 @@ class Trainer {
   std::shared_ptr<pipeline::ParameterStore> parameters_;
   std::unique_ptr<pipeline::Program> training_, evaluation_, update_;
   const pipeline::Program* last_ = nullptr;
+  std::vector<std::string> trained_;
+  std::vector<std::string> rounded_;      // trained f32 parameters that a checkpoint does not hold to the bit
   size_t norm_end_ = 0;                   // nodes of the update up to the gradient's norm
-  std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + parameter name; on the device
+  std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + trained_ name; on the device
   int64_t num_steps_ = 0;
 };
 

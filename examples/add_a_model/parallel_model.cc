@@ -12,6 +12,16 @@ using models::BuildContext;
 using models::ValueId;
 using pipeline::Graph;
 
+namespace {
+
+template <typename Build>
+ValueId scoped(BuildContext& context, const std::string& name, Build&& build) {
+  const Graph::Scope scope(context.graph, name);
+  return build();
+}
+
+}  // namespace
+
 ParallelModel::ParallelModel(const ParallelConfig& config)
     : config_(config),
       info_{.architecture = "parallel",
@@ -33,42 +43,40 @@ modules::ModelSpec ParallelModel::spec() const {
           .vocab = config_.vocab};
 }
 
-ValueId ParallelModel::build_decoder(BuildContext& context) const {
-  Graph& graph = context.graph;
-  const auto scoped = [&](const std::string& name, auto&& build) {
-    const Graph::Scope scope(graph, name);
-    return build();
-  };
-  const modules::RopeConfig rope{.rotary_dim = info_.head_dim};
-  const modules::RmsNorm norm(config_.hidden, config_.norm_eps);
-  context.step.rope_table = scoped("rope", [&] { return modules::Rope(rope).build_table(context); });
-
-  ValueId x = scoped("embed", [&] {
+ValueId ParallelModel::embed(BuildContext& context) const {
+  modules::Rope({.rotary_dim = info_.head_dim}).build_table(context);
+  return scoped(context, "embed", [&] {
     return modules::Embedding(config_.vocab, config_.hidden).build(context, context.step.token_ids);
   });
-  for (int layer = 0; layer < config_.layers; ++layer) {
-    const Graph::Scope scope(graph, "layers." + std::to_string(layer), layer);
-    const ValueId in = scoped("norm", [&] { return norm.build(context, x, layer); });
-    const ValueId attended = scoped("attn", [&] {
-      return modules::CausalAttention({.hidden = config_.hidden,
-                                       .heads = config_.heads,
-                                       .kv_heads = config_.kv_heads,
-                                       .head_dim = info_.head_dim,
-                                       .scale = 1 / std::sqrt(static_cast<double>(info_.head_dim)),
-                                       .rope = rope},
-                                      layer)
-          .build(context, in);
-    });
-    const ValueId transformed = scoped("mlp", [&] {
-      return modules::DenseMlp({.hidden = config_.hidden, .ffn = config_.ffn}, layer).build(context, in);
-    });
-    const ValueId both = graph.add1(std::make_shared<ops::Add>(), {attended, transformed});
-    x = graph.add1(std::make_shared<ops::Add>(), {x, both});
-  }
-  return scoped("norm", [&] { return norm.build(context, x); });
 }
 
-ValueId ParallelModel::build_head(BuildContext& context, ValueId hidden) const {
+ValueId ParallelModel::layer(BuildContext& context, int index, ValueId x) const {
+  Graph& graph = context.graph;
+  const Graph::Scope scope(graph, "layers." + std::to_string(index), index);
+  const ValueId in = scoped(
+      context, "norm", [&] { return modules::RmsNorm(config_.hidden, config_.norm_eps).build(context, x, index); });
+  const ValueId attended = scoped(context, "attn", [&] {
+    return modules::CausalAttention({.hidden = config_.hidden,
+                                     .heads = config_.heads,
+                                     .kv_heads = config_.kv_heads,
+                                     .head_dim = info_.head_dim,
+                                     .scale = 1 / std::sqrt(static_cast<double>(info_.head_dim)),
+                                     .rope = {.rotary_dim = info_.head_dim}},
+                                    index)
+        .build(context, in);
+  });
+  const ValueId transformed = scoped(context, "mlp", [&] {
+    return modules::DenseMlp({.hidden = config_.hidden, .ffn = config_.ffn}, index).build(context, in);
+  });
+  const ValueId both = graph.add1(std::make_shared<ops::Add>(), {attended, transformed});
+  return graph.add1(std::make_shared<ops::Add>(), {x, both});
+}
+
+ValueId ParallelModel::finish(BuildContext& context, ValueId x) const {
+  return scoped(context, "norm", [&] { return modules::RmsNorm(config_.hidden, config_.norm_eps).build(context, x); });
+}
+
+ValueId ParallelModel::head(BuildContext& context, ValueId hidden) const {
   return modules::LmHead(config_.vocab, config_.hidden, "lm_head.weight", /*tied=*/false).build(context, hidden);
 }
 

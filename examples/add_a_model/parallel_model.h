@@ -26,9 +26,11 @@ class ParallelModel final : public eadem::models::Model {
 
   const eadem::models::ModelInfo& info() const override { return info_; }
   eadem::modules::ModelSpec spec() const override;
-  eadem::models::ValueId build_decoder(eadem::models::BuildContext& context) const override;
-  eadem::models::ValueId build_head(eadem::models::BuildContext& context, eadem::models::ValueId hidden) const override;
-  std::vector<std::string> checkpoint_names(const std::string& parameter) const override { return {parameter}; }
+  eadem::models::ValueId embed(eadem::models::BuildContext& context) const override;
+  eadem::models::ValueId layer(eadem::models::BuildContext& context, int index,
+                               eadem::models::ValueId x) const override;
+  eadem::models::ValueId finish(eadem::models::BuildContext& context, eadem::models::ValueId x) const override;
+  eadem::models::ValueId head(eadem::models::BuildContext& context, eadem::models::ValueId hidden) const override;
   bool may_ignore(const std::string&) const override { return false; }
   eadem::io::JsonValue config_json() const override;
 

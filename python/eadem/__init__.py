@@ -23,6 +23,7 @@ from eadem._eadem import (
     IoError,
     Linear,
     LlamaConfig,
+    ModelConfig,
     NotFound,
     OutOfMemory,
     PagedKVCacheConfig,
@@ -48,7 +49,7 @@ del _class
 
 __all__ = [
     "LLM", "SamplingParams", "Completion", "Tokenizer", "bundled_model",
-    "InferEngine", "HookRegistry", "HookHandle", "AutoConfig", "LlamaConfig", "DistConfig", "CacheConfig", "StaticKVCacheConfig",
+    "InferEngine", "HookRegistry", "HookHandle", "AutoConfig", "LlamaConfig", "ModelConfig", "DistConfig", "CacheConfig", "StaticKVCacheConfig",
     "PagedKVCacheConfig",
     "Trainer", "Sequential", "Linear", "RMSNorm", "Activation",
     "Error", "InvalidArgument", "NotFound", "Unsupported", "DataCorrupted", "OutOfMemory", "IoError", "DeviceError",

@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from eadem import _arguments, _arrays, _eadem
-from eadem._eadem import DistConfig, InvalidArgument, LlamaConfig, PagedKVCacheConfig, StaticKVCacheConfig
+from eadem._eadem import DistConfig, InvalidArgument, ModelConfig, PagedKVCacheConfig, StaticKVCacheConfig
 from eadem._models import located
 from eadem._state import load_all
 
@@ -21,7 +21,7 @@ class AutoConfig:
     """Typed configurations from files."""
 
     @staticmethod
-    def from_pretrained(path: Union[str, os.PathLike[str]]) -> LlamaConfig:
+    def from_pretrained(path: Union[str, os.PathLike[str]]) -> ModelConfig:
         """The configuration in a config.json, the directory around it, a .gguf, or a model by its name (as in LLM).
 
         Raises NotFound, DataCorrupted, or Unsupported naming the keys that are not honoured.
@@ -94,7 +94,7 @@ def _sampling_bytes(input: InferEngine.Input, batch: int) -> np.ndarray:
 class InferEngine:
     """A model on a device, with its KV cache. Threads may share one; their calls run one at a time.
 
-    config           LlamaConfig. The parameters are unset: load_param each of parameter_names(), or load_random, or use
+    config           LlamaConfig or ModelConfig. The parameters are unset: load_param each of parameter_names(), or load_random, or use
                      from_pretrained
     dist_config      ranks of tensor parallelism; more than one raises Unsupported
     cache_config     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context
@@ -161,13 +161,13 @@ class InferEngine:
         logits: Optional[np.ndarray] = None
         hidden_states: Optional[np.ndarray] = None
 
-    def __init__(self, config: LlamaConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
+    def __init__(self, config: ModelConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
                  pin: bool = True, isa: str = "", mode: str = "performance", weights: Optional[str] = None,
                  activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: int = 512,
                  max_logit_rows: int = 0, disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
         self._engine = _eadem.Engine(
-            _arguments.expect("config", config, LlamaConfig, "LlamaConfig"),
+            _arguments.expect("config", config, ModelConfig, "LlamaConfig or ModelConfig"),
             cache_config=_arguments.cache("cache_config", cache_config),
             dist_config=_arguments.ranks("dist_config", dist_config),
             max_logit_rows=_arguments.integer("max_logit_rows", max_logit_rows),

@@ -9,7 +9,7 @@ from typing import Any, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from eadem import _arrays, _eadem
-from eadem._eadem import InvalidArgument, LlamaConfig
+from eadem._eadem import InvalidArgument, ModelConfig
 from eadem._models import located
 from eadem._state import load_all
 
@@ -17,23 +17,25 @@ from eadem._state import load_all
 class Trainer:
     """Trains a model with AdamW. Threads may share one; their calls run one at a time.
 
-    model          a LlamaConfig, whose parameters are unset (load_random or load_param), or the path or name of a
+    model          a LlamaConfig or ModelConfig, whose parameters are unset (load_random or load_param), or the path or name of a
                    checkpoint to start from (as in LLM)
     weights        "f32", or "bf16" with f32 master copies
     batch_tokens   most tokens of one step
     weight_decay   decoupled, on parameters of two or more dimensions
+    frozen         names of parameters that keep their values, without gradients and optimizer states; in them * stands
+                   for any characters
     max_grad_norm  gradients are scaled down to this norm; 0: not
     device, threads, isa, disabled_fusions: as in LLM
     """
 
-    def __init__(self, model: Union[LlamaConfig, str, os.PathLike[str]], *, device: str = "cpu", threads: int = 0,
+    def __init__(self, model: Union[ModelConfig, str, os.PathLike[str]], *, device: str = "cpu", threads: int = 0,
                  isa: str = "", weights: str = "f32", batch_tokens: int = 4096, beta1: float = 0.9,
                  beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
-                 disabled_fusions: Sequence[str] = ()) -> None:
+                 disabled_fusions: Sequence[str] = (), frozen: Sequence[str] = ()) -> None:
         self._trainer = _eadem.NativeTrainer(
-            model if isinstance(model, LlamaConfig) else located("model", model), device=device, threads=threads, isa=isa,
+            model if isinstance(model, ModelConfig) else located("model", model), device=device, threads=threads, isa=isa,
             weights=weights, batch_tokens=batch_tokens, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm, disabled_fusions=list(disabled_fusions))
+            max_grad_norm=max_grad_norm, disabled_fusions=list(disabled_fusions), frozen=list(frozen))
 
     def load_param(self, name: str, param: Any) -> None:
         """As InferEngine.load_param; before the first step."""

@@ -81,6 +81,21 @@ class Convert(ProgramTest):
                     config.pop("torch_dtype", None)
                 self.assertEqual(*configs)
 
+    # Norms of Gemma 3 are w in a directory and 1 + w in a GGUF file: the sum is what stays.
+    def test_sums_stay(self):
+        model, gguf, back, again = GOLDEN / "gemma3", self.folder / "a.gguf", self.folder / "gemma", self.folder / "b.gguf"
+        self.done("convert", model, gguf)
+        self.done("convert", gguf, back)
+        self.done("convert", back, again)
+        self.assertEqual(gguf.read_bytes()[-60000:], again.read_bytes()[-60000:])
+        configs = [json.loads(self.done("inspect", path, "--json").out)["config"] for path in (model, back)]
+        for config in configs:
+            config.pop("torch_dtype", None)
+        self.assertEqual(*configs)
+        self.refused(1, "query_pre_attn_scalar is 20", "convert", GOLDEN / "gemma3_mixed", self.folder / "mixed.gguf")
+        self.done("explain", model)
+        self.done("bench", "--random", model, "--type", "q8_0", "-p", "8", "-n", "2", "-r", "1")
+
     def test_the_text_stays(self):
         gguf, back = self.folder / "stories.gguf", self.folder / "back"
         self.done("convert", STORIES, gguf)

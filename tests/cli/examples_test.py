@@ -40,12 +40,12 @@ class Examples(ProgramTest):
         self.done("convert", model, self.folder / "model.gguf")
         for name in ["model-bf16.gguf", "model-f32.gguf"]:
             shutil.copy(self.folder / "model.gguf", self.folder / name)
-        (self.folder / "llama-3.2-1b").mkdir()
+        (self.folder / "my-1b").mkdir()
         shape = json.loads((GOLDEN / "llama/config.json").read_text())
         shape.update(hidden_size=256, intermediate_size=256, num_attention_heads=8, num_key_value_heads=8,
                      max_position_embeddings=1024)
         shape.pop("head_dim", None)
-        (self.folder / "llama-3.2-1b/config.json").write_text(json.dumps(shape))
+        (self.folder / "my-1b/config.json").write_text(json.dumps(shape))
         for name in ["a.txt", "b.txt", "book.txt", "text.txt", "prompt.txt", "wiki.test.raw"]:
             (self.folder / name).write_text("Once upon a time" if name == "prompt.txt" else TEXT * (1 if name == "a.txt" else 12))
         (self.folder / "config.json").write_text(json.dumps({

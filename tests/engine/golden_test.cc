@@ -121,7 +121,8 @@ TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
-                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"));
+                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear",
+                                         "gemma3", "gemma3_mixed"));
 
 }  // namespace
 }  // namespace eadem::engine

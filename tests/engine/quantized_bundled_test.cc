@@ -13,6 +13,7 @@
 #include "eadem/io/mapped_file.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "eadem/models/auto_model.h"
+#include "eadem/models/parameter_reader.h"
 #include "tests/engine/step_loop.h"
 
 namespace eadem::engine {
@@ -45,12 +46,8 @@ std::unique_ptr<InferEngine> bundled(const std::string& type, Isa isa, int threa
   options.max_logit_rows = 128;
   auto engine = std::make_unique<InferEngine>(
       checkpoint.model, open_device("cpu", {.num_threads = threads, .isa = isa_name(isa)}), options, spec);
-  for (const std::string& name : engine->parameter_names())
-    for (const std::string& candidate : checkpoint.model->checkpoint_names(name))
-      if (checkpoint.weights->find(candidate) != nullptr) {
-        engine->load_param(name, checkpoint.weights->get(candidate).view);
-        break;
-      }
+  const models::ParameterReader reader(checkpoint);
+  for (const std::string& name : engine->parameter_names()) engine->load_param(name, reader.read(name).view);
   return engine;
 }
 

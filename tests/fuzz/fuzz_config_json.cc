@@ -11,12 +11,11 @@
 #include "eadem/io/generation_config.h"
 #include "eadem/io/json.h"
 #include "eadem/models/auto_model.h"
-#include "eadem/models/llama.h"
+#include "eadem/models/model_config.h"
 
 namespace {
 
 using namespace eadem::io;
-using eadem::models::Llama;
 using eadem::models::Model;
 
 template <typename Action>
@@ -31,7 +30,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-const eadem::models::LlamaConfig& config_of(const Model& model) { return dynamic_cast<const Llama&>(model).config(); }
+const eadem::models::ModelConfig& config_of(const Model& model) { return *model.config(); }
 
 }  // namespace
 

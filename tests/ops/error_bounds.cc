@@ -67,8 +67,10 @@ Bounds relative(double error, std::span<const RefTensor> expected) {
 }
 
 Bounds embedding(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
-  if (pass != Pass::backward) return exact(expected);
-  const double additions = static_cast<double>(in[0].data.size()) + 1;  // at most every token hits one row
+  const bool scaled_rows = op.attrs().get<kernels::EmbeddingAttrs>().scale != 1;
+  if (pass != Pass::backward) return scaled_rows ? relative(kU, expected) : exact(expected);
+  // At most every token hits one row; a scale is one more rounding of each term.
+  const double additions = static_cast<double>(in[0].data.size()) + (scaled_rows ? 2 : 1);
   return {scaled(gamma_f32(additions), magnitudes(op, pass, in, initial)[0].data)};
 }
 

@@ -59,6 +59,12 @@ std::vector<Workload> embedding() {
         for (int64_t tokens : {0, 1, 7})
           cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{out, 11}),
                     {TensorType(table, {11, hidden}), TensorType(DType::i32, {Symbol::tokens})}, tokens);
+  for (DType table : {kF32, kBf16})
+    cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{table, 11, 0, 6.928203f}),
+              {TensorType(table, {11, 33}), TensorType(DType::i32, {Symbol::tokens})}, 7);
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
+    cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{kF32, 19, 0, 6.928203f}),
+              {TensorType(kF32, {19, unit}, encoding), TensorType(DType::i32, {Symbol::tokens})}, 7);
   // A part of a table: ids 4 to 14, of which some are asked for, with others that the part does not have.
   for (DType table : {kF32, kBf16, kF16})
     cases.add(std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{kF32, 11, 4}),

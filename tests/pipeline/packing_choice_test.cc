@@ -48,7 +48,7 @@ class Reader final : public ops::Op {
     return {};
   }
   void reference(ops::Pass, std::span<const ops::RefTensor>, std::span<ops::RefTensor>) const override {}
-  kernels::KernelList kernels() const override {
+  kernels::KernelList kernels(const kernels::Backend& /*backend*/) const override {
     return has_both_ ? kernels::KernelList{&kForFew, &kForMany} : kernels::KernelList{&kForFew};
   }
 

@@ -144,7 +144,6 @@ class Wants final : public ops::Op {
     return {};
   }
   void reference(Pass, std::span<const ops::RefTensor>, std::span<ops::RefTensor>) const override {}
-  ops::KernelList kernels() const override { return {}; }
 
  private:
   Sharding wanted_;

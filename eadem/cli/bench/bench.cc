@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "eadem/cli/arguments.h"
@@ -18,7 +19,6 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
-#include "eadem/models/llama.h"
 
 namespace eadem::cli {
 
@@ -91,14 +91,11 @@ double roofline_seconds(const InferEngine& engine, const MachineRates& rates, in
 }
 
 // Returns the type in which `eadem convert --type` would store a matrix of the model.
-WeightType stored_type(const std::string& type_name, const models::LlamaConfig& config, const std::string& parameter) {
-  const bool down = parameter.find(".down_proj.") != std::string::npos;
-  const bool out = parameter.find(".o_proj.") != std::string::npos;
-  const int64_t columns = down  ? config.intermediate_size
-                          : out ? config.num_attention_heads * config.head_dim
-                                : config.hidden_size;
-  if (is_layer_type(type_name)) return layer_type_of(type_name, parameter, columns).value_or(DType::bf16);
-  return convert_type_of(type_name, config, parameter, columns);
+WeightType stored_type(const std::string& type_name, const models::ModelInfo& model,
+                       const modules::ParameterInfo& parameter) {
+  const int64_t columns = parameter.shape.back();
+  if (is_layer_type(type_name)) return layer_type_of(type_name, parameter.name, columns).value_or(DType::bf16);
+  return convert_type_of(type_name, model, parameter.name, columns);
 }
 
 std::string depth_text(const Row& row) { return row.depth == 0 ? "" : fmt::format(" after {}", row.depth); }
@@ -142,7 +139,7 @@ std::optional<BenchOptions> parse_bench(CommandLine command_line) {
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
   arguments.example("eadem bench model.gguf --depth 0,4k", "short and long contexts");
-  arguments.example("eadem bench --random llama-3.2-1b/config.json --type q4_k_m --batch 1,8",
+  arguments.example("eadem bench --random my-1b/config.json --type q4_k_m --batch 1,8",
                     "an architecture without a download");
   if (!arguments.parse(command_line)) return std::nullopt;
   if (options.random && options.model.model) throw UsageError("MODEL and --random both say what to measure; give one");
@@ -166,12 +163,20 @@ std::optional<BenchOptions> parse_bench(CommandLine command_line) {
 modules::ModelSpec spec_of(const BenchOptions& options, const models::Checkpoint& checkpoint) {
   modules::ModelSpec spec = models::spec_of(checkpoint);
   if (options.weights_type.empty()) return spec;
-  const auto* llama = dynamic_cast<const models::Llama*>(checkpoint.model.get());
-  if (llama == nullptr) throw Unsupported("--type: {} is no model of the Llama family", *options.random);
-  const models::LlamaConfig& config = llama->config();
-  spec.checkpoint_type = stored_type(options.weights_type, config, "model.layers.0.mlp.gate_proj.weight");
-  spec.checkpoint_type_of = [&config, type = options.weights_type](const std::string& parameter) {
-    return stored_type(type, config, parameter);
+  std::map<std::string, WeightType> types;
+  int64_t largest = 0;
+  for (const modules::ParameterInfo& parameter : checkpoint.model->parameters()) {
+    if (parameter.shape.rank() < 2) continue;
+    const WeightType type = types[parameter.name] =
+        stored_type(options.weights_type, checkpoint.model->info(), parameter);
+    // The matrices of the MLP are most of a model.
+    if (parameter.name.find(".gate_proj.") == std::string::npos || largest > 0) continue;
+    largest = parameter.shape.num_elements();
+    spec.checkpoint_type = type;
+  }
+  spec.checkpoint_type_of = [types](const std::string& parameter) -> std::optional<WeightType> {
+    const auto found = types.find(parameter);
+    return found == types.end() ? std::nullopt : std::optional(found->second);
   };
   spec.checkpoint_source = "--type";
   return spec;

@@ -27,8 +27,9 @@
 #include "eadem/io/safetensors.h"
 #include "eadem/io/tokenizer/tokenizer_files.h"
 #include "eadem/models/auto_model.h"
+#include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
-#include "eadem/models/llama.h"
+#include "eadem/models/model_config.h"
 
 namespace eadem::cli {
 
@@ -37,71 +38,10 @@ namespace {
 namespace fs = std::filesystem;
 using io::GgufMetadata;
 using io::GgufValue;
-using models::LlamaConfig;
-using modules::RopeScaling;
+using models::ModelConfig;
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 constexpr int64_t kCalibrationTokens = int64_t{1} << 15;
-
-// The metadata of a model without its tokenizer, and the divisors of its frequencies, if any.
-GgufMetadata metadata_of(const LlamaConfig& config, const std::string& name, uint32_t file_type,
-                         std::vector<double>& divisors) {
-  const std::string architecture = config.model_type == "mistral" ? "llama" : config.model_type;
-  if (config.hidden_act != kernels::ActivationKind::silu)
-    throw Unsupported("hidden_act is not silu, which GGUF's {} architecture cannot state", architecture);
-  const int64_t window = config.layer_windows.empty() ? 0 : config.layer_windows[0];
-  for (int64_t other : config.layer_windows)
-    if (other != window) throw Unsupported("layers have different attention windows, which GGUF cannot state here");
-  GgufMetadata metadata;
-  const auto add = [&](const std::string& key, GgufValue value) { metadata.emplace_back(key, std::move(value)); };
-  const auto integer = [&](const char* key, int64_t value) {
-    if (value < 0 || value > UINT32_MAX) throw Unsupported("{} is {}, which GGUF cannot hold", key, value);
-    add(architecture + "." + key, GgufValue::scalar(static_cast<uint32_t>(value)));
-  };
-  const auto number = [&](const char* key, double value) {
-    add(architecture + "." + key, GgufValue::scalar(static_cast<float>(value)));
-  };
-  add("general.architecture", GgufValue::string(architecture));
-  add("general.name", GgufValue::string(name));
-  add("general.file_type", GgufValue::scalar(file_type));
-  integer("context_length", config.max_position_embeddings);
-  integer("embedding_length", config.hidden_size);
-  integer("block_count", config.num_hidden_layers);
-  integer("feed_forward_length", config.intermediate_size);
-  integer("attention.head_count", config.num_attention_heads);
-  integer("attention.head_count_kv", config.num_key_value_heads);
-  integer("attention.key_length", config.head_dim);
-  integer("attention.value_length", config.head_dim);
-  number("attention.layer_norm_rms_epsilon", config.rms_norm_eps);
-  number("rope.freq_base", config.rope_theta);
-  integer("rope.dimension_count", config.rotary_dim);
-  integer("vocab_size", config.vocab_size);
-  if (window > 0) integer("attention.sliding_window", window);
-  const RopeScaling& scaling = config.rope_scaling;
-  const RopeScaling usual;
-  switch (scaling.kind) {
-    case RopeScaling::Kind::none: break;
-    case RopeScaling::Kind::linear:
-      add(architecture + ".rope.scaling.type", GgufValue::string("linear"));
-      number("rope.scaling.factor", scaling.factor);
-      break;
-    case RopeScaling::Kind::yarn:
-      if (scaling.beta_fast != usual.beta_fast || scaling.beta_slow != usual.beta_slow || scaling.attention_factor ||
-          scaling.mscale || scaling.mscale_all_dim || !scaling.truncate)
-        throw Unsupported(
-            "yarn scaling with parameters of its own (betas, mscale, attention_factor, truncate), which "
-            "GGUF cannot state here");
-      add(architecture + ".rope.scaling.type", GgufValue::string("yarn"));
-      number("rope.scaling.factor", scaling.factor);
-      integer("rope.scaling.original_context_length", static_cast<int64_t>(scaling.original_max_positions));
-      break;
-    case RopeScaling::Kind::llama3:
-      divisors = models::llama3_divisors(config, scaling);
-      integer("rope.scaling.original_context_length", static_cast<int64_t>(scaling.original_max_positions));
-      break;
-  }
-  return metadata;
-}
 
 // A directory that appears whole: written beside its place and renamed, or, over an old one, file by file.
 class NewDirectory {
@@ -134,7 +74,7 @@ class NewDirectory {
 };
 
 // The header of the converted GGUF file. Adds the tensor of rotary divisors, if the model has one.
-std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& checkpoint, const LlamaConfig& config,
+std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& checkpoint, const ModelConfig& config,
                                                    const std::string& out, std::vector<ConvertedTensor>& tensors,
                                                    const std::string& type, bool with_tokenizer) {
   const uint32_t file_type = gguf_file_type(type, most_common_type(tensors));
@@ -147,7 +87,12 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
     divisors = config.rope_divisors;
   } else {
     const fs::path folder = fs::path(checkpoint.config_path).parent_path();
-    metadata = metadata_of(config, fs::absolute(folder).lexically_normal().filename().string(), file_type, divisors);
+    metadata = config.to_gguf();
+    metadata.insert(metadata.begin() + 1,
+                    {{"general.name", GgufValue::string(fs::absolute(folder).lexically_normal().filename().string())},
+                     {"general.file_type", GgufValue::scalar(file_type)}});
+    if (config.rope_scaling.kind == modules::RopeScaling::Kind::llama3)
+      divisors = models::llama3_divisors(config, config.rope_scaling);
     if (with_tokenizer) {
       GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), config.vocab_size);
       metadata.insert(metadata.end(), tokenizer.begin(), tokenizer.end());
@@ -161,9 +106,9 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
     id("tokenizer.ggml.eos_token_id", config.eos_token_id);
     if (config.eos_token_id.size() > 1)
       note("warning: of {} end-of-text tokens in the config, GGUF names the first only", config.eos_token_id.size());
-    if (config.model_type == "mistral" && config.layer_windows[0] > 0)
-      note("warning: the attention window of {} tokens is written, but other programs ignore it in Llama files",
-           config.layer_windows[0]);
+    const models::ModelFamily& family = config.family();
+    if (const std::string notice = family.gguf_notice == nullptr ? "" : family.gguf_notice(config); !notice.empty())
+      note("warning: {}", notice);
   }
   if (!divisors.empty()) {
     Tensor tensor = Tensor::on_host(DType::f32, Shape{static_cast<int64_t>(divisors.size())});
@@ -179,10 +124,10 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
 }
 
 // Writes everything of the converted directory except the weights.
-std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& checkpoint, const LlamaConfig& config,
+std::unique_ptr<io::WeightWriter> begin_directory(const models::Checkpoint& checkpoint, const ModelConfig& config,
                                                   const fs::path& target, const std::vector<ConvertedTensor>& tensors,
                                                   bool with_tokenizer) {
-  LlamaConfig written = config;
+  ModelConfig written = config;
   if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get())) {
     written = models::huggingface_config(config, gguf);
     if (with_tokenizer) io::write_tokenizer_files(io::tokenizer_files(*gguf), target.string());
@@ -287,7 +232,7 @@ std::optional<ConvertOptions> parse_convert(CommandLine command_line) {
   arguments.flag("-q,--quiet", options.quiet, "no list of tensors, only the sum");
   options.device.add_device(arguments);
   arguments.note(
-      "Between the formats, rows of q and k are reordered as Llama files in GGUF have them, and config.json and "
+      "Between the formats, rows of q and k are reordered where GGUF files have another order, and config.json and "
       "tokenizer.json become metadata or the other way round; what one cannot say of the other is refused "
       "by name. GGUF has no place for generation_config.json.");
   arguments.example("eadem convert path/to/model model.gguf", "a directory to GGUF");
@@ -380,14 +325,13 @@ int convert(CommandLine command_line) {
   const bool to_gguf = options->to_gguf();
   check_output(out, to_gguf, options->force);
   const models::Checkpoint checkpoint = models::open_checkpoint(resolve_model(options->in));
-  const auto* llama = dynamic_cast<const models::Llama*>(checkpoint.model.get());
-  if (llama == nullptr)
+  if (checkpoint.model->config() == nullptr)
     throw Unsupported("{}: models of architecture '{}' are not converted", checkpoint.path,
                       checkpoint.model->info().architecture);
-  const LlamaConfig& config = llama->config();
+  const ModelConfig& config = *checkpoint.model->config();
   const bool with_tokenizer = !options->no_tokenizer && has_tokenizer(checkpoint, to_gguf);
 
-  std::vector<ConvertedTensor> tensors = plan_weights(checkpoint, config, {to_gguf, options->type});
+  std::vector<ConvertedTensor> tensors = plan_weights(checkpoint, {to_gguf, options->type});
   std::optional<NewDirectory> directory;
   if (!to_gguf) directory.emplace(out);
   const std::unique_ptr<io::WeightWriter> writer =

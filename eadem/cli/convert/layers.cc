@@ -105,15 +105,13 @@ std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedT
 void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<const float> importance,
                    ThreadPool& pool, io::WeightWriter& writer) {
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
-  // 1. Decode to f32 if rows change places, or if encodings do not read the rows' type.
+  // 1. Convert to f32 if encodings do not read the rows' type.
   TensorView values = source;
   Tensor moved;
-  if (tensor.permuted_head_dim > 0 || source.dtype == DType::f64) {
+  if (source.dtype == DType::f64) {
     moved = Tensor::on_host(DType::f32, tensor.shape);
     values = moved.view;
-    pool.parallel_for(rows, [&](int64_t row, int) {
-      row_as_f32(moved.view.as<float>() + row * columns, source, source_row(tensor, row));
-    });
+    pool.parallel_for(rows, [&](int64_t row, int) { row_as_f32(moved.view.as<float>() + row * columns, source, row); });
   }
 
   // 2. Quantize.
@@ -132,7 +130,7 @@ void convert_layer(ConvertedTensor& tensor, const TensorView& source, std::span<
   std::vector<RoundingSums> row_sums(static_cast<size_t>(rows));
   pool.parallel_for(rows, [&](int64_t row, int) {
     std::vector<float> before(static_cast<size_t>(columns)), after(before.size());
-    row_as_f32(before.data(), source, source_row(tensor, row));
+    row_as_f32(before.data(), source, row);
     encoding.decode_row(after.data(), encoded.view, row);
     row_sums[static_cast<size_t>(row)].add_row(before, after, importance);
   });

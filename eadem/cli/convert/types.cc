@@ -69,8 +69,8 @@ int64_t layer_of(const std::string& parameter) {
   return layer;
 }
 
-bool is_chosen(Layers layers, int64_t layer, const models::LlamaConfig& config) {
-  const int64_t count = config.num_hidden_layers, eighth = count / 8;
+bool is_chosen(Layers layers, int64_t layer, const models::ModelInfo& model) {
+  const int64_t count = model.layers, eighth = count / 8;
   switch (layers) {
     case Layers::all: return true;
     case Layers::first_two: return layer < 2;
@@ -78,20 +78,19 @@ bool is_chosen(Layers layers, int64_t layer, const models::LlamaConfig& config) 
     case Layers::first_eighth: return layer < eighth;
     case Layers::first_sixteenth: return layer < count / 16;
     case Layers::spread: return layer < eighth || layer >= 7 * count / 8 || (layer - eighth) % 3 == 2;
-    case Layers::grouped: return config.num_attention_heads >= 4 * config.num_key_value_heads;
+    case Layers::grouped: return model.heads >= 4 * model.kv_heads;
   }
   return false;
 }
 
-std::string_view mixed_type(const Mixture& mixture, const models::LlamaConfig& config, const std::string& parameter) {
-  if (parameter == "lm_head.weight" || (config.tie_word_embeddings && parameter == "model.embed_tokens.weight"))
-    return "q6_k";
+std::string_view mixed_type(const Mixture& mixture, const models::ModelInfo& model, const std::string& parameter) {
+  if (parameter == "lm_head.weight" || (model.tied && parameter == "model.embed_tokens.weight")) return "q6_k";
   const auto is = [&](std::string_view kind) { return parameter.find(kind) != std::string::npos; };
   const Choice choice = is(".v_proj.")      ? mixture.values
                         : is(".o_proj.")    ? mixture.outputs
                         : is(".down_proj.") ? mixture.down
                                             : Choice();
-  const std::string_view type = is_chosen(choice.layers, layer_of(parameter), config) ? choice.chosen : choice.other;
+  const std::string_view type = is_chosen(choice.layers, layer_of(parameter), model) ? choice.chosen : choice.other;
   return type.empty() ? mixture.base : type;
 }
 
@@ -117,11 +116,11 @@ bool is_quantized_type(std::string_view type_name) {
   return find_mixture(type_name) != nullptr || BlockEncoding::find(type_name) != nullptr;
 }
 
-WeightType convert_type_of(std::string_view type_name, const models::LlamaConfig& config, const std::string& parameter,
+WeightType convert_type_of(std::string_view type_name, const models::ModelInfo& model, const std::string& parameter,
                            int64_t columns) {
   if (const auto dtype = dtype_from_name(type_name)) return *dtype;
   const Mixture* mixture = find_mixture(type_name);
-  std::string_view name = mixture == nullptr ? type_name : mixed_type(*mixture, config, parameter);
+  std::string_view name = mixture == nullptr ? type_name : mixed_type(*mixture, model, parameter);
   const BlockEncoding* encoding = BlockEncoding::find(name);
   EADEM_CHECK(encoding != nullptr, "no encoding '{}'", name);
   if (columns % encoding->format().block_size == 0) return {DType::f32, encoding};

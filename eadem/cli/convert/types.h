@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "eadem/core/encoding.h"
-#include "eadem/models/llama_config.h"
+#include "eadem/models/model.h"
 
 namespace eadem::cli {
 
@@ -19,9 +19,10 @@ std::vector<std::string> convert_type_names();
 // Whether `type` is a quantized one: neither a plain dtype nor "as-is".
 bool is_quantized_type(std::string_view type_name);
 
-// Returns the type of the matrix `parameter` [rows, columns] under `type_name`, one of convert_type_names(). If columns
-// are not divisible into blocks, it is a type of at least as many bits whose blocks fit, or f16 if there is none.
-WeightType convert_type_of(std::string_view type_name, const models::LlamaConfig& config, const std::string& parameter,
+// Returns the type of the matrix `parameter` of `columns` columns under `type_name`, one of convert_type_names(). If
+// columns are not divisible into blocks, it is a type of at least as many bits whose blocks fit, or f16 if there is
+// none.
+WeightType convert_type_of(std::string_view type_name, const models::ModelInfo& model, const std::string& parameter,
                            int64_t columns);
 
 // Returns the value of GGUF's general.file_type for a file that is mostly `type`.

@@ -12,13 +12,10 @@
 #include "eadem/cli/convert/types.h"
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/models/huggingface.h"
-#include "eadem/models/llama.h"
 
 namespace eadem::cli {
 
 namespace {
-
-using models::LlamaConfig;
 
 // Bytes of a band in the target: small compared with a model, large compared with the cost of a parallel region.
 constexpr int64_t kBandBytes = int64_t{16} << 20;
@@ -60,7 +57,7 @@ struct RowConverter {
   // Converts row `row` of the target and writes it to `bytes`.
   ConvertedRow convert(std::byte* bytes, int64_t row) {
     ConvertedRow result;
-    read_row(values.data(), source, from, source_row(tensor, row));
+    read_row(values.data(), source, from, row);
     const TensorView wide(values.data(), DType::f32, Shape{to.columns});
     TensorView stored(bytes, tensor.type.dtype, Shape{to.columns});
     if (tensor.type.encoding == nullptr) {
@@ -110,13 +107,6 @@ Rounding RoundingSums::rounding() const {
   return {largest, relative(squares, total), relative(weighted_squares, weighted_total)};
 }
 
-int64_t source_row(const ConvertedTensor& tensor, int64_t row) {
-  const int64_t head_dim = tensor.permuted_head_dim;
-  if (head_dim == 0) return row;
-  const int64_t first = row / head_dim * head_dim, i = row % head_dim;
-  return first + (tensor.to_interleaved ? i % 2 * (head_dim / 2) + i / 2 : i % (head_dim / 2) * 2 + i / (head_dim / 2));
-}
-
 int64_t stored_bytes(const WeightType& type, const Shape& shape) {
   if (type.encoding == nullptr) return shape.num_elements() * static_cast<int64_t>(dtype_size(type.dtype));
   int64_t total = 0;
@@ -136,68 +126,77 @@ WeightType most_common_type(const std::vector<ConvertedTensor>& tensors) {
   return best;
 }
 
-std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, const LlamaConfig& config,
-                                          const ConvertPlan& plan) {
+namespace {
+
+// The type with the most bits that the parameters of a tensor are to have.
+WeightType chosen_type(const std::string& type_name, const models::ModelInfo& model,
+                       const std::vector<std::string>& parameters, int64_t columns) {
+  WeightType best;
+  int64_t most = 0;
+  for (const std::string& parameter : parameters) {
+    const WeightType type = convert_type_of(type_name, model, parameter, columns);
+    const int64_t bytes = stored_bytes(type, Shape{1, columns});
+    if (bytes > most) most = bytes, best = type;
+  }
+  return best;
+}
+
+// The type of a tensor of `before` in the target.
+WeightType target_type(const ConvertedTensor& tensor, const models::ModelInfo& model, const ConvertPlan& plan) {
+  // An encoding that the target cannot store is decoded to a plain dtype.
+  WeightType type = tensor.before;
+  if (type.encoding != nullptr && BlockEncoding::of(type.encoding) == nullptr) type = DType::f32;
+  // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
+  if (tensor.shape.rank() < 2)
+    type = plan.target_gguf ? DType::f32 : tensor.before;
+  else if (is_layer_type(plan.type))
+    type = layer_type_of(plan.type, tensor.to, tensor.shape.back())
+               .value_or(type.encoding == nullptr ? type : DType::bf16);
+  else if (plan.type != "as-is")
+    type = chosen_type(plan.type, model, tensor.recipe.names(), tensor.shape.back());
+  return type.dtype == DType::f64 ? DType::f32 : type;
+}
+
+}  // namespace
+
+std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, const ConvertPlan& plan) {
   const io::WeightSource& weights = *checkpoint.weights;
-  const bool source_interleaved = config.rope_style == kernels::RopeStyle::interleaved;
-  const bool target_interleaved = plan.target_gguf && (config.model_type == "llama" || config.model_type == "mistral");
-  if (source_interleaved != target_interleaved && config.rotary_dim != config.head_dim)
-    throw Unsupported(
-        "{}: only {} of {} dimensions of a head are rotated; their order in the other format is not known",
-        checkpoint.path, config.rotary_dim, config.head_dim);
+  const models::ParameterReader reader(checkpoint);
+  const auto format = plan.target_gguf ? models::CheckpointFormat::gguf : models::CheckpointFormat::huggingface;
   std::vector<ConvertedTensor> result;
-  std::set<std::string, std::less<>> used;
-  for (const std::string& name : parameter_names(config)) {
-    const io::WeightInfo* info = models::stored_tensor(checkpoint, name);
-    const std::string from = info != nullptr ? info->name : checkpoint.model->checkpoint_names(name).front();
-    models::require_one_value(checkpoint, name);
-    if (info == nullptr || !info->type) weights.get(from);  // throws with the reason
-    EADEM_CHECK(info != nullptr && info->type, "'{}' was read but is not known", from);
-    const Shape& shape = info->shape;
-    used.insert(from);
-    if (!is_floating(info->type->dtype))
-      throw Unsupported("{}: '{}' is {}; only floating-point tensors are converted", weights.path(), from,
-                        dtype_name(info->type->dtype));
-    ConvertedTensor converted{.from = from,
-                              .to = plan.target_gguf ? models::gguf_name(name) : name,
-                              .parameter = name,
-                              .before = *info->type,
-                              .shape = shape};
-    const bool is_q = name.find(".q_proj.") != std::string::npos, is_k = name.find(".k_proj.") != std::string::npos;
-    if (source_interleaved != target_interleaved && (is_q || is_k)) {
-      const int64_t heads = is_q ? config.num_attention_heads : config.num_key_value_heads;
-      if (shape.rank() < 1 || shape[0] != heads * config.head_dim)
-        throw DataCorrupted("{}: '{}' is {}; the config implies {} rows ({} heads x head_dim {})", weights.path(), from,
-                            to_string(shape), heads * config.head_dim, heads, config.head_dim);
-      if (shape.rank() == 1 && info->type->encoding != nullptr)
-        throw Unsupported("{}: '{}' is a vector in {}, whose values cannot change order", weights.path(), from,
-                          info->type->name());
-      converted.permuted_head_dim = config.head_dim;
-      converted.to_interleaved = target_interleaved;
+  std::set<std::string> used;
+  for (auto& [to, recipe] : models::tensors_of(*checkpoint.model, format)) {
+    std::string from;
+    for (const std::string& parameter : recipe.names()) {
+      reader.require_one_value(parameter);
+      if (!reader.type(parameter)) reader.read(parameter);  // throws with the reason
+      used.merge(reader.tensors_of(parameter));
+      for (const std::string& name : reader.recipe(parameter)->names())
+        if (("+" + from + "+").find("+" + name + "+") == std::string::npos) from += (from.empty() ? "" : "+") + name;
     }
-    // An encoding that the target cannot store is decoded to a plain dtype.
-    WeightType& type = converted.type = converted.before;
-    if (type.encoding != nullptr && BlockEncoding::of(type.encoding) == nullptr) type = DType::f32;
-    // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
-    if (shape.rank() < 2)
-      type = plan.target_gguf ? DType::f32 : converted.before;
-    else if (is_layer_type(plan.type))
-      type = layer_type_of(plan.type, name, shape.back()).value_or(type.encoding == nullptr ? type : DType::bf16);
-    else if (plan.type != "as-is")
-      type = convert_type_of(plan.type, config, name, shape.back());
-    if (type.dtype == DType::f64) type = DType::f32;
+    const std::optional<models::RecipeType> made = models::describe(
+        recipe, [&](const std::string& parameter) { return reader.type(parameter); }, weights.path());
+    EADEM_CHECK(made.has_value(), "'{}' was read but is not known", from);
+    if (!is_floating(made->type.dtype))
+      throw Unsupported("{}: '{}' is {}; only floating-point tensors are converted", weights.path(), from,
+                        dtype_name(made->type.dtype));
+    ConvertedTensor converted{.from = from,
+                              .to = to,
+                              .parameter = recipe.names().front(),
+                              .recipe = std::move(recipe),
+                              .before = made->type,
+                              .shape = made->shape};
+    converted.type = target_type(converted, checkpoint.model->info(), plan);
     result.push_back(std::move(converted));
   }
-  for (const io::WeightInfo& info : weights.tensors())
-    if (!used.contains(info.name) && !checkpoint.model->may_ignore(info.name) && !models::adds_nothing(weights, info))
-      throw DataCorrupted("{}: tensor '{}' is no parameter of the model that {} describes", weights.path(), info.name,
-                          checkpoint.config_path);
+  reader.require_no_other(used);
   return result;
 }
 
 void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkpoint& checkpoint,
                      const engine::Calibration* calibration, ThreadPool& pool, io::WeightWriter& writer,
                      const std::function<void(int64_t done, int64_t total, const std::string& name)>& progress) {
+  const models::ParameterReader reader(checkpoint);
   int64_t done_bytes = 0, total_bytes = 0;
   for (const ConvertedTensor& tensor : tensors) total_bytes += stored_bytes(tensor.type, tensor.shape);
   std::vector<std::byte> band;
@@ -208,7 +207,11 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       done_bytes += stored_bytes(tensor.type, tensor.shape);
       continue;
     }
-    const Tensor source = checkpoint.weights->get(tensor.from);
+    const auto read = [&](const std::string& parameter) { return reader.read(parameter); };
+    const auto release = [&] {
+      for (const std::string& parameter : tensor.recipe.names()) reader.release(parameter);
+    };
+    const Tensor source = models::evaluate(tensor.recipe, read, checkpoint.weights->path());
     const bool unchanged = tensor.type == tensor.before;
     std::vector<float> importance;
     if (calibration != nullptr && tensor.shape.rank() == 2 && !unchanged)
@@ -222,14 +225,11 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       } catch (const InvalidArgument& error) {
         throw InvalidArgument("{}: '{}': {}", checkpoint.weights->path(), tensor.from, error.what());
       }
-      checkpoint.weights->release(tensor.from);
+      release();
       done_bytes += stored_bytes(tensor.type, tensor.shape);
       continue;
     }
-    // A vector, such as the bias of q, moves value by value.
-    const bool values_move = tensor.permuted_head_dim > 0 && tensor.shape.rank() == 1;
-    const Shape shape = values_move ? Shape{tensor.shape[0], 1} : tensor.shape;
-    const Rows from(tensor.before, shape), to(tensor.type, shape);
+    const Rows from(tensor.before, tensor.shape), to(tensor.type, tensor.shape);
     EADEM_CHECK(to.bytes > 0 || to.columns == 0, "'{}' to {}", tensor.from, tensor.type.name());
     const std::vector<float> row_of_values(static_cast<size_t>(to.columns));
     std::vector<RowConverter> converters(
@@ -242,12 +242,8 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       const int64_t rows = std::min(band_rows, to.count - begin);
       band.resize(static_cast<size_t>(rows * to.bytes));
       if (unchanged) {
-        pool.parallel_ranges(rows, 64, [&](int64_t first, int64_t last) {
-          for (int64_t row = first; row < last; ++row)
-            std::memcpy(band.data() + row * to.bytes,
-                        static_cast<const std::byte*>(source.view.data) + source_row(tensor, begin + row) * from.bytes,
-                        static_cast<size_t>(to.bytes));
-        });
+        std::memcpy(band.data(), static_cast<const std::byte*>(source.view.data) + begin * from.bytes,
+                    static_cast<size_t>(rows * to.bytes));
       } else {
         converted.assign(static_cast<size_t>(rows), {});
         pool.parallel_for(rows, [&](int64_t row, int worker) {
@@ -269,7 +265,7 @@ void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkp
       TensorView view(band.data(), tensor.type.dtype, Shape{rows, to.columns});
       view.encoding = tensor.type.encoding;
       writer.write(view);
-      checkpoint.weights->release(tensor.from);  // frees the pages read so far; pages still needed are read again
+      release();  // frees the pages read so far; pages still needed are read again
       done_bytes += rows * to.bytes;
     }
     tensor.rounding = sums.rounding();

@@ -2,7 +2,7 @@
 //
 // Stores the weights of a model in another order, type or file, tensor by tensor. A plan is made from names, types and
 // shapes before any value is read. Then one band of rows at a time is read, converted and written, so that the largest
-// model needs little memory.
+// model needs little memory; a tensor whose values move is made whole before.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,7 @@
 #include "eadem/core/thread_pool.h"
 #include "eadem/engine/calibration.h"
 #include "eadem/io/weight_writer.h"
-#include "eadem/models/auto_model.h"
-#include "eadem/models/llama_config.h"
+#include "eadem/models/parameter_reader.h"
 
 namespace eadem::cli {
 
@@ -36,14 +35,11 @@ struct RoundingSums {
 };
 
 struct ConvertedTensor {
-  std::string from, to;
-  std::string parameter;  // the name of the tensor in the model
+  std::string from, to;         // names in the files; the source may have several tensors for one
+  std::string parameter;        // the (first) parameter of the model that the tensor holds
+  models::WeightRecipe recipe;  // the tensor, made of parameters
   WeightType before, type;
   Shape shape;
-  // GGUF files of the Llama architecture order the rows of each head of q and k for interleaved rotation: pairs (2i,
-  // 2i + 1) instead of (i, i + head_dim / 2). Where rows change order this is head_dim, else 0.
-  int64_t permuted_head_dim = 0;
-  bool to_interleaved = false;
   Tensor constant;  // written as it is, instead of a tensor of the file
   Rounding rounding;
 
@@ -56,8 +52,7 @@ struct ConvertPlan {
 };
 
 // Every tensor that the converted model has, in order. Throws DataCorrupted, NotFound or Unsupported naming the tensor.
-std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, const models::LlamaConfig& config,
-                                          const ConvertPlan& plan);
+std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, const ConvertPlan& plan);
 
 // Reads, converts and writes every tensor, and records rounding errors. `calibration` may be null. `progress(done,
 // total, name)` counts bytes of the target and may throw to stop. Throws InvalidArgument naming tensor, row and column
@@ -65,9 +60,6 @@ std::vector<ConvertedTensor> plan_weights(const models::Checkpoint& checkpoint, 
 void convert_weights(std::vector<ConvertedTensor>& tensors, const models::Checkpoint& checkpoint,
                      const engine::Calibration* calibration, ThreadPool& pool, io::WeightWriter& writer,
                      const std::function<void(int64_t done, int64_t total, const std::string& name)>& progress);
-
-// Returns the row of the original tensor that becomes row `row` of the converted one.
-int64_t source_row(const ConvertedTensor& tensor, int64_t row);
 
 // The type that most bytes of the matrices have.
 WeightType most_common_type(const std::vector<ConvertedTensor>& tensors);

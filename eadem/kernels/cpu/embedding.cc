@@ -29,6 +29,7 @@ namespace {
 struct TableRows {
   int64_t first;
   int64_t count;
+  float scale = 1;  // factor on their values
   bool contains(int64_t id) const { return id >= first && id < first + count; }
 };
 
@@ -43,31 +44,36 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// y[t, :] = table[ids[t] - first, :] for t in [begin, end), or zeros where the table has no such row
+// y[t, :] = scale * table[ids[t] - first, :] for t in [begin, end), or zeros where the table has no such row
 template <typename T>
 void gather_rows(float* y, const void* table, const int32_t* ids, TableRows range, int64_t hidden, int64_t begin,
                  int64_t end) {
   const T* rows = static_cast<const T*>(table);
   for (int64_t t = begin; t < end; ++t)
-    if (range.contains(ids[t]))
+    if (!range.contains(ids[t]))
+      std::fill_n(y + t * hidden, hidden, 0.0f);
+    else if (range.scale == 1)
       map(
           y + t * hidden, hidden, [](Vec v) { return v; }, rows + (ids[t] - range.first) * hidden);
     else
-      std::fill_n(y + t * hidden, hidden, 0.0f);
+      map(
+          y + t * hidden, hidden, [scale = range.scale](Vec v) { return hn::Mul(v, set(scale)); },
+          rows + (ids[t] - range.first) * hidden);
 }
 
 GatherRows gather_rows_of(DType table) {
   return with_dtype(table, [](auto* type) -> GatherRows { return gather_rows<ElementOf<decltype(type)>>; });
 }
 
-// dtable[ids[t] - first, begin:end] += dy[t, begin:end] for all t in order whose row the table has
+// dtable[ids[t] - first, begin:end] += scale * dy[t, begin:end] for all t in order whose row the table has
 void scatter_add_columns(float* dtable, const float* dy, const int32_t* ids, TableRows range, int64_t tokens,
                          int64_t hidden, int64_t begin, int64_t end) {
   for (int64_t t = 0; t < tokens; ++t) {
     if (!range.contains(ids[t])) continue;
     float* row = dtable + (ids[t] - range.first) * hidden + begin;
     map(
-        row, end - begin, [](Vec sum, Vec g) { return hn::Add(sum, g); }, row, dy + t * hidden + begin);
+        row, end - begin, [scale = range.scale](Vec sum, Vec g) { return hn::Add(sum, hn::Mul(g, set(scale))); }, row,
+        dy + t * hidden + begin);
   }
 }
 
@@ -92,23 +98,24 @@ Verdict can_embedding(const KernelRequest& r) {
 }
 
 // Gathers rows of a table that has those of the ids from `first` on.
-PlanPtr plan_of_gather(const KernelRequest& r, int64_t first) {
+PlanPtr plan_of_gather(const KernelRequest& r, int64_t first, float scale) {
   const GatherRows gather = EADEM_CPU_DISPATCH(gather_rows_of, cpu_device(r).isa())(r.inputs[0].dtype);
-  return make_plan([gather, first](const KernelCall& call) {
+  return make_plan([gather, first, scale](const KernelCall& call) {
     const TensorView &table = call.inputs[0], &ids = call.inputs[1];
     EADEM_CHECK(table.encoding == nullptr && table.is_contiguous(), "table {} is not plain", to_string(table));
     const int64_t hidden = table.shape[1];
     float* y = elements<float>(call.outputs[0]);
     const int32_t* index = elements<const int32_t>(ids);
-    cpu_device(call).pool().parallel_ranges(ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)),
-                                            [&](int64_t begin, int64_t end) {
-                                              gather(y, table.data, index, {first, table.shape[0]}, hidden, begin, end);
-                                            });
+    cpu_device(call).pool().parallel_ranges(
+        ids.shape[0], std::max<int64_t>(1, 8192 / std::max<int64_t>(hidden, 1)), [&](int64_t begin, int64_t end) {
+          gather(y, table.data, index, {first, table.shape[0], scale}, hidden, begin, end);
+        });
   });
 }
 
 PlanPtr prepare_embedding(const KernelRequest& r, Context&) {
-  return plan_of_gather(r, r.attrs.get<EmbeddingAttrs>().first);
+  const auto& attrs = r.attrs.get<EmbeddingAttrs>();
+  return plan_of_gather(r, attrs.first, attrs.scale);
 }
 
 // Tables in the packing that the LM head reads, so that tied weights are kept once.
@@ -131,17 +138,19 @@ Verdict can_decode_rows(const KernelRequest& r) {
 const Encoding* pack_table(const KernelRequest& r, int input) { return input == 0 ? packing_of_table(r) : nullptr; }
 
 PlanPtr prepare_decode_rows(const KernelRequest& r, Context&) {
-  return make_plan([packing = pack_table(r, 0), first = r.attrs.get<EmbeddingAttrs>().first](const KernelCall& call) {
+  return make_plan([packing = pack_table(r, 0), attrs = r.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
     const TensorView& table = call.inputs[0];
     const int32_t* ids = elements<const int32_t>(call.inputs[1]);
     float* y = elements<float>(call.outputs[0]);
-    const TableRows range{first, table.shape[0]};
+    const TableRows range{attrs.first, table.shape[0]};
     cpu_device(call).pool().parallel_for(call.inputs[1].shape[0], [&](int64_t t, int) {
       float* row = y + t * table.shape[1];
       if (range.contains(ids[t]))
         packing->decode_row(row, table, ids[t] - range.first);
       else
         std::fill_n(row, table.shape[1], 0.0f);
+      if (attrs.scale != 1)
+        for (int64_t i = 0; i < table.shape[1]; ++i) row[i] *= attrs.scale;
     });
   });
 }
@@ -156,13 +165,13 @@ Verdict can_embedding_backward(const KernelRequest& r) {
 
 PlanPtr prepare_embedding_backward(const KernelRequest& r, Context&) {
   const auto add = EADEM_CPU_DISPATCH(scatter_add_columns, cpu_device(r).isa());
-  return make_plan([add, first = r.attrs.get<EmbeddingAttrs>().first](const KernelCall& call) {
+  return make_plan([add, attrs = r.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
     float* dtable = elements<float>(call.outputs[0]);
     if (dtable == nullptr) return;
     const int32_t* ids = elements<const int32_t>(call.inputs[0]);
     const float* dy = elements<const float>(call.inputs[1]);
     const int64_t tokens = call.inputs[1].shape[0], hidden = call.inputs[1].shape[1];
-    const TableRows range{first, call.outputs[0].shape[0]};
+    const TableRows range{attrs.first, call.outputs[0].shape[0], attrs.scale};
     // Each task owns some columns, so rows are added in token order on any thread.
     cpu_device(call).pool().parallel_for(ceil_div(hidden, 64), [&](int64_t block, int) {
       add(dtable, dy, ids, range, tokens, hidden, block * 64, std::min(hidden, block * 64 + 64));
@@ -178,7 +187,7 @@ Verdict can_select_rows(const KernelRequest& r) {
       .verdict();
 }
 
-PlanPtr prepare_select_rows(const KernelRequest& r, Context&) { return plan_of_gather(r, 0); }
+PlanPtr prepare_select_rows(const KernelRequest& r, Context&) { return plan_of_gather(r, 0, 1); }
 
 constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, prepare_embedding};
 constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, prepare_embedding};

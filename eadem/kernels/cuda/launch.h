@@ -24,6 +24,7 @@ struct EmbeddingParams {
   const int32_t* ids;  // [tokens]
   void* y;             // [tokens, hidden] y_dtype
   int64_t tokens, hidden;
+  float scale;
   DType table_dtype, y_dtype;
 };
 [[nodiscard]] cudaError_t launch_embedding(const EmbeddingParams& params, cudaStream_t stream);

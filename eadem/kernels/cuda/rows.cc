@@ -23,6 +23,7 @@ void run_embedding(const KernelCall& call) {
                                     .y = elements(y),
                                     .tokens = y.shape[0],
                                     .hidden = y.shape[1],
+                                    .scale = call.attrs.get<EmbeddingAttrs>().scale,
                                     .table_dtype = table.dtype,
                                     .y_dtype = y.dtype},
                                    stream_of(call)));

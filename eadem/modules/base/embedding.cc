@@ -17,9 +17,12 @@ ValueId Embedding::build(BuildContext& context, ValueId token_ids) const {
   const PartRange own = context.part(vocab_, "words of the vocabulary");
   const ValueId weight =
       context.graph.add_parameter(name, TensorType(type.dtype, {vocab_, hidden_}, type.encoding), /*shard_axis=*/0);
-  return context.graph.add1(std::make_shared<ops::Embedding>(
-                                kernels::EmbeddingAttrs{config.precision.activations.value, own.size, own.begin}),
-                            {weight, token_ids});
+  const DType activations = config.precision.activations.value;
+  const auto factor = static_cast<float>(scale_);
+  const float scale = activations == DType::bf16 ? bf16_t::from_float(factor).to_float() : factor;
+  return context.graph.add1(
+      std::make_shared<ops::Embedding>(kernels::EmbeddingAttrs{activations, own.size, own.begin, scale}),
+      {weight, token_ids});
 }
 
 }  // namespace eadem::modules

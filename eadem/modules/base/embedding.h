@@ -5,11 +5,11 @@
 
 namespace eadem::modules {
 
-// hidden[t, :] = weight[token_ids[t], :]. Parameter: `weight` [vocab, hidden], its rows divided over tensor-parallel
-// ranks.
+// hidden[t, :] = scale * weight[token_ids[t], :]. Parameter: `weight` [vocab, hidden], its rows divided over
+// tensor-parallel ranks. The scale is rounded to the dtype of the activations.
 class Embedding {
  public:
-  Embedding(int64_t vocab, int64_t hidden) : vocab_(vocab), hidden_(hidden) {}
+  Embedding(int64_t vocab, int64_t hidden, double scale = 1) : vocab_(vocab), hidden_(hidden), scale_(scale) {}
 
   static HardwareConfig default_hw_config(const Device& device, HardwareMode mode, const ModelSpec& spec);
 
@@ -19,6 +19,7 @@ class Embedding {
  private:
   int64_t vocab_;
   int64_t hidden_;
+  double scale_;
 };
 
 }  // namespace eadem::modules

@@ -5,8 +5,8 @@
 
 namespace eadem::modules {
 
-// y = x / rms(x) * weight over the last dimension. Parameter: `weight` [size]. On [tokens, heads, head_dim] it is the
-// per-head QK-norm of Qwen3.
+// y = x / rms(x) * weight over the last dimension. Parameter: `weight` [size]. On [tokens, heads, head_dim] it is a
+// norm per head.
 class RmsNorm {
  public:
   RmsNorm(int64_t size, double eps) : size_(size), eps_(eps) {}

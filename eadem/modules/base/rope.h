@@ -34,6 +34,7 @@ struct RopeScaling {
 };
 
 struct RopeConfig {
+  std::string name = "rotary_emb";  // of its table; layers with other frequencies have one of another name
   double theta = 10000.0;
   int64_t rotary_dim = 0;  // <= head_dim, even
   kernels::RopeStyle style = kernels::RopeStyle::rotate_half;
@@ -52,9 +53,9 @@ class Rope {
  public:
   explicit Rope(const RopeConfig& config) : config_(config) {}
 
-  // The step's table [tokens, rotary_dim]; once per graph.
-  ValueId build_table(BuildContext& context) const;
-  // Rotates x [tokens, heads, head_dim] by context.step.rope_table.
+  // Adds the step's table [tokens, rotary_dim] to context.step.rope_tables, in a scope of its name, unless it is there.
+  void build_table(BuildContext& context) const;
+  // Rotates x [tokens, heads, head_dim] by the table of this name, which is there.
   ValueId build(BuildContext& context, ValueId x) const;
 
  private:

@@ -79,6 +79,23 @@ MODELS = {
         type="llama", prompt=48, salt=17,
         config=dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2,
                     rope_parameters=rope(10000.0, rope_type="linear", factor=2.0))),
+    # What a GGUF file of the architecture can state: the pattern of six, and the usual scale of q . k.
+    "gemma3": dict(
+        type="gemma3_text", prompt=44, salt=5, classic=dict(rope_theta=1000.0, rope_local_base_freq=10000.0,
+                                                            sliding_window_pattern=6),
+        config=dict(hidden_size=24, intermediate_size=32, num_hidden_layers=7, num_attention_heads=2,
+                    num_key_value_heads=1, head_dim=16, vocab_size=96, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                    hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=16, sliding_window=8,
+                    rope_parameters={"full_attention": rope(1000.0), "sliding_attention": rope(10000.0)})),
+    # What it cannot: another order of layers, another scale, another theta of the windows; scaling on full layers.
+    "gemma3_mixed": dict(
+        type="gemma3_text", prompt=40, salt=3, classic=dict(rope_theta=2000.0, rope_local_base_freq=50.0),
+        config=dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
+                    num_key_value_heads=2, head_dim=12, vocab_size=96, rms_norm_eps=1e-6, tie_word_embeddings=False,
+                    hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=20, sliding_window=12,
+                    layer_types=["full_attention", "sliding_attention", "full_attention"],
+                    rope_parameters={"full_attention": rope(2000.0, rope_type="linear", factor=2.0),
+                                     "sliding_attention": rope(50.0)})),
     # The only one not stored as one f32 file: bf16 tensors in several shards with an index.
     "sharded_bf16": dict(
         type="llama", prompt=40, salt=9, store=torch.bfloat16, shard="20KB",
@@ -122,6 +139,8 @@ def random_parameter(model_name, name, shape):
     rng = stream("weights", model_name, name)
     if name.endswith("norm.weight"):
         value = rng.uniform(0.5, 1.5, shape)
+        if model_name.startswith("gemma3"):  # norms multiply by 1 + w
+            value -= 1
     elif name.endswith(".bias"):
         value = 0.3 * rng.standard_normal(shape)
     elif name.endswith("embed_tokens.weight"):
@@ -167,7 +186,7 @@ def precision(dtype):
         return
     modules = [transformers.modeling_rope_utils] + [
         importlib.import_module(f"transformers.models.{t}.modeling_{t}")
-        for t in sorted({row["type"] for row in MODELS.values()})]
+        for t in sorted({row["type"].removesuffix("_text") for row in MODELS.values()})]
     to_float = torch.Tensor.float
     for module in modules:
         module.torch = _TorchInDouble()
@@ -186,7 +205,8 @@ def precision(dtype):
 def build(config, weights, dtype):
     """A fresh eager-attention model in `dtype` with the given f32 weights. Call within precision(dtype)."""
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
-    assert model.model.rotary_emb.inv_freq.dtype == dtype
+    frequencies = [buffer for name, buffer in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq")]
+    assert frequencies and all(buffer.dtype == dtype for buffer in frequencies)
     missing = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
     assert not missing.unexpected_keys, missing
     assert missing.missing_keys == (["lm_head.weight"] if config.tie_word_embeddings else []), missing
@@ -265,11 +285,17 @@ def classic_config(path, extra):
     """The same configuration in the keys used before transformers v5: rope_theta and rope_scaling."""
     config = json.loads(path.read_text())
     parameters = config.pop("rope_parameters")
-    for key in ("layer_types", "dtype", "transformers_version"):
+    for key in ("dtype", "transformers_version") if "full_attention" in parameters else (
+            "layer_types", "dtype", "transformers_version"):
         config.pop(key, None)
     config["torch_dtype"] = "float32"
+    if "full_attention" in parameters:  # the thetas were keys of their own, in `extra`
+        if "sliding_window_pattern" in extra:
+            config.pop("layer_types")
+        parameters = parameters["full_attention"]
     config["rope_theta"] = parameters.pop("rope_theta")
-    if parameters["rope_type"] in ("linear", "yarn"):  # the key's first name, still found in many checkpoints
+    # The key's first name, still found in many checkpoints; transformers does not read it beside the thetas of two kinds.
+    if parameters["rope_type"] in ("linear", "yarn") and "rope_local_base_freq" not in extra:
         parameters["type"] = parameters.pop("rope_type")
     config["rope_scaling"] = None if parameters.get("rope_type") == "default" else parameters
     config.update(extra)

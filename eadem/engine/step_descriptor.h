@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepDescriptor: everything that a step reads, laid out in one buffer with one upload a step. Its parts are the inputs
+// of a program; each lies where it would lie in a step of the program's largest size, so that neither an address nor a
+// stride changes from step to step.
+//
+//   token_ids    i32 [tokens]              the new tokens of all sequences, packed
+//   positions    i32 [tokens]
+//   slots        i64 [tokens]              block * block_size + offset
+//   query_start  i32 [sequences + 1]       where each sequence begins among the tokens
+//   kv_length    i32 [sequences]           tokens in the cache after the step
+//   logit_rows   i32 [logit_rows]          the tokens whose logits are wanted
+//   sample_rows  SampleRow [logit_rows]    the sampling parameters of each row
+//   block_table  i32 [sequences, max_blocks]
+//   penalties    i32 [penalties, 2]        pairs (token, count); the rows name their ranges
+//
+// Where the device's memory is the host's (the CPU), the parts are written where the program reads them and nothing is
+// copied. One thread at a time may use a descriptor. Nothing allocates after construction.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "eadem/core/device/device.h"
+#include "eadem/engine/cache_contents.h"
+#include "eadem/engine/step_sequence.h"
+#include "eadem/pipeline/program.h"
+
+namespace eadem::engine {
+
+// Where the parts lie in the buffer for one program.
+class StepLayout {
+ public:
+  enum Part : uint8_t {
+    token_ids,
+    positions,
+    slots,
+    query_start,
+    kv_length,
+    logit_rows,
+    sample_rows,
+    block_table,
+    penalties,
+    kNumParts,
+  };
+
+  StepLayout() = default;
+  explicit StepLayout(const pipeline::Program& program);
+
+  int64_t offset(Part part) const { return offset_[part]; }
+  int64_t size_bytes() const { return size_; }
+  const SymbolValues& bounds() const { return bounds_; }
+  // Makes the program read its inputs from `buffer`, which has size_bytes() and must outlive it.
+  void bind(pipeline::Program& program, void* buffer) const;
+
+ private:
+  std::array<int64_t, kNumParts> offset_{};
+  int64_t size_ = 0;
+  SymbolValues bounds_;
+};
+
+class StepDescriptor {
+ public:
+  // `size_bytes`: of the largest layout.
+  StepDescriptor(std::shared_ptr<Device> device, int64_t size_bytes, int64_t block_size, int64_t vocab);
+
+  void* device_data() { return device_buffer_.data(); }
+  // Lays out a checked plan. With `all_logits` every token gets a row of logits, else the last one of each sequence that
+  // samples. `contents` has the cached tokens, which penalties count.
+  void fill(const StepLayout& layout, std::span<const StepSequence> plan, bool all_logits,
+            const CacheContents& contents);
+  // Copies what was laid out to the device, at once.
+  void upload();
+
+  // Of the plan that was laid out last. max_blocks and penalties are those of the layout's bounds.
+  const SymbolValues& symbols() const { return symbols_; }
+  int64_t num_uploads() const { return num_uploads_; }
+
+ private:
+  template <typename T>
+  T* part(StepLayout::Part part) {
+    return reinterpret_cast<T*>(host_ + layout_->offset(part));
+  }
+  void add_sequence(const StepSequence& sequence, bool all_logits, const CacheContents& contents);
+  void add_penalties(const StepSequence& sequence, kernels::SampleRow& row, const CacheContents& contents);
+
+  std::shared_ptr<Device> device_;
+  Buffer device_buffer_;
+  std::vector<std::byte> host_copy_;  // empty where the host writes to the device's memory
+  std::byte* host_;
+  int64_t block_size_;
+  std::vector<int32_t> pair_of_token_;  // [vocab] index of the row's pair for a token, or -1
+
+  const StepLayout* layout_ = nullptr;
+  SymbolValues symbols_;
+  int64_t tokens_ = 0, sequences_ = 0, rows_ = 0, pairs_ = 0;  // laid out so far
+  int64_t num_uploads_ = 0;
+};
+
+}  // namespace eadem::engine

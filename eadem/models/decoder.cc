@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/decoder.h"
+
+#include "eadem/models/family.h"
+
+namespace eadem::models {
+
+using pipeline::Graph;
+
+namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+constexpr HeadOrder kOrders[] = {HeadOrder::halves, HeadOrder::interleaved};
+
+bool is_rotated_projection(std::string_view parameter) {
+  return parameter.find(".q_proj.") != std::string_view::npos || parameter.find(".k_proj.") != std::string_view::npos;
+}
+
+const modules::RopeConfig& rope_of(const modules::LayerSpec& layer) {
+  return std::get<modules::CausalAttention::Config>(layer.mixer).rope;
+}
+
+template <typename Build>
+ValueId scoped(BuildContext& context, const std::string& name, int layer, Build&& build) {
+  const Graph::Scope scope(context.graph, name, layer);
+  return build();
+}
+
+}  // namespace
+
+std::vector<ParameterInfo> parameters_of(const DecoderSpec& spec) {
+  std::vector<ParameterInfo> list = {{kEmbedding, Shape{spec.vocab, spec.hidden}}};
+  for (size_t layer = 0; layer < spec.layers.size(); ++layer)
+    list_parameters(spec.layers[layer], fmt::format("model.layers.{}.", layer), list);
+  list.push_back({"model." + spec.norm.name + ".weight", Shape{spec.hidden}});
+  if (!spec.tied) list.push_back({kHead, Shape{spec.vocab, spec.hidden}});
+  return list;
+}
+
+Decoder::Decoder(ModelConfig config) : Decoder(config, config.family()) {}
+
+Decoder::Decoder(ModelConfig config, const ModelFamily& family)
+    : config_(std::move(config)), family_(family), spec_(family.decoder(config_)) {
+  info_ = {.architecture = config_.model_type,
+           .vocab = config_.vocab_size,
+           .hidden = config_.hidden_size,
+           .layers = config_.num_hidden_layers,
+           .heads = config_.num_attention_heads,
+           .kv_heads = config_.num_key_value_heads,
+           .head_dim = config_.head_dim,
+           .max_positions = config_.max_position_embeddings,
+           .tied = config_.tie_word_embeddings,
+           .bos_token_ids = config_.bos_token_id,
+           .eos_token_ids = config_.eos_token_id};
+}
+
+modules::ModelSpec Decoder::spec() const {
+  modules::ModelSpec spec{.hidden = config_.hidden_size,
+                          .ffn = config_.intermediate_size,
+                          .layers = config_.num_hidden_layers,
+                          .heads = config_.num_attention_heads,
+                          .kv_heads = config_.num_key_value_heads,
+                          .head_dim = config_.head_dim,
+                          .vocab = config_.vocab_size};
+  for (const ParameterInfo& parameter : parameters()) spec.num_parameters += parameter.shape.num_elements();
+  return spec;
+}
+
+// Layers share the tables of a step, whichever layer comes first.
+void Decoder::build_ropes(BuildContext& context, int first_layer, int end_layer) const {
+  for (int layer = first_layer; layer < end_layer; ++layer)
+    modules::Rope(rope_of(spec_.layers[static_cast<size_t>(layer)])).build_table(context);
+}
+
+ValueId Decoder::embed(BuildContext& context) const {
+  const Graph::Scope model(context.graph, "model");
+  build_ropes(context, 0, static_cast<int>(spec_.layers.size()));
+  return scoped(context, "embed_tokens", -1, [&] {
+    return modules::Embedding(spec_.vocab, spec_.hidden, spec_.embedding_scale).build(context, context.step.token_ids);
+  });
+}
+
+ValueId Decoder::layer(BuildContext& context, int index, ValueId x) const {
+  const Graph::Scope model(context.graph, "model");
+  build_ropes(context, index, index + 1);
+  return scoped(context, "layers." + std::to_string(index), index, [&] {
+    return modules::DecoderLayer(spec_.layers[static_cast<size_t>(index)], index).build(context, x);
+  });
+}
+
+ValueId Decoder::finish(BuildContext& context, ValueId x) const {
+  const Graph::Scope model(context.graph, "model");
+  return scoped(context, spec_.norm.name, -1,
+                [&] { return modules::RmsNorm(spec_.hidden, spec_.norm.eps).build(context, x); });
+}
+
+ValueId Decoder::head(BuildContext& context, ValueId hidden) const {
+  return scoped(context, "lm_head", -1, [&] {
+    return modules::LmHead(spec_.vocab, spec_.hidden, spec_.tied ? kEmbedding : kHead, spec_.tied)
+        .build(context, hidden);
+  });
+}
+
+std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, CheckpointFormat format) const {
+  std::vector<WeightRecipe> recipes;
+  if (family_.recipes != nullptr) recipes = family_.recipes(config_, parameter, format);
+  if (recipes.empty()) {
+    recipes.push_back(
+        WeightRecipe::name(format == CheckpointFormat::gguf ? gguf_name(parameter.name, &family_) : parameter.name));
+    // Programs that save a tied matrix once keep either of its names.
+    if (format == CheckpointFormat::huggingface && spec_.tied && parameter.name == kEmbedding)
+      recipes.push_back(WeightRecipe::name(kHead));
+  }
+  const bool own = config_.rope_style == kernels::RopeStyle::interleaved;
+  const bool stored = format == CheckpointFormat::gguf && family_.find_type(config_.model_type)->gguf_interleaves;
+  if (own == stored || !is_rotated_projection(parameter.name)) return recipes;
+  if (config_.rotary_dim != config_.head_dim)
+    throw Unsupported(
+        "only {} of {} dimensions of a head are rotated; the order of '{}' in the other format is not known",
+        config_.rotary_dim, config_.head_dim, parameter.name);
+  for (WeightRecipe& recipe : recipes)
+    recipe = WeightRecipe::reorder(std::move(recipe), config_.head_dim, kOrders[own ? 1 : 0]);
+  return recipes;
+}
+
+bool Decoder::may_ignore(const std::string& tensor) const {
+  return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" || (spec_.tied && tensor == kHead);
+}
+
+}  // namespace eadem::models

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decoder: the one model class of all families. A DecoderSpec says what its layers are made of; parameters are named as
+// the modules that own them are ("model.layers.3.self_attn.q_proj.weight").
+#pragma once
+
+#include "eadem/models/model.h"
+#include "eadem/models/model_config.h"
+
+namespace eadem::models {
+
+struct DecoderSpec {
+  int64_t vocab = 0;
+  int64_t hidden = 0;
+  double embedding_scale = 1;  // factor on the rows of the embedding, rounded to the dtype of the activations
+  std::vector<modules::LayerSpec> layers;
+  modules::NormSpec norm{.name = "norm"};  // after the last layer
+  bool tied = false;                       // the head reads the embedding's matrix
+};
+
+// Every parameter: the embedding, layer by layer in the order of the computation, the norm, the head.
+std::vector<ParameterInfo> parameters_of(const DecoderSpec& spec);
+
+class Decoder final : public Model {
+ public:
+  // The family of the configuration's model type makes the spec.
+  explicit Decoder(ModelConfig config);
+  // A family that is in no list.
+  Decoder(ModelConfig config, const ModelFamily& family);
+
+  const ModelConfig* config() const override { return &config_; }
+  const ModelFamily& family() const { return family_; }
+  const DecoderSpec& decoder_spec() const { return spec_; }
+
+  const ModelInfo& info() const override { return info_; }
+  modules::ModelSpec spec() const override;
+  ValueId embed(BuildContext& context) const override;
+  ValueId layer(BuildContext& context, int index, ValueId x) const override;
+  ValueId finish(BuildContext& context, ValueId x) const override;
+  ValueId head(BuildContext& context, ValueId hidden) const override;
+  std::vector<ParameterInfo> parameters() const override { return parameters_of(spec_); }
+  std::vector<WeightRecipe> recipes(const ParameterInfo& parameter, CheckpointFormat format) const override;
+  bool may_ignore(const std::string& tensor) const override;
+  io::JsonValue config_json() const override { return config_.to_json(); }
+
+ private:
+  void build_ropes(BuildContext& context, int first_layer, int end_layer) const;
+
+  ModelConfig config_;
+  const ModelFamily& family_;
+  DecoderSpec spec_;
+  ModelInfo info_;
+};
+
+}  // namespace eadem::models

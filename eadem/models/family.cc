@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/family.h"
+
+// The families: one line each, and a file of that name in models/families, which defines NAME_family().
+#define EADEM_MODEL_FAMILIES(FAMILY) \
+  FAMILY(llama)                      \
+  FAMILY(gemma3)
+
+namespace eadem::models {
+
+#define EADEM_DECLARE_FAMILY(name) const ModelFamily& name##_family();
+EADEM_MODEL_FAMILIES(EADEM_DECLARE_FAMILY)
+#undef EADEM_DECLARE_FAMILY
+
+namespace {
+
+constexpr GgufName kWholeNames[] = {{"model.embed_tokens.weight", "token_embd.weight"},
+                                    {"model.norm.weight", "output_norm.weight"},
+                                    {"lm_head.weight", "output.weight"}};
+constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},    {"post_attention_layernorm.", "ffn_norm."},
+                                    {"self_attn.q_proj.", "attn_q."},      {"self_attn.k_proj.", "attn_k."},
+                                    {"self_attn.v_proj.", "attn_v."},      {"self_attn.o_proj.", "attn_output."},
+                                    {"self_attn.q_norm.", "attn_q_norm."}, {"self_attn.k_norm.", "attn_k_norm."},
+                                    {"mlp.gate_proj.", "ffn_gate."},       {"mlp.up_proj.", "ffn_up."},
+                                    {"mlp.down_proj.", "ffn_down."}};
+
+// The GGUF name of "layers.N." + `rest`; empty if there is none.
+std::string name_in_layer(std::string_view layer, std::string_view rest, std::span<const GgufName> names) {
+  for (const GgufName& name : names)
+    if (rest.starts_with(name.ours)) return fmt::format("blk.{}.{}{}", layer, name.gguf, rest.substr(name.ours.size()));
+  return "";
+}
+
+// "llama serves model types a, b; gemma3 …"
+template <typename NameOf>
+std::string served(std::string_view what, NameOf&& name_of) {
+  std::string text;
+  for (const ModelFamily* family : families()) {
+    text += fmt::format("{}{} serves {}", text.empty() ? "" : "; ", family->name, what);
+    for (const ModelType& type : family->types)
+      text += fmt::format("{} {}", &type == &family->types[0] ? "" : ",", name_of(type));
+  }
+  return text;
+}
+
+}  // namespace
+
+const ModelType* ModelFamily::find_type(std::string_view model_type) const {
+  for (const ModelType& type : types)
+    if (type.name == model_type) return &type;
+  return nullptr;
+}
+
+std::span<const ModelFamily* const> families() {
+#define EADEM_LIST_FAMILY(name) &name##_family(),
+  static const ModelFamily* const kFamilies[] = {EADEM_MODEL_FAMILIES(EADEM_LIST_FAMILY)};
+#undef EADEM_LIST_FAMILY
+  return kFamilies;
+}
+
+const ModelFamily& family_of_type(std::string_view model_type, const std::string& source) {
+  for (const ModelFamily* family : families())
+    if (family->find_type(model_type) != nullptr) return *family;
+  throw Unsupported("{}: model type '{}': {}", source, model_type,
+                    served("model types", [](const ModelType& type) { return type.name; }));
+}
+
+const ModelFamily& family_of_gguf(std::string_view architecture, const std::string& source) {
+  for (const ModelFamily* family : families())
+    for (const ModelType& type : family->types)
+      if (type.gguf_architecture == architecture) return *family;
+  throw Unsupported("{}: architecture '{}': {}", source, architecture,
+                    served("architectures", [](const ModelType& type) { return type.gguf_architecture; }));
+}
+
+std::string gguf_name(const std::string& parameter, const ModelFamily* family) {
+  for (const GgufName& name : kWholeNames)
+    if (parameter == name.ours) return std::string(name.gguf);
+  constexpr std::string_view kLayers = "model.layers.";
+  if (parameter.starts_with(kLayers)) {
+    const size_t dot = parameter.find('.', kLayers.size());
+    const std::string_view layer = std::string_view(parameter).substr(kLayers.size(), dot - kLayers.size());
+    const std::string_view rest = std::string_view(parameter).substr(dot + 1);
+    std::string name = family != nullptr ? name_in_layer(layer, rest, family->gguf_names) : "";
+    if (name.empty()) name = name_in_layer(layer, rest, kLayerNames);
+    if (!name.empty()) return name;
+  }
+  throw InvalidArgument("'{}' has no GGUF name", parameter);
+}
+
+}  // namespace eadem::models

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ModelFamily: everything that Eadem knows of an architecture. A family is one file in models/families and one line of
+// the list in family.cc; no other code names it.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eadem/models/decoder.h"
+#include "eadem/models/model_config.h"
+#include "eadem/models/weight_recipe.h"
+
+namespace eadem::models {
+
+// A value of config.json's `model_type`.
+struct ModelType {
+  std::string_view name;
+  std::string_view gguf_architecture;
+  std::string_view python_class;  // for `architectures` in a config.json
+  // The values that transformers takes for keys that a config.json does not have. 0 stands for the meaning of null:
+  // num_attention_heads for num_key_value_heads, hidden_size / num_attention_heads for head_dim.
+  int64_t max_position_embeddings = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  bool out_bias = true;           // o has a bias where q, k and v have
+  bool gguf_interleaves = false;  // GGUF files order rows of q and k for interleaved rotation
+};
+
+// A key with one number or truth, which a family adds to those of every config.
+struct ConfigKey {
+  std::string_view json;
+  std::string_view gguf;  // below the architecture; empty: GGUF files do not state it
+  double ModelConfig::*member;
+  double if_absent;
+  double least, most;
+};
+
+// A part of a parameter's name below "model.layers.N.", or a whole name, and what GGUF files have in its place.
+struct GgufName {
+  std::string_view ours, gguf;
+};
+
+struct ModelFamily {
+  std::string_view name;
+  std::span<const ModelType> types;
+
+  // Configurations.
+  std::span<const ConfigKey> keys = {};
+  std::string_view activation_key = "hidden_act";
+  std::string_view activation = "silu";  // of a config.json that does not state it, and of GGUF files, which cannot
+  bool tied = false;                     // tie_word_embeddings of a config.json that does not state it
+  std::string_view gguf_keys = {};       // further keys of GGUF files that read_gguf reads, separated by spaces
+  // What is the family's own: windows, biases, norms, ropes. The sizes are there already.
+  void (*read_json)(const io::JsonReader& config, ModelConfig& result);
+  void (*read_gguf)(const io::GgufFile& file, const std::string& prefix, ModelConfig& result);
+  void (*write_json)(const ModelConfig& config, io::JsonValue& json);
+  // Throws Unsupported for what the config.json of a model type cannot state.
+  void (*check_json)(const ModelConfig& config);
+  // Changes the configuration of a GGUF file to one that a config.json of some model type can state. May be null.
+  void (*prepare_json)(ModelConfig& config) = nullptr;
+  // Adds the family's keys to GGUF metadata. Throws Unsupported for what they cannot state.
+  void (*write_gguf)(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+  // What other programs make of such a GGUF file that is not so; empty: nothing. May be null.
+  std::string (*gguf_notice)(const ModelConfig& config) = nullptr;
+
+  // The model.
+  DecoderSpec (*decoder)(const ModelConfig& config);
+
+  // Checkpoints. Parameters are named as tensors of Hugging Face checkpoints are unless `recipes` says more.
+  std::span<const GgufName> gguf_names = {};  // before those that most families share
+  // Returns how a parameter is made of a checkpoint's tensors, the usual way first; none: under its own name.
+  std::vector<WeightRecipe> (*recipes)(const ModelConfig& config, const ParameterInfo& parameter,
+                                       CheckpointFormat format) = nullptr;
+
+  const ModelType* find_type(std::string_view model_type) const;
+};
+
+std::span<const ModelFamily* const> families();
+
+// Throws Unsupported naming `source` and what each family serves.
+const ModelFamily& family_of_type(std::string_view model_type, const std::string& source);
+const ModelFamily& family_of_gguf(std::string_view architecture, const std::string& source);
+
+// The GGUF name of a parameter ("model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight"). Throws InvalidArgument
+// for a name that has none.
+std::string gguf_name(const std::string& parameter, const ModelFamily* family = nullptr);
+
+}  // namespace eadem::models

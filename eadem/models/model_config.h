@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ModelConfig: what a config.json or the metadata of a GGUF file says of a decoder, in one vocabulary for all families
+// (models/family.h). A family reads and writes what is its own; the rest is read and written here.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "eadem/io/gguf.h"
+#include "eadem/io/json.h"
+#include "eadem/modules/modules.h"
+
+namespace eadem::models {
+
+struct ModelFamily;
+
+struct ModelConfig {
+  std::string model_type;
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 1e-6;
+  kernels::ActivationKind hidden_act = kernels::ActivationKind::silu;
+  double rope_theta = 10000.0;
+  double local_rope_theta = 0;  // of layers with a window, which have no scaling then; 0: rope_theta
+  modules::RopeScaling rope_scaling;
+  std::vector<double> rope_divisors;  // GGUF `rope_freqs.weight`: each frequency is divided by its own; empty: none
+  int64_t rotary_dim = 0;             // == head_dim unless partial
+  kernels::RopeStyle rope_style = kernels::RopeStyle::rotate_half;
+  bool attention_bias = false;       // q, k and v have biases
+  bool attention_out_bias = false;   // o has a bias
+  double query_pre_attn_scalar = 0;  // its root divides q . k; 0: head_dim
+  bool mlp_bias = false;
+  bool qk_norm = false;
+  bool tie_word_embeddings = false;
+  std::vector<int64_t> layer_windows;  // attention window of each layer; 0: unlimited
+  std::vector<int64_t> bos_token_id;
+  std::vector<int64_t> eos_token_id;
+  std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files
+
+  // The family of model_type. Throws Unsupported naming the model types that there are.
+  const ModelFamily& family() const;
+
+  // Elements of one token's keys (or values) in one layer.
+  int64_t kv_dim() const { return num_key_value_heads * head_dim; }
+  int64_t num_parameters() const;
+
+  // Checks that the fields fit together. Throws InvalidArgument naming `source`, the fields and their values.
+  void validate(const std::string& source) const;
+
+  // Throws DataCorrupted for a malformed config, Unsupported for a model type that no family has, and naming every key
+  // that is not honoured.
+  static ModelConfig from_json(const io::JsonReader& config);
+  static ModelConfig from_gguf(const io::GgufFile& file);
+  // A config.json that from_json reads back as an equal config. Throws Unsupported for what the config.json of this
+  // model type cannot state but a GGUF file can: interleaved rope, divisors, other biases, norms or windows.
+  io::JsonValue to_json() const;
+  // The configuration for people to read: it leaves out what a config.json cannot state, and does not throw.
+  io::JsonValue describe() const;
+  // The keys that a GGUF file states it with, without names and tokenizer. Throws Unsupported for what its architecture
+  // cannot state.
+  io::GgufMetadata to_gguf() const;
+
+  friend bool operator==(const ModelConfig& a, const ModelConfig& b) = default;
+};
+
+}  // namespace eadem::models

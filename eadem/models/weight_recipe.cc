@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/weight_recipe.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/error.h"
+
+namespace eadem::models {
+
+namespace {
+
+using Kind = WeightRecipe::Kind;
+
+WeightRecipe recipe_of(Kind kind, std::vector<WeightRecipe> parts) {
+  WeightRecipe recipe;
+  recipe.kind = kind;
+  recipe.parts = std::move(parts);
+  return recipe;
+}
+
+bool has_contiguous_rows(const WeightType& type) {
+  return type.encoding == nullptr || BlockEncoding::of(type.encoding) != nullptr;
+}
+
+// Bytes of a run along the last axis.
+int64_t row_bytes(const WeightType& type, int64_t columns) {
+  const BlockEncoding* blocks = BlockEncoding::of(type.encoding);
+  return blocks != nullptr ? blocks->row_bytes(columns) : columns * static_cast<int64_t>(dtype_size(type.dtype));
+}
+
+// A tensor as [outer, extent of an axis, bytes of what lies within].
+struct Grid {
+  Grid(const WeightType& type, const Shape& shape, int axis) : extent(shape[axis]) {
+    for (int i = 0; i < axis; ++i) outer *= shape[i];
+    if (axis == shape.rank() - 1) {
+      inner = static_cast<int64_t>(dtype_size(type.dtype));
+      return;
+    }
+    inner = row_bytes(type, shape.back());
+    for (int i = axis + 1; i < shape.rank() - 1; ++i) inner *= shape[i];
+  }
+  int64_t outer = 1, extent, inner = 0;
+};
+
+Tensor new_tensor(const RecipeType& made) {
+  return made.type.encoding == nullptr ? Tensor::on_host(made.type.dtype, made.shape)
+                                       : Tensor::in_one_piece(made.type.dtype, made.shape, *made.type.encoding);
+}
+
+RecipeType type_of(const Tensor& tensor) { return {{tensor.dtype(), tensor.view.encoding}, tensor.shape()}; }
+
+std::string first_name_of(const WeightRecipe& recipe) { return recipe.names().front(); }
+
+// The rules of types and shapes, for one operation over parts that are known.
+RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& parts, const std::string& source) {
+  const RecipeType& first = parts.front();
+  const int rank = first.shape.rank();
+  const auto fail = [&](const std::string& expected) {
+    throw DataCorrupted("{}: '{}' is {}; expected {}", source, first_name_of(recipe), to_string(first.shape), expected);
+  };
+  const auto refuse_encoding = [&](const char* what) {
+    if (first.type.encoding != nullptr)
+      throw Unsupported("{}: '{}' is stored in {}, which cannot be {}", source, first_name_of(recipe),
+                        first.type.name(), what);
+  };
+  RecipeType result = first;
+  // Whether rows can be moved as bytes.
+  const bool as_bytes =
+      has_contiguous_rows(first.type) &&
+      std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return part.type == first.type; });
+  switch (recipe.kind) {
+    case Kind::name: break;
+    case Kind::slice:
+      if (rank <= recipe.axis || first.shape[recipe.axis] != recipe.sizes[1])
+        fail(fmt::format("{} along axis {}, of which [{}, {}) are taken", recipe.sizes[1], recipe.axis, recipe.begin,
+                         recipe.begin + recipe.sizes[0]));
+      if (recipe.axis == rank - 1) refuse_encoding("cut within a row");
+      result.shape[recipe.axis] = recipe.sizes[0];
+      break;
+    case Kind::select: {
+      if (rank < 2 || recipe.begin >= first.shape[0]) fail(fmt::format("more than {} along axis 0", recipe.begin));
+      std::vector<int64_t> dims(first.shape.dims().begin() + 1, first.shape.dims().end());
+      result.shape = Shape(dims);
+      if (!as_bytes) result.type = DType::f32;
+      break;
+    }
+    case Kind::concat: {
+      int64_t total = 0;
+      for (size_t i = 0; i < parts.size(); ++i) {
+        Shape expected = first.shape;
+        if (rank <= recipe.axis) fail("more axes");
+        expected[recipe.axis] = recipe.sizes[i];
+        if (!(parts[i].shape == expected))
+          throw DataCorrupted("{}: '{}' is {}; expected {}", source, first_name_of(recipe.parts[i]),
+                              to_string(parts[i].shape), to_string(expected));
+        total += recipe.sizes[i];
+      }
+      if (recipe.axis == rank - 1 && rank > 1) refuse_encoding("joined within rows");
+      result.shape[recipe.axis] = total;
+      if (!as_bytes) result.type = DType::f32;
+      break;
+    }
+    case Kind::stack: {
+      for (size_t i = 0; i < parts.size(); ++i)
+        if (!(parts[i].shape == first.shape))
+          throw DataCorrupted("{}: '{}' is {}; '{}' is {}", source, first_name_of(recipe.parts[i]),
+                              to_string(parts[i].shape), first_name_of(recipe), to_string(first.shape));
+      std::vector<int64_t> dims = {static_cast<int64_t>(parts.size())};
+      dims.insert(dims.end(), first.shape.dims().begin(), first.shape.dims().end());
+      result.shape = Shape(dims);
+      if (!as_bytes) result.type = DType::f32;
+      break;
+    }
+    case Kind::transpose:
+      if (rank != 2) fail("a matrix");
+      refuse_encoding("transposed");
+      result.shape = Shape{first.shape[1], first.shape[0]};
+      break;
+    case Kind::reorder:
+      if (rank < 1 || first.shape[0] % recipe.begin != 0) fail(fmt::format("heads of {} rows", recipe.begin));
+      if (rank == 1) refuse_encoding("put in another order");
+      if (!as_bytes) result.type = DType::f32;
+      break;
+    case Kind::add: result.type = DType::f32; break;
+  }
+  return result;
+}
+
+// Copies `part` to [begin, …) along the axis of a grid, or out of it.
+void copy_runs(std::byte* to, const Grid& to_grid, int64_t to_begin, const std::byte* from, const Grid& from_grid,
+               int64_t from_begin, int64_t count) {
+  for (int64_t o = 0; o < to_grid.outer; ++o)
+    std::memcpy(to + (o * to_grid.extent + to_begin) * to_grid.inner,
+                from + (o * from_grid.extent + from_begin) * from_grid.inner,
+                static_cast<size_t>(count * to_grid.inner));
+}
+
+const std::byte* bytes_of(const Tensor& tensor) { return static_cast<const std::byte*>(tensor.view.data); }
+std::byte* bytes_of(Tensor& tensor) { return static_cast<std::byte*>(tensor.view.data); }
+
+Tensor as_type(const Tensor& tensor, const WeightType& type) {
+  return WeightType(tensor.dtype(), tensor.view.encoding) == type ? tensor : values_in_f32(tensor.view);
+}
+
+Tensor sliced(const Tensor& part, const RecipeType& made, int axis, int64_t begin) {
+  if (!has_contiguous_rows(made.type)) {
+    Tensor result = new_tensor(made);
+    made.type.encoding->cut(result.view, part.view, axis, begin);
+    return result;
+  }
+  const Grid from(made.type, part.shape(), axis), to(made.type, made.shape, axis);
+  if (from.outer == 1) {  // one run: no copy
+    TensorView view(static_cast<std::byte*>(part.view.data) + begin * from.inner, made.type.dtype, made.shape);
+    view.encoding = made.type.encoding;
+    return Tensor(view, part.storage);
+  }
+  Tensor result = new_tensor(made);
+  copy_runs(bytes_of(result), to, 0, bytes_of(part), from, begin, to.extent);
+  return result;
+}
+
+Tensor selected(const Tensor& part, const RecipeType& made, int64_t index) {
+  const Tensor whole = as_type(part, made.type);
+  const int64_t bytes = Grid(made.type, whole.shape(), 0).inner;
+  TensorView view(static_cast<std::byte*>(whole.view.data) + index * bytes, made.type.dtype, made.shape);
+  view.encoding = made.type.encoding;
+  return Tensor(view, whole.storage);
+}
+
+Tensor joined(const std::vector<Tensor>& parts, const RecipeType& made, int axis) {
+  Tensor result = new_tensor(made);
+  const Grid to(made.type, made.shape, axis);
+  int64_t begin = 0;
+  for (const Tensor& part : parts) {
+    const Tensor own = as_type(part, made.type);
+    const Grid from(made.type, own.shape(), axis);
+    copy_runs(bytes_of(result), to, begin, bytes_of(own), from, 0, from.extent);
+    begin += from.extent;
+  }
+  return result;
+}
+
+Tensor stacked(const std::vector<Tensor>& parts, const RecipeType& made) {
+  Tensor result = new_tensor(made);
+  const int64_t bytes = Grid(made.type, made.shape, 0).inner;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Tensor own = as_type(parts[i], made.type);
+    std::memcpy(bytes_of(result) + static_cast<int64_t>(i) * bytes, bytes_of(own), static_cast<size_t>(bytes));
+  }
+  return result;
+}
+
+Tensor transposed(const Tensor& part, const RecipeType& made) {
+  Tensor result = new_tensor(made);
+  const int64_t rows = made.shape[0], columns = made.shape[1];
+  const auto size = static_cast<int64_t>(dtype_size(made.type.dtype));
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c)
+      std::memcpy(bytes_of(result) + (r * columns + c) * size, bytes_of(part) + (c * rows + r) * size,
+                  static_cast<size_t>(size));
+  return result;
+}
+
+// Rows 0 1 2 3 … of a head in interleaved order are 0 2 4 … 1 3 5 … in halves.
+Tensor reordered(const Tensor& part, const RecipeType& made, int64_t head_dim, HeadOrder order) {
+  const Tensor own = as_type(part, made.type);
+  Tensor result = new_tensor(made);
+  const int64_t bytes = Grid(made.type, made.shape, 0).inner, half = head_dim / 2;
+  for (int64_t row = 0; row < made.shape[0]; ++row) {
+    const int64_t first = row / head_dim * head_dim, i = row % head_dim;
+    const int64_t from = first + (order == HeadOrder::halves ? i % half * 2 + i / half : i % 2 * half + i / 2);
+    std::memcpy(bytes_of(result) + row * bytes, bytes_of(own) + from * bytes, static_cast<size_t>(bytes));
+  }
+  return result;
+}
+
+Tensor added(const Tensor& part, float addend) {
+  Tensor result = values_in_f32(part.view);
+  for (int64_t i = 0; i < result.view.num_elements(); ++i) result.view.as<float>()[i] += addend;
+  return result;
+}
+
+// The parts of tensors that parameters were found to use.
+class Inverter {
+ public:
+  void walk(const WeightRecipe& recipe, WeightRecipe value) {
+    switch (recipe.kind) {
+      case Kind::name: return add_piece(recipe.tensor, {0, 0, 0, 0, std::move(value)});
+      case Kind::slice:
+        return add_piece(recipe.parts[0].tensor,
+                         {recipe.axis, recipe.begin, recipe.sizes[0], recipe.sizes[1], std::move(value)});
+      case Kind::transpose: return walk(recipe.parts[0], WeightRecipe::transpose(std::move(value)));
+      case Kind::reorder:
+        return walk(recipe.parts[0], WeightRecipe::reorder(std::move(value), recipe.begin,
+                                                           recipe.order == HeadOrder::halves ? HeadOrder::interleaved
+                                                                                             : HeadOrder::halves));
+      case Kind::add: return walk(recipe.parts[0], WeightRecipe::add(std::move(value), -recipe.addend));
+      case Kind::stack:
+        for (size_t i = 0; i < recipe.parts.size(); ++i) {
+          WeightRecipe part = recipe_of(Kind::select, {value});
+          part.begin = static_cast<int64_t>(i);
+          walk(recipe.parts[i], std::move(part));
+        }
+        return;
+      case Kind::concat: {
+        int64_t begin = 0, whole = 0;
+        for (int64_t size : recipe.sizes) whole += size;
+        for (size_t i = 0; i < recipe.parts.size(); ++i) {
+          WeightRecipe part = recipe_of(Kind::slice, {value});
+          part.axis = recipe.axis;
+          part.begin = begin;
+          part.sizes = {recipe.sizes[i], whole};
+          begin += recipe.sizes[i];
+          walk(recipe.parts[i], std::move(part));
+        }
+        return;
+      }
+      case Kind::select: break;
+    }
+    throw InvalidArgument("'{}': a selected slice has no inverse", first_name_of(recipe));
+  }
+
+  std::vector<NamedRecipe> finish() {
+    std::vector<NamedRecipe> result;
+    for (const std::string& tensor : order_) result.emplace_back(tensor, assembled(tensor, pieces_.at(tensor)));
+    return result;
+  }
+
+ private:
+  struct Piece {
+    int axis;
+    int64_t begin, size, whole;  // whole 0: all of the tensor
+    WeightRecipe value;
+  };
+
+  void add_piece(const std::string& tensor, Piece piece) {
+    std::vector<Piece>& pieces = pieces_[tensor];
+    if (pieces.empty()) order_.push_back(tensor);
+    const bool again = std::any_of(pieces.begin(), pieces.end(), [&](const Piece& other) {
+      return other.whole == 0 && piece.whole == 0;  // tied
+    });
+    if (!again) pieces.push_back(std::move(piece));
+  }
+
+  static WeightRecipe assembled(const std::string& tensor, std::vector<Piece>& pieces) {
+    if (pieces.size() == 1 && pieces[0].whole == 0) return pieces[0].value;
+    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    std::vector<WeightRecipe> parts;
+    std::vector<int64_t> sizes;
+    int64_t end = 0;
+    for (const Piece& piece : pieces) {
+      if (piece.whole == 0 || piece.axis != pieces[0].axis || piece.begin != end)
+        throw InvalidArgument("'{}' is used up to {} and from {}", tensor, end, piece.begin);
+      end += piece.size;
+      parts.push_back(piece.value);
+      sizes.push_back(piece.size);
+    }
+    if (end != pieces[0].whole) throw InvalidArgument("'{}' is used up to {} of {}", tensor, end, pieces[0].whole);
+    return parts.size() == 1 ? parts[0] : WeightRecipe::concat(std::move(parts), pieces[0].axis, std::move(sizes));
+  }
+
+  std::map<std::string, std::vector<Piece>> pieces_;
+  std::vector<std::string> order_;
+};
+
+}  // namespace
+
+WeightRecipe WeightRecipe::name(std::string tensor) {
+  WeightRecipe recipe;
+  recipe.tensor = std::move(tensor);
+  return recipe;
+}
+
+WeightRecipe WeightRecipe::concat(std::vector<WeightRecipe> parts, int axis, std::vector<int64_t> sizes) {
+  WeightRecipe recipe = recipe_of(Kind::concat, std::move(parts));
+  recipe.axis = axis;
+  recipe.sizes = std::move(sizes);
+  return recipe;
+}
+
+WeightRecipe WeightRecipe::slice(std::string tensor, int axis, int64_t begin, int64_t size, int64_t whole) {
+  WeightRecipe recipe = recipe_of(Kind::slice, {name(std::move(tensor))});
+  recipe.axis = axis;
+  recipe.begin = begin;
+  recipe.sizes = {size, whole};
+  return recipe;
+}
+
+WeightRecipe WeightRecipe::stack(std::vector<WeightRecipe> parts) { return recipe_of(Kind::stack, std::move(parts)); }
+
+WeightRecipe WeightRecipe::transpose(WeightRecipe part) { return recipe_of(Kind::transpose, {std::move(part)}); }
+
+WeightRecipe WeightRecipe::reorder(WeightRecipe part, int64_t head_dim, HeadOrder order) {
+  WeightRecipe recipe = recipe_of(Kind::reorder, {std::move(part)});
+  recipe.begin = head_dim;
+  recipe.order = order;
+  return recipe;
+}
+
+WeightRecipe WeightRecipe::add(WeightRecipe part, float addend) {
+  WeightRecipe recipe = recipe_of(Kind::add, {std::move(part)});
+  recipe.addend = addend;
+  return recipe;
+}
+
+std::vector<std::string> WeightRecipe::names() const {
+  if (is_name()) return {tensor};
+  std::vector<std::string> result;
+  for (const WeightRecipe& part : parts)
+    for (std::string& name : part.names()) result.push_back(std::move(name));
+  return result;
+}
+
+std::optional<RecipeType> describe(const WeightRecipe& recipe, const DescribeName& tensors, const std::string& source) {
+  if (recipe.is_name()) return tensors(recipe.tensor);
+  std::vector<RecipeType> parts;
+  for (const WeightRecipe& part : recipe.parts) {
+    const std::optional<RecipeType> known = describe(part, tensors, source);
+    if (!known) return std::nullopt;
+    parts.push_back(*known);
+  }
+  return combine(recipe, parts, source);
+}
+
+Tensor evaluate(const WeightRecipe& recipe, const ReadName& read, const std::string& source) {
+  if (recipe.is_name()) return read(recipe.tensor);
+  std::vector<Tensor> parts;
+  std::vector<RecipeType> types;
+  for (const WeightRecipe& part : recipe.parts) {
+    parts.push_back(evaluate(part, read, source));
+    types.push_back(type_of(parts.back()));
+  }
+  const RecipeType made = combine(recipe, types, source);
+  switch (recipe.kind) {
+    case Kind::name: break;
+    case Kind::slice: return sliced(parts[0], made, recipe.axis, recipe.begin);
+    case Kind::select: return selected(parts[0], made, recipe.begin);
+    case Kind::concat: return joined(parts, made, recipe.axis);
+    case Kind::stack: return stacked(parts, made);
+    case Kind::transpose: return transposed(parts[0], made);
+    case Kind::reorder: return reordered(parts[0], made, recipe.begin, recipe.order);
+    case Kind::add: return added(parts[0], recipe.addend);
+  }
+  return parts[0];
+}
+
+Tensor values_in_f32(const TensorView& view) {
+  if (view.encoding == nullptr) return converted_on_host(view, DType::f32);
+  Tensor result = Tensor::on_host(DType::f32, view.shape);
+  view.encoding->decode(result.view, view);
+  return result;
+}
+
+std::vector<NamedRecipe> invert(std::span<const NamedRecipe> parameters) {
+  Inverter inverter;
+  for (const auto& [parameter, recipe] : parameters) inverter.walk(recipe, WeightRecipe::name(parameter));
+  return inverter.finish();
+}
+
+}  // namespace eadem::models

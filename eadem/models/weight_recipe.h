@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// WeightRecipe: how a parameter is made of tensors of a checkpoint, or a tensor of a checkpoint of parameters. A recipe
+// is an expression whose leaves are names; every operation moves values or adds a constant, so that recipes can be
+// inverted. Loading runs them forwards, saving and converting backwards.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "eadem/core/tensor.h"
+
+namespace eadem::models {
+
+// Names of tensors, and the order of their values, differ between the formats of checkpoints.
+enum class CheckpointFormat : uint8_t { huggingface, gguf };
+
+// Rows of each head rotate in pairs: (i, i + n/2) or (2i, 2i + 1).
+enum class HeadOrder : uint8_t { halves, interleaved };
+
+struct WeightRecipe {
+  enum class Kind : uint8_t {
+    name,       // the tensor itself
+    concat,     // parts one after another along `axis`; `sizes` has their extents
+    slice,      // [begin, begin + sizes[0]) along `axis` of a tensor with sizes[1] there; over a name only
+    stack,      // parts of one shape as the slices of a new first axis
+    select,     // slice `begin` of the first axis, which is dropped
+    transpose,  // of a matrix
+    reorder,    // rows of each head of `begin` rows in `order`; they are in the other one
+    add,        // `addend` added to every value, in f32
+  };
+  Kind kind = Kind::name;
+  std::string tensor;
+  std::vector<WeightRecipe> parts;
+  int axis = 0;
+  int64_t begin = 0;
+  std::vector<int64_t> sizes;
+  HeadOrder order = HeadOrder::halves;
+  float addend = 0;
+
+  static WeightRecipe name(std::string tensor);
+  static WeightRecipe concat(std::vector<WeightRecipe> parts, int axis, std::vector<int64_t> sizes);
+  static WeightRecipe slice(std::string tensor, int axis, int64_t begin, int64_t size, int64_t whole);
+  static WeightRecipe stack(std::vector<WeightRecipe> parts);
+  static WeightRecipe transpose(WeightRecipe part);
+  static WeightRecipe reorder(WeightRecipe part, int64_t head_dim, HeadOrder order);
+  static WeightRecipe add(WeightRecipe part, float addend);
+
+  bool is_name() const { return kind == Kind::name; }
+  // The names at the leaves, in order; a name may occur twice.
+  std::vector<std::string> names() const;
+};
+
+// What a recipe makes, before anything is read.
+struct RecipeType {
+  WeightType type;
+  Shape shape;
+};
+
+// Type and shape of the tensor of a name; nothing where there is none.
+using DescribeName = std::function<std::optional<RecipeType>(const std::string& name)>;
+using ReadName = std::function<Tensor(const std::string& name)>;
+
+// Nothing when a name is not there. An encoding stays where the operation moves whole rows of it; a sum, and what moves
+// rows of an encoding of several planes, is decoded to f32. Throws DataCorrupted for shapes that do not fit together
+// and Unsupported for what has no meaning in an encoding (transposing it, cutting through its rows), naming `source`,
+// the tensor and both shapes.
+std::optional<RecipeType> describe(const WeightRecipe& recipe, const DescribeName& tensors, const std::string& source);
+
+// The tensor, on the host. A name, and rows cut out of one, share the memory of what `read` returned. Throws as
+// `describe` does.
+Tensor evaluate(const WeightRecipe& recipe, const ReadName& read, const std::string& source);
+
+// A host copy of the values in f32, decoded where they are encoded.
+Tensor values_in_f32(const TensorView& view);
+
+// The tensors that the recipes of `parameters` read, each with its own recipe over parameters, in the order of first
+// mention. Throws InvalidArgument, naming the tensor, unless the parameters use all of it exactly once; parameters that
+// share a tensor as a whole (tied ones) give it once.
+using NamedRecipe = std::pair<std::string, WeightRecipe>;
+std::vector<NamedRecipe> invert(std::span<const NamedRecipe> parameters);
+
+}  // namespace eadem::models

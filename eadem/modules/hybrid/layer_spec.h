@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LayerSpec: what a decoder layer is made of. A new kind of mixer or MLP is an alternative of its variant and a module;
+// a new place of a norm is a field here.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "eadem/modules/hybrid/causal_attention.h"
+#include "eadem/modules/hybrid/dense_mlp.h"
+
+namespace eadem::modules {
+
+// A parameter by its name in the model, and the shape of all ranks' parts together.
+struct ParameterInfo {
+  std::string name;
+  Shape shape;
+};
+
+struct NormSpec {
+  std::string name;  // its scope: "input_layernorm"
+  double eps = 1e-5;
+};
+
+// h = x + after_mixer(mixer(before_mixer(x)));   y = h + after_mlp(mlp(before_mlp(h)))
+// A norm that is not there changes nothing. Rope, windows and states belong to the mixer.
+struct LayerSpec {
+  int64_t hidden = 0;
+  std::variant<CausalAttention::Config> mixer;
+  std::variant<DenseMlp::Config> mlp;
+  std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
+};
+
+// Parameters of a layer, each name with `prefix` ("model.layers.3.") before it, in the order of the computation.
+void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vector<ParameterInfo>& list);
+
+}  // namespace eadem::modules

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Recipes: each operation, its inverse, and what it makes of encodings.
+#include "eadem/models/weight_recipe.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+
+#include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/group_encoding.h"
+#include "tests/support/refusal.h"
+
+namespace eadem::models {
+namespace {
+
+using test::refusal;
+using Tensors = std::map<std::string, Tensor>;
+
+Tensor counting(const Shape& shape, float first = 0) {
+  Tensor result = Tensor::on_host(DType::f32, shape);
+  for (int64_t i = 0; i < shape.num_elements(); ++i) result.view.as<float>()[i] = first + static_cast<float>(i);
+  return result;
+}
+
+Tensor encoded(const Tensor& values, const Encoding& encoding) {
+  Tensor result = Tensor::in_one_piece(DType::f32, values.shape(), encoding);
+  encoding.encode(result.view, values.view);
+  return result;
+}
+
+std::vector<float> values_of(const Tensor& tensor) {
+  const Tensor wide = values_in_f32(tensor.view);
+  return {wide.view.as<float>(), wide.view.as<float>() + wide.view.num_elements()};
+}
+
+Tensor made(const WeightRecipe& recipe, const Tensors& tensors) {
+  const auto read = [&](const std::string& name) { return tensors.at(name); };
+  const auto known = [&](const std::string& name) -> std::optional<RecipeType> {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) return std::nullopt;
+    return RecipeType{{found->second.dtype(), found->second.view.encoding}, found->second.shape()};
+  };
+  const Tensor result = evaluate(recipe, read, "the test");
+  // What is said before anything is read is what comes.
+  const std::optional<RecipeType> said = describe(recipe, known, "the test");
+  EXPECT_TRUE(said.has_value());
+  EXPECT_EQ(said->type, WeightType(result.dtype(), result.view.encoding));
+  EXPECT_EQ(said->shape, result.shape());
+  return result;
+}
+
+TEST(WeightRecipe, Operations) {
+  const Tensors tensors = {{"m", counting(Shape{4, 3})}, {"n", counting(Shape{2, 3}, 100)}};
+  const WeightRecipe m = WeightRecipe::name("m"), n = WeightRecipe::name("n");
+  EXPECT_EQ(values_of(made(WeightRecipe::slice("m", 0, 1, 2, 4), tensors)), (std::vector<float>{3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(values_of(made(WeightRecipe::slice("m", 1, 1, 2, 3), tensors)),
+            (std::vector<float>{1, 2, 4, 5, 7, 8, 10, 11}));
+  EXPECT_EQ(values_of(made(WeightRecipe::concat({n, m}, 0, {2, 4}), tensors)),
+            (std::vector<float>{100, 101, 102, 103, 104, 105, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(values_of(made(WeightRecipe::transpose(n), tensors)), (std::vector<float>{100, 103, 101, 104, 102, 105}));
+  EXPECT_EQ(made(WeightRecipe::stack({n, n, n}), tensors).shape(), (Shape{3, 2, 3}));
+  EXPECT_EQ(values_of(made(WeightRecipe::add(n, 1), tensors)), (std::vector<float>{101, 102, 103, 104, 105, 106}));
+  // Rows 0 1 2 3 of a head, interleaved, are 0 2 1 3 in halves.
+  EXPECT_EQ(values_of(made(WeightRecipe::reorder(m, 4, HeadOrder::halves), tensors)),
+            (std::vector<float>{0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11}));
+}
+
+TEST(WeightRecipe, RowsOfATensorShareItsMemory) {
+  const Tensors tensors = {{"m", counting(Shape{4, 3})}};
+  EXPECT_EQ(made(WeightRecipe::name("m"), tensors).view.data, tensors.at("m").view.data);
+  EXPECT_EQ(made(WeightRecipe::slice("m", 0, 1, 2, 4), tensors).view.as<float>(), tensors.at("m").view.as<float>() + 3);
+}
+
+// Parameters q and k in one tensor, experts in one of three axes, a transposed matrix, a tied one, a norm of 1 + w.
+TEST(WeightRecipe, InvertsWhatFilesDo) {
+  const Tensors file = {{"qk", counting(Shape{6, 4})},          {"gate_up", counting(Shape{2, 6, 4}, 50)},
+                        {"conv1d", counting(Shape{4, 3}, 200)}, {"e.0", counting(Shape{2, 4}, 300)},
+                        {"e.1", counting(Shape{2, 4}, 400)},    {"head", counting(Shape{4, 4}, 500)},
+                        {"norm", counting(Shape{4}, 0.5f)}};
+  const std::vector<NamedRecipe> parameters = {
+      {"q", WeightRecipe::reorder(WeightRecipe::slice("qk", 0, 0, 4, 6), 4, HeadOrder::halves)},
+      {"k", WeightRecipe::slice("qk", 0, 4, 2, 6)},
+      {"gate", WeightRecipe::slice("gate_up", 1, 0, 3, 6)},
+      {"up", WeightRecipe::slice("gate_up", 1, 3, 3, 6)},
+      {"out", WeightRecipe::transpose(WeightRecipe::name("conv1d"))},
+      {"experts", WeightRecipe::stack({WeightRecipe::name("e.0"), WeightRecipe::name("e.1")})},
+      {"embedding", WeightRecipe::name("head")},
+      {"tied", WeightRecipe::name("head")},
+      {"norm", WeightRecipe::add(WeightRecipe::name("norm"), 1)}};
+  Tensors model;
+  for (const auto& [name, recipe] : parameters) model[name] = made(recipe, file);
+  EXPECT_EQ(model.at("gate").shape(), (Shape{2, 3, 4}));
+  EXPECT_EQ(model.at("out").shape(), (Shape{3, 4}));
+  const std::vector<NamedRecipe> tensors = invert(parameters);
+  EXPECT_EQ(tensors.size(), file.size());
+  for (const auto& [name, recipe] : tensors) {
+    const Tensor back = made(recipe, model);
+    EXPECT_EQ(back.shape(), file.at(name).shape()) << name;
+    EXPECT_EQ(values_of(back), values_of(file.at(name))) << name;
+  }
+  // Several parts of one parameter that are joined, too.
+  const NamedRecipe joined = {"w", WeightRecipe::concat({WeightRecipe::name("a"), WeightRecipe::name("b")}, 0, {1, 3})};
+  const Tensors whole = {{"w", counting(Shape{4, 2})}};
+  const std::vector<NamedRecipe> parts = invert({&joined, 1});
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(values_of(made(parts[1].second, whole)), (std::vector<float>{2, 3, 4, 5, 6, 7}));
+}
+
+TEST(WeightRecipe, WhatIsNotUsedOnceHasNoInverse) {
+  const auto refused = [](std::vector<NamedRecipe> parameters) { return refusal([&] { invert(parameters); }); };
+  const NamedRecipe q = {"q", WeightRecipe::slice("qkv", 0, 0, 4, 8)};
+  EXPECT_HAS(refused({q}), "InvalidArgument: 'qkv' is used up to 4 of 8");
+  EXPECT_HAS(refused({q, {"k", WeightRecipe::slice("qkv", 0, 5, 3, 8)}}), "used up to 4 and from 5");
+  EXPECT_HAS(refused({q, {"k", WeightRecipe::name("qkv")}}), "'qkv' is used up to");
+}
+
+TEST(WeightRecipe, BlocksMoveAsTheyAre) {
+  const BlockEncoding& q8 = *BlockEncoding::find("q8_0");
+  const Tensors tensors = {{"m", encoded(counting(Shape{4, 64}), q8)},
+                           {"n", encoded(counting(Shape{4, 64}, 900), q8)},
+                           {"plain", counting(Shape{4, 64})}};
+  const WeightRecipe m = WeightRecipe::name("m"), n = WeightRecipe::name("n");
+  const std::vector<float> whole = values_of(tensors.at("m")), other = values_of(tensors.at("n"));
+  const Tensor rows = made(WeightRecipe::slice("m", 0, 1, 2, 4), tensors);
+  EXPECT_EQ(rows.view.encoding, &q8);
+  EXPECT_EQ(values_of(rows), std::vector<float>(whole.begin() + 64, whole.begin() + 192));
+  for (const WeightRecipe& recipe : {WeightRecipe::concat({m, n}, 0, {4, 4}), WeightRecipe::stack({m, n})}) {
+    const Tensor both = made(recipe, tensors);
+    EXPECT_EQ(both.view.encoding, &q8);
+    std::vector<float> expected = whole;
+    expected.insert(expected.end(), other.begin(), other.end());
+    EXPECT_EQ(values_of(both), expected);
+  }
+  EXPECT_EQ(made(WeightRecipe::reorder(m, 4, HeadOrder::halves), tensors).view.encoding, &q8);
+  // Types that differ meet in f32.
+  EXPECT_EQ(made(WeightRecipe::concat({m, WeightRecipe::name("plain")}, 0, {4, 4}), tensors).view.encoding, nullptr);
+}
+
+TEST(WeightRecipe, EncodingsOfSeveralPlanesAreCutOrDecoded) {
+  const Encoding* groups = GroupEncoding::find("int4_g32_bf16");
+  ASSERT_NE(groups, nullptr);
+  const Tensors tensors = {{"m", encoded(counting(Shape{4, 64}), *groups)}};
+  const std::vector<float> whole = values_of(tensors.at("m"));
+  const Tensor rows = made(WeightRecipe::slice("m", 0, 1, 2, 4), tensors);
+  EXPECT_EQ(rows.view.encoding, groups);
+  EXPECT_EQ(values_of(rows), std::vector<float>(whole.begin() + 64, whole.begin() + 192));
+  const WeightRecipe m = WeightRecipe::name("m");
+  const Tensor twice = made(WeightRecipe::concat({m, m}, 0, {4, 4}), tensors);
+  EXPECT_EQ(twice.view.encoding, nullptr);
+  EXPECT_EQ(values_of(made(WeightRecipe::reorder(m, 2, HeadOrder::halves), tensors)), whole);
+}
+
+TEST(WeightRecipe, RefusalsNameTensorAndBothShapes) {
+  const Tensors tensors = {{"m", encoded(counting(Shape{4, 64}), *BlockEncoding::find("q8_0"))},
+                           {"v", counting(Shape{5})},
+                           {"p", counting(Shape{4, 6})}};
+  const auto refused = [&](const WeightRecipe& recipe) { return refusal([&] { made(recipe, tensors); }); };
+  const WeightRecipe m = WeightRecipe::name("m"), v = WeightRecipe::name("v"), p = WeightRecipe::name("p");
+  EXPECT_HAS(refused(WeightRecipe::transpose(m)),
+             "Unsupported: the test: 'm' is stored in q8_0, which cannot be transposed");
+  EXPECT_HAS(refused(WeightRecipe::slice("m", 1, 0, 32, 64)), "cannot be cut within a row");
+  EXPECT_HAS(refused(WeightRecipe::slice("p", 0, 0, 2, 5)),
+             "DataCorrupted: the test: 'p' is [4, 6]; expected 5 along axis 0");
+  EXPECT_HAS(refused(WeightRecipe::transpose(v)), "'v' is [5]; expected a matrix");
+  EXPECT_HAS(refused(WeightRecipe::reorder(v, 2, HeadOrder::halves)), "'v' is [5]; expected heads of 2 rows");
+  EXPECT_HAS(refused(WeightRecipe::stack({p, v})), "'v' is [5]; 'p' is [4, 6]");
+  EXPECT_HAS(refused(WeightRecipe::concat({p, p}, 0, {4, 5})), "'p' is [4, 6]; expected [5, 6]");
+}
+
+}  // namespace
+}  // namespace eadem::models
