@@ -129,10 +129,11 @@ void Program::build_steps() {
     list_ports(node.inputs, step.inputs);
     list_ports(node.outputs, step.outputs);
   }
+  list_parameters();
   bind_parameters();
 }
 
-void Program::bind_parameters() {
+void Program::list_parameters() {
   for (size_t n = 0; n < steps_.size(); ++n) {
     const Node& node = graph_.nodes()[n];
     const KernelChoice& choice = choices_[n];
@@ -140,12 +141,17 @@ void Program::bind_parameters() {
     for (size_t port = 0; port < node.inputs.size(); ++port) {
       const ValueId id = node.inputs[port];
       if (id == kNoValue || graph_.value(id).kind != Value::Kind::parameter) continue;
-      const Encoding* encoding = nullptr;
+      const Encoding* packing = nullptr;
       if (choice.kernel != nullptr && choice.kernel->packing != nullptr)
-        encoding = choice.kernel->packing(request, static_cast<int>(port));
-      steps_[n].inputs[port] = parameters_->form(graph_.value(id).name, encoding);
+        packing = choice.kernel->packing(request, static_cast<int>(port));
+      parameter_ports_.push_back({&steps_[n].inputs[port], id, packing});
     }
   }
+}
+
+void Program::bind_parameters() {
+  for (const ParameterPort& port : parameter_ports_)
+    *port.view = parameters_->form(graph_.value(port.parameter).name, port.packing);
   placement_ = parameters_->placement();
 }
 

@@ -116,6 +116,12 @@ class Program {
     TensorView* view;
     const TensorType* type;
   };
+  // A port that reads a form of a parameter.
+  struct ParameterPort {
+    TensorView* view;
+    ValueId parameter;
+    const Encoding* packing;
+  };
 
   // The first part of compilation: a kernel for each node. `finish` does the rest.
   struct Covered {};
@@ -126,6 +132,7 @@ class Program {
   void prepare_plans();
   void assign_storage();
   void build_steps();
+  void list_parameters();
   void bind_parameters();
   TensorView bound_view(ValueId id) const;
   void bind_ports();
@@ -150,6 +157,7 @@ class Program {
   std::vector<std::array<void*, kMaxPlanes - 1>> more_planes_;  // likewise, of states that are encoded
   std::vector<Step> steps_;
   std::array<std::vector<SymbolicPort>, kMaxSymbols> symbolic_ports_;  // by symbol
+  std::vector<ParameterPort> parameter_ports_;
   SymbolValues current_;
   bool bound_ = false;      // every port has its address
   uint64_t placement_ = 0;  // ParameterStore::placement() at the time of the views that the steps hold
