@@ -57,8 +57,8 @@ class Model {
   // embed, every layer, finish.
   ValueId build_decoder(BuildContext& context) const;
 
-  // Every parameter, in the order in which checkpoints are written.
-  virtual std::vector<ParameterInfo> parameters() const = 0;
+  // Every parameter, in the order in which checkpoints are written; none for a model that is never read from files.
+  virtual std::vector<ParameterInfo> parameters() const { return {}; }
   // How a parameter is made of the tensors of a checkpoint, the usual way first. One of the recipes is enough; a
   // checkpoint that serves several must have equal values there. The first one is what is written.
   virtual std::vector<WeightRecipe> recipes(const ParameterInfo& parameter, CheckpointFormat format) const;
