@@ -84,9 +84,11 @@ SymbolValues program_bounds(const EngineOptions& options, const Geometry& geomet
   bounds[Symbol::sequences] = geometry.max_batch;
   bounds[Symbol::logit_rows] = std::min(logit_rows, bounds[Symbol::tokens]);
   bounds[Symbol::max_blocks] = blocks_per_sequence(geometry);
-  // Penalties need one pair for each token of the vocabulary, and no more pairs than the cache has tokens.
+  // Penalties need one pair for each token of the vocabulary, and no more pairs than the cache has tokens. Biases stand
+  // beside them.
   bounds[Symbol::penalties] = std::min(geometry.max_batch * std::min(geometry.max_length, vocab),
-                                       geometry.spec.num_blocks * geometry.spec.block_size);
+                                       geometry.spec.num_blocks * geometry.spec.block_size) +
+                              geometry.max_batch * kMaxBiases;
   return bounds;
 }
 

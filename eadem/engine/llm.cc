@@ -155,6 +155,7 @@ std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, 
     try {
       GenerationRequest request{.prompt = prompts[i],
                                 .sampling = params.settings(completion.seed),
+                                .biases = params.biases(eos_),
                                 .max_tokens = params.max_tokens,
                                 .keep = keep};
       loop_->check(request);

@@ -39,7 +39,8 @@ std::string OutputProcessor::take(int32_t token, float logprob) {
   completion_.logprobs.push_back(logprob);
   // Vocabularies are padded: an id without a token can be sampled, and has no text.
   if (!tokenizer_.is_token(token)) return {};
-  std::string piece = stops_.feed(decoder_.next(token));
+  std::string piece = decoder_.next(token);
+  if (std::ssize(completion_.token_ids) > params_.min_tokens) piece = stops_.feed(piece);
   completion_.text += piece;
   if (stops_.stopped()) return piece + end(FinishReason::stop);
   return piece;

@@ -12,10 +12,11 @@
 namespace eadem::engine {
 
 struct GenerationRequest {
-  std::vector<int32_t> prompt;  // at least one token
-  SamplingInput sampling;       // greedy unless set; the scheduler sets its prompt_length
-  int64_t max_tokens = 1;       // at least 1
-  bool keep = false;            // continue from the kept sequence, and become it at the end
+  std::vector<int32_t> prompt;    // at least one token
+  SamplingInput sampling;         // greedy unless set; the scheduler sets its prompt_length
+  std::vector<TokenBias> biases;  // of logit_bias and for min_tokens
+  int64_t max_tokens = 1;         // at least 1
+  bool keep = false;              // continue from the kept sequence, and become it at the end
 };
 
 using RequestId = int64_t;

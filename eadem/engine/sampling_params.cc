@@ -40,6 +40,13 @@ void check_range(const kernels::SampleSettings& settings) {
 void SamplingParams::validate() const {
   check_ranges(*this);
   require(max_tokens >= 1 && max_tokens < (int64_t{1} << 31), "max_tokens", max_tokens, "at least 1, below 2^31");
+  require(logit_bias.size() <= 300, "logit_bias", fmt::format("{} tokens", logit_bias.size()), "at most 300");
+  for (const auto& [token, bias] : logit_bias) {
+    require(token >= 0 && token < (int64_t{1} << 31), "logit_bias", fmt::format("for token {}", token),
+            "tokens of the vocabulary");
+    require(bias >= -100 && bias <= 100, "logit_bias", fmt::format("{} for token {}", bias, token), "-100 to 100");
+  }
+  require(min_tokens >= 0 && min_tokens <= max_tokens, "min_tokens", min_tokens, "0 to max_tokens");
   for (const std::string& text : stop) require(!text.empty(), "stop", "\"\"", "strings that are not empty");
 }
 
@@ -52,6 +59,25 @@ kernels::SampleSettings SamplingParams::settings(int64_t request_seed) const {
           .repetition_penalty = static_cast<float>(repetition_penalty),
           .presence_penalty = static_cast<float>(presence_penalty),
           .frequency_penalty = static_cast<float>(frequency_penalty)};
+}
+
+std::vector<TokenBias> SamplingParams::biases(std::span<const int32_t> eos) const {
+  std::vector<TokenBias> result;
+  std::vector<int64_t> banned;
+  if (min_tokens > 0) {
+    banned.assign(eos.begin(), eos.end());
+    banned.insert(banned.end(), stop_token_ids.begin(), stop_token_ids.end());
+    std::sort(banned.begin(), banned.end());
+    banned.erase(std::unique(banned.begin(), banned.end()), banned.end());
+    for (const int64_t token : banned)
+      result.push_back({.token = static_cast<int32_t>(token), .bias = kNeverSampled, .end = min_tokens});
+  }
+  for (const auto& [token, bias] : logit_bias) {
+    const bool is_banned = std::binary_search(banned.begin(), banned.end(), token);
+    result.push_back(
+        {.token = static_cast<int32_t>(token), .bias = static_cast<float>(bias), .begin = is_banned ? min_tokens : 0});
+  }
+  return result;
 }
 
 SamplingParams SamplingParams::from_generation_config(const io::GenerationConfig& config, const std::string& source,
@@ -92,6 +118,8 @@ std::string to_string(const SamplingParams& params) {
                                        params.top_p, params.min_p);
   if (params.repetition_penalty != 1) text += fmt::format(", repetition_penalty {}", params.repetition_penalty);
   if (params.presence_penalty != 0) text += fmt::format(", presence_penalty {}", params.presence_penalty);
+  if (!params.logit_bias.empty()) text += fmt::format(", logit_bias for {} tokens", params.logit_bias.size());
+  if (params.min_tokens != 0) text += fmt::format(", min_tokens {}", params.min_tokens);
   if (params.frequency_penalty != 0) text += fmt::format(", frequency_penalty {}", params.frequency_penalty);
   return text + fmt::format(", max_tokens {}", params.max_tokens);
 }

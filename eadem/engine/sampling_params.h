@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SamplingParams: how the text of one request is sampled. Names, defaults and ranges are equal in C++, Python and on
-// the command line.
+// SamplingParams: how the text of one request is sampled. Names, defaults and ranges are equal in C++, Python and, for
+// those that it has, on the command line.
+//
+// A parameter is added here (a field and a line of for_each), with its range in sampling_params.cc and its
+// documentation in python/eadem/_llm.py; the bindings follow from the list.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "eadem/core/log.h"
+#include "eadem/engine/step_sequence.h"
 #include "eadem/io/generation_config.h"
-#include "eadem/ops/sample.h"
 
 namespace eadem::engine {
 
@@ -28,12 +33,40 @@ struct SamplingParams {
   std::vector<std::string> stop;    // strings that end the text, also across tokens; not part of it
   std::vector<int64_t> stop_token_ids;
   bool ignore_eos = false;
+  // [-100, 100] by token, added to its logit before anything else: at -100 a token is hardly ever drawn, at 100 hardly
+  // any other one. At most 300 tokens
+  std::map<int64_t, double> logit_bias;
+  // [0, max_tokens]; as long as the text has fewer tokens, neither the end of sequence nor a token of stop_token_ids is
+  // drawn, and stop strings do not end it
+  int64_t min_tokens = 0;
+
+  // Calls visit(name, field) for each field of `params`, a SamplingParams, in the order above.
+  template <typename Params, typename Visit>
+  static void for_each(Params& params, Visit visit) {
+    visit("temperature", params.temperature);
+    visit("top_k", params.top_k);
+    visit("top_p", params.top_p);
+    visit("min_p", params.min_p);
+    visit("repetition_penalty", params.repetition_penalty);
+    visit("presence_penalty", params.presence_penalty);
+    visit("frequency_penalty", params.frequency_penalty);
+    visit("seed", params.seed);
+    visit("max_tokens", params.max_tokens);
+    visit("stop", params.stop);
+    visit("stop_token_ids", params.stop_token_ids);
+    visit("ignore_eos", params.ignore_eos);
+    visit("logit_bias", params.logit_bias);
+    visit("min_tokens", params.min_tokens);
+  }
 
   // Throws InvalidArgument naming the field, its value and its range.
   void validate() const;
 
   // The settings that kernels read, for a request whose seed is `request_seed`.
   kernels::SampleSettings settings(int64_t request_seed) const;
+
+  // The biases that logit_bias and min_tokens stand for, where `eos` ends a sequence.
+  std::vector<TokenBias> biases(std::span<const int32_t> eos) const;
 
   // The recommendation of the model's authors, applied over the defaults. `log` receives a warning, with the reason,
   // for each key of the file that changes sampling and is not honoured. Throws DataCorrupted, naming `source`, for a

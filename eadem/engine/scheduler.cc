@@ -53,6 +53,12 @@ void Scheduler::check(const GenerationRequest& request) const {
   for (size_t i = 0; i < request.prompt.size(); ++i)
     if (request.prompt[i] < 0 || request.prompt[i] >= limits_.vocab)
       throw InvalidArgument("token {} of the prompt is {}; the vocabulary has {}", i, request.prompt[i], limits_.vocab);
+  if (std::ssize(request.biases) > kMaxBiases)
+    throw InvalidArgument("the request has {} biases, of logit_bias and for min_tokens; expected at most {}",
+                          request.biases.size(), kMaxBiases);
+  for (const TokenBias& each : request.biases)
+    if (each.token < 0 || each.token >= limits_.vocab)
+      throw InvalidArgument("a bias is for token {}; the vocabulary has {}", each.token, limits_.vocab);
   EADEM_CHECK(request.max_tokens >= 1, "max_tokens {}", request.max_tokens);
 }
 
@@ -179,6 +185,7 @@ int64_t Scheduler::plan_sequence(size_t place, int64_t budget) {
                    .cached = s.cached,
                    .blocks = s.blocks,
                    .sampling = s.request.sampling,
+                   .biases = s.request.biases,
                    .samples = count == s.pending()});
   planned_.push_back(s.id);
   places_.push_back(place);

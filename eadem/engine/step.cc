@@ -143,10 +143,12 @@ void InferEngine::check_sampling(Plan plan) const {
     } catch (const InvalidArgument& error) {
       throw InvalidArgument("sequence {}: {}", s, error.what());
     }
+    if (std::ssize(plan[s].biases) > kMaxBiases)
+      throw InvalidArgument("sequence {} has {} biases; expected at most {}", s, plan[s].biases.size(), kMaxBiases);
     if (plan[s].sampling.has_penalties())
       penalized += std::min<int64_t>(plan[s].cached + std::ssize(plan[s].tokens), model_->info().vocab);
   }
-  const int64_t most = prefill_->program->environment().bounds[Symbol::penalties];
+  const int64_t most = prefill_->program->environment().bounds[Symbol::penalties] - max_batch_ * kMaxBiases;
   if (penalized > most)  // sequences that share blocks
     throw InvalidArgument("the step's penalties look at {} tokens; at most the cache's {} fit", penalized, most);
 }

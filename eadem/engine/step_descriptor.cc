@@ -2,6 +2,7 @@
 #include "eadem/engine/step_descriptor.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace eadem::engine {
@@ -72,8 +73,23 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
     part<int32_t>(StepLayout::logit_rows)[rows_] = first + t;
     part<SampleRow>(StepLayout::sample_rows)[rows_] = {.settings = sequence.sampling, .position = cached + t + 1};
   }
-  if (sequence.sampling.has_penalties())
-    add_penalties(sequence, part<SampleRow>(StepLayout::sample_rows)[rows_ - 1], contents);
+  SampleRow& last = part<SampleRow>(StepLayout::sample_rows)[rows_ - 1];
+  if (!sequence.biases.empty()) add_biases(sequence, last);
+  if (sequence.sampling.has_penalties()) add_penalties(sequence, last, contents);
+}
+
+// Lists the biases that hold for the token that the row draws.
+void StepDescriptor::add_biases(const StepSequence& sequence, SampleRow& row) {
+  int32_t* const pairs = part<int32_t>(StepLayout::penalties);
+  const int64_t generated = row.position - sequence.sampling.prompt_length;
+  row.biases_begin = static_cast<int32_t>(pairs_);
+  for (const TokenBias& each : sequence.biases) {
+    if (generated < each.begin || generated >= each.end) continue;
+    pairs[2 * pairs_] = each.token;
+    pairs[2 * pairs_ + 1] = std::bit_cast<int32_t>(each.bias);
+    ++pairs_;
+  }
+  row.biases_end = static_cast<int32_t>(pairs_);
 }
 
 // Lists the distinct tokens of a sequence with the number of times that each was generated.

@@ -12,7 +12,7 @@
 //   logit_rows   i32 [logit_rows]          the tokens whose logits are wanted
 //   sample_rows  SampleRow [logit_rows]    the sampling parameters of each row
 //   block_table  i32 [sequences, max_blocks]
-//   penalties    i32 [penalties, 2]        pairs (token, count); the rows name their ranges
+//   penalties    i32 [penalties, 2]        pairs (token, count) and (token, bias); the rows name their ranges
 //
 // Where the device's memory is the host's (the CPU), the parts are written where the program reads them and nothing is
 // copied. One thread at a time may use a descriptor. Nothing allocates after construction.
@@ -84,6 +84,7 @@ class StepDescriptor {
     return reinterpret_cast<T*>(host_ + layout_->offset(part));
   }
   void add_sequence(const StepSequence& sequence, bool all_logits, const CacheContents& contents);
+  void add_biases(const StepSequence& sequence, kernels::SampleRow& row);
   void add_penalties(const StepSequence& sequence, kernels::SampleRow& row, const CacheContents& contents);
 
   std::shared_ptr<Device> device_;

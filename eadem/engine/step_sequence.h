@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <span>
 
 #include "eadem/ops/sample.h"
@@ -16,6 +17,16 @@ namespace eadem::engine {
 // engine wrote to the cache, and its tokens of this step.
 using SamplingInput = kernels::SampleSettings;
 
+// Added to the logit of a token before anything else, for the generated tokens of index [begin, end).
+struct TokenBias {
+  int32_t token = 0;
+  float bias = 0;
+  int64_t begin = 0;
+  int64_t end = std::numeric_limits<int64_t>::max();
+};
+inline constexpr int64_t kMaxBiases = 1024;     // of a sequence
+inline constexpr float kNeverSampled = -1e30f;  // as a bias: finite, because a row of logits may hold no infinity
+
 struct StepSequence {
   std::span<const int32_t> tokens;  // new tokens, at least one
   int64_t cached = 0;               // how many tokens of the sequence are in the cache before them
@@ -23,6 +34,7 @@ struct StepSequence {
   // [block_size, …); entries after the last new token are ignored.
   std::span<const int32_t> blocks;
   SamplingInput sampling;
+  std::span<const TokenBias> biases;  // at most kMaxBiases; those of one token do not overlap
   bool samples = true;  // false: the prompt continues in another step, so there are no logits and no token is sampled
 
   // The blocks that hold its tokens after the step.

@@ -6,10 +6,12 @@
 //            rows [rows, kSampleRowWords] i32: the words of one SampleRow each
 //            penalties [penalties, 2] i32: pairs (token, count) in the ranges that the rows name. The tokens of a range
 //            are distinct and are those that stand in the row's sequence so far, prompt included; `count` says how
-//            often the token was generated, 0 for one of the prompt alone
+//            often the token was generated, 0 for one of the prompt alone. The rows' biases lie in ranges of their own:
+//            pairs (token, bits of an f32 bias), the tokens of a range distinct
 //   outputs  token [rows] i32; logprob [rows] f32: log softmax of the unmodified logits at the token
 //
-// The penalties come first, at every temperature. For each pair of the row, rounding to f32 after each step:
+// The biases of the row come first, at every temperature: logit + bias, rounded to f32. The penalties follow. For each
+// pair of the row, rounding to f32 after each step:
 //   1. repetition_penalty r: logit < 0 ? logit * r : logit / r              (Keskar et al. 2019, as in transformers)
 //   2. logit - frequency_penalty * count - presence_penalty * (count > 0)   (as the OpenAI API and vLLM define them;
 //      computed in f64, rounded once)
@@ -22,8 +24,8 @@
 //   4. min_p: drop what is below min_p times the largest p;
 //   5. with u = uniform_float(philox4x32(seed, position).words[0]), pick in order of index the first kept token whose
 //      cumulated p exceeds u * (sum of the kept p).
-// A row whose penalized logits hold NaN or whose largest one is not finite gives token -1 (the engine fails that
-// request alone).
+// A row whose logits, biased and penalized, hold NaN or whose largest one is not finite gives token -1 (the engine
+// fails that request alone).
 #pragma once
 
 #include <cstdint>
@@ -53,8 +55,12 @@ struct SampleRow {
   int64_t position = 0;         // in its sequence, of the token to be drawn
   int32_t penalties_begin = 0;  // the row's pairs: [penalties_begin, penalties_end)
   int32_t penalties_end = 0;
+  int32_t biases_begin = 0;  // the row's biases: [biases_begin, biases_end)
+  int32_t biases_end = 0;
+
+  bool changes_logits() const { return penalties_end > penalties_begin || biases_end > biases_begin; }
 };
 inline constexpr int64_t kSampleRowWords = sizeof(SampleRow) / sizeof(int32_t);
-static_assert(sizeof(SampleRow) == 56, "no padding: the words are copied as they are");
+static_assert(sizeof(SampleRow) == 64, "no padding: the words are copied as they are");
 
 }  // namespace eadem::kernels

@@ -29,6 +29,9 @@ SampleRow row_of(const RefTensor& rows, size_t r) {
 
 void penalize(std::span<double> logits, const SampleRow& row, const RefTensor& penalties) {
   const SampleSettings& s = row.settings;
+  for (auto pair = static_cast<size_t>(row.biases_begin); pair < static_cast<size_t>(row.biases_end); ++pair)
+    logits[static_cast<size_t>(penalties.data[2 * pair])] +=
+        static_cast<double>(std::bit_cast<float>(static_cast<int32_t>(penalties.data[2 * pair + 1])));
   for (auto pair = static_cast<size_t>(row.penalties_begin); pair < static_cast<size_t>(row.penalties_end); ++pair) {
     double& logit = logits[static_cast<size_t>(penalties.data[2 * pair])];
     const double count = penalties.data[2 * pair + 1];

@@ -174,41 +174,23 @@ std::vector<int32_t> ids_argument(const nb::object& object) {
 
 void bind_llm(nb::module_& m) {
   nb::class_<SamplingParams>(m, "NativeSamplingParams", "What eadem.SamplingParams checks itself with.")
-      .def(
-          "__init__",
-          [](SamplingParams* self, double temperature, int64_t top_k, double top_p, double min_p,
-             double repetition_penalty, double presence_penalty, double frequency_penalty, int64_t max_tokens,
-             std::optional<int64_t> seed, std::vector<std::string> stop, std::vector<int64_t> stop_token_ids,
-             bool ignore_eos) {
-            const SamplingParams params{.temperature = temperature,
-                                        .top_k = top_k,
-                                        .top_p = top_p,
-                                        .min_p = min_p,
-                                        .repetition_penalty = repetition_penalty,
-                                        .presence_penalty = presence_penalty,
-                                        .frequency_penalty = frequency_penalty,
-                                        .seed = seed,
-                                        .max_tokens = max_tokens,
-                                        .stop = std::move(stop),
-                                        .stop_token_ids = std::move(stop_token_ids),
-                                        .ignore_eos = ignore_eos};
-            params.validate();
-            new (self) SamplingParams(params);
-          },
-          nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a, "presence_penalty"_a,
-          "frequency_penalty"_a, "max_tokens"_a, "seed"_a.none(), "stop"_a, "stop_token_ids"_a, "ignore_eos"_a)
-      .def_ro("temperature", &SamplingParams::temperature)
-      .def_ro("top_k", &SamplingParams::top_k)
-      .def_ro("top_p", &SamplingParams::top_p)
-      .def_ro("min_p", &SamplingParams::min_p)
-      .def_ro("repetition_penalty", &SamplingParams::repetition_penalty)
-      .def_ro("presence_penalty", &SamplingParams::presence_penalty)
-      .def_ro("frequency_penalty", &SamplingParams::frequency_penalty)
-      .def_ro("max_tokens", &SamplingParams::max_tokens)
-      .def_ro("seed", &SamplingParams::seed)
-      .def_ro("stop", &SamplingParams::stop)
-      .def_ro("stop_token_ids", &SamplingParams::stop_token_ids)
-      .def_ro("ignore_eos", &SamplingParams::ignore_eos);
+      .def("__init__",
+           [](SamplingParams* self, const nb::kwargs& values) {
+             SamplingParams params;
+             SamplingParams::for_each(params, [&](const char* name, auto& field) {
+               field = nb::cast<std::decay_t<decltype(field)>>(values[name]);
+             });
+             params.validate();
+             new (self) SamplingParams(params);
+           })
+      .def("__getattr__", [](const SamplingParams& self, const std::string& name) {
+        nb::object value;
+        SamplingParams::for_each(self, [&](const char* each, const auto& field) {
+          if (name == each) value = nb::cast(field);
+        });
+        if (!value.is_valid()) throw nb::attribute_error(name.c_str());
+        return value;
+      });
 
   nb::class_<Completion>(m, "Completion", "The answer to one prompt.")
       .def_ro("text", &Completion::text, "The text drawn, without the stop string that ended it.")

@@ -32,6 +32,10 @@ class SamplingParams:
     stop                strings that end the text, across token borders; not part of it
     stop_token_ids      tokens that end the text
     ignore_eos          go on after the end of sequence
+    logit_bias          {token id: [-100, 100]}, at most 300 tokens; None is off. Is added to the logits before anything
+                        else (as in the OpenAI API): at -100 a token is hardly ever drawn, at 100 hardly any other one
+    min_tokens          [0, max_tokens]; until the text has so many tokens, neither the end of sequence nor one of
+                        stop_token_ids is drawn, and stop strings do not end it (as in vLLM)
 
     dataclasses.replace(params, temperature=0) gives a changed copy.
     """
@@ -48,17 +52,24 @@ class SamplingParams:
     stop: Union[str, Sequence[str]] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    logit_bias: Optional[Mapping[int, float]] = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(_arguments.strings("stop", self.stop)))
         object.__setattr__(self, "stop_token_ids", tuple(_arguments.integers("stop_token_ids", self.stop_token_ids)))
+        biases = _arguments.expect("logit_bias", self.logit_bias, (Mapping, type(None)), "a mapping or None")
+        object.__setattr__(self, "logit_bias", {_arguments.integer("a token of logit_bias", token):
+                                                _arguments.real(f"logit_bias for token {token}", bias)
+                                                for token, bias in biases.items()} if biases else None)
         self._native()  # checks
 
     def _native(self) -> _eadem.NativeSamplingParams:
         reals = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
         return _eadem.NativeSamplingParams(
             **{name: _arguments.real(name, getattr(self, name)) for name in reals},
-            top_k=_arguments.integer("top_k", self.top_k), max_tokens=_arguments.integer("max_tokens", self.max_tokens),
+            **{name: _arguments.integer(name, getattr(self, name)) for name in ("top_k", "max_tokens", "min_tokens")},
+            logit_bias=self.logit_bias or {},
             seed=None if self.seed is None else _arguments.integer("seed", self.seed), stop=list(self.stop),
             stop_token_ids=list(self.stop_token_ids), ignore_eos=_arguments.boolean("ignore_eos", self.ignore_eos))
 

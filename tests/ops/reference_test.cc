@@ -10,6 +10,7 @@
 //   ops_reference_test [--device cpu|cuda|cuda:1] [GoogleTest options]
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -148,13 +149,15 @@ kernels::SampleRow& sample_row(const std::vector<Tensor>& in, int64_t row) {
   return static_cast<kernels::SampleRow*>(in[1].view.data)[row];
 }
 
-// The row's logits with its penalties, in double.
+// The row's logits with its biases and penalties, in double.
 std::vector<double> penalized(const std::vector<Tensor>& in, int64_t row) {
   const int64_t vocab = in[0].shape()[1];
   const float* logits = in[0].view.as<float>() + row * vocab;
   const int32_t* pairs = in[2].view.as<int32_t>();
-  const auto& [s, position, begin, end] = sample_row(in, row);
+  const auto& [s, position, begin, end, biases_begin, biases_end] = sample_row(in, row);
   std::vector<double> result(logits, logits + vocab);
+  for (int32_t i = biases_begin; i < biases_end; ++i)
+    result[static_cast<size_t>(pairs[2 * i])] += static_cast<double>(std::bit_cast<float>(pairs[2 * i + 1]));
   for (int32_t i = begin; i < end; ++i) {
     double& logit = result[static_cast<size_t>(pairs[2 * i])];
     logit *= logit < 0 ? s.repetition_penalty : 1 / static_cast<double>(s.repetition_penalty);
@@ -166,7 +169,7 @@ std::vector<double> penalized(const std::vector<Tensor>& in, int64_t row) {
 
 double draw_margin(const std::vector<Tensor>& in, int64_t row) {
   const int64_t vocab = in[0].shape()[1];
-  const auto& [settings, position, begin, end] = sample_row(in, row);
+  const auto& [settings, position, begin, end, biases_begin, biases_end] = sample_row(in, row);
   const double temperature = static_cast<double>(settings.temperature);
   const std::vector<double> logits = penalized(in, row);
   if (temperature == 0) {  // a tie of unequal logits that rounding makes
@@ -353,6 +356,65 @@ TEST(SampleContract, PenaltiesChangeWhatIsDrawnAndNotTheLogProbability) {
   check(want->expected[0], want->expected[1], "reference");
   for (const DeviceGroup& group : device_groups())
     for (const Kernel* kernel : kernels_of(*row.op, group)) {
+      if (kernel->pass != Pass::inference || !kernel->can_handle(want->call.request(*group.devices[0])).accepted)
+        continue;
+      const std::vector<Tensor> got = run_kernel(*group.devices[0], *kernel, want->call, {}, group.name);
+      check(widen(got[0].view), widen(got[1].view), group.name);
+    }
+}
+
+// As OpenAI's logit_bias: added before anything else, for the draw alone.
+TEST(SampleContract, BiasesComeBeforePenaltiesAndLeaveTheLogProbability) {
+  struct BiasRow {
+    kernels::SampleSettings settings;
+    std::vector<std::pair<int32_t, float>> biases;
+    std::vector<int32_t> pairs;  // token, count
+    int32_t token;
+  };
+  const std::vector<BiasRow> rows = {
+      {{}, {{2, 1.5f}}, {}, 2},                                           // 3 + 1.5 > 4; logits 1, 4, 3, -1, -2
+      {{}, {{2, 0.5f}}, {}, 1},                                           // 3.5 < 4
+      {{}, {{1, -100.0f}}, {}, 2},                                        //
+      {{}, {{4, 100.0f}, {0, 50.0f}}, {}, 4},                             //
+      {{}, {{0, -1e30f}, {1, -1e30f}, {2, -1e30f}, {4, -1e30f}}, {}, 3},  // all but one are banned
+      {{.temperature = 5, .seed = 1}, {{0, -1e30f}, {1, -1e30f}, {2, -1e30f}, {3, -1e30f}}, {}, 4},
+      {{.repetition_penalty = 2}, {{1, 4.0f}}, {1, 0}, 1},  // (4 + 4) / 2 > 3
+      {{.repetition_penalty = 2}, {{1, 1.5f}}, {1, 0}, 2},  // (4 + 1.5) / 2 < 3
+  };
+  const std::vector<float> logits = {1, 4, 3, -1, -2};
+  ops::Workload row = op_cases("sample").front();
+  row.inputs[0] = TensorType(DType::f32, {Symbol::logit_rows, 5});
+  row.symbols[Symbol::logit_rows] = std::ssize(rows);
+  row.symbols[Symbol::penalties] = 40;
+  std::vector<Tensor> in = workloads::make_inputs(*row.op, row.inputs, row.symbols, 1);
+  auto* entries = in[2].view.as<int32_t>();
+  int32_t used = 0;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    std::memcpy(in[0].view.as<float>() + 5 * r, logits.data(), 5 * sizeof(float));
+    kernels::SampleRow& sample = sample_row(in, static_cast<int64_t>(r));
+    sample = {.settings = rows[r].settings, .penalties_begin = used};
+    std::copy(rows[r].pairs.begin(), rows[r].pairs.end(), entries + 2 * used);
+    used += static_cast<int32_t>(rows[r].pairs.size() / 2);
+    sample.penalties_end = sample.biases_begin = used;
+    for (const auto& [token, bias] : rows[r].biases) {
+      entries[2 * used] = token;
+      entries[2 * used++ + 1] = std::bit_cast<int32_t>(bias);
+    }
+    sample.biases_end = used;
+  }
+  const std::optional<ExpectedCall> want = expected_call(row, Pass::inference, in, 1);
+  double sum = 0;
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit));
+  const auto check = [&](const RefTensor& tokens, const RefTensor& logprobs, const std::string& label) {
+    for (size_t r = 0; r < rows.size(); ++r) {
+      EXPECT_EQ(static_cast<int32_t>(tokens.data[r]), rows[r].token) << label << ", row " << r;
+      // As for penalties: a few units of 2^-22.
+      EXPECT_NEAR(logprobs.data[r], logits[static_cast<size_t>(rows[r].token)] - std::log(sum), 0x1p-19) << label;
+    }
+  };
+  check(want->expected[0], want->expected[1], "reference");
+  for (const Kernel* kernel : row.op->kernels())
+    for (const DeviceGroup& group : device_groups()) {
       if (kernel->pass != Pass::inference || !kernel->can_handle(want->call.request(*group.devices[0])).accepted)
         continue;
       const std::vector<Tensor> got = run_kernel(*group.devices[0], *kernel, want->call, {}, group.name);

@@ -284,6 +284,24 @@ def test_penalties_change_the_text(bundled):
             dataclasses.replace(params, **{name: -300 for name in penalty})
 
 
+def test_biases_and_the_least_number_of_tokens(bundled):
+    plain = dataclasses.replace(GREEDY, ignore_eos=True)
+    ids = bundled.generate("Once", plain)[0].token_ids
+    biased = dataclasses.replace(plain, logit_bias={ids[3]: 100})
+    assert set(bundled.generate("Once", biased)[0].token_ids) == {ids[3]}
+    stopping = dataclasses.replace(plain, stop_token_ids=[ids[3]])
+    assert len(bundled.generate("Once", stopping)[0].token_ids) <= 3
+    assert len(bundled.generate("Once", dataclasses.replace(stopping, min_tokens=9))[0].token_ids) >= 9
+    assert SamplingParams(logit_bias={}) == SamplingParams()
+    assert bundled.default_params.logit_bias is None and bundled.default_params.min_tokens == 0
+    for wrong, words in (({"logit_bias": {1: 101}}, "logit_bias is 101 for token 1"), ({"logit_bias": [1]}, "logit_bias"),
+                         ({"logit_bias": {"a": 1}}, "a token of logit_bias is 'a'"),
+                         ({"logit_bias": {2**40: 1}}, "logit_bias is for token"), ({"min_tokens": -1}, "min_tokens"),
+                         ({"min_tokens": 41}, "min_tokens is 41; expected 0 to max_tokens")):
+        with pytest.raises(eadem.InvalidArgument, match=words):
+            dataclasses.replace(plain, **wrong)
+
+
 def test_generation_config_gives_the_defaults(tmp_path, caplog):
     for file in BUNDLED.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -118,10 +118,12 @@ RowScratch row_scratch(void* scratch, int worker, int64_t vocab) {
           reinterpret_cast<float*>(penalized)};
 }
 
-// Writes the row's logits with its penalties to `y`.
+// Writes the row's logits with its biases and penalties to `y`.
 void penalize(float* y, const float* logits, int64_t vocab, const SampleRow& row, const int32_t* pairs) {
   std::copy_n(logits, vocab, y);
   const SampleSettings& s = row.settings;
+  for (int32_t pair = row.biases_begin; pair < row.biases_end; ++pair)
+    y[pairs[2 * pair]] += std::bit_cast<float>(pairs[2 * pair + 1]);
   for (int32_t pair = row.penalties_begin; pair < row.penalties_end; ++pair) {
     float& logit = y[pairs[2 * pair]];
     const double count = pairs[2 * pair + 1];
@@ -235,7 +237,7 @@ void run_sample(const SampleRoutines& routines, const KernelCall& call) {
     // without affecting other rows.
     const float* unmodified = all_logits + row * vocab;
     const float* logits = unmodified;
-    if (settings_row.penalties_end > settings_row.penalties_begin) {
+    if (settings_row.changes_logits()) {
       penalize(s.penalized, unmodified, vocab, settings_row, pairs);
       logits = s.penalized;
     }

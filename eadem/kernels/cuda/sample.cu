@@ -157,10 +157,15 @@ __device__ int32_t draw(const Row& row, int32_t top_k, float top_p, float min_p,
   return first_exceeding(row, target, weight);
 }
 
-// Penalizes the row's logits in place and saves their old values. The tokens of a row are distinct, so no two threads
-// write one logit.
+// Biases and penalizes the row's logits in place and saves their old values. The tokens of a range are distinct, so no
+// two threads write one logit.
 __device__ void penalize(float* logits, const SampleRow& row, const int32_t* pairs, float* replaced) {
   const SampleSettings& s = row.settings;
+  for (int32_t i = row.biases_begin + threadIdx.x; i < row.biases_end; i += kThreads) {
+    replaced[i] = logits[pairs[2 * i]];
+    logits[pairs[2 * i]] = __fadd_rn(replaced[i], __int_as_float(pairs[2 * i + 1]));
+  }
+  __syncthreads();
   for (int32_t i = row.penalties_begin + threadIdx.x; i < row.penalties_end; i += kThreads) {
     float logit = logits[pairs[2 * i]];
     const double count = pairs[2 * i + 1];
@@ -175,6 +180,9 @@ __device__ void penalize(float* logits, const SampleRow& row, const int32_t* pai
 __device__ void put_back(float* logits, const SampleRow& row, const int32_t* pairs, const float* replaced) {
   __syncthreads();
   for (int32_t i = row.penalties_begin + threadIdx.x; i < row.penalties_end; i += kThreads)
+    logits[pairs[2 * i]] = replaced[i];
+  __syncthreads();
+  for (int32_t i = row.biases_begin + threadIdx.x; i < row.biases_end; i += kThreads)
     logits[pairs[2 * i]] = replaced[i];
   __syncthreads();
 }
@@ -206,7 +214,8 @@ __global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
   const int64_t r = blockIdx.x;
   float* logits = const_cast<float*>(p.logits) + r * p.vocab;  // [vocab]
   const SampleRow& settings = p.row_settings[r];
-  const bool penalized = settings.penalties_end > settings.penalties_begin;
+  const bool penalized =
+      settings.penalties_end > settings.penalties_begin || settings.biases_end > settings.biases_begin;
   if (penalized) penalize(logits, settings, p.penalties, p.replaced);
 
   // 1. The largest logit.
