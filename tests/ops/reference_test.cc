@@ -413,8 +413,8 @@ TEST(SampleContract, BiasesComeBeforePenaltiesAndLeaveTheLogProbability) {
     }
   };
   check(want->expected[0], want->expected[1], "reference");
-  for (const Kernel* kernel : row.op->kernels())
-    for (const DeviceGroup& group : device_groups()) {
+  for (const DeviceGroup& group : device_groups())
+    for (const Kernel* kernel : kernels_of(*row.op, group)) {
       if (kernel->pass != Pass::inference || !kernel->can_handle(want->call.request(*group.devices[0])).accepted)
         continue;
       const std::vector<Tensor> got = run_kernel(*group.devices[0], *kernel, want->call, {}, group.name);

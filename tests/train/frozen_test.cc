@@ -115,7 +115,7 @@ TEST_F(Frozen, ARecipeNamesThem) {
   EXPECT_TRUE(with("").training.freeze.empty());
   EXPECT_EQ(with("freeze = [\"lm_head.*\", \"model.norm.weight\"]").training.freeze,
             (std::vector<std::string>{"lm_head.*", "model.norm.weight"}));
-  EXPECT_HAS(refusal([&] { with("freeze = \"lm_head.*\""); }), "'training.freeze' is lm_head.*; expected an array");
+  EXPECT_HAS(refusal([&] { with("freeze = \"lm_head.*\""); }), "'training.freeze' is 'lm_head.*'; expected an array");
   fs::remove_all(pattern);
 }
 
