@@ -53,25 +53,41 @@ Verdict can_handle(const KernelRequest& request) {
   return accept(request);
 }
 
-// Runs the definition on copies in double precision. A port that is both input and output is read before it is written.
-void run(const Definition& definition, Pass pass, const KernelCall& call) {
-  std::vector<RefTensor> inputs, outputs;
-  for (const TensorView& view : call.inputs) inputs.push_back(widen(view));
-  for (const TensorView& view : call.outputs) outputs.push_back(widen(view));
-  definition.reference(pass, inputs, outputs);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const TensorView& view = call.outputs[i];
-    if (!view.defined()) continue;
-    const Tensor rounded = narrow(outputs[i], view.dtype);
-    std::memcpy(view.data, rounded.view.data, static_cast<size_t>(view.size_bytes()));
+// The definition of an op, run on copies of the ports in double precision.
+class ReferencePlan final : public Plan {
+ public:
+  explicit ReferencePlan(const KernelRequest& request)
+      : Plan(0), definition_(*request.definition), pass_(request.pass) {
+    for (const TensorType& type : request.outputs) is_absent_.push_back(is_absent(type));
   }
-}
+
+  // A port that is both input and output is read before it is written.
+  void run(const KernelCall& call) const override {
+    std::vector<RefTensor> inputs, outputs;
+    for (const TensorView& view : call.inputs) inputs.push_back(widen(view));
+    for (size_t i = 0; i < call.outputs.size(); ++i)
+      outputs.push_back(is_absent_[i] ? RefTensor() : widen(call.outputs[i]));
+    definition_.reference(pass_, inputs, outputs);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const TensorView& view = call.outputs[i];
+      if (!view.defined() || is_absent_[i]) continue;
+      EADEM_CHECK(std::ssize(outputs[i].data) == view.num_elements(), "output {} has {} elements; {}", i,
+                  outputs[i].data.size(), to_string(view));
+      const Tensor rounded = narrow(outputs[i], view.dtype);
+      std::memcpy(view.data, rounded.view.data, static_cast<size_t>(view.size_bytes()));
+    }
+  }
+
+ private:
+  const Definition& definition_;
+  Pass pass_;
+  std::vector<bool> is_absent_;  // outputs that nobody asked for
+};
 
 PlanPtr prepare(const KernelRequest& request, Context& context) {
   if (context.mesh.num_ranks() > 1)
     throw Unsupported("device 'reference' runs on one rank; there are {}", context.mesh.num_ranks());
-  return make_plan(
-      [definition = request.definition, pass = request.pass](const KernelCall& call) { run(*definition, pass, call); });
+  return std::make_unique<const ReferencePlan>(request);
 }
 
 constexpr Kernel kForward{.name = "reference", .pass = Pass::forward, .can_handle = can_handle, .prepare = prepare};
