@@ -18,6 +18,7 @@
 #include "eadem/kernels/attention.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 

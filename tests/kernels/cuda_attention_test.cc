@@ -10,6 +10,7 @@
 #include "eadem/kernels/attention.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "tests/kernels/cuda_operands.h"
 
 namespace eadem::kernels {

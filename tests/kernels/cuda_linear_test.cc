@@ -10,6 +10,7 @@
 #include "eadem/core/device/device.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 #include "tests/kernels/cuda_operands.h"

@@ -2,6 +2,7 @@
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
+#include "eadem/kernels/embedding.h"
 
 namespace eadem::kernels::cuda {
 
@@ -16,17 +17,19 @@ Verdict can_embed(const KernelRequest& request) {
       .verdict();
 }
 
-void run_embedding(const KernelCall& call) {
-  const TensorView &table = call.inputs[0], &ids = call.inputs[1], &y = call.outputs[0];
-  EADEM_CUDA_CALL(launch_embedding({.table = elements(table),
-                                    .ids = elements<const int32_t>(ids),
-                                    .y = elements(y),
-                                    .tokens = y.shape[0],
-                                    .hidden = y.shape[1],
-                                    .scale = call.attrs.get<EmbeddingAttrs>().scale,
-                                    .table_dtype = table.dtype,
-                                    .y_dtype = y.dtype},
-                                   stream_of(call)));
+PlanPtr prepare_embedding(const KernelRequest& request, Context&) {
+  return make_plan([scale = request.attrs.get<EmbeddingAttrs>().scale](const KernelCall& call) {
+    const TensorView &table = call.inputs[0], &ids = call.inputs[1], &y = call.outputs[0];
+    EADEM_CUDA_CALL(launch_embedding({.table = elements(table),
+                                      .ids = elements<const int32_t>(ids),
+                                      .y = elements(y),
+                                      .tokens = y.shape[0],
+                                      .hidden = y.shape[1],
+                                      .scale = scale,
+                                      .table_dtype = table.dtype,
+                                      .y_dtype = y.dtype},
+                                     stream_of(call)));
+  });
 }
 
 Verdict can_select_rows(const KernelRequest& request) {
@@ -48,7 +51,7 @@ void run_select_rows(const KernelCall& call) {
                                      stream_of(call)));
 }
 
-constexpr Kernel kEmbedding{"cuda_rows", Pass::inference, can_embed, prepare_nothing<run_embedding>};
+constexpr Kernel kEmbedding{"cuda_rows", Pass::inference, can_embed, prepare_embedding};
 constexpr Kernel kSelectRows{"cuda_rows", Pass::inference, can_select_rows, prepare_nothing<run_select_rows>};
 
 }  // namespace

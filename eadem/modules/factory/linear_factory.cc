@@ -12,13 +12,13 @@ namespace eadem::modules {
 namespace {
 
 // A rank's part of a weight [out, in].
-struct Part {
+struct WeightPart {
   PartRange rows, columns;
   bool divides_rows, divides_columns;
 };
 
-Part part_of_rank(const BuildContext& context, const LinearRequest& request) {
-  Part part{{0, request.out}, {0, request.in}, false, false};
+WeightPart part_of_rank(const BuildContext& context, const LinearRequest& request) {
+  WeightPart part{{0, request.out}, {0, request.in}, false, false};
   if (request.parallel == Parallel::column) part.rows = part_of(request.out, context.num_ranks, context.rank);
   if (request.parallel == Parallel::row) part.columns = part_of(request.in, context.num_ranks, context.rank);
   part.divides_rows = part.rows.size != request.out;
@@ -29,12 +29,12 @@ Part part_of_rank(const BuildContext& context, const LinearRequest& request) {
 bool has_whole(const PartRange& part, int64_t block) { return part.begin % block == 0 && part.size % block == 0; }
 
 // The reason why a rank cannot hold its part of a weight in each encoding; empty if it can.
-std::string refusal_of(const BlockFormat& format, const Part& part) {
+std::string refusal_of(const BlockFormat& format, const WeightPart& part) {
   if (has_whole(part.columns, format.block_size)) return "";
   return fmt::format("a rank's rows of {} values are not whole blocks of {}", part.columns.size, format.block_size);
 }
 
-std::string refusal_of(const GroupEncoding& encoding, const Part& part) {
+std::string refusal_of(const GroupEncoding& encoding, const WeightPart& part) {
   if (part.divides_columns && encoding.format().has_order)
     return "columns have an order of their own, which cannot be divided between ranks";
   if (has_whole(part.columns, encoding.group_columns(part.columns.size))) return "";
@@ -42,7 +42,7 @@ std::string refusal_of(const GroupEncoding& encoding, const Part& part) {
                      encoding.format().group_size);
 }
 
-std::string refusal_of(const Fp8Format& format, const Part& part) {
+std::string refusal_of(const Fp8Format& format, const WeightPart& part) {
   if (!(part.divides_rows && format.block_rows > 1 && !has_whole(part.rows, format.block_rows)) &&
       !(part.divides_columns && format.block_columns > 1 && !has_whole(part.columns, format.block_columns)))
     return "";
@@ -50,7 +50,7 @@ std::string refusal_of(const Fp8Format& format, const Part& part) {
                      format.block_rows);
 }
 
-std::string refusal_of(const WeightType& weights, const Part& part) {
+std::string refusal_of(const WeightType& weights, const WeightPart& part) {
   if (const BlockEncoding* blocks = BlockEncoding::of(weights.encoding)) return refusal_of(blocks->format(), part);
   if (const GroupEncoding* groups = GroupEncoding::of(weights.encoding)) return refusal_of(*groups, part);
   if (const Fp8Encoding* floats = Fp8Encoding::of(weights.encoding)) return refusal_of(floats->format(), part);
@@ -85,7 +85,7 @@ ValueId build_linear(BuildContext& context, const LinearRequest& request, const 
 
 ValueId LinearFactory::build(BuildContext& context, const LinearRequest& request, ValueId x) {
   const std::string name = context.graph.scoped_name(request.name);
-  const Part part = part_of_rank(context, request);
+  const WeightPart part = part_of_rank(context, request);
   const WeightType weights = context.hardware.weight_type(*request.hardware, name + ".weight", part.columns.size);
   if (const std::string refusal = refusal_of(weights, part); !refusal.empty())
     throw Unsupported("linear {}: weights are {}: {}", name, weights.name(), refusal);
