@@ -137,7 +137,8 @@ void bind_config(nb::module_& m) {
           nb::sig("def __init__(self, *, vocab_size: int, hidden_size: int, intermediate_size: int, "
                   "num_hidden_layers: int, num_attention_heads: int, max_position_embeddings: int, **keys: "
                   "object) -> None"));
-  m.def("config_from_pretrained", &config_from_path, "path"_a);
+  m.def("config_from_pretrained", &config_from_path, "path"_a,
+        nb::sig("def config_from_pretrained(path: str) -> ModelConfig"));
   // Returns the path of the model, and what a user should read about where it was found.
   m.def(
       "locate_model",
