@@ -12,7 +12,7 @@ namespace eadem::distributed {
 
 namespace {
 
-// What one rank brings to a collective.
+// The operands that one rank brings to a collective.
 struct Offer {
   std::string_view collective;
   TensorView in, out;
@@ -42,7 +42,7 @@ struct ThreadGroup::Shared {
     changed.notify_all();
   }
 
-  // What waits on its way from one rank to another.
+  // A message that one rank has sent and another has not yet received.
   std::optional<TensorView>& mailbox(int from, int to) { return mailboxes[static_cast<size_t>(from * size() + to)]; }
 
   void throw_if_failed() const {

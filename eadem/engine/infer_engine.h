@@ -98,7 +98,7 @@ class InferEngine {
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
   // Runs a step that a scheduler planned for this engine; the rest as above.
   const Output& forward(std::span<const StepSequence> plan, const std::atomic<bool>* cancel = nullptr);
-  // What a scheduler needs to know of the engine, and the tokens that its cache holds.
+  // The engine's limits, which a scheduler needs, and the tokens that its cache holds.
   SchedulerLimits limits() const;
   const CacheContents& cache_contents() const { return contents_; }
   // Results of the last step, copied to the host: logits [logit_rows, vocab] f32 and hidden states [tokens, hidden].

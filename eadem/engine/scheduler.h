@@ -26,7 +26,7 @@
 
 namespace eadem::engine {
 
-// What an engine can do; InferEngine::limits() gives its own.
+// The limits of an engine, as InferEngine::limits() returns them.
 struct SchedulerLimits {
   int64_t max_batch_size = 1;       // sequences of a step
   int64_t max_step_tokens = 1;      // new tokens of a step; at least max_batch_size
@@ -37,7 +37,7 @@ struct SchedulerLimits {
   int64_t model_context = 1;  // tokens; for messages
 };
 
-// What a step did for one request.
+// The outcome of a step for one request.
 struct StepEvent {
   RequestId id = 0;
   RequestState state = RequestState::waiting;  // after the step
@@ -73,7 +73,7 @@ class Scheduler {
   std::span<const StepEvent> commit(std::span<const int32_t> tokens, std::span<const float> logprobs);
 
   bool is_idle() const { return waiting_.empty() && running_.empty(); }
-  // Of a waiting or running request; none for any other.
+  // Returns the state of a waiting or running request, and nothing for any other id.
   std::optional<RequestState> state(RequestId id) const;
   // How many requests wait, prefill or decode now, and how many have ended in each way so far.
   int64_t count(RequestState state) const { return counts_[static_cast<size_t>(state)]; }

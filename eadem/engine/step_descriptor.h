@@ -74,7 +74,8 @@ class StepDescriptor {
   // Copies what was laid out to the device, at once.
   void upload();
 
-  // Of the plan that was laid out last. max_blocks and penalties are those of the layout's bounds.
+  // Returns the extents of the plan that was laid out last. max_blocks and penalties have the values of the layout's
+  // bounds, because the strides never change.
   const SymbolValues& symbols() const { return symbols_; }
   int64_t num_uploads() const { return num_uploads_; }
 

@@ -76,7 +76,7 @@ struct RefTensor {
   std::vector<double> data;
 };
 
-// What an op computes, slow and obvious.
+// The definition of an op: a slow and obvious computation in double precision.
 class Definition {
  public:
   virtual ~Definition() = default;
@@ -125,8 +125,9 @@ struct KernelCall {
   Context* context = nullptr;
 };
 
-// What a kernel settled for one request. Immutable; it belongs to one step of a program, which one thread at a time
-// runs. It may hold what lives as long as the device and the communicator it was prepared with.
+// The decisions of a kernel for one request, and the routine that runs them. Immutable; it belongs to one step of a
+// program, which one thread at a time runs. It may hold what lives as long as the device and the communicator it was
+// prepared with.
 class Plan {
  public:
   explicit Plan(int64_t scratch_bytes) : scratch_bytes_(scratch_bytes) {}

@@ -53,7 +53,7 @@ struct ModelFamily {
   std::string_view activation = "silu";  // of a config.json that does not state it, and of GGUF files, which cannot
   bool tied = false;                     // tie_word_embeddings of a config.json that does not state it
   std::string_view gguf_keys = {};       // further keys of GGUF files that read_gguf reads, separated by spaces
-  // What is the family's own: windows, biases, norms, ropes. The sizes are there already.
+  // Reads the keys of this family alone: windows, biases, norms, ropes. `result` has the sizes already.
   void (*read_json)(const io::JsonReader& config, ModelConfig& result);
   void (*read_gguf)(const io::GgufFile& file, const std::string& prefix, ModelConfig& result);
   void (*write_json)(const ModelConfig& config, io::JsonValue& json);
@@ -63,7 +63,8 @@ struct ModelFamily {
   void (*prepare_json)(ModelConfig& config) = nullptr;
   // Adds the family's keys to GGUF metadata. Throws Unsupported for what they cannot state.
   void (*write_gguf)(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
-  // What other programs make of such a GGUF file that is not so; empty: nothing. May be null.
+  // Returns a warning about GGUF files that other programs would compute differently; empty if there is none. May be
+  // null.
   std::string (*gguf_notice)(const ModelConfig& config) = nullptr;
 
   // The model.

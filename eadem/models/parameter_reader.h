@@ -21,7 +21,8 @@ class ParameterReader {
 
   // The first recipe of which the checkpoint has every tensor; null without one.
   const WeightRecipe* recipe(const std::string& parameter) const;
-  // What `read` gives; nothing without a recipe, or for a tensor that has no type here. Throws as models::describe.
+  // Returns the type and shape that `read` gives; nothing without a recipe, or for a tensor that has no type here.
+  // Throws as models::describe.
   std::optional<RecipeType> type(const std::string& parameter) const;
   // Throws NotFound, naming the tensor that is usually there, without a recipe; else as models::evaluate.
   Tensor read(const std::string& parameter) const;

@@ -55,7 +55,7 @@ struct WeightRecipe {
   std::vector<std::string> names() const;
 };
 
-// What a recipe makes, before anything is read.
+// The shape and type that a recipe makes, known before anything is read.
 struct RecipeType {
   WeightType type;
   Shape shape;

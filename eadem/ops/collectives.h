@@ -24,7 +24,7 @@ class Collective : public Op {
   int inference_alias(int /*output*/) const override { return -1; }
   Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
             const SymbolValues& symbols) const override;
-  // Of one rank.
+  // The reference is that of a single rank, for which a collective changes nothing.
   void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
   // Bytes that one rank sends in a pass, at least, by the best known algorithm (Patarasu & Yuan 2009 for sums).
   virtual double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const = 0;

@@ -27,7 +27,7 @@ void expect_divided_vocabulary(std::string_view op, std::span<const TensorType> 
   expect_replicated(op, "labels", in[1], "every rank sees every row");
 }
 
-// What a rank knows of a row: {m, l, z}.
+// The state that a rank computes for a row: {m, l, z}.
 void softmax_state(double* state, std::span<const double> logits, int64_t label) {
   const double most = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
@@ -114,7 +114,7 @@ Cost ParallelCrossEntropy::cost(Pass pass, std::span<const TensorType> in, std::
                                 const SymbolValues& symbols) const {
   if (pass == Pass::backward)
     return {7 * static_cast<double>(in[0].num_elements(symbols)), traffic_bytes(*this, pass, in, out, symbols)};
-  // Of the logits only the state is looked at.
+  // The forward pass reads the states of all ranks and not the logits.
   return {7 * static_cast<double>(in[2].num_elements(symbols)),
           traffic_bytes(in.subspan(1), out, symbols) + traffic_bytes({}, extra_types(in), symbols)};
 }

@@ -15,7 +15,7 @@ struct KernelChoice {
   std::vector<TensorType> outputs;  // likewise
   ops::Cost cost;                   // at the bounds
 
-  // What the kernels were asked. It refers to `node`, `device` and this.
+  // Returns the request that the kernels answered. It refers to `node`, `device` and this.
   kernels::KernelRequest request(const Node& node, Pass pass, const Device& device, const SymbolValues& bounds) const;
 };
 

@@ -528,7 +528,7 @@ int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionA
   return rows * spans * Gathered::floats(1, a.width());
 }
 
-// What is settled for all steps: the sizes of `shape`, and the tasks.
+// The part of a call that a plan fixes for all steps: the sizes of `shape`, and the tasks.
 struct ForwardPlan {
   Attention shape;
   AttentionRoutines routines;

@@ -22,7 +22,7 @@
 
 namespace eadem::kernels::cpu {
 
-// What settles the code of a product.
+// The properties of a product that decide which routine computes it.
 struct MatmulTypes {
   // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
   // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is quantized row by row); 8-bit floats, which are

@@ -256,7 +256,7 @@ struct AppendInputs {
   const float* table;  // null: k is not rotated
 };
 
-// What an append to one kind of cache has settled.
+// The routines of an append to one kind of cache.
 class Append {
  public:
   Append(const KernelRequest& r, const TensorType& cache_k) {

@@ -14,7 +14,7 @@ namespace eadem::models {
 namespace {
 
 constexpr ModelType kGemma3Types[] = {{"gemma3_text", "gemma3", "Gemma3ForCausalLM", 131072, 4, 256}};
-// What a GGUF file of this architecture means where it does not state it.
+// The values that a GGUF file of this architecture implies where it states none.
 constexpr double kLocalTheta = 10000, kGlobalTheta = 1e6;
 constexpr int64_t kPattern = 6;
 

@@ -30,7 +30,7 @@ ValueId build_cached(BuildContext& context, const AttentionRequest& request, Val
       {q, caches.k, caches.v, context.step.query_start, context.step.kv_length, context.step.block_table});
 }
 
-// What `explain` says of a layer.
+// The line that `explain` prints for a layer.
 std::string description_of(const AttentionRequest& request) {
   std::string text = request.cache.layout == CacheLayout::none         ? "keys of the step"
                      : request.cache.layout == CacheLayout::contiguous ? "a contiguous cache"
