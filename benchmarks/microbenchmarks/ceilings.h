@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "eadem/core/thread_pool.h"
+#include "eadem/core/machine/thread_pool.h"
 
 namespace eadem::ceilings {
 

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "eadem/cli/chat_options.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interactive/chat_session.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/load_llm.h"
+#include "eadem/cli/options/chat_options.h"
 #include "eadem/cli/terminal.h"
 
 namespace eadem::cli {

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <fstream>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interrupt.h"
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/core/device/cpu_probe.h"

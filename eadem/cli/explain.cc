@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <map>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/json.h"

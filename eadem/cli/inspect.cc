@@ -5,13 +5,13 @@
 #include <map>
 #include <utility>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/core/printable.h"
-#include "eadem/engine/chat_prompt.h"
 #include "eadem/engine/llm.h"
+#include "eadem/engine/text/chat_prompt.h"
 #include "eadem/io/json.h"
 
 namespace eadem::cli {

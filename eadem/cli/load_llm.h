@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/options/model_options.h"
 #include "eadem/engine/llm.h"
 
 namespace eadem::cli {

@@ -7,9 +7,9 @@
 #include <new>
 #include <vector>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interrupt.h"
+#include "eadem/cli/options/arguments.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/core/error.h"
 

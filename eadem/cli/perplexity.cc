@@ -9,15 +9,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interrupt.h"
-#include "eadem/cli/model_options.h"
-#include "eadem/cli/standard_input.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/model_options.h"
+#include "eadem/cli/options/standard_input.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 
 namespace eadem::cli {
 

@@ -3,9 +3,7 @@
 // eadem run: continues a prompt, printing text as it is generated.
 #include <utility>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/bench/machine.h"
-#include "eadem/cli/chat_options.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/completion_text.h"
 #include "eadem/cli/interactive/answer_printer.h"
@@ -13,12 +11,14 @@
 #include "eadem/cli/interactive/session.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/load_llm.h"
-#include "eadem/cli/sampling_options.h"
-#include "eadem/cli/standard_input.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/chat_options.h"
+#include "eadem/cli/options/sampling_options.h"
+#include "eadem/cli/options/standard_input.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/llm.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 
 namespace eadem::cli {
 

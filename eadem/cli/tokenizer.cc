@@ -9,14 +9,14 @@
 #include <filesystem>
 #include <iostream>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interrupt.h"
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/io/text.h"
 #include "eadem/io/tokenizer/bpe_trainer.h"
 

@@ -5,9 +5,9 @@
 
 #include <cmath>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/model_options.h"
 #include "eadem/cli/stop_and_save.h"
 #include "eadem/cli/terminal.h"
 

@@ -12,7 +12,7 @@
 
 #include "eadem/core/dtype.h"
 #include "eadem/core/encoding.h"
-#include "eadem/core/mesh_axis.h"
+#include "eadem/core/mesh/mesh_axis.h"
 #include "eadem/core/shape.h"
 #include "eadem/core/symbol.h"
 #include "eadem/core/tensor.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "eadem/core/mesh.h"
+#include "eadem/core/mesh/mesh.h"
 
 namespace eadem::distributed {
 

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "eadem/engine/infer_engine.h"
-#include "eadem/engine/output_processor.h"
+#include "eadem/engine/text/output_processor.h"
 
 namespace eadem::engine {
 

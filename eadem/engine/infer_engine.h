@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "eadem/core/log.h"
-#include "eadem/engine/cache_config.h"
-#include "eadem/engine/cache_contents.h"
+#include "eadem/engine/cache/cache_config.h"
+#include "eadem/engine/cache/cache_contents.h"
 #include "eadem/engine/hook_registry.h"
 #include "eadem/engine/scheduler.h"
 #include "eadem/engine/step_descriptor.h"

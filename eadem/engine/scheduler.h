@@ -20,8 +20,8 @@
 #include <span>
 #include <vector>
 
-#include "eadem/engine/cache_config.h"
-#include "eadem/engine/cache_contents.h"
+#include "eadem/engine/cache/cache_config.h"
+#include "eadem/engine/cache/cache_contents.h"
 #include "eadem/engine/request.h"
 
 namespace eadem::engine {

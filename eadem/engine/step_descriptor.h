@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "eadem/core/device/device.h"
-#include "eadem/engine/cache_contents.h"
+#include "eadem/engine/cache/cache_contents.h"
 #include "eadem/engine/step_sequence.h"
 #include "eadem/pipeline/program.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/linear_cross_entropy.h"
 
-#include "eadem/ops/cross_entropy.h"
 #include "eadem/ops/linear.h"
+#include "eadem/ops/training/cross_entropy.h"
 
 namespace eadem::fusions {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/rope_kv_append.h"
 
-#include "eadem/ops/kv_append.h"
-#include "eadem/ops/rope.h"
+#include "eadem/ops/attention/kv_append.h"
+#include "eadem/ops/attention/rope.h"
 
 namespace eadem::fusions {
 

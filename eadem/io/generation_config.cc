@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/io/generation_config.h"
 
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 
 namespace eadem::io {
 

@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "eadem/core/encodings/block_encoding.h"
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/text.h"
 #include "eadem/io/weights_internal.h"
 

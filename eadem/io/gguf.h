@@ -17,7 +17,7 @@
 #include <variant>
 #include <vector>
 
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/weight_writer.h"
 #include "eadem/io/weights.h"
 

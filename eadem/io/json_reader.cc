@@ -5,8 +5,8 @@
 #include <unordered_set>
 
 #include "eadem/core/error.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/io/text.h"
 
 namespace eadem::io {

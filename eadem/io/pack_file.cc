@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "eadem/core/error.h"
-#include "eadem/io/atomic_file.h"
+#include "eadem/io/files/atomic_file.h"
 #include "eadem/io/text.h"
 
 namespace eadem::io {

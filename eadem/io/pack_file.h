@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
-#include "eadem/io/content_hash.h"
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/content_hash.h"
+#include "eadem/io/files/mapped_file.h"
 
 namespace eadem::io {
 

@@ -9,8 +9,8 @@
 #include <set>
 #include <unordered_map>
 
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/io/text.h"
 #include "eadem/io/weights_internal.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "eadem/io/atomic_file.h"
+#include "eadem/io/files/atomic_file.h"
 #include "eadem/io/weights.h"
 
 namespace eadem::io {

@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <set>
 
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/gguf.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/io/text.h"
 #include "eadem/io/weights_internal.h"

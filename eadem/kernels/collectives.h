@@ -17,7 +17,7 @@
 
 #include <cstdint>
 
-#include "eadem/core/mesh_axis.h"
+#include "eadem/core/mesh/mesh_axis.h"
 
 namespace eadem::kernels {
 

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "eadem/core/candidate.h"
-#include "eadem/core/mesh.h"
+#include "eadem/core/mesh/mesh.h"
 #include "eadem/core/tensor.h"
 #include "eadem/core/tensor_type.h"
 

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "eadem/core/philox.h"
-#include "eadem/io/quantized_checkpoint.h"
+#include "eadem/io/quantized/quantized_checkpoint.h"
 #include "eadem/models/decoder.h"
 #include "eadem/models/pack_cache.h"
 #include "eadem/models/parameter_reader.h"

@@ -9,7 +9,7 @@
 
 #include "eadem/core/log.h"
 #include "eadem/io/weights.h"
-#include "eadem/models/config_keys.h"
+#include "eadem/models/config/config_keys.h"
 #include "eadem/models/model.h"
 
 namespace eadem::models {

@@ -4,8 +4,8 @@
 // the modules that own them are ("model.layers.3.self_attn.q_proj.weight").
 #pragma once
 
+#include "eadem/models/config/model_config.h"
 #include "eadem/models/model.h"
-#include "eadem/models/model_config.h"
 
 namespace eadem::models {
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "eadem/models/config/model_config.h"
 #include "eadem/models/decoder.h"
-#include "eadem/models/model_config.h"
 #include "eadem/models/weight_recipe.h"
 
 namespace eadem::models {

@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "eadem/io/atomic_file.h"
+#include "eadem/io/files/atomic_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/models/decoder.h"

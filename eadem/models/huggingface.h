@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "eadem/io/tokenizer/tokenizer_files.h"
+#include "eadem/io/tokenizer/files/tokenizer_files.h"
 #include "eadem/models/auto_model.h"
-#include "eadem/models/model_config.h"
+#include "eadem/models/config/model_config.h"
 
 namespace eadem::models {
 

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <filesystem>
 
-#include "eadem/io/atomic_file.h"
+#include "eadem/io/files/atomic_file.h"
 #include "eadem/io/weights.h"
 
 namespace eadem::models {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The resolved hardware configuration of a whole model: each module's own defaults, collected, then overridden in order
-// of precedence (core/hardware_config.h).
+// of precedence (core/machine/hardware_config.h).
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "eadem/core/device/device.h"
-#include "eadem/core/hardware_config.h"
+#include "eadem/core/machine/hardware_config.h"
 #include "eadem/modules/model_spec.h"
 
 namespace eadem::modules {

@@ -4,22 +4,22 @@
 #pragma once
 
 #include "eadem/ops/add_bias.h"
-#include "eadem/ops/attention.h"
-#include "eadem/ops/collectives.h"
-#include "eadem/ops/cross_entropy.h"
+#include "eadem/ops/attention/attention.h"
+#include "eadem/ops/attention/kv_append.h"
+#include "eadem/ops/attention/rope.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/embedding.h"
-#include "eadem/ops/kv_append.h"
 #include "eadem/ops/linear.h"
-#include "eadem/ops/optimizer.h"
-#include "eadem/ops/parallel_cross_entropy.h"
+#include "eadem/ops/parallel/collectives.h"
+#include "eadem/ops/parallel/parallel_cross_entropy.h"
+#include "eadem/ops/parallel/select_heads.h"
 #include "eadem/ops/reshape.h"
 #include "eadem/ops/rms_norm.h"
-#include "eadem/ops/rope.h"
 #include "eadem/ops/sample.h"
-#include "eadem/ops/select_heads.h"
 #include "eadem/ops/select_rows.h"
 #include "eadem/ops/softmax.h"
+#include "eadem/ops/training/cross_entropy.h"
+#include "eadem/ops/training/optimizer.h"
 
 namespace eadem::ops {
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/pipeline/program.h"
 
-#include "eadem/pipeline/packing_choice.h"
-#include "eadem/pipeline/precision.h"
-#include "eadem/pipeline/sharding.h"
-#include "eadem/pipeline/stages.h"
+#include "eadem/pipeline/passes/packing_choice.h"
+#include "eadem/pipeline/passes/precision.h"
+#include "eadem/pipeline/passes/sharding.h"
+#include "eadem/pipeline/passes/stages.h"
 
 namespace eadem::pipeline {
 

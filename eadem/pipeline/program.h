@@ -12,12 +12,12 @@
 #include <functional>
 #include <memory>
 
-#include "eadem/core/mesh.h"
-#include "eadem/pipeline/autograd.h"
-#include "eadem/pipeline/fusion.h"
-#include "eadem/pipeline/kernel_cover.h"
+#include "eadem/core/mesh/mesh.h"
 #include "eadem/pipeline/memory_plan.h"
 #include "eadem/pipeline/parameter_store.h"
+#include "eadem/pipeline/passes/autograd.h"
+#include "eadem/pipeline/passes/fusion.h"
+#include "eadem/pipeline/passes/kernel_cover.h"
 
 namespace eadem::pipeline {
 

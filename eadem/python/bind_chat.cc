@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "eadem/engine/chat_prompt.h"
+#include "eadem/engine/text/chat_prompt.h"
 #include "eadem/python/binding.h"
 
 namespace eadem::python {

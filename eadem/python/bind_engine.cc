@@ -12,10 +12,10 @@
 
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
+#include "eadem/models/config/llama_config.h"
 #include "eadem/models/decoder.h"
 #include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
-#include "eadem/models/llama_config.h"
 #include "eadem/models/locator/model_locator.h"
 #include "eadem/python/binding.h"
 

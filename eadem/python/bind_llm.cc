@@ -12,8 +12,8 @@
 #include <system_error>
 #include <utility>
 
-#include "eadem/engine/chat_prompt.h"
 #include "eadem/engine/llm.h"
+#include "eadem/engine/text/chat_prompt.h"
 #include "eadem/python/binding.h"
 
 namespace eadem::python {

@@ -2,7 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "eadem/core/isa.h"
+#include "eadem/core/machine/isa.h"
 #include "eadem/python/binding.h"
 
 NB_MODULE(_eadem, m) {

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "eadem/io/atomic_file.h"
-#include "eadem/io/content_hash.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/io/files/content_hash.h"
 #include "eadem/io/json.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/models/huggingface.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "eadem/core/log.h"
-#include "eadem/io/tokenizer/tokenizer_files.h"
+#include "eadem/io/tokenizer/files/tokenizer_files.h"
 #include "eadem/train/identity.h"
 #include "eadem/train/trainer.h"
 

@@ -9,9 +9,9 @@
 #include <sstream>
 
 #include "eadem/core/error.h"
-#include "eadem/io/atomic_file.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 
 namespace eadem::train {
 

@@ -12,7 +12,7 @@
 #include <set>
 
 #include "eadem/core/error.h"
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/mapped_file.h"
 
 namespace eadem::train {
 

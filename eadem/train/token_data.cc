@@ -10,9 +10,9 @@
 
 #include "eadem/core/error.h"
 #include "eadem/core/philox.h"
-#include "eadem/io/atomic_file.h"
-#include "eadem/io/content_hash.h"
-#include "eadem/io/sha256.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/io/files/content_hash.h"
+#include "eadem/io/files/sha256.h"
 
 namespace eadem::train {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "eadem/train/texts.h"
 

@@ -9,10 +9,10 @@
 #include <limits>
 #include <optional>
 
-#include "eadem/io/atomic_file.h"
-#include "eadem/io/content_hash.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/io/files/content_hash.h"
 #include "eadem/io/gguf.h"
-#include "eadem/io/tokenizer/tokenizer_files.h"
+#include "eadem/io/tokenizer/files/tokenizer_files.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/train/checkpoint.h"
 #include "eadem/train/identity.h"

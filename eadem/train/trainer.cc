@@ -9,7 +9,7 @@
 #include <functional>
 #include <set>
 
-#include "eadem/ops/optimizer.h"
+#include "eadem/ops/training/optimizer.h"
 
 namespace eadem::train {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Quotas of processor time from files like the kernel's, and the threads that a device has by them.
-#include "eadem/core/cpu_quota.h"
+#include "eadem/core/machine/cpu_quota.h"
 
 #include <gtest/gtest.h>
 

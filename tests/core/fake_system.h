@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "eadem/core/topology.h"
+#include "eadem/core/machine/topology.h"
 
 namespace eadem {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/core/thread_pool.h"
+#include "eadem/core/machine/thread_pool.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>

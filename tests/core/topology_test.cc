@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Topologies from directories like the kernel's, and the seats they give.
-#include "eadem/core/topology.h"
+#include "eadem/core/machine/topology.h"
 
 #include <gtest/gtest.h>
 

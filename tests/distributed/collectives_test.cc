@@ -7,7 +7,7 @@
 #include <random>
 
 #include "eadem/distributed/thread_communicator.h"
-#include "eadem/ops/collectives.h"
+#include "eadem/ops/parallel/collectives.h"
 #include "eadem/pipeline/program.h"
 #include "tests/support/refusal.h"
 

@@ -15,7 +15,7 @@
 #include "eadem/kernels/sample.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
-#include "eadem/ops/collectives.h"
+#include "eadem/ops/parallel/collectives.h"
 #include "eadem/pipeline/program.h"
 
 namespace eadem::test {

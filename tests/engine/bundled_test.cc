@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "eadem/engine/llm.h"
-#include "eadem/io/mapped_file.h"
-#include "eadem/io/sha256.h"
+#include "eadem/io/files/mapped_file.h"
+#include "eadem/io/files/sha256.h"
 
 namespace eadem::engine {
 namespace {

@@ -2,7 +2,7 @@
 //
 // Prompts of conversations against Hugging Face transformers (tests/data/chat/make_goldens.py makes the goldens), and
 // the tokens that end an answer.
-#include "eadem/engine/chat_prompt.h"
+#include "eadem/engine/text/chat_prompt.h"
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <map>
 
 #include "eadem/core/error.h"
+#include "eadem/io/files/sha256.h"
 #include "eadem/io/gguf.h"
-#include "eadem/io/sha256.h"
 #include "tests/tokenizer/shared_tokenizers.h"
 
 namespace eadem::engine {

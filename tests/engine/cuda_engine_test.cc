@@ -5,7 +5,7 @@
 // that the tensor-core kernels take.
 #include <gtest/gtest.h>
 
-#include "eadem/io/atomic_file.h"
+#include "eadem/io/files/atomic_file.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "tests/engine/engine_helpers.h"
 

@@ -10,7 +10,7 @@
 #include <filesystem>
 
 #include "eadem/core/encodings/block_encoding.h"
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/parameter_reader.h"

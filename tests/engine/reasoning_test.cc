@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reasoning and answer are told apart however the text is cut, and nothing is shown that turns out to be a mark.
-#include "eadem/engine/reasoning.h"
+#include "eadem/engine/text/reasoning.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "eadem/core/device/device.h"
-#include "eadem/ops/cross_entropy.h"
+#include "eadem/ops/training/cross_entropy.h"
 #include "tests/fusions/fusion_cases.h"
 #include "tests/ops/pass_calls.h"
 #include "tests/support/compare.h"

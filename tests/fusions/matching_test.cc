@@ -5,8 +5,8 @@
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/ops/all_ops.h"
-#include "eadem/pipeline/fusion.h"
-#include "eadem/pipeline/type_inference.h"
+#include "eadem/pipeline/passes/fusion.h"
+#include "eadem/pipeline/passes/type_inference.h"
 
 namespace eadem::pipeline {
 namespace {

@@ -11,7 +11,7 @@
 #include "eadem/io/generation_config.h"
 #include "eadem/io/json.h"
 #include "eadem/models/auto_model.h"
-#include "eadem/models/model_config.h"
+#include "eadem/models/config/model_config.h"
 
 namespace {
 

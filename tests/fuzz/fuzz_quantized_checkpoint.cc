@@ -9,7 +9,7 @@
 #include <memory>
 #include <string_view>
 
-#include "eadem/io/quantized_checkpoint.h"
+#include "eadem/io/quantized/quantized_checkpoint.h"
 #include "eadem/io/safetensors.h"
 
 namespace {

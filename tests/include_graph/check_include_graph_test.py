@@ -19,8 +19,8 @@ CLEAN = {
     "eadem/core/device/cuda_device.h": "#include <memory>\n",
     "eadem/kernels/linear.h": '#include "eadem/core/tensor.h"\n',
     "eadem/kernels/cpu/simd-inl.h": '#include "hwy/highway.h"\n#include <immintrin.h>\n',
-    "eadem/kernels/cpu/linear.cc": '#include "eadem/kernels/cpu/simd-inl.h"\n#include "eadem/kernels/linear.h"\n',
-    "eadem/kernels/cuda/linear.cu": "#include <cublasLt.h>\n#include <cuda_runtime.h>\n"
+    "eadem/kernels/cpu/linear/linear.cc": '#include "eadem/kernels/cpu/simd-inl.h"\n#include "eadem/kernels/linear.h"\n',
+    "eadem/kernels/cuda/linear/linear.cu": "#include <cublasLt.h>\n#include <cuda_runtime.h>\n"
                                     '#include "eadem/core/device/context.h"\n',
     "eadem/ops/linear.h": '#include "eadem/core/tensor.h"\n#include "eadem/kernels/linear.h"\n',
     "eadem/fusions/add_rms_norm.cc": '#include "eadem/kernels/linear.h"\n#include "eadem/ops/linear.h"\n',

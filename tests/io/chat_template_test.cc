@@ -11,7 +11,7 @@
 #include <iterator>
 
 #include "eadem/core/error.h"
-#include "eadem/io/sha256.h"
+#include "eadem/io/files/sha256.h"
 
 namespace eadem::io {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <csignal>
 
-#include "eadem/io/atomic_file.h"
-#include "eadem/io/mapped_file.h"
-#include "eadem/io/sha256.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/io/files/mapped_file.h"
+#include "eadem/io/files/sha256.h"
 #include "eadem/io/text.h"
 #include "test_files.h"
 

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "eadem/core/error.h"
-#include "eadem/io/quantization_config.h"
+#include "eadem/io/quantized/quantization_config.h"
 
 namespace eadem::io {
 namespace {

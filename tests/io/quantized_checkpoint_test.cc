@@ -11,7 +11,7 @@
 #include <random>
 
 #include "eadem/core/encodings/group_encoding.h"
-#include "eadem/io/quantized_checkpoint.h"
+#include "eadem/io/quantized/quantized_checkpoint.h"
 #include "eadem/io/safetensors.h"
 
 namespace eadem::io {

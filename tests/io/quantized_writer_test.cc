@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Quantized layers that we write are, read again, the same bytes in the same encoding.
-#include "eadem/io/quantized_writer.h"
+#include "eadem/io/quantized/quantized_writer.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
-#include "eadem/io/quantized_checkpoint.h"
+#include "eadem/io/quantized/quantized_checkpoint.h"
 #include "eadem/io/safetensors.h"
 
 namespace eadem::io {

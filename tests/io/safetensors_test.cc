@@ -2,7 +2,7 @@
 #include "eadem/io/safetensors.h"
 
 #include "eadem/core/encodings/block_encoding.h"
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/mapped_file.h"
 #include "test_files.h"
 
 namespace eadem::io {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/io/weights.h"
 
+#include "eadem/io/files/sha256.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
 #include "eadem/io/safetensors.h"
-#include "eadem/io/sha256.h"
 #include "test_files.h"
 
 namespace eadem::io {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The packed layout of 8-bit floats, and the product over it: the bits of a product with the f32 values that they mean.
-#include "eadem/kernels/cpu/fp8_panels.h"
+#include "eadem/kernels/cpu/linear/fp8_panels.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "tests/kernels/run_product.h"
 
 namespace eadem::kernels::cpu {

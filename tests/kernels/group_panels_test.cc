@@ -2,7 +2,7 @@
 //
 // The packed layout of integers in groups, and the product over it: equal bit for bit to a scalar account of what it
 // promises (quantized_matmul.h), whatever the rows, the threads and the instruction set.
-#include "eadem/kernels/cpu/group_panels.h"
+#include "eadem/kernels/cpu/linear/group_panels.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <random>
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "tests/kernels/run_product.h"
 
 namespace eadem::kernels::cpu {

@@ -2,7 +2,7 @@
 //
 // The packed layout of weights, and the promise of the matrix product over it: every output is one chain of
 // additions over k, whatever the rows, the blocking and the threads.
-#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
 
 #include <gtest/gtest.h>
 

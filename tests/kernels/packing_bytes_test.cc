@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "eadem/core/tensor.h"
-#include "eadem/kernels/cpu/fp8_panels.h"
-#include "eadem/kernels/cpu/group_panels.h"
-#include "eadem/kernels/cpu/packed_panels.h"
-#include "eadem/kernels/cpu/quantized_panels.h"
+#include "eadem/kernels/cpu/linear/fp8_panels.h"
+#include "eadem/kernels/cpu/linear/group_panels.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
+#include "eadem/kernels/cpu/linear/quantized_panels.h"
 
 namespace eadem::kernels::cpu {
 namespace {

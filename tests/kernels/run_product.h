@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "eadem/kernels/cpu/matmul.h"
+#include "eadem/kernels/cpu/linear/matmul.h"
 
 namespace eadem::kernels::cpu {
 

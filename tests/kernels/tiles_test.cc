@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/cpu/tiles.h"
+#include "eadem/kernels/cpu/linear/tiles.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "eadem/core/dtype.h"
-#include "eadem/core/isa.h"
+#include "eadem/core/machine/isa.h"
 
 namespace eadem::kernels::cpu {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "eadem/core/dtype.h"
-#include "eadem/core/isa.h"
+#include "eadem/core/machine/isa.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tests/kernels/vector_math_test.cc"

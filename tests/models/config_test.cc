@@ -9,9 +9,9 @@
 
 #include "eadem/io/gguf.h"
 #include "eadem/models/auto_model.h"
+#include "eadem/models/config/llama_config.h"
 #include "eadem/models/decoder.h"
 #include "eadem/models/family.h"
-#include "eadem/models/llama_config.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::models {

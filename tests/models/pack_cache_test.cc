@@ -20,8 +20,8 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/engine/infer_engine.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/gguf.h"
-#include "eadem/io/mapped_file.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::models {

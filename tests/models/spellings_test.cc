@@ -10,7 +10,7 @@
 #include <map>
 
 #include "eadem/engine/infer_engine.h"
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/safetensors.h"
 #include "tests/support/refusal.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "eadem/core/communicator.h"
 #include "eadem/core/device/device.h"
+#include "eadem/core/mesh/communicator.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::test {

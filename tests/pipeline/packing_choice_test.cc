@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Programs that read the same parameters agree on one form of each, so that a model is kept once.
-#include "eadem/pipeline/packing_choice.h"
+#include "eadem/pipeline/passes/packing_choice.h"
 
 #include <gtest/gtest.h>
 
 #include "eadem/engine/infer_engine.h"
-#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/pipeline/program.h"
 
 namespace eadem::pipeline {

@@ -12,8 +12,8 @@
 #include "eadem/ops/reshape.h"
 #include "eadem/ops/rms_norm.h"
 #include "eadem/ops/softmax.h"
-#include "eadem/pipeline/precision.h"
-#include "eadem/pipeline/type_inference.h"
+#include "eadem/pipeline/passes/precision.h"
+#include "eadem/pipeline/passes/type_inference.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::pipeline {

@@ -10,9 +10,9 @@
 #include "eadem/distributed/thread_communicator.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
+#include "eadem/pipeline/passes/sharding.h"
+#include "eadem/pipeline/passes/type_inference.h"
 #include "eadem/pipeline/program.h"
-#include "eadem/pipeline/sharding.h"
-#include "eadem/pipeline/type_inference.h"
 
 namespace eadem::pipeline {
 namespace {

@@ -4,7 +4,7 @@
 #include "eadem/core/error.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/tokenizer/bpe_trainer.h"
-#include "eadem/io/tokenizer/tokenizer_files.h"
+#include "eadem/io/tokenizer/files/tokenizer_files.h"
 #include "tests/tokenizer/shared_tokenizers.h"
 
 namespace eadem::io {

@@ -5,9 +5,9 @@
 #include <sstream>
 
 #include "eadem/core/error.h"
+#include "eadem/io/files/sha256.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
-#include "eadem/io/sha256.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "tests/tokenizer/shared_tokenizers.h"
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "eadem/core/error.h"
-#include "eadem/io/tokenizer/gguf_pre_types.h"
+#include "eadem/io/tokenizer/files/gguf_pre_types.h"
 #include "tests/tokenizer/small_goldens.h"
 
 namespace eadem::io {

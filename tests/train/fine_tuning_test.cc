@@ -5,8 +5,8 @@
 #include <sys/stat.h>
 
 #include "eadem/engine/llm.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/train/checkpoint.h"
 #include "tests/support/refusal.h"
 #include "tests/train/run_fixture.h"

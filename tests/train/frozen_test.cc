@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <map>
 
-#include "eadem/io/atomic_file.h"
+#include "eadem/io/files/atomic_file.h"
 #include "eadem/train/checkpoint.h"
 #include "eadem/train/recipe.h"
 #include "eadem/train/trainer.h"

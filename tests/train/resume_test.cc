@@ -8,8 +8,8 @@
 #include <fstream>
 #include <set>
 
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/train/checkpoint.h"
 #include "tests/support/refusal.h"
 #include "tests/train/run_fixture.h"

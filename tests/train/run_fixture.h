@@ -10,8 +10,8 @@
 #include <filesystem>
 #include <string>
 
-#include "eadem/io/atomic_file.h"
-#include "eadem/io/sha256.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/io/files/sha256.h"
 #include "eadem/io/tokenizer/bpe_trainer.h"
 #include "eadem/train/train.h"
 

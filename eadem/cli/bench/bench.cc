@@ -7,14 +7,14 @@
 #include <map>
 #include <numeric>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/bench/machine.h"
 #include "eadem/cli/bench/products.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/convert/layers.h"
 #include "eadem/cli/convert/types.h"
 #include "eadem/cli/interrupt.h"
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/engine/llm.h"

@@ -8,28 +8,28 @@
 #include <cstring>
 #include <filesystem>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/convert/layers.h"
 #include "eadem/cli/convert/tokenizer.h"
 #include "eadem/cli/convert/types.h"
 #include "eadem/cli/convert/weights.h"
 #include "eadem/cli/interrupt.h"
-#include "eadem/cli/model_options.h"
+#include "eadem/cli/options/arguments.h"
+#include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
-#include "eadem/core/thread_pool.h"
+#include "eadem/core/machine/thread_pool.h"
 #include "eadem/engine/calibration.h"
 #include "eadem/engine/llm.h"
-#include "eadem/io/atomic_file.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/io/safetensors.h"
-#include "eadem/io/tokenizer/tokenizer_files.h"
+#include "eadem/io/tokenizer/files/tokenizer_files.h"
 #include "eadem/models/auto_model.h"
+#include "eadem/models/config/model_config.h"
 #include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
-#include "eadem/models/model_config.h"
 
 namespace eadem::cli {
 

@@ -7,7 +7,7 @@
 #include "eadem/cli/convert/types.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
-#include "eadem/io/quantized_writer.h"
+#include "eadem/io/quantized/quantized_writer.h"
 
 namespace eadem::cli {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `eadem convert --type` for directories: linear layers as integers or 8-bit floats, in the safetensors layouts of
-// io/quantized_writer.h. Embeddings, norms, biases and the LM head stay plain.
+// io/quantized/quantized_writer.h. Embeddings, norms, biases and the LM head stay plain.
 #pragma once
 
 #include <optional>

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <map>
 
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
-#include "eadem/io/tokenizer/readers.h"
-#include "eadem/io/tokenizer/tokenizer_files.h"
+#include "eadem/io/tokenizer/files/readers.h"
+#include "eadem/io/tokenizer/files/tokenizer_files.h"
 
 namespace eadem::cli {
 

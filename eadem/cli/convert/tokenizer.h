@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Converts a tokenizer.json to GGUF metadata. Features that GGUF cannot express are refused by name, and the result is
-// checked on texts before it is used. io/tokenizer/tokenizer_files.h converts in the other direction.
+// checked on texts before it is used. io/tokenizer/files/tokenizer_files.h converts in the other direction.
 #pragma once
 
 #include <string>

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "eadem/core/thread_pool.h"
+#include "eadem/core/machine/thread_pool.h"
 #include "eadem/engine/calibration.h"
 #include "eadem/io/weight_writer.h"
 #include "eadem/models/parameter_reader.h"

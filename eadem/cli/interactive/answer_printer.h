@@ -8,7 +8,7 @@
 
 #include "eadem/cli/terminal.h"
 #include "eadem/core/error.h"
-#include "eadem/engine/reasoning.h"
+#include "eadem/engine/text/reasoning.h"
 
 namespace eadem::cli {
 

@@ -9,7 +9,7 @@
 #include "eadem/cli/completion_text.h"
 #include "eadem/cli/interactive/conversation.h"
 #include "eadem/cli/interactive/session.h"
-#include "eadem/cli/sampling_options.h"
+#include "eadem/cli/options/sampling_options.h"
 
 namespace eadem::cli {
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "eadem/io/atomic_file.h"
-#include "eadem/io/mapped_file.h"
+#include "eadem/io/files/atomic_file.h"
+#include "eadem/io/files/mapped_file.h"
 
 namespace eadem::cli {
 

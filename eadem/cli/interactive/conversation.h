@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "eadem/core/error.h"
-#include "eadem/engine/chat_prompt.h"
 #include "eadem/engine/llm.h"
-#include "eadem/engine/reasoning.h"
+#include "eadem/engine/text/chat_prompt.h"
+#include "eadem/engine/text/reasoning.h"
 
 namespace eadem::cli {
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "eadem/cli/arguments.h"
 #include "eadem/cli/interactive/line_editor.h"
 #include "eadem/cli/interrupt.h"
+#include "eadem/cli/options/arguments.h"
 #include "eadem/cli/terminal.h"
 
 namespace eadem::cli {

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "eadem/core/device/device.h"
-#include "eadem/core/thread_pool.h"
+#include "eadem/core/machine/thread_pool.h"
 
 namespace eadem {
 

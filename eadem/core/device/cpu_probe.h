@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "eadem/core/isa.h"
-#include "eadem/core/thread_pool.h"
+#include "eadem/core/machine/isa.h"
+#include "eadem/core/machine/thread_pool.h"
 
 namespace eadem {
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "eadem/core/function_ref.h"
-#include "eadem/core/isa.h"
 #include "eadem/core/log.h"
+#include "eadem/core/machine/isa.h"
 #include "eadem/core/tensor.h"
 #include "eadem/core/tensor_type.h"
 

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "eadem/io/tokenizer/spec.h"
+#include "eadem/io/tokenizer/files/spec.h"
 #include "eadem/io/tokenizer/text_work.h"
 
 namespace eadem::io {

@@ -7,8 +7,8 @@
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
 #include "eadem/io/tokenizer/added_tokens.h"
+#include "eadem/io/tokenizer/files/readers.h"
 #include "eadem/io/tokenizer/normalizer.h"
-#include "eadem/io/tokenizer/readers.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {

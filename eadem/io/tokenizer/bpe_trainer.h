@@ -17,8 +17,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "eadem/io/tokenizer/files/spec.h"
 #include "eadem/io/tokenizer/pattern_matchers.h"
-#include "eadem/io/tokenizer/spec.h"
 
 namespace eadem::io {
 

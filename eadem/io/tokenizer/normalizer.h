@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "eadem/io/tokenizer/files/spec.h"
 #include "eadem/io/tokenizer/regex.h"
-#include "eadem/io/tokenizer/spec.h"
 #include "eadem/io/tokenizer/text_work.h"
 
 namespace eadem::io {

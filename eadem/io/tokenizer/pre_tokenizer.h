@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "eadem/io/tokenizer/files/spec.h"
 #include "eadem/io/tokenizer/pattern_matchers.h"
 #include "eadem/io/tokenizer/regex.h"
-#include "eadem/io/tokenizer/spec.h"
 
 namespace eadem::io {
 

@@ -7,7 +7,7 @@
 
 #include "eadem/core/error.h"
 #include "eadem/io/tokenizer/bpe_model.h"
-#include "eadem/io/tokenizer/readers.h"
+#include "eadem/io/tokenizer/files/readers.h"
 #include "eadem/io/tokenizer/text_work.h"
 #include "eadem/io/tokenizer/unicode.h"
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "eadem/io/tokenizer/files/spec.h"
 #include "eadem/io/tokenizer/normalizer.h"
-#include "eadem/io/tokenizer/spec.h"
 
 namespace eadem::io {
 

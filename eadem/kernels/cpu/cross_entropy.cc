@@ -12,8 +12,8 @@
 #include <cmath>
 
 #include "eadem/kernels/cpu/kernels.h"
-#include "eadem/kernels/cpu/matmul.h"
-#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/linear/matmul.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
 
 #undef HWY_TARGET_INCLUDE

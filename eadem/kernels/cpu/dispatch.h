@@ -13,8 +13,8 @@
 #include <cstdint>
 
 #include "eadem/core/error.h"
-#include "eadem/core/isa.h"
 #include "eadem/core/lookups.h"
+#include "eadem/core/machine/isa.h"
 
 namespace eadem::kernels::cpu {
 

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "eadem/kernels/cpu/fp8_panels.h"
-#include "eadem/kernels/cpu/group_panels.h"
 #include "eadem/kernels/cpu/kernels.h"
-#include "eadem/kernels/cpu/packed_panels.h"
+#include "eadem/kernels/cpu/linear/fp8_panels.h"
+#include "eadem/kernels/cpu/linear/group_panels.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/select_rows.h"
 

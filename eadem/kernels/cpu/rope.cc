@@ -17,7 +17,7 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
-#include "eadem/kernels/cpu/encode_row-inl.h"
+#include "eadem/kernels/cpu/linear/encode_row-inl.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_ROPE_PARAMS_

@@ -14,7 +14,7 @@
 #include <type_traits>
 
 #include "eadem/core/device/device.h"
-#include "eadem/kernels/cuda/cuda_matmul.h"
+#include "eadem/kernels/cuda/linear/cuda_matmul.h"
 
 namespace eadem {
 

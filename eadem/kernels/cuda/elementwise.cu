@@ -3,8 +3,8 @@
 
 #include "eadem/kernels/cuda/activation.cuh"
 #include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/launch.h"
-#include "eadem/kernels/cuda/overlap.cuh"
 
 namespace eadem::kernels::cuda {
 

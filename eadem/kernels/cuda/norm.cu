@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/launch.h"
-#include "eadem/kernels/cuda/overlap.cuh"
 
 namespace eadem::kernels::cuda {
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/models/config_text.h"
+#include "eadem/models/config/config_text.h"
 #include "eadem/models/family.h"
 
 namespace eadem::models {

@@ -14,8 +14,8 @@
 #include <algorithm>
 
 #include "eadem/core/error.h"
+#include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
-#include "eadem/io/mapped_file.h"
 #include "eadem/io/text.h"
 #include "eadem/models/locator/model_stores.h"
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "eadem/core/device/device.h"
-#include "eadem/core/hardware_config.h"
+#include "eadem/core/machine/hardware_config.h"
 
 namespace eadem::modules {
 

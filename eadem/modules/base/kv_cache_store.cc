@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/base/kv_cache_store.h"
 
-#include "eadem/ops/kv_append.h"
+#include "eadem/ops/attention/kv_append.h"
 
 namespace eadem::modules {
 

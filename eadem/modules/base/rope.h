@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "eadem/modules/build_context.h"
-#include "eadem/ops/rope.h"
+#include "eadem/ops/attention/rope.h"
 
 namespace eadem::modules {
 

@@ -2,7 +2,7 @@
 #include "eadem/modules/factory/attention_factory.h"
 
 #include "eadem/modules/base/kv_cache_store.h"
-#include "eadem/ops/attention.h"
+#include "eadem/ops/attention/attention.h"
 
 namespace eadem::modules {
 

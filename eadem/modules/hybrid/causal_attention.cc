@@ -7,8 +7,8 @@
 #include "eadem/modules/base/rms_norm.h"
 #include "eadem/modules/factory/attention_factory.h"
 #include "eadem/modules/factory/linear_factory.h"
+#include "eadem/ops/parallel/select_heads.h"
 #include "eadem/ops/reshape.h"
-#include "eadem/ops/select_heads.h"
 
 namespace eadem::modules {
 

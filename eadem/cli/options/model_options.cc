@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/options/model_options.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "eadem/cli/terminal.h"
+#include "eadem/core/encodings/row_encoding.h"
+#include "eadem/models/locator/model_locator.h"
+
+namespace eadem::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::vector<std::string> kDtypes = {"f32", "bf16", "f16"};
+const std::vector<std::string> kKvTypes = {"f32", "bf16", "f16", "int8", "fp8_e4m3"};
+
+// The folders where bundled models may be: beside the build of a source tree, in an installation, or in that tree.
+std::vector<std::string> asset_folders() {
+  std::vector<fs::path> folders;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    folders.push_back(program.parent_path() / "../../../assets");
+    folders.push_back(program.parent_path() / "../share/eadem/assets");
+  }
+  folders.emplace_back(EADEM_ASSETS_DIR);
+  std::vector<std::string> distinct;
+  for (const fs::path& folder : folders)
+    if (const std::string normal = folder.lexically_normal().string();
+        std::find(distinct.begin(), distinct.end(), normal) == distinct.end())
+      distinct.push_back(normal);
+  return distinct;
+}
+
+// The dtype of option `flag`, else that of --dtype, which sets every precision at once.
+Override<DType> dtype_of_option(const char* flag, const std::string& value, const std::string& common) {
+  return value.empty() ? Override<DType>(dtype_from_name(common), "--dtype")
+                       : Override<DType>(dtype_from_name(value), flag);
+}
+
+}  // namespace
+
+void ModelOptions::add_operand(Arguments& arguments) {
+  arguments.operand("MODEL", model,
+                    "a directory in Hugging Face layout, a .safetensors with its config.json beside it, a .gguf, a "
+                    "bundled name, or the name of a model in a cache of this machine: ORG/NAME[:TAG][@REVISION] of "
+                    "Hugging Face or llama.cpp, NAME[:TAG] of Ollama; without one, the bundled model",
+                    "-m,--model");
+}
+
+void ModelOptions::add_device(Arguments& arguments) {
+  arguments.section("Device");
+  arguments.option("--device", "D", device, "cpu, cuda, cuda:1 or reference (default: cpu)");
+  arguments.option("-t,--threads", "N", threads,
+                   "CPU threads; 0 is one per core, within the quota of a container (default: 0)");
+  arguments.option("--prefill-threads", "N", prefill_threads,
+                   "CPU threads of steps of many tokens; 0 is as many as --threads (default: 0)");
+  arguments.flag("--no-pin", no_pin, "leave CPU threads to the scheduler, and memory where it falls");
+  arguments.choice("--isa", {"amx", "avx512_vnni", "avx512", "avx2", "sse4", "scalar", "neon_dotprod", "neon"}, isa,
+                   "CPU instruction set of the kernels (default: the best there is)");
+}
+
+void ModelOptions::add_kv_dtype(Arguments& arguments) {
+  arguments.choice("--kv-dtype", kKvTypes, kv_dtype, "of the KV cache");
+}
+
+void ModelOptions::add_precision(Arguments& arguments) {
+  arguments.section("Precision and speed");
+  arguments.choice("--mode", {"performance", "accuracy"}, mode, "what defaults are tuned for (default: performance)");
+  arguments.choice("--dtype", kDtypes, dtype, "of weights, activations and KV cache at once");
+  arguments.choice("--weights", kDtypes, weights, "of weights (default: as the checkpoint stores them)");
+  arguments.choice("--activations", kDtypes, activations, "of activations");
+  add_kv_dtype(arguments);
+  arguments.list("--disable-fusion", "NAME", disabled_fusions,
+                 "switch a fusion off by the name that `eadem explain` shows, or `all`; may be repeated");
+}
+
+void ModelOptions::add_loading(Arguments& arguments) {
+  arguments.section("Loading");
+  arguments.option("--pack-cache", "DIR", pack_cache,
+                   "keep the weights as the CPU's kernels want them in a file in DIR, which later loads map instead of "
+                   "packing: for a short wait before the first token. Takes about as much disk as the model, for each "
+                   "set of precisions; the first load waits until it is written; decoding is a tenth slower or more, "
+                   "because a file's pages are small");
+}
+
+DeviceOptions ModelOptions::device_options() const {
+  const auto in_range = [](const char* name, int64_t value) {
+    if (value < 0 || value > 4096) throw UsageError(fmt::format("{} is {}; expected 0 to 4096", name, value));
+    return static_cast<int>(value);
+  };
+  return {.num_threads = in_range("--threads", threads),
+          .prefill_threads = in_range("--prefill-threads", prefill_threads),
+          .pin = !no_pin,
+          .isa = isa};
+}
+
+std::shared_ptr<Device> ModelOptions::open() const {
+  const DeviceOptions options = device_options();
+  if (device != "cpu" && (threads != 0 || prefill_threads != 0 || no_pin || !isa.empty()))
+    throw UsageError(
+        fmt::format("--threads, --prefill-threads, --no-pin and --isa are for the CPU; --device is {}", device));
+  if (device != "cpu" && !pack_cache.empty())
+    throw UsageError(fmt::format("--pack-cache is for the CPU; --device is {}", device));
+  return open_device(device, options);
+}
+
+HardwareMode ModelOptions::hardware_mode() const { return hardware_mode_from_name(mode); }
+
+engine::EngineOptions ModelOptions::engine_options() const {
+  engine::EngineOptions options;
+  options.mode = hardware_mode();
+  options.hardware.weights = dtype_of_option("--weights", weights, dtype);
+  options.hardware.activations = dtype_of_option("--activations", activations, dtype);
+  options.hardware.kv_cache = kv_dtype.empty() ? Override<WeightType>(kv_cache_type(dtype), "--dtype")
+                                               : Override<WeightType>(kv_cache_type(kv_dtype), "--kv-dtype");
+  options.disabled_fusions = disabled_fusions;
+  options.pack_cache = pack_cache;
+  return options;
+}
+
+std::string resolve_model(const std::optional<std::string>& model, std::string_view bundled) {
+  models::ModelFolders folders = models::ModelFolders::from_environment();
+  folders.bundled = asset_folders();
+  if (!model) {
+    const std::optional<std::string> path = models::find_bundled(std::string(bundled), folders);
+    if (!path)
+      throw NotFound("no MODEL given, and the bundled model '{}' is not installed (looked in {})", bundled,
+                     fmt::join(folders.bundled, ", "));
+    note("no MODEL given: using the bundled model '{}' ({})", bundled, *path);
+    return *path;
+  }
+  if (model->empty()) throw UsageError("MODEL is empty");
+  const models::LocatedModel located = models::locate_model(*model, folders);
+  if (!located.notice.empty()) note("{}", located.notice);
+  return located.path;
+}
+
+models::Checkpoint open_described(const std::optional<std::string>& model) {
+  const std::string path = resolve_model(model);
+  const bool config_alone = fs::path(path).extension() == ".json" && !path.ends_with(".index.json");
+  return config_alone ? models::open_config(path) : models::open_checkpoint(path);
+}
+
+Logger cli_logger() {
+  return Logger(LogLevel::warning, [](LogLevel level, std::string_view message) {
+    note("{}{}", level >= LogLevel::warning ? "warning: " : "", message);
+  });
+}
+
+}  // namespace eadem::cli

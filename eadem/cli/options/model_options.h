@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options that every command with a model shares: the model, the device and the precision.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "eadem/cli/options/arguments.h"
+#include "eadem/core/log.h"
+#include "eadem/engine/infer_engine.h"
+
+namespace eadem::cli {
+
+struct ModelOptions {
+  std::optional<std::string> model;
+  std::string device = "cpu";
+  int64_t threads = 0, prefill_threads = 0;
+  bool no_pin = false;
+  std::string isa;
+  std::string mode = "performance";
+  std::string dtype, weights, activations, kv_dtype;
+  std::vector<std::string> disabled_fusions;
+  std::string pack_cache;
+
+  void add_operand(Arguments& arguments);
+  void add_device(Arguments& arguments);     // --device --threads … --isa
+  void add_kv_dtype(Arguments& arguments);   // --kv-dtype alone
+  void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
+  void add_loading(Arguments& arguments);    // --pack-cache
+
+  DeviceOptions device_options() const;  // the CPU's options
+  std::shared_ptr<Device> open() const;
+  HardwareMode hardware_mode() const;
+  // Mode, precisions, fusions and the pack cache; the rest is left at its defaults.
+  engine::EngineOptions engine_options() const;
+};
+
+inline constexpr std::string_view kBundledModel = "stories", kBundledChatModel = "chat";
+
+// Returns the path of a model that models::locate_model finds, or, without a name, of the model `bundled`. What was
+// taken is said on stderr, unless it is an existing path or a bundled model by its name. Throws as locate_model
+// does.
+std::string resolve_model(const std::optional<std::string>& model, std::string_view bundled = kBundledModel);
+
+// Opens a model that is described, not run. `model` is as for resolve_model() and models::open_checkpoint(), or a
+// config.json alone, which leaves `weights` null.
+models::Checkpoint open_described(const std::optional<std::string>& model);
+
+// Prints warnings of the engine on stderr in the program's format.
+Logger cli_logger();
+
+}  // namespace eadem::cli

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/cli/options/sampling_options.h"
+
+#include <algorithm>
+#include <random>
+
+#include "eadem/core/error.h"
+
+namespace eadem::cli {
+
+namespace {
+
+// Replaces the name of a parameter at the start of a message by its option: "max_tokens is 0" becomes "--max-tokens is
+// 0".
+std::string with_option_names(std::string message) {
+  const size_t end = std::min(message.find(' '), message.size());
+  std::replace(message.begin(), message.begin() + static_cast<ptrdiff_t>(end), '_', '-');
+  return "--" + message;
+}
+
+}  // namespace
+
+void SamplingOptions::add(Arguments& arguments, const std::string& usual_max_tokens) {
+  arguments.option("-n,--max-tokens", "N", max_tokens,
+                   "tokens to draw at most (default: " + usual_max_tokens + "); -1: until the text ends");
+  arguments.option("--temperature", "X", temperature, "0 is greedy (default: 1)");
+  arguments.option("--top-k", "N", top_k, "draw from the N likeliest tokens; 0 is off");
+  arguments.option("--top-p", "X", top_p, "draw from the likeliest tokens of this total probability; 1 is off");
+  arguments.option("--min-p", "X", min_p, "drop tokens below this share of the likeliest one's; 0 is off");
+  arguments.option("--repetition-penalty", "X", repetition_penalty,
+                   "divide the logits of tokens that prompt or text have by this; 1 is off");
+  arguments.option("--presence-penalty", "X", presence_penalty,
+                   "subtract this from the logits of tokens that the text has; 0 is off");
+  arguments.option("--frequency-penalty", "X", frequency_penalty,
+                   "likewise, times how often the text has the token; 0 is off");
+  arguments.option("--seed", "N", seed, "the same seed gives the same text (default: a fresh one, printed)");
+  arguments.list("--stop", "TEXT", stop, "end before this text; may be repeated");
+  arguments.flag("--ignore-eos", ignore_eos, "go on after the end-of-text token");
+}
+
+engine::SamplingParams SamplingOptions::over(engine::SamplingParams params, int64_t context) const {
+  if (temperature) params.temperature = *temperature;
+  if (top_k) params.top_k = *top_k;
+  if (top_p) params.top_p = *top_p;
+  if (min_p) params.min_p = *min_p;
+  if (repetition_penalty) params.repetition_penalty = *repetition_penalty;
+  if (presence_penalty) params.presence_penalty = *presence_penalty;
+  if (frequency_penalty) params.frequency_penalty = *frequency_penalty;
+  if (max_tokens) params.max_tokens = *max_tokens == -1 ? context : *max_tokens;
+  if (seed) params.seed = seed;
+  params.stop.insert(params.stop.end(), stop.begin(), stop.end());
+  params.ignore_eos = ignore_eos;
+  params.validate();
+  return params;
+}
+
+void SamplingOptions::check() const {
+  try {
+    over({}, 1);
+  } catch (const InvalidArgument& error) {
+    throw UsageError(with_option_names(error.what()));
+  }
+}
+
+int64_t fresh_seed() { return static_cast<int64_t>(std::random_device{}() & 0x7fffffff); }
+
+}  // namespace eadem::cli

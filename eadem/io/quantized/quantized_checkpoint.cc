@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/io/quantized/quantized_checkpoint.h"
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "eadem/io/quantized/quantized_layouts.h"
+#include "eadem/io/text.h"
+
+namespace eadem::io {
+
+namespace {
+
+class QuantizedCheckpoint final : public WeightSource {
+ public:
+  QuantizedCheckpoint(std::shared_ptr<const WeightSource> files, const QuantizationConfig& config)
+      : WeightSource(files->path()), files_(std::move(files)), config_(config) {
+    // 1. The quantized layers, and which tensors are parts of them.
+    std::unordered_map<std::string, QuantizedLayer> layer_at;  // keyed by the name of the codes
+    std::unordered_set<std::string> parts;
+    for (const WeightInfo& info : files_->tensors()) {
+      const std::string name = quantized_layer_of(config_, info);
+      if (name.empty()) continue;
+      if (config_.ignores(name))
+        throw DataCorrupted("{}: the layer {} is quantized ({} is there); {} says that it is not", path(), quote(name),
+                            quote(info.name), config_.place);
+      QuantizedLayer layer = describe_layer(*files_, config_, name);
+      parts.insert(layer.parts.begin(), layer.parts.end());
+      layer_at.emplace(info.name, std::move(layer));
+    }
+    if (layer_at.empty())
+      throw DataCorrupted("{}: no layer is quantized, though {} says {}", path(), config_.place, config_.method);
+
+    // 2. What there is instead, in the order of the file.
+    std::vector<WeightInfo> infos;
+    for (const WeightInfo& info : files_->tensors()) {
+      const auto layer = layer_at.find(info.name);
+      if (layer == layer_at.end()) {
+        if (parts.contains(info.name)) continue;
+        infos.push_back(info);
+        sources_.emplace_back();
+        continue;
+      }
+      const WeightType type = layer->second.type;
+      WeightInfo whole{layer->second.name + ".weight", std::string(type.name()), type, layer->second.shape, 0};
+      if (whole.name != info.name && files_->find(whole.name) != nullptr)
+        throw DataCorrupted("{}: both {} and {} are there", path(), quote(info.name), quote(whole.name));
+      for (const std::string& part : layer->second.parts) whole.size_bytes += files_->find(part)->size_bytes;
+      infos.push_back(std::move(whole));
+      sources_.push_back(std::move(layer->second));
+    }
+    set_tensors(std::move(infos));
+  }
+
+  void release(std::string_view name) const override {
+    const WeightInfo* info = find(name);
+    if (info == nullptr) return;
+    const QuantizedLayer& layer = source_of(*info);
+    if (layer.parts.empty()) files_->release(name);
+    for (const std::string& part : layer.parts) files_->release(part);
+  }
+
+  std::vector<std::shared_ptr<const MappedFile>> files() const override { return files_->files(); }
+
+ private:
+  const QuantizedLayer& source_of(const WeightInfo& info) const {
+    return sources_[static_cast<size_t>(&info - tensors().data())];
+  }
+
+  Tensor load(size_t index) const override {
+    const QuantizedLayer& layer = sources_[index];
+    return layer.parts.empty() ? files_->get(tensors()[index].name) : load_layer(*files_, config_, layer);
+  }
+
+  Tensor load_bytes(size_t index) const override {
+    if (!sources_[index].parts.empty())
+      throw Unsupported("{}: tensor {} is several in the file", path(), quote(tensors()[index].name));
+    return files_->get_bytes(tensors()[index].name);
+  }
+
+  std::shared_ptr<const WeightSource> files_;
+  QuantizationConfig config_;
+  std::vector<QuantizedLayer> sources_;  // one per tensor; without parts if the tensor passes through
+};
+
+}  // namespace
+
+std::shared_ptr<const WeightSource> open_quantized(std::shared_ptr<const WeightSource> files,
+                                                   const QuantizationConfig& config) {
+  return std::make_shared<const QuantizedCheckpoint>(std::move(files), config);
+}
+
+}  // namespace eadem::io

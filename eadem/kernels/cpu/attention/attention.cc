@@ -1,0 +1,661 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of packed sequences by blocks of queries and chunks of keys.
+//
+// A task is a block of tokens of one sequence and one kv head; its rows are the queries of those tokens for all heads
+// of the group, so that keys and values are brought in once for all of them. A chunk of kAttentionChunk keys, wherever
+// A chunk of kAttentionChunk keys is widened into scratch from wherever it is stored (keys transposed, so that lanes
+// are keys), and both products are the blocks of matmul-inl.h. For a few rows, as in decode, keys and values are read
+// in place (cached_rows-inl.h). Every score is one chain over head_dim, every output one chain over the chunk's
+// positions, and chunks and spans begin at fixed absolute positions: a row's bits do not depend on the rows beside it.
+//
+// Every span of kAttentionSpan positions has a softmax state of its own, and the states are merged in order. Where a
+// step has few blocks for its threads, spans become separate tasks, and their states wait in scratch to be merged.
+//
+// A masked score has weight exactly 0 and adds 0 * v, which changes nothing as long as v is finite. Only the sign of a
+// zero could change, so it is cleared at the end.
+#include "eadem/kernels/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+#include <utility>
+
+#include "eadem/kernels/cpu/attention/attention_call.h"
+#include "eadem/kernels/cpu/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention/attention.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/attention/attention-inl.h"
+#include "eadem/kernels/cpu/attention/cached_rows-inl.h"
+#include "eadem/kernels/cpu/attention/code_scores-inl.h"
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/linear/encode_row-inl.h"
+#include "eadem/kernels/cpu/linear/matmul-inl.h"
+
+#ifndef EADEM_KERNELS_CPU_ATTENTION_PARAMS_
+#define EADEM_KERNELS_CPU_ATTENTION_PARAMS_
+namespace eadem::kernels::cpu {
+namespace {
+
+// Up to this many rows read keys and values in place; more rows do not, because every tile of rows would widen them
+// again. On AVX-512 both ways take equal time at 12 rows (bf16 and f16, head_dim 64 and 128).
+constexpr int64_t kRowsInPlace = 12;
+// Only blocks of at most this many rows, or of one token, are divided into spans, because span states take memory.
+constexpr int64_t kRowsOfSpans = 16;
+// Spans become tasks where there are fewer than kTasksPerThread blocks for each thread; they are then grouped into
+// about kSpanTasksPerThread tasks for each thread.
+constexpr int64_t kTasksPerThread = 4, kSpanTasksPerThread = 8;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The softmax state of rows over some keys: the maximum score `most`, the sum of exp(score - most), and the sum of
+// exp(score - most) * value.
+struct Gathered {
+  float *most, *sum;  // [rows]; a sum of 0 means that no key was seen yet
+  float* out;         // [rows, width]
+
+  static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
+  Gathered() = default;
+  Gathered(float* p, int64_t rows) : most(p), sum(p + rows), out(p + 2 * rows) {}
+};
+
+// The tasks of one instruction set and one type of keys and values. The scratch of a task is ForwardScratch.
+struct AttentionRoutines {
+  // Computes a block of tokens over all keys that it sees.
+  void (*block)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch);
+  // Computes a block of tokens over the spans [first, last) of keys. The states of the rows for each span are stored in
+  // `gathered`, `floats` apart.
+  void (*spans)(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last, float* gathered,
+                int64_t floats, float* scratch);
+  // Merges the states of a block's spans, which lie `floats` apart, and stores the result.
+  void (*merge)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats);
+};
+
+struct ForwardScratch {
+  float* q;                          // [rows, width]; if queries are rounded, the values of their codes
+  int8_t* q_codes;                   // [rows, width]: the codes, if queries are rounded
+  int32_t* q_starts;                 // [rows]: -128 times the sum of a row's codes
+  float* row_scales;                 // [rows]: the factor of this row's scores
+  Gathered span, all;                // the state of the current span, and of all spans so far
+  float* scores;                     // [rows, kChunk]
+  float *keys, *values;              // [kChunk, width]
+  float* keys_t;                     // [head_dim, kChunk]
+  float *key_scales, *value_scales;  // [kChunk]
+  float* new_most;                   // [rows]
+
+  static int64_t floats(const Attention& a) {
+    const int64_t rows = a.block_rows(), width = a.width();
+    return round_up(
+        rows * (width + width / 4 + kChunk + 3) + 2 * Gathered::floats(rows, width) + kChunk * (3 * width + 2),
+        kPanelWidth);
+  }
+  ForwardScratch(const Attention& a, float* p) {
+    const int64_t rows = a.block_rows(), width = a.width();
+    const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
+    q = take(rows * width), scores = take(rows * kChunk);
+    q_codes = reinterpret_cast<int8_t*>(take(rows * width / 4)), q_starts = reinterpret_cast<int32_t*>(take(rows));
+    row_scales = take(rows);
+    keys = take(kChunk * width), values = take(kChunk * width), keys_t = take(kChunk * width);
+    span = Gathered(take(Gathered::floats(rows, width)), rows);
+    all = Gathered(take(Gathered::floats(rows, width)), rows);
+    key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows);
+  }
+
+  // Returns the part of this scratch that begins at row `first`, for computing a chunk.
+  ForwardScratch from_row(int64_t first, int64_t width) const {
+    ForwardScratch s = *this;
+    s.q += first * width, s.q_codes += first * width, s.q_starts += first, s.row_scales += first;
+    s.scores += first * kChunk, s.new_most += first;
+    s.span.most += first, s.span.sum += first, s.span.out += first * width;
+    return s;
+  }
+};
+
+}  // namespace
+}  // namespace eadem::kernels::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// Turns the scores of a chunk [rows, kChunk] into weights, updates each row's maximum and sum, and rescales its output.
+// A row that sees no key of this chunk gives it weight 0 and stays unchanged. The loops go over all rows pass by pass,
+// so that the long dependencies within a row (maximum, exponential, sum) overlap those of its neighbours. kEncoded: the
+// scales of keys multiply the scores, and the scales of values multiply the finished weights.
+template <bool kEncoded>
+void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start, int64_t rows,
+                    const ForwardScratch& s) {
+  const int64_t group = a.group(), width = a.width();
+
+  // 1. Scale, mask, and the new maximum of every row.
+  for (int64_t r = 0; r < rows; ++r) {
+    const Seen keys = seen(a, b.position + r / group, chunk_start);
+    float* scores = s.scores + r * kChunk;
+    if (keys.first >= keys.last) {
+      std::fill(scores, scores + kChunk, 0.0f);
+      continue;
+    }
+    const Vec scale = set(s.row_scales[r]);
+    for (int64_t j = 0; j < kChunk; j += kLanes) {
+      const Vec score = load(scores + j);
+      store(hn::Mul(kEncoded ? hn::Mul(score, load(s.key_scales + j)) : score, scale), scores + j);
+    }
+    std::fill(scores, scores + keys.first, -kInfinity);
+    std::fill(scores + keys.last, scores + kChunk, -kInfinity);
+    Vec largest = set(s.span.most[r]);
+    for (int64_t j = 0; j < kChunk; j += kLanes) largest = hn::Max(largest, load(scores + j));
+    s.new_most[r] = max_lanes(largest);
+  }
+
+  // 2. Weights and their sums. What came before shrinks by exp(old maximum - new maximum), which is 1 after most chunks
+  // of a long sequence and exp(-infinity) = 0 before the first.
+  for (int64_t r = 0; r < rows; ++r) {
+    const Seen keys = seen(a, b.position + r / group, chunk_start);
+    if (keys.first >= keys.last) continue;
+    float* scores = s.scores + r * kChunk;
+    const float new_most = s.new_most[r];
+    Vec total = zero();
+    for (int64_t j = 0; j < kChunk; j += kLanes) {
+      const Vec weight = exp_of_negative(hn::Sub(load(scores + j), set(new_most)));
+      store(kEncoded ? hn::Mul(weight, load(s.value_scales + j)) : weight, scores + j);
+      total = hn::Add(total, weight);
+    }
+    if (s.span.most[r] != new_most) {
+      const Vec shrink = exp_of_negative(set(s.span.most[r] - new_most));
+      float* out = s.span.out + r * width;
+      map(
+          out, width, [shrink](Vec v) { return hn::Mul(v, shrink); }, static_cast<const float*>(out));
+      s.span.sum[r] *= hn::GetLane(shrink);
+      s.span.most[r] = new_most;
+    }
+    s.span.sum[r] += sum_lanes(total);
+  }
+}
+
+// Loads the block's queries into scratch. For an int8 cache, queries are rounded to codes too, with one scale for each
+// row: sums of products of codes are exact, so every kernel computes equal scores.
+template <typename T>
+void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, const ForwardScratch& s) {
+  const int64_t rows = (b.end - b.begin) * a.group(), width = a.width();
+  load_rows(s.q, a, a.q, b, kv_head);
+  std::fill_n(s.row_scales, rows, a.scale);
+  if constexpr (std::is_same_v<T, int8_t>) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* q = s.q + r * width;
+      int8_t* codes = s.q_codes + r * width;
+      float scale;
+      encode_row(codes, &scale, q, width, a.kv_encoding->largest());
+      map(
+          q, width, [](Vec v) { return v; }, static_cast<const int8_t*>(codes));
+      s.row_scales[r] = a.scale * scale;
+      s.q_starts[r] = -128 * std::accumulate(codes, codes + width, int32_t{0});
+    }
+  }
+}
+
+// ---- The two products of a chunk: through scratch for many rows, in place for a few.
+
+// Sets the addresses of group `g` to the keys from `position` on. If the keys in memory end within the group, at the
+// end of the sequence or of a cache block, they are copied to `spare` [kKeyGroup, head_dim] and padded with zeros.
+// `end` is the end of the sequence; `fetch_end` is where prefetching stops.
+template <typename T>
+void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t position, int64_t end, int64_t fetch_end,
+                T* spare) {
+  const auto later = [&](int64_t count) { return keys.at(position + count < fetch_end ? position + count : position); };
+  groups.at[g] = keys.at(position);
+  groups.near[g] = later(kKeysNear);
+  groups.ahead[g] = later(kKeysAhead);
+  groups.stride[g] = keys.stride();
+  if (keys.memory_run(position) >= kKeyGroup) return;
+  const int64_t head_dim = keys.a.head_dim, count = std::min(end - position, kKeyGroup);
+  for (int64_t j = 0; j < count; ++j) std::copy_n(keys.at(position + j), head_dim, spare + j * head_dim);
+  std::fill_n(spare + count * head_dim, (kKeyGroup - count) * head_dim, T{});
+  groups.at[g] = spare;
+  groups.stride[g] = head_dim;
+}
+
+// Transposes the keys at [start, start + count) into t [head_dim, kChunk]. Scores of columns past `count` are never
+// used.
+template <typename T>
+void load_transposed(float* t, const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
+                     int64_t end, float* spare) {
+  using Columns = KeyColumns<T>;
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head};
+  for (int64_t first = 0; first < count; first += kKeyGroup) {
+    KeyGroups<T> group;
+    take_group(group, 0, rows_of, start + first, end, 0, reinterpret_cast<T*>(spare));
+    const int64_t stride = group.stride[0];
+    for (int64_t lane = 0; lane < kKeyGroup; lane += kLanes) {
+      const T* keys = group.at[0] + lane * stride;
+      float* to = t + first + lane;
+      int64_t d = 0;
+      for (; d + Columns::kCount <= a.head_dim; d += Columns::kCount) {
+        Vec dims[Columns::kCount];
+        Columns::load_columns(dims, keys + d, stride);
+#pragma GCC unroll kUnroll
+        for (int64_t i = 0; i < Columns::kCount; ++i) store(dims[i], to + (d + i) * kChunk);
+      }
+      for (; d < a.head_dim; ++d) store(load_column(keys + d, stride), to + d * kChunk);
+    }
+  }
+}
+
+template <typename T>
+void scores_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
+                       int64_t rows, const ForwardScratch& s) {
+  const int64_t width = a.width();
+  load_transposed<T>(s.keys_t, a, sequence, kv_head, start, count, start + count, s.keys);
+  matmul_block(s.scores, kChunk, false, RowOperand{s.q, width, 1}, PanelOperand<float>{s.keys_t, kPanelWidth, kChunk},
+               rows, kChunk / kPanelWidth, a.head_dim);
+}
+
+template <typename T>
+void values_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
+                       int64_t rows, const ForwardScratch& s) {
+  const int64_t width = a.width();
+  load_chunk(s.values, a, static_cast<const T*>(a.v), sequence, kv_head, start, count);
+  matmul_block(s.span.out, width, true, RowOperand{s.scores, kChunk, 1},
+               PanelOperand<float>{s.values, kPanelWidth, width}, rows, width / kPanelWidth, count);
+}
+
+template <typename T>
+void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
+                     int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
+  const int64_t width = a.width(), last = std::min(start + kChunk, end);
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head};
+  T* spare = reinterpret_cast<T*>(s.keys);
+  for (int64_t first = start; first < last; first += kScoreGroups * kKeyGroup) {
+    KeyGroups<T> keys;
+    // Past the last group, the first group takes its place; those scores are never used.
+    for (int g = 0; g < kScoreGroups; ++g)
+      take_group(keys, g, rows_of, first + g * kKeyGroup < last ? first + g * kKeyGroup : first, end, fetch_end,
+                 spare + g * kKeyGroup * a.head_dim);
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (std::is_same_v<T, int8_t>)
+      if (a.byte_dots) {
+        code_scores(s.scores + (first - start), kChunk, s.q_codes, width, s.q_starts, keys, rows, a.head_dim);
+        continue;
+      }
+#endif
+    key_scores(s.scores + (first - start), kChunk, s.q, width, keys, rows, a.head_dim);
+  }
+}
+
+template <typename T>
+void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
+                     int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
+  const int64_t width = a.width(), last = std::min(start + kChunk, end);
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head};
+  for (int64_t position = start; position < last;) {
+    // A run is at most kKeysAhead long, so that the addresses of the next run are known when it is prefetched.
+    const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
+    const auto later = [&](int64_t n) { return rows_of.at(position + n < fetch_end ? position + n : position); };
+    const ValueRun<T> values{later(0), later(kValuesNear), later(kKeysAhead), rows_of.stride(), count};
+    add_weighted(s.span.out, width, s.scores + (position - start), kChunk, values, rows, a.head_dim);
+    position += count;
+  }
+}
+
+// Loads the scales of an encoded cache at [start, start + count), and zeros for the rest of the chunk.
+void load_scales(float* scales, const Attention& a, const float* plane, int64_t sequence, int64_t kv_head,
+                 int64_t start, int64_t count) {
+  for (int64_t j = 0; j < count;) {
+    const int64_t position = start + j, block = a.block_table[sequence * a.max_blocks + position / a.block_size];
+    const int64_t run = std::min(count - j, a.block_size - position % a.block_size);
+    std::copy_n(plane + (block * a.kv_heads + kv_head) * a.block_size + position % a.block_size, run, scales + j);
+    j += run;
+  }
+  std::fill(scales + count, scales + kChunk, 0.0f);
+}
+
+// ---- Spans.
+
+void clear(const Gathered& g, int64_t rows, int64_t width) {
+  std::fill_n(g.most, rows, -kInfinity);
+  std::fill_n(g.sum, rows, 0.0f);
+  std::fill_n(g.out, rows * width, 0.0f);
+}
+
+// Adds the keys of a chunk to the states of the block's `rows` rows in s.span.
+template <typename T>
+void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t fetch_end,
+                  int64_t rows, bool in_place, const ForwardScratch& s) {
+  constexpr bool kEncoded = std::is_same_v<T, int8_t> || std::is_same_v<T, e4m3_t>;
+  const int64_t end = b.position + (b.end - b.begin), count = std::min(kChunk, end - start);
+  if (in_place || a.byte_dots)
+    scores_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+  else
+    scores_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
+  if constexpr (kEncoded) {
+    load_scales(s.key_scales, a, a.k_scales, b.sequence, kv_head, start, count);
+    load_scales(s.value_scales, a, a.v_scales, b.sequence, kv_head, start, count);
+  }
+  online_softmax<kEncoded>(a, b, start, rows, s);
+  if (in_place)
+    values_in_place<T>(a, b.sequence, kv_head, start, end, fetch_end, rows, s);
+  else
+    values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
+}
+
+// Computes the states of the block's rows over one span of keys, in s.span. Keys and values are prefetched up to span
+// `end_span`, where another task begins.
+template <typename T>
+void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, int64_t end_span,
+                 const ForwardScratch& s) {
+  const int64_t tokens = b.end - b.begin, end = b.position + tokens;
+  const bool in_place = tokens * a.group() <= kRowsInPlace;
+  clear(s.span, tokens * a.group(), a.width());
+  const int64_t first = std::max(first_chunk(a, b.position), span * (kSpan / kChunk));
+  for (int64_t start = first * kChunk; start < std::min(end, (span + 1) * kSpan); start += kChunk) {
+    // Tokens before the chunk see none of its keys.
+    const int64_t before = std::max<int64_t>(0, start - b.position), rows = (tokens - before) * a.group();
+    const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
+    attend_chunk<T>(a, late, kv_head, start, std::min(end, end_span * kSpan), rows, in_place,
+                    s.from_row(before * a.group(), a.width()));
+  }
+}
+
+// Merges the state of a later span into `all`.
+void merge(const Gathered& all, const Gathered& span, int64_t rows, int64_t width) {
+  const auto same = [](Vec v) { return v; };
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* part = span.out + r * width;
+    float* out = all.out + r * width;
+    if (span.sum[r] == 0.0f) continue;
+    if (all.sum[r] == 0.0f) {
+      all.most[r] = span.most[r];
+      all.sum[r] = span.sum[r];
+      map(out, width, same, part);
+      continue;
+    }
+    const Vec most = hn::Max(set(all.most[r]), set(span.most[r]));
+    const Vec old_factor = exp_of_negative(hn::Sub(set(all.most[r]), most));
+    const Vec factor = exp_of_negative(hn::Sub(set(span.most[r]), most));
+    all.sum[r] = hn::GetLane(hn::MulAdd(set(span.sum[r]), factor, hn::Mul(set(all.sum[r]), old_factor)));
+    all.most[r] = hn::GetLane(most);
+    map(
+        out, width, [&](Vec x, Vec y) { return hn::MulAdd(y, factor, hn::Mul(x, old_factor)); },
+        static_cast<const float*>(out), part);
+  }
+}
+
+void store_block(const Attention& a, const TokenBlock& b, int64_t kv_head, const Gathered& g) {
+  const int64_t rows = (b.end - b.begin) * a.group();
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t token = a.query_start[b.sequence] + b.begin + r / a.group();
+    const int64_t row = token * a.heads + kv_head * a.group() + r % a.group();
+    map(
+        a.y + row * a.head_dim, a.head_dim,
+        [total = set(g.sum[r])](Vec v) { return hn::Add(hn::Div(v, total), zero()); },
+        static_cast<const float*>(g.out + r * a.width()));
+    if (a.lse != nullptr) a.lse[row] = g.most[r] + std::log(g.sum[r]);
+  }
+}
+
+// ---- Tasks.
+
+template <typename T>
+void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch) {
+  const ForwardScratch s(a, scratch);
+  const int64_t rows = (b.end - b.begin) * a.group();
+  load_queries<T>(a, b, kv_head, s);
+  clear(s.all, rows, a.width());
+  for (int64_t span = a.first_span(b); span < a.end_span(b); ++span) {
+    attend_span<T>(a, b, kv_head, span, a.end_span(b), s);
+    merge(s.all, s.span, rows, a.width());
+  }
+  store_block(a, b, kv_head, s.all);
+}
+
+template <typename T>
+void attention_spans(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last,
+                     float* gathered, int64_t floats, float* scratch) {
+  ForwardScratch s(a, scratch);
+  load_queries<T>(a, b, kv_head, s);
+  for (int64_t span = first; span < last; ++span, gathered += floats) {
+    s.span = Gathered(gathered, (b.end - b.begin) * a.group());
+    attend_span<T>(a, b, kv_head, span, last, s);
+  }
+}
+
+void attention_merge(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats) {
+  const int64_t rows = (b.end - b.begin) * a.group();
+  const Gathered all(gathered, rows);
+  for (int64_t i = 1; i < a.end_span(b) - a.first_span(b); ++i)
+    merge(all, Gathered(gathered + i * floats, rows), rows, a.width());
+  store_block(a, b, kv_head, all);
+}
+
+template <typename T>
+constexpr AttentionRoutines kAttentionRoutines{attention_block<T>, attention_spans<T>, attention_merge};
+
+// Returns the routines for keys and values that `encoding` stores; null: for plain ones of `dtype`.
+AttentionRoutines attention_routines(DType dtype, const RowEncoding* encoding) {
+  if (encoding != nullptr)
+    return encoding->code() == RowEncoding::Code::int8 ? kAttentionRoutines<int8_t> : kAttentionRoutines<e4m3_t>;
+  return with_dtype(dtype,
+                    [](auto* type) -> AttentionRoutines { return kAttentionRoutines<ElementOf<decltype(type)>>; });
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(attention_routines);
+
+Attention shape_of(const AttentionAttrs& attrs) {
+  Attention a{};
+  a.heads = attrs.heads;
+  a.kv_heads = attrs.kv_heads;
+  a.head_dim = attrs.head_dim;
+  a.window = attrs.window;
+  a.scale = attrs.scale;
+  return a;
+}
+
+void set_inputs(Attention& a, const KernelCall& call) {
+  const TensorView &k = call.inputs[kK], &v = call.inputs[kV];
+  EADEM_CHECK(k.is_contiguous() && v.is_contiguous(), "keys {} and values {}", to_string(k), to_string(v));
+  a.q = elements<const float>(call.inputs[kQ]);
+  a.k = k.data;
+  a.v = v.data;
+  a.k_scales = static_cast<const float*>(k.plane(1));
+  a.v_scales = static_cast<const float*>(v.plane(1));
+  a.query_start = elements<const int32_t>(call.inputs[kQueryStart]);
+  a.kv_length = elements<const int32_t>(call.inputs[kKvLength]);
+  a.sequences = call.inputs[kKvLength].shape[0];
+}
+
+namespace {
+
+Requirements forward_requirements(const KernelRequest& r, const AttentionAttrs& attrs) {
+  // A cache may be encoded by rows. Keys and values given directly are plain, and so are all inputs in training.
+  const Encoding* encoding = attrs.source == KvSource::cached ? RowEncoding::of(r.inputs[kK].encoding) : nullptr;
+  Requirements requirements(r);
+  requirements.f32("q", r.inputs[kQ])
+      .packed("k", r.inputs[kK], kStorageDTypes, encoding)
+      .packed("v", r.inputs[kV], {r.inputs[kK].dtype}, encoding)
+      .one_of("query_start", r.inputs[kQueryStart], {DType::i32})
+      .one_of("kv_length", r.inputs[kKvLength], {DType::i32})
+      .f32("y", r.outputs[0])
+      .require(r.inputs[kK].encoding == r.inputs[kV].encoding, "takes keys and values in the same encoding")
+      .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads");
+  return requirements;
+}
+
+Verdict can_forward(const KernelRequest& r) {
+  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
+  // A cached attention saves nothing, so it has no second output to ask about.
+  if (attrs.source != KvSource::direct) return Verdict::no("the forward pass reads keys directly, not a cache");
+  return forward_requirements(r, attrs).f32("lse", r.outputs[1]).verdict();
+}
+
+Verdict can_infer(const KernelRequest& r) {
+  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
+  Requirements requirements = forward_requirements(r, attrs);
+  const RowEncoding* encoding = RowEncoding::of(r.inputs[kK].encoding);
+  if (encoding != nullptr && encoding->code() == RowEncoding::Code::int8)
+    requirements.require(attrs.head_dim <= kMostCodes, "rows of an int8 cache have too many codes for exact sums");
+  if (attrs.source == KvSource::cached)
+    requirements.require(r.inputs.size() > kBlockTable && !is_absent(r.inputs[kBlockTable]),
+                         "reads a cache through block_table; it is absent");
+  return requirements.verdict();
+}
+
+int64_t rows_of_spans(const Attention& a) { return std::max(kRowsOfSpans, a.group()); }
+
+// With this many blocks (times kv heads) or more, none is divided into spans.
+int64_t most_divided_blocks(int threads) { return threads > 1 ? threads * kTasksPerThread : 0; }
+
+// The floats that the states of divided blocks may take in any step.
+int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
+  if (attrs.source != KvSource::cached) return 0;
+  const int64_t positions = r.bounds[Symbol::max_blocks] * r.inputs[kK].fixed(2);
+  // A block of n tokens sees window + n - 1 positions, n <= rows_of_spans.
+  const int64_t spans =
+      std::min(ceil_div(positions, kSpan), a.window > 0 ? (a.window + rows_of_spans(a)) / kSpan + 2 : positions);
+  const int64_t blocks = most_divided_blocks(cpu_device(r).pool().num_threads());
+  const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_spans(a),
+                                 r.bounds[Symbol::sequences] * a.kv_heads * rows_of_spans(a)});
+  return rows * spans * Gathered::floats(1, a.width());
+}
+
+// The part of a call that a plan fixes for all steps: the sizes of `shape`, and the tasks.
+struct ForwardPlan {
+  Attention shape;
+  AttentionRoutines routines;
+  bool cached;
+  int64_t worker_floats;  // of scratch; the states of spans lie behind those of all workers
+};
+
+// Computes every block with all of its keys; blocks are numbered in the order of sequences.
+void run_blocks(const ForwardPlan& plan, const KernelCall& call, const Attention& a, int64_t blocks) {
+  const auto blocks_of = [&](int64_t sequence) {
+    return ceil_div(a.query_start[sequence + 1] - a.query_start[sequence], a.block_tokens());
+  };
+  const auto run = [&](int64_t index, int worker) {
+    // Later blocks of a sequence see more keys. They start first, so that the longest do not run last.
+    int64_t block = blocks - 1 - index / a.kv_heads;
+    int64_t sequence = 0;
+    for (; block >= blocks_of(sequence); ++sequence) block -= blocks_of(sequence);
+    const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
+    const int64_t begin = block * a.block_tokens();
+    const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()),
+                       a.kv_length[sequence] - tokens + begin};
+    plan.routines.block(a, b, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * plan.worker_floats);
+  };
+  // The heads of one block are assigned to threads as the pages of a cache with one sequence are (InferEngine).
+  ThreadPool& pool = cpu_device(call).pool();
+  if (blocks == 1)
+    pool.parallel_shares(a.kv_heads, run);
+  else
+    pool.parallel_for(blocks * a.kv_heads, run);
+}
+
+// Computes steps in which every sequence has few rows and is one block: every span on its own, then the merge. The
+// spans of one head are neighbours, like their pages in a cache of one sequence.
+void run_spans(const ForwardPlan& plan, const KernelCall& call, const Attention& a) {
+  const auto block_of = [&](int64_t sequence) {
+    const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
+    return TokenBlock{sequence, 0, tokens, a.kv_length[sequence] - tokens};
+  };
+  const auto spans_of = [&](int64_t sequence) {
+    const TokenBlock b = block_of(sequence);
+    return b.end == 0 ? 0 : a.end_span(b) - a.first_span(b);
+  };
+  const auto rows_of = [&](int64_t sequence) {
+    return (a.query_start[sequence + 1] - a.query_start[sequence]) * a.group();
+  };
+  ThreadPool& pool = cpu_device(call).pool();
+  float* scratch = static_cast<float*>(call.scratch.data);
+  float* results = scratch + pool.num_threads() * plan.worker_floats;
+  // The states of a sequence lie by kv head, then by span, then by row.
+  const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.width()); };
+  const auto results_of = [&](int64_t sequence, int64_t kv_head) {
+    float* at = results;
+    for (int64_t s = 0; s < sequence; ++s) at += a.kv_heads * spans_of(s) * floats_of(s);
+    return at + kv_head * spans_of(sequence) * floats_of(sequence);
+  };
+
+  // A task is a run of neighbouring spans, so long that each thread has a few tasks: what a span prefetches is then
+  // what the task reads next.
+  int64_t spans = 0;
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) spans += spans_of(sequence);
+  const int64_t length = std::max<int64_t>(1, spans * a.kv_heads / (pool.active_threads() * kSpanTasksPerThread));
+  const auto tasks_of = [&](int64_t sequence) { return ceil_div(spans_of(sequence), length); };
+  int64_t tasks = 0;
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) tasks += tasks_of(sequence);
+
+  pool.parallel_shares(tasks * a.kv_heads, [&](int64_t index, int worker) {
+    int64_t sequence = 0;
+    for (; index >= tasks_of(sequence) * a.kv_heads; ++sequence) index -= tasks_of(sequence) * a.kv_heads;
+    const int64_t kv_head = index / tasks_of(sequence), task = index % tasks_of(sequence);
+    const TokenBlock b = block_of(sequence);
+    const auto border = [&](int64_t i) { return spans_of(sequence) * i / tasks_of(sequence); };
+    plan.routines.spans(a, b, kv_head, a.first_span(b) + border(task), a.first_span(b) + border(task + 1),
+                        results_of(sequence, kv_head) + border(task) * floats_of(sequence), floats_of(sequence),
+                        scratch + worker * plan.worker_floats);
+  });
+  pool.parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int /*worker*/) {
+    const int64_t sequence = index / a.kv_heads, kv_head = index % a.kv_heads;
+    if (spans_of(sequence) == 0) return;
+    plan.routines.merge(a, block_of(sequence), kv_head, results_of(sequence, kv_head), floats_of(sequence));
+  });
+}
+
+void run_forward(const ForwardPlan& plan, const KernelCall& call) {
+  Attention a = plan.shape;
+  set_inputs(a, call);
+  if (plan.cached) {
+    a.block_table = elements<const int32_t>(call.inputs[kBlockTable]);
+    a.max_blocks = call.inputs[kBlockTable].shape[1];
+    a.block_size = call.inputs[kK].shape[2];
+  }
+  a.y = elements<float>(call.outputs[0]);
+  a.lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
+
+  int64_t blocks = 0;
+  bool few_rows = true, many_keys = false;
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) {
+    const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
+    blocks += ceil_div(tokens, a.block_tokens());
+    few_rows = few_rows && tokens * a.group() <= rows_of_spans(a);
+    many_keys = many_keys || (tokens > 0 && a.kv_length[sequence] > kSpan);
+  }
+  if (plan.cached && few_rows && many_keys &&
+      blocks * a.kv_heads < most_divided_blocks(cpu_device(call).pool().active_threads()))
+    run_spans(plan, call, a);
+  else
+    run_blocks(plan, call, a, blocks);
+}
+
+PlanPtr prepare_forward(const KernelRequest& r, Context&) {
+  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
+  const CpuDevice& device = cpu_device(r);
+  ForwardPlan plan{.shape = shape_of(attrs), .routines = {}, .cached = attrs.source == KvSource::cached};
+  Attention& shape = plan.shape;
+  shape.kv_encoding = RowEncoding::of(r.inputs[kK].encoding);
+  shape.byte_dots = shape.rounds_queries() && has_byte_dots(device.isa()) && device.isa() != Isa::neon_dotprod;
+  plan.routines = EADEM_CPU_DISPATCH(attention_routines, device.isa())(r.inputs[kK].dtype, shape.kv_encoding);
+  plan.worker_floats = ForwardScratch::floats(shape);
+  const int64_t floats = device.pool().num_threads() * plan.worker_floats + span_floats(r, shape, attrs);
+  return make_plan([plan](const KernelCall& call) { run_forward(plan, call); },
+                   floats * static_cast<int64_t>(sizeof(float)));
+}
+
+constexpr Kernel kForward{"cpu_online_softmax", Pass::forward, can_forward, prepare_forward};
+constexpr Kernel kInference{"cpu_online_softmax", Pass::inference, can_infer, prepare_forward};
+}  // namespace
+
+KernelList attention_kernels() { return {&kForward, &kInference, &kAttentionBackward}; }
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

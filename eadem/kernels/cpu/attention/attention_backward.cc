@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gradients of attention: scores are computed again, chunk by chunk. With p = exp(scale q.k - lse),
+//   dv_j = sum_i p_ij dy_i,   ds_ij = p_ij (dy_i . v_j - dy_i . y_i) scale,   dq_i = sum_j ds_ij k_j,
+//   dk_j = sum_i ds_ij q_i.
+#include <algorithm>
+#include <utility>
+
+#include "eadem/kernels/cpu/attention/attention_call.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention/attention_backward.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/attention/attention-inl.h"
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/linear/matmul-inl.h"
+
+#ifndef EADEM_KERNELS_CPU_ATTENTION_BACKWARD_SCRATCH_
+#define EADEM_KERNELS_CPU_ATTENTION_BACKWARD_SCRATCH_
+namespace eadem::kernels::cpu {
+namespace {
+
+struct BackwardScratch {
+  float *q, *dy, *dq;        // [rows, width]
+  float *weights, *dscores;  // [rows, kChunk]
+  float *keys, *values;      // [kChunk, width]
+  float *keys_t, *values_t;  // [head_dim, kChunk]
+  float *dkeys, *dvalues;    // [kChunk, width]
+  float* along;              // [rows]: dy . y
+
+  static int64_t floats(const Attention& a) {
+    return round_up(a.block_rows() * (3 * a.width() + 2 * kChunk + 1) + 6 * kChunk * a.width(), kPanelWidth);
+  }
+  BackwardScratch(const Attention& a, float* p) {
+    const int64_t rows = a.block_rows(), width = a.width();
+    const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
+    q = take(rows * width), dy = take(rows * width), dq = take(rows * width);
+    weights = take(rows * kChunk), dscores = take(rows * kChunk);
+    keys = take(kChunk * width), values = take(kChunk * width);
+    keys_t = take(kChunk * width), values_t = take(kChunk * width);
+    dkeys = take(kChunk * width), dvalues = take(kChunk * width);
+    along = take(rows);
+  }
+};
+
+}  // namespace
+}  // namespace eadem::kernels::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// t [width, kChunk] = transpose of rows [kChunk, width]; width is a multiple of 4.
+void transpose_chunk(float* t, const float* rows, int64_t width) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int64_t j = 0; j < kChunk; ++j)
+    for (int64_t i = 0; i < width; ++i) t[i * kChunk + j] = rows[j * width + i];
+#else
+  // 4 x 4 blocks: pairs of rows are interleaved, then pairs of pairs.
+  const hn::FixedTag<float, 4> d;
+  const hn::Repartition<double, decltype(d)> d64;
+  for (int64_t i = 0; i < width; i += 4) {
+    for (int64_t j = 0; j < kChunk; j += 4) {
+      const float* from = rows + j * width + i;
+      const auto r0 = hn::LoadU(d, from), r1 = hn::LoadU(d, from + width);
+      const auto r2 = hn::LoadU(d, from + 2 * width), r3 = hn::LoadU(d, from + 3 * width);
+      const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
+      const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+      const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+      const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+      float* to = t + i * kChunk + j;
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, to);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, to + kChunk);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, to + 2 * kChunk);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, to + 3 * kChunk);
+    }
+  }
+#endif
+}
+
+// Computes the gradients of one sequence and one kv head: for each chunk of keys, all later blocks of queries in order.
+void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t kv_head, float* scratch) {
+  const BackwardScratch s(a, scratch);
+  const int64_t width = a.width(), group = a.group();
+  const int64_t first_token = a.query_start[sequence];
+  const int64_t tokens = a.query_start[sequence + 1] - first_token;
+  const int64_t panels = width / kPanelWidth;
+
+  for (int64_t start = 0; start < tokens; start += kChunk) {
+    const int64_t count = std::min(kChunk, tokens - start);
+    load_chunk(s.keys, a, static_cast<const float*>(a.k), sequence, kv_head, start, count);
+    load_chunk(s.values, a, static_cast<const float*>(a.v), sequence, kv_head, start, count);
+    transpose_chunk(s.keys_t, s.keys, width);
+    transpose_chunk(s.values_t, s.values, width);
+    std::fill(s.dkeys, s.dkeys + kChunk * width, 0.0f);
+    std::fill(s.dvalues, s.dvalues + kChunk * width, 0.0f);
+
+    for (int64_t begin = start / a.block_tokens() * a.block_tokens(); begin < tokens; begin += a.block_tokens()) {
+      const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()), begin};
+      if (a.window > 0 && b.begin - a.window + 1 >= start + kChunk) break;  // later blocks see none of these keys
+      const int64_t rows = (b.end - b.begin) * group;
+      const int64_t first_row = (first_token + b.begin) * a.heads + kv_head * group;
+      const auto row_of = [&](int64_t r) { return first_row + r / group * a.heads + r % group; };
+      load_rows(s.q, a, a.q, b, kv_head);
+      load_rows(s.dy, a, a.dy, b, kv_head);
+      for (int64_t r = 0; r < rows; ++r)
+        s.along[r] = dot(a.dy + row_of(r) * a.head_dim, a.out + row_of(r) * a.head_dim, a.head_dim);
+
+      // 1. Scores and dy . v.
+      matmul_block(s.weights, kChunk, false, RowOperand{s.q, width, 1},
+                   PanelOperand<float>{s.keys_t, kPanelWidth, kChunk}, rows, kChunk / kPanelWidth, a.head_dim);
+      matmul_block(s.dscores, kChunk, false, RowOperand{s.dy, width, 1},
+                   PanelOperand<float>{s.values_t, kPanelWidth, kChunk}, rows, kChunk / kPanelWidth, a.head_dim);
+
+      // 2. Weights, and the gradient of the scores.
+      for (int64_t r = 0; r < rows; ++r) {
+        float* weights = s.weights + r * kChunk;
+        float* dscores = s.dscores + r * kChunk;
+        const Vec lse = set(a.saved_lse[row_of(r)]), along = set(s.along[r]), scale = set(a.scale);
+        map(
+            weights, kChunk, [&](Vec v) { return exp(hn::Sub(hn::Mul(v, scale), lse)); },
+            static_cast<const float*>(weights));
+        const Seen keys = seen(a, b.position + r / group, start);
+        std::fill(weights, weights + keys.first, 0.0f);
+        std::fill(weights + std::max(keys.first, keys.last), weights + kChunk, 0.0f);
+        map(
+            dscores, kChunk, [&](Vec w, Vec dw) { return hn::Mul(hn::Mul(w, hn::Sub(dw, along)), scale); },
+            static_cast<const float*>(weights), static_cast<const float*>(dscores));
+      }
+
+      // 3. dv += p^T dy, dk += ds^T q.
+      matmul_block(s.dvalues, width, true, RowOperand{s.weights, 1, kChunk},
+                   PanelOperand<float>{s.dy, kPanelWidth, width}, kChunk, panels, rows);
+      matmul_block(s.dkeys, width, true, RowOperand{s.dscores, 1, kChunk}, PanelOperand<float>{s.q, kPanelWidth, width},
+                   kChunk, panels, rows);
+
+      // 4. dq += ds k; the first chunk that a block sees overwrites dq.
+      if (a.dq == nullptr) continue;
+      const bool resume = first_chunk(a, b.position) * kChunk < start;
+      if (resume) load_rows(s.dq, a, a.dq, b, kv_head);
+      matmul_block(s.dq, width, resume, RowOperand{s.dscores, kChunk, 1},
+                   PanelOperand<float>{s.keys, kPanelWidth, width}, rows, panels, count);
+      for (int64_t r = 0; r < rows; ++r)
+        map(
+            a.dq + row_of(r) * a.head_dim, a.head_dim, [](Vec v) { return v; },
+            static_cast<const float*>(s.dq + r * width));
+    }
+
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t row = ((first_token + start + j) * a.kv_heads + kv_head) * a.head_dim;
+      const auto same = [](Vec v) { return v; };
+      if (a.dk != nullptr) map(a.dk + row, a.head_dim, same, static_cast<const float*>(s.dkeys + j * width));
+      if (a.dv != nullptr) map(a.dv + row, a.head_dim, same, static_cast<const float*>(s.dvalues + j * width));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(attention_backward_sequence);
+
+namespace {
+
+Verdict can_backward(const KernelRequest& r) {
+  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
+  Requirements requirements(r);
+  for (const int port : {static_cast<int>(kQ), static_cast<int>(kK), static_cast<int>(kV)})
+    requirements.f32("q, k or v", r.inputs[static_cast<size_t>(port)]);
+  requirements.f32("y", r.inputs[kSavedY]).f32("lse", r.inputs[kSavedLse]).f32("dy", r.inputs[kDy]);
+  for (const TensorType& type : r.outputs) requirements.f32("dq, dk or dv", type);
+  return requirements.require(attrs.source == KvSource::direct, "gradients need keys given directly, not a cache")
+      .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads")
+      .verdict();
+}
+
+PlanPtr prepare_backward(const KernelRequest& r, Context&) {
+  const Attention shape = shape_of(r.attrs.get<AttentionAttrs>());
+  const auto task = EADEM_CPU_DISPATCH(attention_backward_sequence, cpu_device(r).isa());
+  const int64_t floats = BackwardScratch::floats(shape);
+  return make_plan(
+      [=](const KernelCall& call) {
+        Attention a = shape;
+        set_inputs(a, call);
+        a.out = elements<const float>(call.inputs[kSavedY]);
+        a.saved_lse = elements<const float>(call.inputs[kSavedLse]);
+        a.dy = elements<const float>(call.inputs[kDy]);
+        a.dq = elements<float>(call.outputs[0]);
+        a.dk = elements<float>(call.outputs[1]);
+        a.dv = elements<float>(call.outputs[2]);
+        cpu_device(call).pool().parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int worker) {
+          task(a, index / a.kv_heads, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
+        });
+      },
+      cpu_device(r).pool().num_threads() * floats * static_cast<int64_t>(sizeof(float)));
+}
+
+}  // namespace
+
+const Kernel kAttentionBackward{"cpu_recompute", Pass::backward, can_backward, prepare_backward};
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

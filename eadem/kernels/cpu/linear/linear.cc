@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// linear and the fusions linear_add and linear_gated_activation, over packed weights: plain weights
+// (cpu_packed_panels), quantized weights (cpu_quantized_panels) and 8-bit floats (cpu_fp8_panels).
+//
+// The passes share one matrix product (matmul.h): the forward pass reads the weight packed by outputs, the gradient of
+// x reads it packed by inputs (PackedPanels, transposed), and the gradient of the weight takes x as the panels and
+// the gradient of y as the broadcast side.
+#include "eadem/kernels/linear.h"
+
+#include <algorithm>
+
+#include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/linear/fp8_panels.h"
+#include "eadem/kernels/cpu/linear/group_panels.h"
+#include "eadem/kernels/cpu/linear/matmul.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
+#include "eadem/kernels/cpu/support.h"
+#include "eadem/kernels/fusions.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/linear/linear.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// dbias[n] += sum_t dy[t, n] for n in [begin, end): each column is one chain over t, then one addition.
+void add_column_sums(float* dbias, const float* dy, int64_t tokens, int64_t out, int64_t begin, int64_t end) {
+  for (int64_t n = begin; n < end; n += kLanes) {
+    const int64_t lanes = std::min(kLanes, end - n);
+    Vec sum = zero();
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* p = dy + t * out + n;
+      sum = hn::Add(sum, lanes == kLanes ? load(p) : load_n(p, lanes));
+    }
+    map(
+        dbias + n, lanes, [&](Vec d) { return hn::Add(d, sum); }, dbias + n);
+  }
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(add_column_sums);
+
+namespace {
+
+using Side = PackedPanels::Side;
+
+const PackedPanels* forward_packing(const KernelRequest& request, int input) {
+  return PackedPanels::of_forward(request.inputs[static_cast<size_t>(input)].dtype, cpu_device(request).isa());
+}
+
+// How products read a weight in the packing that a kernel asked for.
+class WeightReader {
+ public:
+  WeightReader() = default;
+  explicit WeightReader(const Encoding* packing) : packing_(packing) {
+    if (const QuantizedPanels* blocks = QuantizedPanels::of(packing)) {
+      types_.source = MatmulTypes::Source::quantized;
+      types_.layout = &blocks->layout();
+      has_super_scales_ = true;
+    } else if (const GroupPanels* groups = GroupPanels::of(packing)) {
+      const GroupFormat& format = groups->stored().format();
+      types_.source = MatmulTypes::Source::quantized;
+      types_.layout = &groups->layout();
+      if (format.has_zeros) zeros_plane_ = 2;
+      if (format.has_order) order_plane_ = format.has_zeros ? 3 : 2;
+    } else if (const Fp8Panels* floats = Fp8Panels::of(packing)) {
+      types_.source = MatmulTypes::Source::fp8;
+      types_.is_e5m2 = floats->stored().format().kind == Fp8Format::Kind::e5m2;
+      block_columns_ = floats->stored().format().block_columns;
+    } else {
+      const auto& panels = static_cast<const PackedPanels&>(*packing);
+      types_.source = source_of(panels.side());
+      types_.b_dtype = panels.dtype();
+    }
+  }
+
+  // The types of a product with the weight, without its finish.
+  const MatmulTypes& types() const { return types_; }
+
+  MatmulWeight read(const TensorView& weight) const {
+    EADEM_CHECK(weight.encoding == packing_, "weight {} is not packed as was asked", to_string(weight));
+    MatmulWeight b;
+    switch (types_.source) {
+      case MatmulTypes::Source::quantized:
+        b.quantized.layout = types_.layout;
+        b.quantized.quants = static_cast<const uint8_t*>(weight.plane(0));
+        b.quantized.scales = static_cast<const uint8_t*>(weight.plane(1));
+        if (has_super_scales_) b.quantized.super_scales = static_cast<const f16_t*>(weight.plane(2));
+        if (zeros_plane_ > 0) b.quantized.zeros = static_cast<const uint8_t*>(weight.plane(zeros_plane_));
+        if (order_plane_ > 0) b.quantized.order = static_cast<const int32_t*>(weight.plane(order_plane_));
+        return b;
+      case MatmulTypes::Source::fp8:
+        b.fp8 = {static_cast<const uint8_t*>(weight.plane(0)), static_cast<const float*>(weight.plane(1)),
+                 block_columns_};
+        return b;
+      default: b.data = weight.data; return b;
+    }
+  }
+
+ private:
+  const Encoding* packing_ = nullptr;
+  MatmulTypes types_;
+  bool has_super_scales_ = false;
+  int zeros_plane_ = 0, order_plane_ = 0;  // 0: the weight has none
+  int64_t block_columns_ = 0;
+};
+
+// ---- Forward and inference. The kernels of all packings and fusions differ in what they accept, and share plans.
+
+enum LinearInput { kX, kWeight, kBias, kResidual };
+enum GatedInput { kGateWeight = 1, kUpWeight };
+
+using Packing = const Encoding* (*)(const KernelRequest& request, int input);
+
+// y = x weight^T for the first weight.
+Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
+  const TensorView &x = call.inputs[kX], &weight = call.inputs[kWeight];
+  Matmul m;
+  m.rows = x.shape[0];
+  m.k_size = m.a_row_stride = x.shape[1];
+  m.outputs = weight.shape[0];
+  m.a = elements<const float>(x);
+  m.b = reader.read(weight);
+  m.y = elements<float>(call.outputs[0]);
+  return m;
+}
+
+// linear, and linear_add, which has a residual.
+template <Packing kPacking>
+PlanPtr prepare_linear(const KernelRequest& r, Context&) {
+  const CpuDevice& device = cpu_device(r);
+  const WeightReader reader(kPacking(r, kWeight));
+  MatmulTypes types = reader.types();
+  if (!is_absent(r.inputs[kBias])) types.bias = r.inputs[kBias].dtype;
+  const bool adds = r.inputs.size() > kResidual;
+  const MatmulPlan product(device, types);
+  const Shape x = r.inputs[kX].bind(r.bounds);
+  return make_plan(
+      [=](const KernelCall& call) {
+        Matmul m = forward_product(call, reader);
+        m.bias = call.inputs[kBias].data;
+        if (adds) m.residual = elements<const float>(call.inputs[kResidual]);
+        product.run(cpu_device(call), m, call.scratch.data);
+      },
+      product.scratch_bytes(device, x[0], x[1]));
+}
+
+template <Packing kPacking>
+PlanPtr prepare_gated(const KernelRequest& r, Context&) {
+  const CpuDevice& device = cpu_device(r);
+  const WeightReader gate(kPacking(r, kGateWeight)), up(kPacking(r, kUpWeight));
+  MatmulTypes types = gate.types();
+  types.finish = MatmulTypes::Finish::gated;
+  types.activation = r.attrs.get<LinearGatedActivationAttrs>().kind;
+  const MatmulPlan product(device, types);
+  const Shape x = r.inputs[kX].bind(r.bounds);
+  return make_plan(
+      [=](const KernelCall& call) {
+        Matmul m = forward_product(call, gate);
+        m.b_up = up.read(call.inputs[kUpWeight]);
+        product.run(cpu_device(call), m, call.scratch.data);
+      },
+      product.scratch_bytes(device, x[0], x[1]));
+}
+
+// The ports besides the weights. linear_gated_activation has no bias and no residual.
+Verdict verdict_on_ports(Requirements& requirements, const KernelRequest& r, bool gated) {
+  return requirements.f32("x", r.inputs[kX])
+      .one_of("bias", gated ? absent_port() : r.inputs[kBias], kStorageDTypes)
+      .f32("residual", r.inputs.size() > kResidual ? r.inputs[kResidual] : absent_port())
+      .f32("y", r.outputs[0])
+      .verdict();
+}
+
+// ---- Plain weights
+
+const Encoding* pack_weight(const KernelRequest& r, int input) {
+  return input == kWeight ? forward_packing(r, input) : nullptr;
+}
+const Encoding* pack_both_weights(const KernelRequest& r, int input) {
+  return input == kGateWeight || input == kUpWeight ? forward_packing(r, input) : nullptr;
+}
+
+Verdict can_linear(const KernelRequest& r) {
+  Requirements requirements(r);
+  requirements.packed("weight", r.inputs[kWeight], kStorageDTypes, forward_packing(r, kWeight));
+  return verdict_on_ports(requirements, r, false);
+}
+
+Verdict can_gated(const KernelRequest& r) {
+  Requirements requirements(r);
+  requirements.packed("gate_weight", r.inputs[kGateWeight], kStorageDTypes, forward_packing(r, kGateWeight))
+      .packed("up_weight", r.inputs[kUpWeight], {r.inputs[kGateWeight].dtype}, forward_packing(r, kUpWeight));
+  return verdict_on_ports(requirements, r, true);
+}
+
+constexpr Kernel kForward{"cpu_packed_panels", Pass::forward, can_linear, prepare_linear<pack_weight>, pack_weight};
+constexpr Kernel kInference{"cpu_packed_panels", Pass::inference, can_linear, prepare_linear<pack_weight>, pack_weight};
+constexpr Kernel kGated{"cpu_packed_panels", Pass::inference, can_gated, prepare_gated<pack_both_weights>,
+                        pack_both_weights};
+
+// ---- Quantized weights. x is quantized row by row to 8 bits, too (quantized_matmul.h).
+
+// The reason why these kernels do not take a weight; empty if they do.
+std::string refusal_of(std::string_view port, const TensorType& weight) {
+  if (quantized_packing_of(weight.encoding) == nullptr)
+    return fmt::format("takes {} in quantized blocks or groups; it is {}", port,
+                       weight.encoding == nullptr ? dtype_name(weight.dtype) : weight.encoding->name());
+  if (GroupPanels::of(weight.encoding) != nullptr && weight.fixed(1) % kStep != 0)
+    return fmt::format("takes {} in rows of whole steps of {}; it is {}", port, kStep, to_string(weight));
+  return "";
+}
+
+Requirements& require_quantized(Requirements& requirements, std::string_view port, const TensorType& weight) {
+  const std::string refusal = refusal_of(port, weight);
+  return requirements.require(refusal.empty(), refusal);
+}
+
+bool has_order(const TensorType& weight) {
+  const GroupPanels* groups = GroupPanels::of(weight.encoding);
+  return groups != nullptr && groups->stored().format().has_order;
+}
+
+const Encoding* pack_quantized(const KernelRequest& r, int input) {
+  return input == kWeight ? quantized_packing_of(r.inputs[kWeight].encoding) : nullptr;
+}
+const Encoding* pack_both_quantized(const KernelRequest& r, int input) {
+  return input == kGateWeight || input == kUpWeight
+             ? quantized_packing_of(r.inputs[static_cast<size_t>(input)].encoding)
+             : nullptr;
+}
+
+Verdict can_quantized(const KernelRequest& r) {
+  Requirements requirements(r);
+  require_quantized(requirements, "weight", r.inputs[kWeight]);
+  return verdict_on_ports(requirements, r, false);
+}
+
+Verdict can_quantized_gated(const KernelRequest& r) {
+  const TensorType &gate = r.inputs[kGateWeight], &up = r.inputs[kUpWeight];
+  Requirements requirements(r);
+  require_quantized(requirements, "gate_weight", gate);
+  require_quantized(requirements, "up_weight", up)
+      .require(quantized_packing_of(gate.encoding) == quantized_packing_of(up.encoding),
+               "takes gate_weight and up_weight in the same encoding")
+      .require(!has_order(gate), "takes columns of gate_weight and up_weight in the order of x");
+  return verdict_on_ports(requirements, r, true);
+}
+
+constexpr Kernel kQuantizedForward{"cpu_quantized_panels", Pass::forward, can_quantized, prepare_linear<pack_quantized>,
+                                   pack_quantized};
+constexpr Kernel kQuantizedInference{"cpu_quantized_panels", Pass::inference, can_quantized,
+                                     prepare_linear<pack_quantized>, pack_quantized};
+constexpr Kernel kQuantizedGated{"cpu_quantized_panels", Pass::inference, can_quantized_gated,
+                                 prepare_gated<pack_both_quantized>, pack_both_quantized};
+
+// ---- 8-bit floats. Products are as exact as with the f32 values that the weights decode to.
+
+Requirements& require_fp8(Requirements& requirements, std::string_view port, const TensorType& weight) {
+  return requirements.require(
+      Fp8Panels::of(weight.encoding) != nullptr,
+      fmt::format("takes {} in 8-bit floats; it is {}", port,
+                  weight.encoding == nullptr ? dtype_name(weight.dtype) : weight.encoding->name()));
+}
+
+const Encoding* pack_fp8(const KernelRequest& r, int input) {
+  return input == kWeight ? Fp8Panels::of(r.inputs[kWeight].encoding) : nullptr;
+}
+const Encoding* pack_both_fp8(const KernelRequest& r, int input) {
+  return input == kGateWeight || input == kUpWeight ? Fp8Panels::of(r.inputs[static_cast<size_t>(input)].encoding)
+                                                    : nullptr;
+}
+
+bool is_e5m2(const TensorType& weight) {
+  const Fp8Panels* floats = Fp8Panels::of(weight.encoding);
+  return floats != nullptr && floats->stored().format().kind == Fp8Format::Kind::e5m2;
+}
+
+Verdict can_fp8(const KernelRequest& r) {
+  Requirements requirements(r);
+  require_fp8(requirements, "weight", r.inputs[kWeight]);
+  return verdict_on_ports(requirements, r, false);
+}
+
+Verdict can_fp8_gated(const KernelRequest& r) {
+  Requirements requirements(r);
+  require_fp8(requirements, "gate_weight", r.inputs[kGateWeight]);
+  require_fp8(requirements, "up_weight", r.inputs[kUpWeight])
+      .require(is_e5m2(r.inputs[kGateWeight]) == is_e5m2(r.inputs[kUpWeight]),
+               "takes gate_weight and up_weight in the same kind of 8-bit floats");
+  return verdict_on_ports(requirements, r, true);
+}
+
+constexpr Kernel kFp8Forward{"cpu_fp8_panels", Pass::forward, can_fp8, prepare_linear<pack_fp8>, pack_fp8};
+constexpr Kernel kFp8Inference{"cpu_fp8_panels", Pass::inference, can_fp8, prepare_linear<pack_fp8>, pack_fp8};
+constexpr Kernel kFp8Gated{"cpu_fp8_panels", Pass::inference, can_fp8_gated, prepare_gated<pack_both_fp8>,
+                           pack_both_fp8};
+
+// ---- Backward
+
+enum LinearBackwardInput { kSavedX, kSavedWeight, kDy };
+enum LinearBackwardOutput { kDx, kDweight, kDbias };
+
+const Encoding* pack_weight_transposed(const KernelRequest& r, int input) {
+  return input == kSavedWeight ? PackedPanels::of(r.inputs[kSavedWeight].dtype, Side::transposed) : nullptr;
+}
+
+Verdict can_linear_backward(const KernelRequest& r) {
+  return Requirements(r)
+      .f32("x", r.inputs[kSavedX])
+      .packed("weight", r.inputs[kSavedWeight], kStorageDTypes, pack_weight_transposed(r, kSavedWeight))
+      .f32("dy", r.inputs[kDy])
+      .f32("dx", r.outputs[kDx])
+      .f32("dweight", r.outputs[kDweight])
+      .f32("dbias", r.outputs.size() > kDbias ? r.outputs[kDbias] : absent_port())
+      .verdict();
+}
+
+struct LinearBackward {
+  WeightReader reader;
+  MatmulPlan dx, dweight;
+  void (*add_dbias)(float* dbias, const float* dy, int64_t tokens, int64_t out, int64_t begin, int64_t end);
+};
+
+void run_linear_backward(const LinearBackward& plan, const KernelCall& call) {
+  CpuDevice& device = cpu_device(call);
+  const TensorView& x = call.inputs[kSavedX];
+  const TensorView& dy = call.inputs[kDy];
+  const int64_t tokens = x.shape[0], in = x.shape[1], out = dy.shape[1];
+
+  // 1. dx = dy weight
+  if (call.outputs[kDx].defined()) {
+    Matmul m;
+    m.rows = tokens;
+    m.k_size = out;
+    m.outputs = in;
+    m.a = elements<const float>(dy);
+    m.a_row_stride = out;
+    m.b = plan.reader.read(call.inputs[kSavedWeight]);
+    m.y = elements<float>(call.outputs[kDx]);
+    plan.dx.run(device, m, call.scratch.data);
+  }
+
+  // 2. dweight += dy^T x: rows are outputs, k runs over tokens.
+  if (call.outputs[kDweight].defined()) {
+    Matmul m;
+    m.rows = out;
+    m.k_size = tokens;
+    m.outputs = in;
+    m.a = elements<const float>(dy);
+    m.a_row_stride = 1;
+    m.a_k_stride = out;
+    m.b.data = elements<const float>(x);
+    m.y = elements<float>(call.outputs[kDweight]);
+    plan.dweight.run(device, m, call.scratch.data);
+  }
+
+  // 3. dbias += column sums of dy
+  if (call.outputs.size() > kDbias && call.outputs[kDbias].defined()) {
+    float* dbias = elements<float>(call.outputs[kDbias]);
+    const float* gradient = elements<const float>(dy);
+    device.pool().parallel_for(ceil_div(out, 64), [&](int64_t block, int) {
+      plan.add_dbias(dbias, gradient, tokens, out, block * 64, std::min(out, block * 64 + 64));
+    });
+  }
+}
+
+PlanPtr prepare_linear_backward(const KernelRequest& r, Context&) {
+  const CpuDevice& device = cpu_device(r);
+  const WeightReader reader(pack_weight_transposed(r, kSavedWeight));
+  const LinearBackward plan{
+      reader, MatmulPlan(device, reader.types()),
+      MatmulPlan(device, {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}),
+      EADEM_CPU_DISPATCH(add_column_sums, device.isa())};
+  return make_plan([plan](const KernelCall& call) { run_linear_backward(plan, call); },
+                   std::max(plan.dx.scratch_bytes(device, 0, 0), plan.dweight.scratch_bytes(device, 0, 0)));
+}
+
+constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward, can_linear_backward, prepare_linear_backward,
+                           pack_weight_transposed};
+
+}  // namespace
+
+KernelList linear_kernels() {
+  return {&kForward, &kBackward, &kInference, &kQuantizedForward, &kQuantizedInference, &kFp8Forward, &kFp8Inference};
+}
+KernelList linear_add_kernels() { return {&kInference, &kQuantizedInference, &kFp8Inference}; }
+KernelList linear_gated_activation_kernels() { return {&kGated, &kQuantizedGated, &kFp8Gated}; }
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

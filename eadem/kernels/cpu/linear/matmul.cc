@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cpu/linear/matmul.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/linear/matmul.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/linear/matmul-inl.h"
+#include "eadem/kernels/cpu/linear/tiles.h"
+#include "eadem/kernels/cpu/support.h"
+
+#ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_
+#define EADEM_KERNELS_CPU_MATMUL_BLOCKS_
+namespace eadem::kernels::cpu {
+namespace {
+
+constexpr int64_t kGroupPanels = 4;   // panels whose weights are prepared and used together
+constexpr int64_t kKBlock = 256;      // 4 panels x 256 x 64 B = 64 KB: in the second-level cache, read once per 6 rows
+constexpr int64_t kBlockPanels = 16;  // panels that meet one block of a while it is in the second-level cache
+constexpr int64_t kRowBlock = 192;    // a multiple of every tile's rows; weights are read once per block
+// AMX products are so fast that reading either operand takes as long, so blocks have more panels and more rows.
+constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 256;
+constexpr int64_t kTileShortestRows = 64;  // rows of a task
+// Up to this many rows, a product takes as long as reading its weights.
+constexpr int64_t kFewRows = 32;
+// Up to this many rows, 16-bit weights are widened in registers as they are read, because decode is bound by memory.
+// For more rows, the first rows of a block store the widened weights for the others.
+constexpr int64_t kWidenInRegistersRows = 8;
+
+// 8-bit floats are decoded to f32, except for a single row. For few rows, so little is decoded at a time that it stays
+// in the first-level cache (4 panels x 64, 16 KB).
+constexpr int64_t fp8_block(int64_t rows) { return rows <= kWidenInRegistersRows ? 64 : kKBlock; }
+
+// If b is a matrix, both operands are copied block by block, and more panels share one copy of a.
+constexpr int64_t kMatrixGroupPanels = 16;
+constexpr int64_t kCopiedRowStride = kRowBlock + kPanelWidth;  // an odd number of cache lines uses every set
+
+constexpr int64_t kPackedFloats = kGroupPanels * kKBlock * kPanelWidth;
+constexpr int64_t kUnpackedBytes =
+    std::max(kMaxGroupPanels * kChunkScratchBytes, kTileGroupPanels* kChunkSteps* kStepBytes);
+constexpr int64_t kUnpackedFloats = kUnpackedBytes / static_cast<int64_t>(sizeof(float));
+constexpr int64_t kMatrixProductFloats = kRowBlock * kMatrixGroupPanels * kPanelWidth;
+constexpr int64_t kCopiedFloats = kCopiedRowStride * kKBlock;
+
+using Source = MatmulTypes::Source;
+
+constexpr int64_t floats_of(const MatmulPlan::Blocks& blocks) { return blocks.rows * blocks.panels * kPanelWidth; }
+
+constexpr MatmulPlan::Blocks kTileBlocks{kTileRowBlock, kTileGroupPanels, 2, kTileShortestRows};
+constexpr MatmulPlan::Blocks blocks_of(Source source) {
+  switch (source) {
+    case Source::matrix: return {kRowBlock, kMatrixGroupPanels, kMatrixGroupPanels, kRowBlock};
+    case Source::quantized: return {kRowBlock, kMaxGroupPanels, kMaxGroupPanels, kRowBlock};
+    default: return {kRowBlock, kBlockPanels, kGroupPanels, kRowBlock};
+  }
+}
+
+// The part of a worker's scratch into which b is copied, widened or unpacked.
+constexpr int64_t packed_floats(Source source) {
+  switch (source) {
+    case Source::panels:
+    case Source::fp8:
+    case Source::matrix: return kPackedFloats;
+    case Source::pairs: return 0;
+    case Source::quantized: break;
+  }
+  return kUnpackedFloats;
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// load_fp8 returns the decoded values divided by this factor.
+template <bool kE5m2>
+inline constexpr float kFp8Factor = kE5m2 ? 1.0f : 256.0f;
+
+// Decodes kLanes codes to f32, divided by kFp8Factor: the bits are moved into the fields of an f16, whose exponent bias
+// is larger than that of e4m3 by 8. Conversions from f16 handle subnormals at full speed.
+template <bool kE5m2>
+HWY_INLINE Vec load_fp8(const uint8_t* p) {
+#if HWY_TARGET == HWY_SCALAR
+  const f16_t half{static_cast<uint16_t>(kE5m2 ? *p << 8 : (*p & 0x80) << 8 | (*p & 0x7f) << 7)};
+  return load(&half);
+#else
+  const hn::RebindToSigned<hn::Rebind<uint16_t, Lanes>> d16;
+  const hn::Rebind<int8_t, Lanes> d8;
+  auto bits = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(p)));
+  // The widened sign fills the upper byte: shifted left by 7, it stands at bits 15 and 14.
+  bits = kE5m2 ? hn::ShiftLeft<8>(bits) : hn::And(hn::ShiftLeft<7>(bits), hn::Set(d16, static_cast<int16_t>(0xbf80)));
+#if HWY_TARGET == HWY_SSE4
+  f16_t halves[kLanes];
+  hn::StoreU(bits, d16, reinterpret_cast<int16_t*>(halves));
+  return load(halves);
+#else
+  return hn::PromoteTo(Lanes(), hn::BitCast(hn::Rebind<hwy::float16_t, Lanes>(), bits));
+#endif
+#endif
+}
+
+// c [kPanels * 16] += one row of a times panels [p0, p0 + kPanels), which are decoded in registers.
+template <bool kE5m2, int kPanels>
+HWY_NOINLINE void fp8_row(float* HWY_RESTRICT c, const RowOperand& a, const Fp8Weight& w, int64_t k_size, int64_t p0) {
+  const int64_t block = w.block_columns == 0 ? std::max<int64_t>(k_size, 1) : w.block_columns;
+  const int64_t blocks = (k_size + block - 1) / block, panel_bytes = k_size * kPanelWidth;
+  const StreamAhead ahead(panel_bytes, (kPanels - 1) * panel_bytes);
+  for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+    Vec acc[kPanels];
+#pragma GCC unroll kUnroll
+    for (int p = 0; p < kPanels; ++p) acc[p] = zero();
+    const uint8_t* codes = w.codes + p0 * panel_bytes + n;
+    for (int64_t b = 0; b < blocks; ++b) {
+      Vec scale[kPanels];
+#pragma GCC unroll kUnroll
+      for (int p = 0; p < kPanels; ++p)
+        scale[p] = hn::Mul(load(w.scales + ((p0 + p) * blocks + b) * kPanelWidth + n), set(kFp8Factor<kE5m2>));
+      for (int64_t k = b * block; k < std::min(k_size, (b + 1) * block); ++k, codes += kPanelWidth) {
+        const Vec x = set(a.data[k * a.k_stride]);
+        if (n == 0 && k % 4 == 0) {
+          const int64_t near = ahead.offset(k * kPanelWidth, kFetchNear),
+                        far = ahead.offset(k * kPanelWidth, kFetchFar);
+#pragma GCC unroll kUnroll
+          for (int p = 0; p < kPanels; ++p) {
+            fetch_near(codes + p * panel_bytes + near);
+            fetch_far(codes + p * panel_bytes + far);
+          }
+        }
+#pragma GCC unroll kUnroll
+        for (int p = 0; p < kPanels; ++p)
+          acc[p] = hn::MulAdd(x, hn::Mul(scale[p], load_fp8<kE5m2>(codes + p * panel_bytes)), acc[p]);
+      }
+    }
+#pragma GCC unroll kUnroll
+    for (int p = 0; p < kPanels; ++p) store(acc[p], c + p * kPanelWidth + n);
+  }
+}
+
+// Panels that a single row multiplies side by side, which is also the number of its accumulators and scales.
+inline constexpr int kFp8RowPanels = HWY_TARGET == HWY_SCALAR ? 1 : kGroupPanels;
+
+template <bool kE5m2>
+void fp8_row_panels(float* c, const RowOperand& a, const Fp8Weight& w, int64_t k_size, int64_t p0, int64_t panels) {
+  int64_t p = 0;
+  for (; p + kFp8RowPanels <= panels; p += kFp8RowPanels)
+    fp8_row<kE5m2, kFp8RowPanels>(c + p * kPanelWidth, a, w, k_size, p0 + p);
+  if constexpr (kFp8RowPanels > 1)
+    for (; p < panels; ++p) fp8_row<kE5m2, 1>(c + p * kPanelWidth, a, w, k_size, p0 + p);
+}
+
+// Decodes rows [k0, k0 + k_size) of panels [p0, p0 + panels) to packed [panels, k_size, 16].
+template <bool kE5m2>
+void decode_panels(float* packed, const Fp8Weight& w, int64_t all_k, int64_t p0, int64_t panels, int64_t k0,
+                   int64_t k_size) {
+  const int64_t block = w.block_columns == 0 ? std::max<int64_t>(all_k, 1) : w.block_columns;
+  const int64_t blocks = (all_k + block - 1) / block;
+  for (int64_t p = 0; p < panels; ++p) {
+    const uint8_t* codes = w.codes + ((p0 + p) * all_k + k0) * kPanelWidth;
+    float* out = packed + p * k_size * kPanelWidth;
+    for (int64_t k = 0; k < k_size;) {
+      const int64_t at = (k0 + k) / block, end = std::min(k_size, (at + 1) * block - k0);
+      const float* scales = w.scales + ((p0 + p) * blocks + at) * kPanelWidth;
+      for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+        const Vec scale = hn::Mul(load(scales + n), set(kFp8Factor<kE5m2>));
+        for (int64_t i = k; i < end; ++i) {
+          if (n == 0 && i % 4 == 0) fetch_near(codes + i * kPanelWidth + 2 * kFetchNear);
+          store(hn::Mul(scale, load_fp8<kE5m2>(codes + i * kPanelWidth + n)), out + i * kPanelWidth + n);
+        }
+      }
+      k = end;
+    }
+  }
+}
+
+// Copies a block of k of `panels` panels from a matrix stored by rows; columns past `outputs` are zero.
+void gather_panels(float* packed, const float* b, int64_t outputs, int64_t p0, int64_t panels, int64_t k0,
+                   int64_t k_size) {
+  const int64_t width = std::min(panels * kPanelWidth, outputs - p0 * kPanelWidth);
+  for (int64_t k = 0; k < k_size; ++k) {
+    const float* row = b + (k0 + k) * outputs + p0 * kPanelWidth;
+    for (int64_t n = 0; n < width; n += kPanelWidth) {
+      float* out = packed + ((n / kPanelWidth) * k_size + k) * kPanelWidth;
+      const int64_t lanes = std::min(kPanelWidth, width - n);
+      if (lanes == kPanelWidth)
+        for (int64_t i = 0; i < kPanelWidth; i += kLanes) store(load(row + n + i), out + i);
+      else
+        for (int64_t i = 0; i < kPanelWidth; ++i) out[i] = i < lanes ? row[n + i] : 0.0f;
+    }
+  }
+}
+
+template <typename W>
+void product_block(float* c, int64_t c_stride, const RowOperand& a, const W* b, int64_t k_size, int64_t rows,
+                   int64_t panels) {
+  matmul_block(c, c_stride, false, a, PanelOperand<W>{b, k_size * kPanelWidth, kPanelWidth}, rows, panels, k_size);
+}
+
+// Calls block(k0, k_size, p, group, next_k0, next_p) for each block of `k_step` values of k and, within it, for each
+// group of panels. next_k0 and next_p say where the next block begins; after the last one, next_p is `panels`.
+template <typename F>
+void for_each_block(int64_t k_size, int64_t k_step, int64_t panels, F&& block) {
+  for (int64_t k0 = 0; k0 < k_size || k0 == 0; k0 += k_step)
+    for (int64_t p = 0; p < panels; p += kGroupPanels) {
+      const int64_t behind = p + kGroupPanels;
+      if (behind < panels)
+        block(k0, std::min(k_step, k_size - k0), p, kGroupPanels, k0, behind);
+      else
+        block(k0, std::min(k_step, k_size - k0), p, panels - p, k0 + k_step, k0 + k_step < k_size ? 0 : panels);
+    }
+}
+
+// The cache lines that the block at k0 reads of a group of panels from p on: 16 values of `W` for each k.
+template <typename W>
+Fetch fetch_block(const W* first_panel, int64_t k_size, int64_t k_step, int64_t k0, int64_t p, int64_t panels) {
+  if (p >= panels) return {};
+  constexpr int64_t kBytes = kPanelWidth * static_cast<int64_t>(sizeof(W));
+  return {first_panel + (p * k_size + k0) * kPanelWidth, std::min(k_step, k_size - k0) * kBytes, k_size * kBytes,
+          std::min(kGroupPanels, panels - p)};
+}
+
+// Computes c [rows, panels * 16] = a b for `panels` packed panels from `b` on.
+template <typename W>
+void product_of_panels(float* c, int64_t k_size, const W* b, const RowOperand& a, int64_t rows, int64_t panels,
+                       float* packed) {
+  const int64_t c_stride = panels * kPanelWidth, panel_size = k_size * kPanelWidth;
+  // 1. Few rows: read the weights once, in place.
+  if (rows <= kWidenInRegistersRows) return product_block(c, c_stride, a, b, k_size, rows, panels);
+
+  // 2. Many rows: take one block of k at a time, so that the panels stay in cache while the rows pass by.
+  for_each_block(k_size, kKBlock, panels,
+                 [&](int64_t k0, int64_t block_k, int64_t p, int64_t group, int64_t next_k0, int64_t next_p) {
+                   matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
+                                RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
+                                PanelOperand<W>{b + p * panel_size + k0 * kPanelWidth, panel_size, kPanelWidth}, rows,
+                                group, block_k, fetch_block(b, k_size, kKBlock, next_k0, next_p, panels), packed);
+                 });
+}
+
+RowOperand rows_from(const Matmul& m, int64_t row) {
+  return {m.a + row * m.a_row_stride, m.a_row_stride, m.a_k_stride};
+}
+
+// ---- Routines of MatmulPlan::Product.
+
+template <typename W>
+void packed_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows&, int64_t row, int64_t rows,
+                    int64_t p0, int64_t panels, float* packed) {
+  product_of_panels(c, m.k_size, static_cast<const W*>(b.data) + p0 * m.k_size * kPanelWidth, rows_from(m, row), rows,
+                    panels, packed);
+}
+
+template <bool kE5m2>
+void fp8_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows&, int64_t row, int64_t rows,
+                 int64_t p0, int64_t panels, float* packed) {
+  const Fp8Weight& w = b.fp8;
+  const RowOperand a = rows_from(m, row);
+  if (rows == 1) return fp8_row_panels<kE5m2>(c, a, w, m.k_size, p0, panels);
+  const int64_t c_stride = panels * kPanelWidth, k_step = fp8_block(rows);
+  const uint8_t* codes = w.codes + p0 * m.k_size * kPanelWidth;
+  for_each_block(m.k_size, k_step, panels,
+                 [&](int64_t k0, int64_t k_size, int64_t p, int64_t group, int64_t next_k0, int64_t next_p) {
+                   decode_panels<kE5m2>(packed, w, m.k_size, p0 + p, group, k0, k_size);
+                   matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
+                                RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
+                                PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size,
+                                fetch_block(codes, m.k_size, k_step, next_k0, next_p, panels));
+                 });
+}
+
+// a is read down its columns (row_stride 1). A block of k of either operand is copied, so that its lines are
+// contiguous.
+void matrix_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows&, int64_t row, int64_t rows,
+                    int64_t p0, int64_t panels, float* packed) {
+  float* copied = packed + kPackedFloats + kMatrixProductFloats;
+  const float* a = m.a + row * m.a_row_stride;
+  const int64_t c_stride = panels * kPanelWidth;
+  for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += kKBlock) {
+    const int64_t k_size = std::min(kKBlock, m.k_size - k0);
+    for (int64_t k = 0; k < k_size; ++k)
+      map(
+          copied + k * kCopiedRowStride, rows, [](Vec v) { return v; }, a + (k0 + k) * m.a_k_stride);
+    for (int64_t p = 0; p < panels; p += kGroupPanels) {
+      const int64_t group = std::min(kGroupPanels, panels - p);
+      gather_panels(packed, static_cast<const float*>(b.data), m.outputs, p0 + p, group, k0, k_size);
+      matmul_block(c + p * kPanelWidth, c_stride, k0 > 0, RowOperand{copied, 1, kCopiedRowStride},
+                   PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size);
+    }
+  }
+}
+
+// x.rounded holds the rounded rows of a.
+void pairs_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row, int64_t rows,
+                   int64_t p0, int64_t panels, float*) {
+  TileRows a = x.rounded;
+  a.data = static_cast<const char*>(a.data) + row / 32 * a.pair_stride;
+  const int64_t tiles = ceil_div(m.k_size, kPairTile), panel_bytes = tiles * kTileBytes;
+  const TilePanels operand{static_cast<const char*>(b.data) + p0 * panel_bytes, panel_bytes};
+  if (m.rows == 1) return bf16_row(c, a, operand, panels, tiles);
+  bf16_tiles(c, panels * kPanelWidth, a, operand, rows, panels, tiles);
+}
+
+void quantized_panels_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row,
+                              int64_t rows, int64_t p0, int64_t panels, float* unpacked) {
+  x.quantized_product(c, x.quantized, b.quantized, m.k_size, row, rows, p0, panels, unpacked);
+}
+
+// ---- Routines of MatmulPlan::Finish.
+
+// Bias: the element type of bias; void without one.
+template <typename Bias>
+void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c, const float*,
+                  int64_t c_stride) {
+  for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
+    float* y = m.y + r * m.outputs + column;
+    const float* residual = m.residual == nullptr ? nullptr : m.residual + r * m.outputs + column;
+    if constexpr (std::is_void_v<Bias>) {
+      if (residual != nullptr)
+        map(
+            y, n, [](Vec p, Vec v) { return hn::Add(p, v); }, c, residual);
+      else
+        map(
+            y, n, [](Vec p) { return p; }, c);
+    } else {
+      const Bias* bias = static_cast<const Bias*>(m.bias) + column;
+      if (residual != nullptr)
+        map(
+            y, n, [](Vec p, Vec b, Vec v) { return hn::Add(hn::Add(p, b), v); }, c, bias, residual);
+      else
+        map(
+            y, n, [](Vec p, Vec b) { return hn::Add(p, b); }, c, bias);
+    }
+  }
+}
+
+void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
+                       const float*, int64_t c_stride) {
+  for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
+    float* y = m.y + r * m.outputs + column;
+    map(
+        y, n, [](Vec p, Vec sum) { return hn::Add(sum, p); }, c, y);
+  }
+}
+
+template <ActivationKind kKind>
+void finish_gated(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
+                  const float* c_up, int64_t c_stride) {
+  for (int64_t r = row; r < row + rows; ++r, c += c_stride, c_up += c_stride)
+    map(
+        m.y + r * m.outputs + column, n, [](Vec gate, Vec up) { return hn::Mul(activate<kKind>(gate), up); }, c, c_up);
+}
+
+// ---- The choice of both.
+
+MatmulPlan::Product product_of(const MatmulTypes& types) {
+  switch (types.source) {
+    case Source::matrix: return matrix_product;
+    case Source::quantized: return quantized_panels_product;
+    case Source::fp8: return types.is_e5m2 ? fp8_product<true> : fp8_product<false>;
+    case Source::pairs: return pairs_product;
+    case Source::panels: break;
+  }
+  return with_dtype(types.b_dtype,
+                    [](auto* type) -> MatmulPlan::Product { return packed_product<ElementOf<decltype(type)>>; });
+}
+
+MatmulPlan::Finish finish_of(const MatmulTypes& types) {
+  switch (types.finish) {
+    case MatmulTypes::Finish::accumulate: return finish_accumulate;
+    case MatmulTypes::Finish::gated:
+      return with_activation(types.activation,
+                             [](auto kind) -> MatmulPlan::Finish { return finish_gated<decltype(kind)::value>; });
+    case MatmulTypes::Finish::store: break;
+  }
+  if (!types.bias) return finish_store<void>;
+  return with_dtype(*types.bias,
+                    [](auto* type) -> MatmulPlan::Finish { return finish_store<ElementOf<decltype(type)>>; });
+}
+
+MatmulPlan::Routines matmul_routines(const MatmulTypes& types) { return {product_of(types), finish_of(types)}; }
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(matmul_routines);
+
+MatmulTypes::Source source_of(PackedPanels::Side side) {
+  return side == PackedPanels::Side::pairs ? Source::pairs : Source::panels;
+}
+
+MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
+    : source_(types.source),
+      gated_(types.finish == MatmulTypes::Finish::gated),
+      routines_(EADEM_CPU_DISPATCH(matmul_routines, device.isa())(types)),
+      blocks_(blocks_of(types.source)),
+      tile_blocks_(blocks_),
+      packed_floats_(packed_floats(types.source)) {
+  // Products run on tiles for panels in pairs, and for rows of quantized panels with one scale for each output.
+  if (source_ == Source::quantized) quantized_ = quantized_routines(*types.layout, device.isa());
+  if (source_ == Source::pairs) blocks_ = tile_blocks_ = kTileBlocks;
+  if (source_ == Source::quantized && device.isa() == Isa::amx && types.layout->whole_rows())
+    tile_blocks_ = kTileBlocks;
+  const int64_t product_floats = std::max(floats_of(blocks_), floats_of(tile_blocks_));
+  worker_floats_ = source_ == Source::matrix ? packed_floats_ + kMatrixProductFloats + kCopiedFloats
+                                             : packed_floats_ + (gated_ ? 2 : 1) * product_floats;
+}
+
+int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size) const {
+  const int64_t workers = device.pool().num_threads() * worker_floats_ * static_cast<int64_t>(sizeof(float));
+  switch (source_) {
+    case Source::quantized: return workers + quantized_rows_bytes(rows, k_size);
+    case Source::pairs: return workers + TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
+    default: return workers;
+  }
+}
+
+// Makes in `memory` the data that all tasks share.
+MatmulRows MatmulPlan::prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  MatmulRows x;
+  if (source_ == Source::quantized) {
+    const QuantizedWeight& weight = m.b.quantized;
+    x.quantized = quantized_rows_in(memory, *weight.layout, m.rows, m.k_size);
+    x.quantized.order = weight.order;
+    x.quantized_product = m.rows == 1 ? quantized_.single_row : quantized_.rows;
+    quantize_rows(device, quantized_.quantize, x.quantized, m.a, m.a_row_stride, m.k_size);
+  } else if (source_ == Source::pairs) {
+    x.rounded = TileRows::in_order(memory, m.rows);
+    device.pool().parallel_ranges(m.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(m.k_size, 1)),
+                                  [&](int64_t begin, int64_t end) {
+                                    for (int64_t r = begin; r < end; ++r)
+                                      round_to_tiles(x.rounded, r, m.a + r * m.a_row_stride, m.k_size);
+                                  });
+  }
+  return x;
+}
+
+// Computes rows [row_begin, row_end) of panels [panel_begin, panel_end).
+void MatmulPlan::run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin,
+                          int64_t row_end, int64_t panel_begin, int64_t panel_end, float* scratch) const {
+  float* c = scratch + packed_floats_;
+  float* c_up = c + floats_of(blocks);
+  const int64_t rows = row_end - row_begin;
+  for (int64_t p0 = panel_begin; p0 < panel_end; p0 += blocks.panels) {
+    const int64_t panels = std::min(blocks.panels, panel_end - p0), column = p0 * kPanelWidth;
+    routines_.product(c, m, m.b, x, row_begin, rows, p0, panels, scratch);
+    if (gated_) routines_.product(c_up, m, m.b_up, x, row_begin, rows, p0, panels, scratch);
+    routines_.finish(m, row_begin, rows, column, std::min(panels * kPanelWidth, m.outputs - column), c, c_up,
+                     panels * kPanelWidth);
+  }
+}
+
+void MatmulPlan::run(CpuDevice& device, const Matmul& m, void* scratch) const {
+  if (m.rows == 0 || m.outputs == 0) return;
+  ThreadPool& pool = device.pool();
+  const Blocks& blocks = m.rows > 1 ? tile_blocks_ : blocks_;
+
+  // 1. Prepare the data that all tasks share.
+  const MatmulRows x = prepared_rows(device, m, static_cast<float*>(scratch) + pool.num_threads() * worker_floats_);
+
+  const int64_t panels = ceil_div(m.outputs, kPanelWidth), units = ceil_div(panels, blocks.unit);
+  const auto task = [&](int64_t row_begin, int64_t row_end, int64_t unit_begin, int64_t unit_end, int worker) {
+    run_task(m, x, blocks, row_begin, row_end, unit_begin * blocks.unit, std::min(panels, unit_end * blocks.unit),
+             static_cast<float*>(scratch) + worker * worker_floats_);
+  };
+  // A product below about 20 us is not worth waking anyone.
+  constexpr double kShortest = 1e5;
+  const double multiplications = static_cast<double>(m.rows) * static_cast<double>(m.outputs) * m.k_size;
+
+  // 2. With few rows, reading weights takes the time: each worker begins with the weights that it packed
+  // (ParameterStore).
+  if (m.rows <= kFewRows) {
+    const int64_t threads = pool.active_threads(),
+                  wanted = multiplications < kShortest || threads == 1 ? 1 : 4 * threads;
+    const int64_t tasks = std::min(wanted, units);
+    pool.parallel_shares(tasks, [&](int64_t index, int worker) {
+      task(0, m.rows, units * index / tasks, units * (index + 1) / tasks, worker);
+    });
+    return;
+  }
+
+  // 3. With many rows, rows are divided into blocks of equal size, each block into units of panels, and each of those
+  // into units of rows. Neighbouring pieces make a task, because they read the same rows or panels.
+  const int64_t row_blocks = ceil_div(m.rows, blocks.rows);
+  const int64_t block_rows =
+      row_blocks == 1
+          ? m.rows
+          : std::min(blocks.rows, round_up(ceil_div(m.rows, row_blocks), blocks.rows == kTileRowBlock ? 32 : 12));
+  const int64_t row_units = ceil_div(block_rows, blocks.row_unit), block_pieces = units * row_units;
+  const int64_t pieces = row_blocks * block_pieces;
+  const auto shortest = static_cast<int64_t>(kShortest * static_cast<double>(pieces) / multiplications);
+  pool.parallel_ranges(pieces, shortest, [&](int64_t begin, int64_t end, int worker) {
+    while (begin < end) {
+      const int64_t block = begin / block_pieces, unit = begin % block_pieces / row_units, first = begin % row_units;
+      const int64_t row_begin = block * block_rows, row_end = std::min(m.rows, row_begin + block_rows);
+      const int64_t some = std::min(end, (block + 1) * block_pieces) - begin;
+      if (first == 0 && some >= row_units) {
+        task(row_begin, row_end, unit, unit + some / row_units, worker);
+        begin += some / row_units * row_units;
+      } else {
+        const int64_t last = std::min(row_units, first + some);
+        task(std::min(row_end, row_begin + first * blocks.row_unit),
+             std::min(row_end, row_begin + last * blocks.row_unit), unit, unit + 1, worker);
+        begin += last - first;
+      }
+    }
+  });
+}
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parallel matrix product behind linear, its fusions and its gradients:
+//
+//   product[r, n] = sum_k a[r, k] * b[k, n],   then `finish` writes y[r, n]
+//
+// Accumulates in f32, each output as one chain over k in order (matmul-inl.h). The chain goes over steps of k for
+// quantized weights (quantized_matmul.h) and over tiles of k on AMX (tiles.h). Results therefore do not depend on the
+// number of rows, on blocking or on threads.
+//
+// A MatmulPlan is made once for the types of a product; its `run` computes any number of products of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "eadem/core/device/cpu_device.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
+#include "eadem/kernels/cpu/linear/quantized_matmul.h"
+#include "eadem/kernels/cpu/linear/tiles.h"
+#include "eadem/kernels/elementwise.h"
+
+namespace eadem::kernels::cpu {
+
+// The properties of a product that decide which routine computes it.
+struct MatmulTypes {
+  // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
+  // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is quantized row by row); 8-bit floats, which are
+  // decoded to f32 a block at a time; or panels in pairs, for tiles (then a_k_stride is 1, and a is rounded to bf16).
+  enum class Source : uint8_t { panels, matrix, quantized, fp8, pairs };
+  Source source = Source::panels;
+  DType b_dtype = DType::f32;               // panels
+  const QuantizedLayout* layout = nullptr;  // quantized
+  bool is_e5m2 = false;                     // fp8; else e4m3
+
+  enum class Finish : uint8_t {
+    store,       // y = product + bias + residual, in this order
+    accumulate,  // y += product
+    gated,       // y = f(product) * product_up
+  };
+  Finish finish = Finish::store;
+  std::optional<DType> bias;  // store: its dtype; nothing: there is none
+  ActivationKind activation = ActivationKind::silu;
+};
+
+// The planes of a weight in Fp8Panels.
+struct Fp8Weight {
+  const uint8_t* codes = nullptr;
+  const float* scales = nullptr;
+  int64_t block_columns = 0;  // columns that share a scale; 0: all
+};
+
+// The memory of b, in the one of its forms that MatmulTypes::source names.
+struct MatmulWeight {
+  const void* data = nullptr;  // panels, matrix, pairs
+  QuantizedWeight quantized;
+  Fp8Weight fp8;
+};
+
+// One product.
+struct Matmul {
+  int64_t rows = 0;
+  int64_t k_size = 0;
+  int64_t outputs = 0;
+
+  // a[r, k] = a[r * a_row_stride + k * a_k_stride]
+  const float* a = nullptr;
+  int64_t a_row_stride = 0;
+  int64_t a_k_stride = 1;
+
+  MatmulWeight b;
+  MatmulWeight b_up;  // Finish::gated: the second factor, of the same types
+
+  float* y = nullptr;               // [rows, outputs], contiguous; may be `residual`
+  const void* bias = nullptr;       // [outputs] of MatmulTypes::bias
+  const float* residual = nullptr;  // [rows, outputs], contiguous; null: none
+};
+
+// A weight packed by PackedPanels for `side`: how products read it.
+MatmulTypes::Source source_of(PackedPanels::Side side);
+
+// The operand a in the layout that the source of b needs; made by each product.
+struct MatmulRows {
+  QuantizedRows quantized;
+  QuantizedProduct quantized_product = nullptr;
+  TileRows rounded;
+};
+
+class MatmulPlan {
+ public:
+  MatmulPlan(const CpuDevice& device, const MatmulTypes& types);
+
+  // Bytes of scratch for products of up to `rows` rows of `k_size` values.
+  int64_t scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size) const;
+  void run(CpuDevice& device, const Matmul& product, void* scratch) const;
+
+  // c [rows, panels * 16] = a b for rows [row, row + rows) and panels [panel, panel + panels).
+  using Product = void (*)(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row,
+                           int64_t rows, int64_t panel, int64_t panels, float* scratch);
+  // Writes columns [column, column + n) of `rows` rows of y from their products, whose rows are c_stride apart.
+  using Finish = void (*)(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
+                          const float* c_up, int64_t c_stride);
+  struct Routines {
+    Product product;
+    Finish finish;
+  };
+  // A block of rows and panels is multiplied together. Tasks are divided at multiples of `unit` panels, and of whole
+  // blocks or `row_unit` rows.
+  struct Blocks {
+    int64_t rows, panels, unit, row_unit;
+  };
+
+ private:
+  MatmulRows prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const;
+  void run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin, int64_t row_end,
+                int64_t panel_begin, int64_t panel_end, float* scratch) const;
+
+  MatmulTypes::Source source_;
+  bool gated_;
+  Routines routines_;
+  Blocks blocks_, tile_blocks_;  // tile_blocks_: of products on tiles
+  int64_t packed_floats_, worker_floats_;
+  QuantizedRoutines quantized_{};
+};
+
+}  // namespace eadem::kernels::cpu

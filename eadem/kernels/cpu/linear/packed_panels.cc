@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cpu/linear/packed_panels.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "eadem/core/lookups.h"
+
+namespace eadem::kernels::cpu {
+
+namespace {
+
+float widen(float value) { return value; }
+float widen(bf16_t value) { return value.to_float(); }
+float widen(f16_t value) { return value.to_float(); }
+
+template <typename To, typename From>
+To convert(From value) {
+  if constexpr (std::is_same_v<To, From>)
+    return value;
+  else if constexpr (std::is_same_v<To, float>)
+    return widen(value);
+  else
+    return To::from_float(widen(value));
+}
+
+// Packs rows [k_begin, k_end) of one panel from a matrix [outputs, k] stored by rows. 16 x 16 blocks keep both sides in
+// the first-level cache: 16 lines are read and 16 are written.
+template <typename To, typename From>
+void pack_rows(To* panel, const From* weight, int64_t k_size, int64_t outputs, int64_t k_begin, int64_t k_end) {
+  for (int64_t k0 = k_begin; k0 < k_end; k0 += kPanelWidth) {
+    const int64_t k1 = std::min(k0 + kPanelWidth, k_end);
+    for (int64_t n = 0; n < outputs; ++n)
+      for (int64_t k = k0; k < k1; ++k) panel[k * kPanelWidth + n] = convert<To>(weight[n * k_size + k]);
+    for (int64_t k = k0; k < k1; ++k)
+      for (int64_t n = outputs; n < kPanelWidth; ++n) panel[k * kPanelWidth + n] = To{};
+  }
+}
+
+// Packs one panel from a matrix [k, outputs] stored by rows: on the transposed side, packing copies whole rows.
+template <typename To, typename From>
+void pack_columns(To* panel, const From* weight, int64_t row_size, int64_t outputs, int64_t k_begin, int64_t k_end) {
+  for (int64_t k = k_begin; k < k_end; ++k) {
+    for (int64_t n = 0; n < outputs; ++n) panel[k * kPanelWidth + n] = convert<To>(weight[k * row_size + n]);
+    for (int64_t n = outputs; n < kPanelWidth; ++n) panel[k * kPanelWidth + n] = To{};
+  }
+}
+
+// Packs one panel in pairs from a matrix [outputs, k], 32 values of k at a time: 16 lines are read and 16 are written.
+template <typename From>
+void pack_pairs(bf16_t* panel, const From* weight, int64_t k_size, int64_t outputs) {
+  for (int64_t k0 = 0; k0 < k_size; k0 += kPairTile, panel += kPairTile * kPanelWidth)
+    for (int64_t n = 0; n < kPanelWidth; ++n) {
+      bf16_t values[kPairTile] = {};
+      const int64_t some = n < outputs ? std::min(kPairTile, k_size - k0) : 0;
+      for (int64_t k = 0; k < some; ++k) values[k] = convert<bf16_t>(weight[n * k_size + k0 + k]);
+      for (int64_t k = 0; k < kPairTile; k += 2)
+        std::memcpy(panel + (k / 2 * kPanelWidth + n) * 2, values + k, 2 * sizeof(bf16_t));
+    }
+}
+
+struct Extents {
+  int64_t outputs;  // panel lanes
+  int64_t k;        // panel rows
+  int64_t panels;
+  int64_t panel_rows;  // k; in pairs, the padded number of rows
+};
+
+Extents extents(const Shape& shape, PackedPanels::Side side) {
+  const bool transposed = side == PackedPanels::Side::transposed;
+  const int64_t outputs = transposed ? shape[1] : shape[0], k = transposed ? shape[0] : shape[1];
+  const int64_t filled = side == PackedPanels::Side::pairs ? (k + kPairTile - 1) / kPairTile * kPairTile : k;
+  return {outputs, k, (outputs + kPanelWidth - 1) / kPanelWidth, filled};
+}
+
+template <typename To, typename From>
+void pack_panel(To* data, const From* weight, const Extents& e, PackedPanels::Side side, int64_t p) {
+  const int64_t outputs = std::min(kPanelWidth, e.outputs - p * kPanelWidth);
+  To* panel = data + p * e.panel_rows * kPanelWidth;
+  if (side == PackedPanels::Side::transposed)
+    pack_columns(panel, weight + p * kPanelWidth, e.outputs, outputs, 0, e.k);
+  else if (side == PackedPanels::Side::normal)
+    pack_rows(panel, weight + p * kPanelWidth * e.k, e.k, outputs, 0, e.k);
+  else if constexpr (std::is_same_v<To, bf16_t>)
+    pack_pairs(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
+}
+
+// Calls f(To*, const From*) with the element types of the two views.
+template <typename Function>
+void with_types(const TensorView& to, const TensorView& from, DType to_dtype, Function f) {
+  const auto with_from = [&]<typename To>(To* data) {
+    switch (from.dtype) {
+      case DType::f32: return f(data, static_cast<const float*>(from.data));
+      case DType::bf16: return f(data, static_cast<const bf16_t*>(from.data));
+      case DType::f16: return f(data, static_cast<const f16_t*>(from.data));
+      default: EADEM_CHECK(false, "packed panels from {}", dtype_name(from.dtype));
+    }
+  };
+  switch (to_dtype) {
+    case DType::f32: return with_from(static_cast<float*>(to.data));
+    case DType::bf16: return with_from(static_cast<bf16_t*>(to.data));
+    case DType::f16: return with_from(static_cast<f16_t*>(to.data));
+    default: EADEM_CHECK(false, "packed panels of {}", dtype_name(to_dtype));
+  }
+}
+
+}  // namespace
+
+const PackedPanels* PackedPanels::of(DType dtype, Side side) {
+  count_lookup();
+  static const PackedPanels kAll[] = {
+      {DType::f32, Side::normal, "packed_panels_f32"},
+      {DType::f32, Side::transposed, "packed_panels_f32_transposed"},
+      {DType::bf16, Side::normal, "packed_panels_bf16"},
+      {DType::bf16, Side::transposed, "packed_panels_bf16_transposed"},
+      {DType::bf16, Side::pairs, "packed_panels_bf16_pairs"},
+      {DType::f16, Side::normal, "packed_panels_f16"},
+      {DType::f16, Side::transposed, "packed_panels_f16_transposed"},
+  };
+  for (const PackedPanels& encoding : kAll)
+    if (encoding.dtype_ == dtype && encoding.side_ == side) return &encoding;
+  return nullptr;
+}
+
+std::vector<PlaneSpec> PackedPanels::planes(const Shape& shape) const {
+  if (shape.rank() != 2)
+    throw InvalidArgument("{} packs matrices [out, in]; the tensor is {}", name_, to_string(shape));
+  const Extents e = extents(shape, side_);
+  if (side_ == Side::pairs) return {{"data", dtype_, Shape{e.panels, e.panel_rows / 2, kPanelWidth, 2}}};
+  return {{"data", dtype_, Shape{e.panels, e.k, kPanelWidth}}};
+}
+
+int64_t PackedPanels::num_pieces(const Shape& shape) const { return extents(shape, side_).panels; }
+
+void PackedPanels::encode_pieces(const TensorView& encoded, const TensorView& plain, int64_t begin, int64_t end) const {
+  const Extents e = extents(plain.shape, side_);
+  with_types(encoded, plain, dtype_, [&](auto* data, const auto* weight) {
+    for (int64_t p = begin; p < end; ++p) pack_panel(data, weight, e, side_, p);
+  });
+}
+
+void PackedPanels::decode_row(float* row, const TensorView& encoded, int64_t index) const {
+  const Extents e = extents(encoded.shape, side_);
+  with_types(encoded, encoded, dtype_, [&](const auto* data, const auto*) {
+    if (side_ == Side::normal) {
+      const auto* lane = data + index / kPanelWidth * e.k * kPanelWidth + index % kPanelWidth;
+      for (int64_t k = 0; k < e.k; ++k) row[k] = widen(lane[k * kPanelWidth]);
+    } else if (side_ == Side::pairs) {
+      const auto* lane = data + index / kPanelWidth * e.panel_rows * kPanelWidth + index % kPanelWidth * 2;
+      for (int64_t k = 0; k < e.k; ++k) row[k] = widen(lane[k / 2 * kPanelWidth * 2 + k % 2]);
+    } else {
+      for (int64_t n = 0; n < e.outputs; ++n)
+        row[n] = widen(data[(n / kPanelWidth * e.k + index) * kPanelWidth + n % kPanelWidth]);
+    }
+  });
+}
+
+void PackedPanels::cut(const TensorView&, const TensorView&, int, int64_t) const {
+  EADEM_CHECK(false, "{}: a rank packs its own part", name_);
+}
+
+}  // namespace eadem::kernels::cpu

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention on tensor cores for decode steps: one token of every sequence. A block computes the state of one span for
+// one key head; a second kernel merges a head's spans in order. attention_tiles.cuh says what is computed.
+#include <algorithm>
+
+#include "eadem/kernels/cuda/attention/attention_tiles.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+constexpr int kSpanChunks = kSpan / kChunk;
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kPadding = 8;  // elements after each row of keys or values, against bank conflicts
+constexpr int kMaxSequences = static_cast<int>(kAttentionMmaMaxSequences);
+static_assert(kSpanChunks == kWarps, "a warp of the decode kernel has one chunk");
+
+// Copies the `kRows` rows of keys or values that `rows` (in shared memory) lists to rows of kD + kPadding elements.
+// kNoRow gives zeros, because a cache may hold anything there (even NaN), and its product with 0 must be 0.
+template <int kD, int kRows, int kCopiers>
+__device__ void copy_rows_async(const void* from, const int32_t* rows, uint32_t to, int copier) {
+  constexpr int kPieces = kD / 8;  // pieces of 16 bytes
+  constexpr int kAtOnce = kCopiers / kPieces;
+  const auto* elements = static_cast<const __nv_bfloat16*>(from) + copier % kPieces * 8;
+  to += static_cast<uint32_t>((copier / kPieces * (kD + kPadding) + copier % kPieces * 8) * 2);
+#pragma unroll 8
+  for (int row = 0; row < kRows; row += kAtOnce, to += kAtOnce * (kD + kPadding) * 2) {
+    const int32_t source = rows[row + copier / kPieces];
+    copy_16_async(to, elements + int64_t{max(source, 0)} * kD, source != kNoRow);
+  }
+}
+
+// Computes s[tile] = q . k for the 64 keys at `keys`, 8 keys a tile.
+template <int kD>
+__device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD / 16][4], uint32_t keys, int lane) {
+#pragma unroll
+  for (int tile = 0; tile < kKeyTiles; ++tile) s[tile][0] = s[tile][1] = s[tile][2] = s[tile][3] = 0.0f;
+  // Lane l addresses row l % 8 of the matrix of elements 8 (l / 8). Eight independent chains run side by side.
+  const uint32_t address = keys + static_cast<uint32_t>((lane % 8 * (kD + kPadding) + lane / 8 * 8) * 2);
+#pragma unroll
+  for (int step = 0; step < kD / 16; step += 2) {
+    uint32_t k[kKeyTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile)
+      load_matrices(k[tile], address + tile * 8 * (kD + kPadding) * 2 + step * 32);
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile) mma(s[tile], q[step], k[tile][0], k[tile][1]);
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile) mma(s[tile], q[step + 1], k[tile][2], k[tile][3]);
+  }
+}
+
+// Shared memory: keys [kSpan][kD + kPadding], values of equal shape, and probabilities [16][kSpan + kPadding].
+template <int kD>
+constexpr int kDecodeBytes = 2 * kSpan*(kD + kPadding) * 2 + kFragmentRows*(kSpan + kPadding) * 2;
+
+// The spans in which sequence s, which has one token in this step, sees keys.
+struct SpanRange {
+  int32_t begin, end;
+};
+__device__ SpanRange spans_of(const AttentionParams& p, const Sequence& sequence) {
+  const int32_t position = sequence.length - 1;
+  return {first_key(p, sequence, position) / kSpan, position / kSpan + 1};
+}
+
+// Fills slot_start [sequences + 1]: where each sequence's slots begin in p.states [slot, head, kD + 2], one sequence
+// after another.
+__device__ void count_slots(int32_t* slot_start, const AttentionParams& p) {
+  for (int s = threadIdx.x; s < p.sequences; s += blockDim.x) {
+    const SpanRange spans = spans_of(p, sequence_of(p, s));
+    slot_start[s + 1] = spans.end - spans.begin;
+  }
+  if (threadIdx.x == 0) slot_start[0] = 0;
+  __syncthreads();
+  if (threadIdx.x < kWarp) {
+    int32_t before = 0;
+    for (int base = 1; base <= p.sequences; base += kWarp) {
+      const int s = base + static_cast<int>(threadIdx.x);
+      int32_t value = s <= p.sequences ? slot_start[s] : 0;
+#pragma unroll
+      for (int distance = 1; distance < kWarp; distance *= 2) {
+        const int32_t left = __shfl_up_sync(kAllLanes, value, distance);
+        if (static_cast<int>(threadIdx.x) >= distance) value += left;
+      }
+      if (s <= p.sequences) slot_start[s] = before + value;
+      before += __shfl_sync(kAllLanes, value, kWarp - 1);
+    }
+  }
+  __syncthreads();
+}
+
+template <int kD>
+__global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ int32_t slot_start[kMaxSequences + 1];
+  __shared__ int32_t rows[kSpan];  // rows of keys and values
+  __shared__ float chunk_max[kSpanChunks][kFragmentRows];
+  __shared__ float chunk_sum[kSpanChunks][kFragmentRows][4];
+  constexpr int kPitch = kD + kPadding, kWeightPitch = kSpan + kPadding;
+  constexpr int kValueTiles = kD / 8 / kWarps;  // tiles of a warp
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int group = p.heads / p.kv_heads, row_tiles = static_cast<int>(ceil_div(group, kFragmentRows));
+  const uint32_t keys = shared_address(memory), values = keys + kSpan * kPitch * 2,
+                 weights = values + kSpan * kPitch * 2;
+  auto* weight_rows = reinterpret_cast<uint32_t*>(memory + 2 * kSpan * kPitch * 2);  // pairs of bf16
+  const float c = p.scale * 1.4426950408889634f;
+
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  count_slots(slot_start, p);
+  const int per_slot = p.kv_heads * row_tiles;
+  const int num_items = slot_start[p.sequences] * per_slot;
+
+  // A work item: some query rows of one key head over one span of a sequence.
+  struct Item {
+    Sequence sequence;
+    int slot, kv_head, first_row;
+    int32_t position, begin, span;  // the query's position, its first key, the span's first position
+  };
+  const auto item_at = [&](int item) {
+    Item i{
+        .slot = item / per_slot, .kv_head = item % per_slot / row_tiles, .first_row = item % row_tiles * kFragmentRows};
+    int s = 0;
+    for (int high = static_cast<int>(p.sequences) - 1; s < high;) {  // the last sequence that begins at or before slot
+      const int middle = (s + high + 1) / 2;
+      if (slot_start[middle] <= i.slot)
+        s = middle;
+      else
+        high = middle - 1;
+    }
+    i.sequence = sequence_of(p, s);
+    i.position = i.sequence.length - 1;
+    i.begin = first_key(p, i.sequence, i.position);
+    i.span = (spans_of(p, i.sequence).begin + i.slot - slot_start[s]) * kSpan;
+    return i;
+  };
+  // Every warp finds the rows of its chunk and copies their keys; all warps together copy the values.
+  const uint32_t warp_keys = keys + static_cast<uint32_t>(warp * kChunk * kPitch * 2);
+  const auto copy_keys = [&](const Item& i) {
+#pragma unroll
+    for (int row = lane; row < kChunk; row += kWarp) {
+      const int32_t key = i.span + warp * kChunk + row;
+      rows[warp * kChunk + row] = key >= i.begin && key <= i.position ? key_row(p, i.sequence, i.kv_head, key) : kNoRow;
+    }
+    __syncwarp();
+    copy_rows_async<kD, kChunk, kWarp>(p.k, rows + warp * kChunk, warp_keys, lane);
+    commit_copies();
+  };
+  const auto copy_values = [&] {
+    copy_rows_async<kD, kSpan, kThreads>(p.v, rows, values, threadIdx.x);
+    commit_copies();
+  };
+
+  Item now{}, next{};
+  if (static_cast<int>(blockIdx.x) < num_items) {
+    next = item_at(static_cast<int>(blockIdx.x));
+    copy_keys(next);
+    __syncthreads();
+    copy_values();
+  }
+  for (int item = static_cast<int>(blockIdx.x); item < num_items; item += static_cast<int>(gridDim.x)) {
+    now = next;
+    const bool has_next = item + static_cast<int>(gridDim.x) < num_items;
+    const Sequence& sequence = now.sequence;
+    const int slot = now.slot, kv_head = now.kv_head, first_row = now.first_row;
+    const int32_t position = now.position, begin = now.begin, chunk = now.span + warp * kChunk;
+
+    // 1. Load the queries.
+    uint32_t q[kD / 16][4];
+    load_queries<kD>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
+
+    // 2. Compute the scores of the warp's chunk, and the maximum up to and including it.
+    wait_for_copies<1>();
+    __syncwarp();
+    float scores[kKeyTiles][4];
+    multiply_keys<kD>(scores, q, warp_keys, lane);
+    __syncwarp();
+    // The keys are not needed any more: the keys of the next item are copied over them meanwhile.
+    if (has_next) {
+      next = item_at(item + static_cast<int>(gridDim.x));
+      copy_keys(next);
+    } else {
+      commit_copies();  // an empty group keeps the counts of wait_for_copies right
+    }
+    float largest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int t = 0; t < kKeyTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int32_t key = chunk + key_of(t, i, lane);
+        if (key > position || key < begin) scores[t][i] = -INFINITY;
+        largest[i / 2] = fmaxf(largest[i / 2], scores[t][i]);
+      }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float value = quad_max(largest[half]) * c;
+      if (lane % 4 == 0) chunk_max[warp][lane / 4 + half * 8] = value;
+    }
+    __syncthreads();
+    const auto max_up_to = [&](int last, int row) {
+      float value = -INFINITY;
+      for (int i = 0; i <= last; ++i) value = fmaxf(value, chunk_max[i][row]);
+      return value;
+    };
+
+    // 3. Compute probabilities and their sums.
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + half * 8;
+      const float m = max_up_to(warp, row);
+      float sum = 0.0f;
+#pragma unroll
+      for (int t = 0; t < kKeyTiles; ++t) {
+        const float low = probability(scores[t][2 * half], c, m), high = probability(scores[t][2 * half + 1], c, m);
+        sum += low;
+        sum += high;
+        weight_rows[(row * kWeightPitch + warp * kChunk + t * 8) / 2 + lane % 4] = pack_bf16(low, high);
+      }
+      chunk_sum[warp][row][lane % 4] = sum;
+    }
+    wait_for_copies<1>();
+    __syncthreads();
+
+    // 4. Add the values: each warp computes a quarter of head_dim, over the chunks in order.
+    float acc[kValueTiles][4] = {}, l[2] = {}, m[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < kSpanChunks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane / 4 + half * 8;
+        const float next = fmaxf(m[half], chunk_max[i][row]), correction = rescale(m[half], next);
+        m[half] = next;
+        l[half] = fmaf(l[half], correction, chunk_sum[i][row][lane % 4]);
+#pragma unroll
+        for (int t = 0; t < kValueTiles; ++t) acc[t][2 * half] *= correction, acc[t][2 * half + 1] *= correction;
+      }
+#pragma unroll
+      for (int step = 0; step < kChunk / 16; ++step) {
+        const int key = i * kChunk + step * 16;
+        uint32_t a[4];
+        load_matrices(a, weights + static_cast<uint32_t>((lane % 16 * kWeightPitch + key + lane / 16 * 8) * 2));
+        const uint32_t address =
+            values + static_cast<uint32_t>(((key + lane % 16) * kPitch + warp * kValueTiles * 8 + lane / 16 * 8) * 2);
+#pragma unroll
+        for (int t = 0; t < kValueTiles; t += 2) {
+          uint32_t v[4];
+          load_matrices_transposed(v, address + t * 16);
+          mma(acc[t], a, v[0], v[1]);
+          mma(acc[t + 1], a, v[2], v[3]);
+        }
+      }
+    }
+
+    // 5. Store the state.
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + lane / 4 + half * 8;
+      const float sum = quad_sum(l[half]);
+      if (row >= group) continue;
+      float* state = p.states + (int64_t{slot} * p.heads + kv_head * group + row) * (kD + 2);
+      if (warp == 0 && lane % 4 == 0) state[0] = m[half], state[1] = sum;
+#pragma unroll
+      for (int t = 0; t < kValueTiles; ++t) {
+        const int d = (warp * kValueTiles + t) * 8 + lane % 4 * 2;
+        state[2 + d] = acc[t][2 * half], state[3 + d] = acc[t][2 * half + 1];
+      }
+    }
+    __syncthreads();  // the next item overwrites shared memory
+    if (has_next) copy_values();
+  }
+}
+
+// Merges states: one block per sequence and head, one thread per element.
+template <int kD>
+__global__ void __launch_bounds__(kD) attention_merge(AttentionParams p) {
+  __shared__ int32_t slot_start[kMaxSequences + 1];
+  const int s = static_cast<int>(blockIdx.x / p.heads), head = static_cast<int>(blockIdx.x % p.heads);
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  count_slots(slot_start, p);
+  float m = -INFINITY, l = 0.0f, acc = 0.0f;
+  for (int slot = slot_start[s]; slot < slot_start[s + 1]; ++slot) {
+    const float* state = p.states + (int64_t{slot} * p.heads + head) * (kD + 2);
+    const float next = fmaxf(m, state[0]);
+    const float old_factor = rescale(m, next), new_factor = rescale(state[0], next);
+    l = fmaf(l, old_factor, state[1] * new_factor);
+    acc = fmaf(acc, old_factor, state[2 + threadIdx.x] * new_factor);
+    m = next;
+  }
+  const float inverse = 1.0f / l;
+  const int64_t token = p.query_start[s];
+  static_cast<__nv_bfloat16*>(p.y)[(token * p.heads + head) * kD + threadIdx.x] = __float2bfloat16_rn(acc * inverse);
+}
+
+template <int kD>
+cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
+  const int64_t most = p.max_spans * p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, 3 * p.multiprocessors));
+  const cudaError_t error =
+      launch_overlapped(attention_decode<kD>, dim3(blocks), kThreads, kDecodeBytes<kD>, stream, p);
+  if (error != cudaSuccess) return error;
+  return launch_overlapped(attention_merge<kD>, dim3(static_cast<unsigned>(p.sequences * p.heads)), kD, 0, stream, p);
+}
+
+}  // namespace
+
+cudaError_t launch_attention_decode(const AttentionParams& p, cudaStream_t stream) {
+  if (p.tokens == 0 || p.heads == 0) return cudaSuccess;
+  if (p.tokens != p.sequences || p.states == nullptr || p.sequences > kMaxSequences) return cudaErrorInvalidValue;
+  switch (p.head_dim) {
+    case 64: return launch<64>(p, stream);
+    case 128: return launch<128>(p, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cuda/linear/cuda_matmul.h"
+
+#include <algorithm>
+#include <array>
+
+#include "eadem/core/lookups.h"
+#include "eadem/kernels/cuda/cuda_device.h"
+
+namespace eadem {
+
+namespace {
+
+cudaDataType_t cuda_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return CUDA_R_32F;
+    case DType::bf16: return CUDA_R_16BF;
+    case DType::f16: return CUDA_R_16F;
+    default: EADEM_CHECK(false, "no cuBLASLt product of {}", dtype_name(dtype)); return CUDA_R_32F;
+  }
+}
+
+using MatmulDesc = CudaHandle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using MatrixLayout = CudaHandle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = CudaHandle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+MatrixLayout make_layout(DType dtype, int64_t rows, int64_t cols) {  // column-major, dense
+  cublasLtMatrixLayout_t layout = nullptr;
+  EADEM_CUBLAS_CALL(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), static_cast<uint64_t>(rows),
+                                               static_cast<uint64_t>(cols), rows));
+  return MatrixLayout(layout);
+}
+
+void set_columns(const MatrixLayout& layout, int64_t columns) {
+  const uint64_t value = static_cast<uint64_t>(columns);
+  EADEM_CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &value, sizeof(value)));
+}
+
+template <typename T>
+void set(const MatmulDesc& desc, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  EADEM_CUBLAS_CALL(cublasLtMatmulDescSetAttribute(desc.get(), attribute, &value, sizeof(value)));
+}
+
+template <typename T>
+void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
+  EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
+}
+
+template <typename T>
+T get(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  T value{};
+  size_t written = 0;
+  EADEM_CUBLAS_CALL(cublasLtMatmulAlgoConfigGetAttribute(&algo, attribute, &value, sizeof(value), &written));
+  return value;
+}
+
+}  // namespace
+
+// cuBLASLt is column-major. In its terms `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows].
+struct CudaMatmul::Plan {
+  CudaMatmulProblem problem;
+  int64_t rows = 0;  // upper end of the range of rows; 0: any number
+  MatmulDesc desc;
+  MatrixLayout weight, x, y;
+  bool chosen = false;                       // an algorithm was searched for
+  std::optional<cublasLtMatmulAlgo_t> algo;  // empty if none passed the test
+};
+
+CudaMatmul::CudaMatmul(Buffer workspace) : workspace_(std::move(workspace)) {
+  EADEM_CUBLAS_CALL(cublasLtCreate(&handle_));
+}
+
+CudaMatmul::~CudaMatmul() {
+  plans_.clear();
+  (void)cublasLtDestroy(handle_);
+}
+
+size_t CudaMatmul::range_of(int64_t rows) {
+  size_t range = 0;
+  while (range + 1 < kRowRanges.size() && rows > kRowRanges[range]) ++range;
+  return range;
+}
+
+CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t rows) {
+  count_lookup();
+  for (const std::unique_ptr<Plan>& plan : plans_)
+    if (plan->problem == problem && plan->rows == rows) return *plan;
+
+  auto plan = std::make_unique<Plan>();
+  plan->problem = problem;
+  plan->rows = rows;
+  // CUBLAS_COMPUTE_32F never rounds f32 operands to TF32.
+  cublasLtMatmulDesc_t desc = nullptr;
+  EADEM_CUBLAS_CALL(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  plan->desc.reset(desc);
+  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+  if (problem.bias) {
+    set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(problem.result));
+  }
+  plan->weight = make_layout(problem.operands, problem.in, problem.out);
+  plan->x = make_layout(problem.operands, problem.in, kHeuristicRows);
+  plan->y = make_layout(problem.result, problem.out, kHeuristicRows);
+  plans_.push_back(std::move(plan));
+  return *plans_.back();
+}
+
+// Lists the library's algorithms for `rows` rows, best first. Split-K and other reductions across blocks are left out,
+// because their order of additions would depend on the number of rows or on scheduling.
+std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t rows) {
+  cublasLtMatmulPreference_t created = nullptr;
+  EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&created));
+  const Preference preference(created);
+  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_.size_bytes()));
+  const uint32_t in_alignment = kAlignment;
+  const uint32_t out_alignment = static_cast<uint32_t>(row_alignment(plan.problem.out, plan.problem.result));
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, in_alignment);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, in_alignment);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment);
+
+  constexpr int kMaxAnswers = 32;
+  std::array<cublasLtMatmulHeuristicResult_t, kMaxAnswers> answers{};
+  int num_answers = 0;
+  set_columns(plan.x, rows);
+  set_columns(plan.y, rows);
+  EADEM_CUBLAS_CALL(cublasLtMatmulAlgoGetHeuristic(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
+                                                   plan.y.get(), plan.y.get(), preference.get(), kMaxAnswers,
+                                                   answers.data(), &num_answers));
+  std::vector<cublasLtMatmulAlgo_t> result;
+  for (int i = 0; i < num_answers; ++i) {
+    const cublasLtMatmulHeuristicResult_t& answer = answers[static_cast<size_t>(i)];
+    if (answer.state != CUBLAS_STATUS_SUCCESS) continue;
+    const int32_t split_k = get<int32_t>(answer.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+    if (split_k != 0 && split_k != 1) continue;
+    if (get<uint32_t>(answer.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) != CUBLASLT_REDUCTION_SCHEME_NONE) continue;
+    result.push_back(answer.algo);
+  }
+  return result;
+}
+
+const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem) {
+  Plan& plan = plan_for(problem, 0);
+  if (!plan.chosen) {
+    // Choose the best algorithm that also accepts other numbers of rows.
+    const auto takes_any_rows = [&](const cublasLtMatmulAlgo_t& algo) {
+      for (const int64_t rows : {1, 2, 7, 64, 65, 1000, 8192}) {
+        set_columns(plan.x, rows);
+        set_columns(plan.y, rows);
+        cublasLtMatmulHeuristicResult_t checked{};
+        const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
+                                                              plan.y.get(), plan.y.get(), &algo, &checked);
+        if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > static_cast<size_t>(workspace_.size_bytes()))
+          return false;
+      }
+      return true;
+    };
+    const std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, kHeuristicRows);
+    const auto found = std::find_if(offered.begin(), offered.end(), takes_any_rows);
+    if (found == offered.end())
+      throw DeviceError(
+          "cuBLASLt {} has no algorithm without split-K for {} [{}, {}] to {}{} at any number of rows ({} were "
+          "offered)",
+          cublasLtGetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
+          problem.bias ? " with bias" : "", offered.size());
+    plan.algo = *found;
+    plan.chosen = true;
+  }
+  return plan;
+}
+
+CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem, int64_t most_rows, Test test,
+                                               cudaStream_t stream) {
+  ExactPlans result{};
+  for (size_t range = 0; range <= range_of(most_rows); ++range) {
+    const int64_t rows = kRowRanges[range];
+    Plan& plan = plan_for(problem, rows);
+    if (!plan.chosen) {
+      constexpr size_t kMostTested = 8;
+      std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
+      if (offered.size() > kMostTested) offered.resize(kMostTested);
+      std::optional<double> best;
+      for (const cublasLtMatmulAlgo_t& algorithm : offered) {
+        const std::optional<double> microseconds =
+            test(rows, [&](const CudaMatmulCall& tested) { launch(plan, algorithm, tested, stream); });
+        if (!microseconds || (best && *best <= *microseconds)) continue;
+        best = microseconds;
+        plan.algo = algorithm;
+      }
+      plan.chosen = true;
+    }
+    if (plan.algo) result[range] = &plan;
+  }
+  return result;
+}
+
+void CudaMatmul::run(const Plan& plan, const CudaMatmulCall& call, cudaStream_t stream) {
+  launch(plan, *plan.algo, call, stream);
+}
+
+void CudaMatmul::launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call,
+                        cudaStream_t stream) {
+  const CudaMatmulProblem& problem = plan.problem;
+  EADEM_CHECK(problem.bias == (call.bias != nullptr), "bias {} but pointer {}", problem.bias, call.bias);
+  if (call.rows == 0) return;
+  const auto check_alignment = [](const char* name, const void* address, int64_t alignment) {
+    EADEM_CHECK(reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) == 0,
+                "{} at {} is not aligned to {} bytes", name, address, alignment);
+  };
+  const int64_t out_alignment = row_alignment(problem.out, problem.result);
+  check_alignment("x", call.x, kAlignment);
+  check_alignment("weight", call.weight, kAlignment);
+  check_alignment("bias", call.bias, kAlignment);
+  check_alignment("y", call.y, out_alignment);
+  set_columns(plan.x, call.rows);
+  set_columns(plan.y, call.rows);
+  if (problem.bias) set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
+  const float alpha = 1.0f, beta = 0.0f;  // beta 0: the old values of y are not read
+  EADEM_CUBLAS_CALL(cublasLtMatmul(handle_, plan.desc.get(), &alpha, call.weight, plan.weight.get(), call.x,
+                                   plan.x.get(), &beta, call.y, plan.y.get(), call.y, plan.y.get(), &algorithm,
+                                   workspace_.data(), static_cast<size_t>(workspace_.size_bytes()), stream));
+}
+
+}  // namespace eadem

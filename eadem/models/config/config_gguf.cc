@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Configurations as metadata of GGUF files, in both directions.
+#include <algorithm>
+
+#include "eadem/models/config/config_text.h"
+#include "eadem/models/family.h"
+#include "eadem/models/huggingface.h"
+
+namespace eadem::models {
+
+namespace {
+
+using io::GgufValue;
+using modules::RopeScaling;
+
+// Keys below the architecture that every family reads, or that say nothing.
+constexpr std::string_view kKnownKeys[] = {"tensor_data_layout",
+                                           "embedding_length",
+                                           "feed_forward_length",
+                                           "block_count",
+                                           "attention.head_count",
+                                           "attention.head_count_kv",
+                                           "attention.key_length",
+                                           "attention.value_length",
+                                           "context_length",
+                                           "attention.layer_norm_rms_epsilon",
+                                           "rope.freq_base",
+                                           "rope.dimension_count",
+                                           "rope.scaling.type",
+                                           "rope.scaling.factor",
+                                           "rope.scaling.original_context_length",
+                                           "rope.scaling.attn_factor",
+                                           "rope.scaling.finetuned",
+                                           "attention.sliding_window",
+                                           "vocab_size"};
+
+bool has_word(std::string_view words, std::string_view word) {
+  return (" " + std::string(words) + " ").find(" " + std::string(word) + " ") != std::string::npos;
+}
+
+void refuse_unknown_keys(const io::GgufFile& file, const ModelFamily& family, const std::string& prefix) {
+  for (const auto& [name, value] : file.metadata()) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string_view key = std::string_view(name).substr(prefix.size());
+    const bool own = std::any_of(family.keys.begin(), family.keys.end(), [&](const auto& k) { return k.gguf == key; });
+    if (!own && !has_word(family.gguf_keys, key) &&
+        std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) == std::end(kKnownKeys))
+      throw Unsupported("{}: metadata '{}' is not honoured", file.path(), name);
+  }
+}
+
+void read_rope_of_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  const auto key = [&](const char* name) { return prefix + name; };
+  result.rope_theta = file.optional_number(key("rope.freq_base")).value_or(10000.0);
+  result.rotary_dim = file.optional_integer(key("rope.dimension_count"), 1, 65536).value_or(result.head_dim);
+  if (const auto type = file.optional_string(key("rope.scaling.type")); type && *type != "none") {
+    RopeScaling& s = result.rope_scaling;
+    s.factor = file.optional_number(key("rope.scaling.factor")).value_or(1.0);
+    s.original_max_positions =
+        static_cast<double>(file.optional_integer(key("rope.scaling.original_context_length"), 1, kMaxExtent)
+                                .value_or(result.max_position_embeddings));
+    if (*type == "linear")
+      s.kind = RopeScaling::Kind::linear;
+    else if (*type == "yarn")
+      s.kind = RopeScaling::Kind::yarn;
+    else
+      throw Unsupported("{}: '{}' is \"{}\"; known are none, linear, yarn", file.path(), key("rope.scaling.type"),
+                        *type);
+    if (const auto factor = file.optional_number(key("rope.scaling.attn_factor"))) s.attention_factor = *factor;
+  }
+  if (file.find("rope_freqs.weight") != nullptr) {
+    const Tensor divisors = converted_on_host(file.get("rope_freqs.weight").view, DType::f32);
+    result.rope_divisors.assign(divisors.view.as<float>(), divisors.view.as<float>() + divisors.view.num_elements());
+  }
+}
+
+// Adds the keys of rope scaling.
+void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  const RopeScaling& scaling = config.rope_scaling;
+  const RopeScaling usual;
+  const auto add = [&](const char* key, GgufValue value) { metadata.emplace_back(prefix + key, std::move(value)); };
+  const auto positions = [&] {
+    add("rope.scaling.original_context_length",
+        GgufValue::scalar(static_cast<uint32_t>(scaling.original_max_positions)));
+  };
+  switch (scaling.kind) {
+    case RopeScaling::Kind::none: break;
+    case RopeScaling::Kind::linear:
+      add("rope.scaling.type", GgufValue::string("linear"));
+      add("rope.scaling.factor", GgufValue::scalar(static_cast<float>(scaling.factor)));
+      break;
+    case RopeScaling::Kind::yarn:
+      if (scaling.beta_fast != usual.beta_fast || scaling.beta_slow != usual.beta_slow || scaling.attention_factor ||
+          scaling.mscale || scaling.mscale_all_dim || !scaling.truncate)
+        throw Unsupported(
+            "yarn scaling with parameters of its own (betas, mscale, attention_factor, truncate), which "
+            "GGUF cannot state here");
+      add("rope.scaling.type", GgufValue::string("yarn"));
+      add("rope.scaling.factor", GgufValue::scalar(static_cast<float>(scaling.factor)));
+      positions();
+      break;
+    case RopeScaling::Kind::llama3: positions(); break;  // the divisors are a tensor
+  }
+}
+
+}  // namespace
+
+ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
+  ModelConfig result;
+  const std::string architecture = file.string("general.architecture");
+  const ModelFamily& family = family_of_gguf(architecture, file.path());
+  const ModelType& type = *std::find_if(family.types.begin(), family.types.end(), [&](const ModelType& candidate) {
+    return candidate.gguf_architecture == architecture;
+  });
+  result.model_type = type.name;
+  const std::string prefix = architecture + ".";
+  const auto key = [&](std::string_view name) { return prefix + std::string(name); };
+  const io::WeightInfo* embedding = file.find("token_embd.weight");
+  if (embedding == nullptr || embedding->shape.rank() != 2)
+    throw DataCorrupted("{}: no matrix 'token_embd.weight'", file.path());
+  result.vocab_size = embedding->shape[0];
+  result.hidden_size = file.integer(key("embedding_length"), 1, kMaxExtent);
+  result.intermediate_size = file.integer(key("feed_forward_length"), 1, kMaxExtent);
+  result.num_hidden_layers = file.integer(key("block_count"), 1, kMaxLayers);
+  result.num_attention_heads = file.integer(key("attention.head_count"), 1, 65536);
+  result.num_key_value_heads =
+      file.optional_integer(key("attention.head_count_kv"), 1, 65536).value_or(result.num_attention_heads);
+  result.head_dim = file.optional_integer(key("attention.key_length"), 1, 65536)
+                        .value_or(result.hidden_size / result.num_attention_heads);
+  if (const auto value_dim = file.optional_integer(key("attention.value_length"), 1, 65536);
+      value_dim.value_or(result.head_dim) != result.head_dim)
+    throw Unsupported("{}: '{}' is {} but keys have {}", file.path(), key("attention.value_length"), *value_dim,
+                      result.head_dim);
+  result.max_position_embeddings = file.integer(key("context_length"), 1, kMaxExtent);
+  result.rms_norm_eps = file.number(key("attention.layer_norm_rms_epsilon"));
+  result.hidden_act = activation_named(family.activation);
+  read_rope_of_gguf(file, prefix, result);
+  result.rope_style = type.gguf_interleaves ? kernels::RopeStyle::interleaved : kernels::RopeStyle::rotate_half;
+  result.tie_word_embeddings = file.find("output.weight") == nullptr;
+  const int64_t window = file.optional_integer(key("attention.sliding_window"), 0, kMaxExtent).value_or(0);
+  result.layer_windows.assign(static_cast<size_t>(result.num_hidden_layers), window);
+  if (const auto bos = file.optional_integer("tokenizer.ggml.bos_token_id", 0, UINT32_MAX))
+    result.bos_token_id = {*bos};
+  if (const auto eos = file.optional_integer("tokenizer.ggml.eos_token_id", 0, UINT32_MAX))
+    result.eos_token_id = {*eos};
+  if (const auto layout = file.optional_string(key("tensor_data_layout")); layout && *layout != "Meta AI original pth")
+    throw Unsupported("{}: '{}' is \"{}\"; known is \"Meta AI original pth\"", file.path(), key("tensor_data_layout"),
+                      *layout);
+  for (const ConfigKey& own : family.keys)
+    result.*own.member =
+        (own.gguf.empty() ? std::nullopt : file.optional_number(key(own.gguf))).value_or(own.if_absent);
+  family.read_gguf(file, prefix, result);
+  refuse_unknown_keys(file, family, prefix);
+  result.validate(file.path());
+  return result;
+}
+
+io::GgufMetadata ModelConfig::to_gguf() const {
+  const ModelFamily& own = family();
+  const std::string architecture(own.find_type(model_type)->gguf_architecture), prefix = architecture + ".";
+  if (hidden_act != activation_named(own.activation))
+    throw Unsupported("{} is not {}, which GGUF's {} architecture cannot state", own.activation_key, own.activation,
+                      architecture);
+  io::GgufMetadata metadata = {{"general.architecture", GgufValue::string(architecture)}};
+  const auto integer = [&](const char* key, int64_t value) {
+    if (value < 0 || value > UINT32_MAX) throw Unsupported("{} is {}, which GGUF cannot hold", key, value);
+    metadata.emplace_back(prefix + key, GgufValue::scalar(static_cast<uint32_t>(value)));
+  };
+  const auto number = [&](std::string_view key, double value) {
+    metadata.emplace_back(prefix + std::string(key), GgufValue::scalar(static_cast<float>(value)));
+  };
+  integer("context_length", max_position_embeddings);
+  integer("embedding_length", hidden_size);
+  integer("block_count", num_hidden_layers);
+  integer("feed_forward_length", intermediate_size);
+  integer("attention.head_count", num_attention_heads);
+  integer("attention.head_count_kv", num_key_value_heads);
+  integer("attention.key_length", head_dim);
+  integer("attention.value_length", head_dim);
+  number("attention.layer_norm_rms_epsilon", rms_norm_eps);
+  number("rope.freq_base", rope_theta);
+  integer("rope.dimension_count", rotary_dim);
+  integer("vocab_size", vocab_size);
+  if (const int64_t window = largest_window(layer_windows); window > 0) integer("attention.sliding_window", window);
+  add_rope(*this, prefix, metadata);
+  for (const ConfigKey& key : own.keys)
+    if (!key.gguf.empty()) number(key.gguf, this->*key.member);
+  own.write_gguf(*this, prefix, metadata);
+  return metadata;
+}
+
+}  // namespace eadem::models

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/config/config_keys.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+
+#include "eadem/core/error.h"
+#include "eadem/io/text.h"
+
+namespace eadem::models {
+
+namespace {
+
+enum class Writer : uint8_t { transformers, other };
+
+struct InertKey {
+  std::string_view key;
+  std::string_view types;     // model types, separated by spaces; empty: all
+  std::string_view honoured;  // the one value that means nothing, as JSON; empty: every value. null always does.
+  Writer writer;
+  std::string_view reason;
+};
+
+constexpr std::string_view kAny, kAll;
+constexpr std::string_view kHistory = "says how the file was made";
+constexpr std::string_view kPythonApi = "chooses what transformers' Python calls return or keep";
+constexpr std::string_view kAttentionKernel = "chooses one of transformers' attention kernels";
+constexpr std::string_view kTraining = "has a meaning for training in transformers only";
+constexpr std::string_view kOtherHeads = "is for classification heads";
+constexpr std::string_view kEncoders = "is for encoders";
+constexpr std::string_view kTokenIds = "is the tokenizer's to say";
+constexpr std::string_view kLengths = "limits lengths in transformers' generate(), where callers here state theirs";
+constexpr std::string_view kGeneration = "is a default of generation, which generation_config.json states";
+constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
+
+// From the configurations of transformers 4 and 5 and of published checkpoints. `Writer::other` is for keys that no
+// configuration class of transformers has.
+constexpr InertKey kInertKeys[] = {
+    {"architectures", kAll, kAny, Writer::transformers, "names Python classes; model_type decides here"},
+    {"transformers_version", kAll, kAny, Writer::transformers, kHistory},
+    {"_name_or_path", kAll, kAny, Writer::transformers, kHistory},
+    {"_commit_hash", kAll, kAny, Writer::transformers, kHistory},
+    {"finetuning_task", kAll, kAny, Writer::transformers, kHistory},
+    {"initializer_range", kAll, kAny, Writer::transformers, kTraining},
+    {"gradient_checkpointing", kAll, kAny, Writer::transformers, kTraining},
+    {"attention_dropout", kAll, "0", Writer::transformers, kTraining},
+    {"use_cache", kAll, kAny, Writer::transformers, kPythonApi},
+    {"cache_implementation", kAll, kAny, Writer::transformers, kPythonApi},
+    {"return_dict", kAll, kAny, Writer::transformers, kPythonApi},
+    {"return_dict_in_generate", kAll, kAny, Writer::transformers, kPythonApi},
+    {"output_attentions", kAll, kAny, Writer::transformers, kPythonApi},
+    {"output_hidden_states", kAll, kAny, Writer::transformers, kPythonApi},
+    {"output_scores", kAll, kAny, Writer::transformers, kPythonApi},
+    {"output_past", kAll, kAny, Writer::transformers, kPythonApi},
+    {"torchscript", kAll, kAny, Writer::transformers, kPythonApi},
+    {"tf_legacy_loss", kAll, kAny, Writer::transformers, kPythonApi},
+    {"use_bfloat16", kAll, kAny, Writer::transformers, kPythonApi},
+    {"_attn_implementation", kAll, kAny, Writer::transformers, kAttentionKernel},
+    {"_attn_implementation_autoset", kAll, kAny, Writer::transformers, kAttentionKernel},
+    {"_attn_implementation_internal", kAll, kAny, Writer::transformers, kAttentionKernel},
+    {"attn_implementation", kAll, kAny, Writer::transformers, kAttentionKernel},
+    {"_flash_attn_2_enabled", kAll, kAny, Writer::transformers, kAttentionKernel},
+    {"base_model_tp_plan", kAll, kAny, Writer::transformers, "says how transformers splits layers over devices"},
+    {"base_model_pp_plan", kAll, kAny, Writer::transformers, "says how transformers splits layers over devices"},
+    {"pretraining_tp", "llama", kAny, Writer::transformers, "splits products into sums of parts; the sum is computed"},
+    {"rope_interleaved", "llama", "false", Writer::other, "is the layout of nanotron's files, before their conversion"},
+    {"is_llama_config", "llama", "true", Writer::other, "says what model_type says"},
+    {"max_sequence_length", "llama", kAny, Writer::other, "max_position_embeddings is what is read"},
+    {"use_mrope", "qwen2", "false", Writer::other, "switches on positions of images, of which a text has none"},
+    {"id2label", kAll, kAny, Writer::transformers, kOtherHeads},
+    {"label2id", kAll, kAny, Writer::transformers, kOtherHeads},
+    {"num_labels", kAll, kAny, Writer::transformers, kOtherHeads},
+    {"problem_type", kAll, kAny, Writer::transformers, kOtherHeads},
+    {"task_specific_params", kAll, kAny, Writer::transformers, kOtherHeads},
+    {"is_decoder", kAll, kAny, Writer::transformers, "these models are decoders"},
+    {"is_encoder_decoder", kAll, "false", Writer::transformers, kEncoders},
+    {"add_cross_attention", kAll, "false", Writer::transformers, kEncoders},
+    {"cross_attention_hidden_size", kAll, "null", Writer::transformers, kEncoders},
+    {"tie_encoder_decoder", kAll, "false", Writer::transformers, kEncoders},
+    {"encoder_no_repeat_ngram_size", kAll, "0", Writer::transformers, kEncoders},
+    {"decoder_start_token_id", kAll, kAny, Writer::transformers, kEncoders},
+    {"pruned_heads", kAll, "{}", Writer::transformers, "removes nothing while it is empty"},
+    {"chunk_size_feed_forward", kAll, "0", Writer::transformers, "computes the MLP in parts of a sequence when not 0"},
+    {"pad_token_id", kAll, kAny, Writer::transformers, "nothing is padded here"},
+    {"unk_token_id", kAll, kAny, Writer::transformers, kTokenIds},
+    {"sep_token_id", kAll, kAny, Writer::transformers, kTokenIds},
+    {"cls_token_id", kAll, kAny, Writer::transformers, kTokenIds},
+    {"mask_token_id", kAll, kAny, Writer::transformers, kTokenIds},
+    {"tokenizer_class", kAll, kAny, Writer::transformers, kTokenIds},
+    {"model_max_length", kAll, kAny, Writer::other, "is the tokenizer's; max_position_embeddings is what is read"},
+    {"max_length", kAll, kAny, Writer::transformers, kLengths},
+    {"min_length", kAll, "0", Writer::transformers, kLengths},
+    {"max_new_tokens", kAll, kAny, Writer::transformers, kLengths},
+    {"auto_map", kAll, kAny, Writer::other, "names Python code, which transformers runs only where it is trusted"},
+    {"unsloth_fixed", kAll, kAny, Writer::other, kUnsloth},
+    {"unsloth_version", kAll, kAny, Writer::other, kUnsloth},
+    {"transformers.js_config", kAll, kAny, Writer::other, "is for ONNX files in a browser"},
+};
+
+// Defaults of generation, which old files keep here. transformers does not read them where a generation_config.json
+// lies beside the file.
+constexpr InertKey kGenerationKeys[] = {
+    {"prefix", kAll, "null", Writer::transformers, kGeneration},
+    {"do_sample", kAll, "false", Writer::transformers, kGeneration},
+    {"temperature", kAll, "1", Writer::transformers, kGeneration},
+    {"top_k", kAll, "50", Writer::transformers, kGeneration},
+    {"top_p", kAll, "1", Writer::transformers, kGeneration},
+    {"typical_p", kAll, "1", Writer::transformers, kGeneration},
+    {"repetition_penalty", kAll, "1", Writer::transformers, kGeneration},
+    {"no_repeat_ngram_size", kAll, "0", Writer::transformers, kGeneration},
+    {"bad_words_ids", kAll, "null", Writer::transformers, kGeneration},
+    {"forced_bos_token_id", kAll, "null", Writer::transformers, kGeneration},
+    {"forced_eos_token_id", kAll, "null", Writer::transformers, kGeneration},
+    {"suppress_tokens", kAll, "null", Writer::transformers, kGeneration},
+    {"begin_suppress_tokens", kAll, "null", Writer::transformers, kGeneration},
+    {"exponential_decay_length_penalty", kAll, "null", Writer::transformers, kGeneration},
+    {"remove_invalid_values", kAll, "false", Writer::transformers, kGeneration},
+    {"num_beams", kAll, "1", Writer::transformers, kGeneration},
+    {"num_beam_groups", kAll, "1", Writer::transformers, kGeneration},
+    {"num_return_sequences", kAll, "1", Writer::transformers, kGeneration},
+    {"diversity_penalty", kAll, "0", Writer::transformers, "is for searches with beams"},
+    {"length_penalty", kAll, kAny, Writer::transformers, "is for searches with beams"},
+    {"early_stopping", kAll, kAny, Writer::transformers, "is for searches with beams"},
+};
+
+// `types` are types of rope scaling here.
+constexpr std::string_view kOtherScaling = "belongs to other types of rope scaling";
+constexpr InertKey kInertRopeKeys[] = {
+    {"factor", "default", kAny, Writer::transformers, kOtherScaling},
+    {"original_max_position_embeddings", "default linear", kAny, Writer::transformers, kOtherScaling},
+    {"low_freq_factor", "default linear yarn", kAny, Writer::transformers, kOtherScaling},
+    {"high_freq_factor", "default linear yarn", kAny, Writer::transformers, kOtherScaling},
+    {"attention_factor", "default linear llama3", kAny, Writer::transformers, kOtherScaling},
+    {"beta_fast", "default linear llama3", kAny, Writer::transformers, kOtherScaling},
+    {"beta_slow", "default linear llama3", kAny, Writer::transformers, kOtherScaling},
+    {"finetuned", kAll, kAny, Writer::transformers, "says how the model was trained"},
+};
+
+bool occurs_in(const InertKey& row, std::string_view model_type) {
+  if (row.types.empty()) return true;
+  return (" " + std::string(row.types) + " ").find(" " + std::string(model_type) + " ") != std::string::npos;
+}
+
+bool is_number(const io::JsonValue& value) {
+  return value.kind() == io::JsonValue::Kind::integer || value.kind() == io::JsonValue::Kind::number;
+}
+
+bool has_generation_config(const io::JsonReader& config) {
+  std::error_code unreadable;
+  return std::filesystem::exists(std::filesystem::path(config.file()).parent_path() / "generation_config.json",
+                                 unreadable);
+}
+
+bool is_honoured(const InertKey& row, const io::JsonValue& value) {
+  if (row.honoured.empty() || value.is_null()) return true;
+  const io::JsonValue honoured = io::parse_json(row.honoured, std::string(row.key));
+  if (is_number(honoured) && is_number(value)) return honoured.as_number() == value.as_number();
+  return honoured == value;
+}
+
+void ignore_rows(std::span<const InertKey> rows, const io::JsonReader& config, std::string_view type) {
+  for (const InertKey& row : rows) {
+    const io::JsonValue* value = config.value().find(row.key);
+    if (value == nullptr || !occurs_in(row, type)) continue;
+    if (!is_honoured(row, *value))
+      throw Unsupported("{}: '{}' is {}; only {} is honoured (it {})", config.file(), row.key,
+                        io::to_compact_json(*value), row.honoured, row.reason);
+    config.ignore(row.key, row.reason);
+  }
+}
+
+}  // namespace
+
+void ignore_inert_keys(const io::JsonReader& config, std::string_view model_type) {
+  ignore_rows(kInertKeys, config, model_type);
+  if (has_generation_config(config))
+    for (const InertKey& row : kGenerationKeys) config.ignore(row.key, row.reason);
+  else
+    ignore_rows(kGenerationKeys, config, model_type);
+}
+
+void ignore_inert_rope_keys(const io::JsonReader& rope, std::string_view rope_type) {
+  ignore_rows(kInertRopeKeys, rope, rope_type);
+}
+
+std::vector<IgnoredKey> ignored_keys(const io::JsonReader& config) {
+  std::vector<IgnoredKey> keys;
+  for (const io::JsonReader::Ignored& ignored : config.ignored()) {
+    const auto* row = std::find_if(std::begin(kInertKeys), std::end(kInertKeys),
+                                   [&](const InertKey& known) { return known.key == ignored.path; });
+    keys.push_back({ignored.path, ignored.reason, row == std::end(kInertKeys) || row->writer == Writer::transformers});
+  }
+  return keys;
+}
+
+std::string unusual_keys_notice(const std::vector<IgnoredKey>& keys, const std::string& file) {
+  std::string names;
+  for (const IgnoredKey& key : keys)
+    if (!key.usual) names += (names.empty() ? "" : ", ") + io::quote(key.path);
+  return names.empty() ? ""
+                       : fmt::format("{}: ignored, for they change nothing: {} (eadem inspect says why)", file, names);
+}
+
+}  // namespace eadem::models

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/config/model_config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "eadem/io/quantized/quantization_config.h"
+#include "eadem/models/config/config_keys.h"
+#include "eadem/models/config/config_text.h"
+#include "eadem/models/family.h"
+
+namespace eadem::models {
+
+namespace {
+
+using kernels::ActivationKind;
+using modules::RopeScaling;
+
+struct ActivationName {
+  std::string_view name;
+  ActivationKind kind;
+};
+constexpr ActivationName kActivationNames[] = {{"silu", ActivationKind::silu},
+                                               {"swish", ActivationKind::silu},
+                                               {"gelu", ActivationKind::gelu},
+                                               {"gelu_new", ActivationKind::gelu_tanh},
+                                               {"gelu_pytorch_tanh", ActivationKind::gelu_tanh},
+                                               {"relu", ActivationKind::relu},
+                                               {"relu2", ActivationKind::relu2}};
+
+// The key's value; `if_null` for null; `if_absent`, unless that is 0, for an absent key.
+int64_t integer_or(const io::JsonReader& config, std::string_view key, int64_t max, int64_t if_absent,
+                   int64_t if_null) {
+  const bool absent = config.value().find(key) == nullptr;
+  return config.optional_integer(key, 1, max).value_or(absent && if_absent != 0 ? if_absent : if_null);
+}
+
+// One id, a list of ids, or none when the key is null or absent.
+std::vector<int64_t> optional_ids(const io::JsonReader& config, std::string_view key) {
+  if (config.has(key)) return config.integers(key, 0, kMaxExtent);
+  config.ignore(key);
+  return {};
+}
+
+std::string_view activation_name(ActivationKind kind) {
+  for (const ActivationName& known : kActivationNames)
+    if (known.kind == kind) return known.name;
+  return "?";
+}
+
+// Truncated, as in transformers.
+int64_t rotated_dimensions(int64_t head_dim, double partial_rotary_factor) {
+  return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
+}
+
+// Whole numbers without a fraction, as readers with typed fields expect.
+io::JsonValue number_value(double value) {
+  const auto whole = static_cast<int64_t>(value);
+  return static_cast<double>(whole) == value ? io::JsonValue(whole) : io::JsonValue(value);
+}
+
+// Reads what only a family has.
+void read_keys(const io::JsonReader& config, const ModelFamily& family, ModelConfig& result) {
+  for (const ConfigKey& key : family.keys)
+    result.*key.member = config.optional_number(key.json, key.least, key.most).value_or(key.if_absent);
+}
+
+ActivationKind read_activation(const io::JsonReader& config, const ModelFamily& family) {
+  const std::string name = config.optional_string(family.activation_key).value_or(std::string(family.activation));
+  for (const ActivationName& known : kActivationNames)
+    if (known.name == name) return known.kind;
+  throw Unsupported("{}: '{}' is \"{}\"; known are silu, swish, gelu, gelu_new, gelu_pytorch_tanh, relu, relu2",
+                    config.file(), family.activation_key, name);
+}
+
+void refuse_unread_keys(const io::JsonReader& config) {
+  const std::vector<std::string> unread = config.unread_keys();
+  if (unread.empty()) return;
+  std::string names;
+  for (const std::string& key : unread) names += (names.empty() ? "'" : ", '") + key + "'";
+  throw Unsupported("{}: {} not honoured: {}", config.file(), unread.size() == 1 ? "a key is" : "keys are", names);
+}
+
+}  // namespace
+
+ActivationKind activation_named(std::string_view name) {
+  const auto known = std::find_if(std::begin(kActivationNames), std::end(kActivationNames),
+                                  [&](const ActivationName& row) { return row.name == name; });
+  EADEM_CHECK(known != std::end(kActivationNames), "no activation '{}'", name);
+  return known->kind;
+}
+
+void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& theta, RopeScaling& s) {
+  if (const auto stated = rope.optional_number("rope_theta", 1.0, 1e12)) theta = *stated;
+  if (const auto partial = rope.optional_number("partial_rotary_factor", 1e-6, 1.0))
+    result.rotary_dim = rotated_dimensions(result.head_dim, *partial);
+  const std::optional<std::string> new_key = rope.optional_string("rope_type"), old_key = rope.optional_string("type");
+  if (new_key && old_key && *new_key != *old_key)
+    throw DataCorrupted("{}: rope scaling has 'rope_type' \"{}\" and 'type' \"{}\"", rope.file(), *new_key, *old_key);
+  const std::string type = new_key ? *new_key : old_key.value_or("default");
+  const auto original_positions = [&](bool required) {
+    const auto value = rope.optional_number("original_max_position_embeddings", 1, kMaxExtent);
+    if (!value && required) rope.fail("original_max_position_embeddings", "an integer, which llama3 scaling needs");
+    if (value && *value != std::floor(*value)) rope.fail("original_max_position_embeddings", "an integer");
+    return value.value_or(static_cast<double>(result.max_position_embeddings));
+  };
+  ignore_inert_rope_keys(rope, type);
+  if (type == "default") return;
+  s.factor = rope.number("factor", 1.0, 1e6);
+  if (type == "linear") {
+    s.kind = RopeScaling::Kind::linear;
+  } else if (type == "llama3") {
+    s.kind = RopeScaling::Kind::llama3;
+    s.original_max_positions = original_positions(true);
+    s.low_freq_factor = rope.number("low_freq_factor", 1e-6, 1e6);
+    s.high_freq_factor = rope.number("high_freq_factor", 1e-6, 1e6);
+    if (s.high_freq_factor <= s.low_freq_factor)
+      rope.fail("high_freq_factor", fmt::format("a number above low_freq_factor {}", s.low_freq_factor));
+  } else if (type == "yarn") {
+    s.kind = RopeScaling::Kind::yarn;
+    s.original_max_positions = original_positions(false);
+    s.beta_fast = rope.optional_number("beta_fast", 1e-6, 1e6).value_or(32.0);
+    s.beta_slow = rope.optional_number("beta_slow", 1e-6, 1e6).value_or(1.0);
+    s.attention_factor = rope.optional_number("attention_factor", 1e-6, 1e6);
+    s.mscale = rope.optional_number("mscale", 0.0, 1e6);
+    s.mscale_all_dim = rope.optional_number("mscale_all_dim", 0.0, 1e6);
+    s.truncate = rope.optional_boolean("truncate").value_or(true);
+  } else {
+    throw Unsupported("{}: rope scaling of type \"{}\"; known are default, linear, llama3, yarn", rope.file(), type);
+  }
+}
+
+void read_rope(const io::JsonReader& config, ModelConfig& result) {
+  result.rope_theta = config.optional_number("rope_theta", 1.0, 1e12).value_or(10000.0);
+  std::optional<io::JsonReader> rope = config.optional_object("rope_parameters");
+  const std::optional<io::JsonReader> scaling = config.optional_object("rope_scaling");
+  if (rope && scaling && !(rope->value() == scaling->value()))
+    throw DataCorrupted("{}: 'rope_parameters' and 'rope_scaling' disagree", config.file());
+  if (rope) config.ignore("rope_scaling");  // says the same
+  if (!rope) rope = scaling;
+  if (rope) read_rope_object(*rope, result, result.rope_theta, result.rope_scaling);
+}
+
+double partial_rotary_factor_of(const ModelConfig& config) {
+  // Readers truncate head_dim * factor, which must not fall short of rotary_dim by a rounding.
+  const double factor = static_cast<double>(config.rotary_dim) / static_cast<double>(config.head_dim);
+  return rotated_dimensions(config.head_dim, factor) < config.rotary_dim ? std::nextafter(factor, 1.0) : factor;
+}
+
+int64_t largest_window(const std::vector<int64_t>& layer_windows) {
+  return layer_windows.empty() ? 0 : *std::max_element(layer_windows.begin(), layer_windows.end());
+}
+
+bool read_layer_types(const io::JsonReader& config, ModelConfig& result, std::optional<int64_t> window,
+                      std::string_view needed) {
+  if (!config.has("layer_types")) return false;
+  const std::vector<std::string> types = config.strings("layer_types");
+  if (types.size() != result.layer_windows.size())
+    config.fail("layer_types", fmt::format("{} entries, one per layer", result.num_hidden_layers));
+  for (size_t layer = 0; layer < types.size(); ++layer) {
+    if (types[layer] == "sliding_attention" && !window)
+      config.fail(needed, fmt::format("{}, because 'layer_types' has \"sliding_attention\"",
+                                      needed == "sliding_window" ? "an integer" : "true"));
+    if (types[layer] != "sliding_attention" && types[layer] != "full_attention")
+      config.fail("layer_types", "only \"full_attention\" and \"sliding_attention\"");
+    result.layer_windows[layer] = types[layer] == "sliding_attention" ? *window : 0;
+  }
+  return true;
+}
+
+io::JsonValue layer_types_of(const ModelConfig& config) {
+  io::JsonValue types = io::JsonValue::array();
+  for (int64_t window : config.layer_windows) types.push_back(window > 0 ? "sliding_attention" : "full_attention");
+  return types;
+}
+
+void refuse_if(const ModelConfig& config, bool condition, std::string_view what) {
+  if (condition) throw Unsupported("a config.json of type {} cannot state {}", config.model_type, what);
+}
+
+void refuse_several_windows(const ModelConfig& config) {
+  const int64_t window = largest_window(config.layer_windows);
+  for (int64_t layer_window : config.layer_windows)
+    refuse_if(config, layer_window > 0 && layer_window != window, "attention windows of several lengths");
+}
+
+ModelConfig ModelConfig::from_json(const io::JsonReader& config) {
+  ModelConfig result;
+  if (!config.has("model_type")) config.fail("model_type", "a string naming the architecture");
+  result.model_type = config.string("model_type");
+  const ModelFamily& family = family_of_type(result.model_type, config.file());
+  const ModelType& defaults = *family.find_type(result.model_type);
+  result.vocab_size = config.integer("vocab_size", 1, kMaxExtent);
+  result.hidden_size = config.integer("hidden_size", 1, kMaxExtent);
+  result.intermediate_size = config.integer("intermediate_size", 1, kMaxExtent);
+  result.num_hidden_layers = config.integer("num_hidden_layers", 1, kMaxLayers);
+  result.num_attention_heads = config.integer("num_attention_heads", 1, 65536);
+  result.num_key_value_heads =
+      integer_or(config, "num_key_value_heads", 65536, defaults.num_key_value_heads, result.num_attention_heads);
+  if (!config.has("num_key_value_heads") && result.num_attention_heads % result.num_key_value_heads != 0)
+    config.fail("num_key_value_heads",
+                fmt::format("an integer that divides 'num_attention_heads' {}; the default of {} is {}",
+                            result.num_attention_heads, result.model_type, result.num_key_value_heads));
+  result.head_dim =
+      integer_or(config, "head_dim", 65536, defaults.head_dim, result.hidden_size / result.num_attention_heads);
+  result.max_position_embeddings =
+      config.optional_integer("max_position_embeddings", 1, kMaxExtent).value_or(defaults.max_position_embeddings);
+  result.rms_norm_eps = config.optional_number("rms_norm_eps", 0.0, 1.0).value_or(1e-6);
+  result.hidden_act = read_activation(config, family);
+  result.rotary_dim =
+      rotated_dimensions(result.head_dim, config.optional_number("partial_rotary_factor", 1e-6, 1.0).value_or(1.0));
+  result.tie_word_embeddings = config.optional_boolean("tie_word_embeddings").value_or(family.tied);
+  result.layer_windows.assign(static_cast<size_t>(result.num_hidden_layers), 0);
+  read_keys(config, family, result);
+  family.read_json(config, result);
+  result.bos_token_id = optional_ids(config, "bos_token_id");
+  result.eos_token_id = optional_ids(config, "eos_token_id");
+  for (const char* key : {"torch_dtype", "dtype"})
+    if (const auto name = config.optional_string(key)) {
+      if (*name == "float32") result.checkpoint_dtype = DType::f32;
+      if (*name == "bfloat16") result.checkpoint_dtype = DType::bf16;
+      if (*name == "float16") result.checkpoint_dtype = DType::f16;
+    }
+  io::QuantizationConfig::from_json(config);  // refuses what no reader of weights understands
+  ignore_inert_keys(config, result.model_type);
+  refuse_unread_keys(config);
+  result.validate(config.file());
+  return result;
+}
+
+void ModelConfig::validate(const std::string& source) const {
+  const auto require = [&](bool condition, const std::string& message) {
+    if (!condition) throw InvalidArgument("{}: {}", source, message);
+  };
+  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"vocab_size", vocab_size},
+                                    {"hidden_size", hidden_size},
+                                    {"intermediate_size", intermediate_size},
+                                    {"num_hidden_layers", num_hidden_layers},
+                                    {"num_attention_heads", num_attention_heads},
+                                    {"num_key_value_heads", num_key_value_heads},
+                                    {"head_dim", head_dim},
+                                    {"max_position_embeddings", max_position_embeddings}})
+    require(value > 0 && value <= kMaxExtent, fmt::format("{} is {}; expected 1 to {}", name, value, kMaxExtent));
+  require(num_attention_heads % num_key_value_heads == 0,
+          fmt::format("{} attention heads do not divide into {} key-value heads", num_attention_heads,
+                      num_key_value_heads));
+  require(rotary_dim > 0 && rotary_dim <= head_dim && rotary_dim % 2 == 0,
+          fmt::format("{} of {} head dimensions are rotated; expected an even number up to head_dim", rotary_dim,
+                      head_dim));
+  require(rope_divisors.empty() || static_cast<int64_t>(rope_divisors.size()) == rotary_dim / 2,
+          fmt::format("{} rope divisors for {} pairs", rope_divisors.size(), rotary_dim / 2));
+  for (double divisor : rope_divisors)
+    require(std::isfinite(divisor) && divisor > 0, fmt::format("a rope divisor is {}", divisor));
+  require(rms_norm_eps >= 0 && std::isfinite(rms_norm_eps), fmt::format("rms_norm_eps is {}", rms_norm_eps));
+  require(rope_theta >= 1 && std::isfinite(rope_theta), fmt::format("rope_theta is {}", rope_theta));
+  if (const RopeScaling& s = rope_scaling; s.kind != RopeScaling::Kind::none) {
+    require(s.factor >= 1 && std::isfinite(s.factor), fmt::format("the factor of rope scaling is {}", s.factor));
+    const double table_factor = s.attention_factor.value_or(1.0);
+    require(table_factor > 0 && std::isfinite(table_factor),
+            fmt::format("the attention factor of rope scaling is {}", table_factor));
+    // Its ramp divides by log(theta).
+    require(s.kind != RopeScaling::Kind::yarn || rope_theta > 1, "yarn scaling needs a rope_theta above 1");
+  }
+  require(layer_windows.size() == static_cast<size_t>(num_hidden_layers),
+          fmt::format("{} attention windows for {} layers", layer_windows.size(), num_hidden_layers));
+  // The seven matrices of each of kMaxLayers layers stay inside 64 bits together, in bytes as well.
+  constexpr double kMaxElements = 1e13;
+  const double widest = static_cast<double>(std::max({vocab_size, intermediate_size, num_attention_heads * head_dim}));
+  require(widest * static_cast<double>(hidden_size) < kMaxElements,
+          fmt::format("a weight of {} x {}", widest, hidden_size));
+  for (const auto& [name, ids] : {std::pair<const char*, const std::vector<int64_t>&>{"bos_token_id", bos_token_id},
+                                  {"eos_token_id", eos_token_id}})
+    for (int64_t id : ids)
+      require(id >= 0 && id < vocab_size, fmt::format("{} {} is outside the vocabulary of {}", name, id, vocab_size));
+}
+
+const ModelFamily& ModelConfig::family() const { return family_of_type(model_type, "the model"); }
+
+int64_t ModelConfig::num_parameters() const { return Decoder(*this).spec().num_parameters; }
+
+io::JsonValue ModelConfig::to_json() const {
+  refuse_if(*this, rope_style != kernels::RopeStyle::rotate_half, "interleaved rotary embeddings");
+  refuse_if(*this, !rope_divisors.empty(), "rope divisors");
+  family().check_json(*this);
+  return describe();
+}
+
+io::JsonValue rope_object(const RopeScaling& s, std::optional<double> theta) {
+  io::JsonValue rope = io::JsonValue::object();
+  rope.set("rope_type", s.kind == RopeScaling::Kind::none     ? "default"
+                        : s.kind == RopeScaling::Kind::linear ? "linear"
+                        : s.kind == RopeScaling::Kind::llama3 ? "llama3"
+                                                              : "yarn");
+  if (theta) rope.set("rope_theta", *theta);
+  if (s.kind == RopeScaling::Kind::none) return rope;
+  rope.set("factor", s.factor);
+  if (s.kind != RopeScaling::Kind::linear)
+    rope.set("original_max_position_embeddings", static_cast<int64_t>(s.original_max_positions));
+  if (s.kind == RopeScaling::Kind::llama3)
+    rope.set("low_freq_factor", s.low_freq_factor).set("high_freq_factor", s.high_freq_factor);
+  if (s.kind == RopeScaling::Kind::yarn) {
+    rope.set("beta_fast", s.beta_fast).set("beta_slow", s.beta_slow).set("truncate", s.truncate);
+    if (s.attention_factor) rope.set("attention_factor", *s.attention_factor);
+    if (s.mscale) rope.set("mscale", *s.mscale);
+    if (s.mscale_all_dim) rope.set("mscale_all_dim", *s.mscale_all_dim);
+  }
+  return rope;
+}
+
+io::JsonValue ModelConfig::describe() const {
+  const ModelFamily& own = family();
+  const auto ids = [](const std::vector<int64_t>& values) {
+    if (values.size() == 1) return io::JsonValue(values[0]);
+    io::JsonValue list = io::JsonValue::array();
+    for (int64_t value : values) list.push_back(value);
+    return list;
+  };
+  io::JsonValue json = io::JsonValue::object();
+  json.set("architectures", io::JsonValue::array().push_back(std::string(own.find_type(model_type)->python_class)))
+      .set("model_type", model_type);
+  json.set("vocab_size", vocab_size).set("hidden_size", hidden_size).set("intermediate_size", intermediate_size);
+  json.set("num_hidden_layers", num_hidden_layers).set("num_attention_heads", num_attention_heads);
+  json.set("num_key_value_heads", num_key_value_heads).set("head_dim", head_dim);
+  json.set("max_position_embeddings", max_position_embeddings).set("rms_norm_eps", rms_norm_eps);
+  json.set(std::string(own.activation_key), std::string(activation_name(hidden_act)));
+  for (const ConfigKey& key : own.keys) json.set(std::string(key.json), number_value(this->*key.member));
+  own.write_json(*this, json);
+  json.set("tie_word_embeddings", tie_word_embeddings);
+  if (!bos_token_id.empty()) json.set("bos_token_id", ids(bos_token_id));
+  if (!eos_token_id.empty()) json.set("eos_token_id", ids(eos_token_id));
+  if (checkpoint_dtype)
+    json.set("torch_dtype", *checkpoint_dtype == DType::bf16  ? "bfloat16"
+                            : *checkpoint_dtype == DType::f16 ? "float16"
+                                                              : "float32");
+  return json;
+}
+
+}  // namespace eadem::models

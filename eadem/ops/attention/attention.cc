@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/ops/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "eadem/core/encodings/row_encoding.h"
+#include "eadem/ops/model_shapes.h"
+
+namespace eadem::ops {
+
+using kernels::KvSource;
+
+Attention::Attention(const kernels::AttentionAttrs& attrs) : attrs_(attrs) {
+  if (attrs.heads <= 0 || attrs.kv_heads <= 0 || attrs.heads % attrs.kv_heads != 0)
+    throw InvalidArgument(
+        "attention: heads is {} and kv_heads is {}; expected a positive multiple of a positive number", attrs.heads,
+        attrs.kv_heads);
+  if (attrs.head_dim <= 0)
+    throw InvalidArgument("attention: head_dim is {}; expected a positive number", attrs.head_dim);
+  if (attrs.window < 0) throw InvalidArgument("attention: window is {}; expected 0 (unlimited) or more", attrs.window);
+  if (!std::isfinite(attrs.scale))
+    throw InvalidArgument("attention: scale is {}; expected a finite number", attrs.scale);
+}
+
+std::vector<Port> Attention::inputs() const {
+  const Port::Role kv = attrs_.source == KvSource::direct ? Port::Role::activation : Port::Role::state;
+  return {{"q"},
+          {"k", kv},
+          {"v", kv},
+          {"query_start", Port::Role::index},
+          {"kv_length", Port::Role::index},
+          {"block_table", Port::Role::index, /*optional=*/true}};
+}
+std::vector<Port> Attention::outputs() const { return {{"y"}}; }
+
+std::string Attention::attrs_text() const {
+  return fmt::format("heads={} kv_heads={} head_dim={} scale={} window={} {}", attrs_.heads, attrs_.kv_heads,
+                     attrs_.head_dim, attrs_.scale, attrs_.window,
+                     attrs_.source == KvSource::direct ? "direct" : "cached");
+}
+
+std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) const {
+  expect_rank(name(), "q", in[kQ], 3);
+  expect_dtype(name(), "q", in[kQ], kActivations);
+  expect_plain(name(), "q", in[kQ]);
+  expect_dim(name(), "q", in[kQ], 1, Dim(attrs_.heads), "attribute heads");
+  expect_dim(name(), "q", in[kQ], 2, Dim(attrs_.head_dim), "attribute head_dim");
+  for (int port : {kK, kV}) {
+    const TensorType& type = in[static_cast<size_t>(port)];
+    const std::string_view label = port == kK ? "k" : "v";
+    if (attrs_.source == KvSource::direct) {
+      expect_plain(name(), label, type);
+      const DType like_q[] = {in[kQ].dtype};
+      expect_rank(name(), label, type, 3);
+      expect_dtype(name(), label, type, like_q);
+      expect_dim(name(), label, type, 0, in[kQ].dim(0), "tokens of 'q'");
+      expect_dim(name(), label, type, 2, Dim(attrs_.head_dim), "attribute head_dim");
+    } else {
+      expect_rank(name(), label, type, 4);
+      expect_dtype(name(), label, type, kFloats);
+      expect_cache(name(), label, type);
+      expect_dim(name(), label, type, 3, Dim(attrs_.head_dim), "attribute head_dim");
+    }
+    expect_dim(name(), label, type, 1, Dim(attrs_.kv_heads), "attribute kv_heads");
+  }
+  expect_same_dims(name(), "v", in[kV], in[kK], "k");
+  const DType like_k[] = {in[kK].dtype};
+  expect_dtype(name(), "v", in[kV], like_k);
+  if (in[kV].encoding != in[kK].encoding)
+    throw InvalidArgument("attention: 'v' is {} but 'k' is {}; expected both stored alike", to_string(in[kV]),
+                          to_string(in[kK]));
+  expect_rank(name(), "query_start", in[kQueryStart], 1);
+  expect_dtype(name(), "query_start", in[kQueryStart], kI32);
+  expect_rank(name(), "kv_length", in[kKvLength], 1);
+  expect_dtype(name(), "kv_length", in[kKvLength], kI32);
+  Dim sequences_plus_one = in[kKvLength].dim(0);
+  sequences_plus_one.value += 1;
+  expect_dim(name(), "query_start", in[kQueryStart], 0, sequences_plus_one, "one more than 'kv_length'");
+  if (attrs_.source == KvSource::cached) {
+    expect_present(name(), "block_table", in[kBlockTable]);
+    expect_rank(name(), "block_table", in[kBlockTable], 2);
+    expect_dtype(name(), "block_table", in[kBlockTable], kI32);
+    expect_dim(name(), "block_table", in[kBlockTable], 0, in[kKvLength].dim(0), "sequences of 'kv_length'");
+  } else if (!kernels::is_absent(in[kBlockTable])) {
+    throw InvalidArgument("attention: 'block_table' is {} but the op was made for direct keys and values",
+                          to_string(in[kBlockTable]));
+  }
+  return {plain_type(in[kQ].dtype, in[kQ].dims())};
+}
+
+DType Attention::wanted_dtype(std::span<const TensorType> in, int port) const {
+  const DType q = in[kQ].dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  if (port == kQ || (attrs_.source == KvSource::direct && (port == kK || port == kV))) return q;
+  return in[static_cast<size_t>(port)].dtype;
+}
+
+std::vector<Sharding> Attention::infer_sharding(std::span<const TensorType> in) const {
+  const Sharding& q = in[kQ].sharding;
+  if (!(q == Sharding::replicated()) && !(q == Sharding::along(1)))
+    throw InvalidArgument("attention: 'q' is {}; expected replicated or sharded(1), its heads", to_string(in[kQ]));
+  for (int port : {kK, kV})
+    if (!(in[static_cast<size_t>(port)].sharding == q))
+      throw InvalidArgument("attention: '{}' is {} but 'q' is {}; expected both divided alike", port == kK ? "k" : "v",
+                            to_string(in[static_cast<size_t>(port)].sharding), to_string(q));
+  for (int port : {kQueryStart, kKvLength, kBlockTable})
+    expect_replicated(name(), inputs()[static_cast<size_t>(port)].name, in[static_cast<size_t>(port)],
+                      "every rank sees every sequence");
+  return {q};
+}
+
+std::vector<Saved> Attention::saved() const {
+  using enum Saved::Kind;
+  return {{input, kQ}, {input, kK}, {input, kV}, {input, kQueryStart}, {input, kKvLength}, {output, 0}, {extra, 0}};
+}
+
+std::vector<TensorType> Attention::extra_types(std::span<const TensorType> in) const {
+  if (attrs_.source == KvSource::cached) return {};
+  return {TensorType(DType::f32, {in[kQ].dim(0), in[kQ].dim(1)})};
+}
+
+Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
+                     const SymbolValues& symbols) const {
+  const Shape q = in[kQ].bind(symbols);
+  const int64_t tokens = q[0], sequences = std::max<int64_t>(1, in[kKvLength].bind(symbols)[0]);
+  const int64_t queries = (tokens + sequences - 1) / sequences;
+  int64_t keys = queries;
+  if (attrs_.source == KvSource::cached)
+    keys = std::max(queries, in[kBlockTable].bind(symbols)[1] * in[kK].bind(symbols)[2]);
+  // Pairs of a query and a key that it sees, and keys that any query sees, of one sequence.
+  // Query i sees first + i keys, or the window's: an arithmetic series, and from its end on a constant.
+  const int64_t first = keys - queries + 1;
+  const int64_t growing = attrs_.window > 0 ? std::clamp<int64_t>(attrs_.window - first, 0, queries) : queries;
+  const double pairs = 0.5 * static_cast<double>(growing) * static_cast<double>(2 * first + growing - 1) +
+                       static_cast<double>(queries - growing) * static_cast<double>(attrs_.window);
+  const int64_t seen = attrs_.window > 0 ? std::min(keys, attrs_.window + queries - 1) : keys;
+  const double share = static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(1, queries));
+  const double heads = static_cast<double>(attrs_.heads), head_dim = static_cast<double>(attrs_.head_dim);
+  // Forward: q k^T and p v. Backward: s again, dp, dq, dk, dv. Each pair also costs an exponential, its maximum and
+  // sum.
+  const double products = pass == Pass::backward ? 5 : 2;
+  const double flops = share * pairs * heads * (products * 2 * head_dim + 13);
+  if (attrs_.source == KvSource::direct) return {flops, traffic_bytes(*this, pass, in, out, symbols)};
+  const TensorType kv_token(in[kK].dtype, {attrs_.kv_heads, attrs_.head_dim}, in[kK].encoding);
+  const double kv_row = static_cast<double>(kv_token.size_bytes(symbols));
+  const TensorType others[] = {in[kQ], in[kQueryStart], in[kKvLength], in[kBlockTable]};
+  return {flops, share * static_cast<double>(seen) * 2 * kv_row + traffic_bytes(others, out, symbols)};
+}
+
+void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
+  const RefTensor &q = in[kQ], &k = in[kK], &v = in[kV], &query_start = in[kQueryStart], &kv_length = in[kKvLength];
+  const auto heads = attrs_.heads, kv_heads = attrs_.kv_heads, head_dim = attrs_.head_dim;
+  const double scale = static_cast<double>(attrs_.scale);
+  const bool cached = attrs_.source == KvSource::cached;
+  const bool backward = pass == Pass::backward;
+  if (backward)
+    for (RefTensor& gradient : out) std::fill(gradient.data.begin(), gradient.data.end(), 0.0);
+
+  for (int64_t s = 0; s < kv_length.shape[0]; ++s) {
+    const auto begin = static_cast<int64_t>(query_start.data[static_cast<size_t>(s)]);
+    const auto end = static_cast<int64_t>(query_start.data[static_cast<size_t>(s) + 1]);
+    const auto length = static_cast<int64_t>(kv_length.data[static_cast<size_t>(s)]);
+    // Offset of the vector of key position j of kv head g, in k and v alike.
+    const auto kv_offset = [&](int64_t j, int64_t g) {
+      if (!cached) return static_cast<size_t>(((begin + j) * kv_heads + g) * head_dim);
+      const RefTensor& table = in[kBlockTable];
+      const int64_t block_size = k.shape[2];
+      const auto block = static_cast<int64_t>(table.data[static_cast<size_t>(s * table.shape[1] + j / block_size)]);
+      return static_cast<size_t>(((block * kv_heads + g) * block_size + j % block_size) * head_dim);
+    };
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t h = 0; h < heads; ++h) {
+        const int64_t g = h / (heads / kv_heads);
+        const int64_t position = length - (end - begin) + (t - begin);
+        const int64_t first = attrs_.window > 0 ? std::max<int64_t>(0, position - attrs_.window + 1) : 0;
+        const auto q_offset = static_cast<size_t>((t * heads + h) * head_dim);
+        std::vector<double> score;
+        for (int64_t j = first; j <= position; ++j) {
+          double dot = 0;
+          for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d)
+            dot += q.data[q_offset + d] * k.data[kv_offset(j, g) + d];
+          score.push_back(scale * dot);
+        }
+        if (backward) {
+          // p = exp(s - lse); dv_j = p_j dy; ds_j = p_j (dy . v_j - dy . y)
+          const RefTensor &y = in[5], &lse = in[6], &dy = in[7];
+          double dy_y = 0;
+          for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d)
+            dy_y += dy.data[q_offset + d] * y.data[q_offset + d];
+          for (int64_t j = first; j <= position; ++j) {
+            const double p =
+                std::exp(score[static_cast<size_t>(j - first)] - lse.data[static_cast<size_t>(t * heads + h)]);
+            const size_t key = kv_offset(j, g);
+            double dy_v = 0;
+            for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) dy_v += dy.data[q_offset + d] * v.data[key + d];
+            const double ds = p * (dy_v - dy_y) * scale;
+            for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) {
+              if (!out[0].data.empty()) out[0].data[q_offset + d] += ds * k.data[key + d];
+              if (!out[1].data.empty()) out[1].data[key + d] += ds * q.data[q_offset + d];
+              if (!out[2].data.empty()) out[2].data[key + d] += p * dy.data[q_offset + d];
+            }
+          }
+          continue;
+        }
+        const double largest = *std::max_element(score.begin(), score.end());
+        double sum = 0;
+        for (double value : score) sum += std::exp(value - largest);
+        for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) {
+          double y = 0;
+          for (int64_t j = first; j <= position; ++j)
+            y += std::exp(score[static_cast<size_t>(j - first)] - largest) / sum * v.data[kv_offset(j, g) + d];
+          out[0].data[q_offset + d] = y;
+        }
+        if (pass == Pass::forward && !cached && !out[1].data.empty())
+          out[1].data[static_cast<size_t>(t * heads + h)] = largest + std::log(sum);
+      }
+  }
+}
+
+namespace {
+
+// One token, or 512, at the end of a long contiguous cache, in every type of cache.
+void append_long_contexts(std::vector<Workload>& rows, const ModelShape& model, kernels::AttentionAttrs attrs) {
+  attrs.source = KvSource::cached;
+  for (const int64_t length : {8192, 32768})
+    for (const StepShape& step : {StepShape{"decode-1", 1, 1, length}, StepShape{"prefill-512", 512, 1, length}})
+      for (const std::string_view name : {"f32", "bf16", "f16", "int8", "fp8_e4m3"}) {
+        SymbolValues symbols = symbols_of(step);
+        symbols[Symbol::max_blocks] = 1;
+        const WeightType stored = kv_cache_type(name).value();
+        const TensorType cache(stored.dtype, {1, model.kv_heads, length, model.head_dim}, stored.encoding);
+        rows.push_back(
+            {workload_name(model, step, fmt::format("attention at {} {}", length, name)),
+             std::make_shared<Attention>(attrs),
+             {TensorType(model.dtype, {Symbol::tokens, model.heads, model.head_dim}), cache, cache,
+              TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
+              TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+             symbols});
+      }
+}
+
+}  // namespace
+
+std::vector<Workload> Attention::workloads() {
+  std::vector<Workload> rows;
+  for (const ModelShape& model : model_shapes()) {
+    kernels::AttentionAttrs attrs{.heads = model.heads,
+                                  .kv_heads = model.kv_heads,
+                                  .head_dim = model.head_dim,
+                                  .scale = 1.0f / std::sqrt(static_cast<float>(model.head_dim))};
+    const TensorType q(model.dtype, {Symbol::tokens, model.heads, model.head_dim});
+    const TensorType kv(model.dtype, {Symbol::tokens, model.kv_heads, model.head_dim});
+    const TensorType query_start(DType::i32, {Dim(Symbol::sequences, 1)}), kv_length(DType::i32, {Symbol::sequences});
+    if (model.dtype != DType::f32) append_long_contexts(rows, model, attrs);  // the tiny models have no such context
+    for (const StepShape& step : step_shapes()) {
+      const SymbolValues symbols = symbols_of(step);
+      const int64_t num_blocks = step.sequences * symbols[Symbol::max_blocks];
+      const TensorType cache(model.dtype, {num_blocks, model.kv_heads, kWorkloadBlockSize, model.head_dim});
+      attrs.source = KvSource::cached;
+      rows.push_back(
+          {workload_name(model, step, "attention paged"),
+           std::make_shared<Attention>(attrs),
+           {q, cache, cache, query_start, kv_length, TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+           symbols});
+      if (step.tokens != step.kv_length * step.sequences) continue;
+      attrs.source = KvSource::direct;
+      rows.push_back({workload_name(model, step, "attention direct"),
+                      std::make_shared<Attention>(attrs),
+                      {q, kv, kv, query_start, kv_length, kernels::absent_port()},
+                      symbols});
+    }
+  }
+  return rows;
+}
+
+}  // namespace eadem::ops

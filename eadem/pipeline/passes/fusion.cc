@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/pipeline/passes/fusion.h"
+
+#include <algorithm>
+#include <map>
+
+#include "eadem/fusions/fusion.h"
+#include "eadem/pipeline/passes/kernel_cover.h"
+#include "eadem/pipeline/passes/type_inference.h"
+
+namespace eadem::pipeline {
+
+namespace {
+
+using fusions::Fusion;
+using fusions::PatternNode;
+
+// The producer and the consumers of each value of a graph.
+struct Uses {
+  explicit Uses(const Graph& graph)
+      : producer(graph.values().size(), -1), consumers(graph.values().size()), is_output(graph.values().size()) {
+    for (size_t n = 0; n < graph.nodes().size(); ++n) {
+      for (ValueId id : graph.nodes()[n].outputs)
+        if (id != kNoValue) producer[static_cast<size_t>(id)] = static_cast<int>(n);
+      for (ValueId id : graph.nodes()[n].inputs)
+        if (id != kNoValue) consumers[static_cast<size_t>(id)].push_back(static_cast<int>(n));
+    }
+    for (const GraphOutput& output : graph.outputs()) is_output[static_cast<size_t>(output.value)] = true;
+  }
+  std::vector<int> producer;
+  std::vector<std::vector<int>> consumers;
+  std::vector<bool> is_output;
+};
+
+struct Match {
+  std::vector<int> nodes;         // graph node of each pattern node
+  std::map<int, ValueId> values;  // pattern value -> graph value
+};
+
+// Matches a pattern backwards from its last node: producers are found through the values that nodes read.
+class Matcher {
+ public:
+  Matcher(const Graph& graph, const Uses& uses, const Fusion& fusion) : graph_(graph), uses_(uses), fusion_(fusion) {}
+
+  // The first closed match among all ways to exchange the operands of commutative nodes.
+  std::optional<Match> match_at(int root) {
+    uint32_t commutative = 0;
+    for (size_t n = 0; n < fusion_.nodes.size(); ++n)
+      if (fusion_.nodes[n].commutative) commutative |= uint32_t{1} << n;
+    // Every subset of the bits of `commutative`, from none to all of them.
+    exchanged_ = 0;
+    do {
+      match_ = Match{std::vector<int>(fusion_.nodes.size(), -1), {}};
+      if (match_node(static_cast<int>(fusion_.nodes.size()) - 1, root) && is_complete() && is_closed(root))
+        return match_;
+      exchanged_ = (exchanged_ - commutative) & commutative;
+    } while (exchanged_ != 0);
+    return std::nullopt;
+  }
+
+ private:
+  bool match_node(int pattern_index, int node_index) {
+    const PatternNode& pattern = fusion_.nodes[static_cast<size_t>(pattern_index)];
+    const Node& node = graph_.nodes()[static_cast<size_t>(node_index)];
+    if (node.op->name() != pattern.op || node.inputs.size() != pattern.inputs.size() ||
+        node.outputs.size() != pattern.outputs.size())
+      return false;
+    if (std::find(match_.nodes.begin(), match_.nodes.end(), node_index) != match_.nodes.end()) return false;
+    match_.nodes[static_cast<size_t>(pattern_index)] = node_index;
+    for (size_t i = 0; i < pattern.outputs.size(); ++i)
+      if (!bind(pattern.outputs[i], node.outputs[i])) return false;
+    const bool exchange = (exchanged_ >> pattern_index & 1) != 0;
+    for (size_t i = 0; i < pattern.inputs.size(); ++i)
+      if (!match_input(pattern.inputs[i], node.inputs[exchange && i < 2 ? 1 - i : i])) return false;
+    return true;
+  }
+
+  bool match_input(int wanted, ValueId actual) {
+    if (wanted < 0) return actual == kNoValue;
+    const auto& optional = fusion_.optional_inputs;
+    if (actual == kNoValue && std::find(optional.begin(), optional.end(), wanted) == optional.end()) return false;
+    const int maker = pattern_producer(wanted);
+    if (maker >= 0 && match_.nodes[static_cast<size_t>(maker)] < 0) {
+      const int producer = actual == kNoValue ? -1 : uses_.producer[static_cast<size_t>(actual)];
+      if (producer < 0 || !match_node(maker, producer)) return false;
+    }
+    return bind(wanted, actual);
+  }
+
+  int pattern_producer(int value) const {
+    for (size_t n = 0; n < fusion_.nodes.size(); ++n)
+      for (int output : fusion_.nodes[n].outputs)
+        if (output == value) return static_cast<int>(n);
+    return -1;
+  }
+
+  bool bind(int pattern_value, ValueId actual) {
+    const auto [found, inserted] = match_.values.try_emplace(pattern_value, actual);
+    return inserted || found->second == actual;
+  }
+
+  bool is_complete() const { return std::find(match_.nodes.begin(), match_.nodes.end(), -1) == match_.nodes.end(); }
+
+  // No value made inside is wanted outside, unless the fused op makes it too and nobody reads it before the fused op
+  // runs; and the fused op reads nothing that is made inside, as it would of p + p.
+  bool is_closed(int root) const {
+    for (int pattern_value : fusion_.inputs) {
+      const auto found = match_.values.find(pattern_value);
+      const ValueId id = found == match_.values.end() ? kNoValue : found->second;
+      if (id != kNoValue && is_inside(uses_.producer[static_cast<size_t>(id)])) return false;
+    }
+    for (size_t n = 0; n < fusion_.nodes.size(); ++n)
+      for (int pattern_value : fusion_.nodes[n].outputs) {
+        const auto id = static_cast<size_t>(match_.values.at(pattern_value));
+        const bool kept =
+            std::find(fusion_.outputs.begin(), fusion_.outputs.end(), pattern_value) != fusion_.outputs.end();
+        if (uses_.is_output[id] && !kept) return false;
+        for (int consumer : uses_.consumers[id])
+          if (!is_inside(consumer) && (!kept || consumer < root)) return false;
+      }
+    return true;
+  }
+
+  bool is_inside(int node) const {
+    return std::find(match_.nodes.begin(), match_.nodes.end(), node) != match_.nodes.end();
+  }
+
+  const Graph& graph_;
+  const Uses& uses_;
+  const Fusion& fusion_;
+  uint32_t exchanged_ = 0;  // bit n: the operands of pattern node n are exchanged
+  Match match_;
+};
+
+// The fused node for a match, with types inferred, or the reason why there is none.
+std::optional<Node> make_fused(Graph& graph, const Fusion& fusion, const Match& match, const Device& device,
+                               const SymbolValues& bounds, bool training, std::string& reason) {
+  std::vector<const ops::Op*> matched;
+  for (int index : match.nodes) matched.push_back(graph.nodes()[static_cast<size_t>(index)].op.get());
+  Node node = graph.nodes()[static_cast<size_t>(match.nodes.back())];
+  node.op = fusion.make(matched);
+  if (node.op == nullptr) {
+    reason = "attributes of the matched ops do not fit";
+    return std::nullopt;
+  }
+  node.inputs.clear();
+  for (int value : fusion.inputs) {
+    const auto found = match.values.find(value);
+    node.inputs.push_back(found == match.values.end() ? kNoValue : found->second);
+  }
+  node.outputs.clear();
+  for (int value : fusion.outputs) node.outputs.push_back(match.values.at(value));
+  const std::vector<TensorType> types = graph.types_of(node.outputs);
+  try {
+    infer_node_types(graph, node);
+  } catch (const InvalidArgument& error) {
+    reason = error.what();
+    return std::nullopt;
+  }
+  for (size_t i = 0; i < types.size(); ++i)
+    EADEM_CHECK(graph.value(node.outputs[i]).type == types[i], "{}: output {} is {} but the pattern made {}",
+                fusion.name, i, to_string(graph.value(node.outputs[i]).type), to_string(types[i]));
+  for (Pass pass : training ? std::vector{Pass::forward, Pass::backward} : std::vector{Pass::inference}) {
+    Decision decision = decide(graph, node, pass, device, bounds).decision;
+    if (!decision.chosen) {
+      reason = to_string(decision);
+      return std::nullopt;
+    }
+  }
+  return node;
+}
+
+void check_names(const std::vector<std::string>& disabled) {
+  for (const std::string& name : disabled) {
+    bool known = name == "all";
+    std::string names = "all";
+    for (const Fusion* fusion : fusions::all_fusions()) {
+      known = known || fusion->name == name;
+      names += ", " + std::string(fusion->name);
+    }
+    if (!known) throw InvalidArgument("no fusion is called '{}'; there are: {}", name, names);
+  }
+}
+
+// Replaces the first match of `fusion` whose last node is at or after `start`; returns the node after it, or nothing.
+std::optional<size_t> fuse_next(Graph& graph, const Fusion& fusion, size_t start, const Device& device,
+                                const SymbolValues& bounds, const FusionOptions& options, bool disabled,
+                                std::vector<FusionDecision>& decisions) {
+  const Uses uses(graph);
+  Matcher matcher(graph, uses, fusion);
+  for (size_t root = start; root < graph.nodes().size(); ++root) {
+    const std::optional<Match> match = matcher.match_at(static_cast<int>(root));
+    if (!match) continue;
+    FusionDecision decision{std::string(fusion.name), graph.nodes()[root].scope, false, {}};
+    std::optional<Node> fused;
+    if (disabled)
+      decision.reason = "switched off";
+    else
+      fused = make_fused(graph, fusion, *match, device, bounds, options.training, decision.reason);
+    decision.applied = fused.has_value();
+    decisions.push_back(std::move(decision));
+    if (!fused) continue;
+    std::vector<Node> nodes;
+    size_t next = 0;
+    for (size_t n = 0; n < graph.nodes().size(); ++n) {
+      if (n == root) {
+        nodes.push_back(std::move(*fused));
+        next = nodes.size();
+      } else if (std::find(match->nodes.begin(), match->nodes.end(), static_cast<int>(n)) == match->nodes.end()) {
+        nodes.push_back(std::move(graph.nodes()[n]));
+      }
+    }
+    graph.nodes() = std::move(nodes);
+    return next;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<FusionDecision> fuse(Graph& graph, const Device& device, const SymbolValues& bounds,
+                                 const FusionOptions& options) {
+  check_names(options.disabled);
+  std::vector<FusionDecision> decisions;
+  for (const Fusion* fusion : fusions::all_fusions()) {
+    if (options.training ? !fusion->in_training : !fusion->in_inference) continue;
+    const bool disabled = std::any_of(options.disabled.begin(), options.disabled.end(),
+                                      [&](const std::string& name) { return name == "all" || name == fusion->name; });
+    std::optional<size_t> start = 0;
+    while (start) start = fuse_next(graph, *fusion, *start, device, bounds, options, disabled, decisions);
+  }
+  return decisions;
+}
+
+}  // namespace eadem::pipeline
