@@ -72,9 +72,9 @@ int doctor(CommandLine command_line) {
   const Topology topology = Topology::of_this_process();
   JsonValue topology_notes = JsonValue::array();
   for (const std::string& note : topology.notes()) topology_notes.push_back(note);
-  cpu.set_step_kind(StepKind::few_rows);
+  cpu.set_step_kind(StepKind::decode);
   const double bandwidth = measured_read_bandwidth(cpu.pool(), probe_buffer_bytes());
-  cpu.set_step_kind(StepKind::many_rows);
+  cpu.set_step_kind(StepKind::prefill);
   JsonValue peaks = JsonValue::object();
   for (Isa isa : available_isas()) {
     stop_if_interrupted();  // each measurement takes a fraction of a second

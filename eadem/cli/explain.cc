@@ -146,8 +146,9 @@ std::string config_text(const std::vector<Place>& places) {
   std::string text;
   for (const Place& place : places) {
     text += fmt::format("  {}\n", place.name);
-    for (const LeafText& leaf : leaves(*place.config))
-      text += fmt::format("    {:<32} {:<6} {} ({})\n", leaf.path, leaf.value, origin_name(leaf.origin), leaf.set_by);
+    for (const OptionText& option : options(*place.config))
+      text += fmt::format("    {:<32} {:<6} {} ({})\n", option.path, option.value, source_name(option.source),
+                          option.set_by);
   }
   return text;
 }
@@ -156,11 +157,11 @@ JsonValue config_json(const std::vector<Place>& places) {
   JsonValue json = JsonValue::object();
   for (const Place& place : places) {
     JsonValue list = JsonValue::object();
-    for (const LeafText& leaf : leaves(*place.config))
-      list.set(leaf.path, JsonValue::object()
-                              .set("value", leaf.value)
-                              .set("origin", std::string(origin_name(leaf.origin)))
-                              .set("set_by", json_text(leaf.set_by)));
+    for (const OptionText& option : options(*place.config))
+      list.set(option.path, JsonValue::object()
+                                .set("value", option.value)
+                                .set("source", std::string(source_name(option.source)))
+                                .set("set_by", json_text(option.set_by)));
     json.set(place.name, std::move(list));
   }
   return json;
@@ -310,7 +311,7 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
   ExplainOptions options;
   Arguments arguments(
       "explain",
-      "Shows what would run for a model and why: the resolved hardware configuration with the origin of "
+      "Shows what would run for a model and why: the resolved hardware configuration with the source of "
       "each value, the factories' choices, kernel, types, work and roofline time of every op with the "
       "refusals, fusions, and the memory plan. Reads no weights.");
   options.model.add_operand(arguments);

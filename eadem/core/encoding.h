@@ -67,7 +67,7 @@ class Encoding {
 
   // Sharding: copies to `part` what of `whole` lies at [begin, begin + part.shape[axis]) along `axis`. Both are host
   // tensors of this encoding. Throws InvalidArgument when the cut goes through a block.
-  virtual void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const = 0;
+  virtual void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const = 0;
 };
 
 // Bytes of a tensor of `shape` in `encoding`: its planes, one after another.

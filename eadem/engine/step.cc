@@ -18,7 +18,7 @@ class StepThreads {
   StepThreads(Device& device, StepKind kind) : device_(device) { device_.set_step_kind(kind); }
   StepThreads(const StepThreads&) = delete;
   StepThreads& operator=(const StepThreads&) = delete;
-  ~StepThreads() { device_.set_step_kind(StepKind::many_rows); }
+  ~StepThreads() { device_.set_step_kind(StepKind::prefill); }
 
  private:
   Device& device_;
@@ -192,7 +192,7 @@ const InferEngine::Output& InferEngine::run_step(Plan plan, bool all_logits, con
   for (const StepSequence& sequence : plan)
     contents_.truncate(sequence.used_blocks(cache_.block_size), sequence.cached);
   {
-    const StepThreads threads(*device_, &c == decode_.get() ? StepKind::few_rows : StepKind::many_rows);
+    const StepThreads threads(*device_, &c == decode_.get() ? StepKind::decode : StepKind::prefill);
     if (hooks_.has_hooks()) [[unlikely]] {
       const pipeline::StepObserver observer = hooks_.observer(*c.program);
       c.program->run(symbols, &observer, cancel);

@@ -20,9 +20,9 @@
 //
 // Online softmax in f32 over chunks of kAttentionChunk keys whose borders are multiples of kAttentionChunk *positions*,
 // so that a token's bits do not depend on which tokens share its step, on where its keys are kept (direct, contiguous,
-// paged) as long as their dtype is the same, or on the thread count. On the CPU the chunks of every kAttentionSpan
-// positions make a softmax of their own, so that spans can be computed side by side, and these are merged in order.
-// On Hopper the tensor-core kernels do so too, with spans of 256 positions, and round exp(score) to bf16 before it
+// paged) as long as their dtype is the same, or on the thread count. On the CPU the chunks of every kAttentionSplit
+// positions make a softmax of their own, so that splits can be computed side by side, and these are merged in order.
+// On Hopper the tensor-core kernels do so too, with splits of 256 positions, and round exp(score) to bf16 before it
 // meets the values; that moves y by at most 2^-8 * sum_j softmax_j |v_j|. With an int8 KV cache the CPU rounds each
 // query to 8 bits as RowEncoding rounds a row, so that scores are sums of products of integers, which are exact; that
 // moves a score by at most
@@ -35,7 +35,7 @@
 namespace eadem::kernels {
 
 inline constexpr int64_t kAttentionChunk = 64;
-inline constexpr int64_t kAttentionSpan = 512;
+inline constexpr int64_t kAttentionSplit = 512;
 
 enum class KvSource : uint8_t { direct, cached };
 

@@ -22,14 +22,14 @@ constexpr int64_t kMaxStampBytes = 1 << 20;
 // times telling.
 constexpr int64_t kClockTickNs = 2'000'000'000;
 
-// Everything that decides the bytes of a form, but for the model's.
-std::string description_of(const pipeline::ParameterStore::FormOf& form, const TensorType& type) {
+// Everything that decides the bytes of a layout, but for the model's.
+std::string description_of(const pipeline::ParameterStore::LayoutOf& layout, const TensorType& type) {
   std::string text =
-      fmt::format("{} {} as {}", form.name, to_string(type), WeightType(type.dtype, type.encoding).name());
-  const Encoding* encoding = form.view.encoding;
+      fmt::format("{} {} as {}", layout.name, to_string(type), WeightType(type.dtype, type.encoding).name());
+  const Encoding* encoding = layout.view.encoding;
   if (encoding == nullptr) return text;
   text += fmt::format(" in {}:", encoding->name());
-  for (const PlaneSpec& plane : encoding->planes(form.view.shape))
+  for (const PlaneSpec& plane : encoding->planes(layout.view.shape))
     text += fmt::format(" {} {} {}", plane.name, dtype_name(plane.dtype), to_string(plane.shape));
   return text;
 }
@@ -73,7 +73,7 @@ PackCache::PackCache(const std::string& folder, pipeline::ParameterStore& parame
 void PackCache::plan() {
   parts_.push_back({fmt::format("eadem {}, packing version {}, rank {} of {}", EADEM_VERSION, kPackingVersion,
                                 parameters_.rank(), parameters_.num_ranks())});
-  const std::vector<pipeline::ParameterStore::FormOf> all = parameters_.forms();
+  const std::vector<pipeline::ParameterStore::LayoutOf> all = parameters_.layouts();
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
     const std::string& name = all[begin].name;
     while (end < all.size() && all[end].name == name) ++end;
@@ -84,15 +84,15 @@ void PackCache::plan() {
                             stored->type == WeightType(type.dtype, type.encoding) &&
                             stored->shape == parameters_.whole_shape(name) && parameters_.num_ranks() == 1;
     if (std::any_of(all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + static_cast<std::ptrdiff_t>(end),
-                    [](const auto& form) { return holds_positions(form.view); }))
+                    [](const auto& layout) { return holds_positions(layout.view); }))
       continue;
-    std::vector<Form>& forms = forms_[name];
+    std::vector<Layout>& layouts = forms_[name];
     for (size_t i = begin; i < end; ++i) {
       if (all[i].packing == nullptr && as_in_file) {
-        forms.push_back({nullptr, kInFile});
+        layouts.push_back({nullptr, kInFile});
         continue;
       }
-      forms.push_back({all[i].packing, parts_.size()});
+      layouts.push_back({all[i].packing, parts_.size()});
       parts_.push_back({description_of(all[i], type), all[i].size_bytes});
     }
   }
@@ -159,9 +159,9 @@ bool PackCache::open() {
 bool PackCache::place(const std::string& name) {
   const auto found = forms_.find(name);
   if (found == forms_.end()) return false;
-  for (const Form& form : found->second) {
-    if (form.part != kInFile) {
-      parameters_.place(name, form.packing, pack_->part(form.part).data(), pack_);
+  for (const Layout& layout : found->second) {
+    if (layout.part != kInFile) {
+      parameters_.place(name, layout.packing, pack_->part(layout.part).data(), pack_);
     } else {
       const Tensor tensor = reader_.read(name);
       parameters_.place(name, nullptr, tensor.view.data, tensor.storage);
@@ -180,12 +180,13 @@ void PackCache::write() {
     fs::create_directories(folder, error);
     if (error) throw IoError("cannot make the folder {}: {}", folder.string(), error.message());
     std::vector<std::span<const std::byte>> data(parts_.size());
-    for (const pipeline::ParameterStore::FormOf& form : parameters_.forms()) {
-      const auto found = forms_.find(form.name);
+    for (const pipeline::ParameterStore::LayoutOf& layout : parameters_.layouts()) {
+      const auto found = forms_.find(layout.name);
       if (found == forms_.end()) continue;
-      for (const Form& planned : found->second)
-        if (planned.packing == form.packing && planned.part != kInFile)
-          data[planned.part] = {static_cast<const std::byte*>(form.view.data), static_cast<size_t>(form.size_bytes)};
+      for (const Layout& planned : found->second)
+        if (planned.packing == layout.packing && planned.part != kInFile)
+          data[planned.part] = {static_cast<const std::byte*>(layout.view.data),
+                                static_cast<size_t>(layout.size_bytes)};
     }
     const auto parallel_for = [this](int64_t count, FunctionRef<void(int64_t)> task) {
       parameters_.device()->host_parallel_for(count, task);

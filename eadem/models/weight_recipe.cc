@@ -148,7 +148,7 @@ Tensor as_type(const Tensor& tensor, const WeightType& type) {
 Tensor sliced(const Tensor& part, const RecipeType& made, int axis, int64_t begin) {
   if (!has_contiguous_rows(made.type)) {
     Tensor result = new_tensor(made);
-    made.type.encoding->cut(result.view, part.view, axis, begin);
+    made.type.encoding->slice(result.view, part.view, axis, begin);
     return result;
   }
   const Grid from(made.type, part.shape(), axis), to(made.type, made.shape, axis);

@@ -55,13 +55,13 @@ AutoHardwareConfig AutoHardwareConfig::from_model_spec(const ModelSpec& spec, co
       HardwareConfig config = module_default(role, device, mode, spec);
       for (const PolicyRule& rule : policy)
         if (rule.role == role && layer >= rule.first_layer && layer <= rule.last_layer)
-          rule.overrides.apply_to(config, Origin::model_policy, "model policy");
+          rule.overrides.apply_to(config, OptionSource::model_policy, "model policy");
       // Norm weights are a vanishing part of the bytes; their module keeps them exact whatever the file stores.
       if (spec.checkpoint_type && role != Role::norm)
-        config.precision.weights.set(*spec.checkpoint_type, Origin::checkpoint, spec.checkpoint_source);
+        config.precision.weights.set(*spec.checkpoint_type, OptionSource::checkpoint, spec.checkpoint_source);
       HardwareOverrides arguments = explicit_arguments;
       if (role == Role::norm) arguments.weights = {};
-      arguments.apply_to(config, Origin::explicit_argument, explicit_by);
+      arguments.apply_to(config, OptionSource::explicit_argument, explicit_by);
       result.configs_[{role, layer}] = std::move(config);
     }
   }
@@ -77,10 +77,10 @@ const HardwareConfig& AutoHardwareConfig::of(Role role, int layer) const {
 
 WeightType AutoHardwareConfig::weight_type(const HardwareConfig& config, const std::string& parameter,
                                            int64_t columns) const {
-  const Leaf<WeightType>& leaf = config.precision.weights;
-  if (leaf.origin != Origin::checkpoint || !checkpoint_type_of_) return leaf.value;
+  const ConfigOption<WeightType>& option = config.precision.weights;
+  if (option.source != OptionSource::checkpoint || !checkpoint_type_of_) return option.value;
   const std::optional<WeightType> stored = checkpoint_type_of_(parameter);
-  if (!stored) return leaf.value;
+  if (!stored) return option.value;
   return kept_type(*stored, columns);
 }
 

@@ -45,7 +45,7 @@ class AutoHardwareConfig {
   // `config` without a checkpoint.
   WeightType weight_type(const HardwareConfig& config, const std::string& parameter, int64_t columns) const;
 
-  // Names of the fusions that the compute leaves of the roles switch off.
+  // Names of the fusions that the compute options of the roles switch off.
   std::vector<std::string> disabled_fusions() const;
 
   HardwareMode mode() const { return mode_; }

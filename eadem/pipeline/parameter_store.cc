@@ -54,7 +54,7 @@ int64_t first_not_finite(Device& device, const TensorView& view) {
   return first == found.end() ? -1 : *first;
 }
 
-// Whether the planes lie one after another, as those of a form do.
+// Whether the planes lie one after another, as those of a layout do.
 bool planes_are_joined(const TensorView& view) {
   return view.encoding == nullptr ||
          view.more_planes == view_of_planes(view.data, *view.encoding, view.dtype, view.shape).more_planes;
@@ -83,40 +83,41 @@ const ParameterStore::Entry& ParameterStore::entry(const std::string& name) cons
 std::vector<const Encoding*> ParameterStore::packings(const std::string& name) const {
   std::vector<const Encoding*> result;
   if (const auto found = entries_.find(name); found != entries_.end())
-    for (const auto& [packing, form] : found->second.forms) result.push_back(packing);
+    for (const auto& [packing, layout] : found->second.layouts) result.push_back(packing);
   return result;
 }
 
-TensorView ParameterStore::form(const std::string& name, const Encoding* encoding) {
+TensorView ParameterStore::layout(const std::string& name, const Encoding* encoding) {
   Entry& target = const_cast<Entry&>(entry(name));
-  auto [found, inserted] = target.forms.try_emplace(encoding);
-  Form& form = found->second;
+  auto [found, inserted] = target.layouts.try_emplace(encoding);
+  Layout& layout = found->second;
   if (inserted) {
-    EADEM_CHECK(!target.loaded, "'{}' gets a new form after it was loaded", name);
+    EADEM_CHECK(!target.loaded, "'{}' gets a new layout after it was loaded", name);
     TensorType type = target.type;
-    form.view = TensorView(nullptr, type.dtype, type.bind({}));
-    form.view.encoding = encoding != nullptr ? encoding : type.encoding;
-    allocate(form);
+    layout.view = TensorView(nullptr, type.dtype, type.bind({}));
+    layout.view.encoding = encoding != nullptr ? encoding : type.encoding;
+    allocate(layout);
   }
-  return form.view;
+  return layout.view;
 }
 
-int64_t ParameterStore::form_bytes(const Form& form) const {
-  return form.view.encoding == nullptr ? form.view.size_bytes() : encoded_bytes(*form.view.encoding, form.view.shape);
+int64_t ParameterStore::layout_bytes(const Layout& layout) const {
+  return layout.view.encoding == nullptr ? layout.view.size_bytes()
+                                         : encoded_bytes(*layout.view.encoding, layout.view.shape);
 }
 
-void ParameterStore::allocate(Form& form) {
-  form.buffer = device_->allocate(form_bytes(form));
-  refer(form, form.buffer.data(), nullptr);
+void ParameterStore::allocate(Layout& layout) {
+  layout.buffer = device_->allocate(layout_bytes(layout));
+  refer(layout, layout.buffer.data(), nullptr);
 }
 
-void ParameterStore::refer(Form& form, void* bytes, const std::shared_ptr<const void>& owner) {
-  if (form.view.defined()) ++placement_;
-  form.view = form.view.encoding == nullptr
-                  ? TensorView(bytes, form.view.dtype, form.view.shape)
-                  : view_of_planes(bytes, *form.view.encoding, form.view.dtype, form.view.shape);
-  if (owner != nullptr) form.buffer = {};
-  form.owner = owner;
+void ParameterStore::refer(Layout& layout, void* bytes, const std::shared_ptr<const void>& owner) {
+  if (layout.view.defined()) ++placement_;
+  layout.view = layout.view.encoding == nullptr
+                    ? TensorView(bytes, layout.view.dtype, layout.view.shape)
+                    : view_of_planes(bytes, *layout.view.encoding, layout.view.dtype, layout.view.shape);
+  if (owner != nullptr) layout.buffer = {};
+  layout.owner = owner;
 }
 
 Shape ParameterStore::whole_shape(const std::string& name) const {
@@ -135,7 +136,7 @@ Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) co
   const int64_t begin = part_of(whole.shape[axis], num_ranks_, rank_).begin;
   if (whole.encoding != nullptr) {
     Tensor result = Tensor::in_one_piece(whole.dtype, part, *whole.encoding);
-    whole.encoding->cut(result.view, whole, axis, begin);
+    whole.encoding->slice(result.view, whole, axis, begin);
     return result;
   }
   int64_t outer = 1, inner = static_cast<int64_t>(dtype_size(whole.dtype));
@@ -149,26 +150,26 @@ Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) co
   return result;
 }
 
-void ParameterStore::fill(Form& form, const TensorView& host, const std::shared_ptr<const void>& owner) {
-  const Encoding* encoding = form.view.encoding;
+void ParameterStore::fill(Layout& layout, const TensorView& host, const std::shared_ptr<const void>& owner) {
+  const Encoding* encoding = layout.view.encoding;
   if (encoding == host.encoding && owner != nullptr && device_->host_accessible() && planes_are_joined(host))
-    return refer(form, host.data, owner);
-  if (form.owner != nullptr) allocate(form);
+    return refer(layout, host.data, owner);
+  if (layout.owner != nullptr) allocate(layout);
   if (encoding == host.encoding && planes_are_joined(host)) {
-    copy_to_device(form.view.data, host.data, form_bytes(form));
+    copy_to_device(layout.view.data, host.data, layout_bytes(layout));
   } else if (encoding == host.encoding) {
     const std::vector<PlaneSpec> planes = encoding->planes(host.shape);
     for (size_t i = 0; i < planes.size(); ++i)
-      copy_to_device(form.view.plane(static_cast<int>(i)), host.plane(static_cast<int>(i)), planes[i].size_bytes());
+      copy_to_device(layout.view.plane(static_cast<int>(i)), host.plane(static_cast<int>(i)), planes[i].size_bytes());
   } else if (device_->host_accessible()) {
     // The pieces of a packed weight are its panels: each is written by the thread that decodes with it.
-    encoding->encode(form.view, host, [this](int64_t count, FunctionRef<void(int64_t)> task) {
+    encoding->encode(layout.view, host, [this](int64_t count, FunctionRef<void(int64_t)> task) {
       device_->host_parallel_shares(count, task);
     });
   } else {
-    const Tensor staged = Tensor::in_one_piece(form.view.dtype, form.view.shape, *encoding);
+    const Tensor staged = Tensor::in_one_piece(layout.view.dtype, layout.view.shape, *encoding);
     encode(staged.view, host);
-    device_->copy_from_host(form.view.data, staged.view.data, encoded_bytes(*encoding, form.view.shape));
+    device_->copy_from_host(layout.view.data, staged.view.data, encoded_bytes(*encoding, layout.view.shape));
   }
 }
 
@@ -210,7 +211,7 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
   if (const int64_t index = first_not_finite(*device_, whole); index >= 0)
     throw InvalidArgument("{}: '{}' holds a value that is not finite (NaN or infinity) at flat index {} of {}", source,
                           name, index, to_string(whole.shape));
-  // The whole as it is, or decoded where the model keeps it in another form.
+  // The whole as it is, or decoded where the model keeps it in another layout.
   const bool as_stored = whole.encoding == target.type.encoding;
   Tensor plain;
   if (!as_stored && whole.encoding != nullptr) plain = decoded(whole);
@@ -234,19 +235,21 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
     naming([&] { encode(part.view, values.view); });
   }
   const std::shared_ptr<const void> kept = part.view.data == whole.data ? owner : nullptr;
-  for (auto& [encoding, form] : target.forms) naming([&, &form = form] { fill(form, part.view, kept); });
+  for (auto& [encoding, layout] : target.layouts) naming([&, &layout = layout] { fill(layout, part.view, kept); });
   target.loaded = true;
 }
 
-std::vector<ParameterStore::FormOf> ParameterStore::forms() const {
-  std::vector<FormOf> result;
+std::vector<ParameterStore::LayoutOf> ParameterStore::layouts() const {
+  std::vector<LayoutOf> result;
   for (const auto& [name, target] : entries_) {
     const size_t begin = result.size();
-    for (const auto& [packing, form] : target.forms) result.push_back({name, packing, form.view, form_bytes(form)});
+    for (const auto& [packing, layout] : target.layouts)
+      result.push_back({name, packing, layout.view, layout_bytes(layout)});
     // Pointers have no order that lasts.
-    std::sort(result.begin() + static_cast<std::ptrdiff_t>(begin), result.end(), [](const FormOf& a, const FormOf& b) {
-      return (a.packing == nullptr ? "" : a.packing->name()) < (b.packing == nullptr ? "" : b.packing->name());
-    });
+    std::sort(
+        result.begin() + static_cast<std::ptrdiff_t>(begin), result.end(), [](const LayoutOf& a, const LayoutOf& b) {
+          return (a.packing == nullptr ? "" : a.packing->name()) < (b.packing == nullptr ? "" : b.packing->name());
+        });
   }
   return result;
 }
@@ -254,28 +257,28 @@ std::vector<ParameterStore::FormOf> ParameterStore::forms() const {
 void ParameterStore::place(const std::string& name, const Encoding* packing, const void* bytes,
                            const std::shared_ptr<const void>& owner) {
   Entry& target = const_cast<Entry&>(entry(name));
-  const auto found = target.forms.find(packing);
-  EADEM_CHECK(found != target.forms.end(), "'{}' has no such form", name);
+  const auto found = target.layouts.find(packing);
+  EADEM_CHECK(found != target.layouts.end(), "'{}' has no such layout", name);
   EADEM_CHECK(device_->host_accessible(), "'{}' placed on {}", name, device_->description());
   refer(found->second, const_cast<void*>(bytes), owner);
-  target.loaded =
-      std::all_of(target.forms.begin(), target.forms.end(), [](const auto& f) { return f.second.owner != nullptr; });
+  target.loaded = std::all_of(target.layouts.begin(), target.layouts.end(),
+                              [](const auto& f) { return f.second.owner != nullptr; });
 }
 
 void ParameterStore::refresh_packed(std::span<const std::string> names) {
   struct Work {
-    Form* packed;
+    Layout* packed;
     TensorView plain;
   };
   std::vector<Work> work;
   for (const std::string& name : names) {
     Entry& target = const_cast<Entry&>(entry(name));
-    const auto plain = target.forms.find(nullptr);
-    for (auto& [encoding, form] : target.forms) {
+    const auto plain = target.layouts.find(nullptr);
+    for (auto& [encoding, layout] : target.layouts) {
       if (encoding == nullptr) continue;
-      EADEM_CHECK(plain != target.forms.end(), "'{}' changes but has no plain form", name);
-      EADEM_CHECK(form.owner == nullptr && plain->second.owner == nullptr, "'{}' changes but is not ours", name);
-      work.push_back({&form, plain->second.view});
+      EADEM_CHECK(plain != target.layouts.end(), "'{}' changes but has no plain layout", name);
+      EADEM_CHECK(layout.owner == nullptr && plain->second.owner == nullptr, "'{}' changes but is not ours", name);
+      work.push_back({&layout, plain->second.view});
     }
   }
   if (device_->host_accessible()) {
@@ -312,13 +315,13 @@ const TensorType& ParameterStore::type(const std::string& name) const { return e
 
 Tensor ParameterStore::to_host(const std::string& name) const {
   const Entry& target = entry(name);
-  EADEM_CHECK(!target.forms.empty(), "'{}' is read by no program", name);
-  const auto stored = target.forms.find(nullptr);
-  const Form& form = stored != target.forms.end() ? stored->second : target.forms.begin()->second;
-  const Encoding* encoding = form.view.encoding;
-  if (encoding == nullptr) return copy_to_host(*device_, form.view);
-  const Tensor staged = Tensor::in_one_piece(form.view.dtype, form.view.shape, *encoding);
-  device_->copy_to_host(staged.view.data, form.view.data, encoded_bytes(*encoding, form.view.shape));
+  EADEM_CHECK(!target.layouts.empty(), "'{}' is read by no program", name);
+  const auto stored = target.layouts.find(nullptr);
+  const Layout& layout = stored != target.layouts.end() ? stored->second : target.layouts.begin()->second;
+  const Encoding* encoding = layout.view.encoding;
+  if (encoding == nullptr) return copy_to_host(*device_, layout.view);
+  const Tensor staged = Tensor::in_one_piece(layout.view.dtype, layout.view.shape, *encoding);
+  device_->copy_to_host(staged.view.data, layout.view.data, encoded_bytes(*encoding, layout.view.shape));
   const Tensor values = decoded(staged.view);
   return target.type.dtype == DType::f32 ? values : converted_on_host(values.view, target.type.dtype);
 }
@@ -326,7 +329,7 @@ Tensor ParameterStore::to_host(const std::string& name) const {
 int64_t ParameterStore::size_bytes() const {
   int64_t total = 0;
   for (const auto& [name, target] : entries_)
-    for (const auto& [encoding, form] : target.forms) total += form_bytes(form);
+    for (const auto& [encoding, layout] : target.layouts) total += layout_bytes(layout);
   return total;
 }
 

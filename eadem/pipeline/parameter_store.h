@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parameters on one device of one rank, in exactly the forms that the compiled programs read: plain, packed for a
-// kernel, or both. Programs say what they need when they compile; loading then fills those forms and keeps nothing
+// Parameters on one device of one rank, in exactly the layouts that the compiled programs read: plain, packed for a
+// kernel, or both. Programs say what they need when they compile; loading then fills those layouts and keeps nothing
 // else.
 //
 // Not thread-safe; one store per rank.
@@ -26,38 +26,38 @@ class ParameterStore {
   // Declares a parameter by the type of this rank's part. Declaring it again with the same type does nothing.
   void declare(const std::string& name, const TensorType& part);
 
-  // The packings of the forms that programs asked for so far (null: as declared); none for an unknown parameter.
+  // The packings of the layouts that programs asked for so far (null: as declared); none for an unknown parameter.
   std::vector<const Encoding*> packings(const std::string& name) const;
   // The view that programs read; allocated on first use. `packing` null: as it was declared. It holds until
   // `placement` changes.
-  TensorView form(const std::string& name, const Encoding* packing);
-  // Grows whenever the memory of a form moves, so that programs know when to ask for views again.
+  TensorView layout(const std::string& name, const Encoding* packing);
+  // Grows whenever the memory of a layout moves, so that programs know when to ask for views again.
   uint64_t placement() const { return placement_; }
 
   // Takes the whole tensor (on the host; of any floating dtype, or encoded), stores it as it was declared (decoding,
-  // rounding or quantizing where it comes otherwise), cuts this rank's part and fills every form. Throws NotFound (no
+  // rounding or quantizing where it comes otherwise), cuts this rank's part and fills every layout. Throws NotFound (no
   // such parameter) or InvalidArgument (shape, or a value that is not finite), naming `source`, the file it comes from,
   // and both values.
   //
-  // `owner`, if given, keeps the values in place and unchanged. A form that would be a copy of them then refers to them
-  // instead, if the device can. It is for programs that write no parameter.
+  // `owner`, if given, keeps the values in place and unchanged. A layout that would be a copy of them then refers to
+  // them instead, if the device can. It is for programs that write no parameter.
   void load(const std::string& name, const TensorView& whole, const std::string& source,
             const std::shared_ptr<const void>& owner = {});
 
-  // The forms that programs read, ordered by parameter and the name of the packing; plain ones first.
-  struct FormOf {
+  // The layouts that programs read, ordered by parameter and the name of the packing; plain ones first.
+  struct LayoutOf {
     std::string name;
     const Encoding* packing;  // null: as declared
     TensorView view;
     int64_t size_bytes;
   };
-  std::vector<FormOf> forms() const;
-  // Lets one form refer to bytes that `owner` keeps alive and that `load` would have filled it with. Needs a
-  // host-accessible device. A parameter counts as loaded once every form was placed.
+  std::vector<LayoutOf> layouts() const;
+  // Lets one layout refer to bytes that `owner` keeps alive and that `load` would have filled it with. Needs a
+  // host-accessible device. A parameter counts as loaded once every layout was placed.
   void place(const std::string& name, const Encoding* packing, const void* bytes,
              const std::shared_ptr<const void>& owner);
 
-  // Makes the packed forms again after the plain values have changed on the device: those of `names`.
+  // Makes the packed layouts again after the plain values have changed on the device: those of `names`.
   void refresh_packed(std::span<const std::string> names);
 
   // Throws NotFound listing parameters that were never loaded. `source` names the place that lacks them.
@@ -70,7 +70,7 @@ class ParameterStore {
   Shape whole_shape(const std::string& name) const;
   // A host copy of this rank's part as plain values; decoded where it is encoded or packed (exact for the packings).
   Tensor to_host(const std::string& name) const;
-  // Bytes of all forms.
+  // Bytes of all layouts.
   int64_t size_bytes() const;
   int64_t num_parameters() const;  // elements of this rank's parts
 
@@ -79,23 +79,23 @@ class ParameterStore {
   int num_ranks() const { return num_ranks_; }
 
  private:
-  struct Form {
+  struct Layout {
     TensorView view;
     Buffer buffer;
     std::shared_ptr<const void> owner;  // keeps bytes alive that stand in for the buffer and are never written
   };
   struct Entry {
     TensorType type;
-    std::map<const Encoding*, Form> forms;
+    std::map<const Encoding*, Layout> layouts;
     bool loaded = false;
   };
 
   const Entry& entry(const std::string& name) const;
   Tensor cut_part(const Entry& entry, const TensorView& whole) const;
-  int64_t form_bytes(const Form& form) const;
-  void allocate(Form& form);
-  void refer(Form& form, void* bytes, const std::shared_ptr<const void>& owner);
-  void fill(Form& form, const TensorView& host, const std::shared_ptr<const void>& owner = {});
+  int64_t layout_bytes(const Layout& layout) const;
+  void allocate(Layout& layout);
+  void refer(Layout& layout, void* bytes, const std::shared_ptr<const void>& owner);
+  void fill(Layout& layout, const TensorView& host, const std::shared_ptr<const void>& owner = {});
   // Each thread copies the share that it will read.
   void copy_to_device(void* dst, const void* src, int64_t size_bytes) const;
   // Encodes on the device's host threads.

@@ -151,7 +151,7 @@ void Program::list_parameters() {
 
 void Program::bind_parameters() {
   for (const ParameterPort& port : parameter_ports_)
-    *port.view = parameters_->form(graph_.value(port.parameter).name, port.packing);
+    *port.view = parameters_->layout(graph_.value(port.parameter).name, port.packing);
   placement_ = parameters_->placement();
 }
 

@@ -56,7 +56,7 @@ class Program {
 
   Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters);
   // Compiles programs that read the same parameters, and chooses packings for all of them together
-  // (packing_choice.h). A program that is compiled later takes the forms that are there.
+  // (packing_choice.h). A program that is compiled later takes the layouts that are there.
   static std::vector<std::unique_ptr<Program>> compile(std::vector<Source> sources,
                                                        const std::shared_ptr<ParameterStore>& parameters);
   Program(const Program&) = delete;
@@ -116,7 +116,7 @@ class Program {
     TensorView* view;
     const TensorType* type;
   };
-  // A port that reads a form of a parameter.
+  // A port that reads a layout of a parameter.
   struct ParameterPort {
     TensorView* view;
     ValueId parameter;

@@ -153,7 +153,7 @@ void Trainer::compile_update() {
     constexpr std::string_view kWeight = "weight.";
     const bool is_weight = name.starts_with(kWeight);
     update_->bind_state(name,
-                        is_weight ? parameters_->form(name.substr(kWeight.size()), nullptr) : states_.at(name).view);
+                        is_weight ? parameters_->layout(name.substr(kWeight.size()), nullptr) : states_.at(name).view);
   }
   for (const auto& [name, id] : training_->states()) training_->bind_state(name, states_.at(name).view);
 }
@@ -346,7 +346,7 @@ void Trainer::check_optimizer_state(const io::WeightSource& source) const {
   for (const auto& [name, state] : states_)
     if (!name.starts_with("grad.")) check(*known.insert(name).first, state.view);
   for (const std::string& name : rounded_)
-    check(*known.insert("exact." + name).first, parameters_->form(name, nullptr));
+    check(*known.insert("exact." + name).first, parameters_->layout(name, nullptr));
   for (const io::WeightInfo& info : source.tensors())
     if (!known.contains(info.name))
       throw InvalidArgument("{}: '{}' is no state of a trainer with weights in {}", source.path(), info.name,
@@ -362,7 +362,7 @@ void Trainer::load_optimizer_state(const io::WeightSource& source, int64_t num_s
   }
   for (const std::string& name : rounded_) {
     const Tensor saved = source.get("exact." + name);
-    device_->copy_from_host(parameters_->form(name, nullptr).data, saved.view.data, saved.view.size_bytes());
+    device_->copy_from_host(parameters_->layout(name, nullptr).data, saved.view.data, saved.view.size_bytes());
   }
   num_steps_ = num_steps;
 }

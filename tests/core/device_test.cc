@@ -72,7 +72,7 @@ TEST(CpuDevice, DecodeAndPrefillHaveThreadsOfTheirOwn) {
     EXPECT_EQ(device.prefill_threads(), c.prefill);
     EXPECT_EQ(device.pool().num_threads(), std::max(c.decode, c.prefill));
     EXPECT_EQ(device.pool().active_threads(), c.prefill) << "until a step says that it has few rows";
-    device.set_step_kind(StepKind::few_rows);
+    device.set_step_kind(StepKind::decode);
     EXPECT_EQ(device.pool().active_threads(), c.decode);
     // Loading uses all of them, and leaves things as they were.
     std::atomic<int> count{0};
@@ -80,7 +80,7 @@ TEST(CpuDevice, DecodeAndPrefillHaveThreadsOfTheirOwn) {
     device.host_parallel_shares(100, [&](int64_t) { count.fetch_add(1); });
     EXPECT_EQ(count.load(), 200);
     EXPECT_EQ(device.pool().active_threads(), c.decode);
-    device.set_step_kind(StepKind::many_rows);
+    device.set_step_kind(StepKind::prefill);
     EXPECT_EQ(device.pool().active_threads(), c.prefill);
     EXPECT_NE(device.description().find(c.text), std::string::npos) << device.description();
   }
@@ -181,15 +181,15 @@ TEST(CpuDevice, TheCallerSitsWhileItWorks) {
   // The first seat is that of the first node.
   EXPECT_EQ(in_load, std::vector<int>({before[0]}));
   EXPECT_EQ(allowed_processors(), before);
-  device.set_step_kind(StepKind::few_rows);
-  device.set_step_kind(StepKind::few_rows);
+  device.set_step_kind(StepKind::decode);
+  device.set_step_kind(StepKind::decode);
   EXPECT_EQ(allowed_processors(), std::vector<int>({before[0]}));
-  device.set_step_kind(StepKind::many_rows);
+  device.set_step_kind(StepKind::prefill);
   EXPECT_EQ(allowed_processors(), before);
 
   CpuDevice one_node({.num_threads = 2});
   if (one_node.num_nodes() == 1) {
-    one_node.set_step_kind(StepKind::few_rows);
+    one_node.set_step_kind(StepKind::decode);
     EXPECT_EQ(allowed_processors(), before) << "where there is one node, the caller's thread is left alone";
   }
 }

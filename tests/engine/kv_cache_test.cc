@@ -89,7 +89,8 @@ TEST(KvCache, LeafRemembersWhoSetIt) {
   const auto engine = make_engine(KvSetup{.kv = "int8"});
   EXPECT_EQ(engine->hardware().of(modules::Role::attention, 0).precision.kv_cache.value,
             WeightType(DType::f32, &RowEncoding::int8()));
-  EXPECT_EQ(engine->hardware().of(modules::Role::attention, 0).precision.kv_cache.origin, Origin::explicit_argument);
+  EXPECT_EQ(engine->hardware().of(modules::Role::attention, 0).precision.kv_cache.source,
+            OptionSource::explicit_argument);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ void read_encoded(const TensorView& view) {
     Shape half = view.shape;
     half[axis] /= 2;
     try {
-      view.encoding->cut(Tensor::in_one_piece(view.dtype, half, *view.encoding).view, view, axis, half[axis]);
+      view.encoding->slice(Tensor::in_one_piece(view.dtype, half, *view.encoding).view, view, axis, half[axis]);
     } catch (const InvalidArgument&) {
     }
   }

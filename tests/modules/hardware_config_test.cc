@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The hardware configuration of a model leaf by leaf, and what the factories choose from it.
+// The hardware configuration of a model option by option, and what the factories choose from it.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -19,10 +19,11 @@ ModelSpec small_spec() {
 std::shared_ptr<Device> cpu() { return open_device("cpu", {.num_threads = 1}); }
 
 template <typename T>
-void expect_leaf(const Leaf<T>& leaf, const std::type_identity_t<T>& value, Origin origin, const std::string& set_by) {
-  EXPECT_EQ(leaf.value, value);
-  EXPECT_EQ(origin_name(leaf.origin), origin_name(origin));
-  EXPECT_EQ(leaf.set_by, set_by);
+void expect_leaf(const ConfigOption<T>& option, const std::type_identity_t<T>& value, OptionSource source,
+                 const std::string& set_by) {
+  EXPECT_EQ(option.value, value);
+  EXPECT_EQ(source_name(option.source), source_name(source));
+  EXPECT_EQ(option.set_by, set_by);
 }
 
 std::string message_of(const std::function<void()>& action) {
@@ -43,19 +44,19 @@ TEST(AutoHardwareConfig, ModeDefaultsSayThatTheModeSetThem) {
     SCOPED_TRACE(role_name(role));
     const auto& exact = accuracy.of(role).precision;
     EXPECT_EQ(exact.weights.value, DType::f32);
-    expect_leaf(exact.activations, DType::f32, Origin::mode_default, "accuracy");
-    expect_leaf(exact.kv_cache, DType::f32, Origin::mode_default, "accuracy");
+    expect_leaf(exact.activations, DType::f32, OptionSource::mode_default, "accuracy");
+    expect_leaf(exact.kv_cache, DType::f32, OptionSource::mode_default, "accuracy");
     const auto& fast = performance.of(role).precision;
-    expect_leaf(fast.activations, device->preferred_activations(), Origin::mode_default, "performance");
+    expect_leaf(fast.activations, device->preferred_activations(), OptionSource::mode_default, "performance");
     if (role == Role::norm)
-      expect_leaf(fast.weights, DType::f32, Origin::module_override, "RmsNorm");
+      expect_leaf(fast.weights, DType::f32, OptionSource::module_override, "RmsNorm");
     else
-      expect_leaf(fast.weights, DType::bf16, Origin::mode_default, "performance");
-    expect_leaf(accuracy.of(role).memory.kv_block_size, int64_t{16}, Origin::generic_default, "eadem");
+      expect_leaf(fast.weights, DType::bf16, OptionSource::mode_default, "performance");
+    expect_leaf(accuracy.of(role).memory.kv_block_size, int64_t{16}, OptionSource::generic_default, "eadem");
   }
 }
 
-// Policy < checkpoint < argument, each on its own leaf: who is not spoken to keeps what it had.
+// Policy < checkpoint < argument, each on its own option: who is not spoken to keeps what it had.
 TEST(AutoHardwareConfig, EachLeafFollowsThePrecedenceAlone) {
   const auto device = cpu();
   ModelSpec spec = small_spec();
@@ -66,21 +67,21 @@ TEST(AutoHardwareConfig, EachLeafFollowsThePrecedenceAlone) {
 
   const auto files = AutoHardwareConfig::from_model_spec(spec, *device, HardwareMode::performance, {}, "", policy);
   const HardwareConfig& by_file = files.of(Role::attention, 1);
-  expect_leaf(by_file.precision.weights, DType::f16, Origin::checkpoint, "model.safetensors");
-  expect_leaf(by_file.precision.activations, DType::bf16, Origin::model_policy, "model policy");
-  expect_leaf(by_file.memory.kv_block_size, int64_t{64}, Origin::model_policy, "model policy");
-  expect_leaf(by_file.precision.kv_cache, device->preferred_activations(), Origin::mode_default, "performance");
+  expect_leaf(by_file.precision.weights, DType::f16, OptionSource::checkpoint, "model.safetensors");
+  expect_leaf(by_file.precision.activations, DType::bf16, OptionSource::model_policy, "model policy");
+  expect_leaf(by_file.memory.kv_block_size, int64_t{64}, OptionSource::model_policy, "model policy");
+  expect_leaf(by_file.precision.kv_cache, device->preferred_activations(), OptionSource::mode_default, "performance");
 
   const auto arguments = AutoHardwareConfig::from_model_spec(
       spec, *device, HardwareMode::performance, {.weights = DType::bf16, .kv_cache = DType::f16}, "--weights", policy);
   const HardwareConfig& by_argument = arguments.of(Role::attention, 1);
-  expect_leaf(by_argument.precision.weights, DType::bf16, Origin::explicit_argument, "--weights");
-  expect_leaf(by_argument.precision.kv_cache, DType::f16, Origin::explicit_argument, "--weights");
-  expect_leaf(by_argument.precision.activations, DType::bf16, Origin::model_policy, "model policy");
+  expect_leaf(by_argument.precision.weights, DType::bf16, OptionSource::explicit_argument, "--weights");
+  expect_leaf(by_argument.precision.kv_cache, DType::f16, OptionSource::explicit_argument, "--weights");
+  expect_leaf(by_argument.precision.activations, DType::bf16, OptionSource::model_policy, "model policy");
 
   // Norms keep their weights exact whatever the file stores and the argument says.
-  expect_leaf(arguments.of(Role::norm, 1).precision.weights, DType::f32, Origin::module_override, "RmsNorm");
-  expect_leaf(arguments.of(Role::norm, 1).precision.kv_cache, DType::f16, Origin::explicit_argument, "--weights");
+  expect_leaf(arguments.of(Role::norm, 1).precision.weights, DType::f32, OptionSource::module_override, "RmsNorm");
+  expect_leaf(arguments.of(Role::norm, 1).precision.kv_cache, DType::f16, OptionSource::explicit_argument, "--weights");
 }
 
 TEST(AutoHardwareConfig, ExplicitValuesNameTheirFlag) {
@@ -89,8 +90,8 @@ TEST(AutoHardwareConfig, ExplicitValuesNameTheirFlag) {
   const auto config = AutoHardwareConfig::from_model_spec(small_spec(), *device, HardwareMode::performance, overrides,
                                                           "engine options");
   const HardwareConfig& mlp = config.of(Role::mlp, 1);
-  expect_leaf(mlp.precision.weights, DType::bf16, Origin::explicit_argument, "--dtype");
-  expect_leaf(mlp.precision.activations, DType::f32, Origin::explicit_argument, "engine options");
+  expect_leaf(mlp.precision.weights, DType::bf16, OptionSource::explicit_argument, "--dtype");
+  expect_leaf(mlp.precision.activations, DType::f32, OptionSource::explicit_argument, "engine options");
   EXPECT_EQ(config.of(Role::norm, 1).precision.weights.set_by, "RmsNorm");
 }
 
@@ -109,26 +110,26 @@ TEST(AutoHardwareConfig, PolicyRulesApplyToTheirRoleAndLayersOnly) {
 }
 
 TEST(HardwareConfigLeaf, TheWeakerDoesNotReplaceTheStronger) {
-  Leaf<DType> leaf{DType::f32};
-  leaf.set(DType::bf16, Origin::explicit_argument, "--weights");
-  leaf.set(DType::f16, Origin::checkpoint, "model.safetensors");
-  expect_leaf(leaf, DType::bf16, Origin::explicit_argument, "--weights");
-  leaf.set(DType::f16, Origin::explicit_argument, "caller");
-  expect_leaf(leaf, DType::f16, Origin::explicit_argument, "caller");
+  ConfigOption<DType> option{DType::f32};
+  option.set(DType::bf16, OptionSource::explicit_argument, "--weights");
+  option.set(DType::f16, OptionSource::checkpoint, "model.safetensors");
+  expect_leaf(option, DType::bf16, OptionSource::explicit_argument, "--weights");
+  option.set(DType::f16, OptionSource::explicit_argument, "caller");
+  expect_leaf(option, DType::f16, OptionSource::explicit_argument, "caller");
 }
 
 TEST(HardwareConfigDiff, ListsExactlyTheLeavesThatDiffer) {
   HardwareConfig a, b;
   EXPECT_EQ(diff(a, b), "");
-  HardwareOverrides{.weights = DType::bf16}.apply_to(a, Origin::checkpoint, "model.safetensors");
-  HardwareOverrides{.fuse_residual = false}.apply_to(b, Origin::explicit_argument, "--no-fuse");
+  HardwareOverrides{.weights = DType::bf16}.apply_to(a, OptionSource::checkpoint, "model.safetensors");
+  HardwareOverrides{.fuse_residual = false}.apply_to(b, OptionSource::explicit_argument, "--no-fuse");
   EXPECT_EQ(diff(a, b),
             "precision.weights: bf16 (checkpoint, model.safetensors) | f32 (generic default, eadem)\n"
             "compute.fuse_residual: true (generic default, eadem) | false (explicit argument, --no-fuse)\n");
   // Equal values from different hands are no difference.
-  HardwareOverrides{.weights = DType::bf16}.apply_to(b, Origin::explicit_argument, "--weights");
+  HardwareOverrides{.weights = DType::bf16}.apply_to(b, OptionSource::explicit_argument, "--weights");
   EXPECT_EQ(diff(a, b).find("precision.weights"), std::string::npos);
-  EXPECT_EQ(leaves(a).size(), 7u);
+  EXPECT_EQ(options(a).size(), 7u);
 }
 
 TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {

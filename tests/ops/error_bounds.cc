@@ -315,7 +315,7 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
           // with those of other spans; then the weighted sum over the keys (whose values, encoded, have scales as
           // well), the sum of p over the keys, and their quotient.
           const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2 +
-                                keys / static_cast<double>(kernels::kAttentionSpan) + 2;
+                                keys / static_cast<double>(kernels::kAttentionSplit) + 2;
           const double weight = 2 * score_error + kExp + chunks * (kExp + 2 * kU);
           // Where the query moves, every exponential and so their sum may change by the factor exp(query_error).
           const double moved = std::exp(2 * query_error);

@@ -261,19 +261,20 @@ TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
 // Spans of keys are computed side by side where there are few rows and threads to spare, and one after the other
 // otherwise: neither that, nor whether a row's keys are read in place, shows in its bits.
 TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
-  constexpr int64_t kSpan = kernels::kAttentionSpan;
+  constexpr int64_t kSplit = kernels::kAttentionSplit;
   const std::vector<std::pair<WeightType, int64_t>> cases = {{DType::f32, 0},
-                                                             {DType::f32, kSpan + 40},
+                                                             {DType::f32, kSplit + 40},
                                                              {DType::bf16, 0},
                                                              {DType::f16, 0},
                                                              {{DType::f32, &RowEncoding::int8()}, 0},
-                                                             {{DType::f32, &RowEncoding::fp8_e4m3()}, kSpan + 40}};
+                                                             {{DType::f32, &RowEncoding::fp8_e4m3()}, kSplit + 40}};
   const std::vector<DeviceGroup>& groups = device_groups();
   for (const DeviceGroup& group : groups)
     for (const auto& [kv, window] : cases) {
       // On one instruction set every type, on the others one that is plain and one that is encoded.
       if (group.devices[0] != groups[0].devices[0] && (window > 0 || kv.dtype != DType::f32)) continue;
-      const Sequence sequence = random_sequence(2 * kSpan + 70, kv.dtype), other = random_sequence(kSpan + 1, kv.dtype);
+      const Sequence sequence = random_sequence(2 * kSplit + 70, kv.dtype),
+                     other = random_sequence(kSplit + 1, kv.dtype);
       const Part whole{&sequence, sequence.length(), sequence.length()}, last{&other, other.length(), 1};
       // Direct keys in f32 are what a plain cache holds; an encoded one is compared with itself, read all at once.
       if (kv.encoding != nullptr && device_name() != "cpu") continue;
@@ -283,7 +284,7 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
           attend(*group.devices[0], {{&other, other.length(), other.length()}}, window, all_at_once, kv)[0];
       for (const auto& device : group.devices)
         for (int64_t block_size : {2000, 7}) {
-          for (int64_t length : {int64_t{63}, kSpan, kSpan + 1, 2 * kSpan + 70})
+          for (int64_t length : {int64_t{63}, kSplit, kSplit + 1, 2 * kSplit + 70})
             for (int64_t queries : {1, 20}) {
               if (queries > length) continue;
               const Part part{&sequence, length, queries};
@@ -293,7 +294,7 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
               EXPECT_TRUE(same_bits(expected.view.rows(length - queries, queries), alone[0].view)) << label;
               const std::vector<Tensor> two = attend(*device, {part, last}, window, block_size, kv);
               EXPECT_TRUE(same_bits(alone[0].view, two[0].view)) << label << ", beside another";
-              EXPECT_TRUE(same_bits(expected_other.view.rows(kSpan, 1), two[1].view)) << label << ", the other";
+              EXPECT_TRUE(same_bits(expected_other.view.rows(kSplit, 1), two[1].view)) << label << ", the other";
               if (HasFailure()) return;
             }
         }
@@ -359,10 +360,10 @@ TEST(AttentionProperties, IntegerScoresHaveTheBitsOfTheirFloats) {
 // The most spans that a window lets a few tokens see: one more than the last token sees. What they leave in scratch
 // must fit; the runner guards its end.
 TEST(AttentionProperties, AWindowOfFewTokensMayTouchOneMoreSpan) {
-  constexpr int64_t kSpan = kernels::kAttentionSpan;
-  const Sequence sequence = random_sequence(3 * kSpan + 1);
+  constexpr int64_t kSplit = kernels::kAttentionSplit;
+  const Sequence sequence = random_sequence(3 * kSplit + 1);
   for (const DeviceGroup& group : device_groups()) {
-    const int64_t window = 2 * kSpan - 1;
+    const int64_t window = 2 * kSplit - 1;
     const Tensor expected =
         attend(*group.devices[0], {{&sequence, sequence.length(), sequence.length()}}, window, 0)[0];
     for (const auto& device : group.devices) {

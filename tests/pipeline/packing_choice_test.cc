@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs that read the same parameters agree on one form of each, so that a model is kept once.
+// Programs that read the same parameters agree on one layout of each, so that a model is kept once.
 #include "eadem/pipeline/passes/packing_choice.h"
 
 #include <gtest/gtest.h>
@@ -122,8 +122,8 @@ TEST(PackingChoiceOfModels, EveryParameterIsKeptOnce) {
   for (const char* path : {"/assets/stories", "/tests/data/golden/qwen3"}) {
     const auto engine = engine::InferEngine::from_checkpoint(
         models::open_checkpoint(std::string(EADEM_SOURCE_DIR) + path), open_device("cpu", {.num_threads = 1}), {});
-    const std::vector<ParameterStore::FormOf> forms = engine->parameters().forms();
-    for (size_t i = 1; i < forms.size(); ++i) EXPECT_NE(forms[i].name, forms[i - 1].name) << path;
+    const std::vector<ParameterStore::LayoutOf> layouts = engine->parameters().layouts();
+    for (size_t i = 1; i < layouts.size(); ++i) EXPECT_NE(layouts[i].name, layouts[i - 1].name) << path;
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ParameterStore and weights in block types: whatever form a file has and whatever form is declared, the values are the
-// ones that the blocks mean, on every rank.
+// ParameterStore and weights in block types: whatever layout a file has and whatever layout is declared, the values are
+// the ones that the blocks mean, on every rank.
 #include "eadem/pipeline/parameter_store.h"
 
 #include <gtest/gtest.h>
@@ -70,12 +70,12 @@ void expect_words(const std::string& text, std::initializer_list<const char*> wo
 
 class EncodedParameters : public testing::TestWithParam<const BlockEncoding*> {
  protected:
-  // Loads `whole` into a store that declares `part` and reads it as `form`, and returns the stored tensor.
-  Tensor loaded(const TensorView& whole, TensorType part, const Encoding* form = nullptr, int rank = 0,
+  // Loads `whole` into a store that declares `part` and reads it as `layout`, and returns the stored tensor.
+  Tensor loaded(const TensorView& whole, TensorType part, const Encoding* layout = nullptr, int rank = 0,
                 int num_ranks = 1) const {
     ParameterStore store(device_, rank, num_ranks);
     store.declare("w", part);
-    store.form("w", form);
+    store.layout("w", layout);
     store.load("w", whole, "test");
     return store.to_host("w");
   }
@@ -96,10 +96,10 @@ INSTANTIATE_TEST_SUITE_P(All, EncodedParameters, testing::ValuesIn(BlockEncoding
 TEST_P(EncodedParameters, EncodedStaysAsItIs) {
   ParameterStore store(device_);
   store.declare("w", stored_type());
-  const TensorView form = store.form("w", nullptr);
+  const TensorView layout = store.layout("w", nullptr);
   store.load("w", stored_.view, "test");
   const int64_t bytes = encoded_bytes(encoding_, stored_.shape());
-  EXPECT_EQ(std::memcmp(form.data, stored_.view.data, static_cast<size_t>(bytes)), 0);
+  EXPECT_EQ(std::memcmp(layout.data, stored_.view.data, static_cast<size_t>(bytes)), 0);
   EXPECT_EQ(store.size_bytes(), bytes);
   expect_same_bits(store.to_host("w").view, meant_.view);
 }
@@ -140,9 +140,9 @@ TEST_P(EncodedParameters, EachRankHasItsSlice) {
     columns.sharding = Sharding::along(1);
     const Tensor row_slice = slice(meant_.view, rank * kRows / 2, kRows / 2, 0, kColumns);
     const Tensor column_slice = slice(meant_.view, 0, kRows, rank * kColumns / 2, kColumns / 2);
-    for (const Encoding* form : {static_cast<const Encoding*>(nullptr), packing}) {
-      expect_same_bits(loaded(stored_.view, rows, form, rank, 2).view, row_slice.view);
-      expect_same_bits(loaded(stored_.view, columns, form, rank, 2).view, column_slice.view);
+    for (const Encoding* layout : {static_cast<const Encoding*>(nullptr), packing}) {
+      expect_same_bits(loaded(stored_.view, rows, layout, rank, 2).view, row_slice.view);
+      expect_same_bits(loaded(stored_.view, columns, layout, rank, 2).view, column_slice.view);
     }
     // Declared plain, blocks do not hinder a cut.
     TensorType plain(DType::f32, {kRows, kColumns / 2});
@@ -200,7 +200,7 @@ TEST(EncodedParameter, WhatCannotBeQuantizedIsRefusedByName) {
   for (int threads : {1, 2, 3}) {
     ParameterStore store(open_device("cpu", {.num_threads = threads}));
     store.declare("w", TensorType(DType::f32, {kRows, kColumns}, BlockEncoding::find("q4_0")));
-    store.form("w", nullptr);
+    store.layout("w", nullptr);
     for (int64_t row = 0; row < kRows; ++row) {
       const Tensor bad = slice(good.view, 0, kRows, 0, kColumns);
       for (int64_t r : {row, kRows - 1}) bad.view.as<float>()[r * kColumns + 7] = 3e38f;
@@ -227,7 +227,7 @@ class NotingRows final : public Encoding {
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override {
     std::copy_n(encoded.as<float>() + index * encoded.shape[1], encoded.shape[1], row);
   }
-  void cut(const TensorView&, const TensorView&, int, int64_t) const override {}
+  void slice(const TensorView&, const TensorView&, int, int64_t) const override {}
 
   mutable std::vector<std::thread::id> written_by;
 };
@@ -247,8 +247,8 @@ TEST(PackedParameter, IsFirstWrittenByTheThreadThatReadsIt) {
     packing.written_by.resize(static_cast<size_t>(rows));
     ParameterStore store(device);
     store.declare("w", TensorType(DType::f32, {rows, 8}));
-    store.form("w", &packing);
-    store.form("w", nullptr);
+    store.layout("w", &packing);
+    store.layout("w", nullptr);
     const Tensor values = random_values({rows, 8});
     store.load("w", values.view, "test");
     expect_same_bits(store.to_host("w").view, values.view);
@@ -274,12 +274,12 @@ TEST(ParametersInPlace, AFormThatWouldBeACopyRefersToTheValues) {
   {
     ParameterStore store(device);
     store.declare("w", TensorType(DType::f32, {kRows, kColumns}, stored.view.encoding));
-    store.form("w", nullptr);
-    store.form("w", packing);
+    store.layout("w", nullptr);
+    store.layout("w", packing);
     EXPECT_EQ(store.placement(), 0u);
     store.load("w", stored.view, "f", owner);
-    EXPECT_EQ(store.form("w", nullptr).data, stored.view.data);
-    EXPECT_NE(store.form("w", packing).data, stored.view.data);
+    EXPECT_EQ(store.layout("w", nullptr).data, stored.view.data);
+    EXPECT_NE(store.layout("w", packing).data, stored.view.data);
     EXPECT_EQ(store.placement(), 1u);
     EXPECT_EQ(owner.use_count(), 2);
     expect_same_bits(store.to_host("w").view, decoded(stored.view).view);
@@ -288,7 +288,7 @@ TEST(ParametersInPlace, AFormThatWouldBeACopyRefersToTheValues) {
     const Tensor other = encoded(*BlockEncoding::find("q8_0"), random_values({kRows, kColumns}, 0.5).view);
     const Tensor before = decoded(stored.view);
     store.load("w", other.view, "f");
-    EXPECT_NE(store.form("w", nullptr).data, stored.view.data);
+    EXPECT_NE(store.layout("w", nullptr).data, stored.view.data);
     EXPECT_EQ(store.placement(), 2u);
     EXPECT_EQ(owner.use_count(), 1);
     expect_same_bits(store.to_host("w").view, decoded(other.view).view);
@@ -307,7 +307,7 @@ TEST(ParametersInPlace, ConvertedAndCutValuesAreCopies) {
   part.sharding = Sharding::along(0);
   half.declare("w", part);
   for (ParameterStore* store : {&rounded, &half}) {
-    store->form("w", nullptr);
+    store->layout("w", nullptr);
     store->load("w", values.view, "f", owner);
     EXPECT_EQ(store->placement(), 0u);
     EXPECT_EQ(owner.use_count(), 1);
@@ -322,23 +322,23 @@ TEST(ParametersInPlace, AParameterIsLoadedWhenEveryFormIsPlaced) {
   ParameterStore packed(device), store(device);
   for (ParameterStore* each : {&packed, &store}) {
     each->declare("w", type);
-    each->form("w", packing);
-    each->form("w", nullptr);
+    each->layout("w", packing);
+    each->layout("w", nullptr);
   }
   packed.load("w", stored.view, "f");
-  const std::vector<ParameterStore::FormOf> forms = packed.forms();
-  ASSERT_EQ(forms.size(), 2u);
-  EXPECT_EQ(forms[0].packing, nullptr);
-  EXPECT_EQ(forms[1].packing, packing);
-  EXPECT_EQ(forms[0].size_bytes + forms[1].size_bytes, packed.size_bytes());
+  const std::vector<ParameterStore::LayoutOf> layouts = packed.layouts();
+  ASSERT_EQ(layouts.size(), 2u);
+  EXPECT_EQ(layouts[0].packing, nullptr);
+  EXPECT_EQ(layouts[1].packing, packing);
+  EXPECT_EQ(layouts[0].size_bytes + layouts[1].size_bytes, packed.size_bytes());
 
   const auto owner = std::make_shared<int>(0);
-  store.place("w", packing, forms[1].view.data, owner);
+  store.place("w", packing, layouts[1].view.data, owner);
   EXPECT_NE(refusal([&] { store.require_all_loaded("f"); }), "");
-  store.place("w", nullptr, forms[0].view.data, owner);
+  store.place("w", nullptr, layouts[0].view.data, owner);
   EXPECT_EQ(refusal([&] { store.require_all_loaded("f"); }), "");
-  EXPECT_EQ(store.form("w", packing).data, forms[1].view.data);
-  EXPECT_EQ(store.form("w", packing).plane(1), forms[1].view.plane(1));
+  EXPECT_EQ(store.layout("w", packing).data, layouts[1].view.data);
+  EXPECT_EQ(store.layout("w", packing).plane(1), layouts[1].view.plane(1));
   expect_same_bits(store.to_host("w").view, packed.to_host("w").view);
 }
 

@@ -151,7 +151,7 @@ class Store : public testing::Test {
  protected:
   Store() : store_(open_device("cpu", {.num_threads = 1})) {
     store_.declare("w", TensorType(DType::f32, {2, 3}));
-    store_.form("w", nullptr);
+    store_.layout("w", nullptr);
   }
   Tensor matrix(const Shape& shape) {
     Tensor tensor = Tensor::on_host(DType::f32, shape);
@@ -190,7 +190,7 @@ TEST(ParameterStore, EachRankKeepsItsPart) {
       TensorType part(DType::f32, {axis == 0 ? 2 : 4, axis == 1 ? 3 : 6});
       part.sharding = Sharding::along(axis);
       store.declare("w", part);
-      store.form("w", nullptr);
+      store.layout("w", nullptr);
       store.load("w", whole.view, "test");
       const Tensor kept = store.to_host("w");
       for (int64_t r = 0; r < kept.shape()[0]; ++r)

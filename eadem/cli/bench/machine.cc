@@ -15,9 +15,9 @@ MachineRates machine_rates(Device& device, bool with_flops) {
   MachineRates rates;
   if (auto* cpu = dynamic_cast<CpuDevice*>(&device)) {
     rates.measured = true;
-    cpu->set_step_kind(StepKind::few_rows);
+    cpu->set_step_kind(StepKind::decode);
     rates.read_bytes_per_second = measured_read_bandwidth(cpu->pool(), probe_buffer_bytes());
-    cpu->set_step_kind(StepKind::many_rows);
+    cpu->set_step_kind(StepKind::prefill);
     if (with_flops) {
       rates.f32_flops_per_second = measured_f32_peak(cpu->pool(), cpu->isa());
       if (has_arithmetic(Arithmetic::int8, cpu->isa()))

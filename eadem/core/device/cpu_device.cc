@@ -34,7 +34,7 @@ CpuDevice::CpuDevice(const DeviceOptions& options, const Topology& topology)
       pool_(seats(options, topology, decode_threads_, std::max(decode_threads_, prefill_threads_)), options.log) {
   decode_threads_ = std::min(decode_threads_, pool_.num_threads());
   prefill_threads_ = std::min(prefill_threads_, pool_.num_threads());
-  set_step_kind(StepKind::many_rows);
+  set_step_kind(StepKind::prefill);
 }
 
 std::string CpuDevice::description() const {
@@ -94,7 +94,7 @@ void CpuDevice::fill_new(void* dst, int64_t size_bytes, Placement placement) {
 }
 
 void CpuDevice::set_step_kind(StepKind kind) {
-  const bool few = kind == StepKind::few_rows;
+  const bool few = kind == StepKind::decode;
   pool_.set_active_threads(few ? decode_threads_ : prefill_threads_);
   if (!few)
     caller_seat_.reset();

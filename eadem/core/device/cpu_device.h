@@ -49,7 +49,7 @@ class CpuDevice final : public Device {
   void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
   void host_parallel_shares(int64_t num_tasks, FunctionRef<void(int64_t)> task) override;
   void fill_new(void* dst, int64_t size_bytes, Placement placement) override;
-  // few_rows binds the calling thread to the first seat until the next call with many_rows, which must come from the
+  // `decode` binds the calling thread to the first seat until the next call with `prefill`, which must come from the
   // same thread.
   void set_step_kind(StepKind kind) override;
 

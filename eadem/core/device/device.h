@@ -34,7 +34,7 @@ struct DeviceRates {
 };
 
 // Steps of few rows read every weight for a handful of products and wait for memory; everything else computes.
-enum class StepKind : uint8_t { few_rows, many_rows };
+enum class StepKind : uint8_t { decode, prefill };
 
 // The threads that will read new memory, on a machine with several memory nodes.
 enum class Placement : uint8_t {
@@ -81,8 +81,8 @@ class Device {
   // Sets memory to 0 that was never written, and so decides where its pages lie.
   virtual void fill_new(void* dst, int64_t size_bytes, Placement) { fill_zero(dst, size_bytes); }
 
-  // States whether the following kernels compute steps of few or of many rows, until the next call; many_rows at
-  // first. It changes no result: a CPU may use another number of threads.
+  // States whether the following kernels compute steps of few rows (decode) or of many (prefill), until the next call;
+  // prefill at first. It changes no result: a CPU may use another number of threads.
   virtual void set_step_kind(StepKind) {}
 };
 

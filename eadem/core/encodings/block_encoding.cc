@@ -122,7 +122,7 @@ void BlockEncoding::decode_row(float* row, const TensorView& encoded, int64_t in
 }
 
 // A tensor is [outer, extent of the axis, inner] of bytes; the part is a band of the middle axis.
-void BlockEncoding::cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
+void BlockEncoding::slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
   const int rank = whole.shape.rank();
   EADEM_CHECK(part.encoding == this && whole.encoding == this, "a cut of another encoding than {}", name());
   EADEM_CHECK(axis >= 0 && axis < rank && part.shape.rank() == rank, "a cut of {} from {} along axis {}",

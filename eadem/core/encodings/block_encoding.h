@@ -78,7 +78,7 @@ class BlockEncoding final : public Encoding {
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   int64_t first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const override;
-  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+  void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
   // Quantizes one row of `columns` values. `importance` [columns], or empty: what an error in that column costs
   // (the mean square of the activation that it multiplies). Minimizes the weighted square error over the scales.

@@ -241,7 +241,7 @@ void Fp8Encoding::encode_weighted(const TensorView& encoded, const TensorView& v
   }
 }
 
-void Fp8Encoding::cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
+void Fp8Encoding::slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
   EADEM_CHECK(part.encoding == this && whole.encoding == this, "a cut of another encoding than {}", name_);
   const int64_t extent = part.shape[axis], end = begin + extent;
   EADEM_CHECK((axis == 0 || axis == 1) && begin >= 0 && end <= whole.shape[axis] &&

@@ -63,7 +63,7 @@ class Fp8Encoding final : public Encoding {
                        int64_t begin, int64_t end) const;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   // Cuts between blocks.
-  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+  void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
   float scale(const TensorView& encoded, int64_t row, int64_t column) const;
 

@@ -325,7 +325,7 @@ void GroupEncoding::encode_pieces(const TensorView& encoded, const TensorView& v
   quantize_rows(encoded, values, {}, begin, end);
 }
 
-void GroupEncoding::cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
+void GroupEncoding::slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
   EADEM_CHECK(part.encoding == this && whole.encoding == this, "a cut of another encoding than {}", name_);
   EADEM_CHECK((axis == 0 || axis == 1) && begin >= 0 && begin + part.shape[axis] <= whole.shape[axis] &&
                   part.shape[1 - axis] == whole.shape[1 - axis],

@@ -67,7 +67,7 @@ class GroupEncoding final : public Encoding {
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   int64_t first_not_finite(const TensorView& encoded, int64_t begin, int64_t end) const override;
   // Cuts between groups; columns that have an order are not cut.
-  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+  void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
   // The parts of an encoded matrix, for who repacks it.
   int64_t group_columns(int64_t columns) const { return format_.group_size == 0 ? columns : format_.group_size; }

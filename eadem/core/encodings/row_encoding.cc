@@ -80,7 +80,7 @@ void RowEncoding::decode_row(float* row, const TensorView& encoded, int64_t inde
         scale * (code_ == Code::int8 ? static_cast<float>(static_cast<int8_t>(codes[i])) : e4m3_t{codes[i]}.to_float());
 }
 
-void RowEncoding::cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
+void RowEncoding::slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const {
   EADEM_CHECK(part.encoding == this && whole.encoding == this, "{} cut from {}", to_string(part), to_string(whole));
   const int rank = whole.shape.rank();
   if (axis == rank - 1) throw InvalidArgument("{}: a row has one scale; {} is cut along it", name(), to_string(whole));

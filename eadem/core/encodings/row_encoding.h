@@ -42,7 +42,7 @@ class RowEncoding final : public Encoding {
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
   // Along every axis but the last.
-  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+  void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
  private:
   Code code_;

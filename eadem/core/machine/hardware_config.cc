@@ -12,7 +12,7 @@ std::string text_of(const WeightType& value) { return std::string(value.name());
 std::string text_of(bool value) { return value ? "true" : "false"; }
 std::string text_of(int64_t value) { return std::to_string(value); }
 
-// The one list of leaves: calls visit(path, leaf of each config…).
+// The one list of options: calls visit(path, option of each config…).
 template <typename Visit, typename... Configs>
 void for_each_leaf(Visit&& visit, Configs&... configs) {
   visit("precision.weights", configs.precision.weights...);
@@ -26,14 +26,14 @@ void for_each_leaf(Visit&& visit, Configs&... configs) {
 
 }  // namespace
 
-std::string_view origin_name(Origin origin) {
-  switch (origin) {
-    case Origin::generic_default: return "generic default";
-    case Origin::mode_default: return "mode default";
-    case Origin::model_policy: return "model policy";
-    case Origin::module_override: return "module override";
-    case Origin::checkpoint: return "checkpoint";
-    case Origin::explicit_argument: return "explicit argument";
+std::string_view source_name(OptionSource source) {
+  switch (source) {
+    case OptionSource::generic_default: return "generic default";
+    case OptionSource::mode_default: return "mode default";
+    case OptionSource::model_policy: return "model policy";
+    case OptionSource::module_override: return "module override";
+    case OptionSource::checkpoint: return "checkpoint";
+    case OptionSource::explicit_argument: return "explicit argument";
   }
   return "?";
 }
@@ -48,9 +48,9 @@ HardwareMode hardware_mode_from_name(std::string_view name) {
   throw InvalidArgument("unknown mode '{}'; expected performance or accuracy", name);
 }
 
-void HardwareOverrides::apply_to(HardwareConfig& config, Origin origin, const std::string& set_by) const {
-  const auto apply = [&](auto& leaf, const auto& override_) {
-    if (override_.value) leaf.set(*override_.value, origin, override_.set_by.empty() ? set_by : override_.set_by);
+void HardwareOverrides::apply_to(HardwareConfig& config, OptionSource source, const std::string& set_by) const {
+  const auto apply = [&](auto& option, const auto& override_) {
+    if (override_.value) option.set(*override_.value, source, override_.set_by.empty() ? set_by : override_.set_by);
   };
   apply(config.precision.weights, weights);
   apply(config.precision.activations, activations);
@@ -61,11 +61,11 @@ void HardwareOverrides::apply_to(HardwareConfig& config, Origin origin, const st
   apply(config.memory.kv_block_size, kv_block_size);
 }
 
-std::vector<LeafText> leaves(const HardwareConfig& config) {
-  std::vector<LeafText> result;
+std::vector<OptionText> options(const HardwareConfig& config) {
+  std::vector<OptionText> result;
   for_each_leaf(
-      [&](std::string_view path, const auto& leaf) {
-        result.push_back({std::string(path), text_of(leaf.value), leaf.origin, leaf.set_by});
+      [&](std::string_view path, const auto& option) {
+        result.push_back({std::string(path), text_of(option.value), option.source, option.set_by});
       },
       config);
   return result;
@@ -76,8 +76,8 @@ std::string diff(const HardwareConfig& a, const HardwareConfig& b) {
   for_each_leaf(
       [&](std::string_view path, const auto& left, const auto& right) {
         if (left.value != right.value)
-          text += fmt::format("{}: {} ({}, {}) | {} ({}, {})\n", path, text_of(left.value), origin_name(left.origin),
-                              left.set_by, text_of(right.value), origin_name(right.origin), right.set_by);
+          text += fmt::format("{}: {} ({}, {}) | {} ({}, {})\n", path, text_of(left.value), source_name(left.source),
+                              left.set_by, text_of(right.value), source_name(right.source), right.set_by);
       },
       a, b);
   return text;

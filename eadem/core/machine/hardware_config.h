@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HardwareConfig: what a module wants of the hardware it runs on, in typed leaves that remember who set them.
+// HardwareConfig: what a module wants of the hardware it runs on, in typed options that remember who set them.
 //
-// Precedence, leaf by leaf, is the order of Origin. A device may refuse a value with a reason (its kernels do, when
-// they are chosen); nothing ever replaces one silently.
+// Precedence, option by option, is the order of OptionSource. A device may refuse a value with a reason (its kernels
+// do, when they are chosen); nothing ever replaces one silently.
 #pragma once
 
 #include <concepts>
@@ -17,7 +17,7 @@
 namespace eadem {
 
 // The source that set an option, weakest first.
-enum class Origin : uint8_t {
+enum class OptionSource : uint8_t {
   generic_default,
   mode_default,  // performance or accuracy, for this device and model size
   model_policy,  // layer x role
@@ -26,7 +26,7 @@ enum class Origin : uint8_t {
   explicit_argument,
 };
 
-std::string_view origin_name(Origin origin);
+std::string_view source_name(OptionSource source);
 
 // The aim of a configuration.
 enum class HardwareMode : uint8_t { performance, accuracy };
@@ -35,40 +35,40 @@ std::string_view hardware_mode_name(HardwareMode mode);
 HardwareMode hardware_mode_from_name(std::string_view name);  // throws InvalidArgument
 
 template <typename T>
-struct Leaf {
+struct ConfigOption {
   T value;
-  Origin origin = Origin::generic_default;
+  OptionSource source = OptionSource::generic_default;
   std::string set_by = "eadem";  // the file, flag or module
 
-  // Takes `new_value` unless someone stronger has set the leaf.
-  void set(const T& new_value, Origin by_origin, std::string by) {
-    if (by_origin < origin) return;
+  // Takes `new_value` unless someone stronger has set the option.
+  void set(const T& new_value, OptionSource by_source, std::string by) {
+    if (by_source < source) return;
     value = new_value;
-    origin = by_origin;
+    source = by_source;
     set_by = std::move(by);
   }
 };
 
 struct HardwareConfig {
   struct Precision {
-    Leaf<WeightType> weights{WeightType{DType::f32}};
-    Leaf<DType> activations{DType::f32};
-    Leaf<WeightType> kv_cache{WeightType{DType::f32}};  // see kv_cache_type in core/encodings/row_encoding.h
+    ConfigOption<WeightType> weights{WeightType{DType::f32}};
+    ConfigOption<DType> activations{DType::f32};
+    ConfigOption<WeightType> kv_cache{WeightType{DType::f32}};  // see kv_cache_type in core/encodings/row_encoding.h
   };
   struct Compute {
-    Leaf<bool> fuse_gated_activation{true};  // gate and up products with the activation in one sweep
-    Leaf<bool> fuse_residual{true};          // residual additions into products and norms
-    Leaf<bool> fuse_rope_append{true};       // keys are rotated on their way into the cache
+    ConfigOption<bool> fuse_gated_activation{true};  // gate and up products with the activation in one sweep
+    ConfigOption<bool> fuse_residual{true};          // residual additions into products and norms
+    ConfigOption<bool> fuse_rope_append{true};       // keys are rotated on their way into the cache
   };
   struct Memory {
-    Leaf<int64_t> kv_block_size{16};  // tokens per block of a paged cache
+    ConfigOption<int64_t> kv_block_size{16};  // tokens per block of a paged cache
   };
   Precision precision;
   Compute compute;
   Memory memory;
 };
 
-// A value for a leaf, or none.
+// A value for a option, or none.
 template <typename T>
 struct Override {
   std::optional<T> value;
@@ -80,7 +80,7 @@ struct Override {
   Override(std::optional<T> new_value, std::string by = {}) : value(std::move(new_value)), set_by(std::move(by)) {}
 };
 
-// Values for some leaves; the rest is left alone.
+// Values for some options; the rest is left alone.
 struct HardwareOverrides {
   Override<DType> weights, activations;
   Override<WeightType> kv_cache;
@@ -88,20 +88,20 @@ struct HardwareOverrides {
   Override<int64_t> kv_block_size;
 
   // Applies every value that is set, under the rules of precedence. `set_by` is for those that do not say it.
-  void apply_to(HardwareConfig& config, Origin origin, const std::string& set_by) const;
+  void apply_to(HardwareConfig& config, OptionSource source, const std::string& set_by) const;
 };
 
-// One leaf as text, for `explain`: {"precision.weights", "bf16", "checkpoint", "model.safetensors"}.
-struct LeafText {
+// One option as text, for `explain`: {"precision.weights", "bf16", "checkpoint", "model.safetensors"}.
+struct OptionText {
   std::string path;
   std::string value;
-  Origin origin;
+  OptionSource source;
   std::string set_by;
 };
 
-std::vector<LeafText> leaves(const HardwareConfig& config);
+std::vector<OptionText> options(const HardwareConfig& config);
 
-// The leaves whose values differ, as "precision.weights: bf16 (checkpoint, model.safetensors) | f32 (…)" lines.
+// The options whose values differ, as "precision.weights: bf16 (checkpoint, model.safetensors) | f32 (…)" lines.
 std::string diff(const HardwareConfig& a, const HardwareConfig& b);
 
 }  // namespace eadem

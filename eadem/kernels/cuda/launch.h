@@ -147,7 +147,7 @@ struct AttentionParams {
 // --- attention_prompt.cu and attention_decode.cu: bf16 queries, keys and values; head_dim 64 or 128; at most
 // kAttentionMmaMaxGroup heads a key head. A step of one token per sequence has the same bits from both.
 
-inline constexpr int64_t kAttentionSpanKeys = 256;
+inline constexpr int64_t kAttentionSplitKeys = 256;
 inline constexpr int64_t kAttentionMmaMaxGroup = 64;  // query heads of a key head
 inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 [[nodiscard]] cudaError_t launch_attention_prompt(const AttentionParams& params, cudaStream_t stream);

@@ -8,7 +8,7 @@ namespace eadem::modules {
 
 HardwareConfig RmsNorm::default_hw_config(const Device& device, HardwareMode mode, const ModelSpec&) {
   HardwareConfig config = matrix_defaults(device, mode);
-  config.precision.weights.set(DType::f32, Origin::module_override, "RmsNorm");
+  config.precision.weights.set(DType::f32, OptionSource::module_override, "RmsNorm");
   return config;
 }
 

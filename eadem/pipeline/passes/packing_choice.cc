@@ -12,8 +12,8 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// A form in which a kernel reads a parameter.
-struct Form {
+// A layout in which a kernel reads a parameter.
+struct Layout {
   std::string parameter;
   const Encoding* packing;  // null: as it is declared
 };
@@ -23,7 +23,7 @@ struct Option {
   size_t answer;  // index into the decision's answers
   const kernels::Kernel* kernel;
   double cost_us;
-  std::vector<Form> forms;
+  std::vector<Layout> layouts;
 };
 
 // A node that reads parameters.
@@ -32,25 +32,26 @@ struct NodeOptions {
   std::vector<Option> options;
 };
 
-// The forms in which each parameter may be read; a parameter that is not listed, in any.
+// The layouts in which each parameter may be read; a parameter that is not listed, in any.
 using Allowed = std::map<std::string, std::set<const Encoding*>>;
 
-std::string_view form_name(const Encoding* packing) { return packing == nullptr ? "it is stored" : packing->name(); }
+std::string_view layout_name(const Encoding* packing) { return packing == nullptr ? "it is stored" : packing->name(); }
 
-// The first form of an option that is not allowed, or null.
-const Form* missing_form(const Option& option, const Allowed& allowed) {
-  for (const Form& form : option.forms) {
-    const auto found = allowed.find(form.parameter);
-    if (found != allowed.end() && !found->second.contains(form.packing)) return &form;
+// The first layout of an option that is not allowed, or null.
+const Layout* missing_layout(const Option& option, const Allowed& allowed) {
+  for (const Layout& layout : option.layouts) {
+    const auto found = allowed.find(layout.parameter);
+    if (found != allowed.end() && !found->second.contains(layout.packing)) return &layout;
   }
   return nullptr;
 }
 
-// The cheapest option that reads only allowed forms; of equals the first. Null: there is none.
+// The cheapest option that reads only allowed layouts; of equals the first. Null: there is none.
 const Option* cheapest(const NodeOptions& node, const Allowed& allowed) {
   const Option* best = nullptr;
   for (const Option& option : node.options)
-    if (missing_form(option, allowed) == nullptr && (best == nullptr || option.cost_us < best->cost_us)) best = &option;
+    if (missing_layout(option, allowed) == nullptr && (best == nullptr || option.cost_us < best->cost_us))
+      best = &option;
   return best;
 }
 
@@ -73,7 +74,7 @@ std::optional<NodeOptions> options_of(const PackingReader& reader, size_t n) {
     if (!verdict.accepted) continue;
     Option option{i, kernels[i], verdict.cost_us, {}};
     for (const auto& [port, parameter] : ports)
-      option.forms.push_back(
+      option.layouts.push_back(
           {parameter, kernels[i]->packing == nullptr ? nullptr : kernels[i]->packing(request, port)});
     result.options.push_back(std::move(option));
   }
@@ -90,20 +91,20 @@ double total_us(const std::vector<const NodeOptions*>& nodes, const Allowed& all
   return total;
 }
 
-// Decides on a form of `parameter`, which `nodes` read, and adds it to `allowed`, if one serves all of them.
+// Decides on a layout of `parameter`, which `nodes` read, and adds it to `allowed`, if one serves all of them.
 void agree_on(const std::string& parameter, const std::vector<const NodeOptions*>& nodes, Allowed& allowed) {
-  std::vector<const Encoding*> forms;  // in the order of the lists of kernels
+  std::vector<const Encoding*> layouts;  // in the order of the lists of kernels
   for (const NodeOptions* node : nodes)
     for (const Option& option : node->options)
-      for (const Form& form : option.forms)
-        if (form.parameter == parameter && std::find(forms.begin(), forms.end(), form.packing) == forms.end())
-          forms.push_back(form.packing);
+      for (const Layout& layout : option.layouts)
+        if (layout.parameter == parameter && std::find(layouts.begin(), layouts.end(), layout.packing) == layouts.end())
+          layouts.push_back(layout.packing);
   double best_us = kNever;
   std::set<const Encoding*> best;
-  for (const Encoding* form : forms) {
-    allowed[parameter] = {form};
+  for (const Encoding* layout : layouts) {
+    allowed[parameter] = {layout};
     const double us = total_us(nodes, allowed);
-    if (us < best_us) best_us = us, best = {form};
+    if (us < best_us) best_us = us, best = {layout};
   }
   if (best.empty())
     allowed.erase(parameter);
@@ -111,17 +112,17 @@ void agree_on(const std::string& parameter, const std::vector<const NodeOptions*
     allowed[parameter] = best;
 }
 
-// Chooses among the options that read allowed forms, or among all if none does.
+// Chooses among the options that read allowed layouts, or among all if none does.
 void choose(const NodeOptions& node, const Allowed& allowed) {
   const Option* option = cheapest(node, allowed);
   if (option == nullptr) return;
   node.choice->kernel = option->kernel;
   node.choice->decision.chosen = option->answer;
   for (const Option& other : node.options)
-    if (const Form* form = missing_form(other, allowed))
+    if (const Layout* layout = missing_layout(other, allowed))
       node.choice->decision.answers[other.answer].verdict =
-          Verdict::no(fmt::format("reads '{}' as {}; it is kept as {}", form->parameter, form_name(form->packing),
-                                  form_name(*allowed.at(form->parameter).begin())));
+          Verdict::no(fmt::format("reads '{}' as {}; it is kept as {}", layout->parameter, layout_name(layout->packing),
+                                  layout_name(*allowed.at(layout->parameter).begin())));
 }
 
 }  // namespace
@@ -133,8 +134,8 @@ void agree_on_packings(std::span<const PackingReader> readers, const ParameterSt
       if (std::optional<NodeOptions> node = options_of(reader, n)) nodes.push_back(std::move(*node));
   std::map<std::string, std::vector<const NodeOptions*>> nodes_of;
   for (const NodeOptions& node : nodes)
-    for (const Form& form : node.options.front().forms) {
-      std::vector<const NodeOptions*>& list = nodes_of[form.parameter];
+    for (const Layout& layout : node.options.front().layouts) {
+      std::vector<const NodeOptions*>& list = nodes_of[layout.parameter];
       if (list.empty() || list.back() != &node) list.push_back(&node);
     }
   // Forms that earlier programs read are kept in any case.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Packings of parameters, chosen jointly for all programs that read them: a parameter is kept in one form, so that no
-// model is kept twice. Training keeps several forms (a weight and its transposed packing) and does not take part.
+// Packings of parameters, chosen jointly for all programs that read them: a parameter is kept in one layout, so that no
+// model is kept twice. Training keeps several layouts (a weight and its transposed packing) and does not take part.
 #pragma once
 
 #include "eadem/pipeline/parameter_store.h"
@@ -17,10 +17,10 @@ struct PackingReader {
   std::vector<KernelChoice>* choices;  // one per node; may change
 };
 
-// Changes choices so that each parameter is read in one form by all readers, where its kernels allow that: the form
+// Changes choices so that each parameter is read in one layout by all readers, where its kernels allow that: the layout
 // that takes the least modelled time of all programs, or the one that `parameters` already holds for earlier programs.
-// Decisions say of kernels that would need another form that they read one that is not kept. A parameter of which no
-// form serves all its readers is kept in several.
+// Decisions say of kernels that would need another layout that they read one that is not kept. A parameter of which no
+// layout serves all its readers is kept in several.
 void agree_on_packings(std::span<const PackingReader> readers, const ParameterStore& parameters);
 
 }  // namespace eadem::pipeline

@@ -7,10 +7,10 @@
 // A chunk of kAttentionChunk keys is widened into scratch from wherever it is stored (keys transposed, so that lanes
 // are keys), and both products are the blocks of matmul-inl.h. For a few rows, as in decode, keys and values are read
 // in place (cached_rows-inl.h). Every score is one chain over head_dim, every output one chain over the chunk's
-// positions, and chunks and spans begin at fixed absolute positions: a row's bits do not depend on the rows beside it.
+// positions, and chunks and splits begin at fixed absolute positions: a row's bits do not depend on the rows beside it.
 //
-// Every span of kAttentionSpan positions has a softmax state of its own, and the states are merged in order. Where a
-// step has few blocks for its threads, spans become separate tasks, and their states wait in scratch to be merged.
+// Every split of kAttentionSplit positions has a softmax state of its own, and the states are merged in order. Where a
+// step has few blocks for its threads, splits become separate tasks, and their states wait in scratch to be merged.
 //
 // A masked score has weight exactly 0 and adds 0 * v, which changes nothing as long as v is finite. Only the sign of a
 // zero could change, so it is cleared at the end.
@@ -45,11 +45,11 @@ namespace {
 // Up to this many rows read keys and values in place; more rows do not, because every tile of rows would widen them
 // again. On AVX-512 both ways take equal time at 12 rows (bf16 and f16, head_dim 64 and 128).
 constexpr int64_t kRowsInPlace = 12;
-// Only blocks of at most this many rows, or of one token, are divided into spans, because span states take memory.
-constexpr int64_t kRowsOfSpans = 16;
+// Only blocks of at most this many rows, or of one token, are divided into splits, because split states take memory.
+constexpr int64_t kRowsOfSplits = 16;
 // Spans become tasks where there are fewer than kTasksPerThread blocks for each thread; they are then grouped into
-// about kSpanTasksPerThread tasks for each thread.
-constexpr int64_t kTasksPerThread = 4, kSpanTasksPerThread = 8;
+// about kSplitTasksPerThread tasks for each thread.
+constexpr int64_t kTasksPerThread = 4, kSplitTasksPerThread = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // The softmax state of rows over some keys: the maximum score `most`, the sum of exp(score - most), and the sum of
@@ -67,11 +67,11 @@ struct Gathered {
 struct AttentionRoutines {
   // Computes a block of tokens over all keys that it sees.
   void (*block)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch);
-  // Computes a block of tokens over the spans [first, last) of keys. The states of the rows for each span are stored in
-  // `gathered`, `floats` apart.
-  void (*spans)(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last, float* gathered,
-                int64_t floats, float* scratch);
-  // Merges the states of a block's spans, which lie `floats` apart, and stores the result.
+  // Computes a block of tokens over the splits [first, last) of keys. The states of the rows for each split are stored
+  // in `gathered`, `floats` apart.
+  void (*splits)(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last, float* gathered,
+                 int64_t floats, float* scratch);
+  // Merges the states of a block's splits, which lie `floats` apart, and stores the result.
   void (*merge)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats);
 };
 
@@ -80,7 +80,7 @@ struct ForwardScratch {
   int8_t* q_codes;                   // [rows, width]: the codes, if queries are rounded
   int32_t* q_starts;                 // [rows]: -128 times the sum of a row's codes
   float* row_scales;                 // [rows]: the factor of this row's scores
-  Gathered span, all;                // the state of the current span, and of all spans so far
+  Gathered split, all;               // the state of the current split, and of all splits so far
   float* scores;                     // [rows, kChunk]
   float *keys, *values;              // [kChunk, width]
   float* keys_t;                     // [head_dim, kChunk]
@@ -100,7 +100,7 @@ struct ForwardScratch {
     q_codes = reinterpret_cast<int8_t*>(take(rows * width / 4)), q_starts = reinterpret_cast<int32_t*>(take(rows));
     row_scales = take(rows);
     keys = take(kChunk * width), values = take(kChunk * width), keys_t = take(kChunk * width);
-    span = Gathered(take(Gathered::floats(rows, width)), rows);
+    split = Gathered(take(Gathered::floats(rows, width)), rows);
     all = Gathered(take(Gathered::floats(rows, width)), rows);
     key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows);
   }
@@ -110,7 +110,7 @@ struct ForwardScratch {
     ForwardScratch s = *this;
     s.q += first * width, s.q_codes += first * width, s.q_starts += first, s.row_scales += first;
     s.scores += first * kChunk, s.new_most += first;
-    s.span.most += first, s.span.sum += first, s.span.out += first * width;
+    s.split.most += first, s.split.sum += first, s.split.out += first * width;
     return s;
   }
 };
@@ -147,7 +147,7 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
     }
     std::fill(scores, scores + keys.first, -kInfinity);
     std::fill(scores + keys.last, scores + kChunk, -kInfinity);
-    Vec largest = set(s.span.most[r]);
+    Vec largest = set(s.split.most[r]);
     for (int64_t j = 0; j < kChunk; j += kLanes) largest = hn::Max(largest, load(scores + j));
     s.new_most[r] = max_lanes(largest);
   }
@@ -165,15 +165,15 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
       store(kEncoded ? hn::Mul(weight, load(s.value_scales + j)) : weight, scores + j);
       total = hn::Add(total, weight);
     }
-    if (s.span.most[r] != new_most) {
-      const Vec shrink = exp_of_negative(set(s.span.most[r] - new_most));
-      float* out = s.span.out + r * width;
+    if (s.split.most[r] != new_most) {
+      const Vec shrink = exp_of_negative(set(s.split.most[r] - new_most));
+      float* out = s.split.out + r * width;
       map(
           out, width, [shrink](Vec v) { return hn::Mul(v, shrink); }, static_cast<const float*>(out));
-      s.span.sum[r] *= hn::GetLane(shrink);
-      s.span.most[r] = new_most;
+      s.split.sum[r] *= hn::GetLane(shrink);
+      s.split.most[r] = new_most;
     }
-    s.span.sum[r] += sum_lanes(total);
+    s.split.sum[r] += sum_lanes(total);
   }
 }
 
@@ -259,7 +259,7 @@ void values_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, in
                        int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.width();
   load_chunk(s.values, a, static_cast<const T*>(a.v), sequence, kv_head, start, count);
-  matmul_block(s.span.out, width, true, RowOperand{s.scores, kChunk, 1},
+  matmul_block(s.split.out, width, true, RowOperand{s.scores, kChunk, 1},
                PanelOperand<float>{s.values, kPanelWidth, width}, rows, width / kPanelWidth, count);
 }
 
@@ -296,7 +296,7 @@ void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
     const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
     const auto later = [&](int64_t n) { return rows_of.at(position + n < fetch_end ? position + n : position); };
     const ValueRun<T> values{later(0), later(kValuesNear), later(kKeysAhead), rows_of.stride(), count};
-    add_weighted(s.span.out, width, s.scores + (position - start), kChunk, values, rows, a.head_dim);
+    add_weighted(s.split.out, width, s.scores + (position - start), kChunk, values, rows, a.head_dim);
     position += count;
   }
 }
@@ -321,7 +321,7 @@ void clear(const Gathered& g, int64_t rows, int64_t width) {
   std::fill_n(g.out, rows * width, 0.0f);
 }
 
-// Adds the keys of a chunk to the states of the block's `rows` rows in s.span.
+// Adds the keys of a chunk to the states of the block's `rows` rows in s.split.
 template <typename T>
 void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t start, int64_t fetch_end,
                   int64_t rows, bool in_place, const ForwardScratch& s) {
@@ -342,41 +342,41 @@ void attend_chunk(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
     values_by_scratch<T>(a, b.sequence, kv_head, start, count, rows, s);
 }
 
-// Computes the states of the block's rows over one span of keys, in s.span. Keys and values are prefetched up to span
-// `end_span`, where another task begins.
+// Computes the states of the block's rows over one split of keys, in s.split. Keys and values are prefetched up to
+// split `end_split`, where another task begins.
 template <typename T>
-void attend_span(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t span, int64_t end_span,
-                 const ForwardScratch& s) {
+void attend_split(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t split, int64_t end_split,
+                  const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
   const bool in_place = tokens * a.group() <= kRowsInPlace;
-  clear(s.span, tokens * a.group(), a.width());
-  const int64_t first = std::max(first_chunk(a, b.position), span * (kSpan / kChunk));
-  for (int64_t start = first * kChunk; start < std::min(end, (span + 1) * kSpan); start += kChunk) {
+  clear(s.split, tokens * a.group(), a.width());
+  const int64_t first = std::max(first_chunk(a, b.position), split * (kSplit / kChunk));
+  for (int64_t start = first * kChunk; start < std::min(end, (split + 1) * kSplit); start += kChunk) {
     // Tokens before the chunk see none of its keys.
     const int64_t before = std::max<int64_t>(0, start - b.position), rows = (tokens - before) * a.group();
     const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
-    attend_chunk<T>(a, late, kv_head, start, std::min(end, end_span * kSpan), rows, in_place,
+    attend_chunk<T>(a, late, kv_head, start, std::min(end, end_split * kSplit), rows, in_place,
                     s.from_row(before * a.group(), a.width()));
   }
 }
 
-// Merges the state of a later span into `all`.
-void merge(const Gathered& all, const Gathered& span, int64_t rows, int64_t width) {
+// Merges the state of a later split into `all`.
+void merge(const Gathered& all, const Gathered& split, int64_t rows, int64_t width) {
   const auto same = [](Vec v) { return v; };
   for (int64_t r = 0; r < rows; ++r) {
-    const float* part = span.out + r * width;
+    const float* part = split.out + r * width;
     float* out = all.out + r * width;
-    if (span.sum[r] == 0.0f) continue;
+    if (split.sum[r] == 0.0f) continue;
     if (all.sum[r] == 0.0f) {
-      all.most[r] = span.most[r];
-      all.sum[r] = span.sum[r];
+      all.most[r] = split.most[r];
+      all.sum[r] = split.sum[r];
       map(out, width, same, part);
       continue;
     }
-    const Vec most = hn::Max(set(all.most[r]), set(span.most[r]));
+    const Vec most = hn::Max(set(all.most[r]), set(split.most[r]));
     const Vec old_factor = exp_of_negative(hn::Sub(set(all.most[r]), most));
-    const Vec factor = exp_of_negative(hn::Sub(set(span.most[r]), most));
-    all.sum[r] = hn::GetLane(hn::MulAdd(set(span.sum[r]), factor, hn::Mul(set(all.sum[r]), old_factor)));
+    const Vec factor = exp_of_negative(hn::Sub(set(split.most[r]), most));
+    all.sum[r] = hn::GetLane(hn::MulAdd(set(split.sum[r]), factor, hn::Mul(set(all.sum[r]), old_factor)));
     all.most[r] = hn::GetLane(most);
     map(
         out, width, [&](Vec x, Vec y) { return hn::MulAdd(y, factor, hn::Mul(x, old_factor)); },
@@ -405,34 +405,34 @@ void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, f
   const int64_t rows = (b.end - b.begin) * a.group();
   load_queries<T>(a, b, kv_head, s);
   clear(s.all, rows, a.width());
-  for (int64_t span = a.first_span(b); span < a.end_span(b); ++span) {
-    attend_span<T>(a, b, kv_head, span, a.end_span(b), s);
-    merge(s.all, s.span, rows, a.width());
+  for (int64_t split = a.first_split(b); split < a.end_split(b); ++split) {
+    attend_split<T>(a, b, kv_head, split, a.end_split(b), s);
+    merge(s.all, s.split, rows, a.width());
   }
   store_block(a, b, kv_head, s.all);
 }
 
 template <typename T>
-void attention_spans(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last,
-                     float* gathered, int64_t floats, float* scratch) {
+void attention_splits(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last,
+                      float* gathered, int64_t floats, float* scratch) {
   ForwardScratch s(a, scratch);
   load_queries<T>(a, b, kv_head, s);
-  for (int64_t span = first; span < last; ++span, gathered += floats) {
-    s.span = Gathered(gathered, (b.end - b.begin) * a.group());
-    attend_span<T>(a, b, kv_head, span, last, s);
+  for (int64_t split = first; split < last; ++split, gathered += floats) {
+    s.split = Gathered(gathered, (b.end - b.begin) * a.group());
+    attend_split<T>(a, b, kv_head, split, last, s);
   }
 }
 
 void attention_merge(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats) {
   const int64_t rows = (b.end - b.begin) * a.group();
   const Gathered all(gathered, rows);
-  for (int64_t i = 1; i < a.end_span(b) - a.first_span(b); ++i)
+  for (int64_t i = 1; i < a.end_split(b) - a.first_split(b); ++i)
     merge(all, Gathered(gathered + i * floats, rows), rows, a.width());
   store_block(a, b, kv_head, all);
 }
 
 template <typename T>
-constexpr AttentionRoutines kAttentionRoutines{attention_block<T>, attention_spans<T>, attention_merge};
+constexpr AttentionRoutines kAttentionRoutines{attention_block<T>, attention_splits<T>, attention_merge};
 
 // Returns the routines for keys and values that `encoding` stores; null: for plain ones of `dtype`.
 AttentionRoutines attention_routines(DType dtype, const RowEncoding* encoding) {
@@ -510,22 +510,22 @@ Verdict can_infer(const KernelRequest& r) {
   return requirements.verdict();
 }
 
-int64_t rows_of_spans(const Attention& a) { return std::max(kRowsOfSpans, a.group()); }
+int64_t rows_of_splits(const Attention& a) { return std::max(kRowsOfSplits, a.group()); }
 
-// With this many blocks (times kv heads) or more, none is divided into spans.
+// With this many blocks (times kv heads) or more, none is divided into splits.
 int64_t most_divided_blocks(int threads) { return threads > 1 ? threads * kTasksPerThread : 0; }
 
 // The floats that the states of divided blocks may take in any step.
-int64_t span_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
+int64_t split_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
   if (attrs.source != KvSource::cached) return 0;
   const int64_t positions = r.bounds[Symbol::max_blocks] * r.inputs[kK].fixed(2);
-  // A block of n tokens sees window + n - 1 positions, n <= rows_of_spans.
-  const int64_t spans =
-      std::min(ceil_div(positions, kSpan), a.window > 0 ? (a.window + rows_of_spans(a)) / kSpan + 2 : positions);
+  // A block of n tokens sees window + n - 1 positions, n <= rows_of_splits.
+  const int64_t splits =
+      std::min(ceil_div(positions, kSplit), a.window > 0 ? (a.window + rows_of_splits(a)) / kSplit + 2 : positions);
   const int64_t blocks = most_divided_blocks(cpu_device(r).pool().num_threads());
-  const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_spans(a),
-                                 r.bounds[Symbol::sequences] * a.kv_heads * rows_of_spans(a)});
-  return rows * spans * Gathered::floats(1, a.width());
+  const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_splits(a),
+                                 r.bounds[Symbol::sequences] * a.kv_heads * rows_of_splits(a)});
+  return rows * splits * Gathered::floats(1, a.width());
 }
 
 // The part of a call that a plan fixes for all steps: the sizes of `shape`, and the tasks.
@@ -533,7 +533,7 @@ struct ForwardPlan {
   Attention shape;
   AttentionRoutines routines;
   bool cached;
-  int64_t worker_floats;  // of scratch; the states of spans lie behind those of all workers
+  int64_t worker_floats;  // of scratch; the states of splits lie behind those of all workers
 };
 
 // Computes every block with all of its keys; blocks are numbered in the order of sequences.
@@ -560,16 +560,16 @@ void run_blocks(const ForwardPlan& plan, const KernelCall& call, const Attention
     pool.parallel_for(blocks * a.kv_heads, run);
 }
 
-// Computes steps in which every sequence has few rows and is one block: every span on its own, then the merge. The
-// spans of one head are neighbours, like their pages in a cache of one sequence.
-void run_spans(const ForwardPlan& plan, const KernelCall& call, const Attention& a) {
+// Computes steps in which every sequence has few rows and is one block: every split on its own, then the merge. The
+// splits of one head are neighbours, like their pages in a cache of one sequence.
+void run_splits(const ForwardPlan& plan, const KernelCall& call, const Attention& a) {
   const auto block_of = [&](int64_t sequence) {
     const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
     return TokenBlock{sequence, 0, tokens, a.kv_length[sequence] - tokens};
   };
-  const auto spans_of = [&](int64_t sequence) {
+  const auto splits_of = [&](int64_t sequence) {
     const TokenBlock b = block_of(sequence);
-    return b.end == 0 ? 0 : a.end_span(b) - a.first_span(b);
+    return b.end == 0 ? 0 : a.end_split(b) - a.first_split(b);
   };
   const auto rows_of = [&](int64_t sequence) {
     return (a.query_start[sequence + 1] - a.query_start[sequence]) * a.group();
@@ -577,20 +577,20 @@ void run_spans(const ForwardPlan& plan, const KernelCall& call, const Attention&
   ThreadPool& pool = cpu_device(call).pool();
   float* scratch = static_cast<float*>(call.scratch.data);
   float* results = scratch + pool.num_threads() * plan.worker_floats;
-  // The states of a sequence lie by kv head, then by span, then by row.
+  // The states of a sequence lie by kv head, then by split, then by row.
   const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.width()); };
   const auto results_of = [&](int64_t sequence, int64_t kv_head) {
     float* at = results;
-    for (int64_t s = 0; s < sequence; ++s) at += a.kv_heads * spans_of(s) * floats_of(s);
-    return at + kv_head * spans_of(sequence) * floats_of(sequence);
+    for (int64_t s = 0; s < sequence; ++s) at += a.kv_heads * splits_of(s) * floats_of(s);
+    return at + kv_head * splits_of(sequence) * floats_of(sequence);
   };
 
-  // A task is a run of neighbouring spans, so long that each thread has a few tasks: what a span prefetches is then
+  // A task is a run of neighbouring splits, so long that each thread has a few tasks: what a split prefetches is then
   // what the task reads next.
-  int64_t spans = 0;
-  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) spans += spans_of(sequence);
-  const int64_t length = std::max<int64_t>(1, spans * a.kv_heads / (pool.active_threads() * kSpanTasksPerThread));
-  const auto tasks_of = [&](int64_t sequence) { return ceil_div(spans_of(sequence), length); };
+  int64_t splits = 0;
+  for (int64_t sequence = 0; sequence < a.sequences; ++sequence) splits += splits_of(sequence);
+  const int64_t length = std::max<int64_t>(1, splits * a.kv_heads / (pool.active_threads() * kSplitTasksPerThread));
+  const auto tasks_of = [&](int64_t sequence) { return ceil_div(splits_of(sequence), length); };
   int64_t tasks = 0;
   for (int64_t sequence = 0; sequence < a.sequences; ++sequence) tasks += tasks_of(sequence);
 
@@ -599,14 +599,14 @@ void run_spans(const ForwardPlan& plan, const KernelCall& call, const Attention&
     for (; index >= tasks_of(sequence) * a.kv_heads; ++sequence) index -= tasks_of(sequence) * a.kv_heads;
     const int64_t kv_head = index / tasks_of(sequence), task = index % tasks_of(sequence);
     const TokenBlock b = block_of(sequence);
-    const auto border = [&](int64_t i) { return spans_of(sequence) * i / tasks_of(sequence); };
-    plan.routines.spans(a, b, kv_head, a.first_span(b) + border(task), a.first_span(b) + border(task + 1),
-                        results_of(sequence, kv_head) + border(task) * floats_of(sequence), floats_of(sequence),
-                        scratch + worker * plan.worker_floats);
+    const auto border = [&](int64_t i) { return splits_of(sequence) * i / tasks_of(sequence); };
+    plan.routines.splits(a, b, kv_head, a.first_split(b) + border(task), a.first_split(b) + border(task + 1),
+                         results_of(sequence, kv_head) + border(task) * floats_of(sequence), floats_of(sequence),
+                         scratch + worker * plan.worker_floats);
   });
   pool.parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int /*worker*/) {
     const int64_t sequence = index / a.kv_heads, kv_head = index % a.kv_heads;
-    if (spans_of(sequence) == 0) return;
+    if (splits_of(sequence) == 0) return;
     plan.routines.merge(a, block_of(sequence), kv_head, results_of(sequence, kv_head), floats_of(sequence));
   });
 }
@@ -627,12 +627,12 @@ void run_forward(const ForwardPlan& plan, const KernelCall& call) {
   for (int64_t sequence = 0; sequence < a.sequences; ++sequence) {
     const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
     blocks += ceil_div(tokens, a.block_tokens());
-    few_rows = few_rows && tokens * a.group() <= rows_of_spans(a);
-    many_keys = many_keys || (tokens > 0 && a.kv_length[sequence] > kSpan);
+    few_rows = few_rows && tokens * a.group() <= rows_of_splits(a);
+    many_keys = many_keys || (tokens > 0 && a.kv_length[sequence] > kSplit);
   }
   if (plan.cached && few_rows && many_keys &&
       blocks * a.kv_heads < most_divided_blocks(cpu_device(call).pool().active_threads()))
-    run_spans(plan, call, a);
+    run_splits(plan, call, a);
   else
     run_blocks(plan, call, a, blocks);
 }
@@ -646,7 +646,7 @@ PlanPtr prepare_forward(const KernelRequest& r, Context&) {
   shape.byte_dots = shape.rounds_queries() && has_byte_dots(device.isa()) && device.isa() != Isa::neon_dotprod;
   plan.routines = EADEM_CPU_DISPATCH(attention_routines, device.isa())(r.inputs[kK].dtype, shape.kv_encoding);
   plan.worker_floats = ForwardScratch::floats(shape);
-  const int64_t floats = device.pool().num_threads() * plan.worker_floats + span_floats(r, shape, attrs);
+  const int64_t floats = device.pool().num_threads() * plan.worker_floats + split_floats(r, shape, attrs);
   return make_plan([plan](const KernelCall& call) { run_forward(plan, call); },
                    floats * static_cast<int64_t>(sizeof(float)));
 }

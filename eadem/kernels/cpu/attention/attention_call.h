@@ -14,8 +14,8 @@
 
 namespace eadem::kernels::cpu {
 
-inline constexpr int64_t kChunk = kAttentionChunk, kSpan = kAttentionSpan;
-static_assert(kChunk % kPanelWidth == 0 && kSpan % kChunk == 0);
+inline constexpr int64_t kChunk = kAttentionChunk, kSplit = kAttentionSplit;
+static_assert(kChunk % kPanelWidth == 0 && kSplit % kChunk == 0);
 // Rows of a task, a multiple of every tile's rows. A chunk is widened once for all of them. Prefill of 512 tokens after
 // 7680 on Llama-3.2-1B takes 1.09 times as long with 96 rows, and 288 rows gain less than 2 %.
 inline constexpr int64_t kBlockRows = 192;
@@ -56,11 +56,11 @@ struct Attention {
   int64_t width() const { return (head_dim + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }
   int64_t block_tokens() const { return std::max<int64_t>(1, kBlockRows / group()); }
   int64_t block_rows() const { return block_tokens() * group(); }
-  // The spans of keys that a block sees any of: [first_span, end_span).
-  int64_t first_span(const TokenBlock& b) const {
-    return window > 0 ? std::max<int64_t>(0, b.position - window + 1) / kSpan : 0;
+  // The splits of keys that a block sees any of: [first_split, end_split).
+  int64_t first_split(const TokenBlock& b) const {
+    return window > 0 ? std::max<int64_t>(0, b.position - window + 1) / kSplit : 0;
   }
-  int64_t end_span(const TokenBlock& b) const { return ceil_div(b.position + b.end - b.begin, kSpan); }
+  int64_t end_split(const TokenBlock& b) const { return ceil_div(b.position + b.end - b.begin, kSplit); }
 };
 
 Attention shape_of(const AttentionAttrs& attrs);

@@ -83,7 +83,7 @@ void Fp8Panels::decode_row(float* row, const TensorView& encoded, int64_t index)
     row[k] = scales[k / size * kPanelWidth] * fp8_to_float(format.kind, codes[k * kPanelWidth]);
 }
 
-void Fp8Panels::cut(const TensorView&, const TensorView&, int, int64_t) const {
+void Fp8Panels::slice(const TensorView&, const TensorView&, int, int64_t) const {
   EADEM_CHECK(false, "{}: a rank packs its own part", name_);
 }
 

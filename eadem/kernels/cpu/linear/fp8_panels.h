@@ -30,7 +30,7 @@ class Fp8Panels final : public Encoding {
   // `values` must be stored as `stored()`. Throws InvalidArgument for a scale of 2^119 or more.
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
-  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+  void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
  private:
   const Fp8Encoding& stored_;

@@ -159,7 +159,7 @@ void GroupPanels::decode_row(float* row, const TensorView& encoded, int64_t inde
   }
 }
 
-void GroupPanels::cut(const TensorView&, const TensorView&, int, int64_t) const {
+void GroupPanels::slice(const TensorView&, const TensorView&, int, int64_t) const {
   EADEM_CHECK(false, "{}: a rank packs its own part", name_);
 }
 

@@ -9,8 +9,8 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/matmul-inl.h"
-#include "eadem/kernels/cpu/linear/tiles.h"
 #include "eadem/kernels/cpu/support.h"
 
 #ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_

@@ -15,9 +15,9 @@
 #include <optional>
 
 #include "eadem/core/device/cpu_device.h"
+#include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/linear/quantized_matmul.h"
-#include "eadem/kernels/cpu/linear/tiles.h"
 #include "eadem/kernels/elementwise.h"
 
 namespace eadem::kernels::cpu {

@@ -155,7 +155,7 @@ void PackedPanels::decode_row(float* row, const TensorView& encoded, int64_t ind
   });
 }
 
-void PackedPanels::cut(const TensorView&, const TensorView&, int, int64_t) const {
+void PackedPanels::slice(const TensorView&, const TensorView&, int, int64_t) const {
   EADEM_CHECK(false, "{}: a rank packs its own part", name_);
 }
 

@@ -43,7 +43,7 @@ class PackedPanels final : public Encoding {
   int64_t num_pieces(const Shape& shape) const override;  // panels
   void encode_pieces(const TensorView& encoded, const TensorView& plain, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
-  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+  void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
  private:
   PackedPanels(DType dtype, Side side, std::string_view name) : dtype_(dtype), side_(side), name_(name) {}

@@ -261,7 +261,7 @@ void QuantizedPanels::decode_row(float* row, const TensorView& encoded, int64_t 
   }
 }
 
-void QuantizedPanels::cut(const TensorView&, const TensorView&, int, int64_t) const {
+void QuantizedPanels::slice(const TensorView&, const TensorView&, int, int64_t) const {
   EADEM_CHECK(false, "{}: a rank packs its own part", name_);
 }
 

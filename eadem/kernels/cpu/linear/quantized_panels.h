@@ -122,7 +122,7 @@ class QuantizedPanels final : public Encoding {
   // `values` must be stored as `stored()`.
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
   void decode_row(float* row, const TensorView& encoded, int64_t index) const override;
-  void cut(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
+  void slice(const TensorView& part, const TensorView& whole, int axis, int64_t begin) const override;
 
  private:
   const BlockEncoding& stored_;

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/quantized_matmul.h"
-#include "eadem/kernels/cpu/linear/tiles.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/linear/row_scale_matmul.cc"

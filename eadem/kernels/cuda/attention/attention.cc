@@ -50,10 +50,10 @@ Verdict can_attend(const KernelRequest& request) {
       .verdict({.flops_share = kRateShare, .reason = "f32 FMA, keys and values read for each query"});
 }
 
-// The most span states that decode steps need: for every sequence, one more than the full spans of its keys.
-int64_t most_spans(const KernelRequest& request) {
+// The most split states that decode steps need: for every sequence, one more than the full splits of its keys.
+int64_t most_splits(const KernelRequest& request) {
   const int64_t keys = request.inputs[5].dim(1).bind(request.bounds) * request.inputs[1].fixed(2);
-  return request.inputs[4].dim(0).bind(request.bounds) * (keys / kAttentionSpanKeys + 1);
+  return request.inputs[4].dim(0).bind(request.bounds) * (keys / kAttentionSplitKeys + 1);
 }
 
 // Without states, decode steps run as prompts do: the result is correct, but one block reads all keys of a head.
@@ -61,7 +61,7 @@ int64_t mma_scratch_bytes(const KernelRequest& request) {
   constexpr int64_t kMostBytes = int64_t{1} << 30;
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
   if (attrs.source == KvSource::direct) return 0;
-  const int64_t bytes = most_spans(request) * attrs.heads * (attrs.head_dim + 2) * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = most_splits(request) * attrs.heads * (attrs.head_dim + 2) * static_cast<int64_t>(sizeof(float));
   return bytes <= kMostBytes ? bytes : 0;
 }
 
@@ -101,7 +101,7 @@ PlanPtr prepare_mma(const KernelRequest& request, Context& context) {
       [attrs = request.attrs.get<AttentionAttrs>(), multiprocessors](const KernelCall& call) {
         AttentionParams params = attention_params(attrs, call);
         params.states = static_cast<float*>(call.scratch.data);
-        params.max_spans = params.sequences * (params.max_blocks * params.block_size / kAttentionSpanKeys + 1);
+        params.max_splits = params.sequences * (params.max_blocks * params.block_size / kAttentionSplitKeys + 1);
         params.multiprocessors = multiprocessors;
         const bool decodes = params.tokens == params.sequences && params.states != nullptr;
         EADEM_CUDA_CALL((decodes ? launch_attention_decode : launch_attention_prompt)(params, stream_of(call)));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention on tensor cores for decode steps: one token of every sequence. A block computes the state of one span for
-// one key head; a second kernel merges a head's spans in order. attention_tiles.cuh says what is computed.
+// Attention on tensor cores for decode steps: one token of every sequence. A block computes the state of one split for
+// one key head; a second kernel merges a head's splits in order. attention_tiles.cuh says what is computed.
 #include <algorithm>
 
 #include "eadem/kernels/cuda/attention/attention_tiles.cuh"
@@ -11,12 +11,12 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kSpanChunks = kSpan / kChunk;
+constexpr int kSplitChunks = kSplit / kChunk;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kPadding = 8;  // elements after each row of keys or values, against bank conflicts
 constexpr int kMaxSequences = static_cast<int>(kAttentionMmaMaxSequences);
-static_assert(kSpanChunks == kWarps, "a warp of the decode kernel has one chunk");
+static_assert(kSplitChunks == kWarps, "a warp of the decode kernel has one chunk");
 
 // Copies the `kRows` rows of keys or values that `rows` (in shared memory) lists to rows of kD + kPadding elements.
 // kNoRow gives zeros, because a cache may hold anything there (even NaN), and its product with 0 must be 0.
@@ -53,25 +53,25 @@ __device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD /
   }
 }
 
-// Shared memory: keys [kSpan][kD + kPadding], values of equal shape, and probabilities [16][kSpan + kPadding].
+// Shared memory: keys [kSplit][kD + kPadding], values of equal shape, and probabilities [16][kSplit + kPadding].
 template <int kD>
-constexpr int kDecodeBytes = 2 * kSpan*(kD + kPadding) * 2 + kFragmentRows*(kSpan + kPadding) * 2;
+constexpr int kDecodeBytes = 2 * kSplit*(kD + kPadding) * 2 + kFragmentRows*(kSplit + kPadding) * 2;
 
-// The spans in which sequence s, which has one token in this step, sees keys.
-struct SpanRange {
+// The splits in which sequence s, which has one token in this step, sees keys.
+struct SplitRange {
   int32_t begin, end;
 };
-__device__ SpanRange spans_of(const AttentionParams& p, const Sequence& sequence) {
+__device__ SplitRange splits_of(const AttentionParams& p, const Sequence& sequence) {
   const int32_t position = sequence.length - 1;
-  return {first_key(p, sequence, position) / kSpan, position / kSpan + 1};
+  return {first_key(p, sequence, position) / kSplit, position / kSplit + 1};
 }
 
 // Fills slot_start [sequences + 1]: where each sequence's slots begin in p.states [slot, head, kD + 2], one sequence
 // after another.
 __device__ void count_slots(int32_t* slot_start, const AttentionParams& p) {
   for (int s = threadIdx.x; s < p.sequences; s += blockDim.x) {
-    const SpanRange spans = spans_of(p, sequence_of(p, s));
-    slot_start[s + 1] = spans.end - spans.begin;
+    const SplitRange splits = splits_of(p, sequence_of(p, s));
+    slot_start[s + 1] = splits.end - splits.begin;
   }
   if (threadIdx.x == 0) slot_start[0] = 0;
   __syncthreads();
@@ -96,16 +96,16 @@ template <int kD>
 __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int32_t slot_start[kMaxSequences + 1];
-  __shared__ int32_t rows[kSpan];  // rows of keys and values
-  __shared__ float chunk_max[kSpanChunks][kFragmentRows];
-  __shared__ float chunk_sum[kSpanChunks][kFragmentRows][4];
-  constexpr int kPitch = kD + kPadding, kWeightPitch = kSpan + kPadding;
+  __shared__ int32_t rows[kSplit];  // rows of keys and values
+  __shared__ float chunk_max[kSplitChunks][kFragmentRows];
+  __shared__ float chunk_sum[kSplitChunks][kFragmentRows][4];
+  constexpr int kPitch = kD + kPadding, kWeightPitch = kSplit + kPadding;
   constexpr int kValueTiles = kD / 8 / kWarps;  // tiles of a warp
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = p.heads / p.kv_heads, row_tiles = static_cast<int>(ceil_div(group, kFragmentRows));
-  const uint32_t keys = shared_address(memory), values = keys + kSpan * kPitch * 2,
-                 weights = values + kSpan * kPitch * 2;
-  auto* weight_rows = reinterpret_cast<uint32_t*>(memory + 2 * kSpan * kPitch * 2);  // pairs of bf16
+  const uint32_t keys = shared_address(memory), values = keys + kSplit * kPitch * 2,
+                 weights = values + kSplit * kPitch * 2;
+  auto* weight_rows = reinterpret_cast<uint32_t*>(memory + 2 * kSplit * kPitch * 2);  // pairs of bf16
   const float c = p.scale * 1.4426950408889634f;
 
   allow_next_kernel();
@@ -114,11 +114,11 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   const int per_slot = p.kv_heads * row_tiles;
   const int num_items = slot_start[p.sequences] * per_slot;
 
-  // A work item: some query rows of one key head over one span of a sequence.
+  // A work item: some query rows of one key head over one split of a sequence.
   struct Item {
     Sequence sequence;
     int slot, kv_head, first_row;
-    int32_t position, begin, span;  // the query's position, its first key, the span's first position
+    int32_t position, begin, split;  // the query's position, its first key, the split's first position
   };
   const auto item_at = [&](int item) {
     Item i{
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     i.sequence = sequence_of(p, s);
     i.position = i.sequence.length - 1;
     i.begin = first_key(p, i.sequence, i.position);
-    i.span = (spans_of(p, i.sequence).begin + i.slot - slot_start[s]) * kSpan;
+    i.split = (splits_of(p, i.sequence).begin + i.slot - slot_start[s]) * kSplit;
     return i;
   };
   // Every warp finds the rows of its chunk and copies their keys; all warps together copy the values.
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   const auto copy_keys = [&](const Item& i) {
 #pragma unroll
     for (int row = lane; row < kChunk; row += kWarp) {
-      const int32_t key = i.span + warp * kChunk + row;
+      const int32_t key = i.split + warp * kChunk + row;
       rows[warp * kChunk + row] = key >= i.begin && key <= i.position ? key_row(p, i.sequence, i.kv_head, key) : kNoRow;
     }
     __syncwarp();
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     commit_copies();
   };
   const auto copy_values = [&] {
-    copy_rows_async<kD, kSpan, kThreads>(p.v, rows, values, threadIdx.x);
+    copy_rows_async<kD, kSplit, kThreads>(p.v, rows, values, threadIdx.x);
     commit_copies();
   };
 
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     const bool has_next = item + static_cast<int>(gridDim.x) < num_items;
     const Sequence& sequence = now.sequence;
     const int slot = now.slot, kv_head = now.kv_head, first_row = now.first_row;
-    const int32_t position = now.position, begin = now.begin, chunk = now.span + warp * kChunk;
+    const int32_t position = now.position, begin = now.begin, chunk = now.split + warp * kChunk;
 
     // 1. Load the queries.
     uint32_t q[kD / 16][4];
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     // 4. Add the values: each warp computes a quarter of head_dim, over the chunks in order.
     float acc[kValueTiles][4] = {}, l[2] = {}, m[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < kSpanChunks; ++i) {
+    for (int i = 0; i < kSplitChunks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = lane / 4 + half * 8;
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kD) attention_merge(AttentionParams p) {
 
 template <int kD>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
-  const int64_t most = p.max_spans * p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
+  const int64_t most = p.max_splits * p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, 3 * p.multiprocessors));
   const cudaError_t error =
       launch_overlapped(attention_decode<kD>, dim3(blocks), kThreads, kDecodeBytes<kD>, stream, p);

@@ -244,12 +244,12 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
         if (key > last[i / 2] || key < first[i / 2]) s[t][i] = -INFINITY;
       }
   };
-  const auto merge = [&](const RowState& span) {
+  const auto merge = [&](const RowState& split) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float next = fmaxf(merged_state.m[half], span.m[half]);
-      const float old_factor = rescale(merged_state.m[half], next), new_factor = rescale(span.m[half], next);
-      merged_state.l[half] = fmaf(merged_state.l[half], old_factor, quad_sum(span.l[half]) * new_factor);
+      const float next = fmaxf(merged_state.m[half], split.m[half]);
+      const float old_factor = rescale(merged_state.m[half], next), new_factor = rescale(split.m[half], next);
+      merged_state.l[half] = fmaf(merged_state.l[half], old_factor, quad_sum(split.l[half]) * new_factor);
       merged_state.m[half] = next;
 #pragma unroll
       for (int t = 0; t < kValueTiles; ++t)
@@ -281,16 +281,16 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
     pin(s);
     release(key_ring, key_place);
     mask(chunk);
-    const bool new_span = chunk % kSpan == 0;
-    const RowState span = state;
-    if (new_span) state = RowState{};
+    const bool new_split = chunk % kSplit == 0;
+    const RowState split = state;
+    if (new_split) state = RowState{};
     take_exponentials(s, correction, state, c);
     wgmma_wait<0>();  // now the registers of acc and weights may change
     pin(acc);
     pack(weights, s);
     release(value_ring, value_place);
-    if (new_span) {
-      merge(span);
+    if (new_split) {
+      merge(split);
     } else if (__any_sync(kAllLanes, correction[0] != 1.0f || correction[1] != 1.0f)) {
 #pragma unroll
       for (int t = 0; t < kValueTiles; ++t)

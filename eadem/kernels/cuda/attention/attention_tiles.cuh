@@ -6,12 +6,13 @@
 //     m' = max(m, max s * c),  c = scale * log2 e           p = exp2(s * c - m')
 //     l' = l * exp2(m - m') + sum p                         acc' = acc * exp2(m - m') + p v, one chain over 64 keys,
 //                                                           for which p is rounded to bf16
-//   spans of kAttentionSpanKeys positions, begun at their multiples: a state {m, l, acc} of their own, merged in order
+//   splits of kAttentionSplitKeys positions, begun at their multiples: a state {m, l, acc} of their own, merged in
+//   order
 //     M' = max(M, m)   L' = L * exp2(M - M') + l * exp2(m - M')   A' = A * exp2(M - M') + acc * exp2(m - M')
 //   y = A / L
-// A chunk or span in which the query sees no key changes none of its numbers, so a query's bits do not depend on the
+// A chunk or split in which the query sees no key changes none of its numbers, so a query's bits do not depend on the
 // other queries of its tile. For sums of p, each lane adds the sixteen columns of a chunk that its fragments hold, from
-// left to right, and groups of four lanes add their sums at the end of a span.
+// left to right, and groups of four lanes add their sums at the end of a split.
 //
 // The query heads that share a key head are rows of one tile, so that keys are read once.
 #pragma once
@@ -23,7 +24,7 @@
 namespace eadem::kernels::cuda {
 
 constexpr int kChunk = static_cast<int>(kAttentionChunk);
-constexpr int kSpan = static_cast<int>(kAttentionSpanKeys);
+constexpr int kSplit = static_cast<int>(kAttentionSplitKeys);
 constexpr int kKeyTiles = kChunk / 8;  // accumulators of 8 keys
 constexpr int kFragmentRows = 16;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/cpu/linear/tiles.h"
+#include "eadem/kernels/cpu/linear/amx.h"
 
 #include <gtest/gtest.h>
 
