@@ -13,6 +13,9 @@
 #include "eadem/core/log.h"
 #include "eadem/engine/cache/cache_config.h"
 #include "eadem/engine/cache/cache_contents.h"
+#include "eadem/engine/cache/cache_plan.h"
+#include "eadem/engine/cache/window_contents.h"
+#include "eadem/engine/cache/window_rings.h"
 #include "eadem/engine/hook_registry.h"
 #include "eadem/engine/scheduler.h"
 #include "eadem/engine/step_descriptor.h"
@@ -39,9 +42,11 @@ struct EngineOptions {
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
 };
 
-// Bytes that the keys and values of one token take in the caches of all layers.
-int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware);
-// Bytes of one cached token for an engine that does not exist yet.
+// Bytes of what the layers of a model keep of a sequence.
+StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware);
+// Likewise, for an engine that does not exist yet.
+StateBytes state_bytes(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options);
+// Bytes that one token takes in all layers, as long as no window has passed it.
 int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options);
 
 class InferEngine {
@@ -56,6 +61,9 @@ class InferEngine {
     // Paged cache: the blocks of positions [0, block_size), [block_size, …). A step uses a block only once, except that
     // sequences may share blocks that they all have cached. Entries after the last new token are ignored.
     std::vector<std::vector<int32_t>> block_tables;
+    // [batch]; a paged cache with window groups: which of max_batch_size rings of blocks keeps the windows of each
+    // sequence, from its first step to its last; empty: 0, 1, … A ring has room for its share of max_step_tokens.
+    std::vector<int32_t> window_rows;
     std::vector<int64_t> slot_mapping;    // [tokens] block * block_size + offset; empty: from block_tables
     std::vector<SamplingInput> sampling;  // [batch]; empty: greedy
     // Compute the logits of every token instead of each sequence's last one. Penalties apply only to the last one.
@@ -119,9 +127,9 @@ class InferEngine {
   const modules::AutoHardwareConfig& hardware() const { return hardware_; }
   const pipeline::ParameterStore& parameters() const { return *parameters_; }
   // The cache's geometry. In a static cache, num_blocks is the batch size and block_size the length.
-  const modules::CacheSpec& cache_spec() const { return cache_; }
-  int64_t max_batch_size() const { return max_batch_; }
-  int64_t max_sequence_length() const { return max_length_; }
+  const modules::CacheSpec& cache_spec() const { return plan_.spec; }
+  int64_t max_batch_size() const { return plan_.max_batch; }
+  int64_t max_sequence_length() const { return plan_.max_length; }
   int64_t cache_bytes() const;
   // How often inputs were sent to the device so far: once a step.
   int64_t num_uploads() const { return descriptor_->num_uploads(); }
@@ -145,13 +153,13 @@ class InferEngine {
     pipeline::ValueId hidden, logits, token, logprob;
   };
 
-  void plan_cache();
   void compile();
   std::unique_ptr<Compiled> compile_bucket(const SymbolValues& bounds);
   void bind_caches(pipeline::Program& program);
   void require_cache() const;
   void check_sizes(const Input& input) const;
   void make_sequences(const Input& input);
+  std::span<const std::vector<int32_t>> window_tables(const Input& input, size_t index);
   void check_places(const Input& input) const;
   using Plan = std::span<const StepSequence>;
   void check(Plan plan, bool all_logits);
@@ -159,6 +167,8 @@ class InferEngine {
   void check_sampling(Plan plan) const;
   const Compiled& program_for(int64_t tokens, int64_t logit_rows) const;
   const Output& run_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);
+  void before_writing(Plan plan);
+  void after_writing(Plan plan);
   void name_values();
 
   std::shared_ptr<const models::Model> model_;
@@ -166,11 +176,11 @@ class InferEngine {
   EngineOptions options_;
   modules::AutoHardwareConfig hardware_;
   std::shared_ptr<pipeline::ParameterStore> parameters_;
-  modules::CacheSpec cache_;
-  int64_t max_batch_ = 0;
-  int64_t max_length_ = 0;
+  CachePlan plan_;
   std::map<std::string, Tensor> caches_;
   CacheContents contents_;
+  std::vector<WindowContents> window_contents_;  // of groups 1, 2, …
+  WindowRings rings_;
   std::vector<int32_t> identity_;  // 0, 1, …: the rows of a static cache
   std::unique_ptr<Compiled> prefill_, decode_;
   const Compiled* last_ = nullptr;
