@@ -159,9 +159,10 @@ void Scheduler::start(Sequence& sequence, const CacheContents& cache) {
 
 // --- Steps.
 
-// Window blocks that the plan took for its tokens go back, unless it was committed.
+// Window blocks go back that no running request reads any more, or that the plan took and did not come to write.
 void Scheduler::forget_plan() {
-  for (const size_t place : places_) cache_.retire_windows(running_[place].blocks, running_[place].cached);
+  for (const size_t place : places_)
+    if (Sequence& s = running_[place]; !has_ended(s.state)) cache_.retire_windows(s.blocks, s.cached);
   plan_.clear();
   planned_.clear();
   places_.clear();
