@@ -13,26 +13,18 @@ namespace {
 
 // Steps of at most this many tokens use the decode program, whose activations fit the processor's caches.
 constexpr int64_t kDecodeTokens = 16;
-// The largest value of an option that counts tokens.
-constexpr int64_t kMaxCount = int64_t{1} << 24;
-
-void require_count(const char* name, int64_t value, int64_t min) {
-  if (value < min || value > kMaxCount)
-    throw InvalidArgument("{} is {}; expected {} to {}", name, value, min, kMaxCount);
-}
-
 modules::AutoHardwareConfig resolve(const modules::ModelSpec& spec, const Device& device,
                                     const EngineOptions& options) {
   return modules::AutoHardwareConfig::from_model_spec(spec, device, options.mode, options.hardware, "engine options");
 }
 
-CachePlan plan_for(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware,
-                   const EngineOptions& options) {
-  return plan_cache({.config = options.cache,
-                     .bytes = state_bytes(model, device, hardware),
-                     .context = model.info().max_positions,
-                     .block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value,
-                     .max_step_tokens = options.max_step_tokens});
+CachePlanRequest request_of(const models::Model& model, const Device& device,
+                            const modules::AutoHardwareConfig& hardware, const EngineOptions& options) {
+  return {.config = options.cache,
+          .bytes = state_bytes(model, device, hardware),
+          .context = model.info().max_positions,
+          .block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value,
+          .max_step_tokens = options.max_step_tokens};
 }
 
 // The upper bounds of a step of the decode or the prefill program.
@@ -64,12 +56,13 @@ StateBytes state_bytes(const models::Model& model, const Device& device, const m
   return StateBytes::of(models::states_of(model, device, hardware));
 }
 
-StateBytes state_bytes(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options) {
-  return state_bytes(*checkpoint.model, device, resolve(models::spec_of(checkpoint), device, options));
+CachePlanRequest cache_request(const models::Checkpoint& checkpoint, const Device& device,
+                               const EngineOptions& options) {
+  return request_of(*checkpoint.model, device, resolve(models::spec_of(checkpoint), device, options), options);
 }
 
 int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options) {
-  return state_bytes(checkpoint, device, options).all_per_token();
+  return cache_request(checkpoint, device, options).bytes.all_per_token();
 }
 
 InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
@@ -83,7 +76,7 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
   require_count("max_step_tokens", options.max_step_tokens, 1);
   require_count("max_logit_rows", options.max_logit_rows, 0);
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_);
-  plan_ = plan_for(*model_, *device_, hardware_, options_);
+  plan_ = plan_cache(request_of(*model_, *device_, hardware_, options_));
   compile();
 }
 
@@ -136,7 +129,7 @@ std::unique_ptr<Program> InferEngine::compile_for_explain(const models::Model& m
                                                           const EngineOptions& options, const modules::ModelSpec& spec,
                                                           bool decode) {
   const modules::AutoHardwareConfig hardware = resolve(spec, *device, options);
-  const CachePlan plan = plan_for(model, *device, hardware, options);
+  const CachePlan plan = plan_cache(request_of(model, *device, hardware, options));
   models::BuiltGraph built =
       models::build_inference_graph(model, {.device = device.get(), .hardware = &hardware, .cache = plan.spec});
   pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
@@ -228,7 +221,7 @@ void InferEngine::reset_cache(const CacheConfig& config) {
   // Every check that can refuse the new configuration runs before the old cache is freed.
   EngineOptions options = options_;
   options.cache = config;
-  const CachePlan plan = plan_for(*model_, *device_, hardware_, options);
+  const CachePlan plan = plan_cache(request_of(*model_, *device_, hardware_, options));
   options_.cache = config;
   last_ = nullptr;
   prefill_.reset();

@@ -44,8 +44,9 @@ struct EngineOptions {
 
 // Bytes of what the layers of a model keep of a sequence.
 StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware);
-// Likewise, for an engine that does not exist yet.
-StateBytes state_bytes(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options);
+// What the size of the cache of an engine depends on that does not exist yet.
+CachePlanRequest cache_request(const models::Checkpoint& checkpoint, const Device& device,
+                               const EngineOptions& options);
 // Bytes that one token takes in all layers, as long as no window has passed it.
 int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options);
 

@@ -9,8 +9,8 @@
 // a running request never waits for memory.
 //
 // One sequence may stay in the cache after its request has ended, for a conversation: the next request with `keep` only
-// computes what follows the tokens that both begin with, if the windows of the cache still hold what that reads. Another
-// request that needs the room takes it.
+// computes what follows the tokens that both begin with, if the windows of the cache still hold what that reads.
+// Another request that needs the room takes it.
 //
 // One thread at a time may use a scheduler, except for check(), which any thread may call.
 #pragma once
@@ -29,11 +29,11 @@ namespace eadem::engine {
 
 // The limits of an engine, as InferEngine::limits() returns them.
 struct SchedulerLimits {
-  int64_t max_batch_size = 1;       // sequences of a step
-  int64_t max_step_tokens = 1;      // new tokens of a step; at least max_batch_size
-  int64_t max_sequence_length = 1;  // tokens of a sequence in the cache
-  int64_t num_blocks = 1;           // of the cache's group 0; the rows of a static cache
-  int64_t block_size = 1;           // tokens of a block
+  int64_t max_batch_size = 1;                      // sequences of a step
+  int64_t max_step_tokens = 1;                     // new tokens of a step; at least max_batch_size
+  int64_t max_sequence_length = 1;                 // tokens of a sequence in the cache
+  int64_t num_blocks = 1;                          // of the cache's group 0; the rows of a static cache
+  int64_t block_size = 1;                          // tokens of a block
   std::vector<modules::WindowGroup> windows = {};  // the cache's other groups
   int64_t num_slots = 0;                           // for states per sequence
   int64_t vocab = 1;

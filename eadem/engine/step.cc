@@ -102,7 +102,8 @@ void InferEngine::check_places(const Input& input) const {
       if (!input.position_ids.empty() && input.position_ids[at] != position)
         throw InvalidArgument("position {} of token {} of sequence {}; its place in the cache is {}",
                               input.position_ids[at], t, s, position);
-      if (!input.slot_mapping.empty() && input.slot_mapping[at] != sequences_[s].slot(position, cache_spec().block_size))
+      if (!input.slot_mapping.empty() &&
+          input.slot_mapping[at] != sequences_[s].slot(position, cache_spec().block_size))
         throw InvalidArgument("slot {} of token {} of sequence {}; its block table says {}", input.slot_mapping[at], t,
                               s, sequences_[s].slot(position, cache_spec().block_size));
     }

@@ -8,8 +8,8 @@
 namespace eadem::modules {
 
 size_t CacheSpec::group_of(int64_t window) const {
-  const auto found = std::find_if(windows.begin(), windows.end(),
-                                  [&](const WindowGroup& group) { return group.window == window; });
+  const auto found =
+      std::find_if(windows.begin(), windows.end(), [&](const WindowGroup& group) { return group.window == window; });
   return found == windows.end() ? 0 : 1 + static_cast<size_t>(found - windows.begin());
 }
 
@@ -26,7 +26,8 @@ TensorType storage_type(const StateSpec& state, const CacheSpec& cache) {
   TensorType type(state.row.dtype, dims, state.row.encoding);
   // The blocks or slots come before a row's first dimension, and the tokens of a block behind it.
   type.sharding = state.row.sharding;
-  if (type.sharding.kind == Sharding::Kind::sharded && state.kind == StateSpec::Kind::per_token && type.sharding.axis > 0)
+  if (type.sharding.kind == Sharding::Kind::sharded && state.kind == StateSpec::Kind::per_token &&
+      type.sharding.axis > 0)
     ++type.sharding.axis;
   if (type.sharding.kind == Sharding::Kind::sharded) ++type.sharding.axis;
   return type;

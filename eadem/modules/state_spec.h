@@ -51,8 +51,8 @@ struct WindowGroup {
 // States per sequence lie in `num_slots` slots, which steps find through state_slots.
 struct CacheSpec {
   CacheLayout layout = CacheLayout::none;
-  int64_t num_blocks = 0;           // of group 0
-  int64_t block_size = 0;           // tokens of a block, in every group
+  int64_t num_blocks = 0;  // of group 0
+  int64_t block_size = 0;  // tokens of a block, in every group
   std::vector<WindowGroup> windows = {};
   int64_t num_slots = 0;
 

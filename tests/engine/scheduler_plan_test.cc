@@ -283,8 +283,8 @@ TEST(SchedulerPlan, RandomSchedulesGiveEveryRequestItsTokens) {
     limits.max_sequence_length = std::min<int64_t>(limits.num_blocks * limits.block_size, 1 + below(40));
     for (int64_t window = 1 + below(4); seed % 2 == 1 && window < 20; window += 1 + below(10))
       limits.windows.push_back(
-          {window, std::min(limits.num_blocks, window_blocks(window, limits.block_size, limits.max_batch_size,
-                                                             limits.max_step_tokens))});
+          {window, std::min(limits.num_blocks,
+                            window_blocks(window, limits.block_size, limits.max_batch_size, limits.max_step_tokens))});
     Simulation simulation(limits);
     struct Known {
       GenerationRequest request;

@@ -89,8 +89,8 @@ TEST(Windows, TakeTheMemoryOfTheirGroup) {
   const int64_t blocks = window_blocks(8, kBlock, 1, kStep) + 1;  // with the null block
   EXPECT_EQ(engine->cache_bytes(), row * kBlock * (6 * blocks + 32));
   // As much memory as a cache of whole sequences takes for 40 tokens holds the context.
-  engine->reset_cache(PagedKVCacheConfig{
-      .max_kv_memory_bytes = 7 * row * 48, .block_size = kBlock, .max_batch_size = 1});
+  engine->reset_cache(
+      PagedKVCacheConfig{.max_kv_memory_bytes = 7 * row * 48, .block_size = kBlock, .max_batch_size = 1});
   EXPECT_GT(engine->max_sequence_length(), 48);
   EXPECT_LE(engine->cache_bytes(), 7 * row * 48);
 }

@@ -82,8 +82,7 @@ void CacheManager::move(SequenceBlocks& to, SequenceBlocks& from, int64_t tokens
     hold(windows_[g], from.windows[g], from.held[g], {0, std::ssize(to.windows[g])});
     to.held[g] = std::exchange(from.held[g], {});
     for (int64_t place = to.held[g].begin; place < to.held[g].end; ++place)
-      to.windows[g][static_cast<size_t>(place)] =
-          std::exchange(from.windows[g][static_cast<size_t>(place)], kNoBlock);
+      to.windows[g][static_cast<size_t>(place)] = std::exchange(from.windows[g][static_cast<size_t>(place)], kNoBlock);
   }
   to.slot = std::exchange(from.slot, kNoBlock);
 }

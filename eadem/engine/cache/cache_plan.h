@@ -12,6 +12,10 @@
 
 namespace eadem::engine {
 
+// Throws InvalidArgument unless `value`, which counts tokens or sequences, is `min` to 2^24: products of two such
+// numbers and of a model's sizes, which its config bounds, then fit 64 bits.
+void require_count(const char* name, int64_t value, int64_t min);
+
 // Bytes of the states of all layers.
 struct StateBytes {
   int64_t per_token = 0;               // of states that keep every token
@@ -47,9 +51,13 @@ struct CachePlanRequest {
 // keeps the tokens themselves in group 0, at four bytes each. Throws InvalidArgument naming both values.
 CachePlan plan_cache(const CachePlanRequest& request);
 
+// The max_kv_memory_bytes with which a paged cache has room for `tokens` tokens of all sequences together.
+int64_t paged_cache_bytes(const CachePlanRequest& request, int64_t tokens);
+
 // The most blocks that `sequences` hold in a group with this window in a step of `step_tokens` tokens. Between steps a
 // sequence holds its last window - 1 tokens, and a step adds its own:
-//   ceil((window - 1) / block_size) + 1 blocks of a sequence, at most one for what it adds, and step_tokens / block_size
+//   ceil((window - 1) / block_size) + 1 blocks of a sequence, at most one for what it adds, and step_tokens /
+//   block_size
 // of all together.
 int64_t window_blocks(int64_t window, int64_t block_size, int64_t sequences, int64_t step_tokens);
 

@@ -25,10 +25,9 @@ ValueId build_direct(BuildContext& context, const AttentionRequest& request, Val
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v) {
   const KvCacheStore store(request.kv_heads, request.head_dim, request.window);
   const KvCacheStore::Caches caches = store.build(context, k, v, request.layer);
-  return context.graph.add1(
-      std::make_shared<ops::Attention>(attributes(request, kernels::KvSource::cached)),
-      {q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
-       context.group_of(request.window).block_table});
+  return context.graph.add1(std::make_shared<ops::Attention>(attributes(request, kernels::KvSource::cached)),
+                            {q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
+                             context.group_of(request.window).block_table});
 }
 
 // The line that `explain` prints for a layer.
