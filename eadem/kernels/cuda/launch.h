@@ -139,7 +139,7 @@ struct AttentionParams {
   DType dtype, kv_dtype;
   // Only launch_attention_decode uses these members:
   float* states = nullptr;  // [max_splits, heads, head_dim + 2]
-  int64_t max_splits = 0;    // the most splits that all sequences of a step have together
+  int64_t max_splits = 0;   // the most splits that all sequences of a step have together
   int32_t multiprocessors = 1;
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
