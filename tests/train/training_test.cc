@@ -61,7 +61,7 @@ TEST_P(GoldenTraining, LossesAndGradientNormsMatchPyTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(PyTorch, GoldenTraining,
-                         testing::Combine(testing::Values("llama", "qwen2", "qwen3"),
+                         testing::Combine(testing::Values("llama", "qwen2", "qwen3", "qwen3_moe"),
                                           testing::Values("cpu", "reference")));
 
 }  // namespace
