@@ -112,9 +112,11 @@ class Convert(ProgramTest):
         for kind in ("fp8", "int8"):
             layers = self.folder / kind
             self.done("convert", model, layers, "--type", kind)
-            self.done("perplexity", layers, "--help")
-            self.done("explain", layers)
-        self.done("explain", GOLDEN / "qwen3_moe")
+            self.done("bench", layers, "-p", "8", "-n", "2", "-r", "1")
+        text = self.done("explain", GOLDEN / "qwen3_moe").out
+        for part in ("route (top_k=2 scoring=softmax renormalize=false", "expert_order (experts=8)", "cpu_expert_panels",
+                     "[2*tokens, 20]"):
+            self.assertIn(part, text)
         self.done("bench", "--random", GOLDEN / "qwen3_moe", "--type", "q8_0", "-p", "8", "-n", "2", "-r", "1")
 
     def test_the_text_stays(self):
