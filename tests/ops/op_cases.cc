@@ -294,6 +294,14 @@ std::vector<Workload> select_rows() {
   return cases.take();
 }
 
+std::vector<Workload> feed_tokens() {
+  Cases cases;
+  const auto op = std::make_shared<ops::FeedTokens>();
+  for (int64_t tokens : {0, 1, 5, 300})
+    cases.add(op, {TensorType(DType::i32, {Symbol::tokens}), TensorType(DType::i32, {4})}, tokens);
+  return cases.take();
+}
+
 std::vector<Workload> sample() {
   Cases cases;
   const auto op = std::make_shared<ops::Sample>();
@@ -420,6 +428,7 @@ std::vector<std::string_view> op_names() {
           "cast",
           "kv_append",
           "select_rows",
+          "feed_tokens",
           "sample",
           "gated_activation",
           "all_reduce",
@@ -453,6 +462,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "cast") return cast();
   if (op == "kv_append") return kv_append();
   if (op == "select_rows") return select_rows();
+  if (op == "feed_tokens") return feed_tokens();
   if (op == "sample") return sample();
   if (op == "all_reduce") return elementwise(std::make_shared<ops::AllReduce>());
   if (op == "add_bias") return add_bias();

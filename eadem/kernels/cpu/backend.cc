@@ -24,6 +24,7 @@ constexpr OpKernels kOps[] = {
     {"cast", cast_kernels},
     {"kv_append", kv_append_kernels},
     {"select_rows", select_rows_kernels},
+    {"feed_tokens", feed_tokens_kernels},
     {"sample", sample_kernels},
     {"add_bias", add_bias_kernels},
     {"select_heads", select_heads_kernels},

@@ -22,6 +22,7 @@ KernelList cross_entropy_kernels();
 KernelList cast_kernels();
 KernelList kv_append_kernels();
 KernelList select_rows_kernels();
+KernelList feed_tokens_kernels();
 KernelList sample_kernels();
 KernelList add_bias_kernels();
 KernelList select_heads_kernels();
