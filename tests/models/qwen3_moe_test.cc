@@ -197,7 +197,8 @@ TEST_F(Qwen3MoeFiles, KeysOfGgufFiles) {
   EXPECT_EQ(ModelConfig::from_gguf(*io::GgufFile::open(write(metadata))).moe_intermediate_size, 64 / 3)
       << "what llama.cpp takes then";
   metadata.emplace_back("qwen3moe.expert_shared_count", io::GgufValue::scalar(uint32_t{1}));
-  EXPECT_HAS(refusal([&] { open_checkpoint(write(metadata)); }), "'qwen3moe.expert_shared_count' is not honoured");
+  EXPECT_HAS(refusal([&] { open_checkpoint(write(metadata)); }),
+             "'qwen3moe.expert_shared_count' is 1; only 0 is honoured");
 }
 
 TEST_F(Qwen3MoeFiles, WhatGgufCannotStateIsRefused) {

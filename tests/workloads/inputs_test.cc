@@ -41,7 +41,7 @@ TEST(Inputs, EveryPortOfEveryOpGetsItsDtypeAndShape) {
       EXPECT_EQ(inputs[i].shape(), row.inputs[i].bind(row.symbols));
     }
   }
-  EXPECT_EQ(ops_seen.size(), 29u) << "every op has small rows";
+  EXPECT_EQ(ops_seen.size(), 30u) << "every op has small rows";
 }
 
 TEST(Inputs, SameSeedSameBytes) {

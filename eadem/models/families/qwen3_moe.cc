@@ -15,6 +15,10 @@ namespace {
 
 constexpr ModelType kQwen3MoeTypes[] = {{"qwen3_moe", "qwen3moe", "Qwen3MoeForCausalLM", 32768, 4}};
 
+// Keys of GGUF files that say what the architecture has not: a shared expert, or another score than a softmax (1).
+constexpr std::pair<const char*, int64_t> kInertGgufKeys[] = {
+    {"expert_shared_count", 0}, {"expert_shared_feed_forward_length", 0}, {"expert_gating_func", 1}};
+
 // A window is that of every layer. Null means none; transformers' default for an absent key is 4096.
 void read_qwen3_moe_window(const io::JsonReader& config, ModelConfig& result) {
   const bool absent = config.value().find("sliding_window") == nullptr;
@@ -85,6 +89,9 @@ void read_qwen3_moe_gguf(const io::GgufFile& file, const std::string& prefix, Mo
   result.moe_intermediate_size = file.optional_integer(prefix + "expert_feed_forward_length", 1, kMaxExtent)
                                      .value_or(result.intermediate_size / result.num_experts_per_tok);
   result.norm_topk_prob = true;
+  for (const auto& [key, honoured] : kInertGgufKeys)
+    if (const int64_t value = file.optional_integer(prefix + key, 0, kMaxExtent).value_or(honoured); value != honoured)
+      throw Unsupported("{}: '{}{}' is {}; only {} is honoured", file.path(), prefix, key, value, honoured);
 }
 
 void write_qwen3_moe_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
@@ -169,7 +176,9 @@ std::vector<WeightRecipe> qwen3_moe_recipes(const ModelConfig& config, const Par
 const ModelFamily& qwen3_moe_family() {
   static const ModelFamily kFamily = {.name = "qwen3_moe",
                                       .types = kQwen3MoeTypes,
-                                      .gguf_keys = "expert_count expert_used_count expert_feed_forward_length",
+                                      .gguf_keys =
+                                          "expert_count expert_used_count expert_feed_forward_length "
+                                          "expert_shared_count expert_shared_feed_forward_length expert_gating_func",
                                       .read_json = read_qwen3_moe_json,
                                       .read_gguf = read_qwen3_moe_gguf,
                                       .write_json = write_qwen3_moe_json,
