@@ -108,7 +108,8 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
   return json;
 }
 
-JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHardwareConfig& hardware) {
+JsonValue describe(const models::Checkpoint& checkpoint, const Device& device,
+                   const modules::AutoHardwareConfig& hardware) {
   const models::ModelInfo& info = checkpoint.model->info();
   const modules::ModelSpec spec = checkpoint.model->spec();
   JsonValue json = JsonValue::object();
@@ -149,13 +150,13 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
     ignored.push_back(JsonValue::object().set("key", key.path).set("reason", key.reason));
   json.set("ignored_keys", std::move(ignored));
 
-  const int64_t kv_per_token = engine::kv_bytes_per_token(info, hardware);
+  const engine::StateBytes state_bytes = engine::state_bytes(*checkpoint.model, device, hardware);
   JsonValue memory = JsonValue::array();
   for (int64_t length : context_lengths(info.max_positions))
     memory.push_back(JsonValue::object()
                          .set("context", length)
-                         .set("kv_cache_bytes", length * kv_per_token)
-                         .set("total_bytes", length * kv_per_token + file_bytes));
+                         .set("kv_cache_bytes", state_bytes.of_sequence(length))
+                         .set("total_bytes", state_bytes.of_sequence(length) + file_bytes));
   json.set("kv_cache_dtype", std::string(hardware.of(modules::Role::attention, 0).precision.kv_cache.value.name()));
   json.set("memory", std::move(memory));
   try {
@@ -281,7 +282,7 @@ int inspect(CommandLine command_line) {
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
   const auto hardware = modules::AutoHardwareConfig::from_model_spec(
       models::spec_of(checkpoint), *device, HardwareMode::performance, options.engine_options().hardware);
-  const JsonValue description = describe(checkpoint, hardware);
+  const JsonValue description = describe(checkpoint, *device, hardware);
   if (json)
     print(to_json(description) + "\n");
   else

@@ -25,7 +25,7 @@ ProgramSet::ProgramSet(Options options, std::shared_ptr<pipeline::ParameterStore
 std::unique_ptr<StepProgram> ProgramSet::step_program(std::unique_ptr<Program> program, StepKind kind) const {
   auto result = std::make_unique<StepProgram>();
   if (program->is_complete() && options_.bind_states) options_.bind_states(*program);
-  result->layout = StepLayout(*program);
+  result->layout = StepLayout(*program, options_.cache);
   result->hidden = program->output("hidden");
   result->logits = program->output("logits");
   result->token = program->output("token");

@@ -98,7 +98,7 @@ class InferEngine:
                      from_pretrained
     dist_config      ranks of tensor parallelism; more than one raises Unsupported
     cache_config     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context
-    max_step_tokens  most new tokens of one step
+    max_step_tokens  most new tokens of one step; None: 512 on a CPU, 2048 on other devices
     max_logit_rows   most rows of logits of one step; 0: one per sequence
 
     device, threads, prefill_threads, pin, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
@@ -118,6 +118,8 @@ class InferEngine:
         block_tables   [batch, max_blocks] where each sequence's tokens are, -1 behind its last block. Needed with a paged
                        cache; with a static one, its rows [batch, 1], None: 0, 1, … A block is used once in a step, but
                        that sequences may share those that all of them have cached
+        window_rows    [batch] with a paged cache and a model with attention windows: which of the max_batch_size rings
+                       of blocks keeps each sequence's windows from its first step to its last; None: 0, 1, …
         slot_mapping   [tokens] block * block_size + offset of each new token; None: from block_tables
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed
                        one for all, or [batch]; as in SamplingParams, but that the token is the likeliest one unless
@@ -134,6 +136,7 @@ class InferEngine:
         cache_lengths: Any = None
         input_lengths: Any = None
         block_tables: Any = None
+        window_rows: Any = None
         slot_mapping: Any = None
         temperature: Any = 0.0
         top_k: Any = 0
@@ -164,7 +167,7 @@ class InferEngine:
     def __init__(self, config: ModelConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
                  pin: bool = True, isa: str = "", mode: str = "performance", weights: Optional[str] = None,
-                 activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: int = 512,
+                 activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: Optional[int] = None,
                  max_logit_rows: int = 0, disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
         self._engine = _eadem.Engine(
             _arguments.expect("config", config, ModelConfig, "LlamaConfig or ModelConfig"),
@@ -182,7 +185,7 @@ class InferEngine:
                         device: str = "cpu", cache_config: Optional[CacheConfig] = None, *, threads: int = 0,
                         prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                         weights: Optional[str] = None, activations: Optional[str] = None,
-                        kv_dtype: Optional[str] = None, max_step_tokens: int = 512, max_logit_rows: int = 0,
+                        kv_dtype: Optional[str] = None, max_step_tokens: Optional[int] = None, max_logit_rows: int = 0,
                         disabled_fusions: Union[str, Sequence[str]] = (),
                         pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> InferEngine:
         """The model at `path` (a path or a name, as in LLM) with its weights; `pack_cache` as in LLM."""
@@ -265,10 +268,12 @@ class InferEngine:
             while blocks and blocks[-1] == -1:
                 blocks.pop()
             tables.append(blocks)
+        rows = np.zeros(0, np.int32) if input.window_rows is None else _arrays.integers(
+            "window_rows", input.window_rows).reshape(-1)
         slots = np.zeros(0, np.int64) if input.slot_mapping is None else _arrays.integers(
             "slot_mapping", input.slot_mapping, np.int64).reshape(-1)
         drawn, logprobs, logits, hidden = self._engine.forward(
-            ids, lengths, cached, positions, tables, slots,
+            ids, lengths, cached, positions, tables, rows, slots,
             _sampling_bytes(input, batch),
             _arguments.boolean("all_logits", input.all_logits), _arguments.boolean("return_logits", return_logits),
             _arguments.boolean("return_hidden_states", return_hidden_states))

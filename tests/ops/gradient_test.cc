@@ -157,12 +157,12 @@ TEST(Gradient, Rope) {
 }
 
 TEST(Gradient, Attention) {
-  for (int64_t window : {0, 2}) {
-    const ops::Attention op({4, 2, 3, 0.5f, window, kernels::KvSource::direct});
-    const TensorType kv(kF32, {Symbol::tokens, 2, 3});
+  for (const auto& [window, value_dim] : {std::pair<int64_t, int64_t>{0, 3}, {2, 3}, {0, 5}, {2, 1}}) {
+    const ops::Attention op({4, 2, 3, 0.5f, window, kernels::KvSource::direct, value_dim});
+    const TensorType k(kF32, {Symbol::tokens, 2, 3}), v(kF32, {Symbol::tokens, 2, value_dim});
     check_gradients(
         op,
-        {TensorType(kF32, {Symbol::tokens, 4, 3}), kv, kv, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+        {TensorType(kF32, {Symbol::tokens, 4, 3}), k, v, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
          TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
         step(9, 3));
   }

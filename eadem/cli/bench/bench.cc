@@ -87,7 +87,7 @@ double roofline_seconds(const InferEngine& engine, const MachineRates& rates, in
                             attention / rates.f32_flops_per_second;
   const double weight_bytes = weight_bytes_per_step(engine, (batch * tokens + steps - 1) / steps);
   const double bytes = static_cast<double>(steps) *
-                       (weight_bytes + static_cast<double>(batch) * mean_length * kv_bytes_per_cached_token(engine));
+                       (weight_bytes + static_cast<double>(batch) * kv_bytes_of_sequence(engine, mean_length));
   return std::max(arithmetic, bytes / rates.read_bytes_per_second);
 }
 
@@ -209,6 +209,14 @@ struct Measurement {
   MachineRates rates;
 };
 
+// Blocks of windows are divided among the sequences of the largest batch, and a smaller one needs more of each.
+void clear_cache(InferEngine& engine, int64_t batch) {
+  if (engine.cache_spec().windows.empty()) return engine.reset_cache();
+  auto config = std::get<engine::PagedKVCacheConfig>(engine.options().cache);
+  config.max_batch_size = batch;
+  engine.reset_cache(config);
+}
+
 // Measures every combination of depth, batch and kind of step, or those before the user stopped. Their share of the
 // roofline is left at 0.
 void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement& result) {
@@ -221,7 +229,7 @@ void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement&
     const int64_t tokens = decoding ? options.gen : options.prompt;
     progress.update(static_cast<double>(result.rows.size()), static_cast<double>(total),
                     fmt::format("{} depth {} batch {}", decoding ? "decode" : "prefill", depth, batch));
-    engine.reset_cache();
+    clear_cache(engine, batch);
     read_tokens(engine, batch, depth, 0, max_step_tokens);
     const int64_t step = decoding ? batch : std::max(max_step_tokens, batch);
     // One run warms up pages, caches and threads.

@@ -54,9 +54,9 @@ double weight_bytes_per_step(const engine::InferEngine& engine, int64_t tokens) 
   return bytes;
 }
 
-double kv_bytes_per_cached_token(const engine::InferEngine& engine) {
-  const modules::CacheSpec& cache = engine.cache_spec();
-  return static_cast<double>(engine.cache_bytes()) / static_cast<double>(cache.num_blocks * cache.block_size);
+double kv_bytes_of_sequence(const engine::InferEngine& engine, double tokens) {
+  const auto bytes = engine::state_bytes(engine.model(), *engine.device(), engine.hardware());
+  return static_cast<double>(bytes.of_sequence(static_cast<int64_t>(tokens)));
 }
 
 MemoryUse memory_use(const engine::InferEngine& engine) {
