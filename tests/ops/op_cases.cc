@@ -4,6 +4,7 @@
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/expert_cases.h"
 #include "tests/workloads/quantized_types.h"
 
 namespace eadem::test {
@@ -35,8 +36,7 @@ std::string size_name(const std::vector<TensorType>& types, const SymbolValues& 
 class Cases {
  public:
   void add(ops::OpPtr op, std::vector<TensorType> types, SymbolValues symbols = {}) {
-    std::string name = fmt::format("{}({}){}", op->name(), op->attrs_text(), size_name(types, symbols));
-    cases_.push_back({std::move(name), std::move(op), std::move(types), symbols});
+    cases_.push_back(named_case(std::move(op), std::move(types), symbols));
   }
   // With `tokens` bound.
   void add(ops::OpPtr op, std::vector<TensorType> types, int64_t tokens) {
@@ -425,6 +425,11 @@ std::vector<Workload> adamw() {
 
 }  // namespace
 
+Workload named_case(ops::OpPtr op, std::vector<TensorType> types, const SymbolValues& symbols) {
+  std::string name = fmt::format("{}({}){}", op->name(), op->attrs_text(), size_name(types, symbols));
+  return {std::move(name), std::move(op), std::move(types), symbols};
+}
+
 std::vector<std::string_view> op_names() {
   return {"embedding",
           "linear",
@@ -450,7 +455,12 @@ std::vector<std::string_view> op_names() {
           "select_heads",
           "softmax_state",
           "parallel_cross_entropy",
-          "all_gather"};
+          "all_gather",
+          "route",
+          "expert_order",
+          "permute",
+          "grouped_linear",
+          "unpermute"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -479,6 +489,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "all_gather") return all_gather();
   if (op == "grad_norm") return grad_norm();
   if (op == "adamw") return adamw();
+  if (std::vector<Workload> cases = expert_cases(op); !cases.empty()) return cases;
   EADEM_CHECK(false, "no cases for op '{}'", op);
 }
 
