@@ -153,6 +153,7 @@ std::unique_ptr<InferEngine::Compiled> InferEngine::compile_bucket(const SymbolV
   Program& program = *compiled->program;
   program.require_complete();
   bind_caches(program);
+  collect_sequence_states(built.states);
   compiled->layout = StepLayout(program, cache_spec());
   compiled->hidden = program.output("hidden");
   compiled->logits = program.output("logits");
@@ -174,6 +175,13 @@ void InferEngine::bind_caches(Program& program) {
     }
     program.bind_state(name, found->second.view);
   }
+}
+
+void InferEngine::collect_sequence_states(std::span<const modules::StateSpec> states) {
+  std::vector<TensorView> views;
+  for (const modules::StateSpec& state : states)
+    if (state.kind == modules::StateSpec::Kind::per_sequence) views.push_back(caches_.at(state.name).view);
+  sequence_states_ = SequenceStates(device_, cache_spec().num_slots, std::move(views));
 }
 
 int64_t InferEngine::cache_bytes() const {
@@ -214,6 +222,7 @@ void InferEngine::reset_cache() {
   require_cache();
   contents_.clear();
   for (WindowContents& contents : window_contents_) contents.clear();
+  sequence_states_.reset_all();
   for (const auto& [name, cache] : caches_) fill_zero(*device_, cache.view);
 }
 
