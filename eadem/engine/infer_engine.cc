@@ -134,6 +134,7 @@ void InferEngine::compile() {
                                                [this](Program& program) { bind_caches(program); }),
                                    parameters_);
   for (const auto& compiled : programs_->programs()) compiled->program->require_complete();
+  collect_sequence_states(models::states_of(*model_, *device_, hardware_));
   descriptor_ = std::make_unique<StepDescriptor>(device_, programs_->step_bytes(), cache_spec(), info.vocab);
   const int64_t most_rows = most[Symbol::logit_rows];
   sampled_ = device_->allocate(most_rows * static_cast<int64_t>(sizeof(int32_t)));
@@ -190,6 +191,13 @@ void InferEngine::bind_caches(Program& program) {
   }
 }
 
+void InferEngine::collect_sequence_states(std::span<const modules::StateSpec> states) {
+  std::vector<TensorView> views;
+  for (const modules::StateSpec& state : states)
+    if (state.kind == modules::StateSpec::Kind::per_sequence) views.push_back(caches_.at(state.name).view);
+  sequence_states_ = SequenceStates(device_, cache_spec().num_slots, std::move(views));
+}
+
 int64_t InferEngine::cache_bytes() const {
   int64_t total = 0;
   for (const auto& [name, id] : prefill_program().states())
@@ -229,6 +237,7 @@ void InferEngine::reset_cache() {
   num_submitted_ = num_collected_ = 0;
   contents_.clear();
   for (WindowContents& contents : window_contents_) contents.clear();
+  sequence_states_.reset_all();
   for (const auto& [name, cache] : caches_) fill_zero(*device_, cache.view);
 }
 

@@ -15,6 +15,7 @@
 #include "eadem/engine/cache/cache_config.h"
 #include "eadem/engine/cache/cache_contents.h"
 #include "eadem/engine/cache/cache_plan.h"
+#include "eadem/engine/cache/sequence_states.h"
 #include "eadem/engine/cache/window_contents.h"
 #include "eadem/engine/cache/window_rings.h"
 #include "eadem/engine/hook_registry.h"
@@ -66,9 +67,10 @@ class InferEngine {
     // Paged cache: the blocks of positions [0, block_size), [block_size, …). A step uses a block only once, except that
     // sequences may share blocks that they all have cached. Entries after the last new token are ignored.
     std::vector<std::vector<int32_t>> block_tables;
-    // [batch]; a paged cache with window groups: which of max_batch_size rings of blocks keeps the windows of each
-    // sequence, from its first step to its last; empty: 0, 1, … A ring has room for its share of max_step_tokens.
-    std::vector<int32_t> window_rows;
+    // [batch]; a paged cache of a model with windows or states per sequence: which of max_batch_size rows keeps those
+    // of each sequence, from its first step to its last; empty: 0, 1, … A row's windows are a ring of blocks with room
+    // for its share of max_step_tokens.
+    std::vector<int32_t> rows;
     std::vector<int64_t> slot_mapping;    // [tokens] block * block_size + offset; empty: from block_tables
     std::vector<SamplingInput> sampling;  // [batch]; empty: greedy
     // Compute the logits of every token instead of each sequence's last one. Penalties apply only to the last one.
@@ -107,7 +109,7 @@ class InferEngine {
   // the model or the cache (tokens that nobody wrote, a block that two sequences use); the engine is unchanged then.
   // Returns a reference that the next call overwrites. Allocates nothing once the vectors of `input` have reached their
   // size. Throws Cancelled between two kernels once `cancel` is set (from any thread; with one rank only). The cache
-  // then holds only the cached tokens of each sequence, and the step may be run again.
+  // then holds only the cached tokens of each sequence, and the step may be run again; states per sequence are lost.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
   // Runs a step that a scheduler planned for this engine; the rest as above.
   const Output& forward(std::span<const StepSequence> plan, const std::atomic<bool>* cancel = nullptr);
@@ -144,6 +146,8 @@ class InferEngine {
   int64_t max_batch_size() const { return plan_.max_batch; }
   int64_t max_sequence_length() const { return plan_.max_length; }
   int64_t cache_bytes() const;
+  // The states per sequence, to be copied and restored between steps.
+  SequenceStates& sequence_states() { return sequence_states_; }
   // How often inputs were sent to the device so far: once a step.
   int64_t num_uploads() const { return descriptor_->num_uploads(); }
   // The compiled programs.
@@ -168,10 +172,12 @@ class InferEngine {
 
   void compile();
   void bind_caches(pipeline::Program& program);
+  void collect_sequence_states(std::span<const modules::StateSpec> states);
   void require_cache() const;
   void require_collected() const;
   void check_sizes(const Input& input) const;
   void make_sequences(const Input& input);
+  int32_t row_of(const Input& input, size_t index) const;
   std::span<const std::vector<int32_t>> window_tables(const Input& input, size_t index);
   void check_places(const Input& input) const;
   using Plan = std::span<const StepSequence>;
@@ -198,6 +204,7 @@ class InferEngine {
   CacheContents contents_;
   std::vector<WindowContents> window_contents_;  // of groups 1, 2, …
   WindowRings rings_;
+  SequenceStates sequence_states_;
   std::vector<int32_t> identity_;  // 0, 1, …: the rows of a static cache
   std::unique_ptr<ProgramSet> programs_;
   const StepProgram* last_ = nullptr;  // the program of the last step

@@ -47,7 +47,7 @@ CacheConfig fit_cache(const CachePlanRequest& request, int64_t free_bytes, const
   const int64_t context = request.context;
   int64_t fits = 0;  // tokens of one sequence
   if (fixed != nullptr) {
-    fits = std::max(kLeastTokens, free_bytes / 2 / request.bytes.all_per_token() / batch);
+    fits = std::max(kLeastTokens, free_bytes / 2 / std::max<int64_t>(1, request.bytes.all_per_token()) / batch);
     fixed->max_cache_len = std::min(context, fits);
   } else {
     fits = tokens_in(request, free_bytes / 2, std::max(context, batch * std::min(context, kSharedContext)));

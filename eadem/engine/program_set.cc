@@ -65,6 +65,8 @@ int64_t ProgramSet::bucket_of(int64_t sequences, int64_t most) {
 const StepProgram* ProgramSet::filled_up_program_for(int64_t sequences) {
   if (!options_.environment.device->records()) return nullptr;
   const int64_t bucket = bucket_of(sequences, options_.decode_bounds[Symbol::sequences]);
+  if (bucket != sequences && options_.cache.num_slots > 0)
+    return nullptr;  // no slot for sequences that nobody asked for
   const StepProgram*& found = filled_up_[static_cast<size_t>(bucket)];
   if (found != nullptr) return found;
   pipeline::Environment environment = options_.environment;

@@ -115,6 +115,7 @@ void Scheduler::release(Sequence& sequence) {
     // Nothing is cached in the blocks that were reserved for tokens that never came.
     cache_.shrink(kept_, sequence.cached);
     cache_.retire_windows(kept_, sequence.cached);
+    kept_tokens_ = sequence.cached;
   } else {
     cache_.release(sequence.blocks);
   }
@@ -149,7 +150,9 @@ void Scheduler::start(Sequence& sequence, const CacheContents& cache) {
     // The logits after the last token of the prompt are needed, so that token is always computed.
     const std::span prompt(sequence.request.prompt);
     const int64_t known = cache.common_prefix(sequence.blocks.all, prompt.first(prompt.size() - 1));
-    sequence.cached = sequence.reused = cache_.holds_windows(sequence.blocks, known) ? known : 0;
+    const bool resumes = cache_.holds_windows(sequence.blocks, known) &&
+                         (limits_.num_slots == 0 || known == kept_tokens_);  // states per sequence lead nowhere else
+    sequence.cached = sequence.reused = resumes ? known : 0;
     cache_.retire_windows(sequence.blocks, sequence.cached);
     reused_tokens_ += sequence.reused;
   }
@@ -160,9 +163,17 @@ void Scheduler::start(Sequence& sequence, const CacheContents& cache) {
 // --- Steps.
 
 // Window blocks go back that no running request reads any more, or that the plan took and did not come to write.
-void Scheduler::forget_plan() {
-  for (const size_t place : places_)
-    if (Sequence& s = running_[place]; !has_ended(s.state)) cache_.retire_windows(s.blocks, s.cached);
+void Scheduler::forget_plan(bool committed) {
+  for (const size_t place : places_) {
+    Sequence& s = running_[place];
+    if (has_ended(s.state)) continue;
+    // A step that was given up may have overwritten the state of its sequence, which begins again then.
+    if (!committed && limits_.num_slots > 0) {
+      s.cached = 0;
+      move_to(s, RequestState::prefilling);
+    }
+    cache_.retire_windows(s.blocks, s.cached);
+  }
   plan_.clear();
   planned_.clear();
   places_.clear();
@@ -188,6 +199,7 @@ int64_t Scheduler::plan_sequence(size_t place, int64_t budget) {
                    .cached = s.cached,
                    .blocks = s.blocks.all,
                    .windows = s.blocks.windows,
+                   .state_slot = s.blocks.slot,
                    .sampling = s.request.sampling,
                    .biases = s.request.biases,
                    .samples = count == s.pending()});
@@ -212,7 +224,7 @@ std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, st
     events_.push_back(event);
   }
   EADEM_CHECK(row == tokens.size(), "{} tokens were sampled for {} sequences", tokens.size(), row);
-  forget_plan();
+  forget_plan(true);
   std::erase_if(running_, [](const Sequence& s) { return has_ended(s.state); });
   return events_;
 }

@@ -66,7 +66,8 @@ class Scheduler {
 
   // Starts waiting requests that fit and returns the sequences of the next step; none: no request is there. `cache`
   // tells which tokens of a kept sequence the engine still holds. The result is valid until the next call of add, end,
-  // plan or commit. A plan that is not committed changes no request: the next one is the same.
+  // plan or commit. A plan that is not committed changes no request: the next one is the same, or,
+  // with states per sequence, which a step overwrites, computes its sequences from their first token.
   std::span<const StepSequence> plan(const CacheContents& cache);
   // The requests of the plan, in its order.
   std::span<const RequestId> planned() const { return planned_; }
@@ -107,7 +108,7 @@ class Scheduler {
   void admit(const CacheContents& cache);
   bool has_room(const GenerationRequest& request) const;
   void start(Sequence& sequence, const CacheContents& cache);
-  void forget_plan();
+  void forget_plan(bool committed = false);
   int64_t plan_sequence(size_t place, int64_t budget);
   StepEvent commit_sequence(Sequence& sequence, const StepSequence& planned);
   void take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob);
@@ -118,6 +119,7 @@ class Scheduler {
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
   SequenceBlocks kept_;             // of the kept sequence; the cache knows which tokens they hold
+  int64_t kept_tokens_ = 0;         // how many they are
   std::vector<StepSequence> plan_;  // reused, like the next three
   std::vector<RequestId> planned_;
   std::vector<size_t> places_;  // of the planned sequences in running_

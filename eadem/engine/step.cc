@@ -48,7 +48,7 @@ void InferEngine::check_sizes(const Input& input) const {
   same("cache_lengths", input.cache_lengths.size(), batch, false);
   same("position_ids", input.position_ids.size(), tokens, true);
   same("block_tables", input.block_tables.size(), batch, cache_spec().layout == CacheLayout::contiguous);
-  same("window_rows", input.window_rows.size(), batch, true);
+  same("rows", input.rows.size(), batch, true);
   same("slot_mapping", input.slot_mapping.size(), tokens, true);
   same("sampling", input.sampling.size(), batch, true);
   same("unfinished", input.unfinished.size(), batch, true);
@@ -70,7 +70,8 @@ void InferEngine::make_sequences(const Input& input) {
          .cached = input.cache_lengths[s],
          .blocks = input.block_tables.empty() ? std::span<const int32_t>(identity_).subspan(s, 1)
                                               : std::span(input.block_tables[s]),
-         .windows = window_contents_.empty() ? std::span<const std::vector<int32_t>>() : window_tables(input, s),
+         .windows = window_tables(input, s),
+         .state_slot = row_of(input, s),
          .sampling = input.sampling.empty() ? SamplingInput{} : input.sampling[s],
          .samples = input.unfinished.empty() || input.unfinished[s] == 0});
     first += length;
@@ -78,11 +79,21 @@ void InferEngine::make_sequences(const Input& input) {
   if (first != tokens) throw InvalidArgument("input_lengths add up to {}; there are {} input_ids", first, tokens);
 }
 
+// Which of max_batch_size rows keeps the windows and states per sequence of sequence `index`.
+int32_t InferEngine::row_of(const Input& input, size_t index) const {
+  if (cache_spec().layout == CacheLayout::contiguous)
+    return input.block_tables.empty() || input.block_tables[index].empty() ? static_cast<int32_t>(index)
+                                                                           : input.block_tables[index][0];
+  const int32_t row = input.rows.empty() ? static_cast<int32_t>(index) : input.rows[index];
+  if (row < 0 || row >= max_batch_size())
+    throw InvalidArgument("the row of sequence {} is {}; expected 0 to {}", index, row, max_batch_size() - 1);
+  return row;
+}
+
 // The tables of the window groups of sequence `index`: its ring, or its own blocks where each has as many.
 std::span<const std::vector<int32_t>> InferEngine::window_tables(const Input& input, size_t index) {
-  const int64_t row = input.window_rows.empty() ? static_cast<int64_t>(index) : input.window_rows[index];
-  if (row < 0 || row >= max_batch_size())
-    throw InvalidArgument("window_rows of sequence {} is {}; expected 0 to {}", index, row, max_batch_size() - 1);
+  if (window_contents_.empty()) return {};
+  const int32_t row = row_of(input, index);
   const int64_t cached = input.cache_lengths[index], end = cached + input.input_lengths[index];
   for (size_t g = 0; g < window_contents_.size() && cached >= 0; ++g)
     if (const int64_t needed = window_contents_[g].num_places(cached, end); needed > rings_.length(g))
@@ -125,6 +136,7 @@ void InferEngine::check(Plan plan, bool all_logits) {
         bounds[Symbol::logit_rows], rows);
   contents_.begin_step();
   for (WindowContents& contents : window_contents_) contents.begin_step();
+  sequence_states_.begin_step();
   for (size_t s = 0; s < plan.size(); ++s) {
     check_sequence(s, plan[s]);
     const auto blocks = plan[s].used_blocks(cache_spec().block_size);
@@ -132,6 +144,8 @@ void InferEngine::check(Plan plan, bool all_logits) {
     for (size_t g = 0; g < window_contents_.size(); ++g)
       window_contents_[g].check(static_cast<int64_t>(s), blocks, plan[s].windows[g], plan[s].cached,
                                 std::ssize(plan[s].tokens));
+    if (cache_spec().num_slots > 0)
+      sequence_states_.check(static_cast<int64_t>(s), plan[s].state_slot, blocks[0], plan[s].cached);
   }
   check_sampling(plan);
 }
@@ -233,6 +247,7 @@ void InferEngine::before_writing(Plan plan) {
     contents_.truncate(s.used_blocks(cache_spec().block_size), s.cached);
     for (size_t g = 0; g < window_contents_.size(); ++g)
       window_contents_[g].truncate(s.windows[g], s.cached, s.cached + std::ssize(s.tokens));
+    if (cache_spec().num_slots > 0) sequence_states_.begin(s.state_slot, s.cached);
   }
 }
 
@@ -245,6 +260,7 @@ void InferEngine::after_writing(Plan plan, InFlight& step) {
     for (size_t g = 0; g < window_contents_.size(); ++g)
       window_contents_[g].write(blocks, s.windows[g], s.cached, s.cached + std::ssize(s.tokens));
     if (s.row >= 0) step.unseen.emplace_back(s.slot(s.cached, cache_spec().block_size), s.row);
+    if (cache_spec().num_slots > 0) sequence_states_.end(s.state_slot, blocks[0], s.cached + std::ssize(s.tokens));
   }
 }
 

@@ -15,6 +15,7 @@ namespace {
 constexpr std::array<const char*, StepLayout::kNumParts> kNames = {"token_ids",   "positions",   "slots",
                                                                    "query_start", "kv_length",   "logit_rows",
                                                                    "sample_rows", "block_table", "penalties"};
+constexpr const char* kStateSlots = "state_slots";
 constexpr int64_t kAlignment = 64;
 
 }  // namespace
@@ -34,12 +35,14 @@ StepLayout::StepLayout(const pipeline::Program& program, const modules::CacheSpe
     part.table_offset = place(program, part.table_input);
     part.slots_offset = place(program, part.slots_input);
   }
+  if (cache.num_slots > 0) state_slots_offset_ = place(program, program.input(kStateSlots));
   for (size_t p = 0; p < kNumParts; ++p) offset_[p] = place(program, program.input(kNames[p]));
 }
 
 void StepLayout::bind(pipeline::Program& program, void* buffer) const {
   auto* const bytes = static_cast<std::byte*>(buffer);
   for (size_t p = 0; p < kNumParts; ++p) program.bind_input(program.input(kNames[p]), bytes + offset_[p]);
+  if (state_slots_offset_ >= 0) program.bind_input(program.input(kStateSlots), bytes + state_slots_offset_);
   for (const WindowPart& window : windows_) {
     program.bind_input(window.table_input, bytes + window.table_offset);
     program.bind_input(window.slots_input, bytes + window.slots_offset);
@@ -84,6 +87,8 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
     part<int64_t>(StepLayout::slots)[first + t] = sequence.slot(cached + t, block_size_);
   }
   if (!windows_.empty()) add_windows(sequence);
+  if (const int64_t slots = layout_->state_slots_offset(); slots >= 0)
+    at<int32_t>(slots)[sequences_] = sequence.state_slot;
   part<int32_t>(StepLayout::query_start)[sequences_ + 1] = first + length;
   part<int32_t>(StepLayout::kv_length)[sequences_] = cached + length;
   tokens_ += length;

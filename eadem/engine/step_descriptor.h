@@ -14,6 +14,7 @@
 //   block_table  i32 [sequences, max_blocks]
 //   of each cache group with a window, block_table_window_… and slots_window_… alike, with the group's null block for
 //   places that the window has passed
+//   state_slots  i32 [sequences], where the model has states per sequence
 //   penalties    i32 [penalties, 2]        pairs (token, count) and (token, bias); the rows name their ranges
 //
 // Where the device's memory is the host's (the CPU), the parts are written where the program reads them and nothing is
@@ -60,6 +61,8 @@ class StepLayout {
     int64_t table_offset, slots_offset;
   };
   std::span<const WindowPart> windows() const { return windows_; }
+  // Of state_slots; negative: there is none.
+  int64_t state_slots_offset() const { return state_slots_offset_; }
   int64_t size_bytes() const { return size_; }
   const SymbolValues& bounds() const { return bounds_; }
   // Makes the program read its inputs from `buffer`, which has size_bytes() and must outlive it.
@@ -70,6 +73,7 @@ class StepLayout {
 
   std::array<int64_t, kNumParts> offset_{};
   std::vector<WindowPart> windows_;
+  int64_t state_slots_offset_ = -1;
   int64_t size_ = 0;
   SymbolValues bounds_;
 };

@@ -36,6 +36,7 @@ struct StepSequence {
   std::span<const int32_t> blocks;
   // The tables of the cache groups with a window, alike: kNoBlock, or anything, where no token of the step looks.
   std::span<const std::vector<int32_t>> windows = {};
+  int32_t state_slot = 0;  // of its states per sequence, where the model has any
   SamplingInput sampling;
   std::span<const TokenBias> biases;  // at most kMaxBiases; those of one token do not overlap
   // Decode: >= 0 is the row of logits of the step before whose sampled token is the only new token. `tokens` has one

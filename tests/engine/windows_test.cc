@@ -187,7 +187,7 @@ TEST(Windows, TablesThatDoNotHoldTheTokensAreRefused) {
   const Ids other = {32, 33, 34, 35, 36, 37, 38, 39};
   const auto step = [&](std::vector<Ids> tables, std::vector<int32_t> cached, std::vector<int32_t> rows) {
     InferEngine::Input input{.cache_lengths = std::move(cached), .block_tables = std::move(tables)};
-    input.window_rows = std::move(rows);
+    input.rows = std::move(rows);
     for (size_t s = 0; s < input.cache_lengths.size(); ++s) {
       input.input_lengths.push_back(6);
       for (int32_t i = 0; i < 6; ++i) input.input_ids.push_back(3 + i);
@@ -201,8 +201,8 @@ TEST(Windows, TablesThatDoNotHoldTheTokensAreRefused) {
   EXPECT_HAS(step({all, other}, {0, 0}, {0, 0}), "is used twice");
   EXPECT_EQ(step({all}, {18}, {}), "");
   EXPECT_EQ(step({all}, {24}, {}), "");
-  EXPECT_HAS(step({all}, {18}, {2}), "window_rows of sequence 0 is 2; expected 0 to 1");
-  EXPECT_HAS(step({all}, {18}, {0, 1}), "window_rows has 2 entries; expected 1");
+  EXPECT_HAS(step({all}, {18}, {2}), "the row of sequence 0 is 2; expected 0 to 1");
+  EXPECT_HAS(step({all}, {18}, {0, 1}), "rows has 2 entries; expected 1");
   EXPECT_HAS(step({all}, {6}, {}), "does not hold its tokens") << "what a sequence goes back to has left the window";
   engine->reset_cache();
   EXPECT_HAS(step({all}, {6}, {}), "6 cached tokens; block 0 holds 0");
