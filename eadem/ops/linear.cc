@@ -22,7 +22,6 @@ std::string Linear::attrs_text() const {
 std::vector<TensorType> Linear::infer_types(std::span<const TensorType> in) const {
   expect_rank(name(), "x", in[kX], 2);
   expect_dtype(name(), "x", in[kX], kActivations);
-  expect_plain(name(), "x", in[kX]);
   expect_rank(name(), "weight", in[kWeight], 2);
   expect_dtype(name(), "weight", in[kWeight], kFloats);
   expect_dim(name(), "weight", in[kWeight], 1, in[kX].dim(1), "last dimension of 'x'");

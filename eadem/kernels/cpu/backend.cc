@@ -22,6 +22,7 @@ constexpr OpKernels kOps[] = {
     {"softmax", softmax_kernels},
     {"cross_entropy", cross_entropy_kernels},
     {"cast", cast_kernels},
+    {"quantize", quantize_kernels},
     {"kv_append", kv_append_kernels},
     {"select_rows", select_rows_kernels},
     {"sample", sample_kernels},

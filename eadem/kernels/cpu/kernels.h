@@ -20,6 +20,7 @@ KernelList gated_activation_kernels();
 KernelList softmax_kernels();
 KernelList cross_entropy_kernels();
 KernelList cast_kernels();
+KernelList quantize_kernels();
 KernelList kv_append_kernels();
 KernelList select_rows_kernels();
 KernelList sample_kernels();

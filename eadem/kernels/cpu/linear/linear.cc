@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/linear/bf16_tile_rows.h"
 #include "eadem/kernels/cpu/linear/fp8_panels.h"
 #include "eadem/kernels/cpu/linear/group_panels.h"
 #include "eadem/kernels/cpu/linear/matmul.h"
@@ -86,6 +87,8 @@ class WeightReader {
     }
   }
 
+  // The weight's columns have an order of their own.
+  bool has_order() const { return order_plane_ > 0; }
   // The types of a product with the weight, without its finish.
   const MatmulTypes& types() const { return types_; }
 
@@ -124,6 +127,34 @@ enum GatedInput { kGateWeight = 1, kUpWeight };
 
 using Packing = const Encoding* (*)(const KernelRequest& request, int input);
 
+// The encoding to which x is rounded before products with a weight in `packing` read it, or null: they read it as it is,
+// or round it to int8 rows themselves because the weight's columns have an order of their own.
+const Encoding* rounding_for(const Encoding* packing) {
+  const WeightReader reader(packing);
+  if (reader.has_order()) return nullptr;
+  switch (reader.types().source) {
+    case MatmulTypes::Source::quantized: return &Int8Rows::of(*reader.types().layout);
+    case MatmulTypes::Source::pairs: return &Bf16TileRows::instance();
+    default: return nullptr;
+  }
+}
+
+template <Packing kPacking>
+const Encoding* rounding_of_x(const KernelRequest& r, int input) {
+  if (input != kX) return nullptr;
+  const Encoding* packing = kPacking(r, kWeight);
+  return packing == nullptr ? nullptr : rounding_for(packing);
+}
+
+void read_x(Matmul& m, const TensorView& x) {
+  if (x.encoding == nullptr)
+    m.a = elements<const float>(x);
+  else if (x.encoding == &Bf16TileRows::instance())
+    m.a_tiles = TileRows::in_order(x.data, x.shape[0]);
+  else
+    m.a_codes = int8_row_planes(x);
+}
+
 // y = x weight^T for the first weight.
 Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
   const TensorView &x = call.inputs[kX], &weight = call.inputs[kWeight];
@@ -131,7 +162,7 @@ Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
   m.rows = x.shape[0];
   m.k_size = m.a_row_stride = x.shape[1];
   m.outputs = weight.shape[0];
-  m.a = elements<const float>(x);
+  read_x(m, x);
   m.b = reader.read(weight);
   m.y = elements<float>(call.outputs[0]);
   return m;
@@ -154,7 +185,7 @@ PlanPtr prepare_linear(const KernelRequest& r, Context&) {
         if (adds) m.residual = elements<const float>(call.inputs[kResidual]);
         product.run(cpu_device(call), m, call.scratch.data);
       },
-      product.scratch_bytes(device, x[0], x[1]));
+      product.scratch_bytes(device, x[0], x[1], r.inputs[kX].encoding != nullptr));
 }
 
 template <Packing kPacking>
@@ -172,12 +203,12 @@ PlanPtr prepare_gated(const KernelRequest& r, Context&) {
         m.b_up = up.read(call.inputs[kUpWeight]);
         product.run(cpu_device(call), m, call.scratch.data);
       },
-      product.scratch_bytes(device, x[0], x[1]));
+      product.scratch_bytes(device, x[0], x[1], r.inputs[kX].encoding != nullptr));
 }
 
 // The ports besides the weights. linear_gated_activation has no bias and no residual.
-Verdict verdict_on_ports(Requirements& requirements, const KernelRequest& r, bool gated) {
-  return requirements.f32("x", r.inputs[kX])
+Verdict verdict_on_ports(Requirements& requirements, const KernelRequest& r, bool gated, const Encoding* rounding) {
+  return requirements.f32("x", r.inputs[kX], rounding)
       .one_of("bias", gated ? absent_port() : r.inputs[kBias], kStorageDTypes)
       .f32("residual", r.inputs.size() > kResidual ? r.inputs[kResidual] : absent_port())
       .f32("y", r.outputs[0])
@@ -196,22 +227,36 @@ const Encoding* pack_both_weights(const KernelRequest& r, int input) {
 Verdict can_linear(const KernelRequest& r) {
   Requirements requirements(r);
   requirements.packed("weight", r.inputs[kWeight], kStorageDTypes, forward_packing(r, kWeight));
-  return verdict_on_ports(requirements, r, false);
+  return verdict_on_ports(requirements, r, false, rounding_of_x<pack_weight>(r, kX));
 }
 
 Verdict can_gated(const KernelRequest& r) {
   Requirements requirements(r);
   requirements.packed("gate_weight", r.inputs[kGateWeight], kStorageDTypes, forward_packing(r, kGateWeight))
       .packed("up_weight", r.inputs[kUpWeight], {r.inputs[kGateWeight].dtype}, forward_packing(r, kUpWeight));
-  return verdict_on_ports(requirements, r, true);
+  return verdict_on_ports(requirements, r, true, rounding_of_x<pack_both_weights>(r, kX));
 }
 
-constexpr Kernel kForward{"cpu_packed_panels", Pass::forward, can_linear, prepare_linear<pack_weight>, pack_weight};
-constexpr Kernel kInference{"cpu_packed_panels", Pass::inference, can_linear, prepare_linear<pack_weight>, pack_weight};
-constexpr Kernel kGated{"cpu_packed_panels", Pass::inference, can_gated, prepare_gated<pack_both_weights>,
-                        pack_both_weights};
+// A kernel that packs what kPacking says and has x rounded for it.
+template <Packing kPacking>
+constexpr Kernel packed_kernel(std::string_view name, Pass pass, Verdict (*can_handle)(const KernelRequest&),
+                               PlanPtr (*prepare)(const KernelRequest&, Context&)) {
+  return {.name = name,
+          .pass = pass,
+          .can_handle = can_handle,
+          .prepare = prepare,
+          .packing = kPacking,
+          .wanted_encoding = rounding_of_x<kPacking>};
+}
 
-// ---- Quantized weights. x is quantized row by row to 8 bits, too (quantized_matmul.h).
+constexpr Kernel kForward =
+    packed_kernel<pack_weight>("cpu_packed_panels", Pass::forward, can_linear, prepare_linear<pack_weight>);
+constexpr Kernel kInference =
+    packed_kernel<pack_weight>("cpu_packed_panels", Pass::inference, can_linear, prepare_linear<pack_weight>);
+constexpr Kernel kGated = packed_kernel<pack_both_weights>("cpu_packed_panels", Pass::inference, can_gated,
+                                                           prepare_gated<pack_both_weights>);
+
+// ---- Quantized weights. x is rounded row by row to 8 bits, too (quantized_matmul.h).
 
 // The reason why these kernels do not take a weight; empty if they do.
 std::string refusal_of(std::string_view port, const TensorType& weight) {
@@ -245,7 +290,7 @@ const Encoding* pack_both_quantized(const KernelRequest& r, int input) {
 Verdict can_quantized(const KernelRequest& r) {
   Requirements requirements(r);
   require_quantized(requirements, "weight", r.inputs[kWeight]);
-  return verdict_on_ports(requirements, r, false);
+  return verdict_on_ports(requirements, r, false, rounding_of_x<pack_quantized>(r, kX));
 }
 
 Verdict can_quantized_gated(const KernelRequest& r) {
@@ -256,15 +301,15 @@ Verdict can_quantized_gated(const KernelRequest& r) {
       .require(quantized_packing_of(gate.encoding) == quantized_packing_of(up.encoding),
                "takes gate_weight and up_weight in the same encoding")
       .require(!has_order(gate), "takes columns of gate_weight and up_weight in the order of x");
-  return verdict_on_ports(requirements, r, true);
+  return verdict_on_ports(requirements, r, true, rounding_of_x<pack_both_quantized>(r, kX));
 }
 
-constexpr Kernel kQuantizedForward{"cpu_quantized_panels", Pass::forward, can_quantized, prepare_linear<pack_quantized>,
-                                   pack_quantized};
-constexpr Kernel kQuantizedInference{"cpu_quantized_panels", Pass::inference, can_quantized,
-                                     prepare_linear<pack_quantized>, pack_quantized};
-constexpr Kernel kQuantizedGated{"cpu_quantized_panels", Pass::inference, can_quantized_gated,
-                                 prepare_gated<pack_both_quantized>, pack_both_quantized};
+constexpr Kernel kQuantizedForward = packed_kernel<pack_quantized>("cpu_quantized_panels", Pass::forward, can_quantized,
+                                                                   prepare_linear<pack_quantized>);
+constexpr Kernel kQuantizedInference = packed_kernel<pack_quantized>("cpu_quantized_panels", Pass::inference,
+                                                                     can_quantized, prepare_linear<pack_quantized>);
+constexpr Kernel kQuantizedGated = packed_kernel<pack_both_quantized>(
+    "cpu_quantized_panels", Pass::inference, can_quantized_gated, prepare_gated<pack_both_quantized>);
 
 // ---- 8-bit floats. Products are as exact as with the f32 values that the weights decode to.
 
@@ -291,7 +336,7 @@ bool is_e5m2(const TensorType& weight) {
 Verdict can_fp8(const KernelRequest& r) {
   Requirements requirements(r);
   require_fp8(requirements, "weight", r.inputs[kWeight]);
-  return verdict_on_ports(requirements, r, false);
+  return verdict_on_ports(requirements, r, false, nullptr);
 }
 
 Verdict can_fp8_gated(const KernelRequest& r) {
@@ -300,7 +345,7 @@ Verdict can_fp8_gated(const KernelRequest& r) {
   require_fp8(requirements, "up_weight", r.inputs[kUpWeight])
       .require(is_e5m2(r.inputs[kGateWeight]) == is_e5m2(r.inputs[kUpWeight]),
                "takes gate_weight and up_weight in the same kind of 8-bit floats");
-  return verdict_on_ports(requirements, r, true);
+  return verdict_on_ports(requirements, r, true, nullptr);
 }
 
 constexpr Kernel kFp8Forward{"cpu_fp8_panels", Pass::forward, can_fp8, prepare_linear<pack_fp8>, pack_fp8};

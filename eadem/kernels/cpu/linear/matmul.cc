@@ -415,33 +415,50 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
                                              : packed_floats_ + (gated_ ? 2 : 1) * product_floats;
 }
 
-int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size) const {
+int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded) const {
   const int64_t workers = device.pool().num_threads() * worker_floats_ * static_cast<int64_t>(sizeof(float));
   switch (source_) {
-    case Source::quantized: return workers + quantized_rows_bytes(rows, k_size);
-    case Source::pairs: return workers + TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
+    case Source::quantized:
+      return workers + quantized_rows_bytes(rows, k_size) + (is_rounded ? 0 : int8_rows_bytes(rows, k_size));
+    case Source::pairs:
+      return workers + (is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile)));
     default: return workers;
   }
 }
 
-// Makes in `memory` the data that all tasks share.
-MatmulRows MatmulPlan::prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+MatmulRows MatmulPlan::quantized_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  const QuantizedWeight& weight = m.b.quantized;
+  const bool is_rounded = m.a_codes.codes != nullptr;
+  void* planes = static_cast<char*>(memory) + quantized_rows_bytes(m.rows, m.k_size);
+  const Int8RowPlanes codes = is_rounded ? m.a_codes : int8_rows_in(planes, m.rows, m.k_size);
   MatmulRows x;
-  if (source_ == Source::quantized) {
-    const QuantizedWeight& weight = m.b.quantized;
-    x.quantized = quantized_rows_in(memory, *weight.layout, m.rows, m.k_size);
-    x.quantized.order = weight.order;
-    x.quantized_product = m.rows == 1 ? quantized_.single_row : quantized_.rows;
-    quantize_rows(device, quantized_.quantize, x.quantized, m.a, m.a_row_stride, m.k_size);
-  } else if (source_ == Source::pairs) {
-    x.rounded = TileRows::in_order(memory, m.rows);
-    device.pool().parallel_ranges(m.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(m.k_size, 1)),
-                                  [&](int64_t begin, int64_t end) {
-                                    for (int64_t r = begin; r < end; ++r)
-                                      round_to_tiles(x.rounded, r, m.a + r * m.a_row_stride, m.k_size);
-                                  });
-  }
+  x.quantized = quantized_rows_in(memory, *weight.layout, codes, m.k_size);
+  x.quantized_product = m.rows == 1 ? quantized_.single_row : quantized_.rows;
+  const auto round = weight.layout->whole_rows() ? quantized_.x.round_chunks : quantized_.x.round_steps;
+  // The sums alone are an eighth of the work.
+  const int64_t least = rows_per_thread(m.k_size) * (is_rounded ? 8 : 1);
+  device.pool().parallel_ranges(m.rows, least, [&](int64_t begin, int64_t end) {
+    if (!is_rounded) round(codes, {m.a, m.a_row_stride, m.k_size, weight.order}, begin, end);
+    quantized_.x.sum(x.quantized, codes, m.k_size, begin, end);
+  });
   return x;
+}
+
+MatmulRows MatmulPlan::tile_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  MatmulRows x;
+  x.rounded = m.a_tiles;
+  if (x.rounded.data != nullptr) return x;
+  x.rounded = TileRows::in_order(memory, m.rows);
+  device.pool().parallel_ranges(m.rows, rows_per_thread(m.k_size), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) round_to_tiles(x.rounded, r, m.a + r * m.a_row_stride, m.k_size);
+  });
+  return x;
+}
+
+MatmulRows MatmulPlan::prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  if (source_ == Source::quantized) return quantized_rows(device, m, memory);
+  if (source_ == Source::pairs) return tile_rows(device, m, memory);
+  return {};
 }
 
 // Computes rows [row_begin, row_end) of panels [panel_begin, panel_end).

@@ -25,8 +25,9 @@ namespace eadem::kernels::cpu {
 // The properties of a product that decide which routine computes it.
 struct MatmulTypes {
   // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
-  // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is quantized row by row); 8-bit floats, which are
-  // decoded to f32 a block at a time; or panels in pairs, for tiles (then a_k_stride is 1, and a is rounded to bf16).
+  // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is rounded to Int8Rows); 8-bit floats, which are
+  // decoded to f32 a block at a time; or panels in pairs, for tiles (then a_k_stride is 1, and a is rounded to
+  // Bf16TileRows).
   enum class Source : uint8_t { panels, matrix, quantized, fp8, pairs };
   Source source = Source::panels;
   DType b_dtype = DType::f32;               // panels
@@ -67,6 +68,9 @@ struct Matmul {
   const float* a = nullptr;
   int64_t a_row_stride = 0;
   int64_t a_k_stride = 1;
+  // For quantized panels and for pairs: a as it was rounded once for several products. Then the pointer `a` is null.
+  Int8RowPlanes a_codes;
+  TileRows a_tiles{};
 
   MatmulWeight b;
   MatmulWeight b_up;  // Finish::gated: the second factor, of the same types
@@ -79,7 +83,7 @@ struct Matmul {
 // A weight packed by PackedPanels for `side`: how products read it.
 MatmulTypes::Source source_of(PackedPanels::Side side);
 
-// The operand a in the layout that the source of b needs; made by each product.
+// The operand a in the layout that the source of b needs.
 struct MatmulRows {
   QuantizedRows quantized;
   QuantizedProduct quantized_product = nullptr;
@@ -90,8 +94,8 @@ class MatmulPlan {
  public:
   MatmulPlan(const CpuDevice& device, const MatmulTypes& types);
 
-  // Bytes of scratch for products of up to `rows` rows of `k_size` values.
-  int64_t scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size) const;
+  // Bytes of scratch for products of up to `rows` rows of `k_size` values; less if a always arrives rounded.
+  int64_t scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded = false) const;
   void run(CpuDevice& device, const Matmul& product, void* scratch) const;
 
   // c [rows, panels * 16] = a b for rows [row, row + rows) and panels [panel, panel + panels).
@@ -111,6 +115,9 @@ class MatmulPlan {
   };
 
  private:
+  // The rows of m that all tasks read. What must be made of them is written to `memory`.
+  MatmulRows quantized_rows(CpuDevice& device, const Matmul& m, void* memory) const;
+  MatmulRows tile_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   MatmulRows prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   void run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin, int64_t row_end,
                 int64_t panel_begin, int64_t panel_end, float* scratch) const;
