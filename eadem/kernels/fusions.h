@@ -22,6 +22,7 @@ namespace eadem::kernels {
 struct LinearGatedActivationAttrs {
   ActivationKind kind = ActivationKind::silu;
   DType out_dtype = DType::f32;
+  MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
 };
 
 }  // namespace eadem::kernels

@@ -78,7 +78,8 @@ bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& de
   if (call.op->name() == "attention") return kernel.name == "cuda_mma";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
   return cpu != nullptr && cpu->isa() == Isa::amx && call.op->name() == "linear" &&
-         call.inputs[1].dtype() == DType::bf16;
+         call.inputs[1].dtype() == DType::bf16 &&
+         may_round_to(MatmulInput::bf16, call.op->attrs().get<kernels::LinearAttrs>().matmul_input);
 }
 
 void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Device& device,

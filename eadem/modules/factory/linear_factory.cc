@@ -76,7 +76,9 @@ ValueId build_linear(BuildContext& context, const LinearRequest& request, const 
   if (has_bias) inputs.push_back(bias);
   const Graph::Scope scope(graph, request.name);
   const ValueId y = graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{
-                                   .has_bias = has_bias, .out_dtype = request.hardware->precision.activations.value}),
+                                   .has_bias = has_bias,
+                                   .out_dtype = request.hardware->precision.activations.value,
+                                   .matmul_input = request.hardware->precision.matmul_input.value}),
                                inputs);
   return bias_after_sum ? graph.add1(std::make_shared<ops::AddBias>(), {y, bias}) : y;
 }

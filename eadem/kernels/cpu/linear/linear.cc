@@ -57,25 +57,32 @@ namespace {
 
 using Side = PackedPanels::Side;
 
-const PackedPanels* forward_packing(const KernelRequest& request, int input) {
-  return PackedPanels::of_forward(request.inputs[static_cast<size_t>(input)].dtype, cpu_device(request).isa());
+// How far x may be rounded, of linear and its fusion with an addition, and of its fusion with a gate.
+MatmulInput linear_input(const KernelRequest& r) { return r.attrs.get<LinearAttrs>().matmul_input; }
+MatmulInput gated_input(const KernelRequest& r) { return r.attrs.get<LinearGatedActivationAttrs>().matmul_input; }
+
+const PackedPanels* forward_packing(const KernelRequest& request, int input, MatmulInput x) {
+  return PackedPanels::of_forward(request.inputs[static_cast<size_t>(input)].dtype, cpu_device(request).isa(), x);
 }
 
 // How products read a weight in the packing that a kernel asked for.
 class WeightReader {
  public:
   WeightReader() = default;
-  explicit WeightReader(const Encoding* packing) : packing_(packing) {
+  // For products that may round their activations to `x`.
+  WeightReader(const Encoding* packing, MatmulInput x) : packing_(packing) {
+    const auto quantized = x == MatmulInput::int8 ? MatmulTypes::Source::quantized : MatmulTypes::Source::decoded;
     if (const QuantizedPanels* blocks = QuantizedPanels::of(packing)) {
-      types_.source = MatmulTypes::Source::quantized;
+      types_.source = quantized;
       types_.layout = &blocks->layout();
       has_super_scales_ = true;
     } else if (const GroupPanels* groups = GroupPanels::of(packing)) {
       const GroupFormat& format = groups->stored().format();
-      types_.source = MatmulTypes::Source::quantized;
+      types_.source = quantized;
       types_.layout = &groups->layout();
       if (format.has_zeros) zeros_plane_ = 2;
       if (format.has_order) order_plane_ = format.has_zeros ? 3 : 2;
+      types_.has_order = format.has_order;
     } else if (const Fp8Panels* floats = Fp8Panels::of(packing)) {
       types_.source = MatmulTypes::Source::fp8;
       types_.is_e5m2 = floats->stored().format().kind == Fp8Format::Kind::e5m2;
@@ -87,8 +94,6 @@ class WeightReader {
     }
   }
 
-  // The weight's columns have an order of their own.
-  bool has_order() const { return order_plane_ > 0; }
   // The types of a product with the weight, without its finish.
   const MatmulTypes& types() const { return types_; }
 
@@ -97,6 +102,7 @@ class WeightReader {
     MatmulWeight b;
     switch (types_.source) {
       case MatmulTypes::Source::quantized:
+      case MatmulTypes::Source::decoded:
         b.quantized.layout = types_.layout;
         b.quantized.quants = static_cast<const uint8_t*>(weight.plane(0));
         b.quantized.scales = static_cast<const uint8_t*>(weight.plane(1));
@@ -126,24 +132,24 @@ enum LinearInput { kX, kWeight, kBias, kResidual };
 enum GatedInput { kGateWeight = 1, kUpWeight };
 
 using Packing = const Encoding* (*)(const KernelRequest& request, int input);
+using Input = MatmulInput (*)(const KernelRequest& request);
 
 // The encoding to which x is rounded before products with a weight in `packing` read it, or null: they read it as it is,
 // or round it to int8 rows themselves because the weight's columns have an order of their own.
-const Encoding* rounding_for(const Encoding* packing) {
-  const WeightReader reader(packing);
-  if (reader.has_order()) return nullptr;
-  switch (reader.types().source) {
-    case MatmulTypes::Source::quantized: return &Int8Rows::of(*reader.types().layout);
+const Encoding* rounding_for(const MatmulTypes& types) {
+  if (types.has_order) return nullptr;
+  switch (types.source) {
+    case MatmulTypes::Source::quantized: return &Int8Rows::of(*types.layout);
     case MatmulTypes::Source::pairs: return &Bf16TileRows::instance();
     default: return nullptr;
   }
 }
 
-template <Packing kPacking>
+template <Packing kPacking, Input kInput>
 const Encoding* rounding_of_x(const KernelRequest& r, int input) {
   if (input != kX) return nullptr;
   const Encoding* packing = kPacking(r, kWeight);
-  return packing == nullptr ? nullptr : rounding_for(packing);
+  return packing == nullptr ? nullptr : rounding_for(WeightReader(packing, kInput(r)).types());
 }
 
 void read_x(Matmul& m, const TensorView& x) {
@@ -172,7 +178,7 @@ Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
 template <Packing kPacking>
 PlanPtr prepare_linear(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const WeightReader reader(kPacking(r, kWeight));
+  const WeightReader reader(kPacking(r, kWeight), linear_input(r));
   MatmulTypes types = reader.types();
   if (!is_absent(r.inputs[kBias])) types.bias = r.inputs[kBias].dtype;
   const bool adds = r.inputs.size() > kResidual;
@@ -191,7 +197,7 @@ PlanPtr prepare_linear(const KernelRequest& r, Context&) {
 template <Packing kPacking>
 PlanPtr prepare_gated(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const WeightReader gate(kPacking(r, kGateWeight)), up(kPacking(r, kUpWeight));
+  const WeightReader gate(kPacking(r, kGateWeight), gated_input(r)), up(kPacking(r, kUpWeight), gated_input(r));
   MatmulTypes types = gate.types();
   types.finish = MatmulTypes::Finish::gated;
   types.activation = r.attrs.get<LinearGatedActivationAttrs>().kind;
@@ -218,45 +224,50 @@ Verdict verdict_on_ports(Requirements& requirements, const KernelRequest& r, boo
 // ---- Plain weights
 
 const Encoding* pack_weight(const KernelRequest& r, int input) {
-  return input == kWeight ? forward_packing(r, input) : nullptr;
+  return input == kWeight ? forward_packing(r, input, linear_input(r)) : nullptr;
 }
 const Encoding* pack_both_weights(const KernelRequest& r, int input) {
-  return input == kGateWeight || input == kUpWeight ? forward_packing(r, input) : nullptr;
+  return input == kGateWeight || input == kUpWeight ? forward_packing(r, input, gated_input(r)) : nullptr;
 }
 
 Verdict can_linear(const KernelRequest& r) {
   Requirements requirements(r);
-  requirements.packed("weight", r.inputs[kWeight], kStorageDTypes, forward_packing(r, kWeight));
-  return verdict_on_ports(requirements, r, false, rounding_of_x<pack_weight>(r, kX));
+  requirements.packed("weight", r.inputs[kWeight], kStorageDTypes, pack_weight(r, kWeight));
+  return verdict_on_ports(requirements, r, false, rounding_of_x<pack_weight, linear_input>(r, kX));
 }
 
 Verdict can_gated(const KernelRequest& r) {
   Requirements requirements(r);
-  requirements.packed("gate_weight", r.inputs[kGateWeight], kStorageDTypes, forward_packing(r, kGateWeight))
-      .packed("up_weight", r.inputs[kUpWeight], {r.inputs[kGateWeight].dtype}, forward_packing(r, kUpWeight));
-  return verdict_on_ports(requirements, r, true, rounding_of_x<pack_both_weights>(r, kX));
+  requirements.packed("gate_weight", r.inputs[kGateWeight], kStorageDTypes, pack_both_weights(r, kGateWeight))
+      .packed("up_weight", r.inputs[kUpWeight], {r.inputs[kGateWeight].dtype}, pack_both_weights(r, kUpWeight));
+  return verdict_on_ports(requirements, r, true, rounding_of_x<pack_both_weights, gated_input>(r, kX));
 }
 
-// A kernel that packs what kPacking says and has x rounded for it.
+// Kernels of linear and linear_add, and of linear_gated_activation, which have x rounded for their packing.
 template <Packing kPacking>
-constexpr Kernel packed_kernel(std::string_view name, Pass pass, Verdict (*can_handle)(const KernelRequest&),
-                               PlanPtr (*prepare)(const KernelRequest&, Context&)) {
+constexpr Kernel linear_kernel(std::string_view name, Pass pass, Verdict (*can_handle)(const KernelRequest&)) {
   return {.name = name,
           .pass = pass,
           .can_handle = can_handle,
-          .prepare = prepare,
+          .prepare = prepare_linear<kPacking>,
           .packing = kPacking,
-          .wanted_encoding = rounding_of_x<kPacking>};
+          .wanted_encoding = rounding_of_x<kPacking, linear_input>};
+}
+template <Packing kPacking>
+constexpr Kernel gated_kernel(std::string_view name, Verdict (*can_handle)(const KernelRequest&)) {
+  return {.name = name,
+          .pass = Pass::inference,
+          .can_handle = can_handle,
+          .prepare = prepare_gated<kPacking>,
+          .packing = kPacking,
+          .wanted_encoding = rounding_of_x<kPacking, gated_input>};
 }
 
-constexpr Kernel kForward =
-    packed_kernel<pack_weight>("cpu_packed_panels", Pass::forward, can_linear, prepare_linear<pack_weight>);
-constexpr Kernel kInference =
-    packed_kernel<pack_weight>("cpu_packed_panels", Pass::inference, can_linear, prepare_linear<pack_weight>);
-constexpr Kernel kGated = packed_kernel<pack_both_weights>("cpu_packed_panels", Pass::inference, can_gated,
-                                                           prepare_gated<pack_both_weights>);
+constexpr Kernel kForward = linear_kernel<pack_weight>("cpu_packed_panels", Pass::forward, can_linear);
+constexpr Kernel kInference = linear_kernel<pack_weight>("cpu_packed_panels", Pass::inference, can_linear);
+constexpr Kernel kGated = gated_kernel<pack_both_weights>("cpu_packed_panels", can_gated);
 
-// ---- Quantized weights. x is rounded row by row to 8 bits, too (quantized_matmul.h).
+// ---- Quantized weights. x is rounded row by row to 8 bits, too (quantized_matmul.h), if it may be.
 
 // The reason why these kernels do not take a weight; empty if they do.
 std::string refusal_of(std::string_view port, const TensorType& weight) {
@@ -287,29 +298,46 @@ const Encoding* pack_both_quantized(const KernelRequest& r, int input) {
              : nullptr;
 }
 
+// Kernels that round x to int8 rows, and those that do not, share the requests by how far x may be rounded.
+Requirements& require_rounding(Requirements& requirements, MatmulInput x, bool rounds) {
+  return rounds ? requirements.require(x == MatmulInput::int8,
+                                       fmt::format("rounds x to int8; matmul_input is {}", matmul_input_name(x)))
+                : requirements.require(x != MatmulInput::int8, "does not round x; matmul_input is int8");
+}
+
+template <bool kRounds>
 Verdict can_quantized(const KernelRequest& r) {
   Requirements requirements(r);
   require_quantized(requirements, "weight", r.inputs[kWeight]);
-  return verdict_on_ports(requirements, r, false, rounding_of_x<pack_quantized>(r, kX));
+  require_rounding(requirements, linear_input(r), kRounds);
+  return verdict_on_ports(requirements, r, false, rounding_of_x<pack_quantized, linear_input>(r, kX));
 }
 
+template <bool kRounds>
 Verdict can_quantized_gated(const KernelRequest& r) {
   const TensorType &gate = r.inputs[kGateWeight], &up = r.inputs[kUpWeight];
   Requirements requirements(r);
   require_quantized(requirements, "gate_weight", gate);
+  require_rounding(requirements, gated_input(r), kRounds);
   require_quantized(requirements, "up_weight", up)
       .require(quantized_packing_of(gate.encoding) == quantized_packing_of(up.encoding),
                "takes gate_weight and up_weight in the same encoding")
       .require(!has_order(gate), "takes columns of gate_weight and up_weight in the order of x");
-  return verdict_on_ports(requirements, r, true, rounding_of_x<pack_both_quantized>(r, kX));
+  return verdict_on_ports(requirements, r, true, rounding_of_x<pack_both_quantized, gated_input>(r, kX));
 }
 
-constexpr Kernel kQuantizedForward = packed_kernel<pack_quantized>("cpu_quantized_panels", Pass::forward, can_quantized,
-                                                                   prepare_linear<pack_quantized>);
-constexpr Kernel kQuantizedInference = packed_kernel<pack_quantized>("cpu_quantized_panels", Pass::inference,
-                                                                     can_quantized, prepare_linear<pack_quantized>);
-constexpr Kernel kQuantizedGated = packed_kernel<pack_both_quantized>(
-    "cpu_quantized_panels", Pass::inference, can_quantized_gated, prepare_gated<pack_both_quantized>);
+constexpr Kernel kQuantizedForward =
+    linear_kernel<pack_quantized>("cpu_quantized_panels", Pass::forward, can_quantized<true>);
+constexpr Kernel kQuantizedInference =
+    linear_kernel<pack_quantized>("cpu_quantized_panels", Pass::inference, can_quantized<true>);
+constexpr Kernel kQuantizedGated = gated_kernel<pack_both_quantized>("cpu_quantized_panels", can_quantized_gated<true>);
+
+// Products with the values that the weights decode to, for x as it is.
+constexpr Kernel kDecodedForward =
+    linear_kernel<pack_quantized>("cpu_decoded_panels", Pass::forward, can_quantized<false>);
+constexpr Kernel kDecodedInference =
+    linear_kernel<pack_quantized>("cpu_decoded_panels", Pass::inference, can_quantized<false>);
+constexpr Kernel kDecodedGated = gated_kernel<pack_both_quantized>("cpu_decoded_panels", can_quantized_gated<false>);
 
 // ---- 8-bit floats. Products are as exact as with the f32 values that the weights decode to.
 
@@ -424,7 +452,7 @@ void run_linear_backward(const LinearBackward& plan, const KernelCall& call) {
 
 PlanPtr prepare_linear_backward(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const WeightReader reader(pack_weight_transposed(r, kSavedWeight));
+  const WeightReader reader(pack_weight_transposed(r, kSavedWeight), MatmulInput::f32);
   const LinearBackward plan{
       reader, MatmulPlan(device, reader.types()),
       MatmulPlan(device, {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}),
@@ -439,10 +467,11 @@ constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward, can_linear_backw
 }  // namespace
 
 KernelList linear_kernels() {
-  return {&kForward, &kBackward, &kInference, &kQuantizedForward, &kQuantizedInference, &kFp8Forward, &kFp8Inference};
+  return {&kForward,        &kBackward,         &kInference,  &kQuantizedForward, &kQuantizedInference,
+          &kDecodedForward, &kDecodedInference, &kFp8Forward, &kFp8Inference};
 }
-KernelList linear_add_kernels() { return {&kInference, &kQuantizedInference, &kFp8Inference}; }
-KernelList linear_gated_activation_kernels() { return {&kGated, &kQuantizedGated, &kFp8Gated}; }
+KernelList linear_add_kernels() { return {&kInference, &kQuantizedInference, &kDecodedInference, &kFp8Inference}; }
+KernelList linear_gated_activation_kernels() { return {&kGated, &kQuantizedGated, &kDecodedGated, &kFp8Gated}; }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

@@ -64,6 +64,7 @@ constexpr int64_t packed_floats(Source source) {
   switch (source) {
     case Source::panels:
     case Source::fp8:
+    case Source::decoded:
     case Source::matrix: return kPackedFloats;
     case Source::pairs: return 0;
     case Source::quantized: break;
@@ -274,6 +275,21 @@ void fp8_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulR
                  });
 }
 
+void decoded_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row, int64_t rows,
+                     int64_t p0, int64_t panels, float* packed) {
+  const RowOperand a = x.ordered == nullptr ? rows_from(m, row) : RowOperand{x.ordered + row * m.k_size, m.k_size, 1};
+  const int64_t c_stride = panels * kPanelWidth;
+  for_each_block(
+      m.k_size, kKBlock, panels, [&](int64_t k0, int64_t k_size, int64_t p, int64_t group, int64_t, int64_t) {
+        for (int64_t g = 0; g < group; ++g)
+          x.decode(packed + g * k_size * kPanelWidth, b.quantized, m.k_size / kStep, p0 + p + g, k0 / kStep,
+                   k_size / kStep);
+        matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
+                     RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
+                     PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size);
+      });
+}
+
 // a is read down its columns (row_stride 1). A block of k of either operand is copied, so that its lines are
 // contiguous.
 void matrix_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows&, int64_t row, int64_t rows,
@@ -362,6 +378,7 @@ MatmulPlan::Product product_of(const MatmulTypes& types) {
   switch (types.source) {
     case Source::matrix: return matrix_product;
     case Source::quantized: return quantized_panels_product;
+    case Source::decoded: return decoded_product;
     case Source::fp8: return types.is_e5m2 ? fp8_product<true> : fp8_product<false>;
     case Source::pairs: return pairs_product;
     case Source::panels: break;
@@ -404,9 +421,11 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
       routines_(EADEM_CPU_DISPATCH(matmul_routines, device.isa())(types)),
       blocks_(blocks_of(types.source)),
       tile_blocks_(blocks_),
-      packed_floats_(packed_floats(types.source)) {
+      packed_floats_(packed_floats(types.source)),
+      has_order_(types.has_order) {
   // Products run on tiles for panels in pairs, and for rows of quantized panels with one scale for each output.
   if (source_ == Source::quantized) quantized_ = quantized_routines(*types.layout, device.isa());
+  if (source_ == Source::decoded) decode_ = decode_steps_of(types.layout->format(), device.isa());
   if (source_ == Source::pairs) blocks_ = tile_blocks_ = kTileBlocks;
   if (source_ == Source::quantized && device.isa() == Isa::amx && types.layout->whole_rows())
     tile_blocks_ = kTileBlocks;
@@ -422,6 +441,7 @@ int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t
       return workers + quantized_rows_bytes(rows, k_size) + (is_rounded ? 0 : int8_rows_bytes(rows, k_size));
     case Source::pairs:
       return workers + (is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile)));
+    case Source::decoded: return workers + (has_order_ ? rows * k_size * static_cast<int64_t>(sizeof(float)) : 0);
     default: return workers;
   }
 }
@@ -455,9 +475,24 @@ MatmulRows MatmulPlan::tile_rows(CpuDevice& device, const Matmul& m, void* memor
   return x;
 }
 
+MatmulRows MatmulPlan::ordered_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  MatmulRows x;
+  x.decode = decode_;
+  const int32_t* order = m.b.quantized.order;
+  if (order == nullptr) return x;
+  auto* ordered = static_cast<float*>(memory);
+  device.pool().parallel_ranges(m.rows, rows_per_thread(m.k_size), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t k = 0; k < m.k_size; ++k) ordered[r * m.k_size + k] = m.a[r * m.a_row_stride + order[k]];
+  });
+  x.ordered = ordered;
+  return x;
+}
+
 MatmulRows MatmulPlan::prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const {
   if (source_ == Source::quantized) return quantized_rows(device, m, memory);
   if (source_ == Source::pairs) return tile_rows(device, m, memory);
+  if (source_ == Source::decoded) return ordered_rows(device, m, memory);
   return {};
 }
 

@@ -17,6 +17,7 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
+#include "eadem/kernels/cpu/linear/quantized_decode.h"
 #include "eadem/kernels/cpu/linear/quantized_matmul.h"
 #include "eadem/kernels/elementwise.h"
 
@@ -27,11 +28,12 @@ struct MatmulTypes {
   // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
   // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is rounded to Int8Rows); 8-bit floats, which are
   // decoded to f32 a block at a time; or panels in pairs, for tiles (then a_k_stride is 1, and a is rounded to
-  // Bf16TileRows).
-  enum class Source : uint8_t { panels, matrix, quantized, fp8, pairs };
+  // Bf16TileRows). Quantized panels can also be decoded as 8-bit floats are, for an a that is not rounded.
+  enum class Source : uint8_t { panels, matrix, quantized, decoded, fp8, pairs };
   Source source = Source::panels;
   DType b_dtype = DType::f32;               // panels
-  const QuantizedLayout* layout = nullptr;  // quantized
+  const QuantizedLayout* layout = nullptr;  // quantized and decoded
+  bool has_order = false;                   // likewise: the weight's columns have an order of their own
   bool is_e5m2 = false;                     // fp8; else e4m3
 
   enum class Finish : uint8_t {
@@ -88,6 +90,8 @@ struct MatmulRows {
   QuantizedRows quantized;
   QuantizedProduct quantized_product = nullptr;
   TileRows rounded;
+  DecodeSteps decode = nullptr;
+  const float* ordered = nullptr;  // decoded: a in the order of the weight's columns, contiguous
 };
 
 class MatmulPlan {
@@ -118,6 +122,7 @@ class MatmulPlan {
   // The rows of m that all tasks read. What must be made of them is written to `memory`.
   MatmulRows quantized_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   MatmulRows tile_rows(CpuDevice& device, const Matmul& m, void* memory) const;
+  MatmulRows ordered_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   MatmulRows prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   void run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin, int64_t row_end,
                 int64_t panel_begin, int64_t panel_end, float* scratch) const;
@@ -127,7 +132,9 @@ class MatmulPlan {
   Routines routines_;
   Blocks blocks_, tile_blocks_;  // tile_blocks_: of products on tiles
   int64_t packed_floats_, worker_floats_;
+  bool has_order_;
   QuantizedRoutines quantized_{};
+  DecodeSteps decode_ = nullptr;
 };
 
 }  // namespace eadem::kernels::cpu
