@@ -282,12 +282,13 @@ JsonValue program_json(const Program& program, const std::vector<StepText>& step
 std::string rounding_text(const Program& program) {
   const pipeline::RoundingCount count = pipeline::count_rounding(program.graph(), program.environment().bounds);
   if (count.readers == 0) return bold("rounded activations\n") + "  none: products multiply activations as they are\n";
-  return bold("rounded activations\n") +
-         fmt::format("  {} values, {}, read by {} products (each for itself: {})\n", count.values,
-                     bytes_text(count.bytes), count.readers, bytes_text(count.bytes_if_alone));
+  return bold("rounded activations\n") + fmt::format("  {} values, {}, read by {} products (each for itself: {})\n",
+                                                     count.values, bytes_text(count.bytes), count.readers,
+                                                     bytes_text(count.bytes_if_alone));
 }
 
-std::string program_text(const char* name, const Program& program, const std::vector<StepText>& steps, bool all) {
+std::string program_text(const std::string& name, const Program& program, const std::vector<StepText>& steps,
+                         bool all) {
   double flops = 0, bytes = 0, seconds = 0;
   int missing = 0;
   for (const StepText& step : steps) {
@@ -434,16 +435,21 @@ int explain(CommandLine command_line) {
     print(bold("hardware configuration\n") + config_text(places));
     print(bold("factories\n") + factories_text(built.decisions, options.all));
   }
-  for (const bool is_decode : {true, false}) {
-    if (options.decode != options.prefill && is_decode != options.decode) continue;
-    const std::unique_ptr<Program> program =
-        engine::InferEngine::compile_for_explain(*checkpoint.model, device, engine_options, spec, is_decode);
-    const std::vector<StepText> steps = steps_of(*program, device->rates());
-    const char* name = is_decode ? "decode" : "prefill";
+  engine::ProgramSet programs =
+      engine::InferEngine::compile_for_explain(*checkpoint.model, device, engine_options, spec);
+  const engine::StepProgram* filled_up = programs.filled_up_program_for(options.batch);
+  for (const engine::StepProgram* each : {filled_up, &programs.decode(), &programs.prefill()}) {
+    const bool is_decode = each != &programs.prefill();
+    if (each == nullptr || (options.decode != options.prefill && is_decode != options.decode)) continue;
+    const Program& program = *each->program;
+    const std::vector<StepText> steps = steps_of(program, device->rates());
+    const std::string name = !is_decode          ? "prefill"
+                             : each != filled_up ? "decode"
+                                                 : fmt::format("decode of {}", each->layout.bounds()[Symbol::tokens]);
     if (options.json)
-      output.set(name, program_json(*program, steps));
+      output.set(name, program_json(program, steps));
     else
-      print(program_text(name, *program, steps, options.all));
+      print(program_text(name, program, steps, options.all));
   }
   if (options.json) print(to_json(output) + "\n");
   return kOk;

@@ -98,6 +98,29 @@ std::vector<std::string> all_disabled(const EngineOptions& options, const module
   return result;
 }
 
+// `model` and `decisions`, which receives those of the factories unless it is null, must outlive what is made of the
+// result.
+ProgramSet::Options set_options(const models::Model& model, const std::shared_ptr<Device>& device,
+                                const EngineOptions& options, const modules::AutoHardwareConfig& hardware,
+                                const Geometry& geometry, std::vector<Decision>* decisions,
+                                std::function<void(Program&)> bind_states = {}) {
+  pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
+  environment.disabled_fusions = all_disabled(options, hardware);
+  environment.op_by_op = options.op_by_op;
+  const int64_t vocab = model.info().vocab;
+  return {.make_graph =
+              [&model, device, hardware, cache = geometry.spec, decisions] {
+                models::BuiltGraph built = models::build_inference_graph(
+                    model, {.device = device.get(), .hardware = &hardware, .cache = cache});
+                if (decisions != nullptr) *decisions = std::move(built.decisions);
+                return std::move(built.graph);
+              },
+          .environment = std::move(environment),
+          .prefill_bounds = program_bounds(options, geometry, vocab, false),
+          .decode_bounds = program_bounds(options, geometry, vocab, true),
+          .bind_states = std::move(bind_states)};
+}
+
 }  // namespace
 
 int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware) {
@@ -153,18 +176,27 @@ void InferEngine::compile() {
   const Geometry geometry{cache_, max_batch_, max_length_};
   const models::ModelInfo& info = model_->info();
   const SymbolValues most = program_bounds(options_, geometry, info.vocab, false);
-  prefill_ = compile_bucket(most);
-  decode_ = compile_bucket(program_bounds(options_, geometry, info.vocab, true));
-  const int64_t step_bytes = std::max(prefill_->layout.size_bytes(), decode_->layout.size_bytes());
-  descriptor_ = std::make_unique<StepDescriptor>(device_, step_bytes, cache_.block_size, info.vocab);
-  for (Compiled* compiled : {prefill_.get(), decode_.get()})
-    compiled->layout.bind(*compiled->program, descriptor_->device_data());
+  programs_ =
+      std::make_unique<ProgramSet>(set_options(*model_, device_, options_, hardware_, geometry, &factory_decisions_,
+                                               [this](Program& program) { bind_caches(program); }),
+                                   parameters_);
+  for (const auto& compiled : programs_->programs()) compiled->program->require_complete();
+  descriptor_ = std::make_unique<StepDescriptor>(device_, programs_->step_bytes(), cache_.block_size, info.vocab);
+  const int64_t most_rows = most[Symbol::logit_rows];
+  sampled_ = device_->allocate(most_rows * static_cast<int64_t>(sizeof(int32_t)));
+  programs_->bind(descriptor_->device_data(), sampled_.data());
   name_values();
 
+  num_submitted_ = num_collected_ = 0;
+  for (InFlight& step : steps_) {
+    step.done = device_->make_event();
+    step.host = device_->allocate_on_host(most_rows * static_cast<int64_t>(sizeof(int32_t) + sizeof(float)));
+    step.unseen.reserve(static_cast<size_t>(max_batch_));
+  }
   const auto reserve = [](auto& list, int64_t size) { list.reserve(static_cast<size_t>(size)); };
   reserve(sequences_, max_batch_);
-  reserve(output_.output_ids, most[Symbol::logit_rows]);
-  reserve(output_.logprobs, most[Symbol::logit_rows]);
+  reserve(output_.output_ids, most_rows);
+  reserve(output_.logprobs, most_rows);
   contents_ = CacheContents(cache_.num_blocks, cache_.block_size);
   identity_.resize(static_cast<size_t>(max_batch_));
   std::iota(identity_.begin(), identity_.end(), 0);
@@ -177,40 +209,12 @@ void InferEngine::name_values() {
   hooks_.set_names(std::move(names));
 }
 
-std::unique_ptr<Program> InferEngine::compile_for_explain(const models::Model& model, std::shared_ptr<Device> device,
-                                                          const EngineOptions& options, const modules::ModelSpec& spec,
-                                                          bool decode) {
+ProgramSet InferEngine::compile_for_explain(const models::Model& model, const std::shared_ptr<Device>& device,
+                                            const EngineOptions& options, const modules::ModelSpec& spec) {
   const modules::AutoHardwareConfig hardware = resolve(spec, *device, options);
-  const Geometry geometry = cache_geometry(model.info(), hardware, options.cache);
-  models::BuiltGraph built =
-      models::build_inference_graph(model, {.device = device.get(), .hardware = &hardware, .cache = geometry.spec});
-  pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
-  environment.bounds = program_bounds(options, geometry, model.info().vocab, decode);
-  environment.disabled_fusions = all_disabled(options, hardware);
-  environment.op_by_op = options.op_by_op;
-  return std::make_unique<Program>(std::move(built.graph), environment,
-                                   std::make_shared<pipeline::ParameterStore>(device));
-}
-
-std::unique_ptr<InferEngine::Compiled> InferEngine::compile_bucket(const SymbolValues& bounds) {
-  models::BuiltGraph built =
-      models::build_inference_graph(*model_, {.device = device_.get(), .hardware = &hardware_, .cache = cache_});
-  factory_decisions_ = std::move(built.decisions);
-  pipeline::Environment environment{.device = device_, .mode = pipeline::Mode::inference};
-  environment.bounds = bounds;
-  environment.disabled_fusions = all_disabled(options_, hardware_);
-  environment.op_by_op = options_.op_by_op;
-  auto compiled = std::make_unique<Compiled>();
-  compiled->program = std::make_unique<Program>(std::move(built.graph), environment, parameters_);
-  Program& program = *compiled->program;
-  program.require_complete();
-  bind_caches(program);
-  compiled->layout = StepLayout(program);
-  compiled->hidden = program.output("hidden");
-  compiled->logits = program.output("logits");
-  compiled->token = program.output("token");
-  compiled->logprob = program.output("logprob");
-  return compiled;
+  ProgramSet::Options set =
+      set_options(model, device, options, hardware, cache_geometry(model.info(), hardware, options.cache), nullptr);
+  return ProgramSet(std::move(set), std::make_shared<pipeline::ParameterStore>(device));
 }
 
 void InferEngine::bind_caches(Program& program) {
@@ -258,12 +262,13 @@ std::vector<std::pair<std::string, Tensor>> InferEngine::state_dict() const {
 }
 
 void InferEngine::require_cache() const {
-  if (decode_ == nullptr)
+  if (programs_ == nullptr)
     throw InvalidArgument("the engine has no cache since reset_cache failed; call it with a smaller one");
 }
 
 void InferEngine::reset_cache() {
   require_cache();
+  num_submitted_ = num_collected_ = 0;
   contents_.clear();
   for (const auto& [name, cache] : caches_) fill_zero(*device_, cache.view);
 }
@@ -273,8 +278,8 @@ void InferEngine::reset_cache(const CacheConfig& config) {
   cache_geometry(model_->info(), hardware_, config);
   options_.cache = config;
   last_ = nullptr;
-  prefill_.reset();
-  decode_.reset();
+  num_submitted_ = num_collected_ = 0;
+  programs_.reset();
   caches_.clear();
   plan_cache();
   compile();
@@ -282,12 +287,12 @@ void InferEngine::reset_cache(const CacheConfig& config) {
 
 Tensor InferEngine::logits() const {
   if (last_ == nullptr) throw InvalidArgument("no step has run yet: there are no logits");
-  return copy_to_host(*device_, last_->program->view(last_->logits));
+  return copy_to_host(*device_, last_->program->view(last_->logits).rows(0, last_rows_));
 }
 
 Tensor InferEngine::hidden_states() const {
   if (last_ == nullptr) throw InvalidArgument("no step has run yet: there are no hidden states");
-  return copy_to_host(*device_, last_->program->view(last_->hidden));
+  return copy_to_host(*device_, last_->program->view(last_->hidden).rows(0, last_tokens_));
 }
 
 }  // namespace eadem::engine

@@ -14,9 +14,8 @@ ops::OpPtr make(std::span<const ops::Op* const> matched) {
   const auto &gate = matched[0]->attrs().get<kernels::LinearAttrs>(),
              &up = matched[1]->attrs().get<kernels::LinearAttrs>();
   if (up.out_dtype != gate.out_dtype || up.matmul_input != gate.matmul_input) return nullptr;
-  return std::make_shared<LinearGatedActivation>(
-      kernels::LinearGatedActivationAttrs{matched[2]->attrs().get<kernels::ActivationAttrs>().kind,
-                                          gate.out_dtype, gate.matmul_input});
+  return std::make_shared<LinearGatedActivation>(kernels::LinearGatedActivationAttrs{
+      matched[2]->attrs().get<kernels::ActivationAttrs>().kind, gate.out_dtype, gate.matmul_input});
 }
 
 kernels::LinearAttrs product_attrs(const kernels::LinearGatedActivationAttrs& attrs) {

@@ -21,10 +21,10 @@ struct BuiltGraph {
   std::vector<Decision> decisions;  // the choices of the factories
 };
 
-// Serving. Inputs: token_ids, positions [tokens] i32, query_start [sequences+1], kv_length [sequences], block_table
-// [sequences, max_blocks] i32, slots [tokens] i64, logit_rows [logit_rows] i32, and those of modules::Sampling.
-// Outputs: hidden [tokens, hidden], logits [logit_rows, vocab] f32, token and logprob [logit_rows].
-// States: model.layers.N.self_attn.{k,v}_cache.
+// Serving. Inputs: sampled [logit_rows] i32 (see modules::Sampling::feed), token_ids, positions [tokens] i32,
+// query_start [sequences+1], kv_length [sequences], block_table [sequences, max_blocks] i32, slots [tokens] i64,
+// logit_rows [logit_rows] i32, and those of modules::Sampling. Outputs: hidden [tokens, hidden], logits [logit_rows,
+// vocab] f32, token and logprob [logit_rows]. States: model.layers.N.self_attn.{k,v}_cache.
 BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options);
 
 // Training and scoring without a cache. Inputs: token_ids, positions, labels [tokens] i32 (negative: ignored),

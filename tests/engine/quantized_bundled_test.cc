@@ -107,15 +107,16 @@ TEST(Bundled, EveryInstructionSetKeepsItsBits) {
     }
 }
 
-// Activations are rounded once for all their readers: in a layer those of q, k and v, of o, of gate and up, and of down.
-// Each product for itself would round six of these, gate and up being one op.
+// Activations are rounded once for all their readers: in a layer those of q, k and v, of o, of gate and up, and of
+// down. Each product for itself would round six of these, gate and up being one op.
 TEST(Bundled, ALayerRoundsFourActivations) {
   const models::Checkpoint checkpoint = models::open_checkpoint(kFolder.string());
   const modules::ModelSpec spec = spec_with(checkpoint, "mixture");
   for (Isa isa : available_isas())
     for (bool decode : {true, false}) {
       const auto device = open_device("cpu", {.num_threads = 1, .isa = isa_name(isa)});
-      const auto program = InferEngine::compile_for_explain(*checkpoint.model, device, {}, spec, decode);
+      const ProgramSet programs = InferEngine::compile_for_explain(*checkpoint.model, device, {}, spec);
+      const auto& program = (decode ? programs.decode() : programs.prefill()).program;
       const SymbolValues bounds = program->environment().bounds;
       const pipeline::RoundingCount count = pipeline::count_rounding(program->graph(), bounds);
       EXPECT_EQ(count.values, 4 * spec.layers + 1) << isa_name(isa);  // and that of the LM head
@@ -141,10 +142,11 @@ TEST(Bundled, AccuracyRoundsNoActivation) {
   for (Isa isa : available_isas())
     for (const modules::ModelSpec& spec : specs) {
       const auto device = open_device("cpu", {.num_threads = 1, .isa = isa_name(isa)});
-      const auto program = InferEngine::compile_for_explain(*checkpoint.model, device, options, spec, false);
+      const ProgramSet programs = InferEngine::compile_for_explain(*checkpoint.model, device, options, spec);
+      const auto& program = programs.prefill().program;
       EXPECT_EQ(pipeline::count_rounding(program->graph(), program->environment().bounds).values, 0);
       for (const pipeline::KernelChoice& choice : program->choices())
-        if (choice.kernel != nullptr) EXPECT_NE(choice.kernel->name, "cpu_quantized_panels") << isa_name(isa);
+        EXPECT_TRUE(choice.kernel == nullptr || choice.kernel->name != "cpu_quantized_panels") << isa_name(isa);
       EXPECT_TRUE(program->is_complete());
     }
 }

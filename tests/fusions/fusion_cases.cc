@@ -7,8 +7,12 @@
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
 #include "eadem/fusions/linear_gated_activation.h"
+#include "eadem/fusions/linear_qkv.h"
+#include "eadem/fusions/rms_norm_quantize.h"
 #include "eadem/fusions/rope_kv_append.h"
+#include "eadem/kernels/cpu/linear/int8_rows.h"
 #include "eadem/ops/all_ops.h"
+#include "eadem/ops/quantize.h"
 #include "tests/workloads/inputs.h"
 #include "tests/workloads/quantized_types.h"
 
@@ -39,6 +43,30 @@ void add_rms_norm(std::vector<FusionCase>& cases) {
                        {x, x, TensorType(kF32, {hidden})},
                        tokens_of(tokens)});
     }
+}
+
+void rms_norm_quantize(std::vector<FusionCase>& cases) {
+  using kernels::cpu::Int8Rows;
+  for (const Encoding* to : {static_cast<const Encoding*>(&Int8Rows::with_scale_per_step()),
+                             static_cast<const Encoding*>(&Int8Rows::with_scale_per_chunk())})
+    for (const int64_t tokens : {0, 1, 5, 40})
+      for (const int64_t hidden : {32, 256, 288, 1056}) {
+        const kernels::RmsNormQuantizeAttrs attrs{{1e-5f}, to};
+        const auto quantize = std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{to});
+        const TensorType x(kF32, {Symbol::tokens, hidden}), weight(kF32, {hidden});
+        cases.push_back({fmt::format("rms_norm_quantize {}x{} {}", tokens, hidden, to->name()),
+                         &fusions::rms_norm_quantize(),
+                         std::make_shared<fusions::RmsNormQuantize>(attrs),
+                         {std::make_shared<ops::RmsNorm>(attrs.norm), quantize},
+                         {x, weight},
+                         tokens_of(tokens)});
+        cases.push_back({fmt::format("add_rms_norm_quantize {}x{} {}", tokens, hidden, to->name()),
+                         &fusions::add_rms_norm_quantize(),
+                         std::make_shared<fusions::AddRmsNormQuantize>(attrs),
+                         {std::make_shared<fusions::AddRmsNorm>(attrs.norm), quantize},
+                         {x, x, weight},
+                         tokens_of(tokens)});
+      }
 }
 
 struct LinearShape {
@@ -79,6 +107,25 @@ void linear_gated_activation(std::vector<FusionCase>& cases) {
            {TensorType(kF32, {Symbol::tokens, in}), w, w},
            tokens_of(tokens)});
     }
+}
+
+void linear_qkv(std::vector<FusionCase>& cases) {
+  for (const LinearShape& s : kLinearShapes)
+    for (const DType dtype : {kF32, kBf16})
+      for (const bool bias : {false, true}) {
+        const kernels::LinearAttrs attrs{bias, dtype};
+        const auto linear = std::make_shared<ops::Linear>(attrs);
+        const auto weight = [&](int64_t out) { return TensorType(dtype, {out, s.in}); };
+        const auto bias_of = [&](int64_t out) { return bias ? TensorType(dtype, {out}) : kernels::absent_port(); };
+        const int64_t q = 2 * s.out, k = s.out;
+        cases.push_back({fmt::format("linear_qkv {}x{}x{} {} bias={}", s.tokens, s.in, s.out, dtype_name(dtype), bias),
+                         &fusions::linear_qkv(),
+                         std::make_shared<fusions::LinearQkv>(attrs),
+                         {linear, linear, linear},
+                         {TensorType(dtype, {Symbol::tokens, s.in}), weight(q), bias_of(q), weight(k), bias_of(k),
+                          weight(k), bias_of(k)},
+                         tokens_of(s.tokens)});
+      }
 }
 
 void linear_add(std::vector<FusionCase>& cases) {
@@ -149,8 +196,10 @@ void linear_cross_entropy(std::vector<FusionCase>& cases) {
 std::vector<FusionCase> fusion_cases() {
   std::vector<FusionCase> cases;
   add_rms_norm(cases);
+  rms_norm_quantize(cases);
   linear_gated_activation(cases);
   linear_add(cases);
+  linear_qkv(cases);
   rope_kv_append(cases);
   linear_cross_entropy(cases);
   return cases;

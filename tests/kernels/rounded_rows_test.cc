@@ -26,7 +26,8 @@ Tensor rows_of(int64_t rows, int64_t columns) {
   const Tensor x = Tensor::on_host(DType::f32, Shape{rows, columns});
   std::mt19937 random(7);
   std::uniform_real_distribution<float> uniform(-1, 1);
-  const float special[] = {0.0f, -0.0f, 1e-40f, 0x1p-119f, 0x1.8p-119f, kInfinity, -kInfinity, kNan, 3e38f, 127.0f, 0.5f};
+  const float special[] = {0.0f,       -0.0f, 1e-40f, 0x1p-119f, 0x1.8p-119f, kInfinity,
+                           -kInfinity, kNan,  3e38f,  127.0f,    0.5f};
   for (int64_t r = 0; r < rows; ++r) {
     float* row = x.view.as<float>() + r * columns;
     for (int64_t i = 0; i < columns; ++i) row[i] = std::ldexp(uniform(random), static_cast<int>(i / 32 % 50) * 5 - 125);
@@ -61,7 +62,8 @@ Tensor quantized(const std::shared_ptr<Device>& device, const TensorView& x, con
     std::memset(y.view.plane(static_cast<int>(i)), filler, static_cast<size_t>(planes[i].size_bytes()));
   const Mesh alone;
   Context context{*device, alone};
-  kernel.prepare(request, context)->run({.inputs = {&x, 1}, .outputs = {&y.view, 1}, .scratch = {}, .context = &context});
+  kernel.prepare(request, context)
+      ->run({.inputs = {&x, 1}, .outputs = {&y.view, 1}, .scratch = {}, .context = &context});
   return y;
 }
 
@@ -113,7 +115,8 @@ TEST(RoundedRows, KernelsHaveTheBitsOfTheEncoding) {
     }
 }
 
-// A code is the quotient of its value by the scale, half of one away at most; NaN and infinities spoil their group only.
+// A code is the quotient of its value by the scale, half of one away at most; NaN and infinities spoil their group
+// only.
 TEST(RoundedRows, DecodeToWhatWasRounded) {
   const int64_t columns = 2080;
   const Tensor x = rows_of(33, columns);
@@ -165,8 +168,9 @@ TEST(RoundedRows, Bf16RowsStandWhereTilesReadThem) {
   const TileRows rows = TileRows::in_order(y.view.data, 40);
   const int64_t r = 37, column = 65;  // row 5 of the first half of the second pair; value 1 of tile 2
   bf16_t value;
-  std::memcpy(&value, static_cast<const char*>(rows.data) + rows.pair_stride + 2 * rows.tile_stride +
-                          5 * rows.line_stride + 2, sizeof(value));
+  std::memcpy(&value,
+              static_cast<const char*>(rows.data) + rows.pair_stride + 2 * rows.tile_stride + 5 * rows.line_stride + 2,
+              sizeof(value));
   EXPECT_EQ(value.to_float(), bf16_t::from_float(x.view.as<float>()[r * 70 + column]).to_float());
   std::vector<float> row(70);
   Bf16TileRows::instance().decode_row(row.data(), y.view, r);

@@ -117,7 +117,8 @@ std::vector<Workload> linear() {
     for (int64_t tokens : {4, 11, 13, 40, 193}) add_quantized(DType::u8, tokens, 1, 20);
     add_quantized(kF32, 3, 9, 5);
     // Weights are decoded for an x that is not rounded: groups of 4 panels, blocks of 256 terms.
-    for (const auto& [tokens, units, outputs] : {std::tuple(0, 1, 16), {1, 3, 18}, {5, 3, 18}, {13, 1, 65}, {193, 1, 20}})
+    for (const auto& [tokens, units, outputs] :
+         {std::tuple(0, 1, 16), {1, 3, 18}, {5, 3, 18}, {13, 1, 65}, {193, 1, 20}})
       cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{false, kF32, MatmulInput::f32}),
                 {TensorType(kF32, {Symbol::tokens, units * unit}), TensorType(kF32, {outputs, units * unit}, encoding),
                  kernels::absent_port()},
@@ -306,6 +307,14 @@ std::vector<Workload> select_rows() {
   return cases.take();
 }
 
+std::vector<Workload> feed_tokens() {
+  Cases cases;
+  const auto op = std::make_shared<ops::FeedTokens>();
+  for (int64_t tokens : {0, 1, 5, 300})
+    cases.add(op, {TensorType(DType::i32, {Symbol::tokens}), TensorType(DType::i32, {4})}, tokens);
+  return cases.take();
+}
+
 std::vector<Workload> sample() {
   Cases cases;
   const auto op = std::make_shared<ops::Sample>();
@@ -427,6 +436,7 @@ std::vector<std::string_view> op_names() {
           "cast",
           "kv_append",
           "select_rows",
+          "feed_tokens",
           "sample",
           "gated_activation",
           "all_reduce",
@@ -455,6 +465,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "cast") return cast();
   if (op == "kv_append") return kv_append();
   if (op == "select_rows") return select_rows();
+  if (op == "feed_tokens") return feed_tokens();
   if (op == "sample") return sample();
   if (op == "all_reduce") return elementwise(std::make_shared<ops::AllReduce>());
   if (op == "add_bias") return add_bias();

@@ -7,7 +7,9 @@
 #include <random>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/ops/elementwise.h"
 #include "eadem/ops/linear.h"
+#include "eadem/ops/rms_norm.h"
 #include "eadem/pipeline/passes/precision.h"
 #include "eadem/pipeline/program.h"
 
@@ -40,17 +42,17 @@ class Rounding : public testing::TestWithParam<Isa> {
   std::unique_ptr<Program> compile(const std::vector<Weight>& weights, int64_t tokens) {
     Program::Source made = source(weights, tokens);
     auto program = std::make_unique<Program>(std::move(made.graph), std::move(made.environment), parameters_);
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const Tensor plain = random_tensor(kOutputs, static_cast<uint32_t>(weights[i].name[0]));
-      if (weights[i].encoding == nullptr) {
-        parameters_->load(weights[i].name, plain.view, "test");
-        continue;
-      }
-      const Tensor encoded = Tensor::in_one_piece(DType::f32, plain.shape(), *weights[i].encoding);
-      weights[i].encoding->encode(encoded.view, plain.view);
-      parameters_->load(weights[i].name, encoded.view, "test");
-    }
+    for (const Weight& weight : weights) load(weight.name, weight.encoding);
     return program;
+  }
+
+  // Loads random values, which depend on the name.
+  void load(const std::string& name, const Encoding* encoding) {
+    const Tensor plain = random_tensor(kOutputs, static_cast<uint32_t>(name[0]));
+    if (encoding == nullptr) return parameters_->load(name, plain.view, "test");
+    const Tensor encoded = Tensor::in_one_piece(DType::f32, plain.shape(), *encoding);
+    encoding->encode(encoded.view, plain.view);
+    parameters_->load(name, encoded.view, "test");
   }
 
   static Tensor random_tensor(int64_t rows, uint32_t seed) {
@@ -122,6 +124,49 @@ TEST_P(Rounding, OpByOpHasTheSameBits) {
   made.environment.op_by_op = true;
   Program op_by_op(std::move(made.graph), std::move(made.environment), parameters_);
   for (const std::string name : {"q", "v"}) EXPECT_EQ(run(*program, name, 9), run(op_by_op, name, 9));
+}
+
+// A norm that only rounding reads writes rounded rows; one that others read, too, does not. The bits are the same.
+TEST_P(Rounding, NormsWriteRoundedRows) {
+  for (const bool adds : {false, true})
+    for (const bool others : {false, true}) {
+      std::vector<std::vector<float>> results;
+      for (const bool fused : {true, false}) {
+        Graph graph;
+        const TensorType type(DType::f32, {Symbol::tokens, kWidth});
+        ValueId x = graph.add_input("x", type);
+        if (adds) x = graph.add1(std::make_shared<ops::Add>(), {x, graph.add_input("z", type)});
+        const ValueId scale = graph.add_parameter("norm", TensorType(DType::f32, {kWidth}));
+        const ValueId normed = graph.add1(std::make_shared<ops::RmsNorm>(kernels::RmsNormAttrs{}), {x, scale});
+        const ValueId w = graph.add_parameter("q", TensorType(DType::f32, {kOutputs, kWidth}, q4_k_));
+        const ValueId v = graph.add_parameter("v", TensorType(DType::f32, {kOutputs, kWidth}, q6_k_));
+        graph.mark_output("q", graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{}), {normed, w}));
+        graph.mark_output("v", graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{}), {normed, v}));
+        if (others) graph.mark_output("normed", normed);
+        Environment environment{.device = device_};
+        environment.bounds[Symbol::tokens] = 33;
+        if (!fused) environment.disabled_fusions = {"all"};
+        Program program(std::move(graph), std::move(environment), parameters_);
+        load("q", q4_k_);
+        load("v", q6_k_);
+        const Tensor ones = random_tensor(1, 9), z = random_tensor(33, 8);
+        parameters_->load("norm", ones.view.reshaped(Shape{kWidth}), "test");
+        if (adds) program.set_input(program.input("z"), z.view.data, z.view.size_bytes());
+        using Names = std::vector<std::string_view>;
+        Names expected = {adds ? "add_rms_norm_quantize" : "rms_norm_quantize", "linear", "linear"};
+        if (others) expected = {adds ? "add_rms_norm" : "rms_norm", "quantize", "linear", "linear"};
+        if (fused) {
+          EXPECT_EQ(op_names(program), expected);
+        }
+        for (int64_t tokens : {1, 7, 33})
+          for (const char* name : {"q", "v"}) {
+            std::vector<float> y = run(program, name, tokens);
+            results.push_back(std::move(y));
+          }
+      }
+      for (size_t i = 0; i < results.size() / 2; ++i)
+        EXPECT_EQ(std::memcmp(results[i].data(), results[i + 6].data(), results[i].size() * sizeof(float)), 0) << i;
+    }
 }
 
 // In a training program each pass rounds from the value as it was computed.

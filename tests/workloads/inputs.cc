@@ -191,8 +191,17 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   }
   if (op == "kv_append" && port == "slots") {
     const std::vector<int64_t> slots = distinct(shape[0], shapes[3][0] * shapes[3][2], random);
-    return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(slots[static_cast<size_t>(i)]); });
+    return filled(dtype, shape, [&](int64_t i) {  // every fifth token is written nowhere
+      return i % 5 == 4 ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
+    });
   }
+  if (op == "feed_tokens" && port == "ids")  // every third one is that of a row of the step before
+    return filled(dtype, shape, [&](int64_t i) {
+      return i % 3 == 1 ? -1.0 - static_cast<double>(random.below(shapes[1][0]))
+                        : static_cast<double>(random.below(1000));
+    });
+  if (op == "feed_tokens" && port == "sampled")
+    return filled(dtype, shape, [&](int64_t) { return static_cast<double>(random.below(1000)); });
   if (op == "select_rows" && port == "rows") {
     const std::vector<int64_t> rows = distinct(shape[0], shapes[0][0], random);
     return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)]); });

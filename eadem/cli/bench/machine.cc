@@ -55,12 +55,12 @@ double kv_bytes_per_cached_token(const engine::InferEngine& engine) {
 MemoryUse memory_use(const engine::InferEngine& engine) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return {
-      .peak = static_cast<int64_t>(usage.ru_maxrss) * 1024,
-      .weights = engine.parameters().size_bytes(),
-      .cache = engine.cache_bytes(),
-      .arena = engine.decode_program().memory_plan().arena_bytes + engine.prefill_program().memory_plan().arena_bytes,
-      .on_host = engine.device()->backend() == "cpu"};
+  return {.peak = static_cast<int64_t>(usage.ru_maxrss) * 1024,
+          .weights = engine.parameters().size_bytes(),
+          .cache = engine.cache_bytes(),
+          .arena = std::max(engine.decode_program().memory_plan().arena_bytes,
+                            engine.prefill_program().memory_plan().arena_bytes),
+          .on_host = engine.device()->backend() == "cpu"};
 }
 
 std::string memory_text(const MemoryUse& memory) {

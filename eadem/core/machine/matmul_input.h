@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MatmulInput: the narrowest type to which matrix products may round their activations. A product rounds no further than
-// it gains by: on the CPU, quantized weights multiply int8 rows, bf16 weights multiply bf16 with AMX, and everything
-// else multiplies activations as they are. f32 rounds nothing anywhere.
+// MatmulInput: the narrowest type to which matrix products may round their activations. A product rounds no further
+// than it gains by: on the CPU, quantized weights multiply int8 rows, bf16 weights multiply bf16 with AMX, and
+// everything else multiplies activations as they are. f32 rounds nothing anywhere.
 #pragma once
 
 #include <cstdint>

@@ -132,8 +132,7 @@ template <MatmulInput x>
 Verdict can_decode_rows(const KernelRequest& r) {
   const TensorType& table = r.inputs[0];
   Requirements requirements(r);
-  requirements
-      .require(packing_of_table<x>(r) != nullptr, fmt::format("has no packing of {}", to_string(table)))
+  requirements.require(packing_of_table<x>(r) != nullptr, fmt::format("has no packing of {}", to_string(table)))
       .require(x == MatmulInput::int8 || packing_of_table<x>(r) != packing_of_table<MatmulInput::int8>(r),
                "reads the packing of cpu_decode_rows")
       .one_of("ids", r.inputs[1], {DType::i32})
@@ -208,18 +207,15 @@ constexpr Kernel decode_rows_kernel(std::string_view name, Pass pass) {
 }
 constexpr Kernel kDecodeForward = decode_rows_kernel<MatmulInput::int8>("cpu_decode_rows", Pass::forward);
 constexpr Kernel kDecodeInference = decode_rows_kernel<MatmulInput::int8>("cpu_decode_rows", Pass::inference);
-constexpr Kernel kDecodeF32Forward =
-    decode_rows_kernel<MatmulInput::f32>("cpu_decode_rows_f32", Pass::forward);
-constexpr Kernel kDecodeF32Inference =
-    decode_rows_kernel<MatmulInput::f32>("cpu_decode_rows_f32", Pass::inference);
+constexpr Kernel kDecodeF32Forward = decode_rows_kernel<MatmulInput::f32>("cpu_decode_rows_f32", Pass::forward);
+constexpr Kernel kDecodeF32Inference = decode_rows_kernel<MatmulInput::f32>("cpu_decode_rows_f32", Pass::inference);
 constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, prepare_select_rows};
 
 }  // namespace
 
 KernelList embedding_kernels() {
-  return {&kForward,         &kInference,              &kBackward,
-          &kDecodeForward,   &kDecodeInference,        &kDecodeF32Forward,
-          &kDecodeF32Inference};
+  return {&kForward,         &kInference,        &kBackward,          &kDecodeForward,
+          &kDecodeInference, &kDecodeF32Forward, &kDecodeF32Inference};
 }
 KernelList select_rows_kernels() { return {&kSelectRows}; }
 

@@ -72,6 +72,7 @@ void KvAppend::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span
   const int64_t kv_heads = k[1], head_dim = k[2], block_size = cache[2];
   for (int64_t t = 0; t < k[0]; ++t) {
     const auto slot = static_cast<int64_t>(in[kSlots].data[static_cast<size_t>(t)]);
+    if (slot < 0) continue;
     for (int64_t g = 0; g < kv_heads; ++g)
       for (int64_t d = 0; d < head_dim; ++d) {
         const auto from = static_cast<size_t>((t * kv_heads + g) * head_dim + d);

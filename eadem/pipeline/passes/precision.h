@@ -2,8 +2,8 @@
 //
 // The types of edges. Step 3: where an edge carries another dtype than its consumer wants, a cast is inserted, once per
 // value and dtype. Step 6: where the kernel of a consumer wants its activation rounded to an encoding, a quantize is
-// inserted, once per value and encoding. It comes after fusion and autograd, so that every pass rounds from the value as
-// it was computed: forward products may multiply rounded rows while the gradient of the weight reads the row itself.
+// inserted, once per value and encoding. It comes after fusion and autograd, so that every pass rounds from the value
+// as it was computed: forward products may multiply rounded rows while the gradient of the weight reads the row itself.
 #pragma once
 
 #include "eadem/core/device/device.h"

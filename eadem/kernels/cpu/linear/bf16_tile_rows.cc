@@ -9,7 +9,8 @@ namespace eadem::kernels::cpu {
 
 namespace {
 
-constexpr int64_t kTileValues = kTileLine / static_cast<int64_t>(sizeof(bf16_t)), kBlockValues = kTileBlock * kTileValues;
+constexpr int64_t kTileValues = kTileLine / static_cast<int64_t>(sizeof(bf16_t)),
+                  kBlockValues = kTileBlock * kTileValues;
 
 int64_t num_blocks(int64_t columns) { return (columns + kBlockValues - 1) / kBlockValues; }
 

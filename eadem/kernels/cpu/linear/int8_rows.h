@@ -6,8 +6,8 @@
 //   value[i] = scale * code[i],  code[i] = value * (127 / largest) to nearest even,  scale = largest / 127
 //
 // `largest` is the largest magnitude of a step of 32 values or, for weights that have one scale for each output, of a
-// chunk of 256. Below 2^-119 it is taken as 0: scale and codes are 0. Where a value is not finite, neither is the scale,
-// and the codes are 0, which decode to NaN.
+// chunk of 256. Below 2^-119 it is taken as 0: scale and codes are 0. Where a value is not finite, neither is the
+// scale, and the codes are 0, which decode to NaN.
 //
 // Planes, in the order in which products read them, for C = ceil(columns / 256) chunks of 8 steps:
 //   codes   i8  [C, rows, 256]

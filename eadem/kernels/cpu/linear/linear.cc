@@ -134,8 +134,8 @@ enum GatedInput { kGateWeight = 1, kUpWeight };
 using Packing = const Encoding* (*)(const KernelRequest& request, int input);
 using Input = MatmulInput (*)(const KernelRequest& request);
 
-// The encoding to which x is rounded before products with a weight in `packing` read it, or null: they read it as it is,
-// or round it to int8 rows themselves because the weight's columns have an order of their own.
+// The encoding to which x is rounded before products with a weight in `packing` read it, or null: they read it as it
+// is, or round it to int8 rows themselves because the weight's columns have an order of their own.
 const Encoding* rounding_for(const MatmulTypes& types) {
   if (types.has_order) return nullptr;
   switch (types.source) {

@@ -279,15 +279,15 @@ void decoded_product(float* c, const Matmul& m, const MatmulWeight& b, const Mat
                      int64_t p0, int64_t panels, float* packed) {
   const RowOperand a = x.ordered == nullptr ? rows_from(m, row) : RowOperand{x.ordered + row * m.k_size, m.k_size, 1};
   const int64_t c_stride = panels * kPanelWidth;
-  for_each_block(
-      m.k_size, kKBlock, panels, [&](int64_t k0, int64_t k_size, int64_t p, int64_t group, int64_t, int64_t) {
-        for (int64_t g = 0; g < group; ++g)
-          x.decode(packed + g * k_size * kPanelWidth, b.quantized, m.k_size / kStep, p0 + p + g, k0 / kStep,
-                   k_size / kStep);
-        matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
-                     RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
-                     PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size);
-      });
+  for_each_block(m.k_size, kKBlock, panels,
+                 [&](int64_t k0, int64_t k_size, int64_t p, int64_t group, int64_t, int64_t) {
+                   for (int64_t g = 0; g < group; ++g)
+                     x.decode(packed + g * k_size * kPanelWidth, b.quantized, m.k_size / kStep, p0 + p + g, k0 / kStep,
+                              k_size / kStep);
+                   matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
+                                RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
+                                PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size);
+                 });
 }
 
 // a is read down its columns (row_stride 1). A block of k of either operand is copied, so that its lines are
@@ -439,8 +439,7 @@ int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t
   switch (source_) {
     case Source::quantized:
       return workers + quantized_rows_bytes(rows, k_size) + (is_rounded ? 0 : int8_rows_bytes(rows, k_size));
-    case Source::pairs:
-      return workers + (is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile)));
+    case Source::pairs: return workers + (is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile)));
     case Source::decoded: return workers + (has_order_ ? rows * k_size * static_cast<int64_t>(sizeof(float)) : 0);
     default: return workers;
   }

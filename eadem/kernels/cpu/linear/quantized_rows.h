@@ -56,6 +56,8 @@ struct RowRoutines {
 RowRoutines row_routines(Isa isa);
 
 // Rows of `columns` values that one thread prepares: a few microseconds of work do not justify waking another.
-constexpr int64_t rows_per_thread(int64_t columns) { return columns >= 16384 ? 1 : 16384 / (columns > 0 ? columns : 1); }
+constexpr int64_t rows_per_thread(int64_t columns) {
+  return columns >= 16384 ? 1 : 16384 / (columns > 0 ? columns : 1);
+}
 
 }  // namespace eadem::kernels::cpu
