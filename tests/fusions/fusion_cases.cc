@@ -93,20 +93,22 @@ void linear_gated_activation(std::vector<FusionCase>& cases) {
              tokens_of(s.tokens)});
       }
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
-    for (const int64_t tokens : {1, 5, 14}) {
-      if (has_order) continue;  // each weight may have another
-      const int64_t in = 2 * unit, out = 70;
-      const auto linear = std::make_shared<ops::Linear>(kernels::LinearAttrs{});
-      const TensorType w(kF32, {out, in}, encoding);
-      cases.push_back(
-          {fmt::format("linear_gated_activation {}x{}x{} {} weights", tokens, in, out, encoding->name()),
-           &fusions::linear_gated_activation(),
-           std::make_shared<fusions::LinearGatedActivation>(
-               kernels::LinearGatedActivationAttrs{ActivationKind::silu, kF32}),
-           {linear, linear, std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{ActivationKind::silu})},
-           {TensorType(kF32, {Symbol::tokens, in}), w, w},
-           tokens_of(tokens)});
-    }
+    for (const MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+      for (const int64_t tokens : {1, 5, 14}) {
+        if (has_order) continue;  // each weight may have another
+        const int64_t in = 2 * unit, out = 70;
+        const auto linear = std::make_shared<ops::Linear>(kernels::LinearAttrs{.matmul_input = input});
+        const TensorType w(kF32, {out, in}, encoding);
+        cases.push_back(
+            {fmt::format("linear_gated_activation {}x{}x{} {} weights, {}", tokens, in, out, encoding->name(),
+                         matmul_input_name(input)),
+             &fusions::linear_gated_activation(),
+             std::make_shared<fusions::LinearGatedActivation>(
+                 kernels::LinearGatedActivationAttrs{ActivationKind::silu, kF32, input}),
+             {linear, linear, std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{ActivationKind::silu})},
+             {TensorType(kF32, {Symbol::tokens, in}), w, w},
+             tokens_of(tokens)});
+      }
 }
 
 void linear_qkv(std::vector<FusionCase>& cases) {
@@ -143,18 +145,20 @@ void linear_add(std::vector<FusionCase>& cases) {
              tokens_of(s.tokens)});
       }
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
-    for (const bool bias : {false, true}) {
-      const int64_t in = 2 * unit, out = 35;
-      const kernels::LinearAttrs attrs{bias, kF32};
-      cases.push_back(
-          {fmt::format("linear_add {}x{} {} weights bias={}", in, out, encoding->name(), bias),
-           &fusions::linear_add(),
-           std::make_shared<fusions::LinearAdd>(attrs),
-           {std::make_shared<ops::Linear>(attrs), std::make_shared<ops::Add>()},
-           {TensorType(kF32, {Symbol::tokens, in}), TensorType(kF32, {out, in}, encoding),
-            bias ? TensorType(kF32, {out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, out})},
-           tokens_of(5)});
-    }
+    for (const MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+      for (const bool bias : {false, true}) {
+        const int64_t in = 2 * unit, out = 35;
+        const kernels::LinearAttrs attrs{bias, kF32, input};
+        cases.push_back(
+            {fmt::format("linear_add {}x{} {} weights bias={}, {}", in, out, encoding->name(), bias,
+                         matmul_input_name(input)),
+             &fusions::linear_add(),
+             std::make_shared<fusions::LinearAdd>(attrs),
+             {std::make_shared<ops::Linear>(attrs), std::make_shared<ops::Add>()},
+             {TensorType(kF32, {Symbol::tokens, in}), TensorType(kF32, {out, in}, encoding),
+              bias ? TensorType(kF32, {out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, out})},
+             tokens_of(5)});
+      }
 }
 
 void rope_kv_append(std::vector<FusionCase>& cases) {

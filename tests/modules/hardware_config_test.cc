@@ -142,7 +142,7 @@ TEST(HardwareConfigDiff, ListsExactlyTheLeavesThatDiffer) {
   // Equal values from different hands are no difference.
   HardwareOverrides{.weights = DType::bf16}.apply_to(b, OptionSource::explicit_argument, "--weights");
   EXPECT_EQ(diff(a, b).find("precision.weights"), std::string::npos);
-  EXPECT_EQ(options(a).size(), 7u);
+  EXPECT_EQ(options(a).size(), 8u);
 }
 
 TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {

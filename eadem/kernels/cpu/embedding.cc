@@ -133,8 +133,6 @@ Verdict can_decode_rows(const KernelRequest& r) {
   const TensorType& table = r.inputs[0];
   Requirements requirements(r);
   requirements.require(packing_of_table<x>(r) != nullptr, fmt::format("has no packing of {}", to_string(table)))
-      .require(x == MatmulInput::int8 || packing_of_table<x>(r) != packing_of_table<MatmulInput::int8>(r),
-               "reads the packing of cpu_decode_rows")
       .one_of("ids", r.inputs[1], {DType::i32})
       .f32("y", r.outputs[0]);
   return requirements.verdict({.bandwidth_share = 0.1, .reason = "the values of a row lie apart"});
