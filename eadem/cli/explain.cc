@@ -19,7 +19,6 @@ namespace {
 using io::JsonValue;
 using pipeline::Program;
 
-constexpr int64_t kUsualTokens = 512;
 // The engine refuses more tokens in a step, sequences in a batch, or tokens in a context.
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 
@@ -337,7 +336,7 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
   arguments.flag("--decode", options.decode, "only steps that draw one token per sequence");
   arguments.flag("--prefill", options.prefill, "only steps that read prompts");
   arguments.option("--tokens", "N", options.tokens,
-                   "tokens of a prefill step (default: 512, or as many as the KV cache holds)");
+                   "tokens of a prefill step (default: 512 on a CPU, else 2048, or as many as the KV cache holds)");
   arguments.option("--batch", "N", options.batch, "sequences (default: 1)");
   arguments.option("--context", "N", options.context, "tokens that the KV cache holds (default: the model's context)");
   arguments.flag("--all", options.all, "every layer, also when layers are the same");
@@ -363,7 +362,8 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
 }
 
 // Returns the options of the engine to describe. Refuses sizes that the model's context or the cache cannot hold.
-engine::EngineOptions engine_options_of(const ExplainOptions& options, const models::ModelInfo& info) {
+engine::EngineOptions engine_options_of(const ExplainOptions& options, const models::ModelInfo& info,
+                                        const Device& device) {
   const int64_t context = options.context.value_or(info.max_positions);
   if (context > info.max_positions)
     throw InvalidArgument("--context is {}; the model's context is {} tokens", context, info.max_positions);
@@ -372,7 +372,7 @@ engine::EngineOptions engine_options_of(const ExplainOptions& options, const mod
     throw InvalidArgument("--tokens is {}; the KV cache holds {}: --batch {} sequences of {}", *options.tokens, cached,
                           options.batch, context);
   engine::EngineOptions result = options.model.engine_options();
-  result.max_step_tokens = options.tokens.value_or(std::min(kUsualTokens, cached));
+  result.max_step_tokens = options.tokens.value_or(std::min(engine::default_step_tokens(device), cached));
   result.cache = engine::PagedKVCacheConfig{.max_batch_size = options.batch, .max_cache_len = context};
   return result;
 }
@@ -405,7 +405,7 @@ int explain(CommandLine command_line) {
   const modules::ModelSpec spec = models::spec_of(checkpoint);
   const int64_t layers = checkpoint.model->info().layers;
   const std::shared_ptr<Device> device = options.model.open();
-  const engine::EngineOptions engine_options = engine_options_of(options, checkpoint.model->info());
+  const engine::EngineOptions engine_options = engine_options_of(options, checkpoint.model->info(), *device);
   const auto resolve = [&](HardwareMode mode) {
     return modules::AutoHardwareConfig::from_model_spec(spec, *device, mode, engine_options.hardware, "command line");
   };

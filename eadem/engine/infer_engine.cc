@@ -123,6 +123,8 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
 
 }  // namespace
 
+int64_t default_step_tokens(const Device& device) { return device.host_accessible() ? 512 : 2048; }
+
 int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware) {
   int64_t total = 0;
   for (int layer = 0; layer < info.layers; ++layer) {
@@ -144,7 +146,8 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
       hardware_(resolve(spec, *device_, options)) {
   if (options.dist.tp_size() != 1)
     throw Unsupported("tensor parallelism over {} ranks; this engine runs one rank", options.dist.tp_size());
-  require_count("max_step_tokens", options.max_step_tokens, 1);
+  if (options.max_step_tokens == 0) options_.max_step_tokens = default_step_tokens(*device_);
+  require_count("max_step_tokens", options_.max_step_tokens, 1);
   require_count("max_logit_rows", options.max_logit_rows, 0);
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_);
   plan_cache();
@@ -210,7 +213,9 @@ void InferEngine::name_values() {
 }
 
 ProgramSet InferEngine::compile_for_explain(const models::Model& model, const std::shared_ptr<Device>& device,
-                                            const EngineOptions& options, const modules::ModelSpec& spec) {
+                                            const EngineOptions& given, const modules::ModelSpec& spec) {
+  EngineOptions options = given;
+  if (options.max_step_tokens == 0) options.max_step_tokens = default_step_tokens(*device);
   const modules::AutoHardwareConfig hardware = resolve(spec, *device, options);
   ProgramSet::Options set =
       set_options(model, device, options, hardware, cache_geometry(model.info(), hardware, options.cache), nullptr);

@@ -32,13 +32,16 @@ struct EngineOptions {
   CacheConfig cache = StaticKVCacheConfig{};
   DistConfig dist;
   HardwareMode mode = HardwareMode::performance;
-  HardwareOverrides hardware;     // explicit arguments
-  int64_t max_step_tokens = 512;  // most new tokens of one step; longer prompts take several
-  int64_t max_logit_rows = 0;     // most rows of logits of one step; 0: one per sequence
+  HardwareOverrides hardware;   // explicit arguments
+  int64_t max_step_tokens = 0;  // most new tokens of one step; longer prompts take several; 0: default_step_tokens
+  int64_t max_logit_rows = 0;   // most rows of logits of one step; 0: one per sequence
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
 };
+
+// As many new tokens of a step as a device computes at its best speed: 512 on a CPU, 2048 on others.
+int64_t default_step_tokens(const Device& device);
 
 // Bytes that the keys and values of one token take in the caches of all layers.
 int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware);

@@ -82,11 +82,11 @@ TEST_F(CudaEngine, ReplayedStepsHaveTheBitsOfOthers) {
   EngineOptions options;
   options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 8 << 20, .block_size = 16, .max_batch_size = 7};
   const auto engine = make(options), plain = make(options);
-  plain->hooks().register_hook("logits", [](const std::string&, const TensorView&, int) {});
+  plain->hooks().register_hook("sample.token", [](const std::string&, const TensorView&, int) {});
   for (const size_t sequences : {1, 3, 5, 7}) {
     std::vector<std::vector<int32_t>> prompts;
     for (size_t s = 0; s < sequences; ++s)
-      prompts.push_back(tokens_of(60 + 10 * static_cast<int64_t>(s), 1000, static_cast<int32_t>(s)));
+      prompts.push_back(tokens_of(30 + 10 * static_cast<int64_t>(s), 1000, static_cast<int32_t>(s)));
     const Decoded expected = decode_greedily(*plain, prompts, 20, 0);
     expect_same(expected, decode_greedily(*engine, prompts, 20, 0), fmt::format("{} sequences", sequences));
     for (const int ahead : {1, InferEngine::kMostSubmitted - 1})

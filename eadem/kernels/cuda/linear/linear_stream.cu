@@ -249,26 +249,29 @@ cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
                            S::kSharedBytes, stream, p);
 }
 
-// Few tokens use tiles of 16 rows, so that narrow weights still reach every multiprocessor; two blocks of 100 KB share
-// one multiprocessor. More tokens are read again for every tile, so tiles have 64 rows if the weight has enough rows
-// for all multiprocessors.
+// Few tokens use tiles of 16 rows, so that narrow weights still reach every multiprocessor. Each of such a tile's warps
+// has eight tokens, because one warp alone would wait for its tensor core. Where there are tiles for two blocks on each
+// multiprocessor, two of 100 KB share one; else one block has all stages. More tokens are read again for every tile, so
+// tiles have 64 rows if the weight has enough rows for all multiprocessors.
 template <typename Y, bool kGated>
 cudaError_t launch_rows(const LinearStreamParams& p, cudaStream_t stream) {
   constexpr int kR = kGated ? 2 : 1;
-  int64_t out = 0;
-  for (const LinearStreamPart& part : p.parts) out += part.out;
-  const bool wide = out * kR >= int64_t{64} * 100;
+  int64_t tiles = 0;  // of 16 rows
+  for (const LinearStreamPart& part : p.parts) tiles += ceil_div(part.out, kFragmentRows);
+  const bool wide = tiles * kR >= 400, deep = tiles <= p.multiprocessors;
   if (p.tokens <= 8) return launch_shape<Y, Shape<kR, 1, 1, kGated ? 5 : 8>, kGated>(p, stream);
   if (p.tokens <= 16) {
     if (wide) return launch_shape<Y, Shape<4, 1, 2, 5>, kGated>(p, stream);
-    return launch_shape<Y, Shape<kR, 1, 2, kGated ? 4 : 6>, kGated>(p, stream);
+    if (deep) return launch_shape<Y, Shape<kR, 2, 1, kGated ? 8 : 12>, kGated>(p, stream);
+    return launch_shape<Y, Shape<kR, 2, 1, kGated ? 4 : 6>, kGated>(p, stream);
   }
   if (p.tokens <= 32) {
-    if (wide) return launch_shape<Y, Shape<4, 1, 4, 4>, kGated>(p, stream);
-    return launch_shape<Y, Shape<kR, 1, 4, kGated ? 6 : 8>, kGated>(p, stream);
+    if (wide) return launch_shape<Y, Shape<4, 2, 2, 4>, kGated>(p, stream);
+    if (deep) return launch_shape<Y, Shape<kR, 4, 1, kGated ? 6 : 8>, kGated>(p, stream);
+    return launch_shape<Y, Shape<kR, 4, 1, kGated ? 3 : 4>, kGated>(p, stream);
   }
   if (wide) return launch_shape<Y, Shape<4, 2, 4, 3>, kGated>(p, stream);
-  return launch_shape<Y, Shape<kR, 2, 4, kGated ? 4 : 5>, kGated>(p, stream);
+  return launch_shape<Y, Shape<kR, 8, 1, kGated ? 4 : 5>, kGated>(p, stream);
 }
 
 }  // namespace
