@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
 #include "eadem/fusions/linear_gated_activation.h"
@@ -22,7 +23,8 @@ std::span<const Fusion* const> all_fusions() {
                                       &add_rms_norm(),
                                       &linear_qkv(),
                                       &add_rms_norm_quantize(),
-                                      &rms_norm_quantize()};
+                                      &rms_norm_quantize(),
+                                      &linear_gated_activation_quantize()};
   return all;
 }
 

@@ -12,6 +12,8 @@
 //   inputs   a, b [tokens, hidden] f32; weight [hidden].   outputs: sum (may alias a), y, encoded. Attributes likewise.
 // linear_gated_activation: y = f(x gate_weight^T) * (x up_weight^T)
 //   inputs   x [tokens, in]; gate_weight, up_weight [out, in] (parameters).   outputs: y [tokens, out].
+// linear_gated_activation_quantize: y = quantize(f(x gate_weight^T) * (x up_weight^T))
+//   ports and attributes of linear_gated_activation; y is encoded as round_to says.
 // linear_add: y = x weight^T + bias + residual
 //   inputs   x, weight, bias (optional), residual [tokens, out].   outputs: y (may alias residual). Attributes:
 //   LinearAttrs.
@@ -36,6 +38,7 @@ struct LinearGatedActivationAttrs {
   ActivationKind kind = ActivationKind::silu;
   DType out_dtype = DType::f32;
   MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
+  const Encoding* round_to = nullptr;            // linear_gated_activation_quantize: of y
 };
 
 }  // namespace eadem::kernels

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
 #include "eadem/fusions/linear_gated_activation.h"
@@ -111,6 +112,33 @@ void linear_gated_activation(std::vector<FusionCase>& cases) {
       }
 }
 
+void linear_gated_activation_quantize(std::vector<FusionCase>& cases) {
+  const Encoding& to = kernels::cpu::Int8Rows::with_scale_per_step();
+  const auto add = [&](const TensorType& weight, ActivationKind kind, MatmulInput input, int64_t tokens) {
+    kernels::LinearGatedActivationAttrs attrs{kind, kF32, input};
+    const auto gated = std::make_shared<fusions::LinearGatedActivation>(attrs);
+    attrs.round_to = &to;
+    cases.push_back({fmt::format("linear_gated_activation_quantize {} tokens, {}, {} {}", tokens, to_string(weight),
+                                 ops::activation_name(kind), matmul_input_name(input)),
+                     &fusions::linear_gated_activation_quantize(),
+                     std::make_shared<fusions::LinearGatedActivationQuantize>(attrs),
+                     {gated, std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{&to})},
+                     {TensorType(kF32, {Symbol::tokens, weight.dim(1)}), weight, weight},
+                     tokens_of(tokens)});
+  };
+  // Outputs around tasks of 64 and 256 columns, and chunks of 256; rows around tiles.
+  for (const int64_t out : {32, 64, 96, 288, 544})
+    for (const int64_t tokens : {0, 1, 5, 40, 200})
+      add(TensorType(kF32, {out, 33}), ActivationKind::silu, MatmulInput::int8, tokens);
+  for (const ActivationKind kind :
+       {ActivationKind::gelu, ActivationKind::gelu_tanh, ActivationKind::relu, ActivationKind::relu2})
+    add(TensorType(kBf16, {96, 48}), kind, MatmulInput::int8, 7);
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
+    for (const MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+      for (const int64_t tokens : {1, 14})
+        if (!has_order) add(TensorType(kF32, {160, 2 * unit}, encoding), ActivationKind::silu, input, tokens);
+}
+
 void linear_qkv(std::vector<FusionCase>& cases) {
   for (const LinearShape& s : kLinearShapes)
     for (const DType dtype : {kF32, kBf16})
@@ -201,6 +229,7 @@ std::vector<FusionCase> fusion_cases() {
   std::vector<FusionCase> cases;
   add_rms_norm(cases);
   rms_norm_quantize(cases);
+  linear_gated_activation_quantize(cases);
   linear_gated_activation(cases);
   linear_add(cases);
   linear_qkv(cases);

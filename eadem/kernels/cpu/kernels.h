@@ -42,6 +42,7 @@ KernelList grad_norm_kernels();
 KernelList adamw_kernels();
 KernelList add_rms_norm_kernels();
 KernelList linear_gated_activation_kernels();
+KernelList linear_gated_activation_quantize_kernels();
 KernelList linear_add_kernels();
 KernelList rope_kv_append_kernels();
 KernelList linear_cross_entropy_kernels();

@@ -170,7 +170,10 @@ Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
   m.outputs = weight.shape[0];
   read_x(m, x);
   m.b = reader.read(weight);
-  m.y = elements<float>(call.outputs[0]);
+  if (const TensorView& y = call.outputs[0]; y.encoding == nullptr)
+    m.y = elements<float>(y);
+  else
+    m.y_rows = int8_row_planes(y);
   return m;
 }
 
@@ -198,9 +201,10 @@ template <Packing kPacking>
 PlanPtr prepare_gated(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
   const WeightReader gate(kPacking(r, kGateWeight), gated_input(r)), up(kPacking(r, kUpWeight), gated_input(r));
+  const auto& attrs = r.attrs.get<LinearGatedActivationAttrs>();
   MatmulTypes types = gate.types();
-  types.finish = MatmulTypes::Finish::gated;
-  types.activation = r.attrs.get<LinearGatedActivationAttrs>().kind;
+  types.finish = attrs.round_to != nullptr ? MatmulTypes::Finish::gated_rows : MatmulTypes::Finish::gated;
+  types.activation = attrs.kind;
   const MatmulPlan product(device, types);
   const Shape x = r.inputs[kX].bind(r.bounds);
   return make_plan(
@@ -214,10 +218,13 @@ PlanPtr prepare_gated(const KernelRequest& r, Context&) {
 
 // The ports besides the weights. linear_gated_activation has no bias and no residual.
 Verdict verdict_on_ports(Requirements& requirements, const KernelRequest& r, bool gated, const Encoding* rounding) {
+  const Encoding* y = gated ? r.attrs.get<LinearGatedActivationAttrs>().round_to : nullptr;
+  requirements.require(y == nullptr || y == &Int8Rows::with_scale_per_step(),
+                       "writes rounded rows with a scale for each step only");
   return requirements.f32("x", r.inputs[kX], rounding)
       .one_of("bias", gated ? absent_port() : r.inputs[kBias], kStorageDTypes)
       .f32("residual", r.inputs.size() > kResidual ? r.inputs[kResidual] : absent_port())
-      .f32("y", r.outputs[0])
+      .f32("y", r.outputs[0], y)
       .verdict();
 }
 
@@ -472,6 +479,7 @@ KernelList linear_kernels() {
 }
 KernelList linear_add_kernels() { return {&kInference, &kQuantizedInference, &kDecodedInference, &kFp8Inference}; }
 KernelList linear_gated_activation_kernels() { return {&kGated, &kQuantizedGated, &kDecodedGated, &kFp8Gated}; }
+KernelList linear_gated_activation_quantize_kernels() { return linear_gated_activation_kernels(); }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

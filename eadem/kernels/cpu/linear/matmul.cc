@@ -11,6 +11,7 @@
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/matmul-inl.h"
+#include "eadem/kernels/cpu/linear/round_rows-inl.h"
 #include "eadem/kernels/cpu/support.h"
 
 #ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_
@@ -331,7 +332,7 @@ void quantized_panels_product(float* c, const Matmul& m, const MatmulWeight& b, 
 
 // Bias: the element type of bias; void without one.
 template <typename Bias>
-void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c, const float*,
+void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c, const float*,
                   int64_t c_stride) {
   for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
     float* y = m.y + r * m.outputs + column;
@@ -355,8 +356,8 @@ void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, in
   }
 }
 
-void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
-                       const float*, int64_t c_stride) {
+void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c, const float*,
+                       int64_t c_stride) {
   for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
     float* y = m.y + r * m.outputs + column;
     map(
@@ -365,11 +366,22 @@ void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t colum
 }
 
 template <ActivationKind kKind>
-void finish_gated(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
-                  const float* c_up, int64_t c_stride) {
+void finish_gated(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c, const float* c_up,
+                  int64_t c_stride) {
   for (int64_t r = row; r < row + rows; ++r, c += c_stride, c_up += c_stride)
     map(
         m.y + r * m.outputs + column, n, [](Vec gate, Vec up) { return hn::Mul(activate<kKind>(gate), up); }, c, c_up);
+}
+
+template <ActivationKind kKind>
+void finish_gated_rows(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c,
+                       const float* c_up, int64_t c_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    map(
+        c + r * c_stride, n, [](Vec gate, Vec up) { return hn::Mul(activate<kKind>(gate), up); }, c + r * c_stride,
+        c_up + r * c_stride);
+  round_rows<1>(m.y_rows, {.x = c, .stride = c_stride, .columns = n, .first_row = row, .first_step = column / kStep},
+                row, row + rows);
 }
 
 // ---- The choice of both.
@@ -393,6 +405,9 @@ MatmulPlan::Finish finish_of(const MatmulTypes& types) {
     case MatmulTypes::Finish::gated:
       return with_activation(types.activation,
                              [](auto kind) -> MatmulPlan::Finish { return finish_gated<decltype(kind)::value>; });
+    case MatmulTypes::Finish::gated_rows:
+      return with_activation(types.activation,
+                             [](auto kind) -> MatmulPlan::Finish { return finish_gated_rows<decltype(kind)::value>; });
     case MatmulTypes::Finish::store: break;
   }
   if (!types.bias) return finish_store<void>;
@@ -417,7 +432,7 @@ MatmulTypes::Source source_of(PackedPanels::Side side) {
 
 MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
     : source_(types.source),
-      gated_(types.finish == MatmulTypes::Finish::gated),
+      gated_(types.finish == MatmulTypes::Finish::gated || types.finish == MatmulTypes::Finish::gated_rows),
       routines_(EADEM_CPU_DISPATCH(matmul_routines, device.isa())(types)),
       blocks_(blocks_of(types.source)),
       tile_blocks_(blocks_),

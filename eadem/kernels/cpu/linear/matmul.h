@@ -40,6 +40,7 @@ struct MatmulTypes {
     store,       // y = product + bias + residual, in this order
     accumulate,  // y += product
     gated,       // y = f(product) * product_up
+    gated_rows,  // likewise, rounded to Int8Rows with a scale for each step
   };
   Finish finish = Finish::store;
   std::optional<DType> bias;  // store: its dtype; nothing: there is none
@@ -78,6 +79,7 @@ struct Matmul {
   MatmulWeight b_up;  // Finish::gated: the second factor, of the same types
 
   float* y = nullptr;               // [rows, outputs], contiguous; may be `residual`
+  Int8RowPlanes y_rows;             // Finish::gated_rows: instead of y. `outputs` are whole steps
   const void* bias = nullptr;       // [outputs] of MatmulTypes::bias
   const float* residual = nullptr;  // [rows, outputs], contiguous; null: none
 };
@@ -105,8 +107,9 @@ class MatmulPlan {
   // c [rows, panels * 16] = a b for rows [row, row + rows) and panels [panel, panel + panels).
   using Product = void (*)(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row,
                            int64_t rows, int64_t panel, int64_t panels, float* scratch);
-  // Writes columns [column, column + n) of `rows` rows of y from their products, whose rows are c_stride apart.
-  using Finish = void (*)(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
+  // Writes columns [column, column + n) of `rows` rows of y from their products, whose rows are c_stride apart and
+  // which it may change.
+  using Finish = void (*)(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c,
                           const float* c_up, int64_t c_stride);
   struct Routines {
     Product product;

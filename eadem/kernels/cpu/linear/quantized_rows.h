@@ -38,12 +38,15 @@ struct QuantizedRows {
 int64_t quantized_rows_bytes(int64_t rows, int64_t k_size);
 QuantizedRows quantized_rows_in(void* memory, const QuantizedLayout& layout, const Int8RowPlanes& x, int64_t k_size);
 
-// The rows that are rounded. With `order`, column i of the result is column order[i] of x.
+// The rows that are rounded: row r of the result begins at x + (r - first_row) * stride. With `order`, column i of the
+// result is column order[i] of x.
 struct RoundedSource {
   const float* x;
   int64_t stride;
   int64_t columns;
   const int32_t* order = nullptr;
+  // A block of the rows and columns of the result. Columns are whole steps.
+  int64_t first_row = 0, first_step = 0;
 };
 
 struct RowRoutines {
