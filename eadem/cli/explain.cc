@@ -10,6 +10,7 @@
 #include "eadem/cli/terminal.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/json.h"
+#include "eadem/pipeline/passes/precision.h"
 
 namespace eadem::cli {
 
@@ -259,6 +260,12 @@ JsonValue program_json(const Program& program, const std::vector<StepText>& step
                           .set("scope", decision.scope)
                           .set("applied", decision.applied)
                           .set("reason", decision.reason));
+  const pipeline::RoundingCount rounding = pipeline::count_rounding(program.graph(), program.environment().bounds);
+  JsonValue rounded = JsonValue::object()
+                          .set("values", rounding.values)
+                          .set("readers", rounding.readers)
+                          .set("bytes", rounding.bytes)
+                          .set("bytes_if_alone", rounding.bytes_if_alone);
   JsonValue memory = JsonValue::object()
                          .set("arena_bytes", program.memory_plan().arena_bytes)
                          .set("bytes_without_reuse", program.memory_plan().bytes_without_reuse);
@@ -266,7 +273,17 @@ JsonValue program_json(const Program& program, const std::vector<StepText>& step
   JsonValue json = JsonValue::object();
   json.set("tokens", bounds[Symbol::tokens]).set("sequences", bounds[Symbol::sequences]);
   json.set("complete", program.is_complete()).set("steps", std::move(list)).set("fusions", std::move(fusions));
+  json.set("rounded_activations", std::move(rounded));
   return json.set("memory_plan", std::move(memory));
+}
+
+// The rounding of activations for products; empty where there is none.
+std::string rounding_text(const Program& program) {
+  const pipeline::RoundingCount count = pipeline::count_rounding(program.graph(), program.environment().bounds);
+  if (count.readers == 0) return bold("rounded activations\n") + "  none: products multiply activations as they are\n";
+  return bold("rounded activations\n") + fmt::format("  {} values, {}, read by {} products (each for itself: {})\n",
+                                                     count.values, bytes_text(count.bytes), count.readers,
+                                                     bytes_text(count.bytes_if_alone));
 }
 
 std::string program_text(const std::string& name, const Program& program, const std::vector<StepText>& steps,
@@ -291,6 +308,7 @@ std::string program_text(const std::string& name, const Program& program, const 
   if (missing > 0)
     text += fmt::format("  {} of {} ops have NO KERNEL on {}: this device cannot run the model\n", missing,
                         steps.size(), program.environment().device->description());
+  text += rounding_text(program);
   text += bold("fusions\n") + fusions_text(program.fusion_decisions(), all);
   const pipeline::MemoryPlan& plan = program.memory_plan();
   text += fmt::format("{}  activations {} (without reuse {})\n", bold("memory plan\n"),

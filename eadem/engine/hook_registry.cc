@@ -54,6 +54,33 @@ const pipeline::Value* linear_weight(const pipeline::Graph& graph, const pipelin
   return weight.kind == pipeline::Value::Kind::parameter ? &weight : nullptr;
 }
 
+// A host tensor as callbacks expect it: rows that were rounded for products are decoded.
+Tensor plain(const TensorView& host) {
+  if (host.encoding == nullptr) return Tensor(host, nullptr);
+  const Tensor decoded = Tensor::on_host(host.dtype, host.shape);
+  host.encoding->decode(decoded.view, host);
+  return decoded;
+}
+
+// Calls visit(parameter) for the weights whose products' input is seen at `node`: where an op of its own rounds that
+// input for several products, it is seen there, before it is rounded; else at the linear op.
+template <typename Visit>
+void for_each_weight(const pipeline::Graph& graph, const pipeline::Node& node, Visit&& visit) {
+  const auto rounded_by = [&](const pipeline::Node& other, const pipeline::Node& linear) {
+    return other.op->name() == "quantize" && other.outputs[0] == linear.inputs[0];
+  };
+  if (node.op->name() == "quantize") {
+    for (const pipeline::Node& reader : graph.nodes())
+      if (const pipeline::Value* weight = linear_weight(graph, reader); weight != nullptr && rounded_by(node, reader))
+        visit(*weight);
+    return;
+  }
+  const pipeline::Value* weight = linear_weight(graph, node);
+  if (weight != nullptr && std::none_of(graph.nodes().begin(), graph.nodes().end(),
+                                        [&](const pipeline::Node& other) { return rounded_by(other, node); }))
+    visit(*weight);
+}
+
 }  // namespace
 
 void HookRegistry::Names::add(const pipeline::Program& program) {
@@ -102,15 +129,16 @@ pipeline::StepObserver HookRegistry::observer(const pipeline::Program& program) 
       for (const Hook& hook : hooks) {
         if (!matches(hook.pattern, name)) continue;
         if (device.host_accessible()) {
-          hook.callback(name, view, node.layer);
+          hook.callback(name, plain(view).view, node.layer);
         } else {
           const Tensor host = copy_to_host(device, view);
           hook.callback(name, host.view, node.layer);
         }
       }
     };
-    if (const pipeline::Value* weight = linear_weight(program.graph(), node))
-      fire(linear_input_hooks_, weight->name, inputs[0]);
+    if (!linear_input_hooks_.empty())
+      for_each_weight(program.graph(), node,
+                      [&](const pipeline::Value& weight) { fire(linear_input_hooks_, weight.name, inputs[0]); });
     for (size_t i = 0; i < outputs.size(); ++i)
       if (node.outputs[i] != pipeline::kNoValue) fire(hooks_, program.graph().value(node.outputs[i]).name, outputs[i]);
   };

@@ -39,7 +39,8 @@ class HookRegistry {
   // NotFound, with the nearest names, when no value matches.
   HookId register_hook(const std::string& pattern, Callback callback);
   // Registers a hook on the inputs of linear ops whose parameter name matches `pattern`. It fires after each such op,
-  // with the parameter's name and the op's input [rows, in]. A linear inside a fusion does not fire. Throws NotFound,
+  // or after the op that rounds its input, with the parameter's name and the input [rows, in] before it is rounded. A
+  // linear inside a fusion does not fire. Throws NotFound,
   // with the nearest names, when no such parameter matches.
   HookId register_linear_input_hook(const std::string& pattern, Callback callback);
   // Returns false when there is no such hook, or not any more.

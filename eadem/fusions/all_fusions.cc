@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
 #include "eadem/fusions/linear_gated_activation.h"
 #include "eadem/fusions/linear_qkv.h"
+#include "eadem/fusions/rms_norm_quantize.h"
 #include "eadem/fusions/rope_kv_append.h"
 
 namespace eadem::fusions {
@@ -19,7 +21,10 @@ std::span<const Fusion* const> all_fusions() {
                                       &linear_cross_entropy(),
                                       &linear_add(),
                                       &add_rms_norm(),
-                                      &linear_qkv()};
+                                      &linear_qkv(),
+                                      &add_rms_norm_quantize(),
+                                      &rms_norm_quantize(),
+                                      &linear_gated_activation_quantize()};
   return all;
 }
 

@@ -35,6 +35,8 @@ struct Fusion {
   std::vector<int> optional_inputs;
   bool in_training = false;
   bool in_inference = true;
+  // The pattern has quantize ops, which there are only once all other fusions were tried (pipeline/passes/precision.h).
+  bool after_rounding = false;
   // Makes the fused op from the matched ops (in the order of `nodes`), or null when their attributes do not fit.
   ops::OpPtr (*make)(std::span<const ops::Op* const> matched);
 };

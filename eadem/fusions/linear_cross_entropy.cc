@@ -12,8 +12,9 @@ enum Value { kAbsent = -1, kX, kWeight, kLabels, kLogits, kLoss };
 
 ops::OpPtr make(std::span<const ops::Op* const> matched) {
   // Logits that the graph rounds to bf16 have another loss than those of this op.
-  if (matched[0]->attrs().get<kernels::LinearAttrs>().out_dtype != DType::f32) return nullptr;
-  return std::make_shared<LinearCrossEntropy>();
+  const auto& linear = matched[0]->attrs().get<kernels::LinearAttrs>();
+  if (linear.out_dtype != DType::f32) return nullptr;
+  return std::make_shared<LinearCrossEntropy>(kernels::LinearCrossEntropyAttrs{linear.matmul_input});
 }
 
 }  // namespace
@@ -29,11 +30,11 @@ const Fusion& linear_cross_entropy() {
   return fusion;
 }
 
-LinearCrossEntropy::LinearCrossEntropy()
-    : FusedOp(linear_cross_entropy(), {std::make_shared<ops::Linear>(kernels::LinearAttrs{.out_dtype = DType::f32}),
-                                       std::make_shared<ops::CrossEntropy>()}) {}
-
-ops::AttrsRef LinearCrossEntropy::attrs() const { return part(1).attrs(); }
+LinearCrossEntropy::LinearCrossEntropy(const kernels::LinearCrossEntropyAttrs& attrs)
+    : FusedOp(linear_cross_entropy(), {std::make_shared<ops::Linear>(kernels::LinearAttrs{
+                                           .out_dtype = DType::f32, .matmul_input = attrs.matmul_input}),
+                                       std::make_shared<ops::CrossEntropy>()}),
+      attrs_(attrs) {}
 
 std::vector<TensorType> LinearCrossEntropy::extra_types(std::span<const TensorType> in) const {
   return {TensorType(DType::f32, {in[kX].dim(0)})};

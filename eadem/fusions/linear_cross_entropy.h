@@ -7,6 +7,7 @@
 #pragma once
 
 #include "eadem/fusions/fused_op.h"
+#include "eadem/kernels/cross_entropy.h"
 
 namespace eadem::fusions {
 
@@ -14,13 +15,14 @@ const Fusion& linear_cross_entropy();
 
 class LinearCrossEntropy final : public FusedOp {
  public:
-  LinearCrossEntropy();
+  explicit LinearCrossEntropy(const kernels::LinearCrossEntropyAttrs& attrs = {});
 
   std::vector<ops::Port> inputs() const override {
     return {{"x"}, {"weight", ops::Port::Role::parameter}, {"labels", ops::Port::Role::index}};
   }
   std::vector<ops::Port> outputs() const override { return {{"loss"}}; }
-  ops::AttrsRef attrs() const override;
+  ops::AttrsRef attrs() const override { return ops::AttrsRef(attrs_); }
+  std::string attrs_text() const override { return part(0).attrs_text(); }
   bool has_backward() const override { return true; }
   std::vector<ops::Saved> saved() const override {
     using Kind = ops::Saved::Kind;
@@ -33,6 +35,9 @@ class LinearCrossEntropy final : public FusedOp {
                  const SymbolValues& symbols) const override;
   void reference(ops::Pass pass, std::span<const ops::RefTensor> inputs,
                  std::span<ops::RefTensor> outputs) const override;
+
+ private:
+  kernels::LinearCrossEntropyAttrs attrs_;
 };
 
 }  // namespace eadem::fusions

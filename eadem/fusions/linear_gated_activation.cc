@@ -11,10 +11,15 @@ namespace {
 enum Value { kAbsent = -1, kX, kGateWeight, kUpWeight, kGate, kUp, kY };
 
 ops::OpPtr make(std::span<const ops::Op* const> matched) {
-  const DType out_dtype = matched[0]->attrs().get<kernels::LinearAttrs>().out_dtype;
-  if (matched[1]->attrs().get<kernels::LinearAttrs>().out_dtype != out_dtype) return nullptr;
-  return std::make_shared<LinearGatedActivation>(
-      kernels::LinearGatedActivationAttrs{matched[2]->attrs().get<kernels::ActivationAttrs>().kind, out_dtype});
+  const auto &gate = matched[0]->attrs().get<kernels::LinearAttrs>(),
+             &up = matched[1]->attrs().get<kernels::LinearAttrs>();
+  if (up.out_dtype != gate.out_dtype || up.matmul_input != gate.matmul_input) return nullptr;
+  return std::make_shared<LinearGatedActivation>(kernels::LinearGatedActivationAttrs{
+      matched[2]->attrs().get<kernels::ActivationAttrs>().kind, gate.out_dtype, gate.matmul_input});
+}
+
+kernels::LinearAttrs product_attrs(const kernels::LinearGatedActivationAttrs& attrs) {
+  return {.out_dtype = attrs.out_dtype, .matmul_input = attrs.matmul_input};
 }
 
 }  // namespace
@@ -32,8 +37,7 @@ const Fusion& linear_gated_activation() {
 
 LinearGatedActivation::LinearGatedActivation(const kernels::LinearGatedActivationAttrs& attrs)
     : FusedOp(linear_gated_activation(),
-              {std::make_shared<ops::Linear>(kernels::LinearAttrs{.out_dtype = attrs.out_dtype}),
-               std::make_shared<ops::Linear>(kernels::LinearAttrs{.out_dtype = attrs.out_dtype}),
+              {std::make_shared<ops::Linear>(product_attrs(attrs)), std::make_shared<ops::Linear>(product_attrs(attrs)),
                std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{attrs.kind})}),
       attrs_(attrs) {}
 

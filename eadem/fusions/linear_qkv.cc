@@ -13,7 +13,9 @@ ops::OpPtr make(std::span<const ops::Op* const> matched) {
   const kernels::LinearAttrs attrs = matched[0]->attrs().get<kernels::LinearAttrs>();
   for (const ops::Op* each : matched) {
     const auto& other = each->attrs().get<kernels::LinearAttrs>();
-    if (other.has_bias != attrs.has_bias || other.out_dtype != attrs.out_dtype) return nullptr;
+    if (other.has_bias != attrs.has_bias || other.out_dtype != attrs.out_dtype ||
+        other.matmul_input != attrs.matmul_input)
+      return nullptr;
   }
   return std::make_shared<LinearQkv>(attrs);
 }

@@ -13,3 +13,13 @@
 //   outputs  loss [rows] f32; forward also lse [rows] f32
 //   backward inputs: x, weight, labels, lse, dloss.  outputs: dx =, dweight [vocab, hidden] f32 +=.
 #pragma once
+
+#include "eadem/core/machine/matmul_input.h"
+
+namespace eadem::kernels {
+
+struct LinearCrossEntropyAttrs {
+  MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded for the logits
+};
+
+}  // namespace eadem::kernels

@@ -44,6 +44,7 @@
 #include <cstdint>
 
 #include "eadem/core/dtype.h"
+#include "eadem/core/machine/matmul_input.h"
 
 namespace eadem::kernels {
 
@@ -62,6 +63,7 @@ struct ExpertOrderAttrs {
 
 struct GroupedLinearAttrs {
   DType out_dtype = DType::f32;
+  MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
 };
 
 }  // namespace eadem::kernels

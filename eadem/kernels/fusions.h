@@ -6,8 +6,14 @@
 // add_rms_norm: sum = a + b; y = rms_norm(sum, weight)
 //   inputs   a, b [tokens, hidden] f32 or bf16; weight [hidden].   outputs: sum (may alias a), y. Attributes:
 //   RmsNormAttrs.
+// rms_norm_quantize: y = quantize(rms_norm(x, weight))
+//   inputs   x [tokens, hidden] f32; weight [hidden].   outputs: y, encoded. Attributes: RmsNormQuantizeAttrs.
+// add_rms_norm_quantize: sum = a + b; y = quantize(rms_norm(sum, weight))
+//   inputs   a, b [tokens, hidden] f32; weight [hidden].   outputs: sum (may alias a), y, encoded. Attributes likewise.
 // linear_gated_activation: y = f(x gate_weight^T) * (x up_weight^T)
 //   inputs   x [tokens, in]; gate_weight, up_weight [out, in] (parameters).   outputs: y [tokens, out].
+// linear_gated_activation_quantize: y = quantize(f(x gate_weight^T) * (x up_weight^T))
+//   ports and attributes of linear_gated_activation; y is encoded as round_to says.
 // linear_add: y = x weight^T + bias + residual
 //   inputs   x, weight, bias (optional), residual [tokens, out].   outputs: y (may alias residual). Attributes:
 //   LinearAttrs.
@@ -18,13 +24,21 @@
 
 #include "eadem/kernels/elementwise.h"
 #include "eadem/kernels/linear.h"
+#include "eadem/kernels/quantize.h"
 #include "eadem/kernels/rms_norm.h"
 
 namespace eadem::kernels {
 
+struct RmsNormQuantizeAttrs {
+  RmsNormAttrs norm;
+  const Encoding* to = nullptr;
+};
+
 struct LinearGatedActivationAttrs {
   ActivationKind kind = ActivationKind::silu;
   DType out_dtype = DType::f32;
+  MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
+  const Encoding* round_to = nullptr;            // linear_gated_activation_quantize: of y
 };
 
 }  // namespace eadem::kernels

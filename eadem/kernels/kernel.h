@@ -171,6 +171,10 @@ struct Kernel {
   // Ports begin at multiples of this many bytes; a range of rows at multiples of the largest power of two, up to this,
   // that divides the row. 1: elements may begin anywhere. What a pipeline plans is aligned to 64.
   int64_t alignment_bytes = 1;
+  // The encoding to which input `input` (an activation) should be rounded before the kernel reads it, or null to take
+  // it as it is. The pipeline rounds a value once for all kernels that want the same (precision.h). Null function:
+  // takes everything as it is.
+  const Encoding* (*wanted_encoding)(const KernelRequest& request, int input) = nullptr;
 };
 
 using KernelList = std::vector<const Kernel*>;

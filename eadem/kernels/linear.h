@@ -12,12 +12,14 @@
 #pragma once
 
 #include "eadem/core/dtype.h"
+#include "eadem/core/machine/matmul_input.h"
 
 namespace eadem::kernels {
 
 struct LinearAttrs {
   bool has_bias = false;
   DType out_dtype = DType::f32;
+  MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
 };
 
 }  // namespace eadem::kernels

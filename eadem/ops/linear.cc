@@ -16,13 +16,15 @@ std::vector<Port> Linear::inputs() const {
 std::vector<Port> Linear::outputs() const { return {{"y"}}; }
 
 std::string Linear::attrs_text() const {
-  return fmt::format("bias={} out_dtype={}", attrs_.has_bias, dtype_name(attrs_.out_dtype));
+  return fmt::format("bias={} out_dtype={}{}", attrs_.has_bias, dtype_name(attrs_.out_dtype),
+                     attrs_.matmul_input == MatmulInput::int8
+                         ? ""
+                         : fmt::format(" matmul_input={}", matmul_input_name(attrs_.matmul_input)));
 }
 
 std::vector<TensorType> Linear::infer_types(std::span<const TensorType> in) const {
   expect_rank(name(), "x", in[kX], 2);
   expect_dtype(name(), "x", in[kX], kActivations);
-  expect_plain(name(), "x", in[kX]);
   expect_rank(name(), "weight", in[kWeight], 2);
   expect_dtype(name(), "weight", in[kWeight], kFloats);
   expect_dim(name(), "weight", in[kWeight], 1, in[kX].dim(1), "last dimension of 'x'");

@@ -64,6 +64,13 @@ void Program::cover_graph() {
     differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh, environment_.frozen);
   else
     differentiated_.forward_end = graph_.nodes().size();
+  insert_quantize(graph_, device, environment_.bounds, differentiated_.forward_end);
+  if (!training) {
+    fusion_options.after_rounding = true;
+    for (FusionDecision& decision : fuse(graph_, device, environment_.bounds, fusion_options))
+      fusion_decisions_.push_back(std::move(decision));
+    differentiated_.forward_end = graph_.nodes().size();
+  }
   choices_ = cover(graph_, device, environment_.bounds);
 }
 
@@ -100,6 +107,11 @@ void Program::assign_storage() {
     const Value& value = graph_.values()[v];
     if (plan_.offset[v] >= 0) {
       addresses_[v] = arena_begin_ + plan_.offset[v];
+      // The planes of an encoded activation lie where they do at the bounds, for any extents.
+      if (value.type.encoding != nullptr)
+        more_planes_[v] =
+            view_of_planes(addresses_[v], *value.type.encoding, value.type.dtype, value.type.bind(environment_.bounds))
+                .more_planes;
       if (value.kind == Value::Kind::input) device.fill_zero(addresses_[v], value.type.size_bytes(environment_.bounds));
     } else if (value.kind == Value::Kind::constant) {
       constants_.push_back(copy_to_device(environment_.device, value.constant.view));
@@ -235,7 +247,8 @@ TensorView Program::bound_view(ValueId id) const {
   EADEM_CHECK(data != nullptr || value.kind == Value::Kind::parameter, "'{}' has no memory: was its state bound?",
               value.name);
   TensorView view(data, value.type.dtype, value.type.bind(current_));
-  if (graph_.value(static_cast<ValueId>(root)).kind == Value::Kind::state) {
+  const Value::Kind kind = graph_.value(static_cast<ValueId>(root)).kind;
+  if (kind == Value::Kind::state || kind == Value::Kind::activation) {
     view.encoding = value.type.encoding;
     view.more_planes = more_planes_[root];
   }

@@ -174,7 +174,7 @@ class Program {
   std::vector<Tensor> constants_;                               // device copies
   std::vector<TensorView> views_;                               // one per value, at the current symbols
   std::vector<void*> addresses_;                                // one per value: of its root
-  std::vector<std::array<void*, kMaxPlanes - 1>> more_planes_;  // likewise, of states that are encoded
+  std::vector<std::array<void*, kMaxPlanes - 1>> more_planes_;  // likewise, of states and activations that are encoded
   std::vector<Step> steps_;
   std::array<std::vector<SymbolicPort>, kMaxSymbols> symbolic_ports_;  // by symbol
   std::vector<ParameterPort> parameter_ports_;

@@ -118,6 +118,7 @@ engine::EngineOptions engine_options(const EngineArguments& arguments) {
   options.mode = hardware_mode_from_name(arguments.mode);
   options.hardware.weights = dtype_argument("weights", arguments.weights);
   options.hardware.activations = dtype_argument("activations", arguments.activations);
+  if (arguments.matmul_input) options.hardware.matmul_input = matmul_input_from_name(*arguments.matmul_input);
   options.hardware.kv_cache = kv_argument(arguments.kv_dtype);
   options.max_step_tokens = arguments.max_step_tokens;
   options.max_logit_rows = arguments.max_logit_rows;

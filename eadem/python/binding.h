@@ -57,7 +57,7 @@ struct EngineArguments {
   std::optional<engine::CacheConfig> cache;
   engine::DistConfig dist;
   std::string mode;
-  std::optional<std::string> weights, activations, kv_dtype;
+  std::optional<std::string> weights, activations, matmul_input, kv_dtype;
   int64_t max_step_tokens = 0;
   int64_t max_logit_rows = 0;
   std::vector<std::string> disabled_fusions;

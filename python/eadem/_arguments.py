@@ -84,10 +84,12 @@ def step_tokens(value: Any) -> int:
 
 
 def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: Any, mode: Any, weights: Any,
-           activations: Any, kv_dtype: Any, max_step_tokens: Any, disabled_fusions: Any) -> dict[str, Any]:
+           activations: Any, matmul_input: Any, kv_dtype: Any, max_step_tokens: Any,
+           disabled_fusions: Any) -> dict[str, Any]:
     """The arguments that everything with a device and a model takes."""
     optional = {name: None if value is None else expect(name, value, str, "a str or None")
-                for name, value in (("weights", weights), ("activations", activations), ("kv_dtype", kv_dtype))}
+                for name, value in (("weights", weights), ("activations", activations),
+                                    ("matmul_input", matmul_input), ("kv_dtype", kv_dtype))}
     return {"device": string("device", device), "threads": integer("threads", threads),
             "prefill_threads": integer("prefill_threads", prefill_threads), "pin": boolean("pin", pin),
             "isa": string("isa", isa), "mode": string("mode", mode), **optional,

@@ -101,7 +101,8 @@ class InferEngine:
     max_step_tokens  most new tokens of one step; None: 512 on a CPU, 2048 on other devices
     max_logit_rows   most rows of logits of one step; 0: one per sequence
 
-    device, threads, prefill_threads, pin, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
+    device, threads, prefill_threads, pin, isa, mode, weights, activations, matmul_input, kv_dtype, disabled_fusions:
+        as in LLM.
     """
 
     _source: Optional[str] = None  # where from_pretrained found the model
@@ -167,8 +168,9 @@ class InferEngine:
     def __init__(self, config: ModelConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
                  pin: bool = True, isa: str = "", mode: str = "performance", weights: Optional[str] = None,
-                 activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: Optional[int] = None,
-                 max_logit_rows: int = 0, disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
+                 activations: Optional[str] = None, matmul_input: Optional[str] = None,
+                 kv_dtype: Optional[str] = None, max_step_tokens: Optional[int] = None, max_logit_rows: int = 0,
+                 disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
         self._engine = _eadem.Engine(
             _arguments.expect("config", config, ModelConfig, "LlamaConfig or ModelConfig"),
             cache_config=_arguments.cache("cache_config", cache_config),
@@ -176,8 +178,8 @@ class InferEngine:
             max_logit_rows=_arguments.integer("max_logit_rows", max_logit_rows),
             **_arguments.engine(
                 device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
-                weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
-                disabled_fusions=disabled_fusions))
+                weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
+                max_step_tokens=max_step_tokens, disabled_fusions=disabled_fusions))
         self.hooks = HookRegistry(self._engine)
 
     @classmethod
@@ -185,7 +187,8 @@ class InferEngine:
                         device: str = "cpu", cache_config: Optional[CacheConfig] = None, *, threads: int = 0,
                         prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                         weights: Optional[str] = None, activations: Optional[str] = None,
-                        kv_dtype: Optional[str] = None, max_step_tokens: Optional[int] = None, max_logit_rows: int = 0,
+                        matmul_input: Optional[str] = None, kv_dtype: Optional[str] = None,
+                        max_step_tokens: Optional[int] = None, max_logit_rows: int = 0,
                         disabled_fusions: Union[str, Sequence[str]] = (),
                         pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> InferEngine:
         """The model at `path` (a path or a name, as in LLM) with its weights; `pack_cache` as in LLM."""
@@ -198,8 +201,8 @@ class InferEngine:
             pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),
             **_arguments.engine(
                 device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
-                weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
-                disabled_fusions=disabled_fusions))
+                weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
+                max_step_tokens=max_step_tokens, disabled_fusions=disabled_fusions))
         self.hooks = HookRegistry(self._engine)
         self._source = os.path.abspath(path)
         return self

@@ -90,6 +90,8 @@ class LLM:
     weights, activations, kv_dtype
                  "f32", "bf16" or "f16", and for kv_dtype also "int8" or "fp8_e4m3"; None: as the mode, model and
                  checkpoint say
+    matmul_input "f32", "bf16" or "int8": the narrowest type to which products may round their activations; None: int8,
+                 in mode "accuracy" f32. It rounds no further than a product gains by
     kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: up to eight prompts run side by side, in memory for one
                  sequence of the model's context, or for eight of 2048 tokens if that is more, and less where memory is
                  short
@@ -107,7 +109,8 @@ class LLM:
 
     def __init__(self, model: Optional[Union[str, os.PathLike[str]]] = None, *, device: str = "cpu", threads: int = 0,
                  prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
-                 weights: Optional[str] = None, activations: Optional[str] = None, kv_dtype: Optional[str] = None,
+                 weights: Optional[str] = None, activations: Optional[str] = None,
+                 matmul_input: Optional[str] = None, kv_dtype: Optional[str] = None,
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
                  max_step_tokens: Optional[int] = None, disabled_fusions: Union[str, Sequence[str]] = (),
                  pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> None:
@@ -121,8 +124,8 @@ class LLM:
             pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),
             **_arguments.engine(
                 device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
-                weights=weights, activations=activations, kv_dtype=kv_dtype, max_step_tokens=max_step_tokens,
-                disabled_fusions=disabled_fusions))
+                weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
+                max_step_tokens=max_step_tokens, disabled_fusions=disabled_fusions))
         self._tokenizer = Tokenizer(self._llm.tokenizer)
 
     def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],

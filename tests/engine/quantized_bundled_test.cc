@@ -14,6 +14,7 @@
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/parameter_reader.h"
+#include "eadem/pipeline/passes/precision.h"
 #include "tests/engine/step_loop.h"
 
 namespace eadem::engine {
@@ -36,12 +37,17 @@ WeightType stored_as(const std::string& type, const std::string& parameter) {
   return {DType::f32, encoding->format().block_size == 32 || down ? encoding : BlockEncoding::find("q5_0")};
 }
 
-std::unique_ptr<InferEngine> bundled(const std::string& type, Isa isa, int threads) {
-  const models::Checkpoint checkpoint = models::open_checkpoint(kFolder.string());
+modules::ModelSpec spec_with(const models::Checkpoint& checkpoint, const std::string& type) {
   modules::ModelSpec spec = models::spec_of(checkpoint);
   spec.checkpoint_type = stored_as(type, "");
   spec.checkpoint_type_of = [type](const std::string& parameter) { return stored_as(type, parameter); };
   spec.checkpoint_source = "the test";
+  return spec;
+}
+
+std::unique_ptr<InferEngine> bundled(const std::string& type, Isa isa, int threads) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(kFolder.string());
+  const modules::ModelSpec spec = spec_with(checkpoint, type);
   EngineOptions options;
   options.max_logit_rows = 128;
   auto engine = std::make_unique<InferEngine>(
@@ -98,6 +104,50 @@ TEST(Bundled, EveryInstructionSetKeepsItsBits) {
       const std::vector<float> pieces = logits_of(*bundled(type, isa, 3), 7);
       ASSERT_EQ(whole.size(), pieces.size());
       EXPECT_EQ(std::memcmp(whole.data(), pieces.data(), whole.size() * sizeof(float)), 0) << type << isa_name(isa);
+    }
+}
+
+// Activations are rounded once for all their readers: in a layer those of q, k and v, of o, of gate and up, and of
+// down. Each product for itself would round six of these, gate and up being one op.
+TEST(Bundled, ALayerRoundsFourActivations) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(kFolder.string());
+  const modules::ModelSpec spec = spec_with(checkpoint, "mixture");
+  for (Isa isa : available_isas())
+    for (bool decode : {true, false}) {
+      const auto device = open_device("cpu", {.num_threads = 1, .isa = isa_name(isa)});
+      const ProgramSet programs = InferEngine::compile_for_explain(*checkpoint.model, device, {}, spec);
+      const auto& program = (decode ? programs.decode() : programs.prefill()).program;
+      const SymbolValues bounds = program->environment().bounds;
+      const pipeline::RoundingCount count = pipeline::count_rounding(program->graph(), bounds);
+      EXPECT_EQ(count.values, 4 * spec.layers + 1) << isa_name(isa);  // and that of the LM head
+      EXPECT_EQ(count.readers, 6 * spec.layers + 1) << isa_name(isa);
+      const auto bytes = [](int64_t width) {  // of a row: codes in chunks of 256, for each 32 a scale and two sums
+        return static_cast<double>((width + 255) / 256 * (256 + 8 * 12));
+      };
+      const auto layers = static_cast<double>(spec.layers), tokens = static_cast<double>(bounds[Symbol::tokens]),
+                 rows = static_cast<double>(bounds[Symbol::logit_rows]);
+      const double once = 3 * bytes(spec.hidden) + bytes(spec.ffn), alone = 5 * bytes(spec.hidden) + bytes(spec.ffn);
+      EXPECT_EQ(count.bytes, layers * tokens * once + rows * bytes(spec.hidden));
+      EXPECT_EQ(count.bytes_if_alone, layers * tokens * alone + rows * bytes(spec.hidden));
+    }
+}
+
+// --mode accuracy multiplies activations as they are, on every instruction set, whatever the weights are.
+TEST(Bundled, AccuracyRoundsNoActivation) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(kFolder.string());
+  std::vector<modules::ModelSpec> specs = {models::spec_of(checkpoint)};  // bf16
+  for (const std::string& type : types()) specs.push_back(spec_with(checkpoint, type));
+  EngineOptions options;
+  options.mode = HardwareMode::accuracy;
+  for (Isa isa : available_isas())
+    for (const modules::ModelSpec& spec : specs) {
+      const auto device = open_device("cpu", {.num_threads = 1, .isa = isa_name(isa)});
+      const ProgramSet programs = InferEngine::compile_for_explain(*checkpoint.model, device, options, spec);
+      const auto& program = programs.prefill().program;
+      EXPECT_EQ(pipeline::count_rounding(program->graph(), program->environment().bounds).values, 0);
+      for (const pipeline::KernelChoice& choice : program->choices())
+        EXPECT_TRUE(choice.kernel == nullptr || choice.kernel->name != "cpu_quantized_panels") << isa_name(isa);
+      EXPECT_TRUE(program->is_complete());
     }
 }
 

@@ -4,12 +4,16 @@
 #include <algorithm>
 
 #include "eadem/fusions/add_rms_norm.h"
+#include "eadem/fusions/gated_quantize.h"
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
 #include "eadem/fusions/linear_gated_activation.h"
 #include "eadem/fusions/linear_qkv.h"
+#include "eadem/fusions/rms_norm_quantize.h"
 #include "eadem/fusions/rope_kv_append.h"
+#include "eadem/kernels/cpu/linear/int8_rows.h"
 #include "eadem/ops/all_ops.h"
+#include "eadem/ops/quantize.h"
 #include "tests/workloads/inputs.h"
 #include "tests/workloads/quantized_types.h"
 
@@ -42,6 +46,30 @@ void add_rms_norm(std::vector<FusionCase>& cases) {
     }
 }
 
+void rms_norm_quantize(std::vector<FusionCase>& cases) {
+  using kernels::cpu::Int8Rows;
+  for (const Encoding* to : {static_cast<const Encoding*>(&Int8Rows::with_scale_per_step()),
+                             static_cast<const Encoding*>(&Int8Rows::with_scale_per_chunk())})
+    for (const int64_t tokens : {0, 1, 5, 40})
+      for (const int64_t hidden : {32, 256, 288, 1056}) {
+        const kernels::RmsNormQuantizeAttrs attrs{{1e-5f}, to};
+        const auto quantize = std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{to});
+        const TensorType x(kF32, {Symbol::tokens, hidden}), weight(kF32, {hidden});
+        cases.push_back({fmt::format("rms_norm_quantize {}x{} {}", tokens, hidden, to->name()),
+                         &fusions::rms_norm_quantize(),
+                         std::make_shared<fusions::RmsNormQuantize>(attrs),
+                         {std::make_shared<ops::RmsNorm>(attrs.norm), quantize},
+                         {x, weight},
+                         tokens_of(tokens)});
+        cases.push_back({fmt::format("add_rms_norm_quantize {}x{} {}", tokens, hidden, to->name()),
+                         &fusions::add_rms_norm_quantize(),
+                         std::make_shared<fusions::AddRmsNormQuantize>(attrs),
+                         {std::make_shared<fusions::AddRmsNorm>(attrs.norm), quantize},
+                         {x, x, weight},
+                         tokens_of(tokens)});
+      }
+}
+
 struct LinearShape {
   int64_t tokens, in, out;
 };
@@ -66,20 +94,49 @@ void linear_gated_activation(std::vector<FusionCase>& cases) {
              tokens_of(s.tokens)});
       }
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
-    for (const int64_t tokens : {1, 5, 14}) {
-      if (has_order) continue;  // each weight may have another
-      const int64_t in = 2 * unit, out = 70;
-      const auto linear = std::make_shared<ops::Linear>(kernels::LinearAttrs{});
-      const TensorType w(kF32, {out, in}, encoding);
-      cases.push_back(
-          {fmt::format("linear_gated_activation {}x{}x{} {} weights", tokens, in, out, encoding->name()),
-           &fusions::linear_gated_activation(),
-           std::make_shared<fusions::LinearGatedActivation>(
-               kernels::LinearGatedActivationAttrs{ActivationKind::silu, kF32}),
-           {linear, linear, std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{ActivationKind::silu})},
-           {TensorType(kF32, {Symbol::tokens, in}), w, w},
-           tokens_of(tokens)});
-    }
+    for (const MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+      for (const int64_t tokens : {1, 5, 14}) {
+        if (has_order) continue;  // each weight may have another
+        const int64_t in = 2 * unit, out = 70;
+        const auto linear = std::make_shared<ops::Linear>(kernels::LinearAttrs{.matmul_input = input});
+        const TensorType w(kF32, {out, in}, encoding);
+        cases.push_back(
+            {fmt::format("linear_gated_activation {}x{}x{} {} weights, {}", tokens, in, out, encoding->name(),
+                         matmul_input_name(input)),
+             &fusions::linear_gated_activation(),
+             std::make_shared<fusions::LinearGatedActivation>(
+                 kernels::LinearGatedActivationAttrs{ActivationKind::silu, kF32, input}),
+             {linear, linear, std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{ActivationKind::silu})},
+             {TensorType(kF32, {Symbol::tokens, in}), w, w},
+             tokens_of(tokens)});
+      }
+}
+
+void linear_gated_activation_quantize(std::vector<FusionCase>& cases) {
+  const Encoding& to = kernels::cpu::Int8Rows::with_scale_per_step();
+  const auto add = [&](const TensorType& weight, ActivationKind kind, MatmulInput input, int64_t tokens) {
+    kernels::LinearGatedActivationAttrs attrs{kind, kF32, input};
+    const auto gated = std::make_shared<fusions::LinearGatedActivation>(attrs);
+    attrs.round_to = &to;
+    cases.push_back({fmt::format("linear_gated_activation_quantize {} tokens, {}, {} {}", tokens, to_string(weight),
+                                 ops::activation_name(kind), matmul_input_name(input)),
+                     &fusions::linear_gated_activation_quantize(),
+                     std::make_shared<fusions::LinearGatedActivationQuantize>(attrs),
+                     {gated, std::make_shared<ops::Quantize>(kernels::QuantizeAttrs{&to})},
+                     {TensorType(kF32, {Symbol::tokens, weight.dim(1)}), weight, weight},
+                     tokens_of(tokens)});
+  };
+  // Outputs around tasks of 64 and 256 columns, and chunks of 256; rows around tiles.
+  for (const int64_t out : {32, 64, 96, 288, 544})
+    for (const int64_t tokens : {0, 1, 5, 40, 200})
+      add(TensorType(kF32, {out, 33}), ActivationKind::silu, MatmulInput::int8, tokens);
+  for (const ActivationKind kind :
+       {ActivationKind::gelu, ActivationKind::gelu_tanh, ActivationKind::relu, ActivationKind::relu2})
+    add(TensorType(kBf16, {96, 48}), kind, MatmulInput::int8, 7);
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
+    for (const MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+      for (const int64_t tokens : {1, 14})
+        if (!has_order) add(TensorType(kF32, {160, 2 * unit}, encoding), ActivationKind::silu, input, tokens);
 }
 
 void linear_qkv(std::vector<FusionCase>& cases) {
@@ -116,18 +173,20 @@ void linear_add(std::vector<FusionCase>& cases) {
              tokens_of(s.tokens)});
       }
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
-    for (const bool bias : {false, true}) {
-      const int64_t in = 2 * unit, out = 35;
-      const kernels::LinearAttrs attrs{bias, kF32};
-      cases.push_back(
-          {fmt::format("linear_add {}x{} {} weights bias={}", in, out, encoding->name(), bias),
-           &fusions::linear_add(),
-           std::make_shared<fusions::LinearAdd>(attrs),
-           {std::make_shared<ops::Linear>(attrs), std::make_shared<ops::Add>()},
-           {TensorType(kF32, {Symbol::tokens, in}), TensorType(kF32, {out, in}, encoding),
-            bias ? TensorType(kF32, {out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, out})},
-           tokens_of(5)});
-    }
+    for (const MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+      for (const bool bias : {false, true}) {
+        const int64_t in = 2 * unit, out = 35;
+        const kernels::LinearAttrs attrs{bias, kF32, input};
+        cases.push_back(
+            {fmt::format("linear_add {}x{} {} weights bias={}, {}", in, out, encoding->name(), bias,
+                         matmul_input_name(input)),
+             &fusions::linear_add(),
+             std::make_shared<fusions::LinearAdd>(attrs),
+             {std::make_shared<ops::Linear>(attrs), std::make_shared<ops::Add>()},
+             {TensorType(kF32, {Symbol::tokens, in}), TensorType(kF32, {out, in}, encoding),
+              bias ? TensorType(kF32, {out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, out})},
+             tokens_of(5)});
+      }
 }
 
 void rope_kv_append(std::vector<FusionCase>& cases) {
@@ -170,6 +229,8 @@ void linear_cross_entropy(std::vector<FusionCase>& cases) {
 std::vector<FusionCase> fusion_cases() {
   std::vector<FusionCase> cases;
   add_rms_norm(cases);
+  rms_norm_quantize(cases);
+  linear_gated_activation_quantize(cases);
   linear_gated_activation(cases);
   linear_add(cases);
   linear_qkv(cases);

@@ -46,7 +46,9 @@ TEST(AutoHardwareConfig, ModeDefaultsSayThatTheModeSetThem) {
     EXPECT_EQ(exact.weights.value, DType::f32);
     expect_leaf(exact.activations, DType::f32, OptionSource::mode_default, "accuracy");
     expect_leaf(exact.kv_cache, DType::f32, OptionSource::mode_default, "accuracy");
+    expect_leaf(exact.matmul_input, MatmulInput::f32, OptionSource::mode_default, "accuracy");
     const auto& fast = performance.of(role).precision;
+    expect_leaf(fast.matmul_input, MatmulInput::int8, OptionSource::mode_default, "performance");
     expect_leaf(fast.activations, device->preferred_activations(), OptionSource::mode_default, "performance");
     if (role == Role::norm)
       expect_leaf(fast.weights, DType::f32, OptionSource::module_override, "RmsNorm");
@@ -86,12 +88,15 @@ TEST(AutoHardwareConfig, EachLeafFollowsThePrecedenceAlone) {
 
 TEST(AutoHardwareConfig, ExplicitValuesNameTheirFlag) {
   const auto device = cpu();
-  const HardwareOverrides overrides = {.weights = {DType::bf16, "--dtype"}, .activations = DType::f32};
+  const HardwareOverrides overrides = {.weights = {DType::bf16, "--dtype"},
+                                       .activations = DType::f32,
+                                       .matmul_input = {MatmulInput::bf16, "--matmul-input"}};
   const auto config = AutoHardwareConfig::from_model_spec(small_spec(), *device, HardwareMode::performance, overrides,
                                                           "engine options");
   const HardwareConfig& mlp = config.of(Role::mlp, 1);
   expect_leaf(mlp.precision.weights, DType::bf16, OptionSource::explicit_argument, "--dtype");
   expect_leaf(mlp.precision.activations, DType::f32, OptionSource::explicit_argument, "engine options");
+  expect_leaf(mlp.precision.matmul_input, MatmulInput::bf16, OptionSource::explicit_argument, "--matmul-input");
   EXPECT_EQ(config.of(Role::norm, 1).precision.weights.set_by, "RmsNorm");
 }
 
@@ -107,6 +112,14 @@ TEST(AutoHardwareConfig, PolicyRulesApplyToTheirRoleAndLayersOnly) {
   }
   // A role that has no layers answers with its one configuration for every layer.
   EXPECT_EQ(&config.of(Role::embedding, 3), &config.of(Role::embedding));
+}
+
+TEST(MatmulInput, HasNames) {
+  for (MatmulInput input : {MatmulInput::f32, MatmulInput::bf16, MatmulInput::int8})
+    EXPECT_EQ(matmul_input_from_name(matmul_input_name(input)), input);
+  EXPECT_THROW(matmul_input_from_name("fp8"), InvalidArgument);
+  EXPECT_TRUE(may_round_to(MatmulInput::bf16, MatmulInput::int8));
+  EXPECT_FALSE(may_round_to(MatmulInput::int8, MatmulInput::bf16));
 }
 
 TEST(HardwareConfigLeaf, TheWeakerDoesNotReplaceTheStronger) {
@@ -129,7 +142,7 @@ TEST(HardwareConfigDiff, ListsExactlyTheLeavesThatDiffer) {
   // Equal values from different hands are no difference.
   HardwareOverrides{.weights = DType::bf16}.apply_to(b, OptionSource::explicit_argument, "--weights");
   EXPECT_EQ(diff(a, b).find("precision.weights"), std::string::npos);
-  EXPECT_EQ(options(a).size(), 7u);
+  EXPECT_EQ(options(a).size(), 8u);
 }
 
 TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {

@@ -515,7 +515,9 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   const std::string_view name = op.name();
   if (name == "embedding") return embedding(op, pass, in, expected, initial);
   // 8-bit floats are decoded, and multiplied as f32.
-  if (name == "linear" && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr)
+  const bool rounds_to_int8 =
+      name == "linear" && op.attrs().get<kernels::LinearAttrs>().matmul_input == MatmulInput::int8;
+  if (rounds_to_int8 && encoded.defined() && Fp8Encoding::of(encoded.encoding) == nullptr)
     return quantized_linear(in, encoded);
   if (name == "linear") return linear(op, pass, in, initial, rounds_to_bf16);
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/op_cases.h"
 
+#include <tuple>
+
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
@@ -114,7 +116,18 @@ std::vector<Workload> linear() {
     for (int64_t outputs : {1, 16, 65, 100}) add_quantized(DType::u8, outputs % 2 + 1, 1, outputs);
     for (int64_t tokens : {4, 11, 13, 40, 193}) add_quantized(DType::u8, tokens, 1, 20);
     add_quantized(kF32, 3, 9, 5);
+    // Weights are decoded for an x that is not rounded: groups of 4 panels, blocks of 256 terms.
+    for (const auto& [tokens, units, outputs] :
+         {std::tuple(0, 1, 16), {1, 3, 18}, {5, 3, 18}, {13, 1, 65}, {193, 1, 20}})
+      cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{false, kF32, MatmulInput::f32}),
+                {TensorType(kF32, {Symbol::tokens, units * unit}), TensorType(kF32, {outputs, units * unit}, encoding),
+                 kernels::absent_port()},
+                tokens);
   }
+  // bf16 weights for an x that is not rounded: elsewhere than on AMX as ever.
+  for (int64_t tokens : {1, 40})
+    cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{false, kF32, MatmulInput::f32}),
+              {TensorType(kF32, {Symbol::tokens, 300}), TensorType(kBf16, {40, 300}), kernels::absent_port()}, tokens);
   return cases.take();
 }
 

@@ -30,6 +30,13 @@ Tensor copy_of(const Tensor& host) {
 
 // NaN: what an output that is written, not accumulated, must not let through.
 Tensor unwritten(const TensorType& type, const SymbolValues& symbols) {
+  if (type.encoding != nullptr) {
+    Tensor encoded = Tensor::on_host(type.dtype, type.bind(symbols), *type.encoding);
+    const std::vector<PlaneSpec> planes = type.encoding->planes(encoded.shape());
+    for (size_t i = 0; i < planes.size(); ++i)
+      std::memset(encoded.view.plane(static_cast<int>(i)), 0xff, static_cast<size_t>(planes[i].size_bytes()));
+    return encoded;
+  }
   Tensor result = Tensor::on_host(type.dtype, type.bind(symbols));
   if (result.view.num_elements() > 0)
     std::memset(result.view.data, 0xff, static_cast<size_t>(result.view.size_bytes()));

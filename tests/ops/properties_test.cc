@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 
+#include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/device_groups.h"
@@ -338,6 +339,31 @@ TEST(LinearProperties, ByteDotsHaveTheBitsOfOtherProducts) {
     ++quantized;
   }
   EXPECT_GT(quantized, 0);
+}
+
+// A product that does not round its activations is that of the values which the weight decodes to, on every
+// instruction set. Columns with an order of their own are added in that order.
+TEST(LinearProperties, UnroundedProductsAreThoseOfDecodedWeights) {
+  if (device_name() != "cpu") GTEST_SKIP() << "quantized weights are read on the CPU";
+  int decoded = 0;
+  for (const ops::Workload& row : op_cases("linear")) {
+    const GroupEncoding* groups = GroupEncoding::of(row.inputs[1].encoding);
+    if (row.inputs[1].encoding == nullptr || (groups != nullptr && groups->format().has_order)) continue;
+    if (row.op->attrs().get<kernels::LinearAttrs>().matmul_input != MatmulInput::f32) continue;
+    const PassCall call = expected_call(row, Pass::inference, 8)->call;
+    PassCall plain = call;
+    plain.inputs[1] = Tensor::on_host(DType::f32, call.inputs[1].shape());
+    call.inputs[1].view.encoding->decode(plain.inputs[1].view, call.inputs[1].view);
+    plain.input_types[1].encoding = nullptr;
+    for (const DeviceGroup& group : device_groups()) {
+      const std::vector<Tensor> expected = run_chosen(*group.devices[0], plain, row.name),
+                                y = run_chosen(*group.devices[0], call, row.name);
+      ASSERT_FALSE(expected.empty() || y.empty());
+      ASSERT_TRUE(same_bits(expected[0].view, y[0].view)) << row.name << " on " << group.name;
+    }
+    ++decoded;
+  }
+  EXPECT_GT(decoded, 0);
 }
 
 // Sums of products of codes are exact: the instruction set without 8-bit dot products finds the same ones in f32, and

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "eadem/core/device/cpu_device.h"
@@ -76,8 +77,12 @@ std::vector<double> rounding_to_rows(const RowEncoding& encoding, const RefTenso
 bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& device) {
   if (call.op->name() == "attention") return kernel.name == "cuda_mma";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
-  return cpu != nullptr && cpu->isa() == Isa::amx &&
-         (call.op->name() == "linear" || call.op->name() == "grouped_linear") && call.inputs[1].dtype() == DType::bf16;
+  if (cpu == nullptr || cpu->isa() != Isa::amx) return false;
+  const bool linear = call.op->name() == "linear", grouped = call.op->name() == "grouped_linear";
+  if ((!linear && !grouped) || call.inputs[1].dtype() != DType::bf16) return false;
+  const ops::AttrsRef attrs = call.op->attrs();
+  return may_round_to(MatmulInput::bf16, linear ? attrs.get<kernels::LinearAttrs>().matmul_input
+                                                : attrs.get<kernels::GroupedLinearAttrs>().matmul_input);
 }
 
 void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Device& device,
@@ -98,6 +103,23 @@ kernels::KernelList kernels_of(const ops::Op& op, const DeviceGroup& group) {
   return op.kernels(kernels::backend_of(*group.devices[0]));
 }
 
+// The call whose activations arrive in the encodings that `kernel` wants; nothing if it takes them as they are.
+std::optional<PassCall> rounded_call(const PassCall& call, const Kernel& kernel, const Device& device) {
+  if (kernel.wanted_encoding == nullptr) return std::nullopt;
+  PassCall result = call;
+  bool is_rounded = false;
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    const Encoding* encoding = kernel.wanted_encoding(call.request(device), static_cast<int>(i));
+    if (encoding == nullptr) continue;
+    const TensorView& plain = call.inputs[i].view;
+    result.inputs[i] = Tensor::on_host(plain.dtype, plain.shape, *encoding);
+    encoding->encode(result.inputs[i].view, plain);
+    result.input_types[i].encoding = encoding;
+    is_rounded = true;
+  }
+  return is_rounded ? std::optional(std::move(result)) : std::nullopt;
+}
+
 // Runs every kernel that takes the call, everywhere. Adds the names of those that did to `reached`.
 void check_call(const ExpectedCall& want, const std::string& case_name, std::set<std::string>& reached) {
   const PassCall& call = want.call;
@@ -116,6 +138,11 @@ void check_call(const ExpectedCall& want, const std::string& case_name, std::set
         }
         first = run_kernel(*device, *kernel, call, {}, label);
         expect_expected(want, *kernel, *device, first, label);
+        // What was rounded once for all readers has the bits of what a kernel rounds for itself.
+        if (const std::optional<PassCall> rounded = rounded_call(call, *kernel, *device)) {
+          EXPECT_TRUE(kernel->can_handle(rounded->request(*device)).accepted) << label;
+          expect_same_bits(run_kernel(*device, *kernel, *rounded, {}, label), first, label + " of rounded rows");
+        }
         if (kernel->alignment_bytes == 1)
           expect_same_bits(run_kernel(*device, *kernel, call, {.element_aligned = true}, label + " element-aligned"),
                            first, label + " element-aligned");

@@ -73,6 +73,8 @@ void ModelOptions::add_precision(Arguments& arguments) {
   arguments.choice("--dtype", kDtypes, dtype, "of weights, activations and KV cache at once");
   arguments.choice("--weights", kDtypes, weights, "of weights (default: as the checkpoint stores them)");
   arguments.choice("--activations", kDtypes, activations, "of activations");
+  arguments.choice("--matmul-input", {"f32", "bf16", "int8"}, matmul_input,
+                   "the narrowest type to which products may round activations (default: int8; accuracy: f32)");
   add_kv_dtype(arguments);
   arguments.list("--disable-fusion", "NAME", disabled_fusions,
                  "switch a fusion off by the name that `eadem explain` shows, or `all`; may be repeated");
@@ -115,6 +117,7 @@ engine::EngineOptions ModelOptions::engine_options() const {
   options.mode = hardware_mode();
   options.hardware.weights = dtype_of_option("--weights", weights, dtype);
   options.hardware.activations = dtype_of_option("--activations", activations, dtype);
+  if (!matmul_input.empty()) options.hardware.matmul_input = {matmul_input_from_name(matmul_input), "--matmul-input"};
   options.hardware.kv_cache = kv_dtype.empty() ? Override<WeightType>(kv_cache_type(dtype), "--dtype")
                                                : Override<WeightType>(kv_cache_type(kv_dtype), "--kv-dtype");
   options.disabled_fusions = disabled_fusions;

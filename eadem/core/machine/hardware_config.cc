@@ -9,6 +9,7 @@ namespace {
 
 std::string text_of(DType value) { return std::string(dtype_name(value)); }
 std::string text_of(const WeightType& value) { return std::string(value.name()); }
+std::string text_of(MatmulInput value) { return std::string(matmul_input_name(value)); }
 std::string text_of(bool value) { return value ? "true" : "false"; }
 std::string text_of(int64_t value) { return std::to_string(value); }
 
@@ -17,6 +18,7 @@ template <typename Visit, typename... Configs>
 void for_each_leaf(Visit&& visit, Configs&... configs) {
   visit("precision.weights", configs.precision.weights...);
   visit("precision.activations", configs.precision.activations...);
+  visit("precision.matmul_input", configs.precision.matmul_input...);
   visit("precision.kv_cache", configs.precision.kv_cache...);
   visit("compute.fuse_gated_activation", configs.compute.fuse_gated_activation...);
   visit("compute.fuse_residual", configs.compute.fuse_residual...);
@@ -38,6 +40,21 @@ std::string_view source_name(OptionSource source) {
   return "?";
 }
 
+std::string_view matmul_input_name(MatmulInput input) {
+  switch (input) {
+    case MatmulInput::f32: return "f32";
+    case MatmulInput::bf16: return "bf16";
+    case MatmulInput::int8: return "int8";
+  }
+  return "?";
+}
+
+MatmulInput matmul_input_from_name(std::string_view name) {
+  for (MatmulInput input : {MatmulInput::f32, MatmulInput::bf16, MatmulInput::int8})
+    if (matmul_input_name(input) == name) return input;
+  throw InvalidArgument("matmul_input is '{}'; expected f32, bf16 or int8", name);
+}
+
 std::string_view hardware_mode_name(HardwareMode mode) {
   return mode == HardwareMode::performance ? "performance" : "accuracy";
 }
@@ -54,6 +71,7 @@ void HardwareOverrides::apply_to(HardwareConfig& config, OptionSource source, co
   };
   apply(config.precision.weights, weights);
   apply(config.precision.activations, activations);
+  apply(config.precision.matmul_input, matmul_input);
   apply(config.precision.kv_cache, kv_cache);
   apply(config.compute.fuse_gated_activation, fuse_gated_activation);
   apply(config.compute.fuse_residual, fuse_residual);

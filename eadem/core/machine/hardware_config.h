@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "eadem/core/encoding.h"
+#include "eadem/core/machine/matmul_input.h"
 
 namespace eadem {
 
@@ -53,6 +54,7 @@ struct HardwareConfig {
   struct Precision {
     ConfigOption<WeightType> weights{WeightType{DType::f32}};
     ConfigOption<DType> activations{DType::f32};
+    ConfigOption<MatmulInput> matmul_input{MatmulInput::int8};  // how far products may round activations
     ConfigOption<WeightType> kv_cache{WeightType{DType::f32}};  // see kv_cache_type in core/encodings/row_encoding.h
   };
   struct Compute {
@@ -83,6 +85,7 @@ struct Override {
 // Values for some options; the rest is left alone.
 struct HardwareOverrides {
   Override<DType> weights, activations;
+  Override<MatmulInput> matmul_input;
   Override<WeightType> kv_cache;
   Override<bool> fuse_gated_activation, fuse_residual, fuse_rope_append;
   Override<int64_t> kv_block_size;

@@ -145,7 +145,9 @@ int64_t logits_bytes(const KernelRequest& r) {
 }
 
 const Encoding* pack_weight(const KernelRequest& r, int input) {
-  return input == 1 ? PackedPanels::of_forward(r.inputs[1].dtype, cpu_device(r).isa()) : nullptr;
+  if (input != 1) return nullptr;
+  return PackedPanels::of_forward(r.inputs[1].dtype, cpu_device(r).isa(),
+                                  r.attrs.get<LinearCrossEntropyAttrs>().matmul_input);
 }
 
 int64_t transposed_bytes(const Shape& weight, DType dtype) {

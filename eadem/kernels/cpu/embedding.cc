@@ -118,27 +118,34 @@ PlanPtr prepare_embedding(const KernelRequest& r, Context&) {
   return plan_of_gather(r, attrs.first, attrs.scale);
 }
 
-// Tables in the packing that the LM head reads, so that tied weights are kept once.
+// Tables in the packing that the LM head reads, so that tied weights are kept once. It depends on how far the head's
+// product may round its activations, `x`; a table is offered in either packing.
+template <MatmulInput x>
 const Encoding* packing_of_table(const KernelRequest& r) {
   const TensorType& table = r.inputs[0];
-  if (table.encoding == nullptr) return PackedPanels::of_forward(table.dtype, cpu_device(r).isa());
+  if (table.encoding == nullptr) return PackedPanels::of_forward(table.dtype, cpu_device(r).isa(), x);
   if (const Fp8Panels* floats = Fp8Panels::of(table.encoding)) return floats;
   return quantized_packing_of(table.encoding);
 }
 
+template <MatmulInput x>
 Verdict can_decode_rows(const KernelRequest& r) {
   const TensorType& table = r.inputs[0];
   Requirements requirements(r);
-  requirements.require(packing_of_table(r) != nullptr, fmt::format("has no packing of {}", to_string(table)))
+  requirements.require(packing_of_table<x>(r) != nullptr, fmt::format("has no packing of {}", to_string(table)))
       .one_of("ids", r.inputs[1], {DType::i32})
       .f32("y", r.outputs[0]);
   return requirements.verdict({.bandwidth_share = 0.1, .reason = "the values of a row lie apart"});
 }
 
-const Encoding* pack_table(const KernelRequest& r, int input) { return input == 0 ? packing_of_table(r) : nullptr; }
+template <MatmulInput x>
+const Encoding* pack_table(const KernelRequest& r, int input) {
+  return input == 0 ? packing_of_table<x>(r) : nullptr;
+}
 
+template <MatmulInput x>
 PlanPtr prepare_decode_rows(const KernelRequest& r, Context&) {
-  return make_plan([packing = pack_table(r, 0), attrs = r.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
+  return make_plan([packing = pack_table<x>(r, 0), attrs = r.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
     const TensorView& table = call.inputs[0];
     const int32_t* ids = elements<const int32_t>(call.inputs[1]);
     float* y = elements<float>(call.outputs[0]);
@@ -192,13 +199,22 @@ PlanPtr prepare_select_rows(const KernelRequest& r, Context&) { return plan_of_g
 constexpr Kernel kForward{"cpu_gather_rows", Pass::forward, can_embedding, prepare_embedding};
 constexpr Kernel kInference{"cpu_gather_rows", Pass::inference, can_embedding, prepare_embedding};
 constexpr Kernel kBackward{"cpu_scatter_add", Pass::backward, can_embedding_backward, prepare_embedding_backward};
-constexpr Kernel kDecodeForward{"cpu_decode_rows", Pass::forward, can_decode_rows, prepare_decode_rows, pack_table};
-constexpr Kernel kDecodeInference{"cpu_decode_rows", Pass::inference, can_decode_rows, prepare_decode_rows, pack_table};
+template <MatmulInput x>
+constexpr Kernel decode_rows_kernel(std::string_view name, Pass pass) {
+  return {name, pass, can_decode_rows<x>, prepare_decode_rows<x>, pack_table<x>};
+}
+constexpr Kernel kDecodeForward = decode_rows_kernel<MatmulInput::int8>("cpu_decode_rows", Pass::forward);
+constexpr Kernel kDecodeInference = decode_rows_kernel<MatmulInput::int8>("cpu_decode_rows", Pass::inference);
+constexpr Kernel kDecodeF32Forward = decode_rows_kernel<MatmulInput::f32>("cpu_decode_rows_f32", Pass::forward);
+constexpr Kernel kDecodeF32Inference = decode_rows_kernel<MatmulInput::f32>("cpu_decode_rows_f32", Pass::inference);
 constexpr Kernel kSelectRows{"cpu_gather_rows", Pass::inference, can_select_rows, prepare_select_rows};
 
 }  // namespace
 
-KernelList embedding_kernels() { return {&kForward, &kInference, &kBackward, &kDecodeForward, &kDecodeInference}; }
+KernelList embedding_kernels() {
+  return {&kForward,         &kInference,        &kBackward,          &kDecodeForward,
+          &kDecodeInference, &kDecodeF32Forward, &kDecodeF32Inference};
+}
 KernelList select_rows_kernels() { return {&kSelectRows}; }
 
 }  // namespace eadem::kernels::cpu

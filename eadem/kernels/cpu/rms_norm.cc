@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/row_rounder.h"
 #include "eadem/kernels/cpu/support.h"
 #include "eadem/kernels/fusions.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 // y[r, :] = x[r, :] / rms * weight for rows [begin, end); with `residual`, x is first replaced by x + residual.
 struct RmsNormRows {
-  float* y;               // [rows, hidden]
+  float* y;               // rows that are y_stride apart; a stride of 0 keeps the last one only
   const float* x;         // [rows, hidden]
   const float* residual;  // [rows, hidden] or null
   float* sum;             // [rows, hidden]: x + residual; null without residual
@@ -30,6 +31,7 @@ struct RmsNormRows {
   float* inv_rms;         // [rows] or null
   int64_t hidden;
   float eps;
+  int64_t y_stride;
 };
 
 struct RmsNormGradient {
@@ -78,8 +80,8 @@ void rms_norm_rows(const RmsNormRows& p, int64_t begin, int64_t end) {
 
     // 3. Scale and store.
     map(
-        p.y + r * p.hidden, p.hidden, [scale = set(inv_rms)](Vec v, Vec w) { return hn::Mul(hn::Mul(v, scale), w); }, x,
-        weight);
+        p.y + r * p.y_stride, p.hidden, [scale = set(inv_rms)](Vec v, Vec w) { return hn::Mul(hn::Mul(v, scale), w); },
+        x, weight);
   }
 }
 
@@ -169,7 +171,8 @@ PlanPtr prepare_rms_norm(const KernelRequest& r, Context&) {
                              .weight = contiguous_weight(call.inputs[1]),
                              .inv_rms = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
                              .hidden = x.shape.back(),
-                             .eps = eps};
+                             .eps = eps,
+                             .y_stride = x.shape.back()};
     cpu_device(call).pool().parallel_ranges(x.shape.num_rows(), row_grain(params.hidden),
                                             [&](int64_t begin, int64_t end) { task(params, begin, end); });
   });
@@ -231,21 +234,68 @@ PlanPtr prepare_add_rms_norm(const KernelRequest& r, Context&) {
                              .weight = contiguous_weight(call.inputs[2]),
                              .inv_rms = nullptr,
                              .hidden = a.shape.back(),
-                             .eps = eps};
+                             .eps = eps,
+                             .y_stride = a.shape.back()};
     cpu_device(call).pool().parallel_ranges(a.shape.num_rows(), row_grain(params.hidden),
                                             [&](int64_t begin, int64_t end) { task(params, begin, end); });
   });
+}
+
+// ---- Norms whose rows are rounded: each is made in a row of scratch of its thread and rounded from there.
+
+Verdict can_quantize_norm(const KernelRequest& r) {
+  const size_t weight = r.inputs.size() - 1;
+  const std::string refusal = RowRounder::refusal_of(r.attrs.get<RmsNormQuantizeAttrs>().to, cpu_device(r));
+  Requirements requirements(r);
+  for (size_t i = 0; i < weight; ++i) requirements.f32(weight == 1 ? "x" : "a term", r.inputs[i]);
+  if (weight > 1) requirements.f32("sum", r.outputs[0]);
+  return requirements.one_of("weight", r.inputs[weight], kStorageDTypes).require(refusal.empty(), refusal).verdict();
+}
+
+PlanPtr prepare_quantize_norm(const KernelRequest& r, Context&) {
+  const CpuDevice& device = cpu_device(r);
+  const auto& attrs = r.attrs.get<RmsNormQuantizeAttrs>();
+  const size_t weight = r.inputs.size() - 1;
+  const int64_t row_floats = round_up(r.inputs[0].fixed(1), 16);
+  return make_plan(
+      [=, task = routines_of(r, weight).rows, eps = attrs.norm.eps,
+       rounder = RowRounder(attrs.to, device)](const KernelCall& call) {
+        const bool adds = weight > 1;
+        const TensorView &x = call.inputs[0], &y = call.outputs.back();
+        const RmsNormRows params{.y = nullptr,
+                                 .x = elements<const float>(x),
+                                 .residual = adds ? elements<const float>(call.inputs[1]) : nullptr,
+                                 .sum = adds ? elements<float>(call.outputs[0]) : nullptr,
+                                 .weight = contiguous_weight(call.inputs[weight]),
+                                 .inv_rms = nullptr,
+                                 .hidden = x.shape[1],
+                                 .eps = eps,
+                                 .y_stride = 0};
+        cpu_device(call).pool().parallel_ranges(
+            x.shape[0], row_grain(params.hidden), [&](int64_t begin, int64_t end, int worker) {
+              RmsNormRows rows = params;
+              rows.y = static_cast<float*>(call.scratch.data) + worker * row_floats;
+              for (int64_t row = begin; row < end; ++row) {
+                task(rows, row, row + 1);
+                rounder.round(y, {.x = rows.y, .stride = 0, .columns = rows.hidden}, row, row + 1);
+              }
+            });
+      },
+      device.pool().num_threads() * row_floats * static_cast<int64_t>(sizeof(float)));
 }
 
 constexpr Kernel kForward{"cpu_rows", Pass::forward, can_rms_norm, prepare_rms_norm};
 constexpr Kernel kInference{"cpu_rows", Pass::inference, can_rms_norm, prepare_rms_norm};
 constexpr Kernel kBackward{"cpu_rows", Pass::backward, can_rms_norm_backward, prepare_rms_norm_backward};
 constexpr Kernel kAddRmsNorm{"cpu_rows", Pass::inference, can_add_rms_norm, prepare_add_rms_norm};
+constexpr Kernel kRounded{"cpu_rows", Pass::inference, can_quantize_norm, prepare_quantize_norm};
 
 }  // namespace
 
 KernelList rms_norm_kernels() { return {&kForward, &kInference, &kBackward}; }
 KernelList add_rms_norm_kernels() { return {&kAddRmsNorm}; }
+KernelList rms_norm_quantize_kernels() { return {&kRounded}; }
+KernelList add_rms_norm_quantize_kernels() { return {&kRounded}; }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

@@ -12,9 +12,9 @@ Requirements::Requirements(const KernelRequest& request) : request_(request) {
               request.device->description());
 }
 
-Requirements& Requirements::f32(std::string_view port, const TensorType& type) {
+Requirements& Requirements::f32(std::string_view port, const TensorType& type, const Encoding* rounded) {
   if (!refusal_.empty() || is_absent(type)) return *this;
-  if (type.encoding != nullptr)
+  if (type.encoding != nullptr && type.encoding != rounded)
     refusal_ = fmt::format("takes plain values; {} is encoded as {}", port, type.encoding->name());
   else if (type.dtype != DType::f32)
     refusal_ = fmt::format("computes activations in f32; {} is {}", port, dtype_name(type.dtype));

@@ -39,8 +39,8 @@ class Requirements {
  public:
   explicit Requirements(const KernelRequest& request);
 
-  // Requires an activation: f32, plain, or absent.
-  Requirements& f32(std::string_view port, const TensorType& type);
+  // Requires an activation: f32, plain or in the encoding `rounded`, or absent.
+  Requirements& f32(std::string_view port, const TensorType& type, const Encoding* rounded = nullptr);
   // Requires a plain port, or an absent one, whose dtype is one of `allowed`.
   Requirements& one_of(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed);
   // Requires a parameter that this kernel prepares as `packing`: its dtype is one of `allowed`, and it is plain or

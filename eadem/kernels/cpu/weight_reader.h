@@ -14,17 +14,20 @@ namespace eadem::kernels::cpu {
 class WeightReader {
  public:
   WeightReader() = default;
-  explicit WeightReader(const Encoding* packing) : packing_(packing) {
+  // For products that may round their activations to `x`.
+  WeightReader(const Encoding* packing, MatmulInput x) : packing_(packing) {
+    const auto quantized = x == MatmulInput::int8 ? MatmulTypes::Source::quantized : MatmulTypes::Source::decoded;
     if (const QuantizedPanels* blocks = QuantizedPanels::of(packing)) {
-      types_.source = MatmulTypes::Source::quantized;
+      types_.source = quantized;
       types_.layout = &blocks->layout();
       has_super_scales_ = true;
     } else if (const GroupPanels* groups = GroupPanels::of(packing)) {
       const GroupFormat& format = groups->stored().format();
-      types_.source = MatmulTypes::Source::quantized;
+      types_.source = quantized;
       types_.layout = &groups->layout();
       if (format.has_zeros) zeros_plane_ = 2;
       if (format.has_order) order_plane_ = format.has_zeros ? 3 : 2;
+      types_.has_order = format.has_order;
     } else if (const Fp8Panels* floats = Fp8Panels::of(packing)) {
       types_.source = MatmulTypes::Source::fp8;
       types_.is_e5m2 = floats->stored().format().kind == Fp8Format::Kind::e5m2;
@@ -44,6 +47,7 @@ class WeightReader {
     MatmulWeight b;
     switch (types_.source) {
       case MatmulTypes::Source::quantized:
+      case MatmulTypes::Source::decoded:
         b.quantized.layout = types_.layout;
         b.quantized.quants = static_cast<const uint8_t*>(weight.plane(0));
         b.quantized.scales = static_cast<const uint8_t*>(weight.plane(1));

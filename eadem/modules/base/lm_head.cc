@@ -18,7 +18,8 @@ ValueId LmHead::build(BuildContext& context, ValueId hidden) const {
       context.graph.add_parameter(weight_name_, TensorType(type.dtype, {vocab_, hidden_}, type.encoding),
                                   /*shard_axis=*/0);
   return context.graph.add1(
-      std::make_shared<ops::Linear>(kernels::LinearAttrs{.has_bias = false, .out_dtype = DType::f32}),
+      std::make_shared<ops::Linear>(kernels::LinearAttrs{
+          .has_bias = false, .out_dtype = DType::f32, .matmul_input = config.precision.matmul_input.value}),
       {hidden, weight});
 }
 

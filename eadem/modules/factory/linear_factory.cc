@@ -78,7 +78,9 @@ ValueId build_linear(BuildContext& context, const LinearRequest& request, const 
   if (has_bias) inputs.push_back(bias);
   const Graph::Scope scope(graph, request.name);
   const ValueId y = graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{
-                                   .has_bias = has_bias, .out_dtype = request.hardware->precision.activations.value}),
+                                   .has_bias = has_bias,
+                                   .out_dtype = request.hardware->precision.activations.value,
+                                   .matmul_input = request.hardware->precision.matmul_input.value}),
                                inputs);
   return bias_after_sum ? graph.add1(std::make_shared<ops::AddBias>(), {y, bias}) : y;
 }
@@ -115,7 +117,8 @@ ValueId LinearFactory::build_grouped(BuildContext& context, const LinearRequest&
   const ValueId weight = graph.add_parameter(graph.scoped_name(request.name + ".weight"), type, shard_axis);
   const Graph::Scope scope(graph, request.name);
   return graph.add1(std::make_shared<ops::GroupedLinear>(
-                        kernels::GroupedLinearAttrs{.out_dtype = request.hardware->precision.activations.value}),
+                        kernels::GroupedLinearAttrs{.out_dtype = request.hardware->precision.activations.value,
+                                                    .matmul_input = request.hardware->precision.matmul_input.value}),
                     {x, weight, offsets});
 }
 

@@ -249,6 +249,7 @@ std::vector<FusionDecision> fuse(Graph& graph, const Device& device, const Symbo
   std::vector<FusionDecision> decisions;
   for (const Fusion* fusion : fusions::all_fusions()) {
     if (options.training ? !fusion->in_training : !fusion->in_inference) continue;
+    if (fusion->after_rounding != options.after_rounding) continue;
     const bool disabled = std::any_of(options.disabled.begin(), options.disabled.end(),
                                       [&](const std::string& name) { return name == "all" || name == fusion->name; });
     std::optional<size_t> start = 0;

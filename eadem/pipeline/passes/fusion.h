@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Step 4: patterns of ops that one kernel serves are replaced by the fusion's op, where a kernel on this device accepts
-// it.
+// Steps 4 and 7: patterns of ops that one kernel serves are replaced by the fusion's op, where a kernel on this device
+// accepts it.
 #pragma once
 
 #include "eadem/core/device/device.h"
@@ -20,6 +20,7 @@ struct FusionDecision {
 struct FusionOptions {
   bool training = false;
   std::vector<std::string> disabled;  // names of fusions; "all" switches every fusion off
+  bool after_rounding = false;        // tries those whose patterns have quantize ops, else the others
 };
 
 // Throws InvalidArgument for a disabled name that is no fusion, listing those there are. Requires and keeps inferred

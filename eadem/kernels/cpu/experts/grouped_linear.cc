@@ -24,11 +24,14 @@ void for_each_expert(const TensorView& offsets, Expert&& expert) {
     if (begin[e + 1] > begin[e]) expert(e, int64_t{begin[e]}, int64_t{begin[e + 1] - begin[e]});
 }
 
+// How far x may be rounded. Products round the rows of an expert themselves, as they reach it.
+MatmulInput input_of(const KernelRequest& r) { return r.attrs.get<GroupedLinearAttrs>().matmul_input; }
+
 // The packing in which products read the matrix of an expert, or null if none reads it.
 const Encoding* forward_matrix(const KernelRequest& r) {
   const TensorType& weight = r.inputs[kWeight];
   const Encoding* stored = matrix_encoding(weight.encoding);
-  const Encoding* panels = PackedPanels::of_forward(weight.dtype, cpu_device(r).isa());
+  const Encoding* panels = PackedPanels::of_forward(weight.dtype, cpu_device(r).isa(), input_of(r));
   if (stored == nullptr || stored == panels) return panels;
   if (const Encoding* quantized = quantized_packing_of(stored)) return quantized;
   return Fp8Panels::of(stored);
@@ -58,7 +61,7 @@ PlanPtr prepare_grouped(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
   const TensorType& weight = r.inputs[kWeight];
   const Encoding* packing = forward_matrix(r);
-  const WeightReader reader(packing);
+  const WeightReader reader(packing, input_of(r));
   const MatmulPlan product(device, reader.types());
   const MatrixStack experts(stack_encoding(packing), weight.dtype, weight.bind({}));
   const Shape x = r.inputs[kX].bind(r.bounds);
@@ -145,7 +148,7 @@ PlanPtr prepare_grouped_backward(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
   const TensorType& weight = r.inputs[kWeight];
   const Encoding* packing = backward_matrix(r);
-  const WeightReader reader(packing);
+  const WeightReader reader(packing, MatmulInput::f32);
   const GroupedBackward plan{
       reader, MatrixStack(stack_encoding(packing), weight.dtype, weight.bind({})), MatmulPlan(device, reader.types()),
       MatmulPlan(device, {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate})};

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/linear/bf16_tile_rows.h"
 #include "eadem/kernels/cpu/linear/fp8_panels.h"
 #include "eadem/kernels/cpu/linear/group_panels.h"
 #include "eadem/kernels/cpu/linear/matmul.h"
@@ -57,8 +58,12 @@ namespace {
 
 using Side = PackedPanels::Side;
 
-const PackedPanels* forward_packing(const KernelRequest& request, int input) {
-  return PackedPanels::of_forward(request.inputs[static_cast<size_t>(input)].dtype, cpu_device(request).isa());
+// How far x may be rounded, of linear and its fusion with an addition, and of its fusion with a gate.
+MatmulInput linear_input(const KernelRequest& r) { return r.attrs.get<LinearAttrs>().matmul_input; }
+MatmulInput gated_input(const KernelRequest& r) { return r.attrs.get<LinearGatedActivationAttrs>().matmul_input; }
+
+const PackedPanels* forward_packing(const KernelRequest& request, int input, MatmulInput x) {
+  return PackedPanels::of_forward(request.inputs[static_cast<size_t>(input)].dtype, cpu_device(request).isa(), x);
 }
 
 // ---- Forward and inference. The kernels of all packings and fusions differ in what they accept, and share plans.
@@ -67,6 +72,34 @@ enum LinearInput { kX, kWeight, kBias, kResidual };
 enum GatedInput { kGateWeight = 1, kUpWeight };
 
 using Packing = const Encoding* (*)(const KernelRequest& request, int input);
+using Input = MatmulInput (*)(const KernelRequest& request);
+
+// The encoding to which x is rounded before products with a weight in `packing` read it, or null: they read it as it
+// is, or round it to int8 rows themselves because the weight's columns have an order of their own.
+const Encoding* rounding_for(const MatmulTypes& types) {
+  if (types.has_order) return nullptr;
+  switch (types.source) {
+    case MatmulTypes::Source::quantized: return &Int8Rows::of(*types.layout);
+    case MatmulTypes::Source::pairs: return &Bf16TileRows::instance();
+    default: return nullptr;
+  }
+}
+
+template <Packing kPacking, Input kInput>
+const Encoding* rounding_of_x(const KernelRequest& r, int input) {
+  if (input != kX) return nullptr;
+  const Encoding* packing = kPacking(r, kWeight);
+  return packing == nullptr ? nullptr : rounding_for(WeightReader(packing, kInput(r)).types());
+}
+
+void read_x(Matmul& m, const TensorView& x) {
+  if (x.encoding == nullptr)
+    m.a = elements<const float>(x);
+  else if (x.encoding == &Bf16TileRows::instance())
+    m.a_tiles = TileRows::in_order(x.data, x.shape[0]);
+  else
+    m.a_codes = int8_row_planes(x);
+}
 
 // y = x weight^T for the first weight.
 Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
@@ -75,9 +108,12 @@ Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
   m.rows = x.shape[0];
   m.k_size = m.a_row_stride = x.shape[1];
   m.outputs = weight.shape[0];
-  m.a = elements<const float>(x);
+  read_x(m, x);
   m.b = reader.read(weight);
-  m.y = elements<float>(call.outputs[0]);
+  if (const TensorView& y = call.outputs[0]; y.encoding == nullptr)
+    m.y = elements<float>(y);
+  else
+    m.y_rows = int8_row_planes(y);
   return m;
 }
 
@@ -85,7 +121,7 @@ Matmul forward_product(const KernelCall& call, const WeightReader& reader) {
 template <Packing kPacking>
 PlanPtr prepare_linear(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const WeightReader reader(kPacking(r, kWeight));
+  const WeightReader reader(kPacking(r, kWeight), linear_input(r));
   MatmulTypes types = reader.types();
   if (!is_absent(r.inputs[kBias])) types.bias = r.inputs[kBias].dtype;
   const bool adds = r.inputs.size() > kResidual;
@@ -98,16 +134,17 @@ PlanPtr prepare_linear(const KernelRequest& r, Context&) {
         if (adds) m.residual = elements<const float>(call.inputs[kResidual]);
         product.run(cpu_device(call), m, call.scratch.data);
       },
-      product.scratch_bytes(device, x[0], x[1]));
+      product.scratch_bytes(device, x[0], x[1], r.inputs[kX].encoding != nullptr));
 }
 
 template <Packing kPacking>
 PlanPtr prepare_gated(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const WeightReader gate(kPacking(r, kGateWeight)), up(kPacking(r, kUpWeight));
+  const WeightReader gate(kPacking(r, kGateWeight), gated_input(r)), up(kPacking(r, kUpWeight), gated_input(r));
+  const auto& attrs = r.attrs.get<LinearGatedActivationAttrs>();
   MatmulTypes types = gate.types();
-  types.finish = MatmulTypes::Finish::gated;
-  types.activation = r.attrs.get<LinearGatedActivationAttrs>().kind;
+  types.finish = attrs.round_to != nullptr ? MatmulTypes::Finish::gated_rows : MatmulTypes::Finish::gated;
+  types.activation = attrs.kind;
   const MatmulPlan product(device, types);
   const Shape x = r.inputs[kX].bind(r.bounds);
   return make_plan(
@@ -116,46 +153,68 @@ PlanPtr prepare_gated(const KernelRequest& r, Context&) {
         m.b_up = up.read(call.inputs[kUpWeight]);
         product.run(cpu_device(call), m, call.scratch.data);
       },
-      product.scratch_bytes(device, x[0], x[1]));
+      product.scratch_bytes(device, x[0], x[1], r.inputs[kX].encoding != nullptr));
 }
 
 // The ports besides the weights. linear_gated_activation has no bias and no residual.
-Verdict verdict_on_ports(Requirements& requirements, const KernelRequest& r, bool gated) {
-  return requirements.f32("x", r.inputs[kX])
+Verdict verdict_on_ports(Requirements& requirements, const KernelRequest& r, bool gated, const Encoding* rounding) {
+  const Encoding* y = gated ? r.attrs.get<LinearGatedActivationAttrs>().round_to : nullptr;
+  requirements.require(y == nullptr || y == &Int8Rows::with_scale_per_step(),
+                       "writes rounded rows with a scale for each step only");
+  return requirements.f32("x", r.inputs[kX], rounding)
       .one_of("bias", gated ? absent_port() : r.inputs[kBias], kStorageDTypes)
       .f32("residual", r.inputs.size() > kResidual ? r.inputs[kResidual] : absent_port())
-      .f32("y", r.outputs[0])
+      .f32("y", r.outputs[0], y)
       .verdict();
 }
 
 // ---- Plain weights
 
 const Encoding* pack_weight(const KernelRequest& r, int input) {
-  return input == kWeight ? forward_packing(r, input) : nullptr;
+  return input == kWeight ? forward_packing(r, input, linear_input(r)) : nullptr;
 }
 const Encoding* pack_both_weights(const KernelRequest& r, int input) {
-  return input == kGateWeight || input == kUpWeight ? forward_packing(r, input) : nullptr;
+  return input == kGateWeight || input == kUpWeight ? forward_packing(r, input, gated_input(r)) : nullptr;
 }
 
 Verdict can_linear(const KernelRequest& r) {
   Requirements requirements(r);
-  requirements.packed("weight", r.inputs[kWeight], kStorageDTypes, forward_packing(r, kWeight));
-  return verdict_on_ports(requirements, r, false);
+  requirements.packed("weight", r.inputs[kWeight], kStorageDTypes, pack_weight(r, kWeight));
+  return verdict_on_ports(requirements, r, false, rounding_of_x<pack_weight, linear_input>(r, kX));
 }
 
 Verdict can_gated(const KernelRequest& r) {
   Requirements requirements(r);
-  requirements.packed("gate_weight", r.inputs[kGateWeight], kStorageDTypes, forward_packing(r, kGateWeight))
-      .packed("up_weight", r.inputs[kUpWeight], {r.inputs[kGateWeight].dtype}, forward_packing(r, kUpWeight));
-  return verdict_on_ports(requirements, r, true);
+  requirements.packed("gate_weight", r.inputs[kGateWeight], kStorageDTypes, pack_both_weights(r, kGateWeight))
+      .packed("up_weight", r.inputs[kUpWeight], {r.inputs[kGateWeight].dtype}, pack_both_weights(r, kUpWeight));
+  return verdict_on_ports(requirements, r, true, rounding_of_x<pack_both_weights, gated_input>(r, kX));
 }
 
-constexpr Kernel kForward{"cpu_packed_panels", Pass::forward, can_linear, prepare_linear<pack_weight>, pack_weight};
-constexpr Kernel kInference{"cpu_packed_panels", Pass::inference, can_linear, prepare_linear<pack_weight>, pack_weight};
-constexpr Kernel kGated{"cpu_packed_panels", Pass::inference, can_gated, prepare_gated<pack_both_weights>,
-                        pack_both_weights};
+// Kernels of linear and linear_add, and of linear_gated_activation, which have x rounded for their packing.
+template <Packing kPacking>
+constexpr Kernel linear_kernel(std::string_view name, Pass pass, Verdict (*can_handle)(const KernelRequest&)) {
+  return {.name = name,
+          .pass = pass,
+          .can_handle = can_handle,
+          .prepare = prepare_linear<kPacking>,
+          .packing = kPacking,
+          .wanted_encoding = rounding_of_x<kPacking, linear_input>};
+}
+template <Packing kPacking>
+constexpr Kernel gated_kernel(std::string_view name, Verdict (*can_handle)(const KernelRequest&)) {
+  return {.name = name,
+          .pass = Pass::inference,
+          .can_handle = can_handle,
+          .prepare = prepare_gated<kPacking>,
+          .packing = kPacking,
+          .wanted_encoding = rounding_of_x<kPacking, gated_input>};
+}
 
-// ---- Quantized weights. x is quantized row by row to 8 bits, too (quantized_matmul.h).
+constexpr Kernel kForward = linear_kernel<pack_weight>("cpu_packed_panels", Pass::forward, can_linear);
+constexpr Kernel kInference = linear_kernel<pack_weight>("cpu_packed_panels", Pass::inference, can_linear);
+constexpr Kernel kGated = gated_kernel<pack_both_weights>("cpu_packed_panels", can_gated);
+
+// ---- Quantized weights. x is rounded row by row to 8 bits, too (quantized_matmul.h), if it may be.
 
 // The reason why these kernels do not take a weight; empty if they do.
 std::string refusal_of(std::string_view port, const TensorType& weight) {
@@ -186,29 +245,46 @@ const Encoding* pack_both_quantized(const KernelRequest& r, int input) {
              : nullptr;
 }
 
+// Kernels that round x to int8 rows, and those that do not, share the requests by how far x may be rounded.
+Requirements& require_rounding(Requirements& requirements, MatmulInput x, bool rounds) {
+  return rounds ? requirements.require(x == MatmulInput::int8,
+                                       fmt::format("rounds x to int8; matmul_input is {}", matmul_input_name(x)))
+                : requirements.require(x != MatmulInput::int8, "does not round x; matmul_input is int8");
+}
+
+template <bool kRounds>
 Verdict can_quantized(const KernelRequest& r) {
   Requirements requirements(r);
   require_quantized(requirements, "weight", r.inputs[kWeight]);
-  return verdict_on_ports(requirements, r, false);
+  require_rounding(requirements, linear_input(r), kRounds);
+  return verdict_on_ports(requirements, r, false, rounding_of_x<pack_quantized, linear_input>(r, kX));
 }
 
+template <bool kRounds>
 Verdict can_quantized_gated(const KernelRequest& r) {
   const TensorType &gate = r.inputs[kGateWeight], &up = r.inputs[kUpWeight];
   Requirements requirements(r);
   require_quantized(requirements, "gate_weight", gate);
+  require_rounding(requirements, gated_input(r), kRounds);
   require_quantized(requirements, "up_weight", up)
       .require(quantized_packing_of(gate.encoding) == quantized_packing_of(up.encoding),
                "takes gate_weight and up_weight in the same encoding")
       .require(!has_order(gate), "takes columns of gate_weight and up_weight in the order of x");
-  return verdict_on_ports(requirements, r, true);
+  return verdict_on_ports(requirements, r, true, rounding_of_x<pack_both_quantized, gated_input>(r, kX));
 }
 
-constexpr Kernel kQuantizedForward{"cpu_quantized_panels", Pass::forward, can_quantized, prepare_linear<pack_quantized>,
-                                   pack_quantized};
-constexpr Kernel kQuantizedInference{"cpu_quantized_panels", Pass::inference, can_quantized,
-                                     prepare_linear<pack_quantized>, pack_quantized};
-constexpr Kernel kQuantizedGated{"cpu_quantized_panels", Pass::inference, can_quantized_gated,
-                                 prepare_gated<pack_both_quantized>, pack_both_quantized};
+constexpr Kernel kQuantizedForward =
+    linear_kernel<pack_quantized>("cpu_quantized_panels", Pass::forward, can_quantized<true>);
+constexpr Kernel kQuantizedInference =
+    linear_kernel<pack_quantized>("cpu_quantized_panels", Pass::inference, can_quantized<true>);
+constexpr Kernel kQuantizedGated = gated_kernel<pack_both_quantized>("cpu_quantized_panels", can_quantized_gated<true>);
+
+// Products with the values that the weights decode to, for x as it is.
+constexpr Kernel kDecodedForward =
+    linear_kernel<pack_quantized>("cpu_decoded_panels", Pass::forward, can_quantized<false>);
+constexpr Kernel kDecodedInference =
+    linear_kernel<pack_quantized>("cpu_decoded_panels", Pass::inference, can_quantized<false>);
+constexpr Kernel kDecodedGated = gated_kernel<pack_both_quantized>("cpu_decoded_panels", can_quantized_gated<false>);
 
 // ---- 8-bit floats. Products are as exact as with the f32 values that the weights decode to.
 
@@ -235,7 +311,7 @@ bool is_e5m2(const TensorType& weight) {
 Verdict can_fp8(const KernelRequest& r) {
   Requirements requirements(r);
   require_fp8(requirements, "weight", r.inputs[kWeight]);
-  return verdict_on_ports(requirements, r, false);
+  return verdict_on_ports(requirements, r, false, nullptr);
 }
 
 Verdict can_fp8_gated(const KernelRequest& r) {
@@ -244,7 +320,7 @@ Verdict can_fp8_gated(const KernelRequest& r) {
   require_fp8(requirements, "up_weight", r.inputs[kUpWeight])
       .require(is_e5m2(r.inputs[kGateWeight]) == is_e5m2(r.inputs[kUpWeight]),
                "takes gate_weight and up_weight in the same kind of 8-bit floats");
-  return verdict_on_ports(requirements, r, true);
+  return verdict_on_ports(requirements, r, true, nullptr);
 }
 
 constexpr Kernel kFp8Forward{"cpu_fp8_panels", Pass::forward, can_fp8, prepare_linear<pack_fp8>, pack_fp8};
@@ -323,7 +399,7 @@ void run_linear_backward(const LinearBackward& plan, const KernelCall& call) {
 
 PlanPtr prepare_linear_backward(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const WeightReader reader(pack_weight_transposed(r, kSavedWeight));
+  const WeightReader reader(pack_weight_transposed(r, kSavedWeight), MatmulInput::f32);
   const LinearBackward plan{
       reader, MatmulPlan(device, reader.types()),
       MatmulPlan(device, {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}),
@@ -338,10 +414,12 @@ constexpr Kernel kBackward{"cpu_packed_panels", Pass::backward, can_linear_backw
 }  // namespace
 
 KernelList linear_kernels() {
-  return {&kForward, &kBackward, &kInference, &kQuantizedForward, &kQuantizedInference, &kFp8Forward, &kFp8Inference};
+  return {&kForward,        &kBackward,         &kInference,  &kQuantizedForward, &kQuantizedInference,
+          &kDecodedForward, &kDecodedInference, &kFp8Forward, &kFp8Inference};
 }
-KernelList linear_add_kernels() { return {&kInference, &kQuantizedInference, &kFp8Inference}; }
-KernelList linear_gated_activation_kernels() { return {&kGated, &kQuantizedGated, &kFp8Gated}; }
+KernelList linear_add_kernels() { return {&kInference, &kQuantizedInference, &kDecodedInference, &kFp8Inference}; }
+KernelList linear_gated_activation_kernels() { return {&kGated, &kQuantizedGated, &kDecodedGated, &kFp8Gated}; }
+KernelList linear_gated_activation_quantize_kernels() { return linear_gated_activation_kernels(); }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

@@ -11,6 +11,7 @@
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/matmul-inl.h"
+#include "eadem/kernels/cpu/linear/round_rows-inl.h"
 #include "eadem/kernels/cpu/support.h"
 
 #ifndef EADEM_KERNELS_CPU_MATMUL_BLOCKS_
@@ -64,6 +65,7 @@ constexpr int64_t packed_floats(Source source) {
   switch (source) {
     case Source::panels:
     case Source::fp8:
+    case Source::decoded:
     case Source::matrix: return kPackedFloats;
     case Source::pairs: return 0;
     case Source::quantized: break;
@@ -274,6 +276,21 @@ void fp8_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulR
                  });
 }
 
+void decoded_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row, int64_t rows,
+                     int64_t p0, int64_t panels, float* packed) {
+  const RowOperand a = x.ordered == nullptr ? rows_from(m, row) : RowOperand{x.ordered + row * m.k_size, m.k_size, 1};
+  const int64_t c_stride = panels * kPanelWidth;
+  for_each_block(m.k_size, kKBlock, panels,
+                 [&](int64_t k0, int64_t k_size, int64_t p, int64_t group, int64_t, int64_t) {
+                   for (int64_t g = 0; g < group; ++g)
+                     x.decode(packed + g * k_size * kPanelWidth, b.quantized, m.k_size / kStep, p0 + p + g, k0 / kStep,
+                              k_size / kStep);
+                   matmul_block(c + p * kPanelWidth, c_stride, k0 > 0,
+                                RowOperand{a.data + k0 * a.k_stride, a.row_stride, a.k_stride},
+                                PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size);
+                 });
+}
+
 // a is read down its columns (row_stride 1). A block of k of either operand is copied, so that its lines are
 // contiguous.
 void matrix_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows&, int64_t row, int64_t rows,
@@ -315,7 +332,7 @@ void quantized_panels_product(float* c, const Matmul& m, const MatmulWeight& b, 
 
 // Bias: the element type of bias; void without one.
 template <typename Bias>
-void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c, const float*,
+void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c, const float*,
                   int64_t c_stride) {
   for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
     float* y = m.y + r * m.outputs + column;
@@ -339,8 +356,8 @@ void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, in
   }
 }
 
-void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
-                       const float*, int64_t c_stride) {
+void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c, const float*,
+                       int64_t c_stride) {
   for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
     float* y = m.y + r * m.outputs + column;
     map(
@@ -349,11 +366,22 @@ void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t colum
 }
 
 template <ActivationKind kKind>
-void finish_gated(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
-                  const float* c_up, int64_t c_stride) {
+void finish_gated(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c, const float* c_up,
+                  int64_t c_stride) {
   for (int64_t r = row; r < row + rows; ++r, c += c_stride, c_up += c_stride)
     map(
         m.y + r * m.outputs + column, n, [](Vec gate, Vec up) { return hn::Mul(activate<kKind>(gate), up); }, c, c_up);
+}
+
+template <ActivationKind kKind>
+void finish_gated_rows(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c,
+                       const float* c_up, int64_t c_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    map(
+        c + r * c_stride, n, [](Vec gate, Vec up) { return hn::Mul(activate<kKind>(gate), up); }, c + r * c_stride,
+        c_up + r * c_stride);
+  round_rows<1>(m.y_rows, {.x = c, .stride = c_stride, .columns = n, .first_row = row, .first_step = column / kStep},
+                row, row + rows);
 }
 
 // ---- The choice of both.
@@ -362,6 +390,7 @@ MatmulPlan::Product product_of(const MatmulTypes& types) {
   switch (types.source) {
     case Source::matrix: return matrix_product;
     case Source::quantized: return quantized_panels_product;
+    case Source::decoded: return decoded_product;
     case Source::fp8: return types.is_e5m2 ? fp8_product<true> : fp8_product<false>;
     case Source::pairs: return pairs_product;
     case Source::panels: break;
@@ -376,6 +405,9 @@ MatmulPlan::Finish finish_of(const MatmulTypes& types) {
     case MatmulTypes::Finish::gated:
       return with_activation(types.activation,
                              [](auto kind) -> MatmulPlan::Finish { return finish_gated<decltype(kind)::value>; });
+    case MatmulTypes::Finish::gated_rows:
+      return with_activation(types.activation,
+                             [](auto kind) -> MatmulPlan::Finish { return finish_gated_rows<decltype(kind)::value>; });
     case MatmulTypes::Finish::store: break;
   }
   if (!types.bias) return finish_store<void>;
@@ -400,13 +432,15 @@ MatmulTypes::Source source_of(PackedPanels::Side side) {
 
 MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
     : source_(types.source),
-      gated_(types.finish == MatmulTypes::Finish::gated),
+      gated_(types.finish == MatmulTypes::Finish::gated || types.finish == MatmulTypes::Finish::gated_rows),
       routines_(EADEM_CPU_DISPATCH(matmul_routines, device.isa())(types)),
       blocks_(blocks_of(types.source)),
       tile_blocks_(blocks_),
-      packed_floats_(packed_floats(types.source)) {
+      packed_floats_(packed_floats(types.source)),
+      has_order_(types.has_order) {
   // Products run on tiles for panels in pairs, and for rows of quantized panels with one scale for each output.
   if (source_ == Source::quantized) quantized_ = quantized_routines(*types.layout, device.isa());
+  if (source_ == Source::decoded) decode_ = decode_steps_of(types.layout->format(), device.isa());
   if (source_ == Source::pairs) blocks_ = tile_blocks_ = kTileBlocks;
   if (source_ == Source::quantized && device.isa() == Isa::amx && types.layout->whole_rows())
     tile_blocks_ = kTileBlocks;
@@ -415,33 +449,65 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
                                              : packed_floats_ + (gated_ ? 2 : 1) * product_floats;
 }
 
-int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size) const {
+int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded) const {
   const int64_t workers = device.pool().num_threads() * worker_floats_ * static_cast<int64_t>(sizeof(float));
   switch (source_) {
-    case Source::quantized: return workers + quantized_rows_bytes(rows, k_size);
-    case Source::pairs: return workers + TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
+    case Source::quantized:
+      return workers + quantized_rows_bytes(rows, k_size) + (is_rounded ? 0 : int8_rows_bytes(rows, k_size));
+    case Source::pairs: return workers + (is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile)));
+    case Source::decoded: return workers + (has_order_ ? rows * k_size * static_cast<int64_t>(sizeof(float)) : 0);
     default: return workers;
   }
 }
 
-// Makes in `memory` the data that all tasks share.
-MatmulRows MatmulPlan::prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+MatmulRows MatmulPlan::quantized_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  const QuantizedWeight& weight = m.b.quantized;
+  const bool is_rounded = m.a_codes.codes != nullptr;
+  void* planes = static_cast<char*>(memory) + quantized_rows_bytes(m.rows, m.k_size);
+  const Int8RowPlanes codes = is_rounded ? m.a_codes : int8_rows_in(planes, m.rows, m.k_size);
   MatmulRows x;
-  if (source_ == Source::quantized) {
-    const QuantizedWeight& weight = m.b.quantized;
-    x.quantized = quantized_rows_in(memory, *weight.layout, m.rows, m.k_size);
-    x.quantized.order = weight.order;
-    x.quantized_product = m.rows == 1 ? quantized_.single_row : quantized_.rows;
-    quantize_rows(device, quantized_.quantize, x.quantized, m.a, m.a_row_stride, m.k_size);
-  } else if (source_ == Source::pairs) {
-    x.rounded = TileRows::in_order(memory, m.rows);
-    device.pool().parallel_ranges(m.rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(m.k_size, 1)),
-                                  [&](int64_t begin, int64_t end) {
-                                    for (int64_t r = begin; r < end; ++r)
-                                      round_to_tiles(x.rounded, r, m.a + r * m.a_row_stride, m.k_size);
-                                  });
-  }
+  x.quantized = quantized_rows_in(memory, *weight.layout, codes, m.k_size);
+  x.quantized_product = m.rows == 1 ? quantized_.single_row : quantized_.rows;
+  const auto round = weight.layout->whole_rows() ? quantized_.x.round_chunks : quantized_.x.round_steps;
+  // The sums alone are an eighth of the work.
+  const int64_t least = rows_per_thread(m.k_size) * (is_rounded ? 8 : 1);
+  device.pool().parallel_ranges(m.rows, least, [&](int64_t begin, int64_t end) {
+    if (!is_rounded) round(codes, {m.a, m.a_row_stride, m.k_size, weight.order}, begin, end);
+    quantized_.x.sum(x.quantized, codes, m.k_size, begin, end);
+  });
   return x;
+}
+
+MatmulRows MatmulPlan::tile_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  MatmulRows x;
+  x.rounded = m.a_tiles;
+  if (x.rounded.data != nullptr) return x;
+  x.rounded = TileRows::in_order(memory, m.rows);
+  device.pool().parallel_ranges(m.rows, rows_per_thread(m.k_size), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) round_to_tiles(x.rounded, r, m.a + r * m.a_row_stride, m.k_size);
+  });
+  return x;
+}
+
+MatmulRows MatmulPlan::ordered_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  MatmulRows x;
+  x.decode = decode_;
+  const int32_t* order = m.b.quantized.order;
+  if (order == nullptr) return x;
+  auto* ordered = static_cast<float*>(memory);
+  device.pool().parallel_ranges(m.rows, rows_per_thread(m.k_size), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t k = 0; k < m.k_size; ++k) ordered[r * m.k_size + k] = m.a[r * m.a_row_stride + order[k]];
+  });
+  x.ordered = ordered;
+  return x;
+}
+
+MatmulRows MatmulPlan::prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+  if (source_ == Source::quantized) return quantized_rows(device, m, memory);
+  if (source_ == Source::pairs) return tile_rows(device, m, memory);
+  if (source_ == Source::decoded) return ordered_rows(device, m, memory);
+  return {};
 }
 
 // Computes rows [row_begin, row_end) of panels [panel_begin, panel_end).

@@ -17,6 +17,7 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
+#include "eadem/kernels/cpu/linear/quantized_decode.h"
 #include "eadem/kernels/cpu/linear/quantized_matmul.h"
 #include "eadem/kernels/elementwise.h"
 
@@ -25,18 +26,21 @@ namespace eadem::kernels::cpu {
 // The properties of a product that decide which routine computes it.
 struct MatmulTypes {
   // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
-  // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is quantized row by row); 8-bit floats, which are
-  // decoded to f32 a block at a time; or panels in pairs, for tiles (then a_k_stride is 1, and a is rounded to bf16).
-  enum class Source : uint8_t { panels, matrix, quantized, fp8, pairs };
+  // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is rounded to Int8Rows); 8-bit floats, which are
+  // decoded to f32 a block at a time; or panels in pairs, for tiles (then a_k_stride is 1, and a is rounded to
+  // Bf16TileRows). Quantized panels can also be decoded as 8-bit floats are, for an a that is not rounded.
+  enum class Source : uint8_t { panels, matrix, quantized, decoded, fp8, pairs };
   Source source = Source::panels;
   DType b_dtype = DType::f32;               // panels
-  const QuantizedLayout* layout = nullptr;  // quantized
+  const QuantizedLayout* layout = nullptr;  // quantized and decoded
+  bool has_order = false;                   // likewise: the weight's columns have an order of their own
   bool is_e5m2 = false;                     // fp8; else e4m3
 
   enum class Finish : uint8_t {
     store,       // y = product + bias + residual, in this order
     accumulate,  // y += product
     gated,       // y = f(product) * product_up
+    gated_rows,  // likewise, rounded to Int8Rows with a scale for each step
   };
   Finish finish = Finish::store;
   std::optional<DType> bias;  // store: its dtype; nothing: there is none
@@ -67,11 +71,15 @@ struct Matmul {
   const float* a = nullptr;
   int64_t a_row_stride = 0;
   int64_t a_k_stride = 1;
+  // For quantized panels and for pairs: a as it was rounded once for several products. Then the pointer `a` is null.
+  Int8RowPlanes a_codes;
+  TileRows a_tiles{};
 
   MatmulWeight b;
   MatmulWeight b_up;  // Finish::gated: the second factor, of the same types
 
   float* y = nullptr;               // [rows, outputs], contiguous; may be `residual`
+  Int8RowPlanes y_rows;             // Finish::gated_rows: instead of y. `outputs` are whole steps
   const void* bias = nullptr;       // [outputs] of MatmulTypes::bias
   const float* residual = nullptr;  // [rows, outputs], contiguous; null: none
 };
@@ -79,26 +87,29 @@ struct Matmul {
 // A weight packed by PackedPanels for `side`: how products read it.
 MatmulTypes::Source source_of(PackedPanels::Side side);
 
-// The operand a in the layout that the source of b needs; made by each product.
+// The operand a in the layout that the source of b needs.
 struct MatmulRows {
   QuantizedRows quantized;
   QuantizedProduct quantized_product = nullptr;
   TileRows rounded;
+  DecodeSteps decode = nullptr;
+  const float* ordered = nullptr;  // decoded: a in the order of the weight's columns, contiguous
 };
 
 class MatmulPlan {
  public:
   MatmulPlan(const CpuDevice& device, const MatmulTypes& types);
 
-  // Bytes of scratch for products of up to `rows` rows of `k_size` values.
-  int64_t scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size) const;
+  // Bytes of scratch for products of up to `rows` rows of `k_size` values; less if a always arrives rounded.
+  int64_t scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded = false) const;
   void run(CpuDevice& device, const Matmul& product, void* scratch) const;
 
   // c [rows, panels * 16] = a b for rows [row, row + rows) and panels [panel, panel + panels).
   using Product = void (*)(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row,
                            int64_t rows, int64_t panel, int64_t panels, float* scratch);
-  // Writes columns [column, column + n) of `rows` rows of y from their products, whose rows are c_stride apart.
-  using Finish = void (*)(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, const float* c,
+  // Writes columns [column, column + n) of `rows` rows of y from their products, whose rows are c_stride apart and
+  // which it may change.
+  using Finish = void (*)(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c,
                           const float* c_up, int64_t c_stride);
   struct Routines {
     Product product;
@@ -111,6 +122,10 @@ class MatmulPlan {
   };
 
  private:
+  // The rows of m that all tasks read. What must be made of them is written to `memory`.
+  MatmulRows quantized_rows(CpuDevice& device, const Matmul& m, void* memory) const;
+  MatmulRows tile_rows(CpuDevice& device, const Matmul& m, void* memory) const;
+  MatmulRows ordered_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   MatmulRows prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   void run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin, int64_t row_end,
                 int64_t panel_begin, int64_t panel_end, float* scratch) const;
@@ -120,7 +135,9 @@ class MatmulPlan {
   Routines routines_;
   Blocks blocks_, tile_blocks_;  // tile_blocks_: of products on tiles
   int64_t packed_floats_, worker_floats_;
+  bool has_order_;
   QuantizedRoutines quantized_{};
+  DecodeSteps decode_ = nullptr;
 };
 
 }  // namespace eadem::kernels::cpu

@@ -16,6 +16,7 @@
 
 #include "eadem/core/encoding.h"
 #include "eadem/core/machine/isa.h"
+#include "eadem/core/machine/matmul_input.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem::kernels::cpu {
@@ -30,9 +31,11 @@ class PackedPanels final : public Encoding {
   // Returns the encoding of weights of `dtype` (f32, bf16 or f16; in pairs bf16), or null for any other dtype.
   static const PackedPanels* of(DType dtype, Side side);
 
-  // Returns the packing that forward products on `isa` read for a plain weight of `dtype`: pairs on AMX.
-  static const PackedPanels* of_forward(DType dtype, Isa isa) {
-    return of(dtype, dtype == DType::bf16 && isa == Isa::amx ? Side::pairs : Side::normal);
+  // Returns the packing that forward products on `isa` read for a plain weight of `dtype`, if they may round their
+  // activations to `x`: pairs on AMX, which multiplies bf16.
+  static const PackedPanels* of_forward(DType dtype, Isa isa, MatmulInput x) {
+    const bool in_pairs = dtype == DType::bf16 && isa == Isa::amx && may_round_to(MatmulInput::bf16, x);
+    return of(dtype, in_pairs ? Side::pairs : Side::normal);
   }
 
   std::string_view name() const override { return name_; }

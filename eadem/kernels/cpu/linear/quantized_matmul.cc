@@ -239,12 +239,12 @@ QuantizedProduct block_product(const QuantizedFormat& format, Isa isa) {
 }
 
 QuantizedRoutines quantized_routines(const QuantizedLayout& layout, Isa isa) {
-  const QuantizeRows quantize = quantize_rows_on(isa);
+  const RowRoutines rows = row_routines(isa);
   if (layout.whole_rows()) {
     const QuantizedProduct product = row_scale_product(layout, isa);
-    return {quantize, product, product};
+    return {rows, product, product};
   }
-  return {quantize, single_row_product(layout.format(), isa), block_product(layout.format(), isa)};
+  return {rows, single_row_product(layout.format(), isa), block_product(layout.format(), isa)};
 }
 
 }  // namespace eadem::kernels::cpu

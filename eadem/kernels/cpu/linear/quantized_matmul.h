@@ -2,7 +2,7 @@
 //
 // Products with weights in QuantizedPanels. matmul.h drives them.
 //
-// A row of x is quantized by itself: 8-bit codes with an f32 scale per step of 32 values (QuantizedRows). Then
+// A row of x is rounded by itself: 8-bit codes with an f32 scale per step of 32 values (Int8Rows). Then
 //
 //   c[r, n] = sum over the steps s in order:  acc = fma(x_scale[r, s], f, acc),
 //   f = sum over the groups g of s:  float(dot of the group's codes, exact in i32) * w_scale[g, n],
@@ -48,7 +48,7 @@ using QuantizedProduct = void (*)(float* c, const QuantizedRows& x, const Quanti
 
 // The routines for weights of one layout on one instruction set. A single row has a product of its own.
 struct QuantizedRoutines {
-  QuantizeRows quantize;
+  RowRoutines x;
   QuantizedProduct single_row;
   QuantizedProduct rows;
 };

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of x as 8-bit codes with f32 scales: the operand of products with quantized weights (quantized_matmul.h).
+// Rounds activations to Int8Rows, and makes of them the operand of products with one quantized weight
+// (quantized_matmul.h).
 #pragma once
 
 #include "eadem/core/device/cpu_device.h"
-#include "eadem/kernels/cpu/linear/quantized_panels.h"
+#include "eadem/kernels/cpu/linear/int8_rows.h"
 
 namespace eadem::kernels::cpu {
 
-// Quantized rows, stored in the order in which products read them: chunks of kChunkSteps steps, and in each chunk all
-// rows.
+// Rows of x as products with weights of one layout read them, in chunks of kChunkSteps steps, in each chunk all rows.
 struct QuantizedRows {
   int64_t rows;
   const QuantizedLayout* layout;
-  const int32_t* order;  // the order of the weight's columns, or null; set by the caller
-  int8_t* codes;         // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
-  float* scales;         // [chunks, rows, kChunkSteps]
+  const int8_t* codes;  // [chunks, rows, kChunkSteps, kStep]: x ~ scale * code
+  const float* scales;  // [chunks, rows, kChunkSteps]
+  // What follows depends on the layout and is exact: sums of codes as that layout's products need them.
   // [chunks, rows, kChunkSteps, dots()]: the start value of a dot product with weight bytes that are zero() above their
   // level.
   int32_t* starts;
@@ -33,18 +33,34 @@ struct QuantizedRows {
   int64_t step(int64_t r, int64_t s) const { return (s / kChunkSteps * rows + r) * kChunkSteps + s % kChunkSteps; }
 };
 
-// The bytes that `rows` quantized rows take for products with any layout, and the rows laid out in such memory (64-byte
-// aligned) for `layout`.
+// The bytes of what a product with any layout adds to `rows` rows, and the operand with that in such memory (64-byte
+// aligned).
 int64_t quantized_rows_bytes(int64_t rows, int64_t k_size);
-QuantizedRows quantized_rows_in(void* base, const QuantizedLayout& layout, int64_t rows, int64_t k_size);
+QuantizedRows quantized_rows_in(void* memory, const QuantizedLayout& layout, const Int8RowPlanes& x, int64_t k_size);
 
-// Quantizes rows [begin, end) of x [q.rows, k_size].
-using QuantizeRows = void (*)(const QuantizedRows& q, const float* x, int64_t x_stride, int64_t k_size, int64_t begin,
-                              int64_t end);
-QuantizeRows quantize_rows_on(Isa isa);
+// The rows that are rounded: row r of the result begins at x + (r - first_row) * stride. With `order`, column i of the
+// result is column order[i] of x.
+struct RoundedSource {
+  const float* x;
+  int64_t stride;
+  int64_t columns;
+  const int32_t* order = nullptr;
+  // A block of the rows and columns of the result. Columns are whole steps.
+  int64_t first_row = 0, first_step = 0;
+};
 
-// Quantizes x [q.rows, k_size] with the device's threads.
-void quantize_rows(CpuDevice& device, QuantizeRows quantize, const QuantizedRows& q, const float* x, int64_t x_stride,
-                   int64_t k_size);
+struct RowRoutines {
+  // Rounds rows [begin, end) with a scale for each step, or for each chunk.
+  void (*round_steps)(const Int8RowPlanes& q, const RoundedSource& source, int64_t begin, int64_t end);
+  void (*round_chunks)(const Int8RowPlanes& q, const RoundedSource& source, int64_t begin, int64_t end);
+  // Makes starts, sums and pairs of rows [begin, end).
+  void (*sum)(const QuantizedRows& q, const Int8RowPlanes& x, int64_t k_size, int64_t begin, int64_t end);
+};
+RowRoutines row_routines(Isa isa);
+
+// Rows of `columns` values that one thread prepares: a few microseconds of work do not justify waking another.
+constexpr int64_t rows_per_thread(int64_t columns) {
+  return columns >= 16384 ? 1 : 16384 / (columns > 0 ? columns : 1);
+}
 
 }  // namespace eadem::kernels::cpu

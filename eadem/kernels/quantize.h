@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// y = x in the encoding `to`: rows of activations, rounded once for all products that multiply them so.
+//
+//   inputs   x [tokens, columns] f32
+//   outputs  y [tokens, columns], encoded
+//
+// The encoding defines the rounding (Encoding::encode); every kernel has its bits. A row does not depend on others.
+#pragma once
+
+#include "eadem/core/encoding.h"
+
+namespace eadem::kernels {
+
+struct QuantizeAttrs {
+  const Encoding* to = nullptr;
+};
+
+}  // namespace eadem::kernels
