@@ -56,6 +56,21 @@ class Run(ProgramTest):
         as_text, parsed = (json.loads(self.done(*run, *option).out)["prompt_tokens"] for option in ([], ["--parse-special"]))
         self.assertLess(parsed, as_text)
 
+    def test_biases(self):
+        def tokens(*options):
+            return json.loads(self.done("run", "-p", "Once upon a time", "-n", "6", "--temperature", "0", "--json",
+                                        *options).out)["token_ids"]
+
+        plain = tokens()
+        for bias in ["514=100", "514+100"]:
+            self.assertEqual(tokens("--logit-bias", bias), [514] * 6)
+        self.assertNotIn(plain[0], tokens("--logit-bias", f"{plain[0]}-100"))
+        self.assertEqual(tokens("--logit-bias", "514=100", "--logit-bias", "514=0"), plain)
+        # The end of the text is as likely as can be, and comes when it may.
+        ends = ["--logit-bias", "1=100"]
+        self.assertEqual(len(tokens(*ends, "--min-tokens", "3")), len(tokens(*ends)) + 3)
+        self.refused(1, "min_tokens is 9", "run", "-p", "Once", "-n", "4", "--min-tokens", "9")
+
     def test_stop_text(self):
         result = json.loads(self.done("run", "-p", "Once upon a time", "--temperature", "0", "--stop", " there",
                                       "--json").out)

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/cli/options/sampling_options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <charconv>
+#include <limits>
+#include <map>
 #include <random>
 
 #include "eadem/core/error.h"
+#include "eadem/io/text.h"
 
 namespace eadem::cli {
 
@@ -16,6 +22,24 @@ std::string with_option_names(std::string message) {
   const size_t end = std::min(message.find(' '), message.size());
   std::replace(message.begin(), message.begin() + static_cast<ptrdiff_t>(end), '_', '-');
   return "--" + message;
+}
+
+// Adds the bias that "15043=-2.5", "15043-2.5" or "15043+1" states. A later one of a token replaces an earlier one.
+void add_bias(std::map<int64_t, double>& biases, const std::string& text) {
+  const char *const begin = text.data(), *const end = begin + text.size();
+  int64_t token = 0;
+  double bias = 0;
+  const auto [sign, bad_token] = std::from_chars(begin, end, token);
+  bool good = bad_token == std::errc() && sign != end && (*sign == '=' || *sign == '+' || *sign == '-');
+  if (good) {
+    const char* const number = *sign == '-' ? sign : sign + 1;  // from_chars takes no plus
+    const auto [rest, bad_bias] = std::from_chars(number, end, bias);
+    good = bad_bias == std::errc() && rest == end;
+  }
+  if (!good)
+    throw UsageError(fmt::format(
+        "--logit-bias is {}; expected a token's id and a number: 15043=-2.5, 15043-2.5 or 15043+1", io::quote(text)));
+  biases[token] = bias;
 }
 
 }  // namespace
@@ -33,6 +57,9 @@ void SamplingOptions::add(Arguments& arguments, const std::string& usual_max_tok
                    "subtract this from the logits of tokens that the text has; 0 is off");
   arguments.option("--frequency-penalty", "X", frequency_penalty,
                    "likewise, times how often the text has the token; 0 is off");
+  arguments.list("--logit-bias", "ID=X", logit_bias,
+                 "add X to the logit of the token with this id; may be repeated. ID+X and ID-X, too");
+  arguments.option("--min-tokens", "N", min_tokens, "tokens to draw before the text may end");
   arguments.option("--seed", "N", seed, "the same seed gives the same text (default: a fresh one, printed)");
   arguments.list("--stop", "TEXT", stop, "end before this text; may be repeated");
   arguments.flag("--ignore-eos", ignore_eos, "go on after the end-of-text token");
@@ -47,6 +74,8 @@ engine::SamplingParams SamplingOptions::over(engine::SamplingParams params, int6
   if (presence_penalty) params.presence_penalty = *presence_penalty;
   if (frequency_penalty) params.frequency_penalty = *frequency_penalty;
   if (max_tokens) params.max_tokens = *max_tokens == -1 ? context : *max_tokens;
+  if (min_tokens) params.min_tokens = *min_tokens;
+  for (const std::string& text : logit_bias) add_bias(params.logit_bias, text);
   if (seed) params.seed = seed;
   params.stop.insert(params.stop.end(), stop.begin(), stop.end());
   params.ignore_eos = ignore_eos;
@@ -56,7 +85,8 @@ engine::SamplingParams SamplingOptions::over(engine::SamplingParams params, int6
 
 void SamplingOptions::check() const {
   try {
-    over({}, 1);
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    over({.max_tokens = kMost}, kMost);
   } catch (const InvalidArgument& error) {
     throw UsageError(with_option_names(error.what()));
   }
