@@ -222,7 +222,7 @@ TEST(Checkpoints, ProgressEndsAtTheWhole) {
 Tensor random_matrix(int64_t rows, int64_t columns, int threads, std::vector<int64_t>* progress = nullptr) {
   pipeline::ParameterStore store(open_device("cpu", {.num_threads = threads}));
   store.declare("a.weight", TensorType(DType::f32, {rows, columns}));
-  store.form("a.weight", nullptr);
+  store.layout("a.weight", nullptr);
   load_random(store, 7, 0.5, [&](int64_t done, int64_t total) {
     if (progress != nullptr) *progress = {done, total};
   });
@@ -235,12 +235,12 @@ std::map<std::string, Tensor> random_values(const std::vector<std::string>& matr
   std::map<std::string, Tensor> values;
   for (const std::string& name : matrices) {
     store.declare(name, TensorType(DType::f32, {33, 31}));
-    store.form(name, nullptr);
+    store.layout(name, nullptr);
   }
   store.declare("norm.weight", TensorType(DType::f32, {5}));
-  store.form("norm.weight", nullptr);
+  store.layout("norm.weight", nullptr);
   store.declare("proj.bias", TensorType(DType::f32, {5}));
-  store.form("proj.bias", nullptr);
+  store.layout("proj.bias", nullptr);
   load_random(store, seed, 0.5);
   for (const std::string& name : store.names()) values[name] = store.to_host(name);
   return values;

@@ -38,7 +38,7 @@ TEST_P(PackageFile, GivesTheWeightsThatThePackageReads) {
   for (const BlockEncoding* declared : {GetParam(), static_cast<const BlockEncoding*>(nullptr)}) {
     pipeline::ParameterStore store(open_device("cpu", {.num_threads = 2}));
     store.declare("w", TensorType(DType::f32, {4, 512}, declared));
-    store.form("w", nullptr);
+    store.layout("w", nullptr);
     store.load("w", stored.view, file->path());
     const Tensor actual = store.to_host("w");
     ASSERT_EQ(actual.view.size_bytes(), expected.view.size_bytes());
