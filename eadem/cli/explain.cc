@@ -18,7 +18,6 @@ namespace {
 using io::JsonValue;
 using pipeline::Program;
 
-constexpr int64_t kUsualTokens = 512;
 // The engine refuses more tokens in a step, sequences in a batch, or tokens in a context.
 constexpr int64_t kMostTokens = int64_t{1} << 24;
 
@@ -270,7 +269,8 @@ JsonValue program_json(const Program& program, const std::vector<StepText>& step
   return json.set("memory_plan", std::move(memory));
 }
 
-std::string program_text(const char* name, const Program& program, const std::vector<StepText>& steps, bool all) {
+std::string program_text(const std::string& name, const Program& program, const std::vector<StepText>& steps,
+                         bool all) {
   double flops = 0, bytes = 0, seconds = 0;
   int missing = 0;
   for (const StepText& step : steps) {
@@ -318,7 +318,7 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
   arguments.flag("--decode", options.decode, "only steps that draw one token per sequence");
   arguments.flag("--prefill", options.prefill, "only steps that read prompts");
   arguments.option("--tokens", "N", options.tokens,
-                   "tokens of a prefill step (default: 512, or as many as the KV cache holds)");
+                   "tokens of a prefill step (default: 512 on a CPU, else 2048, or as many as the KV cache holds)");
   arguments.option("--batch", "N", options.batch, "sequences (default: 1)");
   arguments.option("--context", "N", options.context, "tokens that the KV cache holds (default: the model's context)");
   arguments.flag("--all", options.all, "every layer, also when layers are the same");
@@ -344,7 +344,8 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
 }
 
 // Returns the options of the engine to describe. Refuses sizes that the model's context or the cache cannot hold.
-engine::EngineOptions engine_options_of(const ExplainOptions& options, const models::ModelInfo& info) {
+engine::EngineOptions engine_options_of(const ExplainOptions& options, const models::ModelInfo& info,
+                                        const Device& device) {
   const int64_t context = options.context.value_or(info.max_positions);
   if (context > info.max_positions)
     throw InvalidArgument("--context is {}; the model's context is {} tokens", context, info.max_positions);
@@ -353,7 +354,7 @@ engine::EngineOptions engine_options_of(const ExplainOptions& options, const mod
     throw InvalidArgument("--tokens is {}; the KV cache holds {}: --batch {} sequences of {}", *options.tokens, cached,
                           options.batch, context);
   engine::EngineOptions result = options.model.engine_options();
-  result.max_step_tokens = options.tokens.value_or(std::min(kUsualTokens, cached));
+  result.max_step_tokens = options.tokens.value_or(std::min(engine::default_step_tokens(device), cached));
   result.cache = engine::PagedKVCacheConfig{.max_batch_size = options.batch, .max_cache_len = context};
   return result;
 }
@@ -386,7 +387,7 @@ int explain(CommandLine command_line) {
   const modules::ModelSpec spec = models::spec_of(checkpoint);
   const int64_t layers = checkpoint.model->info().layers;
   const std::shared_ptr<Device> device = options.model.open();
-  const engine::EngineOptions engine_options = engine_options_of(options, checkpoint.model->info());
+  const engine::EngineOptions engine_options = engine_options_of(options, checkpoint.model->info(), *device);
   const auto resolve = [&](HardwareMode mode) {
     return modules::AutoHardwareConfig::from_model_spec(spec, *device, mode, engine_options.hardware, "command line");
   };
@@ -416,16 +417,21 @@ int explain(CommandLine command_line) {
     print(bold("hardware configuration\n") + config_text(places));
     print(bold("factories\n") + factories_text(built.decisions, options.all));
   }
-  for (const bool is_decode : {true, false}) {
-    if (options.decode != options.prefill && is_decode != options.decode) continue;
-    const std::unique_ptr<Program> program =
-        engine::InferEngine::compile_for_explain(*checkpoint.model, device, engine_options, spec, is_decode);
-    const std::vector<StepText> steps = steps_of(*program, device->rates());
-    const char* name = is_decode ? "decode" : "prefill";
+  engine::ProgramSet programs =
+      engine::InferEngine::compile_for_explain(*checkpoint.model, device, engine_options, spec);
+  const engine::StepProgram* filled_up = programs.filled_up_program_for(options.batch);
+  for (const engine::StepProgram* each : {filled_up, &programs.decode(), &programs.prefill()}) {
+    const bool is_decode = each != &programs.prefill();
+    if (each == nullptr || (options.decode != options.prefill && is_decode != options.decode)) continue;
+    const Program& program = *each->program;
+    const std::vector<StepText> steps = steps_of(program, device->rates());
+    const std::string name = !is_decode          ? "prefill"
+                             : each != filled_up ? "decode"
+                                                 : fmt::format("decode of {}", each->layout.bounds()[Symbol::tokens]);
     if (options.json)
-      output.set(name, program_json(*program, steps));
+      output.set(name, program_json(program, steps));
     else
-      print(program_text(name, *program, steps, options.all));
+      print(program_text(name, program, steps, options.all));
   }
   if (options.json) print(to_json(output) + "\n");
   return kOk;

@@ -13,6 +13,7 @@
 #include "eadem/engine/llm.h"
 #include "eadem/engine/text/chat_prompt.h"
 #include "eadem/io/json.h"
+#include "eadem/models/config/model_config.h"
 
 namespace eadem::cli {
 
@@ -118,6 +119,11 @@ JsonValue describe(const models::Checkpoint& checkpoint, const Device& device,
   json.set("vocab", info.vocab).set("hidden", info.hidden).set("ffn", spec.ffn).set("layers", info.layers);
   json.set("heads", info.heads).set("kv_heads", info.kv_heads).set("head_dim", info.head_dim);
   json.set("context", info.max_positions);
+  if (const models::ModelConfig* config = checkpoint.model->config(); config != nullptr && config->num_experts > 0)
+    json.set("experts", JsonValue::object()
+                            .set("count", config->num_experts)
+                            .set("per_token", config->num_experts_per_tok)
+                            .set("ffn", config->moe_intermediate_size));
 
   int64_t file_bytes = 0;
   if (checkpoint.weights != nullptr) {
@@ -188,6 +194,10 @@ void print_text(const JsonValue& json, bool with_tensors) {
   row("shape", fmt::format("{} layers, hidden {}, ffn {}, {} heads of {} ({} for keys and values), vocabulary {}",
                            integer("layers"), integer("hidden"), integer("ffn"), integer("heads"), integer("head_dim"),
                            integer("kv_heads"), integer("vocab")));
+  if (const JsonValue* experts = json.find("experts")) {
+    const auto of = [&](const char* key) { return experts->find(key)->as_integer(); };
+    row("experts", fmt::format("{} in a layer, {} for each token, ffn {}", of("count"), of("per_token"), of("ffn")));
+  }
   row("context", fmt::format("{} tokens", integer("context")));
   if (const JsonValue* types = json.find("types")) {
     std::string text;

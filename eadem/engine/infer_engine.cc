@@ -27,6 +27,11 @@ CachePlanRequest request_of(const models::Model& model, const Device& device,
           .max_step_tokens = options.max_step_tokens};
 }
 
+EngineOptions with_defaults(EngineOptions options, const Device& device) {
+  if (options.max_step_tokens == 0) options.max_step_tokens = default_step_tokens(device);
+  return options;
+}
+
 // The upper bounds of a step of the decode or the prefill program.
 SymbolValues program_bounds(const EngineOptions& options, const CachePlan& plan, int64_t vocab, bool decode) {
   const int64_t step_tokens = std::max(options.max_step_tokens, plan.max_batch);
@@ -50,7 +55,33 @@ std::vector<std::string> all_disabled(const EngineOptions& options, const module
   return result;
 }
 
+// `model` and `decisions`, which receives those of the factories unless it is null, must outlive what is made of the
+// result.
+ProgramSet::Options set_options(const models::Model& model, const std::shared_ptr<Device>& device,
+                                const EngineOptions& options, const modules::AutoHardwareConfig& hardware,
+                                const CachePlan& plan, std::vector<Decision>* decisions,
+                                std::function<void(Program&)> bind_states = {}) {
+  pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
+  environment.disabled_fusions = all_disabled(options, hardware);
+  environment.op_by_op = options.op_by_op;
+  const int64_t vocab = model.info().vocab;
+  return {.make_graph =
+              [&model, device, hardware, cache = plan.spec, decisions] {
+                models::BuiltGraph built = models::build_inference_graph(
+                    model, {.device = device.get(), .hardware = &hardware, .cache = cache});
+                if (decisions != nullptr) *decisions = std::move(built.decisions);
+                return std::move(built.graph);
+              },
+          .environment = std::move(environment),
+          .prefill_bounds = program_bounds(options, plan, vocab, false),
+          .decode_bounds = program_bounds(options, plan, vocab, true),
+          .cache = plan.spec,
+          .bind_states = std::move(bind_states)};
+}
+
 }  // namespace
+
+int64_t default_step_tokens(const Device& device) { return device.host_accessible() ? 512 : 2048; }
 
 StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware) {
   return StateBytes::of(models::states_of(model, device, hardware));
@@ -58,7 +89,8 @@ StateBytes state_bytes(const models::Model& model, const Device& device, const m
 
 CachePlanRequest cache_request(const models::Checkpoint& checkpoint, const Device& device,
                                const EngineOptions& options) {
-  return request_of(*checkpoint.model, device, resolve(models::spec_of(checkpoint), device, options), options);
+  return request_of(*checkpoint.model, device, resolve(models::spec_of(checkpoint), device, options),
+                    with_defaults(options, device));
 }
 
 int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options) {
@@ -69,11 +101,11 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
                          const EngineOptions& options, const modules::ModelSpec& spec)
     : model_(std::move(model)),
       device_(std::move(device)),
-      options_(options),
+      options_(with_defaults(options, *device_)),
       hardware_(resolve(spec, *device_, options)) {
   if (options.dist.tp_size() != 1)
     throw Unsupported("tensor parallelism over {} ranks; this engine runs one rank", options.dist.tp_size());
-  require_count("max_step_tokens", options.max_step_tokens, 1);
+  require_count("max_step_tokens", options_.max_step_tokens, 1);
   require_count("max_logit_rows", options.max_logit_rows, 0);
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_);
   plan_ = plan_cache(request_of(*model_, *device_, hardware_, options_));
@@ -97,18 +129,28 @@ std::unique_ptr<InferEngine> InferEngine::from_checkpoint(const models::Checkpoi
 void InferEngine::compile() {
   const models::ModelInfo& info = model_->info();
   const SymbolValues most = program_bounds(options_, plan_, info.vocab, false);
-  prefill_ = compile_bucket(most);
-  decode_ = compile_bucket(program_bounds(options_, plan_, info.vocab, true));
-  const int64_t step_bytes = std::max(prefill_->layout.size_bytes(), decode_->layout.size_bytes());
-  descriptor_ = std::make_unique<StepDescriptor>(device_, step_bytes, cache_spec(), info.vocab);
-  for (Compiled* compiled : {prefill_.get(), decode_.get()})
-    compiled->layout.bind(*compiled->program, descriptor_->device_data());
+  programs_ =
+      std::make_unique<ProgramSet>(set_options(*model_, device_, options_, hardware_, plan_, &factory_decisions_,
+                                               [this](Program& program) { bind_caches(program); }),
+                                   parameters_);
+  for (const auto& compiled : programs_->programs()) compiled->program->require_complete();
+  collect_sequence_states(models::states_of(*model_, *device_, hardware_));
+  descriptor_ = std::make_unique<StepDescriptor>(device_, programs_->step_bytes(), cache_spec(), info.vocab);
+  const int64_t most_rows = most[Symbol::logit_rows];
+  sampled_ = device_->allocate(most_rows * static_cast<int64_t>(sizeof(int32_t)));
+  programs_->bind(descriptor_->device_data(), sampled_.data());
   name_values();
 
+  num_submitted_ = num_collected_ = 0;
+  for (InFlight& step : steps_) {
+    step.done = device_->make_event();
+    step.host = device_->allocate_on_host(most_rows * static_cast<int64_t>(sizeof(int32_t) + sizeof(float)));
+    step.unseen.reserve(static_cast<size_t>(max_batch_size()));
+  }
   const auto reserve = [](auto& list, int64_t size) { list.reserve(static_cast<size_t>(size)); };
   reserve(sequences_, max_batch_size());
-  reserve(output_.output_ids, most[Symbol::logit_rows]);
-  reserve(output_.logprobs, most[Symbol::logit_rows]);
+  reserve(output_.output_ids, most_rows);
+  reserve(output_.logprobs, most_rows);
   contents_ = CacheContents(cache_spec().num_blocks, cache_spec().block_size);
   window_contents_.clear();
   for (const modules::WindowGroup& group : cache_spec().windows)
@@ -125,41 +167,13 @@ void InferEngine::name_values() {
   hooks_.set_names(std::move(names));
 }
 
-std::unique_ptr<Program> InferEngine::compile_for_explain(const models::Model& model, std::shared_ptr<Device> device,
-                                                          const EngineOptions& options, const modules::ModelSpec& spec,
-                                                          bool decode) {
+ProgramSet InferEngine::compile_for_explain(const models::Model& model, const std::shared_ptr<Device>& device,
+                                            const EngineOptions& given, const modules::ModelSpec& spec) {
+  const EngineOptions options = with_defaults(given, *device);
   const modules::AutoHardwareConfig hardware = resolve(spec, *device, options);
   const CachePlan plan = plan_cache(request_of(model, *device, hardware, options));
-  models::BuiltGraph built =
-      models::build_inference_graph(model, {.device = device.get(), .hardware = &hardware, .cache = plan.spec});
-  pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
-  environment.bounds = program_bounds(options, plan, model.info().vocab, decode);
-  environment.disabled_fusions = all_disabled(options, hardware);
-  environment.op_by_op = options.op_by_op;
-  return std::make_unique<Program>(std::move(built.graph), environment,
-                                   std::make_shared<pipeline::ParameterStore>(device));
-}
-
-std::unique_ptr<InferEngine::Compiled> InferEngine::compile_bucket(const SymbolValues& bounds) {
-  models::BuiltGraph built =
-      models::build_inference_graph(*model_, {.device = device_.get(), .hardware = &hardware_, .cache = cache_spec()});
-  factory_decisions_ = std::move(built.decisions);
-  pipeline::Environment environment{.device = device_, .mode = pipeline::Mode::inference};
-  environment.bounds = bounds;
-  environment.disabled_fusions = all_disabled(options_, hardware_);
-  environment.op_by_op = options_.op_by_op;
-  auto compiled = std::make_unique<Compiled>();
-  compiled->program = std::make_unique<Program>(std::move(built.graph), environment, parameters_);
-  Program& program = *compiled->program;
-  program.require_complete();
-  bind_caches(program);
-  collect_sequence_states(built.states);
-  compiled->layout = StepLayout(program, cache_spec());
-  compiled->hidden = program.output("hidden");
-  compiled->logits = program.output("logits");
-  compiled->token = program.output("token");
-  compiled->logprob = program.output("logprob");
-  return compiled;
+  return ProgramSet(set_options(model, device, options, hardware, plan, nullptr),
+                    std::make_shared<pipeline::ParameterStore>(device));
 }
 
 void InferEngine::bind_caches(Program& program) {
@@ -186,8 +200,8 @@ void InferEngine::collect_sequence_states(std::span<const modules::StateSpec> st
 
 int64_t InferEngine::cache_bytes() const {
   int64_t total = 0;
-  for (const auto& [name, id] : prefill_->program->states())
-    total += prefill_->program->graph().value(id).type.size_bytes({});
+  for (const auto& [name, id] : prefill_program().states())
+    total += prefill_program().graph().value(id).type.size_bytes({});
   return total;
 }
 
@@ -214,12 +228,13 @@ std::vector<std::pair<std::string, Tensor>> InferEngine::state_dict() const {
 }
 
 void InferEngine::require_cache() const {
-  if (decode_ == nullptr)
+  if (programs_ == nullptr)
     throw InvalidArgument("the engine has no cache since reset_cache failed; call it with a smaller one");
 }
 
 void InferEngine::reset_cache() {
   require_cache();
+  num_submitted_ = num_collected_ = 0;
   contents_.clear();
   for (WindowContents& contents : window_contents_) contents.clear();
   sequence_states_.reset_all();
@@ -233,8 +248,8 @@ void InferEngine::reset_cache(const CacheConfig& config) {
   const CachePlan plan = plan_cache(request_of(*model_, *device_, hardware_, options));
   options_.cache = config;
   last_ = nullptr;
-  prefill_.reset();
-  decode_.reset();
+  num_submitted_ = num_collected_ = 0;
+  programs_.reset();
   caches_.clear();
   plan_ = plan;
   compile();
@@ -242,12 +257,12 @@ void InferEngine::reset_cache(const CacheConfig& config) {
 
 Tensor InferEngine::logits() const {
   if (last_ == nullptr) throw InvalidArgument("no step has run yet: there are no logits");
-  return copy_to_host(*device_, last_->program->view(last_->logits));
+  return copy_to_host(*device_, last_->program->view(last_->logits).rows(0, last_rows_));
 }
 
 Tensor InferEngine::hidden_states() const {
   if (last_ == nullptr) throw InvalidArgument("no step has run yet: there are no hidden states");
-  return copy_to_host(*device_, last_->program->view(last_->hidden));
+  return copy_to_host(*device_, last_->program->view(last_->hidden).rows(0, last_tokens_));
 }
 
 }  // namespace eadem::engine

@@ -6,6 +6,7 @@
 // One thread at a time may use an engine.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,8 +19,8 @@
 #include "eadem/engine/cache/window_contents.h"
 #include "eadem/engine/cache/window_rings.h"
 #include "eadem/engine/hook_registry.h"
+#include "eadem/engine/program_set.h"
 #include "eadem/engine/scheduler.h"
-#include "eadem/engine/step_descriptor.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
 
@@ -35,13 +36,16 @@ struct EngineOptions {
   CacheConfig cache = StaticKVCacheConfig{};
   DistConfig dist;
   HardwareMode mode = HardwareMode::performance;
-  HardwareOverrides hardware;     // explicit arguments
-  int64_t max_step_tokens = 512;  // most new tokens of one step; longer prompts take several
-  int64_t max_logit_rows = 0;     // most rows of logits of one step; 0: one per sequence
+  HardwareOverrides hardware;   // explicit arguments
+  int64_t max_step_tokens = 0;  // most new tokens of one step; longer prompts take several; 0: default_step_tokens
+  int64_t max_logit_rows = 0;   // most rows of logits of one step; 0: one per sequence
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
 };
+
+// As many new tokens of a step as a device computes at its best speed: 512 on a CPU, 2048 on others.
+int64_t default_step_tokens(const Device& device);
 
 // Bytes of what the layers of a model keep of a sequence.
 StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware);
@@ -109,6 +113,14 @@ class InferEngine {
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
   // Runs a step that a scheduler planned for this engine; the rest as above.
   const Output& forward(std::span<const StepSequence> plan, const std::atomic<bool>* cancel = nullptr);
+  // The halves of a step: `submit` checks it and gives it to the device, `collect` returns the result of the oldest
+  // step that was not collected. A step may be submitted before the step before it was collected; its sequences may
+  // then name rows of that step for their tokens (StepSequence::row), whose tokens the host has not seen. Throw as
+  // forward() does; submit throws InvalidArgument when kMostSubmitted steps wait already, and forward() when any does.
+  static constexpr int kMostSubmitted = 8;
+  void submit(std::span<const StepSequence> plan, const std::atomic<bool>* cancel = nullptr);
+  const Output& collect();
+  int num_waiting() const { return static_cast<int>(num_submitted_ - num_collected_); }
   // The engine's limits, which a scheduler needs, and the tokens that its cache holds.
   SchedulerLimits limits() const;
   const CacheContents& cache_contents() const { return contents_; }
@@ -138,31 +150,31 @@ class InferEngine {
   SequenceStates& sequence_states() { return sequence_states_; }
   // How often inputs were sent to the device so far: once a step.
   int64_t num_uploads() const { return descriptor_->num_uploads(); }
-  // The compiled programs, for `explain`: steps of few tokens, and steps of up to max_step_tokens.
-  const pipeline::Program& decode_program() const { return *decode_->program; }
-  const pipeline::Program& prefill_program() const { return *prefill_->program; }
+  // The compiled programs.
+  const ProgramSet& programs() const { return *programs_; }
+  const pipeline::Program& decode_program() const { return *programs_->decode().program; }
+  const pipeline::Program& prefill_program() const { return *programs_->prefill().program; }
   const std::vector<Decision>& factory_decisions() const { return factory_decisions_; }
 
-  // Compiles the program that the engine would run, for equal bounds, without running it, so that `explain` can
-  // describe a device that lacks kernels. Missing kernels are no error here.
-  static std::unique_ptr<pipeline::Program> compile_for_explain(const models::Model& model,
-                                                                std::shared_ptr<Device> device,
-                                                                const EngineOptions& options,
-                                                                const modules::ModelSpec& spec, bool decode);
+  // Compiles the programs that the engine would run, without running them, so that `explain` can describe a device that
+  // lacks kernels. Missing kernels are no error here.
+  static ProgramSet compile_for_explain(const models::Model& model, const std::shared_ptr<Device>& device,
+                                        const EngineOptions& options, const modules::ModelSpec& spec);
 
  private:
-  // A program, where its inputs lie, and the handles of its outputs.
-  struct Compiled {
-    std::unique_ptr<pipeline::Program> program;
-    StepLayout layout;
-    pipeline::ValueId hidden, logits, token, logprob;
+  // A step that was given to the device and not collected.
+  struct InFlight {
+    std::unique_ptr<Event> done;
+    Buffer host;  // output_ids i32 [most logit rows], then logprobs f32 [most logit rows]
+    int64_t rows = 0;
+    std::vector<std::pair<int64_t, int64_t>> unseen;  // (slot, row): tokens that the cache got from the step before
   };
 
   void compile();
-  std::unique_ptr<Compiled> compile_bucket(const SymbolValues& bounds);
   void bind_caches(pipeline::Program& program);
   void collect_sequence_states(std::span<const modules::StateSpec> states);
   void require_cache() const;
+  void require_collected() const;
   void check_sizes(const Input& input) const;
   void make_sequences(const Input& input);
   int32_t row_of(const Input& input, size_t index) const;
@@ -172,10 +184,14 @@ class InferEngine {
   void check(Plan plan, bool all_logits);
   void check_sequence(size_t index, const StepSequence& sequence) const;
   void check_sampling(Plan plan) const;
-  const Compiled& program_for(int64_t tokens, int64_t logit_rows) const;
-  const Output& run_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);
+  void check_follows(size_t index, const StepSequence& sequence) const;
+  const StepProgram& program_for(Plan plan, bool all_logits, int64_t tokens, int64_t logit_rows);
+  void submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);
+  void run_program(const StepProgram& program, const std::atomic<bool>* cancel);
   void before_writing(Plan plan);
-  void after_writing(Plan plan);
+  void after_writing(Plan plan, InFlight& step);
+  void fill_in_tokens(const InFlight& step);
+  InFlight& in_flight(int64_t number) { return steps_[static_cast<size_t>(number % kMostSubmitted)]; }
   void name_values();
 
   std::shared_ptr<const models::Model> model_;
@@ -190,14 +206,18 @@ class InferEngine {
   WindowRings rings_;
   SequenceStates sequence_states_;
   std::vector<int32_t> identity_;  // 0, 1, …: the rows of a static cache
-  std::unique_ptr<Compiled> prefill_, decode_;
-  const Compiled* last_ = nullptr;
+  std::unique_ptr<ProgramSet> programs_;
+  const StepProgram* last_ = nullptr;  // the program of the last step
+  int64_t last_tokens_ = 0, last_rows_ = 0;
   bool all_loaded_ = false;  // every parameter is loaded; checked at the first step
   std::vector<Decision> factory_decisions_;
   HookRegistry hooks_;
 
   std::unique_ptr<StepDescriptor> descriptor_;
-  std::vector<StepSequence> sequences_;  // of an Input
+  Buffer sampled_;                                 // the tokens of the last step, on the device
+  std::array<InFlight, kMostSubmitted> steps_;     // used in turn
+  int64_t num_submitted_ = 0, num_collected_ = 0;  // the steps between them are in flight
+  std::vector<StepSequence> sequences_;            // of an Input
   Output output_;
 };
 

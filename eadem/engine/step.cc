@@ -123,7 +123,7 @@ void InferEngine::check_places(const Input& input) const {
 // --- Checks. They change nothing except the engine's record of which step uses which block.
 
 void InferEngine::check(Plan plan, bool all_logits) {
-  const SymbolValues& bounds = prefill_->program->environment().bounds;
+  const SymbolValues& bounds = prefill_program().environment().bounds;
   int64_t tokens = 0, rows = 0;
   count_rows(plan, all_logits, tokens, rows);
   if (plan.empty() || std::ssize(plan) > max_batch_size())
@@ -158,17 +158,31 @@ void InferEngine::check_sequence(size_t index, const StepSequence& sequence) con
     throw InvalidArgument("sequence {} would have {} tokens ({} cached + {} new); the cache holds {}", index,
                           cached + length, cached, length, max_sequence_length());
   const int64_t needed = (cached + length + cache_spec().block_size - 1) / cache_spec().block_size;
-  const int64_t most = prefill_->program->environment().bounds[Symbol::max_blocks];
+  const int64_t most = prefill_program().environment().bounds[Symbol::max_blocks];
   if (std::ssize(sequence.blocks) < needed || std::ssize(sequence.blocks) > most)
     throw InvalidArgument("sequence {} has {} blocks; {} tokens need {}, at most {} fit", index, sequence.blocks.size(),
                           cached + length, needed, most);
   for (int32_t block : sequence.blocks)
     if (block < 0 || block >= cache_spec().num_blocks)
       throw InvalidArgument("sequence {} names block {}; there are {}", index, block, cache_spec().num_blocks);
+  if (sequence.row >= 0) return check_follows(index, sequence);
   for (int64_t t = 0; t < length; ++t)
     if (const int32_t token = sequence.tokens[static_cast<size_t>(t)]; token < 0 || token >= model_->info().vocab)
       throw InvalidArgument("token {} of sequence {} is {}; the vocabulary has {}", t, index, token,
                             model_->info().vocab);
+}
+
+// A sequence whose token is that of a row of the step before.
+void InferEngine::check_follows(size_t index, const StepSequence& sequence) const {
+  if (std::ssize(sequence.tokens) != 1)
+    throw InvalidArgument("sequence {} takes the token of row {} and has {} new tokens; expected 1", index,
+                          sequence.row, sequence.tokens.size());
+  if (last_ == nullptr || sequence.row >= last_rows_)
+    throw InvalidArgument("sequence {} takes the token of row {}; the step before had {}", index, sequence.row,
+                          last_ == nullptr ? 0 : last_rows_);
+  if (sequence.sampling.has_penalties())
+    throw InvalidArgument("sequence {} takes the token of row {} and has penalties, which need its value", index,
+                          sequence.row);
 }
 
 void InferEngine::check_sampling(Plan plan) const {
@@ -184,7 +198,7 @@ void InferEngine::check_sampling(Plan plan) const {
     if (plan[s].sampling.has_penalties())
       penalized += std::min<int64_t>(plan[s].cached + std::ssize(plan[s].tokens), model_->info().vocab);
   }
-  const int64_t most = prefill_->program->environment().bounds[Symbol::penalties] - max_batch_size() * kMaxBiases;
+  const int64_t most = prefill_program().environment().bounds[Symbol::penalties] - max_batch_size() * kMaxBiases;
   if (penalized > most)  // sequences that share blocks
     throw InvalidArgument("the step's penalties look at {} tokens; at most the cache's {} fit", penalized, most);
 }
@@ -197,19 +211,34 @@ const InferEngine::Output& InferEngine::forward(const Input& input, const std::a
   make_sequences(input);
   check(sequences_, input.all_logits);
   check_places(input);
-  return run_step(sequences_, input.all_logits, cancel);
+  require_collected();
+  submit_step(sequences_, input.all_logits, cancel);
+  return collect();
 }
 
 const InferEngine::Output& InferEngine::forward(Plan plan, const std::atomic<bool>* cancel) {
-  require_cache();
-  check(plan, false);
-  return run_step(plan, false, cancel);
+  require_collected();
+  submit(plan, cancel);
+  return collect();
 }
 
-// The smallest program that the step fits.
-const InferEngine::Compiled& InferEngine::program_for(int64_t tokens, int64_t logit_rows) const {
-  const SymbolValues& bounds = decode_->layout.bounds();
-  return tokens <= bounds[Symbol::tokens] && logit_rows <= bounds[Symbol::logit_rows] ? *decode_ : *prefill_;
+void InferEngine::require_collected() const {
+  if (num_waiting() > 0) throw InvalidArgument("{} submitted steps were not collected", num_waiting());
+}
+
+void InferEngine::submit(Plan plan, const std::atomic<bool>* cancel) {
+  require_cache();
+  if (num_waiting() == kMostSubmitted)
+    throw InvalidArgument("{} submitted steps were not collected; no more may wait", kMostSubmitted);
+  check(plan, false);
+  submit_step(plan, false, cancel);
+}
+
+const StepProgram& InferEngine::program_for(Plan plan, bool all_logits, int64_t tokens, int64_t logit_rows) {
+  const bool decodes = !all_logits && tokens == std::ssize(plan) && logit_rows == tokens;
+  // Hooks see the rows of the step alone.
+  const StepProgram* filled_up = decodes && !hooks_.has_hooks() ? programs_->filled_up_program_for(tokens) : nullptr;
+  return filled_up != nullptr ? *filled_up : programs_->program_for(tokens, logit_rows);
 }
 
 // What the step will overwrite is lost, even if the step does not come to its end.
@@ -222,46 +251,75 @@ void InferEngine::before_writing(Plan plan) {
   }
 }
 
-void InferEngine::after_writing(Plan plan) {
+// Records the tokens that the step writes to the cache. Those that only the device knows follow in collect().
+void InferEngine::after_writing(Plan plan, InFlight& step) {
+  step.unseen.clear();
   for (const StepSequence& s : plan) {
     const auto blocks = s.used_blocks(cache_spec().block_size);
     contents_.write(blocks, s.cached, s.tokens);
     for (size_t g = 0; g < window_contents_.size(); ++g)
       window_contents_[g].write(blocks, s.windows[g], s.cached, s.cached + std::ssize(s.tokens));
+    if (s.row >= 0) step.unseen.emplace_back(s.slot(s.cached, cache_spec().block_size), s.row);
     if (cache_spec().num_slots > 0) sequence_states_.end(s.state_slot, blocks[0], s.cached + std::ssize(s.tokens));
   }
 }
 
-const InferEngine::Output& InferEngine::run_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel) {
+void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel) {
   if (!all_loaded_) {
     parameters_->require_all_loaded("the engine");
     all_loaded_ = true;
   }
-  last_ = nullptr;
   int64_t tokens = 0, rows = 0;
   count_rows(plan, all_logits, tokens, rows);
-  const Compiled& c = program_for(tokens, rows);
-  descriptor_->fill(c.layout, plan, all_logits, contents_);
+  const StepProgram& program = program_for(plan, all_logits, tokens, rows);
+  InFlight& step = in_flight(num_submitted_);
+  last_ = nullptr;
+  descriptor_->fill(program.layout, plan, all_logits, contents_, program.filled_up);
   descriptor_->upload();
-  const SymbolValues& symbols = descriptor_->symbols();
-
   before_writing(plan);
-  {
-    const StepThreads threads(*device_, &c == decode_.get() ? StepKind::decode : StepKind::prefill);
-    if (hooks_.has_hooks()) [[unlikely]] {
-      const pipeline::StepObserver observer = hooks_.observer(*c.program);
-      c.program->run(symbols, &observer, cancel);
-    } else {
-      c.program->run(symbols, nullptr, cancel);
-    }
+  run_program(program, cancel);
+
+  auto* const host = static_cast<std::byte*>(step.host.data());
+  const int64_t most_rows = prefill_program().environment().bounds[Symbol::logit_rows];
+  program.program->read_later(program.token, host);
+  program.program->read_later(program.logprob, host + most_rows * static_cast<int64_t>(sizeof(int32_t)));
+  step.done->record();
+  step.rows = rows;
+  after_writing(plan, step);
+  if (num_waiting() == 0) fill_in_tokens(step);
+  last_ = &program;
+  last_tokens_ = tokens;
+  last_rows_ = rows;
+  ++num_submitted_;
+}
+
+void InferEngine::run_program(const StepProgram& program, const std::atomic<bool>* cancel) {
+  const StepThreads threads(*device_, program.kind);
+  if (hooks_.has_hooks()) [[unlikely]] {
+    const pipeline::StepObserver observer = hooks_.observer(*program.program);
+    program.program->run(descriptor_->symbols(), &observer, cancel);
+  } else {
+    program.program->run(descriptor_->symbols(), nullptr, cancel);
   }
-  after_writing(plan);
-  last_ = &c;
-  output_.output_ids.resize(static_cast<size_t>(rows));
-  output_.logprobs.resize(static_cast<size_t>(rows));
-  c.program->read(c.token, output_.output_ids.data());
-  c.program->read(c.logprob, output_.logprobs.data());
+}
+
+const InferEngine::Output& InferEngine::collect() {
+  if (num_waiting() == 0) throw InvalidArgument("collect: no step was submitted");
+  InFlight& step = in_flight(num_collected_++);
+  step.done->wait();
+  const auto rows = static_cast<size_t>(step.rows);
+  const auto* const ids = static_cast<const int32_t*>(step.host.data());
+  const auto* const logprobs =
+      reinterpret_cast<const float*>(ids + prefill_program().environment().bounds[Symbol::logit_rows]);
+  output_.output_ids.assign(ids, ids + rows);
+  output_.logprobs.assign(logprobs, logprobs + rows);
+  if (num_waiting() > 0) fill_in_tokens(in_flight(num_collected_));
   return output_;
+}
+
+// Records the tokens that a step took from the step before, whose output has arrived.
+void InferEngine::fill_in_tokens(const InFlight& step) {
+  for (const auto& [slot, row] : step.unseen) contents_.set_token(slot, output_.output_ids[static_cast<size_t>(row)]);
 }
 
 }  // namespace eadem::engine

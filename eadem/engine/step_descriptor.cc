@@ -62,11 +62,12 @@ StepDescriptor::StepDescriptor(std::shared_ptr<Device> device, int64_t size_byte
 }
 
 void StepDescriptor::fill(const StepLayout& layout, std::span<const StepSequence> plan, bool all_logits,
-                          const CacheContents& contents) {
+                          const CacheContents& contents, bool fill_up) {
   layout_ = &layout;
   tokens_ = sequences_ = rows_ = pairs_ = 0;
   part<int32_t>(StepLayout::query_start)[0] = 0;
   for (const StepSequence& sequence : plan) add_sequence(sequence, all_logits, contents);
+  while (fill_up && sequences_ < layout.bounds()[Symbol::sequences]) add_nothing();
   symbols_ = layout.bounds();
   symbols_[Symbol::tokens] = tokens_;
   symbols_[Symbol::sequences] = sequences_;
@@ -80,6 +81,7 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
   std::copy(blocks.begin(), blocks.end(),
             part<int32_t>(StepLayout::block_table) + sequences_ * layout_->bounds()[Symbol::max_blocks]);
   std::copy(sequence.tokens.begin(), sequence.tokens.end(), part<int32_t>(StepLayout::token_ids) + first);
+  if (sequence.row >= 0) part<int32_t>(StepLayout::token_ids)[first] = -1 - sequence.row;
   for (int32_t t = 0; t < length; ++t) {
     part<int32_t>(StepLayout::positions)[first + t] = cached + t;
     part<int64_t>(StepLayout::slots)[first + t] = sequence.slot(cached + t, block_size_);
@@ -99,6 +101,25 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
   SampleRow& last = part<SampleRow>(StepLayout::sample_rows)[rows_ - 1];
   if (!sequence.biases.empty()) add_biases(sequence, last);
   if (sequence.sampling.has_penalties()) add_penalties(sequence, last, contents);
+}
+
+// Adds a sequence that looks at one place of the cache, writes nothing, and samples a token that nobody reads.
+void StepDescriptor::add_nothing() {
+  const auto t = static_cast<int32_t>(tokens_++), s = static_cast<int32_t>(sequences_++),
+             row = static_cast<int32_t>(rows_++);
+  part<int32_t>(StepLayout::token_ids)[t] = part<int32_t>(StepLayout::positions)[t] = 0;
+  part<int64_t>(StepLayout::slots)[t] = -1;
+  part<int32_t>(StepLayout::query_start)[s + 1] = t + 1;
+  part<int32_t>(StepLayout::kv_length)[s] = 1;
+  part<int32_t>(StepLayout::block_table)[s * layout_->bounds()[Symbol::max_blocks]] = 0;
+  part<int32_t>(StepLayout::logit_rows)[row] = t;
+  part<SampleRow>(StepLayout::sample_rows)[row] = {};
+  for (size_t g = 0; g < windows_.size(); ++g) {
+    const StepLayout::WindowPart& window = layout_->windows()[g];
+    at<int32_t>(window.table_offset)[s * layout_->bounds()[Symbol::max_blocks]] =
+        static_cast<int32_t>(windows_[g].null_block());
+    at<int64_t>(window.slots_offset)[t] = -1;
+  }
 }
 
 void StepDescriptor::add_windows(const StepSequence& sequence) {

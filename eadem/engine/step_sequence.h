@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "eadem/ops/sample.h"
+#include "eadem/ops/sampling/sample.h"
 
 namespace eadem::engine {
 
@@ -39,6 +39,9 @@ struct StepSequence {
   int32_t state_slot = 0;  // of its states per sequence, where the model has any
   SamplingInput sampling;
   std::span<const TokenBias> biases;  // at most kMaxBiases; those of one token do not overlap
+  // Decode: >= 0 is the row of logits of the step before whose sampled token is the only new token. `tokens` has one
+  // entry then, which is not looked at.
+  int32_t row = -1;
   bool samples = true;  // false: the prompt continues in another step, so there are no logits and no token is sampled
 
   // The blocks that hold its tokens after the step.

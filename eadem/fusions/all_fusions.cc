@@ -3,6 +3,7 @@
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
 #include "eadem/fusions/linear_gated_activation.h"
+#include "eadem/fusions/linear_qkv.h"
 #include "eadem/fusions/rope_kv_append.h"
 
 namespace eadem::fusions {
@@ -13,8 +14,12 @@ std::span<const Fusion* const> all_fusions() {
   // add_rms_norm five (write the product; read it and the residual, write the sum and the norm). The bits are the same.
   // add_rms_norm takes the additions that no linear precedes directly, as after the all_reduce of tensor-parallel
   // ranks, and those whose linear_add is switched off or refused.
-  static const Fusion* const all[] = {&linear_gated_activation(), &rope_kv_append(), &linear_cross_entropy(),
-                                      &linear_add(), &add_rms_norm()};
+  static const Fusion* const all[] = {&linear_gated_activation(),
+                                      &rope_kv_append(),
+                                      &linear_cross_entropy(),
+                                      &linear_add(),
+                                      &add_rms_norm(),
+                                      &linear_qkv()};
   return all;
 }
 

@@ -24,7 +24,8 @@ struct PatternNode {
 
 struct Fusion {
   std::string_view name;  // also the name of the fused op's kernel contract
-  // In program order; each node but the first is connected to an earlier one. The fused op takes the last node's place.
+  // In program order. Each node but the last makes a value that a later one reads, or reads a value that a later one
+  // reads. The fused op takes the last node's place, or that of the first reader of its outputs.
   std::vector<PatternNode> nodes;
   // Pattern values that become the fused op's ports, in its port order. Values made inside the pattern that are not
   // among `outputs` must have no other use.

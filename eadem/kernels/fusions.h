@@ -11,6 +11,9 @@
 // linear_add: y = x weight^T + bias + residual
 //   inputs   x, weight, bias (optional), residual [tokens, out].   outputs: y (may alias residual). Attributes:
 //   LinearAttrs.
+// linear_qkv: q = x q_weight^T + q_bias; k and v likewise
+//   inputs   x [tokens, in]; q_weight [out_q, in], q_bias [out_q] (optional), k_weight, k_bias, v_weight, v_bias; all
+//   biases or none.   outputs: q, k, v [tokens, out]. Attributes: LinearAttrs.
 #pragma once
 
 #include "eadem/kernels/elementwise.h"

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Writes the keys and values of new tokens into the cache: position slots[t] % block_size of block slots[t] /
-// block_size.
+// block_size. A token whose slot is negative is written nowhere: rows that fill up a step of fixed size have such
+// slots.
 //
-//   inputs   k, v [tokens, kv_heads, width] f32 or bf16, each with a width of its own; slots [tokens] i64, distinct;
+//   inputs   k, v [tokens, kv_heads, width] f32 or bf16, each with a width of its own; slots [tokens] i64, distinct or
+//            negative;
 //            cache_k, cache_v [num_blocks, kv_heads, block_size, width] f32, bf16 or f16, or in a RowEncoding (state)
 //   outputs  the same caches (inference only: the state ports are aliases), rounded once to the cache dtype, or as the
 //            encoding rounds rows of a head.

@@ -32,8 +32,8 @@
 
 namespace eadem::kernels {
 
-// How the token of one sequence is drawn. A parameter that kernels read is added here, in the reference (ops/sample.cc)
-// and in the kernels; the layers between pass the struct on as it is.
+// How the token of one sequence is drawn. A parameter that kernels read is added here, in the reference
+// (ops/sampling/sample.cc) and in the kernels; the layers between pass the struct on as it is.
 struct SampleSettings {
   float temperature = 0.0f;  // >= 0; 0 is greedy
   int32_t top_k = 0;         // <= 0: off

@@ -36,6 +36,7 @@ BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options
   EADEM_CHECK(options.cache.layout != modules::CacheLayout::none, "an inference graph needs a cache");
   BuiltGraph built;
   BuildContext context = start(built, options);
+  modules::Sampling().feed(context);
   const ValueId hidden = model.build_decoder(context);
   const ValueId rows = built.graph.add_input("logit_rows", TensorType(DType::i32, {Symbol::logit_rows}));
   const ValueId wanted = modules::SelectRows().build(context, hidden, rows);

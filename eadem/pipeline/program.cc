@@ -89,14 +89,17 @@ bool Program::is_complete() const {
 
 void Program::assign_storage() {
   Device& device = *environment_.device;
-  arena_ = device.allocate(plan_.arena_bytes);
-  auto* arena = static_cast<std::byte*>(arena_.data());
+  Arena* const shared = environment_.arena.get();
+  if (shared != nullptr && shared->memory.data() == nullptr) shared->memory = device.allocate(plan_.arena_bytes);
+  const bool fits = shared != nullptr && plan_.arena_bytes <= shared->memory.size_bytes();
+  if (!fits) arena_ = device.allocate(plan_.arena_bytes);
+  arena_begin_ = static_cast<std::byte*>(fits ? shared->memory.data() : arena_.data());
   addresses_.assign(graph_.values().size(), nullptr);
   more_planes_.assign(graph_.values().size(), {});
   for (size_t v = 0; v < graph_.values().size(); ++v) {
     const Value& value = graph_.values()[v];
     if (plan_.offset[v] >= 0) {
-      addresses_[v] = arena + plan_.offset[v];
+      addresses_[v] = arena_begin_ + plan_.offset[v];
       if (value.kind == Value::Kind::input) device.fill_zero(addresses_[v], value.type.size_bytes(environment_.bounds));
     } else if (value.kind == Value::Kind::constant) {
       constants_.push_back(copy_to_device(environment_.device, value.constant.view));
@@ -116,8 +119,7 @@ void Program::build_steps() {
     step.outputs.resize(node.outputs.size());
     step.call = {.inputs = step.inputs, .outputs = step.outputs, .scratch = {}, .context = &context_};
     if (const int64_t offset = plan_.scratch_offset[n]; offset >= 0)
-      step.call.scratch =
-          TensorView(static_cast<std::byte*>(arena_.data()) + offset, DType::u8, Shape{plan_.arena_bytes - offset});
+      step.call.scratch = TensorView(arena_begin_ + offset, DType::u8, Shape{plan_.arena_bytes - offset});
     const auto list_ports = [&](const std::vector<ValueId>& ids, std::vector<TensorView>& views) {
       for (size_t port = 0; port < ids.size(); ++port) {
         if (ids[port] == kNoValue || graph_.value(ids[port]).kind == Value::Kind::parameter) continue;
@@ -163,7 +165,7 @@ void Program::bind_state(std::string_view name, const TensorView& view) {
     throw InvalidArgument("state '{}' is {}; the program was compiled for {}", name, to_string(view), to_string(type));
   addresses_[static_cast<size_t>(*id)] = view.data;
   more_planes_[static_cast<size_t>(*id)] = view.more_planes;
-  bound_ = false;
+  forget_addresses();
 }
 
 std::vector<GraphOutput> Program::states() const {
@@ -197,7 +199,21 @@ void Program::bind_input(ValueId input, void* data) {
   const Value& value = graph_.value(input);
   EADEM_CHECK(value.kind == Value::Kind::input, "'{}' is no input", value.name);
   addresses_[static_cast<size_t>(input)] = data;
-  bound_ = false;
+  forget_addresses();
+}
+
+void Program::bind_output(ValueId output, void* data) {
+  const size_t root = static_cast<size_t>(plan_.root[static_cast<size_t>(output)]);
+  EADEM_CHECK(plan_.offset[root] >= 0 && graph_.values()[root].kind != Value::Kind::input, "'{}' is kept elsewhere",
+              graph_.value(output).name);
+  addresses_[root] = data;
+  forget_addresses();
+}
+
+// The ports must be bound again, and what was recorded with them is of no use.
+void Program::forget_addresses() {
+  bound_ = ran_whole_ = false;
+  recording_.reset();
 }
 
 TensorView Program::view(ValueId value) const { return bound_view(value); }
@@ -205,6 +221,11 @@ TensorView Program::view(ValueId value) const { return bound_view(value); }
 void Program::read(ValueId value, void* host) const {
   const TensorView source = bound_view(value);
   environment_.device->copy_to_host(host, source.data, source.size_bytes());
+}
+
+void Program::read_later(ValueId value, void* host) const {
+  const TensorView source = bound_view(value);
+  environment_.device->copy_to_host_later(host, source.data, source.size_bytes());
 }
 
 TensorView Program::bound_view(ValueId id) const {
@@ -249,10 +270,16 @@ void Program::bind_symbols(const SymbolValues& symbols) {
       for (const SymbolicPort& port : symbolic_ports_[symbol.index()]) port.view->shape = port.type->bind(symbols);
 }
 
+void Program::bind_all(const SymbolValues& symbols) {
+  bind_symbols(symbols);
+  if (placement_ == parameters_->placement()) return;
+  bind_parameters();
+  recording_.reset();
+}
+
 void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer,
                         const std::atomic<bool>* cancel) {
-  bind_symbols(symbols);
-  if (placement_ != parameters_->placement()) bind_parameters();
+  bind_all(symbols);
   if (environment_.mesh.num_ranks() > 1) cancel = nullptr;
   for (size_t n = begin; n < end; ++n) {
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("interrupted");
@@ -266,7 +293,16 @@ void Program::run_steps(size_t begin, size_t end, const SymbolValues& symbols, c
 }
 
 void Program::run(const SymbolValues& symbols, const StepObserver* observer, const std::atomic<bool>* cancel) {
-  run_steps(0, steps_.size(), symbols, observer, cancel);
+  if (!environment_.record || observer != nullptr || symbols != environment_.bounds)
+    return run_steps(0, steps_.size(), symbols, observer, cancel);
+  bind_all(symbols);
+  if (!ran_whole_) {
+    run_steps(0, steps_.size(), symbols, observer, cancel);
+    ran_whole_ = true;
+    return;
+  }
+  if (recording_ == nullptr) recording_ = environment_.device->record([&] { run_steps(0, steps_.size(), symbols); });
+  environment_.device->replay(*recording_);
 }
 
 void Program::run_forward(const SymbolValues& symbols, const StepObserver* observer) {

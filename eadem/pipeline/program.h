@@ -26,6 +26,13 @@ enum class Mode : uint8_t {
   training,   // forward that saves, and backward
 };
 
+// Memory for the values of steps that programs share, because only one of them runs at a time. What one of them left
+// there is gone when another runs. It has the size that the first program needed; a program that needs more has memory
+// of its own.
+struct Arena {
+  Buffer memory;
+};
+
 // Everything the compilation of a graph depends on.
 struct Environment {
   std::shared_ptr<Device> device;
@@ -39,6 +46,9 @@ struct Environment {
   // Runs the ops one by one as the graph states them: no fusion, and every value keeps its own bytes. The same kernels,
   // the same bits.
   bool op_by_op = false;
+  std::shared_ptr<Arena> arena;  // null: the program has memory of its own
+  // Lets the device record a step whose symbols have their bounds, and replay it the next time (Device::record).
+  bool record = false;
 };
 
 // Called after each kernel of a step, with the step's device idle. Views may lie in device memory. An input that the
@@ -76,14 +86,21 @@ class Program {
   // Makes steps read the input from memory of the device that the caller owns and fills before each, with room for the
   // input at the bounds. Kernels may write outputs over it.
   void bind_input(ValueId input, void* data);
+  // Makes steps write the output to memory of the device that the caller owns, likewise. An output bound to the memory
+  // of an input is that input of the next step.
+  void bind_output(ValueId output, void* data);
   // The value as the last step left it, with that step's extents.
   TensorView view(ValueId value) const;
   void read(ValueId value, void* host) const;  // all of view(value) to the host
+  // Likewise to memory of Device::allocate_on_host, without waiting (Device::copy_to_host_later).
+  void read_later(ValueId value, void* host) const;
 
   // `cancel`: once it is set no more kernels are called and Cancelled is thrown; outputs and states are then what they
   // happen to be. Several ranks would part, and do not look at it.
   void run(const SymbolValues& symbols, const StepObserver* observer = nullptr,
            const std::atomic<bool>* cancel = nullptr);
+  // Whether `run` with the bounds would replay what the device has recorded.
+  bool is_recorded() const { return recording_ != nullptr; }
   // The halves of a training program.
   void run_forward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
   void run_backward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
@@ -137,6 +154,8 @@ class Program {
   TensorView bound_view(ValueId id) const;
   void bind_ports();
   void bind_symbols(const SymbolValues& symbols);
+  void bind_all(const SymbolValues& symbols);
+  void forget_addresses();
   void run_steps(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer = nullptr,
                  const std::atomic<bool>* cancel = nullptr);
 
@@ -150,7 +169,8 @@ class Program {
   std::vector<kernels::PlanPtr> plans_;  // one per node; null: a view, nothing to run
   Differentiated differentiated_;
   MemoryPlan plan_;
-  Buffer arena_;
+  Buffer arena_;  // empty: that of the environment
+  std::byte* arena_begin_ = nullptr;
   std::vector<Tensor> constants_;                               // device copies
   std::vector<TensorView> views_;                               // one per value, at the current symbols
   std::vector<void*> addresses_;                                // one per value: of its root
@@ -159,8 +179,11 @@ class Program {
   std::array<std::vector<SymbolicPort>, kMaxSymbols> symbolic_ports_;  // by symbol
   std::vector<ParameterPort> parameter_ports_;
   SymbolValues current_;
-  bool bound_ = false;      // every port has its address
-  uint64_t placement_ = 0;  // ParameterStore::placement() at the time of the views that the steps hold
+  bool bound_ = false;  // every port has its address
+  bool ran_whole_ =
+      false;  // since then, a step with the bounds: everything that the first call of a kernel does is done
+  std::unique_ptr<Recording> recording_;  // of such a step
+  uint64_t placement_ = 0;                // ParameterStore::placement() at the time of the views that the steps hold
 };
 
 }  // namespace eadem::pipeline

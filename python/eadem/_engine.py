@@ -98,7 +98,7 @@ class InferEngine:
                      from_pretrained
     dist_config      ranks of tensor parallelism; more than one raises Unsupported
     cache_config     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context
-    max_step_tokens  most new tokens of one step
+    max_step_tokens  most new tokens of one step; None: 512 on a CPU, 2048 on other devices
     max_logit_rows   most rows of logits of one step; 0: one per sequence
 
     device, threads, prefill_threads, pin, isa, mode, weights, activations, kv_dtype, disabled_fusions: as in LLM.
@@ -167,7 +167,7 @@ class InferEngine:
     def __init__(self, config: ModelConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
                  pin: bool = True, isa: str = "", mode: str = "performance", weights: Optional[str] = None,
-                 activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: int = 512,
+                 activations: Optional[str] = None, kv_dtype: Optional[str] = None, max_step_tokens: Optional[int] = None,
                  max_logit_rows: int = 0, disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
         self._engine = _eadem.Engine(
             _arguments.expect("config", config, ModelConfig, "LlamaConfig or ModelConfig"),
@@ -185,7 +185,7 @@ class InferEngine:
                         device: str = "cpu", cache_config: Optional[CacheConfig] = None, *, threads: int = 0,
                         prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                         weights: Optional[str] = None, activations: Optional[str] = None,
-                        kv_dtype: Optional[str] = None, max_step_tokens: int = 512, max_logit_rows: int = 0,
+                        kv_dtype: Optional[str] = None, max_step_tokens: Optional[int] = None, max_logit_rows: int = 0,
                         disabled_fusions: Union[str, Sequence[str]] = (),
                         pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> InferEngine:
         """The model at `path` (a path or a name, as in LLM) with its weights; `pack_cache` as in LLM."""

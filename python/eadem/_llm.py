@@ -94,7 +94,7 @@ class LLM:
                  sequence of the model's context, or for eight of 2048 tokens if that is more, and less where memory is
                  short
     max_step_tokens
-                 new tokens of one step; longer prompts take several
+                 new tokens of one step; longer prompts take several. None: 512 on a CPU, 2048 on other devices
     disabled_fusions
                  name or names of fusions to leave out; "all"
     pack_cache   a folder in which to keep the weights as the CPU's kernels want them, which later loads map instead of
@@ -109,7 +109,7 @@ class LLM:
                  prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                  weights: Optional[str] = None, activations: Optional[str] = None, kv_dtype: Optional[str] = None,
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
-                 max_step_tokens: int = 512, disabled_fusions: Union[str, Sequence[str]] = (),
+                 max_step_tokens: Optional[int] = None, disabled_fusions: Union[str, Sequence[str]] = (),
                  pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> None:
         if model is None:
             path = bundled_model()

@@ -7,7 +7,7 @@
 
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/kernels/cuda/cuda_device.h"
-#include "tests/engine/engine_helpers.h"
+#include "tests/engine/decode_steps.h"
 
 namespace eadem::engine {
 namespace {
@@ -61,7 +61,7 @@ TEST_F(CudaEngine, CachesAndFusionsDoNotChangeBits) {
     options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 8 << 20, .block_size = block_size};
     expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fmt::format("block {}", block_size));
   }
-  for (const char* fusion : {"add_rms_norm", "linear_gated_activation", "rope_kv_append", "all"}) {
+  for (const char* fusion : {"add_rms_norm", "linear_gated_activation", "linear_qkv", "rope_kv_append", "all"}) {
     EngineOptions options;
     options.disabled_fusions = {fusion};
     expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fusion);
@@ -75,6 +75,27 @@ TEST_F(CudaEngine, BatchMatesDoNotChangeBits) {
   const std::vector<std::vector<float>> together = logits_at(*engine, three, {100, 101, 102, 250, 300});
   for (size_t i = 0; i < three.size(); ++i)
     expect_same_bits(together[i], logits_at(*engine, {three[i]}, {300})[0], fmt::format("sequence {}", i));
+}
+
+// Steps that are recorded and replayed, filled up to a bucket, against those that a hook keeps from both.
+TEST_F(CudaEngine, ReplayedStepsHaveTheBitsOfOthers) {
+  EngineOptions options;
+  options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 8 << 20, .block_size = 16, .max_batch_size = 7};
+  const auto engine = make(options), plain = make(options);
+  plain->hooks().register_hook("sample.token", [](const std::string&, const TensorView&, int) {});
+  for (const size_t sequences : {1, 3, 5, 7}) {
+    std::vector<std::vector<int32_t>> prompts;
+    for (size_t s = 0; s < sequences; ++s)
+      prompts.push_back(tokens_of(30 + 10 * static_cast<int64_t>(s), 1000, static_cast<int32_t>(s)));
+    const Decoded expected = decode_greedily(*plain, prompts, 20, 0);
+    expect_same(expected, decode_greedily(*engine, prompts, 20, 0), fmt::format("{} sequences", sequences));
+    for (const int ahead : {1, InferEngine::kMostSubmitted - 1})
+      expect_same(expected, decode_greedily(*engine, prompts, 20, ahead), fmt::format("{} ahead", ahead));
+  }
+  EXPECT_EQ(plain->programs().programs().size(), 2u);
+  const auto& programs = engine->programs().programs();  // prefill, decode, and those of 1, 4 and 7 (of at most 7)
+  ASSERT_EQ(programs.size(), 5u);
+  for (size_t i = 2; i < programs.size(); ++i) EXPECT_TRUE(programs[i]->program->is_recorded()) << i;
 }
 
 }  // namespace

@@ -127,7 +127,7 @@ TEST_P(EveryModel, TrainingForwardGivesTheBitsOfEvaluation) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
-                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2"));
+                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe"));
 
 TEST(Batching, ARequestsTokensAreItsOwn) {
   for (const bool paged : {false, true}) {
@@ -239,9 +239,10 @@ TEST(Engine, ExplainCompilesWhatRuns) {
       const auto checkpoint = models::open_checkpoint(setup.model);
       const auto device = open_device("cpu", {.num_threads = setup.threads});
       const auto engine = InferEngine::from_checkpoint(checkpoint, device, setup.options);
+      const ProgramSet set =
+          InferEngine::compile_for_explain(*checkpoint.model, device, setup.options, models::spec_of(checkpoint));
       for (const bool decode : {true, false}) {
-        const auto explained = InferEngine::compile_for_explain(*checkpoint.model, device, setup.options,
-                                                                models::spec_of(checkpoint), decode);
+        const pipeline::Program* explained = (decode ? set.decode() : set.prefill()).program.get();
         const pipeline::Program& runs = decode ? engine->decode_program() : engine->prefill_program();
         EXPECT_EQ(explained->environment().bounds, runs.environment().bounds) << decode << " " << logit_rows;
         EXPECT_EQ(explained->memory_plan().arena_bytes, runs.memory_plan().arena_bytes) << decode;

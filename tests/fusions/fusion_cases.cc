@@ -7,6 +7,7 @@
 #include "eadem/fusions/linear_add.h"
 #include "eadem/fusions/linear_cross_entropy.h"
 #include "eadem/fusions/linear_gated_activation.h"
+#include "eadem/fusions/linear_qkv.h"
 #include "eadem/fusions/rope_kv_append.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/workloads/inputs.h"
@@ -81,6 +82,25 @@ void linear_gated_activation(std::vector<FusionCase>& cases) {
     }
 }
 
+void linear_qkv(std::vector<FusionCase>& cases) {
+  for (const LinearShape& s : kLinearShapes)
+    for (const DType dtype : {kF32, kBf16})
+      for (const bool bias : {false, true}) {
+        const kernels::LinearAttrs attrs{bias, dtype};
+        const auto linear = std::make_shared<ops::Linear>(attrs);
+        const auto weight = [&](int64_t out) { return TensorType(dtype, {out, s.in}); };
+        const auto bias_of = [&](int64_t out) { return bias ? TensorType(dtype, {out}) : kernels::absent_port(); };
+        const int64_t q = 2 * s.out, k = s.out;
+        cases.push_back({fmt::format("linear_qkv {}x{}x{} {} bias={}", s.tokens, s.in, s.out, dtype_name(dtype), bias),
+                         &fusions::linear_qkv(),
+                         std::make_shared<fusions::LinearQkv>(attrs),
+                         {linear, linear, linear},
+                         {TensorType(dtype, {Symbol::tokens, s.in}), weight(q), bias_of(q), weight(k), bias_of(k),
+                          weight(k), bias_of(k)},
+                         tokens_of(s.tokens)});
+      }
+}
+
 void linear_add(std::vector<FusionCase>& cases) {
   for (const LinearShape& s : kLinearShapes)
     for (const DType weight : {kF32, kBf16, kF16})
@@ -152,6 +172,7 @@ std::vector<FusionCase> fusion_cases() {
   add_rms_norm(cases);
   linear_gated_activation(cases);
   linear_add(cases);
+  linear_qkv(cases);
   rope_kv_append(cases);
   linear_cross_entropy(cases);
   return cases;

@@ -302,6 +302,21 @@ TEST(Matching, ModeDecidesWhichFusionsAreTried) {
   }
 }
 
+// The fused op stands before the first reader of what it makes. No CPU kernel computes it, so the refusal shows that it
+// was found.
+TEST(Matching, LinearsOfOneInputAreFoundThroughIt) {
+  Builder b;
+  const ValueId x = b.input("x"), q = b.linear(x, "q"), rotated = b.add(q, q), k = b.linear(x, "k");
+  const ValueId v = b.linear(x, "v");
+  b.output(b.add(rotated, b.add(k, v)));
+  const std::vector<FusionDecision> decisions = run_fuse(b.graph);
+  const auto found = std::find_if(decisions.begin(), decisions.end(),
+                                  [](const FusionDecision& d) { return d.fusion == "linear_qkv"; });
+  ASSERT_NE(found, decisions.end());
+  EXPECT_FALSE(found->applied);
+  EXPECT_NE(found->reason.find("linear_qkv"), std::string::npos) << found->reason;
+}
+
 TEST(Matching, EveryPlaceOfAPatternIsFound) {
   Builder b;
   ValueId x = b.input("x");

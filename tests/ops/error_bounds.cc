@@ -9,6 +9,7 @@
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/expert_bounds.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -547,6 +548,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     for (double& bound : result[0]) bound = 9 * kU * scale;
     return result;
   }
+  if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute")
+    return expert_bounds(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   // Squares and their sums in double.
   if (name == "grad_norm") return relative(0x1p-40, expected);
   return exact(expected);

@@ -4,6 +4,7 @@
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/expert_cases.h"
 #include "tests/workloads/quantized_types.h"
 
 namespace eadem::test {
@@ -35,8 +36,7 @@ std::string size_name(const std::vector<TensorType>& types, const SymbolValues& 
 class Cases {
  public:
   void add(ops::OpPtr op, std::vector<TensorType> types, SymbolValues symbols = {}) {
-    std::string name = fmt::format("{}({}){}", op->name(), op->attrs_text(), size_name(types, symbols));
-    cases_.push_back({std::move(name), std::move(op), std::move(types), symbols});
+    cases_.push_back(named_case(std::move(op), std::move(types), symbols));
   }
   // With `tokens` bound.
   void add(ops::OpPtr op, std::vector<TensorType> types, int64_t tokens) {
@@ -311,6 +311,14 @@ std::vector<Workload> select_rows() {
   return cases.take();
 }
 
+std::vector<Workload> feed_tokens() {
+  Cases cases;
+  const auto op = std::make_shared<ops::FeedTokens>();
+  for (int64_t tokens : {0, 1, 5, 300})
+    cases.add(op, {TensorType(DType::i32, {Symbol::tokens}), TensorType(DType::i32, {4})}, tokens);
+  return cases.take();
+}
+
 std::vector<Workload> sample() {
   Cases cases;
   const auto op = std::make_shared<ops::Sample>();
@@ -417,6 +425,11 @@ std::vector<Workload> adamw() {
 
 }  // namespace
 
+Workload named_case(ops::OpPtr op, std::vector<TensorType> types, const SymbolValues& symbols) {
+  std::string name = fmt::format("{}({}){}", op->name(), op->attrs_text(), size_name(types, symbols));
+  return {std::move(name), std::move(op), std::move(types), symbols};
+}
+
 std::vector<std::string_view> op_names() {
   return {"embedding",
           "linear",
@@ -432,6 +445,7 @@ std::vector<std::string_view> op_names() {
           "cast",
           "kv_append",
           "select_rows",
+          "feed_tokens",
           "sample",
           "gated_activation",
           "all_reduce",
@@ -441,7 +455,12 @@ std::vector<std::string_view> op_names() {
           "select_heads",
           "softmax_state",
           "parallel_cross_entropy",
-          "all_gather"};
+          "all_gather",
+          "route",
+          "expert_order",
+          "permute",
+          "grouped_linear",
+          "unpermute"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -460,6 +479,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "cast") return cast();
   if (op == "kv_append") return kv_append();
   if (op == "select_rows") return select_rows();
+  if (op == "feed_tokens") return feed_tokens();
   if (op == "sample") return sample();
   if (op == "all_reduce") return elementwise(std::make_shared<ops::AllReduce>());
   if (op == "add_bias") return add_bias();
@@ -469,6 +489,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "all_gather") return all_gather();
   if (op == "grad_norm") return grad_norm();
   if (op == "adamw") return adamw();
+  if (std::vector<Workload> cases = expert_cases(op); !cases.empty()) return cases;
   EADEM_CHECK(false, "no cases for op '{}'", op);
 }
 

@@ -10,7 +10,7 @@
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/rms_norm.h"
-#include "eadem/ops/sample.h"
+#include "eadem/ops/sampling/sample.h"
 
 namespace eadem::pipeline {
 namespace {

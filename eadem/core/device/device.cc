@@ -1,7 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/core/device/device.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 namespace eadem {
+
+namespace {
+
+// Of a device that has done all work when a call returns.
+class PastEvent final : public Event {
+ public:
+  explicit PastEvent(Device& device) : device_(device) {}
+  void record() override {}
+  void wait() override { device_.synchronize(); }
+
+ private:
+  Device& device_;
+};
+
+}  // namespace
+
+Buffer Device::allocate_on_host(int64_t size_bytes) {
+  const auto padded = static_cast<size_t>((std::max<int64_t>(size_bytes, 1) + 63) / 64 * 64);
+  void* data = std::aligned_alloc(64, padded);
+  if (data == nullptr) throw OutOfMemory("cannot allocate {} bytes on the host", size_bytes);
+  return Buffer(
+      data, size_bytes, [](void* memory, int64_t, void*) { std::free(memory); }, nullptr);
+}
+
+std::unique_ptr<Event> Device::make_event() { return std::make_unique<PastEvent>(*this); }
+
+std::unique_ptr<Recording> Device::record(FunctionRef<void()>) {
+  EADEM_CHECK(false, "{} records nothing", description());
+}
+void Device::replay(const Recording&) { EADEM_CHECK(false, "{} records nothing", description()); }
 
 Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape) {
   auto buffer =

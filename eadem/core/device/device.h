@@ -42,6 +42,21 @@ enum class Placement : uint8_t {
   interleaved,  // anyone may read anything
 };
 
+// Work of a device that was recorded once. It refers to the memory that it was recorded with, whose contents it reads
+// anew each time.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+};
+
+// A point in the order of a device's work, which the host can wait for. Belongs to one device.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void record() = 0;  // the point is after all work given so far
+  virtual void wait() = 0;    // returns when the device has reached the point; at once if none was recorded
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -67,6 +82,24 @@ class Device {
   virtual void copy(void* dst, const void* src, int64_t size_bytes) = 0;  // within the device
   virtual void fill_zero(void* dst, int64_t size_bytes) = 0;
   virtual void synchronize() = 0;
+
+  // Memory of the host for copy_to_host_later; 64-byte aligned and page-locked where that matters.
+  virtual Buffer allocate_on_host(int64_t size_bytes);
+  // Copies to memory of allocate_on_host, which has the bytes once the device has reached an event that is recorded
+  // after this call.
+  virtual void copy_to_host_later(void* host, const void* src, int64_t size_bytes) {
+    copy_to_host(host, src, size_bytes);
+  }
+  virtual std::unique_ptr<Event> make_event();
+
+  // Whether `record` makes recordings.
+  virtual bool records() const { return false; }
+  // Records the work that `issue` gives this device, which does not run then, so that `replay` can give it at once.
+  // `issue` gives the device kernels, copies within the device and fills; it allocates nothing, copies nothing from or
+  // to the host and does not wait. Whatever it throws is thrown again, and nothing is recorded.
+  virtual std::unique_ptr<Recording> record(FunctionRef<void()> issue);
+  // Gives the recorded work to the device, in its order of work. The recording must be one of this device.
+  virtual void replay(const Recording& recording);
 
   // Host work in parallel where the device brings host threads with it (the CPU), else in order. For loading and
   // packing; not a kernel. Tasks must not throw.

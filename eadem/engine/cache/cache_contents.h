@@ -35,6 +35,9 @@ class CacheContents {
   // Records `tokens` at positions from `cached` on.
   void write(std::span<const int32_t> blocks, int64_t cached, std::span<const int32_t> tokens);
 
+  // Replaces the token in a slot that was written, block * block_size + offset.
+  void set_token(int64_t slot, int32_t token) { tokens_[static_cast<size_t>(slot)] = token; }
+
   // Returns how many tokens at the start of `tokens` the blocks hold, each at its position.
   int64_t common_prefix(std::span<const int32_t> blocks, std::span<const int32_t> tokens) const;
 

@@ -124,6 +124,7 @@ void append_encoded_tokens(const KvAppend& p, int64_t begin, int64_t end) {
   Code *cache_k = static_cast<Code*>(p.cache_k), *cache_v = static_cast<Code*>(p.cache_v);
   float rotated[kMostEncodedDim];
   for (int64_t t = begin; t < end; ++t) {
+    if (p.slots[t] < 0) continue;
     const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
     for (int64_t g = 0; g < p.kv_heads; ++g) {
       const int64_t from = t * p.kv_heads + g;
@@ -144,6 +145,7 @@ void append_tokens(const KvAppend& p, int64_t begin, int64_t end) {
   Cache *cache_k = static_cast<Cache*>(p.cache_k), *cache_v = static_cast<Cache*>(p.cache_v);
   const auto same = [](Vec v) { return v; };
   for (int64_t t = begin; t < end; ++t) {
+    if (p.slots[t] < 0) continue;
     const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
     for (int64_t g = 0; g < p.kv_heads; ++g) {
       const int64_t from = t * p.kv_heads + g;

@@ -27,10 +27,12 @@ constexpr OpKernels kOps[] = {
     {"cast", cast_kernels},
     {"kv_append", kv_append_kernels},
     {"select_rows", select_rows_kernels},
+    {"feed_tokens", feed_tokens_kernels},
     {"sample", sample_kernels},
     {"all_reduce", all_reduce_kernels},
     {"add_rms_norm", add_rms_norm_kernels},
     {"linear_gated_activation", linear_gated_activation_kernels},
+    {"linear_qkv", linear_qkv_kernels},
     {"rope_kv_append", rope_kv_append_kernels},
 };
 

@@ -53,8 +53,35 @@ DeviceRates rates_of(int index) {
           .launch_seconds = 3e-6};
 }
 
+class CudaRecording final : public Recording {
+ public:
+  explicit CudaRecording(cudaGraphExec_t graph) : graph_(graph) {}
+  cudaGraphExec_t graph() const { return graph_.get(); }
+
+ private:
+  CudaHandle<cudaGraphExec_t, cudaGraphExecDestroy> graph_;
+};
+
+class CudaEvent final : public Event {
+ public:
+  explicit CudaEvent(CudaDevice& device) : device_(device) {
+    const cudaStream_t unused = device_.stream();  // makes the device current
+    (void)unused;
+    cudaEvent_t event = nullptr;
+    EADEM_CUDA_CALL(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    event_.reset(event);
+  }
+  void record() override { EADEM_CUDA_CALL(cudaEventRecord(event_.get(), device_.stream())); }
+  void wait() override { EADEM_CUDA_CALL(cudaEventSynchronize(event_.get())); }
+
+ private:
+  CudaDevice& device_;
+  CudaHandle<cudaEvent_t, cudaEventDestroy> event_;
+};
+
 // Freeing waits for work that may still read the memory. Like CudaDestroy, it drops errors.
 void free_device_memory(void* data, int64_t, void*) { (void)cudaFree(data); }
+void free_host_memory(void* data, int64_t, void*) { (void)cudaFreeHost(data); }
 
 }  // namespace
 
@@ -186,6 +213,46 @@ void CudaDevice::fill_zero(void* dst, int64_t size_bytes) {
 void CudaDevice::synchronize() {
   make_current();
   EADEM_CUDA_CALL(cudaStreamSynchronize(stream_.get()));
+}
+
+Buffer CudaDevice::allocate_on_host(int64_t size_bytes) {
+  make_current();
+  const int64_t rounded = std::max<int64_t>(size_bytes, 1);
+  void* data = nullptr;
+  EADEM_CUDA_CALL(cudaHostAlloc(&data, static_cast<size_t>(rounded), cudaHostAllocDefault));
+  return Buffer(data, rounded, free_host_memory, nullptr);
+}
+
+void CudaDevice::copy_to_host_later(void* host, const void* src, int64_t size_bytes) {
+  if (size_bytes == 0) return;
+  make_current();
+  EADEM_CUDA_CALL(cudaMemcpyAsync(host, src, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream_.get()));
+}
+
+std::unique_ptr<Event> CudaDevice::make_event() { return std::make_unique<CudaEvent>(*this); }
+
+std::unique_ptr<Recording> CudaDevice::record(FunctionRef<void()> issue) {
+  make_current();
+  EADEM_CUDA_CALL(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+  cudaGraph_t recorded = nullptr;
+  try {
+    issue();
+  } catch (...) {
+    (void)cudaStreamEndCapture(stream_.get(), &recorded);
+    if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
+    (void)cudaGetLastError();
+    throw;
+  }
+  EADEM_CUDA_CALL(cudaStreamEndCapture(stream_.get(), &recorded));
+  const CudaHandle<cudaGraph_t, cudaGraphDestroy> graph(recorded);
+  cudaGraphExec_t executable = nullptr;
+  EADEM_CUDA_CALL(cudaGraphInstantiate(&executable, graph.get(), 0));
+  return std::make_unique<CudaRecording>(executable);
+}
+
+void CudaDevice::replay(const Recording& recording) {
+  make_current();
+  EADEM_CUDA_CALL(cudaGraphLaunch(static_cast<const CudaRecording&>(recording).graph(), stream_.get()));
 }
 
 }  // namespace eadem

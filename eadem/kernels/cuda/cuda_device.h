@@ -86,6 +86,13 @@ class CudaDevice final : public Device {
   void copy(void* dst, const void* src, int64_t size_bytes) override;
   void fill_zero(void* dst, int64_t size_bytes) override;
   void synchronize() override;
+  Buffer allocate_on_host(int64_t size_bytes) override;
+  void copy_to_host_later(void* host, const void* src, int64_t size_bytes) override;
+  std::unique_ptr<Event> make_event() override;
+  // CUDA graphs: one launch for all kernels.
+  bool records() const override { return true; }
+  std::unique_ptr<Recording> record(FunctionRef<void()> issue) override;
+  void replay(const Recording& recording) override;
 
  private:
   // Two halves of pinned memory that are filled in turn. A half is refilled only after all copies out of it are

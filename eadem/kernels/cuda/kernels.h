@@ -21,10 +21,12 @@ KernelList softmax_kernels();
 KernelList cast_kernels();
 KernelList kv_append_kernels();
 KernelList select_rows_kernels();
+KernelList feed_tokens_kernels();
 KernelList sample_kernels();
 KernelList all_reduce_kernels();
 KernelList add_rms_norm_kernels();
 KernelList linear_gated_activation_kernels();
+KernelList linear_qkv_kernels();
 KernelList rope_kv_append_kernels();
 
 }  // namespace eadem::kernels::cuda

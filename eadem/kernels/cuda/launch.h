@@ -20,20 +20,28 @@ namespace eadem::kernels::cuda {
 // --- rows.cu
 
 struct EmbeddingParams {
-  const void* table;   // [vocab, hidden] table_dtype
+  const void* table;   // [vocab, hidden] table_dtype: the rows of ids [first, first + vocab)
   const int32_t* ids;  // [tokens]
-  void* y;             // [tokens, hidden] y_dtype
-  int64_t tokens, hidden;
+  void* y;             // [tokens, hidden] y_dtype; zeros for ids whose row the table lacks
+  int64_t tokens, hidden, vocab, first;
   float scale;
   DType table_dtype, y_dtype;
 };
 [[nodiscard]] cudaError_t launch_embedding(const EmbeddingParams& params, cudaStream_t stream);
 
+struct FeedTokensParams {
+  const int32_t* ids;      // [tokens]
+  const int32_t* sampled;  // every row that ids name
+  int32_t* y;              // [tokens]
+  int64_t tokens;
+};
+[[nodiscard]] cudaError_t launch_feed_tokens(const FeedTokensParams& params, cudaStream_t stream);
+
 struct SelectRowsParams {
   const void* x;        // [tokens, hidden] dtype
   const int32_t* rows;  // [num_rows]
   void* y;              // [num_rows, hidden] dtype
-  int64_t num_rows, hidden;
+  int64_t tokens, num_rows, hidden;
   DType dtype;
 };
 [[nodiscard]] cudaError_t launch_select_rows(const SelectRowsParams& params, cudaStream_t stream);
@@ -139,7 +147,7 @@ struct AttentionParams {
   DType dtype, kv_dtype;
   // Only launch_attention_decode uses these members:
   float* states = nullptr;  // [max_splits, heads, head_dim + 2]
-  int64_t max_splits = 0;    // the most splits that all sequences of a step have together
+  int64_t max_splits = 0;   // the most splits that all sequences of a step have together
   int32_t multiprocessors = 1;
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);
@@ -170,13 +178,20 @@ struct LinearParams {
 inline constexpr int64_t kLinearStreamMaxTokens = 64;
 inline constexpr int64_t kLinearStreamMultiple = 64;  // `in` is a multiple of this
 
+// One product of a launch.
+struct LinearStreamPart {
+  const void* weight = nullptr;  // [out, in] bf16; rows begin at multiples of 16 bytes
+  const void* bias = nullptr;    // [out] y_dtype, or null; not with `up`
+  void* y = nullptr;             // [tokens, out] y_dtype, f32 or bf16
+  int64_t out = 0;
+};
+inline constexpr int kMostLinearStreamParts = 3;
+
 struct LinearStreamParams {
-  const void* x;       // [tokens, in] bf16; rows begin at multiples of 16 bytes
-  const void* weight;  // [out, in] bf16, likewise
-  const void* up;      // [out, in] bf16, or null. Not null: y = activation(x weight^T) * (x up^T)
-  const void* bias;    // [out] y_dtype, or null; not with `up`
-  void* y;             // [tokens, out] y_dtype, f32 or bf16
-  int64_t tokens, in, out;
+  const void* x;   // [tokens, in] bf16; rows begin at multiples of 16 bytes
+  const void* up;  // [out, in] bf16, or null. Not null: y = activation(x weight^T) * (x up^T), of one part
+  LinearStreamPart parts[kMostLinearStreamParts];  // the first have outputs
+  int64_t tokens, in;
   int64_t multiprocessors;
   DType y_dtype;
   ActivationKind activation;

@@ -9,48 +9,71 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y = x / rms(x) * weight; with `add`, sum = x + add is normalized instead of x. One block per row. The row is read
-// twice rather than kept in registers, so any `hidden` works; each thread reads again only elements that it wrote
-// itself. The sum is rounded before it is normalized, so the bits equal those of the separate ops. kWidth elements are
-// read at once.
-template <typename T, typename W, int kWidth>
+// y = x / rms(x) * weight; with `add`, sum = x + add is normalized instead of x. One block per row. The sum is rounded
+// before it is normalized, so the bits equal those of the separate ops. kWidth elements are read at once. A thread
+// keeps its kVectors vectors in registers, and the weights, which no earlier kernel makes, are there before the row is;
+// with kVectors = 0 the row is read twice instead, so any `hidden` works, and each thread reads again only elements
+// that it wrote itself.
+template <typename T, typename W, int kWidth, int kVectors>
 __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
+  constexpr int kKept = kVectors > 0 ? kVectors : 1, kStride = kThreads * kWidth;
   const int64_t offset = blockIdx.x * p.hidden;
   const T* x = static_cast<const T*>(p.x) + offset;      // [hidden]
   const T* add = static_cast<const T*>(p.add) + offset;  // [hidden], if p.add
   T* sum = static_cast<T*>(p.sum) + offset;              // [hidden], if p.add
   const W* weight = static_cast<const W*>(p.weight);     // [hidden]
   T* y = static_cast<T*>(p.y) + offset;                  // [hidden]
+  const int64_t first = threadIdx.x * kWidth;
+  float values[kKept][kWidth], weights[kKept][kWidth];
   allow_next_kernel();
+  if constexpr (kVectors > 0) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      if (first + v * kStride < p.hidden) load_vector(weights[v], weight + first + v * kStride);
+  }
   wait_for_earlier_kernels();
 
   // 1. Compute the mean square, in f32.
   float squares = 0.0f;
-  for (int64_t i = threadIdx.x * kWidth; i < p.hidden; i += kThreads * kWidth) {
-    float values[kWidth];
-    load_vector(values, x + i);
+  const auto add_squares = [&](float(&vector)[kWidth], int64_t i) {
+    load_vector(vector, x + i);
     if (p.add != nullptr) {
       float added[kWidth];
       load_vector(added, add + i);
 #pragma unroll
-      for (int n = 0; n < kWidth; ++n) values[n] = rounded<T>(values[n] + added[n]);
-      store_vector(sum + i, values);
+      for (int n = 0; n < kWidth; ++n) vector[n] = rounded<T>(vector[n] + added[n]);
+      store_vector(sum + i, vector);
     }
 #pragma unroll
-    for (int n = 0; n < kWidth; ++n) squares += values[n] * values[n];
+    for (int n = 0; n < kWidth; ++n) squares += vector[n] * vector[n];
+  };
+  if constexpr (kVectors > 0) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      if (first + v * kStride < p.hidden) add_squares(values[v], first + v * kStride);
+  } else {
+    for (int64_t i = first; i < p.hidden; i += kStride) add_squares(values[0], i);
   }
   const float mean = block_sum(squares) / static_cast<float>(p.hidden);
   const float scale = 1.0f / sqrtf(mean + p.eps);
 
   // 2. Scale and store.
-  const T* normalized = p.add != nullptr ? sum : x;
-  for (int64_t i = threadIdx.x * kWidth; i < p.hidden; i += kThreads * kWidth) {
-    float values[kWidth], weights[kWidth];
-    load_vector(values, normalized + i);
-    load_vector(weights, weight + i);
+  const auto store_scaled = [&](float(&vector)[kWidth], const float(&factors)[kWidth], int64_t i) {
 #pragma unroll
-    for (int n = 0; n < kWidth; ++n) values[n] = values[n] * scale * weights[n];
-    store_vector(y + i, values);
+    for (int n = 0; n < kWidth; ++n) vector[n] = vector[n] * scale * factors[n];
+    store_vector(y + i, vector);
+  };
+  if constexpr (kVectors > 0) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      if (first + v * kStride < p.hidden) store_scaled(values[v], weights[v], first + v * kStride);
+  } else {
+    const T* normalized = p.add != nullptr ? sum : x;
+    for (int64_t i = first; i < p.hidden; i += kStride) {
+      load_vector(values[0], normalized + i);
+      load_vector(weights[0], weight + i);
+      store_scaled(values[0], weights[0], i);
+    }
   }
 }
 
@@ -63,8 +86,12 @@ cudaError_t launch_rms_norm(const RmsNormParams& p, cudaStream_t stream) {
       using T = decltype(x);
       using W = decltype(weight);
       const dim3 grid(static_cast<unsigned>(p.rows));
-      return p.hidden % 8 == 0 ? launch_overlapped(rms_norm_rows<T, W, 8>, grid, kThreads, 0, stream, p)
-                               : launch_overlapped(rms_norm_rows<T, W, 1>, grid, kThreads, 0, stream, p);
+      const auto launch = [&](auto kernel) { return launch_overlapped(kernel, grid, kThreads, 0, stream, p); };
+      if (p.hidden % 8 != 0) return launch(rms_norm_rows<T, W, 1, 0>);
+      if (p.hidden <= kThreads * 8) return launch(rms_norm_rows<T, W, 8, 1>);
+      if (p.hidden <= kThreads * 16) return launch(rms_norm_rows<T, W, 8, 2>);
+      if (p.hidden <= kThreads * 32) return launch(rms_norm_rows<T, W, 8, 4>);
+      return launch(rms_norm_rows<T, W, 8, 0>);
     });
   });
 }

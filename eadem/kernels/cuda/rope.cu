@@ -71,6 +71,7 @@ __global__ void append_items(KvAppendParams p) {
   const int64_t head = i / p.head_dim % p.kv_heads;
   const int64_t t = i / p.head_dim / p.kv_heads;
   const int64_t from = (t * p.kv_heads + head) * p.head_dim;
+  if (p.slots[t] < 0) return;
   const int64_t block = p.slots[t] / p.block_size, position = p.slots[t] % p.block_size;
   const int64_t to = ((block * p.kv_heads + head) * p.block_size + position) * p.head_dim;
   const T* k = static_cast<const T*>(p.k) + from;  // [head_dim]

@@ -3,6 +3,7 @@
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/embedding.h"
+#include "eadem/kernels/feed_tokens.h"
 
 namespace eadem::kernels::cuda {
 
@@ -13,19 +14,20 @@ Verdict can_embed(const KernelRequest& request) {
       .dtype("table", request.inputs[0], kStorageDTypes)
       .dtype("ids", request.inputs[1], {DType::i32})
       .dtype("y", request.outputs[0], kStorageDTypes)
-      .require(request.inputs[0].sharding == Sharding::replicated(), "takes a whole table, not a part of one")
       .verdict();
 }
 
 PlanPtr prepare_embedding(const KernelRequest& request, Context&) {
-  return make_plan([scale = request.attrs.get<EmbeddingAttrs>().scale](const KernelCall& call) {
+  return make_plan([attrs = request.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
     const TensorView &table = call.inputs[0], &ids = call.inputs[1], &y = call.outputs[0];
     EADEM_CUDA_CALL(launch_embedding({.table = elements(table),
                                       .ids = elements<const int32_t>(ids),
                                       .y = elements(y),
                                       .tokens = y.shape[0],
                                       .hidden = y.shape[1],
-                                      .scale = scale,
+                                      .vocab = table.shape[0],
+                                      .first = attrs.first,
+                                      .scale = attrs.scale,
                                       .table_dtype = table.dtype,
                                       .y_dtype = y.dtype},
                                      stream_of(call)));
@@ -45,18 +47,37 @@ void run_select_rows(const KernelCall& call) {
   EADEM_CUDA_CALL(launch_select_rows({.x = elements(x),
                                       .rows = elements<const int32_t>(rows),
                                       .y = elements(y),
+                                      .tokens = x.shape[0],
                                       .num_rows = y.shape[0],
                                       .hidden = y.shape[1],
                                       .dtype = x.dtype},
                                      stream_of(call)));
 }
 
+Verdict can_feed(const KernelRequest& request) {
+  return Requirements(request)
+      .dtype("ids", request.inputs[0], {DType::i32})
+      .dtype("sampled", request.inputs[1], {DType::i32})
+      .dtype("y", request.outputs[0], {DType::i32})
+      .verdict();
+}
+
+void run_feed(const KernelCall& call) {
+  EADEM_CUDA_CALL(launch_feed_tokens({.ids = elements<const int32_t>(call.inputs[0]),
+                                      .sampled = elements<const int32_t>(call.inputs[1]),
+                                      .y = elements<int32_t>(call.outputs[0]),
+                                      .tokens = call.outputs[0].shape[0]},
+                                     stream_of(call)));
+}
+
 constexpr Kernel kEmbedding{"cuda_rows", Pass::inference, can_embed, prepare_embedding};
 constexpr Kernel kSelectRows{"cuda_rows", Pass::inference, can_select_rows, prepare_nothing<run_select_rows>};
+constexpr Kernel kFeedTokens{"cuda_feed_tokens", Pass::inference, can_feed, prepare_nothing<run_feed>};
 
 }  // namespace
 
 KernelList embedding_kernels() { return {&kEmbedding}; }
 KernelList select_rows_kernels() { return {&kSelectRows}; }
+KernelList feed_tokens_kernels() { return {&kFeedTokens}; }
 
 }  // namespace eadem::kernels::cuda

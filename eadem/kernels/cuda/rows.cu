@@ -9,17 +9,29 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y[r, :] = scale * x[rows[r], :]. One block per row.
+// y[r, :] = scale * x[rows[r] - first, :], or zeros where x has no such row. One block per row.
 template <typename X, typename Y>
-__global__ void gather_rows(const X* x,           // [any, hidden]
+__global__ void gather_rows(const X* x,           // [count, hidden]
                             const int32_t* rows,  // [gridDim.x]
                             Y* y,                 // [gridDim.x, hidden]
-                            int64_t hidden, float scale) {
+                            int64_t hidden, int64_t first, int64_t count, float scale) {
   allow_next_kernel();
   wait_for_earlier_kernels();
-  const X* from = x + rows[blockIdx.x] * hidden;
+  const int64_t row = rows[blockIdx.x] - first;
+  const bool present = row >= 0 && row < count;
+  const X* from = x + (present ? row : 0) * hidden;
   Y* to = y + blockIdx.x * hidden;
-  for (int64_t i = threadIdx.x; i < hidden; i += kThreads) store(to + i, scale * load(from + i));
+  for (int64_t i = threadIdx.x; i < hidden; i += kThreads) store(to + i, present ? scale * load(from + i) : 0.0f);
+}
+
+// One block: a step has few tokens where this matters.
+__global__ void feed_tokens(FeedTokensParams p) {
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  for (int64_t t = threadIdx.x; t < p.tokens; t += kThreads) {
+    const int32_t id = p.ids[t];
+    p.y[t] = id < 0 ? p.sampled[-1 - id] : id;
+  }
 }
 
 }  // namespace
@@ -31,9 +43,15 @@ cudaError_t launch_embedding(const EmbeddingParams& p, cudaStream_t stream) {
       using X = decltype(x);
       using Y = decltype(y);
       return launch_overlapped(gather_rows<X, Y>, dim3(static_cast<unsigned>(p.tokens)), kThreads, 0, stream,
-                               static_cast<const X*>(p.table), p.ids, static_cast<Y*>(p.y), p.hidden, p.scale);
+                               static_cast<const X*>(p.table), p.ids, static_cast<Y*>(p.y), p.hidden, p.first, p.vocab,
+                               p.scale);
     });
   });
+}
+
+cudaError_t launch_feed_tokens(const FeedTokensParams& p, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  return launch_overlapped(feed_tokens, dim3(1), kThreads, 0, stream, p);
 }
 
 cudaError_t launch_select_rows(const SelectRowsParams& p, cudaStream_t stream) {
@@ -41,7 +59,8 @@ cudaError_t launch_select_rows(const SelectRowsParams& p, cudaStream_t stream) {
   return with_f32_or_bf16(p.dtype, [&](auto x) {
     using T = decltype(x);
     return launch_overlapped(gather_rows<T, T>, dim3(static_cast<unsigned>(p.num_rows)), kThreads, 0, stream,
-                             static_cast<const T*>(p.x), p.rows, static_cast<T*>(p.y), p.hidden, 1.0f);
+                             static_cast<const T*>(p.x), p.rows, static_cast<T*>(p.y), p.hidden, int64_t{0}, p.tokens,
+                             1.0f);
   });
 }
 

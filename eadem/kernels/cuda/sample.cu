@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One block draws the token of one row by the rules of kernels/sample.h, without sorting.
+// One cluster of blocks draws the token of one row by the rules of kernels/sample.h, without sorting.
 //
 // Probabilities are handled as integers: the weight of a token is exp((logit - largest) / temperature) in f32, scaled
 // by a power of two so large that the sum over the vocabulary still fits 63 bits. Integer sums do not depend on the
@@ -10,15 +10,19 @@
 // every token above a threshold is kept, and tokens at the threshold are kept up to an index. The threshold is found by
 // bisection over the bits of the logits, one pass over the row per bit.
 #include "eadem/core/philox.h"
-#include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/instructions/cluster.cuh"
+#include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/launch.h"
 
 namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kThreads = 1024;
-constexpr int kWarps = kThreads / kWarp;
+constexpr int kThreads = 512;  // of a block
+constexpr int kBlocks = 8;     // of a cluster
+constexpr int kRowThreads = kBlocks * kThreads, kRowWarps = kRowThreads / kWarp;
+
+using Reduction = ClusterReduction<kBlocks>;
 
 // Maps floats to unsigned integers in ascending order; -0 and +0 have one key. Not for NaN.
 __device__ uint32_t key_of(float value) {
@@ -28,6 +32,8 @@ __device__ uint32_t key_of(float value) {
 __device__ float value_of(uint32_t key) { return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
 
 struct Row {
+  Reduction& reduction;
+  int thread;           // among those of the cluster
   const float* logits;  // [vocab]
   int32_t vocab;
   float largest;      // largest of the logits
@@ -43,8 +49,8 @@ struct Row {
 template <typename Value>
 __device__ uint64_t row_total(const Row& row, Value value) {
   uint64_t total = 0;
-  for (int32_t i = threadIdx.x; i < row.vocab; i += kThreads) total += value(i);
-  return block_sum(total);
+  for (int32_t i = row.thread; i < row.vocab; i += kRowThreads) total += value(i);
+  return row.reduction.sum(total);
 }
 
 // Returns the largest key t for which the values of the tokens with key >= t add up to at least `goal`, which is in [1,
@@ -69,22 +75,22 @@ __device__ uint32_t threshold_key(const Row& row, uint64_t goal, Value value) {
 // row.
 template <typename Value>
 __device__ int32_t first_exceeding(const Row& row, uint64_t target, Value value) {
-  __shared__ uint64_t totals[kWarps];
-  __shared__ int32_t found;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  __shared__ uint64_t totals[kRowWarps], found;
+  const int warp = row.thread / kWarp, lane = row.thread % kWarp;
 
-  // 1. Every warp adds up a segment of the row.
-  const int32_t segment = static_cast<int32_t>(ceil_div(row.vocab, kWarps));
+  // 1. Every warp adds up a segment of the row, and tells all blocks.
+  const int32_t segment = static_cast<int32_t>(ceil_div(row.vocab, kRowWarps));
   const int32_t begin = warp * segment, end = min(begin + segment, row.vocab);
   uint64_t total = 0;
   for (int32_t i = begin + lane; i < end; i += kWarp) total += value(i);
   total = warp_reduce(total, Sum{});
-  if (lane == 0) totals[warp] = total;
-  __syncthreads();
+  if (lane < kBlocks) store_to_block(&totals[warp], lane, total);
+  cluster_sync();
 
   // 2. The warp in whose segment the sum first exceeds the target walks through it.
   uint64_t before = 0;
-  for (int w = 0; w < warp; ++w) before += totals[w];
+  for (int w = lane; w < warp; w += kWarp) before += totals[w];
+  before = warp_reduce(before, Sum{});
   if (before <= target && before + total > target) {
     for (int32_t base = begin; base < end; base += kWarp) {
       uint64_t running = base + lane < end ? value(base + lane) : uint64_t{0};
@@ -95,15 +101,16 @@ __device__ int32_t first_exceeding(const Row& row, uint64_t target, Value value)
       }
       const unsigned exceeding = __ballot_sync(kAllLanes, before + running > target);
       if (exceeding != 0) {
-        if (lane == 0) found = base + __ffs(static_cast<int>(exceeding)) - 1;
+        const uint64_t index = static_cast<uint64_t>(base + __ffs(static_cast<int>(exceeding)) - 1);
+        if (lane < kBlocks) store_to_block(&found, lane, index);
         break;
       }
       before += __shfl_sync(kAllLanes, running, kWarp - 1);
     }
   }
-  __syncthreads();
-  const int32_t result = found;
-  __syncthreads();  // the next call overwrites `found` and `totals`
+  cluster_sync();
+  const auto result = static_cast<int32_t>(found);
+  cluster_sync();  // the next call overwrites `found` and `totals`
   return result;
 }
 
@@ -159,14 +166,14 @@ __device__ int32_t draw(const Row& row, int32_t top_k, float top_p, float min_p,
 
 // Biases and penalizes the row's logits in place and saves their old values. The tokens of a range are distinct, so no
 // two threads write one logit.
-__device__ void penalize(float* logits, const SampleRow& row, const int32_t* pairs, float* replaced) {
+__device__ void penalize(float* logits, const SampleRow& row, const int32_t* pairs, float* replaced, int thread) {
   const SampleSettings& s = row.settings;
-  for (int32_t i = row.biases_begin + threadIdx.x; i < row.biases_end; i += kThreads) {
+  for (int32_t i = row.biases_begin + thread; i < row.biases_end; i += kRowThreads) {
     replaced[i] = logits[pairs[2 * i]];
     logits[pairs[2 * i]] = __fadd_rn(replaced[i], __int_as_float(pairs[2 * i + 1]));
   }
-  __syncthreads();
-  for (int32_t i = row.penalties_begin + threadIdx.x; i < row.penalties_end; i += kThreads) {
+  cluster_sync();
+  for (int32_t i = row.penalties_begin + thread; i < row.penalties_end; i += kRowThreads) {
     float logit = logits[pairs[2 * i]];
     const double count = pairs[2 * i + 1];
     replaced[i] = logit;
@@ -174,17 +181,16 @@ __device__ void penalize(float* logits, const SampleRow& row, const int32_t* pai
     const double lower = __dsub_rn(logit, __dmul_rn(s.frequency_penalty, count));
     logits[pairs[2 * i]] = static_cast<float>(__dsub_rn(lower, count > 0 ? s.presence_penalty : 0.0f));
   }
-  __syncthreads();
+  cluster_sync();
 }
 
-__device__ void put_back(float* logits, const SampleRow& row, const int32_t* pairs, const float* replaced) {
-  __syncthreads();
-  for (int32_t i = row.penalties_begin + threadIdx.x; i < row.penalties_end; i += kThreads)
+__device__ void put_back(float* logits, const SampleRow& row, const int32_t* pairs, const float* replaced, int thread) {
+  cluster_sync();
+  for (int32_t i = row.penalties_begin + thread; i < row.penalties_end; i += kRowThreads)
     logits[pairs[2 * i]] = replaced[i];
-  __syncthreads();
-  for (int32_t i = row.biases_begin + threadIdx.x; i < row.biases_end; i += kThreads)
-    logits[pairs[2 * i]] = replaced[i];
-  __syncthreads();
+  cluster_sync();
+  for (int32_t i = row.biases_begin + thread; i < row.biases_end; i += kRowThreads) logits[pairs[2 * i]] = replaced[i];
+  cluster_sync();
 }
 
 struct Largest {
@@ -193,49 +199,54 @@ struct Largest {
   bool finite;  // the largest logit is finite and no logit is NaN
 };
 
-__device__ Largest largest_of(const float* logits, int32_t vocab) {
+__device__ Largest largest_of(const float* logits, int32_t vocab, Reduction& reduction, int thread) {
+  constexpr uint64_t kNaN = ~uint64_t{0};
   uint64_t best = 0;  // the largest pair (key, ~index)
-  bool has_nan = false;
-  for (int32_t i = threadIdx.x; i < vocab; i += kThreads) {
+  for (int32_t i = thread; i < vocab; i += kRowThreads) {
     const float logit = logits[i];
-    has_nan = has_nan || isnan(logit);
-    best = Max{}(best, (uint64_t{key_of(logit)} << 32) | static_cast<uint32_t>(~i));
+    best = Max{}(best, isnan(logit) ? kNaN : (uint64_t{key_of(logit)} << 32) | static_cast<uint32_t>(~i));
   }
-  best = block_max(best);
-  const int32_t index = static_cast<int32_t>(~static_cast<uint32_t>(best));
-  const bool any_nan = __syncthreads_or(has_nan) != 0;
-  const float value = any_nan ? 0.0f : logits[index];
-  return {index, value, !any_nan && isfinite(value)};
+  best = reduction.max(best);
+  if (best == kNaN) return {0, 0.0f, false};
+  const float value = value_of(static_cast<uint32_t>(best >> 32));
+  return {static_cast<int32_t>(~static_cast<uint32_t>(best)), value, static_cast<bool>(isfinite(value))};
 }
 
-// The logits are penalized in place while the token is drawn, then restored bit for bit. Only this block reads the row,
-// and a copy would take as much memory as the logits.
-__global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
-  const int64_t r = blockIdx.x;
+// The logits are penalized in place while the token is drawn, then restored bit for bit. Only this cluster reads the
+// row, and a copy would take as much memory as the logits.
+__global__ void __launch_bounds__(kThreads, 2) sample_rows(SampleParams p) {
+  __shared__ uint64_t slots[2][kBlocks];
+  Reduction reduction(slots);
+  const int thread = cluster_rank() * kThreads + static_cast<int>(threadIdx.x);
+  const bool writes = thread == 0;
+  const int64_t r = blockIdx.x / kBlocks;
+  cluster_sync();  // no block may be written to before it has begun
+  allow_next_kernel();
+  wait_for_earlier_kernels();
   float* logits = const_cast<float*>(p.logits) + r * p.vocab;  // [vocab]
   const SampleRow& settings = p.row_settings[r];
   const bool penalized =
       settings.penalties_end > settings.penalties_begin || settings.biases_end > settings.biases_begin;
-  if (penalized) penalize(logits, settings, p.penalties, p.replaced);
+  if (penalized) penalize(logits, settings, p.penalties, p.replaced, thread);
 
   // 1. The largest logit.
-  Largest most = largest_of(logits, p.vocab);
+  Largest most = largest_of(logits, p.vocab, reduction, thread);
 
   // 2. The token.
   int32_t token = most.finite ? most.index : -1;
   if (most.finite && settings.settings.temperature > 0.0f) {
     const SampleSettings& s = settings.settings;
     const int fraction_bits = 31 + __clz(p.vocab - 1);  // vocab <= 2^(32 - clz): the sum is at most 2^63
-    const Row row{logits, p.vocab, most.value, s.temperature, ldexpf(1.0f, fraction_bits)};
+    const Row row{reduction, thread, logits, p.vocab, most.value, s.temperature, ldexpf(1.0f, fraction_bits)};
     token =
         draw(row, s.top_k, s.top_p, s.min_p, static_cast<uint64_t>(s.seed), static_cast<uint64_t>(settings.position));
   }
   if (penalized) {
-    put_back(logits, settings, p.penalties, p.replaced);
-    most = largest_of(logits, p.vocab);
+    put_back(logits, settings, p.penalties, p.replaced, thread);
+    most = largest_of(logits, p.vocab, reduction, thread);
   }
   if (token < 0) {
-    if (threadIdx.x == 0) {
+    if (writes) {
       p.token[r] = -1;
       p.logprob[r] = nanf("");
     }
@@ -244,9 +255,9 @@ __global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
 
   // 3. Compute the token's log softmax without temperature; the sum is in f64.
   double sum = 0.0;
-  for (int32_t i = threadIdx.x; i < p.vocab; i += kThreads) sum += expf(logits[i] - most.value);
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) {
+  for (int32_t i = thread; i < p.vocab; i += kRowThreads) sum += expf(logits[i] - most.value);
+  sum = reduction.sum(sum);
+  if (writes) {
     p.token[r] = token;
     p.logprob[r] = static_cast<float>(static_cast<double>(logits[token]) - most.value - log(sum));
   }
@@ -257,8 +268,7 @@ __global__ void __launch_bounds__(kThreads) sample_rows(SampleParams p) {
 cudaError_t launch_sample(const SampleParams& p, cudaStream_t stream) {
   if (p.rows == 0) return cudaSuccess;
   if (p.vocab < 1 || p.vocab > kMaxSampleVocab) return cudaErrorInvalidValue;
-  sample_rows<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
-  return cudaGetLastError();
+  return launch_clusters(sample_rows, kBlocks, dim3(static_cast<unsigned>(p.rows * kBlocks)), kThreads, 0, stream, p);
 }
 
 }  // namespace eadem::kernels::cuda

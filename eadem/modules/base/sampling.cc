@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/base/sampling.h"
 
-#include "eadem/ops/sample.h"
+#include "eadem/ops/sampling/feed_tokens.h"
+#include "eadem/ops/sampling/sample.h"
 
 namespace eadem::modules {
+
+void Sampling::feed(BuildContext& context) const {
+  const ValueId sampled = context.graph.add_input("sampled", TensorType(DType::i32, {Symbol::logit_rows}));
+  context.step.token_ids = context.graph.add1(std::make_shared<ops::FeedTokens>(), {context.step.token_ids, sampled});
+}
 
 void Sampling::build(BuildContext& context, ValueId logits) const {
   const ValueId rows =

@@ -9,6 +9,9 @@ namespace eadem::modules {
 // its penalties need, `penalties` (see kernels/sample.h). Marks the outputs `token` and `logprob`.
 class Sampling {
  public:
+  // Lets token_ids of the step name rows of the step before, whose tokens the input `sampled` [logit_rows] i32 has (see
+  // kernels/feed_tokens.h).
+  void feed(BuildContext& context) const;
   void build(BuildContext& context, ValueId logits) const;
 };
 

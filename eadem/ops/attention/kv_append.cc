@@ -81,6 +81,7 @@ void KvAppend::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span
   const int64_t tokens = in[kK].shape[0], kv_heads = in[kK].shape[1], block_size = in[kCacheK].shape[2];
   for (int64_t t = 0; t < tokens; ++t) {
     const auto slot = static_cast<int64_t>(in[kSlots].data[static_cast<size_t>(t)]);
+    if (slot < 0) continue;
     for (int64_t g = 0; g < kv_heads; ++g)
       for (const int port : {kK, kV}) {
         const RefTensor& rows = in[static_cast<size_t>(port)];

@@ -35,9 +35,11 @@ struct Uses {
 struct Match {
   std::vector<int> nodes;         // graph node of each pattern node
   std::map<int, ValueId> values;  // pattern value -> graph value
+  int place = 0;                  // the graph node before which the fused op is put
 };
 
-// Matches a pattern backwards from its last node: producers are found through the values that nodes read.
+// Matches a pattern backwards from its last node: producers are found through the values that nodes read, and then
+// nodes that read a value of those found.
 class Matcher {
  public:
   Matcher(const Graph& graph, const Uses& uses, const Fusion& fusion) : graph_(graph), uses_(uses), fusion_(fusion) {}
@@ -50,8 +52,8 @@ class Matcher {
     // Every subset of the bits of `commutative`, from none to all of them.
     exchanged_ = 0;
     do {
-      match_ = Match{std::vector<int>(fusion_.nodes.size(), -1), {}};
-      if (match_node(static_cast<int>(fusion_.nodes.size()) - 1, root) && is_complete() && is_closed(root))
+      match_ = Match{std::vector<int>(fusion_.nodes.size(), -1), {}, root};
+      if (match_node(static_cast<int>(fusion_.nodes.size()) - 1, root) && match_siblings(root) && is_closed())
         return match_;
       exchanged_ = (exchanged_ - commutative) & commutative;
     } while (exchanged_ != 0);
@@ -87,6 +89,28 @@ class Matcher {
     return bind(wanted, actual);
   }
 
+  // Finds the nodes that only a common input connects to the others: the last such reader before the root.
+  bool match_siblings(int root) {
+    for (int pattern_index = static_cast<int>(fusion_.nodes.size()) - 1; pattern_index >= 0; --pattern_index)
+      if (match_.nodes[static_cast<size_t>(pattern_index)] < 0 && !match_sibling(pattern_index, root)) return false;
+    return true;
+  }
+
+  bool match_sibling(int pattern_index, int root) {
+    for (int value : fusion_.nodes[static_cast<size_t>(pattern_index)].inputs) {
+      const auto found = match_.values.find(value);
+      if (found == match_.values.end() || found->second == kNoValue) continue;
+      const std::vector<int>& readers = uses_.consumers[static_cast<size_t>(found->second)];
+      for (auto reader = readers.rbegin(); reader != readers.rend(); ++reader) {
+        if (*reader >= root || is_inside(*reader)) continue;
+        const Match before = match_;
+        if (match_node(pattern_index, *reader)) return true;
+        match_ = before;
+      }
+    }
+    return false;
+  }
+
   int pattern_producer(int value) const {
     for (size_t n = 0; n < fusion_.nodes.size(); ++n)
       for (int output : fusion_.nodes[n].outputs)
@@ -99,25 +123,28 @@ class Matcher {
     return inserted || found->second == actual;
   }
 
-  bool is_complete() const { return std::find(match_.nodes.begin(), match_.nodes.end(), -1) == match_.nodes.end(); }
-
-  // No value made inside is wanted outside, unless the fused op makes it too and nobody reads it before the fused op
-  // runs; and the fused op reads nothing that is made inside, as it would of p + p.
-  bool is_closed(int root) const {
-    for (int pattern_value : fusion_.inputs) {
-      const auto found = match_.values.find(pattern_value);
-      const ValueId id = found == match_.values.end() ? kNoValue : found->second;
-      if (id != kNoValue && is_inside(uses_.producer[static_cast<size_t>(id)])) return false;
-    }
+  // No value made inside is wanted outside, unless the fused op makes it too; the fused op reads nothing that is made
+  // inside, as it would of p + p. It is put before the first reader of its outputs, where its inputs must be made.
+  bool is_closed() {
     for (size_t n = 0; n < fusion_.nodes.size(); ++n)
       for (int pattern_value : fusion_.nodes[n].outputs) {
         const auto id = static_cast<size_t>(match_.values.at(pattern_value));
         const bool kept =
             std::find(fusion_.outputs.begin(), fusion_.outputs.end(), pattern_value) != fusion_.outputs.end();
         if (uses_.is_output[id] && !kept) return false;
-        for (int consumer : uses_.consumers[id])
-          if (!is_inside(consumer) && (!kept || consumer < root)) return false;
+        for (int consumer : uses_.consumers[id]) {
+          if (is_inside(consumer)) continue;
+          if (!kept) return false;
+          match_.place = std::min(match_.place, consumer);
+        }
       }
+    for (int pattern_value : fusion_.inputs) {
+      const auto found = match_.values.find(pattern_value);
+      const ValueId id = found == match_.values.end() ? kNoValue : found->second;
+      if (id == kNoValue) continue;
+      const int producer = uses_.producer[static_cast<size_t>(id)];
+      if (is_inside(producer) || producer >= match_.place) return false;
+    }
     return true;
   }
 
@@ -203,12 +230,10 @@ std::optional<size_t> fuse_next(Graph& graph, const Fusion& fusion, size_t start
     std::vector<Node> nodes;
     size_t next = 0;
     for (size_t n = 0; n < graph.nodes().size(); ++n) {
-      if (n == root) {
-        nodes.push_back(std::move(*fused));
-        next = nodes.size();
-      } else if (std::find(match->nodes.begin(), match->nodes.end(), static_cast<int>(n)) == match->nodes.end()) {
+      if (static_cast<int>(n) == match->place) nodes.push_back(std::move(*fused));
+      if (std::find(match->nodes.begin(), match->nodes.end(), static_cast<int>(n)) == match->nodes.end())
         nodes.push_back(std::move(graph.nodes()[n]));
-      }
+      if (n == root) next = nodes.size();
     }
     graph.nodes() = std::move(nodes);
     return next;

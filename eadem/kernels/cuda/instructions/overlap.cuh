@@ -15,26 +15,35 @@ __device__ inline void wait_for_earlier_kernels() { asm volatile("griddepcontrol
 // Allows the next kernel to begin as multiprocessors become free.
 __device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// Launches a kernel with `shared_bytes` of dynamic shared memory, which may exceed the default limit of 48 KB.
+// Launches a kernel in clusters of `cluster` blocks, with `shared_bytes` of dynamic shared memory, which may exceed the
+// default limit of 48 KB.
 template <typename... Params>
-cudaError_t launch_overlapped(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
-                              cudaStream_t stream, const Params&... params) {
+cudaError_t launch_clusters(void (*kernel)(Params...), unsigned cluster, dim3 grid, unsigned threads,
+                            size_t shared_bytes, cudaStream_t stream, const Params&... params) {
   if (shared_bytes > 48 * 1024) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return error;
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, params...);
+}
+
+template <typename... Params>
+cudaError_t launch_overlapped(void (*kernel)(Params...), dim3 grid, unsigned threads, size_t shared_bytes,
+                              cudaStream_t stream, const Params&... params) {
+  return launch_clusters(kernel, 1, grid, threads, shared_bytes, stream, params...);
 }
 
 }  // namespace eadem::kernels::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// linear and the fusion linear_gated_activation, whose results have the bits of the separate ops. A row's bits do not
-// depend on the rows beside it:
+// linear and the fusions linear_gated_activation and linear_qkv, whose results have the bits of the separate ops. A
+// row's bits do not depend on the rows beside it:
 //   cuda_mma_chain  bf16 x bf16 on Hopper. Up to 64 rows stream the weight (linear_stream.cu); more rows go through
 //                   those algorithms of cuBLASLt that gave the same bits in a test when the program compiled, else
 //                   through linear_stream again, 64 rows at a time
@@ -10,7 +10,9 @@
 #include "eadem/kernels/linear.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <vector>
 
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
@@ -125,13 +127,10 @@ void stream_rows(CudaDevice& device, const LinearParams& p) {
   };
   for (int64_t row = 0; row < p.tokens; row += kLinearStreamMaxTokens)
     EADEM_CUDA_CALL(launch_linear_stream({.x = row_of(p.x, row, p.in, p.x_dtype),
-                                          .weight = p.weight,
                                           .up = nullptr,
-                                          .bias = p.bias,
-                                          .y = row_of(p.y, row, p.out, p.y_dtype),
+                                          .parts = {{p.weight, p.bias, row_of(p.y, row, p.out, p.y_dtype), p.out}},
                                           .tokens = std::min(kLinearStreamMaxTokens, p.tokens - row),
                                           .in = p.in,
-                                          .out = p.out,
                                           .multiprocessors = device.multiprocessors(),
                                           .y_dtype = p.y_dtype,
                                           .activation = {}},
@@ -279,13 +278,10 @@ void run_gated(const ExactProduct& product, ActivationKind kind, const KernelCal
   CudaDevice& device = cuda_device(call);
   if (x.shape[0] <= kLinearStreamMaxTokens) {
     EADEM_CUDA_CALL(launch_linear_stream({.x = elements(x),
-                                          .weight = elements(gate),
                                           .up = elements(up),
-                                          .bias = nullptr,
-                                          .y = elements(y),
+                                          .parts = {{elements(gate), nullptr, elements(y), gate.shape[0]}},
                                           .tokens = x.shape[0],
                                           .in = x.shape[1],
-                                          .out = gate.shape[0],
                                           .multiprocessors = device.multiprocessors(),
                                           .y_dtype = y.dtype,
                                           .activation = kind},
@@ -318,6 +314,62 @@ PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
                    gated_scratch_bytes(request));
 }
 
+// --- linear_qkv: few rows take one launch; more rows take three products.
+
+// The request of one of the three linears.
+struct LinearRequest {
+  explicit LinearRequest(const KernelRequest& qkv, size_t part)
+      : inputs{qkv.inputs[0], qkv.inputs[1 + 2 * part], qkv.inputs[2 + 2 * part]},
+        outputs{qkv.outputs[part]},
+        request(qkv) {
+    request.op = "linear";
+    request.inputs = inputs;
+    request.outputs = outputs;
+  }
+  LinearRequest(const LinearRequest&) = delete;
+  LinearRequest& operator=(const LinearRequest&) = delete;
+
+  std::array<TensorType, 3> inputs;
+  std::array<TensorType, 1> outputs;
+  KernelRequest request;
+};
+
+Verdict can_use_qkv(const KernelRequest& request) {
+  for (size_t part = 0; part < 3; ++part)
+    if (const Verdict verdict = can_use_mma_chain(LinearRequest(request, part).request); !verdict.accepted)
+      return verdict;
+  return Requirements(request).verdict({.reason = "tensor cores"});
+}
+
+PlanPtr prepare_qkv(const KernelRequest& request, Context& context) {
+  CudaDevice& device = static_cast<CudaDevice&>(context.device);
+  std::vector<ExactProduct> products;
+  for (size_t part = 0; part < 3; ++part) products.emplace_back(device, LinearRequest(request, part).request);
+  return make_plan([&device, products = std::move(products)](const KernelCall& call) {
+    const TensorView& x = call.inputs[0];
+    if (x.shape[0] > kLinearStreamMaxTokens) {
+      for (size_t part = 0; part < 3; ++part) {
+        const TensorView inputs[] = {x, call.inputs[1 + 2 * part], call.inputs[2 + 2 * part]};
+        products[part].run(linear_params({.inputs = inputs, .outputs = call.outputs.subspan(part, 1)}));
+      }
+      return;
+    }
+    LinearStreamParams p{.x = elements(x),
+                         .up = nullptr,
+                         .parts = {},
+                         .tokens = x.shape[0],
+                         .in = x.shape[1],
+                         .multiprocessors = device.multiprocessors(),
+                         .y_dtype = call.outputs[0].dtype,
+                         .activation = {}};
+    for (size_t part = 0; part < 3; ++part) {
+      const TensorView &weight = call.inputs[1 + 2 * part], &bias = call.inputs[2 + 2 * part];
+      p.parts[part] = {elements(weight), elements(bias), elements(call.outputs[part]), weight.shape[0]};
+    }
+    EADEM_CUDA_CALL(launch_linear_stream(p, device.stream()));
+  });
+}
+
 constexpr Kernel kMmaChain{.name = "cuda_mma_chain",
                            .pass = Pass::inference,
                            .can_handle = can_use_mma_chain,
@@ -335,9 +387,16 @@ constexpr Kernel kGated{.name = "cuda_mma_chain",
                         .prepare = prepare_gated,
                         .alignment_bytes = CudaMatmul::kAlignment};
 
+constexpr Kernel kQkv{.name = "cuda_mma_chain",
+                      .pass = Pass::inference,
+                      .can_handle = can_use_qkv,
+                      .prepare = prepare_qkv,
+                      .alignment_bytes = CudaMatmul::kAlignment};
+
 }  // namespace
 
 KernelList linear_kernels() { return {&kMmaChain, &kCublasLt, &kTiles}; }
 KernelList linear_gated_activation_kernels() { return {&kGated}; }
+KernelList linear_qkv_kernels() { return {&kQkv}; }
 
 }  // namespace eadem::kernels::cuda

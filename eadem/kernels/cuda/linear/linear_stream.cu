@@ -71,8 +71,8 @@ struct Fragments {
 
 // y = x weight^T (+ bias). With kGated, y = f(x weight^T) * (x up^T), where both products are first rounded to the
 // dtype of y, so that the bits equal those of the separate ops. Gated tiles have rows of `weight` in the even row warps
-// and rows of `up` in the odd ones. A block computes tiles blockIdx.x, blockIdx.x + gridDim.x, ..., and its copies
-// continue from one tile into the next without waiting.
+// and rows of `up` in the odd ones. The tiles of one part follow those of the part before. A block computes tiles
+// blockIdx.x, blockIdx.x + gridDim.x, ..., and its copies continue from one tile into the next without waiting.
 template <typename Y, typename S, bool kGated>
 __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamParams p) {
   extern __shared__ __align__(128) uint8_t memory[];  // kStages x { weights [kRows, kPitch], tokens [kTokens, kPitch] }
@@ -80,7 +80,22 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
   __shared__ float up_products[kGated ? S::kRows / 2 * S::kTokens : 1];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;  // outputs of a tile
-  const int num_tiles = static_cast<int>(ceil_div(p.out, kOutputs));
+  constexpr int kMostParts = kGated ? 1 : kMostLinearStreamParts;
+  int num_tiles = 0;
+#pragma unroll
+  for (int i = 0; i < kMostParts; ++i) num_tiles += static_cast<int>(ceil_div(p.parts[i].out, kOutputs));
+  // Returns the part that a tile belongs to, and makes `tile` count from that part's first one.
+  const auto part_of = [&](int& tile) -> const LinearStreamPart& {
+    int part = 0;
+    if constexpr (!kGated) {
+#pragma unroll
+      for (int i = 0; i + 1 < kMostParts; ++i) {
+        const int tiles = static_cast<int>(ceil_div(p.parts[i].out, kOutputs));
+        if (part == i && tile >= tiles) tile -= tiles, ++part;
+      }
+    }
+    return p.parts[part];
+  };
   const int in = static_cast<int>(p.in), tokens = static_cast<int>(p.tokens);
   const int num_chunks = static_cast<int>(ceil_div(in, kChunk));
 
@@ -107,7 +122,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
     int stage = 0;
     uint32_t parity = 1;  // parity of the phase before the first: the first round waits for nothing
     for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
-      const int64_t first_output = int64_t{tile} * kOutputs;
+      int tile_of_part = tile;
+      const LinearStreamPart part = part_of(tile_of_part);
+      const int64_t first_output = int64_t{tile_of_part} * kOutputs;
       for (int chunk = 0; chunk < num_chunks; ++chunk) {
         barrier_wait(empty + stage * kBarrierBytes, parity);
         const uint32_t to = shared + static_cast<uint32_t>(stage * S::kStageBytes + lane * 16);
@@ -123,8 +140,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
             for (int row_warp = 0; row_warp < S::kRowWarps; ++row_warp) {
               const bool up = kGated && row_warp % 2 == 1;
               const int64_t output = first_output + output_of(row_warp * kFragmentRows);
-              const auto* weight = static_cast<const __nv_bfloat16*>(up ? p.up : p.weight) + output * in + k;
-              const int rows = static_cast<int>(min(p.out - output, int64_t{kFragmentRows}));
+              const auto* weight = static_cast<const __nv_bfloat16*>(up ? p.up : part.weight) + output * in + k;
+              const int rows = static_cast<int>(min(part.out - output, int64_t{kFragmentRows}));
 #pragma unroll
               for (int row = 0; row < kFragmentRows; ++row, weight += in)
                 if (row < rows)
@@ -180,7 +197,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
   };
 
   for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
-    const int64_t first_output = int64_t{tile} * kOutputs;
+    int tile_of_part = tile;
+    const LinearStreamPart& part = part_of(tile_of_part);
+    const int64_t first_output = int64_t{tile_of_part} * kOutputs;
 #pragma unroll
     for (int t = 0; t < S::kTokenTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
     for (int chunk = 0; chunk < num_chunks; ++chunk) multiply_chunk(chunk);
@@ -205,14 +224,14 @@ __global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamPara
     if (!kGated || row_warp % 2 == 0) {
       wait_for_earlier_kernels();  // an earlier kernel may still read the memory of y
       for_each_sum([&](int row, int token, float s) {
-        const int64_t n = first_output + output_of(row), i = int64_t{token} * p.out + n;
-        if (token >= tokens || n >= p.out) return;
+        const int64_t n = first_output + output_of(row), i = int64_t{token} * part.out + n;
+        if (token >= tokens || n >= part.out) return;
         if constexpr (kGated) {
           s = activate(p.activation, rounded<Y>(s)) * up_products[output_of(row) * S::kTokens + token];
         } else {
-          if (p.bias != nullptr) s += load(static_cast<const Y*>(p.bias) + n);
+          if (part.bias != nullptr) s += load(static_cast<const Y*>(part.bias) + n);
         }
-        store(static_cast<Y*>(p.y) + i, s);
+        store(static_cast<Y*>(part.y) + i, s);
       });
     }
     if constexpr (kGated) meet();  // the next tile overwrites up_products
@@ -223,35 +242,42 @@ template <typename Y, typename S, bool kGated>
 cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
   constexpr int64_t kOutputs = kGated ? S::kRows / 2 : S::kRows;
   constexpr int64_t kBlocks = kSharedLimit / (S::kSharedBytes + 2048);  // blocks that fit one multiprocessor
-  const int64_t blocks = std::min(ceil_div(p.out, kOutputs), p.multiprocessors * std::max<int64_t>(kBlocks, 1));
+  int64_t tiles = 0;
+  for (const LinearStreamPart& part : p.parts) tiles += ceil_div(part.out, kOutputs);
+  const int64_t blocks = std::min(tiles, p.multiprocessors * std::max<int64_t>(kBlocks, 1));
   return launch_overlapped(linear_stream<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads,
                            S::kSharedBytes, stream, p);
 }
 
-// Few tokens use tiles of 16 rows, so that narrow weights still reach every multiprocessor; two blocks of 100 KB share
-// one multiprocessor. More tokens are read again for every tile, so tiles have 64 rows if the weight has enough rows
-// for all multiprocessors.
+// Few tokens use tiles of 16 rows, so that narrow weights still reach every multiprocessor. Each of such a tile's warps
+// has eight tokens, because one warp alone would wait for its tensor core. Where there are tiles for two blocks on each
+// multiprocessor, two of 100 KB share one; else one block has all stages. More tokens are read again for every tile, so
+// tiles have 64 rows if the weight has enough rows for all multiprocessors.
 template <typename Y, bool kGated>
 cudaError_t launch_rows(const LinearStreamParams& p, cudaStream_t stream) {
   constexpr int kR = kGated ? 2 : 1;
-  const bool wide = p.out * kR >= int64_t{64} * 100;
+  int64_t tiles = 0;  // of 16 rows
+  for (const LinearStreamPart& part : p.parts) tiles += ceil_div(part.out, kFragmentRows);
+  const bool wide = tiles * kR >= 400, deep = tiles <= p.multiprocessors;
   if (p.tokens <= 8) return launch_shape<Y, Shape<kR, 1, 1, kGated ? 5 : 8>, kGated>(p, stream);
   if (p.tokens <= 16) {
     if (wide) return launch_shape<Y, Shape<4, 1, 2, 5>, kGated>(p, stream);
-    return launch_shape<Y, Shape<kR, 1, 2, kGated ? 4 : 6>, kGated>(p, stream);
+    if (deep) return launch_shape<Y, Shape<kR, 2, 1, kGated ? 8 : 12>, kGated>(p, stream);
+    return launch_shape<Y, Shape<kR, 2, 1, kGated ? 4 : 6>, kGated>(p, stream);
   }
   if (p.tokens <= 32) {
-    if (wide) return launch_shape<Y, Shape<4, 1, 4, 4>, kGated>(p, stream);
-    return launch_shape<Y, Shape<kR, 1, 4, kGated ? 6 : 8>, kGated>(p, stream);
+    if (wide) return launch_shape<Y, Shape<4, 2, 2, 4>, kGated>(p, stream);
+    if (deep) return launch_shape<Y, Shape<kR, 4, 1, kGated ? 6 : 8>, kGated>(p, stream);
+    return launch_shape<Y, Shape<kR, 4, 1, kGated ? 3 : 4>, kGated>(p, stream);
   }
   if (wide) return launch_shape<Y, Shape<4, 2, 4, 3>, kGated>(p, stream);
-  return launch_shape<Y, Shape<kR, 2, 4, kGated ? 4 : 5>, kGated>(p, stream);
+  return launch_shape<Y, Shape<kR, 8, 1, kGated ? 4 : 5>, kGated>(p, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_linear_stream(const LinearStreamParams& p, cudaStream_t stream) {
-  if (p.tokens == 0 || p.out == 0) return cudaSuccess;
+  if (p.tokens == 0 || p.parts[0].out == 0) return cudaSuccess;
   if (p.tokens > kLinearStreamMaxTokens || p.in % kLinearStreamMultiple != 0) return cudaErrorInvalidValue;
   return with_f32_or_bf16(p.y_dtype, [&](auto y) {
     using Y = decltype(y);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/ops/sample.h"
+#include "eadem/ops/sampling/sample.h"
 
 #include <algorithm>
 #include <array>

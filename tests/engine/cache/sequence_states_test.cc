@@ -213,7 +213,9 @@ TEST(SequenceStates, ASnapshotLeadsBack) {
   const SequenceStates::Snapshot snapshot = engine->sequence_states().save(0);
   EXPECT_EQ(snapshot.tokens, 8);
   const std::vector<float> once = step(*engine, {5, 6, 7}, 8, blocks, 0);
-  EXPECT_HAS(refusal([&] { step(*engine, {5, 6, 7}, 8, blocks, 0); }),
+  EXPECT_HAS(refusal([&] {
+               step(*engine, {5, 6, 7}, 8, blocks, 0);
+             }),
              "sequence 0 has 8 cached tokens; slot 0 holds the state after 11 tokens");
   engine->sequence_states().restore(0, snapshot);
   expect_same_bits(once, step(*engine, {5, 6, 7}, 8, blocks, 0), "after going back");
@@ -229,17 +231,14 @@ TEST(SequenceStates, WhatASlotDoesNotHoldIsRefused) {
   EXPECT_HAS(refused([&] { step(*engine, {1}, 4, {1, 2}, 0); }), "after 4 tokens of another one");
   EXPECT_HAS(refused([&] { step(*engine, {1}, 4, {0, 2}, 2); }), "the row of sequence 0 is 2; expected 0 to 1");
   EXPECT_EQ(refused([&] { step(*engine, {1}, 4, {0, 2}, 0); }), "") << "refused steps have changed nothing";
-  InferEngine::Input twice{.input_ids = {1, 2},
-                           .input_lengths = {1, 1},
-                           .cache_lengths = {0, 0},
-                           .block_tables = {{5}, {6}}};
+  InferEngine::Input twice{
+      .input_ids = {1, 2}, .input_lengths = {1, 1}, .cache_lengths = {0, 0}, .block_tables = {{5}, {6}}};
   twice.rows = {1, 1};
   EXPECT_HAS(refused([&] { engine->forward(twice); }), "slot 1 is used twice, by sequence 1");
   EXPECT_HAS(refused([&] { engine->sequence_states().restore(0, {}); }), "a snapshot of 0 bytes for states of 64");
   EXPECT_HAS(refused([&] { engine->sequence_states().reset(2); }), "slot 2 of states per sequence; there are 2");
   const std::atomic<bool> cancel = true;
-  InferEngine::Input next{
-      .input_ids = {1}, .input_lengths = {1}, .cache_lengths = {5}, .block_tables = {{0, 2}}};
+  InferEngine::Input next{.input_ids = {1}, .input_lengths = {1}, .cache_lengths = {5}, .block_tables = {{0, 2}}};
   EXPECT_THROW(engine->forward(next, &cancel), Cancelled);
   EXPECT_HAS(refused([&] { engine->forward(next); }), "what a step left that did not end; begin at its first token");
   EXPECT_HAS(refused([&] { engine->sequence_states().save(0); }), "what a step left that did not end");
