@@ -24,14 +24,13 @@ kernels::LinearGatedActivationAttrs unrounded(kernels::LinearGatedActivationAttr
 }  // namespace
 
 const Fusion& linear_gated_activation_quantize() {
-  static const Fusion fusion{
-      .name = "linear_gated_activation_quantize",
-      .nodes = {{"linear_gated_activation", {kGatedX, kGateMatrix, kUpMatrix}, {kGated}},
-                {"quantize", {kGated}, {kRounded}}},
-      .inputs = {kGatedX, kGateMatrix, kUpMatrix},
-      .outputs = {kRounded},
-      .after_rounding = true,
-      .make = make_gated_quantize};
+  static const Fusion fusion{.name = "linear_gated_activation_quantize",
+                             .nodes = {{"linear_gated_activation", {kGatedX, kGateMatrix, kUpMatrix}, {kGated}},
+                                       {"quantize", {kGated}, {kRounded}}},
+                             .inputs = {kGatedX, kGateMatrix, kUpMatrix},
+                             .outputs = {kRounded},
+                             .after_rounding = true,
+                             .make = make_gated_quantize};
   return fusion;
 }
 
