@@ -149,7 +149,9 @@ section_cuda() {
   local toolkit
   toolkit=$(scripts/cuda_toolkit.sh)
   echo "compiling with the CUDA toolkit in $toolkit; nothing is run without a GPU"
-  scripts/build.sh cuda all -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit"
+  # The other programs are those of the section cpp.
+  scripts/build.sh cuda cuda_programs -DCMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" -DCUDAToolkit_ROOT="$toolkit" \
+    -DEADEM_TESTS=ON -DEADEM_BENCHMARKS=ON
 }
 
 # --- Running them ---

@@ -13,6 +13,7 @@
 #include "eadem/engine/llm.h"
 #include "eadem/engine/text/chat_prompt.h"
 #include "eadem/io/json.h"
+#include "eadem/models/config/model_config.h"
 
 namespace eadem::cli {
 
@@ -107,7 +108,8 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
   return json;
 }
 
-JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHardwareConfig& hardware) {
+JsonValue describe(const models::Checkpoint& checkpoint, const Device& device,
+                   const modules::AutoHardwareConfig& hardware) {
   const models::ModelInfo& info = checkpoint.model->info();
   const modules::ModelSpec spec = checkpoint.model->spec();
   JsonValue json = JsonValue::object();
@@ -117,6 +119,11 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
   json.set("vocab", info.vocab).set("hidden", info.hidden).set("ffn", spec.ffn).set("layers", info.layers);
   json.set("heads", info.heads).set("kv_heads", info.kv_heads).set("head_dim", info.head_dim);
   json.set("context", info.max_positions);
+  if (const models::ModelConfig* config = checkpoint.model->config(); config != nullptr && config->num_experts > 0)
+    json.set("experts", JsonValue::object()
+                            .set("count", config->num_experts)
+                            .set("per_token", config->num_experts_per_tok)
+                            .set("ffn", config->moe_intermediate_size));
 
   int64_t file_bytes = 0;
   if (checkpoint.weights != nullptr) {
@@ -143,13 +150,13 @@ JsonValue describe(const models::Checkpoint& checkpoint, const modules::AutoHard
     ignored.push_back(JsonValue::object().set("key", key.path).set("reason", key.reason));
   json.set("ignored_keys", std::move(ignored));
 
-  const int64_t kv_per_token = engine::kv_bytes_per_token(info, hardware);
+  const engine::StateBytes state_bytes = engine::state_bytes(*checkpoint.model, device, hardware);
   JsonValue memory = JsonValue::array();
   for (int64_t length : context_lengths(info.max_positions))
     memory.push_back(JsonValue::object()
                          .set("context", length)
-                         .set("kv_cache_bytes", length * kv_per_token)
-                         .set("total_bytes", length * kv_per_token + file_bytes));
+                         .set("kv_cache_bytes", state_bytes.of_sequence(length))
+                         .set("total_bytes", state_bytes.of_sequence(length) + file_bytes));
   json.set("kv_cache_dtype", std::string(hardware.of(modules::Role::attention, 0).precision.kv_cache.value.name()));
   json.set("memory", std::move(memory));
   try {
@@ -187,6 +194,10 @@ void print_text(const JsonValue& json, bool with_tensors) {
   row("shape", fmt::format("{} layers, hidden {}, ffn {}, {} heads of {} ({} for keys and values), vocabulary {}",
                            integer("layers"), integer("hidden"), integer("ffn"), integer("heads"), integer("head_dim"),
                            integer("kv_heads"), integer("vocab")));
+  if (const JsonValue* experts = json.find("experts")) {
+    const auto of = [&](const char* key) { return experts->find(key)->as_integer(); };
+    row("experts", fmt::format("{} in a layer, {} for each token, ffn {}", of("count"), of("per_token"), of("ffn")));
+  }
   row("context", fmt::format("{} tokens", integer("context")));
   if (const JsonValue* types = json.find("types")) {
     std::string text;
@@ -271,7 +282,7 @@ int inspect(CommandLine command_line) {
   const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 1});
   const auto hardware = modules::AutoHardwareConfig::from_model_spec(
       models::spec_of(checkpoint), *device, HardwareMode::performance, options.engine_options().hardware);
-  const JsonValue description = describe(checkpoint, hardware);
+  const JsonValue description = describe(checkpoint, *device, hardware);
   if (json)
     print(to_json(description) + "\n");
   else

@@ -101,7 +101,7 @@ std::string resolve_run_model(const RunOptions& options) {
 double bytes_per_token(const LLM& llm, engine::InferEngine& engine, const Completion& completion) {
   const double mean_length =
       static_cast<double>(completion.prompt_tokens) + 0.5 * static_cast<double>(llm.last_stats().decode_tokens);
-  return weight_bytes_per_step(engine) + mean_length * kv_bytes_per_cached_token(engine);
+  return weight_bytes_per_step(engine, 1) + kv_bytes_of_sequence(engine, mean_length);
 }
 
 struct Report {

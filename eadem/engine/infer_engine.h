@@ -14,6 +14,10 @@
 #include "eadem/core/log.h"
 #include "eadem/engine/cache/cache_config.h"
 #include "eadem/engine/cache/cache_contents.h"
+#include "eadem/engine/cache/cache_plan.h"
+#include "eadem/engine/cache/sequence_states.h"
+#include "eadem/engine/cache/window_contents.h"
+#include "eadem/engine/cache/window_rings.h"
 #include "eadem/engine/hook_registry.h"
 #include "eadem/engine/program_set.h"
 #include "eadem/engine/scheduler.h"
@@ -43,9 +47,12 @@ struct EngineOptions {
 // As many new tokens of a step as a device computes at its best speed: 512 on a CPU, 2048 on others.
 int64_t default_step_tokens(const Device& device);
 
-// Bytes that the keys and values of one token take in the caches of all layers.
-int64_t kv_bytes_per_token(const models::ModelInfo& info, const modules::AutoHardwareConfig& hardware);
-// Bytes of one cached token for an engine that does not exist yet.
+// Bytes of what the layers of a model keep of a sequence.
+StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware);
+// What the size of the cache of an engine depends on that does not exist yet.
+CachePlanRequest cache_request(const models::Checkpoint& checkpoint, const Device& device,
+                               const EngineOptions& options);
+// Bytes that one token takes in all layers, as long as no window has passed it.
 int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& device, const EngineOptions& options);
 
 class InferEngine {
@@ -60,6 +67,10 @@ class InferEngine {
     // Paged cache: the blocks of positions [0, block_size), [block_size, …). A step uses a block only once, except that
     // sequences may share blocks that they all have cached. Entries after the last new token are ignored.
     std::vector<std::vector<int32_t>> block_tables;
+    // [batch]; a paged cache of a model with windows or states per sequence: which of max_batch_size rows keeps those
+    // of each sequence, from its first step to its last; empty: 0, 1, … A row's windows are a ring of blocks with room
+    // for its share of max_step_tokens.
+    std::vector<int32_t> rows;
     std::vector<int64_t> slot_mapping;    // [tokens] block * block_size + offset; empty: from block_tables
     std::vector<SamplingInput> sampling;  // [batch]; empty: greedy
     // Compute the logits of every token instead of each sequence's last one. Penalties apply only to the last one.
@@ -98,7 +109,7 @@ class InferEngine {
   // the model or the cache (tokens that nobody wrote, a block that two sequences use); the engine is unchanged then.
   // Returns a reference that the next call overwrites. Allocates nothing once the vectors of `input` have reached their
   // size. Throws Cancelled between two kernels once `cancel` is set (from any thread; with one rank only). The cache
-  // then holds only the cached tokens of each sequence, and the step may be run again.
+  // then holds only the cached tokens of each sequence, and the step may be run again; states per sequence are lost.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
   // Runs a step that a scheduler planned for this engine; the rest as above.
   const Output& forward(std::span<const StepSequence> plan, const std::atomic<bool>* cancel = nullptr);
@@ -131,10 +142,12 @@ class InferEngine {
   const modules::AutoHardwareConfig& hardware() const { return hardware_; }
   const pipeline::ParameterStore& parameters() const { return *parameters_; }
   // The cache's geometry. In a static cache, num_blocks is the batch size and block_size the length.
-  const modules::CacheSpec& cache_spec() const { return cache_; }
-  int64_t max_batch_size() const { return max_batch_; }
-  int64_t max_sequence_length() const { return max_length_; }
+  const modules::CacheSpec& cache_spec() const { return plan_.spec; }
+  int64_t max_batch_size() const { return plan_.max_batch; }
+  int64_t max_sequence_length() const { return plan_.max_length; }
   int64_t cache_bytes() const;
+  // The states per sequence, to be copied and restored between steps.
+  SequenceStates& sequence_states() { return sequence_states_; }
   // How often inputs were sent to the device so far: once a step.
   int64_t num_uploads() const { return descriptor_->num_uploads(); }
   // The compiled programs.
@@ -157,13 +170,15 @@ class InferEngine {
     std::vector<std::pair<int64_t, int64_t>> unseen;  // (slot, row): tokens that the cache got from the step before
   };
 
-  void plan_cache();
   void compile();
   void bind_caches(pipeline::Program& program);
+  void collect_sequence_states(std::span<const modules::StateSpec> states);
   void require_cache() const;
   void require_collected() const;
   void check_sizes(const Input& input) const;
   void make_sequences(const Input& input);
+  int32_t row_of(const Input& input, size_t index) const;
+  std::span<const std::vector<int32_t>> window_tables(const Input& input, size_t index);
   void check_places(const Input& input) const;
   using Plan = std::span<const StepSequence>;
   void check(Plan plan, bool all_logits);
@@ -173,7 +188,8 @@ class InferEngine {
   const StepProgram& program_for(Plan plan, bool all_logits, int64_t tokens, int64_t logit_rows);
   void submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);
   void run_program(const StepProgram& program, const std::atomic<bool>* cancel);
-  void remember_tokens(Plan plan, InFlight& step);
+  void before_writing(Plan plan);
+  void after_writing(Plan plan, InFlight& step);
   void fill_in_tokens(const InFlight& step);
   InFlight& in_flight(int64_t number) { return steps_[static_cast<size_t>(number % kMostSubmitted)]; }
   void name_values();
@@ -183,11 +199,12 @@ class InferEngine {
   EngineOptions options_;
   modules::AutoHardwareConfig hardware_;
   std::shared_ptr<pipeline::ParameterStore> parameters_;
-  modules::CacheSpec cache_;
-  int64_t max_batch_ = 0;
-  int64_t max_length_ = 0;
+  CachePlan plan_;
   std::map<std::string, Tensor> caches_;
   CacheContents contents_;
+  std::vector<WindowContents> window_contents_;  // of groups 1, 2, …
+  WindowRings rings_;
+  SequenceStates sequence_states_;
   std::vector<int32_t> identity_;  // 0, 1, …: the rows of a static cache
   std::unique_ptr<ProgramSet> programs_;
   const StepProgram* last_ = nullptr;  // the program of the last step

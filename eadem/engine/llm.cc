@@ -21,25 +21,41 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 }  // namespace
 
-CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t token_bytes, int64_t free_bytes,
-                      const Logger& log) {
-  constexpr int64_t kLeastTokens = 256;
+namespace {
+
+constexpr int64_t kLeastTokens = 256;
+
+// The most tokens, up to `wanted`, that a paged cache holds in `bytes`, and kLeastTokens at least.
+int64_t tokens_in(const CachePlanRequest& request, int64_t bytes, int64_t wanted) {
+  int64_t fits = std::min(kLeastTokens, wanted);
+  for (int64_t too_many = wanted + 1; too_many - fits > 1;) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (paged_cache_bytes(request, middle) <= bytes ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
+}  // namespace
+
+CacheConfig fit_cache(const CachePlanRequest& request, int64_t free_bytes, const Logger& log) {
+  CacheConfig wanted = request.config;
   auto* fixed = std::get_if<StaticKVCacheConfig>(&wanted);
   auto* paged = std::get_if<PagedKVCacheConfig>(&wanted);
   if (fixed != nullptr ? fixed->max_cache_len != 0 : paged->max_kv_memory_bytes != 0 || paged->max_cache_len != 0)
     return wanted;
-  const int64_t sequences = fixed != nullptr ? std::max<int64_t>(1, fixed->max_batch_size) : 1;
-  const int64_t fits = std::max(kLeastTokens, free_bytes / 2 / token_bytes / sequences);  // tokens of each sequence
-  const int64_t length = std::min(info.max_positions, fits);
-  if (length < info.max_positions)
-    log.log(LogLevel::warning, "context limited to {} of {} tokens: {} bytes of memory are free", length,
-            info.max_positions, free_bytes);
+  const int64_t batch = std::max<int64_t>(1, fixed != nullptr ? fixed->max_batch_size : paged->max_batch_size);
+  const int64_t context = request.context;
+  int64_t fits = 0;  // tokens of one sequence
   if (fixed != nullptr) {
-    fixed->max_cache_len = length;
+    fits = std::max(kLeastTokens, free_bytes / 2 / std::max<int64_t>(1, request.bytes.all_per_token()) / batch);
+    fixed->max_cache_len = std::min(context, fits);
   } else {
-    const int64_t shared = std::max<int64_t>(1, paged->max_batch_size) * std::min(info.max_positions, kSharedContext);
-    paged->max_kv_memory_bytes = std::min(std::max(info.max_positions, shared), fits) * token_bytes;
+    fits = tokens_in(request, free_bytes / 2, std::max(context, batch * std::min(context, kSharedContext)));
+    paged->max_kv_memory_bytes = paged_cache_bytes(request, fits);
   }
+  if (fits < context)
+    log.log(LogLevel::warning, "context limited to {} of {} tokens: {} bytes of memory are free", fits, context,
+            free_bytes);
   return wanted;
 }
 
@@ -72,9 +88,7 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   }
   const auto take_tokenizer = [&] { tokenizer_ = std::make_unique<io::Tokenizer>(tokenizer.get()); };
   EngineOptions fitted = options;
-  const models::ModelInfo& info = checkpoint_.model->info();
-  fitted.cache = fit_cache(options.cache, info, kv_bytes_per_token(checkpoint_, *device, options),
-                           device->memory().free_bytes, log);
+  fitted.cache = fit_cache(cache_request(checkpoint_, *device, options), device->memory().free_bytes, log);
   const auto on_progress = [&](int64_t done, int64_t total) {
     if (tokenizer.valid() && tokenizer.wait_for(std::chrono::seconds(0)) == std::future_status::ready) take_tokenizer();
     if (progress) progress(done, total);

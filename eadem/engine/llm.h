@@ -79,13 +79,12 @@ class LLM {
   GenerationStats stats_;  // guarded by stats_mutex_
 };
 
-// Returns `wanted` with a size, if it has none, for a model whose cache takes `token_bytes` a token on a device with
-// `free_bytes` of memory. A static cache without a length gets the model's context. A paged cache without memory gets
-// room for one sequence of the context, or for max_batch_size sequences of kSharedContext tokens if that is more. Both
-// stay below half of the free memory. `log` receives a warning when a sequence of the context does not fit.
+// Returns the request's configuration with a size, if it has none, on a device with `free_bytes` of memory. A static
+// cache without a length gets the model's context. A paged cache without memory gets room for one sequence of the
+// context, or for max_batch_size sequences of kSharedContext tokens if that is more. Both stay below half of the free
+// memory. `log` receives a warning when a sequence of the context does not fit.
 inline constexpr int64_t kSharedContext = 2048;
-CacheConfig fit_cache(CacheConfig wanted, const models::ModelInfo& info, int64_t token_bytes, int64_t free_bytes,
-                      const Logger& log);
+CacheConfig fit_cache(const CachePlanRequest& request, int64_t free_bytes, const Logger& log);
 
 // Opens the tokenizer of a checkpoint: tokenizer.json or other tokenizer files in the model's directory, or the one in
 // the GGUF file. Throws NotFound naming the places that were searched, Unsupported for an unknown kind of tokenizer,

@@ -25,7 +25,7 @@ ProgramSet::ProgramSet(Options options, std::shared_ptr<pipeline::ParameterStore
 std::unique_ptr<StepProgram> ProgramSet::step_program(std::unique_ptr<Program> program, StepKind kind) const {
   auto result = std::make_unique<StepProgram>();
   if (program->is_complete() && options_.bind_states) options_.bind_states(*program);
-  result->layout = StepLayout(*program);
+  result->layout = StepLayout(*program, options_.cache);
   result->hidden = program->output("hidden");
   result->logits = program->output("logits");
   result->token = program->output("token");
@@ -65,6 +65,8 @@ int64_t ProgramSet::bucket_of(int64_t sequences, int64_t most) {
 const StepProgram* ProgramSet::filled_up_program_for(int64_t sequences) {
   if (!options_.environment.device->records()) return nullptr;
   const int64_t bucket = bucket_of(sequences, options_.decode_bounds[Symbol::sequences]);
+  if (bucket != sequences && options_.cache.num_slots > 0)
+    return nullptr;  // no slot for sequences that nobody asked for
   const StepProgram*& found = filled_up_[static_cast<size_t>(bucket)];
   if (found != nullptr) return found;
   pipeline::Environment environment = options_.environment;

@@ -36,6 +36,7 @@ class ProgramSet {
     std::function<pipeline::Graph()> make_graph;
     pipeline::Environment environment;  // without bounds
     SymbolValues prefill_bounds, decode_bounds;
+    modules::CacheSpec cache;
     // Called with each new program, to bind its states. Not called for programs that cannot run.
     std::function<void(pipeline::Program&)> bind_states = {};
   };

@@ -26,7 +26,8 @@ std::string_view request_state_name(RequestState state) {
   return "?";
 }
 
-Scheduler::Scheduler(const SchedulerLimits& limits) : limits_(limits), allocator_(limits.num_blocks) {
+Scheduler::Scheduler(const SchedulerLimits& limits)
+    : limits_(limits), cache_(limits.num_blocks, limits.block_size, limits.windows, limits.num_slots) {
   const auto most = static_cast<size_t>(limits.max_batch_size);
   running_.reserve(most);
   plan_.reserve(most);
@@ -34,8 +35,6 @@ Scheduler::Scheduler(const SchedulerLimits& limits) : limits_(limits), allocator
   places_.reserve(most);
   events_.reserve(most);
 }
-
-int64_t Scheduler::blocks_for(int64_t tokens) const { return (tokens + limits_.block_size - 1) / limits_.block_size; }
 
 // The most tokens of a request that the cache will hold. The last sampled one is not fed back and needs no place.
 int64_t Scheduler::tokens_for(const GenerationRequest& request) const {
@@ -72,7 +71,7 @@ RequestId Scheduler::add(GenerationRequest request) {
   sequence.id = next_id_++;
   sequence.tokens.reserve(static_cast<size_t>(tokens_for(request)) + 1);
   sequence.tokens = request.prompt;
-  sequence.blocks.reserve(static_cast<size_t>(blocks_for(tokens_for(request))));
+  cache_.reserve(sequence.blocks, tokens_for(request));
   sequence.request = std::move(request);
   ++counts_[static_cast<size_t>(RequestState::waiting)];
   return sequence.id;
@@ -108,59 +107,73 @@ void Scheduler::move_to(Sequence& sequence, RequestState state) {
 
 // --- The cache.
 
-void Scheduler::drop_kept() {
-  allocator_.give_back(kept_);
-  kept_.clear();
-}
-
 // Gives back the blocks of a sequence that has ended, or keeps them.
 void Scheduler::release(Sequence& sequence) {
   if (sequence.request.keep) {
-    drop_kept();
-    kept_.swap(sequence.blocks);
+    cache_.release(kept_);
+    std::swap(kept_, sequence.blocks);
     // Nothing is cached in the blocks that were reserved for tokens that never came.
-    const auto used = static_cast<size_t>(blocks_for(sequence.cached));
-    allocator_.give_back(std::span(kept_).subspan(used));
-    kept_.resize(used);
+    cache_.shrink(kept_, sequence.cached);
+    cache_.retire_windows(kept_, sequence.cached);
+    kept_tokens_ = sequence.cached;
+  } else {
+    cache_.release(sequence.blocks);
   }
-  allocator_.give_back(sequence.blocks);
-  sequence.blocks.clear();
+}
+
+// Whether a request may start now. The kept sequence's blocks are those of a request with `keep`.
+bool Scheduler::has_room(const GenerationRequest& request) const {
+  const int64_t needed = cache_.blocks_for(tokens_for(request));
+  if (request.keep) return needed - std::ssize(kept_.all) <= cache_.num_free();
+  const int64_t holders = std::ssize(running_) + (kept_.all.empty() ? 0 : 1);
+  return needed <= cache_.num_free() && !(cache_.bounds_sequences() && holders >= limits_.max_batch_size);
 }
 
 void Scheduler::admit(const CacheContents& cache) {
   while (!waiting_.empty() && std::ssize(running_) < limits_.max_batch_size) {
     Sequence& next = waiting_.front();
-    const int64_t needed = blocks_for(tokens_for(next.request));
-    const int64_t own = next.request.keep ? std::min(needed, std::ssize(kept_)) : 0;
-    if (needed - own > allocator_.num_free()) {
-      if (next.request.keep || kept_.empty()) return;  // first come, first served
-      drop_kept();
+    if (!has_room(next.request)) {
+      if (next.request.keep || kept_.all.empty()) return;  // first come, first served
+      cache_.release(kept_);
       continue;
     }
-    start(next, needed, cache);
+    start(next, cache);
     running_.push_back(std::move(next));
     waiting_.pop_front();
   }
 }
 
-void Scheduler::start(Sequence& sequence, int64_t num_blocks, const CacheContents& cache) {
+void Scheduler::start(Sequence& sequence, const CacheContents& cache) {
+  const int64_t tokens = tokens_for(sequence.request);
   if (sequence.request.keep) {
-    const auto own = std::min(static_cast<size_t>(num_blocks), kept_.size());
-    sequence.blocks.assign(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(own));
-    kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(own));
-    drop_kept();
+    cache_.move(sequence.blocks, kept_, tokens);
     // The logits after the last token of the prompt are needed, so that token is always computed.
     const std::span prompt(sequence.request.prompt);
-    sequence.cached = sequence.reused = cache.common_prefix(sequence.blocks, prompt.first(prompt.size() - 1));
+    const int64_t known = cache.common_prefix(sequence.blocks.all, prompt.first(prompt.size() - 1));
+    const bool resumes = cache_.holds_windows(sequence.blocks, known) &&
+                         (limits_.num_slots == 0 || known == kept_tokens_);  // states per sequence lead nowhere else
+    sequence.cached = sequence.reused = resumes ? known : 0;
+    cache_.retire_windows(sequence.blocks, sequence.cached);
     reused_tokens_ += sequence.reused;
   }
-  while (std::ssize(sequence.blocks) < num_blocks) sequence.blocks.push_back(*allocator_.take());
+  cache_.start(sequence.blocks, tokens);
   move_to(sequence, RequestState::prefilling);
 }
 
 // --- Steps.
 
-void Scheduler::forget_plan() {
+// Window blocks go back that no running request reads any more, or that the plan took and did not come to write.
+void Scheduler::forget_plan(bool committed) {
+  for (const size_t place : places_) {
+    Sequence& s = running_[place];
+    if (has_ended(s.state)) continue;
+    // A step that was given up may have overwritten the state of its sequence, which begins again then.
+    if (!committed && limits_.num_slots > 0) {
+      s.cached = 0;
+      move_to(s, RequestState::prefilling);
+    }
+    cache_.retire_windows(s.blocks, s.cached);
+  }
   plan_.clear();
   planned_.clear();
   places_.clear();
@@ -179,11 +192,14 @@ std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
 
 // Plans at most `budget` tokens of a running sequence and returns how many.
 int64_t Scheduler::plan_sequence(size_t place, int64_t budget) {
-  const Sequence& s = running_[place];
+  Sequence& s = running_[place];
   const int64_t count = std::min(budget, s.pending());
+  cache_.extend_windows(s.blocks, s.cached + count);
   plan_.push_back({.tokens = std::span(s.tokens).subspan(static_cast<size_t>(s.cached), static_cast<size_t>(count)),
                    .cached = s.cached,
-                   .blocks = s.blocks,
+                   .blocks = s.blocks.all,
+                   .windows = s.blocks.windows,
+                   .state_slot = s.blocks.slot,
                    .sampling = s.request.sampling,
                    .biases = s.request.biases,
                    .samples = count == s.pending()});
@@ -208,7 +224,7 @@ std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, st
     events_.push_back(event);
   }
   EADEM_CHECK(row == tokens.size(), "{} tokens were sampled for {} sequences", tokens.size(), row);
-  forget_plan();
+  forget_plan(true);
   std::erase_if(running_, [](const Sequence& s) { return has_ended(s.state); });
   return events_;
 }

@@ -9,7 +9,8 @@
 // a running request never waits for memory.
 //
 // One sequence may stay in the cache after its request has ended, for a conversation: the next request with `keep` only
-// computes what follows the tokens that both begin with. Another request that needs the room takes it.
+// computes what follows the tokens that both begin with, if the windows of the cache still hold what that reads.
+// Another request that needs the room takes it.
 //
 // One thread at a time may use a scheduler, except for check(), which any thread may call.
 #pragma once
@@ -20,19 +21,21 @@
 #include <span>
 #include <vector>
 
-#include "eadem/engine/cache/cache_config.h"
 #include "eadem/engine/cache/cache_contents.h"
+#include "eadem/engine/cache/cache_manager.h"
 #include "eadem/engine/request.h"
 
 namespace eadem::engine {
 
 // The limits of an engine, as InferEngine::limits() returns them.
 struct SchedulerLimits {
-  int64_t max_batch_size = 1;       // sequences of a step
-  int64_t max_step_tokens = 1;      // new tokens of a step; at least max_batch_size
-  int64_t max_sequence_length = 1;  // tokens of a sequence in the cache
-  int64_t num_blocks = 1;           // of the cache; the rows of a static one
-  int64_t block_size = 1;           // tokens of a block
+  int64_t max_batch_size = 1;                      // sequences of a step
+  int64_t max_step_tokens = 1;                     // new tokens of a step; at least max_batch_size
+  int64_t max_sequence_length = 1;                 // tokens of a sequence in the cache
+  int64_t num_blocks = 1;                          // of the cache's group 0; the rows of a static cache
+  int64_t block_size = 1;                          // tokens of a block
+  std::vector<modules::WindowGroup> windows = {};  // the cache's other groups
+  int64_t num_slots = 0;                           // for states per sequence
   int64_t vocab = 1;
   int64_t model_context = 1;  // tokens; for messages
 };
@@ -63,7 +66,8 @@ class Scheduler {
 
   // Starts waiting requests that fit and returns the sequences of the next step; none: no request is there. `cache`
   // tells which tokens of a kept sequence the engine still holds. The result is valid until the next call of add, end,
-  // plan or commit. A plan that is not committed changes no request: the next one is the same.
+  // plan or commit. A plan that is not committed changes no request: the next one is the same, or,
+  // with states per sequence, which a step overwrites, computes its sequences from their first token.
   std::span<const StepSequence> plan(const CacheContents& cache);
   // The requests of the plan, in its order.
   std::span<const RequestId> planned() const { return planned_; }
@@ -77,7 +81,8 @@ class Scheduler {
   std::optional<RequestState> state(RequestId id) const;
   // How many requests wait, prefill or decode now, and how many have ended in each way so far.
   int64_t count(RequestState state) const { return counts_[static_cast<size_t>(state)]; }
-  int64_t num_free_blocks() const { return allocator_.num_free(); }
+  int64_t num_free_blocks() const { return cache_.num_free(); }
+  const CacheManager& cache() const { return cache_; }
   // Tokens of committed steps: of prompts, and sampled ones that were fed back one by one.
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t decode_tokens() const { return decode_tokens_; }
@@ -92,29 +97,29 @@ class Scheduler {
     std::vector<int32_t> tokens;  // prompt and sampled tokens
     int64_t cached = 0;           // how many of them are in the cache
     int64_t reused = 0;           // how many were there at the start; 0 once that was reported
-    std::vector<int32_t> blocks;  // its rows or blocks in the cache
+    SequenceBlocks blocks;        // its rows or blocks in the cache
 
     int64_t pending() const { return std::ssize(tokens) - cached; }
     int64_t num_sampled() const { return std::ssize(tokens) - std::ssize(request.prompt); }
   };
 
-  int64_t blocks_for(int64_t tokens) const;
   int64_t tokens_for(const GenerationRequest& request) const;
   void move_to(Sequence& sequence, RequestState state);
   void admit(const CacheContents& cache);
-  void start(Sequence& sequence, int64_t num_blocks, const CacheContents& cache);
-  void drop_kept();
-  void forget_plan();
+  bool has_room(const GenerationRequest& request) const;
+  void start(Sequence& sequence, const CacheContents& cache);
+  void forget_plan(bool committed = false);
   int64_t plan_sequence(size_t place, int64_t budget);
   StepEvent commit_sequence(Sequence& sequence, const StepSequence& planned);
   void take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob);
   void release(Sequence& sequence);
 
   SchedulerLimits limits_;
-  BlockAllocator allocator_;
+  CacheManager cache_;
   std::deque<Sequence> waiting_;
   std::vector<Sequence> running_;
-  std::vector<int32_t> kept_;       // the blocks of the kept sequence; the cache knows which tokens they hold
+  SequenceBlocks kept_;             // of the kept sequence; the cache knows which tokens they hold
+  int64_t kept_tokens_ = 0;         // how many they are
   std::vector<StepSequence> plan_;  // reused, like the next three
   std::vector<RequestId> planned_;
   std::vector<size_t> places_;  // of the planned sequences in running_

@@ -39,15 +39,16 @@ void count_rows(std::span<const StepSequence> plan, bool all_logits, int64_t& to
 
 void InferEngine::check_sizes(const Input& input) const {
   const auto batch = std::ssize(input.input_lengths), tokens = std::ssize(input.input_ids);
-  if (batch < 1 || batch > max_batch_)
-    throw InvalidArgument("the step has {} sequences; expected 1 to {}", batch, max_batch_);
+  if (batch < 1 || batch > max_batch_size())
+    throw InvalidArgument("the step has {} sequences; expected 1 to {}", batch, max_batch_size());
   const auto same = [&](const char* name, size_t size, int64_t expected, bool optional) {
     if ((!optional || size > 0) && static_cast<int64_t>(size) != expected)
       throw InvalidArgument("{} has {} entries; expected {}", name, size, expected);
   };
   same("cache_lengths", input.cache_lengths.size(), batch, false);
   same("position_ids", input.position_ids.size(), tokens, true);
-  same("block_tables", input.block_tables.size(), batch, cache_.layout == CacheLayout::contiguous);
+  same("block_tables", input.block_tables.size(), batch, cache_spec().layout == CacheLayout::contiguous);
+  same("rows", input.rows.size(), batch, true);
   same("slot_mapping", input.slot_mapping.size(), tokens, true);
   same("sampling", input.sampling.size(), batch, true);
   same("unfinished", input.unfinished.size(), batch, true);
@@ -69,11 +70,38 @@ void InferEngine::make_sequences(const Input& input) {
          .cached = input.cache_lengths[s],
          .blocks = input.block_tables.empty() ? std::span<const int32_t>(identity_).subspan(s, 1)
                                               : std::span(input.block_tables[s]),
+         .windows = window_tables(input, s),
+         .state_slot = row_of(input, s),
          .sampling = input.sampling.empty() ? SamplingInput{} : input.sampling[s],
          .samples = input.unfinished.empty() || input.unfinished[s] == 0});
     first += length;
   }
   if (first != tokens) throw InvalidArgument("input_lengths add up to {}; there are {} input_ids", first, tokens);
+}
+
+// Which of max_batch_size rows keeps the windows and states per sequence of sequence `index`.
+int32_t InferEngine::row_of(const Input& input, size_t index) const {
+  if (cache_spec().layout == CacheLayout::contiguous)
+    return input.block_tables.empty() || input.block_tables[index].empty() ? static_cast<int32_t>(index)
+                                                                           : input.block_tables[index][0];
+  const int32_t row = input.rows.empty() ? static_cast<int32_t>(index) : input.rows[index];
+  if (row < 0 || row >= max_batch_size())
+    throw InvalidArgument("the row of sequence {} is {}; expected 0 to {}", index, row, max_batch_size() - 1);
+  return row;
+}
+
+// The tables of the window groups of sequence `index`: its ring, or its own blocks where each has as many.
+std::span<const std::vector<int32_t>> InferEngine::window_tables(const Input& input, size_t index) {
+  if (window_contents_.empty()) return {};
+  const int32_t row = row_of(input, index);
+  const int64_t cached = input.cache_lengths[index], end = cached + input.input_lengths[index];
+  for (size_t g = 0; g < window_contents_.size() && cached >= 0; ++g)
+    if (const int64_t needed = window_contents_[g].num_places(cached, end); needed > rings_.length(g))
+      throw InvalidArgument(
+          "sequence {} has {} new tokens, which with the window of {} take {} blocks; each of {} sequences has {}: "
+          "compute fewer at once, or lower max_batch_size",
+          index, end - cached, cache_spec().windows[g].window, needed, max_batch_size(), rings_.length(g));
+  return rings_.tables(row, input.block_tables[index]);
 }
 
 // Checks the positions and slots of a checked input against those that its sequences have.
@@ -85,9 +113,10 @@ void InferEngine::check_places(const Input& input) const {
       if (!input.position_ids.empty() && input.position_ids[at] != position)
         throw InvalidArgument("position {} of token {} of sequence {}; its place in the cache is {}",
                               input.position_ids[at], t, s, position);
-      if (!input.slot_mapping.empty() && input.slot_mapping[at] != sequences_[s].slot(position, cache_.block_size))
+      if (!input.slot_mapping.empty() &&
+          input.slot_mapping[at] != sequences_[s].slot(position, cache_spec().block_size))
         throw InvalidArgument("slot {} of token {} of sequence {}; its block table says {}", input.slot_mapping[at], t,
-                              s, sequences_[s].slot(position, cache_.block_size));
+                              s, sequences_[s].slot(position, cache_spec().block_size));
     }
 }
 
@@ -97,8 +126,8 @@ void InferEngine::check(Plan plan, bool all_logits) {
   const SymbolValues& bounds = prefill_program().environment().bounds;
   int64_t tokens = 0, rows = 0;
   count_rows(plan, all_logits, tokens, rows);
-  if (plan.empty() || std::ssize(plan) > max_batch_)
-    throw InvalidArgument("the step has {} sequences; expected 1 to {}", plan.size(), max_batch_);
+  if (plan.empty() || std::ssize(plan) > max_batch_size())
+    throw InvalidArgument("the step has {} sequences; expected 1 to {}", plan.size(), max_batch_size());
   if (tokens > bounds[Symbol::tokens])
     throw InvalidArgument("the step has {} tokens; at most {} fit (max_step_tokens)", tokens, bounds[Symbol::tokens]);
   if (rows > bounds[Symbol::logit_rows])
@@ -106,10 +135,17 @@ void InferEngine::check(Plan plan, bool all_logits) {
         "the step asks for {} rows of logits; at most {} fit: set max_logit_rows of the engine to {} or more", rows,
         bounds[Symbol::logit_rows], rows);
   contents_.begin_step();
+  for (WindowContents& contents : window_contents_) contents.begin_step();
+  sequence_states_.begin_step();
   for (size_t s = 0; s < plan.size(); ++s) {
     check_sequence(s, plan[s]);
-    contents_.check(static_cast<int64_t>(s), plan[s].used_blocks(cache_.block_size), plan[s].cached,
-                    std::ssize(plan[s].tokens));
+    const auto blocks = plan[s].used_blocks(cache_spec().block_size);
+    contents_.check(static_cast<int64_t>(s), blocks, plan[s].cached, std::ssize(plan[s].tokens));
+    for (size_t g = 0; g < window_contents_.size(); ++g)
+      window_contents_[g].check(static_cast<int64_t>(s), blocks, plan[s].windows[g], plan[s].cached,
+                                std::ssize(plan[s].tokens));
+    if (cache_spec().num_slots > 0)
+      sequence_states_.check(static_cast<int64_t>(s), plan[s].state_slot, blocks[0], plan[s].cached);
   }
   check_sampling(plan);
 }
@@ -118,17 +154,17 @@ void InferEngine::check_sequence(size_t index, const StepSequence& sequence) con
   const int64_t length = std::ssize(sequence.tokens), cached = sequence.cached;
   if (length < 1) throw InvalidArgument("sequence {} has {} new tokens; expected at least 1", index, length);
   if (cached < 0) throw InvalidArgument("sequence {} has {} cached tokens", index, cached);
-  if (cached + length > max_length_)
+  if (cached + length > max_sequence_length())
     throw InvalidArgument("sequence {} would have {} tokens ({} cached + {} new); the cache holds {}", index,
-                          cached + length, cached, length, max_length_);
-  const int64_t needed = (cached + length + cache_.block_size - 1) / cache_.block_size;
+                          cached + length, cached, length, max_sequence_length());
+  const int64_t needed = (cached + length + cache_spec().block_size - 1) / cache_spec().block_size;
   const int64_t most = prefill_program().environment().bounds[Symbol::max_blocks];
   if (std::ssize(sequence.blocks) < needed || std::ssize(sequence.blocks) > most)
     throw InvalidArgument("sequence {} has {} blocks; {} tokens need {}, at most {} fit", index, sequence.blocks.size(),
                           cached + length, needed, most);
   for (int32_t block : sequence.blocks)
-    if (block < 0 || block >= cache_.num_blocks)
-      throw InvalidArgument("sequence {} names block {}; there are {}", index, block, cache_.num_blocks);
+    if (block < 0 || block >= cache_spec().num_blocks)
+      throw InvalidArgument("sequence {} names block {}; there are {}", index, block, cache_spec().num_blocks);
   if (sequence.row >= 0) return check_follows(index, sequence);
   for (int64_t t = 0; t < length; ++t)
     if (const int32_t token = sequence.tokens[static_cast<size_t>(t)]; token < 0 || token >= model_->info().vocab)
@@ -162,7 +198,7 @@ void InferEngine::check_sampling(Plan plan) const {
     if (plan[s].sampling.has_penalties())
       penalized += std::min<int64_t>(plan[s].cached + std::ssize(plan[s].tokens), model_->info().vocab);
   }
-  const int64_t most = prefill_program().environment().bounds[Symbol::penalties] - max_batch_ * kMaxBiases;
+  const int64_t most = prefill_program().environment().bounds[Symbol::penalties] - max_batch_size() * kMaxBiases;
   if (penalized > most)  // sequences that share blocks
     throw InvalidArgument("the step's penalties look at {} tokens; at most the cache's {} fit", penalized, most);
 }
@@ -205,6 +241,29 @@ const StepProgram& InferEngine::program_for(Plan plan, bool all_logits, int64_t 
   return filled_up != nullptr ? *filled_up : programs_->program_for(tokens, logit_rows);
 }
 
+// What the step will overwrite is lost, even if the step does not come to its end.
+void InferEngine::before_writing(Plan plan) {
+  for (const StepSequence& s : plan) {
+    contents_.truncate(s.used_blocks(cache_spec().block_size), s.cached);
+    for (size_t g = 0; g < window_contents_.size(); ++g)
+      window_contents_[g].truncate(s.windows[g], s.cached, s.cached + std::ssize(s.tokens));
+    if (cache_spec().num_slots > 0) sequence_states_.begin(s.state_slot, s.cached);
+  }
+}
+
+// Records the tokens that the step writes to the cache. Those that only the device knows follow in collect().
+void InferEngine::after_writing(Plan plan, InFlight& step) {
+  step.unseen.clear();
+  for (const StepSequence& s : plan) {
+    const auto blocks = s.used_blocks(cache_spec().block_size);
+    contents_.write(blocks, s.cached, s.tokens);
+    for (size_t g = 0; g < window_contents_.size(); ++g)
+      window_contents_[g].write(blocks, s.windows[g], s.cached, s.cached + std::ssize(s.tokens));
+    if (s.row >= 0) step.unseen.emplace_back(s.slot(s.cached, cache_spec().block_size), s.row);
+    if (cache_spec().num_slots > 0) sequence_states_.end(s.state_slot, blocks[0], s.cached + std::ssize(s.tokens));
+  }
+}
+
 void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel) {
   if (!all_loaded_) {
     parameters_->require_all_loaded("the engine");
@@ -217,8 +276,7 @@ void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool
   last_ = nullptr;
   descriptor_->fill(program.layout, plan, all_logits, contents_, program.filled_up);
   descriptor_->upload();
-  for (const StepSequence& sequence : plan)
-    contents_.truncate(sequence.used_blocks(cache_.block_size), sequence.cached);
+  before_writing(plan);
   run_program(program, cancel);
 
   auto* const host = static_cast<std::byte*>(step.host.data());
@@ -227,7 +285,7 @@ void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool
   program.program->read_later(program.logprob, host + most_rows * static_cast<int64_t>(sizeof(int32_t)));
   step.done->record();
   step.rows = rows;
-  remember_tokens(plan, step);
+  after_writing(plan, step);
   if (num_waiting() == 0) fill_in_tokens(step);
   last_ = &program;
   last_tokens_ = tokens;
@@ -242,15 +300,6 @@ void InferEngine::run_program(const StepProgram& program, const std::atomic<bool
     program.program->run(descriptor_->symbols(), &observer, cancel);
   } else {
     program.program->run(descriptor_->symbols(), nullptr, cancel);
-  }
-}
-
-// Records the tokens that the step writes to the cache. Those that only the device knows follow in collect().
-void InferEngine::remember_tokens(Plan plan, InFlight& step) {
-  step.unseen.clear();
-  for (const StepSequence& sequence : plan) {
-    contents_.write(sequence.used_blocks(cache_.block_size), sequence.cached, sequence.tokens);
-    if (sequence.row >= 0) step.unseen.emplace_back(sequence.slot(sequence.cached, cache_.block_size), sequence.row);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 namespace eadem::engine {
 
@@ -14,27 +15,46 @@ namespace {
 constexpr std::array<const char*, StepLayout::kNumParts> kNames = {"token_ids",   "positions",   "slots",
                                                                    "query_start", "kv_length",   "logit_rows",
                                                                    "sample_rows", "block_table", "penalties"};
+constexpr const char* kStateSlots = "state_slots";
 constexpr int64_t kAlignment = 64;
 
 }  // namespace
 
-StepLayout::StepLayout(const pipeline::Program& program) : bounds_(program.environment().bounds) {
-  for (size_t p = 0; p < kNumParts; ++p) {
-    offset_[p] = size_;
-    const int64_t bytes = program.graph().value(program.input(kNames[p])).type.size_bytes(bounds_);
-    size_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+// Appends an input and returns its offset.
+int64_t StepLayout::place(const pipeline::Program& program, pipeline::ValueId input) {
+  const int64_t bytes = program.graph().value(input).type.size_bytes(bounds_);
+  return std::exchange(size_, size_ + (bytes + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+StepLayout::StepLayout(const pipeline::Program& program, const modules::CacheSpec& cache)
+    : bounds_(program.environment().bounds) {
+  for (size_t group = 1; group < cache.num_groups(); ++group) {
+    WindowPart& part = windows_.emplace_back();
+    part.table_input = program.input(modules::group_input(cache, group, "block_table"));
+    part.slots_input = program.input(modules::group_input(cache, group, "slots"));
+    part.table_offset = place(program, part.table_input);
+    part.slots_offset = place(program, part.slots_input);
   }
+  if (cache.num_slots > 0) state_slots_offset_ = place(program, program.input(kStateSlots));
+  for (size_t p = 0; p < kNumParts; ++p) offset_[p] = place(program, program.input(kNames[p]));
 }
 
 void StepLayout::bind(pipeline::Program& program, void* buffer) const {
-  for (size_t p = 0; p < kNumParts; ++p)
-    program.bind_input(program.input(kNames[p]), static_cast<std::byte*>(buffer) + offset_[p]);
+  auto* const bytes = static_cast<std::byte*>(buffer);
+  for (size_t p = 0; p < kNumParts; ++p) program.bind_input(program.input(kNames[p]), bytes + offset_[p]);
+  if (state_slots_offset_ >= 0) program.bind_input(program.input(kStateSlots), bytes + state_slots_offset_);
+  for (const WindowPart& window : windows_) {
+    program.bind_input(window.table_input, bytes + window.table_offset);
+    program.bind_input(window.slots_input, bytes + window.slots_offset);
+  }
 }
 
-StepDescriptor::StepDescriptor(std::shared_ptr<Device> device, int64_t size_bytes, int64_t block_size, int64_t vocab)
+StepDescriptor::StepDescriptor(std::shared_ptr<Device> device, int64_t size_bytes, const modules::CacheSpec& cache,
+                               int64_t vocab)
     : device_(std::move(device)),
       device_buffer_(device_->allocate(size_bytes)),
-      block_size_(block_size),
+      block_size_(cache.block_size),
+      windows_(cache.windows),
       pair_of_token_(static_cast<size_t>(vocab), -1) {
   device_->fill_zero(device_buffer_.data(), size_bytes);
   if (!device_->host_accessible()) host_copy_.resize(static_cast<size_t>(size_bytes));
@@ -66,6 +86,9 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
     part<int32_t>(StepLayout::positions)[first + t] = cached + t;
     part<int64_t>(StepLayout::slots)[first + t] = sequence.slot(cached + t, block_size_);
   }
+  if (!windows_.empty()) add_windows(sequence);
+  if (const int64_t slots = layout_->state_slots_offset(); slots >= 0)
+    at<int32_t>(slots)[sequences_] = sequence.state_slot;
   part<int32_t>(StepLayout::query_start)[sequences_ + 1] = first + length;
   part<int32_t>(StepLayout::kv_length)[sequences_] = cached + length;
   tokens_ += length;
@@ -91,6 +114,30 @@ void StepDescriptor::add_nothing() {
   part<int32_t>(StepLayout::block_table)[s * layout_->bounds()[Symbol::max_blocks]] = 0;
   part<int32_t>(StepLayout::logit_rows)[row] = t;
   part<SampleRow>(StepLayout::sample_rows)[row] = {};
+  for (size_t g = 0; g < windows_.size(); ++g) {
+    const StepLayout::WindowPart& window = layout_->windows()[g];
+    at<int32_t>(window.table_offset)[s * layout_->bounds()[Symbol::max_blocks]] =
+        static_cast<int32_t>(windows_[g].null_block());
+    at<int64_t>(window.slots_offset)[t] = -1;
+  }
+}
+
+void StepDescriptor::add_windows(const StepSequence& sequence) {
+  const int64_t begin = sequence.cached, end = begin + std::ssize(sequence.tokens);
+  const int64_t places = (end + block_size_ - 1) / block_size_;
+  for (size_t g = 0; g < windows_.size(); ++g) {
+    const StepLayout::WindowPart& part = layout_->windows()[g];
+    const std::vector<int32_t>& blocks = sequence.windows[g];
+    const int64_t first = std::max<int64_t>(0, begin - windows_[g].window + 1) / block_size_;
+    int32_t* const table = at<int32_t>(part.table_offset) + sequences_ * layout_->bounds()[Symbol::max_blocks];
+    // Kernels may look at whole chunks of positions, so that what the window has passed must exist.
+    std::fill(table, table + first, static_cast<int32_t>(windows_[g].null_block()));
+    std::copy(blocks.begin() + first, blocks.begin() + places, table + first);
+    int64_t* const slots = at<int64_t>(part.slots_offset) + tokens_;
+    for (int64_t position = begin; position < end; ++position)
+      slots[position - begin] =
+          blocks[static_cast<size_t>(position / block_size_)] * block_size_ + position % block_size_;
+  }
 }
 
 // Lists the biases that hold for the token that the row draws.

@@ -12,6 +12,9 @@
 //   logit_rows   i32 [logit_rows]          the tokens whose logits are wanted
 //   sample_rows  SampleRow [logit_rows]    the sampling parameters of each row
 //   block_table  i32 [sequences, max_blocks]
+//   of each cache group with a window, block_table_window_… and slots_window_… alike, with the group's null block for
+//   places that the window has passed
+//   state_slots  i32 [sequences], where the model has states per sequence
 //   penalties    i32 [penalties, 2]        pairs (token, count) and (token, bias); the rows name their ranges
 //
 // Where the device's memory is the host's (the CPU), the parts are written where the program reads them and nothing is
@@ -26,6 +29,7 @@
 #include "eadem/core/device/device.h"
 #include "eadem/engine/cache/cache_contents.h"
 #include "eadem/engine/step_sequence.h"
+#include "eadem/modules/state_spec.h"
 #include "eadem/pipeline/program.h"
 
 namespace eadem::engine {
@@ -47,16 +51,29 @@ class StepLayout {
   };
 
   StepLayout() = default;
-  explicit StepLayout(const pipeline::Program& program);
+  // `cache`: that of the program's states.
+  explicit StepLayout(const pipeline::Program& program, const modules::CacheSpec& cache = {});
 
   int64_t offset(Part part) const { return offset_[part]; }
+  // Of the window groups, in their order.
+  struct WindowPart {
+    pipeline::ValueId table_input, slots_input;
+    int64_t table_offset, slots_offset;
+  };
+  std::span<const WindowPart> windows() const { return windows_; }
+  // Of state_slots; negative: there is none.
+  int64_t state_slots_offset() const { return state_slots_offset_; }
   int64_t size_bytes() const { return size_; }
   const SymbolValues& bounds() const { return bounds_; }
   // Makes the program read its inputs from `buffer`, which has size_bytes() and must outlive it.
   void bind(pipeline::Program& program, void* buffer) const;
 
  private:
+  int64_t place(const pipeline::Program& program, pipeline::ValueId input);
+
   std::array<int64_t, kNumParts> offset_{};
+  std::vector<WindowPart> windows_;
+  int64_t state_slots_offset_ = -1;
   int64_t size_ = 0;
   SymbolValues bounds_;
 };
@@ -64,7 +81,7 @@ class StepLayout {
 class StepDescriptor {
  public:
   // `size_bytes`: of the largest layout.
-  StepDescriptor(std::shared_ptr<Device> device, int64_t size_bytes, int64_t block_size, int64_t vocab);
+  StepDescriptor(std::shared_ptr<Device> device, int64_t size_bytes, const modules::CacheSpec& cache, int64_t vocab);
 
   void* device_data() { return device_buffer_.data(); }
   // Lays out a checked plan. With `all_logits` every token gets a row of logits, else the last one of each sequence
@@ -83,10 +100,15 @@ class StepDescriptor {
  private:
   template <typename T>
   T* part(StepLayout::Part part) {
-    return reinterpret_cast<T*>(host_ + layout_->offset(part));
+    return at<T>(layout_->offset(part));
+  }
+  template <typename T>
+  T* at(int64_t offset) {
+    return reinterpret_cast<T*>(host_ + offset);
   }
   void add_sequence(const StepSequence& sequence, bool all_logits, const CacheContents& contents);
   void add_nothing();
+  void add_windows(const StepSequence& sequence);
   void add_biases(const StepSequence& sequence, kernels::SampleRow& row);
   void add_penalties(const StepSequence& sequence, kernels::SampleRow& row, const CacheContents& contents);
 
@@ -95,6 +117,7 @@ class StepDescriptor {
   std::vector<std::byte> host_copy_;  // empty where the host writes to the device's memory
   std::byte* host_;
   int64_t block_size_;
+  std::vector<modules::WindowGroup> windows_;
   std::vector<int32_t> pair_of_token_;  // [vocab] index of the row's pair for a token, or -1
 
   const StepLayout* layout_ = nullptr;

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "eadem/ops/sampling/sample.h"
 
@@ -33,6 +34,9 @@ struct StepSequence {
   // Where the sequence is stored. Static cache: its row. Paged cache: the blocks of positions [0, block_size),
   // [block_size, …); entries after the last new token are ignored.
   std::span<const int32_t> blocks;
+  // The tables of the cache groups with a window, alike: kNoBlock, or anything, where no token of the step looks.
+  std::span<const std::vector<int32_t>> windows = {};
+  int32_t state_slot = 0;  // of its states per sequence, where the model has any
   SamplingInput sampling;
   std::span<const TokenBias> biases;  // at most kMaxBiases; those of one token do not overlap
   // Decode: >= 0 is the row of logits of the step before whose sampled token is the only new token. `tokens` has one

@@ -6,15 +6,15 @@
 // position of token t in its sequence.
 //
 //   inputs   q [tokens, heads, head_dim] f32 or bf16
-//            k, v: direct  [tokens, kv_heads, head_dim], the keys and values of these same tokens
-//                  cached  [num_blocks, kv_heads, block_size, head_dim] f32, bf16 or f16, or in a RowEncoding (state,
-//                  written by kv_append)
+//            k, v: direct  [tokens, kv_heads, head_dim or value_dim], the keys and values of these same tokens
+//                  cached  [num_blocks, kv_heads, block_size, head_dim or value_dim] f32, bf16 or f16, or in a
+//                  RowEncoding (state, written by kv_append)
 //            query_start [sequences + 1] i32: tokens of sequence s are [query_start[s], query_start[s + 1])
 //            kv_length   [sequences] i32: keys of sequence s, including those of its tokens in this step; a token
 //                        with index i among the n of its sequence has position kv_length - n + i
 //            block_table [sequences, max_blocks] i32: block that holds positions [i * block_size, …) of a sequence
 //                        (cached only; absent when direct). A contiguous cache has one block per sequence.
-//   outputs  y [tokens, heads, head_dim] dtype of q; forward (direct only) also lse [tokens, heads] f32, the logarithm
+//   outputs  y [tokens, heads, value_dim] dtype of q; forward (direct only) also lse [tokens, heads] f32, the logarithm
 //            of the sum of exp(scale * q . k)
 //   backward inputs: q, k, v, query_start, kv_length, y, lse, dy.  outputs: dq =, dk =, dv =.
 //
@@ -42,10 +42,13 @@ enum class KvSource : uint8_t { direct, cached };
 struct AttentionAttrs {
   int64_t heads = 0;
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;  // of queries and keys
   float scale = 1.0f;
   int64_t window = 0;  // 0: unlimited
   KvSource source = KvSource::direct;
+  int64_t value_dim = 0;  // of values and results; 0: head_dim
+
+  int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }
 };
 
 }  // namespace eadem::kernels

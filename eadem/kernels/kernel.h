@@ -12,7 +12,7 @@
 // contract between the op and every backend. By convention
 //   forward    inputs: the op's inputs.   outputs: the op's outputs, then the extra tensors it saves.
 //   inference  inputs: the op's inputs.   outputs: the op's outputs; may alias inputs where the op says so.
-//   backward   inputs: the saved tensors in the op's order, then the gradient of each output.
+//   backward   inputs: the saved tensors in the op's order, then the gradient of each output that is no index.
 //              outputs: the gradient of each input that has one. A view with null data is not wanted.
 //              Gradients of parameters accumulate (+=), gradients of activations are written (=).
 // Optional ports that are absent are views with null data.

@@ -4,11 +4,11 @@
 // block_size. A token whose slot is negative is written nowhere: rows that fill up a step of fixed size have such
 // slots.
 //
-//   inputs   k, v [tokens, kv_heads, head_dim] f32 or bf16; slots [tokens] i64, distinct or negative;
-//            cache_k, cache_v [num_blocks, kv_heads, block_size, head_dim] f32, bf16 or f16, or in a RowEncoding
-//            (state)
+//   inputs   k, v [tokens, kv_heads, width] f32 or bf16, each with a width of its own; slots [tokens] i64, distinct or
+//            negative;
+//            cache_k, cache_v [num_blocks, kv_heads, block_size, width] f32, bf16 or f16, or in a RowEncoding (state)
 //   outputs  the same caches (inference only: the state ports are aliases), rounded once to the cache dtype, or as the
-//            encoding rounds rows of head_dim.
+//            encoding rounds rows of a head.
 //
 // rope_kv_append, the fusion: k is rotated on the way in (see rope.h).
 //   inputs   k, table [tokens, rotary_dim] f32, v, slots, cache_k, cache_v.   outputs: the caches.

@@ -4,7 +4,8 @@
 // The families: one line each, and a file of that name in models/families, which defines NAME_family().
 #define EADEM_MODEL_FAMILIES(FAMILY) \
   FAMILY(llama)                      \
-  FAMILY(gemma3)
+  FAMILY(gemma3)                     \
+  FAMILY(qwen3_moe)
 
 namespace eadem::models {
 
@@ -17,12 +18,21 @@ namespace {
 constexpr GgufName kWholeNames[] = {{"model.embed_tokens.weight", "token_embd.weight"},
                                     {"model.norm.weight", "output_norm.weight"},
                                     {"lm_head.weight", "output.weight"}};
-constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},    {"post_attention_layernorm.", "ffn_norm."},
-                                    {"self_attn.q_proj.", "attn_q."},      {"self_attn.k_proj.", "attn_k."},
-                                    {"self_attn.v_proj.", "attn_v."},      {"self_attn.o_proj.", "attn_output."},
-                                    {"self_attn.q_norm.", "attn_q_norm."}, {"self_attn.k_norm.", "attn_k_norm."},
-                                    {"mlp.gate_proj.", "ffn_gate."},       {"mlp.up_proj.", "ffn_up."},
-                                    {"mlp.down_proj.", "ffn_down."}};
+constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
+                                    {"post_attention_layernorm.", "ffn_norm."},
+                                    {"self_attn.q_proj.", "attn_q."},
+                                    {"self_attn.k_proj.", "attn_k."},
+                                    {"self_attn.v_proj.", "attn_v."},
+                                    {"self_attn.o_proj.", "attn_output."},
+                                    {"self_attn.q_norm.", "attn_q_norm."},
+                                    {"self_attn.k_norm.", "attn_k_norm."},
+                                    {"mlp.gate_proj.", "ffn_gate."},
+                                    {"mlp.up_proj.", "ffn_up."},
+                                    {"mlp.down_proj.", "ffn_down."},
+                                    {"mlp.gate.", "ffn_gate_inp."},
+                                    {"mlp.experts.gate_proj.", "ffn_gate_exps."},
+                                    {"mlp.experts.up_proj.", "ffn_up_exps."},
+                                    {"mlp.experts.down_proj.", "ffn_down_exps."}};
 
 // The GGUF name of "layers.N." + `rest`; empty if there is none.
 std::string name_in_layer(std::string_view layer, std::string_view rest, std::span<const GgufName> names) {

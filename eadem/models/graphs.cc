@@ -12,17 +12,21 @@ BuildContext start(BuiltGraph& built, const GraphOptions& options) {
                        .cache = options.cache,
                        .num_ranks = options.num_ranks,
                        .rank = options.rank};
-  const auto input = [&](const char* name, DType dtype, std::initializer_list<Dim> dims) {
+  const auto input = [&](const std::string& name, DType dtype, std::initializer_list<Dim> dims) {
     return built.graph.add_input(name, TensorType(dtype, dims));
   };
   context.step.token_ids = input("token_ids", DType::i32, {Symbol::tokens});
   context.step.positions = input("positions", DType::i32, {Symbol::tokens});
   context.step.query_start = input("query_start", DType::i32, {Dim(Symbol::sequences, 1)});
   context.step.kv_length = input("kv_length", DType::i32, {Symbol::sequences});
-  if (options.cache.layout != modules::CacheLayout::none) {
-    context.step.block_table = input("block_table", DType::i32, {Symbol::sequences, Symbol::max_blocks});
-    context.step.slots = input("slots", DType::i64, {Symbol::tokens});
+  if (options.cache.layout == modules::CacheLayout::none) return context;
+  for (size_t group = 0; group < options.cache.num_groups(); ++group) {
+    const auto name = [&](const char* of_all) { return modules::group_input(options.cache, group, of_all); };
+    context.step.groups.push_back(
+        {.block_table = input(name("block_table"), DType::i32, {Symbol::sequences, Symbol::max_blocks}),
+         .slots = input(name("slots"), DType::i64, {Symbol::tokens})});
   }
+  if (options.cache.num_slots > 0) context.step.state_slots = input("state_slots", DType::i32, {Symbol::sequences});
   return context;
 }
 
@@ -41,6 +45,7 @@ BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options
   built.graph.mark_output("logits", logits);
   modules::Sampling().build(context, logits);
   built.decisions = std::move(context.decisions);
+  built.states = std::move(context.states);
   return built;
 }
 
@@ -54,6 +59,17 @@ BuiltGraph build_training_graph(const Model& model, const GraphOptions& options)
   built.graph.mark_output("loss", modules::CrossEntropyLoss(model.info().vocab).build(context, logits, labels));
   built.decisions = std::move(context.decisions);
   return built;
+}
+
+std::vector<modules::StateSpec> states_of(const Model& model, const Device& device,
+                                          const modules::AutoHardwareConfig& hardware) {
+  // What is declared does not depend on where it is stored.
+  return build_inference_graph(
+             model,
+             {.device = &device,
+              .hardware = &hardware,
+              .cache = {.layout = modules::CacheLayout::paged, .num_blocks = 1, .block_size = 1, .num_slots = 1}})
+      .states;
 }
 
 }  // namespace eadem::models

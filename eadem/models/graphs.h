@@ -18,17 +18,23 @@ struct GraphOptions {
 
 struct BuiltGraph {
   pipeline::Graph graph;
-  std::vector<Decision> decisions;  // the choices of the factories
+  std::vector<Decision> decisions;         // the choices of the factories
+  std::vector<modules::StateSpec> states;  // what the modules keep between steps
 };
 
 // Serving. Inputs: sampled [logit_rows] i32 (see modules::Sampling::feed), token_ids, positions [tokens] i32,
-// query_start [sequences+1], kv_length [sequences], block_table [sequences, max_blocks] i32, slots [tokens] i64,
-// logit_rows [logit_rows] i32, and those of modules::Sampling. Outputs: hidden [tokens, hidden], logits [logit_rows,
-// vocab] f32, token and logprob [logit_rows]. States: model.layers.N.self_attn.{k,v}_cache.
+// query_start [sequences+1], kv_length [sequences], for each group of the cache block_table [sequences, max_blocks] i32
+// and slots [tokens] i64 (named by modules::group_input), state_slots [sequences] i32 where there are slots, logit_rows
+// [logit_rows] i32, and those of modules::Sampling. Outputs: hidden [tokens, hidden], logits [logit_rows, vocab] f32,
+// token and logprob [logit_rows]. States: model.layers.N.self_attn.{k,v}_cache.
 BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options);
 
 // Training and scoring without a cache. Inputs: token_ids, positions, labels [tokens] i32 (negative: ignored),
 // query_start, kv_length. Output: loss [tokens] f32.
 BuiltGraph build_training_graph(const Model& model, const GraphOptions& options);
+
+// The states that a model's modules declare, on one rank, in the order of the computation.
+std::vector<modules::StateSpec> states_of(const Model& model, const Device& device,
+                                          const modules::AutoHardwareConfig& hardware);
 
 }  // namespace eadem::models

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/core/error.h"
 
 namespace eadem::models {
@@ -54,6 +55,14 @@ RecipeType type_of(const Tensor& tensor) { return {{tensor.dtype(), tensor.view.
 
 std::string first_name_of(const WeightRecipe& recipe) { return recipe.names().front(); }
 
+// The type of a stack whose parts cannot be moved as bytes: matrices of one encoding keep it, all else is decoded.
+WeightType stacked_type(const std::vector<RecipeType>& parts) {
+  const RecipeType& first = parts.front();
+  const bool alike = std::all_of(parts.begin(), parts.end(), [&](const auto& part) { return part.type == first.type; });
+  if (!alike || first.type.encoding == nullptr || first.shape.rank() != 2) return DType::f32;
+  return {first.type.dtype, stack_encoding(first.type.encoding)};
+}
+
 // The rules of types and shapes, for one operation over parts that are known.
 RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& parts, const std::string& source) {
   const RecipeType& first = parts.front();
@@ -84,7 +93,10 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       if (rank < 2 || recipe.begin >= first.shape[0]) fail(fmt::format("more than {} along axis 0", recipe.begin));
       std::vector<int64_t> dims(first.shape.dims().begin() + 1, first.shape.dims().end());
       result.shape = Shape(dims);
-      if (!as_bytes) result.type = DType::f32;
+      if (StackedEncoding::of(first.type.encoding) != nullptr)
+        result.type.encoding = matrix_encoding(first.type.encoding);
+      else if (!as_bytes)
+        result.type = DType::f32;
       break;
     }
     case Kind::concat: {
@@ -111,7 +123,7 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       std::vector<int64_t> dims = {static_cast<int64_t>(parts.size())};
       dims.insert(dims.end(), first.shape.dims().begin(), first.shape.dims().end());
       result.shape = Shape(dims);
-      if (!as_bytes) result.type = DType::f32;
+      if (!as_bytes) result.type = stacked_type(parts);
       break;
     }
     case Kind::transpose:
@@ -163,6 +175,8 @@ Tensor sliced(const Tensor& part, const RecipeType& made, int axis, int64_t begi
 }
 
 Tensor selected(const Tensor& part, const RecipeType& made, int64_t index) {
+  if (StackedEncoding::of(part.view.encoding) != nullptr)
+    return Tensor(MatrixStack(part.view).matrix(part.view, index), part.storage);
   const Tensor whole = as_type(part, made.type);
   const int64_t bytes = Grid(made.type, whole.shape(), 0).inner;
   TensorView view(static_cast<std::byte*>(whole.view.data) + index * bytes, made.type.dtype, made.shape);
@@ -183,7 +197,22 @@ Tensor joined(const std::vector<Tensor>& parts, const RecipeType& made, int axis
   return result;
 }
 
+// Copies the planes of encoded matrices.
+Tensor stacked_planes(const std::vector<Tensor>& parts, const RecipeType& made) {
+  Tensor result = new_tensor(made);
+  const MatrixStack stack(result.view);
+  const std::vector<PlaneSpec> planes = matrix_encoding(made.type.encoding)->planes(parts.front().shape());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const TensorView to = stack.matrix(result.view, static_cast<int64_t>(i));
+    for (int plane = 0; plane < static_cast<int>(planes.size()); ++plane)
+      std::memcpy(to.plane(plane), parts[i].view.plane(plane),
+                  static_cast<size_t>(planes[static_cast<size_t>(plane)].size_bytes()));
+  }
+  return result;
+}
+
 Tensor stacked(const std::vector<Tensor>& parts, const RecipeType& made) {
+  if (StackedEncoding::of(made.type.encoding) != nullptr) return stacked_planes(parts, made);
   Tensor result = new_tensor(made);
   const int64_t bytes = Grid(made.type, made.shape, 0).inner;
   for (size_t i = 0; i < parts.size(); ++i) {

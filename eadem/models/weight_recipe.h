@@ -65,10 +65,11 @@ struct RecipeType {
 using DescribeName = std::function<std::optional<RecipeType>(const std::string& name)>;
 using ReadName = std::function<Tensor(const std::string& name)>;
 
-// Nothing when a name is not there. An encoding stays where the operation moves whole rows of it; a sum, and what moves
-// rows of an encoding of several planes, is decoded to f32. Throws DataCorrupted for shapes that do not fit together
-// and Unsupported for what has no meaning in an encoding (transposing it, cutting through its rows), naming `source`,
-// the tensor and both shapes.
+// Nothing when a name is not there. An encoding stays where the operation moves whole rows of it, or whole matrices
+// into a stack and out of it (core/encodings/stacked_encoding.h); a sum, and what else moves rows of an encoding of
+// several planes, is decoded to f32. Throws DataCorrupted for shapes that do not fit together and Unsupported for what
+// has no meaning in an encoding (transposing it, cutting through its rows), naming `source`, the tensor and both
+// shapes.
 std::optional<RecipeType> describe(const WeightRecipe& recipe, const DescribeName& tensors, const std::string& source);
 
 // The tensor, on the host. A name, and rows cut out of one, share the memory of what `read` returned. Throws as

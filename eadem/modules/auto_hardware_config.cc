@@ -2,6 +2,7 @@
 #include "eadem/modules/auto_hardware_config.h"
 
 #include "eadem/core/encodings/group_encoding.h"
+#include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/modules/base/embedding.h"
 #include "eadem/modules/base/lm_head.h"
 #include "eadem/modules/base/rms_norm.h"
@@ -25,7 +26,7 @@ HardwareConfig module_default(Role role, const Device& device, HardwareMode mode
 
 // A type that no kernel reads is decoded at load. Kernels read integers in steps of 32.
 WeightType kept_type(const WeightType& stored, int64_t columns) {
-  if (GroupEncoding::of(stored.encoding) != nullptr && columns % 32 != 0) return stored.dtype;
+  if (GroupEncoding::of(matrix_encoding(stored.encoding)) != nullptr && columns % 32 != 0) return stored.dtype;
   return stored.dtype == DType::f64 ? DType::f32 : stored;
 }
 

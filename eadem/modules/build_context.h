@@ -9,6 +9,7 @@
 
 #include "eadem/core/candidate.h"
 #include "eadem/modules/auto_hardware_config.h"
+#include "eadem/modules/state_spec.h"
 #include "eadem/pipeline/graph.h"
 
 namespace eadem::modules {
@@ -16,17 +17,10 @@ namespace eadem::modules {
 using pipeline::Graph;
 using pipeline::ValueId;
 
-// The place of the keys and values of earlier tokens.
-enum class CacheLayout : uint8_t {
-  none,        // nowhere: every sequence is whole in its step (training, scoring)
-  contiguous,  // one block per sequence
-  paged,       // blocks found through a table
-};
-
-struct CacheSpec {
-  CacheLayout layout = CacheLayout::none;
-  int64_t num_blocks = 0;
-  int64_t block_size = 0;  // tokens
+// Where a step finds and puts the rows of a cache group.
+struct GroupValues {
+  ValueId block_table = pipeline::kNoValue;
+  ValueId slots = pipeline::kNoValue;
 };
 
 // The values that describe a step; inputs of the graph, shared by every layer. See kernels/attention.h for the shapes.
@@ -35,8 +29,8 @@ struct StepValues {
   ValueId positions = pipeline::kNoValue;
   ValueId query_start = pipeline::kNoValue;
   ValueId kv_length = pipeline::kNoValue;
-  ValueId block_table = pipeline::kNoValue;    // with a cache
-  ValueId slots = pipeline::kNoValue;          // with a cache
+  std::vector<GroupValues> groups;             // with a cache: one for each of its groups
+  ValueId state_slots = pipeline::kNoValue;    // with slots for states per sequence
   std::map<std::string, ValueId> rope_tables;  // by name; made once by Rope, used by every layer
 };
 
@@ -49,6 +43,15 @@ struct BuildContext {
   int rank = 0;       // this one
   StepValues step;
   std::vector<Decision> decisions;  // the choices of the factories, for `explain`
+  std::vector<StateSpec> states;    // what modules declared
+
+  // Declares a state and returns its storage.
+  ValueId add_state(const StateSpec& state) {
+    states.push_back(state);
+    return graph.add_state(state.name, storage_type(state, cache));
+  }
+  // The step's values for states with this window.
+  const GroupValues& group_of(int64_t window) const { return step.groups[cache.group_of(window)]; }
 
   // This rank's part of `count` rows that need not divide evenly. Throws InvalidArgument when there are more ranks.
   PartRange part(int64_t count, std::string_view what) const {

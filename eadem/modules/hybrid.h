@@ -7,3 +7,4 @@
 #include "eadem/modules/hybrid/decoder_layer.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
 #include "eadem/modules/hybrid/layer_spec.h"
+#include "eadem/modules/hybrid/moe_mlp.h"

@@ -15,6 +15,14 @@ std::span<const ModelShape> model_shapes() {
   return kModels;
 }
 
+std::span<const ExpertShape> expert_shapes() {
+  static constexpr ExpertShape kModels[] = {
+      {"tiny", 64, 32, 8, 2, DType::f32},
+      {"qwen3-30b-a3b", 2048, 768, 128, 8, DType::bf16},
+  };
+  return kModels;
+}
+
 std::span<const StepShape> step_shapes() {
   static constexpr StepShape kSteps[] = {
       {"decode-1", 1, 1, 512},
@@ -33,8 +41,8 @@ SymbolValues symbols_of(const StepShape& step) {
   return symbols;
 }
 
-std::string workload_name(const ModelShape& model, const StepShape& step, std::string_view part) {
-  return fmt::format("{} {} {}", model.name, step.name, part);
+std::string workload_name(std::string_view model, const StepShape& step, std::string_view part) {
+  return fmt::format("{} {} {}", model, step.name, part);
 }
 
 }  // namespace eadem::ops

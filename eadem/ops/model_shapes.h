@@ -24,6 +24,14 @@ struct ModelShape {
 // From the models' config.json files; `tiny` is the size of the golden models in tests/data.
 std::span<const ModelShape> model_shapes();
 
+// The experts of a model that has them.
+struct ExpertShape {
+  std::string_view name;
+  int64_t hidden, ffn, experts, top_k;
+  DType dtype;  // of weights and activations
+};
+std::span<const ExpertShape> expert_shapes();
+
 // A kind of step: `decode` takes one token of each of `sequences`, or `prefill` many tokens of one.
 struct StepShape {
   std::string_view name;
@@ -37,6 +45,9 @@ inline constexpr int64_t kWorkloadBlockSize = 16;
 SymbolValues symbols_of(const StepShape& step);
 
 // "llama-3.2-1b prefill-512 q_proj"
-std::string workload_name(const ModelShape& model, const StepShape& step, std::string_view part);
+std::string workload_name(std::string_view model, const StepShape& step, std::string_view part);
+inline std::string workload_name(const ModelShape& model, const StepShape& step, std::string_view part) {
+  return workload_name(model.name, step, part);
+}
 
 }  // namespace eadem::ops

@@ -62,7 +62,9 @@ std::vector<TensorType> Op::backward_input_types(std::span<const TensorType> in,
                      : s.kind == Saved::Kind::output ? out[index]
                                                      : extra[index]);
   }
-  result.insert(result.end(), out.begin(), out.end());
+  const std::vector<Port> ports = outputs();
+  for (size_t i = 0; i < out.size(); ++i)
+    if (ports[i].role != Port::Role::index) result.push_back(out[i]);
   return result;
 }
 

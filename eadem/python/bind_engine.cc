@@ -271,8 +271,9 @@ engine::HookRegistry::Callback hook_of(SharedCallable shared) {
 
 nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostList<int32_t>& input_lengths,
                   const HostList<int32_t>& cache_lengths, const HostList<int32_t>& position_ids,
-                  std::vector<std::vector<int32_t>> block_tables, const HostList<int64_t>& slot_mapping,
-                  const HostList<uint8_t>& sampling, bool all_logits, bool with_logits, bool with_hidden) {
+                  std::vector<std::vector<int32_t>> block_tables, const HostList<int32_t>& rows,
+                  const HostList<int64_t>& slot_mapping, const HostList<uint8_t>& sampling, bool all_logits,
+                  bool with_logits, bool with_hidden) {
   const size_t batch = input_lengths.size();
   if (sampling.size() != batch * sizeof(engine::SamplingInput))
     throw InvalidArgument("the sampling parameters have {} bytes; {} sequences need {}", sampling.size(), batch,
@@ -283,6 +284,7 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
   input.cache_lengths = to_vector(cache_lengths);
   input.position_ids = to_vector(position_ids);
   input.block_tables = std::move(block_tables);
+  input.rows = to_vector(rows);
   input.slot_mapping = to_vector(slot_mapping);
   input.sampling.resize(batch);
   std::memcpy(input.sampling.data(), sampling.data(), sampling.size());
@@ -420,7 +422,7 @@ void bind_engine(nb::module_& m) {
       .def("parameter_names",
            [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.parameter_names(); }); })
       .def("forward", &forward, "input_ids"_a, "input_lengths"_a, "cache_lengths"_a, "position_ids"_a, "block_tables"_a,
-           "slot_mapping"_a, "sampling"_a, "all_logits"_a, "with_logits"_a, "with_hidden"_a)
+           "rows"_a, "slot_mapping"_a, "sampling"_a, "all_logits"_a, "with_logits"_a, "with_hidden"_a)
       .def(
           "reset_cache",
           [](Engine& self, std::optional<engine::CacheConfig> config) {

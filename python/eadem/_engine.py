@@ -119,6 +119,8 @@ class InferEngine:
         block_tables   [batch, max_blocks] where each sequence's tokens are, -1 behind its last block. Needed with a paged
                        cache; with a static one, its rows [batch, 1], None: 0, 1, … A block is used once in a step, but
                        that sequences may share those that all of them have cached
+        rows           [batch] with a paged cache and a model with attention windows: which of the max_batch_size rings
+                       of blocks keeps each sequence's windows from its first step to its last; None: 0, 1, …
         slot_mapping   [tokens] block * block_size + offset of each new token; None: from block_tables
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed
                        one for all, or [batch]; as in SamplingParams, but that the token is the likeliest one unless
@@ -135,6 +137,7 @@ class InferEngine:
         cache_lengths: Any = None
         input_lengths: Any = None
         block_tables: Any = None
+        rows: Any = None
         slot_mapping: Any = None
         temperature: Any = 0.0
         top_k: Any = 0
@@ -268,10 +271,12 @@ class InferEngine:
             while blocks and blocks[-1] == -1:
                 blocks.pop()
             tables.append(blocks)
+        rings = np.zeros(0, np.int32) if input.rows is None else _arrays.integers(
+            "rows", input.rows).reshape(-1)
         slots = np.zeros(0, np.int64) if input.slot_mapping is None else _arrays.integers(
             "slot_mapping", input.slot_mapping, np.int64).reshape(-1)
         drawn, logprobs, logits, hidden = self._engine.forward(
-            ids, lengths, cached, positions, tables, slots,
+            ids, lengths, cached, positions, tables, rings, slots,
             _sampling_bytes(input, batch),
             _arguments.boolean("all_logits", input.all_logits), _arguments.boolean("return_logits", return_logits),
             _arguments.boolean("return_hidden_states", return_hidden_states))

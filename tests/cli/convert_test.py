@@ -96,6 +96,31 @@ class Convert(ProgramTest):
         self.done("explain", model)
         self.done("bench", "--random", model, "--type", "q8_0", "-p", "8", "-n", "2", "-r", "1")
 
+    # Experts are a tensor each in a directory, and one for all in a GGUF file.
+    def test_experts(self):
+        model, gguf, back = GOLDEN / "qwen3_moe_all", self.folder / "moe.gguf", self.folder / "moe"
+        self.done("convert", model, gguf)
+        self.done("convert", gguf, back)
+        self.assertEqual(safetensors(model / "model.safetensors"), safetensors(back / "model.safetensors"))
+        # What the gguf package wrote has these values, rounded.
+        made = self.folder / "made.gguf"
+        self.done("convert", gguf, made, "--type", "q8_0")
+        listed = lambda path: {t["name"]: (t["type"], t["shape"]) for t in
+                               json.loads(self.done("inspect", path, "--tensors", "--json").out)["tensors"]}
+        self.assertEqual(listed(made), listed(model / "model-q8_0.gguf"))
+        self.refused(1, "norm_topk_prob", "convert", GOLDEN / "qwen3_moe", self.folder / "mixed.gguf")
+        for kind in ("fp8", "int8"):
+            layers = self.folder / kind
+            self.done("convert", model, layers, "--type", kind)
+            self.done("explain", layers)
+            self.done("convert", layers, self.folder / f"{kind}.gguf")
+        self.assertIn("8 in a layer, 2 for each token, ffn 20", self.done("inspect", GOLDEN / "qwen3_moe").out)
+        text = self.done("explain", GOLDEN / "qwen3_moe").out
+        for part in ("route (top_k=2 scoring=softmax renormalize=false", "expert_order (experts=8)", "cpu_expert_panels",
+                     "[2*tokens, 20]"):
+            self.assertIn(part, text)
+        self.done("bench", "--random", GOLDEN / "qwen3_moe", "--type", "q8_0", "-p", "8", "-n", "2", "-r", "1")
+
     def test_the_text_stays(self):
         gguf, back = self.folder / "stories.gguf", self.folder / "back"
         self.done("convert", STORIES, gguf)

@@ -8,6 +8,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
+#include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/ops/all_ops.h"
 
 namespace eadem::cli {
@@ -53,6 +54,22 @@ TEST(Products, CountByWhatMultipliesThem) {
   EXPECT_EQ(products.head.f32, 0);
   EXPECT_EQ(products.head.bf16, 256 * 128);
   EXPECT_EQ(products.head.int8 + products.head.int8_rows, 0);
+}
+
+// A token meets two of sixteen experts.
+TEST(Products, CountTheExpertsOfAToken) {
+  pipeline::Graph graph;
+  const pipeline::ValueId x = graph.add_input("x", TensorType(DType::f32, {2 * Dim(Symbol::tokens), 64})),
+                          offsets = graph.add_input("offsets", TensorType(DType::i32, {17}));
+  for (const auto& [name, encoding] : {std::pair<const char*, const Encoding*>{"a", BlockEncoding::find("q8_0")},
+                                       {"b", stack_encoding(Fp8Encoding::find("fp8_e4m3_channel"))},
+                                       {"c", stack_encoding(GroupEncoding::find("int8_row_bf16"))}})
+    graph.add1(std::make_shared<ops::GroupedLinear>(kernels::GroupedLinearAttrs{}),
+               {x, graph.add_parameter(name, TensorType(DType::f32, {16, 3, 64}, encoding)), offsets});
+  const ModelProducts products = products_of(graph);
+  EXPECT_EQ(products.decoder.int8, 2 * 3 * 64);
+  EXPECT_EQ(products.decoder.f32, 2 * 3 * 64);
+  EXPECT_EQ(products.decoder.int8_rows, 2 * 3 * 64);
 }
 
 TEST(Products, ARateThatIsMissingIsThatOfTheNextBest) {

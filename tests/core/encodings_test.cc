@@ -378,7 +378,7 @@ TEST_P(Quantizing, CutsEqualSlices) {
     Shape part_shape = shape;
     part_shape[cut.axis] = cut.extent;
     std::vector<uint8_t> part_data(static_cast<size_t>(part_shape.num_rows() * encoding_.row_bytes(part_shape.back())));
-    encoding_.cut(encoded_view(encoding_, part_data.data(), part_shape), whole, cut.axis, cut.begin);
+    encoding_.slice(encoded_view(encoding_, part_data.data(), part_shape), whole, cut.axis, cut.begin);
     const std::vector<float> part = decoded(part_data);
     size_t next = 0;
     for (int64_t a = 0; a < part_shape[0]; ++a)
@@ -397,7 +397,7 @@ TEST_P(Quantizing, NoCutGoesThroughABlock) {
   const TensorView whole = encoded_view(encoding_, data.data(), {2, 1024});
   for (const auto& [begin, extent] : {std::pair<int64_t, int64_t>{16, 256}, {0, 272}}) {
     try {
-      encoding_.cut(encoded_view(encoding_, part.data(), {2, extent}), whole, 1, begin);
+      encoding_.slice(encoded_view(encoding_, part.data(), {2, extent}), whole, 1, begin);
       FAIL();
     } catch (const InvalidArgument& error) {
       const std::string message = error.what();

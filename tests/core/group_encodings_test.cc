@@ -102,7 +102,7 @@ void expect_cut(const Tensor& whole, int axis, int64_t begin, int64_t extent) {
   shape[axis] = extent;
   const Encoding& encoding = *whole.view.encoding;
   Tensor part = empty_of(encoding, shape);
-  encoding.cut(part.view, whole.view, axis, begin);
+  encoding.slice(part.view, whole.view, axis, begin);
   EXPECT_EQ(decoded(part.view), slice(decoded(whole.view), whole.view.shape, axis, begin, extent));
 }
 
@@ -258,7 +258,7 @@ TEST_P(Groups, CutsEqualSlices) {
   expect_cut(encoded, 0, 6, 0);
   if (format_.has_order) {
     const Tensor part = empty_of(encoding_, {6, 128});
-    expect_refused([&] { encoding_.cut(part.view, encoded.view, 1, 128); }, {"128 to 256", "cannot be cut"});
+    expect_refused([&] { encoding_.slice(part.view, encoded.view, 1, 128); }, {"128 to 256", "cannot be cut"});
     return;
   }
   expect_cut(encoded, 1, 128, 256);
@@ -267,7 +267,7 @@ TEST_P(Groups, CutsEqualSlices) {
     expect_cut(encoded, 1, 10, 50);
   } else {
     const Tensor part = empty_of(encoding_, {6, format_.group_size});
-    expect_refused([&] { encoding_.cut(part.view, encoded.view, 1, 16); }, {"16 to", "cut through a group"});
+    expect_refused([&] { encoding_.slice(part.view, encoded.view, 1, 16); }, {"16 to", "cut through a group"});
   }
 }
 
@@ -459,7 +459,7 @@ TEST_P(Fp8Blocks, CutsEqualSlices) {
   }
   const Tensor part = empty_of(encoding_, {100, 270});
   if (format_.block_rows == 128)
-    expect_refused([&] { encoding_.cut(part.view, encoded.view, 0, 100); }, {"rows 100 to 200", "block of 128"});
+    expect_refused([&] { encoding_.slice(part.view, encoded.view, 0, 100); }, {"rows 100 to 200", "block of 128"});
   else
     expect_cut(encoded, 0, 100, 100);
 }

@@ -118,7 +118,7 @@ TEST(RowEncoding, IsCutAlongEveryAxisButTheLast) {
   const Tensor whole = Tensor::on_host(DType::f32, values.shape(), encoding);
   encoding.encode(whole.view, values.view);
   const Tensor part = Tensor::on_host(DType::f32, Shape{3, 2, 5}, encoding);
-  encoding.cut(part.view, whole.view, 1, 1);
+  encoding.slice(part.view, whole.view, 1, 1);
   float a[5], b[5];
   for (int64_t i = 0; i < 3; ++i)
     for (int64_t j = 0; j < 2; ++j) {
@@ -126,7 +126,7 @@ TEST(RowEncoding, IsCutAlongEveryAxisButTheLast) {
       encoding.decode_row(b, whole.view, i * 4 + j + 1);
       for (int d = 0; d < 5; ++d) EXPECT_EQ(a[d], b[d]);
     }
-  EXPECT_THROW(encoding.cut(part.view, whole.view, 2, 0), InvalidArgument);
+  EXPECT_THROW(encoding.slice(part.view, whole.view, 2, 0), InvalidArgument);
   EXPECT_THROW(encoding.planes(Shape{}), InvalidArgument);
 }
 

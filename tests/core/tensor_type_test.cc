@@ -85,7 +85,7 @@ class Packed final : public Encoding {
   int64_t num_pieces(const Shape& shape) const override { return shape[0]; }
   void encode_pieces(const TensorView&, const TensorView&, int64_t, int64_t) const override {}
   void decode_row(float*, const TensorView&, int64_t) const override {}
-  void cut(const TensorView&, const TensorView&, int, int64_t) const override {}
+  void slice(const TensorView&, const TensorView&, int, int64_t) const override {}
 };
 
 TEST(TensorType, EncodedSizeIsThatOfItsPlanes) {

@@ -82,7 +82,7 @@ TEST(ProgramSet, ProgramsShareOneArena) {
 TEST(StepDescriptor, FillsUpWithSequencesThatAreStoredNowhere) {
   const auto engine = paged_engine();
   StepLayout layout(engine->decode_program());
-  StepDescriptor descriptor(engine->device(), layout.size_bytes(), 4, engine->limits().vocab);
+  StepDescriptor descriptor(engine->device(), layout.size_bytes(), engine->cache_spec(), engine->limits().vocab);
   const std::vector<int32_t> token = {7}, blocks = {3};
   CacheContents contents(75, 4);
   descriptor.fill(layout, std::vector{StepSequence{.tokens = token, .blocks = blocks}}, false, contents, true);

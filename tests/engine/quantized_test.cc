@@ -24,14 +24,22 @@ constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 256, "
   "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "hidden_act": "silu",
   "rope_theta": 10000.0})";
 
+// The same with experts in the place of the MLPs.
+constexpr const char* kExperts = R"({"model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512,
+  "moe_intermediate_size": 256, "num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": true,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
+  "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "hidden_act": "silu",
+  "rope_theta": 10000.0})";
+
 struct Options {
   int threads = 2;
   std::string isa;
   EngineOptions options;
+  const char* config = kConfig;
 };
 
 std::unique_ptr<InferEngine> engine_with(const Encoding& encoding, const Options& setup = {}) {
-  const auto model = models::model_from_config(io::JsonReader::parse(kConfig, "config"));
+  const auto model = models::model_from_config(io::JsonReader::parse(setup.config, "config"));
   modules::ModelSpec spec = model->spec();
   spec.checkpoint_type = WeightType(DType::f32, &encoding);
   spec.checkpoint_source = "the test";
@@ -131,6 +139,25 @@ TEST_P(EveryEncoding, BatchMatesDoNotChangeBits) {
       expect_same_bits(logits_of(*engine, {all[i]}, 64)[0], together[i], "in a batch of four");
     }
   }
+}
+
+// A token's result depends neither on its batch mates, which choose experts of their own, nor on how it is served.
+TEST_P(EveryEncoding, ExpertsKeepThePromises) {
+  Options setup{.config = kExperts};
+  setup.options.cache = StaticKVCacheConfig{.max_batch_size = 3, .max_cache_len = 64};
+  const auto engine = engine_with(*GetParam(), setup);
+  const std::vector<Sequence> all = {sequence(0), sequence(1), sequence(2)};
+  const auto together = logits_of(*engine, all, 9);
+  for (float logit : together[1]) ASSERT_TRUE(std::isfinite(logit));
+  for (size_t i = 0; i < all.size(); ++i) {
+    engine->reset_cache();
+    expect_same_bits(logits_of(*engine, {all[i]}, 64)[0], together[i], "in a batch of three");
+  }
+  engine->reset_cache();
+  expect_same_bits(together[1], logits_of(*engine, {all[1]}, 1)[0], "token by token");
+  Options paged{.threads = 3, .config = kExperts};
+  paged.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 4 << 20, .block_size = 5};
+  expect_same_bits(together[1], logits_of(*engine_with(*GetParam(), paged), {all[1]}, 10)[0], "paged, three threads");
 }
 
 TEST(QuantizedModels, EveryInstructionSetKeepsThePromises) {

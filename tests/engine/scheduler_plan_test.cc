@@ -10,6 +10,7 @@
 #include <random>
 
 #include "eadem/core/error.h"
+#include "eadem/engine/cache/cache_plan.h"
 #include "eadem/engine/scheduler.h"
 
 namespace eadem::engine {
@@ -44,7 +45,9 @@ Ids tokens_alone(const Ids& prompt, int64_t count) {
 class Simulation {
  public:
   explicit Simulation(const SchedulerLimits& limits)
-      : limits(limits), scheduler(limits), cache(limits.num_blocks, limits.block_size) {}
+      : limits(limits), scheduler(limits), cache(limits.num_blocks, limits.block_size) {
+    for (const modules::WindowGroup& group : limits.windows) windows.emplace_back(group.num_blocks, limits.block_size);
+  }
 
   // Runs one step. Returns the events; none when no request is there.
   std::span<const StepEvent> step() {
@@ -64,6 +67,7 @@ class Simulation {
   SchedulerLimits limits;
   Scheduler scheduler;
   CacheContents cache;
+  std::vector<CacheContents> windows;  // of the groups with a window
 
  private:
   std::span<const int32_t> used(const StepSequence& s) const {
@@ -88,6 +92,18 @@ class Simulation {
   uint64_t run(const StepSequence& s) {
     cache.truncate(used(s), s.cached);
     cache.write(used(s), s.cached, s.tokens);
+    for (size_t g = 0; g < windows.size(); ++g) {
+      windows[g].write(s.windows[g], s.cached, s.tokens);
+      // Every token that the step reads is there.
+      const int64_t end = s.cached + std::ssize(s.tokens);
+      for (int64_t at = std::max<int64_t>(0, s.cached - limits.windows[g].window + 1); at < end; ++at) {
+        if (s.windows[g][static_cast<size_t>(at / limits.block_size)] == kNoBlock) {
+          ADD_FAILURE() << "no block for position " << at;
+        } else {
+          EXPECT_EQ(windows[g].token(s.windows[g], at), cache.token(used(s), at)) << "position " << at;
+        }
+      }
+    }
     uint64_t hash = 1;
     for (int64_t position = 0; position < s.cached + std::ssize(s.tokens); ++position)
       hash = hash_with(hash, cache.token(used(s), position));
@@ -265,6 +281,10 @@ TEST(SchedulerPlan, RandomSchedulesGiveEveryRequestItsTokens) {
     limits.block_size = 1 + below(6);
     limits.num_blocks = 1 + below(30);
     limits.max_sequence_length = std::min<int64_t>(limits.num_blocks * limits.block_size, 1 + below(40));
+    for (int64_t window = 1 + below(4); seed % 2 == 1 && window < 20; window += 1 + below(10))
+      limits.windows.push_back(
+          {window, std::min(limits.num_blocks,
+                            window_blocks(window, limits.block_size, limits.max_batch_size, limits.max_step_tokens))});
     Simulation simulation(limits);
     struct Known {
       GenerationRequest request;
@@ -316,6 +336,13 @@ TEST(SchedulerPlan, RandomSchedulesGiveEveryRequestItsTokens) {
         simulation.scheduler.add({.prompt = ids(limits.max_sequence_length), .max_tokens = limits.max_sequence_length});
     simulation.scheduler.plan(simulation.cache);
     EXPECT_EQ(simulation.scheduler.state(all), RequestState::prefilling);
+    simulation.scheduler.end(all, RequestState::cancelled);
+    // A kept sequence may hold its window.
+    for (size_t g = 0; g < limits.windows.size(); ++g) {
+      const auto& [window, num_blocks] = limits.windows[g];
+      const int64_t held = (window + limits.block_size - 2) / limits.block_size + 1;
+      EXPECT_GE(simulation.scheduler.cache().num_free(g), num_blocks - held);
+    }
     if (testing::Test::HasFailure()) return;
   }
 }

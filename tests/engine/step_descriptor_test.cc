@@ -30,7 +30,7 @@ std::vector<T> entries(const pipeline::Program& program, const char* name, int64
 TEST(StepDescriptor, LaysOutWhatAStepReads) {
   const auto engine = paged_engine();
   StepLayout layout(engine->prefill_program());
-  StepDescriptor descriptor(engine->device(), layout.size_bytes(), kBlock, engine->limits().vocab);
+  StepDescriptor descriptor(engine->device(), layout.size_bytes(), engine->cache_spec(), engine->limits().vocab);
   CacheContents contents(30, kBlock);
   const Ids prompt = {5, 6, 7, 5, 9, 6}, blocks = {11, 3}, other_blocks = {7, 0, 0}, last_block = {9},
             other = {8, 8, 2};

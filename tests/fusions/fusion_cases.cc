@@ -195,16 +195,17 @@ void rope_kv_append(std::vector<FusionCase>& cases) {
       for (const DType cache_dtype : {kF32, kBf16, kF16})
         for (const auto& [head_dim, rotary_dim] : {std::pair<int64_t, int64_t>{8, 8}, {18, 6}, {64, 64}, {80, 40}}) {
           const kernels::RopeAttrs attrs{style, rotary_dim};
-          const TensorType kv(kF32, {Symbol::tokens, 2, head_dim});
-          const TensorType cache(cache_dtype, {3, 2, 4, head_dim});
+          const int64_t value_dim = head_dim == 80 ? 33 : head_dim;
+          const TensorType k(kF32, {Symbol::tokens, 2, head_dim}), v(kF32, {Symbol::tokens, 2, value_dim});
+          const TensorType cache_k(cache_dtype, {3, 2, 4, head_dim}), cache_v(cache_dtype, {3, 2, 4, value_dim});
           cases.push_back({fmt::format("rope_kv_append {} {}x{}/{} {} cache",
                                        style == RopeStyle::rotate_half ? "rotate_half" : "interleaved", tokens,
                                        head_dim, rotary_dim, dtype_name(cache_dtype)),
                            &fusions::rope_kv_append(),
                            std::make_shared<fusions::RopeKvAppend>(kernels::RopeKvAppendAttrs{attrs}),
                            {std::make_shared<ops::Rope>(attrs), std::make_shared<ops::KvAppend>()},
-                           {kv, TensorType(kF32, {Symbol::tokens, rotary_dim}), kv,
-                            TensorType(DType::i64, {Symbol::tokens}), cache, cache},
+                           {k, TensorType(kF32, {Symbol::tokens, rotary_dim}), v,
+                            TensorType(DType::i64, {Symbol::tokens}), cache_k, cache_v},
                            tokens_of(tokens)});
         }
 }

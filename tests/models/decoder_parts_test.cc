@@ -117,7 +117,7 @@ TEST_P(DecoderParts, ComputeTheBitsOfTheWhole) {
   EXPECT_EQ(run(early), run(exit, run(first)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, DecoderParts, testing::Values("llama", "qwen3", "gemma3"));
+INSTANTIATE_TEST_SUITE_P(Models, DecoderParts, testing::Values("llama", "qwen3", "gemma3", "qwen3_moe"));
 
 }  // namespace
 }  // namespace eadem::models

@@ -166,9 +166,9 @@ struct Built {
         context{.graph = graph, .device = *device, .hardware = hardware, .cache = cache} {
     context.step.query_start = graph.add_input("query_start", TensorType(DType::i32, {Dim(Symbol::sequences, 1)}));
     context.step.kv_length = graph.add_input("kv_length", TensorType(DType::i32, {Symbol::sequences}));
-    context.step.block_table =
-        graph.add_input("block_table", TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks}));
-    context.step.slots = graph.add_input("slots", TensorType(DType::i64, {Symbol::tokens}));
+    context.step.groups = {
+        {.block_table = graph.add_input("block_table", TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})),
+         .slots = graph.add_input("slots", TensorType(DType::i64, {Symbol::tokens}))}};
   }
 
   std::string chosen() const {

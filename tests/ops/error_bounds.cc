@@ -9,6 +9,7 @@
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/expert_bounds.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -267,7 +268,7 @@ std::vector<double> moved_by_codes(const double* x, size_t n) {
 // The loops of the reference on absolute values; see kernels/attention.h.
 Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries, bool rounded_weights) {
   const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
-  const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim;
+  const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim, value_dim = attrs.values();
   const double scale = std::fabs(static_cast<double>(attrs.scale));
   const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == Pass::backward;
   const RefTensor &q = in[0], &k = in[1], &v = in[2];
@@ -276,17 +277,21 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
     const auto begin = static_cast<int64_t>(in[3].data[static_cast<size_t>(s)]);
     const auto end = static_cast<int64_t>(in[3].data[static_cast<size_t>(s) + 1]);
     const auto length = static_cast<int64_t>(in[4].data[static_cast<size_t>(s)]);
-    const auto key_at = [&](int64_t j, int64_t g) {
-      if (!cached) return static_cast<size_t>(((begin + j) * kv_heads + g) * dim);
+    // The row of a key and its value.
+    const auto row_at = [&](int64_t j, int64_t g) {
+      if (!cached) return (begin + j) * kv_heads + g;
       const int64_t size = k.shape[2];
       const auto block = static_cast<int64_t>(in[5].data[static_cast<size_t>(s * in[5].shape[1] + j / size)]);
-      return static_cast<size_t>(((block * kv_heads + g) * size + j % size) * dim);
+      return (block * kv_heads + g) * size + j % size;
     };
+    const auto key_at = [&](int64_t j, int64_t g) { return static_cast<size_t>(row_at(j, g) * dim); };
+    const auto value_at = [&](int64_t j, int64_t g) { return static_cast<size_t>(row_at(j, g) * value_dim); };
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t g = h / (heads / kv_heads), position = length - (end - begin) + t - begin;
         const int64_t first = attrs.window > 0 ? std::max<int64_t>(0, position - attrs.window + 1) : 0;
-        const auto row = static_cast<size_t>((t * heads + h) * dim);
+        const auto row = static_cast<size_t>((t * heads + h) * dim),
+                   y_row = static_cast<size_t>((t * heads + h) * value_dim);
         const double keys = static_cast<double>(position - first + 1);
         std::vector<double> score;
         double largest = -HUGE_VAL, widest = 0, query_error = 0;
@@ -325,12 +330,12 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
           const double error = exact_error + rounding * (1 + exact_error);
           double sum = 0;
           for (double value : score) sum += std::exp(value - largest);
-          for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
+          for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d) {
             double size = 0;
             for (int64_t j = first; j <= position; ++j)
-              size +=
-                  std::exp(score[static_cast<size_t>(j - first)] - largest) / sum * std::fabs(v.data[key_at(j, g) + d]);
-            result[0][row + d] = error * size + kUnderflow;
+              size += std::exp(score[static_cast<size_t>(j - first)] - largest) / sum *
+                      std::fabs(v.data[value_at(j, g) + d]);
+            result[0][y_row + d] = error * size + kUnderflow;
           }
           if (result.size() > 1 && !result[1].empty())
             result[1][static_cast<size_t>(t * heads + h)] =
@@ -341,24 +346,26 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
         const RefTensor &y = in[5], &lse = in[6], &dy = in[7];
         const double group = static_cast<double>((end - begin) * (heads / kv_heads));
         double dy_y = 0;
-        for (size_t d = 0; d < static_cast<size_t>(dim); ++d) dy_y += std::fabs(dy.data[row + d] * y.data[row + d]);
+        for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
+          dy_y += std::fabs(dy.data[y_row + d] * y.data[y_row + d]);
         for (int64_t j = first; j <= position; ++j) {
           const double log_sum = lse.data[static_cast<size_t>(t * heads + h)];
           const double p = std::exp(score[static_cast<size_t>(j - first)] - log_sum);
           const double p_error = score_error + kU * (std::fabs(log_sum) + widest) + kExp;
-          const size_t key = key_at(j, g);
+          const size_t key = key_at(j, g), value = value_at(j, g);
           double dy_v = 0;
-          for (size_t d = 0; d < static_cast<size_t>(dim); ++d) dy_v += std::fabs(dy.data[row + d] * v.data[key + d]);
+          for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
+            dy_v += std::fabs(dy.data[y_row + d] * v.data[value + d]);
           const double ds = p * (dy_v + dy_y) * scale;
-          const double ds_error = p_error + gamma_f32(static_cast<double>(dim) + 4);
+          const double ds_error = p_error + gamma_f32(static_cast<double>(value_dim) + 4);
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
             if (!result[0].empty())
               result[0][row + d] += ds * std::fabs(k.data[key + d]) * (ds_error + gamma_f32(keys + 2));
             if (!result[1].empty())
               result[1][key + d] += ds * std::fabs(q.data[row + d]) * (ds_error + gamma_f32(group + 2));
-            if (!result[2].empty())
-              result[2][key + d] += p * std::fabs(dy.data[row + d]) * (p_error + gamma_f32(group + 2));
           }
+          for (size_t d = 0; d < static_cast<size_t>(value_dim) && !result[2].empty(); ++d)
+            result[2][value + d] += p * std::fabs(dy.data[y_row + d]) * (p_error + gamma_f32(group + 2));
         }
       }
   }
@@ -543,6 +550,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     for (double& bound : result[0]) bound = 9 * kU * scale;
     return result;
   }
+  if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute")
+    return expert_bounds(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   // Squares and their sums in double.
   if (name == "grad_norm") return relative(0x1p-40, expected);
   return exact(expected);

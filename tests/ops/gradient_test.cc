@@ -17,7 +17,7 @@ using kernels::ActivationKind;
 using kernels::Pass;
 using ops::Saved;
 
-// sum over the outputs of weight * y, and the outputs with their extra tensors.
+// sum over the outputs of weight * y (of those that are no indices), and the outputs with their extra tensors.
 double loss(const ops::Op& op, std::span<const RefTensor> inputs, std::span<const RefTensor> weights,
             std::vector<RefTensor>& outputs) {
   op.reference(Pass::forward, inputs, outputs);
@@ -33,9 +33,13 @@ void check_gradients(const ops::Op& op, const std::vector<TensorType>& types, co
   ASSERT_TRUE(op.has_backward());
   const std::vector<TensorType> output_types = op.infer_types(types);
   std::vector<RefTensor> weights, outputs;
+  const std::vector<ops::Port> output_ports = op.outputs();
   for (size_t i = 0; i < output_types.size(); ++i) {
-    weights.push_back(widen(workloads::random_tensor(DType::f32, output_types[i].bind(symbols), 31 + i).view));
-    outputs.push_back(zeros(output_types[i].bind(symbols)));
+    const Shape shape = output_types[i].bind(symbols);
+    weights.push_back(output_ports[i].role == ops::Port::Role::index
+                          ? zeros(shape)
+                          : widen(workloads::random_tensor(DType::f32, shape, 31 + i).view));
+    outputs.push_back(zeros(shape));
   }
   for (const TensorType& extra : op.extra_types(types)) outputs.push_back(zeros(extra.bind(symbols)));
   loss(op, inputs, weights, outputs);
@@ -47,7 +51,8 @@ void check_gradients(const ops::Op& op, const std::vector<TensorType>& types, co
                               : saved.kind == Saved::Kind::output ? outputs[index]
                                                                   : outputs[output_types.size() + index]);
   }
-  backward_inputs.insert(backward_inputs.end(), weights.begin(), weights.end());
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (output_ports[i].role != ops::Port::Role::index) backward_inputs.push_back(weights[i]);
   const std::vector<int> differentiable = op.differentiable_inputs();
   ASSERT_FALSE(differentiable.empty());
   // Parameter gradients accumulate: start from something, and expect it back on top.
@@ -152,15 +157,32 @@ TEST(Gradient, Rope) {
 }
 
 TEST(Gradient, Attention) {
-  for (int64_t window : {0, 2}) {
-    const ops::Attention op({4, 2, 3, 0.5f, window, kernels::KvSource::direct});
-    const TensorType kv(kF32, {Symbol::tokens, 2, 3});
+  for (const auto& [window, value_dim] : {std::pair<int64_t, int64_t>{0, 3}, {2, 3}, {0, 5}, {2, 1}}) {
+    const ops::Attention op({4, 2, 3, 0.5f, window, kernels::KvSource::direct, value_dim});
+    const TensorType k(kF32, {Symbol::tokens, 2, 3}), v(kF32, {Symbol::tokens, 2, value_dim});
     check_gradients(
         op,
-        {TensorType(kF32, {Symbol::tokens, 4, 3}), kv, kv, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+        {TensorType(kF32, {Symbol::tokens, 4, 3}), k, v, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
          TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
         step(9, 3));
   }
+}
+
+TEST(Gradient, Experts) {
+  using Scoring = kernels::RouteAttrs::Scoring;
+  const TensorType logits(kF32, {Symbol::tokens, 5}), rows(DType::i32, {Symbol::tokens, 2});
+  for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
+    for (bool renormalize : {false, true}) {
+      const ops::Route op({2, scoring, renormalize, renormalize ? 0.1f : 0.0f, 1.5f});
+      check_gradients(op, {logits, kernels::absent_port()}, step(4));
+      check_gradients(op, {logits, TensorType(kF32, {5})}, step(4));
+    }
+  const Dim pairs = 2 * Dim(Symbol::tokens);
+  check_gradients(ops::Permute(), {TensorType(kF32, {Symbol::tokens, 3}), rows}, step(4));
+  check_gradients(ops::Unpermute(), {TensorType(kF32, {pairs, 3}), rows, TensorType(kF32, {Symbol::tokens, 2})},
+                  step(4));
+  check_gradients(ops::GroupedLinear({kF32}),
+                  {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4})}, step(4));
 }
 
 TEST(Gradient, SoftmaxAndCrossEntropy) {

@@ -6,6 +6,7 @@
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/expert_cases.h"
 #include "tests/workloads/quantized_types.h"
 
 namespace eadem::test {
@@ -37,8 +38,7 @@ std::string size_name(const std::vector<TensorType>& types, const SymbolValues& 
 class Cases {
  public:
   void add(ops::OpPtr op, std::vector<TensorType> types, SymbolValues symbols = {}) {
-    std::string name = fmt::format("{}({}){}", op->name(), op->attrs_text(), size_name(types, symbols));
-    cases_.push_back({std::move(name), std::move(op), std::move(types), symbols});
+    cases_.push_back(named_case(std::move(op), std::move(types), symbols));
   }
   // With `tokens` bound.
   void add(ops::OpPtr op, std::vector<TensorType> types, int64_t tokens) {
@@ -209,19 +209,21 @@ std::vector<Workload> attention() {
   Cases cases;
   const TensorType query_start(DType::i32, {Dim(Symbol::sequences, 1)}), kv_length(DType::i32, {Symbol::sequences});
   struct Shape {
-    int64_t heads, kv_heads, head_dim;
+    int64_t heads, kv_heads, head_dim, value_dim = head_dim;
   };
   const auto attrs_of = [](const Shape& shape, int64_t window, kernels::KvSource source) {
-    return std::make_shared<ops::Attention>(kernels::AttentionAttrs{
-        shape.heads, shape.kv_heads, shape.head_dim, 1.0f / static_cast<float>(shape.head_dim), window, source});
+    return std::make_shared<ops::Attention>(kernels::AttentionAttrs{shape.heads, shape.kv_heads, shape.head_dim,
+                                                                    1.0f / static_cast<float>(shape.head_dim), window,
+                                                                    source, shape.value_dim});
   };
   const auto direct = [&](DType dtype, const Shape& shape, int64_t tokens, int64_t sequences, int64_t window) {
     SymbolValues symbols;
     symbols[Symbol::tokens] = tokens;
     symbols[Symbol::sequences] = sequences;
-    const TensorType kv(dtype, {Symbol::tokens, shape.kv_heads, shape.head_dim});
     cases.add(attrs_of(shape, window, kernels::KvSource::direct),
-              {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}), kv, kv, query_start, kv_length,
+              {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}),
+               TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.head_dim}),
+               TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.value_dim}), query_start, kv_length,
                kernels::absent_port()},
               symbols);
   };
@@ -231,12 +233,14 @@ std::vector<Workload> attention() {
     symbols[Symbol::tokens] = tokens;
     symbols[Symbol::sequences] = sequences;
     symbols[Symbol::max_blocks] = max_blocks;
-    const TensorType cache(kv.dtype, {sequences * max_blocks + 2, shape.kv_heads, block_size, shape.head_dim},
-                           kv.encoding);
-    cases.add(attrs_of(shape, window, kernels::KvSource::cached),
-              {TensorType(q, {Symbol::tokens, shape.heads, shape.head_dim}), cache, cache, query_start, kv_length,
-               TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
-              symbols);
+    const auto cache = [&](int64_t dim) {
+      return TensorType(kv.dtype, {sequences * max_blocks + 2, shape.kv_heads, block_size, dim}, kv.encoding);
+    };
+    cases.add(
+        attrs_of(shape, window, kernels::KvSource::cached),
+        {TensorType(q, {Symbol::tokens, shape.heads, shape.head_dim}), cache(shape.head_dim), cache(shape.value_dim),
+         query_start, kv_length, TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+        symbols);
   };
   constexpr Shape kGrouped{4, 2, 8}, kSingle{1, 1, 16}, kMany{6, 2, 5};
   for (DType dtype : kActivationDtypes) {
@@ -246,9 +250,17 @@ std::vector<Workload> attention() {
     direct(dtype, kMany, 75, 5, 0);
     direct(dtype, kGrouped, 0, 0, 0);
     for (int64_t head_dim : {1, 3, 4, 7, 16, 17, 32, 33, 64, 80, 128}) direct(dtype, {2, 1, head_dim}, 11, 2, 0);
+    // Values narrower and wider than keys; 72 and 64 as in latent attention.
+    for (const Shape& shape : {Shape{2, 1, 48, 32}, Shape{4, 2, 64, 128}, Shape{3, 1, 72, 64}, Shape{2, 2, 5, 1}})
+      for (int64_t window : {0, 40}) direct(dtype, shape, 75, 2, window);
     for (const WeightType& kv : kCacheTypes) {
-      cached(dtype, kv, kGrouped, 3, 3, 0, 16, 9);    // decode
-      cached(dtype, kv, kGrouped, 20, 3, 0, 16, 5);   // chunked prefill and decode together
+      cached(dtype, kv, {4, 2, 48, 32}, 3, 3, 0, 16, 9);     // decode
+      cached(dtype, kv, {2, 1, 64, 128}, 20, 3, 33, 16, 5);  // prefill and decode, a window
+      cached(dtype, kv, {16, 1, 72, 64}, 2, 2, 0, 16, 4);    // many rows
+      cached(dtype, kv, {2, 1, 72, 64}, 1, 1, 0, 16, 71);    // splits
+      cached(dtype, kv, {3, 1, 7, 33}, 17, 1, 0, 200, 1);    // contiguous, ragged panels
+      cached(dtype, kv, kGrouped, 3, 3, 0, 16, 9);           // decode
+      cached(dtype, kv, kGrouped, 20, 3, 0, 16, 5);          // chunked prefill and decode together
       cached(dtype, kv, kMany, 17, 2, 33, 7, 20);     // a block size that does not divide the chunk, and a window
       cached(dtype, kv, kSingle, 70, 1, 0, 200, 1);   // contiguous
       cached(dtype, kv, {2, 2, 64}, 4, 4, 0, 1, 66);  // blocks of one position
@@ -290,9 +302,14 @@ std::vector<Workload> kv_append() {
     for (const WeightType& stored : kCacheTypes)
       for (int64_t head_dim : {1, 5, 16, 33})
         for (int64_t tokens : {0, 1, 9}) {
-          const TensorType kv(dtype, {Symbol::tokens, 2, head_dim}),
-              cache(stored.dtype, {4, 2, 3, head_dim}, stored.encoding);
-          cases.add(op, {kv, kv, TensorType(DType::i64, {Symbol::tokens}), cache, cache}, tokens);
+          for (int64_t value_dim : {head_dim, int64_t{7}}) {
+            const auto rows = [&](int64_t dim) { return TensorType(dtype, {Symbol::tokens, 2, dim}); };
+            const auto cache = [&](int64_t dim) { return TensorType(stored.dtype, {4, 2, 3, dim}, stored.encoding); };
+            cases.add(op,
+                      {rows(head_dim), rows(value_dim), TensorType(DType::i64, {Symbol::tokens}), cache(head_dim),
+                       cache(value_dim)},
+                      tokens);
+          }
         }
   return cases.take();
 }
@@ -421,6 +438,11 @@ std::vector<Workload> adamw() {
 
 }  // namespace
 
+Workload named_case(ops::OpPtr op, std::vector<TensorType> types, const SymbolValues& symbols) {
+  std::string name = fmt::format("{}({}){}", op->name(), op->attrs_text(), size_name(types, symbols));
+  return {std::move(name), std::move(op), std::move(types), symbols};
+}
+
 std::vector<std::string_view> op_names() {
   return {"embedding",
           "linear",
@@ -446,7 +468,12 @@ std::vector<std::string_view> op_names() {
           "select_heads",
           "softmax_state",
           "parallel_cross_entropy",
-          "all_gather"};
+          "all_gather",
+          "route",
+          "expert_order",
+          "permute",
+          "grouped_linear",
+          "unpermute"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -475,6 +502,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "all_gather") return all_gather();
   if (op == "grad_norm") return grad_norm();
   if (op == "adamw") return adamw();
+  if (std::vector<Workload> cases = expert_cases(op); !cases.empty()) return cases;
   EADEM_CHECK(false, "no cases for op '{}'", op);
 }
 

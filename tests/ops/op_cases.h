@@ -14,6 +14,9 @@ namespace eadem::test {
 // The cases of the op named `op`. A fatal error for a name without any.
 std::vector<ops::Workload> op_cases(std::string_view op);
 
+// A case under a name that tells its attributes and sizes.
+ops::Workload named_case(ops::OpPtr op, std::vector<TensorType> types, const SymbolValues& symbols);
+
 // Every op that has cases.
 std::vector<std::string_view> op_names();
 

@@ -101,8 +101,10 @@ std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, s
       call.inputs.push_back(narrow(forward.expected[slot], forward.call.output_types[slot].dtype));
     }
   }
+  const std::vector<Port> output_ports = op.outputs();
   for (size_t i = 0; i < outputs.size(); ++i)
-    call.inputs.push_back(workloads::random_tensor(outputs[i].dtype, outputs[i].bind(row.symbols), seed + 100 + i));
+    if (output_ports[i].role != Port::Role::index)
+      call.inputs.push_back(workloads::random_tensor(outputs[i].dtype, outputs[i].bind(row.symbols), seed + 100 + i));
   const std::vector<Port> ports = op.inputs();
   const std::vector<int> differentiable = op.differentiable_inputs();
   for (size_t i = 0; i < differentiable.size(); ++i) {

@@ -70,8 +70,10 @@ bool is_rows(const TensorType& type) {
 }
 
 TEST_P(Properties, BatchEqualsItsRows) {
-  // These ops use several rows by design: attention (tested below), caches, selection of rows, and sums for parameters.
-  for (std::string_view crossing : {"attention", "kv_append", "select_rows", "grad_norm", "adamw"})
+  // These ops use several rows by design: attention (tested below), caches, selection of rows, sums for parameters, and
+  // the order of experts (experts_test.cc).
+  for (std::string_view crossing : {"attention", "kv_append", "select_rows", "grad_norm", "adamw", "expert_order",
+                                    "permute", "grouped_linear", "unpermute"})
     if (GetParam() == crossing) return;
   for (const ops::Workload& row : op_cases(GetParam())) {
     const int64_t rows = std::max(row.symbols[Symbol::tokens], row.symbols[Symbol::logit_rows]);
@@ -99,7 +101,7 @@ TEST_P(Properties, BatchEqualsItsRows) {
   }
 }
 
-// One sequence's queries, keys and values: [length, heads, head_dim].
+// One sequence's queries, keys and values: [length, heads, head_dim]; values may have a width of their own.
 struct Sequence {
   Tensor q, k, v;
   int64_t length() const { return q.shape()[0]; }
@@ -116,7 +118,7 @@ constexpr int64_t kHeads = 4, kKvHeads = 2, kHeadDim = 24;  // a whole panel of 
 Tensor concatenated(const std::vector<TensorView>& views, int64_t heads) {
   int64_t rows = 0;
   for (const TensorView& view : views) rows += view.shape[0];
-  Tensor result = Tensor::on_host(DType::f32, Shape{rows, heads, kHeadDim});
+  Tensor result = Tensor::on_host(DType::f32, Shape{rows, heads, views[0].shape[2]});
   char* to = static_cast<char*>(result.view.data);
   for (const TensorView& view : views) {
     std::memcpy(to, view.data, static_cast<size_t>(view.size_bytes()));
@@ -132,13 +134,13 @@ Tensor int_tensor(const Shape& shape, const std::vector<int64_t>& values) {
 }
 
 // Keys and values are f32 numbers that `kv` holds exactly.
-Sequence random_sequence(int64_t length, DType kv = DType::f32) {
+Sequence random_sequence(int64_t length, DType kv = DType::f32, int64_t value_dim = kHeadDim) {
   const auto seed = static_cast<uint64_t>(length);
-  const auto rounded = [&](uint64_t s) {
-    return converted_on_host(workloads::random_tensor(kv, Shape{length, kKvHeads, kHeadDim}, s).view, DType::f32);
+  const auto rounded = [&](uint64_t s, int64_t dim) {
+    return converted_on_host(workloads::random_tensor(kv, Shape{length, kKvHeads, dim}, s).view, DType::f32);
   };
-  return {workloads::random_tensor(DType::f32, Shape{length, kHeads, kHeadDim}, seed), rounded(seed + 1),
-          rounded(seed + 2)};
+  return {workloads::random_tensor(DType::f32, Shape{length, kHeads, kHeadDim}, seed), rounded(seed + 1, kHeadDim),
+          rounded(seed + 2, value_dim)};
 }
 
 // y of each part, over direct keys (block_size 0; all tokens must be queries) or a cache of `kv`, its blocks in falling
@@ -161,8 +163,9 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
   symbols[Symbol::tokens] = start.back();
   symbols[Symbol::sequences] = sequences;
   const bool cached = block_size > 0;
-  const ops::Attention op(
-      {kHeads, kKvHeads, kHeadDim, 0.35f, window, cached ? kernels::KvSource::cached : kernels::KvSource::direct});
+  const int64_t value_dim = v[0].shape[2];
+  const ops::Attention op({kHeads, kKvHeads, kHeadDim, 0.35f, window,
+                           cached ? kernels::KvSource::cached : kernels::KvSource::direct, value_dim});
   PassCall call;
   call.op = &op;
   call.symbols = symbols;
@@ -170,7 +173,7 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
   call.inputs.push_back(concatenated(q, kHeads));
   if (!cached) {
     for (const auto& views : {k, v}) {
-      types.emplace_back(DType::f32, std::initializer_list<Dim>{Symbol::tokens, kKvHeads, kHeadDim});
+      types.emplace_back(DType::f32, std::initializer_list<Dim>{Symbol::tokens, kKvHeads, views[0].shape[2]});
       call.inputs.push_back(concatenated(views, kKvHeads));
     }
   } else {
@@ -178,17 +181,18 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
     call.symbols[Symbol::max_blocks] = max_blocks;
     const auto block_of = [&](int64_t s, int64_t i) { return num_blocks - 1 - (s * max_blocks + i); };
     for (const auto& views : {k, v}) {
-      const Shape shape{num_blocks, kKvHeads, block_size, kHeadDim};
-      types.emplace_back(kv.dtype, std::initializer_list<Dim>{num_blocks, kKvHeads, block_size, kHeadDim}, kv.encoding);
+      const int64_t dim = views[0].shape[2];
+      const Shape shape{num_blocks, kKvHeads, block_size, dim};
+      types.emplace_back(kv.dtype, std::initializer_list<Dim>{num_blocks, kKvHeads, block_size, dim}, kv.encoding);
       Tensor values = Tensor::on_host(DType::f32, shape);
       std::memset(values.view.data, 0xff, static_cast<size_t>(values.view.size_bytes()));  // unwritten slots are NaN
       for (int64_t s = 0; s < sequences; ++s)
         for (int64_t j = 0; j < length[static_cast<size_t>(s)]; ++j)
           for (int64_t g = 0; g < kKvHeads; ++g) {
             const int64_t row = (block_of(s, j / block_size) * kKvHeads + g) * block_size + j % block_size;
-            std::memcpy(values.view.as<float>() + row * kHeadDim,
-                        views[static_cast<size_t>(s)].as<float>() + (j * kKvHeads + g) * kHeadDim,
-                        kHeadDim * sizeof(float));
+            std::memcpy(values.view.as<float>() + row * dim,
+                        views[static_cast<size_t>(s)].as<float>() + (j * kKvHeads + g) * dim,
+                        static_cast<size_t>(dim) * sizeof(float));
           }
       Tensor cache = kv.encoding == nullptr ? converted_on_host(values.view, kv.dtype)
                                             : Tensor::on_host(kv.dtype, shape, *kv.encoding);
@@ -212,7 +216,7 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
   }
   call.input_types = types;
   call.output_types = op.infer_types(types);
-  call.outputs = {Tensor::on_host(DType::f32, Shape{start.back(), kHeads, kHeadDim})};
+  call.outputs = {Tensor::on_host(DType::f32, Shape{start.back(), kHeads, value_dim})};
   call.output_alias = {-1};
   const std::vector<Tensor> y = run_chosen(device, call, "attention");
   EXPECT_FALSE(y.empty()) << "no attention kernel for f32 on " << device.description();
@@ -224,39 +228,47 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
   return result;
 }
 
+// On every device values as wide as keys; on the CPU also wider ones.
+std::vector<int64_t> value_dims() {
+  if (device_name() != "cpu") return {kHeadDim};
+  return {kHeadDim, 41};
+}
+
 TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
-  std::vector<Sequence> sequences;
-  for (int64_t length : {150, 1, 64, 97}) sequences.push_back(random_sequence(length));
-  for (const DeviceGroup& group : device_groups())
-    for (int64_t window : {0, 40}) {
-      Device& device = *group.devices.back();
-      std::vector<Part> whole;
-      std::vector<Tensor> alone;
-      for (const Sequence& sequence : sequences) {
-        whole.push_back({&sequence, sequence.length(), sequence.length()});
-        alone.push_back(attend(device, {whole.back()}, window, 0)[0]);
+  for (const int64_t value_dim : value_dims()) {
+    std::vector<Sequence> sequences;
+    for (int64_t length : {150, 1, 64, 97}) sequences.push_back(random_sequence(length, DType::f32, value_dim));
+    for (const DeviceGroup& group : device_groups())
+      for (int64_t window : {0, 40}) {
+        Device& device = *group.devices.back();
+        std::vector<Part> whole;
+        std::vector<Tensor> alone;
+        for (const Sequence& sequence : sequences) {
+          whole.push_back({&sequence, sequence.length(), sequence.length()});
+          alone.push_back(attend(device, {whole.back()}, window, 0)[0]);
+        }
+        const auto expect_rows = [&](size_t s, const Part& part, const Tensor& y, const std::string& how) {
+          EXPECT_TRUE(same_bits(alone[s].view.rows(part.length - part.queries, part.queries), y.view))
+              << group.name << " window " << window << ": sequence " << s << " " << how;
+        };
+        for (int64_t block_size : {0, 1000, 16, 7}) {
+          const std::vector<Tensor> batch = attend(device, whole, window, block_size);
+          for (size_t s = 0; s < whole.size(); ++s)
+            expect_rows(s, whole[s], batch[s], fmt::format("in a batch, blocks of {}", block_size));
+          if (block_size == 0) continue;
+          // Chunked prefill beside a sequence that decodes.
+          for (int64_t chunk : {1, 13, 64})
+            for (int64_t done = 0; done < sequences[0].length(); done += chunk) {
+              const int64_t queries = std::min(chunk, sequences[0].length() - done);
+              const Part part{&sequences[0], done + queries, queries}, beside{&sequences[3], 97, 1};
+              const std::vector<Tensor> y = attend(device, {beside, part}, window, block_size);
+              expect_rows(0, part, y[1], fmt::format("tokens {}+{}, blocks of {}", done, queries, block_size));
+              expect_rows(3, beside, y[0], "decoding");
+              if (HasFailure()) return;
+            }
+        }
       }
-      const auto expect_rows = [&](size_t s, const Part& part, const Tensor& y, const std::string& how) {
-        EXPECT_TRUE(same_bits(alone[s].view.rows(part.length - part.queries, part.queries), y.view))
-            << group.name << " window " << window << ": sequence " << s << " " << how;
-      };
-      for (int64_t block_size : {0, 1000, 16, 7}) {
-        const std::vector<Tensor> batch = attend(device, whole, window, block_size);
-        for (size_t s = 0; s < whole.size(); ++s)
-          expect_rows(s, whole[s], batch[s], fmt::format("in a batch, blocks of {}", block_size));
-        if (block_size == 0) continue;
-        // Chunked prefill beside a sequence that decodes.
-        for (int64_t chunk : {1, 13, 64})
-          for (int64_t done = 0; done < sequences[0].length(); done += chunk) {
-            const int64_t queries = std::min(chunk, sequences[0].length() - done);
-            const Part part{&sequences[0], done + queries, queries}, beside{&sequences[3], 97, 1};
-            const std::vector<Tensor> y = attend(device, {beside, part}, window, block_size);
-            expect_rows(0, part, y[1], fmt::format("tokens {}+{}, blocks of {}", done, queries, block_size));
-            expect_rows(3, beside, y[0], "decoding");
-            if (HasFailure()) return;
-          }
-      }
-    }
+  }
 }
 
 // Spans of keys are computed side by side where there are few rows and threads to spare, and one after the other
@@ -274,8 +286,9 @@ TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
     for (const auto& [kv, window] : cases) {
       // On one instruction set every type, on the others one that is plain and one that is encoded.
       if (group.devices[0] != groups[0].devices[0] && (window > 0 || kv.dtype != DType::f32)) continue;
-      const Sequence sequence = random_sequence(2 * kSplit + 70, kv.dtype),
-                     other = random_sequence(kSplit + 1, kv.dtype);
+      const int64_t value_dim = window > 0 ? value_dims().back() : kHeadDim;
+      const Sequence sequence = random_sequence(2 * kSplit + 70, kv.dtype, value_dim),
+                     other = random_sequence(kSplit + 1, kv.dtype, value_dim);
       const Part whole{&sequence, sequence.length(), sequence.length()}, last{&other, other.length(), 1};
       // Direct keys in f32 are what a plain cache holds; an encoded one is compared with itself, read all at once.
       if (kv.encoding != nullptr && device_name() != "cpu") continue;

@@ -43,7 +43,7 @@ void expect_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b
     }
 }
 
-// The weight of a linear op, or the cache of an attention, where it is encoded.
+// The weight of a linear or grouped_linear op, or the cache of an attention, where it is encoded.
 TensorView encoded_input(const PassCall& call) {
   if (call.inputs.size() < 2 || call.inputs[1].view.encoding == nullptr) return {};
   return call.inputs[1].view;
@@ -77,9 +77,15 @@ std::vector<double> rounding_to_rows(const RowEncoding& encoding, const RefTenso
 bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& device) {
   if (call.op->name() == "attention") return kernel.name == "cuda_mma";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
-  return cpu != nullptr && cpu->isa() == Isa::amx && call.op->name() == "linear" &&
-         call.inputs[1].dtype() == DType::bf16 &&
-         may_round_to(MatmulInput::bf16, call.op->attrs().get<kernels::LinearAttrs>().matmul_input);
+  if (cpu == nullptr || cpu->isa() != Isa::amx) return false;
+  MatmulInput x;
+  if (call.op->name() == "linear")
+    x = call.op->attrs().get<kernels::LinearAttrs>().matmul_input;
+  else if (call.op->name() == "grouped_linear")
+    x = call.op->attrs().get<kernels::GroupedLinearAttrs>().matmul_input;
+  else
+    return false;
+  return call.inputs[1].dtype() == DType::bf16 && may_round_to(MatmulInput::bf16, x);
 }
 
 void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Device& device,

@@ -194,6 +194,11 @@ TEST(TypeRules, Attention) {
                  "expected plain values, int8 or fp8_e4m3");
   EXPECT_REFUSED(infer(direct, {q, TensorType(kF, {kT, 2, 8}, &RowEncoding::int8()), kv, start, length, none}), "'k'",
                  "expected plain values");
+  const Attention wide({4, 2, 8, 1, 0, KvSource::cached, 12});
+  const TensorType values(kH, {20, 2, 16, 12});
+  EXPECT_EQ(infer(wide, {q, cache, values, start, length, table})[0], TensorType(kF, {kT, 4, 12}));
+  EXPECT_REFUSED(infer(wide, {q, cache, cache, start, length, table}), "'v'", "expected 12", "value_dim");
+  EXPECT_REFUSED(Attention({4, 2, 8, 1, 0, KvSource::cached, -1}), "value_dim is -1");
   EXPECT_REFUSED(Attention({7, 2, 8, 1, 0, KvSource::direct}), "heads is 7", "kv_heads is 2");
   EXPECT_REFUSED(Attention({4, 2, 8, 1, -1, KvSource::direct}), "window is -1");
   const auto part = [](const TensorType& type) { return with(type, Sharding::along(1)); };

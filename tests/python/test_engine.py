@@ -55,6 +55,19 @@ def test_padded_packed_and_paged_steps_agree():
     np.testing.assert_array_equal(one.logits, three.logits)
 
 
+def test_windows_of_a_paged_cache_follow_their_rows():
+    prompt = list(range(3, 43))
+    step = lambda first, **more: InferEngine.Input([prompt[first:first + 8]], cache_lengths=[first], **more)
+    engine = InferEngine.from_pretrained(GOLDEN / "gemma3", cache_config=eadem.StaticKVCacheConfig(1, 64))
+    expected = [engine.forward(step(first), return_logits=True).logits for first in range(0, 40, 8)]
+    engine.reset_cache(eadem.PagedKVCacheConfig(block_size=4, max_batch_size=2, max_cache_len=64))
+    for first in range(0, 40, 8):
+        output = engine.forward(step(first, block_tables=[range(16)], rows=[1]), return_logits=True)
+        np.testing.assert_array_equal(output.logits, expected[first // 8])
+    with pytest.raises(eadem.InvalidArgument, match="does not hold its tokens"):
+        engine.forward(InferEngine.Input([[1]], cache_lengths=[40], block_tables=[range(16)], rows=[0]))
+
+
 def test_state_dict_round_trip():
     config = eadem.AutoConfig.from_pretrained(GOLDEN / "llama")
     source = InferEngine.from_pretrained(GOLDEN / "llama", weights="f32")

@@ -8,7 +8,7 @@ from conftest import GOLDEN, load_safetensors
 import eadem
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_losses_and_gradient_norms_match_pytorch(name):
     tokens = load_safetensors(GOLDEN / name / "train.safetensors")["tokens"]
     golden = json.loads((GOLDEN / name / "train.json").read_text())

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "eadem/kernels/attention.h"
+#include "eadem/kernels/experts.h"
 #include "eadem/kernels/sample.h"
 
 namespace eadem::workloads {
@@ -205,6 +206,30 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   if (op == "select_rows" && port == "rows") {
     const std::vector<int64_t> rows = distinct(shape[0], shapes[0][0], random);
     return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)]); });
+  }
+  if (op == "route") return uniform(dtype, shape, random, -4, 4);
+  if (op == "expert_order") {  // without repetition in a row
+    const int64_t experts = object.attrs().get<kernels::ExpertOrderAttrs>().experts;
+    std::vector<int64_t> row;
+    return filled(dtype, shape, [&](int64_t i) {
+      if (i % shape[1] == 0) row = distinct(shape[1], experts, random);
+      return static_cast<double>(row[static_cast<size_t>(i % shape[1])]);
+    });
+  }
+  if ((op == "permute" || op == "unpermute") && port == "rows") {
+    const std::vector<int64_t> rows = distinct(shape.num_elements(), shape.num_elements(), random);
+    return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)]); });
+  }
+  if (op == "grouped_linear" && port == "offsets") {  // the first expert is popular, some have nothing to do
+    const int64_t experts = shape[0] - 1;
+    std::vector<int64_t> counts(static_cast<size_t>(experts), 0);
+    for (int64_t r = 0; r < shapes[0][0]; ++r) ++counts[static_cast<size_t>(r % 3 == 0 ? 0 : random.below(experts))];
+    int64_t begin = 0;
+    return filled(dtype, shape, [&](int64_t e) {
+      const int64_t here = begin;
+      if (e < experts) begin += counts[static_cast<size_t>(e)];
+      return static_cast<double>(here);
+    });
   }
   if (op == "adamw" && port == "norm") return filled(dtype, shape, [&](int64_t) { return random.between(0.5, 4); });
   if (op == "adamw" && port == "hyper") return filled(dtype, shape, hyper_value);

@@ -41,7 +41,7 @@ TEST(Inputs, EveryPortOfEveryOpGetsItsDtypeAndShape) {
       EXPECT_EQ(inputs[i].shape(), row.inputs[i].bind(row.symbols));
     }
   }
-  EXPECT_EQ(ops_seen.size(), 24u) << "every op has small rows";
+  EXPECT_EQ(ops_seen.size(), 30u) << "every op has small rows";
 }
 
 TEST(Inputs, SameSeedSameBytes) {
@@ -87,6 +87,7 @@ TEST(Inputs, SlotsAndRowsAreDistinctAndInRange) {
     const Tensor& index = append ? inputs[2] : inputs[1];
     for (int64_t i = 0; i < index.view.num_elements(); ++i) {
       const int64_t value = append ? index.view.as<int64_t>()[i] : index.view.as<int32_t>()[i];
+      if (append && value == -1) continue;  // written nowhere
       EXPECT_TRUE(value >= 0 && value < limit);
       EXPECT_TRUE(seen.insert(value).second);
     }

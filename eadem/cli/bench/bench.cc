@@ -77,7 +77,7 @@ void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t dep
 // The least time that work and traffic take at the measured rates, for `tokens` new tokens of each sequence after
 // `depth`. Products with weights count two operations per weight, attention four per element of head and cached token.
 double roofline_seconds(const InferEngine& engine, const MachineRates& rates, int64_t batch, int64_t tokens,
-                        int64_t depth, int64_t steps, double weight_bytes, const ModelProducts& products) {
+                        int64_t depth, int64_t steps, const ModelProducts& products) {
   const models::ModelInfo& info = engine.model().info();
   const double rows = static_cast<double>(batch * tokens);
   const double mean_length = static_cast<double>(depth) + static_cast<double>(tokens + 1) / 2;
@@ -85,8 +85,9 @@ double roofline_seconds(const InferEngine& engine, const MachineRates& rates, in
   const double arithmetic = products.decoder.seconds(rates, rows) +
                             products.head.seconds(rates, static_cast<double>(batch * steps)) +
                             attention / rates.f32_flops_per_second;
+  const double weight_bytes = weight_bytes_per_step(engine, (batch * tokens + steps - 1) / steps);
   const double bytes = static_cast<double>(steps) *
-                       (weight_bytes + static_cast<double>(batch) * mean_length * kv_bytes_per_cached_token(engine));
+                       (weight_bytes + static_cast<double>(batch) * kv_bytes_of_sequence(engine, mean_length));
   return std::max(arithmetic, bytes / rates.read_bytes_per_second);
 }
 
@@ -203,22 +204,32 @@ std::unique_ptr<InferEngine> open_engine(const BenchOptions& options, const mode
 struct Measurement {
   std::vector<Row> rows;
   bool stopped = false;
-  double weight_bytes = 0;  // bytes of weights that a step reads
+  double weight_bytes = 0;  // bytes of weights that a step of one token reads
   MemoryUse memory;
   MachineRates rates;
 };
+
+// Blocks of windows are divided among the sequences of the largest batch, and a smaller one needs more of each.
+void clear_cache(InferEngine& engine, int64_t batch) {
+  if (engine.cache_spec().windows.empty()) return engine.reset_cache();
+  auto config = std::get<engine::PagedKVCacheConfig>(engine.options().cache);
+  config.max_batch_size = batch;
+  engine.reset_cache(config);
+}
 
 // Measures every combination of depth, batch and kind of step, or those before the user stopped. Their share of the
 // roofline is left at 0.
 void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement& result) {
   const int64_t max_step_tokens = engine.options().max_step_tokens;
+  constexpr int64_t kManyTokens = int64_t{1} << 24;  // that choose every expert, sooner or later
+  const double all_weights = weight_bytes_per_step(engine, kManyTokens);
   ProgressBar progress("measuring");
   const size_t total = options.depths.size() * options.batches.size() * ((options.prompt > 0) + (options.gen > 0));
   const auto measure = [&](int64_t depth, int64_t batch, bool decoding) {
     const int64_t tokens = decoding ? options.gen : options.prompt;
     progress.update(static_cast<double>(result.rows.size()), static_cast<double>(total),
                     fmt::format("{} depth {} batch {}", decoding ? "decode" : "prefill", depth, batch));
-    engine.reset_cache();
+    clear_cache(engine, batch);
     read_tokens(engine, batch, depth, 0, max_step_tokens);
     const int64_t step = decoding ? batch : std::max(max_step_tokens, batch);
     // One run warms up pages, caches and threads.
@@ -236,7 +247,7 @@ void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement&
                            .batch = batch,
                            .steps = (tokens + per_step - 1) / per_step,
                            .rate = spread_of(speeds),
-                           .in_cache = decoding && lies_in_cache(result.weight_bytes, *engine.device())});
+                           .in_cache = decoding && lies_in_cache(all_weights, *engine.device())});
   };
   try {
     for (int64_t depth : options.depths)
@@ -251,15 +262,14 @@ void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement&
 
 Measurement measure(const BenchOptions& options, InferEngine& engine) {
   Measurement result;
-  result.weight_bytes = weight_bytes_per_step(engine);
+  result.weight_bytes = weight_bytes_per_step(engine, 1);
   measure_rows(options, engine, result);
   if (result.stopped && result.rows.empty()) throw Cancelled("stopped before anything was measured");
   result.memory = memory_use(engine);  // taken now: measuring the machine takes memory, too
   result.rates = machine_rates(*engine.device(), true);
   const ModelProducts products = products_of(engine.decode_program().graph());
   for (Row& row : result.rows)
-    row.roofline = roofline_seconds(engine, result.rates, row.batch, row.tokens, row.depth, row.steps,
-                                    result.weight_bytes, products) *
+    row.roofline = roofline_seconds(engine, result.rates, row.batch, row.tokens, row.depth, row.steps, products) *
                    row.rate.median / static_cast<double>(row.batch * row.tokens);
   return result;
 }

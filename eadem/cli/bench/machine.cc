@@ -3,8 +3,10 @@
 
 #include <sys/resource.h>
 
-#include <set>
+#include <algorithm>
+#include <map>
 
+#include "eadem/cli/bench/products.h"
 #include "eadem/cli/terminal.h"
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/core/device/cpu_probe.h"
@@ -34,22 +36,27 @@ MachineRates machine_rates(Device& device, bool with_flops) {
   return rates;
 }
 
-double weight_bytes_per_step(const engine::InferEngine& engine) {
+double weight_bytes_per_step(const engine::InferEngine& engine, int64_t tokens) {
   const pipeline::Graph& graph = engine.decode_program().graph();
-  std::set<pipeline::ValueId> read;
+  std::map<pipeline::ValueId, double> shares;  // what is read of each parameter
   for (const pipeline::Node& node : graph.nodes()) {
     if (node.op->name() == "embedding") continue;
-    for (pipeline::ValueId id : node.inputs)
-      if (id != pipeline::kNoValue && graph.value(id).kind == pipeline::Value::Kind::parameter) read.insert(id);
+    for (pipeline::ValueId id : node.inputs) {
+      if (id == pipeline::kNoValue || graph.value(id).kind != pipeline::Value::Kind::parameter) continue;
+      const TensorType& type = graph.value(id).type;
+      const double rows = rows_per_token(graph, node) * static_cast<double>(tokens);
+      // A row meets one matrix of a stack.
+      shares[id] = type.rank() == 3 ? std::min(1.0, rows / static_cast<double>(type.fixed(0))) : 1.0;
+    }
   }
   double bytes = 0;
-  for (pipeline::ValueId id : read) bytes += static_cast<double>(graph.value(id).type.size_bytes({}));
+  for (const auto& [id, share] : shares) bytes += share * static_cast<double>(graph.value(id).type.size_bytes({}));
   return bytes;
 }
 
-double kv_bytes_per_cached_token(const engine::InferEngine& engine) {
-  const modules::CacheSpec& cache = engine.cache_spec();
-  return static_cast<double>(engine.cache_bytes()) / static_cast<double>(cache.num_blocks * cache.block_size);
+double kv_bytes_of_sequence(const engine::InferEngine& engine, double tokens) {
+  const auto bytes = engine::state_bytes(engine.model(), *engine.device(), engine.hardware());
+  return static_cast<double>(bytes.of_sequence(static_cast<int64_t>(tokens)));
 }
 
 MemoryUse memory_use(const engine::InferEngine& engine) {

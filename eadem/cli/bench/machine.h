@@ -26,11 +26,11 @@ struct MachineRates {
 // arithmetic with those of prefill. Other devices give nominal rates.
 MachineRates machine_rates(Device& device, bool with_flops);
 
-// Bytes of weights that one decode step reads: every parameter once, in the layout that its kernels read, except for
-// tables that are looked up by row.
-double weight_bytes_per_step(const engine::InferEngine& engine);
-// Bytes of keys and values that one cached token adds to each later step.
-double kv_bytes_per_cached_token(const engine::InferEngine& engine);
+// Bytes of weights that a step of `tokens` tokens reads: every parameter once, in the layout that its kernels read,
+// except for tables that are looked up by row; of experts as many as the tokens can choose, at most all.
+double weight_bytes_per_step(const engine::InferEngine& engine, int64_t tokens);
+// Bytes of keys, values and other states that a step reads of a sequence with so many cached tokens.
+double kv_bytes_of_sequence(const engine::InferEngine& engine, double tokens);
 
 // The process's peak memory so far, and the bytes that the engine needs: parameters in every layout that its kernels
 // read, the KV cache, and the activations of its programs. Only on the CPU do both mean one memory.

@@ -3,6 +3,7 @@
 
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
+#include "eadem/core/encodings/stacked_encoding.h"
 
 namespace eadem::cli {
 
@@ -19,12 +20,17 @@ namespace {
 // Returns the sum in which a weight is counted.
 double& elements_of(Products& products, const TensorType& weight) {
   if (weight.encoding == nullptr) return weight.dtype == DType::bf16 ? products.bf16 : products.f32;
-  if (Fp8Encoding::of(weight.encoding) != nullptr) return products.f32;
-  const GroupEncoding* groups = GroupEncoding::of(weight.encoding);
+  const Encoding* matrix = matrix_encoding(weight.encoding);
+  if (Fp8Encoding::of(matrix) != nullptr) return products.f32;
+  const GroupEncoding* groups = GroupEncoding::of(matrix);
   return groups != nullptr && groups->format().group_size == 0 ? products.int8_rows : products.int8;
 }
 
 }  // namespace
+
+double rows_per_token(const pipeline::Graph& graph, const pipeline::Node& node) {
+  return static_cast<double>(graph.value(node.inputs[0]).type.dim(0).factor);
+}
 
 ModelProducts products_of(const pipeline::Graph& graph) {
   ModelProducts products;
@@ -34,8 +40,9 @@ ModelProducts products_of(const pipeline::Graph& graph) {
     for (pipeline::ValueId id : node.inputs) {
       if (id == pipeline::kNoValue || graph.value(id).kind != pipeline::Value::Kind::parameter) continue;
       const TensorType& type = graph.value(id).type;
-      if (type.rank() != 2) continue;
-      elements_of(part, type) += static_cast<double>(type.num_elements({}));
+      if (type.rank() == 2) elements_of(part, type) += static_cast<double>(type.num_elements({}));
+      if (type.rank() == 3)
+        elements_of(part, type) += rows_per_token(graph, node) * static_cast<double>(type.fixed(1) * type.fixed(2));
     }
   }
   return products;

@@ -9,7 +9,7 @@
 
 namespace eadem::cli {
 
-// Elements of weight matrices, each multiplied once by every row.
+// Elements of weight matrices that each token multiplies.
 struct Products {
   double f32 = 0;   // plain f32 and f16, and 8-bit floats, which are widened
   double bf16 = 0;  // on AMX tiles if there are any, else as f32
@@ -27,7 +27,11 @@ struct ModelProducts {
   Products decoder, head;
 };
 
-// Counts the products in a model's graph. Embeddings are looked up, not multiplied.
+// The rows of a node's first input that there are for each token: as many as a token has experts, else one.
+double rows_per_token(const pipeline::Graph& graph, const pipeline::Node& node);
+
+// Counts the products in a model's graph. Embeddings are looked up, not multiplied; of a stack of matrices each row
+// meets one.
 ModelProducts products_of(const pipeline::Graph& graph);
 
 }  // namespace eadem::cli

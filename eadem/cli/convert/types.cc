@@ -83,6 +83,9 @@ bool is_chosen(Layers layers, int64_t layer, const models::ModelInfo& model) {
   return false;
 }
 
+// A rounded router would choose other experts.
+bool is_router(const std::string& parameter) { return parameter.ends_with(".mlp.gate.weight"); }
+
 std::string_view mixed_type(const Mixture& mixture, const models::ModelInfo& model, const std::string& parameter) {
   if (parameter == "lm_head.weight" || (model.tied && parameter == "model.embed_tokens.weight")) return "q6_k";
   const auto is = [&](std::string_view kind) { return parameter.find(kind) != std::string::npos; };
@@ -119,6 +122,7 @@ bool is_quantized_type(std::string_view type_name) {
 WeightType convert_type_of(std::string_view type_name, const models::ModelInfo& model, const std::string& parameter,
                            int64_t columns) {
   if (const auto dtype = dtype_from_name(type_name)) return *dtype;
+  if (is_router(parameter)) return DType::f32;
   const Mixture* mixture = find_mixture(type_name);
   std::string_view name = mixture == nullptr ? type_name : mixed_type(*mixture, model, parameter);
   const BlockEncoding* encoding = BlockEncoding::find(name);

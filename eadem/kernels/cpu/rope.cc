@@ -36,15 +36,15 @@ using RotateTokens = void (*)(const RopeTokens& p, int64_t begin, int64_t end);
 
 struct KvAppend {
   const float* k;      // [tokens, kv_heads, head_dim]
-  const float* v;      // [tokens, kv_heads, head_dim]
+  const float* v;      // [tokens, kv_heads, value_dim]
   const float* table;  // [tokens, rotary_dim], or null: k is not rotated
   int64_t rotary_dim;
   RopeStyle style;
   const int64_t* slots;        // [tokens]
-  void *cache_k, *cache_v;     // [num_blocks, kv_heads, block_size, head_dim]
+  void *cache_k, *cache_v;     // [num_blocks, kv_heads, block_size, head_dim or value_dim]
   float *scales_k, *scales_v;  // encoded: [num_blocks, kv_heads, block_size]
   float largest;               // encoded: the largest code
-  int64_t kv_heads, head_dim, block_size;
+  int64_t kv_heads, head_dim, value_dim, block_size;
 };
 using AppendTokens = void (*)(const KvAppend& p, int64_t begin, int64_t end);
 
@@ -127,15 +127,15 @@ void append_encoded_tokens(const KvAppend& p, int64_t begin, int64_t end) {
     if (p.slots[t] < 0) continue;
     const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
     for (int64_t g = 0; g < p.kv_heads; ++g) {
-      const int64_t from = (t * p.kv_heads + g) * p.head_dim;
+      const int64_t from = t * p.kv_heads + g;
       const int64_t to = (block * p.kv_heads + g) * p.block_size + offset;
-      const float* k = p.k + from;
+      const float* k = p.k + from * p.head_dim;
       if (p.table != nullptr) {
         rotate_head<false>(rotated, k, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
         k = rotated;
       }
       encode_row(cache_k + to * p.head_dim, p.scales_k + to, k, p.head_dim, p.largest);
-      encode_row(cache_v + to * p.head_dim, p.scales_v + to, p.v + from, p.head_dim, p.largest);
+      encode_row(cache_v + to * p.value_dim, p.scales_v + to, p.v + from * p.value_dim, p.value_dim, p.largest);
     }
   }
 }
@@ -148,13 +148,14 @@ void append_tokens(const KvAppend& p, int64_t begin, int64_t end) {
     if (p.slots[t] < 0) continue;
     const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
     for (int64_t g = 0; g < p.kv_heads; ++g) {
-      const int64_t from = (t * p.kv_heads + g) * p.head_dim;
-      const int64_t to = ((block * p.kv_heads + g) * p.block_size + offset) * p.head_dim;
+      const int64_t from = t * p.kv_heads + g;
+      const int64_t to = (block * p.kv_heads + g) * p.block_size + offset;
+      Cache* const k = cache_k + to * p.head_dim;
       if (p.table != nullptr)
-        rotate_head<false>(cache_k + to, p.k + from, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
+        rotate_head<false>(k, p.k + from * p.head_dim, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
       else
-        map(cache_k + to, p.head_dim, same, p.k + from);
-      map(cache_v + to, p.head_dim, same, p.v + from);
+        map(k, p.head_dim, same, p.k + from * p.head_dim);
+      map(cache_v + to * p.value_dim, p.value_dim, same, p.v + from * p.value_dim);
     }
   }
 }
@@ -285,8 +286,10 @@ class Append {
     params.scales_v = static_cast<float*>(cache_v.plane(1));
     params.kv_heads = in.k.shape[1];
     params.head_dim = in.k.shape[2];
+    params.value_dim = in.v.shape[2];
     params.block_size = cache_k.shape[2];
-    cpu_device(call).pool().parallel_ranges(in.k.shape[0], token_grain(params.kv_heads * params.head_dim),
+    cpu_device(call).pool().parallel_ranges(in.k.shape[0],
+                                            token_grain(params.kv_heads * std::max(params.head_dim, params.value_dim)),
                                             [&](int64_t begin, int64_t end) { task_(params, begin, end); });
   }
 
@@ -299,7 +302,8 @@ Requirements& require_caches(Requirements& requirements, const TensorType& k, co
   const Encoding* encoding = RowEncoding::of(k.encoding);
   return requirements.packed("cache_k", k, kStorageDTypes, encoding)
       .packed("cache_v", v, {k.dtype}, encoding)
-      .require(encoding == nullptr || k.fixed(3) <= kMostEncodedDim, "rounds rows of at most 1024 with a scale");
+      .require(encoding == nullptr || std::max(k.fixed(3), v.fixed(3)) <= kMostEncodedDim,
+               "rounds rows of at most 1024 with a scale");
 }
 
 Verdict can_kv_append(const KernelRequest& r) {

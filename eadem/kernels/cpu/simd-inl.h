@@ -259,6 +259,17 @@ HWY_INLINE Vec exp_of_negative(Vec x) {
   return hn::IfThenZeroElse(vanishes, hn::Mul(p, power));
 }
 
+// y = softmax of x[0, n), n >= 1. y may be x.
+HWY_INLINE void softmax_row(float* y, const float* x, int64_t n) {
+  const float most = max_of(x, n);
+  map(
+      y, n, [m = set(most)](Vec v) { return exp(hn::Sub(v, m)); }, x);
+  const float sum = reduce(
+      n, [](Vec acc, Vec v) { return hn::Add(acc, v); }, static_cast<const float*>(y));
+  map(
+      y, n, [s = set(sum)](Vec v) { return hn::Div(v, s); }, y);
+}
+
 // 1 / (1 + e^-x)
 HWY_INLINE Vec sigmoid(Vec x) { return hn::Div(set(1.0f), hn::Add(set(1.0f), exp(hn::Neg(x)))); }
 

@@ -17,15 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-void softmax_row(float* y, const float* x, int64_t n) {
-  const float most = max_of(x, n);
-  map(
-      y, n, [m = set(most)](Vec v) { return exp(hn::Sub(v, m)); }, x);
-  const float sum = reduce(
-      n, [](Vec acc, Vec v) { return hn::Add(acc, v); }, static_cast<const float*>(y));
-  map(
-      y, n, [s = set(sum)](Vec v) { return hn::Div(v, s); }, y);
-}
+void forward_row(float* y, const float* x, int64_t n) { softmax_row(y, x, n); }
 
 void softmax_backward_row(float* dx, const float* y, const float* dy, int64_t n) {
   const float dot_product = dot(dy, y, n);
@@ -40,7 +32,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(softmax_row);
+HWY_EXPORT(forward_row);
 HWY_EXPORT(softmax_backward_row);
 
 namespace {
@@ -52,7 +44,7 @@ Verdict can_softmax(const KernelRequest& r) {
 }
 
 PlanPtr prepare_softmax(const KernelRequest& r, Context&) {
-  return make_plan([row = EADEM_CPU_DISPATCH(softmax_row, cpu_device(r).isa())](const KernelCall& call) {
+  return make_plan([row = EADEM_CPU_DISPATCH(forward_row, cpu_device(r).isa())](const KernelCall& call) {
     const int64_t n = call.inputs[0].shape.back();
     if (n == 0) return;
     const float* x = elements<const float>(call.inputs[0]);

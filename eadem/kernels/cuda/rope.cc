@@ -10,6 +10,8 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
+constexpr const char* kOneWidth = "takes keys and values of one width";
+
 Verdict can_make_table(const KernelRequest& request) {
   return Requirements(request)
       .dtype("positions", request.inputs[0], {DType::i32})
@@ -60,6 +62,7 @@ Verdict can_append(const KernelRequest& request) {
   return Requirements(request)
       .dtype("k", request.inputs[0], kActivationDTypes)
       .same_dtype("v", request.inputs[1], "k", request.inputs[0])
+      .require(request.inputs[1].dim(2) == request.inputs[0].dim(2), kOneWidth)
       .dtype("slots", request.inputs[2], {DType::i64})
       .dtype("cache_k", request.inputs[3], kStorageDTypes)
       .same_dtype("cache_v", request.inputs[4], "cache_k", request.inputs[3])
@@ -91,6 +94,7 @@ Verdict can_rotate_and_append(const KernelRequest& request) {
       .dtype("k", request.inputs[0], kActivationDTypes)
       .dtype("table", request.inputs[1], {DType::f32})
       .same_dtype("v", request.inputs[2], "k", request.inputs[0])
+      .require(request.inputs[2].dim(2) == request.inputs[0].dim(2), kOneWidth)
       .dtype("slots", request.inputs[3], {DType::i64})
       .dtype("cache_k", request.inputs[4], kStorageDTypes)
       .same_dtype("cache_v", request.inputs[5], "cache_k", request.inputs[4])

@@ -268,10 +268,25 @@ void ModelConfig::validate(const std::string& source) const {
   const double widest = static_cast<double>(std::max({vocab_size, intermediate_size, num_attention_heads * head_dim}));
   require(widest * static_cast<double>(hidden_size) < kMaxElements,
           fmt::format("a weight of {} x {}", widest, hidden_size));
+  if (num_experts > 0) {
+    require(num_experts <= kMaxExperts, fmt::format("{} experts; expected at most {}", num_experts, kMaxExperts));
+    require(num_experts_per_tok > 0 && num_experts_per_tok <= num_experts,
+            fmt::format("{} of {} experts compute a token", num_experts_per_tok, num_experts));
+    require(decoder_sparse_step > 0, fmt::format("every {} layers have experts", decoder_sparse_step));
+    require(moe_intermediate_size > 0 && static_cast<double>(num_experts) * static_cast<double>(moe_intermediate_size) *
+                                                 static_cast<double>(hidden_size) <
+                                             kMaxElements,
+            fmt::format("weights of {} experts of {} x {}", num_experts, moe_intermediate_size, hidden_size));
+  }
   for (const auto& [name, ids] : {std::pair<const char*, const std::vector<int64_t>&>{"bos_token_id", bos_token_id},
                                   {"eos_token_id", eos_token_id}})
     for (int64_t id : ids)
       require(id >= 0 && id < vocab_size, fmt::format("{} {} is outside the vocabulary of {}", name, id, vocab_size));
+}
+
+bool ModelConfig::has_experts(int64_t layer) const {
+  return num_experts > 0 && (layer + 1) % decoder_sparse_step == 0 &&
+         std::find(mlp_only_layers.begin(), mlp_only_layers.end(), layer) == mlp_only_layers.end();
 }
 
 const ModelFamily& ModelConfig::family() const { return family_of_type(model_type, "the model"); }

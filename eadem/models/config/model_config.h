@@ -41,6 +41,13 @@ struct ModelConfig {
   bool qk_norm = false;
   bool tie_word_embeddings = false;
   std::vector<int64_t> layer_windows;  // attention window of each layer; 0: unlimited
+  // Mixtures of experts, in the MLP of the layers that has_experts names; 0 experts: in none.
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 0;
+  int64_t moe_intermediate_size = 0;  // of one expert
+  bool norm_topk_prob = false;        // weights of a token's experts are divided by their sum
+  int64_t decoder_sparse_step = 1;    // every so many layers have experts
+  std::vector<int64_t> mlp_only_layers;
   std::vector<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_id;
   std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files
@@ -48,6 +55,7 @@ struct ModelConfig {
   // The family of model_type. Throws Unsupported naming the model types that there are.
   const ModelFamily& family() const;
 
+  bool has_experts(int64_t layer) const;
   // Elements of one token's keys (or values) in one layer.
   int64_t kv_dim() const { return num_key_value_heads * head_dim; }
   int64_t num_parameters() const;

@@ -5,22 +5,26 @@
 
 namespace eadem::modules {
 
-// Writes a layer's new keys and values [tokens, kv_heads, head_dim] into its cache. States: `k_cache`, `v_cache`
-// [num_blocks, kv_heads, block_size, head_dim] below the scope.
+// Writes a layer's new keys [tokens, kv_heads, head_dim] and values [tokens, kv_heads, value_dim] into its cache.
+// States: `k_cache`, `v_cache` [blocks, kv_heads, block_size, head_dim or value_dim] below the scope, in the cache
+// group of the window.
 class KvCacheStore {
  public:
   struct Caches {
     ValueId k;
     ValueId v;
   };
-  KvCacheStore(int64_t kv_heads, int64_t head_dim) : kv_heads_(kv_heads), head_dim_(head_dim) {}
+  KvCacheStore(int64_t kv_heads, int64_t head_dim, int64_t value_dim, int64_t window)
+      : kv_heads_(kv_heads), head_dim_(head_dim), value_dim_(value_dim), window_(window) {}
 
   // Returns the caches as they are after the write.
   Caches build(BuildContext& context, ValueId k, ValueId v, int layer) const;
 
  private:
   int64_t kv_heads_;  // heads of this rank
-  int64_t head_dim_;
+  int64_t head_dim_;  // of keys
+  int64_t value_dim_;
+  int64_t window_;  // of the attention that reads them; 0: none
 };
 
 }  // namespace eadem::modules

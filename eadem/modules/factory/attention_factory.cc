@@ -14,7 +14,8 @@ kernels::AttentionAttrs attributes(const AttentionRequest& request, kernels::KvS
           .head_dim = request.head_dim,
           .scale = static_cast<float>(request.scale),
           .window = request.window,
-          .source = source};
+          .source = source,
+          .value_dim = request.value_dim};
 }
 
 ValueId build_direct(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v) {
@@ -23,11 +24,12 @@ ValueId build_direct(BuildContext& context, const AttentionRequest& request, Val
 }
 
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v) {
-  const KvCacheStore store(request.kv_heads, request.head_dim);
+  const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
+  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.window);
   const KvCacheStore::Caches caches = store.build(context, k, v, request.layer);
-  return context.graph.add1(
-      std::make_shared<ops::Attention>(attributes(request, kernels::KvSource::cached)),
-      {q, caches.k, caches.v, context.step.query_start, context.step.kv_length, context.step.block_table});
+  return context.graph.add1(std::make_shared<ops::Attention>(attributes(request, kernels::KvSource::cached)),
+                            {q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
+                             context.group_of(request.window).block_table});
 }
 
 // The line that `explain` prints for a layer.

@@ -13,6 +13,7 @@ struct AttentionRequest {
   int64_t heads = 0;     // heads of this rank
   int64_t kv_heads = 0;  // heads of this rank
   int64_t head_dim = 0;
+  int64_t value_dim = 0;  // of a head's values; 0: head_dim
   double scale = 1.0;
   int64_t window = 0;  // 0: unlimited
   int layer = -1;
@@ -22,7 +23,7 @@ struct AttentionRequest {
 struct AttentionStrategy {
   std::string_view name;
   Verdict (*can_handle)(const AttentionRequest& request);
-  // q, k, v are [tokens, heads or kv_heads, head_dim], rotated; the result is [tokens, heads, head_dim].
+  // q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; the result is [tokens, heads, value_dim].
   ValueId (*build)(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v);
 };
 

@@ -4,7 +4,9 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
+#include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/ops/add_bias.h"
+#include "eadem/ops/experts/grouped_linear.h"
 #include "eadem/ops/linear.h"
 
 namespace eadem::modules {
@@ -83,19 +85,41 @@ ValueId build_linear(BuildContext& context, const LinearRequest& request, const 
   return bias_after_sum ? graph.add1(std::make_shared<ops::AddBias>(), {y, bias}) : y;
 }
 
+// The type in which a matrix, or each of several, is stored; recorded for `explain`.
+WeightType stored_type(BuildContext& context, const LinearRequest& request, int64_t matrices) {
+  const std::string name = context.graph.scoped_name(request.name);
+  const WeightPart part = part_of_rank(context, request);
+  WeightType weights = context.hardware.weight_type(*request.hardware, name + ".weight", part.columns.size);
+  weights.encoding = matrix_encoding(weights.encoding);
+  if (const std::string refusal = refusal_of(weights, part); !refusal.empty())
+    throw Unsupported("linear {}: weights are {}: {}", name, weights.name(), refusal);
+  // Decode reads every weight once per token, of experts at most.
+  const TensorType type(weights.dtype, {part.rows.size, part.columns.size}, weights.encoding);
+  const double read_us =
+      1e6 * static_cast<double>(matrices * type.size_bytes({})) / context.device.rates().bytes_per_second;
+  context.decisions.push_back({"linear " + name, {{std::string(weights.name()), Verdict::yes(read_us)}}, 0});
+  return weights;
+}
+
 }  // namespace
 
 ValueId LinearFactory::build(BuildContext& context, const LinearRequest& request, ValueId x) {
-  const std::string name = context.graph.scoped_name(request.name);
-  const WeightPart part = part_of_rank(context, request);
-  const WeightType weights = context.hardware.weight_type(*request.hardware, name + ".weight", part.columns.size);
-  if (const std::string refusal = refusal_of(weights, part); !refusal.empty())
-    throw Unsupported("linear {}: weights are {}: {}", name, weights.name(), refusal);
-  // Decode reads every weight once per token.
-  const TensorType type(weights.dtype, {part.rows.size, part.columns.size}, weights.encoding);
-  const double read_us = 1e6 * static_cast<double>(type.size_bytes({})) / context.device.rates().bytes_per_second;
-  context.decisions.push_back({"linear " + name, {{std::string(weights.name()), Verdict::yes(read_us)}}, 0});
-  return build_linear(context, request, weights, x);
+  return build_linear(context, request, stored_type(context, request, 1), x);
+}
+
+ValueId LinearFactory::build_grouped(BuildContext& context, const LinearRequest& request, int64_t experts, ValueId x,
+                                     ValueId offsets) {
+  EADEM_CHECK(!request.bias, "{} is a layer of experts with a bias", request.name);
+  Graph& graph = context.graph;
+  const WeightType weights = stored_type(context, request, experts);
+  const int shard_axis = request.parallel == Parallel::column ? 1 : request.parallel == Parallel::row ? 2 : -1;
+  const TensorType type(weights.dtype, {experts, request.out, request.in}, stack_encoding(weights.encoding));
+  const ValueId weight = graph.add_parameter(graph.scoped_name(request.name + ".weight"), type, shard_axis);
+  const Graph::Scope scope(graph, request.name);
+  return graph.add1(std::make_shared<ops::GroupedLinear>(
+                        kernels::GroupedLinearAttrs{.out_dtype = request.hardware->precision.activations.value,
+                                                    .matmul_input = request.hardware->precision.matmul_input.value}),
+                    {x, weight, offsets});
 }
 
 }  // namespace eadem::modules

@@ -29,6 +29,11 @@ class LinearFactory {
   // Adds the layer to the graph and records in the context how its weight is stored. Throws Unsupported, naming the
   // layer, for weights that no product reads and for encodings that cannot be divided over the ranks.
   static ValueId build(BuildContext& context, const LinearRequest& request, ValueId x);
+
+  // The same for a layer of `experts` matrices, of which each row of x meets one: rows stand in the order of their
+  // experts, those of expert e at [offsets[e], offsets[e + 1]). The parameter is [experts, out, in]; there is no bias.
+  static ValueId build_grouped(BuildContext& context, const LinearRequest& request, int64_t experts, ValueId x,
+                               ValueId offsets);
 };
 
 }  // namespace eadem::modules

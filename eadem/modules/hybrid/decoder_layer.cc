@@ -27,6 +27,11 @@ Part part_of(const DenseMlp::Config& config, int layer) {
           [&config, layer](BuildContext& context, ValueId x) { return DenseMlp(config, layer).build(context, x); }};
 }
 
+Part part_of(const MoeMlp::Config& config, int layer) {
+  return {"mlp",
+          [&config, layer](BuildContext& context, ValueId x) { return MoeMlp(config, layer).build(context, x); }};
+}
+
 void list_parameters(const CausalAttention::Config& config, const std::string& prefix,
                      std::vector<ParameterInfo>& list) {
   const int64_t q = config.heads * config.head_dim, kv = config.kv_heads * config.head_dim;
@@ -47,6 +52,16 @@ void list_parameters(const DenseMlp::Config& config, const std::string& prefix, 
   const auto add = [&](const char* name, int64_t out, int64_t in) {
     list.push_back({prefix + "mlp." + name + ".weight", Shape{out, in}});
     if (config.bias) list.push_back({prefix + "mlp." + name + ".bias", Shape{out}});
+  };
+  add("gate_proj", config.ffn, config.hidden);
+  add("up_proj", config.ffn, config.hidden);
+  add("down_proj", config.hidden, config.ffn);
+}
+
+void list_parameters(const MoeMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  list.push_back({prefix + "mlp.gate.weight", Shape{config.experts, config.hidden}});
+  const auto add = [&](const char* name, int64_t out, int64_t in) {
+    list.push_back({prefix + "mlp.experts." + name + ".weight", Shape{config.experts, out, in}});
   };
   add("gate_proj", config.ffn, config.hidden);
   add("up_proj", config.ffn, config.hidden);

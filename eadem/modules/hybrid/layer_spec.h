@@ -11,6 +11,7 @@
 
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/modules/hybrid/moe_mlp.h"
 
 namespace eadem::modules {
 
@@ -30,7 +31,7 @@ struct NormSpec {
 struct LayerSpec {
   int64_t hidden = 0;
   std::variant<CausalAttention::Config> mixer;
-  std::variant<DenseMlp::Config> mlp;
+  std::variant<DenseMlp::Config, MoeMlp::Config> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
 };
 

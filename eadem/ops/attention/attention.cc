@@ -18,6 +18,8 @@ Attention::Attention(const kernels::AttentionAttrs& attrs) : attrs_(attrs) {
         attrs.kv_heads);
   if (attrs.head_dim <= 0)
     throw InvalidArgument("attention: head_dim is {}; expected a positive number", attrs.head_dim);
+  if (attrs.value_dim < 0)
+    throw InvalidArgument("attention: value_dim is {}; expected 0 (head_dim) or more", attrs.value_dim);
   if (attrs.window < 0) throw InvalidArgument("attention: window is {}; expected 0 (unlimited) or more", attrs.window);
   if (!std::isfinite(attrs.scale))
     throw InvalidArgument("attention: scale is {}; expected a finite number", attrs.scale);
@@ -35,9 +37,11 @@ std::vector<Port> Attention::inputs() const {
 std::vector<Port> Attention::outputs() const { return {{"y"}}; }
 
 std::string Attention::attrs_text() const {
-  return fmt::format("heads={} kv_heads={} head_dim={} scale={} window={} {}", attrs_.heads, attrs_.kv_heads,
-                     attrs_.head_dim, attrs_.scale, attrs_.window,
-                     attrs_.source == KvSource::direct ? "direct" : "cached");
+  const std::string dims = attrs_.values() == attrs_.head_dim
+                               ? fmt::format("head_dim={}", attrs_.head_dim)
+                               : fmt::format("head_dim={} value_dim={}", attrs_.head_dim, attrs_.values());
+  return fmt::format("heads={} kv_heads={} {} scale={} window={} {}", attrs_.heads, attrs_.kv_heads, dims, attrs_.scale,
+                     attrs_.window, attrs_.source == KvSource::direct ? "direct" : "cached");
 }
 
 std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) const {
@@ -49,22 +53,26 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
   for (int port : {kK, kV}) {
     const TensorType& type = in[static_cast<size_t>(port)];
     const std::string_view label = port == kK ? "k" : "v";
+    const Dim width = port == kK ? attrs_.head_dim : attrs_.values();
+    const std::string_view attribute = port == kK ? "attribute head_dim" : "attribute value_dim";
     if (attrs_.source == KvSource::direct) {
       expect_plain(name(), label, type);
       const DType like_q[] = {in[kQ].dtype};
       expect_rank(name(), label, type, 3);
       expect_dtype(name(), label, type, like_q);
       expect_dim(name(), label, type, 0, in[kQ].dim(0), "tokens of 'q'");
-      expect_dim(name(), label, type, 2, Dim(attrs_.head_dim), "attribute head_dim");
+      expect_dim(name(), label, type, 2, width, attribute);
     } else {
       expect_rank(name(), label, type, 4);
       expect_dtype(name(), label, type, kFloats);
       expect_cache(name(), label, type);
-      expect_dim(name(), label, type, 3, Dim(attrs_.head_dim), "attribute head_dim");
+      expect_dim(name(), label, type, 3, width, attribute);
     }
     expect_dim(name(), label, type, 1, Dim(attrs_.kv_heads), "attribute kv_heads");
   }
-  expect_same_dims(name(), "v", in[kV], in[kK], "k");
+  TensorType like_v = in[kK];  // as wide as values
+  like_v.dim(-1) = attrs_.values();
+  expect_same_dims(name(), "v", in[kV], like_v, "k");
   const DType like_k[] = {in[kK].dtype};
   expect_dtype(name(), "v", in[kV], like_k);
   if (in[kV].encoding != in[kK].encoding)
@@ -86,7 +94,9 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
     throw InvalidArgument("attention: 'block_table' is {} but the op was made for direct keys and values",
                           to_string(in[kBlockTable]));
   }
-  return {plain_type(in[kQ].dtype, in[kQ].dims())};
+  TensorType y = plain_type(in[kQ].dtype, in[kQ].dims());
+  y.dim(-1) = attrs_.values();
+  return {y};
 }
 
 DType Attention::wanted_dtype(std::span<const TensorType> in, int port) const {
@@ -135,21 +145,24 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
                        static_cast<double>(queries - growing) * static_cast<double>(attrs_.window);
   const int64_t seen = attrs_.window > 0 ? std::min(keys, attrs_.window + queries - 1) : keys;
   const double share = static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(1, queries));
-  const double heads = static_cast<double>(attrs_.heads), head_dim = static_cast<double>(attrs_.head_dim);
-  // Forward: q k^T and p v. Backward: s again, dp, dq, dk, dv. Each pair also costs an exponential, its maximum and
-  // sum.
-  const double products = pass == Pass::backward ? 5 : 2;
-  const double flops = share * pairs * heads * (products * 2 * head_dim + 13);
+  const double heads = static_cast<double>(attrs_.heads), head_dim = static_cast<double>(attrs_.head_dim),
+               value_dim = static_cast<double>(attrs_.values());
+  // Forward: q k^T and p v. Backward: s again, dq and dk, then dp and dv. Each pair also costs an exponential, its
+  // maximum and sum.
+  const bool backward = pass == Pass::backward;
+  const double flops =
+      share * pairs * heads * ((backward ? 3 : 1) * 2 * head_dim + (backward ? 2 : 1) * 2 * value_dim + 13);
   if (attrs_.source == KvSource::direct) return {flops, traffic_bytes(*this, pass, in, out, symbols)};
-  const TensorType kv_token(in[kK].dtype, {attrs_.kv_heads, attrs_.head_dim}, in[kK].encoding);
-  const double kv_row = static_cast<double>(kv_token.size_bytes(symbols));
+  const TensorType key(in[kK].dtype, {attrs_.kv_heads, attrs_.head_dim}, in[kK].encoding),
+      value(in[kV].dtype, {attrs_.kv_heads, attrs_.values()}, in[kV].encoding);
+  const double kv_rows = static_cast<double>(key.size_bytes(symbols) + value.size_bytes(symbols));
   const TensorType others[] = {in[kQ], in[kQueryStart], in[kKvLength], in[kBlockTable]};
-  return {flops, share * static_cast<double>(seen) * 2 * kv_row + traffic_bytes(others, out, symbols)};
+  return {flops, share * static_cast<double>(seen) * kv_rows + traffic_bytes(others, out, symbols)};
 }
 
 void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
   const RefTensor &q = in[kQ], &k = in[kK], &v = in[kV], &query_start = in[kQueryStart], &kv_length = in[kKvLength];
-  const auto heads = attrs_.heads, kv_heads = attrs_.kv_heads, head_dim = attrs_.head_dim;
+  const auto heads = attrs_.heads, kv_heads = attrs_.kv_heads, head_dim = attrs_.head_dim, value_dim = attrs_.values();
   const double scale = static_cast<double>(attrs_.scale);
   const bool cached = attrs_.source == KvSource::cached;
   const bool backward = pass == Pass::backward;
@@ -160,56 +173,61 @@ void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
     const auto begin = static_cast<int64_t>(query_start.data[static_cast<size_t>(s)]);
     const auto end = static_cast<int64_t>(query_start.data[static_cast<size_t>(s) + 1]);
     const auto length = static_cast<int64_t>(kv_length.data[static_cast<size_t>(s)]);
-    // Offset of the vector of key position j of kv head g, in k and v alike.
-    const auto kv_offset = [&](int64_t j, int64_t g) {
-      if (!cached) return static_cast<size_t>(((begin + j) * kv_heads + g) * head_dim);
+    // The row of key position j of kv head g, in k and v alike.
+    const auto kv_row = [&](int64_t j, int64_t g) {
+      if (!cached) return (begin + j) * kv_heads + g;
       const RefTensor& table = in[kBlockTable];
       const int64_t block_size = k.shape[2];
       const auto block = static_cast<int64_t>(table.data[static_cast<size_t>(s * table.shape[1] + j / block_size)]);
-      return static_cast<size_t>(((block * kv_heads + g) * block_size + j % block_size) * head_dim);
+      return (block * kv_heads + g) * block_size + j % block_size;
     };
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t g = h / (heads / kv_heads);
         const int64_t position = length - (end - begin) + (t - begin);
         const int64_t first = attrs_.window > 0 ? std::max<int64_t>(0, position - attrs_.window + 1) : 0;
-        const auto q_offset = static_cast<size_t>((t * heads + h) * head_dim);
+        const auto q_offset = static_cast<size_t>((t * heads + h) * head_dim),
+                   y_offset = static_cast<size_t>((t * heads + h) * value_dim);
+        const auto key_offset = [&](int64_t j) { return static_cast<size_t>(kv_row(j, g) * head_dim); };
+        const auto value_offset = [&](int64_t j) { return static_cast<size_t>(kv_row(j, g) * value_dim); };
         std::vector<double> score;
         for (int64_t j = first; j <= position; ++j) {
           double dot = 0;
           for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d)
-            dot += q.data[q_offset + d] * k.data[kv_offset(j, g) + d];
+            dot += q.data[q_offset + d] * k.data[key_offset(j) + d];
           score.push_back(scale * dot);
         }
         if (backward) {
           // p = exp(s - lse); dv_j = p_j dy; ds_j = p_j (dy . v_j - dy . y)
           const RefTensor &y = in[5], &lse = in[6], &dy = in[7];
           double dy_y = 0;
-          for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d)
-            dy_y += dy.data[q_offset + d] * y.data[q_offset + d];
+          for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
+            dy_y += dy.data[y_offset + d] * y.data[y_offset + d];
           for (int64_t j = first; j <= position; ++j) {
             const double p =
                 std::exp(score[static_cast<size_t>(j - first)] - lse.data[static_cast<size_t>(t * heads + h)]);
-            const size_t key = kv_offset(j, g);
+            const size_t key = key_offset(j), value = value_offset(j);
             double dy_v = 0;
-            for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) dy_v += dy.data[q_offset + d] * v.data[key + d];
+            for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
+              dy_v += dy.data[y_offset + d] * v.data[value + d];
             const double ds = p * (dy_v - dy_y) * scale;
             for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) {
               if (!out[0].data.empty()) out[0].data[q_offset + d] += ds * k.data[key + d];
               if (!out[1].data.empty()) out[1].data[key + d] += ds * q.data[q_offset + d];
-              if (!out[2].data.empty()) out[2].data[key + d] += p * dy.data[q_offset + d];
             }
+            for (size_t d = 0; d < static_cast<size_t>(value_dim) && !out[2].data.empty(); ++d)
+              out[2].data[value + d] += p * dy.data[y_offset + d];
           }
           continue;
         }
         const double largest = *std::max_element(score.begin(), score.end());
         double sum = 0;
         for (double value : score) sum += std::exp(value - largest);
-        for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) {
+        for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d) {
           double y = 0;
           for (int64_t j = first; j <= position; ++j)
-            y += std::exp(score[static_cast<size_t>(j - first)] - largest) / sum * v.data[kv_offset(j, g) + d];
-          out[0].data[q_offset + d] = y;
+            y += std::exp(score[static_cast<size_t>(j - first)] - largest) / sum * v.data[value_offset(j) + d];
+          out[0].data[y_offset + d] = y;
         }
         if (pass == Pass::forward && !cached && !out[1].data.empty())
           out[1].data[static_cast<size_t>(t * heads + h)] = largest + std::log(sum);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/attention/kv_append.h"
 
+#include <algorithm>
+
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -19,7 +21,9 @@ std::vector<TensorType> KvAppend::infer_types(std::span<const TensorType> in) co
   expect_rank(name(), "k", in[kK], 3);
   expect_dtype(name(), "k", in[kK], kActivations);
   expect_plain(name(), "k", in[kK]);
-  expect_same_dims(name(), "v", in[kV], in[kK], "k");
+  expect_rank(name(), "v", in[kV], 3);
+  expect_dim(name(), "v", in[kV], 0, in[kK].dim(0), "tokens of 'k'");
+  expect_dim(name(), "v", in[kV], 1, in[kK].dim(1), "kv_heads of 'k'");
   const DType like_k[] = {in[kK].dtype};
   expect_dtype(name(), "v", in[kV], like_k);
   expect_plain(name(), "v", in[kV]);
@@ -29,9 +33,11 @@ std::vector<TensorType> KvAppend::infer_types(std::span<const TensorType> in) co
   expect_rank(name(), "cache_k", in[kCacheK], 4);
   expect_dtype(name(), "cache_k", in[kCacheK], kFloats);
   expect_dim(name(), "cache_k", in[kCacheK], 1, in[kK].dim(1), "kv_heads of 'k'");
-  expect_dim(name(), "cache_k", in[kCacheK], 3, in[kK].dim(2), "head_dim of 'k'");
+  expect_dim(name(), "cache_k", in[kCacheK], 3, in[kK].dim(2), "width of 'k'");
   expect_cache(name(), "cache_k", in[kCacheK]);
-  expect_same_dims(name(), "cache_v", in[kCacheV], in[kCacheK], "cache_k");
+  TensorType like_v = in[kCacheK];  // as wide as values
+  like_v.dim(-1) = in[kV].dim(2);
+  expect_same_dims(name(), "cache_v", in[kCacheV], like_v, "cache_k");
   const DType like_cache[] = {in[kCacheK].dtype};
   expect_dtype(name(), "cache_v", in[kCacheV], like_cache);
   expect_cache(name(), "cache_v", in[kCacheV]);
@@ -62,24 +68,26 @@ std::vector<Sharding> KvAppend::infer_sharding(std::span<const TensorType> in) c
 
 Cost KvAppend::cost(Pass /*pass*/, std::span<const TensorType> in, std::span<const TensorType> /*out*/,
                     const SymbolValues& symbols) const {
-  const TensorType written(in[kCacheK].dtype, in[kK].dims(), in[kCacheK].encoding);
-  return {0, 2 * static_cast<double>(in[kK].size_bytes(symbols) + written.size_bytes(symbols)) +
-                 static_cast<double>(in[kSlots].size_bytes(symbols))};
+  int64_t bytes = in[kSlots].size_bytes(symbols);
+  for (const int port : {kK, kV}) {
+    const auto& rows = in[static_cast<size_t>(port)];
+    bytes +=
+        rows.size_bytes(symbols) + TensorType(in[kCacheK].dtype, rows.dims(), in[kCacheK].encoding).size_bytes(symbols);
+  }
+  return {0, static_cast<double>(bytes)};
 }
 
 void KvAppend::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<RefTensor> out) const {
-  const Shape &k = in[kK].shape, &cache = in[kCacheK].shape;
-  const int64_t kv_heads = k[1], head_dim = k[2], block_size = cache[2];
-  for (int64_t t = 0; t < k[0]; ++t) {
+  const int64_t tokens = in[kK].shape[0], kv_heads = in[kK].shape[1], block_size = in[kCacheK].shape[2];
+  for (int64_t t = 0; t < tokens; ++t) {
     const auto slot = static_cast<int64_t>(in[kSlots].data[static_cast<size_t>(t)]);
     if (slot < 0) continue;
     for (int64_t g = 0; g < kv_heads; ++g)
-      for (int64_t d = 0; d < head_dim; ++d) {
-        const auto from = static_cast<size_t>((t * kv_heads + g) * head_dim + d);
-        const auto to =
-            static_cast<size_t>(((slot / block_size * kv_heads + g) * block_size + slot % block_size) * head_dim + d);
-        out[0].data[to] = in[kK].data[from];
-        out[1].data[to] = in[kV].data[from];
+      for (const int port : {kK, kV}) {
+        const RefTensor& rows = in[static_cast<size_t>(port)];
+        const int64_t width = rows.shape[2], from = (t * kv_heads + g) * width,
+                      to = ((slot / block_size * kv_heads + g) * block_size + slot % block_size) * width;
+        std::copy_n(rows.data.begin() + from, width, out[port == kK ? 0 : 1].data.begin() + to);
       }
   }
 }

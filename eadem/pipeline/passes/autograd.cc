@@ -85,14 +85,16 @@ class Differentiator {
   void add_backward(size_t index) {
     const Node node = graph_.nodes()[index];  // a copy: nodes grow below
     if (const auto* sent = dynamic_cast<const ops::Send*>(node.op.get())) return receive_gradient(node, *sent);
-    const size_t num_outputs = node.op->outputs().size();
-    std::vector<ValueId> dy;
+    const std::vector<ops::Port> out_ports = node.op->outputs();
+    const size_t num_outputs = out_ports.size();
+    std::vector<ValueId> dy;  // of each output that is no index
     for (size_t i = 0; i < num_outputs; ++i)
-      dy.push_back(node.outputs[i] == kNoValue ? kNoValue : gradient(node.outputs[i]));
+      if (out_ports[i].role != ops::Port::Role::index)
+        dy.push_back(node.outputs[i] == kNoValue ? kNoValue : gradient(node.outputs[i]));
     if (const auto* received = dynamic_cast<const ops::Recv*>(node.op.get()))
       return send_gradient(node, *received, dy[0]);
     if (std::all_of(dy.begin(), dy.end(), [](ValueId id) { return id == kNoValue; })) return;
-    for (size_t i = 0; i < num_outputs; ++i)
+    for (size_t i = 0; i < dy.size(); ++i)
       EADEM_CHECK(dy[i] != kNoValue, "{}: output {} has no gradient but others do", describe(node), i);
 
     const std::vector<int> differentiable = node.op->differentiable_inputs();

@@ -17,6 +17,7 @@ import math
 import shutil
 from pathlib import Path
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -96,6 +97,18 @@ MODELS = {
                     layer_types=["full_attention", "sliding_attention", "full_attention"],
                     rope_parameters={"full_attention": rope(2000.0, rope_type="linear", factor=2.0),
                                      "sliding_attention": rope(50.0)})),
+    # Experts in the first and the last of three layers; their weights are not divided by their sum.
+    "qwen3_moe": dict(
+        type="qwen3_moe", prompt=42, salt=6,
+        config=dict(hidden_size=32, intermediate_size=40, moe_intermediate_size=20, num_hidden_layers=3,
+                    num_key_value_heads=2, head_dim=12, vocab_size=96, num_experts=8, num_experts_per_tok=2,
+                    mlp_only_layers=[1], norm_topk_prob=False, rms_norm_eps=1e-6, rope_parameters=rope(1000000.0))),
+    # What a GGUF file of the architecture can state: experts in every layer, weights divided by their sum.
+    "qwen3_moe_all": dict(
+        type="qwen3_moe", prompt=40, salt=5, gguf=True,
+        config=dict(hidden_size=32, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4,
+                    num_key_value_heads=2, head_dim=16, vocab_size=96, num_experts=6, num_experts_per_tok=3,
+                    norm_topk_prob=True, rms_norm_eps=1e-6, rope_parameters=rope(10000.0))),
     # The only one not stored as one f32 file: bf16 tensors in several shards with an index.
     "sharded_bf16": dict(
         type="llama", prompt=40, salt=9, store=torch.bfloat16, shard="20KB",
@@ -103,7 +116,7 @@ MODELS = {
 }
 FIXTURES = {"tiny_llama3": 11, "tiny_llama3_tied": 0, "tiny_mistral": 11, "tiny_qwen3": 11, "tiny_qwen3_tied": 0,
             "tiny_qwen3_sharded": 8}  # and the salt of the prompt
-TRAINED = ("llama", "qwen2", "qwen3")
+TRAINED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 PACKED = "llama"
 CALIBRATED = ("llama", "llama31")  # with a head of its own, and tied
 
@@ -145,8 +158,8 @@ def random_parameter(model_name, name, shape):
         value = 0.3 * rng.standard_normal(shape)
     elif name.endswith("embed_tokens.weight"):
         value = 0.2 * rng.standard_normal(shape)
-    else:  # [out, in]: outputs near unit variance, so that attention and logits are far from uniform
-        value = 1.2 / math.sqrt(shape[1]) * rng.standard_normal(shape)
+    else:  # [out, in], of experts [experts, out, in]: outputs near unit variance, so that attention and logits are far from uniform
+        value = 1.2 / math.sqrt(shape[-1]) * rng.standard_normal(shape)
     return torch.from_numpy(value.astype(np.float32))
 
 
@@ -204,7 +217,9 @@ def precision(dtype):
 
 def build(config, weights, dtype):
     """A fresh eager-attention model in `dtype` with the given f32 weights. Call within precision(dtype)."""
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
+    config = copy.deepcopy(config)
+    config._experts_implementation = "eager"  # the grouped product has no float64
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
     frequencies = [buffer for name, buffer in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq")]
     assert frequencies and all(buffer.dtype == dtype for buffer in frequencies)
     missing = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
@@ -289,6 +304,8 @@ def classic_config(path, extra):
             "layer_types", "dtype", "transformers_version"):
         config.pop(key, None)
     config["torch_dtype"] = "float32"
+    if "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
     if "full_attention" in parameters:  # the thetas were keys of their own, in `extra`
         if "sliding_window_pattern" in extra:
             config.pop("layer_types")
@@ -300,6 +317,43 @@ def classic_config(path, extra):
     config["rope_scaling"] = None if parameters.get("rope_type") == "default" else parameters
     config.update(extra)
     return dict(sorted(config.items()))
+
+
+def write_gguf(folder, config, weights, prompt):
+    """model-q8_0.gguf as llama.cpp's converter lays it out, by the gguf package, and the logits of its values."""
+    arch = gguf.MODEL_ARCH.QWEN3MOE
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(folder / "model-q8_0.gguf", gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    stored = {}
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+    def write(name, value):
+        plain = value.ndim < 2 or name.endswith("mlp.gate.weight")
+        data = value if plain else gguf.quants.quantize(value, q8_0)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=None if plain else q8_0)
+        return value if plain else gguf.quants.dequantize(data, q8_0)
+
+    for name, value in weights.items():
+        parts = [write(part, half.numpy().copy()) for part, half in matrices([(name, value)])]
+        stored[name] = torch.from_numpy(np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    write_logits(folder, "expected.q8_0", config, stored, prompt)
 
 
 def write_model(out, name, row):
@@ -319,6 +373,8 @@ def write_model(out, name, row):
                if not (config.tie_word_embeddings and k == "lm_head.weight")}
     prompt = random_tokens(("prompt", name, row["salt"]), row["prompt"], config.vocab_size)
     write_logits(folder, "expected", config, weights, prompt)
+    if row.get("gguf"):
+        write_gguf(folder, config, weights, prompt)
 
     if "store" not in row:
         write_json(folder / "config.classic.json", classic_config(folder / "config.json", row.get("classic", {})))
@@ -336,10 +392,20 @@ def mean_cross_entropy(logits, labels):
 
 
 def adamw(model):
-    decayed = [p for p in model.parameters() if p.ndim == 2]
-    plain = [p for p in model.parameters() if p.ndim != 2]
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    plain = [p for p in model.parameters() if p.ndim < 2]
     return torch.optim.AdamW([dict(params=decayed, weight_decay=WEIGHT_DECAY), dict(params=plain, weight_decay=0.0)],
                              foreach=False, fused=False, **ADAMW)
+
+
+def matrices(named):
+    """Gate and up of experts, which transformers keeps in one tensor, apart, under the names of an expert's layers."""
+    for name, tensor in named:
+        if name.endswith(".experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1)):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        else:
+            yield name + ".weight" if name.endswith(".experts.down_proj") else name, tensor
 
 
 def train(config, weights, dtype, losses):
@@ -353,13 +419,14 @@ def train(config, weights, dtype, losses):
             loss = loss_of(model)
             loss.backward()
             if step == 0:
-                result["first_grad_l2"] = {k: p.grad.double().norm().item() for k, p in model.named_parameters()}
+                result["first_grad_l2"] = {k: g.double().norm().item() for k, g in
+                                           matrices((k, p.grad) for k, p in model.named_parameters())}
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM, foreach=False)
             optimizer.step()
             result["loss"].append(loss.item())
             result["grad_norm"].append(norm.item())
         result["final"] = {k: {"sum": p.double().sum().item(), "l2": p.double().norm().item()}
-                           for k, p in model.named_parameters()}
+                           for k, p in matrices(model.named_parameters())}
         return result
 
 

@@ -28,7 +28,7 @@ HERE = pathlib.Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
 sys.path.insert(0, str(GOLDEN))
 import make_goldens  # noqa: E402
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 PART = dict(eadem="other", why="transformers 5 does not read it for these model types; here that part is rotated")
@@ -102,6 +102,11 @@ def rows():
     for base in ("qwen2", "qwen3"):
         yield row("a window that is switched off", base,
                   set={"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 1}, remove=["layer_types"])
+    yield row("experts by their older name", "qwen3_moe", remove=["num_local_experts"], set={"num_experts": 8})
+    yield row("no decoder_sparse_step, no norm_topk_prob", "qwen3_moe", remove=["decoder_sparse_step", "norm_topk_prob"])
+    yield row("a window that is switched off", "qwen3_moe", set={"sliding_window": 4, "max_window_layers": 1})
+    yield row("a window of the default length", "qwen3_moe", remove=["sliding_window"], set={"use_sliding_window": True})
+    yield row("router keys for training", "qwen3_moe", set={"router_aux_loss_coef": 0.1, "output_router_logits": False})
     yield row("yarn that says it was fine-tuned", "yarn", rope={"finetuned": True})
     yield row("yarn factor as an integer", "yarn", rope={"factor": 4})
     yield row("yarn original length as a float", "yarn", rope={"original_max_position_embeddings": 32.0})

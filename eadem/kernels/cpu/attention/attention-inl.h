@@ -24,21 +24,20 @@ HWY_INLINE void widen_row(float* to, const T* from, int64_t n, int64_t width) {
   for (int64_t i = n; i < width; ++i) to[i] = 0.0f;
 }
 
-// The keys (or values) of one sequence and one head.
+// The keys (or values) of one sequence and one head, `dim` elements each.
 template <typename T>
 struct KvRows {
   const Attention& a;
   const T* base;
-  int64_t sequence, kv_head;
+  int64_t sequence, kv_head, dim;
 
   // The distance in elements between neighbouring positions of a run.
-  int64_t stride() const { return a.block_table == nullptr ? a.kv_heads * a.head_dim : a.head_dim; }
+  int64_t stride() const { return a.block_table == nullptr ? a.kv_heads * dim : dim; }
 
   const T* at(int64_t position) const {
-    if (a.block_table == nullptr)
-      return base + ((a.query_start[sequence] + position) * a.kv_heads + kv_head) * a.head_dim;
+    if (a.block_table == nullptr) return base + ((a.query_start[sequence] + position) * a.kv_heads + kv_head) * dim;
     const int64_t block = a.block_table[sequence * a.max_blocks + position / a.block_size];
-    return base + ((block * a.kv_heads + kv_head) * a.block_size + position % a.block_size) * a.head_dim;
+    return base + ((block * a.kv_heads + kv_head) * a.block_size + position % a.block_size) * dim;
   }
 
   // How many positions from `position` on, before `end`, lie stride() apart.
@@ -52,27 +51,28 @@ struct KvRows {
   }
 };
 
-// Loads `data`, the keys or the values, at positions [first, first + count) of a sequence into rows of scratch. The
-// remaining rows of the chunk are set to 0.
+// Loads `data`, the keys or the values of `dim` elements, at positions [first, first + count) of a sequence into rows
+// of scratch. The remaining rows of the chunk are set to 0.
 template <typename T>
-void load_chunk(float* rows, const Attention& a, const T* data, int64_t sequence, int64_t kv_head, int64_t first,
-                int64_t count) {
-  const int64_t width = a.width();
-  const KvRows<T> from{a, data, sequence, kv_head};
+void load_chunk(float* rows, const Attention& a, const T* data, int64_t dim, int64_t sequence, int64_t kv_head,
+                int64_t first, int64_t count) {
+  const int64_t width = Attention::padded(dim);
+  const KvRows<T> from{a, data, sequence, kv_head, dim};
   for (int64_t j = 0; j < count;) {
     const int64_t run = from.run(first + j, first + count);
     const T* row = from.at(first + j);
-    for (int64_t i = 0; i < run; ++i, ++j, row += from.stride()) widen_row(rows + j * width, row, a.head_dim, width);
+    for (int64_t i = 0; i < run; ++i, ++j, row += from.stride()) widen_row(rows + j * width, row, dim, width);
   }
   std::fill(rows + count * width, rows + kChunk * width, 0.0f);
 }
 
-// Loads the rows of a block: one row for each token and head of the group, from x [tokens, heads, head_dim].
-inline void load_rows(float* rows, const Attention& a, const float* x, const TokenBlock& b, int64_t kv_head) {
+// Loads the rows of a block: one row for each token and head of the group, from x [tokens, heads, dim].
+inline void load_rows(float* rows, const Attention& a, const float* x, int64_t dim, const TokenBlock& b,
+                      int64_t kv_head) {
+  const int64_t width = Attention::padded(dim);
   for (int64_t t = b.begin; t < b.end; ++t)
-    for (int64_t h = 0; h < a.group(); ++h, rows += a.width())
-      widen_row(rows, x + ((a.query_start[b.sequence] + t) * a.heads + kv_head * a.group() + h) * a.head_dim,
-                a.head_dim, a.width());
+    for (int64_t h = 0; h < a.group(); ++h, rows += width)
+      widen_row(rows, x + ((a.query_start[b.sequence] + t) * a.heads + kv_head * a.group() + h) * dim, dim, width);
 }
 
 // The keys of a chunk that a token at `position` sees: [first, last) relative to the chunk's start.

@@ -56,7 +56,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // exp(score - most) * value.
 struct Gathered {
   float *most, *sum;  // [rows]; a sum of 0 means that no key was seen yet
-  float* out;         // [rows, width]
+  float* out;         // [rows, width]: that of values
 
   static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
   Gathered() = default;
@@ -82,35 +82,36 @@ struct ForwardScratch {
   float* row_scales;                 // [rows]: the factor of this row's scores
   Gathered split, all;               // the state of the current split, and of all splits so far
   float* scores;                     // [rows, kChunk]
-  float *keys, *values;              // [kChunk, width]
+  float *keys, *values;              // [kChunk, width], of each its own
   float* keys_t;                     // [head_dim, kChunk]
   float *key_scales, *value_scales;  // [kChunk]
   float* new_most;                   // [rows]
 
   static int64_t floats(const Attention& a) {
-    const int64_t rows = a.block_rows(), width = a.width();
-    return round_up(
-        rows * (width + width / 4 + kChunk + 3) + 2 * Gathered::floats(rows, width) + kChunk * (3 * width + 2),
-        kPanelWidth);
+    const int64_t rows = a.block_rows(), width = a.width(), value_width = a.value_width();
+    return round_up(rows * (width + width / 4 + kChunk + 3) + 2 * Gathered::floats(rows, value_width) +
+                        kChunk * (2 * width + value_width + 2),
+                    kPanelWidth);
   }
   ForwardScratch(const Attention& a, float* p) {
-    const int64_t rows = a.block_rows(), width = a.width();
+    const int64_t rows = a.block_rows(), width = a.width(), value_width = a.value_width();
     const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
     q = take(rows * width), scores = take(rows * kChunk);
     q_codes = reinterpret_cast<int8_t*>(take(rows * width / 4)), q_starts = reinterpret_cast<int32_t*>(take(rows));
     row_scales = take(rows);
-    keys = take(kChunk * width), values = take(kChunk * width), keys_t = take(kChunk * width);
-    split = Gathered(take(Gathered::floats(rows, width)), rows);
-    all = Gathered(take(Gathered::floats(rows, width)), rows);
+    keys = take(kChunk * width), values = take(kChunk * value_width), keys_t = take(kChunk * width);
+    split = Gathered(take(Gathered::floats(rows, value_width)), rows);
+    all = Gathered(take(Gathered::floats(rows, value_width)), rows);
     key_scales = take(kChunk), value_scales = take(kChunk), new_most = take(rows);
   }
 
   // Returns the part of this scratch that begins at row `first`, for computing a chunk.
-  ForwardScratch from_row(int64_t first, int64_t width) const {
+  ForwardScratch from_row(int64_t first, const Attention& a) const {
+    const int64_t width = a.width();
     ForwardScratch s = *this;
     s.q += first * width, s.q_codes += first * width, s.q_starts += first, s.row_scales += first;
     s.scores += first * kChunk, s.new_most += first;
-    s.split.most += first, s.split.sum += first, s.split.out += first * width;
+    s.split.most += first, s.split.sum += first, s.split.out += first * a.value_width();
     return s;
   }
 };
@@ -130,7 +131,7 @@ namespace {
 template <bool kEncoded>
 void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start, int64_t rows,
                     const ForwardScratch& s) {
-  const int64_t group = a.group(), width = a.width();
+  const int64_t group = a.group(), width = a.value_width();
 
   // 1. Scale, mask, and the new maximum of every row.
   for (int64_t r = 0; r < rows; ++r) {
@@ -182,7 +183,7 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
 template <typename T>
 void load_queries(const Attention& a, const TokenBlock& b, int64_t kv_head, const ForwardScratch& s) {
   const int64_t rows = (b.end - b.begin) * a.group(), width = a.width();
-  load_rows(s.q, a, a.q, b, kv_head);
+  load_rows(s.q, a, a.q, a.head_dim, b, kv_head);
   std::fill_n(s.row_scales, rows, a.scale);
   if constexpr (std::is_same_v<T, int8_t>) {
     for (int64_t r = 0; r < rows; ++r) {
@@ -212,7 +213,7 @@ void take_group(KeyGroups<T>& groups, int g, const KvRows<T>& keys, int64_t posi
   groups.ahead[g] = later(kKeysAhead);
   groups.stride[g] = keys.stride();
   if (keys.memory_run(position) >= kKeyGroup) return;
-  const int64_t head_dim = keys.a.head_dim, count = std::min(end - position, kKeyGroup);
+  const int64_t head_dim = keys.dim, count = std::min(end - position, kKeyGroup);
   for (int64_t j = 0; j < count; ++j) std::copy_n(keys.at(position + j), head_dim, spare + j * head_dim);
   std::fill_n(spare + count * head_dim, (kKeyGroup - count) * head_dim, T{});
   groups.at[g] = spare;
@@ -225,7 +226,7 @@ template <typename T>
 void load_transposed(float* t, const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
                      int64_t end, float* spare) {
   using Columns = KeyColumns<T>;
-  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head};
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head, a.head_dim};
   for (int64_t first = 0; first < count; first += kKeyGroup) {
     KeyGroups<T> group;
     take_group(group, 0, rows_of, start + first, end, 0, reinterpret_cast<T*>(spare));
@@ -257,8 +258,8 @@ void scores_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, in
 template <typename T>
 void values_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
                        int64_t rows, const ForwardScratch& s) {
-  const int64_t width = a.width();
-  load_chunk(s.values, a, static_cast<const T*>(a.v), sequence, kv_head, start, count);
+  const int64_t width = a.value_width();
+  load_chunk(s.values, a, static_cast<const T*>(a.v), a.value_dim, sequence, kv_head, start, count);
   matmul_block(s.split.out, width, true, RowOperand{s.scores, kChunk, 1},
                PanelOperand<float>{s.values, kPanelWidth, width}, rows, width / kPanelWidth, count);
 }
@@ -267,7 +268,7 @@ template <typename T>
 void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
                      int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.width(), last = std::min(start + kChunk, end);
-  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head};
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.k), sequence, kv_head, a.head_dim};
   T* spare = reinterpret_cast<T*>(s.keys);
   for (int64_t first = start; first < last; first += kScoreGroups * kKeyGroup) {
     KeyGroups<T> keys;
@@ -289,14 +290,14 @@ void scores_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int6
 template <typename T>
 void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
                      int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
-  const int64_t width = a.width(), last = std::min(start + kChunk, end);
-  const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head};
+  const int64_t width = a.value_width(), last = std::min(start + kChunk, end);
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head, a.value_dim};
   for (int64_t position = start; position < last;) {
     // A run is at most kKeysAhead long, so that the addresses of the next run are known when it is prefetched.
     const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
     const auto later = [&](int64_t n) { return rows_of.at(position + n < fetch_end ? position + n : position); };
     const ValueRun<T> values{later(0), later(kValuesNear), later(kKeysAhead), rows_of.stride(), count};
-    add_weighted(s.split.out, width, s.scores + (position - start), kChunk, values, rows, a.head_dim);
+    add_weighted(s.split.out, width, s.scores + (position - start), kChunk, values, rows, a.value_dim);
     position += count;
   }
 }
@@ -349,14 +350,14 @@ void attend_split(const Attention& a, const TokenBlock& b, int64_t kv_head, int6
                   const ForwardScratch& s) {
   const int64_t tokens = b.end - b.begin, end = b.position + tokens;
   const bool in_place = tokens * a.group() <= kRowsInPlace;
-  clear(s.split, tokens * a.group(), a.width());
+  clear(s.split, tokens * a.group(), a.value_width());
   const int64_t first = std::max(first_chunk(a, b.position), split * (kSplit / kChunk));
   for (int64_t start = first * kChunk; start < std::min(end, (split + 1) * kSplit); start += kChunk) {
     // Tokens before the chunk see none of its keys.
     const int64_t before = std::max<int64_t>(0, start - b.position), rows = (tokens - before) * a.group();
     const TokenBlock late{b.sequence, b.begin + before, b.end, b.position + before};
     attend_chunk<T>(a, late, kv_head, start, std::min(end, end_split * kSplit), rows, in_place,
-                    s.from_row(before * a.group(), a.width()));
+                    s.from_row(before * a.group(), a));
   }
 }
 
@@ -390,9 +391,9 @@ void store_block(const Attention& a, const TokenBlock& b, int64_t kv_head, const
     const int64_t token = a.query_start[b.sequence] + b.begin + r / a.group();
     const int64_t row = token * a.heads + kv_head * a.group() + r % a.group();
     map(
-        a.y + row * a.head_dim, a.head_dim,
+        a.y + row * a.value_dim, a.value_dim,
         [total = set(g.sum[r])](Vec v) { return hn::Add(hn::Div(v, total), zero()); },
-        static_cast<const float*>(g.out + r * a.width()));
+        static_cast<const float*>(g.out + r * a.value_width()));
     if (a.lse != nullptr) a.lse[row] = g.most[r] + std::log(g.sum[r]);
   }
 }
@@ -404,10 +405,10 @@ void attention_block(const Attention& a, const TokenBlock& b, int64_t kv_head, f
   const ForwardScratch s(a, scratch);
   const int64_t rows = (b.end - b.begin) * a.group();
   load_queries<T>(a, b, kv_head, s);
-  clear(s.all, rows, a.width());
+  clear(s.all, rows, a.value_width());
   for (int64_t split = a.first_split(b); split < a.end_split(b); ++split) {
     attend_split<T>(a, b, kv_head, split, a.end_split(b), s);
-    merge(s.all, s.split, rows, a.width());
+    merge(s.all, s.split, rows, a.value_width());
   }
   store_block(a, b, kv_head, s.all);
 }
@@ -427,7 +428,7 @@ void attention_merge(const Attention& a, const TokenBlock& b, int64_t kv_head, f
   const int64_t rows = (b.end - b.begin) * a.group();
   const Gathered all(gathered, rows);
   for (int64_t i = 1; i < a.end_split(b) - a.first_split(b); ++i)
-    merge(all, Gathered(gathered + i * floats, rows), rows, a.width());
+    merge(all, Gathered(gathered + i * floats, rows), rows, a.value_width());
   store_block(a, b, kv_head, all);
 }
 
@@ -456,6 +457,7 @@ Attention shape_of(const AttentionAttrs& attrs) {
   a.heads = attrs.heads;
   a.kv_heads = attrs.kv_heads;
   a.head_dim = attrs.head_dim;
+  a.value_dim = attrs.values();
   a.window = attrs.window;
   a.scale = attrs.scale;
   return a;
@@ -525,7 +527,7 @@ int64_t split_floats(const KernelRequest& r, const Attention& a, const Attention
   const int64_t blocks = most_divided_blocks(cpu_device(r).pool().num_threads());
   const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_splits(a),
                                  r.bounds[Symbol::sequences] * a.kv_heads * rows_of_splits(a)});
-  return rows * splits * Gathered::floats(1, a.width());
+  return rows * splits * Gathered::floats(1, a.value_width());
 }
 
 // The part of a call that a plan fixes for all steps: the sizes of `shape`, and the tasks.
@@ -578,7 +580,7 @@ void run_splits(const ForwardPlan& plan, const KernelCall& call, const Attention
   float* scratch = static_cast<float*>(call.scratch.data);
   float* results = scratch + pool.num_threads() * plan.worker_floats;
   // The states of a sequence lie by kv head, then by split, then by row.
-  const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.width()); };
+  const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.value_width()); };
   const auto results_of = [&](int64_t sequence, int64_t kv_head) {
     float* at = results;
     for (int64_t s = 0; s < sequence; ++s) at += a.kv_heads * splits_of(s) * floats_of(s);

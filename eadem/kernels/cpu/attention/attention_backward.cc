@@ -22,24 +22,27 @@ namespace eadem::kernels::cpu {
 namespace {
 
 struct BackwardScratch {
-  float *q, *dy, *dq;        // [rows, width]
+  float *q, *dq;             // [rows, width]
+  float* dy;                 // [rows, value_width]
   float *weights, *dscores;  // [rows, kChunk]
-  float *keys, *values;      // [kChunk, width]
-  float *keys_t, *values_t;  // [head_dim, kChunk]
-  float *dkeys, *dvalues;    // [kChunk, width]
+  float *keys, *values;      // [kChunk, width or value_width]
+  float *keys_t, *values_t;  // [head_dim or value_dim, kChunk]
+  float *dkeys, *dvalues;    // [kChunk, width or value_width]
   float* along;              // [rows]: dy . y
 
   static int64_t floats(const Attention& a) {
-    return round_up(a.block_rows() * (3 * a.width() + 2 * kChunk + 1) + 6 * kChunk * a.width(), kPanelWidth);
+    const int64_t width = a.width(), value_width = a.value_width();
+    return round_up(a.block_rows() * (2 * width + value_width + 2 * kChunk + 1) + 3 * kChunk * (width + value_width),
+                    kPanelWidth);
   }
   BackwardScratch(const Attention& a, float* p) {
-    const int64_t rows = a.block_rows(), width = a.width();
+    const int64_t rows = a.block_rows(), width = a.width(), value_width = a.value_width();
     const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
-    q = take(rows * width), dy = take(rows * width), dq = take(rows * width);
+    q = take(rows * width), dy = take(rows * value_width), dq = take(rows * width);
     weights = take(rows * kChunk), dscores = take(rows * kChunk);
-    keys = take(kChunk * width), values = take(kChunk * width);
-    keys_t = take(kChunk * width), values_t = take(kChunk * width);
-    dkeys = take(kChunk * width), dvalues = take(kChunk * width);
+    keys = take(kChunk * width), values = take(kChunk * value_width);
+    keys_t = take(kChunk * width), values_t = take(kChunk * value_width);
+    dkeys = take(kChunk * width), dvalues = take(kChunk * value_width);
     along = take(rows);
   }
 };
@@ -83,19 +86,18 @@ void transpose_chunk(float* t, const float* rows, int64_t width) {
 // Computes the gradients of one sequence and one kv head: for each chunk of keys, all later blocks of queries in order.
 void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t kv_head, float* scratch) {
   const BackwardScratch s(a, scratch);
-  const int64_t width = a.width(), group = a.group();
+  const int64_t width = a.width(), value_width = a.value_width(), group = a.group();
   const int64_t first_token = a.query_start[sequence];
   const int64_t tokens = a.query_start[sequence + 1] - first_token;
-  const int64_t panels = width / kPanelWidth;
 
   for (int64_t start = 0; start < tokens; start += kChunk) {
     const int64_t count = std::min(kChunk, tokens - start);
-    load_chunk(s.keys, a, static_cast<const float*>(a.k), sequence, kv_head, start, count);
-    load_chunk(s.values, a, static_cast<const float*>(a.v), sequence, kv_head, start, count);
+    load_chunk(s.keys, a, static_cast<const float*>(a.k), a.head_dim, sequence, kv_head, start, count);
+    load_chunk(s.values, a, static_cast<const float*>(a.v), a.value_dim, sequence, kv_head, start, count);
     transpose_chunk(s.keys_t, s.keys, width);
-    transpose_chunk(s.values_t, s.values, width);
+    transpose_chunk(s.values_t, s.values, value_width);
     std::fill(s.dkeys, s.dkeys + kChunk * width, 0.0f);
-    std::fill(s.dvalues, s.dvalues + kChunk * width, 0.0f);
+    std::fill(s.dvalues, s.dvalues + kChunk * value_width, 0.0f);
 
     for (int64_t begin = start / a.block_tokens() * a.block_tokens(); begin < tokens; begin += a.block_tokens()) {
       const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()), begin};
@@ -103,16 +105,16 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
       const int64_t rows = (b.end - b.begin) * group;
       const int64_t first_row = (first_token + b.begin) * a.heads + kv_head * group;
       const auto row_of = [&](int64_t r) { return first_row + r / group * a.heads + r % group; };
-      load_rows(s.q, a, a.q, b, kv_head);
-      load_rows(s.dy, a, a.dy, b, kv_head);
+      load_rows(s.q, a, a.q, a.head_dim, b, kv_head);
+      load_rows(s.dy, a, a.dy, a.value_dim, b, kv_head);
       for (int64_t r = 0; r < rows; ++r)
-        s.along[r] = dot(a.dy + row_of(r) * a.head_dim, a.out + row_of(r) * a.head_dim, a.head_dim);
+        s.along[r] = dot(a.dy + row_of(r) * a.value_dim, a.out + row_of(r) * a.value_dim, a.value_dim);
 
       // 1. Scores and dy . v.
       matmul_block(s.weights, kChunk, false, RowOperand{s.q, width, 1},
                    PanelOperand<float>{s.keys_t, kPanelWidth, kChunk}, rows, kChunk / kPanelWidth, a.head_dim);
-      matmul_block(s.dscores, kChunk, false, RowOperand{s.dy, width, 1},
-                   PanelOperand<float>{s.values_t, kPanelWidth, kChunk}, rows, kChunk / kPanelWidth, a.head_dim);
+      matmul_block(s.dscores, kChunk, false, RowOperand{s.dy, value_width, 1},
+                   PanelOperand<float>{s.values_t, kPanelWidth, kChunk}, rows, kChunk / kPanelWidth, a.value_dim);
 
       // 2. Weights, and the gradient of the scores.
       for (int64_t r = 0; r < rows; ++r) {
@@ -131,17 +133,17 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
       }
 
       // 3. dv += p^T dy, dk += ds^T q.
-      matmul_block(s.dvalues, width, true, RowOperand{s.weights, 1, kChunk},
-                   PanelOperand<float>{s.dy, kPanelWidth, width}, kChunk, panels, rows);
+      matmul_block(s.dvalues, value_width, true, RowOperand{s.weights, 1, kChunk},
+                   PanelOperand<float>{s.dy, kPanelWidth, value_width}, kChunk, value_width / kPanelWidth, rows);
       matmul_block(s.dkeys, width, true, RowOperand{s.dscores, 1, kChunk}, PanelOperand<float>{s.q, kPanelWidth, width},
-                   kChunk, panels, rows);
+                   kChunk, width / kPanelWidth, rows);
 
       // 4. dq += ds k; the first chunk that a block sees overwrites dq.
       if (a.dq == nullptr) continue;
       const bool resume = first_chunk(a, b.position) * kChunk < start;
-      if (resume) load_rows(s.dq, a, a.dq, b, kv_head);
+      if (resume) load_rows(s.dq, a, a.dq, a.head_dim, b, kv_head);
       matmul_block(s.dq, width, resume, RowOperand{s.dscores, kChunk, 1},
-                   PanelOperand<float>{s.keys, kPanelWidth, width}, rows, panels, count);
+                   PanelOperand<float>{s.keys, kPanelWidth, width}, rows, width / kPanelWidth, count);
       for (int64_t r = 0; r < rows; ++r)
         map(
             a.dq + row_of(r) * a.head_dim, a.head_dim, [](Vec v) { return v; },
@@ -149,10 +151,12 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
     }
 
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t row = ((first_token + start + j) * a.kv_heads + kv_head) * a.head_dim;
+      const int64_t row = (first_token + start + j) * a.kv_heads + kv_head;
       const auto same = [](Vec v) { return v; };
-      if (a.dk != nullptr) map(a.dk + row, a.head_dim, same, static_cast<const float*>(s.dkeys + j * width));
-      if (a.dv != nullptr) map(a.dv + row, a.head_dim, same, static_cast<const float*>(s.dvalues + j * width));
+      if (a.dk != nullptr)
+        map(a.dk + row * a.head_dim, a.head_dim, same, static_cast<const float*>(s.dkeys + j * width));
+      if (a.dv != nullptr)
+        map(a.dv + row * a.value_dim, a.value_dim, same, static_cast<const float*>(s.dvalues + j * value_width));
     }
   }
 }

@@ -32,8 +32,9 @@ struct TokenBlock {
 };
 
 struct Attention {
-  const float* q;     // [tokens, heads, head_dim]
-  const void *k, *v;  // direct [tokens, kv_heads, head_dim], cached [num_blocks, kv_heads, block_size, head_dim]
+  const float* q;  // [tokens, heads, head_dim]
+  // direct [tokens, kv_heads, head_dim or value_dim], cached [num_blocks, kv_heads, block_size, head_dim or value_dim]
+  const void *k, *v;
   const RowEncoding* kv_encoding;    // encoding of a cache; null: plain
   const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
   bool byte_dots;                    // queries are rounded, and the processor has 8-bit dot products
@@ -41,9 +42,9 @@ struct Attention {
   const int32_t* kv_length;          // [sequences]
   const int32_t* block_table;        // [sequences, max_blocks]; null: direct
   int64_t max_blocks, block_size;
-  int64_t sequences, heads, kv_heads, head_dim, window;
+  int64_t sequences, heads, kv_heads, head_dim, value_dim, window;
   float scale;
-  float* y;    // [tokens, heads, head_dim]
+  float* y;    // [tokens, heads, value_dim]
   float* lse;  // [tokens, heads] or null
 
   // Backward only.
@@ -52,8 +53,10 @@ struct Attention {
 
   bool rounds_queries() const { return kv_encoding != nullptr && kv_encoding->code() == RowEncoding::Code::int8; }
   int64_t group() const { return heads / kv_heads; }
-  // head_dim rounded up to whole panels: the row size of everything in scratch.
-  int64_t width() const { return (head_dim + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }
+  // Rows in scratch are whole panels: those of queries and keys, and those of values and results.
+  static int64_t padded(int64_t dim) { return (dim + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }
+  int64_t width() const { return padded(head_dim); }
+  int64_t value_width() const { return padded(value_dim); }
   int64_t block_tokens() const { return std::max<int64_t>(1, kBlockRows / group()); }
   int64_t block_rows() const { return block_tokens() * group(); }
   // The splits of keys that a block sees any of: [first_split, end_split).

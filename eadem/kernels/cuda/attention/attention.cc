@@ -23,17 +23,18 @@ bool takes_mma(const KernelRequest& request) {
          static_cast<const CudaDevice*>(request.device)->compute_capability() == 90 &&
          request.inputs[0].dtype == DType::bf16 && request.inputs[1].dtype == DType::bf16 &&
          (attrs.head_dim == 64 || attrs.head_dim == 128) && attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup &&
-         attrs.scale > 0.0f && request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences;
+         attrs.values() == attrs.head_dim && attrs.scale > 0.0f &&
+         request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences;
 }
 
 Verdict can_use_mma(const KernelRequest& request) {
   return Requirements(request)
       .same_dtype("v", request.inputs[2], "k", request.inputs[1])
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
-      .require(takes_mma(request),
-               fmt::format("needs bf16 queries and keys, head_dim 64 or 128, at most {} heads a key head, a positive "
-                           "scale, at most {} sequences, and a Hopper device",
-                           kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
+      .require(takes_mma(request), fmt::format("needs bf16 queries and keys, head_dim 64 or 128, values as wide as "
+                                               "keys, at most {} heads a key head, a positive "
+                                               "scale, at most {} sequences, and a Hopper device",
+                                               kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
       .verdict({.flops_share = kMmaRateShare, .reason = "tensor cores"});
 }
 
@@ -46,6 +47,9 @@ Verdict can_attend(const KernelRequest& request) {
       .same_dtype("v", request.inputs[2], "k", k)
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
       .at_most("head_dim", attrs.head_dim, kMaxHeadDim)
+      .require(
+          attrs.values() == attrs.head_dim,
+          fmt::format("values of {} elements and keys of {}: takes both of one width", attrs.values(), attrs.head_dim))
       .require(!takes_mma(request), "cuda_mma takes it")
       .verdict({.flops_share = kRateShare, .reason = "f32 FMA, keys and values read for each query"});
 }

@@ -112,27 +112,28 @@ TEST(Cache, ACancelledStepKeepsWhatWasThereBefore) {
   EXPECT_EQ(refusal([&] { engine->forward(step({1}, {10}, {{5, 6}})); }), "");
 }
 
+// A model whose tokens take 1000 bytes each.
+CachePlanRequest fit_request(CacheConfig config, int64_t context = 4096) {
+  return {.config = config, .bytes = {.per_token = 1000}, .context = context, .block_size = 16, .max_step_tokens = 512};
+}
+
 TEST(FitCache, WhatIsSetStays) {
-  models::ModelInfo info;
-  info.max_positions = 4096;
   const Logger silent(LogLevel::off);
   const auto fixed = std::get<StaticKVCacheConfig>(
-      fit_cache(StaticKVCacheConfig{.max_batch_size = 3, .max_cache_len = 77}, info, 1000, 10, silent));
+      fit_cache(fit_request(StaticKVCacheConfig{.max_batch_size = 3, .max_cache_len = 77}), 10, silent));
   EXPECT_EQ(fixed.max_cache_len, 77);
-  const auto paged =
-      std::get<PagedKVCacheConfig>(fit_cache(PagedKVCacheConfig{.max_kv_memory_bytes = 12345}, info, 1000, 10, silent));
+  const auto paged = std::get<PagedKVCacheConfig>(
+      fit_cache(fit_request(PagedKVCacheConfig{.max_kv_memory_bytes = 12345}), 10, silent));
   EXPECT_EQ(paged.max_kv_memory_bytes, 12345);
 }
 
 TEST(FitCache, TakesTheContextOrHalfOfTheFreeMemory) {
-  models::ModelInfo info;
-  info.max_positions = 4096;
   std::string warnings;
   const Logger log(LogLevel::warning, [&](LogLevel, std::string_view message) { warnings += message; });
   const auto length = [&](int64_t batch, int64_t free_bytes) {
     warnings.clear();
     return std::get<StaticKVCacheConfig>(
-               fit_cache(StaticKVCacheConfig{.max_batch_size = batch}, info, 1000, free_bytes, log))
+               fit_cache(fit_request(StaticKVCacheConfig{.max_batch_size = batch}), free_bytes, log))
         .max_cache_len;
   };
   EXPECT_EQ(length(1, 2 * 4096 * 1000), 4096);
@@ -144,11 +145,9 @@ TEST(FitCache, TakesTheContextOrHalfOfTheFreeMemory) {
 }
 
 TEST(FitCache, EightShortSequencesOrOneOfTheContext) {
-  models::ModelInfo info;
   const Logger silent(LogLevel::off);
   const auto tokens = [&](int64_t context, int64_t free_bytes) {
-    info.max_positions = context;
-    return std::get<PagedKVCacheConfig>(fit_cache(PagedKVCacheConfig{}, info, 1000, free_bytes, silent))
+    return std::get<PagedKVCacheConfig>(fit_cache(fit_request(PagedKVCacheConfig{}, context), free_bytes, silent))
                .max_kv_memory_bytes /
            1000;
   };
@@ -158,6 +157,26 @@ TEST(FitCache, EightShortSequencesOrOneOfTheContext) {
   EXPECT_EQ(tokens(131072, kMuch), 131072);
   EXPECT_EQ(tokens(4096, 2 * 9000 * 1000), 9000);
   EXPECT_EQ(tokens(131072, 2 * 9000 * 1000), 9000);
+}
+
+// Windows take what they reach: the same memory holds more tokens, and the context takes less.
+TEST(FitCache, WindowsAreSizedByWhatTheyReach) {
+  const Logger silent(LogLevel::off);
+  CachePlanRequest request = fit_request(PagedKVCacheConfig{}, 32768);
+  request.bytes = {.per_token = 200, .windows = {{512, 800}}};
+  for (const int64_t free_bytes : {int64_t{1} << 40, int64_t{24} << 20}) {
+    request.config = fit_cache(request, free_bytes, silent);
+    const auto& paged = std::get<PagedKVCacheConfig>(request.config);
+    const CachePlan plan = plan_cache(request);
+    if (free_bytes > int64_t{1} << 30) {
+      EXPECT_EQ(plan.max_length, 32768);
+      EXPECT_LT(paged.max_kv_memory_bytes, 32768 * 1000 / 2);
+    } else {
+      EXPECT_LE(paged.max_kv_memory_bytes, free_bytes / 2);
+      EXPECT_GT(plan.max_length, free_bytes / 2 / 1000);
+    }
+    request.config = PagedKVCacheConfig{};
+  }
 }
 
 }  // namespace

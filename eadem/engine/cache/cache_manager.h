@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CacheManager: which blocks of each cache group and which slot every sequence has. It knows neither a model nor a
+// device.
+//
+// Group 0 keeps every token: its blocks are taken when a sequence starts, for all tokens that it may get. A window
+// group keeps what its window reaches: blocks are taken for the tokens of a step, and go back to the pool when every
+// later token has moved past them. Between steps a sequence holds the blocks of its last window - 1 tokens: fewer than
+// window + block_size tokens. A step holds those of its own tokens in addition.
+//
+// Not thread-safe. Nothing allocates once the tables of a sequence have their size.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "eadem/engine/cache/block_pool.h"
+#include "eadem/modules/state_spec.h"
+
+namespace eadem::engine {
+
+inline constexpr int32_t kNoBlock = -1;
+
+// What one sequence has in the cache. Tables are indexed by place: place p holds positions [p * block_size, …).
+struct SequenceBlocks {
+  std::vector<int32_t> all;                   // group 0
+  std::vector<std::vector<int32_t>> windows;  // groups 1, 2, …: kNoBlock outside of what is held
+  int32_t slot = kNoBlock;                    // of its states per sequence, where there are any
+
+  // The places of each window group that are held: one run.
+  struct Run {
+    int64_t begin = 0, end = 0;
+  };
+  std::vector<Run> held;
+};
+
+class CacheManager {
+ public:
+  // `max_sequences` at most hold blocks of window groups and slots at a time; window_blocks() says for how many tokens
+  // of a step that suffices.
+  CacheManager(int64_t num_blocks, int64_t block_size, std::span<const modules::WindowGroup> windows = {},
+               int64_t num_slots = 0);
+
+  int64_t block_size() const { return block_size_; }
+  int64_t blocks_for(int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
+  int64_t num_free() const { return all_.num_free(); }  // of group 0
+  int64_t num_free(size_t window_group) const { return windows_[window_group].pool.num_free(); }
+  // Whether the number of sequences, not only that of their tokens, is bounded.
+  bool bounds_sequences() const { return !windows_.empty() || slots_.num_blocks() > 0; }
+
+  // Gives the tables of a sequence without blocks their size.
+  void reserve(SequenceBlocks& sequence, int64_t tokens) const;
+  // Takes what is missing for `tokens` tokens in group 0, and a slot. There must be as many.
+  void start(SequenceBlocks& sequence, int64_t tokens);
+  // Takes window blocks for positions up to `end`, which follow those that are held.
+  void extend_windows(SequenceBlocks& sequence, int64_t end);
+  // Gives back the window blocks that no token from position `cached` on reads, and those of positions from there on.
+  void retire_windows(SequenceBlocks& sequence, int64_t cached);
+  // Whether everything is held that a token at position `cached` reads.
+  bool holds_windows(const SequenceBlocks& sequence, int64_t cached) const;
+  // Moves what `from` holds for its first `tokens` tokens to a sequence without blocks, and gives back the rest.
+  void move(SequenceBlocks& to, SequenceBlocks& from, int64_t tokens);
+  // Gives back the blocks of group 0 behind the first `tokens` tokens.
+  void shrink(SequenceBlocks& sequence, int64_t tokens);
+  // Gives back everything.
+  void release(SequenceBlocks& sequence);
+
+ private:
+  struct Window {
+    int64_t window;
+    BlockPool pool;
+  };
+  void hold(Window& group, std::vector<int32_t>& table, SequenceBlocks::Run& held, SequenceBlocks::Run wanted);
+  SequenceBlocks::Run reached(const Window& group, int64_t cached) const;
+
+  int64_t block_size_;
+  BlockPool all_;
+  std::vector<Window> windows_;
+  BlockPool slots_;
+};
+
+}  // namespace eadem::engine

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SequenceStates: the states per sequence of an engine, a slot for each sequence: recurrent and convolution states. A
+// step overwrites a slot's rows, so that they are those of one position, and nothing leads back but a snapshot.
+//
+// One thread at a time may use it. Work on the device is ordered with steps.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "eadem/core/device/device.h"
+
+namespace eadem::engine {
+
+class SequenceStates {
+ public:
+  // The rows of one slot on the host, and how many tokens of its sequence they stand for.
+  struct Snapshot {
+    int64_t tokens = 0;
+    std::vector<std::byte> rows;
+    int32_t first_block = -1;  // of the sequence, in group 0
+  };
+
+  SequenceStates() = default;
+  // `states`: [num_slots, …], contiguous and plain, of the device and outliving this object. All slots are empty.
+  SequenceStates(std::shared_ptr<Device> device, int64_t num_slots, std::vector<TensorView> states);
+
+  int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
+  int64_t bytes_per_slot() const;
+
+  // Zeros: the state of a sequence without tokens.
+  void reset(int32_t slot);
+  void reset_all();
+  // Makes `to` a copy of `from`, for a sequence that goes on from the same tokens in blocks that it shares.
+  void copy(int32_t to, int32_t from);
+  // Throws InvalidArgument when a step that did not end has left nothing to save.
+  Snapshot save(int32_t slot) const;
+  // Throws InvalidArgument when the snapshot is of other states.
+  void restore(int32_t slot, const Snapshot& snapshot);
+
+  // --- Steps. `first_block` tells sequences apart.
+  void begin_step() { ++step_; }
+  // Throws InvalidArgument unless the slot holds what `cached` tokens of that sequence left, or cached is 0, and no
+  // other sequence of the step uses it.
+  void check(int64_t sequence, int32_t slot, int32_t first_block, int64_t cached);
+  // Resets the slot where cached is 0. Until end() it holds nothing.
+  void begin(int32_t slot, int64_t cached);
+  void end(int32_t slot, int32_t first_block, int64_t tokens);
+
+ private:
+  static constexpr int64_t kUnknown = -1;
+  struct Slot {
+    int64_t tokens = 0;
+    int32_t first_block = -1;
+    int64_t used_in = 0;  // the last step
+  };
+  // Calls function(row of the slot, bytes) for every state.
+  template <typename F>
+  void for_each_row(int32_t slot, F&& function) const;
+  Slot& at(int32_t slot);
+
+  std::shared_ptr<Device> device_;
+  std::vector<TensorView> states_;
+  std::vector<Slot> slots_;
+  int64_t step_ = 0;
+};
+
+}  // namespace eadem::engine

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Mixtures of experts: a token is computed by `top_k` of the experts of a layer and is the weighted sum of what they
+// make of it. Five ops do it; between them rows stand in the order of their experts, so that those of one expert are
+// neighbours:
+//
+//   experts, weights = route(logits)          y = unpermute(grouped_linear(… permute(x, rows) …, offsets), rows,
+//   weights) rows, offsets    = expert_order(experts)
+//
+// route: the experts of each token and their weights.
+//   inputs   logits [tokens, experts] f32; bias [experts] f32 (constant, optional).
+//   outputs  experts [tokens, top_k] i32, without repetition, the best first; weights [tokens, top_k] f32.
+//   backward inputs: logits, experts, dweights.  outputs: dlogits. The choice counts as constant.
+//   score = softmax of the token's logits, or the sigmoid of each. Experts are chosen by their logits or, with a bias,
+//   by score + bias; of equals the lower number comes first. A weight is the expert's score without bias, with
+//   `renormalize` divided by the sum of the chosen scores, which is added in the order of the choice, plus `epsilon`;
+//   then times `scale`.
+//
+// expert_order: sorts the pairs of a token and one of its experts by expert; pairs of one expert stay in the order of
+//   tokens, and of a token's experts.
+//   inputs   experts [tokens, top_k] i32, of [0, experts).
+//   outputs  rows [tokens, top_k] i32: where each pair stands; offsets [experts + 1] i32: the pairs of expert e stand
+//   at
+//            [offsets[e], offsets[e + 1]). No gradient.
+//
+// permute: y[rows[t, j], :] = x[t, :]
+//   inputs   x [tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation.
+//   outputs  y [top_k * tokens, hidden], dtype of x.
+//   backward inputs: rows, dy.  outputs: dx[t, :] = sum over j, in order, of dy[rows[t, j], :], in f32.
+//
+// grouped_linear: y[r, :] = weight[e] x[r, :] for the rows r of each expert e.
+//   inputs   x [rows, in] f32 or bf16; weight [experts, out, in] f32, bf16 or f16 (parameter); offsets [experts + 1]
+//   i32. outputs  y [rows, out] in out_dtype. backward inputs: x, weight, offsets, dy.  outputs: dx [rows, in] =,
+//   dweight [experts, out, in] f32 +=. Accumulates in f32. A row's terms are added in the order that linear has for a
+//   matrix in the same format: the result does not depend on the other rows, on their number or on the thread count.
+//
+// unpermute: y[t, :] = sum over j of weights[t, j] * x[rows[t, j], :]
+//   inputs   x [top_k * tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation; weights [tokens, top_k]
+//   f32. outputs  y [tokens, hidden], dtype of x. Adds in f32, in the order of j, whatever the order of the rows.
+//   backward inputs: x, rows, weights, dy.  outputs: dx[rows[t, j], :] = weights[t, j] * dy[t, :];
+//            dweights[t, j] = dy[t, :] . x[rows[t, j], :].
+#pragma once
+
+#include <cstdint>
+
+#include "eadem/core/dtype.h"
+#include "eadem/core/machine/matmul_input.h"
+
+namespace eadem::kernels {
+
+struct RouteAttrs {
+  enum class Scoring : uint8_t { softmax, sigmoid };
+  int64_t top_k = 1;
+  Scoring scoring = Scoring::softmax;
+  bool renormalize = false;
+  float epsilon = 0.0f;  // with renormalize
+  float scale = 1.0f;
+};
+
+struct ExpertOrderAttrs {
+  int64_t experts = 1;
+};
+
+struct GroupedLinearAttrs {
+  DType out_dtype = DType::f32;
+  MatmulInput matmul_input = MatmulInput::int8;  // how far x may be rounded
+};
+
+}  // namespace eadem::kernels

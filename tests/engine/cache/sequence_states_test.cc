@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// States per sequence: a model whose only mixer is a recurrence, on the device `reference`, which runs any op by its
+// definition. A sequence has the same bits however it is served, and slots are reset, copied, saved and restored.
+#include <gtest/gtest.h>
+
+#include "eadem/models/graphs.h"
+#include "tests/engine/engine_helpers.h"
+#include "tests/support/refusal.h"
+
+namespace eadem::engine {
+namespace {
+
+using Ids = std::vector<int32_t>;
+using models::BuildContext;
+using models::ValueId;
+using test::refusal;
+
+constexpr int64_t kVocab = 50, kHidden = 8, kContext = 64, kBlock = 4;
+
+// y[t] = state = 0.75 * state + x[t], over the tokens of each sequence in order.
+//   inputs   x [tokens, hidden], query_start [sequences + 1], state_slots [sequences], state [slots, hidden]
+//   outputs  y [tokens, hidden], state
+class DecayedSum final : public ops::Op {
+ public:
+  std::string_view name() const override { return "decayed_sum"; }
+  std::vector<ops::Port> inputs() const override {
+    using Role = ops::Port::Role;
+    return {{"x"}, {"query_start", Role::index}, {"state_slots", Role::index}, {"state", Role::state}};
+  }
+  std::vector<ops::Port> outputs() const override { return {{"y"}, {"state", ops::Port::Role::state}}; }
+  kernels::AttrsRef attrs() const override {
+    static constexpr kernels::NoAttrs kNone;
+    return kernels::AttrsRef(kNone);
+  }
+  std::vector<TensorType> infer_types(std::span<const TensorType> in) const override { return {in[0], in[3]}; }
+  ops::Cost cost(ops::Pass, std::span<const TensorType>, std::span<const TensorType>,
+                 const SymbolValues&) const override {
+    return {};
+  }
+  void reference(ops::Pass, std::span<const ops::RefTensor> in, std::span<ops::RefTensor> out) const override {
+    const auto hidden = static_cast<size_t>(in[0].shape[1]);
+    for (size_t s = 0; s < in[2].data.size(); ++s) {
+      const auto slot = static_cast<size_t>(in[2].data[s]);
+      std::vector<double> state(in[3].data.begin() + static_cast<std::ptrdiff_t>(slot * hidden),
+                                in[3].data.begin() + static_cast<std::ptrdiff_t>((slot + 1) * hidden));
+      for (auto t = static_cast<size_t>(in[1].data[s]); t < static_cast<size_t>(in[1].data[s + 1]); ++t)
+        for (size_t i = 0; i < hidden; ++i)
+          // A state is stored in f32, so that every step begins with what is stored.
+          out[0].data[t * hidden + i] = state[i] = static_cast<float>(0.75 * state[i] + in[0].data[t * hidden + i]);
+      std::copy(state.begin(), state.end(), out[1].data.begin() + static_cast<std::ptrdiff_t>(slot * hidden));
+    }
+  }
+};
+
+class RecurrentModel final : public models::Model {
+ public:
+  const models::ModelInfo& info() const override { return info_; }
+  modules::ModelSpec spec() const override { return {.hidden = kHidden, .layers = 2, .vocab = kVocab}; }
+  ValueId embed(BuildContext& context) const override {
+    const pipeline::Graph::Scope scope(context.graph, "embed");
+    return modules::Embedding(kVocab, kHidden).build(context, context.step.token_ids);
+  }
+  ValueId layer(BuildContext& context, int index, ValueId x) const override {
+    const pipeline::Graph::Scope scope(context.graph, "layers." + std::to_string(index), index);
+    const ValueId state = context.add_state({.name = context.graph.scoped_name("state"),
+                                             .kind = modules::StateSpec::Kind::per_sequence,
+                                             .row = TensorType(DType::f32, {kHidden})});
+    return context.graph.add(std::make_shared<DecayedSum>(),
+                             {x, context.step.query_start, context.step.state_slots, state})[0];
+  }
+  ValueId finish(BuildContext& context, ValueId x) const override {
+    const pipeline::Graph::Scope scope(context.graph, "norm");
+    return modules::RmsNorm(kHidden, 1e-5).build(context, x);
+  }
+  ValueId head(BuildContext& context, ValueId hidden) const override {
+    return modules::LmHead(kVocab, kHidden, "lm_head.weight", false).build(context, hidden);
+  }
+  bool may_ignore(const std::string&) const override { return false; }
+  io::JsonValue config_json() const override { return io::JsonValue::object(); }
+
+ private:
+  models::ModelInfo info_{
+      .architecture = "recurrent", .vocab = kVocab, .hidden = kHidden, .layers = 2, .max_positions = kContext};
+};
+
+std::unique_ptr<InferEngine> make_recurrent(int64_t batch, bool paged, int64_t step_tokens = 16) {
+  const auto model = std::make_shared<RecurrentModel>();
+  EngineOptions options;
+  options.max_step_tokens = step_tokens;
+  options.max_logit_rows = 128;
+  if (paged)
+    options.cache = PagedKVCacheConfig{.block_size = kBlock, .max_batch_size = batch, .max_cache_len = kContext};
+  else
+    options.cache = StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = kContext};
+  auto engine = std::make_unique<InferEngine>(model, open_device("reference"), options, model->spec());
+  engine->load_random(7, 0.5);
+  return engine;
+}
+
+class SequenceState : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Caches, SequenceState, testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "Paged" : "Static"; });
+
+TEST_P(SequenceState, IsDeclaredAndHasASlotForEverySequence) {
+  const auto engine = make_recurrent(3, GetParam());
+  EXPECT_EQ(engine->cache_spec().num_slots, 3);
+  EXPECT_EQ(engine->cache_bytes(), 2 * 3 * kHidden * 4);
+  EXPECT_EQ(engine->sequence_states().bytes_per_slot(), 2 * kHidden * 4);
+}
+
+TEST_P(SequenceState, ChunksAndBatchMatesDoNotChangeBits) {
+  const auto engine = make_recurrent(3, GetParam(), 64);
+  const std::vector<Ids> all = {tokens_of(20, kVocab, 1), tokens_of(20, kVocab, 2), tokens_of(20, kVocab, 3)};
+  for (size_t s = 0; s < all.size(); ++s) {
+    const std::vector<float> whole = logits_of(*engine, {all[s]}, 20)[0];
+    expect_same_bits(whole, logits_of(*engine, {all[s]}, 7)[0], "in chunks");
+    expect_same_bits(whole, logits_of(*engine, {all[s]}, 1)[0], "token by token");
+    expect_same_bits(whole, logits_of(*engine, all, 9)[s], "in a batch");
+  }
+}
+
+// More requests than slots: each begins with zeros, whoever had its slot before.
+TEST_P(SequenceState, ASlotIsResetForItsNextSequence) {
+  const auto engine = make_recurrent(2, GetParam());
+  std::vector<StepLoop::Request> requests;
+  for (int i = 0; i < 7; ++i)
+    requests.push_back({.prompt = tokens_of(1 + 11 * i % 30, kVocab, i), .max_tokens = 3 + i});
+  const auto together = schedule(*engine, requests);
+  for (size_t i = 0; i < requests.size(); ++i)
+    EXPECT_EQ(together[i], schedule(*make_recurrent(1, GetParam()), {requests[i]})[0]) << i;
+}
+
+TEST_P(SequenceState, AConversationGoesOnOnlyFromItsEnd) {
+  const auto engine = make_recurrent(1, GetParam());
+  StepLoop loop(*engine);
+  const auto answer = [&](const Ids& prompt) {
+    Ids result;
+    loop.add({.prompt = prompt, .max_tokens = 4, .keep = true});
+    while (loop.step([&](const StepEvent& event) {
+      result.push_back(event.token);
+      return true;
+    })) {
+    }
+    EXPECT_EQ(result, schedule(*make_recurrent(1, GetParam()), {{.prompt = prompt, .max_tokens = 4}})[0]);
+    return result;
+  };
+  Ids conversation = tokens_of(10, kVocab, 1);
+  for (int32_t token : answer(conversation)) conversation.push_back(token);
+  conversation.push_back(3);
+  answer(conversation);
+  EXPECT_EQ(loop.reused_tokens(), 13) << "the last token of an answer was not computed";
+  conversation[5] += 1;  // an edit
+  answer(conversation);
+  EXPECT_EQ(loop.reused_tokens(), 13);
+}
+
+TEST_P(SequenceState, ARequestWhoseStepWasGivenUpBeginsAgain) {
+  const auto engine = make_recurrent(1, GetParam());
+  const StepLoop::Request request{.prompt = tokens_of(30, kVocab, 5), .max_tokens = 5};
+  const Ids expected = schedule(*engine, {request})[0];
+  for (const int steps : {0, 1, 3}) {
+    StepLoop loop(*engine);
+    loop.add(request);
+    Ids drawn;
+    const auto on_token = [&](const StepEvent& event) {
+      drawn.push_back(event.token);
+      return true;
+    };
+    for (int i = 0; i < steps; ++i) loop.step(on_token);
+    const std::atomic<bool> cancel = true;
+    EXPECT_THROW(loop.step(on_token, &cancel), Cancelled);
+    while (loop.step(on_token)) {
+    }
+    EXPECT_EQ(drawn, expected) << steps << " steps";
+  }
+}
+
+// --- Copies and snapshots.
+
+// One step of sequence `row`, whose tokens lie in `blocks`; returns its logits.
+std::vector<float> step(InferEngine& engine, const Ids& tokens, int32_t cached, Ids blocks, int32_t row) {
+  InferEngine::Input input{.input_ids = tokens,
+                           .input_lengths = {static_cast<int32_t>(tokens.size())},
+                           .cache_lengths = {cached},
+                           .block_tables = {std::move(blocks)}};
+  input.rows = {row};
+  engine.forward(input);
+  return values(engine.logits());
+}
+
+TEST(SequenceStates, AForkGoesOnFromTheStateOfAnother) {
+  const auto engine = make_recurrent(2, true);
+  const Ids prompt = tokens_of(8, kVocab, 1);
+  step(*engine, prompt, 0, {0, 1}, 0);
+  engine->sequence_states().copy(1, 0);
+  const std::vector<float> first = step(*engine, {5}, 8, {0, 1, 2}, 0);
+  const std::vector<float> other = step(*engine, {6}, 8, {0, 1, 3}, 1), same = step(*engine, {9}, 9, {0, 1, 2}, 0);
+  EXPECT_NE(first, other);
+  engine->reset_cache();
+  Ids whole = prompt;
+  whole.push_back(6);
+  expect_same_bits(other, step(*engine, whole, 0, {4, 5, 6}, 0), "the fork alone");
+  whole.back() = 5;
+  whole.push_back(9);
+  expect_same_bits(same, step(*engine, whole, 0, {4, 5, 6}, 1), "the first one alone");
+}
+
+TEST(SequenceStates, ASnapshotLeadsBack) {
+  const auto engine = make_recurrent(2, true);
+  const Ids prompt = tokens_of(8, kVocab, 1), blocks = {3, 2, 1, 0};
+  step(*engine, prompt, 0, blocks, 0);
+  const SequenceStates::Snapshot snapshot = engine->sequence_states().save(0);
+  EXPECT_EQ(snapshot.tokens, 8);
+  const std::vector<float> once = step(*engine, {5, 6, 7}, 8, blocks, 0);
+  EXPECT_HAS(refusal([&] {
+               step(*engine, {5, 6, 7}, 8, blocks, 0);
+             }),
+             "sequence 0 has 8 cached tokens; slot 0 holds the state after 11 tokens");
+  engine->sequence_states().restore(0, snapshot);
+  expect_same_bits(once, step(*engine, {5, 6, 7}, 8, blocks, 0), "after going back");
+  engine->sequence_states().restore(1, snapshot);  // into another slot, too
+  expect_same_bits(once, step(*engine, {5, 6, 7}, 8, blocks, 1), "in another slot");
+}
+
+TEST(SequenceStates, WhatASlotDoesNotHoldIsRefused) {
+  const auto engine = make_recurrent(2, true);
+  step(*engine, tokens_of(4, kVocab, 1), 0, {0}, 0);
+  step(*engine, tokens_of(4, kVocab, 2), 0, {1}, 1);
+  const auto refused = [&](auto&& call) { return refusal(call); };
+  EXPECT_HAS(refused([&] { step(*engine, {1}, 4, {1, 2}, 0); }), "after 4 tokens of another one");
+  EXPECT_HAS(refused([&] { step(*engine, {1}, 4, {0, 2}, 2); }), "the row of sequence 0 is 2; expected 0 to 1");
+  EXPECT_EQ(refused([&] { step(*engine, {1}, 4, {0, 2}, 0); }), "") << "refused steps have changed nothing";
+  InferEngine::Input twice{
+      .input_ids = {1, 2}, .input_lengths = {1, 1}, .cache_lengths = {0, 0}, .block_tables = {{5}, {6}}};
+  twice.rows = {1, 1};
+  EXPECT_HAS(refused([&] { engine->forward(twice); }), "slot 1 is used twice, by sequence 1");
+  EXPECT_HAS(refused([&] { engine->sequence_states().restore(0, {}); }), "a snapshot of 0 bytes for states of 64");
+  EXPECT_HAS(refused([&] { engine->sequence_states().reset(2); }), "slot 2 of states per sequence; there are 2");
+  const std::atomic<bool> cancel = true;
+  InferEngine::Input next{.input_ids = {1}, .input_lengths = {1}, .cache_lengths = {5}, .block_tables = {{0, 2}}};
+  EXPECT_THROW(engine->forward(next, &cancel), Cancelled);
+  EXPECT_HAS(refused([&] { engine->forward(next); }), "what a step left that did not end; begin at its first token");
+  EXPECT_HAS(refused([&] { engine->sequence_states().save(0); }), "what a step left that did not end");
+}
+
+}  // namespace
+}  // namespace eadem::engine

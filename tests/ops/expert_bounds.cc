@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ops/expert_bounds.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "eadem/core/encodings/stacked_encoding.h"
+#include "eadem/ops/all_ops.h"
+#include "tests/ops/error_bounds.h"
+#include "tests/support/tolerance.h"
+
+namespace eadem::test {
+
+namespace {
+
+using kernels::Pass;
+using ops::RefTensor;
+using Bounds = std::vector<std::vector<double>>;
+using Inputs = std::span<const RefTensor>;
+
+constexpr double kU = 0x1p-24, kExp = 4 * kU, kUnderflow = 0x1p-120;
+
+Bounds zero_bounds(Inputs expected) {
+  Bounds result;
+  for (const RefTensor& tensor : expected) result.emplace_back(tensor.data.size(), 0.0);
+  return result;
+}
+
+// What a row of logits says of the errors of its scores.
+struct Scores {
+  std::vector<double> exact;
+  double error;  // relative
+};
+
+Scores scores_of(const kernels::RouteAttrs& attrs, const double* logits, size_t experts) {
+  std::vector<double> exact(experts);
+  if (attrs.scoring == kernels::RouteAttrs::Scoring::sigmoid) {
+    for (size_t e = 0; e < experts; ++e) exact[e] = 1 / (1 + std::exp(-logits[e]));
+    return {exact, kExp + 2 * kU};  // exponential, sum, quotient
+  }
+  // The bound of softmax in error_bounds.cc.
+  const auto [least, most] = std::minmax_element(logits, logits + experts);
+  double sum = 0;
+  for (size_t e = 0; e < experts; ++e) sum += exact[e] = std::exp(logits[e] - *most);
+  for (double& score : exact) score /= sum;
+  return {exact, 2 * (kExp + kU * (*most - *least)) + gamma_f32(static_cast<double>(experts) + 2) + 2 * kU};
+}
+
+// The choice is exact: it compares logits (or, with a bias, sums that the cases keep apart).
+Bounds route(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  const auto attrs = op.attrs().get<kernels::RouteAttrs>();
+  const auto experts = static_cast<size_t>(in[0].shape[1]), top_k = static_cast<size_t>(attrs.top_k);
+  const double scale = std::fabs(static_cast<double>(attrs.scale));
+  Bounds result = zero_bounds(expected);
+  for (size_t t = 0; t < static_cast<size_t>(in[0].shape[0]); ++t) {
+    const Scores scores = scores_of(attrs, &in[0].data[t * experts], experts);
+    if (pass != Pass::backward) {
+      // A score over a sum of scores, of k additions, and the scale.
+      const double error = 2 * scores.error + gamma_f32(static_cast<double>(top_k) + 4);
+      for (size_t j = t * top_k; j < (t + 1) * top_k; ++j)
+        result[1][j] = error * std::fabs(expected[1].data[j]) + kUnderflow;
+      continue;
+    }
+    if (result[0].empty()) break;
+    // The terms of ops/experts/route.cc in absolute values. A term has at most six scores or their sums as factors or
+    // divisors, three sums over k, and ten operations between them.
+    double sum = attrs.epsilon, weighted = 0, dot = 0;
+    std::vector<double> g(experts, 0.0);
+    const auto expert = [&](size_t j) { return static_cast<size_t>(in[1].data[t * top_k + j]); };
+    const auto dw = [&](size_t j) { return std::fabs(in[2].data[t * top_k + j]); };
+    for (size_t j = 0; j < top_k; ++j) {
+      sum += scores.exact[expert(j)];
+      weighted += dw(j) * scores.exact[expert(j)];
+    }
+    for (size_t j = 0; j < top_k; ++j) {
+      g[expert(j)] = scale * (attrs.renormalize ? (dw(j) + weighted / sum) / sum : dw(j));
+      dot += g[expert(j)] * scores.exact[expert(j)];
+    }
+    if (attrs.scoring == kernels::RouteAttrs::Scoring::sigmoid) dot = 0;
+    const double error = 6 * scores.error + gamma_f32(3 * static_cast<double>(top_k) + 10);
+    for (size_t e = 0; e < experts; ++e)
+      result[0][t * experts + e] = error * scores.exact[e] * (g[e] + dot) + kUnderflow;
+  }
+  return result;
+}
+
+// Sums of the absolute values of the terms: the op on absolute values; indices are not negative anyway.
+Bounds magnitudes(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  std::vector<RefTensor> sizes(in.begin(), in.end()), out(expected.begin(), expected.end());
+  for (RefTensor& tensor : sizes)
+    for (double& value : tensor.data) value = std::fabs(value);
+  op.reference(pass, sizes, out);
+  Bounds result;
+  for (RefTensor& tensor : out) result.push_back(std::move(tensor.data));
+  return result;
+}
+
+Bounds permute(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  if (pass != Pass::backward) return zero_bounds(expected);  // copies
+  Bounds result = magnitudes(op, pass, in, expected);
+  for (double& size : result[0]) size *= gamma_f32(static_cast<double>(in[0].shape[1]));
+  return result;
+}
+
+Bounds unpermute(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  Bounds result = magnitudes(op, pass, in, expected);
+  const double top_k = static_cast<double>(in[1].shape[1]), hidden = static_cast<double>(in[0].shape[1]);
+  // Forward k products and sums; backward one product for dx, and sums over hidden for dweights.
+  for (double& size : result[0]) size *= pass == Pass::backward ? kU : gamma_f32(top_k + 1);
+  if (result.size() > 1)
+    for (double& size : result[1]) size *= gamma_f32(hidden + 2);
+  return result;
+}
+
+// Slices [begin, begin + count) of the first axis; nothing of nothing.
+RefTensor slices(const RefTensor& tensor, size_t begin, size_t count) {
+  if (tensor.data.empty()) return {};
+  Shape shape = tensor.shape;
+  const auto size = static_cast<std::ptrdiff_t>(shape.num_elements() / shape[0]);
+  shape[0] = static_cast<int64_t>(count);
+  const auto first = tensor.data.begin() + static_cast<std::ptrdiff_t>(begin) * size;
+  return {shape, {first, first + static_cast<std::ptrdiff_t>(count) * size}};
+}
+
+RefTensor matrix_of(const RefTensor& stack, size_t index) {
+  RefTensor result = slices(stack, index, 1);
+  if (!result.data.empty()) result.shape = Shape{stack.shape[1], stack.shape[2]};
+  return result;
+}
+
+void place(std::vector<double>& all, const std::vector<double>& part, size_t begin) {
+  std::copy(part.begin(), part.end(), all.begin() + static_cast<std::ptrdiff_t>(begin));
+}
+
+// Each expert is a linear layer.
+Bounds grouped_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial,
+                      const TensorView& encoded, bool rounds_to_bf16) {
+  const bool backward = pass == Pass::backward;
+  const auto& attrs = op.attrs().get<kernels::GroupedLinearAttrs>();
+  const ops::Linear linear({false, attrs.out_dtype, attrs.matmul_input});
+  const size_t experts = in[2].data.size() - 1, width = static_cast<size_t>(in[1].shape[2]),
+               outputs = static_cast<size_t>(in[1].shape[1]);
+  Bounds result = zero_bounds(expected);
+  for (size_t e = 0; e < experts; ++e) {
+    const auto begin = static_cast<size_t>(in[2].data[e]), rows = static_cast<size_t>(in[2].data[e + 1]) - begin;
+    if (rows == 0) continue;
+    std::vector<RefTensor> own = {slices(in[0], begin, rows), matrix_of(in[1], e), RefTensor{}};
+    std::vector<RefTensor> want = {slices(expected[0], begin, rows)}, before = {slices(initial[0], begin, rows)};
+    if (backward) {
+      own[2] = slices(in[3], begin, rows);
+      want.insert(want.end(), {matrix_of(expected[1], e), RefTensor{}});
+      before.insert(before.end(), {matrix_of(initial[1], e), RefTensor{}});
+    }
+    const TensorView weight =
+        encoded.defined() ? MatrixStack(encoded).matrix(encoded, static_cast<int64_t>(e)) : TensorView{};
+    const Bounds bounds = error_bounds(linear, pass, own, want, before, weight, rounds_to_bf16);
+    if (!result[0].empty()) place(result[0], bounds[0], begin * (backward ? width : outputs));
+    if (backward && !result[1].empty()) place(result[1], bounds[1], e * outputs * width);
+  }
+  return result;
+}
+
+}  // namespace
+
+Bounds expert_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial,
+                     const TensorView& encoded, bool rounds_to_bf16) {
+  const std::string_view name = op.name();
+  if (name == "route") return route(op, pass, in, expected);
+  if (name == "permute") return permute(op, pass, in, expected);
+  if (name == "unpermute") return unpermute(op, pass, in, expected);
+  return grouped_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);
+}
+
+}  // namespace eadem::test

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ops/expert_cases.h"
+
+#include "eadem/core/encodings/stacked_encoding.h"
+#include "eadem/ops/all_ops.h"
+#include "tests/ops/op_cases.h"
+#include "tests/workloads/quantized_types.h"
+
+namespace eadem::test {
+
+namespace {
+
+using ops::Workload;
+
+constexpr DType kF32 = DType::f32, kBf16 = DType::bf16, kF16 = DType::f16;
+
+SymbolValues with_tokens(int64_t tokens) {
+  SymbolValues symbols;
+  symbols[Symbol::tokens] = tokens;
+  return symbols;
+}
+
+Dim times(int64_t top_k) { return top_k * Dim(Symbol::tokens); }
+
+std::vector<Workload> route() {
+  using Scoring = kernels::RouteAttrs::Scoring;
+  std::vector<Workload> cases;
+  const auto add = [&](const kernels::RouteAttrs& attrs, bool bias, int64_t experts, int64_t tokens) {
+    cases.push_back(named_case(
+        std::make_shared<ops::Route>(attrs),
+        {TensorType(kF32, {Symbol::tokens, experts}), bias ? TensorType(kF32, {experts}) : kernels::absent_port()},
+        with_tokens(tokens)));
+  };
+  for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
+    for (bool renormalize : {false, true})
+      for (bool bias : {false, true}) {
+        const float epsilon = scoring == Scoring::sigmoid ? 1e-20f : 0.0f;
+        for (int64_t experts : {1, 3, 8, 17, 64, 129}) add({1, scoring, renormalize, epsilon, 1.0f}, bias, experts, 3);
+        for (int64_t top_k : {2, 7, 8}) add({top_k, scoring, renormalize, epsilon, 2.5f}, bias, 8, 5);
+        for (int64_t tokens : {0, 1, 70}) add({4, scoring, renormalize, epsilon, 1.0f}, bias, 60, tokens);
+      }
+  return cases;
+}
+
+std::vector<Workload> expert_order() {
+  std::vector<Workload> cases;
+  for (int64_t experts : {1, 4, 33})
+    for (int64_t top_k : {1, 3, 8})
+      for (int64_t tokens : {0, 1, 5, 100})
+        if (top_k <= experts)
+          cases.push_back(named_case(std::make_shared<ops::ExpertOrder>(kernels::ExpertOrderAttrs{experts}),
+                                     {TensorType(DType::i32, {Symbol::tokens, top_k})}, with_tokens(tokens)));
+  return cases;
+}
+
+std::vector<Workload> moved_rows(bool back) {
+  std::vector<Workload> cases;
+  for (DType dtype : {kF32, kBf16})
+    for (int64_t top_k : {1, 2, 5})
+      for (int64_t hidden : {1, 7, 16, 33, 130})
+        for (int64_t tokens : {0, 1, 9}) {
+          const TensorType x(dtype, {back ? times(top_k) : Symbol::tokens, hidden}),
+              rows(DType::i32, {Symbol::tokens, top_k}), weights(kF32, {Symbol::tokens, top_k});
+          if (back)
+            cases.push_back(named_case(std::make_shared<ops::Unpermute>(), {x, rows, weights}, with_tokens(tokens)));
+          else
+            cases.push_back(named_case(std::make_shared<ops::Permute>(), {x, rows}, with_tokens(tokens)));
+        }
+  return cases;
+}
+
+std::vector<Workload> grouped_linear() {
+  std::vector<Workload> cases;
+  const auto add = [&](DType x, const TensorType& weight, DType out, int64_t top_k, int64_t tokens,
+                       MatmulInput input = MatmulInput::int8) {
+    cases.push_back(
+        named_case(std::make_shared<ops::GroupedLinear>(kernels::GroupedLinearAttrs{out, input}),
+                   {TensorType(x, {times(top_k), weight.dim(2)}), weight, TensorType(DType::i32, {weight.dim(0) + 1})},
+                   with_tokens(tokens)));
+  };
+  for (DType x : {kF32, kBf16})
+    for (DType weight : {kF32, kBf16, kF16})
+      for (DType out : {kF32, kBf16})
+        for (int64_t tokens : {0, 1, 6}) add(x, TensorType(weight, {5, 18, 33}), out, 2, tokens);
+  // More experts than rows; one expert; many rows an expert; panels of 16; blocks of 256 terms.
+  add(kF32, TensorType(kF32, {40, 7, 9}), kF32, 1, 3);
+  add(kF32, TensorType(kF32, {1, 17, 16}), kF32, 3, 4);
+  for (int64_t tokens : {13, 100}) add(kF32, TensorType(kF32, {3, 35, 17}), kF32, 2, tokens);
+  for (int64_t outputs : {1, 15, 16, 65}) add(kF32, TensorType(kBf16, {2, outputs, 31}), kF32, 1, 5);
+  for (int64_t width : {1, 257, 513}) add(kF32, TensorType(kF32, {2, 20, width}), kF32, 1, 5);
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
+    for (int64_t tokens : {0, 1, 9})
+      for (MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+        add(kF32, TensorType(kF32, {3, 20, 2 * unit}, stack_encoding(encoding)), kF32, 2, tokens, input);
+  add(kF32, TensorType(kBf16, {3, 20, 70}), kF32, 2, 9, MatmulInput::f32);
+  return cases;
+}
+
+}  // namespace
+
+std::vector<Workload> expert_cases(std::string_view op) {
+  if (op == "route") return route();
+  if (op == "expert_order") return expert_order();
+  if (op == "permute") return moved_rows(false);
+  if (op == "unpermute") return moved_rows(true);
+  if (op == "grouped_linear") return grouped_linear();
+  return {};
+}
+
+}  // namespace eadem::test
