@@ -17,9 +17,7 @@ std::vector<Port> Linear::outputs() const { return {{"y"}}; }
 
 std::string Linear::attrs_text() const {
   return fmt::format("bias={} out_dtype={}{}", attrs_.has_bias, dtype_name(attrs_.out_dtype),
-                     attrs_.matmul_input == MatmulInput::int8
-                         ? ""
-                         : fmt::format(" matmul_input={}", matmul_input_name(attrs_.matmul_input)));
+                     matmul_input_text(attrs_.matmul_input));
 }
 
 std::vector<TensorType> Linear::infer_types(std::span<const TensorType> in) const {

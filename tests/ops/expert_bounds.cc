@@ -136,7 +136,8 @@ void place(std::vector<double>& all, const std::vector<double>& part, size_t beg
 Bounds grouped_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial,
                       const TensorView& encoded, bool rounds_to_bf16) {
   const bool backward = pass == Pass::backward;
-  const ops::Linear linear({false, op.attrs().get<kernels::GroupedLinearAttrs>().out_dtype});
+  const auto& attrs = op.attrs().get<kernels::GroupedLinearAttrs>();
+  const ops::Linear linear({false, attrs.out_dtype, attrs.matmul_input});
   const size_t experts = in[2].data.size() - 1, width = static_cast<size_t>(in[1].shape[2]),
                outputs = static_cast<size_t>(in[1].shape[1]);
   Bounds result = zero_bounds(expected);

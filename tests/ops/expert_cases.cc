@@ -71,9 +71,10 @@ std::vector<Workload> moved_rows(bool back) {
 
 std::vector<Workload> grouped_linear() {
   std::vector<Workload> cases;
-  const auto add = [&](DType x, const TensorType& weight, DType out, int64_t top_k, int64_t tokens) {
+  const auto add = [&](DType x, const TensorType& weight, DType out, int64_t top_k, int64_t tokens,
+                       MatmulInput input = MatmulInput::int8) {
     cases.push_back(
-        named_case(std::make_shared<ops::GroupedLinear>(kernels::GroupedLinearAttrs{out}),
+        named_case(std::make_shared<ops::GroupedLinear>(kernels::GroupedLinearAttrs{out, input}),
                    {TensorType(x, {times(top_k), weight.dim(2)}), weight, TensorType(DType::i32, {weight.dim(0) + 1})},
                    with_tokens(tokens)));
   };
@@ -89,7 +90,9 @@ std::vector<Workload> grouped_linear() {
   for (int64_t width : {1, 257, 513}) add(kF32, TensorType(kF32, {2, 20, width}), kF32, 1, 5);
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
     for (int64_t tokens : {0, 1, 9})
-      add(kF32, TensorType(kF32, {3, 20, 2 * unit}, stack_encoding(encoding)), kF32, 2, tokens);
+      for (MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+        add(kF32, TensorType(kF32, {3, 20, 2 * unit}, stack_encoding(encoding)), kF32, 2, tokens, input);
+  add(kF32, TensorType(kBf16, {3, 20, 70}), kF32, 2, 9, MatmulInput::f32);
   return cases;
 }
 

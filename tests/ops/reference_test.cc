@@ -78,11 +78,14 @@ bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& de
   if (call.op->name() == "attention") return kernel.name == "cuda_mma";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
   if (cpu == nullptr || cpu->isa() != Isa::amx) return false;
-  const bool linear = call.op->name() == "linear", grouped = call.op->name() == "grouped_linear";
-  if ((!linear && !grouped) || call.inputs[1].dtype() != DType::bf16) return false;
-  const ops::AttrsRef attrs = call.op->attrs();
-  return may_round_to(MatmulInput::bf16, linear ? attrs.get<kernels::LinearAttrs>().matmul_input
-                                                : attrs.get<kernels::GroupedLinearAttrs>().matmul_input);
+  MatmulInput x;
+  if (call.op->name() == "linear")
+    x = call.op->attrs().get<kernels::LinearAttrs>().matmul_input;
+  else if (call.op->name() == "grouped_linear")
+    x = call.op->attrs().get<kernels::GroupedLinearAttrs>().matmul_input;
+  else
+    return false;
+  return call.inputs[1].dtype() == DType::bf16 && may_round_to(MatmulInput::bf16, x);
 }
 
 void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Device& device,

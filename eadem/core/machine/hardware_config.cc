@@ -49,6 +49,10 @@ std::string_view matmul_input_name(MatmulInput input) {
   return "?";
 }
 
+std::string matmul_input_text(MatmulInput input) {
+  return input == MatmulInput::int8 ? "" : fmt::format(" matmul_input={}", matmul_input_name(input));
+}
+
 MatmulInput matmul_input_from_name(std::string_view name) {
   for (MatmulInput input : {MatmulInput::f32, MatmulInput::bf16, MatmulInput::int8})
     if (matmul_input_name(input) == name) return input;

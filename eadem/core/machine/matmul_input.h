@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace eadem {
@@ -14,6 +15,9 @@ enum class MatmulInput : uint8_t { f32, bf16, int8 };
 
 std::string_view matmul_input_name(MatmulInput input);
 MatmulInput matmul_input_from_name(std::string_view name);  // throws InvalidArgument
+
+// " matmul_input=f32", for the attributes of ops; empty for int8, which restricts nothing.
+std::string matmul_input_text(MatmulInput input);
 
 // Whether products that are allowed `limit` may round to `type`.
 constexpr bool may_round_to(MatmulInput type, MatmulInput limit) { return type <= limit; }

@@ -12,12 +12,6 @@ GroupedLinear::GroupedLinear(const kernels::GroupedLinearAttrs& attrs) : attrs_(
     throw InvalidArgument("grouped_linear: out_dtype is {}; expected f32 or bf16", dtype_name(attrs.out_dtype));
 }
 
-std::string GroupedLinear::attrs_text() const {
-  const bool limited = attrs_.matmul_input != MatmulInput::int8;
-  return fmt::format("out_dtype={}{}", dtype_name(attrs_.out_dtype),
-                     limited ? fmt::format(" matmul_input={}", matmul_input_name(attrs_.matmul_input)) : "");
-}
-
 std::vector<TensorType> GroupedLinear::infer_types(std::span<const TensorType> in) const {
   expect_rank(name(), "x", in[kX], 2);
   expect_dtype(name(), "x", in[kX], kActivations);

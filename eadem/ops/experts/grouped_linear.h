@@ -22,7 +22,9 @@ class GroupedLinear final : public Op {
   }
   std::vector<Port> outputs() const override { return {{"y"}}; }
   AttrsRef attrs() const override { return AttrsRef(attrs_); }
-  std::string attrs_text() const override;
+  std::string attrs_text() const override {
+    return fmt::format("out_dtype={}{}", dtype_name(attrs_.out_dtype), matmul_input_text(attrs_.matmul_input));
+  }
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   // x whole, unless the weights' columns are divided as x's are.
   Sharding wanted_sharding(std::span<const TensorType> inputs, int port) const override;

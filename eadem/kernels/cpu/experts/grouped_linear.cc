@@ -24,7 +24,7 @@ void for_each_expert(const TensorView& offsets, Expert&& expert) {
     if (begin[e + 1] > begin[e]) expert(e, int64_t{begin[e]}, int64_t{begin[e + 1] - begin[e]});
 }
 
-// How far x may be rounded. Products round the rows of an expert themselves, as they reach it.
+// How far x may be rounded. Each expert's product rounds its rows itself.
 MatmulInput input_of(const KernelRequest& r) { return r.attrs.get<GroupedLinearAttrs>().matmul_input; }
 
 // The packing in which products read the matrix of an expert, or null if none reads it.
