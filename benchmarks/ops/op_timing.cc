@@ -150,7 +150,8 @@ std::vector<Tensor> inputs_of_pass(CpuDevice& device, const Workload& work, Pass
   if (forward == nullptr) return {};
   Call call(device, *forward, work, Pass::forward, inputs);
   call.run();
-  const size_t num_outputs = work.op->outputs().size();
+  const std::vector<ops::Port> outputs = work.op->outputs();
+  const size_t num_outputs = outputs.size();
   std::vector<Tensor> result;
   for (const Saved& saved : work.op->saved()) {
     const auto index = static_cast<size_t>(saved.index);
@@ -159,7 +160,8 @@ std::vector<Tensor> inputs_of_pass(CpuDevice& device, const Workload& work, Pass
     else
       result.push_back(host_copy(call.outputs()[saved.kind == Saved::Kind::output ? index : num_outputs + index]));
   }
-  for (size_t i = 0; i < num_outputs; ++i) result.push_back(host_copy(call.outputs()[i]));
+  for (size_t i = 0; i < num_outputs; ++i)
+    if (outputs[i].role != ops::Port::Role::index) result.push_back(host_copy(call.outputs()[i]));
   return result;
 }
 

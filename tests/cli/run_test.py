@@ -69,7 +69,7 @@ class Run(ProgramTest):
         # The end of the text is as likely as can be, and comes when it may.
         ends = ["--logit-bias", "1=100"]
         self.assertEqual(len(tokens(*ends, "--min-tokens", "3")), len(tokens(*ends)) + 3)
-        self.refused(1, "min_tokens is 9", "run", "-p", "Once", "-n", "4", "--min-tokens", "9")
+        self.refused(2, "--min-tokens is 9", "run", "-p", "Once", "-n", "4", "--min-tokens", "9")
 
     def test_stop_text(self):
         result = json.loads(self.done("run", "-p", "Once upon a time", "--temperature", "0", "--stop", " there",
