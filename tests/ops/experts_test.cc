@@ -126,6 +126,7 @@ TEST(GroupedLinear, ARowHasTheBitsOfLinearWithItsExpert) {
     const TensorView &x = call.inputs[0].view, &weight = call.inputs[1].view;
     const auto* offsets = call.inputs[2].view.as<int32_t>();
     const MatrixStack experts(weight);
+    const MatmulInput input = row.op->attrs().get<kernels::GroupedLinearAttrs>().matmul_input;
     for (const DeviceGroup& group : device_groups()) {
       Device& device = *group.devices[0];
       const std::vector<Tensor> y = run(device, call);
@@ -138,7 +139,7 @@ TEST(GroupedLinear, ARowHasTheBitsOfLinearWithItsExpert) {
               TensorType(kF32, {Symbol::tokens, x.shape[1]}),
               TensorType(weight.dtype, {matrix.shape[0], matrix.shape[1]}, matrix.encoding), kernels::absent_port()};
           const std::vector<Tensor> alone =
-              run(device, std::make_shared<ops::Linear>(kernels::LinearAttrs{}), types, 1,
+              run(device, std::make_shared<ops::Linear>(kernels::LinearAttrs{.matmul_input = input}), types, 1,
                   {Tensor(x.rows(r, 1), call.inputs[0].storage), Tensor(matrix, call.inputs[1].storage), Tensor{}});
           ASSERT_FALSE(alone.empty()) << row.name;
           EXPECT_TRUE(same_bits(y[0].view.rows(r, 1), alone[0].view)) << row.name << " row " << r << " " << group.name;
