@@ -4,6 +4,7 @@
 // fused products have the bits of their parts.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -125,6 +126,41 @@ TEST(CudaLinear, TheGatedActivationHasTheBitsOfItsParts) {
           << out << " x " << in << ", rows " << rows;
     }
   }
+}
+
+// q, k and v of one x, in one launch and one by one. Few rows go through the kernel of this project alone.
+TEST(CudaLinear, QkvHasTheBitsOfThreeLinears) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  const std::shared_ptr<Device> device = open_device("cuda");
+  const Mesh alone;
+  Context context{*device, alone};
+  constexpr int64_t kIn = 192;
+  for (const auto& widths : {std::array<int64_t, 3>{256, 64, 64}, {129, 17, 40}})
+    for (const bool bias : {false, true})
+      for (const int64_t rows : {1, 7, 16, 30, 64}) {
+        const Tensor x = random_on(device, DType::bf16, {rows, kIn}, 1);
+        std::vector<Tensor> weights, biases, fused, single;
+        std::vector<TensorView> inputs = {x.view}, outputs;
+        for (uint64_t part = 0; part < 3; ++part) {
+          const int64_t out = widths[part];
+          weights.push_back(random_on(device, DType::bf16, {out, kIn}, 2 + part));
+          biases.push_back(bias ? random_on(device, DType::bf16, {out}, 5 + part) : Tensor());
+          fused.push_back(allocate_tensor(*device, DType::bf16, {rows, out}));
+          single.push_back(allocate_tensor(*device, DType::bf16, {rows, out}));
+          inputs.insert(inputs.end(), {weights[part].view, biases[part].view});
+          outputs.push_back(fused[part].view);
+        }
+        const LinearAttrs attrs{.has_bias = bias, .out_dtype = DType::bf16};
+        test::plan_for(*cuda::linear_qkv_kernels()[0], "linear_qkv", AttrsRef(attrs), inputs, outputs, context)
+            ->run({.inputs = inputs, .outputs = outputs, .context = &context});
+        for (size_t part = 0; part < 3; ++part) {
+          const TensorView operands[] = {x.view, weights[part].view, biases[part].view}, y[] = {single[part].view};
+          test::plan_for(*cuda::linear_kernels()[0], "linear", AttrsRef(attrs), operands, y, context)
+              ->run({.inputs = operands, .outputs = y, .context = &context});
+          EXPECT_EQ(bytes_of(*device, fused[part].view), bytes_of(*device, single[part].view))
+              << "part " << part << " of " << widths[0] << ", rows " << rows << (bias ? ", bias" : "");
+        }
+      }
 }
 
 }  // namespace
