@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import time
 import struct
 import subprocess
 
@@ -200,6 +201,7 @@ class Sessions(ProgramTest):
         terminal = self.session()
         terminal.type("Once")
         terminal.read_until("Once")
+        time.sleep(0.5)  # until the program, which has shown the line, waits for a key again
         os.kill(terminal.pid, signal.SIGCONT)
         terminal.read_until("\r\n> Once")
         terminal.type(" upon\r")
