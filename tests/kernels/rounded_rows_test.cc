@@ -32,7 +32,7 @@ Tensor rows_of(int64_t rows, int64_t columns) {
     float* row = x.view.as<float>() + r * columns;
     for (int64_t i = 0; i < columns; ++i) row[i] = std::ldexp(uniform(random), static_cast<int>(i / 32 % 50) * 5 - 125);
     if (columns < 32) continue;
-    float* step = row + r * 32 % columns;
+    float* step = row + r * 32 % (columns / 32 * 32);
     const float value = special[static_cast<size_t>(r) % std::size(special)];
     if (std::fabs(value) < 1) std::fill_n(step, 32, value);
     step[r % 32] = value;
