@@ -49,7 +49,7 @@ int64_t default_step_tokens(const Device& device);
 
 // Bytes of what the layers of a model keep of a sequence.
 StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware);
-// What the size of the cache of an engine depends on that does not exist yet.
+// The request that plans the cache of an engine which does not exist yet.
 CachePlanRequest cache_request(const models::Checkpoint& checkpoint, const Device& device,
                                const EngineOptions& options);
 // Bytes that one token takes in all layers, as long as no window has passed it.

@@ -241,7 +241,7 @@ const StepProgram& InferEngine::program_for(Plan plan, bool all_logits, int64_t 
   return filled_up != nullptr ? *filled_up : programs_->program_for(tokens, logit_rows);
 }
 
-// What the step will overwrite is lost, even if the step does not come to its end.
+// Forgets the tokens that the step will overwrite: they are lost even if the step does not come to its end.
 void InferEngine::before_writing(Plan plan) {
   for (const StepSequence& s : plan) {
     contents_.truncate(s.used_blocks(cache_spec().block_size), s.cached);

@@ -55,13 +55,13 @@ class StepLayout {
   explicit StepLayout(const pipeline::Program& program, const modules::CacheSpec& cache = {});
 
   int64_t offset(Part part) const { return offset_[part]; }
-  // Of the window groups, in their order.
+  // The places of the window groups, in their order.
   struct WindowPart {
     pipeline::ValueId table_input, slots_input;
     int64_t table_offset, slots_offset;
   };
   std::span<const WindowPart> windows() const { return windows_; }
-  // Of state_slots; negative: there is none.
+  // The offset of state_slots; negative: there is none.
   int64_t state_slots_offset() const { return state_slots_offset_; }
   int64_t size_bytes() const { return size_; }
   const SymbolValues& bounds() const { return bounds_; }

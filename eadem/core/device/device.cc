@@ -8,7 +8,7 @@ namespace eadem {
 
 namespace {
 
-// Of a device that has done all work when a call returns.
+// The event of a device that has done all of its work whenever a call returns.
 class PastEvent final : public Event {
  public:
   explicit PastEvent(Device& device) : device_(device) {}

@@ -22,7 +22,7 @@ namespace eadem::engine {
 
 inline constexpr int32_t kNoBlock = -1;
 
-// What one sequence has in the cache. Tables are indexed by place: place p holds positions [p * block_size, …).
+// The places of one sequence in the cache. Tables are indexed by place: place p holds positions [p * block_size, …).
 struct SequenceBlocks {
   std::vector<int32_t> all;                   // group 0
   std::vector<std::vector<int32_t>> windows;  // groups 1, 2, …: kNoBlock outside of what is held

@@ -22,7 +22,7 @@ int64_t longest_of(int64_t length, int64_t context) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What the sequences of a paged cache need at most, and what it costs.
+// The memory that the sequences of a paged cache need at most.
 struct PagedDemand {
   struct Window {
     int64_t window, blocks, token_bytes;

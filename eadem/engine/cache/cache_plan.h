@@ -25,7 +25,7 @@ struct StateBytes {
   static StateBytes of(std::span<const modules::StateSpec> states);
   // Per token, windows or not.
   int64_t all_per_token() const;
-  // What is kept of one sequence of so many tokens.
+  // Bytes that a sequence of so many tokens keeps.
   int64_t of_sequence(int64_t tokens) const;
 };
 

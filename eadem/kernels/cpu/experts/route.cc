@@ -18,7 +18,7 @@
 #define EADEM_KERNELS_CPU_ROUTE_ROW_
 namespace eadem::kernels::cpu {
 
-// What the rows of a call share.
+// The values that all rows of a call share.
 struct RouteRows {
   RouteAttrs attrs;
   int64_t experts;

@@ -31,7 +31,7 @@ class Int8Rows final : public Encoding {
   bool scale_per_chunk() const { return scale_per_chunk_; }
 
   std::string_view name() const override { return name_; }
-  // Of rank 2; columns in whole steps.
+  // The shape has rank 2, and its columns are whole steps.
   std::vector<PlaneSpec> planes(const Shape& shape) const override;
   int64_t num_pieces(const Shape& shape) const override;  // rows
   void encode_pieces(const TensorView& encoded, const TensorView& values, int64_t begin, int64_t end) const override;
