@@ -11,6 +11,7 @@
 
 #include "eadem/core/dtype.h"
 #include "eadem/kernels/attention.h"
+#include "eadem/kernels/cuda/linear/fragment_layout.h"
 #include "eadem/kernels/elementwise.h"
 #include "eadem/kernels/rope.h"
 #include "eadem/kernels/sample.h"
@@ -197,6 +198,22 @@ struct LinearStreamParams {
   ActivationKind activation;
 };
 [[nodiscard]] cudaError_t launch_linear_stream(const LinearStreamParams& params, cudaStream_t stream);
+
+// --- packed_stream.cu: weights are FragmentBlocks
+
+// As LinearStreamParams; each weight in its own layout.
+struct PackedStreamParams {
+  LinearStreamParams product;
+  FragmentLayout layouts[kMostLinearStreamParts];
+  FragmentLayout up_layout;
+};
+[[nodiscard]] cudaError_t launch_packed_stream(const PackedStreamParams& params, cudaStream_t stream);
+// y [rows, in] bf16 = weight [rows, in]; y begins at a multiple of 16 bytes.
+[[nodiscard]] cudaError_t launch_unpack_blocks(const FragmentLayout& layout, const void* weight, void* y, int64_t rows,
+                                               int64_t in, cudaStream_t stream);
+// As launch_embedding; table_dtype does not count.
+[[nodiscard]] cudaError_t launch_packed_embedding(const EmbeddingParams& params, const FragmentLayout& layout,
+                                                  cudaStream_t stream);
 
 // --- self_test.cu: kernels that test a library's algorithm before it is used.
 

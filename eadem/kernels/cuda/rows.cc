@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/fragment_blocks.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/embedding.h"
 #include "eadem/kernels/feed_tokens.h"
@@ -17,20 +18,48 @@ Verdict can_embed(const KernelRequest& request) {
       .verdict();
 }
 
+EmbeddingParams embedding_params(const KernelCall& call, const EmbeddingAttrs& attrs, const void* table) {
+  const TensorView &ids = call.inputs[1], &y = call.outputs[0];
+  return {.table = table,
+          .ids = elements<const int32_t>(ids),
+          .y = elements(y),
+          .tokens = y.shape[0],
+          .hidden = y.shape[1],
+          .vocab = call.inputs[0].shape[0],
+          .first = attrs.first,
+          .scale = attrs.scale,
+          .table_dtype = call.inputs[0].dtype,
+          .y_dtype = y.dtype};
+}
+
 PlanPtr prepare_embedding(const KernelRequest& request, Context&) {
   return make_plan([attrs = request.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
-    const TensorView &table = call.inputs[0], &ids = call.inputs[1], &y = call.outputs[0];
-    EADEM_CUDA_CALL(launch_embedding({.table = elements(table),
-                                      .ids = elements<const int32_t>(ids),
-                                      .y = elements(y),
-                                      .tokens = y.shape[0],
-                                      .hidden = y.shape[1],
-                                      .vocab = table.shape[0],
-                                      .first = attrs.first,
-                                      .scale = attrs.scale,
-                                      .table_dtype = table.dtype,
-                                      .y_dtype = y.dtype},
-                                     stream_of(call)));
+    EADEM_CUDA_CALL(launch_embedding(embedding_params(call, attrs, elements(call.inputs[0])), stream_of(call)));
+  });
+}
+
+// --- A table that is encoded, in the layout of the matrix products, so that a tied head reads the same copy.
+
+Verdict can_embed_encoded(const KernelRequest& request) {
+  return Requirements(request, {0})
+      .require(request.inputs[0].encoding != nullptr, "the table is plain")
+      .require(
+          request.inputs[0].fixed(1) % kLinearStreamMultiple == 0,
+          fmt::format("a row has {} columns, not a multiple of {}", request.inputs[0].fixed(1), kLinearStreamMultiple))
+      .dtype("ids", request.inputs[1], {DType::i32})
+      .dtype("y", request.outputs[0], kStorageDTypes)
+      .verdict();
+}
+
+const Encoding* table_packing(const KernelRequest& request, int input) {
+  return input == 0 ? FragmentBlocks::of(request.inputs[0].encoding) : nullptr;
+}
+
+PlanPtr prepare_encoded_embedding(const KernelRequest& request, Context&) {
+  return make_plan([attrs = request.attrs.get<EmbeddingAttrs>(),
+                    layout = FragmentBlocks::of(request.inputs[0].encoding)->layout()](const KernelCall& call) {
+    EADEM_CUDA_CALL(
+        launch_packed_embedding(embedding_params(call, attrs, call.inputs[0].plane(0)), layout, stream_of(call)));
   });
 }
 
@@ -71,12 +100,17 @@ void run_feed(const KernelCall& call) {
 }
 
 constexpr Kernel kEmbedding{"cuda_rows", Pass::inference, can_embed, prepare_embedding};
+constexpr Kernel kEncodedEmbedding{.name = "cuda_fragment_blocks",
+                                   .pass = Pass::inference,
+                                   .can_handle = can_embed_encoded,
+                                   .prepare = prepare_encoded_embedding,
+                                   .packing = table_packing};
 constexpr Kernel kSelectRows{"cuda_rows", Pass::inference, can_select_rows, prepare_nothing<run_select_rows>};
 constexpr Kernel kFeedTokens{"cuda_feed_tokens", Pass::inference, can_feed, prepare_nothing<run_feed>};
 
 }  // namespace
 
-KernelList embedding_kernels() { return {&kEmbedding}; }
+KernelList embedding_kernels() { return {&kEmbedding, &kEncodedEmbedding}; }
 KernelList select_rows_kernels() { return {&kSelectRows}; }
 KernelList feed_tokens_kernels() { return {&kFeedTokens}; }
 

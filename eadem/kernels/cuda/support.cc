@@ -6,12 +6,17 @@
 
 namespace eadem::kernels::cuda {
 
-Requirements::Requirements(const KernelRequest& request) : request_(request) {
+Requirements::Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs)
+    : request_(request) {
   EADEM_CHECK(request.device->backend() == "cuda", "a CUDA kernel is asked about {}", request.device->description());
-  for (const std::span<const TensorType> ports : {request.inputs, request.outputs})
-    for (const TensorType& type : ports)
-      if (type.encoding != nullptr)
-        require(false, fmt::format("a port is {}; takes plain tensors only", to_string(type)));
+  const auto require_plain = [&](const TensorType& type) {
+    if (type.encoding != nullptr)
+      require(false, fmt::format("a port is {}; takes plain tensors only", to_string(type)));
+  };
+  for (size_t i = 0; i < request.inputs.size(); ++i)
+    if (std::find(encoded_inputs.begin(), encoded_inputs.end(), i) == encoded_inputs.end())
+      require_plain(request.inputs[i]);
+  for (const TensorType& type : request.outputs) require_plain(type);
 }
 
 Requirements& Requirements::dtype(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed) {

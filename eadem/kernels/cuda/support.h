@@ -27,12 +27,12 @@ T* elements(const TensorView& view) {
 }
 
 // Collects what a kernel requires of a request. The first requirement that is not met becomes the refusal. Every port
-// must be plain: this backend has no encodings yet.
+// must be plain, apart from inputs that the kernel reads encoded.
 //
 //   return Requirements(request).dtype("x", request.inputs[0], {DType::f32}).verdict();
 class Requirements {
  public:
-  explicit Requirements(const KernelRequest& request);
+  explicit Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {});
 
   // Requires a dtype of `allowed`, or an absent port.
   Requirements& dtype(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed);

@@ -44,6 +44,18 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "memory");
 }
 
+// Loads 16 bytes.
+__device__ inline void load_16(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline void store_16(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // c += a b
 __device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -109,6 +121,11 @@ __device__ inline void barrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives, and makes the phase wait for `bytes` bytes of bulk copies too.
+__device__ inline void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
 // How the L2 cache treats lines: weights, which are read once, are evicted first; activations, which every block reads,
 // last.
 enum class L2Policy : uint8_t { evict_first, evict_last };
@@ -124,6 +141,15 @@ __device__ inline uint64_t l2_policy() {
 __device__ inline void copy_16_async(uint32_t shared, const void* global, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)
                : "memory");
+}
+// One thread copies `bytes` bytes, a multiple of 16, between addresses aligned to 16; `barrier` counts them.
+__device__ inline void copy_bulk_async(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,
+                                       uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
 }
 
 #endif

@@ -4,7 +4,8 @@
 // row's bits do not depend on the rows beside it:
 //   cuda_mma_chain  bf16 x bf16 on Hopper. Up to 64 rows stream the weight (linear_stream.cu); more rows go through
 //                   those algorithms of cuBLASLt that gave the same bits in a test when the program compiled, else
-//                   through linear_stream again, 64 rows at a time
+//                   through linear_stream again, 64 rows at a time. Encoded weights are rounded to bf16: few rows
+//                   stream them as they are (packed_stream.cu), more rows decode them first
 //   cublaslt        other shapes and f32, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
 #include "eadem/kernels/linear.h"
@@ -16,6 +17,7 @@
 
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/fragment_blocks.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/fusions.h"
 
@@ -28,8 +30,8 @@ namespace {
 constexpr double kF32Share = 0.08;
 constexpr double kTilesShare = 0.01;
 
-Requirements common(const KernelRequest& request) {
-  return Requirements(request)
+Requirements common(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {}) {
+  return Requirements(request, encoded_inputs)
       .dtype("x", request.inputs[0], kActivationDTypes)
       .dtype("weight", request.inputs[1], kStorageDTypes)
       .dtype("bias", request.inputs[2], kStorageDTypes)
@@ -37,19 +39,26 @@ Requirements common(const KernelRequest& request) {
       .require(request.inputs[1].fixed(1) > 0, "the sum has no terms");
 }
 
-// Whether linear_stream accepts the request. cuda_mma_chain and cublaslt use this to divide the products between them.
+// Whether linear_stream or packed_stream accepts the request. cuda_mma_chain and cublaslt use this to divide the
+// products between them.
 bool takes_stream(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
   return request.device->backend() == "cuda" &&
          static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 && x.dtype == DType::bf16 &&
-         weight.dtype == DType::bf16 && weight.fixed(1) % kLinearStreamMultiple == 0;
+         (weight.dtype == DType::bf16 || weight.encoding != nullptr) && weight.fixed(1) % kLinearStreamMultiple == 0;
+}
+
+std::string stream_requirement(const KernelRequest& request) {
+  return fmt::format(
+      "x has to be bf16 (is {}), weight bf16 or encoded (is {}), its rows a multiple of {} (are {}), the device Hopper "
+      "or newer",
+      dtype_name(request.inputs[0].dtype), WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(),
+      kLinearStreamMultiple, request.inputs[1].fixed(1));
 }
 
 Verdict can_use_mma_chain(const KernelRequest& request) {
-  return common(request)
-      .require(takes_stream(request),
-               fmt::format("x and weight have to be bf16, rows of weight a multiple of {}, the device Hopper or newer",
-                           kLinearStreamMultiple))
+  return common(request, {1})
+      .require(takes_stream(request), stream_requirement(request))
       .same_dtype("bias", request.inputs[2], "y", request.outputs[0])
       .verdict({.reason = "tensor cores"});
 }
@@ -78,10 +87,15 @@ Verdict can_use_tiles(const KernelRequest& request) {
                                   .reason = "f32 FMA, weights read for every 64 rows"});
 }
 
+// The memory of a weight as its kernel reads it.
+const void* weight_data(const TensorView& weight) {
+  return weight.encoding == nullptr ? elements(weight) : weight.plane(0);
+}
+
 LinearParams linear_params(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &weight = call.inputs[1], &bias = call.inputs[2], &y = call.outputs[0];
   return {.x = elements(x),
-          .weight = elements(weight),
+          .weight = weight_data(weight),
           .bias = elements(bias),
           .y = elements(y),
           .tokens = x.shape[0],
@@ -118,23 +132,56 @@ PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
 
 void run_tiles(const KernelCall& call) { EADEM_CUDA_CALL(launch_linear_tiles(linear_params(call), stream_of(call))); }
 
-// Computes the mma.sync chain for any number of rows, 64 at a time.
-void stream_rows(CudaDevice& device, const LinearParams& p) {
+// The layout of a weight, or null for plain ones.
+const FragmentLayout* layout_of(const TensorType& weight) {
+  return weight.encoding == nullptr ? nullptr : &FragmentBlocks::of(weight.encoding)->layout();
+}
+const Encoding* encoding_of(const KernelRequest& request, int input) {
+  return FragmentBlocks::of(request.inputs[static_cast<size_t>(input)].encoding);
+}
+const Encoding* linear_packing(const KernelRequest& request, int input) {
+  return input == 1 ? encoding_of(request, input) : nullptr;
+}
+const Encoding* gated_packing(const KernelRequest& request, int input) {
+  return input == 1 || input == 2 ? encoding_of(request, input) : nullptr;
+}
+const Encoding* qkv_packing(const KernelRequest& request, int input) {
+  return input == 1 || input == 3 || input == 5 ? encoding_of(request, input) : nullptr;
+}
+
+// Computes the mma.sync chain for up to kLinearStreamMaxTokens rows. All weights are plain, or each has a layout.
+void stream(CudaDevice& device, const LinearStreamParams& p,
+            const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
+            const FragmentLayout* up_layout = nullptr) {
+  if (layouts[0] == nullptr) {
+    EADEM_CUDA_CALL(launch_linear_stream(p, device.stream()));
+    return;
+  }
+  PackedStreamParams packed{.product = p, .layouts = {}, .up_layout = {}};
+  for (size_t i = 0; i < layouts.size(); ++i)
+    if (layouts[i] != nullptr) packed.layouts[i] = *layouts[i];
+  if (up_layout != nullptr) packed.up_layout = *up_layout;
+  EADEM_CUDA_CALL(launch_packed_stream(packed, device.stream()));
+}
+
+// Computes the mma.sync chain for any number of rows, 64 at a time. `layout`: of the weight, or null.
+void stream_rows(CudaDevice& device, const LinearParams& p, const FragmentLayout* layout) {
   const auto row_of = [](auto* matrix, int64_t row, int64_t width, DType dtype) -> decltype(matrix) {
     if (matrix == nullptr) return nullptr;
     using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(matrix)>>, const char, char>;
     return static_cast<Byte*>(matrix) + row * width * static_cast<int64_t>(dtype_size(dtype));
   };
   for (int64_t row = 0; row < p.tokens; row += kLinearStreamMaxTokens)
-    EADEM_CUDA_CALL(launch_linear_stream({.x = row_of(p.x, row, p.in, p.x_dtype),
-                                          .up = nullptr,
-                                          .parts = {{p.weight, p.bias, row_of(p.y, row, p.out, p.y_dtype), p.out}},
-                                          .tokens = std::min(kLinearStreamMaxTokens, p.tokens - row),
-                                          .in = p.in,
-                                          .multiprocessors = device.multiprocessors(),
-                                          .y_dtype = p.y_dtype,
-                                          .activation = {}},
-                                         device.stream()));
+    stream(device,
+           {.x = row_of(p.x, row, p.in, p.x_dtype),
+            .up = nullptr,
+            .parts = {{p.weight, p.bias, row_of(p.y, row, p.out, p.y_dtype), p.out}},
+            .tokens = std::min(kLinearStreamMaxTokens, p.tokens - row),
+            .in = p.in,
+            .multiprocessors = device.multiprocessors(),
+            .y_dtype = p.y_dtype,
+            .activation = {}},
+           {layout});
 }
 
 // Random operands of a problem, and the bits that linear_stream gives for them. There are `rows` rows, or as many as
@@ -165,7 +212,7 @@ class ProductTest {
                    .weight_dtype = problem.operands,
                    .bias_dtype = problem.result,
                    .y_dtype = problem.result};
-    stream_rows(device, p);
+    stream_rows(device, p, nullptr);
     p.y = y_.data();
     call_ = matmul_call(p);
   }
@@ -211,14 +258,20 @@ class ProductTest {
   CudaMatmulCall call_;
 };
 
-// Products of any number of rows with the bits of linear_stream.
+// Products of any number of rows with the bits of linear_stream or packed_stream.
 class ExactProduct {
  public:
-  ExactProduct(CudaDevice& device, const KernelRequest& request) : device_(&device) {
+  ExactProduct(CudaDevice& device, const KernelRequest& request)
+      : device_(&device), layout_(layout_of(request.inputs[1])) {
     const CudaMatmulProblem problem = matmul_problem(request);
     const int64_t row_bytes = problem.out * static_cast<int64_t>(dtype_size(problem.result));
     const int64_t most_rows = request.inputs[0].dim(0).bind(request.bounds);
     if (most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
+    if (layout_ != nullptr) {
+      const int64_t decoded_bytes = ceil_multiple(problem.out * problem.in * 2, kScratchAlignment);
+      if (decoded_bytes > kMostDecodedBytes) return;
+      scratch_bytes_ = decoded_bytes;
+    }
     std::optional<ProductTest> test;
     int64_t tested_rows = 0;
     plans_ = device.matmul().exact_plans(
@@ -234,94 +287,47 @@ class ExactProduct {
         device.stream());
   }
 
-  void run(const LinearParams& p) const {
+  // Bytes in which an encoded weight is decoded; aligned to kScratchAlignment.
+  static constexpr int64_t kScratchAlignment = 64;
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+  const FragmentLayout* layout() const { return layout_; }
+
+  void run(LinearParams p, void* scratch) const {
     const CudaMatmul::Plan* plan = p.tokens > kLinearStreamMaxTokens ? plans_[CudaMatmul::range_of(p.tokens)] : nullptr;
-    if (plan != nullptr)
-      device_->matmul().run(*plan, matmul_call(p), device_->stream());
-    else
-      stream_rows(*device_, p);
+    if (plan == nullptr) {
+      stream_rows(*device_, p, layout_);
+      return;
+    }
+    if (layout_ != nullptr) {
+      EADEM_CUDA_CALL(launch_unpack_blocks(*layout_, p.weight, scratch, p.out, p.in, device_->stream()));
+      p.weight = scratch;
+    }
+    device_->matmul().run(*plan, matmul_call(p), device_->stream());
   }
 
  private:
+  // A decoded weight may take this much, which the head of a large vocabulary exceeds; it has few rows to compute.
+  static constexpr int64_t kMostDecodedBytes = int64_t{512} << 20;
+  static int64_t ceil_multiple(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
   CudaDevice* device_;
-  CudaMatmul::ExactPlans plans_{};  // null: linear_stream
+  const FragmentLayout* layout_;  // of the weight; null: it is plain
+  int64_t scratch_bytes_ = 0;
+  CudaMatmul::ExactPlans plans_{};  // null: the chains of this backend
 };
 
 PlanPtr prepare_mma_chain(const KernelRequest& request, Context& context) {
-  return make_plan([product = ExactProduct(static_cast<CudaDevice&>(context.device), request)](const KernelCall& call) {
-    product.run(linear_params(call));
-  });
-}
-
-// --- linear_gated_activation: few rows take one pass over both weights; more rows take two products and the
-// activation.
-
-Verdict can_gate(const KernelRequest& request) {
-  const TensorType &gate = request.inputs[1], &up = request.inputs[2];
-  return Requirements(request)
-      .dtype("y", request.outputs[0], {DType::bf16})
-      .same_dtype("up_weight", up, "gate_weight", gate)
-      .require(
-          takes_stream(request),
-          fmt::format("x and weights have to be bf16, rows of weights a multiple of {}, the device Hopper or newer",
-                      kLinearStreamMultiple))
-      .verdict({.reason = "tensor cores"});
-}
-
-int64_t gated_scratch_bytes(const KernelRequest& request) {
-  const int64_t tokens = request.inputs[0].dim(0).bind(request.bounds);
-  return tokens <= kLinearStreamMaxTokens ? 0 : tokens * request.inputs[1].fixed(0) * 2;
-}
-
-void run_gated(const ExactProduct& product, ActivationKind kind, const KernelCall& call) {
-  const TensorView &x = call.inputs[0], &gate = call.inputs[1], &up = call.inputs[2], &y = call.outputs[0];
-  CudaDevice& device = cuda_device(call);
-  if (x.shape[0] <= kLinearStreamMaxTokens) {
-    EADEM_CUDA_CALL(launch_linear_stream({.x = elements(x),
-                                          .up = elements(up),
-                                          .parts = {{elements(gate), nullptr, elements(y), gate.shape[0]}},
-                                          .tokens = x.shape[0],
-                                          .in = x.shape[1],
-                                          .multiprocessors = device.multiprocessors(),
-                                          .y_dtype = y.dtype,
-                                          .activation = kind},
-                                         device.stream()));
-    return;
-  }
-  LinearParams p{.x = elements(x),
-                 .weight = elements(gate),
-                 .bias = nullptr,
-                 .y = elements(y),
-                 .tokens = x.shape[0],
-                 .in = x.shape[1],
-                 .out = gate.shape[0],
-                 .x_dtype = x.dtype,
-                 .weight_dtype = gate.dtype,
-                 .bias_dtype = y.dtype,
-                 .y_dtype = y.dtype};
-  product.run(p);
-  p.weight = elements(up), p.y = call.scratch.data;
-  product.run(p);
-  EADEM_CUDA_CALL(launch_gated_activation(
-      {.a = elements(y), .b = call.scratch.data, .y = elements(y), .size = p.tokens * p.out, .dtype = y.dtype}, kind,
-      device.stream()));
-}
-
-PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
   const ExactProduct product(static_cast<CudaDevice&>(context.device), request);
-  const ActivationKind kind = request.attrs.get<LinearGatedActivationAttrs>().kind;
-  return make_plan([product, kind](const KernelCall& call) { run_gated(product, kind, call); },
-                   gated_scratch_bytes(request));
+  return make_plan([product](const KernelCall& call) { product.run(linear_params(call), call.scratch.data); },
+                   product.scratch_bytes());
 }
 
-// --- linear_qkv: few rows take one launch; more rows take three products.
-
-// The request of one of the three linears.
+// The request of one linear of a fusion, whose ports are those of the fusion's by index.
 struct LinearRequest {
-  explicit LinearRequest(const KernelRequest& qkv, size_t part)
-      : inputs{qkv.inputs[0], qkv.inputs[1 + 2 * part], qkv.inputs[2 + 2 * part]},
-        outputs{qkv.outputs[part]},
-        request(qkv) {
+  LinearRequest(const KernelRequest& fusion, size_t weight, std::optional<size_t> bias, size_t output)
+      : inputs{fusion.inputs[0], fusion.inputs[weight], bias ? fusion.inputs[*bias] : absent_port()},
+        outputs{fusion.outputs[output]},
+        request(fusion) {
     request.op = "linear";
     request.inputs = inputs;
     request.outputs = outputs;
@@ -334,46 +340,141 @@ struct LinearRequest {
   KernelRequest request;
 };
 
+// --- linear_gated_activation: few rows take one pass over both weights; more rows take two products and the
+// activation.
+
+Verdict can_gate(const KernelRequest& request) {
+  const TensorType &gate = request.inputs[1], &up = request.inputs[2];
+  return Requirements(request, {1, 2})
+      .dtype("y", request.outputs[0], {DType::bf16})
+      .same_dtype("up_weight", up, "gate_weight", gate)
+      .require((up.encoding == nullptr) == (gate.encoding == nullptr), "one weight is plain and one is encoded")
+      .require(takes_stream(request), stream_requirement(request))
+      .verdict({.reason = "tensor cores"});
+}
+
+// Both products, and the memory of a call: what one decodes, then the results of `up`.
+struct GatedProduct {
+  GatedProduct(CudaDevice& device, const KernelRequest& request)
+      : gate(device, LinearRequest(request, 1, std::nullopt, 0).request),
+        up(device, LinearRequest(request, 2, std::nullopt, 0).request),
+        kind(request.attrs.get<LinearGatedActivationAttrs>().kind),
+        decoded_bytes(std::max(gate.scratch_bytes(), up.scratch_bytes())) {
+    const int64_t tokens = request.inputs[0].dim(0).bind(request.bounds);
+    if (tokens > kLinearStreamMaxTokens) scratch_bytes = decoded_bytes + tokens * request.inputs[1].fixed(0) * 2;
+  }
+
+  ExactProduct gate, up;
+  ActivationKind kind;
+  int64_t decoded_bytes;
+  int64_t scratch_bytes = 0;
+};
+
+void run_gated(const GatedProduct& product, const KernelCall& call) {
+  const TensorView &x = call.inputs[0], &gate = call.inputs[1], &up = call.inputs[2], &y = call.outputs[0];
+  CudaDevice& device = cuda_device(call);
+  if (x.shape[0] <= kLinearStreamMaxTokens) {
+    stream(device,
+           {.x = elements(x),
+            .up = weight_data(up),
+            .parts = {{weight_data(gate), nullptr, elements(y), gate.shape[0]}},
+            .tokens = x.shape[0],
+            .in = x.shape[1],
+            .multiprocessors = device.multiprocessors(),
+            .y_dtype = y.dtype,
+            .activation = product.kind},
+           {product.gate.layout()}, product.up.layout());
+    return;
+  }
+  LinearParams p{.x = elements(x),
+                 .weight = weight_data(gate),
+                 .bias = nullptr,
+                 .y = elements(y),
+                 .tokens = x.shape[0],
+                 .in = x.shape[1],
+                 .out = gate.shape[0],
+                 .x_dtype = x.dtype,
+                 .weight_dtype = gate.dtype,
+                 .bias_dtype = y.dtype,
+                 .y_dtype = y.dtype};
+  product.gate.run(p, call.scratch.data);
+  p.weight = weight_data(up), p.y = static_cast<char*>(call.scratch.data) + product.decoded_bytes;
+  product.up.run(p, call.scratch.data);
+  EADEM_CUDA_CALL(launch_gated_activation(
+      {.a = elements(y), .b = p.y, .y = elements(y), .size = p.tokens * p.out, .dtype = y.dtype}, product.kind,
+      device.stream()));
+}
+
+PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
+  const GatedProduct product(static_cast<CudaDevice&>(context.device), request);
+  return make_plan([product](const KernelCall& call) { run_gated(product, call); }, product.scratch_bytes);
+}
+
+// --- linear_qkv: few rows take one launch; more rows take three products.
+
+// The request of the linear of part 0, 1 or 2.
+LinearRequest linear_of(const KernelRequest& qkv, size_t part) { return {qkv, 1 + 2 * part, 2 + 2 * part, part}; }
+
 Verdict can_use_qkv(const KernelRequest& request) {
-  for (size_t part = 0; part < 3; ++part)
-    if (const Verdict verdict = can_use_mma_chain(LinearRequest(request, part).request); !verdict.accepted)
-      return verdict;
-  return Requirements(request).verdict({.reason = "tensor cores"});
+  for (size_t part = 0; part < 3; ++part) {
+    if (const Verdict verdict = can_use_mma_chain(linear_of(request, part).request); !verdict.accepted) return verdict;
+    if ((request.inputs[1 + 2 * part].encoding == nullptr) != (request.inputs[1].encoding == nullptr))
+      return Verdict::no("some weights are plain and some are encoded");
+  }
+  return accept(request, {.reason = "tensor cores"});
+}
+
+// The three products, and how few rows read their weights.
+struct QkvProduct {
+  QkvProduct(CudaDevice& device, const KernelRequest& request) {
+    for (size_t part = 0; part < 3; ++part) {
+      products.emplace_back(device, linear_of(request, part).request);
+      layouts[part] = products[part].layout();
+      scratch_bytes = std::max(scratch_bytes, products[part].scratch_bytes());
+    }
+  }
+
+  std::vector<ExactProduct> products;
+  std::array<const FragmentLayout*, kMostLinearStreamParts> layouts{};
+  int64_t scratch_bytes = 0;
+};
+
+void run_qkv(const QkvProduct& product, const KernelCall& call) {
+  const TensorView& x = call.inputs[0];
+  CudaDevice& device = cuda_device(call);
+  if (x.shape[0] > kLinearStreamMaxTokens) {
+    for (size_t part = 0; part < 3; ++part) {
+      const TensorView inputs[] = {x, call.inputs[1 + 2 * part], call.inputs[2 + 2 * part]};
+      product.products[part].run(linear_params({.inputs = inputs, .outputs = call.outputs.subspan(part, 1)}),
+                                 call.scratch.data);
+    }
+    return;
+  }
+  LinearStreamParams p{.x = elements(x),
+                       .up = nullptr,
+                       .parts = {},
+                       .tokens = x.shape[0],
+                       .in = x.shape[1],
+                       .multiprocessors = device.multiprocessors(),
+                       .y_dtype = call.outputs[0].dtype,
+                       .activation = {}};
+  for (size_t part = 0; part < 3; ++part) {
+    const TensorView &weight = call.inputs[1 + 2 * part], &bias = call.inputs[2 + 2 * part];
+    p.parts[part] = {weight_data(weight), elements(bias), elements(call.outputs[part]), weight.shape[0]};
+  }
+  stream(device, p, product.layouts);
 }
 
 PlanPtr prepare_qkv(const KernelRequest& request, Context& context) {
-  CudaDevice& device = static_cast<CudaDevice&>(context.device);
-  std::vector<ExactProduct> products;
-  for (size_t part = 0; part < 3; ++part) products.emplace_back(device, LinearRequest(request, part).request);
-  return make_plan([&device, products = std::move(products)](const KernelCall& call) {
-    const TensorView& x = call.inputs[0];
-    if (x.shape[0] > kLinearStreamMaxTokens) {
-      for (size_t part = 0; part < 3; ++part) {
-        const TensorView inputs[] = {x, call.inputs[1 + 2 * part], call.inputs[2 + 2 * part]};
-        products[part].run(linear_params({.inputs = inputs, .outputs = call.outputs.subspan(part, 1)}));
-      }
-      return;
-    }
-    LinearStreamParams p{.x = elements(x),
-                         .up = nullptr,
-                         .parts = {},
-                         .tokens = x.shape[0],
-                         .in = x.shape[1],
-                         .multiprocessors = device.multiprocessors(),
-                         .y_dtype = call.outputs[0].dtype,
-                         .activation = {}};
-    for (size_t part = 0; part < 3; ++part) {
-      const TensorView &weight = call.inputs[1 + 2 * part], &bias = call.inputs[2 + 2 * part];
-      p.parts[part] = {elements(weight), elements(bias), elements(call.outputs[part]), weight.shape[0]};
-    }
-    EADEM_CUDA_CALL(launch_linear_stream(p, device.stream()));
-  });
+  const QkvProduct product(static_cast<CudaDevice&>(context.device), request);
+  return make_plan([product](const KernelCall& call) { run_qkv(product, call); }, product.scratch_bytes);
 }
 
 constexpr Kernel kMmaChain{.name = "cuda_mma_chain",
                            .pass = Pass::inference,
                            .can_handle = can_use_mma_chain,
                            .prepare = prepare_mma_chain,
+                           .packing = linear_packing,
                            .alignment_bytes = CudaMatmul::kAlignment};
 constexpr Kernel kCublasLt{.name = "cublaslt",
                            .pass = Pass::inference,
@@ -385,12 +486,13 @@ constexpr Kernel kGated{.name = "cuda_mma_chain",
                         .pass = Pass::inference,
                         .can_handle = can_gate,
                         .prepare = prepare_gated,
+                        .packing = gated_packing,
                         .alignment_bytes = CudaMatmul::kAlignment};
-
 constexpr Kernel kQkv{.name = "cuda_mma_chain",
                       .pass = Pass::inference,
                       .can_handle = can_use_qkv,
                       .prepare = prepare_qkv,
+                      .packing = qkv_packing,
                       .alignment_bytes = CudaMatmul::kAlignment};
 
 }  // namespace

@@ -6,236 +6,70 @@
 // nor on whether this kernel or cuBLASLt computes them.
 #include <algorithm>
 
-#include "eadem/kernels/cuda/activation.cuh"
-#include "eadem/kernels/cuda/device_math.cuh"
-#include "eadem/kernels/cuda/instructions/mma.cuh"
-#include "eadem/kernels/cuda/instructions/overlap.cuh"
-#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/linear/linear_stream.cuh"
 
 namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kFragmentRows = 16;         // rows of weights in a fragment
-constexpr int kFragmentTokens = 8;        // the columns of an accumulator
-constexpr int kSteps = 4;                 // k16 steps whose fragments are loaded together
-constexpr int kGroup = kSteps * 16;       // elements of k in a group of steps
-constexpr int kChunk = 256;               // elements of k in a stage: one copy instruction of a warp moves one row
-constexpr int kPitch = kChunk + 8;        // pitch of a row in shared memory: eight rows begin in eight different banks
-constexpr int kSharedLimit = 227 * 1024;  // shared memory of a block on Hopper
-static_assert(kLinearStreamMultiple == kGroup);
+template <int kRowWarps, int kTokenWarps, int kTokenTiles, int kStages>
+using Shape = StreamShape<kRowWarps, kTokenWarps, kTokenTiles, kStages, 1, false>;
 
-// How a block divides its work: a tile has kRowWarps * 16 weight rows and kTokenWarps * kTokenTiles * 8 tokens. Two
-// more warps copy, one of them weights and one tokens. A stage holds kChunk elements of k for all rows of a tile.
-template <int kRowWarps_, int kTokenWarps_, int kTokenTiles_, int kStages_>
-struct Shape {
-  static constexpr int kRowWarps = kRowWarps_, kTokenWarps = kTokenWarps_, kTokenTiles = kTokenTiles_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kWarps = kRowWarps * kTokenWarps;
-  static constexpr int kRows = kRowWarps * kFragmentRows;
-  static constexpr int kTokens = kTokenWarps * kTokenTiles * kFragmentTokens;
-  static constexpr int kStageBytes = (kRows + kTokens) * kPitch * 2;
-  static constexpr int kSharedBytes = kStages * kStageBytes;
-  static constexpr int kThreads = (kWarps + 2) * kWarp;
-  static_assert(kSharedBytes <= kSharedLimit);
-};
-
-// The fragments of one group of k.
-template <int kTokenTiles>
-struct Fragments {
-  uint32_t weight[kSteps][4];
-  uint32_t token[kTokenTiles][kSteps][2];
-
-  // Loads from the addresses of this lane's rows of weights and tokens.
-  __device__ void load(uint32_t weights, uint32_t tokens) {
+// By one warp: copies the weights of every chunk of every tile of this block, one row at a time. They do not depend on
+// earlier kernels.
+template <typename S, bool kGated>
+__device__ inline void copy_weights(const LinearStreamParams& p, const StreamRing& ring, int num_tiles, int lane) {
+  using Tiles = StreamTiles<S, kGated>;
+  const int in = static_cast<int>(p.in);
+  const int num_chunks = static_cast<int>(ceil_div(in, kChunk));
+  const uint64_t policy = l2_policy<L2Policy::evict_first>();
+  RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
+  for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
+    int tile_of_part = tile;
+    const LinearStreamPart part = p.parts[Tiles::part_of(p, tile_of_part)];
+    const int64_t first_output = int64_t{tile_of_part} * Tiles::kOutputs;
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
+      const uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes + lane * 16);
+      const int k = chunk * kChunk + lane * 8;
+      if (k < in) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) load_matrices(weight[step], weights + step * 32);
+        for (int row_warp = 0; row_warp < S::kRowWarps; ++row_warp) {
+          const bool up = kGated && row_warp % 2 == 1;
+          const int64_t output = first_output + Tiles::output_of(row_warp * kFragmentRows);
+          const auto* weight = static_cast<const __nv_bfloat16*>(up ? p.up : part.weight) + output * in + k;
+          const int rows = static_cast<int>(min(part.out - output, int64_t{kFragmentRows}));
 #pragma unroll
-    for (int tile = 0; tile < kTokenTiles; ++tile)
-#pragma unroll
-      for (int step = 0; step < kSteps; step += 2) {
-        uint32_t r[4];
-        load_matrices(r, tokens + tile * kFragmentTokens * kPitch * 2 + step * 32);
-        token[tile][step][0] = r[0], token[tile][step][1] = r[1];
-        token[tile][step + 1][0] = r[2], token[tile][step + 1][1] = r[3];
+          for (int row = 0; row < kFragmentRows; ++row, weight += in)
+            if (row < rows)
+              copy_16_async(to + static_cast<uint32_t>((row_warp * kFragmentRows + row) * kPitch * 2), weight, policy);
+        }
       }
+      barrier_arrive_after_copies(ring.full + place.stage * kBarrierBytes);
+      place.advance();
+    }
   }
-  __device__ void multiply(float (&sum)[kTokenTiles][4]) const {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-      for (int tile = 0; tile < kTokenTiles; ++tile)
-        mma(sum[tile], weight[step], token[tile][step][0], token[tile][step][1]);
-  }
-};
+}
 
-// y = x weight^T (+ bias). With kGated, y = f(x weight^T) * (x up^T), where both products are first rounded to the
-// dtype of y, so that the bits equal those of the separate ops. Gated tiles have rows of `weight` in the even row warps
-// and rows of `up` in the odd ones. The tiles of one part follow those of the part before. A block computes tiles
-// blockIdx.x, blockIdx.x + gridDim.x, ..., and its copies continue from one tile into the next without waiting.
+// A block computes tiles blockIdx.x, blockIdx.x + gridDim.x, ..., and its copies continue from one tile into the next
+// without waiting.
 template <typename Y, typename S, bool kGated>
-__global__ void __launch_bounds__(S::kThreads, 1) linear_stream(LinearStreamParams p) {
-  extern __shared__ __align__(128) uint8_t memory[];  // kStages x { weights [kRows, kPitch], tokens [kTokens, kPitch] }
+__global__ void __launch_bounds__(S::kThreads, 1) linear_stream(const __grid_constant__ LinearStreamParams p) {
+  extern __shared__ __align__(128) uint8_t memory[];  // stages
   __shared__ uint64_t barriers[2 * S::kStages];       // full, empty
   __shared__ float up_products[kGated ? S::kRows / 2 * S::kTokens : 1];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  constexpr int kOutputs = kGated ? S::kRows / 2 : S::kRows;  // outputs of a tile
-  constexpr int kMostParts = kGated ? 1 : kMostLinearStreamParts;
-  int num_tiles = 0;
-#pragma unroll
-  for (int i = 0; i < kMostParts; ++i) num_tiles += static_cast<int>(ceil_div(p.parts[i].out, kOutputs));
-  // Returns the part that a tile belongs to, and makes `tile` count from that part's first one.
-  const auto part_of = [&](int& tile) -> const LinearStreamPart& {
-    int part = 0;
-    if constexpr (!kGated) {
-#pragma unroll
-      for (int i = 0; i + 1 < kMostParts; ++i) {
-        const int tiles = static_cast<int>(ceil_div(p.parts[i].out, kOutputs));
-        if (part == i && tile >= tiles) tile -= tiles, ++part;
-      }
-    }
-    return p.parts[part];
-  };
-  const int in = static_cast<int>(p.in), tokens = static_cast<int>(p.tokens);
-  const int num_chunks = static_cast<int>(ceil_div(in, kChunk));
-
-  const uint32_t shared = shared_address(memory), full = shared_address(barriers);
-  const uint32_t empty = full + S::kStages * kBarrierBytes;
-  if (threadIdx.x < S::kStages) {
-    barrier_init(full + threadIdx.x * kBarrierBytes, 2 * kWarp);  // the lanes of both copying warps
-    barrier_init(empty + threadIdx.x * kBarrierBytes, S::kWarps);
-  }
+  const int num_tiles = StreamTiles<S, kGated>::count(p);
+  const StreamRing ring = make_ring<S>(memory, barriers, 2 * kWarp);  // the lanes of both copying warps
   __syncthreads();
   allow_next_kernel();
 
-  // Returns the output within its tile to which a weight row of the tile belongs.
-  const auto output_of = [](int row) {
-    if constexpr (kGated) return row / (2 * kFragmentRows) * kFragmentRows + row % kFragmentRows;
-    return row;
-  };
-
-  // 1. Two warps copy, one row of a chunk at a time. The weights do not depend on earlier kernels.
-  if (warp >= S::kWarps) {
-    const bool copies_tokens = warp > S::kWarps;
-    const uint64_t policy = copies_tokens ? l2_policy<L2Policy::evict_last>() : l2_policy<L2Policy::evict_first>();
-    if (copies_tokens) wait_for_earlier_kernels();
-    int stage = 0;
-    uint32_t parity = 1;  // parity of the phase before the first: the first round waits for nothing
-    for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
-      int tile_of_part = tile;
-      const LinearStreamPart part = part_of(tile_of_part);
-      const int64_t first_output = int64_t{tile_of_part} * kOutputs;
-      for (int chunk = 0; chunk < num_chunks; ++chunk) {
-        barrier_wait(empty + stage * kBarrierBytes, parity);
-        const uint32_t to = shared + static_cast<uint32_t>(stage * S::kStageBytes + lane * 16);
-        const int k = chunk * kChunk + lane * 8;
-        if (k < in) {
-          if (copies_tokens) {
-            const auto* x = static_cast<const __nv_bfloat16*>(p.x) + k;
-#pragma unroll 4
-            for (int token = 0; token < tokens; ++token, x += in)
-              copy_16_async(to + static_cast<uint32_t>((S::kRows + token) * kPitch * 2), x, policy);
-          } else {
-#pragma unroll
-            for (int row_warp = 0; row_warp < S::kRowWarps; ++row_warp) {
-              const bool up = kGated && row_warp % 2 == 1;
-              const int64_t output = first_output + output_of(row_warp * kFragmentRows);
-              const auto* weight = static_cast<const __nv_bfloat16*>(up ? p.up : part.weight) + output * in + k;
-              const int rows = static_cast<int>(min(part.out - output, int64_t{kFragmentRows}));
-#pragma unroll
-              for (int row = 0; row < kFragmentRows; ++row, weight += in)
-                if (row < rows)
-                  copy_16_async(to + static_cast<uint32_t>((row_warp * kFragmentRows + row) * kPitch * 2), weight,
-                                policy);
-            }
-          }
-        }
-        barrier_arrive_after_copies(full + stage * kBarrierBytes);
-        if (++stage == S::kStages) stage = 0, parity ^= 1;
-      }
-    }
-    return;
-  }
-
-  // 2. The other warps multiply. A dependent mma can be issued every 24 clocks at best, so any instruction between two
-  // of a chain costs time. Therefore a chunk is one piece of straight code that loads fragments one group ahead.
-  const int row_warp = warp % S::kRowWarps, token_warp = warp / S::kRowWarps;
-  // Lane l addresses row l % 8 of matrix l / 8. For weights, matrices 1 and 3 are 8 rows further down, and 2 and 3 are
-  // 8 further in k. For tokens, matrices 1, 2 and 3 are 8, 16 and 24 further in k, which gives the fragments of two
-  // steps.
-  const uint32_t weight_rows =
-      shared + static_cast<uint32_t>(((row_warp * kFragmentRows + lane % 16) * kPitch + lane / 16 * 8) * 2);
-  const uint32_t token_rows =
-      shared + static_cast<uint32_t>(
-                   ((S::kRows + token_warp * S::kTokenTiles * kFragmentTokens + lane % 8) * kPitch + lane / 8 * 8) * 2);
-  constexpr int kGroups = kChunk / kGroup;  // groups of a chunk
-  const int last_groups = (in - (num_chunks - 1) * kChunk) / kGroup;
-  int stage = 0;
-  uint32_t parity = 0;
-  float sum[S::kTokenTiles][4];
-  const auto multiply_chunk = [&](int chunk) {
-    barrier_wait(full + stage * kBarrierBytes, parity);
-    const uint32_t weights = weight_rows + stage * S::kStageBytes, tokens_of_k = token_rows + stage * S::kStageBytes;
-    Fragments<S::kTokenTiles> f[2];
-    if (chunk + 1 < num_chunks || last_groups == kGroups) {
-      f[0].load(weights, tokens_of_k);
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const int next = group + 1;
-        if (next < kGroups) f[next % 2].load(weights + next * kGroup * 2, tokens_of_k + next * kGroup * 2);
-        f[group % 2].multiply(sum);
-      }
-    } else {
-      for (int group = 0; group < last_groups; ++group) {
-        f[0].load(weights + group * kGroup * 2, tokens_of_k + group * kGroup * 2);
-        f[0].multiply(sum);
-      }
-    }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(empty + stage * kBarrierBytes);
-    if (++stage == S::kStages) stage = 0, parity ^= 1;
-  };
-
-  for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
-    int tile_of_part = tile;
-    const LinearStreamPart& part = part_of(tile_of_part);
-    const int64_t first_output = int64_t{tile_of_part} * kOutputs;
-#pragma unroll
-    for (int t = 0; t < S::kTokenTiles; ++t) sum[t][0] = sum[t][1] = sum[t][2] = sum[t][3] = 0.0f;
-    for (int chunk = 0; chunk < num_chunks; ++chunk) multiply_chunk(chunk);
-
-    // 3. Apply bias or gate and round once. Lane 4 g + t holds rows g and g + 8, tokens 2 t and 2 t + 1.
-    const auto for_each_sum = [&](auto&& f) {
-#pragma unroll
-      for (int t = 0; t < S::kTokenTiles; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = row_warp * kFragmentRows + lane / 4 + i / 2 * 8;
-          f(row, (token_warp * S::kTokenTiles + t) * kFragmentTokens + lane % 4 * 2 + i % 2, sum[t][i]);
-        }
-    };
-    constexpr auto meet = [] { asm volatile("bar.sync 1, %0;" ::"n"(S::kWarps * kWarp) : "memory"); };
-    if constexpr (kGated) {
-      if (row_warp % 2 == 1)
-        for_each_sum(
-            [&](int row, int token, float s) { up_products[output_of(row) * S::kTokens + token] = rounded<Y>(s); });
-      meet();
-    }
-    if (!kGated || row_warp % 2 == 0) {
-      wait_for_earlier_kernels();  // an earlier kernel may still read the memory of y
-      for_each_sum([&](int row, int token, float s) {
-        const int64_t n = first_output + output_of(row), i = int64_t{token} * part.out + n;
-        if (token >= tokens || n >= part.out) return;
-        if constexpr (kGated) {
-          s = activate(p.activation, rounded<Y>(s)) * up_products[output_of(row) * S::kTokens + token];
-        } else {
-          if (part.bias != nullptr) s += load(static_cast<const Y*>(part.bias) + n);
-        }
-        store(static_cast<Y*>(part.y) + i, s);
-      });
-    }
-    if constexpr (kGated) meet();  // the next tile overwrites up_products
-  }
+  if (warp < S::kWarps)
+    multiply_tiles<Y, S, kGated>(p, ring, num_tiles, warp, lane, up_products);
+  else if (warp == S::kWarps)
+    copy_weights<S, kGated>(p, ring, num_tiles, lane);
+  else
+    copy_tokens<S>(p, ring, num_tiles, lane);
 }
 
 template <typename Y, typename S, bool kGated>

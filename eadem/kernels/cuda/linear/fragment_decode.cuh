@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decodes the blocks of FragmentBlocks (fragment_layout.h) to f32. A value differs from its definition by at most one
+// rounding of its group's scale and offset to f32, which bf16 hardly ever shows.
+//
+// Codes become floats without a conversion: the bytes of a code go into the mantissa of a number between 1 and 2.
+//   4, 6 bits  v = 1 + code / 2^bits, value = v * factor + offset, of a group: factor = 2^bits scale,
+//              offset = -(2^bits + zero) scale - min
+//   8 bits     v = 1 + code / 2^15, value = (v - (1 + zero / 2^15)) * (2^15 scale)
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/linear/fragment_layout.h"
+
+namespace eadem::kernels::cuda {
+
+// How the values of a group of one row follow from their codes: see above.
+struct GroupDecoding {
+  float factor, offset;  // of 8 bits, `offset` is 1 + zero / 2^15
+};
+// The columns of a group, as far as a piece goes: 16, 32 or 64.
+__device__ inline int group_columns(const FragmentLayout& f) {
+  return min(f.sub_columns > 0 ? f.sub_columns : f.scale_columns, kFragmentPieceColumns);
+}
+// Of the groups of a piece: [64 / group_columns][16 rows]; at most four groups.
+inline constexpr int kPieceGroups = 4 * kFragmentBlockRows;
+
+__device__ inline float fragment_scale(const uint8_t* scales, int index, FragmentLayout::Scale type) {
+  switch (type) {
+    case FragmentLayout::Scale::f16: return __half2float(reinterpret_cast<const __half*>(scales)[index]);
+    case FragmentLayout::Scale::bf16: return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(scales)[index]);
+    default: return reinterpret_cast<const float*>(scales)[index];
+  }
+}
+
+// Writes the decodings of a piece's groups, by a whole warp.
+__device__ inline void decode_groups(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
+                                     GroupDecoding* groups) {
+  const int columns = group_columns(f), count = kFragmentPieceColumns / columns * kFragmentBlockRows;
+  for (int i = lane; i < count; i += kWarp) {
+    const int row = i % kFragmentBlockRows, column = piece * kFragmentPieceColumns + i / kFragmentBlockRows * columns;
+    const int element = column / f.scale_columns * kFragmentBlockRows + row;
+    float scale = fragment_scale(block + f.scales, element, f.scale_type);
+    float min = f.has_min ? fragment_scale(block + f.mins, element, f.scale_type) : 0.0f;
+    if (f.sub_columns > 0) {
+      const int sub = column / f.sub_columns * kFragmentBlockRows + row;
+      scale *= static_cast<float>(static_cast<int8_t>(block[f.sub_scales + sub]));
+      if (f.has_min) min *= static_cast<float>(block[f.sub_mins + sub]);
+    }
+    const int zero = f.has_zeros ? block[f.zeros + element] : f.zero;
+    if (f.code == FragmentLayout::Code::bits4 || f.code == FragmentLayout::Code::bits6) {
+      const int one = f.code == FragmentLayout::Code::bits4 ? 16 : 64;
+      groups[i] = {scale * static_cast<float>(one), -(scale * static_cast<float>(one + zero) + min)};
+    } else {
+      groups[i] = {scale * 32768.0f, 1.0f + static_cast<float>(zero) / 32768.0f};
+    }
+  }
+  __syncwarp();
+}
+
+// Returns the number whose mantissa has byte `i` of `bytes` in its high (kHigh) or middle byte.
+template <bool kHigh>
+__device__ inline float mantissa_of(uint32_t bytes, int i) {
+  // Byte n of the result is byte (selector >> 4 n) of { bytes, 0x3f800000 }. A byte for the high position has bit 7
+  // set.
+  constexpr uint32_t kOne = 0x3f800000;
+  const uint32_t selector = kHigh ? 0x7044u | static_cast<uint32_t>(i) << 8 : 0x7604u | static_cast<uint32_t>(i) << 4;
+  return __uint_as_float(__byte_perm(bytes, kOne, selector));
+}
+
+// Turns four codes, given in the bytes that mantissa_of reads, into values, and passes them on as
+// take(h, value of column 2 t, value of column 2 t + 1).
+template <bool kHigh, typename Take>
+__device__ inline void decode_codes(uint32_t bytes, const GroupDecoding& group, Take&& take) {
+  float value[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float v = mantissa_of<kHigh>(bytes, i);
+    value[i] = kHigh ? fmaf(v, group.factor, group.offset) : (v - group.offset) * group.factor;
+  }
+  take(0, value[0], value[1]);
+  take(1, value[2], value[3]);
+}
+
+// The levels + 128 of eight codes of 4 bits: rows[r] has the four of row g + 8 r.
+__device__ inline void look_up(uint32_t (&rows)[2], uint32_t codes, const uint32_t (&levels)[4]) {
+  uint32_t found[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t four = half == 0 ? codes : codes >> 16;
+    const uint32_t low = __byte_perm(levels[0], levels[1], four & 0x7777u);
+    const uint32_t high = __byte_perm(levels[2], levels[3], four & 0x7777u);
+    found[half] = __byte_perm(low, high, 0x3210u | (four & 0x8888u) >> 1);
+  }
+  rows[0] = __byte_perm(found[0], found[1], 0x6420u);
+  rows[1] = __byte_perm(found[0], found[1], 0x7531u);
+}
+
+// Decodes one piece of a block by a whole warp; passes on what the lane holds as
+// take(step, r, h, value of column 16 step + 8 h + 2 t, value of the next column). `groups` holds kPieceGroups of this
+// warp's own. Block and groups may lie in global or shared memory.
+template <typename Take>
+__device__ inline void decode_piece(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
+                                    GroupDecoding* groups, Take&& take) {
+  using Code = FragmentLayout::Code;
+  constexpr int kSteps = kFragmentPieceColumns / 16;
+  if (f.code == Code::bf16) {
+    const uint4* fragments = reinterpret_cast<const uint4*>(block) + piece * kSteps * kWarp + lane;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const uint4 word = fragments[s * kWarp];
+      const uint32_t words[4] = {word.x, word.y, word.z, word.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&words[i]));
+        take(s, i % 2, i / 2, pair.x, pair.y);
+      }
+    }
+    return;
+  }
+  __syncwarp();  // the groups of the piece before are no longer read
+  const bool bytes8 = f.code == Code::bits8;
+  const uint4* low = reinterpret_cast<const uint4*>(block) + piece * kWarp * (bytes8 ? 2 : 1) + lane;
+  const uint4 first = low[0], second = bytes8 ? low[kWarp] : uint4{};
+  uint2 high{};
+  if (f.code == Code::bits6) high = reinterpret_cast<const uint2*>(block + f.high)[piece * kWarp + lane];
+  decode_groups(f, block, piece, lane, groups);
+
+  const uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  const int group_steps = group_columns(f) / 16;  // 1, 2 or 4
+  GroupDecoding group[2];
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    if (s % group_steps == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) group[r] = groups[s / group_steps * kFragmentBlockRows + lane / 4 + 8 * r];
+    const auto decode = [&](auto is_high, int r, uint32_t bytes) {
+      decode_codes<decltype(is_high)::value>(bytes, group[r], [&](int h, float a, float b) { take(s, r, h, a, b); });
+    };
+    constexpr std::true_type kHigh;
+    constexpr std::false_type kMiddle;
+    switch (f.code) {
+      case Code::bits4:
+        decode(kHigh, 0, (words[s] << 3 & 0x78787878u) | 0x80808080u);
+        decode(kHigh, 1, (words[s] >> 1 & 0x78787878u) | 0x80808080u);
+        break;
+      case Code::bits6: {
+        const uint32_t two = (s / 2 == 0 ? high.x : high.y) >> s % 2 * 4;
+        decode(kHigh, 0, (words[s] << 1 & 0x1e1e1e1eu) | (two << 5 & 0x60606060u) | 0x80808080u);
+        decode(kHigh, 1, (words[s] >> 3 & 0x1e1e1e1eu) | (two << 3 & 0x60606060u) | 0x80808080u);
+        break;
+      }
+      case Code::codebook4: {
+        uint32_t rows[2];
+        look_up(rows, words[s], f.levels);
+        decode(kMiddle, 0, rows[0]);
+        decode(kMiddle, 1, rows[1]);
+        break;
+      }
+      default: decode(kMiddle, 0, words[2 * s]); decode(kMiddle, 1, words[2 * s + 1]);
+    }
+  }
+}
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of few rows (up to 64 tokens) with encoded weights (FragmentBlocks), which are bound by reading them. One
+// thread streams whole blocks by bulk copies into a ring in shared memory; warps decode them to bf16 fragments in the
+// stages of a second ring, from which the chains of linear_stream.cuh multiply. So the bits are those of a product with
+// the weight decoded and rounded to bf16, whoever computes that.
+#include <algorithm>
+
+#include "eadem/kernels/cuda/linear/fragment_decode.cuh"
+#include "eadem/kernels/cuda/linear/linear_stream.cuh"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+constexpr int kMostBlockStages = 16;
+constexpr int kPieces = kFragmentPieces;
+static_assert(kChunk == kFragmentBlockColumns && kFragmentRows == kFragmentBlockRows);
+
+// A shape, with `kDecoders` warps that decode, and `kBlocks` blocks on a multiprocessor.
+template <int kRowWarps, int kTokenWarps, int kTokenTiles, int kStages, int kDecoders_, int kBlocks_>
+struct PackedShape : StreamShape<kRowWarps, kTokenWarps, kTokenTiles, kStages, 1 + kDecoders_, true> {
+  static constexpr int kDecoders = kDecoders_, kBlocks = kBlocks_;
+};
+
+// The ring of encoded blocks: a stage has those of a chunk of a tile, one for each row warp.
+struct BlockRing {
+  uint32_t full, empty;  // barriers
+  uint8_t* stages;
+  int count;      // stages
+  int pitch;      // bytes from a row warp's block to the next one's
+  int stage = 0;  // the place, as RingPlace
+  uint32_t parity;
+
+  __device__ void advance() {
+    if (++stage == count) stage = 0, parity ^= 1;
+  }
+};
+
+// The weight of a row warp of a tile.
+template <typename S, bool kGated>
+struct RowBlocks {
+  const uint8_t* first = nullptr;  // the block of the first chunk; null beyond the last output
+  const FragmentLayout* layout = nullptr;
+
+  __device__ RowBlocks(const PackedStreamParams& p, int part, int tile_of_part, int row_warp, int num_chunks) {
+    const LinearStreamPart& product = p.product.parts[part];
+    const bool up = kGated && row_warp % 2 == 1;
+    layout = up ? &p.up_layout : &p.layouts[part];
+    const int64_t row = int64_t{tile_of_part} * StreamTiles<S, kGated>::kOutputs +
+                        StreamTiles<S, kGated>::output_of(row_warp * kFragmentRows);
+    if (row >= product.out) return;
+    const void* weight = up ? p.product.up : product.weight;
+    first = static_cast<const uint8_t*>(weight) + row / kFragmentRows * num_chunks * layout->block_bytes;
+  }
+};
+
+// By one thread: copies the blocks of every chunk of every tile. Weights do not depend on earlier kernels.
+template <typename S, bool kGated>
+__device__ inline void copy_blocks(const PackedStreamParams& p, BlockRing blocks, int num_tiles) {
+  const int num_chunks = static_cast<int>(ceil_div(p.product.in, kChunk));
+  const uint64_t policy = l2_policy<L2Policy::evict_first>();
+  blocks.parity = 1;  // of the phase before the first: the first round waits for nothing
+  for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
+    int tile_of_part = tile;
+    const int part = StreamTiles<S, kGated>::part_of(p.product, tile_of_part);
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      barrier_wait(blocks.empty + blocks.stage * kBarrierBytes, blocks.parity);
+      const uint32_t full = blocks.full + blocks.stage * kBarrierBytes;
+      const auto for_each_block = [&](auto&& f) {
+#pragma unroll
+        for (int row_warp = 0; row_warp < S::kRowWarps; ++row_warp) {
+          const RowBlocks<S, kGated> row(p, part, tile_of_part, row_warp, num_chunks);
+          if (row.first != nullptr) f(row_warp, row, static_cast<uint32_t>(row.layout->block_bytes));
+        }
+      };
+      uint32_t bytes = 0;
+      for_each_block([&](int, const auto&, uint32_t block_bytes) { bytes += block_bytes; });
+      barrier_arrive_expecting(full, bytes);
+      for_each_block([&](int row_warp, const auto& row, uint32_t block_bytes) {
+        copy_bulk_async(shared_address(blocks.stages + (blocks.stage * S::kRowWarps + row_warp) * blocks.pitch),
+                        row.first + int64_t{chunk} * block_bytes, block_bytes, full, policy);
+      });
+      blocks.advance();
+    }
+  }
+}
+
+// By S::kDecoders warps, of which this is number `decoder`: they take the pieces of all stages in turns.
+template <typename S, bool kGated>
+__device__ inline void decode_blocks(const PackedStreamParams& p, const StreamRing& ring, BlockRing blocks,
+                                     int num_tiles, int decoder, int lane, GroupDecoding* groups) {
+  constexpr int kStagePieces = S::kRowWarps * kPieces;
+  static_assert(S::kDecoders % kStagePieces == 0 || kStagePieces % S::kDecoders == 0);
+  const int num_chunks = static_cast<int>(ceil_div(p.product.in, kChunk));
+  RingPlace<S::kStages> place{0, 1};
+  blocks.parity = 0;
+  int turn = decoder;  // the piece of the next stage that is this warp's next one
+  for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
+    int tile_of_part = tile;
+    const int part = StreamTiles<S, kGated>::part_of(p.product, tile_of_part);
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      if (turn < kStagePieces) {
+        const uint32_t block_full = blocks.full + blocks.stage * kBarrierBytes;
+        barrier_wait(block_full, blocks.parity);
+        barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
+        for (; turn < kStagePieces; turn += S::kDecoders) {
+          const int row_warp = turn / kPieces, piece = turn % kPieces;
+          const RowBlocks<S, kGated> row(p, part, tile_of_part, row_warp, num_chunks);
+          if (row.first != nullptr) {
+            const uint32_t to =
+                ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes +
+                                                    ((row_warp * kPieces + piece) * 4 * kWarp + lane) * 16);
+            uint32_t fragments[4][4];
+            decode_piece(*row.layout, blocks.stages + (blocks.stage * S::kRowWarps + row_warp) * blocks.pitch, piece,
+                         lane, groups, [&](int step, int r, int h, float low, float high) {
+                           fragments[step][r + 2 * h] = pack_bf16(low, high);
+                         });
+#pragma unroll
+            for (int step = 0; step < 4; ++step)
+              store_16(to + static_cast<uint32_t>(step * kWarp * 16), fragments[step]);
+          }
+          __syncwarp();
+          if (lane == 0) {
+            barrier_arrive(ring.full + place.stage * kBarrierBytes);
+            barrier_arrive(blocks.empty + blocks.stage * kBarrierBytes);
+          }
+        }
+      }
+      turn -= kStagePieces;
+      place.advance();
+      blocks.advance();
+    }
+  }
+}
+
+// A block computes tiles blockIdx.x, blockIdx.x + gridDim.x, ..., and its copies continue from one tile into the next
+// without waiting. Dynamic shared memory has the stages, then `block_stages` stages of blocks of `pitch` bytes.
+template <typename Y, typename S, bool kGated>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    packed_stream(const __grid_constant__ PackedStreamParams p, int block_stages, int pitch) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ uint64_t barriers[2 * S::kStages];  // full, empty
+  __shared__ uint64_t block_barriers[2 * kMostBlockStages];
+  __shared__ GroupDecoding groups[S::kDecoders][kPieceGroups];
+  __shared__ float up_products[kGated ? S::kRows / 2 * S::kTokens : 1];
+  constexpr int kStagePieces = S::kRowWarps * kPieces;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int num_tiles = StreamTiles<S, kGated>::count(p.product);
+  const StreamRing ring = make_ring<S>(memory, barriers, kStagePieces + kWarp);  // and the lanes that copy tokens
+  const uint32_t block_full = shared_address(block_barriers);
+  const BlockRing blocks{.full = block_full,
+                         .empty = block_full + kMostBlockStages * kBarrierBytes,
+                         .stages = memory + S::kSharedBytes,
+                         .count = block_stages,
+                         .pitch = pitch,
+                         .parity = 0};
+  if (threadIdx.x < kMostBlockStages) {
+    barrier_init(blocks.full + threadIdx.x * kBarrierBytes, 1);
+    barrier_init(blocks.empty + threadIdx.x * kBarrierBytes, kStagePieces);
+  }
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // bulk copies use the barriers too
+  __syncthreads();
+  allow_next_kernel();
+
+  const int helper = warp - S::kWarps;
+  if (helper < 0)
+    multiply_tiles<Y, S, kGated>(p.product, ring, num_tiles, warp, lane, up_products);
+  else if (helper == 0)
+    copy_tokens<S>(p.product, ring, num_tiles, lane);
+  else if (helper > 1)
+    decode_blocks<S, kGated>(p, ring, blocks, num_tiles, helper - 2, lane, groups[helper - 2]);
+  else if (lane == 0)
+    copy_blocks<S, kGated>(p, blocks, num_tiles);
+}
+
+template <typename Y, typename S, bool kGated>
+cudaError_t launch_shape(const PackedStreamParams& p, cudaStream_t stream) {
+  // What is left of a block's share of the shared memory, apart from what is static and reserved.
+  constexpr int kStatic =
+      S::kDecoders * kPieceGroups * static_cast<int>(sizeof(GroupDecoding)) + (kGated ? S::kRows * S::kTokens * 2 : 0);
+  constexpr int kLeft = kSharedLimit / S::kBlocks - kStatic - S::kSharedBytes - 2048;
+  static_assert(kLeft >= 2 * S::kRowWarps * 8192);
+  constexpr int64_t kOutputs = StreamTiles<S, kGated>::kOutputs;
+  int pitch = kGated ? p.up_layout.block_bytes : 0;
+  int64_t tiles = 0;
+  for (int i = 0; i < kMostLinearStreamParts; ++i) {
+    const int64_t out = p.product.parts[i].out;
+    tiles += ceil_div(out, kOutputs);
+    if (out > 0) pitch = std::max(pitch, p.layouts[i].block_bytes);
+  }
+  const int block_stages = std::min(kMostBlockStages, kLeft / (S::kRowWarps * pitch));
+  const int64_t blocks = std::min(tiles, p.product.multiprocessors * S::kBlocks);
+  return launch_overlapped(packed_stream<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads,
+                           static_cast<size_t>(S::kSharedBytes + block_stages * S::kRowWarps * pitch), stream, p,
+                           block_stages, pitch);
+}
+
+// Up to 16 tokens, two blocks share a multiprocessor. Tiles of 16 rows let narrow weights reach every multiprocessor;
+// where there are rows enough, larger ones read the tokens less often.
+template <typename Y, bool kGated>
+cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
+  constexpr int kR = kGated ? 2 : 1;
+  int64_t tiles = 0;  // of 16 rows
+  for (const LinearStreamPart& part : p.product.parts) tiles += ceil_div(part.out, kFragmentRows) * kR;
+  const bool wide = tiles >= 4 * p.product.multiprocessors;
+  if (p.product.tokens <= 8) {
+    if (wide) return launch_shape<Y, PackedShape<2, 1, 1, 3, 8, 2>, kGated>(p, stream);
+    return launch_shape<Y, PackedShape<kR, 1, 1, 3, 8, 2>, kGated>(p, stream);
+  }
+  if (p.product.tokens <= 16) {
+    if (wide) return launch_shape<Y, PackedShape<2, 2, 1, 2, 8, 2>, kGated>(p, stream);
+    return launch_shape<Y, PackedShape<kR, 2, 1, 2, 8, 2>, kGated>(p, stream);
+  }
+  if (p.product.tokens <= 32) {
+    if (wide) return launch_shape<Y, PackedShape<4, 2, 2, 2, 16, 1>, kGated>(p, stream);
+    return launch_shape<Y, PackedShape<kR, 4, 1, 3, 8, 1>, kGated>(p, stream);
+  }
+  if (wide) return launch_shape<Y, PackedShape<4, 2, 4, 2, 8, 1>, kGated>(p, stream);
+  return launch_shape<Y, PackedShape<kR, 8, 1, 3, 8, 1>, kGated>(p, stream);
+}
+
+// --- The other readers of encoded weights: by a warp for each piece of a block.
+
+constexpr int kUnpackWarps = 4;
+
+// y [rows, in] = the weight, rounded to bf16. One block for each block of the weight.
+__global__ void __launch_bounds__(kUnpackWarps* kWarp)
+    unpack_blocks(const __grid_constant__ FragmentLayout layout, const uint8_t* weight, __nv_bfloat16* y, int64_t rows,
+                  int64_t in) {
+  static_assert(kUnpackWarps == kPieces);
+  constexpr int kRowPitch = kFragmentPieceColumns + 8;
+  __shared__ GroupDecoding groups[kUnpackWarps][kPieceGroups];
+  __shared__ __align__(16) __nv_bfloat16 values[kUnpackWarps][kFragmentRows * kRowPitch];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t first_row = int64_t{blockIdx.y} * kFragmentRows;
+  const int64_t column = int64_t{blockIdx.x} * kFragmentBlockColumns + warp * kFragmentPieceColumns;
+  allow_next_kernel();
+  wait_for_earlier_kernels();  // one may still read y
+  if (column >= in) return;
+  const uint8_t* block = weight + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * layout.block_bytes;
+  __nv_bfloat16* piece = values[warp];
+  decode_piece(layout, block, warp, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
+    const int at = (lane / 4 + 8 * r) * kRowPitch + 16 * step + 8 * h + lane % 4 * 2;
+    *reinterpret_cast<uint32_t*>(piece + at) = pack_bf16(low, high);
+  });
+  __syncwarp();
+  constexpr int kLanesOfRow = kFragmentPieceColumns / 8;
+#pragma unroll
+  for (int i = lane; i < kFragmentRows * kLanesOfRow; i += kWarp) {
+    const int row = i / kLanesOfRow, at = i % kLanesOfRow * 8;
+    if (first_row + row < rows)
+      *reinterpret_cast<uint4*>(y + (first_row + row) * in + column + at) =
+          *reinterpret_cast<const uint4*>(piece + row * kRowPitch + at);
+  }
+}
+
+// y[t, :] = scale * table[ids[t] - first, :], or zeros where the table has no such row. One block for each token and
+// every kUnpackWarps pieces.
+template <typename Y>
+__global__ void __launch_bounds__(kUnpackWarps* kWarp)
+    gather_packed_rows(const __grid_constant__ EmbeddingParams p, const __grid_constant__ FragmentLayout layout) {
+  __shared__ GroupDecoding groups[kUnpackWarps][kPieceGroups];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  const int64_t column = (int64_t{blockIdx.y} * kUnpackWarps + warp) * kFragmentPieceColumns;
+  if (column >= p.hidden) return;
+  Y* y = static_cast<Y*>(p.y) + blockIdx.x * p.hidden + column;
+  const int64_t row = p.ids[blockIdx.x] - p.first;
+  if (row < 0 || row >= p.vocab) {
+    for (int i = lane; i < kFragmentPieceColumns; i += kWarp) store(y + i, 0.0f);
+    return;
+  }
+  const int64_t chunks = ceil_div(p.hidden, kFragmentBlockColumns);
+  const auto* block = static_cast<const uint8_t*>(p.table) +
+                      (row / kFragmentRows * chunks + column / kFragmentBlockColumns) * layout.block_bytes;
+  const int piece = static_cast<int>(column / kFragmentPieceColumns % kPieces);
+  const int wanted = static_cast<int>(row % kFragmentRows);
+  decode_piece(layout, block, piece, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
+    if (lane / 4 + 8 * r != wanted) return;
+    const int at = 16 * step + 8 * h + lane % 4 * 2;
+    store(y + at, p.scale * low);
+    store(y + at + 1, p.scale * high);
+  });
+}
+
+}  // namespace
+
+cudaError_t launch_packed_stream(const PackedStreamParams& p, cudaStream_t stream) {
+  if (p.product.tokens == 0 || p.product.parts[0].out == 0) return cudaSuccess;
+  if (p.product.tokens > kLinearStreamMaxTokens || p.product.in % kLinearStreamMultiple != 0)
+    return cudaErrorInvalidValue;
+  return with_f32_or_bf16(p.product.y_dtype, [&](auto y) {
+    using Y = decltype(y);
+    return p.product.up != nullptr ? launch_rows<Y, true>(p, stream) : launch_rows<Y, false>(p, stream);
+  });
+}
+
+cudaError_t launch_unpack_blocks(const FragmentLayout& layout, const void* weight, void* y, int64_t rows, int64_t in,
+                                 cudaStream_t stream) {
+  if (rows == 0 || in == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(ceil_div(in, kFragmentBlockColumns)),
+                  static_cast<unsigned>(ceil_div(rows, kFragmentRows)));
+  return launch_overlapped(unpack_blocks, grid, kUnpackWarps * kWarp, 0, stream, layout,
+                           static_cast<const uint8_t*>(weight), static_cast<__nv_bfloat16*>(y), rows, in);
+}
+
+cudaError_t launch_packed_embedding(const EmbeddingParams& p, const FragmentLayout& layout, cudaStream_t stream) {
+  if (p.tokens == 0 || p.hidden == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(p.tokens),
+                  static_cast<unsigned>(ceil_div(p.hidden, kUnpackWarps * kFragmentPieceColumns)));
+  return with_float_type(p.y_dtype, [&](auto y) {
+    return launch_overlapped(gather_packed_rows<decltype(y)>, grid, kUnpackWarps * kWarp, 0, stream, p, layout);
+  });
+}
+
+}  // namespace eadem::kernels::cuda
