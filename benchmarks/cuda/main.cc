@@ -14,11 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/philox.h"
 #include "eadem/kernels/attention.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
+#include "eadem/kernels/cuda/linear/fragment_blocks.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
 
@@ -43,7 +45,7 @@ kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, ke
     for (const TensorView& view : views) {
       std::vector<Dim> dims;
       for (int i = 0; i < view.shape.rank(); ++i) dims.emplace_back(view.shape[i]);
-      types.push_back(view.defined() ? TensorType(view.dtype, dims) : kernels::absent_port());
+      types.push_back(view.defined() ? TensorType(view.dtype, dims, view.encoding) : kernels::absent_port());
     }
     return types;
   };
@@ -117,25 +119,37 @@ class Bench {
     return copy_to_device(device_, host.view);
   }
 
-  Row linear(const std::string& name, int64_t in, int64_t out, int64_t tokens, bool gated, DType result) {
-    const double bytes = 2.0 * static_cast<double>(in * out * (gated ? 2 : 1));
+  // A weight [out, in], bf16 or encoded: random bytes.
+  TensorView weight(int64_t out, int64_t in, const Encoding* encoding, std::vector<Tensor>& memory) {
+    if (encoding == nullptr) return memory.emplace_back(random(DType::bf16, {out, in}, 0.05)).view;
+    const Encoding* packing = kernels::cuda::FragmentBlocks::of(encoding);
+    const int64_t words = encoded_bytes(*packing, {out, in}) / 2;
+    TensorView view(memory.emplace_back(random(DType::bf16, {words}, 0.05)).view.data, DType::f32, {out, in});
+    view.encoding = packing;
+    return view;
+  }
+
+  // `encoding`: of the weights, or null: they are bf16.
+  Row linear(const std::string& name, int64_t in, int64_t out, int64_t tokens, bool gated, DType result,
+             const Encoding* encoding = nullptr) {
+    const double bytes = (gated ? 2.0 : 1.0) *
+                         static_cast<double>(encoding == nullptr ? in * out * 2 : encoded_bytes(*encoding, {out, in}));
     const int copies = std::clamp(static_cast<int>(kColdBytes / bytes) + 1, 2, 32);
-    std::vector<Tensor> weights, ups;
-    for (int i = 0; i < copies; ++i) weights.push_back(random(DType::bf16, {out, in}, 0.05));
-    for (int i = 0; gated && i < copies; ++i) ups.push_back(random(DType::bf16, {out, in}, 0.05));
+    std::vector<Tensor> memory;
+    std::vector<TensorView> weights, ups;
+    for (int i = 0; i < copies; ++i) weights.push_back(weight(out, in, encoding, memory));
+    for (int i = 0; gated && i < copies; ++i) ups.push_back(weight(out, in, encoding, memory));
     const Tensor x = random(DType::bf16, {tokens, in}), y = allocate_tensor(*device_, result, {tokens, out});
-    const Tensor scratch = allocate_tensor(*device_, DType::u8, {gated ? tokens * out * 2 : 1});
     const kernels::LinearAttrs attrs{.out_dtype = result};
     const kernels::LinearGatedActivationAttrs gated_attrs{.kind = kernels::ActivationKind::silu, .out_dtype = result};
-    const auto inputs_of = [&](size_t at) {
-      return std::array{x.view, weights[at].view, gated ? ups[at].view : TensorView{}};
-    };
+    const auto inputs_of = [&](size_t at) { return std::array{x.view, weights[at], gated ? ups[at] : TensorView{}}; };
     const TensorView outputs[] = {y.view};
     const kernels::PlanPtr plan =
         gated
             ? plan_for(*kernels::cuda::linear_gated_activation_kernels()[0], "linear_gated_activation",
                        AttrsRef(gated_attrs), inputs_of(0), outputs, context_)
             : plan_for(*kernels::cuda::linear_kernels()[0], "linear", AttrsRef(attrs), inputs_of(0), outputs, context_);
+    const Tensor scratch = allocate_tensor(*device_, DType::u8, {plan->scratch_bytes() + 1});
     return time(name, std::max(copies, 16), bytes + 2.0 * static_cast<double>(tokens * (in + out)),
                 2.0 * static_cast<double>(tokens * in * out * (gated ? 2 : 1)), [&](int i) {
                   const std::array inputs = inputs_of(static_cast<size_t>(i % copies));
@@ -268,6 +282,17 @@ int run(int argc, char** argv) {
           [&](const std::string& name) {
             return bench.attention(name, m.heads, m.kv_heads, m.dim, s.sequences, s.length, s.tokens);
           });
+  }
+  const auto encoded = [&](const char* part, const char* type, int64_t in, int64_t out, bool gated) {
+    for (const int64_t tokens : {1, 8, 32, 64, 1024})
+      add(fmt::format("linear 8b {} {} tokens {}", type, part, tokens), [&](const std::string& name) {
+        return bench.linear(name, in, out, tokens, gated, DType::bf16, BlockEncoding::find(type));
+      });
+  };
+  for (const char* type : {"q4_k", "q6_k", "q8_0", "q4_0", "iq4_nl"}) {
+    encoded("q", type, 4096, 4096, false);
+    encoded("gate_up", type, 4096, 14336, true);
+    encoded("down", type, 14336, 4096, false);
   }
   add("attention 16 heads of 128 sequences 1 keys 16384 tokens 16384",
       [&](const std::string& name) { return bench.attention(name, 16, 16, 128, 1, 16384, 16384); });

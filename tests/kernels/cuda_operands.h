@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "eadem/core/device/device.h"
+#include "eadem/core/encoding.h"
 #include "eadem/core/philox.h"
 #include "eadem/kernels/kernel.h"
 
@@ -33,6 +34,15 @@ inline Tensor integers_on(const std::shared_ptr<Device>& device, const std::vect
   return copy_to_device(device, host.view);
 }
 
+// A host tensor in one plane, encoded: a copy on the device. It lives as long as `memory`.
+inline TensorView encoded_on(const std::shared_ptr<Device>& device, const TensorView& host, Tensor& memory) {
+  const int64_t bytes = encoded_bytes(*host.encoding, host.shape);
+  memory = copy_to_device(device, TensorView(host.data, DType::u8, {bytes}));
+  TensorView view(memory.view.data, host.dtype, host.shape);
+  view.encoding = host.encoding;
+  return view;
+}
+
 inline std::vector<char> bytes_of(Device& device, const TensorView& view) {
   const Tensor host = copy_to_host(device, view);
   const char* bytes = static_cast<const char*>(host.view.data);
@@ -48,7 +58,7 @@ inline kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view
     for (const TensorView& view : views) {
       std::vector<Dim> dims;
       for (int i = 0; i < view.shape.rank(); ++i) dims.emplace_back(view.shape[i]);
-      types.push_back(view.defined() ? TensorType(view.dtype, dims) : kernels::absent_port());
+      types.push_back(view.defined() ? TensorType(view.dtype, dims, view.encoding) : kernels::absent_port());
     }
     return types;
   };

@@ -153,6 +153,11 @@ MemoryInfo CudaDevice::memory() const {
   return {static_cast<int64_t>(total_bytes), static_cast<int64_t>(free_bytes)};
 }
 
+void CudaDevice::host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) {
+  if (host_threads_ == nullptr) host_threads_ = std::make_unique<ThreadPool>(0, /*pin=*/false);
+  host_threads_->parallel_for(num_tasks, [&](int64_t index, int) { task(index); });
+}
+
 Buffer CudaDevice::allocate(int64_t size_bytes) {
   EADEM_CHECK(size_bytes >= 0, "allocate {} bytes", size_bytes);
   make_current();

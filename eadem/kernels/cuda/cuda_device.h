@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "eadem/core/device/device.h"
+#include "eadem/core/machine/thread_pool.h"
 #include "eadem/kernels/cuda/linear/cuda_matmul.h"
 
 namespace eadem {
@@ -78,6 +79,8 @@ class CudaDevice final : public Device {
   // bf16 rate.
   DeviceRates rates() const override { return rates_; }
   bool host_accessible() const override { return false; }
+  // On a thread per core; they are created by the first call, since only loading needs them.
+  void host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t index)> task) override;
   DType preferred_activations() const override { return DType::bf16; }
   Buffer allocate(int64_t size_bytes) override;
   // Small copies go through pinned staging memory and return at once; large ones return when the copy is complete.
@@ -114,6 +117,7 @@ class CudaDevice final : public Device {
   CudaHandle<cudaStream_t, cudaStreamDestroy> stream_;
   Staging staging_;
   std::unique_ptr<CudaMatmul> matmul_;
+  std::unique_ptr<ThreadPool> host_threads_;
 };
 
 }  // namespace eadem
