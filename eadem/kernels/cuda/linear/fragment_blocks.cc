@@ -2,6 +2,7 @@
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -21,6 +22,8 @@ using Code = FragmentLayout::Code;
 using Scale = FragmentLayout::Scale;
 constexpr int64_t kRows = kFragmentBlockRows, kColumns = kFragmentBlockColumns;
 
+uint8_t log2_of(int64_t columns) { return static_cast<uint8_t>(std::countr_zero(static_cast<uint64_t>(columns))); }
+
 FragmentLayout layout_of(const BlockFormat& format) {
   FragmentLayout layout;
   layout.code = format.codebook != nullptr ? Code::codebook4
@@ -30,8 +33,8 @@ FragmentLayout layout_of(const BlockFormat& format) {
   layout.scale_type = format.scale == BlockFormat::Scale::f16 ? Scale::f16 : Scale::bf16;
   layout.has_min = format.has_min;
   layout.zero = static_cast<int16_t>(format.zero);
-  layout.scale_columns = static_cast<int16_t>(format.block_size);
-  if (format.num_groups() > 1) layout.sub_columns = static_cast<int16_t>(format.group_size);
+  layout.scale_shift = log2_of(format.block_size);
+  if (format.num_groups() > 1) layout.sub_shift = log2_of(format.group_size);
   if (format.codebook != nullptr) {
     layout.zero = 128;
     for (int i = 0; i < 16; ++i) layout.levels[i / 4] |= static_cast<uint32_t>(format.codebook[i] + 128) << (i % 4 * 8);
@@ -45,7 +48,7 @@ FragmentLayout layout_of(const GroupFormat& format) {
   layout.scale_type = format.scale == DType::f16 ? Scale::f16 : format.scale == DType::bf16 ? Scale::bf16 : Scale::f32;
   layout.has_zeros = format.has_zeros;
   layout.zero = static_cast<int16_t>(format.has_zeros ? 0 : format.middle());
-  layout.scale_columns = static_cast<int16_t>(format.group_size == 0 ? kColumns : format.group_size);
+  layout.scale_shift = log2_of(format.group_size == 0 ? kColumns : format.group_size);
   return layout;
 }
 
@@ -58,9 +61,9 @@ void set_offsets(FragmentLayout& layout) {
     if (wanted) end += bytes;
     return static_cast<int32_t>(at);
   };
-  const int64_t scales = kColumns / layout.scale_columns * kRows;
+  const int64_t scales = (kColumns >> layout.scale_shift) * kRows;
   const int64_t scale_bytes = scales * (layout.scale_type == Scale::f32 ? 4 : 2);
-  const int64_t sub_scales = layout.sub_columns == 0 ? 0 : kColumns / layout.sub_columns * kRows;
+  const int64_t sub_scales = layout.sub_shift == 0 ? 0 : (kColumns >> layout.sub_shift) * kRows;
   const bool plain = layout.code == Code::bf16;
   take(true, plain ? kValues * 2 : layout.code == Code::bits8 ? kValues : kValues / 2);
   layout.high = take(layout.code == Code::bits6, kValues / 4);
@@ -70,6 +73,7 @@ void set_offsets(FragmentLayout& layout) {
   layout.sub_mins = take(sub_scales > 0 && layout.has_min, sub_scales);
   layout.zeros = take(layout.has_zeros, scales);
   layout.block_bytes = static_cast<int32_t>(end);
+  layout.group_shift = std::min<uint8_t>(layout.sub_shift > 0 ? layout.sub_shift : layout.scale_shift, 6);
 }
 
 // Where the code of a row and a column stands in a block.
@@ -148,8 +152,8 @@ struct BlockRow {
   void code(int64_t column, uint8_t code) const {
     store_code(of_column(column), layout, lane_row, column % kColumns, code);
   }
-  // The element of the group of `columns` columns that begins at `column`.
-  int64_t element(int64_t column, int columns) const { return column % kColumns / columns * kRows + lane_row; }
+  // The element of the group of 2^shift columns that `column` is in.
+  int64_t element(int64_t column, int shift) const { return (column % kColumns >> shift) * kRows + lane_row; }
 };
 
 void encode_blocks(const BlockRow& to, const BlockEncoding& stored, const TensorView& values, int64_t row) {
@@ -160,11 +164,11 @@ void encode_blocks(const BlockRow& to, const BlockEncoding& stored, const Tensor
     BlockParts parts;
     stored.unpack(parts, bytes);
     uint8_t* block = to.of_column(k);
-    const int64_t scale = to.element(k, layout.scale_columns);
+    const int64_t scale = to.element(k, layout.scale_shift);
     store_scale(block + layout.scales, scale, layout.scale_type, parts.scale);
     if (layout.has_min) store_scale(block + layout.mins, scale, layout.scale_type, parts.min);
-    for (int g = 0; layout.sub_columns > 0 && g < format.num_groups(); ++g) {
-      const int64_t sub = to.element(k + g * format.group_size, layout.sub_columns);
+    for (int g = 0; layout.sub_shift > 0 && g < format.num_groups(); ++g) {
+      const int64_t sub = to.element(k + g * format.group_size, layout.sub_shift);
       block[layout.sub_scales + sub] = static_cast<uint8_t>(parts.sub_scales[static_cast<size_t>(g)]);
       if (layout.has_min) block[layout.sub_mins + sub] = parts.sub_mins[static_cast<size_t>(g)];
     }
@@ -177,8 +181,8 @@ void encode_groups(const BlockRow& to, const GroupEncoding& stored, const Tensor
   const int64_t columns = values.shape[1], group_columns = stored.group_columns(columns);
   std::vector<uint8_t> codes(static_cast<size_t>(columns));
   stored.unpack_codes(codes.data(), values, row, 0, columns);
-  for (int64_t k = 0; k < columns; k += layout.scale_columns) {
-    const int64_t element = to.element(k, layout.scale_columns), group = k / group_columns;
+  for (int64_t k = 0; k < columns; k += int64_t{1} << layout.scale_shift) {
+    const int64_t element = to.element(k, layout.scale_shift), group = k / group_columns;
     uint8_t* block = to.of_column(k);
     store_scale(block + layout.scales, element, layout.scale_type, stored.scale(values, row, group));
     if (layout.has_zeros) block[layout.zeros + element] = static_cast<uint8_t>(stored.zero(values, row, group));
@@ -259,11 +263,11 @@ void FragmentBlocks::decode_row(float* row, const TensorView& encoded, int64_t i
       row[k] = bf16_t{bits}.to_float();
       continue;
     }
-    const int64_t element = column / layout_.scale_columns * kRows + lane_row;
+    const int64_t element = (column >> layout_.scale_shift) * kRows + lane_row;
     float scale = load_scale(block + layout_.scales, element, layout_.scale_type);
     float min = layout_.has_min ? load_scale(block + layout_.mins, element, layout_.scale_type) : 0.0f;
-    if (layout_.sub_columns > 0) {
-      const int64_t sub = column / layout_.sub_columns * kRows + lane_row;
+    if (layout_.sub_shift > 0) {
+      const int64_t sub = (column >> layout_.sub_shift) * kRows + lane_row;
       scale *= static_cast<float>(static_cast<int8_t>(block[layout_.sub_scales + sub]));
       if (layout_.has_min) min *= static_cast<float>(block[layout_.sub_mins + sub]);
     }

@@ -12,8 +12,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <type_traits>
-
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/linear/fragment_layout.h"
 
@@ -23,11 +21,7 @@ namespace eadem::kernels::cuda {
 struct GroupDecoding {
   float factor, offset;  // of 8 bits, `offset` is 1 + zero / 2^15
 };
-// The columns of a group, as far as a piece goes: 16, 32 or 64.
-__device__ inline int group_columns(const FragmentLayout& f) {
-  return min(f.sub_columns > 0 ? f.sub_columns : f.scale_columns, kFragmentPieceColumns);
-}
-// Of the groups of a piece: [64 / group_columns][16 rows]; at most four groups.
+// Of the groups of a piece: [64 >> group_shift][16 rows]; at most four groups.
 inline constexpr int kPieceGroups = 4 * kFragmentBlockRows;
 
 __device__ inline float fragment_scale(const uint8_t* scales, int index, FragmentLayout::Scale type) {
@@ -39,26 +33,30 @@ __device__ inline float fragment_scale(const uint8_t* scales, int index, Fragmen
 }
 
 // Writes the decodings of a piece's groups, by a whole warp.
+template <FragmentLayout::Code kCode>
 __device__ inline void decode_groups(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
                                      GroupDecoding* groups) {
-  const int columns = group_columns(f), count = kFragmentPieceColumns / columns * kFragmentBlockRows;
-  for (int i = lane; i < count; i += kWarp) {
-    const int row = i % kFragmentBlockRows, column = piece * kFragmentPieceColumns + i / kFragmentBlockRows * columns;
-    const int element = column / f.scale_columns * kFragmentBlockRows + row;
+  using Code = FragmentLayout::Code;
+  const int row = lane % kFragmentBlockRows;
+  for (int g = lane / kFragmentBlockRows; g < kFragmentPieceColumns >> f.group_shift; g += 2) {
+    const int column = piece * kFragmentPieceColumns + (g << f.group_shift);
+    const int element = (column >> f.scale_shift) * kFragmentBlockRows + row;
     float scale = fragment_scale(block + f.scales, element, f.scale_type);
     float min = f.has_min ? fragment_scale(block + f.mins, element, f.scale_type) : 0.0f;
-    if (f.sub_columns > 0) {
-      const int sub = column / f.sub_columns * kFragmentBlockRows + row;
+    if (f.sub_shift > 0) {
+      const int sub = (column >> f.sub_shift) * kFragmentBlockRows + row;
       scale *= static_cast<float>(static_cast<int8_t>(block[f.sub_scales + sub]));
       if (f.has_min) min *= static_cast<float>(block[f.sub_mins + sub]);
     }
     const int zero = f.has_zeros ? block[f.zeros + element] : f.zero;
-    if (f.code == FragmentLayout::Code::bits4 || f.code == FragmentLayout::Code::bits6) {
-      const int one = f.code == FragmentLayout::Code::bits4 ? 16 : 64;
-      groups[i] = {scale * static_cast<float>(one), -(scale * static_cast<float>(one + zero) + min)};
+    GroupDecoding decoding;
+    if constexpr (kCode == Code::bits4 || kCode == Code::bits6) {
+      constexpr int kOne = kCode == Code::bits4 ? 16 : 64;
+      decoding = {scale * static_cast<float>(kOne), -(scale * static_cast<float>(kOne + zero) + min)};
     } else {
-      groups[i] = {scale * 32768.0f, 1.0f + static_cast<float>(zero) / 32768.0f};
+      decoding = {scale * 32768.0f, 1.0f + static_cast<float>(zero) / 32768.0f};
     }
+    groups[g * kFragmentBlockRows + row] = decoding;
   }
   __syncwarp();
 }
@@ -101,6 +99,48 @@ __device__ inline void look_up(uint32_t (&rows)[2], uint32_t codes, const uint32
   rows[1] = __byte_perm(found[0], found[1], 0x7531u);
 }
 
+// Decodes a piece whose values are codes: see decode_piece.
+template <FragmentLayout::Code kCode, typename Take>
+__device__ inline void decode_coded_piece(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
+                                          GroupDecoding* groups, Take&& take) {
+  using Code = FragmentLayout::Code;
+  constexpr bool kBytes = kCode == Code::bits8;
+  const uint4* low = reinterpret_cast<const uint4*>(block) + piece * kWarp * (kBytes ? 2 : 1) + lane;
+  const uint4 first = low[0], second = kBytes ? low[kWarp] : uint4{};
+  uint2 high{};
+  if constexpr (kCode == Code::bits6) high = reinterpret_cast<const uint2*>(block + f.high)[piece * kWarp + lane];
+  __syncwarp();  // the groups of the piece before are no longer read
+  decode_groups<kCode>(f, block, piece, lane, groups);
+
+  const uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  const GroupDecoding* of_lane = groups + lane / 4;
+  GroupDecoding group[2];
+#pragma unroll
+  for (int s = 0; s < kFragmentPieceSteps; ++s) {
+    if (s == 0 || (s << 4 & ((1 << f.group_shift) - 1)) == 0) {
+      const GroupDecoding* of_step = of_lane + (s << 4 >> f.group_shift) * kFragmentBlockRows;
+      group[0] = of_step[0], group[1] = of_step[8];
+    }
+    uint32_t rows[2];
+    if constexpr (kCode == Code::bits4) {
+      rows[0] = (words[s] << 3 & 0x78787878u) | 0x80808080u;
+      rows[1] = (words[s] >> 1 & 0x78787878u) | 0x80808080u;
+    } else if constexpr (kCode == Code::bits6) {
+      const uint32_t two = (s / 2 == 0 ? high.x : high.y) >> s % 2 * 4;
+      rows[0] = (words[s] << 1 & 0x1e1e1e1eu) | (two << 5 & 0x60606060u) | 0x80808080u;
+      rows[1] = (words[s] >> 3 & 0x1e1e1e1eu) | (two << 3 & 0x60606060u) | 0x80808080u;
+    } else if constexpr (kCode == Code::codebook4) {
+      look_up(rows, words[s], f.levels);
+    } else {
+      rows[0] = words[2 * s], rows[1] = words[2 * s + 1];
+    }
+    constexpr bool kHigh = kCode == Code::bits4 || kCode == Code::bits6;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      decode_codes<kHigh>(rows[r], group[r], [&](int h, float a, float b) { take(s, r, h, a, b); });
+  }
+}
+
 // Decodes one piece of a block by a whole warp; passes on what the lane holds as
 // take(step, r, h, value of column 16 step + 8 h + 2 t, value of the next column). `groups` holds kPieceGroups of this
 // warp's own. Block and groups may lie in global or shared memory.
@@ -108,61 +148,22 @@ template <typename Take>
 __device__ inline void decode_piece(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
                                     GroupDecoding* groups, Take&& take) {
   using Code = FragmentLayout::Code;
-  constexpr int kSteps = kFragmentPieceColumns / 16;
-  if (f.code == Code::bf16) {
-    const uint4* fragments = reinterpret_cast<const uint4*>(block) + piece * kSteps * kWarp + lane;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const uint4 word = fragments[s * kWarp];
-      const uint32_t words[4] = {word.x, word.y, word.z, word.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&words[i]));
-        take(s, i % 2, i / 2, pair.x, pair.y);
-      }
-    }
-    return;
+  switch (f.code) {
+    case Code::bits4: return decode_coded_piece<Code::bits4>(f, block, piece, lane, groups, take);
+    case Code::codebook4: return decode_coded_piece<Code::codebook4>(f, block, piece, lane, groups, take);
+    case Code::bits6: return decode_coded_piece<Code::bits6>(f, block, piece, lane, groups, take);
+    case Code::bits8: return decode_coded_piece<Code::bits8>(f, block, piece, lane, groups, take);
+    case Code::bf16: break;
   }
-  __syncwarp();  // the groups of the piece before are no longer read
-  const bool bytes8 = f.code == Code::bits8;
-  const uint4* low = reinterpret_cast<const uint4*>(block) + piece * kWarp * (bytes8 ? 2 : 1) + lane;
-  const uint4 first = low[0], second = bytes8 ? low[kWarp] : uint4{};
-  uint2 high{};
-  if (f.code == Code::bits6) high = reinterpret_cast<const uint2*>(block + f.high)[piece * kWarp + lane];
-  decode_groups(f, block, piece, lane, groups);
-
-  const uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
-  const int group_steps = group_columns(f) / 16;  // 1, 2 or 4
-  GroupDecoding group[2];
+  const uint4* fragments = reinterpret_cast<const uint4*>(block) + piece * kFragmentPieceSteps * kWarp + lane;
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    if (s % group_steps == 0)
+  for (int s = 0; s < kFragmentPieceSteps; ++s) {
+    const uint4 word = fragments[s * kWarp];
+    const uint32_t words[4] = {word.x, word.y, word.z, word.w};
 #pragma unroll
-      for (int r = 0; r < 2; ++r) group[r] = groups[s / group_steps * kFragmentBlockRows + lane / 4 + 8 * r];
-    const auto decode = [&](auto is_high, int r, uint32_t bytes) {
-      decode_codes<decltype(is_high)::value>(bytes, group[r], [&](int h, float a, float b) { take(s, r, h, a, b); });
-    };
-    constexpr std::true_type kHigh;
-    constexpr std::false_type kMiddle;
-    switch (f.code) {
-      case Code::bits4:
-        decode(kHigh, 0, (words[s] << 3 & 0x78787878u) | 0x80808080u);
-        decode(kHigh, 1, (words[s] >> 1 & 0x78787878u) | 0x80808080u);
-        break;
-      case Code::bits6: {
-        const uint32_t two = (s / 2 == 0 ? high.x : high.y) >> s % 2 * 4;
-        decode(kHigh, 0, (words[s] << 1 & 0x1e1e1e1eu) | (two << 5 & 0x60606060u) | 0x80808080u);
-        decode(kHigh, 1, (words[s] >> 3 & 0x1e1e1e1eu) | (two << 3 & 0x60606060u) | 0x80808080u);
-        break;
-      }
-      case Code::codebook4: {
-        uint32_t rows[2];
-        look_up(rows, words[s], f.levels);
-        decode(kMiddle, 0, rows[0]);
-        decode(kMiddle, 1, rows[1]);
-        break;
-      }
-      default: decode(kMiddle, 0, words[2 * s]); decode(kMiddle, 1, words[2 * s + 1]);
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&words[i]));
+      take(s, i % 2, i / 2, pair.x, pair.y);
     }
   }
 }

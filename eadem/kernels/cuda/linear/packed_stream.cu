@@ -92,6 +92,8 @@ __device__ inline void decode_blocks(const PackedStreamParams& p, const StreamRi
                                      int num_tiles, int decoder, int lane, GroupDecoding* groups) {
   constexpr int kStagePieces = S::kRowWarps * kPieces;
   static_assert(S::kDecoders % kStagePieces == 0 || kStagePieces % S::kDecoders == 0);
+  static_assert(S::kDecoders % kPieces == 0);  // so a warp has the same piece of every block
+  const int piece = decoder % kPieces;
   const int num_chunks = static_cast<int>(ceil_div(p.product.in, kChunk));
   RingPlace<S::kStages> place{0, 1};
   blocks.parity = 0;
@@ -99,25 +101,25 @@ __device__ inline void decode_blocks(const PackedStreamParams& p, const StreamRi
   for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
     int tile_of_part = tile;
     const int part = StreamTiles<S, kGated>::part_of(p.product, tile_of_part);
+    const int rows_left =
+        static_cast<int>(p.product.parts[part].out - int64_t{tile_of_part} * StreamTiles<S, kGated>::kOutputs);
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       if (turn < kStagePieces) {
-        const uint32_t block_full = blocks.full + blocks.stage * kBarrierBytes;
-        barrier_wait(block_full, blocks.parity);
+        barrier_wait(blocks.full + blocks.stage * kBarrierBytes, blocks.parity);
         barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
         for (; turn < kStagePieces; turn += S::kDecoders) {
-          const int row_warp = turn / kPieces, piece = turn % kPieces;
-          const RowBlocks<S, kGated> row(p, part, tile_of_part, row_warp, num_chunks);
-          if (row.first != nullptr) {
-            const uint32_t to =
-                ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes +
-                                                    ((row_warp * kPieces + piece) * 4 * kWarp + lane) * 16);
-            uint32_t fragments[4][4];
-            decode_piece(*row.layout, blocks.stages + (blocks.stage * S::kRowWarps + row_warp) * blocks.pitch, piece,
-                         lane, groups, [&](int step, int r, int h, float low, float high) {
+          const int row_warp = turn / kPieces;
+          if (StreamTiles<S, kGated>::output_of(row_warp * kFragmentRows) < rows_left) {
+            const FragmentLayout& layout = kGated && row_warp % 2 == 1 ? p.up_layout : p.layouts[part];
+            const uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes +
+                                                                    (turn * kFragmentPieceSteps * kWarp + lane) * 16);
+            uint32_t fragments[kFragmentPieceSteps][4];
+            decode_piece(layout, blocks.stages + (blocks.stage * S::kRowWarps + row_warp) * blocks.pitch, piece, lane,
+                         groups, [&](int step, int r, int h, float low, float high) {
                            fragments[step][r + 2 * h] = pack_bf16(low, high);
                          });
 #pragma unroll
-            for (int step = 0; step < 4; ++step)
+            for (int step = 0; step < kFragmentPieceSteps; ++step)
               store_16(to + static_cast<uint32_t>(step * kWarp * 16), fragments[step]);
           }
           __syncwarp();
@@ -261,6 +263,7 @@ template <typename Y>
 __global__ void __launch_bounds__(kUnpackWarps* kWarp)
     gather_packed_rows(const __grid_constant__ EmbeddingParams p, const __grid_constant__ FragmentLayout layout) {
   __shared__ GroupDecoding groups[kUnpackWarps][kPieceGroups];
+  __shared__ float values[kUnpackWarps][kFragmentRows][kFragmentPieceColumns];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   allow_next_kernel();
   wait_for_earlier_kernels();
@@ -276,13 +279,15 @@ __global__ void __launch_bounds__(kUnpackWarps* kWarp)
   const auto* block = static_cast<const uint8_t*>(p.table) +
                       (row / kFragmentRows * chunks + column / kFragmentBlockColumns) * layout.block_bytes;
   const int piece = static_cast<int>(column / kFragmentPieceColumns % kPieces);
-  const int wanted = static_cast<int>(row % kFragmentRows);
+  // All rows of the block are decoded, and one is taken.
+  float(&decoded)[kFragmentRows][kFragmentPieceColumns] = values[warp];
   decode_piece(layout, block, piece, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
-    if (lane / 4 + 8 * r != wanted) return;
-    const int at = 16 * step + 8 * h + lane % 4 * 2;
-    store(y + at, p.scale * low);
-    store(y + at + 1, p.scale * high);
+    float* to = &decoded[lane / 4 + 8 * r][16 * step + 8 * h + lane % 4 * 2];
+    to[0] = low, to[1] = high;
   });
+  __syncwarp();
+  const float* wanted = decoded[row % kFragmentRows];
+  for (int i = lane; i < kFragmentPieceColumns; i += kWarp) store(y + i, p.scale * wanted[i]);
 }
 
 }  // namespace
