@@ -23,7 +23,7 @@ using Bounds = std::vector<std::vector<double>>;
 using Inputs = std::span<const RefTensor>;
 
 constexpr double kU = 0x1p-24;
-constexpr double kExp = 4 * kU;
+constexpr double kExp = 4 * kU, kTanh = 8 * kU;
 // Where an exponential leaves f32 the quotients it stands in are below this; kernels may flush them.
 constexpr double kUnderflow = 0x1p-120;
 
@@ -269,7 +269,7 @@ std::vector<double> moved_by_codes(const double* x, size_t n) {
 Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries, bool rounded_weights) {
   const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
   const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim, value_dim = attrs.values();
-  const double scale = std::fabs(static_cast<double>(attrs.scale));
+  const double scale = std::fabs(static_cast<double>(attrs.scale)), cap = static_cast<double>(attrs.softcap);
   const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == Pass::backward;
   const RefTensor &q = in[0], &k = in[1], &v = in[2];
   Bounds result = exact(expected);
@@ -306,7 +306,8 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
             if (!rounded_queries) continue;
             query_moved += moved[d] * std::fabs(k.data[key_at(j, g) + d]);
           }
-          score.push_back(static_cast<double>(attrs.scale) * dot);
+          const double product = static_cast<double>(attrs.scale) * dot;
+          score.push_back(cap > 0 ? cap * std::tanh(product / cap) : product);
           largest = std::max(largest, score.back());
           widest = std::max(widest, scale * (size + query_moved));
           query_error = std::max(query_error, scale * query_moved);
@@ -314,21 +315,27 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
         // A score is a product of head_dim terms, the scale and the subtraction of a maximum that is itself a score;
         // in an encoded cache a key has a scale besides, which the kernel multiplies the product with and whoever
         // decodes it (that is where the reference's keys are from) each number.
-        const double score_error = gamma_f32(static_cast<double>(dim) + 6) * widest;
+        // A soft cap, of slope 1 at most, has its quotient, its hyperbolic tangent and a product besides.
+        const double score_error =
+            gamma_f32(static_cast<double>(dim) + 6) * widest + (cap > 0 ? (kTanh + 3 * kU) * widest : 0);
+        const double sink = attrs.sinks ? in[backward ? 7 : 6].data[static_cast<size_t>(h)] : -HUGE_VAL;
+        if (attrs.sinks) largest = std::max(largest, sink), widest = std::max(widest, std::fabs(sink));
         if (!backward) {
           // p: its score and the maximum, an exponential; rescaled once per chunk, and when its span's sums are merged
           // with those of other spans; then the weighted sum over the keys (whose values, encoded, have scales as
           // well), the sum of p over the keys, and their quotient.
           const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2 +
                                 keys / static_cast<double>(kernels::kAttentionSplit) + 2;
-          const double weight = 2 * score_error + kExp + chunks * (kExp + 2 * kU);
+          // A sink rescales once more.
+          const double weight =
+              2 * score_error + kExp + (attrs.sinks ? kExp + kU * widest : 0) + chunks * (kExp + 2 * kU);
           // Where the query moves, every exponential and so their sum may change by the factor exp(query_error).
           const double moved = std::exp(2 * query_error);
           const double exact_error = moved - 1 + moved * (2 * weight + 2 * gamma_f32(keys + 4));
           // Where p is rounded to bf16 for the sum over the values, but not for the sum of p.
           const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) : 0.0;
           const double error = exact_error + rounding * (1 + exact_error);
-          double sum = 0;
+          double sum = attrs.sinks ? std::exp(sink - largest) : 0;
           for (double value : score) sum += std::exp(value - largest);
           for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d) {
             double size = 0;
@@ -343,21 +350,30 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
           continue;
         }
         // p = exp(s - lse) with s of the error above; every gradient sums products of p over keys or tokens and heads.
-        const RefTensor &y = in[5], &lse = in[6], &dy = in[7];
+        const RefTensor &y = in[5], &lse = in[6], &dy = in.back();
+        const double log_sum = lse.data[static_cast<size_t>(t * heads + h)];
         const double group = static_cast<double>((end - begin) * (heads / kv_heads));
         double dy_y = 0;
         for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
           dy_y += std::fabs(dy.data[y_row + d] * y.data[y_row + d]);
+        const double p_error = score_error + kU * (std::fabs(log_sum) + widest) + kExp;
+        // The slope of a soft cap: 1 - t^2, whose t has the error of its argument.
+        const double slope_error = cap > 0 ? 2 * (score_error / cap + kTanh) + 4 * kU : 0;
+        if (attrs.sinks && !result[3].empty()) {
+          const auto tokens = static_cast<double>(q.shape[0]);
+          const double term = std::exp(sink - log_sum) * dy_y;
+          result[3][static_cast<size_t>(h)] +=
+              term * (p_error + gamma_f32(static_cast<double>(value_dim) + tokens + 4)) +
+              kU * std::fabs(expected[3].data[static_cast<size_t>(h)]) / tokens;
+        }
         for (int64_t j = first; j <= position; ++j) {
-          const double log_sum = lse.data[static_cast<size_t>(t * heads + h)];
           const double p = std::exp(score[static_cast<size_t>(j - first)] - log_sum);
-          const double p_error = score_error + kU * (std::fabs(log_sum) + widest) + kExp;
           const size_t key = key_at(j, g), value = value_at(j, g);
           double dy_v = 0;
           for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
             dy_v += std::fabs(dy.data[y_row + d] * v.data[value + d]);
           const double ds = p * (dy_v + dy_y) * scale;
-          const double ds_error = p_error + gamma_f32(static_cast<double>(value_dim) + 4);
+          const double ds_error = p_error + slope_error + gamma_f32(static_cast<double>(value_dim) + 4);
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
             if (!result[0].empty())
               result[0][row + d] += ds * std::fabs(k.data[key + d]) * (ds_error + gamma_f32(keys + 2));

@@ -157,14 +157,19 @@ TEST(Gradient, Rope) {
 }
 
 TEST(Gradient, Attention) {
-  for (const auto& [window, value_dim] : {std::pair<int64_t, int64_t>{0, 3}, {2, 3}, {0, 5}, {2, 1}}) {
-    const ops::Attention op({4, 2, 3, 0.5f, window, kernels::KvSource::direct, value_dim});
-    const TensorType k(kF32, {Symbol::tokens, 2, 3}), v(kF32, {Symbol::tokens, 2, value_dim});
-    check_gradients(
-        op,
-        {TensorType(kF32, {Symbol::tokens, 4, 3}), k, v, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
-         TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
-        step(9, 3));
+  struct Case {
+    int64_t window, value_dim;
+    float softcap = 0.0f;
+    bool sinks = false;
+  };
+  for (const Case& c : {Case{0, 3}, {2, 3}, {0, 5}, {2, 1}, {0, 3, 1.5f}, {2, 5, 0.0f, true}, {0, 3, 1.5f, true}}) {
+    const ops::Attention op({4, 2, 3, 0.5f, c.window, kernels::KvSource::direct, c.value_dim, c.softcap, c.sinks});
+    std::vector<TensorType> types = {
+        TensorType(kF32, {Symbol::tokens, 4, 3}),           TensorType(kF32, {Symbol::tokens, 2, 3}),
+        TensorType(kF32, {Symbol::tokens, 2, c.value_dim}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+        TensorType(DType::i32, {Symbol::sequences}),        kernels::absent_port()};
+    if (c.sinks) types.emplace_back(kF32, std::initializer_list<Dim>{4});
+    check_gradients(op, types, step(9, 3));
   }
 }
 

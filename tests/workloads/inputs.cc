@@ -100,13 +100,14 @@ std::vector<Tensor> attention_inputs(const ops::Op& op, std::span<const Shape> s
     // The first sequence fills its blocks, the others any part of theirs.
     return static_cast<double>(s == 0 ? capacity : own + random.below(capacity - own + 1));
   }));
-  if (!cached) {
+  if (cached) {
+    const std::vector<int64_t> blocks = distinct(shapes[5].num_elements(), shapes[1][0], random);
+    inputs.push_back(
+        filled(DType::i32, shapes[5], [&](int64_t i) { return static_cast<double>(blocks[static_cast<size_t>(i)]); }));
+  } else {
     inputs.emplace_back();
-    return inputs;
   }
-  const std::vector<int64_t> blocks = distinct(shapes[5].num_elements(), shapes[1][0], random);
-  inputs.push_back(
-      filled(DType::i32, shapes[5], [&](int64_t i) { return static_cast<double>(blocks[static_cast<size_t>(i)]); }));
+  if (attrs.sinks) inputs.push_back(uniform(DType::f32, shapes[6], random, -2, 4));
   return inputs;
 }
 

@@ -77,15 +77,20 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
   const ValueId k = select("k_heads", rotate("k_rope", normalize("k_norm", project_kv("k_proj"))));
   const ValueId v = select("v_heads", project_kv("v_proj"));
 
+  const ValueId sinks = config_.sinks ? graph.add_parameter(graph.scoped_name("sinks"),
+                                                            TensorType(DType::f32, {config_.heads}), /*shard_axis=*/0)
+                                      : pipeline::kNoValue;
   const ValueId mixed = AttentionFactory::build(context,
                                                 {.heads = heads,
                                                  .kv_heads = kv.own,
                                                  .head_dim = config_.head_dim,
                                                  .scale = config_.scale,
                                                  .window = config_.window,
+                                                 .softcap = config_.softcap,
+                                                 .sinks = config_.sinks,
                                                  .layer = layer_,
                                                  .cache = {}},
-                                                q, k, v);
+                                                {q, k, v, sinks});
   const ValueId flat =
       graph.add1(std::make_shared<ops::Reshape>(std::vector<int64_t>{heads * config_.head_dim}), {mixed});
   return LinearFactory::build(context,

@@ -8,7 +8,7 @@ namespace eadem::modules {
 
 // Multi-head causal self-attention with grouped keys and values:
 //   q, k, v = projections of x, normalized per head with `qk_norm_eps`, rotated; y = o_proj(attention(q, k, v)).
-// Parameters: q_proj, k_proj, v_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight.
+// Parameters: q_proj, k_proj, v_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight, sinks.
 class CausalAttention {
  public:
   struct Config {
@@ -21,6 +21,8 @@ class CausalAttention {
     bool out_bias = false;
     std::optional<double> qk_norm_eps;  // none: no QK-norm
     int64_t window = 0;                 // 0: unlimited
+    double softcap = 0;                 // of scores; 0: none
+    bool sinks = false;                 // a number per head joins the scores; see kernels/attention.h
     RopeConfig rope;
   };
 

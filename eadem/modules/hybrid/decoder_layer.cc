@@ -45,6 +45,7 @@ void list_parameters(const CausalAttention::Config& config, const std::string& p
   if (config.qk_norm_eps)
     for (const char* name : {"q_norm", "k_norm"})
       list.push_back({prefix + "self_attn." + name + ".weight", Shape{config.head_dim}});
+  if (config.sinks) list.push_back({prefix + "self_attn.sinks", Shape{config.heads}});
   add("o_proj", config.hidden, q, config.out_bias);
 }
 
