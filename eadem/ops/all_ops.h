@@ -13,6 +13,7 @@
 #include "eadem/ops/experts/grouped_linear.h"
 #include "eadem/ops/experts/permute.h"
 #include "eadem/ops/experts/route.h"
+#include "eadem/ops/layer_norm.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/parallel/collectives.h"
 #include "eadem/ops/parallel/parallel_cross_entropy.h"

@@ -180,6 +180,70 @@ Bounds rms_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs
   return {dx, scaled(gamma_f32(rows + 3), sizes[1].data)};
 }
 
+Bounds layer_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
+  Bounds result = exact(expected);
+  const auto n = static_cast<size_t>(in[0].shape.back()), rows = static_cast<size_t>(in[0].shape.num_rows());
+  const double hidden = static_cast<double>(n),
+               eps = static_cast<double>(op.attrs().get<kernels::LayerNormAttrs>().eps);
+  for (size_t r = 0; r < rows; ++r) {
+    const double* x = &in[0].data[r * n];
+    if (pass == Pass::backward) {
+      const double mean = in[2].data[r], s = in[3].data[r];
+      const auto g = [&](size_t i) { return std::fabs(in[1].data[i] * in[4].data[r * n + i]); };
+      const auto z = [&](size_t i) { return std::fabs((x[i] - mean) * s); };
+      double g_sum = 0, gz_sum = 0;
+      for (size_t i = 0; i < n; ++i) g_sum += g(i), gz_sum += g(i) * z(i);
+      for (size_t i = 0; i < n && !result[0].empty(); ++i)
+        result[0][r * n + i] = gamma_f32(hidden + 10) * s * (g(i) + (g_sum + z(i) * gz_sum) / hidden);
+      // Sums over rows, onto what was there.
+      const double error = gamma_f32(static_cast<double>(rows) + 5);
+      for (size_t i = 0; i < n; ++i) {
+        const double dy = std::fabs(in[4].data[r * n + i]), share = 1 / static_cast<double>(rows);
+        if (!result[1].empty()) result[1][i] += error * (dy * z(i) + share * std::fabs(initial[1].data[i]));
+        if (!result[2].empty()) result[2][i] += error * (dy + share * std::fabs(initial[2].data[i]));
+      }
+      continue;
+    }
+    double sum = 0, sizes = 0, squares = 0, distances = 0;
+    for (size_t i = 0; i < n; ++i) sum += x[i], sizes += std::fabs(x[i]);
+    const double mean = sum / hidden;
+    for (size_t i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean), distances += std::fabs(x[i] - mean);
+    // The mean moves every difference alike, and each is rounded; their squares are summed, and the root halves the
+    // error of the sum.
+    const double mean_error = gamma_f32(hidden + 1) * sizes / hidden, variance = squares / hidden;
+    const double variance_error = 2 * mean_error * distances / hidden + mean_error * mean_error +
+                                  gamma_f32(hidden + 5) * (variance + mean_error * mean_error);
+    const double inverse_error =
+        variance_error / (2 * (variance + eps)) / (1 - std::min(0.5, variance_error / (variance + eps))) + 4 * kU;
+    const double s = 1 / std::sqrt(variance + eps);
+    for (size_t i = 0; i < n; ++i) {
+      const double w = std::fabs(in[1].data[i]) * s, difference = std::fabs(x[i] - mean);
+      result[0][r * n + i] = w * (mean_error + kU * difference) * (1 + inverse_error) +
+                             w * difference * (inverse_error + 3 * kU) +
+                             2 * kU * (std::fabs(expected[0].data[r * n + i]) + w * (difference + mean_error));
+    }
+    if (result.size() < 3) continue;
+    if (!result[1].empty()) result[1][r] = mean_error;
+    if (!result[2].empty()) result[2][r] = inverse_error * s;
+  }
+  return result;
+}
+
+// A soft cap's slope is 1 - t^2, whose t has the error of its argument and of the hyperbolic tangent.
+Bounds scale(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  const auto attrs = op.attrs().get<kernels::ScaleAttrs>();
+  if (attrs.softcap == 0) return relative(kU, expected);
+  const double cap = static_cast<double>(attrs.softcap), factor = std::fabs(static_cast<double>(attrs.factor));
+  Bounds result = exact(expected);
+  for (size_t i = 0; i < result[0].size(); ++i) {
+    const double argument = factor * std::fabs(in[0].data[i]) / cap, t = std::tanh(argument);
+    const double t_error = kTanh * t + 3 * kU * argument * (1 - t * t) + 0x1p-44;
+    result[0][i] =
+        pass == Pass::backward ? factor * std::fabs(in[1].data[i]) * (2 * t_error + 6 * kU) : cap * (t_error + kU * t);
+  }
+  return result;
+}
+
 // Bounds of f and f' at x, f32.
 struct ActivationBound {
   double value, slope;
@@ -537,6 +601,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     return quantized_linear(in, encoded);
   if (name == "linear") return linear(op, pass, in, initial, rounds_to_bf16);
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
+  if (name == "layer_norm") return layer_norm(op, pass, in, expected, initial);
+  if (name == "scale") return scale(op, pass, in, expected);
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);

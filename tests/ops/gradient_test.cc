@@ -115,6 +115,18 @@ TEST(Gradient, RmsNorm) {
   check_gradients(ops::RmsNorm({1e-5f}), {TensorType(kF32, {Symbol::tokens, 2, 6}), TensorType(kF32, {6})}, step(3));
 }
 
+TEST(Gradient, LayerNorm) {
+  const TensorType x(kF32, {Symbol::tokens, 2, 6}), weight(kF32, {6});
+  check_gradients(ops::LayerNorm({1e-5f}), {x, weight, weight}, step(3));
+  check_gradients(ops::LayerNorm({1e-5f}), {x, weight, kernels::absent_port()}, step(3));
+}
+
+TEST(Gradient, Scale) {
+  const TensorType x(kF32, {3, 4});
+  check_gradients(ops::Scale({-0.3f}), {x});
+  check_gradients(ops::Scale({1.5f, 0.8f}), {x});
+}
+
 TEST(Gradient, AddAndMul) {
   const TensorType x(kF32, {3, 4});
   check_gradients(ops::Add(), {x, x});

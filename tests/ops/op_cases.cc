@@ -146,6 +146,24 @@ std::vector<Workload> rms_norm() {
   return cases.take();
 }
 
+std::vector<Workload> layer_norm() {
+  Cases cases;
+  const auto op = std::make_shared<ops::LayerNorm>(kernels::LayerNormAttrs{1e-5f});
+  for (DType x : kActivationDtypes)
+    for (DType weight : {kF32, kBf16}) {
+      if (weight == kBf16 && x == kF32) continue;
+      for (int64_t hidden : kEdges)
+        cases.add(op,
+                  {TensorType(x, {Symbol::tokens, hidden}), TensorType(weight, {hidden}),
+                   hidden % 2 == 0 ? kernels::absent_port() : TensorType(weight, {hidden})},
+                  3);
+      for (int64_t tokens : {0, 1, 65})
+        cases.add(op, {TensorType(x, {Symbol::tokens, 20}), TensorType(weight, {20}), TensorType(weight, {20})},
+                  tokens);
+    }
+  return cases.take();
+}
+
 std::vector<Workload> elementwise(const ops::OpPtr& op) {
   Cases cases;
   const size_t operands = op->inputs().size();
@@ -156,6 +174,13 @@ std::vector<Workload> elementwise(const ops::OpPtr& op) {
       cases.add(op, std::vector<TensorType>(operands, TensorType(dtype, {Symbol::tokens, 5, 13})), tokens);
   }
   return cases.take();
+}
+
+std::vector<Workload> scale() {
+  std::vector<Workload> all = elementwise(std::make_shared<ops::Scale>(kernels::ScaleAttrs{-0.22f}));
+  for (Workload& row : elementwise(std::make_shared<ops::Scale>(kernels::ScaleAttrs{1.5f, 0.7f})))
+    all.push_back(std::move(row));
+  return all;
 }
 
 std::vector<Workload> activations(bool gated) {
@@ -460,7 +485,9 @@ std::vector<std::string_view> op_names() {
   return {"embedding",
           "linear",
           "rms_norm",
+          "layer_norm",
           "add",
+          "scale",
           "mul",
           "rope_table",
           "rope",
@@ -493,6 +520,8 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "embedding") return embedding();
   if (op == "linear") return linear();
   if (op == "rms_norm") return rms_norm();
+  if (op == "layer_norm") return layer_norm();
+  if (op == "scale") return scale();
   if (op == "add") return elementwise(std::make_shared<ops::Add>());
   if (op == "mul") return elementwise(std::make_shared<ops::Mul>());
   if (op == "rope_table") return rope_table();

@@ -10,7 +10,9 @@ namespace eadem::kernels::cpu {
 KernelList embedding_kernels();
 KernelList linear_kernels();
 KernelList rms_norm_kernels();
+KernelList layer_norm_kernels();
 KernelList add_kernels();
+KernelList scale_kernels();
 KernelList mul_kernels();
 KernelList rope_table_kernels();
 KernelList rope_kernels();
