@@ -4,7 +4,20 @@
 // The families: one line each, and a file of that name in models/families, which defines NAME_family().
 #define EADEM_MODEL_FAMILIES(FAMILY) \
   FAMILY(llama)                      \
+  FAMILY(gemma2)                     \
   FAMILY(gemma3)                     \
+  FAMILY(phi3)                       \
+  FAMILY(olmo)                       \
+  FAMILY(smollm3)                    \
+  FAMILY(granite)                    \
+  FAMILY(starcoder2)                 \
+  FAMILY(gpt_neox)                   \
+  FAMILY(gpt2)                       \
+  FAMILY(cohere2)                    \
+  FAMILY(glm4)                       \
+  FAMILY(exaone4)                    \
+  FAMILY(hunyuan)                    \
+  FAMILY(ernie4_5)                   \
   FAMILY(qwen3_moe)
 
 namespace eadem::models {
@@ -16,7 +29,9 @@ EADEM_MODEL_FAMILIES(EADEM_DECLARE_FAMILY)
 namespace {
 
 constexpr GgufName kWholeNames[] = {{"model.embed_tokens.weight", "token_embd.weight"},
+                                    {"model.embed_positions.weight", "position_embd.weight"},
                                     {"model.norm.weight", "output_norm.weight"},
+                                    {"model.norm.bias", "output_norm.bias"},
                                     {"lm_head.weight", "output.weight"}};
 constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"post_attention_layernorm.", "ffn_norm."},
@@ -61,6 +76,12 @@ const ModelType* ModelFamily::find_type(std::string_view model_type) const {
   return nullptr;
 }
 
+std::string_view ModelFamily::json_name(std::string_view usual) const {
+  for (const OwnName& name : json_names)
+    if (name.usual == usual) return name.own;
+  return usual;
+}
+
 std::span<const ModelFamily* const> families() {
 #define EADEM_LIST_FAMILY(name) &name##_family(),
   static const ModelFamily* const kFamilies[] = {EADEM_MODEL_FAMILIES(EADEM_LIST_FAMILY)};
@@ -81,6 +102,20 @@ const ModelFamily& family_of_gguf(std::string_view architecture, const std::stri
       if (type.gguf_architecture == architecture) return *family;
   throw Unsupported("{}: architecture '{}': {}", source, architecture,
                     served("architectures", [](const ModelType& type) { return type.gguf_architecture; }));
+}
+
+std::string huggingface_name(const std::string& parameter, const ModelFamily& family) {
+  constexpr std::string_view kLayers = "model.layers.";
+  const bool in_layer = parameter.starts_with(kLayers);
+  const size_t rest = in_layer ? parameter.find('.', kLayers.size()) + 1 : 0;
+  std::string head = parameter.substr(0, rest), tail = parameter.substr(rest);
+  for (const OwnName& name : family.tensor_names) {
+    if (name.usual == kLayers)
+      head = head.empty() ? head : std::string(name.own) + head.substr(kLayers.size());
+    else if (in_layer ? tail.starts_with(name.usual) : tail == name.usual)
+      return head + std::string(name.own) + tail.substr(name.usual.size());
+  }
+  return head + tail;
 }
 
 std::string gguf_name(const std::string& parameter, const ModelFamily* family) {

@@ -37,10 +37,19 @@ struct ModelConfig {
   bool attention_bias = false;       // q, k and v have biases
   bool attention_out_bias = false;   // o has a bias
   double query_pre_attn_scalar = 0;  // its root divides q . k; 0: head_dim
+  double attention_multiplier = 0;   // factor on q . k; 0: query_pre_attn_scalar says it
+  double attention_softcap = 0;      // of scores; 0: none
   bool mlp_bias = false;
   bool qk_norm = false;
+  bool parallel_residual = false;  // attention and MLP read the same
+  double embedding_multiplier = 1;
+  double residual_multiplier = 1;  // of what attention and MLP add
+  double logits_scaling = 1;       // divides the logits
+  double logit_scale = 1;          // multiplies them
+  double logit_softcap = 0;        // 0: none
   bool tie_word_embeddings = false;
   std::vector<int64_t> layer_windows;  // attention window of each layer; 0: unlimited
+  std::vector<int64_t> nope_layers;    // those that rotate nothing, in order
   // Mixtures of experts, in the MLP of the layers that has_experts names; 0 experts: in none.
   int64_t num_experts = 0;
   int64_t num_experts_per_tok = 0;
