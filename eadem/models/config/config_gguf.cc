@@ -126,6 +126,7 @@ ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
   result.max_position_embeddings = file.integer(key("context_length"), 1, kMaxExtent);
   result.rms_norm_eps = file.number(key(family.gguf_eps));
   result.hidden_act = activation_named(family.activation);
+  result.rotary_dim = result.head_dim;
   if (family.rotates) read_rope_of_gguf(file, prefix, result);
   result.rope_style = type.gguf_interleaves ? kernels::RopeStyle::interleaved : kernels::RopeStyle::rotate_half;
   result.tie_word_embeddings = file.find("output.weight") == nullptr;

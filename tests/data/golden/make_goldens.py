@@ -551,13 +551,14 @@ def write_one_step(out, name, config, weights):
     tokens = random_tokens(("step", name), (1, 1, 25), config.vocab_size)
     ids = torch.from_numpy(tokens[0].astype(np.int64))
     result = {}
+    renamed = {"lm_head.weight": "embed_out.weight"} if config.model_type == "gpt_neox" else {}
     for key, dtype in (("f32", torch.float32), ("f64", torch.float64)):
         with precision(dtype):
             model = build(config, weights, dtype)
             loss = mean_cross_entropy(model(input_ids=ids[:, :-1], use_cache=False).logits, ids[:, 1:])
             loss.backward()
             result[key] = {"loss": loss.item(), "gradients": {
-                name: parameter.grad.double().norm().item() for name, parameter in model.named_parameters()}}
+                renamed.get(name, name): parameter.grad.double().norm().item() for name, parameter in model.named_parameters()}}
     save_file({"tokens": tokens}, out / name / "step.safetensors")
     write_json(out / name / "step.json", result)
 
