@@ -4,6 +4,7 @@
 // training must give. Logits and greedy tokens are compared in tests/engine/golden_test.cc.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -105,6 +106,16 @@ TEST_P(Families, ConfigurationsAreWrittenAsTheyAreRead) {
   if (!fs::exists(classic)) return;
   EXPECT_EQ(io::to_json(ModelConfig::from_json(io::JsonReader::read(classic.string())).describe()),
             io::to_json(config.describe()));
+}
+
+// The names are those of the gguf package.
+TEST_P(Families, TensorsOfGgufFilesHaveTheirNames) {
+  const std::vector<std::string> expected = io::JsonReader::read(path("step.json").string()).strings("gguf_names");
+  if (expected.empty()) return;
+  std::vector<std::string> names;
+  for (const auto& [name, recipe] : tensors_of(*golden_.model, CheckpointFormat::gguf)) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, expected);
 }
 
 // To GGUF, which the family may refuse, and back. A norm's 1 + w is rounded.

@@ -285,6 +285,15 @@ void ModelConfig::validate(const std::string& source) const {
     require(std::isfinite(divisor) && divisor > 0, fmt::format("a rope divisor is {}", divisor));
   require(rms_norm_eps >= 0 && std::isfinite(rms_norm_eps), fmt::format("rms_norm_eps is {}", rms_norm_eps));
   require(rope_theta >= 1 && std::isfinite(rope_theta), fmt::format("rope_theta is {}", rope_theta));
+  for (const auto& [name, value] : {std::pair<const char*, double>{"embedding_multiplier", embedding_multiplier},
+                                    {"residual_multiplier", residual_multiplier},
+                                    {"logits_scaling", logits_scaling},
+                                    {"logit_scale", logit_scale}})
+    require(value > 0 && std::isfinite(value), fmt::format("{} is {}; expected a number above 0", name, value));
+  for (const auto& [name, value] : {std::pair<const char*, double>{"the factor on scores", attention_multiplier},
+                                    {"the soft cap of scores", attention_softcap},
+                                    {"the soft cap of logits", logit_softcap}})
+    require(value >= 0 && std::isfinite(value), fmt::format("{} is {}; expected 0 or more", name, value));
   if (const RopeScaling& s = rope_scaling; s.kind != RopeScaling::Kind::none) {
     require(s.factor >= 1 && std::isfinite(s.factor), fmt::format("the factor of rope scaling is {}", s.factor));
     const double table_factor = s.attention_factor.value_or(1.0);

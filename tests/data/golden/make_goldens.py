@@ -546,6 +546,16 @@ def write_ten_steps(out, name, config, weights):
     write_training(out / name, "train", {"tokens": tokens}, config, weights, losses)
 
 
+def gguf_names(config, names):
+    """The tensors of a GGUF file, by the gguf package's own table; none for what has no architecture of its own."""
+    archs = {gguf.MODEL_ARCH_NAMES[arch].replace("-", "_"): arch for arch in gguf.MODEL_ARCH}
+    arch = archs.get({"gpt_neox": "gptneox", "hunyuan_v1_dense": "hunyuan_dense"}.get(config.model_type, config.model_type))
+    if arch is None:
+        return []
+    table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    return sorted({table.get_name(name, try_suffixes=(".weight", ".bias")) for name in names})
+
+
 def write_one_step(out, name, config, weights):
     """The loss of one document and the norms of its gradients, each under the name of its tensor in the file."""
     tokens = random_tokens(("step", name), (1, 1, 25), config.vocab_size)
@@ -559,6 +569,7 @@ def write_one_step(out, name, config, weights):
             loss.backward()
             result[key] = {"loss": loss.item(), "gradients": {
                 renamed.get(name, name): parameter.grad.double().norm().item() for name, parameter in model.named_parameters()}}
+    result["gguf_names"] = gguf_names(config, result["f32"]["gradients"])
     save_file({"tokens": tokens}, out / name / "step.safetensors")
     write_json(out / name / "step.json", result)
 
