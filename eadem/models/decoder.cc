@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/decoder.h"
 
+#include <cstdlib>
+
 #include "eadem/models/family.h"
 
 namespace eadem::models {
@@ -125,6 +127,10 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
 }
 
 bool Decoder::may_ignore(const std::string& tensor) const {
+  constexpr std::string_view kLayers = "model.layers.";
+  if (family_.further_layers && tensor.starts_with(kLayers) &&
+      std::atoll(tensor.c_str() + kLayers.size()) >= config_.num_hidden_layers)
+    return true;
   return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" || (spec_.tied && tensor == kHead);
 }
 

@@ -76,6 +76,8 @@ struct ModelFamily {
   std::vector<WeightRecipe> (*recipes)(const ModelConfig& config, const ParameterInfo& parameter,
                                        CheckpointFormat format) = nullptr;
 
+  bool further_layers = false;  // files have layers behind the last one, which predict further tokens
+
   const ModelType* find_type(std::string_view model_type) const;
 };
 

@@ -19,6 +19,7 @@ namespace eadem::modules {
 struct ParameterInfo {
   std::string name;
   Shape shape;
+  bool trainable = true;
 };
 
 struct NormSpec {
