@@ -13,8 +13,7 @@ void read_experts(const io::JsonReader& config, const ExpertDefaults& defaults, 
   result.num_experts = own ? *own : local.value_or(defaults.count);
   result.num_experts_per_tok =
       config.optional_integer("num_experts_per_tok", 1, kMaxExperts).value_or(defaults.per_token);
-  result.moe_intermediate_size =
-      config.optional_integer("moe_intermediate_size", 1, kMaxExtent).value_or(defaults.ffn);
+  result.moe_intermediate_size = config.optional_integer("moe_intermediate_size", 1, kMaxExtent).value_or(defaults.ffn);
 }
 
 void write_experts(const ModelConfig& config, std::string_view count_key, io::JsonValue& json) {

@@ -56,8 +56,7 @@ void clamped_swiglu_dup(float* dup, const float* gate, const float* up, const fl
       dup, n,
       [&](Vec gate_value, Vec up_value, Vec d) {
         const Vec g = at_most(gate_value, limit);
-        return hn::IfThenZeroElse(hn::Gt(hn::Abs(up_value), limit),
-                                  hn::Mul(d, hn::Mul(g, sigmoid(hn::Mul(alpha, g)))));
+        return hn::IfThenZeroElse(hn::Gt(hn::Abs(up_value), limit), hn::Mul(d, hn::Mul(g, sigmoid(hn::Mul(alpha, g)))));
       },
       gate, up, dy);
 }
@@ -120,12 +119,14 @@ PlanPtr prepare_swiglu_backward(const KernelRequest& r, Context&) {
     float *dgate = elements<float>(call.outputs[0]), *dup = elements<float>(call.outputs[1]);
     const float *gate = elements<const float>(call.inputs[0]), *up = elements<const float>(call.inputs[1]),
                 *dy = elements<const float>(call.inputs[2]);
-    cpu_device(call).pool().parallel_ranges(
-        call.inputs[0].num_elements(), kSwigluGrain, [&](int64_t begin, int64_t end) {
-          const int64_t n = end - begin;
-          if (dgate != nullptr) dgate_of(dgate + begin, gate + begin, up + begin, dy + begin, n, attrs);
-          if (dup != nullptr) dup_of(dup + begin, gate + begin, up + begin, dy + begin, n, attrs);
-        });
+    cpu_device(call).pool().parallel_ranges(call.inputs[0].num_elements(), kSwigluGrain,
+                                            [&](int64_t begin, int64_t end) {
+                                              const int64_t n = end - begin;
+                                              if (dgate != nullptr)
+                                                dgate_of(dgate + begin, gate + begin, up + begin, dy + begin, n, attrs);
+                                              if (dup != nullptr)
+                                                dup_of(dup + begin, gate + begin, up + begin, dy + begin, n, attrs);
+                                            });
   });
 }
 
@@ -142,10 +143,11 @@ PlanPtr prepare_gate_rows(const KernelRequest& r, Context&) {
     const int64_t hidden = call.inputs[0].shape[1];
     float* y = elements<float>(call.outputs[0]);
     const float *x = elements<const float>(call.inputs[0]), *gate = elements<const float>(call.inputs[1]);
-    cpu_device(call).pool().parallel_ranges(
-        call.inputs[0].shape[0], gated_rows_grain(hidden), [&](int64_t begin, int64_t end) {
-          for (int64_t t = begin; t < end; ++t) row(y + t * hidden, x + t * hidden, gate[t], hidden);
-        });
+    cpu_device(call).pool().parallel_ranges(call.inputs[0].shape[0], gated_rows_grain(hidden),
+                                            [&](int64_t begin, int64_t end) {
+                                              for (int64_t t = begin; t < end; ++t)
+                                                row(y + t * hidden, x + t * hidden, gate[t], hidden);
+                                            });
   });
 }
 
