@@ -49,14 +49,15 @@ std::string name_in_layer(std::string_view layer, std::string_view rest, std::sp
   return "";
 }
 
-// "llama serves model types a, b; gemma3 …"
+// "llama serves model types a, b; gemma3 …", without families that have no names.
 template <typename NameOf>
 std::string served(std::string_view what, NameOf&& name_of) {
   std::string text;
   for (const ModelFamily* family : families()) {
-    text += fmt::format("{}{} serves {}", text.empty() ? "" : "; ", family->name, what);
+    std::string names;
     for (const ModelType& type : family->types)
-      text += fmt::format("{} {}", &type == &family->types[0] ? "" : ",", name_of(type));
+      if (!name_of(type).empty()) names += fmt::format("{} {}", names.empty() ? "" : ",", name_of(type));
+    if (!names.empty()) text += fmt::format("{}{} serves {}{}", text.empty() ? "" : "; ", family->name, what, names);
   }
   return text;
 }
@@ -86,7 +87,7 @@ const ModelFamily& family_of_type(std::string_view model_type, const std::string
 const ModelFamily& family_of_gguf(std::string_view architecture, const std::string& source) {
   for (const ModelFamily* family : families())
     for (const ModelType& type : family->types)
-      if (type.gguf_architecture == architecture) return *family;
+      if (!architecture.empty() && type.gguf_architecture == architecture) return *family;
   throw Unsupported("{}: architecture '{}': {}", source, architecture,
                     served("architectures", [](const ModelType& type) { return type.gguf_architecture; }));
 }

@@ -18,7 +18,7 @@ namespace eadem::models {
 // A value of config.json's `model_type`.
 struct ModelType {
   std::string_view name;
-  std::string_view gguf_architecture;
+  std::string_view gguf_architecture;  // empty: there are no GGUF files of it here
   std::string_view python_class;  // for `architectures` in a config.json
   // The values that transformers takes for keys that a config.json does not have. 0 stands for the meaning of null:
   // num_attention_heads for num_key_value_heads, hidden_size / num_attention_heads for head_dim.

@@ -74,7 +74,6 @@ constexpr InertKey kInertKeys[] = {
     {"router_aux_loss_coef", kExpertTypes, kAny, Writer::transformers, kTraining},
     {"router_jitter_noise", "mixtral", kAny, Writer::transformers, kTraining},
     {"max_window_layers", "qwen3_moe", kAny, Writer::other, "is not read: all layers have the window, or none"},
-    {"max_window_layers", "qwen2_moe", kAny, Writer::transformers, "is for windows, which are off"},
     {"num_nextn_predict_layers", "glm4_moe", kAny, Writer::transformers, kFurtherTokens},
     {"num_mtp_layers", "glm4_moe", kAny, Writer::transformers, kFurtherTokens},
     {"moe_use_aux_free", "ernie4_5_moe", kAny, Writer::other, kHistory},

@@ -15,7 +15,7 @@ constexpr ModelType kQwen2MoeTypes[] = {{"qwen2_moe", "qwen2moe", "Qwen2MoeForCa
 void read_qwen2_moe_json(const io::JsonReader& config, ModelConfig& result) {
   read_rope(config, result);
   result.attention_bias = config.optional_boolean("qkv_bias").value_or(true);
-  config.ignore("sliding_window", "use_sliding_window is off");
+  for (const char* key : {"sliding_window", "max_window_layers"}) config.ignore(key);  // of windows, which are off
   if (config.optional_boolean("use_sliding_window").value_or(false))
     throw Unsupported("{}: 'use_sliding_window' is true; only false is honoured for {}", config.file(),
                       result.model_type);
