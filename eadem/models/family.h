@@ -19,7 +19,7 @@ namespace eadem::models {
 struct ModelType {
   std::string_view name;
   std::string_view gguf_architecture;  // empty: there are no GGUF files of it here
-  std::string_view python_class;  // for `architectures` in a config.json
+  std::string_view python_class;       // for `architectures` in a config.json
   // The values that transformers takes for keys that a config.json does not have. 0 stands for the meaning of null:
   // num_attention_heads for num_key_value_heads, hidden_size / num_attention_heads for head_dim.
   int64_t max_position_embeddings = 0;

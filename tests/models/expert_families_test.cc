@@ -63,9 +63,9 @@ TEST_P(ExpertFamily, IsSavedAsItWasRead) {
   size_t count = 0;
   for (const auto& [name, recipe] : tensors_of(*golden.model, CheckpointFormat::huggingface)) {
     ASSERT_NE(golden.weights->find(name), nullptr) << name;
-    const Tensor read = golden.weights->get(name), saved = evaluate(
-                                                        recipe,
-                                                        [&](const std::string& own) { return reader.read(own); }, name);
+    const Tensor read = golden.weights->get(name),
+                 saved = evaluate(
+                     recipe, [&](const std::string&own) { return reader.read(own); }, name);
     ASSERT_EQ(to_string(read.view), to_string(saved.view)) << name;
     EXPECT_EQ(std::memcmp(read.view.data, saved.view.data, static_cast<size_t>(read.view.size_bytes())), 0) << name;
     ++count;
@@ -132,7 +132,8 @@ TEST(ExpertFamilies, GroupsThatCannotBeChosenAreRefused) {
 }
 
 TEST(ExpertFamilies, WhatIsNotComputedIsRefused) {
-  EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("use_sliding_window", true)); }), "'use_sliding_window' is true");
+  EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("use_sliding_window", true)); }),
+             "'use_sliding_window' is true");
   EXPECT_HAS(refusal([] { parse(small("ernie4_5_moe").set("use_bias", true)); }), "'use_bias' is true");
   for (const char* type : {"mixtral", "glm4_moe", "ernie4_5_moe"})
     EXPECT_HAS(refusal([&] { parse(small(type)).to_gguf(); }), "are not written to GGUF files");

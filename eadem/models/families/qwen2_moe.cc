@@ -77,10 +77,8 @@ DecoderSpec qwen2_moe_decoder(const ModelConfig& config) {
 std::vector<WeightRecipe> qwen2_moe_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                             CheckpointFormat format) {
   // GGUF files have the gate's one row as a vector.
-  if (format == CheckpointFormat::gguf && parameter.name.ends_with("shared_expert_gate.weight")) {
-    const WeightRecipe row = WeightRecipe::name(gguf_name(parameter.name, &config.family()));
-    return {WeightRecipe::stack({row}), row};
-  }
+  if (format == CheckpointFormat::gguf && parameter.name.ends_with("shared_expert_gate.weight"))
+    return {WeightRecipe::stack({WeightRecipe::name(gguf_name(parameter.name, &config.family()))})};
   return expert_recipes(config, parameter, format);
 }
 
