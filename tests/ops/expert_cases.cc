@@ -91,7 +91,7 @@ std::vector<Workload> clamped_swiglu() {
     for (DType dtype : {kF32, kBf16})
       for (int64_t width : {1, 7, 16, 33, 130})
         for (int64_t tokens : {0, 1, 9}) {
-          const TensorType type(dtype, {times(2), width});
+          const TensorType type(dtype, {Symbol::tokens, width});
           cases.push_back(named_case(std::make_shared<ops::ClampedSwiglu>(attrs), {type, type}, with_tokens(tokens)));
         }
   return cases;
