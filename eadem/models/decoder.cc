@@ -2,6 +2,7 @@
 #include "eadem/models/decoder.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "eadem/models/family.h"
 
@@ -140,6 +141,10 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
 }
 
 bool Decoder::may_ignore(const std::string& tensor) const {
+  constexpr std::string_view kLayers = "model.layers.";
+  if (family_.further_layers && tensor.starts_with(kLayers) &&
+      std::atoll(tensor.c_str() + kLayers.size()) >= config_.num_hidden_layers)
+    return true;
   const auto& ignored = family_.ignored_tensors;
   return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" ||
          (spec_.tied && tensor == huggingface_name(kHead, family_)) ||

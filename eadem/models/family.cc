@@ -18,7 +18,11 @@
   FAMILY(exaone4)                    \
   FAMILY(hunyuan)                    \
   FAMILY(ernie4_5)                   \
-  FAMILY(qwen3_moe)
+  FAMILY(qwen3_moe)                  \
+  FAMILY(mixtral)                    \
+  FAMILY(qwen2_moe)                  \
+  FAMILY(glm4_moe)                   \
+  FAMILY(ernie4_5_moe)
 
 namespace eadem::models {
 
@@ -47,7 +51,11 @@ constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"mlp.gate.", "ffn_gate_inp."},
                                     {"mlp.experts.gate_proj.", "ffn_gate_exps."},
                                     {"mlp.experts.up_proj.", "ffn_up_exps."},
-                                    {"mlp.experts.down_proj.", "ffn_down_exps."}};
+                                    {"mlp.experts.down_proj.", "ffn_down_exps."},
+                                    {"mlp.shared_expert.gate_proj.", "ffn_gate_shexp."},
+                                    {"mlp.shared_expert.up_proj.", "ffn_up_shexp."},
+                                    {"mlp.shared_expert.down_proj.", "ffn_down_shexp."},
+                                    {"mlp.shared_expert_gate.", "ffn_gate_inp_shexp."}};
 
 // The GGUF name of "layers.N." + `rest`; empty if there is none.
 std::string name_in_layer(std::string_view layer, std::string_view rest, std::span<const GgufName> names) {
@@ -56,14 +64,15 @@ std::string name_in_layer(std::string_view layer, std::string_view rest, std::sp
   return "";
 }
 
-// "llama serves model types a, b; gemma3 …"
+// "llama serves model types a, b; gemma3 …", without families that have no names.
 template <typename NameOf>
 std::string served(std::string_view what, NameOf&& name_of) {
   std::string text;
   for (const ModelFamily* family : families()) {
-    text += fmt::format("{}{} serves {}", text.empty() ? "" : "; ", family->name, what);
+    std::string names;
     for (const ModelType& type : family->types)
-      text += fmt::format("{} {}", &type == &family->types[0] ? "" : ",", name_of(type));
+      if (!name_of(type).empty()) names += fmt::format("{} {}", names.empty() ? "" : ",", name_of(type));
+    if (!names.empty()) text += fmt::format("{}{} serves {}{}", text.empty() ? "" : "; ", family->name, what, names);
   }
   return text;
 }
@@ -99,7 +108,7 @@ const ModelFamily& family_of_type(std::string_view model_type, const std::string
 const ModelFamily& family_of_gguf(std::string_view architecture, const std::string& source) {
   for (const ModelFamily* family : families())
     for (const ModelType& type : family->types)
-      if (type.gguf_architecture == architecture) return *family;
+      if (!architecture.empty() && type.gguf_architecture == architecture) return *family;
   throw Unsupported("{}: architecture '{}': {}", source, architecture,
                     served("architectures", [](const ModelType& type) { return type.gguf_architecture; }));
 }

@@ -18,8 +18,8 @@ namespace eadem::models {
 // A value of config.json's `model_type`.
 struct ModelType {
   std::string_view name;
-  std::string_view gguf_architecture;
-  std::string_view python_class;  // for `architectures` in a config.json
+  std::string_view gguf_architecture;  // empty: there are no GGUF files of it here
+  std::string_view python_class;       // for `architectures` in a config.json
   // The values that transformers takes for keys that a config.json does not have. 0 stands for the meaning of null:
   // num_attention_heads for num_key_value_heads, hidden_size / num_attention_heads for head_dim.
   int64_t max_position_embeddings = 0;
@@ -90,6 +90,8 @@ struct ModelFamily {
   // Returns how a parameter is made of a checkpoint's tensors, the usual way first; none: under its own name.
   std::vector<WeightRecipe> (*recipes)(const ModelConfig& config, const ParameterInfo& parameter,
                                        CheckpointFormat format) = nullptr;
+
+  bool further_layers = false;  // files have layers behind the last one, which predict further tokens
 
   const ModelType* find_type(std::string_view model_type) const;
   // This family's name of a key that all configs have.

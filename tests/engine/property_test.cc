@@ -127,7 +127,8 @@ TEST_P(EveryModel, TrainingForwardGivesTheBitsOfEvaluation) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
-                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe"));
+                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe",
+                                         "qwen2_moe", "glm4_moe", "ernie4_5_moe"));
 
 TEST(Batching, ARequestsTokensAreItsOwn) {
   for (const bool paged : {false, true}) {

@@ -513,7 +513,9 @@ std::vector<std::string_view> op_names() {
           "expert_order",
           "permute",
           "grouped_linear",
-          "unpermute"};
+          "unpermute",
+          "clamped_swiglu",
+          "gate_rows"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {

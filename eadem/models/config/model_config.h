@@ -57,6 +57,10 @@ struct ModelConfig {
   bool norm_topk_prob = false;        // weights of a token's experts are divided by their sum
   int64_t decoder_sparse_step = 1;    // every so many layers have experts
   std::vector<int64_t> mlp_only_layers;
+  int64_t shared_expert_intermediate_size = 0;  // of all experts together that compute every token; 0: there are none
+  int64_t n_group = 1, topk_group = 1;          // a token's experts are of so many groups
+  double routed_scaling_factor = 1;             // on the weights of a token's experts
+  double moe_norm_min = 0;                      // least sum that these are divided by
   std::vector<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_id;
   std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files

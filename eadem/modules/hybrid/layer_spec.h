@@ -20,6 +20,7 @@ namespace eadem::modules {
 struct ParameterInfo {
   std::string name;
   Shape shape;
+  bool trainable = true;
 };
 
 // h = x + r * after_mixer(mixer(before_mixer(x)));   y = h + r * after_mlp(mlp(before_mlp(h)))
