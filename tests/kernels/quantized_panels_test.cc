@@ -186,7 +186,7 @@ struct Product {
 };
 
 TEST_P(QuantizedProduct, IsTheScalarProductBitForBit) {
-  for (int threads : test::thread_counts()) {
+  for (int threads : test::thread_counts({1, 3})) {
     CpuDevice device(DeviceOptions{.num_threads = threads, .isa = isa_name(GetParam())});
     for (const BlockEncoding* encoding : BlockEncoding::all()) {
       const Scalar scalar(GetParam(), QuantizedPanels::of(encoding)->layout());
