@@ -133,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
 TEST(Batching, ARequestsTokensAreItsOwn) {
   for (const bool paged : {false, true}) {
     EngineSetup setup;
-    setup.options.max_step_tokens = 24;  // prompts are cut, and mixed with the decoding of others
+    setup.options.max_num_batched_tokens = 24;  // prompts are cut, and mixed with the decoding of others
     if (paged)
       setup.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 4};
     else

@@ -132,7 +132,7 @@ class Qwen3MoeFiles : public testing::Test {
     engine::EngineOptions options;
     options.mode = HardwareMode::accuracy;
     options.hardware.weights = DType::f32;
-    options.max_logit_rows = options.max_step_tokens = 64;
+    options.max_logit_rows = options.max_num_batched_tokens = 64;
     const auto engine =
         engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 1}), options);
     engine::InferEngine::Input input;
