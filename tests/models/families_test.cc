@@ -42,7 +42,7 @@ class Families : public testing::TestWithParam<GoldenFamily> {
   static std::unique_ptr<engine::InferEngine> engine_of(const Checkpoint& checkpoint) {
     engine::EngineOptions options;
     options.mode = HardwareMode::accuracy;
-    options.max_logit_rows = options.max_step_tokens = 64;
+    options.max_logit_rows = options.max_num_batched_tokens = 64;
     return engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 2}), options);
   }
 
