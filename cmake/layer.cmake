@@ -23,12 +23,16 @@ endif()
 # namespaces.
 function(eadem_join_sources target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON)
-  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endfunction()
 
-# Optimizes a target that computes little: -O3 takes a tenth longer to compile it.
+# Optimizes a target that computes little: -O3 takes a tenth longer to compile it. With AddressSanitizer, -O1 takes
+# twice as long as -O0.
 function(eadem_optimize_little target)
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O2>)
+  if(EADEM_SANITIZE MATCHES address AND NOT EADEM_FUZZ)
+    target_compile_options(${target} PRIVATE -O0)
+  endif()
 endfunction()
 
 # eadem_layer(<name> [JOINED] [LIGHT] [LINK <targets that headers need>] [PRIVATE <targets only sources need>])

@@ -119,7 +119,7 @@ class Reference:
 # ------------------------------------------------------------------ the engines, in f32 beside their weights
 
 def eadem_logits(path, ids):
-    engine = eadem.InferEngine.from_pretrained(path, activations="f32", kv_dtype="f32", max_step_tokens=len(ids),
+    engine = eadem.InferEngine.from_pretrained(path, activations="f32", kv_dtype="f32", max_num_batched_tokens=len(ids),
                                                max_logit_rows=len(ids))
     step = eadem.InferEngine.Input(np.array([ids]), temperature=0, all_logits=True)
     return engine.forward(step, return_logits=True).logits.astype(np.float64)

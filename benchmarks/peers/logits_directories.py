@@ -131,7 +131,7 @@ def logits_of(model, ids):
 # ------------------------------------------------------------------ the engines
 
 def eadem_logits(directory, ids):
-    engine = eadem.InferEngine.from_pretrained(directory, max_step_tokens=len(ids), max_logit_rows=len(ids))
+    engine = eadem.InferEngine.from_pretrained(directory, max_num_batched_tokens=len(ids), max_logit_rows=len(ids))
     step = eadem.InferEngine.Input(np.array([ids]), temperature=0, all_logits=True)
     return np.asarray(engine.forward(step, return_logits=True).logits, dtype=np.float64)
 

@@ -372,7 +372,7 @@ engine::EngineOptions engine_options_of(const ExplainOptions& options, const mod
     throw InvalidArgument("--tokens is {}; the KV cache holds {}: --batch {} sequences of {}", *options.tokens, cached,
                           options.batch, context);
   engine::EngineOptions result = options.model.engine_options();
-  result.max_step_tokens = options.tokens.value_or(std::min(engine::default_step_tokens(device), cached));
+  result.max_num_batched_tokens = options.tokens.value_or(std::min(engine::default_step_tokens(device), cached));
   result.cache = engine::PagedKVCacheConfig{.max_batch_size = options.batch, .max_cache_len = context};
   return result;
 }

@@ -70,7 +70,7 @@ std::unique_ptr<InferEngine> open_engine(const models::Checkpoint& checkpoint, c
                                          engine::EngineOptions options, int64_t context) {
   const int64_t rows = std::clamp<int64_t>(kLogitBytes / (4 * checkpoint.model->info().vocab), 1, context);
   options.cache = engine::StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = context};
-  options.max_step_tokens = rows;
+  options.max_num_batched_tokens = rows;
   options.max_logit_rows = rows;
   ProgressBar bar("loading");
   const auto progress = [&](int64_t done, int64_t total) {
@@ -212,7 +212,7 @@ class Scorer {
 
   // Throws Cancelled when the user asked to stop; `scores` then holds a part of the chunk.
   void add(std::span<const int32_t> chunk, Scores& scores) {
-    const int64_t step = engine_->options().max_step_tokens;
+    const int64_t step = engine_->options().max_num_batched_tokens;
     for (int64_t begin = 0; begin + 1 < context_; begin += step) {
       const int64_t count = std::min(step, context_ - begin);
       const Tensor base_logits = base_engine_ ? logits(*base_engine_, chunk, begin, count) : Tensor();

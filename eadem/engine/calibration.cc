@@ -44,8 +44,9 @@ Calibration Calibration::run(const models::Checkpoint& checkpoint, std::shared_p
   engine_options.disabled_fusions = {"all"};
   engine_options.cache = StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = context};
   // Every token's hidden state goes through the LM head, as in training.
-  engine_options.max_step_tokens = std::clamp<int64_t>(kLogitBytes / (4 * checkpoint.model->info().vocab), 1, context);
-  engine_options.max_logit_rows = engine_options.max_step_tokens;
+  engine_options.max_num_batched_tokens =
+      std::clamp<int64_t>(kLogitBytes / (4 * checkpoint.model->info().vocab), 1, context);
+  engine_options.max_logit_rows = engine_options.max_num_batched_tokens;
   const auto engine = InferEngine::from_checkpoint(
       checkpoint, std::move(device), engine_options,
       [&](int64_t done, int64_t total) { progress ? progress("loading", done, total) : void(); });
@@ -63,7 +64,7 @@ Calibration Calibration::run(const models::Checkpoint& checkpoint, std::shared_p
     InferEngine::Input input;
     input.all_logits = true;
     for (size_t done = 0; done < sequence.size(); done += input.input_ids.size()) {
-      const size_t step = std::min(static_cast<size_t>(engine_options.max_step_tokens), sequence.size() - done);
+      const size_t step = std::min(static_cast<size_t>(engine_options.max_num_batched_tokens), sequence.size() - done);
       input.input_ids.assign(sequence.begin() + static_cast<ptrdiff_t>(done),
                              sequence.begin() + static_cast<ptrdiff_t>(done + step));
       input.input_lengths = {static_cast<int32_t>(step)};

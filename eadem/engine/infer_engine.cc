@@ -24,17 +24,17 @@ CachePlanRequest request_of(const models::Model& model, const Device& device,
           .bytes = state_bytes(model, device, hardware),
           .context = model.info().max_positions,
           .block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value,
-          .max_step_tokens = options.max_step_tokens};
+          .max_num_batched_tokens = options.max_num_batched_tokens};
 }
 
 EngineOptions with_defaults(EngineOptions options, const Device& device) {
-  if (options.max_step_tokens == 0) options.max_step_tokens = default_step_tokens(device);
+  if (options.max_num_batched_tokens == 0) options.max_num_batched_tokens = default_step_tokens(device);
   return options;
 }
 
 // The upper bounds of a step of the decode or the prefill program.
 SymbolValues program_bounds(const EngineOptions& options, const CachePlan& plan, int64_t vocab, bool decode) {
-  const int64_t step_tokens = std::max(options.max_step_tokens, plan.max_batch);
+  const int64_t step_tokens = std::max(options.max_num_batched_tokens, plan.max_batch);
   const int64_t logit_rows = std::max(options.max_logit_rows, plan.max_batch);
   SymbolValues bounds;
   bounds[Symbol::tokens] = decode ? std::min(step_tokens, std::max(kDecodeTokens, plan.max_batch)) : step_tokens;
@@ -105,7 +105,7 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
       hardware_(resolve(spec, *device_, options)) {
   if (options.dist.tp_size() != 1)
     throw Unsupported("tensor parallelism over {} ranks; this engine runs one rank", options.dist.tp_size());
-  require_count("max_step_tokens", options_.max_step_tokens, 1);
+  require_count("max_num_batched_tokens", options_.max_num_batched_tokens, 1);
   require_count("max_logit_rows", options.max_logit_rows, 0);
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_);
   plan_ = plan_cache(request_of(*model_, *device_, hardware_, options_));
@@ -207,7 +207,7 @@ int64_t InferEngine::cache_bytes() const {
 
 SchedulerLimits InferEngine::limits() const {
   return {.max_batch_size = max_batch_size(),
-          .max_step_tokens = std::max(options_.max_step_tokens, max_batch_size()),
+          .max_num_batched_tokens = std::max(options_.max_num_batched_tokens, max_batch_size()),
           .max_sequence_length = max_sequence_length(),
           .num_blocks = cache_spec().num_blocks,
           .block_size = cache_spec().block_size,

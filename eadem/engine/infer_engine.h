@@ -36,9 +36,10 @@ struct EngineOptions {
   CacheConfig cache = StaticKVCacheConfig{};
   DistConfig dist;
   HardwareMode mode = HardwareMode::performance;
-  HardwareOverrides hardware;   // explicit arguments
-  int64_t max_step_tokens = 0;  // most new tokens of one step; longer prompts take several; 0: default_step_tokens
-  int64_t max_logit_rows = 0;   // most rows of logits of one step; 0: one per sequence
+  HardwareOverrides hardware;  // explicit arguments
+  int64_t max_num_batched_tokens =
+      0;                       // most new tokens of one step; longer prompts take several; 0: default_step_tokens
+  int64_t max_logit_rows = 0;  // most rows of logits of one step; 0: one per sequence
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
@@ -69,7 +70,7 @@ class InferEngine {
     std::vector<std::vector<int32_t>> block_tables;
     // [batch]; a paged cache of a model with windows or states per sequence: which of max_batch_size rows keeps those
     // of each sequence, from its first step to its last; empty: 0, 1, … A row's windows are a ring of blocks with room
-    // for its share of max_step_tokens.
+    // for its share of max_num_batched_tokens.
     std::vector<int32_t> rows;
     std::vector<int64_t> slot_mapping;    // [tokens] block * block_size + offset; empty: from block_tables
     std::vector<SamplingInput> sampling;  // [batch]; empty: greedy

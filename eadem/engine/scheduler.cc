@@ -182,7 +182,7 @@ void Scheduler::forget_plan(bool committed) {
 std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
   forget_plan();
   admit(cache);
-  int64_t budget = limits_.max_step_tokens;
+  int64_t budget = limits_.max_num_batched_tokens;
   // Decoding sequences go first, so that a long prompt beside them does not make them wait.
   for (const RequestState state : {RequestState::decoding, RequestState::prefilling})
     for (size_t place = 0; place < running_.size() && budget > 0; ++place)

@@ -30,7 +30,7 @@ namespace eadem::engine {
 // The limits of an engine, as InferEngine::limits() returns them.
 struct SchedulerLimits {
   int64_t max_batch_size = 1;                      // sequences of a step
-  int64_t max_step_tokens = 1;                     // new tokens of a step; at least max_batch_size
+  int64_t max_num_batched_tokens = 1;              // new tokens of a step; at least max_batch_size
   int64_t max_sequence_length = 1;                 // tokens of a sequence in the cache
   int64_t num_blocks = 1;                          // of the cache's group 0; the rows of a static cache
   int64_t block_size = 1;                          // tokens of a block

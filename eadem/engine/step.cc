@@ -129,7 +129,8 @@ void InferEngine::check(Plan plan, bool all_logits) {
   if (plan.empty() || std::ssize(plan) > max_batch_size())
     throw InvalidArgument("the step has {} sequences; expected 1 to {}", plan.size(), max_batch_size());
   if (tokens > bounds[Symbol::tokens])
-    throw InvalidArgument("the step has {} tokens; at most {} fit (max_step_tokens)", tokens, bounds[Symbol::tokens]);
+    throw InvalidArgument("the step has {} tokens; at most {} fit (max_num_batched_tokens)", tokens,
+                          bounds[Symbol::tokens]);
   if (rows > bounds[Symbol::logit_rows])
     throw InvalidArgument(
         "the step asks for {} rows of logits; at most {} fit: set max_logit_rows of the engine to {} or more", rows,

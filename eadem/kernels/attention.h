@@ -3,7 +3,9 @@
 // Causal attention of packed sequences:
 //   y[t, h, :] = sum_j softmax_j(scale * q[t, h, :] . k[j, g, :]) * v[j, g, :],   g = h / (heads / kv_heads)
 // over the key positions j of the same sequence with j <= p and, with a window, j > p - window, where p is the
-// position of token t in its sequence.
+// position of token t in its sequence. With a soft cap c, scores are c * tanh(scale * q . k / c) in the place of
+// scale * q . k. With sinks, a head's number sinks[h] joins its scores as that of a key whose value is 0: it makes the
+// softmax's sum larger and adds nothing to y.
 //
 //   inputs   q [tokens, heads, head_dim] f32 or bf16
 //            k, v: direct  [tokens, kv_heads, head_dim or value_dim], the keys and values of these same tokens
@@ -14,9 +16,11 @@
 //                        with index i among the n of its sequence has position kv_length - n + i
 //            block_table [sequences, max_blocks] i32: block that holds positions [i * block_size, …) of a sequence
 //                        (cached only; absent when direct). A contiguous cache has one block per sequence.
+//            sinks       [heads] f32, a parameter; the port is there only if the attribute says so
 //   outputs  y [tokens, heads, value_dim] dtype of q; forward (direct only) also lse [tokens, heads] f32, the logarithm
-//            of the sum of exp(scale * q . k)
-//   backward inputs: q, k, v, query_start, kv_length, y, lse, dy.  outputs: dq =, dk =, dv =.
+//            of the sum of exp(score), that of the sink among them
+//   backward inputs: q, k, v, query_start, kv_length, y, lse, sinks (if there), dy.
+//            outputs: dq =, dk =, dv =, dsinks += (if there).
 //
 // Online softmax in f32 over chunks of kAttentionChunk keys whose borders are multiples of kAttentionChunk *positions*,
 // so that a token's bits do not depend on which tokens share its step, on where its keys are kept (direct, contiguous,
@@ -47,6 +51,8 @@ struct AttentionAttrs {
   int64_t window = 0;  // 0: unlimited
   KvSource source = KvSource::direct;
   int64_t value_dim = 0;  // of values and results; 0: head_dim
+  float softcap = 0.0f;   // of scores; 0: none
+  bool sinks = false;
 
   int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }
 };

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// add: y = a + b.   mul: y = a * b.   activation: y = f(x).   gated_activation: y = f(gate) * up.   cast: y = x.
+// add: y = a + b.   mul: y = a * b.   scale: y = factor * x, or c * tanh(factor * x / c) with a soft cap c.
+// activation: y = f(x).   gated_activation: y = f(gate) * up.   cast: y = x.
 //
 //   All operands have one shape [...]; add, mul and activations one dtype (f32 or bf16), computed in f32 and rounded
 //   once. Inference may alias the first input. cast converts between f32, bf16 and f16, to nearest even.
 //   backward of mul:              inputs: a, b, dy.      outputs: da = dy * b, db = dy * a.
-//   backward of activation:       inputs: x, dy.         outputs: dx = dy * f'(x).
-//   backward of gated_activation: inputs: gate, up, dy.  outputs: dgate = dy * up * f'(gate), dup = dy * f(gate).
-//   backward of cast:             inputs: dy.            outputs: dx in the dtype of x.
-//   add passes its gradient through and has no backward kernel.
+//   backward of scale:            inputs: x, dy.         outputs: dx = dy * factor * (1 - (y / c)^2), 0 for y / c
+//   without c. backward of activation:       inputs: x, dy.         outputs: dx = dy * f'(x). backward of
+//   gated_activation: inputs: gate, up, dy.  outputs: dgate = dy * up * f'(gate), dup = dy * f(gate). backward of cast:
+//   inputs: dy.            outputs: dx in the dtype of x. add passes its gradient through and has no backward kernel.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,11 @@ enum class ActivationKind : uint8_t {
 
 struct ActivationAttrs {  // of activation and gated_activation
   ActivationKind kind = ActivationKind::silu;
+};
+
+struct ScaleAttrs {
+  float factor = 1.0f;
+  float softcap = 0.0f;  // 0: none
 };
 
 struct CastAttrs {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/decoder.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "eadem/models/family.h"
 
 namespace eadem::models {
@@ -10,6 +13,7 @@ using pipeline::Graph;
 namespace {
 
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kPositions = "model.embed_positions.weight";
 constexpr const char* kHead = "lm_head.weight";
 constexpr HeadOrder kOrders[] = {HeadOrder::halves, HeadOrder::interleaved};
 
@@ -31,9 +35,10 @@ ValueId scoped(BuildContext& context, const std::string& name, int layer, Build&
 
 std::vector<ParameterInfo> parameters_of(const DecoderSpec& spec) {
   std::vector<ParameterInfo> list = {{kEmbedding, Shape{spec.vocab, spec.hidden}}};
+  if (spec.positions > 0) list.push_back({kPositions, Shape{spec.positions, spec.hidden}});
   for (size_t layer = 0; layer < spec.layers.size(); ++layer)
     list_parameters(spec.layers[layer], fmt::format("model.layers.{}.", layer), list);
-  list.push_back({"model." + spec.norm.name + ".weight", Shape{spec.hidden}});
+  modules::list_parameters(spec.norm, spec.hidden, "model.", list);
   if (!spec.tied) list.push_back({kHead, Shape{spec.vocab, spec.hidden}});
   return list;
 }
@@ -49,7 +54,7 @@ Decoder::Decoder(ModelConfig config, const ModelFamily& family)
            .heads = config_.num_attention_heads,
            .kv_heads = config_.num_key_value_heads,
            .head_dim = config_.head_dim,
-           .max_positions = config_.max_position_embeddings,
+           .max_positions = modules::rope_positions(config_.rope_scaling, config_.max_position_embeddings),
            .tied = config_.tie_word_embeddings,
            .bos_token_ids = config_.bos_token_id,
            .eos_token_ids = config_.eos_token_id};
@@ -76,8 +81,13 @@ void Decoder::build_ropes(BuildContext& context, int first_layer, int end_layer)
 ValueId Decoder::embed(BuildContext& context) const {
   const Graph::Scope model(context.graph, "model");
   build_ropes(context, 0, static_cast<int>(spec_.layers.size()));
-  return scoped(context, "embed_tokens", -1, [&] {
+  const ValueId tokens = scoped(context, "embed_tokens", -1, [&] {
     return modules::Embedding(spec_.vocab, spec_.hidden, spec_.embedding_scale).build(context, context.step.token_ids);
+  });
+  if (spec_.positions == 0) return tokens;
+  return scoped(context, "embed_positions", -1, [&] {
+    const ValueId positions = modules::Embedding(spec_.positions, spec_.hidden).build(context, context.step.positions);
+    return context.graph.add1(std::make_shared<ops::Add>(), {tokens, positions});
   });
 }
 
@@ -91,14 +101,18 @@ ValueId Decoder::layer(BuildContext& context, int index, ValueId x) const {
 
 ValueId Decoder::finish(BuildContext& context, ValueId x) const {
   const Graph::Scope model(context.graph, "model");
-  return scoped(context, spec_.norm.name, -1,
-                [&] { return modules::RmsNorm(spec_.hidden, spec_.norm.eps).build(context, x); });
+  return modules::Norm(spec_.norm, spec_.hidden).build(context, x);
 }
 
 ValueId Decoder::head(BuildContext& context, ValueId hidden) const {
   return scoped(context, "lm_head", -1, [&] {
-    return modules::LmHead(spec_.vocab, spec_.hidden, spec_.tied ? kEmbedding : kHead, spec_.tied)
-        .build(context, hidden);
+    const ValueId logits =
+        modules::LmHead(spec_.vocab, spec_.hidden, spec_.tied ? kEmbedding : kHead, spec_.tied).build(context, hidden);
+    if (spec_.logit_scale == 1 && spec_.logit_softcap == 0) return logits;
+    return context.graph.add1(
+        std::make_shared<ops::Scale>(kernels::ScaleAttrs{.factor = static_cast<float>(spec_.logit_scale),
+                                                         .softcap = static_cast<float>(spec_.logit_softcap)}),
+        {logits});
   });
 }
 
@@ -106,11 +120,13 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
   std::vector<WeightRecipe> recipes;
   if (family_.recipes != nullptr) recipes = family_.recipes(config_, parameter, format);
   if (recipes.empty()) {
-    recipes.push_back(
-        WeightRecipe::name(format == CheckpointFormat::gguf ? gguf_name(parameter.name, &family_) : parameter.name));
+    const bool gguf = format == CheckpointFormat::gguf;
+    const auto name = [&](const std::string& own) {
+      return WeightRecipe::name(gguf ? gguf_name(own, &family_) : huggingface_name(own, family_));
+    };
+    recipes.push_back(name(parameter.name));
     // Programs that save a tied matrix once keep either of its names.
-    if (format == CheckpointFormat::huggingface && spec_.tied && parameter.name == kEmbedding)
-      recipes.push_back(WeightRecipe::name(kHead));
+    if (!gguf && spec_.tied && parameter.name == kEmbedding) recipes.push_back(name(kHead));
   }
   const bool own = config_.rope_style == kernels::RopeStyle::interleaved;
   const bool stored = format == CheckpointFormat::gguf && family_.find_type(config_.model_type)->gguf_interleaves;
@@ -125,7 +141,14 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
 }
 
 bool Decoder::may_ignore(const std::string& tensor) const {
-  return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" || (spec_.tied && tensor == kHead);
+  constexpr std::string_view kLayers = "model.layers.";
+  if (family_.further_layers && tensor.starts_with(kLayers) &&
+      std::atoll(tensor.c_str() + kLayers.size()) >= config_.num_hidden_layers)
+    return true;
+  const auto& ignored = family_.ignored_tensors;
+  return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" ||
+         (spec_.tied && tensor == huggingface_name(kHead, family_)) ||
+         std::any_of(ignored.begin(), ignored.end(), [&](std::string_view suffix) { return tensor.ends_with(suffix); });
 }
 
 }  // namespace eadem::models

@@ -4,8 +4,25 @@
 // The families: one line each, and a file of that name in models/families, which defines NAME_family().
 #define EADEM_MODEL_FAMILIES(FAMILY) \
   FAMILY(llama)                      \
+  FAMILY(gemma2)                     \
   FAMILY(gemma3)                     \
-  FAMILY(qwen3_moe)
+  FAMILY(phi3)                       \
+  FAMILY(olmo)                       \
+  FAMILY(smollm3)                    \
+  FAMILY(granite)                    \
+  FAMILY(starcoder2)                 \
+  FAMILY(gpt_neox)                   \
+  FAMILY(gpt2)                       \
+  FAMILY(cohere2)                    \
+  FAMILY(glm4)                       \
+  FAMILY(exaone4)                    \
+  FAMILY(hunyuan)                    \
+  FAMILY(ernie4_5)                   \
+  FAMILY(qwen3_moe)                  \
+  FAMILY(mixtral)                    \
+  FAMILY(qwen2_moe)                  \
+  FAMILY(glm4_moe)                   \
+  FAMILY(ernie4_5_moe)
 
 namespace eadem::models {
 
@@ -16,7 +33,9 @@ EADEM_MODEL_FAMILIES(EADEM_DECLARE_FAMILY)
 namespace {
 
 constexpr GgufName kWholeNames[] = {{"model.embed_tokens.weight", "token_embd.weight"},
+                                    {"model.embed_positions.weight", "position_embd.weight"},
                                     {"model.norm.weight", "output_norm.weight"},
+                                    {"model.norm.bias", "output_norm.bias"},
                                     {"lm_head.weight", "output.weight"}};
 constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"post_attention_layernorm.", "ffn_norm."},
@@ -32,7 +51,11 @@ constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"mlp.gate.", "ffn_gate_inp."},
                                     {"mlp.experts.gate_proj.", "ffn_gate_exps."},
                                     {"mlp.experts.up_proj.", "ffn_up_exps."},
-                                    {"mlp.experts.down_proj.", "ffn_down_exps."}};
+                                    {"mlp.experts.down_proj.", "ffn_down_exps."},
+                                    {"mlp.shared_expert.gate_proj.", "ffn_gate_shexp."},
+                                    {"mlp.shared_expert.up_proj.", "ffn_up_shexp."},
+                                    {"mlp.shared_expert.down_proj.", "ffn_down_shexp."},
+                                    {"mlp.shared_expert_gate.", "ffn_gate_inp_shexp."}};
 
 // The GGUF name of "layers.N." + `rest`; empty if there is none.
 std::string name_in_layer(std::string_view layer, std::string_view rest, std::span<const GgufName> names) {
@@ -41,14 +64,15 @@ std::string name_in_layer(std::string_view layer, std::string_view rest, std::sp
   return "";
 }
 
-// "llama serves model types a, b; gemma3 …"
+// "llama serves model types a, b; gemma3 …", without families that have no names.
 template <typename NameOf>
 std::string served(std::string_view what, NameOf&& name_of) {
   std::string text;
   for (const ModelFamily* family : families()) {
-    text += fmt::format("{}{} serves {}", text.empty() ? "" : "; ", family->name, what);
+    std::string names;
     for (const ModelType& type : family->types)
-      text += fmt::format("{} {}", &type == &family->types[0] ? "" : ",", name_of(type));
+      if (!name_of(type).empty()) names += fmt::format("{} {}", names.empty() ? "" : ",", name_of(type));
+    if (!names.empty()) text += fmt::format("{}{} serves {}{}", text.empty() ? "" : "; ", family->name, what, names);
   }
   return text;
 }
@@ -59,6 +83,12 @@ const ModelType* ModelFamily::find_type(std::string_view model_type) const {
   for (const ModelType& type : types)
     if (type.name == model_type) return &type;
   return nullptr;
+}
+
+std::string_view ModelFamily::json_name(std::string_view usual) const {
+  for (const OwnName& name : json_names)
+    if (name.usual == usual) return name.own;
+  return usual;
 }
 
 std::span<const ModelFamily* const> families() {
@@ -78,9 +108,23 @@ const ModelFamily& family_of_type(std::string_view model_type, const std::string
 const ModelFamily& family_of_gguf(std::string_view architecture, const std::string& source) {
   for (const ModelFamily* family : families())
     for (const ModelType& type : family->types)
-      if (type.gguf_architecture == architecture) return *family;
+      if (!architecture.empty() && type.gguf_architecture == architecture) return *family;
   throw Unsupported("{}: architecture '{}': {}", source, architecture,
                     served("architectures", [](const ModelType& type) { return type.gguf_architecture; }));
+}
+
+std::string huggingface_name(const std::string& parameter, const ModelFamily& family) {
+  constexpr std::string_view kLayers = "model.layers.";
+  const bool in_layer = parameter.starts_with(kLayers);
+  const size_t rest = in_layer ? parameter.find('.', kLayers.size()) + 1 : 0;
+  std::string head = parameter.substr(0, rest), tail = parameter.substr(rest);
+  for (const OwnName& name : family.tensor_names) {
+    if (name.usual == kLayers)
+      head = head.empty() ? head : std::string(name.own) + head.substr(kLayers.size());
+    else if (in_layer ? tail.starts_with(name.usual) : tail == name.usual)
+      return head + std::string(name.own) + tail.substr(name.usual.size());
+  }
+  return head + tail;
 }
 
 std::string gguf_name(const std::string& parameter, const ModelFamily* family) {

@@ -18,8 +18,8 @@ namespace eadem::models {
 // A value of config.json's `model_type`.
 struct ModelType {
   std::string_view name;
-  std::string_view gguf_architecture;
-  std::string_view python_class;  // for `architectures` in a config.json
+  std::string_view gguf_architecture;  // empty: there are no GGUF files of it here
+  std::string_view python_class;       // for `architectures` in a config.json
   // The values that transformers takes for keys that a config.json does not have. 0 stands for the meaning of null:
   // num_attention_heads for num_key_value_heads, hidden_size / num_attention_heads for head_dim.
   int64_t max_position_embeddings = 0;
@@ -43,6 +43,11 @@ struct GgufName {
   std::string_view ours, gguf;
 };
 
+// A key of every config.json, or a part of a tensor's name, and what this family has in its place.
+struct OwnName {
+  std::string_view usual, own;
+};
+
 struct ModelFamily {
   std::string_view name;
   std::span<const ModelType> types;
@@ -52,17 +57,23 @@ struct ModelFamily {
   std::string_view activation_key = "hidden_act";
   std::string_view activation = "silu";  // of a config.json that does not state it, and of GGUF files, which cannot
   bool tied = false;                     // tie_word_embeddings of a config.json that does not state it
-  std::string_view gguf_keys = {};       // further keys of GGUF files that read_gguf reads, separated by spaces
+  double eps = 1e-6;                     // of norms, in a config.json that does not state it
+  double rotated_share = 1;              // partial_rotary_factor of a config.json that does not state it
+  int64_t ffn_per_hidden = 0;  // intermediate_size / hidden_size where the former is null; 0: it must be there
+  std::span<const OwnName> json_names = {};  // of keys that other families share: "hidden_size" -> "n_embd"
+  std::string_view gguf_eps = "attention.layer_norm_rms_epsilon";
+  bool rotates = true;              // GGUF files state a rotation
+  std::string_view gguf_keys = {};  // further keys of GGUF files that read_gguf reads, separated by spaces
   // Reads the keys of this family alone: windows, biases, norms, ropes. `result` has the sizes already.
   void (*read_json)(const io::JsonReader& config, ModelConfig& result);
-  void (*read_gguf)(const io::GgufFile& file, const std::string& prefix, ModelConfig& result);
+  void (*read_gguf)(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) = nullptr;
   void (*write_json)(const ModelConfig& config, io::JsonValue& json);
-  // Throws Unsupported for what the config.json of a model type cannot state.
-  void (*check_json)(const ModelConfig& config);
+  // Throws Unsupported for what the config.json of a model type cannot state. Null: what is not read back as it is.
+  void (*check_json)(const ModelConfig& config) = nullptr;
   // Changes the configuration of a GGUF file to one that a config.json of some model type can state. May be null.
   void (*prepare_json)(ModelConfig& config) = nullptr;
   // Adds the family's keys to GGUF metadata. Throws Unsupported for what they cannot state.
-  void (*write_gguf)(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+  void (*write_gguf)(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) = nullptr;
   // Returns a warning about GGUF files that other programs would compute differently; empty if there is none. May be
   // null.
   std::string (*gguf_notice)(const ModelConfig& config) = nullptr;
@@ -72,11 +83,19 @@ struct ModelFamily {
 
   // Checkpoints. Parameters are named as tensors of Hugging Face checkpoints are unless `recipes` says more.
   std::span<const GgufName> gguf_names = {};  // before those that most families share
+  // Names in Hugging Face checkpoints: whole ones ("lm_head.weight"), what stands for "model.layers.", and parts of
+  // names below a layer ("mlp.up_proj." -> "mlp.c_fc.").
+  std::span<const OwnName> tensor_names = {};
+  std::span<const std::string_view> ignored_tensors = {};  // ends of the names of buffers that some files have
   // Returns how a parameter is made of a checkpoint's tensors, the usual way first; none: under its own name.
   std::vector<WeightRecipe> (*recipes)(const ModelConfig& config, const ParameterInfo& parameter,
                                        CheckpointFormat format) = nullptr;
 
+  bool further_layers = false;  // files have layers behind the last one, which predict further tokens
+
   const ModelType* find_type(std::string_view model_type) const;
+  // This family's name of a key that all configs have.
+  std::string_view json_name(std::string_view usual) const;
 };
 
 std::span<const ModelFamily* const> families();
@@ -88,5 +107,8 @@ const ModelFamily& family_of_gguf(std::string_view architecture, const std::stri
 // The GGUF name of a parameter ("model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight"). Throws InvalidArgument
 // for a name that has none.
 std::string gguf_name(const std::string& parameter, const ModelFamily* family = nullptr);
+
+// The name of a parameter in Hugging Face checkpoints of a family.
+std::string huggingface_name(const std::string& parameter, const ModelFamily& family);
 
 }  // namespace eadem::models

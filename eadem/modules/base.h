@@ -5,8 +5,10 @@
 
 #include "eadem/modules/base/embedding.h"
 #include "eadem/modules/base/kv_cache_store.h"
+#include "eadem/modules/base/layer_norm.h"
 #include "eadem/modules/base/lm_head.h"
 #include "eadem/modules/base/loss.h"
+#include "eadem/modules/base/norm.h"
 #include "eadem/modules/base/rms_norm.h"
 #include "eadem/modules/base/rope.h"
 #include "eadem/modules/base/sampling.h"

@@ -18,10 +18,10 @@ std::vector<Workload> workloads_of() {
 }  // namespace
 
 std::vector<Workload> all_workloads() {
-  return workloads_of<Embedding, Linear, RmsNorm, Add, Mul, RopeTable, Rope, Attention, Activation, GatedActivation,
-                      Softmax, CrossEntropy, Cast, KvAppend, SelectRows, FeedTokens, Sample, AddBias, SelectHeads,
-                      SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route, ExpertOrder,
-                      Permute, GroupedLinear, Unpermute>();
+  return workloads_of<Embedding, Linear, RmsNorm, LayerNorm, Add, Scale, Mul, RopeTable, Rope, Attention, Activation,
+                      GatedActivation, Softmax, CrossEntropy, Cast, KvAppend, SelectRows, FeedTokens, Sample, AddBias,
+                      SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
+                      ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows>();
 }
 
 }  // namespace eadem::ops

@@ -128,6 +128,44 @@ void Mul::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTenso
 
 std::vector<Workload> Mul::workloads() { return rows_of(std::make_shared<Mul>(), 2, "gate", &ModelShape::ffn); }
 
+Scale::Scale(const kernels::ScaleAttrs& attrs) : attrs_(attrs) {
+  if (!std::isfinite(attrs.factor))
+    throw InvalidArgument("scale: factor is {}; expected a finite number", attrs.factor);
+  if (!std::isfinite(attrs.softcap) || attrs.softcap < 0)
+    throw InvalidArgument("scale: softcap is {}; expected 0 (none) or a finite number above", attrs.softcap);
+}
+
+std::string Scale::attrs_text() const {
+  return fmt::format("factor={}{}", attrs_.factor,
+                     attrs_.softcap > 0 ? fmt::format(" softcap={}", attrs_.softcap) : "");
+}
+
+void Scale::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
+  const double factor = static_cast<double>(attrs_.factor), cap = static_cast<double>(attrs_.softcap);
+  for (size_t i = 0; i < out[0].data.size(); ++i) {
+    const double scaled = factor * in[0].data[i], t = cap > 0 ? std::tanh(scaled / cap) : 0;
+    const double y = cap > 0 ? cap * t : scaled;
+    out[0].data[i] = pass == Pass::backward ? in[1].data[i] * factor * (1 - t * t) : y;
+  }
+}
+
+double Scale::flops_per_element(Pass pass) const {
+  return attrs_.softcap > 0 ? 2 * kTranscendentalFlops + (pass == Pass::backward ? 5 : 3) : 1;
+}
+
+std::vector<Workload> Scale::workloads() {
+  std::vector<Workload> rows =
+      rows_of(std::make_shared<Scale>(kernels::ScaleAttrs{0.22f}), 1, "residual multiplier", &ModelShape::hidden);
+  const auto cap = std::make_shared<Scale>(kernels::ScaleAttrs{1.0f, 30.0f});
+  for (const ModelShape& model : model_shapes())
+    for (const StepShape& step : step_shapes())
+      rows.push_back({workload_name(model, step, "logits with a soft cap"),
+                      cap,
+                      {TensorType(DType::f32, {Symbol::logit_rows, model.vocab})},
+                      symbols_of(step)});
+  return rows;
+}
+
 std::string Activation::attrs_text() const { return std::string(activation_name(attrs_.kind)); }
 
 void Activation::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// add: y = a + b.   mul: y = a * b.   activation: y = f(x).   gated_activation: y = f(gate) * up.   cast: y = x.
+// add: y = a + b.   mul: y = a * b.   scale: y = factor * x, with or without a soft cap.
+// activation: y = f(x).   gated_activation: y = f(gate) * up.   cast: y = x.
 // Ports, dtypes and gradients: kernels/elementwise.h. All operands have one shape and one sharding.
 #pragma once
 
@@ -12,7 +13,7 @@ namespace eadem::ops {
 // "silu", "gelu", "gelu_tanh", "relu", "relu2"
 std::string_view activation_name(kernels::ActivationKind kind);
 
-// The common base of five ops: operands of one shape; at inference the result may be written over the first.
+// The common base of six ops: operands of one shape; at inference the result may be written over the first.
 class ElementwiseOp : public Op {
  public:
   std::vector<Port> outputs() const override { return {{"y"}}; }
@@ -53,6 +54,26 @@ class Mul final : public ElementwiseOp {
 
  protected:
   double flops_per_element(Pass pass) const override { return pass == Pass::backward ? 2 : 1; }
+};
+
+class Scale final : public ElementwiseOp {
+ public:
+  // Throws InvalidArgument unless both attributes are finite and softcap >= 0.
+  explicit Scale(const kernels::ScaleAttrs& attrs);
+
+  std::string_view name() const override { return "scale"; }
+  std::vector<Port> inputs() const override { return {{"x"}}; }
+  AttrsRef attrs() const override { return AttrsRef(attrs_); }
+  std::string attrs_text() const override;
+  std::vector<Saved> saved() const override { return {{Saved::Kind::input, 0}}; }
+  void reference(Pass pass, std::span<const RefTensor> inputs, std::span<RefTensor> outputs) const override;
+  static std::vector<Workload> workloads();
+
+ protected:
+  double flops_per_element(Pass pass) const override;
+
+ private:
+  kernels::ScaleAttrs attrs_;
 };
 
 class Activation final : public ElementwiseOp {

@@ -81,13 +81,19 @@ class Planner {
     if (node.pass != Pass::inference) return;
     for (size_t output = 0; output < node.outputs.size(); ++output) {
       const int port = node.op->inference_alias(static_cast<int>(output));
+      const ops::Port& result = node.op->outputs()[output];
+      // Its bytes would die with the step.
+      if (port < 0 && result.role == ops::Port::Role::state)
+        throw InvalidArgument(
+            "{}: output '{}' is a state, but inference_alias({}) is -1: it must name the input that is changed in "
+            "place",
+            describe(node), result.name, output);
       if (port < 0 || node.outputs[output] == kNoValue) continue;
       const ValueId input = node.inputs[static_cast<size_t>(port)];
       if (input == kNoValue) continue;
       const ValueId root = root_of(input);
       // A state is changed in place by the ops that say so; to all others it is an input like any other.
-      const bool is_state_port = node.op->outputs()[output].role == ops::Port::Role::state;
-      if ((is_state_port && graph_.value(root).kind == Value::Kind::state) ||
+      if ((result.role == ops::Port::Role::state && graph_.value(root).kind == Value::Kind::state) ||
           may_overwrite(node, root, input, node.outputs[output], index))
         join(node.outputs[output], input);
     }

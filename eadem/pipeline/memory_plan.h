@@ -28,7 +28,8 @@ struct MemoryPlanOptions {
   bool keep_everything = false;
 };
 
-// `scratch_bytes` holds one entry per node.
+// `scratch_bytes` holds one entry per node. Throws InvalidArgument for an op whose state output names no input that it
+// is written over.
 MemoryPlan plan_memory(const Graph& graph, const SymbolValues& bounds, std::span<const int64_t> scratch_bytes,
                        const MemoryPlanOptions& options);
 

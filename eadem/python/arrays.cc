@@ -120,7 +120,7 @@ engine::EngineOptions engine_options(const EngineArguments& arguments) {
   options.hardware.activations = dtype_argument("activations", arguments.activations);
   if (arguments.matmul_input) options.hardware.matmul_input = matmul_input_from_name(*arguments.matmul_input);
   options.hardware.kv_cache = kv_argument(arguments.kv_dtype);
-  options.max_step_tokens = arguments.max_step_tokens;
+  options.max_num_batched_tokens = arguments.max_num_batched_tokens;
   options.max_logit_rows = arguments.max_logit_rows;
   options.disabled_fusions = arguments.disabled_fusions;
   options.pack_cache = arguments.pack_cache.value_or("");

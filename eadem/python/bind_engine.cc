@@ -250,11 +250,12 @@ const PyType_Slot kEngineSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&En
 EngineArguments arguments_of(std::optional<engine::CacheConfig> cache, engine::DistConfig dist, std::string mode,
                              std::optional<std::string> weights, std::optional<std::string> activations,
                              std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
-                             int64_t max_step_tokens, int64_t max_logit_rows,
+                             int64_t max_num_batched_tokens, int64_t max_logit_rows,
                              std::vector<std::string> disabled_fusions) {
-  return {
-      std::move(cache),        std::move(dist),     std::move(mode), std::move(weights), std::move(activations),
-      std::move(matmul_input), std::move(kv_dtype), max_step_tokens, max_logit_rows,     std::move(disabled_fusions)};
+  return {std::move(cache),           std::move(dist),        std::move(mode),
+          std::move(weights),         std::move(activations), std::move(matmul_input),
+          std::move(kv_dtype),        max_num_batched_tokens, max_logit_rows,
+          std::move(disabled_fusions)};
 }
 
 // Calls a Python function with a copy of the tensor, so that the function may keep it.
@@ -356,30 +357,32 @@ void bind_engine(nb::module_& m) {
              int64_t prefill_threads, bool pin, const std::string& isa, std::optional<engine::CacheConfig> cache,
              engine::DistConfig dist, std::string mode, std::optional<std::string> weights,
              std::optional<std::string> activations, std::optional<std::string> matmul_input,
-             std::optional<std::string> kv_dtype, int64_t max_step_tokens, int64_t max_logit_rows,
+             std::optional<std::string> kv_dtype, int64_t max_num_batched_tokens, int64_t max_logit_rows,
              std::vector<std::string> disabled_fusions) {
             config.validate("the configuration");
             const GilRelease release;
             const engine::EngineOptions options =
                 engine_options(arguments_of(cache, dist, mode, weights, activations, matmul_input, kv_dtype,
-                                            max_step_tokens, max_logit_rows, disabled_fusions));
+                                            max_num_batched_tokens, max_logit_rows, disabled_fusions));
             const auto model = std::make_shared<models::Decoder>(models::with_huggingface_order(config));
             new (self) Engine(std::make_unique<engine::InferEngine>(
                 model, open(device, threads, isa, prefill_threads, pin), options, model->spec()));
           },
           "config"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a, "isa"_a,
           "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
-          "matmul_input"_a.none(), "kv_dtype"_a.none(), "max_step_tokens"_a, "max_logit_rows"_a, "disabled_fusions"_a)
+          "matmul_input"_a.none(), "kv_dtype"_a.none(), "max_num_batched_tokens"_a, "max_logit_rows"_a,
+          "disabled_fusions"_a)
       .def_static(
           "from_pretrained",
           [](const std::string& path, const std::string& device, int64_t threads, int64_t prefill_threads, bool pin,
              const std::string& isa, std::optional<engine::CacheConfig> cache, engine::DistConfig dist,
              std::string mode, std::optional<std::string> weights, std::optional<std::string> activations,
-             std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype, int64_t max_step_tokens,
-             int64_t max_logit_rows, std::vector<std::string> disabled_fusions, std::optional<std::string> pack_cache) {
+             std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
+             int64_t max_num_batched_tokens, int64_t max_logit_rows, std::vector<std::string> disabled_fusions,
+             std::optional<std::string> pack_cache) {
             const GilRelease release;
             EngineArguments arguments = arguments_of(cache, dist, mode, weights, activations, matmul_input, kv_dtype,
-                                                     max_step_tokens, max_logit_rows, disabled_fusions);
+                                                     max_num_batched_tokens, max_logit_rows, disabled_fusions);
             arguments.pack_cache = pack_cache;
             return new Engine(engine::InferEngine::from_checkpoint(
                 models::open_checkpoint(path), open(device, threads, isa, prefill_threads, pin),
@@ -387,8 +390,8 @@ void bind_engine(nb::module_& m) {
           },
           nb::rv_policy::take_ownership, "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a,
           "isa"_a, "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
-          "matmul_input"_a.none(), "kv_dtype"_a.none(), "max_step_tokens"_a, "max_logit_rows"_a, "disabled_fusions"_a,
-          "pack_cache"_a.none())
+          "matmul_input"_a.none(), "kv_dtype"_a.none(), "max_num_batched_tokens"_a, "max_logit_rows"_a,
+          "disabled_fusions"_a, "pack_cache"_a.none())
       .def(
           "load_param",
           [](Engine& self, const std::string& name, const HostArray& array) {

@@ -262,8 +262,9 @@ void bind_llm(nb::module_& m) {
           [](Llm* self, const std::string& path, const std::string& device, int64_t threads, int64_t prefill_threads,
              bool pin, const std::string& isa, std::optional<engine::CacheConfig> cache, std::string mode,
              std::optional<std::string> weights, std::optional<std::string> activations,
-             std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype, int64_t max_step_tokens,
-             std::vector<std::string> disabled_fusions, std::optional<std::string> pack_cache) {
+             std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
+             int64_t max_num_batched_tokens, std::vector<std::string> disabled_fusions,
+             std::optional<std::string> pack_cache) {
             const GilRelease release;
             // Prompts run together, so engine::fit_cache chooses the memory.
             if (!cache) cache = engine::PagedKVCacheConfig{};
@@ -274,7 +275,7 @@ void bind_llm(nb::module_& m) {
                                                                   activations,
                                                                   matmul_input,
                                                                   kv_dtype,
-                                                                  max_step_tokens,
+                                                                  max_num_batched_tokens,
                                                                   0,
                                                                   disabled_fusions,
                                                                   pack_cache});
@@ -284,7 +285,7 @@ void bind_llm(nb::module_& m) {
           },
           "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a, "isa"_a, "kv_cache"_a.none(),
           "mode"_a, "weights"_a.none(), "activations"_a.none(), "matmul_input"_a.none(), "kv_dtype"_a.none(),
-          "max_step_tokens"_a, "disabled_fusions"_a, "pack_cache"_a.none())
+          "max_num_batched_tokens"_a, "disabled_fusions"_a, "pack_cache"_a.none())
       .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none(), "parse_special"_a)
       .def_prop_ro("default_params", [](const Llm& self) { return self.llm().default_params(); })
       .def_prop_ro(

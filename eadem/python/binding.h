@@ -58,7 +58,7 @@ struct EngineArguments {
   engine::DistConfig dist;
   std::string mode;
   std::optional<std::string> weights, activations, matmul_input, kv_dtype;
-  int64_t max_step_tokens = 0;
+  int64_t max_num_batched_tokens = 0;
   int64_t max_logit_rows = 0;
   std::vector<std::string> disabled_fusions;
   std::optional<std::string> pack_cache = std::nullopt;

@@ -75,16 +75,16 @@ def path(name: str, value: Any) -> str:
 
 
 def step_tokens(value: Any) -> int:
-    """max_step_tokens; 0 stands for None: as many as the device computes well."""
+    """max_num_batched_tokens; 0 stands for None: as many as the device computes well."""
     if value is None:
         return 0
-    if integer("max_step_tokens", value) < 1:
-        raise InvalidArgument(f"max_step_tokens is {value}; expected at least 1, or None")
+    if integer("max_num_batched_tokens", value) < 1:
+        raise InvalidArgument(f"max_num_batched_tokens is {value}; expected at least 1, or None")
     return int(value)
 
 
 def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: Any, mode: Any, weights: Any,
-           activations: Any, matmul_input: Any, kv_dtype: Any, max_step_tokens: Any,
+           activations: Any, matmul_input: Any, kv_dtype: Any, max_num_batched_tokens: Any,
            disabled_fusions: Any) -> dict[str, Any]:
     """The arguments that everything with a device and a model takes."""
     optional = {name: None if value is None else expect(name, value, str, "a str or None")
@@ -93,7 +93,7 @@ def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: An
     return {"device": string("device", device), "threads": integer("threads", threads),
             "prefill_threads": integer("prefill_threads", prefill_threads), "pin": boolean("pin", pin),
             "isa": string("isa", isa), "mode": string("mode", mode), **optional,
-            "max_step_tokens": step_tokens(max_step_tokens),
+            "max_num_batched_tokens": step_tokens(max_num_batched_tokens),
             "disabled_fusions": strings("disabled_fusions", disabled_fusions)}
 
 

@@ -98,7 +98,8 @@ class InferEngine:
                      from_pretrained
     dist_config      ranks of tensor parallelism; more than one raises Unsupported
     cache_config     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context
-    max_step_tokens  most new tokens of one step; None: 512 on a CPU, 2048 on other devices
+    max_num_batched_tokens
+                     most new tokens of one step; None: 512 on a CPU, 2048 on other devices
     max_logit_rows   most rows of logits of one step; 0: one per sequence
 
     device, threads, prefill_threads, pin, isa, mode, weights, activations, matmul_input, kv_dtype, disabled_fusions:
@@ -169,7 +170,7 @@ class InferEngine:
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
                  pin: bool = True, isa: str = "", mode: str = "performance", weights: Optional[str] = None,
                  activations: Optional[str] = None, matmul_input: Optional[str] = None,
-                 kv_dtype: Optional[str] = None, max_step_tokens: Optional[int] = None, max_logit_rows: int = 0,
+                 kv_dtype: Optional[str] = None, max_num_batched_tokens: Optional[int] = None, max_logit_rows: int = 0,
                  disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
         self._engine = _eadem.Engine(
             _arguments.expect("config", config, ModelConfig, "LlamaConfig or ModelConfig"),
@@ -179,7 +180,7 @@ class InferEngine:
             **_arguments.engine(
                 device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
                 weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
-                max_step_tokens=max_step_tokens, disabled_fusions=disabled_fusions))
+                max_num_batched_tokens=max_num_batched_tokens, disabled_fusions=disabled_fusions))
         self.hooks = HookRegistry(self._engine)
 
     @classmethod
@@ -188,7 +189,7 @@ class InferEngine:
                         prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                         weights: Optional[str] = None, activations: Optional[str] = None,
                         matmul_input: Optional[str] = None, kv_dtype: Optional[str] = None,
-                        max_step_tokens: Optional[int] = None, max_logit_rows: int = 0,
+                        max_num_batched_tokens: Optional[int] = None, max_logit_rows: int = 0,
                         disabled_fusions: Union[str, Sequence[str]] = (),
                         pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> InferEngine:
         """The model at `path` (a path or a name, as in LLM) with its weights; `pack_cache` as in LLM."""
@@ -202,7 +203,7 @@ class InferEngine:
             **_arguments.engine(
                 device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
                 weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
-                max_step_tokens=max_step_tokens, disabled_fusions=disabled_fusions))
+                max_num_batched_tokens=max_num_batched_tokens, disabled_fusions=disabled_fusions))
         self.hooks = HookRegistry(self._engine)
         self._source = os.path.abspath(path)
         return self

@@ -95,7 +95,7 @@ class LLM:
     kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: up to eight prompts run side by side, in memory for one
                  sequence of the model's context, or for eight of 2048 tokens if that is more, and less where memory is
                  short
-    max_step_tokens
+    max_num_batched_tokens
                  new tokens of one step; longer prompts take several. None: 512 on a CPU, 2048 on other devices
     disabled_fusions
                  name or names of fusions to leave out; "all"
@@ -112,7 +112,7 @@ class LLM:
                  weights: Optional[str] = None, activations: Optional[str] = None,
                  matmul_input: Optional[str] = None, kv_dtype: Optional[str] = None,
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
-                 max_step_tokens: Optional[int] = None, disabled_fusions: Union[str, Sequence[str]] = (),
+                 max_num_batched_tokens: Optional[int] = None, disabled_fusions: Union[str, Sequence[str]] = (),
                  pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> None:
         if model is None:
             path = bundled_model()
@@ -125,7 +125,7 @@ class LLM:
             **_arguments.engine(
                 device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
                 weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
-                max_step_tokens=max_step_tokens, disabled_fusions=disabled_fusions))
+                max_num_batched_tokens=max_num_batched_tokens, disabled_fusions=disabled_fusions))
         self._tokenizer = Tokenizer(self._llm.tokenizer)
 
     def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],

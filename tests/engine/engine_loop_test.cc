@@ -20,7 +20,7 @@ class ManyCallers : public testing::Test {
   static EngineOptions options() {
     EngineOptions options;
     options.cache = PagedKVCacheConfig{};
-    options.max_step_tokens = 16;
+    options.max_num_batched_tokens = 16;
     return options;
   }
 

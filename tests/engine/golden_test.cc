@@ -11,6 +11,7 @@
 
 #include "eadem/engine/llm.h"
 #include "eadem/io/safetensors.h"
+#include "tests/engine/golden_families.h"
 #include "tests/engine/step_loop.h"
 #include "tests/support/f32_error.h"
 
@@ -128,7 +129,15 @@ TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear",
-                                         "gemma3", "gemma3_mixed", "qwen3_moe", "qwen3_moe_all"));
+                                         "gemma3", "gemma3_mixed", "qwen3_moe", "qwen3_moe_all", "mixtral", "qwen2_moe",
+                                         "glm4_moe", "ernie4_5_moe"));
+
+std::vector<const char*> family_folders() {
+  std::vector<const char*> folders;
+  for (const test::GoldenFamily& family : test::kGoldenFamilies) folders.push_back(family.folder);
+  return folders;
+}
+INSTANTIATE_TEST_SUITE_P(Families, GoldenModel, testing::ValuesIn(family_folders()));
 
 }  // namespace
 }  // namespace eadem::engine

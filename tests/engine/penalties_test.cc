@@ -113,7 +113,7 @@ TEST(Penalties, BatchMatesChunksAndCachesDoNotChangeThem) {
   for (const bool paged : {false, true})
     for (const int64_t step : {5, 64}) {
       EngineSetup setup;
-      setup.options.max_step_tokens = step;
+      setup.options.max_num_batched_tokens = step;
       if (paged)
         setup.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 4};
       else

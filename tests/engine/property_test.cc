@@ -127,12 +127,13 @@ TEST_P(EveryModel, TrainingForwardGivesTheBitsOfEvaluation) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
-                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe"));
+                         testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe",
+                                         "qwen2_moe", "glm4_moe", "ernie4_5_moe"));
 
 TEST(Batching, ARequestsTokensAreItsOwn) {
   for (const bool paged : {false, true}) {
     EngineSetup setup;
-    setup.options.max_step_tokens = 24;  // prompts are cut, and mixed with the decoding of others
+    setup.options.max_num_batched_tokens = 24;  // prompts are cut, and mixed with the decoding of others
     if (paged)
       setup.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 4};
     else

@@ -85,7 +85,7 @@ class Simulation {
       EXPECT_LE(plan[i].cached + std::ssize(plan[i].tokens), limits.max_sequence_length);
       cache.check(static_cast<int64_t>(i), used(plan[i]), plan[i].cached, std::ssize(plan[i].tokens));
     }
-    EXPECT_LE(tokens, limits.max_step_tokens);
+    EXPECT_LE(tokens, limits.max_num_batched_tokens);
     EXPECT_EQ(plan.empty(), scheduler.is_idle());
   }
 
@@ -113,7 +113,7 @@ class Simulation {
 
 SchedulerLimits small_limits() {
   return {.max_batch_size = 3,
-          .max_step_tokens = 8,
+          .max_num_batched_tokens = 8,
           .max_sequence_length = 32,
           .num_blocks = 16,
           .block_size = 4,
@@ -277,14 +277,14 @@ TEST(SchedulerPlan, RandomSchedulesGiveEveryRequestItsTokens) {
     const auto below = [&](int64_t count) { return static_cast<int64_t>(random() % static_cast<uint64_t>(count)); };
     SchedulerLimits limits = small_limits();
     limits.max_batch_size = 1 + below(4);
-    limits.max_step_tokens = limits.max_batch_size + below(12);
+    limits.max_num_batched_tokens = limits.max_batch_size + below(12);
     limits.block_size = 1 + below(6);
     limits.num_blocks = 1 + below(30);
     limits.max_sequence_length = std::min<int64_t>(limits.num_blocks * limits.block_size, 1 + below(40));
     for (int64_t window = 1 + below(4); seed % 2 == 1 && window < 20; window += 1 + below(10))
       limits.windows.push_back(
-          {window, std::min(limits.num_blocks,
-                            window_blocks(window, limits.block_size, limits.max_batch_size, limits.max_step_tokens))});
+          {window, std::min(limits.num_blocks, window_blocks(window, limits.block_size, limits.max_batch_size,
+                                                             limits.max_num_batched_tokens))});
     Simulation simulation(limits);
     struct Known {
       GenerationRequest request;

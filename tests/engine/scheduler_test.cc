@@ -12,7 +12,7 @@ namespace {
 
 std::unique_ptr<InferEngine> batched_engine(bool paged) {
   EngineSetup setup;
-  setup.options.max_step_tokens = 16;
+  setup.options.max_num_batched_tokens = 16;
   if (paged)
     setup.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 3};
   else

@@ -15,7 +15,7 @@ constexpr int64_t kBlock = 4;
 
 std::unique_ptr<InferEngine> paged_engine() {
   EngineSetup setup;
-  setup.options.max_step_tokens = 32;
+  setup.options.max_num_batched_tokens = 32;
   setup.options.cache = PagedKVCacheConfig{.block_size = kBlock, .max_batch_size = 3, .max_cache_len = 40};
   return make_engine(setup);
 }

@@ -11,6 +11,7 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "tests/kernels/run_product.h"
+#include "tests/support/thread_counts.h"
 
 namespace eadem::kernels::cpu {
 namespace {
@@ -75,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Isas, Fp8Product, testing::ValuesIn(available_isas()),
                          [](const auto& info) { return std::string(isa_name(info.param)); });
 
 TEST_P(Fp8Product, HasTheBitsOfTheDecodedWeights) {
-  for (int threads : {1, 3}) {
+  for (int threads : test::thread_counts({1, 3})) {
     CpuDevice device(DeviceOptions{.num_threads = threads, .isa = isa_name(GetParam())});
     for (const Fp8Encoding* encoding : every_encoding())
       for (const Shape& shape : {Shape{5, 31}, Shape{150, 128}, Shape{130, 600}}) {

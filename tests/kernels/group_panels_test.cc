@@ -14,6 +14,7 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "tests/kernels/run_product.h"
+#include "tests/support/thread_counts.h"
 
 namespace eadem::kernels::cpu {
 namespace {
@@ -148,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(Isas, GroupProduct, testing::ValuesIn(available_isas())
 
 TEST_P(GroupProduct, IsTheScalarProductBitForBit) {
   const bool fused = GetParam() != Isa::scalar && GetParam() != Isa::sse4;
-  for (int threads : {1, 3}) {
+  for (int threads : test::thread_counts({1, 3})) {
     CpuDevice device(DeviceOptions{.num_threads = threads, .isa = isa_name(GetParam())});
     for (const GroupEncoding& encoding : GroupEncoding::all())
       for (const int64_t k_size : {int64_t{128}, int64_t{672}, int64_t{640}})

@@ -12,6 +12,7 @@
 
 #include "eadem/core/device/cpu_device.h"
 #include "tests/kernels/run_product.h"
+#include "tests/support/thread_counts.h"
 
 namespace eadem::kernels::cpu {
 namespace {
@@ -171,7 +172,7 @@ class MatmulChain : public testing::TestWithParam<Isa> {
   }
   std::vector<std::shared_ptr<CpuDevice>> devices() const {
     std::vector<std::shared_ptr<CpuDevice>> result;
-    for (int threads : {1, 3})
+    for (int threads : test::thread_counts({1, 3}))
       result.push_back(std::make_shared<CpuDevice>(DeviceOptions{.num_threads = threads, .isa = isa_name(GetParam())}));
     return result;
   }

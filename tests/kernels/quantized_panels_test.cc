@@ -15,6 +15,7 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "tests/kernels/run_product.h"
+#include "tests/support/thread_counts.h"
 
 namespace eadem::kernels::cpu {
 namespace {
@@ -185,7 +186,7 @@ struct Product {
 };
 
 TEST_P(QuantizedProduct, IsTheScalarProductBitForBit) {
-  for (int threads : {1, 3}) {
+  for (int threads : test::thread_counts({1, 3})) {
     CpuDevice device(DeviceOptions{.num_threads = threads, .isa = isa_name(GetParam())});
     for (const BlockEncoding* encoding : BlockEncoding::all()) {
       const Scalar scalar(GetParam(), QuantizedPanels::of(encoding)->layout());

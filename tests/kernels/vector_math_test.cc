@@ -41,6 +41,10 @@ void sigmoid_array(float* y, const float* x, int64_t n) {
   map(
       y, n, [](Vec v) { return sigmoid(v); }, x);
 }
+void tanh_array(float* y, const float* x, int64_t n) {
+  map(
+      y, n, [](Vec v) { return tanh(v); }, x);
+}
 void gauss_array(float* y, const float* x, int64_t n) {
   map(
       y, n, [](Vec v) { return gauss(v); }, x);
@@ -79,6 +83,7 @@ HWY_EXPORT(lanes);
 HWY_EXPORT(exp_array);
 HWY_EXPORT(exp_of_negative_array);
 HWY_EXPORT(sigmoid_array);
+HWY_EXPORT(tanh_array);
 HWY_EXPORT(gauss_array);
 HWY_EXPORT(normal_cdf_array);
 HWY_EXPORT(widen_bf16);
@@ -198,6 +203,21 @@ TEST_P(VectorMath, GaussKeepsItsRelativePrecision) {
   for (size_t i = 0; i < x.size(); ++i) {
     const double exact = std::exp(-static_cast<double>(x[i]) * static_cast<double>(x[i]) / 2);
     ASSERT_LE(std::fabs(static_cast<double>(y[i]) - exact), 5 * 0x1p-23 * exact) << x[i];
+  }
+}
+
+TEST_P(VectorMath, TanhKeepsItsRelativePrecisionNearZero) {
+  const auto function = EADEM_CPU_DISPATCH(tanh_array, GetParam());
+  std::vector<float> x = floats_between(-kInf, kInf, 40961);
+  x.insert(x.end(), {kInf, -kInf, kNan, 0.625f, std::nextafter(0.625f, 0.0f)});
+  std::vector<float> y(x.size());
+  function(y.data(), x.data(), static_cast<int64_t>(x.size()));
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::isnan(x[i])) {
+      ASSERT_TRUE(std::isnan(y[i]));
+    } else {
+      ASSERT_LE(error_ulp(y[i], std::tanh(static_cast<double>(x[i]))), 4.0) << x[i];
+    }
   }
 }
 

@@ -93,7 +93,7 @@ class FusedCheckpoint : public testing::Test {
   std::vector<float> logits_of(const Checkpoint& checkpoint) const {
     engine::EngineOptions options;
     options.mode = HardwareMode::accuracy;
-    options.max_logit_rows = options.max_step_tokens = 128;
+    options.max_logit_rows = options.max_num_batched_tokens = 128;
     const auto engine =
         engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 1}), options);
     engine::InferEngine::Input input;

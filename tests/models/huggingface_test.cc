@@ -118,7 +118,7 @@ TEST_F(HuggingFace, WhatIsSavedIsADirectoryWithTheSameLogits) {
   engine::EngineOptions options;
   options.mode = HardwareMode::accuracy;
   options.hardware.weights = DType::f32;
-  options.max_logit_rows = options.max_step_tokens = 128;
+  options.max_logit_rows = options.max_num_batched_tokens = 128;
   const auto device = open_device("cpu", {.num_threads = 1});
   const auto engine = engine::InferEngine::from_checkpoint(gguf, device, options);
   const std::string saved = (folder_ / "deep/saved").string();

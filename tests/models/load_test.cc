@@ -31,7 +31,7 @@ std::unique_ptr<engine::InferEngine> load(const std::string& path) {
   options.mode = HardwareMode::accuracy;
   options.hardware.weights = DType::f32;
   options.max_logit_rows = 128;
-  options.max_step_tokens = 128;
+  options.max_num_batched_tokens = 128;
   return engine::InferEngine::from_checkpoint(open_checkpoint(path), cpu(), options);
 }
 

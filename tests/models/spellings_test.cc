@@ -85,7 +85,7 @@ void write_checkpoint(const JsonValue& row, const fs::path& folder) {
 // Logits of the golden's prompt.
 std::vector<float> logits_of(const fs::path& folder, const std::string& base) {
   engine::EngineOptions options;
-  options.max_logit_rows = options.max_step_tokens = 128;
+  options.max_logit_rows = options.max_num_batched_tokens = 128;
   options.cache = engine::StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = 128};
   const auto engine = engine::InferEngine::from_checkpoint(
       open_checkpoint(folder.string()), open_device("cpu", {.num_threads = 1}), options, {}, Logger(LogLevel::off));

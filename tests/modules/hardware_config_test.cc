@@ -242,7 +242,7 @@ TEST(AttentionFactory, BuildsByWhetherThereIsACache) {
     const ValueId k = built.graph.add_input("k", TensorType(DType::f32, {Symbol::tokens, 2, 8}));
     const ValueId v = built.graph.add_input("v", TensorType(DType::f32, {Symbol::tokens, 2, 8}));
     AttentionFactory::build(built.context, {.heads = 4, .kv_heads = 2, .head_dim = 8, .window = c.window, .layer = 0},
-                            q, k, v);
+                            {q, k, v});
     EXPECT_EQ(built.chosen(), c.strategy);
     const Decision& decision = built.context.decisions[0];
     EXPECT_EQ(decision.answers[decision.chosen.value()].verdict.reason, c.reason);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "eadem/kernels/backend.h"
+#include "tests/support/thread_counts.h"
 
 namespace eadem::test {
 
@@ -24,7 +25,7 @@ const std::vector<DeviceGroup>& device_groups() {
     }
     for (Isa isa : available_isas()) {
       DeviceGroup group{std::string(isa_name(isa)), {}};
-      for (int threads : {1, 2, 3})
+      for (int threads : thread_counts({1, 2, 3}))
         group.devices.push_back(open_device("cpu", {.num_threads = threads, .isa = isa_name(isa)}));
       result.push_back(std::move(group));
     }

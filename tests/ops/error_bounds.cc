@@ -23,7 +23,7 @@ using Bounds = std::vector<std::vector<double>>;
 using Inputs = std::span<const RefTensor>;
 
 constexpr double kU = 0x1p-24;
-constexpr double kExp = 4 * kU;
+constexpr double kExp = 4 * kU, kTanh = 8 * kU;
 // Where an exponential leaves f32 the quotients it stands in are below this; kernels may flush them.
 constexpr double kUnderflow = 0x1p-120;
 
@@ -180,6 +180,70 @@ Bounds rms_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs
   return {dx, scaled(gamma_f32(rows + 3), sizes[1].data)};
 }
 
+Bounds layer_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
+  Bounds result = exact(expected);
+  const auto n = static_cast<size_t>(in[0].shape.back()), rows = static_cast<size_t>(in[0].shape.num_rows());
+  const double hidden = static_cast<double>(n),
+               eps = static_cast<double>(op.attrs().get<kernels::LayerNormAttrs>().eps);
+  for (size_t r = 0; r < rows; ++r) {
+    const double* x = &in[0].data[r * n];
+    if (pass == Pass::backward) {
+      const double mean = in[2].data[r], s = in[3].data[r];
+      const auto g = [&](size_t i) { return std::fabs(in[1].data[i] * in[4].data[r * n + i]); };
+      const auto z = [&](size_t i) { return std::fabs((x[i] - mean) * s); };
+      double g_sum = 0, gz_sum = 0;
+      for (size_t i = 0; i < n; ++i) g_sum += g(i), gz_sum += g(i) * z(i);
+      for (size_t i = 0; i < n && !result[0].empty(); ++i)
+        result[0][r * n + i] = gamma_f32(hidden + 10) * s * (g(i) + (g_sum + z(i) * gz_sum) / hidden);
+      // Sums over rows, onto what was there.
+      const double error = gamma_f32(static_cast<double>(rows) + 5);
+      for (size_t i = 0; i < n; ++i) {
+        const double dy = std::fabs(in[4].data[r * n + i]), share = 1 / static_cast<double>(rows);
+        if (!result[1].empty()) result[1][i] += error * (dy * z(i) + share * std::fabs(initial[1].data[i]));
+        if (!result[2].empty()) result[2][i] += error * (dy + share * std::fabs(initial[2].data[i]));
+      }
+      continue;
+    }
+    double sum = 0, sizes = 0, squares = 0, distances = 0;
+    for (size_t i = 0; i < n; ++i) sum += x[i], sizes += std::fabs(x[i]);
+    const double mean = sum / hidden;
+    for (size_t i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean), distances += std::fabs(x[i] - mean);
+    // The mean moves every difference alike, and each is rounded; their squares are summed, and the root halves the
+    // error of the sum.
+    const double mean_error = gamma_f32(hidden + 1) * sizes / hidden, variance = squares / hidden;
+    const double variance_error = 2 * mean_error * distances / hidden + mean_error * mean_error +
+                                  gamma_f32(hidden + 5) * (variance + mean_error * mean_error);
+    const double inverse_error =
+        variance_error / (2 * (variance + eps)) / (1 - std::min(0.5, variance_error / (variance + eps))) + 4 * kU;
+    const double s = 1 / std::sqrt(variance + eps);
+    for (size_t i = 0; i < n; ++i) {
+      const double w = std::fabs(in[1].data[i]) * s, difference = std::fabs(x[i] - mean);
+      result[0][r * n + i] = w * (mean_error + kU * difference) * (1 + inverse_error) +
+                             w * difference * (inverse_error + 3 * kU) +
+                             2 * kU * (std::fabs(expected[0].data[r * n + i]) + w * (difference + mean_error));
+    }
+    if (result.size() < 3) continue;
+    if (!result[1].empty()) result[1][r] = mean_error;
+    if (!result[2].empty()) result[2][r] = inverse_error * s;
+  }
+  return result;
+}
+
+// A soft cap's slope is 1 - t^2, whose t has the error of its argument and of the hyperbolic tangent.
+Bounds scale(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  const auto attrs = op.attrs().get<kernels::ScaleAttrs>();
+  if (attrs.softcap == 0) return relative(kU, expected);
+  const double cap = static_cast<double>(attrs.softcap), factor = std::fabs(static_cast<double>(attrs.factor));
+  Bounds result = exact(expected);
+  for (size_t i = 0; i < result[0].size(); ++i) {
+    const double argument = factor * std::fabs(in[0].data[i]) / cap, t = std::tanh(argument);
+    const double t_error = kTanh * t + 3 * kU * argument * (1 - t * t) + 0x1p-44;
+    result[0][i] =
+        pass == Pass::backward ? factor * std::fabs(in[1].data[i]) * (2 * t_error + 6 * kU) : cap * (t_error + kU * t);
+  }
+  return result;
+}
+
 // Bounds of f and f' at x, f32.
 struct ActivationBound {
   double value, slope;
@@ -269,7 +333,7 @@ std::vector<double> moved_by_codes(const double* x, size_t n) {
 Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool rounded_queries, bool rounded_weights) {
   const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
   const int64_t heads = attrs.heads, kv_heads = attrs.kv_heads, dim = attrs.head_dim, value_dim = attrs.values();
-  const double scale = std::fabs(static_cast<double>(attrs.scale));
+  const double scale = std::fabs(static_cast<double>(attrs.scale)), cap = static_cast<double>(attrs.softcap);
   const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == Pass::backward;
   const RefTensor &q = in[0], &k = in[1], &v = in[2];
   Bounds result = exact(expected);
@@ -306,7 +370,8 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
             if (!rounded_queries) continue;
             query_moved += moved[d] * std::fabs(k.data[key_at(j, g) + d]);
           }
-          score.push_back(static_cast<double>(attrs.scale) * dot);
+          const double product = static_cast<double>(attrs.scale) * dot;
+          score.push_back(cap > 0 ? cap * std::tanh(product / cap) : product);
           largest = std::max(largest, score.back());
           widest = std::max(widest, scale * (size + query_moved));
           query_error = std::max(query_error, scale * query_moved);
@@ -314,21 +379,27 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
         // A score is a product of head_dim terms, the scale and the subtraction of a maximum that is itself a score;
         // in an encoded cache a key has a scale besides, which the kernel multiplies the product with and whoever
         // decodes it (that is where the reference's keys are from) each number.
-        const double score_error = gamma_f32(static_cast<double>(dim) + 6) * widest;
+        // A soft cap, of slope 1 at most, has its quotient, its hyperbolic tangent and a product besides.
+        const double score_error =
+            gamma_f32(static_cast<double>(dim) + 6) * widest + (cap > 0 ? (kTanh + 3 * kU) * widest : 0);
+        const double sink = attrs.sinks ? in[backward ? 7 : 6].data[static_cast<size_t>(h)] : -HUGE_VAL;
+        if (attrs.sinks) largest = std::max(largest, sink), widest = std::max(widest, std::fabs(sink));
         if (!backward) {
           // p: its score and the maximum, an exponential; rescaled once per chunk, and when its span's sums are merged
           // with those of other spans; then the weighted sum over the keys (whose values, encoded, have scales as
           // well), the sum of p over the keys, and their quotient.
           const double chunks = keys / static_cast<double>(kernels::kAttentionChunk) + 2 +
                                 keys / static_cast<double>(kernels::kAttentionSplit) + 2;
-          const double weight = 2 * score_error + kExp + chunks * (kExp + 2 * kU);
+          // A sink rescales once more.
+          const double weight =
+              2 * score_error + kExp + (attrs.sinks ? kExp + kU * widest : 0) + chunks * (kExp + 2 * kU);
           // Where the query moves, every exponential and so their sum may change by the factor exp(query_error).
           const double moved = std::exp(2 * query_error);
           const double exact_error = moved - 1 + moved * (2 * weight + 2 * gamma_f32(keys + 4));
           // Where p is rounded to bf16 for the sum over the values, but not for the sum of p.
           const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) : 0.0;
           const double error = exact_error + rounding * (1 + exact_error);
-          double sum = 0;
+          double sum = attrs.sinks ? std::exp(sink - largest) : 0;
           for (double value : score) sum += std::exp(value - largest);
           for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d) {
             double size = 0;
@@ -343,21 +414,30 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
           continue;
         }
         // p = exp(s - lse) with s of the error above; every gradient sums products of p over keys or tokens and heads.
-        const RefTensor &y = in[5], &lse = in[6], &dy = in[7];
+        const RefTensor &y = in[5], &lse = in[6], &dy = in.back();
+        const double log_sum = lse.data[static_cast<size_t>(t * heads + h)];
         const double group = static_cast<double>((end - begin) * (heads / kv_heads));
         double dy_y = 0;
         for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
           dy_y += std::fabs(dy.data[y_row + d] * y.data[y_row + d]);
+        const double p_error = score_error + kU * (std::fabs(log_sum) + widest) + kExp;
+        // The slope of a soft cap: 1 - t^2, whose t has the error of its argument.
+        const double slope_error = cap > 0 ? 2 * (score_error / cap + kTanh) + 4 * kU : 0;
+        if (attrs.sinks && !result[3].empty()) {
+          const auto tokens = static_cast<double>(q.shape[0]);
+          const double term = std::exp(sink - log_sum) * dy_y;
+          result[3][static_cast<size_t>(h)] +=
+              term * (p_error + gamma_f32(static_cast<double>(value_dim) + tokens + 4)) +
+              kU * std::fabs(expected[3].data[static_cast<size_t>(h)]) / tokens;
+        }
         for (int64_t j = first; j <= position; ++j) {
-          const double log_sum = lse.data[static_cast<size_t>(t * heads + h)];
           const double p = std::exp(score[static_cast<size_t>(j - first)] - log_sum);
-          const double p_error = score_error + kU * (std::fabs(log_sum) + widest) + kExp;
           const size_t key = key_at(j, g), value = value_at(j, g);
           double dy_v = 0;
           for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
             dy_v += std::fabs(dy.data[y_row + d] * v.data[value + d]);
           const double ds = p * (dy_v + dy_y) * scale;
-          const double ds_error = p_error + gamma_f32(static_cast<double>(value_dim) + 4);
+          const double ds_error = p_error + slope_error + gamma_f32(static_cast<double>(value_dim) + 4);
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
             if (!result[0].empty())
               result[0][row + d] += ds * std::fabs(k.data[key + d]) * (ds_error + gamma_f32(keys + 2));
@@ -521,6 +601,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     return quantized_linear(in, encoded);
   if (name == "linear") return linear(op, pass, in, initial, rounds_to_bf16);
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
+  if (name == "layer_norm") return layer_norm(op, pass, in, expected, initial);
+  if (name == "scale") return scale(op, pass, in, expected);
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);
@@ -550,7 +632,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     for (double& bound : result[0]) bound = 9 * kU * scale;
     return result;
   }
-  if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute")
+  if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute" ||
+      name == "clamped_swiglu" || name == "gate_rows")
     return expert_bounds(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   // Squares and their sums in double.
   if (name == "grad_norm") return relative(0x1p-40, expected);

@@ -115,6 +115,18 @@ TEST(Gradient, RmsNorm) {
   check_gradients(ops::RmsNorm({1e-5f}), {TensorType(kF32, {Symbol::tokens, 2, 6}), TensorType(kF32, {6})}, step(3));
 }
 
+TEST(Gradient, LayerNorm) {
+  const TensorType x(kF32, {Symbol::tokens, 2, 6}), weight(kF32, {6});
+  check_gradients(ops::LayerNorm({1e-5f}), {x, weight, weight}, step(3));
+  check_gradients(ops::LayerNorm({1e-5f}), {x, weight, kernels::absent_port()}, step(3));
+}
+
+TEST(Gradient, Scale) {
+  const TensorType x(kF32, {3, 4});
+  check_gradients(ops::Scale({-0.3f}), {x});
+  check_gradients(ops::Scale({1.5f, 0.8f}), {x});
+}
+
 TEST(Gradient, AddAndMul) {
   const TensorType x(kF32, {3, 4});
   check_gradients(ops::Add(), {x, x});
@@ -157,32 +169,51 @@ TEST(Gradient, Rope) {
 }
 
 TEST(Gradient, Attention) {
-  for (const auto& [window, value_dim] : {std::pair<int64_t, int64_t>{0, 3}, {2, 3}, {0, 5}, {2, 1}}) {
-    const ops::Attention op({4, 2, 3, 0.5f, window, kernels::KvSource::direct, value_dim});
-    const TensorType k(kF32, {Symbol::tokens, 2, 3}), v(kF32, {Symbol::tokens, 2, value_dim});
-    check_gradients(
-        op,
-        {TensorType(kF32, {Symbol::tokens, 4, 3}), k, v, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
-         TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
-        step(9, 3));
+  struct Case {
+    int64_t window, value_dim;
+    float softcap = 0.0f;
+    bool sinks = false;
+  };
+  for (const Case& c : {Case{0, 3}, {2, 3}, {0, 5}, {2, 1}, {0, 3, 1.5f}, {2, 5, 0.0f, true}, {0, 3, 1.5f, true}}) {
+    const ops::Attention op({4, 2, 3, 0.5f, c.window, kernels::KvSource::direct, c.value_dim, c.softcap, c.sinks});
+    std::vector<TensorType> types = {
+        TensorType(kF32, {Symbol::tokens, 4, 3}),           TensorType(kF32, {Symbol::tokens, 2, 3}),
+        TensorType(kF32, {Symbol::tokens, 2, c.value_dim}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+        TensorType(DType::i32, {Symbol::sequences}),        kernels::absent_port()};
+    if (c.sinks) types.emplace_back(kF32, std::initializer_list<Dim>{4});
+    check_gradients(op, types, step(9, 3));
   }
 }
 
 TEST(Gradient, Experts) {
   using Scoring = kernels::RouteAttrs::Scoring;
   const TensorType logits(kF32, {Symbol::tokens, 5}), rows(DType::i32, {Symbol::tokens, 2});
-  for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
-    for (bool renormalize : {false, true}) {
-      const ops::Route op({2, scoring, renormalize, renormalize ? 0.1f : 0.0f, 1.5f});
-      check_gradients(op, {logits, kernels::absent_port()}, step(4));
-      check_gradients(op, {logits, TensorType(kF32, {5})}, step(4));
-    }
+  for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid, Scoring::sqrt_softplus})
+    for (bool renormalize : {false, true})
+      for (float least_sum : {0.0f, 100.0f}) {
+        kernels::RouteAttrs attrs{2, scoring, renormalize, renormalize ? 0.1f : 0.0f, 1.5f, least_sum};
+        check_gradients(ops::Route(attrs), {logits, kernels::absent_port()}, step(4));
+        check_gradients(ops::Route(attrs), {logits, TensorType(kF32, {5})}, step(4));
+        attrs.groups = 3, attrs.top_groups = 2, attrs.group_best = 2;
+        check_gradients(ops::Route(attrs), {TensorType(kF32, {Symbol::tokens, 6}), kernels::absent_port()}, step(4));
+      }
   const Dim pairs = 2 * Dim(Symbol::tokens);
   check_gradients(ops::Permute(), {TensorType(kF32, {Symbol::tokens, 3}), rows}, step(4));
   check_gradients(ops::Unpermute(), {TensorType(kF32, {pairs, 3}), rows, TensorType(kF32, {Symbol::tokens, 2})},
                   step(4));
+  check_gradients(
+      ops::GroupedLinear({kF32}),
+      {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4}), kernels::absent_port()},
+      step(4));
   check_gradients(ops::GroupedLinear({kF32}),
-                  {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4})}, step(4));
+                  {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4}),
+                   TensorType(kF32, {3, 4})},
+                  step(4));
+  const TensorType gate(kF32, {5, 9});
+  check_gradients(ops::ClampedSwiglu({}), {gate, gate});
+  check_gradients(ops::ClampedSwiglu({3.0f, 1.0f, 0.0f}), {gate, gate});
+  check_gradients(ops::GateRows(), {TensorType(kF32, {Symbol::tokens, 3}), TensorType(kF32, {Symbol::tokens, 1})},
+                  step(4));
 }
 
 TEST(Gradient, SoftmaxAndCrossEntropy) {

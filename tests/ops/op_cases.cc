@@ -146,6 +146,24 @@ std::vector<Workload> rms_norm() {
   return cases.take();
 }
 
+std::vector<Workload> layer_norm() {
+  Cases cases;
+  const auto op = std::make_shared<ops::LayerNorm>(kernels::LayerNormAttrs{1e-5f});
+  for (DType x : kActivationDtypes)
+    for (DType weight : {kF32, kBf16}) {
+      if (weight == kBf16 && x == kF32) continue;
+      for (int64_t hidden : kEdges)
+        cases.add(op,
+                  {TensorType(x, {Symbol::tokens, hidden}), TensorType(weight, {hidden}),
+                   hidden % 2 == 0 ? kernels::absent_port() : TensorType(weight, {hidden})},
+                  3);
+      for (int64_t tokens : {0, 1, 65})
+        cases.add(op, {TensorType(x, {Symbol::tokens, 20}), TensorType(weight, {20}), TensorType(weight, {20})},
+                  tokens);
+    }
+  return cases.take();
+}
+
 std::vector<Workload> elementwise(const ops::OpPtr& op) {
   Cases cases;
   const size_t operands = op->inputs().size();
@@ -156,6 +174,13 @@ std::vector<Workload> elementwise(const ops::OpPtr& op) {
       cases.add(op, std::vector<TensorType>(operands, TensorType(dtype, {Symbol::tokens, 5, 13})), tokens);
   }
   return cases.take();
+}
+
+std::vector<Workload> scale() {
+  std::vector<Workload> all = elementwise(std::make_shared<ops::Scale>(kernels::ScaleAttrs{-0.22f}));
+  for (Workload& row : elementwise(std::make_shared<ops::Scale>(kernels::ScaleAttrs{1.5f, 0.7f})))
+    all.push_back(std::move(row));
+  return all;
 }
 
 std::vector<Workload> activations(bool gated) {
@@ -210,22 +235,28 @@ std::vector<Workload> attention() {
   const TensorType query_start(DType::i32, {Dim(Symbol::sequences, 1)}), kv_length(DType::i32, {Symbol::sequences});
   struct Shape {
     int64_t heads, kv_heads, head_dim, value_dim = head_dim;
+    float softcap = 0.0f;
+    bool sinks = false;
   };
   const auto attrs_of = [](const Shape& shape, int64_t window, kernels::KvSource source) {
-    return std::make_shared<ops::Attention>(kernels::AttentionAttrs{shape.heads, shape.kv_heads, shape.head_dim,
-                                                                    1.0f / static_cast<float>(shape.head_dim), window,
-                                                                    source, shape.value_dim});
+    return std::make_shared<ops::Attention>(
+        kernels::AttentionAttrs{shape.heads, shape.kv_heads, shape.head_dim, 1.0f / static_cast<float>(shape.head_dim),
+                                window, source, shape.value_dim, shape.softcap, shape.sinks});
+  };
+  const auto add = [&](const Shape& shape, ops::OpPtr op, std::vector<TensorType> types, const SymbolValues& symbols) {
+    if (shape.sinks) types.emplace_back(kF32, std::initializer_list<Dim>{shape.heads});
+    cases.add(std::move(op), std::move(types), symbols);
   };
   const auto direct = [&](DType dtype, const Shape& shape, int64_t tokens, int64_t sequences, int64_t window) {
     SymbolValues symbols;
     symbols[Symbol::tokens] = tokens;
     symbols[Symbol::sequences] = sequences;
-    cases.add(attrs_of(shape, window, kernels::KvSource::direct),
-              {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}),
-               TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.head_dim}),
-               TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.value_dim}), query_start, kv_length,
-               kernels::absent_port()},
-              symbols);
+    add(shape, attrs_of(shape, window, kernels::KvSource::direct),
+        {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}),
+         TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.head_dim}),
+         TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.value_dim}), query_start, kv_length,
+         kernels::absent_port()},
+        symbols);
   };
   const auto cached = [&](DType q, const WeightType& kv, const Shape& shape, int64_t tokens, int64_t sequences,
                           int64_t window, int64_t block_size, int64_t max_blocks) {
@@ -236,8 +267,7 @@ std::vector<Workload> attention() {
     const auto cache = [&](int64_t dim) {
       return TensorType(kv.dtype, {sequences * max_blocks + 2, shape.kv_heads, block_size, dim}, kv.encoding);
     };
-    cases.add(
-        attrs_of(shape, window, kernels::KvSource::cached),
+    add(shape, attrs_of(shape, window, kernels::KvSource::cached),
         {TensorType(q, {Symbol::tokens, shape.heads, shape.head_dim}), cache(shape.head_dim), cache(shape.value_dim),
          query_start, kv_length, TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
         symbols);
@@ -253,7 +283,15 @@ std::vector<Workload> attention() {
     // Values narrower and wider than keys; 72 and 64 as in latent attention.
     for (const Shape& shape : {Shape{2, 1, 48, 32}, Shape{4, 2, 64, 128}, Shape{3, 1, 72, 64}, Shape{2, 2, 5, 1}})
       for (int64_t window : {0, 40}) direct(dtype, shape, 75, 2, window);
+    // Soft caps that scores reach, and sinks.
+    for (const Shape& shape : {Shape{4, 2, 8, 8, 0.5f}, Shape{6, 2, 24, 24, 0, true}, Shape{3, 1, 7, 9, 2.0f, true}})
+      for (int64_t window : {0, 40}) direct(dtype, shape, 135, 2, window);
     for (const WeightType& kv : kCacheTypes) {
+      for (const Shape& shape : {Shape{4, 2, 16, 16, 0.5f}, Shape{8, 1, 16, 16, 0, true}}) {
+        cached(dtype, kv, shape, 3, 3, 0, 16, 9);    // decode
+        cached(dtype, kv, shape, 70, 2, 33, 16, 9);  // prefill and decode, a window
+        cached(dtype, kv, shape, 1, 1, 0, 16, 71);   // splits
+      }
       cached(dtype, kv, {4, 2, 48, 32}, 3, 3, 0, 16, 9);     // decode
       cached(dtype, kv, {2, 1, 64, 128}, 20, 3, 33, 16, 5);  // prefill and decode, a window
       cached(dtype, kv, {16, 1, 72, 64}, 2, 2, 0, 16, 4);    // many rows
@@ -447,7 +485,9 @@ std::vector<std::string_view> op_names() {
   return {"embedding",
           "linear",
           "rms_norm",
+          "layer_norm",
           "add",
+          "scale",
           "mul",
           "rope_table",
           "rope",
@@ -473,13 +513,17 @@ std::vector<std::string_view> op_names() {
           "expert_order",
           "permute",
           "grouped_linear",
-          "unpermute"};
+          "unpermute",
+          "clamped_swiglu",
+          "gate_rows"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
   if (op == "embedding") return embedding();
   if (op == "linear") return linear();
   if (op == "rms_norm") return rms_norm();
+  if (op == "layer_norm") return layer_norm();
+  if (op == "scale") return scale();
   if (op == "add") return elementwise(std::make_shared<ops::Add>());
   if (op == "mul") return elementwise(std::make_shared<ops::Mul>());
   if (op == "rope_table") return rope_table();

@@ -143,6 +143,9 @@ Sequence random_sequence(int64_t length, DType kv = DType::f32, int64_t value_di
           rounded(seed + 2, value_dim)};
 }
 
+// Values of another width come with a soft cap and sinks, which only the CPU takes either.
+constexpr float kSoftcap = 0.4f;
+
 // y of each part, over direct keys (block_size 0; all tokens must be queries) or a cache of `kv`, its blocks in falling
 // order.
 std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64_t window, int64_t block_size,
@@ -164,8 +167,10 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
   symbols[Symbol::sequences] = sequences;
   const bool cached = block_size > 0;
   const int64_t value_dim = v[0].shape[2];
+  const bool sinks = value_dim != kHeadDim;
   const ops::Attention op({kHeads, kKvHeads, kHeadDim, 0.35f, window,
-                           cached ? kernels::KvSource::cached : kernels::KvSource::direct, value_dim});
+                           cached ? kernels::KvSource::cached : kernels::KvSource::direct, value_dim,
+                           sinks ? kSoftcap : 0.0f, sinks});
   PassCall call;
   call.op = &op;
   call.symbols = symbols;
@@ -213,6 +218,10 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
   } else {
     types.push_back(kernels::absent_port());
     call.inputs.emplace_back();
+  }
+  if (sinks) {
+    types.emplace_back(DType::f32, std::initializer_list<Dim>{kHeads});
+    call.inputs.push_back(workloads::random_tensor(DType::f32, Shape{kHeads}, 5));
   }
   call.input_types = types;
   call.output_types = op.infer_types(types);

@@ -199,6 +199,11 @@ TEST(TypeRules, Attention) {
   EXPECT_EQ(infer(wide, {q, cache, values, start, length, table})[0], TensorType(kF, {kT, 4, 12}));
   EXPECT_REFUSED(infer(wide, {q, cache, cache, start, length, table}), "'v'", "expected 12", "value_dim");
   EXPECT_REFUSED(Attention({4, 2, 8, 1, 0, KvSource::cached, -1}), "value_dim is -1");
+  EXPECT_REFUSED(Attention({4, 2, 8, 1, 0, KvSource::cached, 0, -1.0f}), "softcap is -1");
+  const Attention sinks({4, 2, 8, 1, 0, KvSource::direct, 0, 0.0f, true});
+  EXPECT_EQ(infer(sinks, {q, kv, kv, start, length, none, TensorType(kF, {4})})[0], q);
+  EXPECT_REFUSED(infer(sinks, {q, kv, kv, start, length, none, TensorType(kF, {5})}), "'sinks'", "expected 4");
+  EXPECT_REFUSED(infer(sinks, {q, kv, kv, start, length, none, TensorType(kB, {4})}), "'sinks' is bf16");
   EXPECT_REFUSED(Attention({7, 2, 8, 1, 0, KvSource::direct}), "heads is 7", "kv_heads is 2");
   EXPECT_REFUSED(Attention({4, 2, 8, 1, -1, KvSource::direct}), "window is -1");
   const auto part = [](const TensorType& type) { return with(type, Sharding::along(1)); };

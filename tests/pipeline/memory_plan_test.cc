@@ -79,6 +79,52 @@ TEST(MemoryPlan, ReusesBytes) {
   EXPECT_LT(program->memory_plan().arena_bytes, program->memory_plan().bytes_without_reuse / 2);
 }
 
+// An op that changes a state in place, and says so only with `alias` 1.
+class Count final : public ops::Op {
+ public:
+  explicit Count(int alias) : alias_(alias) {}
+  std::string_view name() const override { return "count"; }
+  std::vector<ops::Port> inputs() const override { return {{"x"}, {"seen", ops::Port::Role::state}}; }
+  std::vector<ops::Port> outputs() const override { return {{"y"}, {"seen", ops::Port::Role::state}}; }
+  kernels::AttrsRef attrs() const override {
+    static constexpr kernels::NoAttrs kNone;
+    return kernels::AttrsRef(kNone);
+  }
+  std::vector<TensorType> infer_types(std::span<const TensorType> in) const override { return {in[0], in[1]}; }
+  int inference_alias(int output) const override { return output == 1 ? alias_ : -1; }
+  ops::Cost cost(ops::Pass, std::span<const TensorType>, std::span<const TensorType>,
+                 const SymbolValues&) const override {
+    return {};
+  }
+  void reference(ops::Pass, std::span<const ops::RefTensor> in, std::span<ops::RefTensor> out) const override {
+    out[0].data = in[0].data;
+    out[1].data[0] = in[1].data[0] + 1;
+  }
+
+ private:
+  int alias_;
+};
+
+std::unique_ptr<Program> compile_count(int alias) {
+  Graph graph;
+  const ValueId x = graph.add_input("x", TensorType(DType::f32, {4}));
+  const ValueId seen = graph.add_state("seen", TensorType(DType::f32, {1}));
+  graph.mark_output("y", graph.add(std::make_shared<Count>(alias), {x, seen})[0]);
+  const auto device = open_device("reference");
+  Environment environment{.device = device, .mode = Mode::inference};
+  return std::make_unique<Program>(std::move(graph), environment, std::make_shared<ParameterStore>(device));
+}
+
+TEST(MemoryPlan, AStateThatIsNotWrittenInPlaceIsRefused) {
+  EXPECT_NO_THROW(compile_count(1));
+  try {
+    compile_count(-1);
+    FAIL() << "compiled";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("output 'seen' is a state"), std::string::npos) << error.what();
+  }
+}
+
 TEST(MemoryPlan, KeepsEverythingWhenAsked) {
   const auto program = compile("llama", Mode::inference, true);
   // In place happens only for views and states.

@@ -59,7 +59,7 @@ def test_windows_of_a_paged_cache_follow_their_rows():
     prompt = list(range(3, 43))
     step = lambda first, **more: InferEngine.Input([prompt[first:first + 8]], cache_lengths=[first], **more)
     engine = InferEngine.from_pretrained(GOLDEN / "gemma3", cache_config=eadem.StaticKVCacheConfig(1, 64),
-                                         max_step_tokens=8)  # windows of long steps would keep every token
+                                         max_num_batched_tokens=8)  # windows of long steps would keep every token
     expected = [engine.forward(step(first), return_logits=True).logits for first in range(0, 40, 8)]
     engine.reset_cache(eadem.PagedKVCacheConfig(block_size=4, max_batch_size=2, max_cache_len=64))
     for first in range(0, 40, 8):

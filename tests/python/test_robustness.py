@@ -43,8 +43,8 @@ def test_a_refused_cache_leaves_the_old_one():
     {"cache_config": eadem.PagedKVCacheConfig(1 << 20, 2**60)},
     {"cache_config": eadem.PagedKVCacheConfig(1 << 20, 16, 2**60)},
     {"cache_config": eadem.PagedKVCacheConfig(2**62, 16)},
-    {"max_step_tokens": 2**62},
-    {"max_step_tokens": 0},
+    {"max_num_batched_tokens": 2**62},
+    {"max_num_batched_tokens": 0},
     {"max_logit_rows": 2**62},
     {"max_logit_rows": -1},
 ])

@@ -100,13 +100,14 @@ std::vector<Tensor> attention_inputs(const ops::Op& op, std::span<const Shape> s
     // The first sequence fills its blocks, the others any part of theirs.
     return static_cast<double>(s == 0 ? capacity : own + random.below(capacity - own + 1));
   }));
-  if (!cached) {
+  if (cached) {
+    const std::vector<int64_t> blocks = distinct(shapes[5].num_elements(), shapes[1][0], random);
+    inputs.push_back(
+        filled(DType::i32, shapes[5], [&](int64_t i) { return static_cast<double>(blocks[static_cast<size_t>(i)]); }));
+  } else {
     inputs.emplace_back();
-    return inputs;
   }
-  const std::vector<int64_t> blocks = distinct(shapes[5].num_elements(), shapes[1][0], random);
-  inputs.push_back(
-      filled(DType::i32, shapes[5], [&](int64_t i) { return static_cast<double>(blocks[static_cast<size_t>(i)]); }));
+  if (attrs.sinks) inputs.push_back(uniform(DType::f32, shapes[6], random, -2, 4));
   return inputs;
 }
 
@@ -207,6 +208,8 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
     const std::vector<int64_t> rows = distinct(shape[0], shapes[0][0], random);
     return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)]); });
   }
+  if (op == "clamped_swiglu") return uniform(dtype, shape, random, -9, 9);  // on both sides of the limit
+  if (op == "gate_rows" && port == "gate") return uniform(dtype, shape, random, -8, 8);
   if (op == "route") return uniform(dtype, shape, random, -4, 4);
   if (op == "expert_order") {  // without repetition in a row
     const int64_t experts = object.attrs().get<kernels::ExpertOrderAttrs>().experts;

@@ -220,7 +220,7 @@ void clear_cache(InferEngine& engine, int64_t batch) {
 // Measures every combination of depth, batch and kind of step, or those before the user stopped. Their share of the
 // roofline is left at 0.
 void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement& result) {
-  const int64_t max_step_tokens = engine.options().max_step_tokens;
+  const int64_t max_num_batched_tokens = engine.options().max_num_batched_tokens;
   constexpr int64_t kManyTokens = int64_t{1} << 24;  // that choose every expert, sooner or later
   const double all_weights = weight_bytes_per_step(engine, kManyTokens);
   ProgressBar progress("measuring");
@@ -230,8 +230,8 @@ void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement&
     progress.update(static_cast<double>(result.rows.size()), static_cast<double>(total),
                     fmt::format("{} depth {} batch {}", decoding ? "decode" : "prefill", depth, batch));
     clear_cache(engine, batch);
-    read_tokens(engine, batch, depth, 0, max_step_tokens);
-    const int64_t step = decoding ? batch : std::max(max_step_tokens, batch);
+    read_tokens(engine, batch, depth, 0, max_num_batched_tokens);
+    const int64_t step = decoding ? batch : std::max(max_num_batched_tokens, batch);
     // One run warms up pages, caches and threads.
     read_tokens(engine, batch, std::min<int64_t>(tokens, decoding ? 8 : tokens), depth, step);
     std::vector<double> speeds;

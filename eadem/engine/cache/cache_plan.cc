@@ -43,7 +43,7 @@ struct PagedDemand {
     require_count("max_batch_size", batch, 1);
     all_sequences = batch * ceil_div(longest, block_size);
     slot_bytes = batch * request.bytes.per_sequence;
-    const int64_t step_tokens = std::max(request.max_step_tokens, batch);
+    const int64_t step_tokens = std::max(request.max_num_batched_tokens, batch);
     for (const auto& [window, bytes] : request.bytes.windows)
       if (window >= longest)
         token_bytes += bytes;

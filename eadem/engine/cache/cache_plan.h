@@ -43,7 +43,7 @@ struct CachePlanRequest {
   StateBytes bytes;
   int64_t context = 0;     // tokens; of the model
   int64_t block_size = 0;  // of a paged cache that states none
-  int64_t max_step_tokens = 0;
+  int64_t max_num_batched_tokens = 0;
 };
 
 // A window group gets window_blocks() blocks, or as many as group 0 if that is less; group 0 gets the rest of

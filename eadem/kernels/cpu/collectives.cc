@@ -52,6 +52,14 @@ bool moves_as_it_lies(const Around& whole, const CollectiveAttrs& attrs) {
   return whole.outer == 1 && attrs.whole % attrs.ranks == 0;
 }
 
+// The bytes of scratch for this rank's part of `type` and for all parts, one after another; 0 where they lie so.
+int64_t parts_scratch(const KernelRequest& r, const TensorType& type) {
+  const auto& attrs = r.attrs.get<CollectiveAttrs>();
+  const Around whole(type.bind(r.bounds), type.dtype, attrs.dim);
+  if (moves_as_it_lies(whole, attrs)) return 0;
+  return (attrs.ranks + 1) * part_elements(whole, attrs, type.dtype) * static_cast<int64_t>(dtype_size(type.dtype));
+}
+
 Verdict can_move(const KernelRequest& r) {
   Requirements requirements(r);
   for (const TensorType& type : r.inputs)
@@ -91,13 +99,7 @@ void run_recv(const KernelCall& call, const CollectiveAttrs& attrs, Communicator
 
 // ---- all_gather
 
-int64_t gather_scratch(const KernelRequest& r) {
-  const auto& attrs = r.attrs.get<CollectiveAttrs>();
-  const Around whole(r.outputs[0].bind(r.bounds), r.outputs[0].dtype, attrs.dim);
-  if (moves_as_it_lies(whole, attrs)) return 0;
-  const auto size = static_cast<int64_t>(dtype_size(r.outputs[0].dtype));
-  return (attrs.ranks + 1) * part_elements(whole, attrs, r.outputs[0].dtype) * size;
-}
+int64_t gather_scratch(const KernelRequest& r) { return parts_scratch(r, r.outputs[0]); }
 
 void run_all_gather(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];
@@ -114,13 +116,7 @@ void run_all_gather(const KernelCall& call, const CollectiveAttrs& attrs, Commun
 
 // ---- reduce_scatter
 
-int64_t scatter_scratch(const KernelRequest& r) {
-  const auto& attrs = r.attrs.get<CollectiveAttrs>();
-  const Around whole(r.inputs[0].bind(r.bounds), r.inputs[0].dtype, attrs.dim);
-  if (moves_as_it_lies(whole, attrs)) return 0;
-  const auto size = static_cast<int64_t>(dtype_size(r.inputs[0].dtype));
-  return (attrs.ranks + 1) * part_elements(whole, attrs, r.inputs[0].dtype) * size;
-}
+int64_t scatter_scratch(const KernelRequest& r) { return parts_scratch(r, r.inputs[0]); }
 
 void run_reduce_scatter(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& communicator) {
   const TensorView &x = call.inputs[0], &y = call.outputs[0];

@@ -20,6 +20,8 @@ namespace eadem::kernels::cpu {
 namespace {
 
 using BinaryElements = void (*)(float* y, const float* a, const float* b, int64_t n);
+using ScaleElements = void (*)(float* y, const float* x, int64_t n, const ScaleAttrs& attrs);
+using ScaleGradient = void (*)(float* dx, const float* x, const float* dy, int64_t n, const ScaleAttrs& attrs);
 using CastElements = void (*)(void* y, const void* x, int64_t begin, int64_t end);
 
 // The routines of one activation.
@@ -46,6 +48,32 @@ void add(float* y, const float* a, const float* b, int64_t n) {
 void mul(float* y, const float* a, const float* b, int64_t n) {
   map(
       y, n, [](Vec u, Vec v) { return hn::Mul(u, v); }, a, b);
+}
+
+void scale(float* y, const float* x, int64_t n, const ScaleAttrs& attrs) {
+  const Vec factor = set(attrs.factor);
+  if (attrs.softcap > 0)
+    map(
+        y, n,
+        [factor, cap = set(attrs.softcap), inverse = set(1.0f / attrs.softcap)](Vec v) {
+          return soft_cap(hn::Mul(v, factor), cap, inverse);
+        },
+        x);
+  else
+    map(
+        y, n, [factor](Vec v) { return hn::Mul(v, factor); }, x);
+}
+
+void scale_backward(float* dx, const float* x, const float* dy, int64_t n, const ScaleAttrs& attrs) {
+  if (attrs.softcap == 0) return scale(dx, dy, n, attrs);
+  const Vec factor = set(attrs.factor), one = set(1.0f), inverse = set(1.0f / attrs.softcap);
+  map(
+      dx, n,
+      [&](Vec v, Vec g) {
+        const Vec t = tanh(hn::Mul(hn::Mul(v, factor), inverse));
+        return hn::Mul(hn::Mul(g, factor), hn::Mul(hn::Sub(one, t), hn::Add(one, t)));
+      },
+      x, dy);
 }
 
 template <ActivationKind kKind>
@@ -102,6 +130,8 @@ namespace eadem::kernels::cpu {
 
 HWY_EXPORT(add);
 HWY_EXPORT(mul);
+HWY_EXPORT(scale);
+HWY_EXPORT(scale_backward);
 HWY_EXPORT(activation_routines);
 HWY_EXPORT(cast_of);
 
@@ -149,6 +179,29 @@ PlanPtr prepare_mul_backward(const KernelRequest& r, Context&) {
   return make_plan([task = EADEM_CPU_DISPATCH(mul, cpu_device(r).isa())](const KernelCall& call) {
     run_binary(call, task, kGrain, 0, 2, 1);
     run_binary(call, task, kGrain, 1, 2, 0);
+  });
+}
+
+PlanPtr prepare_scale(const KernelRequest& r, Context&) {
+  const ScaleElements task = EADEM_CPU_DISPATCH(scale, cpu_device(r).isa());
+  return make_plan([task, attrs = r.attrs.get<ScaleAttrs>()](const KernelCall& call) {
+    float* y = elements<float>(call.outputs[0]);
+    const float* x = elements<const float>(call.inputs[0]);
+    cpu_device(call).pool().parallel_ranges(
+        call.inputs[0].num_elements(), attrs.softcap > 0 ? kActivationGrain : kGrain,
+        [&](int64_t begin, int64_t end) { task(y + begin, x + begin, end - begin, attrs); });
+  });
+}
+
+PlanPtr prepare_scale_backward(const KernelRequest& r, Context&) {
+  const ScaleGradient task = EADEM_CPU_DISPATCH(scale_backward, cpu_device(r).isa());
+  return make_plan([task, attrs = r.attrs.get<ScaleAttrs>()](const KernelCall& call) {
+    float* dx = elements<float>(call.outputs[0]);
+    if (dx == nullptr) return;
+    const float *x = elements<const float>(call.inputs[0]), *dy = elements<const float>(call.inputs[1]);
+    cpu_device(call).pool().parallel_ranges(
+        call.inputs[0].num_elements(), attrs.softcap > 0 ? kActivationGrain : kGrain,
+        [&](int64_t begin, int64_t end) { task(dx + begin, x + begin, dy + begin, end - begin, attrs); });
   });
 }
 
@@ -211,6 +264,9 @@ constexpr Kernel kAddInference{"cpu_vectors", Pass::inference, can_all_f32, prep
 constexpr Kernel kMul{"cpu_vectors", Pass::forward, can_all_f32, prepare_mul};
 constexpr Kernel kMulInference{"cpu_vectors", Pass::inference, can_all_f32, prepare_mul};
 constexpr Kernel kMulBackward{"cpu_vectors", Pass::backward, can_all_f32, prepare_mul_backward};
+constexpr Kernel kScale{"cpu_vectors", Pass::forward, can_all_f32, prepare_scale};
+constexpr Kernel kScaleInference{"cpu_vectors", Pass::inference, can_all_f32, prepare_scale};
+constexpr Kernel kScaleBackward{"cpu_vectors", Pass::backward, can_all_f32, prepare_scale_backward};
 constexpr Kernel kActivation{"cpu_vectors", Pass::forward, can_all_f32, prepare_activation};
 constexpr Kernel kActivationInference{"cpu_vectors", Pass::inference, can_all_f32, prepare_activation};
 constexpr Kernel kActivationBackward{"cpu_vectors", Pass::backward, can_all_f32, prepare_activation_backward};
@@ -225,6 +281,7 @@ constexpr Kernel kCastBackward{"cpu_vectors", Pass::backward, can_cast, prepare_
 
 KernelList add_kernels() { return {&kAdd, &kAddInference}; }
 KernelList mul_kernels() { return {&kMul, &kMulInference, &kMulBackward}; }
+KernelList scale_kernels() { return {&kScale, &kScaleInference, &kScaleBackward}; }
 KernelList activation_kernels() { return {&kActivation, &kActivationInference, &kActivationBackward}; }
 KernelList gated_activation_kernels() { return {&kGated, &kGatedInference, &kGatedBackward}; }
 KernelList cast_kernels() { return {&kCast, &kCastInference, &kCastBackward}; }

@@ -10,7 +10,9 @@ namespace eadem::kernels::cpu {
 KernelList embedding_kernels();
 KernelList linear_kernels();
 KernelList rms_norm_kernels();
+KernelList layer_norm_kernels();
 KernelList add_kernels();
+KernelList scale_kernels();
 KernelList mul_kernels();
 KernelList rope_table_kernels();
 KernelList rope_kernels();
@@ -45,6 +47,8 @@ KernelList expert_order_kernels();
 KernelList permute_kernels();
 KernelList grouped_linear_kernels();
 KernelList unpermute_kernels();
+KernelList clamped_swiglu_kernels();
+KernelList gate_rows_kernels();
 KernelList add_rms_norm_kernels();
 KernelList linear_gated_activation_kernels();
 KernelList linear_gated_activation_quantize_kernels();

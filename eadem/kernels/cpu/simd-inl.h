@@ -273,6 +273,24 @@ HWY_INLINE void softmax_row(float* y, const float* x, int64_t n) {
 // 1 / (1 + e^-x)
 HWY_INLINE Vec sigmoid(Vec x) { return hn::Div(set(1.0f), hn::Add(set(1.0f), exp(hn::Neg(x)))); }
 
+// The hyperbolic tangent within 4 ulp: an odd polynomial near 0, and e^(-2 |x|) beyond.
+HWY_INLINE Vec tanh(Vec x) {
+  const Vec size = hn::Abs(x), one = set(1.0f);
+  const Vec square = hn::Mul(x, x);
+  Vec p = set(-0x1.75e1c4p-8f);
+  p = hn::MulAdd(p, square, set(0x1.52269ap-6f));
+  p = hn::MulAdd(p, square, set(-0x1.b83c5ap-5f));
+  p = hn::MulAdd(p, square, set(0x1.110726p-3f));
+  p = hn::MulAdd(p, square, set(-0x1.555532p-2f));
+  const Vec near = hn::MulAdd(hn::Mul(p, square), x, x);
+  const Vec e = exp_of_negative(hn::Mul(set(-2.0f), size));
+  const Vec far = hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
+  return hn::IfThenElse(hn::Lt(size, set(0.625f)), near, far);
+}
+
+// cap * tanh(x / cap), given 1 / cap.
+HWY_INLINE Vec soft_cap(Vec x, Vec cap, Vec inverse) { return hn::Mul(cap, tanh(hn::Mul(x, inverse))); }
+
 // e^(-x^2 / 2), with x^2 split so that its rounding does not grow into the result.
 HWY_INLINE Vec gauss(Vec x) {
   const hn::RebindToUnsigned<Lanes> du;

@@ -15,25 +15,15 @@ using io::GgufValue;
 using modules::RopeScaling;
 
 // Keys below the architecture that every family reads, or that say nothing.
-constexpr std::string_view kKnownKeys[] = {"tensor_data_layout",
-                                           "embedding_length",
-                                           "feed_forward_length",
-                                           "block_count",
-                                           "attention.head_count",
-                                           "attention.head_count_kv",
-                                           "attention.key_length",
-                                           "attention.value_length",
-                                           "context_length",
-                                           "attention.layer_norm_rms_epsilon",
-                                           "rope.freq_base",
-                                           "rope.dimension_count",
-                                           "rope.scaling.type",
-                                           "rope.scaling.factor",
-                                           "rope.scaling.original_context_length",
-                                           "rope.scaling.attn_factor",
-                                           "rope.scaling.finetuned",
-                                           "attention.sliding_window",
-                                           "vocab_size"};
+constexpr std::string_view kKnownKeys[] = {"tensor_data_layout",       "embedding_length",
+                                           "feed_forward_length",      "block_count",
+                                           "attention.head_count",     "attention.head_count_kv",
+                                           "attention.key_length",     "attention.value_length",
+                                           "context_length",           "rope.freq_base",
+                                           "rope.dimension_count",     "rope.scaling.type",
+                                           "rope.scaling.factor",      "rope.scaling.original_context_length",
+                                           "rope.scaling.attn_factor", "rope.scaling.finetuned",
+                                           "attention.sliding_window", "vocab_size"};
 
 bool has_word(std::string_view words, std::string_view word) {
   return (" " + std::string(words) + " ").find(" " + std::string(word) + " ") != std::string::npos;
@@ -44,7 +34,7 @@ void refuse_unknown_keys(const io::GgufFile& file, const ModelFamily& family, co
     if (!name.starts_with(prefix)) continue;
     const std::string_view key = std::string_view(name).substr(prefix.size());
     const bool own = std::any_of(family.keys.begin(), family.keys.end(), [&](const auto& k) { return k.gguf == key; });
-    if (!own && !has_word(family.gguf_keys, key) &&
+    if (!own && key != family.gguf_eps && !has_word(family.gguf_keys, key) &&
         std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) == std::end(kKnownKeys))
       throw Unsupported("{}: metadata '{}' is not honoured", file.path(), name);
   }
@@ -101,6 +91,7 @@ void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMeta
       positions();
       break;
     case RopeScaling::Kind::llama3: positions(); break;  // the divisors are a tensor
+    case RopeScaling::Kind::longrope: throw Unsupported("longrope scaling, which is not written to GGUF files here");
   }
 }
 
@@ -133,9 +124,10 @@ ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
     throw Unsupported("{}: '{}' is {} but keys have {}", file.path(), key("attention.value_length"), *value_dim,
                       result.head_dim);
   result.max_position_embeddings = file.integer(key("context_length"), 1, kMaxExtent);
-  result.rms_norm_eps = file.number(key("attention.layer_norm_rms_epsilon"));
+  result.rms_norm_eps = file.number(key(family.gguf_eps));
   result.hidden_act = activation_named(family.activation);
-  read_rope_of_gguf(file, prefix, result);
+  result.rotary_dim = result.head_dim;
+  if (family.rotates) read_rope_of_gguf(file, prefix, result);
   result.rope_style = type.gguf_interleaves ? kernels::RopeStyle::interleaved : kernels::RopeStyle::rotate_half;
   result.tie_word_embeddings = file.find("output.weight") == nullptr;
   const int64_t window = file.optional_integer(key("attention.sliding_window"), 0, kMaxExtent).value_or(0);
@@ -150,7 +142,7 @@ ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
   for (const ConfigKey& own : family.keys)
     result.*own.member =
         (own.gguf.empty() ? std::nullopt : file.optional_number(key(own.gguf))).value_or(own.if_absent);
-  family.read_gguf(file, prefix, result);
+  if (family.read_gguf != nullptr) family.read_gguf(file, prefix, result);
   refuse_unknown_keys(file, family, prefix);
   result.validate(file.path());
   return result;
@@ -178,15 +170,17 @@ io::GgufMetadata ModelConfig::to_gguf() const {
   integer("attention.head_count_kv", num_key_value_heads);
   integer("attention.key_length", head_dim);
   integer("attention.value_length", head_dim);
-  number("attention.layer_norm_rms_epsilon", rms_norm_eps);
-  number("rope.freq_base", rope_theta);
-  integer("rope.dimension_count", rotary_dim);
+  number(own.gguf_eps, rms_norm_eps);
+  if (own.rotates) {
+    number("rope.freq_base", rope_theta);
+    integer("rope.dimension_count", rotary_dim);
+  }
   integer("vocab_size", vocab_size);
   if (const int64_t window = largest_window(layer_windows); window > 0) integer("attention.sliding_window", window);
   add_rope(*this, prefix, metadata);
   for (const ConfigKey& key : own.keys)
     if (!key.gguf.empty()) number(key.gguf, this->*key.member);
-  own.write_gguf(*this, prefix, metadata);
+  if (own.write_gguf != nullptr) own.write_gguf(*this, prefix, metadata);
   return metadata;
 }
 

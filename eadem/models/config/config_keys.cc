@@ -32,6 +32,8 @@ constexpr std::string_view kEncoders = "is for encoders";
 constexpr std::string_view kTokenIds = "is the tokenizer's to say";
 constexpr std::string_view kLengths = "limits lengths in transformers' generate(), where callers here state theirs";
 constexpr std::string_view kGeneration = "is a default of generation, which generation_config.json states";
+constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
+constexpr std::string_view kExpertTypes = "qwen3_moe mixtral qwen2_moe glm4_moe ernie4_5_moe";
 constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
 
 // From the configurations of transformers 4 and 5 and of published checkpoints. `Writer::other` is for keys that no
@@ -63,14 +65,34 @@ constexpr InertKey kInertKeys[] = {
     {"_flash_attn_2_enabled", kAll, kAny, Writer::transformers, kAttentionKernel},
     {"base_model_tp_plan", kAll, kAny, Writer::transformers, "says how transformers splits layers over devices"},
     {"base_model_pp_plan", kAll, kAny, Writer::transformers, "says how transformers splits layers over devices"},
-    {"pretraining_tp", "llama", kAny, Writer::transformers, "splits products into sums of parts; the sum is computed"},
+    {"pretraining_tp", "llama hunyuan_v1_dense", kAny, Writer::transformers,
+     "splits products into sums of parts; the sum is computed"},
     {"rope_interleaved", "llama", "false", Writer::other, "is the layout of nanotron's files, before their conversion"},
     {"is_llama_config", "llama", "true", Writer::other, "says what model_type says"},
     {"max_sequence_length", "llama", kAny, Writer::other, "max_position_embeddings is what is read"},
     {"use_mrope", "qwen2", "false", Writer::other, "switches on positions of images, of which a text has none"},
-    {"output_router_logits", "qwen3_moe", kAny, Writer::transformers, kPythonApi},
-    {"router_aux_loss_coef", "qwen3_moe", kAny, Writer::transformers, kTraining},
+    {"output_router_logits", kExpertTypes, kAny, Writer::transformers, kPythonApi},
+    {"router_aux_loss_coef", kExpertTypes, kAny, Writer::transformers, kTraining},
+    {"router_jitter_noise", "mixtral", kAny, Writer::transformers, kTraining},
     {"max_window_layers", "qwen3_moe", kAny, Writer::other, "is not read: all layers have the window, or none"},
+    {"resid_pdrop", "phi3 gpt2", kAny, Writer::transformers, kTraining},
+    {"embd_pdrop", "phi3 gpt2", kAny, Writer::transformers, kTraining},
+    {"attn_pdrop", "gpt2", kAny, Writer::transformers, kTraining},
+    {"residual_dropout", "starcoder2", kAny, Writer::transformers, kTraining},
+    {"embedding_dropout", "starcoder2", kAny, Writer::transformers, kTraining},
+    {"hidden_dropout", "gpt_neox", kAny, Writer::transformers, kTraining},
+    {"classifier_dropout", "gpt_neox", kAny, Writer::transformers, kOtherHeads},
+    {"reorder_and_upcast_attn", "gpt2", kAny, Writer::transformers, "chooses a precision in training"},
+    {"summary_type", "gpt2", kAny, Writer::transformers, kOtherHeads},
+    {"summary_use_proj", "gpt2", kAny, Writer::transformers, kOtherHeads},
+    {"summary_activation", "gpt2", kAny, Writer::transformers, kOtherHeads},
+    {"summary_proj_to_labels", "gpt2", kAny, Writer::transformers, kOtherHeads},
+    {"summary_first_dropout", "gpt2", kAny, Writer::transformers, kOtherHeads},
+    {"eod_token_id", "hunyuan_v1_dense", kAny, Writer::transformers, kTokenIds},
+    {"use_qk_norm", "hunyuan_v1_dense", "true", Writer::other, "is true of all models of this type"},
+    {"num_nextn_predict_layers", "glm4_moe", kAny, Writer::transformers, kFurtherTokens},
+    {"num_mtp_layers", "glm4_moe", kAny, Writer::transformers, kFurtherTokens},
+    {"moe_use_aux_free", "ernie4_5_moe", kAny, Writer::other, kHistory},
     {"id2label", kAll, kAny, Writer::transformers, kOtherHeads},
     {"label2id", kAll, kAny, Writer::transformers, kOtherHeads},
     {"num_labels", kAll, kAny, Writer::transformers, kOtherHeads},

@@ -73,6 +73,12 @@ ActivationKind read_activation(const io::JsonReader& config, const ModelFamily& 
                     config.file(), family.activation_key, name);
 }
 
+int64_t read_ffn(const io::JsonReader& config, const ModelFamily& family, int64_t hidden) {
+  const std::string_view key = family.json_name("intermediate_size");
+  if (family.ffn_per_hidden == 0) return config.integer(key, 1, kMaxExtent);
+  return config.optional_integer(key, 1, kMaxExtent).value_or(family.ffn_per_hidden * hidden);
+}
+
 void refuse_unread_keys(const io::JsonReader& config) {
   const std::vector<std::string> unread = config.unread_keys();
   if (unread.empty()) return;
@@ -90,6 +96,29 @@ ActivationKind activation_named(std::string_view name) {
   return known->kind;
 }
 
+namespace {
+
+// `factor`, if absent, is what lengthens the original context to the stated one.
+void read_longrope(const io::JsonReader& rope, const ModelConfig& result, RopeScaling& s) {
+  s.kind = RopeScaling::Kind::longrope;
+  const auto stated = static_cast<double>(result.max_position_embeddings);
+  if (const auto original = rope.optional_number("original_max_position_embeddings", 1, 1e9))
+    s.original_max_positions = *original;
+  if (s.original_max_positions == 0) s.original_max_positions = stated;
+  s.factor = rope.optional_number("factor", 1.0, 1e6).value_or(std::max(1.0, stated / s.original_max_positions));
+  s.attention_factor = rope.optional_number("attention_factor", 1e-6, 1e6);
+  s.short_factor = rope.numbers("short_factor");
+  s.long_factor = rope.numbers("long_factor");
+  const auto pairs = static_cast<size_t>(result.rotary_dim / 2);
+  if (s.short_factor.size() != pairs) rope.fail("short_factor", fmt::format("{} numbers, one per pair", pairs));
+  if (s.long_factor.size() != pairs) rope.fail("long_factor", fmt::format("{} numbers, one per pair", pairs));
+  for (const std::vector<double>* factors : {&s.short_factor, &s.long_factor})
+    for (double factor : *factors)
+      if (!(factor > 0)) rope.fail("short_factor", "and 'long_factor' numbers above 0");
+}
+
+}  // namespace
+
 void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& theta, RopeScaling& s) {
   if (const auto stated = rope.optional_number("rope_theta", 1.0, 1e12)) theta = *stated;
   if (const auto partial = rope.optional_number("partial_rotary_factor", 1e-6, 1.0))
@@ -106,6 +135,7 @@ void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& t
   };
   ignore_inert_rope_keys(rope, type);
   if (type == "default") return;
+  if (type == "longrope") return read_longrope(rope, result, s);
   s.factor = rope.number("factor", 1.0, 1e6);
   if (type == "linear") {
     s.kind = RopeScaling::Kind::linear;
@@ -126,7 +156,8 @@ void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& t
     s.mscale_all_dim = rope.optional_number("mscale_all_dim", 0.0, 1e6);
     s.truncate = rope.optional_boolean("truncate").value_or(true);
   } else {
-    throw Unsupported("{}: rope scaling of type \"{}\"; known are default, linear, llama3, yarn", rope.file(), type);
+    throw Unsupported("{}: rope scaling of type \"{}\"; known are default, linear, llama3, yarn, longrope", rope.file(),
+                      type);
   }
 }
 
@@ -191,10 +222,11 @@ ModelConfig ModelConfig::from_json(const io::JsonReader& config) {
   const ModelFamily& family = family_of_type(result.model_type, config.file());
   const ModelType& defaults = *family.find_type(result.model_type);
   result.vocab_size = config.integer("vocab_size", 1, kMaxExtent);
-  result.hidden_size = config.integer("hidden_size", 1, kMaxExtent);
-  result.intermediate_size = config.integer("intermediate_size", 1, kMaxExtent);
-  result.num_hidden_layers = config.integer("num_hidden_layers", 1, kMaxLayers);
-  result.num_attention_heads = config.integer("num_attention_heads", 1, 65536);
+  const auto name = [&](std::string_view usual) { return family.json_name(usual); };
+  result.hidden_size = config.integer(name("hidden_size"), 1, kMaxExtent);
+  result.intermediate_size = read_ffn(config, family, result.hidden_size);
+  result.num_hidden_layers = config.integer(name("num_hidden_layers"), 1, kMaxLayers);
+  result.num_attention_heads = config.integer(name("num_attention_heads"), 1, 65536);
   result.num_key_value_heads =
       integer_or(config, "num_key_value_heads", 65536, defaults.num_key_value_heads, result.num_attention_heads);
   if (!config.has("num_key_value_heads") && result.num_attention_heads % result.num_key_value_heads != 0)
@@ -203,12 +235,12 @@ ModelConfig ModelConfig::from_json(const io::JsonReader& config) {
                             result.num_attention_heads, result.model_type, result.num_key_value_heads));
   result.head_dim =
       integer_or(config, "head_dim", 65536, defaults.head_dim, result.hidden_size / result.num_attention_heads);
-  result.max_position_embeddings =
-      config.optional_integer("max_position_embeddings", 1, kMaxExtent).value_or(defaults.max_position_embeddings);
-  result.rms_norm_eps = config.optional_number("rms_norm_eps", 0.0, 1.0).value_or(1e-6);
+  result.max_position_embeddings = config.optional_integer(name("max_position_embeddings"), 1, kMaxExtent)
+                                       .value_or(defaults.max_position_embeddings);
+  result.rms_norm_eps = config.optional_number(name("rms_norm_eps"), 0.0, 1.0).value_or(family.eps);
   result.hidden_act = read_activation(config, family);
-  result.rotary_dim =
-      rotated_dimensions(result.head_dim, config.optional_number("partial_rotary_factor", 1e-6, 1.0).value_or(1.0));
+  result.rotary_dim = rotated_dimensions(
+      result.head_dim, config.optional_number(name("partial_rotary_factor"), 1e-6, 1.0).value_or(family.rotated_share));
   result.tie_word_embeddings = config.optional_boolean("tie_word_embeddings").value_or(family.tied);
   result.layer_windows.assign(static_cast<size_t>(result.num_hidden_layers), 0);
   read_keys(config, family, result);
@@ -253,6 +285,15 @@ void ModelConfig::validate(const std::string& source) const {
     require(std::isfinite(divisor) && divisor > 0, fmt::format("a rope divisor is {}", divisor));
   require(rms_norm_eps >= 0 && std::isfinite(rms_norm_eps), fmt::format("rms_norm_eps is {}", rms_norm_eps));
   require(rope_theta >= 1 && std::isfinite(rope_theta), fmt::format("rope_theta is {}", rope_theta));
+  for (const auto& [name, value] : {std::pair<const char*, double>{"embedding_multiplier", embedding_multiplier},
+                                    {"residual_multiplier", residual_multiplier},
+                                    {"logits_scaling", logits_scaling},
+                                    {"logit_scale", logit_scale}})
+    require(value > 0 && std::isfinite(value), fmt::format("{} is {}; expected a number above 0", name, value));
+  for (const auto& [name, value] : {std::pair<const char*, double>{"the factor on scores", attention_multiplier},
+                                    {"the soft cap of scores", attention_softcap},
+                                    {"the soft cap of logits", logit_softcap}})
+    require(value >= 0 && std::isfinite(value), fmt::format("{} is {}; expected 0 or more", name, value));
   if (const RopeScaling& s = rope_scaling; s.kind != RopeScaling::Kind::none) {
     require(s.factor >= 1 && std::isfinite(s.factor), fmt::format("the factor of rope scaling is {}", s.factor));
     const double table_factor = s.attention_factor.value_or(1.0);
@@ -272,6 +313,14 @@ void ModelConfig::validate(const std::string& source) const {
     require(num_experts <= kMaxExperts, fmt::format("{} experts; expected at most {}", num_experts, kMaxExperts));
     require(num_experts_per_tok > 0 && num_experts_per_tok <= num_experts,
             fmt::format("{} of {} experts compute a token", num_experts_per_tok, num_experts));
+    require(n_group > 0 && topk_group > 0 && topk_group <= n_group && num_experts % n_group == 0 &&
+                num_experts_per_tok <= topk_group * (num_experts / n_group),
+            fmt::format("{} of {} experts compute a token, of {} of {} groups", num_experts_per_tok, num_experts,
+                        topk_group, n_group));
+    require(std::isfinite(routed_scaling_factor) && moe_norm_min >= 0 && std::isfinite(moe_norm_min),
+            fmt::format("routed_scaling_factor is {} and moe_norm_min {}", routed_scaling_factor, moe_norm_min));
+    require(static_cast<double>(shared_expert_intermediate_size) * static_cast<double>(hidden_size) < kMaxElements,
+            fmt::format("a shared expert of {} x {}", shared_expert_intermediate_size, hidden_size));
     require(decoder_sparse_step > 0, fmt::format("every {} layers have experts", decoder_sparse_step));
     require(moe_intermediate_size > 0 && static_cast<double>(num_experts) * static_cast<double>(moe_intermediate_size) *
                                                  static_cast<double>(hidden_size) <
@@ -296,8 +345,13 @@ int64_t ModelConfig::num_parameters() const { return Decoder(*this).spec().num_p
 io::JsonValue ModelConfig::to_json() const {
   refuse_if(*this, rope_style != kernels::RopeStyle::rotate_half, "interleaved rotary embeddings");
   refuse_if(*this, !rope_divisors.empty(), "rope divisors");
-  family().check_json(*this);
-  return describe();
+  io::JsonValue json = describe();
+  if (family().check_json != nullptr)
+    family().check_json(*this);
+  else
+    refuse_if(*this, !(from_json(io::JsonReader::parse(io::to_json(json), "config.json")) == *this),
+              "this configuration");
+  return json;
 }
 
 io::JsonValue rope_object(const RopeScaling& s, std::optional<double> theta) {
@@ -305,7 +359,8 @@ io::JsonValue rope_object(const RopeScaling& s, std::optional<double> theta) {
   rope.set("rope_type", s.kind == RopeScaling::Kind::none     ? "default"
                         : s.kind == RopeScaling::Kind::linear ? "linear"
                         : s.kind == RopeScaling::Kind::llama3 ? "llama3"
-                                                              : "yarn");
+                        : s.kind == RopeScaling::Kind::yarn   ? "yarn"
+                                                              : "longrope");
   if (theta) rope.set("rope_theta", *theta);
   if (s.kind == RopeScaling::Kind::none) return rope;
   rope.set("factor", s.factor);
@@ -318,6 +373,14 @@ io::JsonValue rope_object(const RopeScaling& s, std::optional<double> theta) {
     if (s.attention_factor) rope.set("attention_factor", *s.attention_factor);
     if (s.mscale) rope.set("mscale", *s.mscale);
     if (s.mscale_all_dim) rope.set("mscale_all_dim", *s.mscale_all_dim);
+  }
+  if (s.kind == RopeScaling::Kind::longrope) {
+    if (s.attention_factor) rope.set("attention_factor", *s.attention_factor);
+    for (const auto& [key, factors] : {std::pair{"short_factor", &s.short_factor}, {"long_factor", &s.long_factor}}) {
+      io::JsonValue list = io::JsonValue::array();
+      for (double factor : *factors) list.push_back(factor);
+      rope.set(key, std::move(list));
+    }
   }
   return rope;
 }
@@ -333,10 +396,13 @@ io::JsonValue ModelConfig::describe() const {
   io::JsonValue json = io::JsonValue::object();
   json.set("architectures", io::JsonValue::array().push_back(std::string(own.find_type(model_type)->python_class)))
       .set("model_type", model_type);
-  json.set("vocab_size", vocab_size).set("hidden_size", hidden_size).set("intermediate_size", intermediate_size);
-  json.set("num_hidden_layers", num_hidden_layers).set("num_attention_heads", num_attention_heads);
-  json.set("num_key_value_heads", num_key_value_heads).set("head_dim", head_dim);
-  json.set("max_position_embeddings", max_position_embeddings).set("rms_norm_eps", rms_norm_eps);
+  const auto set = [&](std::string_view usual, io::JsonValue value) {
+    if (const std::string_view key = own.json_name(usual); !key.empty()) json.set(std::string(key), std::move(value));
+  };
+  set("vocab_size", vocab_size), set("hidden_size", hidden_size), set("intermediate_size", intermediate_size);
+  set("num_hidden_layers", num_hidden_layers), set("num_attention_heads", num_attention_heads);
+  set("num_key_value_heads", num_key_value_heads), set("head_dim", head_dim);
+  set("max_position_embeddings", max_position_embeddings), set("rms_norm_eps", rms_norm_eps);
   json.set(std::string(own.activation_key), std::string(activation_name(hidden_act)));
   for (const ConfigKey& key : own.keys) json.set(std::string(key.json), number_value(this->*key.member));
   own.write_json(*this, json);

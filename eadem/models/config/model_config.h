@@ -37,10 +37,19 @@ struct ModelConfig {
   bool attention_bias = false;       // q, k and v have biases
   bool attention_out_bias = false;   // o has a bias
   double query_pre_attn_scalar = 0;  // its root divides q . k; 0: head_dim
+  double attention_multiplier = 0;   // factor on q . k; 0: query_pre_attn_scalar says it
+  double attention_softcap = 0;      // of scores; 0: none
   bool mlp_bias = false;
   bool qk_norm = false;
+  bool parallel_residual = false;  // attention and MLP read the same
+  double embedding_multiplier = 1;
+  double residual_multiplier = 1;  // of what attention and MLP add
+  double logits_scaling = 1;       // divides the logits
+  double logit_scale = 1;          // multiplies them
+  double logit_softcap = 0;        // 0: none
   bool tie_word_embeddings = false;
   std::vector<int64_t> layer_windows;  // attention window of each layer; 0: unlimited
+  std::vector<int64_t> nope_layers;    // those that rotate nothing, in order
   // Mixtures of experts, in the MLP of the layers that has_experts names; 0 experts: in none.
   int64_t num_experts = 0;
   int64_t num_experts_per_tok = 0;
@@ -48,6 +57,10 @@ struct ModelConfig {
   bool norm_topk_prob = false;        // weights of a token's experts are divided by their sum
   int64_t decoder_sparse_step = 1;    // every so many layers have experts
   std::vector<int64_t> mlp_only_layers;
+  int64_t shared_expert_intermediate_size = 0;  // of all experts together that compute every token; 0: there are none
+  int64_t n_group = 1, topk_group = 1;          // a token's experts are of so many groups
+  double routed_scaling_factor = 1;             // on the weights of a token's experts
+  double moe_norm_min = 0;                      // least sum that these are divided by
   std::vector<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_id;
   std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files

@@ -55,6 +55,11 @@ double yarn_attention_factor(const RopeScaling& s) {
   return mscale(1.0);
 }
 
+double longrope_attention_factor(const RopeScaling& s) {
+  if (s.attention_factor) return *s.attention_factor;
+  return s.factor <= 1 ? 1.0 : std::sqrt(1 + std::log(s.factor) / std::log(s.original_max_positions));
+}
+
 }  // namespace
 
 RopeFrequencies rope_frequencies(const RopeConfig& config) {
@@ -72,13 +77,22 @@ RopeFrequencies rope_frequencies(const RopeConfig& config) {
       scale_yarn(config, result.inv_freq);
       result.attention_factor = yarn_attention_factor(config.scaling);
       break;
+    case RopeScaling::Kind::longrope:
+      for (size_t i = 0; i < result.inv_freq.size(); ++i) result.inv_freq[i] /= config.scaling.short_factor[i];
+      result.attention_factor = longrope_attention_factor(config.scaling);
+      break;
   }
   for (size_t i = 0; i < config.divisors.size(); ++i) result.inv_freq[i] /= config.divisors[i];
   return result;
 }
 
+int64_t rope_positions(const RopeScaling& scaling, int64_t stated) {
+  if (scaling.kind != RopeScaling::Kind::longrope) return stated;
+  return std::min(stated, static_cast<int64_t>(scaling.original_max_positions));
+}
+
 void Rope::build_table(BuildContext& context) const {
-  if (context.step.rope_tables.contains(config_.name)) return;
+  if (config_.rotary_dim == 0 || context.step.rope_tables.contains(config_.name)) return;
   const Graph::Scope scope(context.graph, config_.name);
   const RopeFrequencies frequencies = rope_frequencies(config_);
   const auto half = static_cast<int64_t>(frequencies.inv_freq.size());
@@ -92,6 +106,7 @@ void Rope::build_table(BuildContext& context) const {
 }
 
 ValueId Rope::build(BuildContext& context, ValueId x) const {
+  if (config_.rotary_dim == 0) return x;
   const auto table = context.step.rope_tables.find(config_.name);
   EADEM_CHECK(table != context.step.rope_tables.end(), "no table '{}'", config_.name);
   return context.graph.add1(std::make_shared<ops::Rope>(kernels::RopeAttrs{config_.style, config_.rotary_dim}),

@@ -14,21 +14,24 @@ namespace eadem::modules {
 struct RopeScaling {
   enum class Kind : uint8_t {
     none,
-    linear,  // positions divided by `factor`. Source: Chen et al. 2023
-    llama3,  // by wavelength: low frequencies divided, high kept, smooth between. Source: Llama 3.1 model code
-    yarn,    // by wavelength, and logits scaled. Source: Peng et al. 2023
+    linear,    // positions divided by `factor`. Source: Chen et al. 2023
+    llama3,    // by wavelength: low frequencies divided, high kept, smooth between. Source: Llama 3.1 model code
+    yarn,      // by wavelength, and logits scaled. Source: Peng et al. 2023
+    longrope,  // each frequency divided by its own `short_factor` or, beyond the original context, `long_factor`, and
+               // logits scaled. Source: Ding et al. 2024
   };
   Kind kind = Kind::none;
   double factor = 1.0;
-  double original_max_positions = 0;       // llama3, yarn
-  double low_freq_factor = 1.0;            // llama3
-  double high_freq_factor = 4.0;           // llama3
-  double beta_fast = 32.0;                 // yarn
-  double beta_slow = 1.0;                  // yarn
-  std::optional<double> attention_factor;  // yarn: overrides the one derived from factor
-  std::optional<double> mscale;            // yarn, with mscale_all_dim
-  std::optional<double> mscale_all_dim;    // yarn
-  bool truncate = true;                    // yarn: whole dimension numbers at the ramp's ends
+  double original_max_positions = 0;              // llama3, yarn, longrope
+  double low_freq_factor = 1.0;                   // llama3
+  double high_freq_factor = 4.0;                  // llama3
+  double beta_fast = 32.0;                        // yarn
+  double beta_slow = 1.0;                         // yarn
+  std::optional<double> attention_factor;         // yarn, longrope: overrides the one derived from factor
+  std::optional<double> mscale;                   // yarn, with mscale_all_dim
+  std::optional<double> mscale_all_dim;           // yarn
+  bool truncate = true;                           // yarn: whole dimension numbers at the ramp's ends
+  std::vector<double> short_factor, long_factor;  // longrope: one for each pair
 
   friend bool operator==(const RopeScaling& a, const RopeScaling& b) = default;
 };
@@ -36,7 +39,7 @@ struct RopeScaling {
 struct RopeConfig {
   std::string name = "rotary_emb";  // of its table; layers with other frequencies have one of another name
   double theta = 10000.0;
-  int64_t rotary_dim = 0;  // <= head_dim, even
+  int64_t rotary_dim = 0;  // <= head_dim, even; 0: nothing is rotated, and there is no table
   kernels::RopeStyle style = kernels::RopeStyle::rotate_half;
   RopeScaling scaling;
   std::vector<double> divisors;  // one per frequency, applied besides the scaling; empty: none
@@ -48,6 +51,9 @@ struct RopeFrequencies {
   double attention_factor = 1.0;
 };
 RopeFrequencies rope_frequencies(const RopeConfig& config);
+
+// The positions that a model of `stated` positions serves here: of longrope those with short factors.
+int64_t rope_positions(const RopeScaling& scaling, int64_t stated);
 
 class Rope {
  public:

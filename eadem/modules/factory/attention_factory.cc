@@ -15,21 +15,31 @@ kernels::AttentionAttrs attributes(const AttentionRequest& request, kernels::KvS
           .scale = static_cast<float>(request.scale),
           .window = request.window,
           .source = source,
-          .value_dim = request.value_dim};
+          .value_dim = request.value_dim,
+          .softcap = static_cast<float>(request.softcap),
+          .sinks = request.sinks};
 }
 
-ValueId build_direct(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v) {
-  return context.graph.add1(std::make_shared<ops::Attention>(attributes(request, kernels::KvSource::direct)),
-                            {q, k, v, context.step.query_start, context.step.kv_length});
+ValueId add_attention(BuildContext& context, const kernels::AttentionAttrs& attrs, std::vector<ValueId> ports,
+                      const AttentionInputs& inputs) {
+  if (attrs.sinks) ports.push_back(inputs.sinks);
+  return context.graph.add1(std::make_shared<ops::Attention>(attrs), std::move(ports));
 }
 
-ValueId build_cached(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v) {
+ValueId build_direct(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
+  return add_attention(
+      context, attributes(request, kernels::KvSource::direct),
+      {inputs.q, inputs.k, inputs.v, context.step.query_start, context.step.kv_length, pipeline::kNoValue}, inputs);
+}
+
+ValueId build_cached(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
   const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
   const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.window);
-  const KvCacheStore::Caches caches = store.build(context, k, v, request.layer);
-  return context.graph.add1(std::make_shared<ops::Attention>(attributes(request, kernels::KvSource::cached)),
-                            {q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
-                             context.group_of(request.window).block_table});
+  const KvCacheStore::Caches caches = store.build(context, inputs.k, inputs.v, request.layer);
+  return add_attention(context, attributes(request, kernels::KvSource::cached),
+                       {inputs.q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
+                        context.group_of(request.window).block_table},
+                       inputs);
 }
 
 // The line that `explain` prints for a layer.
@@ -38,6 +48,8 @@ std::string description_of(const AttentionRequest& request) {
                      : request.cache.layout == CacheLayout::contiguous ? "a contiguous cache"
                                                                        : "a paged cache";
   if (request.window > 0) text += fmt::format(", a window of {}", request.window);
+  if (request.softcap > 0) text += fmt::format(", scores capped at {}", request.softcap);
+  if (request.sinks) text += ", sinks";
   return text;
 }
 
@@ -60,13 +72,13 @@ constexpr const AttentionStrategy* kAttentionStrategies[] = {&kDirect, &kCached}
 
 std::span<const AttentionStrategy* const> AttentionFactory::strategies() { return kAttentionStrategies; }
 
-ValueId AttentionFactory::build(BuildContext& context, AttentionRequest request, ValueId q, ValueId k, ValueId v) {
+ValueId AttentionFactory::build(BuildContext& context, AttentionRequest request, const AttentionInputs& inputs) {
   request.cache = context.cache;
   Decision decision{"attention " + context.graph.scope(), {}, {}};
   const AttentionStrategy* strategy = select(strategies(), request, decision);
   if (strategy == nullptr) throw_no_candidate(decision);
   context.decisions.push_back(std::move(decision));
-  return strategy->build(context, request, q, k, v);
+  return strategy->build(context, request, inputs);
 }
 
 }  // namespace eadem::modules

@@ -16,15 +16,23 @@ struct AttentionRequest {
   int64_t value_dim = 0;  // of a head's values; 0: head_dim
   double scale = 1.0;
   int64_t window = 0;  // 0: unlimited
+  double softcap = 0;  // of scores; 0: none
+  bool sinks = false;
   int layer = -1;
   CacheSpec cache;
+};
+
+// q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; sinks [heads] f32, if the request has them.
+// The result is [tokens, heads, value_dim].
+struct AttentionInputs {
+  ValueId q, k, v;
+  ValueId sinks = pipeline::kNoValue;
 };
 
 struct AttentionStrategy {
   std::string_view name;
   Verdict (*can_handle)(const AttentionRequest& request);
-  // q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; the result is [tokens, heads, value_dim].
-  ValueId (*build)(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v);
+  ValueId (*build)(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs);
 };
 
 class AttentionFactory {
@@ -33,7 +41,7 @@ class AttentionFactory {
 
   // Adds the cache write and the attention to the graph and records the decision. Throws Unsupported with every
   // refusal.
-  static ValueId build(BuildContext& context, AttentionRequest request, ValueId q, ValueId k, ValueId v);
+  static ValueId build(BuildContext& context, AttentionRequest request, const AttentionInputs& inputs);
 };
 
 }  // namespace eadem::modules

@@ -43,49 +43,64 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
   const int64_t heads = context.share(config_.heads, "attention heads");
   const KvHeads kv = divide_kv_heads(context, config_.heads, config_.kv_heads);
 
-  const auto project = [&](const char* name, int64_t all_heads, int64_t own_heads, Parallel parallel) {
-    const ValueId flat = LinearFactory::build(context,
-                                              {.name = name,
-                                               .in = config_.hidden,
-                                               .out = all_heads * config_.head_dim,
-                                               .bias = config_.qkv_bias,
-                                               .parallel = parallel,
-                                               .hardware = &hardware},
-                                              x);
+  using QkNorm = Config::QkNorm;
+  const auto project = [&](const char* name, int64_t all_heads, Parallel parallel) {
+    return LinearFactory::build(context,
+                                {.name = name,
+                                 .in = config_.hidden,
+                                 .out = all_heads * config_.head_dim,
+                                 .bias = config_.qkv_bias,
+                                 .parallel = parallel,
+                                 .hardware = &hardware},
+                                x);
+  };
+  const auto normalize = [&](const char* name, QkNorm kind, int64_t size, ValueId value) {
+    if (!config_.qk_norm_eps || config_.qk_norm != kind) return value;
+    const Graph::Scope scope(graph, name);
+    return RmsNorm(size, *config_.qk_norm_eps).build(context, value, layer_);
+  };
+  const auto split = [&](const char* name, int64_t own_heads, ValueId flat) {
     const Graph::Scope scope(graph, name);
     return graph.add1(std::make_shared<ops::Reshape>(std::vector<int64_t>{own_heads, config_.head_dim}), {flat});
-  };
-  const auto normalize = [&](const char* name, ValueId value) {
-    if (!config_.qk_norm_eps) return value;
-    const Graph::Scope scope(graph, name);
-    return RmsNorm(config_.head_dim, *config_.qk_norm_eps).build(context, value, layer_);
   };
   const auto rotate = [&](const char* name, ValueId value) {
     const Graph::Scope scope(graph, name);
     return Rope(config_.rope).build(context, value);
   };
-  const ValueId q = rotate("q_rope", normalize("q_norm", project("q_proj", config_.heads, heads, Parallel::column)));
+  // From a projection to heads that attention takes.
+  const auto finish = [&](const char* norm, const char* rope, const char* name, int64_t all_heads, int64_t own_heads,
+                          ValueId flat) {
+    flat = normalize(norm, QkNorm::whole, all_heads * config_.head_dim, flat);
+    const ValueId each = normalize(norm, QkNorm::per_head, config_.head_dim, split(name, own_heads, flat));
+    return normalize(norm, QkNorm::per_head_after_rope, config_.head_dim, rotate(rope, each));
+  };
+  const ValueId q =
+      finish("q_norm", "q_rope", "q_proj", config_.heads, heads, project("q_proj", config_.heads, Parallel::column));
   const auto select = [&](const char* name, ValueId value) {
     if (!kv.selection) return value;
     const Graph::Scope scope(graph, name);
     return graph.add1(std::make_shared<ops::SelectHeads>(*kv.selection), {value});
   };
-  const auto project_kv = [&](const char* name) {
-    return kv.selection ? project(name, config_.kv_heads, config_.kv_heads, Parallel::none)
-                        : project(name, config_.kv_heads, kv.own, Parallel::column);
-  };
-  const ValueId k = select("k_heads", rotate("k_rope", normalize("k_norm", project_kv("k_proj"))));
-  const ValueId v = select("v_heads", project_kv("v_proj"));
+  const Parallel kv_parallel = kv.selection ? Parallel::none : Parallel::column;
+  const int64_t made = kv.selection ? config_.kv_heads : kv.own;  // before the selection
+  const ValueId k = select("k_heads", finish("k_norm", "k_rope", "k_proj", config_.kv_heads, made,
+                                             project("k_proj", config_.kv_heads, kv_parallel)));
+  const ValueId v = select("v_heads", split("v_proj", made, project("v_proj", config_.kv_heads, kv_parallel)));
 
+  const ValueId sinks = config_.sinks ? graph.add_parameter(graph.scoped_name("sinks"),
+                                                            TensorType(DType::f32, {config_.heads}), /*shard_axis=*/0)
+                                      : pipeline::kNoValue;
   const ValueId mixed = AttentionFactory::build(context,
                                                 {.heads = heads,
                                                  .kv_heads = kv.own,
                                                  .head_dim = config_.head_dim,
                                                  .scale = config_.scale,
                                                  .window = config_.window,
+                                                 .softcap = config_.softcap,
+                                                 .sinks = config_.sinks,
                                                  .layer = layer_,
                                                  .cache = {}},
-                                                q, k, v);
+                                                {q, k, v, sinks});
   const ValueId flat =
       graph.add1(std::make_shared<ops::Reshape>(std::vector<int64_t>{heads * config_.head_dim}), {mixed});
   return LinearFactory::build(context,

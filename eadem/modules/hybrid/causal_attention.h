@@ -7,8 +7,8 @@
 namespace eadem::modules {
 
 // Multi-head causal self-attention with grouped keys and values:
-//   q, k, v = projections of x, normalized per head with `qk_norm_eps`, rotated; y = o_proj(attention(q, k, v)).
-// Parameters: q_proj, k_proj, v_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight.
+//   q, k, v = projections of x, normalized with `qk_norm_eps` and rotated; y = o_proj(attention(q, k, v)).
+// Parameters: q_proj, k_proj, v_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight, sinks.
 class CausalAttention {
  public:
   struct Config {
@@ -19,8 +19,13 @@ class CausalAttention {
     double scale = 0;  // factor on q . k
     bool qkv_bias = false;
     bool out_bias = false;
+    // The RMS norms of q and k: of each head, or of all heads of a token together, before the rotation or after it.
+    enum class QkNorm : uint8_t { per_head, whole, per_head_after_rope };
     std::optional<double> qk_norm_eps;  // none: no QK-norm
-    int64_t window = 0;                 // 0: unlimited
+    QkNorm qk_norm = QkNorm::per_head;
+    int64_t window = 0;  // 0: unlimited
+    double softcap = 0;  // of scores; 0: none
+    bool sinks = false;  // a number per head joins the scores; see kernels/attention.h
     RopeConfig rope;
   };
 

@@ -3,7 +3,6 @@
 
 #include <functional>
 
-#include "eadem/modules/base/rms_norm.h"
 #include "eadem/ops/elementwise.h"
 
 namespace eadem::modules {
@@ -43,36 +42,56 @@ void list_parameters(const CausalAttention::Config& config, const std::string& p
   add("k_proj", kv, config.hidden, config.qkv_bias);
   add("v_proj", kv, config.hidden, config.qkv_bias);
   if (config.qk_norm_eps)
-    for (const char* name : {"q_norm", "k_norm"})
-      list.push_back({prefix + "self_attn." + name + ".weight", Shape{config.head_dim}});
+    for (const auto& [name, width] : {std::pair<const char*, int64_t>{"q_norm", q}, {"k_norm", kv}}) {
+      const bool whole = config.qk_norm == CausalAttention::Config::QkNorm::whole;
+      list.push_back({prefix + "self_attn." + name + ".weight", Shape{whole ? width : config.head_dim}});
+    }
+  if (config.sinks) list.push_back({prefix + "self_attn.sinks", Shape{config.heads}});
   add("o_proj", config.hidden, q, config.out_bias);
 }
 
-void list_parameters(const DenseMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+void list_dense(const DenseMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
   const auto add = [&](const char* name, int64_t out, int64_t in) {
-    list.push_back({prefix + "mlp." + name + ".weight", Shape{out, in}});
-    if (config.bias) list.push_back({prefix + "mlp." + name + ".bias", Shape{out}});
+    list.push_back({prefix + name + ".weight", Shape{out, in}});
+    if (config.bias) list.push_back({prefix + name + ".bias", Shape{out}});
   };
-  add("gate_proj", config.ffn, config.hidden);
+  if (config.gated) add("gate_proj", config.ffn, config.hidden);
   add("up_proj", config.ffn, config.hidden);
   add("down_proj", config.hidden, config.ffn);
 }
 
+void list_parameters(const DenseMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  list_dense(config, prefix + "mlp.", list);
+}
+
 void list_parameters(const MoeMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
-  list.push_back({prefix + "mlp.gate.weight", Shape{config.experts, config.hidden}});
+  const std::string mlp = prefix + "mlp.";
+  list.push_back({mlp + "gate.weight", Shape{config.experts, config.hidden}});
+  if (config.router_bias) list.push_back({mlp + "gate.bias", Shape{config.experts}});
+  if (config.correction_bias)
+    list.push_back({mlp + "gate.e_score_correction_bias", Shape{config.experts}, /*trainable=*/false});
   const auto add = [&](const char* name, int64_t out, int64_t in) {
-    list.push_back({prefix + "mlp.experts." + name + ".weight", Shape{config.experts, out, in}});
+    list.push_back({mlp + "experts." + name + ".weight", Shape{config.experts, out, in}});
+    if (config.expert_bias) list.push_back({mlp + "experts." + name + ".bias", Shape{config.experts, out}});
   };
   add("gate_proj", config.ffn, config.hidden);
   add("up_proj", config.ffn, config.hidden);
   add("down_proj", config.hidden, config.ffn);
+  if (!config.shared) return;
+  list_dense({.hidden = config.hidden, .ffn = config.shared->ffn}, mlp + config.shared->name + ".", list);
+  if (config.shared->gated) list.push_back({mlp + "shared_expert_gate.weight", Shape{1, config.hidden}});
 }
 
 }  // namespace
 
+void list_parameters(const NormSpec& norm, int64_t size, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  list.push_back({prefix + norm.name + ".weight", Shape{size}});
+  if (norm.bias) list.push_back({prefix + norm.name + ".bias", Shape{size}});
+}
+
 void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vector<ParameterInfo>& list) {
   const auto add_norm = [&](const std::optional<NormSpec>& norm) {
-    if (norm) list.push_back({prefix + norm->name + ".weight", Shape{spec.hidden}});
+    if (norm) list_parameters(*norm, spec.hidden, prefix, list);
   };
   const auto add = [&](const auto& config) { list_parameters(config, prefix, list); };
   add_norm(spec.before_mixer);
@@ -86,22 +105,28 @@ void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vect
 ValueId DecoderLayer::build(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
   const auto normalized = [&](const std::optional<NormSpec>& norm, ValueId value) {
-    if (!norm) return value;
-    const Graph::Scope scope(graph, norm->name);
-    return RmsNorm(spec_.hidden, norm->eps).build(context, value, layer_);
+    return norm ? Norm(*norm, spec_.hidden).build(context, value, layer_) : value;
   };
-  const auto add_branch = [&](const auto& kind, const std::optional<NormSpec>& before,
-                              const std::optional<NormSpec>& after, ValueId residual) {
+  const auto branch = [&](const auto& kind, ValueId in, const std::optional<NormSpec>& after) {
     const Part part = std::visit([&](const auto& config) { return part_of(config, layer_); }, kind);
-    ValueId value = normalized(before, residual);
-    {
+    const auto built = [&] {
       const Graph::Scope scope(graph, part.scope);
-      value = part.build(context, value);
-    }
-    return graph.add1(std::make_shared<ops::Add>(), {residual, normalized(after, value)});
+      return part.build(context, in);
+    };
+    const ValueId value = normalized(after, built());
+    if (spec_.residual_scale == 1) return value;
+    const Graph::Scope scope(graph, part.scope);
+    return graph.add1(
+        std::make_shared<ops::Scale>(kernels::ScaleAttrs{.factor = static_cast<float>(spec_.residual_scale)}), {value});
   };
-  const ValueId mixed = add_branch(spec_.mixer, spec_.before_mixer, spec_.after_mixer, x);
-  return add_branch(spec_.mlp, spec_.before_mlp, spec_.after_mlp, mixed);
+  const auto sum = [&](ValueId a, ValueId b) { return graph.add1(std::make_shared<ops::Add>(), {a, b}); };
+
+  const ValueId in = normalized(spec_.before_mixer, x);
+  const ValueId mixed = sum(x, branch(spec_.mixer, in, spec_.after_mixer));
+  const ValueId mlp_in = !spec_.parallel    ? normalized(spec_.before_mlp, mixed)
+                         : spec_.before_mlp ? normalized(spec_.before_mlp, x)
+                                            : in;
+  return sum(mixed, branch(spec_.mlp, mlp_in, spec_.after_mlp));
 }
 
 }  // namespace eadem::modules

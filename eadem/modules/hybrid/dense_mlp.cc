@@ -17,10 +17,15 @@ ValueId DenseMlp::build(BuildContext& context, ValueId x) const {
         context,
         {.name = name, .in = in, .out = out, .bias = config_.bias, .parallel = parallel, .hardware = &hardware}, value);
   };
+  const kernels::ActivationAttrs activation{config_.activation};
+  if (!config_.gated) {
+    const ValueId up = project("up_proj", config_.hidden, config_.ffn, Parallel::column, x);
+    return project("down_proj", config_.ffn, config_.hidden, Parallel::row,
+                   context.graph.add1(std::make_shared<ops::Activation>(activation), {up}));
+  }
   const ValueId gate = project("gate_proj", config_.hidden, config_.ffn, Parallel::column, x);
   const ValueId up = project("up_proj", config_.hidden, config_.ffn, Parallel::column, x);
-  const ValueId gated = context.graph.add1(
-      std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{config_.activation}), {gate, up});
+  const ValueId gated = context.graph.add1(std::make_shared<ops::GatedActivation>(activation), {gate, up});
   return project("down_proj", config_.ffn, config_.hidden, Parallel::row, gated);
 }
 

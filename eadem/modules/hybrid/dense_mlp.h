@@ -6,7 +6,8 @@
 
 namespace eadem::modules {
 
-// y = down_proj(f(gate_proj(x)) * up_proj(x)). Parameters: gate_proj, up_proj, down_proj (.weight, .bias).
+// y = down_proj(f(gate_proj(x)) * up_proj(x)), or down_proj(f(up_proj(x))) without a gate. Parameters: gate_proj,
+// up_proj, down_proj (.weight, .bias).
 class DenseMlp {
  public:
   struct Config {
@@ -14,6 +15,7 @@ class DenseMlp {
     int64_t ffn = 0;
     kernels::ActivationKind activation = kernels::ActivationKind::silu;
     bool bias = false;
+    bool gated = true;
   };
 
   DenseMlp(const Config& config, int layer) : config_(config), layer_(layer) {}

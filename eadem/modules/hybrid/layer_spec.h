@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "eadem/modules/base/norm.h"
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
@@ -19,23 +20,24 @@ namespace eadem::modules {
 struct ParameterInfo {
   std::string name;
   Shape shape;
+  bool trainable = true;
 };
 
-struct NormSpec {
-  std::string name;  // its scope: "input_layernorm"
-  double eps = 1e-5;
-};
-
-// h = x + after_mixer(mixer(before_mixer(x)));   y = h + after_mlp(mlp(before_mlp(h)))
-// A norm that is not there changes nothing. Rope, windows and states belong to the mixer.
+// h = x + r * after_mixer(mixer(before_mixer(x)));   y = h + r * after_mlp(mlp(before_mlp(h)))
+// In parallel both read x:  y = x + r * after_mixer(mixer(before_mixer(x))) + r * after_mlp(mlp(before_mlp(x))), where
+// an MLP without a norm of its own reads the mixer's. A norm that is not there changes nothing. Rope, windows and
+// states belong to the mixer.
 struct LayerSpec {
   int64_t hidden = 0;
   std::variant<CausalAttention::Config> mixer;
   std::variant<DenseMlp::Config, MoeMlp::Config> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
+  bool parallel = false;
+  double residual_scale = 1;  // r
 };
 
 // Parameters of a layer, each name with `prefix` ("model.layers.3.") before it, in the order of the computation.
+void list_parameters(const NormSpec& norm, int64_t size, const std::string& prefix, std::vector<ParameterInfo>& list);
 void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vector<ParameterInfo>& list);
 
 }  // namespace eadem::modules

@@ -23,16 +23,20 @@ Attention::Attention(const kernels::AttentionAttrs& attrs) : attrs_(attrs) {
   if (attrs.window < 0) throw InvalidArgument("attention: window is {}; expected 0 (unlimited) or more", attrs.window);
   if (!std::isfinite(attrs.scale))
     throw InvalidArgument("attention: scale is {}; expected a finite number", attrs.scale);
+  if (!std::isfinite(attrs.softcap) || attrs.softcap < 0)
+    throw InvalidArgument("attention: softcap is {}; expected 0 (none) or a finite number above", attrs.softcap);
 }
 
 std::vector<Port> Attention::inputs() const {
   const Port::Role kv = attrs_.source == KvSource::direct ? Port::Role::activation : Port::Role::state;
-  return {{"q"},
-          {"k", kv},
-          {"v", kv},
-          {"query_start", Port::Role::index},
-          {"kv_length", Port::Role::index},
-          {"block_table", Port::Role::index, /*optional=*/true}};
+  std::vector<Port> ports = {{"q"},
+                             {"k", kv},
+                             {"v", kv},
+                             {"query_start", Port::Role::index},
+                             {"kv_length", Port::Role::index},
+                             {"block_table", Port::Role::index, /*optional=*/true}};
+  if (attrs_.sinks) ports.push_back({"sinks", Port::Role::parameter});
+  return ports;
 }
 std::vector<Port> Attention::outputs() const { return {{"y"}}; }
 
@@ -40,8 +44,11 @@ std::string Attention::attrs_text() const {
   const std::string dims = attrs_.values() == attrs_.head_dim
                                ? fmt::format("head_dim={}", attrs_.head_dim)
                                : fmt::format("head_dim={} value_dim={}", attrs_.head_dim, attrs_.values());
-  return fmt::format("heads={} kv_heads={} {} scale={} window={} {}", attrs_.heads, attrs_.kv_heads, dims, attrs_.scale,
-                     attrs_.window, attrs_.source == KvSource::direct ? "direct" : "cached");
+  std::string text = fmt::format("heads={} kv_heads={} {} scale={} window={} {}", attrs_.heads, attrs_.kv_heads, dims,
+                                 attrs_.scale, attrs_.window, attrs_.source == KvSource::direct ? "direct" : "cached");
+  if (attrs_.softcap > 0) text += fmt::format(" softcap={}", attrs_.softcap);
+  if (attrs_.sinks) text += " sinks";
+  return text;
 }
 
 std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) const {
@@ -94,6 +101,12 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
     throw InvalidArgument("attention: 'block_table' is {} but the op was made for direct keys and values",
                           to_string(in[kBlockTable]));
   }
+  if (attrs_.sinks) {
+    expect_present(name(), "sinks", in[kSinks]);
+    expect_rank(name(), "sinks", in[kSinks], 1);
+    expect_dtype(name(), "sinks", in[kSinks], kF32);
+    expect_dim(name(), "sinks", in[kSinks], 0, Dim(attrs_.heads), "attribute heads");
+  }
   TensorType y = plain_type(in[kQ].dtype, in[kQ].dims());
   y.dim(-1) = attrs_.values();
   return {y};
@@ -116,12 +129,19 @@ std::vector<Sharding> Attention::infer_sharding(std::span<const TensorType> in) 
   for (int port : {kQueryStart, kKvLength, kBlockTable})
     expect_replicated(name(), inputs()[static_cast<size_t>(port)].name, in[static_cast<size_t>(port)],
                       "every rank sees every sequence");
+  const Sharding of_heads = q == Sharding::replicated() ? q : Sharding::along(0);
+  if (attrs_.sinks && !(in[kSinks].sharding == of_heads))
+    throw InvalidArgument("attention: 'sinks' is {} but 'q' is {}; expected both divided alike",
+                          to_string(in[kSinks].sharding), to_string(q));
   return {q};
 }
 
 std::vector<Saved> Attention::saved() const {
   using enum Saved::Kind;
-  return {{input, kQ}, {input, kK}, {input, kV}, {input, kQueryStart}, {input, kKvLength}, {output, 0}, {extra, 0}};
+  std::vector<Saved> saved = {{input, kQ},        {input, kK}, {input, kV}, {input, kQueryStart},
+                              {input, kKvLength}, {output, 0}, {extra, 0}};
+  if (attrs_.sinks) saved.push_back({input, kSinks});
+  return saved;
 }
 
 std::vector<TensorType> Attention::extra_types(std::span<const TensorType> in) const {
@@ -148,10 +168,11 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
   const double heads = static_cast<double>(attrs_.heads), head_dim = static_cast<double>(attrs_.head_dim),
                value_dim = static_cast<double>(attrs_.values());
   // Forward: q k^T and p v. Backward: s again, dq and dk, then dp and dv. Each pair also costs an exponential, its
-  // maximum and sum.
+  // maximum and sum; a soft cap a hyperbolic tangent.
   const bool backward = pass == Pass::backward;
   const double flops =
-      share * pairs * heads * ((backward ? 3 : 1) * 2 * head_dim + (backward ? 2 : 1) * 2 * value_dim + 13);
+      share * pairs * heads *
+      ((backward ? 3 : 1) * 2 * head_dim + (backward ? 2 : 1) * 2 * value_dim + 13 + (attrs_.softcap > 0 ? 25 : 0));
   if (attrs_.source == KvSource::direct) return {flops, traffic_bytes(*this, pass, in, out, symbols)};
   const TensorType key(in[kK].dtype, {attrs_.kv_heads, attrs_.head_dim}, in[kK].encoding),
       value(in[kV].dtype, {attrs_.kv_heads, attrs_.values()}, in[kV].encoding);
@@ -163,11 +184,11 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
 void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
   const RefTensor &q = in[kQ], &k = in[kK], &v = in[kV], &query_start = in[kQueryStart], &kv_length = in[kKvLength];
   const auto heads = attrs_.heads, kv_heads = attrs_.kv_heads, head_dim = attrs_.head_dim, value_dim = attrs_.values();
-  const double scale = static_cast<double>(attrs_.scale);
+  const double scale = static_cast<double>(attrs_.scale), cap = static_cast<double>(attrs_.softcap);
   const bool cached = attrs_.source == KvSource::cached;
   const bool backward = pass == Pass::backward;
   if (backward)
-    for (RefTensor& gradient : out) std::fill(gradient.data.begin(), gradient.data.end(), 0.0);
+    for (RefTensor& gradient : out.first(3)) std::fill(gradient.data.begin(), gradient.data.end(), 0.0);
 
   for (int64_t s = 0; s < kv_length.shape[0]; ++s) {
     const auto begin = static_cast<int64_t>(query_start.data[static_cast<size_t>(s)]);
@@ -195,22 +216,25 @@ void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
           double dot = 0;
           for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d)
             dot += q.data[q_offset + d] * k.data[key_offset(j) + d];
-          score.push_back(scale * dot);
+          score.push_back(cap > 0 ? cap * std::tanh(scale * dot / cap) : scale * dot);
         }
         if (backward) {
-          // p = exp(s - lse); dv_j = p_j dy; ds_j = p_j (dy . v_j - dy . y)
-          const RefTensor &y = in[5], &lse = in[6], &dy = in[7];
+          // p = exp(s - lse); dv_j = p_j dy; ds_j = p_j (dy . v_j - dy . y), also of the sink, whose value is 0
+          const RefTensor &y = in[5], &lse = in[6], &dy = in.back();
+          const double log_sum = lse.data[static_cast<size_t>(t * heads + h)];
           double dy_y = 0;
           for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
             dy_y += dy.data[y_offset + d] * y.data[y_offset + d];
+          if (attrs_.sinks && !out[3].data.empty())
+            out[3].data[static_cast<size_t>(h)] -= std::exp(in[7].data[static_cast<size_t>(h)] - log_sum) * dy_y;
           for (int64_t j = first; j <= position; ++j) {
-            const double p =
-                std::exp(score[static_cast<size_t>(j - first)] - lse.data[static_cast<size_t>(t * heads + h)]);
+            const double capped = score[static_cast<size_t>(j - first)], p = std::exp(capped - log_sum);
+            const double slope = cap > 0 ? 1 - capped / cap * (capped / cap) : 1;
             const size_t key = key_offset(j), value = value_offset(j);
             double dy_v = 0;
             for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
               dy_v += dy.data[y_offset + d] * v.data[value + d];
-            const double ds = p * (dy_v - dy_y) * scale;
+            const double ds = p * (dy_v - dy_y) * slope * scale;
             for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) {
               if (!out[0].data.empty()) out[0].data[q_offset + d] += ds * k.data[key + d];
               if (!out[1].data.empty()) out[1].data[key + d] += ds * q.data[q_offset + d];
@@ -220,8 +244,12 @@ void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
           }
           continue;
         }
-        const double largest = *std::max_element(score.begin(), score.end());
-        double sum = 0;
+        double largest = *std::max_element(score.begin(), score.end()), sum = 0;
+        if (attrs_.sinks) {
+          const double sink = in[kSinks].data[static_cast<size_t>(h)];
+          largest = std::max(largest, sink);
+          sum = std::exp(sink - largest);
+        }
         for (double value : score) sum += std::exp(value - largest);
         for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d) {
           double y = 0;
@@ -257,6 +285,39 @@ void append_long_contexts(std::vector<Workload>& rows, const ModelShape& model, 
       }
 }
 
+// A soft cap as in Gemma 2, and sinks as in gpt-oss.
+void append_capped_and_sinks(std::vector<Workload>& rows) {
+  ModelShape gemma{}, gpt_oss{};
+  gemma.name = "gemma-2-2b", gemma.heads = 8, gemma.kv_heads = 4, gemma.head_dim = 256;
+  gpt_oss.name = "gpt-oss-20b", gpt_oss.heads = 64, gpt_oss.kv_heads = 8, gpt_oss.head_dim = 64;
+  gemma.dtype = gpt_oss.dtype = DType::bf16;
+  for (const ModelShape& model : {gemma, gpt_oss})
+    for (const StepShape& step : {StepShape{"decode-1", 1, 1, 8192}, StepShape{"prefill-512", 512, 1, 512}}) {
+      const bool sinks = model.name == gpt_oss.name;
+      SymbolValues symbols = symbols_of(step);
+      symbols[Symbol::max_blocks] = 1;
+      const TensorType cache(model.dtype, {1, model.kv_heads, step.kv_length, model.head_dim});
+      std::vector<TensorType> types = {TensorType(model.dtype, {Symbol::tokens, model.heads, model.head_dim}),
+                                       cache,
+                                       cache,
+                                       TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+                                       TensorType(DType::i32, {Symbol::sequences}),
+                                       TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})};
+      if (sinks) types.emplace_back(DType::f32, std::initializer_list<Dim>{model.heads});
+      rows.push_back({workload_name(model, step, sinks ? "attention with sinks" : "attention with a soft cap"),
+                      std::make_shared<Attention>(
+                          kernels::AttentionAttrs{.heads = model.heads,
+                                                  .kv_heads = model.kv_heads,
+                                                  .head_dim = model.head_dim,
+                                                  .scale = 1.0f / std::sqrt(static_cast<float>(model.head_dim)),
+                                                  .window = sinks ? 128 : 4096,
+                                                  .source = KvSource::cached,
+                                                  .softcap = sinks ? 0.0f : 50.0f,
+                                                  .sinks = sinks}),
+                      std::move(types), symbols});
+    }
+}
+
 }  // namespace
 
 std::vector<Workload> Attention::workloads() {
@@ -288,6 +349,7 @@ std::vector<Workload> Attention::workloads() {
                       symbols});
     }
   }
+  append_capped_and_sinks(rows);
   return rows;
 }
 

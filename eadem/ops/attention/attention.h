@@ -3,7 +3,8 @@
 // Causal attention of packed sequences over their own keys and values (direct) or over a cache (cached). Ports, math
 // and gradients: kernels/attention.h. Only direct attention has a backward pass.
 //
-// Sharding: q, k, v and y along the heads (axis 1, of the caches too); heads and kv_heads are those of the part.
+// Sharding: q, k, v and y along the heads (axis 1, of the caches too), sinks likewise (axis 0); heads and kv_heads are
+// those of the part.
 //
 // Cost assumes that the step's tokens are divided evenly over its sequences and that, with a cache, every sequence
 // fills max_blocks blocks; it counts the keys and values that are attended to, not the whole cache.
@@ -16,7 +17,8 @@ namespace eadem::ops {
 
 class Attention final : public Op {
  public:
-  // Throws InvalidArgument unless heads is a positive multiple of kv_heads, head_dim > 0, window >= 0 and scale finite.
+  // Throws InvalidArgument unless heads is a positive multiple of kv_heads, head_dim > 0, window >= 0, scale finite,
+  // and softcap finite and >= 0.
   explicit Attention(const kernels::AttentionAttrs& attrs);
 
   std::string_view name() const override { return "attention"; }
@@ -37,7 +39,7 @@ class Attention final : public Op {
   static std::vector<Workload> workloads();
 
  private:
-  enum In { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable };
+  enum In { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable, kSinks };
   kernels::AttentionAttrs attrs_;
 };
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the golden ring: tiny random models and what transformers + PyTorch compute with them.
 
-    python make_goldens.py [--out DIR] [--fixtures DIR]
+    python make_goldens.py [--out DIR] [--fixtures DIR] [--only NAME ...]
 
 README.md beside this file describes every file written. All random numbers come from NumPy's
 PCG64, one stream per purpose, so that weights, prompts and batches do not depend on the machine.
@@ -109,14 +109,108 @@ MODELS = {
         config=dict(hidden_size=32, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4,
                     num_key_value_heads=2, head_dim=16, vocab_size=96, num_experts=6, num_experts_per_tok=3,
                     norm_topk_prob=True, rms_norm_eps=1e-6, rope_parameters=rope(10000.0))),
+    "mixtral": dict(
+        type="mixtral", prompt=40, salt=1,
+        config=dict(hidden_size=24, intermediate_size=20, num_key_value_heads=2, vocab_size=64, num_local_experts=5,
+                    num_experts_per_tok=2, rope_parameters=rope(1000000.0))),
+    # An expert for all tokens beside the others, in the one layer.
+    "qwen2_moe": dict(
+        type="qwen2_moe", prompt=42, salt=1, gguf=True,
+        config=dict(hidden_size=32, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=1,
+                    shared_expert_intermediate_size=32, vocab_size=96, num_experts=3, num_experts_per_tok=2,
+                    rms_norm_eps=1e-6, rope_parameters=rope(1000000.0))),
+    # A dense layer, then experts of the best two of three groups; norms and biases; half of each head rotates.
+    "glm4_moe": dict(
+        type="glm4_moe", prompt=40, salt=1,
+        config=dict(hidden_size=24, intermediate_size=40, moe_intermediate_size=12, head_dim=12,
+                    vocab_size=64, n_routed_experts=9, num_experts_per_tok=3, n_group=3, topk_group=2,
+                    n_shared_experts=1, routed_scaling_factor=1.5, first_k_dense_replace=1, use_qk_norm=True,
+                    attention_bias=True, num_nextn_predict_layers=0,
+                    rope_parameters=rope(10000.0, partial_rotary_factor=0.5))),
+    # Experts in the middle layer; a correction that leaves some without work; pairs of neighbours rotate.
+    "ernie4_5_moe": dict(
+        type="ernie4_5_moe", prompt=40, salt=1,
+        config=dict(hidden_size=24, intermediate_size=32, moe_intermediate_size=12, num_hidden_layers=3,
+                    vocab_size=64, moe_num_experts=9, moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1,
+                    moe_layer_end_index=1, tie_word_embeddings=True, rope_parameters=rope(500000.0))),
     # The only one not stored as one f32 file: bf16 tensors in several shards with an index.
     "sharded_bf16": dict(
         type="llama", prompt=40, salt=9, store=torch.bfloat16, shard="20KB",
         config=dict(hidden_size=32, intermediate_size=48, vocab_size=96, rope_parameters=rope(10000.0))),
 }
+# Dense families: small, and with one training step. Salts are searched (find_salt).
+SMALL = dict(hidden_size=32, intermediate_size=40, vocab_size=64)
+FAMILIES = {
+    # Caps that scores and logits reach; heads x head_dim is not hidden.
+    "gemma2": dict(
+        type="gemma2", prompt=40, classic=dict(),
+        config=dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-6,
+                    tie_word_embeddings=True, query_pre_attn_scalar=16, sliding_window=8, attn_logit_softcapping=3.0,
+                    final_logit_softcapping=6.0, rope_parameters=rope(10000.0))),
+    # A part of each head rotates, with a factor for each frequency; no window.
+    "phi3": dict(
+        type="phi3", prompt=40, classic=None,
+        config=dict(hidden_size=48, original_max_position_embeddings=80, rope_parameters=rope(
+            10000.0, rope_type="longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.5, 2.25],
+            long_factor=[2.0, 5.0, 9.0]))),
+    "phi3_window": dict(type="phi3", prompt=40, config=dict(sliding_window=9, rope_parameters=rope(10000.0))),
+    "olmo2": dict(type="olmo2", prompt=40, config=dict(hidden_size=40, rope_parameters=rope(500000.0))),
+    # Three layers with a window, one without, which alone has the scaling.
+    "olmo3": dict(
+        type="olmo3", prompt=40, classic=None,
+        config=dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2, sliding_window=8,
+                    rope_parameters={
+                        "full_attention": rope(500.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+                        "sliding_attention": rope(500.0)})),
+    # The fourth layer rotates nothing.
+    "smollm3": dict(
+        type="smollm3", prompt=40,
+        config=dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
+                    rope_parameters=rope(2000000.0))),
+    "granite": dict(
+        type="granite", prompt=40,
+        config=dict(tie_word_embeddings=True, embedding_multiplier=2.5, residual_multiplier=0.7,
+                    attention_multiplier=0.5, logits_scaling=0.7, rope_parameters=rope(10000.0))),
+    "starcoder2": dict(
+        type="starcoder2", prompt=40,
+        config=dict(norm_epsilon=1e-5, sliding_window=9, tie_word_embeddings=True, rope_parameters=rope(100000.0))),
+    "gpt_neox": dict(
+        type="gpt_neox", prompt=40, classic=None,
+        config=dict(hidden_size=48, num_attention_heads=3,
+                    rope_parameters=rope(10000.0, partial_rotary_factor=0.25))),
+    # One norm after the other, exact GELU of another width.
+    "gpt_neox_sequential": dict(
+        type="gpt_neox", prompt=40, classic=None,
+        config=dict(num_attention_heads=4, use_parallel_residual=False,
+                    rope_parameters=rope(10000.0, partial_rotary_factor=0.5))),
+    "gpt2": dict(
+        type="gpt2", prompt=40, classic=None,
+        config=dict(n_embd=36, n_head=3, n_layer=2, n_positions=96, n_inner=None, tie_word_embeddings=True)),
+    # Three layers that rotate, with a window, and one of neither.
+    "cohere2": dict(
+        type="cohere2", prompt=40,
+        config=dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, sliding_window=8,
+                    logit_scale=0.5, tie_word_embeddings=True, rope_parameters=rope(50000.0))),
+    "glm4": dict(
+        type="glm4", prompt=40, classic=None,
+        config=dict(num_attention_heads=3, num_key_value_heads=1, head_dim=12, attention_bias=True,
+                    rope_parameters=rope(10000.0, partial_rotary_factor=0.5))),
+    "exaone4": dict(
+        type="exaone4", prompt=40,
+        config=dict(num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, sliding_window=8,
+                    rope_parameters=rope(1000000.0))),
+    "hunyuan_v1_dense": dict(
+        type="hunyuan_v1_dense", prompt=40,
+        config=dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
+                    rope_parameters=rope(10000.0, rope_type="dynamic", alpha=50.0, factor=1.0))),
+    "ernie4_5": dict(
+        type="ernie4_5", prompt=40,
+        config=dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=1, head_dim=16, use_bias=True,
+                    tie_word_embeddings=True, rope_parameters=rope(500000.0))),
+}
 FIXTURES = {"tiny_llama3": 11, "tiny_llama3_tied": 0, "tiny_mistral": 11, "tiny_qwen3": 11, "tiny_qwen3_tied": 0,
             "tiny_qwen3_sharded": 8}  # and the salt of the prompt
-TRAINED = ("llama", "qwen2", "qwen3", "qwen3_moe")
+TRAINED = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "glm4_moe")
 PACKED = "llama"
 CALIBRATED = ("llama", "llama31")  # with a head of its own, and tied
 
@@ -150,16 +244,19 @@ def stream(*key):
 
 def random_parameter(model_name, name, shape):
     rng = stream("weights", model_name, name)
-    if name.endswith("norm.weight"):
+    if name.endswith("norm.weight") or ".ln_" in name and name.endswith(".weight"):
         value = rng.uniform(0.5, 1.5, shape)
-        if model_name.startswith("gemma3"):  # norms multiply by 1 + w
+        if model_name.startswith(("gemma2", "gemma3")):  # norms multiply by 1 + w
             value -= 1
+    elif name.endswith("e_score_correction_bias"):
+        value = 0.1 * rng.standard_normal(shape)
     elif name.endswith(".bias"):
         value = 0.3 * rng.standard_normal(shape)
-    elif name.endswith("embed_tokens.weight"):
+    elif name.endswith(("embed_tokens.weight", "embed_in.weight", "wte.weight", "wpe.weight")):
         value = 0.2 * rng.standard_normal(shape)
     else:  # [out, in], of experts [experts, out, in]: outputs near unit variance, so that attention and logits are far from uniform
-        value = 1.2 / math.sqrt(shape[-1]) * rng.standard_normal(shape)
+        inputs = shape[0] if model_name == "gpt2" else shape[-1]  # [in, out] there
+        value = 1.2 / math.sqrt(inputs) * rng.standard_normal(shape)
     return torch.from_numpy(value.astype(np.float32))
 
 
@@ -199,7 +296,7 @@ def precision(dtype):
         return
     modules = [transformers.modeling_rope_utils] + [
         importlib.import_module(f"transformers.models.{t}.modeling_{t}")
-        for t in sorted({row["type"].removesuffix("_text") for row in MODELS.values()})]
+        for t in sorted({row["type"].removesuffix("_text") for row in (MODELS | FAMILIES).values()})]
     to_float = torch.Tensor.float
     for module in modules:
         module.torch = _TorchInDouble()
@@ -220,13 +317,13 @@ def build(config, weights, dtype):
     config = copy.deepcopy(config)
     config._experts_implementation = "eager"  # the grouped product has no float64
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
-    frequencies = [buffer for name, buffer in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq")]
-    assert frequencies and all(buffer.dtype == dtype for buffer in frequencies)
+    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    assert (frequencies or config.model_type == "gpt2") and all(buffer.dtype == dtype for buffer in frequencies)
     missing = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
     assert not missing.unexpected_keys, missing
     assert missing.missing_keys == (["lm_head.weight"] if config.tie_word_embeddings else []), missing
     if config.tie_word_embeddings:
-        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert all(p.dtype == dtype for p in model.parameters())
     return model.eval()
 
@@ -321,7 +418,8 @@ def classic_config(path, extra):
 
 def write_gguf(folder, config, weights, prompt):
     """model-q8_0.gguf as llama.cpp's converter lays it out, by the gguf package, and the logits of its values."""
-    arch = gguf.MODEL_ARCH.QWEN3MOE
+    arch = {"qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE}[config.model_type]
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(folder / "model-q8_0.gguf", gguf.MODEL_ARCH_NAMES[arch])
     writer.add_context_length(config.max_position_embeddings)
@@ -330,20 +428,23 @@ def write_gguf(folder, config, weights, prompt):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_expert_count(config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     stored = {}
     q8_0 = gguf.GGMLQuantizationType.Q8_0
 
     def write(name, value):
-        plain = value.ndim < 2 or name.endswith("mlp.gate.weight")
+        plain = value.ndim < 2 or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
         data = value if plain else gguf.quants.quantize(value, q8_0)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=None if plain else q8_0)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data.squeeze() if plain else data,
+                          raw_dtype=None if plain else q8_0)
         return value if plain else gguf.quants.dequantize(data, q8_0)
 
     for name, value in weights.items():
@@ -356,12 +457,32 @@ def write_gguf(folder, config, weights, prompt):
     write_logits(folder, "expected.q8_0", config, stored, prompt)
 
 
+def find_salt(name, row, config, weights):
+    """The salt whose greedy continuation varies, and is never close to a tie."""
+    best = (0, None)
+    for salt in range(40):
+        prompt = random_tokens(("prompt", name, salt), row["prompt"], config.vocab_size)
+        _, greedy, margin = forward_and_greedy(config, weights, torch.float32, prompt)
+        if margin > 0.01:
+            best = max(best, (len(set(greedy.tolist())), -salt))
+        if best[0] >= 8:
+            break
+    assert best[1] is not None, f"{name}: no salt"
+    return -best[1]
+
+
 def write_model(out, name, row):
     folder = out / name
-    config = AutoConfig.for_model(row["type"], **(COMMON | row["config"]))
+    common = COMMON
+    if name in FAMILIES:  # of the keys that its class has
+        known = AutoConfig.for_model(row["type"])
+        common = {key: value for key, value in (COMMON | SMALL).items() if hasattr(known, key)}
+        common = {key: value for key, value in common.items() if known.attribute_map.get(key, key) not in row["config"]}
+    config = AutoConfig.for_model(row["type"], **(common | row["config"]))
     with torch.no_grad():
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-        for key, parameter in model.named_parameters():
+        corrections = [(k, b) for k, b in model.named_buffers() if k.endswith("e_score_correction_bias")]
+        for key, parameter in [*model.named_parameters(), *corrections]:
             parameter.copy_(random_parameter(name, key, tuple(parameter.shape)))
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2)
     model.to(row.get("store", torch.float32)).save_pretrained(folder, max_shard_size=row.get("shard", "5GB"))
@@ -371,12 +492,13 @@ def write_model(out, name, row):
     weights = {k: v.to(torch.float32) for k, v in
                AutoModelForCausalLM.from_pretrained(folder, dtype=row.get("store", torch.float32)).state_dict().items()
                if not (config.tie_word_embeddings and k == "lm_head.weight")}
-    prompt = random_tokens(("prompt", name, row["salt"]), row["prompt"], config.vocab_size)
+    salt = row["salt"] if "salt" in row else find_salt(name, row, config, weights)
+    prompt = random_tokens(("prompt", name, salt), row["prompt"], config.vocab_size)
     write_logits(folder, "expected", config, weights, prompt)
     if row.get("gguf"):
         write_gguf(folder, config, weights, prompt)
 
-    if "store" not in row:
+    if "store" not in row and row.get("classic", {}) is not None:
         write_json(folder / "config.classic.json", classic_config(folder / "config.json", row.get("classic", {})))
         classic = AutoConfig.from_pretrained(folder / "config.classic.json")
         with torch.no_grad():
@@ -453,6 +575,34 @@ def write_ten_steps(out, name, config, weights):
     losses = [lambda model, b=b: mean_cross_entropy(model(input_ids=b[:, :-1], use_cache=False).logits, b[:, 1:])
               for b in batches]
     write_training(out / name, "train", {"tokens": tokens}, config, weights, losses)
+
+
+def gguf_names(config, names):
+    """The tensors of a GGUF file, by the gguf package's own table; none for what has no architecture of its own."""
+    archs = {gguf.MODEL_ARCH_NAMES[arch].replace("-", "_"): arch for arch in gguf.MODEL_ARCH}
+    arch = archs.get({"gpt_neox": "gptneox", "hunyuan_v1_dense": "hunyuan_dense"}.get(config.model_type, config.model_type))
+    if arch is None:
+        return []
+    table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    return sorted({table.get_name(name, try_suffixes=(".weight", ".bias")) for name in names})
+
+
+def write_one_step(out, name, config, weights):
+    """The loss of one document and the norms of its gradients, each under the name of its tensor in the file."""
+    tokens = random_tokens(("step", name), (1, 1, 25), config.vocab_size)
+    ids = torch.from_numpy(tokens[0].astype(np.int64))
+    result = {}
+    renamed = {"lm_head.weight": "embed_out.weight"} if config.model_type == "gpt_neox" else {}
+    for key, dtype in (("f32", torch.float32), ("f64", torch.float64)):
+        with precision(dtype):
+            model = build(config, weights, dtype)
+            loss = mean_cross_entropy(model(input_ids=ids[:, :-1], use_cache=False).logits, ids[:, 1:])
+            loss.backward()
+            result[key] = {"loss": loss.item(), "gradients": {
+                renamed.get(name, name): parameter.grad.double().norm().item() for name, parameter in model.named_parameters()}}
+    result["gguf_names"] = gguf_names(config, result["f32"]["gradients"])
+    save_file({"tokens": tokens}, out / name / "step.safetensors")
+    write_json(out / name / "step.json", result)
 
 
 def write_packed(out, name, config, weights):
@@ -541,23 +691,29 @@ def main():
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--fixtures", type=Path,
                         help="folder with tiny_llama3/ and its kin; without it fixtures/ is kept as it is")
+    parser.add_argument("--only", nargs="*", help="models to write; the rest is kept as it is")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
 
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, row in MODELS.items():
+    for name, row in (MODELS | FAMILIES).items():
+        if args.only is not None and name not in args.only:
+            continue
         shutil.rmtree(args.out / name, ignore_errors=True)
         config, weights = write_model(args.out, name, row)
         if name in CALIBRATED:
             prompt = load_file(args.out / name / "expected.safetensors")["prompt"]
             write_inputs(args.out / name, config, weights, prompt)
+        if name in FAMILIES:
+            write_one_step(args.out, name, config, weights)
         if name in TRAINED:
             write_ten_steps(args.out, name, config, weights)
         if name == PACKED:
             write_packed(args.out, name, config, weights)
-    write_rope(args.out)
+    if args.only is None:
+        write_rope(args.out)
     if args.fixtures:
         shutil.rmtree(args.out / "fixtures", ignore_errors=True)
         write_fixtures(args.out, args.fixtures)

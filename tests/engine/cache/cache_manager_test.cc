@@ -146,7 +146,8 @@ TEST(CacheManager, MovedBlocksAreThoseThatAreHeld) {
 // --- How memory is divided.
 
 CachePlan plan(const PagedKVCacheConfig& config, const StateBytes& bytes, int64_t context = 1000) {
-  return plan_cache({.config = config, .bytes = bytes, .context = context, .block_size = 16, .max_step_tokens = 64});
+  return plan_cache(
+      {.config = config, .bytes = bytes, .context = context, .block_size = 16, .max_num_batched_tokens = 64});
 }
 
 TEST(CachePlan, WithoutWindowsThereIsOneGroup) {

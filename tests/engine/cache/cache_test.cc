@@ -114,7 +114,11 @@ TEST(Cache, ACancelledStepKeepsWhatWasThereBefore) {
 
 // A model whose tokens take 1000 bytes each.
 CachePlanRequest fit_request(CacheConfig config, int64_t context = 4096) {
-  return {.config = config, .bytes = {.per_token = 1000}, .context = context, .block_size = 16, .max_step_tokens = 512};
+  return {.config = config,
+          .bytes = {.per_token = 1000},
+          .context = context,
+          .block_size = 16,
+          .max_num_batched_tokens = 512};
 }
 
 TEST(FitCache, WhatIsSetStays) {

@@ -87,7 +87,7 @@ class RecurrentModel final : public models::Model {
 std::unique_ptr<InferEngine> make_recurrent(int64_t batch, bool paged, int64_t step_tokens = 16) {
   const auto model = std::make_shared<RecurrentModel>();
   EngineOptions options;
-  options.max_step_tokens = step_tokens;
+  options.max_num_batched_tokens = step_tokens;
   options.max_logit_rows = 128;
   if (paged)
     options.cache = PagedKVCacheConfig{.block_size = kBlock, .max_batch_size = batch, .max_cache_len = kContext};

@@ -19,7 +19,7 @@ constexpr int64_t kBlock = 4, kStep = 12;
 
 EngineSetup paged(const std::string& model, int64_t max_batch = 1, int64_t memory = 0) {
   EngineSetup setup{.model = golden(model)};
-  setup.options.max_step_tokens = kStep;
+  setup.options.max_num_batched_tokens = kStep;
   setup.options.cache = PagedKVCacheConfig{
       .max_kv_memory_bytes = memory, .block_size = kBlock, .max_batch_size = max_batch, .max_cache_len = 128};
   return setup;
@@ -27,7 +27,7 @@ EngineSetup paged(const std::string& model, int64_t max_batch = 1, int64_t memor
 
 EngineSetup contiguous(const std::string& model, int64_t max_batch = 1) {
   EngineSetup setup{.model = golden(model)};
-  setup.options.max_step_tokens = kStep;
+  setup.options.max_num_batched_tokens = kStep;
   setup.options.cache = StaticKVCacheConfig{.max_batch_size = max_batch, .max_cache_len = 128};
   return setup;
 }

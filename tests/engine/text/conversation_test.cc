@@ -20,7 +20,7 @@ constexpr int64_t kStep = 16, kBlock = 4;
 
 std::unique_ptr<InferEngine> engine_of(bool paged) {
   EngineSetup setup;
-  setup.options.max_step_tokens = kStep;
+  setup.options.max_num_batched_tokens = kStep;
   if (paged) {  // room for one sequence of the context
     const models::Checkpoint checkpoint = models::open_checkpoint(setup.model);
     const int64_t tokens = checkpoint.model->info().max_positions;

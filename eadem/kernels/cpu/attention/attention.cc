@@ -3,7 +3,7 @@
 // Attention of packed sequences by blocks of queries and chunks of keys.
 //
 // A task is a block of tokens of one sequence and one kv head; its rows are the queries of those tokens for all heads
-// of the group, so that keys and values are brought in once for all of them. A chunk of kAttentionChunk keys, wherever
+// of the group, so that keys and values are brought in once for all of them.
 // A chunk of kAttentionChunk keys is widened into scratch from wherever it is stored (keys transposed, so that lanes
 // are keys), and both products are the blocks of matmul-inl.h. For a few rows, as in decode, keys and values are read
 // in place (cached_rows-inl.h). Every score is one chain over head_dim, every output one chain over the chunk's
@@ -133,7 +133,7 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
                     const ForwardScratch& s) {
   const int64_t group = a.group(), width = a.value_width();
 
-  // 1. Scale, mask, and the new maximum of every row.
+  // 1. Scale, cap, mask, and the new maximum of every row.
   for (int64_t r = 0; r < rows; ++r) {
     const Seen keys = seen(a, b.position + r / group, chunk_start);
     float* scores = s.scores + r * kChunk;
@@ -146,6 +146,11 @@ void online_softmax(const Attention& a, const TokenBlock& b, int64_t chunk_start
       const Vec score = load(scores + j);
       store(hn::Mul(kEncoded ? hn::Mul(score, load(s.key_scales + j)) : score, scale), scores + j);
     }
+    if (a.softcap > 0)
+      map(
+          scores, kChunk,
+          [cap = set(a.softcap), inverse = set(1.0f / a.softcap)](Vec v) { return soft_cap(v, cap, inverse); },
+          static_cast<const float*>(scores));
     std::fill(scores, scores + keys.first, -kInfinity);
     std::fill(scores + keys.last, scores + kChunk, -kInfinity);
     Vec largest = set(s.split.most[r]);
@@ -385,8 +390,24 @@ void merge(const Gathered& all, const Gathered& split, int64_t rows, int64_t wid
   }
 }
 
+// Adds each head's sink to the states of its rows, as the score of a key whose value is 0.
+void add_sinks(const Attention& a, int64_t kv_head, const Gathered& g, int64_t rows) {
+  const int64_t width = a.value_width();
+  for (int64_t r = 0; r < rows; ++r) {
+    const float sink = a.sinks[kv_head * a.group() + r % a.group()], most = std::max(g.most[r], sink);
+    const Vec factor = exp_of_negative(set(g.most[r] - most));
+    const float weight = hn::GetLane(exp_of_negative(set(sink - most)));
+    float* out = g.out + r * width;
+    map(
+        out, width, [factor](Vec v) { return hn::Mul(v, factor); }, static_cast<const float*>(out));
+    g.sum[r] = g.sum[r] * hn::GetLane(factor) + weight;
+    g.most[r] = most;
+  }
+}
+
 void store_block(const Attention& a, const TokenBlock& b, int64_t kv_head, const Gathered& g) {
   const int64_t rows = (b.end - b.begin) * a.group();
+  if (a.sinks != nullptr) add_sinks(a, kv_head, g, rows);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = a.query_start[b.sequence] + b.begin + r / a.group();
     const int64_t row = token * a.heads + kv_head * a.group() + r % a.group();
@@ -460,6 +481,7 @@ Attention shape_of(const AttentionAttrs& attrs) {
   a.value_dim = attrs.values();
   a.window = attrs.window;
   a.scale = attrs.scale;
+  a.softcap = attrs.softcap;
   return a;
 }
 
@@ -488,6 +510,7 @@ Requirements forward_requirements(const KernelRequest& r, const AttentionAttrs& 
       .one_of("query_start", r.inputs[kQueryStart], {DType::i32})
       .one_of("kv_length", r.inputs[kKvLength], {DType::i32})
       .f32("y", r.outputs[0])
+      .require(!attrs.sinks || r.inputs[kSinks].dtype == DType::f32, "takes sinks in f32")
       .require(r.inputs[kK].encoding == r.inputs[kV].encoding, "takes keys and values in the same encoding")
       .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads");
   return requirements;
@@ -621,6 +644,7 @@ void run_forward(const ForwardPlan& plan, const KernelCall& call) {
     a.max_blocks = call.inputs[kBlockTable].shape[1];
     a.block_size = call.inputs[kK].shape[2];
   }
+  if (call.inputs.size() > kSinks) a.sinks = elements<const float>(call.inputs[kSinks]);
   a.y = elements<float>(call.outputs[0]);
   a.lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
 

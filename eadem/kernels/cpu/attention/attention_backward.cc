@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gradients of attention: scores are computed again, chunk by chunk. With p = exp(scale q.k - lse),
+// The gradients of attention: scores s are computed again, chunk by chunk. With p = exp(s - lse),
 //   dv_j = sum_i p_ij dy_i,   ds_ij = p_ij (dy_i . v_j - dy_i . y_i) scale,   dq_i = sum_j ds_ij k_j,
 //   dk_j = sum_i ds_ij q_i.
+// A soft cap c has the slope 1 - (s / c)^2, which multiplies ds. A sink is the score of a key whose value is 0:
+//   dsink_h = - sum_i exp(sink_h - lse_i) dy_i . y_i.
 #include <algorithm>
 #include <utility>
 
@@ -83,6 +85,32 @@ void transpose_chunk(float* t, const float* rows, int64_t width) {
 #endif
 }
 
+// Turns the products q . k of a row of a chunk into weights under a soft cap, and dy . v into (dy . v - dy . y) times
+// the cap's slope.
+void cap_scores(float* weights, float* dscores, float softcap, Vec scale, Vec lse, Vec along) {
+  const Vec cap = set(softcap), inverse = set(1.0f / softcap);
+  for (int64_t j = 0; j < kChunk; j += kLanes) {
+    const Vec t = tanh(hn::Mul(hn::Mul(load(weights + j), scale), inverse));
+    store(exp(hn::Sub(hn::Mul(cap, t), lse)), weights + j);
+    const Vec slope = hn::Mul(hn::Sub(set(1.0f), t), hn::Add(set(1.0f), t));
+    store(hn::Mul(hn::Sub(load(dscores + j), along), slope), dscores + j);
+  }
+}
+
+// Adds the gradients of the sinks of the heads [begin, end).
+void sinks_backward(const Attention& a, int64_t begin, int64_t end) {
+  const int64_t tokens = a.query_start[a.sequences];
+  for (int64_t h = begin; h < end; ++h) {
+    float sum = 0.0f;
+    for (int64_t t = 0; t < tokens; ++t) {
+      const int64_t row = t * a.heads + h;
+      const Vec weight = exp(set(a.sinks[h] - a.saved_lse[row]));
+      sum += hn::GetLane(weight) * dot(a.dy + row * a.value_dim, a.out + row * a.value_dim, a.value_dim);
+    }
+    a.dsinks[h] -= sum;
+  }
+}
+
 // Computes the gradients of one sequence and one kv head: for each chunk of keys, all later blocks of queries in order.
 void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t kv_head, float* scratch) {
   const BackwardScratch s(a, scratch);
@@ -121,14 +149,18 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
         float* weights = s.weights + r * kChunk;
         float* dscores = s.dscores + r * kChunk;
         const Vec lse = set(a.saved_lse[row_of(r)]), along = set(s.along[r]), scale = set(a.scale);
-        map(
-            weights, kChunk, [&](Vec v) { return exp(hn::Sub(hn::Mul(v, scale), lse)); },
-            static_cast<const float*>(weights));
+        const Vec taken = a.softcap > 0 ? zero() : along;  // from dy . v
+        if (a.softcap > 0)
+          cap_scores(weights, dscores, a.softcap, scale, lse, along);
+        else
+          map(
+              weights, kChunk, [&](Vec v) { return exp(hn::Sub(hn::Mul(v, scale), lse)); },
+              static_cast<const float*>(weights));
         const Seen keys = seen(a, b.position + r / group, start);
         std::fill(weights, weights + keys.first, 0.0f);
         std::fill(weights + std::max(keys.first, keys.last), weights + kChunk, 0.0f);
         map(
-            dscores, kChunk, [&](Vec w, Vec dw) { return hn::Mul(hn::Mul(w, hn::Sub(dw, along)), scale); },
+            dscores, kChunk, [&](Vec w, Vec dw) { return hn::Mul(hn::Mul(w, hn::Sub(dw, taken)), scale); },
             static_cast<const float*>(weights), static_cast<const float*>(dscores));
       }
 
@@ -169,6 +201,7 @@ HWY_AFTER_NAMESPACE();
 namespace eadem::kernels::cpu {
 
 HWY_EXPORT(attention_backward_sequence);
+HWY_EXPORT(sinks_backward);
 
 namespace {
 
@@ -177,8 +210,9 @@ Verdict can_backward(const KernelRequest& r) {
   Requirements requirements(r);
   for (const int port : {static_cast<int>(kQ), static_cast<int>(kK), static_cast<int>(kV)})
     requirements.f32("q, k or v", r.inputs[static_cast<size_t>(port)]);
-  requirements.f32("y", r.inputs[kSavedY]).f32("lse", r.inputs[kSavedLse]).f32("dy", r.inputs[kDy]);
-  for (const TensorType& type : r.outputs) requirements.f32("dq, dk or dv", type);
+  requirements.f32("y", r.inputs[kSavedY]).f32("lse", r.inputs[kSavedLse]).f32("dy", r.inputs.back());
+  if (attrs.sinks) requirements.f32("sinks", r.inputs[kSavedSinks]);
+  for (const TensorType& type : r.outputs) requirements.f32("a gradient", type);
   return requirements.require(attrs.source == KvSource::direct, "gradients need keys given directly, not a cache")
       .require(attrs.kv_heads > 0 && attrs.heads % attrs.kv_heads == 0, "heads is not a multiple of kv_heads")
       .verdict();
@@ -187,6 +221,7 @@ Verdict can_backward(const KernelRequest& r) {
 PlanPtr prepare_backward(const KernelRequest& r, Context&) {
   const Attention shape = shape_of(r.attrs.get<AttentionAttrs>());
   const auto task = EADEM_CPU_DISPATCH(attention_backward_sequence, cpu_device(r).isa());
+  const auto sinks_task = EADEM_CPU_DISPATCH(sinks_backward, cpu_device(r).isa());
   const int64_t floats = BackwardScratch::floats(shape);
   return make_plan(
       [=](const KernelCall& call) {
@@ -194,13 +229,18 @@ PlanPtr prepare_backward(const KernelRequest& r, Context&) {
         set_inputs(a, call);
         a.out = elements<const float>(call.inputs[kSavedY]);
         a.saved_lse = elements<const float>(call.inputs[kSavedLse]);
-        a.dy = elements<const float>(call.inputs[kDy]);
+        a.dy = elements<const float>(call.inputs.back());
         a.dq = elements<float>(call.outputs[0]);
         a.dk = elements<float>(call.outputs[1]);
         a.dv = elements<float>(call.outputs[2]);
         cpu_device(call).pool().parallel_for(a.sequences * a.kv_heads, [&](int64_t index, int worker) {
           task(a, index / a.kv_heads, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * floats);
         });
+        if (call.outputs.size() <= 3 || !call.outputs[3].defined()) return;
+        a.sinks = elements<const float>(call.inputs[kSavedSinks]);
+        a.dsinks = elements<float>(call.outputs[3]);
+        cpu_device(call).pool().parallel_ranges(a.heads, 1,
+                                                [&](int64_t begin, int64_t end) { sinks_task(a, begin, end); });
       },
       cpu_device(r).pool().num_threads() * floats * static_cast<int64_t>(sizeof(float)));
 }

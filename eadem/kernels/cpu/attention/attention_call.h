@@ -23,8 +23,9 @@ inline constexpr int64_t kBlockRows = 192;
 inline constexpr int64_t kMostCodes = (1 << 24) / (127 * 127);
 
 // Ports; see kernels/attention.h.
-enum AttentionInput { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable };
-enum AttentionBackwardInput { kSavedY = 5, kSavedLse, kDy };
+enum AttentionInput { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable, kSinks };
+// With sinks, these stand before dy, which is the last input.
+enum AttentionBackwardInput { kSavedY = 5, kSavedLse, kSavedSinks };
 
 // The tokens [begin, end) of a sequence, counted within its tokens of this step, and the position of the first one.
 struct TokenBlock {
@@ -43,13 +44,14 @@ struct Attention {
   const int32_t* block_table;        // [sequences, max_blocks]; null: direct
   int64_t max_blocks, block_size;
   int64_t sequences, heads, kv_heads, head_dim, value_dim, window;
-  float scale;
-  float* y;    // [tokens, heads, value_dim]
-  float* lse;  // [tokens, heads] or null
+  float scale, softcap;
+  const float* sinks;  // [heads] or null
+  float* y;            // [tokens, heads, value_dim]
+  float* lse;          // [tokens, heads] or null
 
   // Backward only.
   const float *out, *saved_lse, *dy;
-  float *dq, *dk, *dv;
+  float *dq, *dk, *dv, *dsinks;
 
   bool rounds_queries() const { return kv_encoding != nullptr && kv_encoding->code() == RowEncoding::Code::int8; }
   int64_t group() const { return heads / kv_heads; }

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/linear/amx.h"
@@ -84,6 +85,14 @@ struct Matmul {
   const float* residual = nullptr;  // [rows, outputs], contiguous; null: none
 };
 
+// Neighbouring rows of a product that meet a weight of their own.
+struct MatmulGroup {
+  int64_t row = 0;  // the first
+  int64_t rows = 0;
+  MatmulWeight b;
+  const void* bias = nullptr;
+};
+
 // A weight packed by PackedPanels for `side`: how products read it.
 MatmulTypes::Source source_of(PackedPanels::Side side);
 
@@ -103,6 +112,9 @@ class MatmulPlan {
   // Bytes of scratch for products of up to `rows` rows of `k_size` values; less if a always arrives rounded.
   int64_t scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded = false) const;
   void run(CpuDevice& device, const Matmul& product, void* scratch) const;
+  // Computes the groups' rows of `product`, each with the weight of its group; product.b and product.bias are not
+  // read. A row has the bits that `run` gives it.
+  void run_groups(CpuDevice& device, const Matmul& product, std::span<const MatmulGroup> groups, void* scratch) const;
 
   // c [rows, panels * 16] = a b for rows [row, row + rows) and panels [panel, panel + panels).
   using Product = void (*)(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row,
@@ -127,6 +139,9 @@ class MatmulPlan {
   MatmulRows tile_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   MatmulRows ordered_rows(CpuDevice& device, const Matmul& m, void* memory) const;
   MatmulRows prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const;
+  // Multiplies units [begin, end) of a group, whose rows have been prepared.
+  void run_units(const Matmul& m, const MatmulRows& x, const MatmulGroup& group, int64_t begin, int64_t end,
+                 float* scratch) const;
   void run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin, int64_t row_end,
                 int64_t panel_begin, int64_t panel_end, float* scratch) const;
 

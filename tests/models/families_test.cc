@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every dense family that has a small golden: what a chunked prefill, both formats of checkpoints and a step of
+// training must give. Logits and greedy tokens are compared in tests/engine/golden_test.cc.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "eadem/engine/infer_engine.h"
+#include "eadem/io/gguf.h"
+#include "eadem/models/family.h"
+#include "eadem/models/huggingface.h"
+#include "eadem/models/parameter_reader.h"
+#include "eadem/train/trainer.h"
+#include "tests/engine/golden_families.h"
+#include "tests/support/f32_error.h"
+#include "tests/support/refusal.h"
+
+namespace eadem::models {
+namespace {
+
+namespace fs = std::filesystem;
+using test::GoldenFamily;
+
+class Families : public testing::TestWithParam<GoldenFamily> {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "eadem_families_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    golden_ = open_checkpoint(path("").string());
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static fs::path path(const char* file) {
+    return fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / GetParam().folder / file;
+  }
+
+  static std::unique_ptr<engine::InferEngine> engine_of(const Checkpoint& checkpoint) {
+    engine::EngineOptions options;
+    options.mode = HardwareMode::accuracy;
+    options.max_logit_rows = options.max_num_batched_tokens = 64;
+    return engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 2}), options);
+  }
+
+  // The logits of tokens [begin, end) of the golden's prompt, after those before them.
+  static std::vector<float> logits(engine::InferEngine& engine, int64_t begin, int64_t end) {
+    const Tensor prompt = io::open_weights(path("expected.safetensors").string())->get("prompt");
+    engine::InferEngine::Input input;
+    input.input_ids.assign(prompt.view.as<int32_t>() + begin, prompt.view.as<int32_t>() + end);
+    input.input_lengths = {static_cast<int32_t>(end - begin)};
+    input.cache_lengths = {static_cast<int32_t>(begin)};
+    input.all_logits = true;
+    engine.forward(input);
+    const Tensor result = engine.logits();
+    return {result.view.as<float>(), result.view.as<float>() + result.view.num_elements()};
+  }
+  static std::vector<float> logits_of(const Checkpoint& checkpoint) { return logits(*engine_of(checkpoint), 0, 40); }
+
+  // Logits within the error of f32.
+  static void expect_exact(const std::vector<float>& actual) {
+    const auto expected = io::open_weights(path("expected.safetensors").string());
+    const Tensor exact = expected->get("logits_f64"), single = expected->get("logits");
+    const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
+    test::expect_f32_error(test::deviation(
+                               actual.size(), [&](size_t i) { return actual[i]; }, of(exact)),
+                           test::deviation(actual.size(), of(single), of(exact)), GetParam().folder);
+  }
+
+  std::string write_gguf(const io::GgufMetadata& metadata) const {
+    const ParameterReader reader(golden_);
+    std::vector<Tensor> kept;
+    std::vector<io::NamedTensor> tensors;
+    for (const auto& [name, recipe] : tensors_of(*golden_.model, CheckpointFormat::gguf)) {
+      kept.push_back(evaluate(
+          recipe, [&](const std::string& own) { return reader.read(own); }, name));
+      tensors.push_back({name, kept.back().view});
+    }
+    std::string file = (folder_ / "model.gguf").string();
+    io::write_gguf(file, metadata, tensors);
+    return file;
+  }
+
+  fs::path folder_;
+  Checkpoint golden_;
+};
+
+TEST_P(Families, ChunksHaveTheBitsOfTheWholePrompt) {
+  const std::vector<float> whole = logits_of(golden_);
+  const auto engine = engine_of(golden_);
+  std::vector<float> parts;
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 7}, {7, 8}, {8, 29}, {29, 40}})
+    for (float value : logits(*engine, begin, end)) parts.push_back(value);
+  ASSERT_EQ(parts.size(), whole.size());
+  EXPECT_EQ(std::memcmp(parts.data(), whole.data(), whole.size() * sizeof(float)), 0);
+}
+
+TEST_P(Families, ConfigurationsAreWrittenAsTheyAreRead) {
+  const ModelConfig& config = *golden_.model->config();
+  const io::JsonReader written = io::JsonReader::parse(io::to_json(config.to_json()), "config.json");
+  EXPECT_EQ(ModelConfig::from_json(written), config);
+  const fs::path classic = path("config.classic.json");
+  if (!fs::exists(classic)) return;
+  EXPECT_EQ(io::to_json(ModelConfig::from_json(io::JsonReader::read(classic.string())).describe()),
+            io::to_json(config.describe()));
+}
+
+// The names are those of the gguf package.
+TEST_P(Families, TensorsOfGgufFilesHaveTheirNames) {
+  const std::vector<std::string> expected = io::JsonReader::read(path("step.json").string()).strings("gguf_names");
+  if (expected.empty()) return;
+  std::vector<std::string> names;
+  for (const auto& [name, recipe] : tensors_of(*golden_.model, CheckpointFormat::gguf)) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, expected);
+}
+
+// To GGUF, which the family may refuse, and back. A norm's 1 + w is rounded.
+TEST_P(Families, ConvertsToGgufAndBack) {
+  if (GetParam().gguf_refusal != nullptr) {
+    EXPECT_HAS(test::refusal([&] { golden_.model->config()->to_gguf(); }), GetParam().gguf_refusal);
+    return;
+  }
+  const Checkpoint gguf = open_checkpoint(write_gguf(golden_.model->config()->to_gguf()));
+  if (gguf.model->config()->rope_style == golden_.model->config()->rope_style)
+    EXPECT_EQ(logits_of(gguf), logits_of(golden_));
+  else  // rows of q and k in another order: their products are summed in another order
+    expect_exact(logits_of(gguf));
+  const Checkpoint back = huggingface_form(gguf);
+  EXPECT_EQ(logits_of(back), logits_of(golden_));
+  ASSERT_EQ(back.weights->tensors().size(), golden_.weights->tensors().size());
+  for (const io::WeightInfo& info : golden_.weights->tensors()) {
+    const Tensor a = golden_.weights->get(info.name), b = back.weights->get(info.name);
+    ASSERT_EQ(a.shape(), b.shape());
+    const bool sums = golden_.model->config()->model_type == "gemma2" && info.name.ends_with("norm.weight");
+    for (int64_t i = 0; i < a.view.num_elements(); ++i)
+      ASSERT_NEAR(a.view.as<float>()[i], b.view.as<float>()[i], sums ? 0x1p-23 : 0) << info.name;
+  }
+}
+
+// Learned positions and longrope have an end, which no cache may pass.
+TEST_P(Families, NoCacheIsLongerThanTheContext) {
+  engine::EngineOptions options;
+  const int64_t context = golden_.model->info().max_positions;
+  options.cache = engine::StaticKVCacheConfig{.max_cache_len = context + 1};
+  EXPECT_HAS(test::refusal([&] {
+               engine::InferEngine::from_checkpoint(golden_, open_device("cpu", {.num_threads = 1}), options);
+             }),
+             fmt::format("max_cache_len is {}; the model's context is {} tokens", context + 1, context));
+}
+
+// What configurations of single types state and is not computed.
+TEST(FamilyConfigs, WhatIsNotComputedIsRefused) {
+  const auto refused = [](const char* folder, const char* key, const io::JsonValue& value) {
+    const std::string file = (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / folder / "config.json").string();
+    io::JsonValue json = io::parse_json(io::to_json(io::JsonReader::read(file).value()), file);
+    json.set(key, value);
+    return test::refusal([&] { ModelConfig::from_json(io::JsonReader::parse(io::to_json(json), "config.json")); });
+  };
+  EXPECT_HAS(refused("gemma2", "use_bidirectional_attention", true), "only causal attention is honoured");
+  EXPECT_HAS(refused("smollm3", "use_sliding_window", true), "'use_sliding_window' is true; only false is honoured");
+  EXPECT_HAS(refused("gpt2", "scale_attn_by_inverse_layer_idx", true), "only false is honoured");
+  EXPECT_HAS(refused("gpt2", "scale_attn_weights", false), "only true is honoured");
+  EXPECT_HAS(refused("gpt2", "add_cross_attention", true), "'add_cross_attention'");
+  EXPECT_HAS(refused("granite", "attention_multiplier", "wide"), "attention_multiplier");
+  EXPECT_HAS(refused("olmo2", "clip_qkv", 8.0), "'clip_qkv'");
+  EXPECT_HAS(refused("hunyuan_v1_dense", "use_qk_norm", false), "only true is honoured");
+  EXPECT_EQ(refused("exaone4", "sliding_window_pattern", "LLLG"), "");  // layer_types says it
+  EXPECT_EQ(refused("gpt2", "summary_type", "first"), "");
+  EXPECT_EQ(refused("starcoder2", "residual_dropout", 0.1), "");
+}
+
+// A gradient is that of the value, to which a recipe may add a number.
+WeightRecipe without_sums(const WeightRecipe& recipe) {
+  if (recipe.kind == WeightRecipe::Kind::add) return without_sums(recipe.parts[0]);
+  return recipe;
+}
+
+TEST_P(Families, ATrainingStepHasTheGradientsOfPyTorch) {
+  const Tensor ids = io::open_weights(path("step.safetensors").string())->get("tokens");
+  const io::JsonReader json = io::JsonReader::read(path("step.json").string());
+  const io::JsonReader f32 = json.object("f32"), f64 = json.object("f64");
+  train::Trainer trainer(golden_.model, open_device("cpu", {.num_threads = 2}), {.batch_tokens = 64});
+  trainer.load(golden_);
+  std::vector<uint32_t> document;
+  for (int64_t i = 0; i < ids.view.num_elements(); ++i)
+    document.push_back(static_cast<uint32_t>(ids.view.as<int32_t>()[i]));
+  train::Batch batch;
+  train::clear(batch);
+  train::append_piece(batch, document, 0, ids.view.num_elements() - 1);
+  const train::StepResult result = trainer.step(std::span(&batch, 1), 1e-3);
+  // PyTorch's own error is a measure of ours, and a hundred units in the last place no loss of precision.
+  const auto expect_near = [](double actual, double single, double exact, const std::string& what) {
+    EXPECT_NEAR(actual, exact, 8 * std::abs(single - exact) + 100 * 0x1p-23 * std::abs(exact)) << what;
+  };
+  expect_near(result.loss, f32.number("loss"), f64.number("loss"), "loss");
+  const io::JsonReader norms32 = f32.object("gradients"), norms64 = f64.object("gradients");
+  size_t compared = 0;
+  for (const auto& [name, recipe] : tensors_of(*golden_.model, CheckpointFormat::huggingface)) {
+    const Tensor gradient = evaluate(
+        without_sums(recipe), [&](const std::string& parameter) { return trainer.gradient(parameter); }, name);
+    double squares = 0;
+    for (int64_t i = 0; i < gradient.view.num_elements(); ++i)
+      squares += std::pow(static_cast<double>(gradient.view.as<float>()[i]), 2);
+    expect_near(std::sqrt(squares), norms32.number(name), norms64.number(name), name);
+    ++compared;
+  }
+  EXPECT_EQ(compared, norms64.value().as_object().size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Transformers, Families, testing::ValuesIn(test::kGoldenFamilies),
+                         [](const auto& info) { return std::string(info.param.folder); });
+
+}  // namespace
+}  // namespace eadem::models
