@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/decoder.h"
 
+#include <charconv>
+
 #include "eadem/models/family.h"
 
 namespace eadem::models {
@@ -18,7 +20,16 @@ bool is_rotated_projection(std::string_view parameter) {
 }
 
 const modules::RopeConfig& rope_of(const modules::LayerSpec& layer) {
-  return std::get<modules::CausalAttention::Config>(layer.mixer).rope;
+  return std::visit([](const auto& mixer) -> const modules::RopeConfig& { return mixer.rope; }, layer.mixer);
+}
+
+// The number of the layer that a tensor of a Hugging Face checkpoint belongs to; -1: to none.
+int64_t layer_of(std::string_view tensor) {
+  constexpr std::string_view kLayers = "model.layers.";
+  if (!tensor.starts_with(kLayers)) return -1;
+  int64_t layer = -1;
+  std::from_chars(tensor.data() + kLayers.size(), tensor.data() + tensor.size(), layer);
+  return layer;
 }
 
 template <typename Build>
@@ -114,7 +125,8 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
   }
   const bool own = config_.rope_style == kernels::RopeStyle::interleaved;
   const bool stored = format == CheckpointFormat::gguf && family_.find_type(config_.model_type)->gguf_interleaves;
-  if (own == stored || !is_rotated_projection(parameter.name)) return recipes;
+  // Files of latent attention agree, whatever their format.
+  if (own == stored || family_.latent_attention || !is_rotated_projection(parameter.name)) return recipes;
   if (config_.rotary_dim != config_.head_dim)
     throw Unsupported(
         "only {} of {} dimensions of a head are rotated; the order of '{}' in the other format is not known",
@@ -125,6 +137,7 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
 }
 
 bool Decoder::may_ignore(const std::string& tensor) const {
+  if (family_.ignores_later_layers && layer_of(tensor) >= config_.num_hidden_layers) return true;
   return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" || (spec_.tied && tensor == kHead);
 }
 

@@ -5,6 +5,7 @@
 #define EADEM_MODEL_FAMILIES(FAMILY) \
   FAMILY(llama)                      \
   FAMILY(gemma3)                     \
+  FAMILY(deepseek)                   \
   FAMILY(qwen3_moe)
 
 namespace eadem::models {

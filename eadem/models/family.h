@@ -51,6 +51,7 @@ struct ModelFamily {
   std::span<const ConfigKey> keys = {};
   std::string_view activation_key = "hidden_act";
   std::string_view activation = "silu";  // of a config.json that does not state it, and of GGUF files, which cannot
+  bool latent_attention = false;         // read_json says how heads rotate; GGUF's widths of heads are the family's
   bool tied = false;                     // tie_word_embeddings of a config.json that does not state it
   std::string_view gguf_keys = {};       // further keys of GGUF files that read_gguf reads, separated by spaces
   // Reads the keys of this family alone: windows, biases, norms, ropes. `result` has the sizes already.
@@ -63,6 +64,8 @@ struct ModelFamily {
   void (*prepare_json)(ModelConfig& config) = nullptr;
   // Adds the family's keys to GGUF metadata. Throws Unsupported for what they cannot state.
   void (*write_gguf)(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+  // Checkpoints may have layers behind the last, of multi-token prediction, which are not computed.
+  bool ignores_later_layers = false;
   // Returns a warning about GGUF files that other programs would compute differently; empty if there is none. May be
   // null.
   std::string (*gguf_notice)(const ModelConfig& config) = nullptr;

@@ -86,7 +86,8 @@ TEST_P(GoldenTraining, TheFirstGradientOfEveryParameterMatchesPyTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(PyTorch, GoldenTraining,
-                         testing::Combine(testing::Values("llama", "qwen2", "qwen3", "qwen3_moe"),
+                         testing::Combine(testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2",
+                                                          "deepseek_v3"),
                                           testing::Values("cpu", "reference")));
 
 }  // namespace

@@ -48,6 +48,15 @@ struct ModelConfig {
   bool norm_topk_prob = false;        // weights of a token's experts are divided by their sum
   int64_t decoder_sparse_step = 1;    // every so many layers have experts
   std::vector<int64_t> mlp_only_layers;
+  int64_t n_shared_experts = 0;  // experts that every token meets besides
+  int64_t n_group = 1;           // experts stand in groups, of which a token's are in topk_group
+  int64_t topk_group = 1;
+  double routed_scaling_factor = 1;  // of the weights of a token's experts
+  // Latent attention; head_dim is then qk_nope_head_dim and rotary_dim together. 0: attention of keys and values.
+  int64_t kv_lora_rank = 0;
+  int64_t q_lora_rank = 0;  // 0: queries have no latent
+  int64_t qk_nope_head_dim = 0;
+  int64_t v_head_dim = 0;
   std::vector<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_id;
   std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files

@@ -14,6 +14,7 @@ struct AttentionRequest {
   int64_t kv_heads = 0;  // heads of this rank
   int64_t head_dim = 0;
   int64_t value_dim = 0;  // of a head's values; 0: head_dim
+  bool latent = false;    // v is k: its first value_dim columns are the values
   double scale = 1.0;
   int64_t window = 0;  // 0: unlimited
   int layer = -1;
@@ -24,6 +25,7 @@ struct AttentionStrategy {
   std::string_view name;
   Verdict (*can_handle)(const AttentionRequest& request);
   // q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; the result is [tokens, heads, value_dim].
+  // v of latent attention is k.
   ValueId (*build)(BuildContext& context, const AttentionRequest& request, ValueId q, ValueId k, ValueId v);
 };
 

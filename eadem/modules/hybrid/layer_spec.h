@@ -11,6 +11,7 @@
 
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
 
 namespace eadem::modules {
@@ -30,7 +31,7 @@ struct NormSpec {
 // A norm that is not there changes nothing. Rope, windows and states belong to the mixer.
 struct LayerSpec {
   int64_t hidden = 0;
-  std::variant<CausalAttention::Config> mixer;
+  std::variant<CausalAttention::Config, MlaAttention::Config> mixer;
   std::variant<DenseMlp::Config, MoeMlp::Config> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
 };
