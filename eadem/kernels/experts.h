@@ -4,41 +4,60 @@
 // make of it. Five ops do it; between them rows stand in the order of their experts, so that those of one expert are
 // neighbours:
 //
-//   experts, weights = route(logits)          y = unpermute(grouped_linear(… permute(x, rows) …, offsets), rows,
-//   weights) rows, offsets    = expert_order(experts)
+//   experts, weights = route(logits)
+//   rows, offsets    = expert_order(experts)
+//   y                = unpermute(grouped_linear(… permute(x, rows) …, offsets), rows, weights)
+//
+// Two more are the parts of some models: clamped_swiglu of their experts, gate_rows of an expert that all tokens share.
 //
 // route: the experts of each token and their weights.
 //   inputs   logits [tokens, experts] f32; bias [experts] f32 (constant, optional).
 //   outputs  experts [tokens, top_k] i32, without repetition, the best first; weights [tokens, top_k] f32.
 //   backward inputs: logits, experts, dweights.  outputs: dlogits. The choice counts as constant.
-//   score = softmax of the token's logits, or the sigmoid of each. Experts are chosen by their logits or, with a bias,
-//   by score + bias; of equals the lower number comes first. A weight is the expert's score without bias, with
-//   `renormalize` divided by the sum of the chosen scores, which is added in the order of the choice, plus `epsilon`;
-//   then times `scale`.
+//   score = softmax of the token's logits, or of each logit its sigmoid or sqrt(softplus). Experts are chosen by their
+//   logits or, with a bias or groups, by score + bias; of equals the lower number comes first. With groups, experts
+//   stand in `groups` groups of neighbours; a group is worth the sum of its `group_best` best choices, and only experts
+//   of the `top_groups` best groups are chosen. A weight is the expert's score without bias, with `renormalize` divided
+//   by max(least_sum, sum + epsilon), the sum being that of the chosen scores in the order of the choice; then times
+//   `scale`. A softmax over the chosen logits alone is the softmax over all, renormalized.
 //
 // expert_order: sorts the pairs of a token and one of its experts by expert; pairs of one expert stay in the order of
 //   tokens, and of a token's experts.
 //   inputs   experts [tokens, top_k] i32, of [0, experts).
 //   outputs  rows [tokens, top_k] i32: where each pair stands; offsets [experts + 1] i32: the pairs of expert e stand
-//   at
-//            [offsets[e], offsets[e + 1]). No gradient.
+//            at [offsets[e], offsets[e + 1]). No gradient.
 //
 // permute: y[rows[t, j], :] = x[t, :]
 //   inputs   x [tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation.
 //   outputs  y [top_k * tokens, hidden], dtype of x.
 //   backward inputs: rows, dy.  outputs: dx[t, :] = sum over j, in order, of dy[rows[t, j], :], in f32.
 //
-// grouped_linear: y[r, :] = weight[e] x[r, :] for the rows r of each expert e.
+// grouped_linear: y[r, :] = weight[e] x[r, :] + bias[e, :] for the rows r of each expert e.
 //   inputs   x [rows, in] f32 or bf16; weight [experts, out, in] f32, bf16 or f16 (parameter); offsets [experts + 1]
-//   i32. outputs  y [rows, out] in out_dtype. backward inputs: x, weight, offsets, dy.  outputs: dx [rows, in] =,
-//   dweight [experts, out, in] f32 +=. Accumulates in f32. A row's terms are added in the order that linear has for a
-//   matrix in the same format: the result does not depend on the other rows, on their number or on the thread count.
+//            i32; bias [experts, out] f32, bf16 or f16 (parameter, optional).
+//   outputs  y [rows, out] in out_dtype.
+//   backward inputs: x, weight, offsets, dy.  outputs: dx [rows, in] =, dweight [experts, out, in] f32 +=, dbias
+//            [experts, out] f32 +=.
+//   Accumulates in f32. A row's terms are added in the order that linear has for a matrix in the same format: the
+//   result does not depend on the other rows, on their number or on the thread count.
 //
 // unpermute: y[t, :] = sum over j of weights[t, j] * x[rows[t, j], :]
 //   inputs   x [top_k * tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation; weights [tokens, top_k]
-//   f32. outputs  y [tokens, hidden], dtype of x. Adds in f32, in the order of j, whatever the order of the rows.
+//            f32.
+//   outputs  y [tokens, hidden], dtype of x. Adds in f32, in the order of j, whatever the order of the rows.
 //   backward inputs: x, rows, weights, dy.  outputs: dx[rows[t, j], :] = weights[t, j] * dy[t, :];
 //            dweights[t, j] = dy[t, :] . x[rows[t, j], :].
+//
+// clamped_swiglu: y = (clamp(up, -limit, limit) + offset) * g / (1 + exp(-alpha g)), g = min(gate, limit)
+//   inputs   gate, up [rows, width] f32.  outputs: y [rows, width] f32; inference may write it over gate.
+//   backward inputs: gate, up, dy.  outputs: dgate, dup; 0 where the limit holds a value, and as without a limit where
+//            a value is the limit.
+//   Source: transformers, models/gpt_oss.
+//
+// gate_rows: y[t, :] = x[t, :] / (1 + exp(-gate[t]))
+//   inputs   x [tokens, hidden] f32; gate [tokens, 1] f32.  outputs: y [tokens, hidden] f32; inference may write it
+//            over x.
+//   backward inputs: x, gate, dy.  outputs: dx, dgate.
 #pragma once
 
 #include <cstdint>
@@ -49,16 +68,29 @@
 namespace eadem::kernels {
 
 struct RouteAttrs {
-  enum class Scoring : uint8_t { softmax, sigmoid };
+  enum class Scoring : uint8_t { softmax, sigmoid, sqrt_softplus };
   int64_t top_k = 1;
   Scoring scoring = Scoring::softmax;
   bool renormalize = false;
   float epsilon = 0.0f;  // with renormalize
   float scale = 1.0f;
+  float least_sum = 0.0f;  // with renormalize
+  int64_t groups = 1;      // they divide the experts
+  int64_t top_groups = 1;
+  int64_t group_best = 1;  // 1 or 2
+
+  // Experts are chosen by their scores, not by their logits.
+  bool by_score(bool has_bias) const { return has_bias || groups > 1; }
 };
 
 struct ExpertOrderAttrs {
   int64_t experts = 1;
+};
+
+struct ClampedSwigluAttrs {
+  float limit = 7.0f;
+  float alpha = 1.702f;
+  float offset = 1.0f;  // added to up
 };
 
 struct GroupedLinearAttrs {

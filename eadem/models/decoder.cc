@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/decoder.h"
 
-#include <charconv>
+#include <cstdlib>
 
 #include "eadem/models/family.h"
 
@@ -21,15 +21,6 @@ bool is_rotated_projection(std::string_view parameter) {
 
 const modules::RopeConfig& rope_of(const modules::LayerSpec& layer) {
   return std::visit([](const auto& mixer) -> const modules::RopeConfig& { return mixer.rope; }, layer.mixer);
-}
-
-// The number of the layer that a tensor of a Hugging Face checkpoint belongs to; -1: to none.
-int64_t layer_of(std::string_view tensor) {
-  constexpr std::string_view kLayers = "model.layers.";
-  if (!tensor.starts_with(kLayers)) return -1;
-  int64_t layer = -1;
-  std::from_chars(tensor.data() + kLayers.size(), tensor.data() + tensor.size(), layer);
-  return layer;
 }
 
 template <typename Build>
@@ -137,7 +128,10 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
 }
 
 bool Decoder::may_ignore(const std::string& tensor) const {
-  if (family_.ignores_later_layers && layer_of(tensor) >= config_.num_hidden_layers) return true;
+  constexpr std::string_view kLayers = "model.layers.";
+  if (family_.further_layers && tensor.starts_with(kLayers) &&
+      std::atoll(tensor.c_str() + kLayers.size()) >= config_.num_hidden_layers)
+    return true;
   return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" || (spec_.tied && tensor == kHead);
 }
 

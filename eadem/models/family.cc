@@ -5,8 +5,12 @@
 #define EADEM_MODEL_FAMILIES(FAMILY) \
   FAMILY(llama)                      \
   FAMILY(gemma3)                     \
-  FAMILY(deepseek)                   \
-  FAMILY(qwen3_moe)
+  FAMILY(qwen3_moe)                  \
+  FAMILY(mixtral)                    \
+  FAMILY(qwen2_moe)                  \
+  FAMILY(glm4_moe)                   \
+  FAMILY(ernie4_5_moe)               \
+  FAMILY(deepseek)
 
 namespace eadem::models {
 
@@ -33,7 +37,11 @@ constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"mlp.gate.", "ffn_gate_inp."},
                                     {"mlp.experts.gate_proj.", "ffn_gate_exps."},
                                     {"mlp.experts.up_proj.", "ffn_up_exps."},
-                                    {"mlp.experts.down_proj.", "ffn_down_exps."}};
+                                    {"mlp.experts.down_proj.", "ffn_down_exps."},
+                                    {"mlp.shared_expert.gate_proj.", "ffn_gate_shexp."},
+                                    {"mlp.shared_expert.up_proj.", "ffn_up_shexp."},
+                                    {"mlp.shared_expert.down_proj.", "ffn_down_shexp."},
+                                    {"mlp.shared_expert_gate.", "ffn_gate_inp_shexp."}};
 
 // The GGUF name of "layers.N." + `rest`; empty if there is none.
 std::string name_in_layer(std::string_view layer, std::string_view rest, std::span<const GgufName> names) {

@@ -64,8 +64,6 @@ struct ModelFamily {
   void (*prepare_json)(ModelConfig& config) = nullptr;
   // Adds the family's keys to GGUF metadata. Throws Unsupported for what they cannot state.
   void (*write_gguf)(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
-  // Checkpoints may have layers behind the last, of multi-token prediction, which are not computed.
-  bool ignores_later_layers = false;
   // Returns a warning about GGUF files that other programs would compute differently; empty if there is none. May be
   // null.
   std::string (*gguf_notice)(const ModelConfig& config) = nullptr;
@@ -78,6 +76,8 @@ struct ModelFamily {
   // Returns how a parameter is made of a checkpoint's tensors, the usual way first; none: under its own name.
   std::vector<WeightRecipe> (*recipes)(const ModelConfig& config, const ParameterInfo& parameter,
                                        CheckpointFormat format) = nullptr;
+
+  bool further_layers = false;  // files have layers behind the last one, which predict further tokens
 
   const ModelType* find_type(std::string_view model_type) const;
 };

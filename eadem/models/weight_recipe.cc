@@ -91,6 +91,8 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       break;
     case Kind::select: {
       if (rank < 2 || recipe.begin >= first.shape[0]) fail(fmt::format("more than {} along axis 0", recipe.begin));
+      if (!recipe.sizes.empty() && first.shape[0] != recipe.sizes[0])
+        fail(fmt::format("{} along axis 0", recipe.sizes[0]));
       std::vector<int64_t> dims(first.shape.dims().begin() + 1, first.shape.dims().end());
       result.shape = Shape(dims);
       if (StackedEncoding::of(first.type.encoding) != nullptr)
@@ -287,7 +289,9 @@ class Inverter {
         }
         return;
       }
-      case Kind::select: break;
+      case Kind::select:
+        if (recipe.sizes.empty()) break;
+        return walk(recipe.parts[0], WeightRecipe::stack({std::move(value)}));
     }
     throw InvalidArgument("'{}': a selected slice has no inverse", first_name_of(recipe));
   }
@@ -359,6 +363,12 @@ WeightRecipe WeightRecipe::slice(std::string tensor, int axis, int64_t begin, in
 }
 
 WeightRecipe WeightRecipe::stack(std::vector<WeightRecipe> parts) { return recipe_of(Kind::stack, std::move(parts)); }
+
+WeightRecipe WeightRecipe::only(WeightRecipe part) {
+  WeightRecipe recipe = recipe_of(Kind::select, {std::move(part)});
+  recipe.sizes = {1};
+  return recipe;
+}
 
 WeightRecipe WeightRecipe::transpose(WeightRecipe part) { return recipe_of(Kind::transpose, {std::move(part)}); }
 

@@ -28,7 +28,7 @@ struct WeightRecipe {
     concat,     // parts one after another along `axis`; `sizes` has their extents
     slice,      // [begin, begin + sizes[0]) along `axis` of a tensor with sizes[1] there; over a name only
     stack,      // parts of one shape as the slices of a new first axis
-    select,     // slice `begin` of the first axis, which is dropped
+    select,     // slice `begin` of the first axis, which is dropped; with sizes[0], of so many slices
     transpose,  // of a matrix
     reorder,    // rows of each head of `begin` rows in `order`; they are in the other one
     add,        // `addend` added to every value, in f32
@@ -46,6 +46,8 @@ struct WeightRecipe {
   static WeightRecipe concat(std::vector<WeightRecipe> parts, int axis, std::vector<int64_t> sizes);
   static WeightRecipe slice(std::string tensor, int axis, int64_t begin, int64_t size, int64_t whole);
   static WeightRecipe stack(std::vector<WeightRecipe> parts);
+  // The one slice of the first axis, which is dropped.
+  static WeightRecipe only(WeightRecipe part);
   static WeightRecipe transpose(WeightRecipe part);
   static WeightRecipe reorder(WeightRecipe part, int64_t head_dim, HeadOrder order);
   static WeightRecipe add(WeightRecipe part, float addend);

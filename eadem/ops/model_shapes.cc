@@ -19,6 +19,7 @@ std::span<const ExpertShape> expert_shapes() {
   static constexpr ExpertShape kModels[] = {
       {"tiny", 64, 32, 8, 2, DType::f32},
       {"qwen3-30b-a3b", 2048, 768, 128, 8, DType::bf16},
+      {"gpt-oss-20b", 2880, 2880, 32, 4, DType::bf16, /*bias=*/true},
   };
   return kModels;
 }

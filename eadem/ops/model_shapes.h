@@ -28,7 +28,8 @@ std::span<const ModelShape> model_shapes();
 struct ExpertShape {
   std::string_view name;
   int64_t hidden, ffn, experts, top_k;
-  DType dtype;  // of weights and activations
+  DType dtype;        // of weights and activations
+  bool bias = false;  // experts have biases
 };
 std::span<const ExpertShape> expert_shapes();
 

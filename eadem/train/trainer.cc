@@ -82,7 +82,7 @@ std::vector<std::string> Trainer::find_frozen() const {
   std::vector<bool> used(options_.frozen.size());
   const std::vector<models::ParameterInfo> all = model_->parameters();
   for (const models::ParameterInfo& parameter : all) {
-    bool matches = false;
+    bool matches = !parameter.trainable;
     for (size_t i = 0; i < used.size(); ++i)
       if (fnmatch(options_.frozen[i].c_str(), parameter.name.c_str(), FNM_NOESCAPE) == 0) matches = used[i] = true;
     if (matches) frozen.push_back(parameter.name);

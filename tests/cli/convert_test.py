@@ -109,6 +109,13 @@ class Convert(ProgramTest):
                                json.loads(self.done("inspect", path, "--tensors", "--json").out)["tensors"]}
         self.assertEqual(listed(made), listed(model / "model-q8_0.gguf"))
         self.refused(1, "norm_topk_prob", "convert", GOLDEN / "qwen3_moe", self.folder / "mixed.gguf")
+        model, gguf, back = GOLDEN / "qwen2_moe", self.folder / "shared.gguf", self.folder / "shared"
+        self.done("convert", model, gguf)
+        self.done("convert", gguf, back)
+        self.assertEqual(safetensors(model / "model.safetensors"), safetensors(back / "model.safetensors"))
+        self.done("convert", gguf, made, "--type", "q8_0", "--force")
+        self.assertEqual(listed(made), listed(model / "model-q8_0.gguf"))
+        model = GOLDEN / "qwen3_moe_all"
         for kind in ("fp8", "int8"):
             layers = self.folder / kind
             self.done("convert", model, layers, "--type", kind)

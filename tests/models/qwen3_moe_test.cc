@@ -151,21 +151,24 @@ class Qwen3MoeFiles : public testing::Test {
   Checkpoint golden_;
 };
 
-// The gguf package wrote the file, transformers computed with the values of its blocks.
+// The gguf package wrote the files, transformers computed with the values of their blocks.
 TEST_F(Qwen3MoeFiles, AFileOfTheGgufPackageGivesTheLogitsOfTransformers) {
-  const Checkpoint checkpoint = open_checkpoint((kGoldens / "qwen3_moe_all/model-q8_0.gguf").string());
-  const ParameterReader reader(checkpoint);
-  EXPECT_EQ(reader.type("model.layers.1.mlp.experts.up_proj.weight")->type.encoding, BlockEncoding::find("q8_0"));
-  EXPECT_EQ(reader.type("model.layers.1.mlp.experts.up_proj.weight")->shape, (Shape{6, 32, 32}));
-  const auto expected = io::open_weights((kGoldens / "qwen3_moe_all/expected.q8_0.safetensors").string());
-  const Tensor prompt = expected->get("prompt"), f64 = expected->get("logits_f64"), f32 = expected->get("logits");
-  const int32_t* ids = prompt.view.as<int32_t>();
-  const std::vector<float> actual = logits_of(checkpoint, {ids, ids + prompt.view.num_elements()});
-  ASSERT_EQ(static_cast<int64_t>(actual.size()), f64.view.num_elements());
-  const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
-  test::expect_f32_error(test::deviation(
-                             actual.size(), [&](size_t i) { return actual[i]; }, of(f64)),
-                         test::deviation(actual.size(), of(f32), of(f64)), "model-q8_0.gguf");
+  for (const std::string name : {"qwen3_moe_all", "qwen2_moe"}) {
+    const Checkpoint checkpoint = open_checkpoint((kGoldens / name / "model-q8_0.gguf").string());
+    const ParameterReader reader(checkpoint);
+    const std::string experts = "model.layers.0.mlp.experts.up_proj.weight";
+    EXPECT_EQ(reader.type(experts)->type.encoding, BlockEncoding::find("q8_0"));
+    EXPECT_EQ(reader.type(experts)->shape, (Shape{checkpoint.model->config()->num_experts, 32, 32}));
+    const auto expected = io::open_weights((kGoldens / name / "expected.q8_0.safetensors").string());
+    const Tensor prompt = expected->get("prompt"), f64 = expected->get("logits_f64"), f32 = expected->get("logits");
+    const int32_t* ids = prompt.view.as<int32_t>();
+    const std::vector<float> actual = logits_of(checkpoint, {ids, ids + prompt.view.num_elements()});
+    ASSERT_EQ(static_cast<int64_t>(actual.size()), f64.view.num_elements());
+    const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
+    test::expect_f32_error(test::deviation(
+                               actual.size(), [&](size_t i) { return actual[i]; }, of(f64)),
+                           test::deviation(actual.size(), of(f32), of(f64)), name);
+  }
 }
 
 TEST_F(Qwen3MoeFiles, GgufHasTheBitsOfTheDirectory) {

@@ -550,7 +550,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     for (double& bound : result[0]) bound = 9 * kU * scale;
     return result;
   }
-  if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute" || name == "head_linear")
+  if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute" ||
+      name == "clamped_swiglu" || name == "gate_rows" || name == "head_linear")
     return expert_bounds(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   // Squares and their sums in double.
   if (name == "grad_norm") return relative(0x1p-40, expected);

@@ -38,6 +38,11 @@ Scores scores_of(const kernels::RouteAttrs& attrs, const double* logits, size_t 
     for (size_t e = 0; e < experts; ++e) exact[e] = 1 / (1 + std::exp(-logits[e]));
     return {exact, kExp + 2 * kU};  // exponential, sum, quotient
   }
+  if (attrs.scoring == kernels::RouteAttrs::Scoring::sqrt_softplus) {
+    for (size_t e = 0; e < experts; ++e)
+      exact[e] = std::sqrt(std::max(logits[e], 0.0) + std::log1p(std::exp(-std::fabs(logits[e]))));
+    return {exact, kExp + 3 * kU};  // exponential, logarithm, sum; a root, which halves their error
+  }
   // The bound of softmax in error_bounds.cc.
   const auto [least, most] = std::minmax_element(logits, logits + experts);
   double sum = 0;
@@ -72,14 +77,19 @@ Bounds route(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
       sum += scores.exact[expert(j)];
       weighted += dw(j) * scores.exact[expert(j)];
     }
+    sum = std::max(sum, static_cast<double>(attrs.least_sum));
     for (size_t j = 0; j < top_k; ++j) {
       g[expert(j)] = scale * (attrs.renormalize ? (dw(j) + weighted / sum) / sum : dw(j));
       dot += g[expert(j)] * scores.exact[expert(j)];
     }
-    if (attrs.scoring == kernels::RouteAttrs::Scoring::sigmoid) dot = 0;
+    if (attrs.scoring != kernels::RouteAttrs::Scoring::softmax) dot = 0;
+    // The derivative of a score, of which it is a factor or at most that.
+    const auto slope = [&](size_t e) {
+      if (attrs.scoring != kernels::RouteAttrs::Scoring::sqrt_softplus) return scores.exact[e];
+      return 0.5 / (1 + std::exp(-in[0].data[t * experts + e])) / scores.exact[e];
+    };
     const double error = 6 * scores.error + gamma_f32(3 * static_cast<double>(top_k) + 10);
-    for (size_t e = 0; e < experts; ++e)
-      result[0][t * experts + e] = error * scores.exact[e] * (g[e] + dot) + kUnderflow;
+    for (size_t e = 0; e < experts; ++e) result[0][t * experts + e] = error * slope(e) * (g[e] + dot) + kUnderflow;
   }
   return result;
 }
@@ -128,8 +138,54 @@ RefTensor matrix_of(const RefTensor& stack, size_t index) {
   return result;
 }
 
+RefTensor row_of(const RefTensor& matrix, size_t index) {
+  RefTensor result = slices(matrix, index, 1);
+  if (!result.data.empty()) result.shape = Shape{matrix.shape[1]};
+  return result;
+}
+
 void place(std::vector<double>& all, const std::vector<double>& part, size_t begin) {
   std::copy(part.begin(), part.end(), all.begin() + static_cast<std::ptrdiff_t>(begin));
+}
+
+// The bound of silu in error_bounds.cc, at alpha g: the factor's rounding adds a relative error of u |alpha g| to the
+// exponential. The sum of up and offset, and at most three products follow.
+Bounds clamped_swiglu(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  const auto attrs = op.attrs().get<kernels::ClampedSwigluAttrs>();
+  const double limit = attrs.limit;
+  Bounds result = zero_bounds(expected);
+  for (size_t i = 0; i < in[0].data.size(); ++i) {
+    const double g = std::min(in[0].data[i], limit), w = attrs.alpha * g, size = std::fabs(w);
+    const double u = std::fabs(std::clamp(in[1].data[i], -limit, limit) + attrs.offset),
+                 sum_error = kU * (std::fabs(in[1].data[i]) + std::fabs(static_cast<double>(attrs.offset)));
+    const double s = 1 / (1 + std::exp(-w)), rest = 1 / (1 + std::exp(w)), error = kExp + (2 + size) * kU;
+    const double dy = pass == Pass::backward ? std::fabs(in[2].data[i]) : 1;
+    const double gated = std::fabs(g) * s, slope = s * (1 + size * rest);
+    if (pass != Pass::backward) {
+      result[0][i] = gated * (u * (error + 3 * kU) + sum_error) + kUnderflow;
+      continue;
+    }
+    if (!result[0].empty()) result[0][i] = dy * slope * (u * (2 * error + 6 * kU) + sum_error) + kUnderflow;
+    if (!result[1].empty()) result[1][i] = dy * gated * (error + 3 * kU) + kUnderflow;
+  }
+  return result;
+}
+
+// A sigmoid (exponential, sum, quotient) and a product; backward two sigmoids and a sum over hidden.
+Bounds gate_rows(Inputs in, Inputs expected) {
+  constexpr double kSigmoid = kExp + 2 * kU;
+  Bounds result = zero_bounds(expected);
+  for (size_t i = 0; i < result[0].size(); ++i)
+    result[0][i] = std::fabs(expected[0].data[i]) * (kSigmoid + kU) + kUnderflow;
+  if (result.size() < 2 || result[1].empty()) return result;
+  const size_t rows = result[1].size(), hidden = static_cast<size_t>(in[0].shape[1]);
+  for (size_t t = 0; t < rows; ++t) {
+    const double s = 1 / (1 + std::exp(-in[1].data[t])), rest = 1 / (1 + std::exp(in[1].data[t]));
+    double sum = 0;
+    for (size_t i = t * hidden; i < (t + 1) * hidden; ++i) sum += std::fabs(in[0].data[i] * in[2].data[i]);
+    result[1][t] = sum * s * rest * (2 * kSigmoid + gamma_f32(static_cast<double>(hidden) + 4)) + kUnderflow;
+  }
+  return result;
 }
 
 // Each expert is a linear layer.
@@ -137,7 +193,8 @@ Bounds grouped_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, 
                       const TensorView& encoded, bool rounds_to_bf16) {
   const bool backward = pass == Pass::backward;
   const auto& attrs = op.attrs().get<kernels::GroupedLinearAttrs>();
-  const ops::Linear linear({false, attrs.out_dtype, attrs.matmul_input});
+  const bool has_bias = backward ? !initial[2].data.empty() : !in[3].data.empty();
+  const ops::Linear linear({has_bias, attrs.out_dtype, attrs.matmul_input});
   const size_t experts = in[2].data.size() - 1, width = static_cast<size_t>(in[1].shape[2]),
                outputs = static_cast<size_t>(in[1].shape[1]);
   Bounds result = zero_bounds(expected);
@@ -148,14 +205,17 @@ Bounds grouped_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, 
     std::vector<RefTensor> want = {slices(expected[0], begin, rows)}, before = {slices(initial[0], begin, rows)};
     if (backward) {
       own[2] = slices(in[3], begin, rows);
-      want.insert(want.end(), {matrix_of(expected[1], e), RefTensor{}});
-      before.insert(before.end(), {matrix_of(initial[1], e), RefTensor{}});
+      want.insert(want.end(), {matrix_of(expected[1], e), row_of(expected[2], e)});
+      before.insert(before.end(), {matrix_of(initial[1], e), row_of(initial[2], e)});
+    } else {
+      own[2] = row_of(in[3], e);
     }
     const TensorView weight =
         encoded.defined() ? MatrixStack(encoded).matrix(encoded, static_cast<int64_t>(e)) : TensorView{};
     const Bounds bounds = error_bounds(linear, pass, own, want, before, weight, rounds_to_bf16);
     if (!result[0].empty()) place(result[0], bounds[0], begin * (backward ? width : outputs));
     if (backward && !result[1].empty()) place(result[1], bounds[1], e * outputs * width);
+    if (backward && !result[2].empty()) place(result[2], bounds[2], e * outputs);
   }
   return result;
 }
@@ -207,6 +267,8 @@ Bounds expert_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, I
   if (name == "permute") return permute(op, pass, in, expected);
   if (name == "unpermute") return unpermute(op, pass, in, expected);
   if (name == "head_linear") return head_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);
+  if (name == "clamped_swiglu") return clamped_swiglu(op, pass, in, expected);
+  if (name == "gate_rows") return gate_rows(in, expected);
   return grouped_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);
 }
 

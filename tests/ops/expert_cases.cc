@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/expert_cases.h"
 
+#include <optional>
+
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/op_cases.h"
@@ -31,13 +33,27 @@ std::vector<Workload> route() {
         {TensorType(kF32, {Symbol::tokens, experts}), bias ? TensorType(kF32, {experts}) : kernels::absent_port()},
         with_tokens(tokens)));
   };
-  for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
+  for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid, Scoring::sqrt_softplus})
     for (bool renormalize : {false, true})
       for (bool bias : {false, true}) {
-        const float epsilon = scoring == Scoring::sigmoid ? 1e-20f : 0.0f;
+        const float epsilon = scoring == Scoring::softmax ? 0.0f : 1e-20f;
         for (int64_t experts : {1, 3, 8, 17, 64, 129}) add({1, scoring, renormalize, epsilon, 1.0f}, bias, experts, 3);
         for (int64_t top_k : {2, 7, 8}) add({top_k, scoring, renormalize, epsilon, 2.5f}, bias, 8, 5);
         for (int64_t tokens : {0, 1, 70}) add({4, scoring, renormalize, epsilon, 1.0f}, bias, 60, tokens);
+        // Groups: of one expert, of all, and those of DeepSeek V2 (by their best) and V3 (by their two best).
+        const auto add_groups = [&](int64_t top_k, int64_t groups, int64_t top_groups, int64_t group_best,
+                                    int64_t experts) {
+          kernels::RouteAttrs attrs{top_k, scoring, renormalize, epsilon, 1.0f};
+          attrs.groups = groups, attrs.top_groups = top_groups, attrs.group_best = group_best;
+          add(attrs, bias, experts, 5);
+        };
+        add_groups(3, 7, 3, 1, 7);
+        add_groups(6, 8, 3, 1, 160);
+        add_groups(8, 8, 4, 2, 256);
+        add_groups(4, 3, 2, 2, 6);
+        // Sums below the least one, and above.
+        kernels::RouteAttrs floored{2, scoring, renormalize, 0.0f, 1.0f, 0.6f};
+        add(floored, bias, 4, 20);
       }
   return cases;
 }
@@ -69,13 +85,38 @@ std::vector<Workload> moved_rows(bool back) {
   return cases;
 }
 
+std::vector<Workload> clamped_swiglu() {
+  std::vector<Workload> cases;
+  for (const kernels::ClampedSwigluAttrs& attrs : {kernels::ClampedSwigluAttrs{}, {3.0f, 1.0f, 0.0f}})
+    for (DType dtype : {kF32, kBf16})
+      for (int64_t width : {1, 7, 16, 33, 130})
+        for (int64_t tokens : {0, 1, 9}) {
+          const TensorType type(dtype, {times(2), width});
+          cases.push_back(named_case(std::make_shared<ops::ClampedSwiglu>(attrs), {type, type}, with_tokens(tokens)));
+        }
+  return cases;
+}
+
+std::vector<Workload> gate_rows() {
+  std::vector<Workload> cases;
+  for (DType dtype : {kF32, kBf16})
+    for (int64_t hidden : {1, 7, 16, 33, 130})
+      for (int64_t tokens : {0, 1, 9})
+        cases.push_back(
+            named_case(std::make_shared<ops::GateRows>(),
+                       {TensorType(dtype, {Symbol::tokens, hidden}), TensorType(dtype, {Symbol::tokens, 1})},
+                       with_tokens(tokens)));
+  return cases;
+}
+
 std::vector<Workload> grouped_linear() {
   std::vector<Workload> cases;
   const auto add = [&](DType x, const TensorType& weight, DType out, int64_t top_k, int64_t tokens,
-                       MatmulInput input = MatmulInput::int8) {
+                       MatmulInput input = MatmulInput::int8, std::optional<DType> bias = std::nullopt) {
     cases.push_back(
         named_case(std::make_shared<ops::GroupedLinear>(kernels::GroupedLinearAttrs{out, input}),
-                   {TensorType(x, {times(top_k), weight.dim(2)}), weight, TensorType(DType::i32, {weight.dim(0) + 1})},
+                   {TensorType(x, {times(top_k), weight.dim(2)}), weight, TensorType(DType::i32, {weight.dim(0) + 1}),
+                    bias ? TensorType(*bias, {weight.dim(0), weight.dim(1)}) : kernels::absent_port()},
                    with_tokens(tokens)));
   };
   for (DType x : {kF32, kBf16})
@@ -93,6 +134,11 @@ std::vector<Workload> grouped_linear() {
       for (MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
         add(kF32, TensorType(kF32, {3, 20, 2 * unit}, stack_encoding(encoding)), kF32, 2, tokens, input);
   add(kF32, TensorType(kBf16, {3, 20, 70}), kF32, 2, 9, MatmulInput::f32);
+  for (DType bias : {kF32, kBf16, kF16})
+    for (int64_t tokens : {1, 9}) add(kF32, TensorType(kF32, {5, 70, 33}), kF32, 2, tokens, MatmulInput::int8, bias);
+  // More rows of an expert than products take at once.
+  add(kF32, TensorType(kF32, {2, 20, 17}), kF32, 1, 500);
+  add(kF32, TensorType(kF32, {2, 80, 64}, stack_encoding(workloads::quantized_types().front().encoding)), kF32, 1, 500);
   return cases;
 }
 
@@ -103,6 +149,8 @@ std::vector<Workload> expert_cases(std::string_view op) {
   if (op == "expert_order") return expert_order();
   if (op == "permute") return moved_rows(false);
   if (op == "unpermute") return moved_rows(true);
+  if (op == "clamped_swiglu") return clamped_swiglu();
+  if (op == "gate_rows") return gate_rows();
   if (op == "grouped_linear") return grouped_linear();
   return {};
 }

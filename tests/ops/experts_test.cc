@@ -88,6 +88,27 @@ TEST(Route, ABiasChangesTheChoiceOnly) {
   }
 }
 
+// Of groups of two: the best ones by their best expert (DeepSeek V2), or by their two best (V3). Experts of other
+// groups are not chosen, however good.
+TEST(Route, OnlyTheBestGroupsAreChosenFrom) {
+  kernels::RouteAttrs attrs{.top_k = 2, .scoring = kernels::RouteAttrs::Scoring::sigmoid};
+  attrs.groups = 3;
+  const std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 6}), kernels::absent_port()};
+  const std::vector<Tensor> inputs = {floats(Shape{2, 6}, {3, -9, 2, 1, 0, 0, 1, 1, 1, 1, 1, 1}), Tensor{}};
+  struct Row {
+    int64_t top_groups, group_best;
+    std::vector<int32_t> expected;
+  };
+  for (const Row& row :
+       {Row{1, 1, {0, 1, 0, 1}}, Row{1, 2, {2, 3, 0, 1}}, Row{2, 2, {2, 3, 0, 1}}, Row{3, 1, {0, 2, 0, 1}}}) {
+    attrs.top_groups = row.top_groups, attrs.group_best = row.group_best;
+    for (const DeviceGroup& group : device_groups()) {
+      const std::vector<Tensor> out = run(*group.devices[0], std::make_shared<ops::Route>(attrs), types, 2, inputs);
+      EXPECT_EQ(values_of(out[0]), row.expected) << group.name << " " << row.top_groups << " " << row.group_best;
+    }
+  }
+}
+
 // What follows reads memory by these numbers.
 TEST(Route, LogitsThatAreNoNumbersStillChooseExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
@@ -135,12 +156,17 @@ TEST(GroupedLinear, ARowHasTheBitsOfLinearWithItsExpert) {
         for (int64_t r : {offsets[e], offsets[e + 1] - 1}) {
           if (offsets[e] == offsets[e + 1]) continue;
           const TensorView matrix = experts.matrix(weight, e);
+          const bool has_bias = row.inputs[3].rank() > 0;
+          Tensor bias = call.inputs[3];
+          if (has_bias) bias.view = TensorView(bias.view.rows(e, 1).data, bias.dtype(), Shape{matrix.shape[0]});
           const std::vector<TensorType> types = {
               TensorType(kF32, {Symbol::tokens, x.shape[1]}),
-              TensorType(weight.dtype, {matrix.shape[0], matrix.shape[1]}, matrix.encoding), kernels::absent_port()};
+              TensorType(weight.dtype, {matrix.shape[0], matrix.shape[1]}, matrix.encoding),
+              has_bias ? TensorType(bias.dtype(), {matrix.shape[0]}) : kernels::absent_port()};
+          const kernels::LinearAttrs attrs{.has_bias = has_bias, .matmul_input = input};
           const std::vector<Tensor> alone =
-              run(device, std::make_shared<ops::Linear>(kernels::LinearAttrs{.matmul_input = input}), types, 1,
-                  {Tensor(x.rows(r, 1), call.inputs[0].storage), Tensor(matrix, call.inputs[1].storage), Tensor{}});
+              run(device, std::make_shared<ops::Linear>(attrs), types, 1,
+                  {Tensor(x.rows(r, 1), call.inputs[0].storage), Tensor(matrix, call.inputs[1].storage), bias});
           ASSERT_FALSE(alone.empty()) << row.name;
           EXPECT_TRUE(same_bits(y[0].view.rows(r, 1), alone[0].view)) << row.name << " row " << r << " " << group.name;
         }
@@ -184,6 +210,12 @@ TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
              }),
              "5 experts are chosen");
   EXPECT_HAS(refusal([&] { ops::Route({.top_k = 0}); }), "top_k is 0");
+  EXPECT_HAS(refusal([&] { ops::Route({.top_k = 1, .groups = 2, .top_groups = 3}); }), "top_groups is 3 of 2 groups");
+  EXPECT_HAS(refusal([&] {
+               infer(ops::Route({.top_k = 3, .groups = 2}), {TensorType(kF32, {tokens, 4}), none});
+             }),
+             "3 experts are chosen of 1 groups of 2");
+  EXPECT_HAS(refusal([] { ops::ClampedSwiglu({.limit = 0}); }), "limit is 0");
   EXPECT_EQ(infer(ops::ExpertOrder({4}), {pairs})[1], TensorType(kI32, {5}));
   const TensorType many(kF32, {2 * Dim(tokens), 8});
   EXPECT_EQ(infer(ops::Permute(), {x, pairs})[0], many);
@@ -191,16 +223,19 @@ TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
   EXPECT_HAS(refusal([&] { infer(ops::Unpermute(), {x, pairs, routed[1]}); }), "expected 2*tokens in dimension 0");
   const ops::GroupedLinear grouped({DType::bf16});
   const TensorType weight(kF32, {4, 6, 8}), offsets(kI32, {5});
-  EXPECT_EQ(infer(grouped, {many, weight, offsets})[0], TensorType(DType::bf16, {2 * Dim(tokens), 6}));
-  EXPECT_HAS(refusal([&] { infer(grouped, {many, TensorType(kF32, {4, 6, 9}), offsets}); }), "last dimension of 'x'");
-  EXPECT_HAS(refusal([&] { infer(grouped, {many, weight, TensorType(kI32, {4})}); }), "'offsets' is i32 [4]");
+  EXPECT_EQ(infer(grouped, {many, weight, offsets, none})[0], TensorType(DType::bf16, {2 * Dim(tokens), 6}));
+  EXPECT_HAS(refusal([&] {
+               infer(grouped, {many, TensorType(kF32, {4, 6, 9}), offsets, none});
+             }),
+             "last dimension of 'x'");
+  EXPECT_HAS(refusal([&] { infer(grouped, {many, weight, TensorType(kI32, {4}), none}); }), "'offsets' is i32 [4]");
 
   const auto divided = [](TensorType type, Sharding sharding) {
     type.sharding = sharding;
     return type;
   };
   const auto rule = [&](Sharding of_x, Sharding of_weight) {
-    return grouped.infer_sharding(std::vector{divided(many, of_x), divided(weight, of_weight), offsets})[0];
+    return grouped.infer_sharding(std::vector{divided(many, of_x), divided(weight, of_weight), offsets, none})[0];
   };
   const Sharding whole = Sharding::replicated();
   EXPECT_EQ(rule(whole, whole), whole);
@@ -213,7 +248,7 @@ TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
 TEST(ExpertCost, CountsTheExpertsThatRowsCanChoose) {
   const ops::GroupedLinear op({kF32});
   const std::vector<TensorType> types = {TensorType(kF32, {2 * Dim(Symbol::tokens), 8}), TensorType(kF32, {16, 6, 8}),
-                                         TensorType(kI32, {17})};
+                                         TensorType(kI32, {17}), kernels::absent_port()};
   const auto weights_read = [&](int64_t tokens) {
     SymbolValues symbols;
     symbols[Symbol::tokens] = tokens;

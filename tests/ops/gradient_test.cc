@@ -187,18 +187,32 @@ TEST(Gradient, LatentAttention) {
 TEST(Gradient, Experts) {
   using Scoring = kernels::RouteAttrs::Scoring;
   const TensorType logits(kF32, {Symbol::tokens, 5}), rows(DType::i32, {Symbol::tokens, 2});
-  for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid})
-    for (bool renormalize : {false, true}) {
-      const ops::Route op({2, scoring, renormalize, renormalize ? 0.1f : 0.0f, 1.5f});
-      check_gradients(op, {logits, kernels::absent_port()}, step(4));
-      check_gradients(op, {logits, TensorType(kF32, {5})}, step(4));
-    }
+  for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid, Scoring::sqrt_softplus})
+    for (bool renormalize : {false, true})
+      for (float least_sum : {0.0f, 100.0f}) {
+        kernels::RouteAttrs attrs{2, scoring, renormalize, renormalize ? 0.1f : 0.0f, 1.5f, least_sum};
+        check_gradients(ops::Route(attrs), {logits, kernels::absent_port()}, step(4));
+        check_gradients(ops::Route(attrs), {logits, TensorType(kF32, {5})}, step(4));
+        attrs.groups = 3, attrs.top_groups = 2, attrs.group_best = 2;
+        check_gradients(ops::Route(attrs), {TensorType(kF32, {Symbol::tokens, 6}), kernels::absent_port()}, step(4));
+      }
   const Dim pairs = 2 * Dim(Symbol::tokens);
   check_gradients(ops::Permute(), {TensorType(kF32, {Symbol::tokens, 3}), rows}, step(4));
   check_gradients(ops::Unpermute(), {TensorType(kF32, {pairs, 3}), rows, TensorType(kF32, {Symbol::tokens, 2})},
                   step(4));
+  check_gradients(
+      ops::GroupedLinear({kF32}),
+      {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4}), kernels::absent_port()},
+      step(4));
   check_gradients(ops::GroupedLinear({kF32}),
-                  {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4})}, step(4));
+                  {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4}),
+                   TensorType(kF32, {3, 4})},
+                  step(4));
+  const TensorType gate(kF32, {5, 9});
+  check_gradients(ops::ClampedSwiglu({}), {gate, gate});
+  check_gradients(ops::ClampedSwiglu({3.0f, 1.0f, 0.0f}), {gate, gate});
+  check_gradients(ops::GateRows(), {TensorType(kF32, {Symbol::tokens, 3}), TensorType(kF32, {Symbol::tokens, 1})},
+                  step(4));
 }
 
 TEST(Gradient, SoftmaxAndCrossEntropy) {

@@ -534,6 +534,8 @@ std::vector<std::string_view> op_names() {
           "permute",
           "grouped_linear",
           "unpermute",
+          "clamped_swiglu",
+          "gate_rows",
           "latent_append",
           "head_linear",
           "split_columns",

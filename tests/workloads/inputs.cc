@@ -208,6 +208,8 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
     const std::vector<int64_t> rows = distinct(shape[0], shapes[0][0], random);
     return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)]); });
   }
+  if (op == "clamped_swiglu") return uniform(dtype, shape, random, -9, 9);  // on both sides of the limit
+  if (op == "gate_rows" && port == "gate") return uniform(dtype, shape, random, -8, 8);
   if (op == "route") return uniform(dtype, shape, random, -4, 4);
   if (op == "expert_order") {  // without repetition in a row
     const int64_t experts = object.attrs().get<kernels::ExpertOrderAttrs>().experts;

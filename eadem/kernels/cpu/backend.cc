@@ -49,6 +49,8 @@ constexpr OpKernels kOps[] = {
     {"permute", permute_kernels},
     {"grouped_linear", grouped_linear_kernels},
     {"unpermute", unpermute_kernels},
+    {"clamped_swiglu", clamped_swiglu_kernels},
+    {"gate_rows", gate_rows_kernels},
     {"add_rms_norm", add_rms_norm_kernels},
     {"rms_norm_quantize", rms_norm_quantize_kernels},
     {"add_rms_norm_quantize", add_rms_norm_quantize_kernels},

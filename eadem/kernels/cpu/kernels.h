@@ -49,6 +49,8 @@ KernelList expert_order_kernels();
 KernelList permute_kernels();
 KernelList grouped_linear_kernels();
 KernelList unpermute_kernels();
+KernelList clamped_swiglu_kernels();
+KernelList gate_rows_kernels();
 KernelList add_rms_norm_kernels();
 KernelList linear_gated_activation_kernels();
 KernelList linear_gated_activation_quantize_kernels();

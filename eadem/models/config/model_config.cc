@@ -284,6 +284,14 @@ void ModelConfig::validate(const std::string& source) const {
     require(num_experts <= kMaxExperts, fmt::format("{} experts; expected at most {}", num_experts, kMaxExperts));
     require(num_experts_per_tok > 0 && num_experts_per_tok <= num_experts,
             fmt::format("{} of {} experts compute a token", num_experts_per_tok, num_experts));
+    require(n_group > 0 && topk_group > 0 && topk_group <= n_group && num_experts % n_group == 0 &&
+                num_experts_per_tok <= topk_group * (num_experts / n_group),
+            fmt::format("{} of {} experts compute a token, of {} of {} groups", num_experts_per_tok, num_experts,
+                        topk_group, n_group));
+    require(std::isfinite(routed_scaling_factor) && moe_norm_min >= 0 && std::isfinite(moe_norm_min),
+            fmt::format("routed_scaling_factor is {} and moe_norm_min {}", routed_scaling_factor, moe_norm_min));
+    require(static_cast<double>(shared_expert_intermediate_size) * static_cast<double>(hidden_size) < kMaxElements,
+            fmt::format("a shared expert of {} x {}", shared_expert_intermediate_size, hidden_size));
     require(decoder_sparse_step > 0, fmt::format("every {} layers have experts", decoder_sparse_step));
     require(moe_intermediate_size > 0 && static_cast<double>(num_experts) * static_cast<double>(moe_intermediate_size) *
                                                  static_cast<double>(hidden_size) <

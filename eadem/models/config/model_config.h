@@ -48,10 +48,10 @@ struct ModelConfig {
   bool norm_topk_prob = false;        // weights of a token's experts are divided by their sum
   int64_t decoder_sparse_step = 1;    // every so many layers have experts
   std::vector<int64_t> mlp_only_layers;
-  int64_t n_shared_experts = 0;  // experts that every token meets besides
-  int64_t n_group = 1;           // experts stand in groups, of which a token's are in topk_group
-  int64_t topk_group = 1;
-  double routed_scaling_factor = 1;  // of the weights of a token's experts
+  int64_t shared_expert_intermediate_size = 0;  // of all experts together that compute every token; 0: there are none
+  int64_t n_group = 1, topk_group = 1;          // a token's experts are of so many groups
+  double routed_scaling_factor = 1;             // on the weights of a token's experts
+  double moe_norm_min = 0;                      // least sum that these are divided by
   // Latent attention; head_dim is then qk_nope_head_dim and rotary_dim together. 0: attention of keys and values.
   int64_t kv_lora_rank = 0;
   int64_t q_lora_rank = 0;  // 0: queries have no latent

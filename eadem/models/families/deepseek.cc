@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeepSeek V2 and V3: latent attention, whose scale grows with yarn's; dense MLPs in the first layers.
+// DeepSeek V2 and V3: latent attention, whose scale grows with yarn's; after the first layers, which are dense, experts
+// chosen by a softmax (V2) or by sigmoids and a correction (V3), of the best groups, and one that computes every token.
+// The layers that predict further tokens are not computed.
 // Source: transformers, models/deepseek_v2 and deepseek_v3; llama.cpp, conversion/deepseek.py and
 // src/models/deepseek2.cpp (facts only).
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "eadem/models/config/config_text.h"
 #include "eadem/models/family.h"
+#include "eadem/models/moe_decoder.h"
 
 namespace eadem::models {
 
@@ -34,7 +36,11 @@ constexpr GgufName kDeepseekNames[] = {{"self_attn.q_a_proj.", "attn_q_a."},
                                        {"self_attn.kv_a_layernorm.", "attn_kv_a_norm."},
                                        {"self_attn.k_b_proj.", "attn_k_b."},
                                        {"self_attn.v_b_proj.", "attn_v_b."},
-                                       {"self_attn.kv_b_proj.", "attn_kv_b."}};
+                                       {"self_attn.kv_b_proj.", "attn_kv_b."},
+                                       {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias"},
+                                       {"mlp.shared_experts.gate_proj.", "ffn_gate_shexp."},
+                                       {"mlp.shared_experts.up_proj.", "ffn_up_shexp."},
+                                       {"mlp.shared_experts.down_proj.", "ffn_down_shexp."}};
 
 // Of the norms of latents, whatever the configuration says of the others.
 constexpr double kLatentEps = 1e-6;
@@ -68,30 +74,33 @@ void read_choice(const io::JsonReader& config, ModelConfig& result) {
     throw Unsupported("{}: 'topk_method' is \"{}\"; known are greedy and group_limited_greedy", config.file(), method);
 }
 
-void read_experts(const io::JsonReader& config, ModelConfig& result) {
+void read_deepseek_experts(const io::JsonReader& config, ModelConfig& result) {
   const bool v3 = is_v3(result);
-  const auto integer = [&](const char* key, int64_t if_absent) {
-    return config.optional_integer(key, 1, kMaxExtent).value_or(if_absent);
-  };
-  result.num_experts = config.optional_integer("n_routed_experts", 1, kMaxExperts).value_or(v3 ? 256 : 64);
-  result.num_experts_per_tok = v3 ? integer("num_experts_per_tok", 8) : config.integer("num_experts_per_tok", 1, kMaxExperts);
-  result.moe_intermediate_size = integer("moe_intermediate_size", v3 ? 2048 : 1407);
-  result.n_shared_experts = integer("n_shared_experts", v3 ? 1 : 2);
+  if (!v3 && !config.has("num_experts_per_tok")) config.fail("num_experts_per_tok", "an integer");
+  read_experts(config,
+               {.count_key = "n_routed_experts", .count = v3 ? 256 : 64, .per_token = 8, .ffn = v3 ? 2048 : 1407},
+               result);
+  const int64_t shared = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(v3 ? 1 : 2);
+  result.shared_expert_intermediate_size = shared * result.moe_intermediate_size;
   // transformers does not read it of V2, whose weights are never divided by their sum.
   const bool renormalizes = config.optional_boolean("norm_topk_prob").value_or(v3);
   result.norm_topk_prob = v3 && renormalizes;
   result.routed_scaling_factor = config.optional_number("routed_scaling_factor", 1e-6, 1e6).value_or(v3 ? 2.5 : 1.0);
-  if (const int64_t every = integer("moe_layer_freq", 1); every != 1)
+  if (const int64_t every = config.optional_integer("moe_layer_freq", 1, kMaxLayers).value_or(1); every != 1)
     throw Unsupported("{}: 'moe_layer_freq' is {}; only 1 is honoured", config.file(), every);
-  set_first_expert_layer(result,
-                         config.optional_integer("first_k_dense_replace", 0, kMaxLayers).value_or(v3 ? 3 : 0));
+  set_first_expert_layer(result, config.optional_integer("first_k_dense_replace", 0, kMaxLayers).value_or(v3 ? 3 : 0));
   read_choice(config, result);
 }
 
-void write_experts(const ModelConfig& config, io::JsonValue& json) {
+// So many experts are one in transformers' code.
+int64_t shared_experts_of(const ModelConfig& config) {
+  return config.shared_expert_intermediate_size / config.moe_intermediate_size;
+}
+
+void write_deepseek_experts(const ModelConfig& config, io::JsonValue& json) {
   const bool v3 = is_v3(config);
-  json.set("n_routed_experts", config.num_experts).set("num_experts_per_tok", config.num_experts_per_tok);
-  json.set("moe_intermediate_size", config.moe_intermediate_size).set("n_shared_experts", config.n_shared_experts);
+  write_experts(config, "n_routed_experts", json);
+  json.set("n_shared_experts", shared_experts_of(config));
   json.set("norm_topk_prob", config.norm_topk_prob).set("routed_scaling_factor", config.routed_scaling_factor);
   json.set("first_k_dense_replace", static_cast<int64_t>(config.mlp_only_layers.size()));
   json.set("n_group", config.n_group).set("topk_group", config.topk_group);
@@ -116,7 +125,7 @@ void read_deepseek_json(const io::JsonReader& config, ModelConfig& result) {
   result.attention_out_bias = result.attention_bias;
   if (!is_v3(result) && config.optional_boolean("mlp_bias").value_or(false))
     throw Unsupported("{}: 'mlp_bias' is true; only false is honoured", config.file());
-  read_experts(config, result);
+  read_deepseek_experts(config, result);
 }
 
 void check_deepseek_json(const ModelConfig& config) {
@@ -137,7 +146,7 @@ void write_deepseek_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("qk_nope_head_dim", config.qk_nope_head_dim).set("qk_rope_head_dim", config.rotary_dim);
   json.set("v_head_dim", config.v_head_dim).set("attention_bias", config.attention_bias);
   if (is_v3(config)) json.set("rope_interleave", config.rope_style == kernels::RopeStyle::interleaved);
-  write_experts(config, json);
+  write_deepseek_experts(config, json);
 }
 
 // Softmax and no groups in a file that states neither: a V2 model.
@@ -153,7 +162,7 @@ void read_gguf_experts(const io::GgufFile& file, const std::string& prefix, Mode
   result.num_experts = optional("expert_count", 1, 64);
   result.num_experts_per_tok = optional("expert_used_count", 1, 6);
   result.moe_intermediate_size = optional("expert_feed_forward_length", 1, result.intermediate_size);
-  result.n_shared_experts = optional("expert_shared_count", 1, 1);
+  result.shared_expert_intermediate_size = optional("expert_shared_count", 1, 1) * result.moe_intermediate_size;
   result.norm_topk_prob = file.optional_boolean(prefix + "expert_weights_norm").value_or(false);
   result.routed_scaling_factor = file.optional_number(prefix + "expert_weights_scale").value_or(1.0);
   result.n_group = optional("expert_group_count", 1, 1);
@@ -169,7 +178,7 @@ void write_gguf_experts(const ModelConfig& config, const std::string& prefix, io
   add("expert_count", config.num_experts);
   add("expert_used_count", config.num_experts_per_tok);
   add("expert_feed_forward_length", config.moe_intermediate_size);
-  add("expert_shared_count", config.n_shared_experts);
+  add("expert_shared_count", shared_experts_of(config));
   add("expert_gating_func", is_v3(config) ? 2 : 1);
   if (config.n_group > 1) {
     add("expert_group_count", config.n_group);
@@ -241,6 +250,23 @@ double scale_of(const ModelConfig& config) {
   return scale * mscale * mscale;
 }
 
+// Groups are worth their best expert (V2), or their best two.
+modules::MoeMlp::Config deepseek_experts_of(const ModelConfig& config) {
+  modules::MoeMlp::Config experts = experts_of(config);
+  kernels::RouteAttrs& route = experts.route;
+  route.scale = static_cast<float>(config.routed_scaling_factor);
+  route.groups = config.n_group;
+  route.top_groups = config.topk_group;
+  if (is_v3(config)) {
+    route.scoring = kernels::RouteAttrs::Scoring::sigmoid;
+    route.epsilon = 1e-20f;
+    route.group_best = config.n_group > 1 ? 2 : 1;
+    experts.correction_bias = true;
+  }
+  experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size};
+  return experts;
+}
+
 DecoderSpec deepseek_decoder(const ModelConfig& config) {
   const double eps = config.rms_norm_eps;
   DecoderSpec spec{.vocab = config.vocab_size,
@@ -262,15 +288,15 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
                                                          .scaling = config.rope_scaling}};
   const modules::DenseMlp::Config dense{
       .hidden = config.hidden_size, .ffn = config.intermediate_size, .activation = config.hidden_act};
+  const modules::MoeMlp::Config experts = deepseek_experts_of(config);
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    if (config.has_experts(layer))
-      throw Unsupported("layer {} has experts; models of type {} are computed with dense layers only", layer,
-                        config.model_type);
-    spec.layers.push_back({.hidden = config.hidden_size,
+    modules::LayerSpec own{.hidden = config.hidden_size,
                            .mixer = attention,
                            .mlp = dense,
                            .before_mixer = modules::NormSpec{"input_layernorm", eps},
-                           .before_mlp = modules::NormSpec{"post_attention_layernorm", eps}});
+                           .before_mlp = modules::NormSpec{"post_attention_layernorm", eps}};
+    if (config.has_experts(layer)) own.mlp = experts;
+    spec.layers.push_back(std::move(own));
   }
   return spec;
 }
@@ -299,7 +325,7 @@ std::vector<WeightRecipe> deepseek_recipes(const ModelConfig& config, const Para
     return {WeightRecipe::name(gguf_name(parameter.name, &deepseek_family())),
             absorbed(config, gguf_name(whole, &deepseek_family()), is_key)};
   }
-  return {};
+  return expert_recipes(config, parameter, format);
 }
 
 }  // namespace
@@ -319,10 +345,10 @@ const ModelFamily& deepseek_family() {
       .write_json = write_deepseek_json,
       .check_json = check_deepseek_json,
       .write_gguf = write_deepseek_gguf,
-      .ignores_later_layers = true,
       .decoder = deepseek_decoder,
       .gguf_names = kDeepseekNames,
-      .recipes = deepseek_recipes};
+      .recipes = deepseek_recipes,
+      .further_layers = true};
   return kFamily;
 }
 

@@ -110,17 +110,24 @@ ValueId LinearFactory::build(BuildContext& context, const LinearRequest& request
 
 ValueId LinearFactory::build_grouped(BuildContext& context, const LinearRequest& request, int64_t experts, ValueId x,
                                      ValueId offsets) {
-  EADEM_CHECK(!request.bias, "{} is a layer of experts with a bias", request.name);
   Graph& graph = context.graph;
+  if (request.bias && request.parallel == Parallel::row && context.num_ranks > 1)
+    throw Unsupported("linear {}: {} ranks divide the inputs of experts with biases, which each would add",
+                      graph.scoped_name(request.name), context.num_ranks);
   const WeightType weights = stored_type(context, request, experts);
   const int shard_axis = request.parallel == Parallel::column ? 1 : request.parallel == Parallel::row ? 2 : -1;
   const TensorType type(weights.dtype, {experts, request.out, request.in}, stack_encoding(weights.encoding));
   const ValueId weight = graph.add_parameter(graph.scoped_name(request.name + ".weight"), type, shard_axis);
+  const DType dtype = request.hardware->precision.activations.value;
+  const ValueId bias = request.bias
+                           ? graph.add_parameter(graph.scoped_name(request.name + ".bias"),
+                                                 TensorType(dtype, {experts, request.out}), shard_axis == 1 ? 1 : -1)
+                           : pipeline::kNoValue;
   const Graph::Scope scope(graph, request.name);
   return graph.add1(std::make_shared<ops::GroupedLinear>(
                         kernels::GroupedLinearAttrs{.out_dtype = request.hardware->precision.activations.value,
                                                     .matmul_input = request.hardware->precision.matmul_input.value}),
-                    {x, weight, offsets});
+                    {x, weight, offsets, bias});
 }
 
 ValueId LinearFactory::build_heads(BuildContext& context, const LinearRequest& request, int64_t heads, ValueId x) {

@@ -31,7 +31,8 @@ class LinearFactory {
   static ValueId build(BuildContext& context, const LinearRequest& request, ValueId x);
 
   // The same for a layer of `experts` matrices, of which each row of x meets one: rows stand in the order of their
-  // experts, those of expert e at [offsets[e], offsets[e + 1]). The parameter is [experts, out, in]; there is no bias.
+  // experts, those of expert e at [offsets[e], offsets[e + 1]). The parameter is [experts, out, in], its bias
+  // [experts, out], which ranks that divide inputs cannot have.
   static ValueId build_grouped(BuildContext& context, const LinearRequest& request, int64_t experts, ValueId x,
                                ValueId offsets);
 

@@ -73,24 +73,36 @@ void list_parameters(const MlaAttention::Config& config, const std::string& pref
   add("o_proj", {config.hidden, config.heads * config.value_dim}, config.bias);
 }
 
-void list_parameters(const DenseMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+void list_dense(const DenseMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
   const auto add = [&](const char* name, int64_t out, int64_t in) {
-    list.push_back({prefix + "mlp." + name + ".weight", Shape{out, in}});
-    if (config.bias) list.push_back({prefix + "mlp." + name + ".bias", Shape{out}});
+    list.push_back({prefix + name + ".weight", Shape{out, in}});
+    if (config.bias) list.push_back({prefix + name + ".bias", Shape{out}});
   };
   add("gate_proj", config.ffn, config.hidden);
   add("up_proj", config.ffn, config.hidden);
   add("down_proj", config.hidden, config.ffn);
 }
 
+void list_parameters(const DenseMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  list_dense(config, prefix + "mlp.", list);
+}
+
 void list_parameters(const MoeMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
-  list.push_back({prefix + "mlp.gate.weight", Shape{config.experts, config.hidden}});
+  const std::string mlp = prefix + "mlp.";
+  list.push_back({mlp + "gate.weight", Shape{config.experts, config.hidden}});
+  if (config.router_bias) list.push_back({mlp + "gate.bias", Shape{config.experts}});
+  if (config.correction_bias)
+    list.push_back({mlp + "gate.e_score_correction_bias", Shape{config.experts}, /*trainable=*/false});
   const auto add = [&](const char* name, int64_t out, int64_t in) {
-    list.push_back({prefix + "mlp.experts." + name + ".weight", Shape{config.experts, out, in}});
+    list.push_back({mlp + "experts." + name + ".weight", Shape{config.experts, out, in}});
+    if (config.expert_bias) list.push_back({mlp + "experts." + name + ".bias", Shape{config.experts, out}});
   };
   add("gate_proj", config.ffn, config.hidden);
   add("up_proj", config.ffn, config.hidden);
   add("down_proj", config.hidden, config.ffn);
+  if (!config.shared) return;
+  list_dense({.hidden = config.hidden, .ffn = config.shared->ffn}, mlp + config.shared->name + ".", list);
+  if (config.shared->gated) list.push_back({mlp + "shared_expert_gate.weight", Shape{1, config.hidden}});
 }
 
 }  // namespace

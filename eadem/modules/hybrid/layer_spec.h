@@ -20,6 +20,7 @@ namespace eadem::modules {
 struct ParameterInfo {
   std::string name;
   Shape shape;
+  bool trainable = true;
 };
 
 struct NormSpec {

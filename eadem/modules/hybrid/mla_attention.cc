@@ -61,8 +61,7 @@ ValueId MlaAttention::build_query(BuildContext& context, ValueId x) const {
 ValueId MlaAttention::build_row(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
   const ValueId both = project(
-      context,
-      {.name = "kv_a_proj_with_mqa", .in = config_.hidden, .out = config_.row_dim(), .bias = config_.bias}, x);
+      context, {.name = "kv_a_proj_with_mqa", .in = config_.hidden, .out = config_.row_dim(), .bias = config_.bias}, x);
   const std::vector<ValueId> parts =
       graph.add(std::make_shared<ops::SplitColumns>(kernels::ColumnsAttrs{config_.latent_dim}), {both});
   const ValueId latent = normalize(context, "kv_a_layernorm", config_.latent_dim, parts[0]);

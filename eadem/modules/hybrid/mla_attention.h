@@ -7,7 +7,8 @@
 namespace eadem::modules {
 
 // Multi-head latent attention, in its absorbed form: what is kept of a token is one row for all heads,
-//   row = [latent | key],  latent = norm(the first `latent_dim` outputs of kv_a_proj_with_mqa), key = the others, rotated
+//   row = [latent | key],  latent = norm(the first `latent_dim` outputs of kv_a_proj_with_mqa), key = the others,
+//   rotated
 // and head h with the query [nope | rope] of q computes
 //   query = [k_b_proj[h] nope | rotated rope],  y = v_b_proj[h] sum_j softmax_j(scale * query . row_j) latent_j.
 // This is attention with the keys [k_b_proj[h]^T latent | key] and the values v_b_proj[h] latent, neither of which is

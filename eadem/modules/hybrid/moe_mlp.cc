@@ -2,7 +2,10 @@
 #include "eadem/modules/hybrid/moe_mlp.h"
 
 #include "eadem/modules/factory/linear_factory.h"
+#include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/ops/experts/clamped_swiglu.h"
 #include "eadem/ops/experts/expert_order.h"
+#include "eadem/ops/experts/gate_rows.h"
 #include "eadem/ops/experts/permute.h"
 #include "eadem/ops/linear.h"
 
@@ -11,12 +14,16 @@ namespace eadem::modules {
 MoeMlp::Routed MoeMlp::build_router(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
   // A rounded router would choose other experts.
-  const ValueId weight =
-      graph.add_parameter(graph.scoped_name("gate.weight"), TensorType(DType::f32, {config_.experts, config_.hidden}));
+  const auto parameter = [&](bool is_there, const char* name, std::initializer_list<Dim> dims) {
+    return is_there ? graph.add_parameter(graph.scoped_name(name), TensorType(DType::f32, dims)) : pipeline::kNoValue;
+  };
+  const ValueId weight = parameter(true, "gate.weight", {config_.experts, config_.hidden}),
+                bias = parameter(config_.router_bias, "gate.bias", {config_.experts}),
+                correction = parameter(config_.correction_bias, "gate.e_score_correction_bias", {config_.experts});
   const Graph::Scope scope(graph, "gate");
-  const ValueId logits =
-      graph.add1(std::make_shared<ops::Linear>(kernels::LinearAttrs{.out_dtype = DType::f32}), {x, weight});
-  const std::vector<ValueId> routed = graph.add(std::make_shared<ops::Route>(config_.route), {logits});
+  const kernels::LinearAttrs attrs{.has_bias = config_.router_bias, .out_dtype = DType::f32};
+  const ValueId logits = graph.add1(std::make_shared<ops::Linear>(attrs), {x, weight, bias});
+  const std::vector<ValueId> routed = graph.add(std::make_shared<ops::Route>(config_.route), {logits, correction});
   return {routed[0], routed[1]};
 }
 
@@ -24,14 +31,36 @@ ValueId MoeMlp::build_experts(BuildContext& context, ValueId rows, ValueId offse
   const HardwareConfig& hardware = context.hardware.of(Role::mlp, layer_);
   const Graph::Scope scope(context.graph, "experts");
   const auto project = [&](const char* name, int64_t in, int64_t out, Parallel parallel, ValueId value) {
-    const LinearRequest request{.name = name, .in = in, .out = out, .parallel = parallel, .hardware = &hardware};
+    const LinearRequest request{
+        .name = name, .in = in, .out = out, .bias = config_.expert_bias, .parallel = parallel, .hardware = &hardware};
     return LinearFactory::build_grouped(context, request, config_.experts, value, offsets);
   };
   const ValueId gate = project("gate_proj", config_.hidden, config_.ffn, Parallel::column, rows);
   const ValueId up = project("up_proj", config_.hidden, config_.ffn, Parallel::column, rows);
-  const ValueId gated = context.graph.add1(
-      std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{config_.activation}), {gate, up});
+  const ops::OpPtr activation =
+      config_.clamped
+          ? ops::OpPtr(std::make_shared<ops::ClampedSwiglu>(*config_.clamped))
+          : ops::OpPtr(std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{config_.activation}));
+  const ValueId gated = context.graph.add1(activation, {gate, up});
   return project("down_proj", config_.ffn, config_.hidden, Parallel::row, gated);
+}
+
+ValueId MoeMlp::build_shared(BuildContext& context, ValueId x) const {
+  Graph& graph = context.graph;
+  const SharedExpert& shared = *config_.shared;
+  ValueId y = pipeline::kNoValue;
+  {
+    const Graph::Scope scope(graph, shared.name);
+    y = DenseMlp({.hidden = config_.hidden, .ffn = shared.ffn, .activation = config_.activation}, layer_)
+            .build(context, x);
+  }
+  if (!shared.gated) return y;
+  const ValueId weight = graph.add_parameter(graph.scoped_name("shared_expert_gate.weight"),
+                                             TensorType(DType::f32, {int64_t{1}, config_.hidden}));
+  const Graph::Scope scope(graph, "shared_expert_gate");
+  const kernels::LinearAttrs attrs{.out_dtype = context.hardware.of(Role::mlp, layer_).precision.activations.value};
+  const ValueId gate = graph.add1(std::make_shared<ops::Linear>(attrs), {x, weight});
+  return graph.add1(std::make_shared<ops::GateRows>(), {y, gate});
 }
 
 ValueId MoeMlp::build(BuildContext& context, ValueId x) const {
@@ -41,7 +70,8 @@ ValueId MoeMlp::build(BuildContext& context, ValueId x) const {
       graph.add(std::make_shared<ops::ExpertOrder>(kernels::ExpertOrderAttrs{config_.experts}), {routed.experts});
   const ValueId rows = graph.add1(std::make_shared<ops::Permute>(), {x, order[0]});
   const ValueId made = build_experts(context, rows, order[1]);
-  return graph.add1(std::make_shared<ops::Unpermute>(), {made, order[0], routed.weights});
+  const ValueId mixed = graph.add1(std::make_shared<ops::Unpermute>(), {made, order[0], routed.weights});
+  return config_.shared ? graph.add1(std::make_shared<ops::Add>(), {mixed, build_shared(context, x)}) : mixed;
 }
 
 }  // namespace eadem::modules

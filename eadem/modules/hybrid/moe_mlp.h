@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "eadem/modules/build_context.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/experts/route.h"
@@ -8,17 +11,31 @@
 namespace eadem::modules {
 
 // A mixture of experts in the place of an MLP: the router gives each token `route.top_k` of the experts, and
-//   y = sum over them of weight * down_proj(f(gate_proj(x)) * up_proj(x)).
-// Parameters: gate.weight [experts, hidden], the router, which stays f32; experts.gate_proj.weight and
-// experts.up_proj.weight [experts, ffn, hidden], experts.down_proj.weight [experts, hidden, ffn].
+//   y = sum over them of weight * down_proj(f(gate_proj(x)) * up_proj(x)) + shared(x).
+// Parameters: gate.weight [experts, hidden], the router, with gate.bias [experts], and what is added to scores for the
+// choice, gate.e_score_correction_bias [experts], which stay f32; experts.gate_proj.weight and experts.up_proj.weight
+// [experts, ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias [experts, outputs]; those of
+// a DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1, hidden].
 class MoeMlp {
  public:
+  // An expert that computes all tokens.
+  struct SharedExpert {
+    std::string name;  // its scope: "shared_experts"
+    int64_t ffn = 0;
+    bool gated = false;  // times the sigmoid of shared_expert_gate(x)
+  };
+
   struct Config {
     int64_t hidden = 0;
     int64_t ffn = 0;  // of one expert
     int64_t experts = 0;
     kernels::RouteAttrs route;
     kernels::ActivationKind activation = kernels::ActivationKind::silu;
+    bool router_bias = false;                            // added to the logits
+    bool correction_bias = false;                        // added to the scores, for the choice alone
+    bool expert_bias = false;                            // of all three projections
+    std::optional<kernels::ClampedSwigluAttrs> clamped;  // in the place of `activation` and a product with up
+    std::optional<SharedExpert> shared;
   };
 
   MoeMlp(const Config& config, int layer) : config_(config), layer_(layer) {}
@@ -34,6 +51,7 @@ class MoeMlp {
   Routed build_router(BuildContext& context, ValueId x) const;
   // The experts, on rows that stand in the order of their experts.
   ValueId build_experts(BuildContext& context, ValueId rows, ValueId offsets) const;
+  ValueId build_shared(BuildContext& context, ValueId x) const;
 
   Config config_;
   int layer_;

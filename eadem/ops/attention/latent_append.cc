@@ -65,11 +65,11 @@ std::vector<Workload> LatentAppend::workloads() {
       const SymbolValues symbols = symbols_of(step);
       const TensorType cache(model.dtype,
                              {step.sequences * symbols[Symbol::max_blocks], 1, kWorkloadBlockSize, model.row()});
-      rows.push_back({workload_name(model.name, step, "latent_append"),
-                      std::make_shared<LatentAppend>(),
-                      {TensorType(model.dtype, {Symbol::tokens, 1, model.row()}),
-                       TensorType(DType::i64, {Symbol::tokens}), cache},
-                      symbols});
+      rows.push_back(
+          {workload_name(model.name, step, "latent_append"),
+           std::make_shared<LatentAppend>(),
+           {TensorType(model.dtype, {Symbol::tokens, 1, model.row()}), TensorType(DType::i64, {Symbol::tokens}), cache},
+           symbols});
     }
   return rows;
 }

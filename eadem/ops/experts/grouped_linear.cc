@@ -15,13 +15,19 @@ GroupedLinear::GroupedLinear(const kernels::GroupedLinearAttrs& attrs) : attrs_(
 std::vector<TensorType> GroupedLinear::infer_types(std::span<const TensorType> in) const {
   expect_rank(name(), "x", in[kX], 2);
   expect_dtype(name(), "x", in[kX], kActivations);
-  expect_plain(name(), "x", in[kX]);
   expect_rank(name(), "weight", in[kWeight], 3);
   expect_dtype(name(), "weight", in[kWeight], kFloats);
   expect_dim(name(), "weight", in[kWeight], 2, in[kX].dim(1), "last dimension of 'x'");
   expect_rank(name(), "offsets", in[kOffsets], 1);
   expect_dtype(name(), "offsets", in[kOffsets], kI32);
   expect_dim(name(), "offsets", in[kOffsets], 0, in[kWeight].dim(0) + 1, "experts of 'weight', and one");
+  if (!kernels::is_absent(in[kBias])) {
+    expect_rank(name(), "bias", in[kBias], 2);
+    expect_dtype(name(), "bias", in[kBias], kFloats);
+    expect_plain(name(), "bias", in[kBias]);
+    for (int axis : {0, 1})
+      expect_dim(name(), "bias", in[kBias], axis, in[kWeight].dim(axis), "experts and outputs of 'weight'");
+  }
   return {TensorType(attrs_.out_dtype, {in[kX].dim(0), in[kWeight].dim(1)})};
 }
 
@@ -34,6 +40,11 @@ Sharding GroupedLinear::wanted_sharding(std::span<const TensorType> in, int port
 std::vector<Sharding> GroupedLinear::infer_sharding(std::span<const TensorType> in) const {
   expect_replicated(name(), "offsets", in[kOffsets], "every rank has the rows of every expert");
   const Sharding &x = in[kX].sharding, &weight = in[kWeight].sharding;
+  const bool has_bias = !kernels::is_absent(in[kBias]), is_partial = weight == Sharding::along(2);
+  if (has_bias && (is_partial || !(in[kBias].sharding == weight)))
+    throw InvalidArgument("grouped_linear: 'weight' is {} and 'bias' {}; {}", to_string(weight),
+                          to_string(in[kBias].sharding),
+                          is_partial ? "every rank would add the bias" : "expected both divided alike");
   if (x == Sharding::replicated() && weight == Sharding::replicated()) return {Sharding::replicated()};
   if (x == Sharding::replicated() && weight == Sharding::along(1)) return {Sharding::along(1, weight.whole)};
   if (x == Sharding::along(1) && weight == Sharding::along(2)) return {Sharding::partial()};
@@ -64,13 +75,14 @@ void GroupedLinear::reference(Pass pass, std::span<const RefTensor> in, std::spa
     for (auto r = static_cast<size_t>(offsets.data[e]); r < static_cast<size_t>(offsets.data[e + 1]); ++r)
       for (size_t n = 0; n < outputs; ++n) {
         const size_t w = (e * outputs + n) * width;
-        double sum = 0;
+        double sum = backward || in[kBias].data.empty() ? 0 : in[kBias].data[e * outputs + n];
+        if (backward && !out[2].data.empty()) out[2].data[e * outputs + n] += in[kOffsets + 1].data[r * outputs + n];
         for (size_t k = 0; k < width; ++k) {
           if (!backward) {
             sum += x.data[r * width + k] * weight.data[w + k];
             continue;
           }
-          const double dy = in[3].data[r * outputs + n];
+          const double dy = in[kOffsets + 1].data[r * outputs + n];
           if (!out[0].data.empty()) out[0].data[r * width + k] += dy * weight.data[w + k];
           if (!out[1].data.empty()) out[1].data[w + k] += dy * x.data[r * width + k];
         }
@@ -87,7 +99,8 @@ std::vector<Workload> GroupedLinear::workloads() {
             {workload_name(model.name, step, part),
              std::make_shared<GroupedLinear>(kernels::GroupedLinearAttrs{model.dtype}),
              {TensorType(model.dtype, {model.top_k * Dim(Symbol::tokens), width}),
-              TensorType(model.dtype, {model.experts, outputs, width}), TensorType(DType::i32, {model.experts + 1})},
+              TensorType(model.dtype, {model.experts, outputs, width}), TensorType(DType::i32, {model.experts + 1}),
+              model.bias ? TensorType(model.dtype, {model.experts, outputs}) : kernels::absent_port()},
              symbols_of(step)});
       };
       add("experts up_proj", model.hidden, model.ffn);

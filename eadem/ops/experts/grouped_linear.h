@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[r, :] = weight[e] x[r, :] for the rows of each expert e. Ports, dtypes and gradients: kernels/experts.h.
+// y[r, :] = weight[e] x[r, :] + bias[e, :] for the rows of each expert e. Ports, dtypes and gradients:
+// kernels/experts.h.
 //
 // Sharding: weight along 1, its outputs, gives y along its last axis; weight along 2 with x along its last axis gives
-// partial sums.
+// partial sums. The bias is divided as y is; with partial sums there is none.
 #pragma once
 
 #include "eadem/kernels/experts.h"
@@ -18,7 +19,10 @@ class GroupedLinear final : public Op {
 
   std::string_view name() const override { return "grouped_linear"; }
   std::vector<Port> inputs() const override {
-    return {{"x"}, {"weight", Port::Role::parameter}, {"offsets", Port::Role::index}};
+    return {{"x"},
+            {"weight", Port::Role::parameter},
+            {"offsets", Port::Role::index},
+            {"bias", Port::Role::parameter, /*optional=*/true}};
   }
   std::vector<Port> outputs() const override { return {{"y"}}; }
   AttrsRef attrs() const override { return AttrsRef(attrs_); }
@@ -40,7 +44,7 @@ class GroupedLinear final : public Op {
   static std::vector<Workload> workloads();
 
  private:
-  enum In { kX, kWeight, kOffsets };
+  enum In { kX, kWeight, kOffsets, kBias };
   kernels::GroupedLinearAttrs attrs_;
 };
 

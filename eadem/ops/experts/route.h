@@ -13,7 +13,8 @@ namespace eadem::ops {
 
 class Route final : public Op {
  public:
-  // Throws InvalidArgument unless top_k is positive, epsilon is a number from 0 on, and scale is finite.
+  // Throws InvalidArgument unless top_k is positive, epsilon and least_sum are numbers from 0 on, scale is finite, and
+  // top_groups of groups can be chosen.
   explicit Route(const kernels::RouteAttrs& attrs);
 
   std::string_view name() const override { return "route"; }
@@ -35,6 +36,11 @@ class Route final : public Op {
 
  private:
   std::vector<double> scores(const double* logits, size_t experts) const;
+  // The chosen experts of a row, the best first.
+  std::vector<size_t> choose(const std::vector<double>& preference) const;
+  std::vector<bool> chosen_groups(const std::vector<double>& preference) const;
+  // The divisor of the chosen scores' sum.
+  double divisor(double sum) const;
   void reference_backward(std::span<const RefTensor> inputs, RefTensor& dlogits) const;
 
   kernels::RouteAttrs attrs_;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the golden ring: tiny random models and what transformers + PyTorch compute with them.
 
-    python make_goldens.py [--out DIR] [--fixtures DIR]
+    python make_goldens.py [--out DIR] [--fixtures DIR] [--only MODEL …]
 
 README.md beside this file describes every file written. All random numbers come from NumPy's
 PCG64, one stream per purpose, so that weights, prompts and batches do not depend on the machine.
@@ -109,21 +109,47 @@ MODELS = {
         config=dict(hidden_size=32, intermediate_size=64, moe_intermediate_size=32, num_attention_heads=4,
                     num_key_value_heads=2, head_dim=16, vocab_size=96, num_experts=6, num_experts_per_tok=3,
                     norm_topk_prob=True, rms_norm_eps=1e-6, rope_parameters=rope(10000.0))),
-    # Latent attention, queries without a latent of their own, the scale that yarn brings; dense layers.
+    "mixtral": dict(
+        type="mixtral", prompt=40, salt=1,
+        config=dict(hidden_size=24, intermediate_size=20, num_key_value_heads=2, vocab_size=64, num_local_experts=5,
+                    num_experts_per_tok=2, rope_parameters=rope(1000000.0))),
+    # An expert for all tokens beside the others, in the one layer.
+    "qwen2_moe": dict(
+        type="qwen2_moe", prompt=42, salt=1, gguf=True,
+        config=dict(hidden_size=32, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=1,
+                    shared_expert_intermediate_size=32, vocab_size=96, num_experts=3, num_experts_per_tok=2,
+                    rms_norm_eps=1e-6, rope_parameters=rope(1000000.0))),
+    # A dense layer, then experts of the best two of three groups; norms and biases; half of each head rotates.
+    "glm4_moe": dict(
+        type="glm4_moe", prompt=40, salt=1,
+        config=dict(hidden_size=24, intermediate_size=40, moe_intermediate_size=12, head_dim=12,
+                    vocab_size=64, n_routed_experts=9, num_experts_per_tok=3, n_group=3, topk_group=2,
+                    n_shared_experts=1, routed_scaling_factor=1.5, first_k_dense_replace=1, use_qk_norm=True,
+                    attention_bias=True, num_nextn_predict_layers=0,
+                    rope_parameters=rope(10000.0, partial_rotary_factor=0.5))),
+    # Experts in the middle layer; a correction that leaves some without work; pairs of neighbours rotate.
+    "ernie4_5_moe": dict(
+        type="ernie4_5_moe", prompt=40, salt=1,
+        config=dict(hidden_size=24, intermediate_size=32, moe_intermediate_size=12, num_hidden_layers=3,
+                    vocab_size=64, moe_num_experts=9, moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1,
+                    moe_layer_end_index=1, tie_word_embeddings=True, rope_parameters=rope(500000.0))),
+    # Latent attention, queries without a latent of their own, the scale that yarn brings; experts of the best
+    # two of three groups behind a dense layer.
     "deepseek_v2": dict(
         type="deepseek_v2", prompt=48, salt=3,
         config=dict(hidden_size=36, intermediate_size=40, num_attention_heads=3, num_key_value_heads=3, vocab_size=72,
                     q_lora_rank=None, kv_lora_rank=20, qk_nope_head_dim=10, qk_rope_head_dim=8, v_head_dim=12,
-                    first_k_dense_replace=2, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
-                    n_shared_experts=1, rms_norm_eps=1e-6, rope_parameters=rope(
+                    first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=3, moe_intermediate_size=10,
+                    n_shared_experts=2, topk_method="group_limited_greedy", n_group=3, topk_group=2,
+                    routed_scaling_factor=1.5, rms_norm_eps=1e-6, rope_parameters=rope(
                         10000.0, rope_type="yarn", factor=4.0, mscale=0.707, mscale_all_dim=0.707,
                         original_max_position_embeddings=32))),
-    # With a latent of queries.
+    # With a latent of queries; sigmoids, and a correction that the choice adds.
     "deepseek_v3": dict(
-        type="deepseek_v3", prompt=42, salt=4,
+        type="deepseek_v3", prompt=42, salt=5,
         config=dict(hidden_size=32, intermediate_size=40, num_attention_heads=4, num_key_value_heads=4, vocab_size=72,
                     q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=6, v_head_dim=9,
-                    first_k_dense_replace=2, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
+                    first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=12,
                     n_shared_experts=1, n_group=2, topk_group=1, rms_norm_eps=1e-6, num_mtp_layers=0,
                     rope_parameters=rope(10000.0))),
     # The only one not stored as one f32 file: bf16 tensors in several shards with an index.
@@ -133,7 +159,8 @@ MODELS = {
 }
 FIXTURES = {"tiny_llama3": 11, "tiny_llama3_tied": 0, "tiny_mistral": 11, "tiny_qwen3": 11, "tiny_qwen3_tied": 0,
             "tiny_qwen3_sharded": 8}  # and the salt of the prompt
-TRAINED = ("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+TRAINED = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v2",
+           "deepseek_v3")
 PACKED = "llama"
 CALIBRATED = ("llama", "llama31")  # with a head of its own, and tied
 
@@ -171,6 +198,8 @@ def random_parameter(model_name, name, shape):
         value = rng.uniform(0.5, 1.5, shape)
         if model_name.startswith("gemma3"):  # norms multiply by 1 + w
             value -= 1
+    elif name.endswith("e_score_correction_bias"):
+        value = 0.1 * rng.standard_normal(shape)
     elif name.endswith(".bias"):
         value = 0.3 * rng.standard_normal(shape)
     elif name.endswith("embed_tokens.weight"):
@@ -338,7 +367,8 @@ def classic_config(path, extra):
 
 def write_gguf(folder, config, weights, prompt):
     """model-q8_0.gguf as llama.cpp's converter lays it out, by the gguf package, and the logits of its values."""
-    arch = gguf.MODEL_ARCH.QWEN3MOE
+    arch = {"qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE}[config.model_type]
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(folder / "model-q8_0.gguf", gguf.MODEL_ARCH_NAMES[arch])
     writer.add_context_length(config.max_position_embeddings)
@@ -347,20 +377,23 @@ def write_gguf(folder, config, weights, prompt):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_expert_count(config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     stored = {}
     q8_0 = gguf.GGMLQuantizationType.Q8_0
 
     def write(name, value):
-        plain = value.ndim < 2 or name.endswith("mlp.gate.weight")
+        plain = value.ndim < 2 or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
         data = value if plain else gguf.quants.quantize(value, q8_0)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=None if plain else q8_0)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data.squeeze() if plain else data,
+                          raw_dtype=None if plain else q8_0)
         return value if plain else gguf.quants.dequantize(data, q8_0)
 
     for name, value in weights.items():
@@ -378,7 +411,8 @@ def write_model(out, name, row):
     config = AutoConfig.for_model(row["type"], **(COMMON | row["config"]))
     with torch.no_grad():
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-        for key, parameter in model.named_parameters():
+        corrections = [(k, b) for k, b in model.named_buffers() if k.endswith("e_score_correction_bias")]
+        for key, parameter in [*model.named_parameters(), *corrections]:
             parameter.copy_(random_parameter(name, key, tuple(parameter.shape)))
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2)
     model.to(row.get("store", torch.float32)).save_pretrained(folder, max_shard_size=row.get("shard", "5GB"))
@@ -564,13 +598,15 @@ def main():
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--fixtures", type=Path,
                         help="folder with tiny_llama3/ and its kin; without it fixtures/ is kept as it is")
+    parser.add_argument("--only", nargs="*", metavar="MODEL", help="write these models and nothing else")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     transformers.utils.logging.disable_progress_bar()
 
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, row in MODELS.items():
+    for name in args.only or MODELS:
+        row = MODELS[name]
         shutil.rmtree(args.out / name, ignore_errors=True)
         config, weights = write_model(args.out, name, row)
         if name in CALIBRATED:
@@ -580,6 +616,8 @@ def main():
             write_ten_steps(args.out, name, config, weights)
         if name == PACKED:
             write_packed(args.out, name, config, weights)
+    if args.only:
+        return
     write_rope(args.out)
     if args.fixtures:
         shutil.rmtree(args.out / "fixtures", ignore_errors=True)

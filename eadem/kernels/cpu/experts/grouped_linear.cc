@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// grouped_linear: the products of linear (kernels/cpu/linear), one for each expert that has rows.
+// grouped_linear: the products of linear (kernels/cpu/linear), of all experts that have rows at once.
 #include <algorithm>
+#include <new>
+#include <span>
 
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
@@ -13,8 +15,9 @@ namespace eadem::kernels::cpu {
 
 namespace {
 
-enum GroupedInput { kX, kWeight, kOffsets, kDy };
-enum GroupedOutput { kDx, kDweight };
+enum GroupedInput { kX, kWeight, kOffsets, kBias };
+enum GroupedBackwardInput { kDy = kBias };
+enum GroupedOutput { kDx, kDweight, kDbias };
 
 // Calls expert(e, first row, rows) for each expert that has rows.
 template <typename Expert>
@@ -24,7 +27,7 @@ void for_each_expert(const TensorView& offsets, Expert&& expert) {
     if (begin[e + 1] > begin[e]) expert(e, int64_t{begin[e]}, int64_t{begin[e + 1] - begin[e]});
 }
 
-// How far x may be rounded. Each expert's product rounds its rows itself.
+// How far x may be rounded.
 MatmulInput input_of(const KernelRequest& r) { return r.attrs.get<GroupedLinearAttrs>().matmul_input; }
 
 // The packing in which products read the matrix of an expert, or null if none reads it.
@@ -45,42 +48,78 @@ bool has_whole_steps(const TensorType& weight, const Encoding* matrix) {
   return GroupPanels::of(matrix) == nullptr || weight.fixed(2) % kStep == 0;
 }
 
+// The encoding to which x is rounded before the products read it, or null: they read it as it is, or round it
+// themselves because each expert's columns have an order of their own.
+const Encoding* rounding_of_x(const KernelRequest& r, int input) {
+  const Encoding* matrix = input == kX ? forward_matrix(r) : nullptr;
+  if (matrix == nullptr) return nullptr;
+  const MatmulTypes types = WeightReader(matrix, input_of(r)).types();
+  return types.source == MatmulTypes::Source::quantized && !types.has_order ? &Int8Rows::of(*types.layout) : nullptr;
+}
+
 Verdict can_grouped(const KernelRequest& r) {
   const TensorType& weight = r.inputs[kWeight];
   const Encoding* matrix = forward_matrix(r);
   return Requirements(r)
-      .f32("x", r.inputs[kX])
       .require(matrix != nullptr, fmt::format("reads no weight in {}", to_string(weight)))
       .require(matrix == nullptr || has_whole_steps(weight, matrix),
                fmt::format("takes weight in rows of whole steps of {}; it is {}", kStep, to_string(weight)))
+      .f32("x", r.inputs[kX], rounding_of_x(r, kX))
+      .one_of("bias", r.inputs[kBias], kStorageDTypes)
       .f32("y", r.outputs[0])
       .verdict();
 }
 
+struct GroupedForward {
+  WeightReader reader;
+  MatrixStack experts;
+  MatmulPlan product;
+  size_t bias_bytes;  // of a value
+};
+
+// The experts that have rows, as groups of the product, in memory for all experts.
+std::span<const MatmulGroup> groups_of(const GroupedForward& plan, const KernelCall& call, MatmulGroup* memory) {
+  const TensorView &weights = call.inputs[kWeight], &bias = call.inputs[kBias];
+  const int64_t outputs = weights.shape[1];
+  size_t count = 0;
+  for_each_expert(call.inputs[kOffsets], [&](int64_t e, int64_t first, int64_t rows) {
+    MatmulGroup& group =
+        *new (memory + count++) MatmulGroup{first, rows, plan.reader.read(plan.experts.matrix(weights, e))};
+    if (bias.defined())
+      group.bias = static_cast<const std::byte*>(bias.data) + static_cast<size_t>(e * outputs) * plan.bias_bytes;
+  });
+  return {memory, count};
+}
+
+void run_grouped(const GroupedForward& plan, const KernelCall& call, int64_t group_bytes) {
+  const TensorView& x = call.inputs[kX];
+  Matmul m;
+  m.rows = x.shape[0];
+  m.k_size = m.a_row_stride = x.shape[1];
+  m.outputs = call.inputs[kWeight].shape[1];
+  if (x.encoding == nullptr)
+    m.a = elements<const float>(x);
+  else
+    m.a_codes = int8_row_planes(x);
+  m.y = elements<float>(call.outputs[0]);
+  auto* memory = static_cast<std::byte*>(call.scratch.data);
+  plan.product.run_groups(cpu_device(call), m, groups_of(plan, call, reinterpret_cast<MatmulGroup*>(memory)),
+                          memory + group_bytes);
+}
+
 PlanPtr prepare_grouped(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const TensorType& weight = r.inputs[kWeight];
+  const TensorType &weight = r.inputs[kWeight], &bias = r.inputs[kBias];
   const Encoding* packing = forward_matrix(r);
   const WeightReader reader(packing, input_of(r));
-  const MatmulPlan product(device, reader.types());
-  const MatrixStack experts(stack_encoding(packing), weight.dtype, weight.bind({}));
+  MatmulTypes types = reader.types();
+  if (!is_absent(bias)) types.bias = bias.dtype;
+  const GroupedForward plan{reader, MatrixStack(stack_encoding(packing), weight.dtype, weight.bind({})),
+                            MatmulPlan(device, types), dtype_size(bias.dtype)};
   const Shape x = r.inputs[kX].bind(r.bounds);
-  return make_plan(
-      [=](const KernelCall& call) {
-        const TensorView &in = call.inputs[kX], &weights = call.inputs[kWeight];
-        const int64_t width = in.shape[1], outputs = weights.shape[1];
-        for_each_expert(call.inputs[kOffsets], [&](int64_t e, int64_t first, int64_t rows) {
-          Matmul m;
-          m.rows = rows;
-          m.k_size = m.a_row_stride = width;
-          m.outputs = outputs;
-          m.a = elements<const float>(in) + first * width;
-          m.b = reader.read(experts.matrix(weights, e));
-          m.y = elements<float>(call.outputs[0]) + first * outputs;
-          product.run(cpu_device(call), m, call.scratch.data);
-        });
-      },
-      product.scratch_bytes(device, x[0], x[1]));
+  const int64_t group_bytes = round_up(weight.fixed(0) * static_cast<int64_t>(sizeof(MatmulGroup)), 64);
+  return make_plan([=](const KernelCall& call) { run_grouped(plan, call, group_bytes); },
+                   group_bytes + plan.product.scratch_bytes(device, x[0], x[1], r.inputs[kX].encoding != nullptr));
 }
 
 // ---- Backward
@@ -100,6 +139,7 @@ Verdict can_grouped_backward(const KernelRequest& r) {
       .f32("dy", r.inputs[kDy])
       .f32("dx", r.outputs[kDx])
       .f32("dweight", r.outputs[kDweight])
+      .f32("dbias", r.outputs[kDbias])
       .verdict();
 }
 
@@ -109,6 +149,18 @@ struct GroupedBackward {
   MatmulPlan dx, dweight;
 };
 
+// dbias[n] += sum_r dy[r, n]: each column is one chain over r, then one addition.
+void add_column_sums(float* dbias, const float* dy, int64_t rows, int64_t outputs) {
+  constexpr int64_t kColumns = 64;
+  for (int64_t n = 0; n < outputs; n += kColumns) {
+    const int64_t columns = std::min(kColumns, outputs - n);
+    float sums[kColumns] = {};
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < columns; ++i) sums[i] += dy[r * outputs + n + i];
+    for (int64_t i = 0; i < columns; ++i) dbias[n + i] += sums[i];
+  }
+}
+
 void run_grouped_backward(const GroupedBackward& plan, const KernelCall& call) {
   CpuDevice& device = cpu_device(call);
   const int64_t width = call.inputs[kX].shape[1], outputs = call.inputs[kDy].shape[1];
@@ -116,6 +168,7 @@ void run_grouped_backward(const GroupedBackward& plan, const KernelCall& call) {
   const float* dy = elements<const float>(call.inputs[kDy]);
   float* dx = elements<float>(call.outputs[kDx]);
   float* dweight = elements<float>(call.outputs[kDweight]);
+  float* dbias = elements<float>(call.outputs[kDbias]);
   for_each_expert(call.inputs[kOffsets], [&](int64_t e, int64_t first, int64_t rows) {
     // 1. dx = dy weight
     if (dx != nullptr) {
@@ -141,6 +194,8 @@ void run_grouped_backward(const GroupedBackward& plan, const KernelCall& call) {
       m.y = dweight + e * outputs * width;
       plan.dweight.run(device, m, call.scratch.data);
     }
+    // 3. dbias += column sums of dy
+    if (dbias != nullptr) add_column_sums(dbias + e * outputs, dy + first * outputs, rows, outputs);
   });
 }
 
@@ -156,8 +211,16 @@ PlanPtr prepare_grouped_backward(const KernelRequest& r, Context&) {
                    std::max(plan.dx.scratch_bytes(device, 0, 0), plan.dweight.scratch_bytes(device, 0, 0)));
 }
 
-constexpr Kernel kForward{"cpu_expert_panels", Pass::forward, can_grouped, prepare_grouped, pack_experts};
-constexpr Kernel kInference{"cpu_expert_panels", Pass::inference, can_grouped, prepare_grouped, pack_experts};
+constexpr Kernel grouped_kernel(Pass pass) {
+  return {.name = "cpu_expert_panels",
+          .pass = pass,
+          .can_handle = can_grouped,
+          .prepare = prepare_grouped,
+          .packing = pack_experts,
+          .wanted_encoding = rounding_of_x};
+}
+constexpr Kernel kForward = grouped_kernel(Pass::forward);
+constexpr Kernel kInference = grouped_kernel(Pass::inference);
 constexpr Kernel kBackward{"cpu_expert_panels", Pass::backward, can_grouped_backward, prepare_grouped_backward,
                            pack_experts_transposed};
 

@@ -2,6 +2,8 @@
 //
 // route and its gradient: each row by itself.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
@@ -25,7 +27,7 @@ struct RouteRows {
   const float* bias;  // null: none
 };
 
-// Chooses the experts of a row and writes their weights. `scores` is scratch for the scores of all experts.
+// Chooses the experts of a row and writes their weights. `scores` is scratch for two values of each expert.
 using RouteRow = void (*)(int32_t* chosen, float* weights, float* scores, const float* logits, const RouteRows& rows);
 using RouteBackwardRow = void (*)(float* dlogits, float* scores, const float* logits, const int32_t* chosen,
                                   const float* dweights, const RouteRows& rows);
@@ -38,39 +40,94 @@ namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
 void score_row(float* scores, const float* logits, const RouteRows& rows) {
-  if (rows.attrs.scoring == RouteAttrs::Scoring::softmax) return softmax_row(scores, logits, rows.experts);
-  map(
-      scores, rows.experts, [](Vec v) { return sigmoid(v); }, logits);
-}
-
-// The best top_k, in falling order; of equals the lower number comes first. A NaN is better than nothing.
-void choose_experts(int32_t* chosen, float* preferences, const float* logits, const float* scores,
-                    const RouteRows& rows) {
-  int64_t count = 0;
-  const int64_t top_k = rows.attrs.top_k;
-  for (int64_t e = 0; e < rows.experts; ++e) {
-    const float preference = rows.bias == nullptr ? logits[e] : scores[e] + rows.bias[e];
-    if (count == top_k && !(preference > preferences[top_k - 1])) continue;
-    int64_t j = count < top_k ? count++ : top_k - 1;
-    for (; j > 0 && preference > preferences[j - 1]; --j) {
-      preferences[j] = preferences[j - 1];
-      chosen[j] = chosen[j - 1];
-    }
-    preferences[j] = preference;
-    chosen[j] = static_cast<int32_t>(e);
+  switch (rows.attrs.scoring) {
+    case RouteAttrs::Scoring::softmax: return softmax_row(scores, logits, rows.experts);
+    case RouteAttrs::Scoring::sigmoid:
+      return map(
+          scores, rows.experts, [](Vec v) { return sigmoid(v); }, logits);
+    case RouteAttrs::Scoring::sqrt_softplus:
+      for (int64_t e = 0; e < rows.experts; ++e)
+        scores[e] = std::sqrt(std::max(logits[e], 0.0f) + std::log1p(std::exp(-std::fabs(logits[e]))));
   }
 }
 
+// The best `top_k` so far, in falling order; of equals the lower number comes first. A NaN is better than nothing.
+class Best {
+ public:
+  Best(int32_t* chosen, float* preferences, int64_t top_k)
+      : chosen_(chosen), preferences_(preferences), top_k_(top_k) {}
+
+  // Offers experts [begin, end).
+  void offer(const float* preferences, int64_t begin, int64_t end) {
+    for (int64_t e = begin; e < end; ++e) {
+      const float preference = preferences[e];
+      if (count_ == top_k_ && !(preference > preferences_[top_k_ - 1])) continue;
+      int64_t j = count_ < top_k_ ? count_++ : top_k_ - 1;
+      for (; j > 0 && preference > preferences_[j - 1]; --j) {
+        preferences_[j] = preferences_[j - 1];
+        chosen_[j] = chosen_[j - 1];
+      }
+      preferences_[j] = preference;
+      chosen_[j] = static_cast<int32_t>(e);
+    }
+  }
+
+ private:
+  int32_t* chosen_;
+  float* preferences_;
+  int64_t top_k_, count_ = 0;
+};
+
+// What a group of experts is worth: its best preference, or the sum of its two best.
+float group_worth(const float* preferences, int64_t group, int64_t group_best) {
+  float first = preferences[0], second = -std::numeric_limits<float>::infinity();
+  for (int64_t e = 1; e < group; ++e) {
+    second = std::max(second, std::min(first, preferences[e]));
+    first = std::max(first, preferences[e]);
+  }
+  return group_best == 1 ? first : first + second;
+}
+
+// A group is chosen if fewer than top_groups others are better; of equals the lower number is. Nothing is better than
+// NaN, so that there are always enough groups.
+bool is_chosen_group(const float* worth, int64_t g, const RouteAttrs& attrs) {
+  int64_t better = 0;
+  for (int64_t other = 0; other < attrs.groups; ++other)
+    better += worth[other] > worth[g] || (worth[other] == worth[g] && other < g) ? 1 : 0;
+  return better < attrs.top_groups;
+}
+
+// Writes the chosen experts. `preferences` is scratch for a value of each expert, as `weights` is for each chosen one.
+void choose_experts(int32_t* chosen, float* weights, float* preferences, const float* logits, const float* scores,
+                    const RouteRows& rows) {
+  const RouteAttrs& attrs = rows.attrs;
+  Best best(chosen, weights, attrs.top_k);
+  if (rows.bias != nullptr) {
+    map(
+        preferences, rows.experts, [](Vec s, Vec b) { return hn::Add(s, b); }, scores, rows.bias);
+    scores = preferences;
+  }
+  if (attrs.groups == 1) return best.offer(rows.bias == nullptr ? logits : scores, 0, rows.experts);
+  const int64_t group = rows.experts / attrs.groups;
+  float* worth = preferences + (rows.bias == nullptr ? 0 : rows.experts);
+  for (int64_t g = 0; g < attrs.groups; ++g) worth[g] = group_worth(scores + g * group, group, attrs.group_best);
+  for (int64_t g = 0; g < attrs.groups; ++g)
+    if (is_chosen_group(worth, g, attrs)) best.offer(scores, g * group, (g + 1) * group);
+}
+
+// The divisor of the chosen scores, whose sum is `sum`.
+float divisor(float sum, const RouteAttrs& attrs) { return std::max(sum + attrs.epsilon, attrs.least_sum); }
+
 void route_row(int32_t* chosen, float* weights, float* scores, const float* logits, const RouteRows& rows) {
   score_row(scores, logits, rows);
-  choose_experts(chosen, weights, logits, scores, rows);
+  choose_experts(chosen, weights, scores + rows.experts, logits, scores, rows);
   const RouteAttrs& attrs = rows.attrs;
   float sum = 0.0f;
   for (int64_t j = 0; j < attrs.top_k; ++j) {
     weights[j] = scores[chosen[j]];
     sum += weights[j];
   }
-  sum += attrs.epsilon;
+  sum = divisor(sum, attrs);
   for (int64_t j = 0; j < attrs.top_k; ++j)
     weights[j] = (attrs.renormalize ? weights[j] / sum : weights[j]) * attrs.scale;
 }
@@ -85,15 +142,20 @@ void route_backward_row(float* dlogits, float* scores, const float* logits, cons
     sum += scores[chosen[j]];
     weighted += dweights[j] * scores[chosen[j]];
   }
-  sum += attrs.epsilon;
+  if (sum + attrs.epsilon < attrs.least_sum) weighted = 0;
+  sum = divisor(sum, attrs);
   const auto gradient = [&](int64_t j) {
     return attrs.scale * (attrs.renormalize ? (dweights[j] - weighted / sum) / sum : dweights[j]);
   };
-  if (attrs.scoring == RouteAttrs::Scoring::sigmoid) {
+  if (attrs.scoring != RouteAttrs::Scoring::softmax) {
+    const bool is_sigmoid = attrs.scoring == RouteAttrs::Scoring::sigmoid;
     std::fill_n(dlogits, rows.experts, 0.0f);
     for (int64_t j = 0; j < attrs.top_k; ++j) {
-      const float s = scores[chosen[j]];
-      dlogits[chosen[j]] = gradient(j) * s * (1.0f - s);
+      const float s = scores[chosen[j]], z = logits[chosen[j]];
+      const float t = std::exp(-std::fabs(z)), sigmoid_of_z = (z < 0 ? t : 1.0f) / (1.0f + t);
+      // A score of 0 is that of a logit so low that its slope has vanished, too.
+      const float slope = is_sigmoid ? s * (1.0f - s) : s > 0 ? 0.5f * sigmoid_of_z / s : 0.0f;
+      dlogits[chosen[j]] = gradient(j) * slope;
     }
     return;
   }
@@ -119,8 +181,8 @@ namespace {
 
 int64_t route_grain(int64_t experts) { return std::max<int64_t>(1, 4096 / experts); }
 
-// Scores of one row for each worker, on cache lines of their own.
-int64_t score_floats(int64_t experts) { return round_up(experts, 16); }
+// Scores and preferences of one row, and the worth of its groups, for each worker, on cache lines of their own.
+int64_t score_floats(int64_t experts) { return round_up(3 * experts, 16); }
 int64_t score_bytes(const KernelRequest& r) {
   return cpu_device(r).pool().num_threads() * score_floats(r.inputs[0].fixed(1)) * static_cast<int64_t>(sizeof(float));
 }

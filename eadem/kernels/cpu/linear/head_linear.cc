@@ -40,7 +40,8 @@ Verdict can_head_linear(const KernelRequest& r) {
   return Requirements(r)
       .f32("x", r.inputs[kX])
       .require(matrix != nullptr, fmt::format("reads no weight in {}", to_string(weight)))
-      .require(whole_steps, fmt::format("takes weight in rows of whole steps of {}; it is {}", kStep, to_string(weight)))
+      .require(whole_steps,
+               fmt::format("takes weight in rows of whole steps of {}; it is {}", kStep, to_string(weight)))
       .f32("y", r.outputs[0])
       .verdict();
 }

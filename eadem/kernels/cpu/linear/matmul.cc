@@ -610,5 +610,61 @@ void MatmulPlan::run(CpuDevice& device, const Matmul& m, void* scratch) const {
   });
 }
 
+namespace {
+
+// The rows of m that a group has, as a product.
+Matmul product_of_group(const Matmul& m, const MatmulGroup& group) {
+  Matmul own = m;
+  own.rows = group.rows;
+  own.a = m.a == nullptr ? nullptr : m.a + group.row * m.a_row_stride;
+  own.b = group.b;
+  own.bias = group.bias;
+  own.y = m.y + group.row * m.outputs;
+  return own;
+}
+
+}  // namespace
+
+void MatmulPlan::run_units(const Matmul& m, const MatmulRows& x, const MatmulGroup& group, int64_t begin, int64_t end,
+                           float* scratch) const {
+  Matmul own = m;
+  own.b = group.b;
+  own.bias = group.bias;
+  MatmulRows rows = x;
+  rows.quantized_product = group.rows == 1 ? quantized_.single_row : quantized_.rows;
+  const int64_t last = group.row + group.rows, panels = ceil_div(m.outputs, kPanelWidth);
+  for (int64_t row = group.row; row < last; row += tile_blocks_.rows)
+    run_task(own, rows, tile_blocks_, row, std::min(last, row + tile_blocks_.rows), begin * tile_blocks_.unit,
+             std::min(panels, end * tile_blocks_.unit), scratch);
+}
+
+void MatmulPlan::run_groups(CpuDevice& device, const Matmul& m, std::span<const MatmulGroup> groups,
+                            void* scratch) const {
+  if (groups.empty() || m.outputs == 0) return;
+  // Tiles take rows from a multiple of their height on, and a weight whose columns have an order of their own wants the
+  // rows in that order: each group is a product by itself.
+  if (source_ == Source::pairs || has_order_) {
+    for (const MatmulGroup& group : groups) run(device, product_of_group(m, group), scratch);
+    return;
+  }
+  // 1. Prepare the rows of all groups at once.
+  ThreadPool& pool = device.pool();
+  Matmul all = m;
+  all.b = groups.front().b;
+  const MatmulRows x = prepared_rows(&pool, all, static_cast<float*>(scratch) + pool.num_threads() * worker_floats_);
+
+  // 2. The groups stand side by side: all of them are divided at once, and each into units of panels. A unit of a group
+  // with few rows takes as long as reading its weights, one with many rows longer; ranges become shorter to the end.
+  const int64_t units = ceil_div(ceil_div(m.outputs, kPanelWidth), tile_blocks_.unit);
+  pool.parallel_ranges(static_cast<int64_t>(groups.size()) * units, 1, [&](int64_t begin, int64_t end, int worker) {
+    while (begin < end) {
+      const int64_t group = begin / units, first = begin % units, some = std::min(end - begin, units - first);
+      run_units(m, x, groups[static_cast<size_t>(group)], first, first + some,
+                static_cast<float*>(scratch) + worker * worker_floats_);
+      begin += some;
+    }
+  });
+}
+
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/linear/amx.h"
@@ -88,6 +89,14 @@ struct Matmul {
   float* y_row(int64_t r) const { return y + r * (y_row_stride == 0 ? outputs : y_row_stride); }
 };
 
+// Neighbouring rows of a product that meet a weight of their own.
+struct MatmulGroup {
+  int64_t row = 0;  // the first
+  int64_t rows = 0;
+  MatmulWeight b;
+  const void* bias = nullptr;
+};
+
 // A weight packed by PackedPanels for `side`: how products read it.
 MatmulTypes::Source source_of(PackedPanels::Side side);
 
@@ -107,6 +116,9 @@ class MatmulPlan {
   // Bytes of scratch for products of up to `rows` rows of `k_size` values; less if a always arrives rounded.
   int64_t scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded = false) const;
   void run(CpuDevice& device, const Matmul& product, void* scratch) const;
+  // Computes the groups' rows of `product`, each with the weight of its group; product.b and product.bias are not
+  // read. A row has the bits that `run` gives it.
+  void run_groups(CpuDevice& device, const Matmul& product, std::span<const MatmulGroup> groups, void* scratch) const;
 
   // `count` products of equal sizes: product_of(i) is one of them. Those of few rows are computed side by side, each by
   // one thread.
@@ -155,6 +167,9 @@ class MatmulPlan {
   int64_t worker_bytes_each(int64_t rows, int64_t k_size) const;
   // A product of few rows, within a task.
   void run_alone(const Matmul& product, void* scratch) const;
+  // Multiplies units [begin, end) of a group, whose rows have been prepared.
+  void run_units(const Matmul& m, const MatmulRows& x, const MatmulGroup& group, int64_t begin, int64_t end,
+                 float* scratch) const;
   void run_task(const Matmul& m, const MatmulRows& x, const Blocks& blocks, int64_t row_begin, int64_t row_end,
                 int64_t panel_begin, int64_t panel_end, float* scratch) const;
 

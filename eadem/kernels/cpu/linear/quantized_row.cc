@@ -21,13 +21,13 @@ namespace {
 // Panels that the row multiplies side by side.
 inline constexpr int kQuantizedRowPanels = HWY_TARGET == HWY_SCALAR ? 1 : 4;
 
-// c [kPanels * 16] += the row of x times the chunk, which begins at step s0.
+// c [kPanels * 16] += row `row` of x times the chunk, which begins at step s0.
 template <typename Dot, typename Format, int kPanels>
-HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, const PackedChunk& w, int64_t s0,
-                                int64_t steps, const uint8_t* table) {
+HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, int64_t row, const PackedChunk& w,
+                                int64_t s0, int64_t steps, const uint8_t* table) {
   using Fields = typename Format::Fields;
   constexpr int kGroups = Format::kGroups, kGroupVectors = static_cast<int>(kStepVectors) / kGroups;
-  const int64_t first = x.step(0, s0);
+  const int64_t first = x.step(row, s0);
   const StreamAhead ahead(w.quants_stride, (kPanels - 1) * w.quants_stride);
   const StreamAhead scales_ahead(w.scales_stride, (kPanels - 1) * w.scales_stride);
   if constexpr (Format::kSupers) {
@@ -100,7 +100,7 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, c
 }
 
 template <template <bool> typename Dot, typename Format>
-void row_product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t /*r0*/,
+void row_product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                            int64_t /*rows*/, int64_t p0, int64_t panels, float* scratch) {
   const int64_t all_steps = k_size / kStep;
   std::memset(c, 0, static_cast<size_t>(panels * kPanelWidth) * sizeof(float));
@@ -109,7 +109,7 @@ void row_product_of_format(float* c, const QuantizedRows& x, const QuantizedWeig
     const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
     cut_into<kQuantizedRowPanels, 1>(panels, [&](auto width, int64_t p) {
       quantized_row<Dot<Format::Fields::kWholeBytes>, Format, decltype(width)::value>(
-          c + p * kPanelWidth, x, chunk.from_panel(p), s0, steps, w.layout->table.data());
+          c + p * kPanelWidth, x, r0, chunk.from_panel(p), s0, steps, w.layout->table.data());
     });
   }
 }

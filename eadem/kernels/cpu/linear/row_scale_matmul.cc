@@ -134,7 +134,7 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
   for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
     const int64_t steps = std::min(kChunkSteps, all_steps - s0);
     ChunkPanels chunk{w.quants + p0 * stride + s0 * step_bytes, stride};
-    if (x.rows == 1) {
+    if (rows == 1) {
       if (w.layout->code_bits == 4)
         chunk_row<Dot<false>, 4>(c, x, r0, chunk, panels, s0, steps);
       else

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What families with mixtures of experts share: keys of their configurations, the decoder that most of them are, and
+// the ways in which checkpoints store experts.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "eadem/models/config/config_text.h"
+#include "eadem/models/decoder.h"
+#include "eadem/models/weight_recipe.h"
+
+namespace eadem::models {
+
+// The sizes that config.json gives under `count_key` or transformers 5's num_local_experts, num_experts_per_tok and
+// moe_intermediate_size, with the values for absent keys.
+struct ExpertDefaults {
+  std::string_view count_key = "num_experts";
+  int64_t count = 0;
+  int64_t per_token = 0;
+  int64_t ffn = 0;
+};
+void read_experts(const io::JsonReader& config, const ExpertDefaults& defaults, ModelConfig& result);
+void write_experts(const ModelConfig& config, std::string_view count_key, io::JsonValue& json);
+
+// decoder_sparse_step and mlp_only_layers.
+void read_sparse_layers(const io::JsonReader& config, ModelConfig& result);
+void write_sparse_layers(const ModelConfig& config, io::JsonValue& json);
+
+// How a config.json has its rope: rope_theta with `theta` where nothing states one, scaling, a partial rotation.
+void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& result);
+void write_rope(const ModelConfig& config, io::JsonValue& json);
+
+// The experts that the configuration describes, without what is a family's own: scores, groups, biases.
+modules::MoeMlp::Config experts_of(const ModelConfig& config);
+// A pre-norm decoder whose layers have `experts` where the configuration has them, and a dense MLP elsewhere.
+DecoderSpec moe_decoder(const ModelConfig& config, const modules::MoeMlp::Config& experts,
+                        kernels::RopeStyle rope_style = kernels::RopeStyle::rotate_half);
+
+// How the Hugging Face files of a family name the parts of a layer's experts.
+struct ExpertNames {
+  std::string_view module = "mlp";
+  std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";
+};
+// A matrix for each expert, or what transformers 5 computes with: gate and up of all experts in one tensor
+// [experts, 2 ffn, hidden], down in another. GGUF files have the parameters as they are. Nothing for other parameters.
+std::vector<WeightRecipe> expert_recipes(const ModelConfig& config, const ParameterInfo& parameter,
+                                         CheckpointFormat format, const ExpertNames& names = {});
+
+}  // namespace eadem::models

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The families with mixtures of experts, by one table: what their configurations mean, and that checkpoints of each are
+// saved as they were read. Logits are compared in tests/engine/golden_test.cc, and training in
+// tests/train/training_test.cc.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "eadem/io/safetensors.h"
+#include "eadem/models/decoder.h"
+#include "eadem/models/huggingface.h"
+#include "eadem/models/parameter_reader.h"
+#include "tests/support/refusal.h"
+
+namespace eadem::models {
+namespace {
+
+namespace fs = std::filesystem;
+using kernels::RouteAttrs;
+using test::refusal;
+
+const fs::path kGoldens = fs::path(EADEM_SOURCE_DIR) / "tests/data/golden";
+
+ModelConfig read_config(const std::string& name, const char* file) {
+  return ModelConfig::from_json(io::JsonReader::read((kGoldens / name / file).string()));
+}
+
+ModelConfig parse(const io::JsonValue& json) {
+  return ModelConfig::from_json(io::JsonReader::parse(io::to_json(json), "config.json"));
+}
+
+io::JsonValue small(const char* type) {
+  io::JsonValue json = io::JsonValue::object();
+  json.set("model_type", type).set("vocab_size", 64).set("hidden_size", 64).set("intermediate_size", 48);
+  return json.set("num_hidden_layers", 4).set("num_attention_heads", 16).set("num_key_value_heads", 8);
+}
+
+// The experts of the last layer.
+modules::MoeMlp::Config experts_of_last(const ModelConfig& config) {
+  return std::get<modules::MoeMlp::Config>(Decoder(config).decoder_spec().layers.back().mlp);
+}
+
+std::string layers_of(const ModelConfig& config) {
+  std::string text;
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) text += config.has_experts(layer) ? 'e' : 'd';
+  return text;
+}
+
+class ExpertFamily : public testing::TestWithParam<const char*> {};
+
+TEST_P(ExpertFamily, OldAndNewKeysMeanTheSame) {
+  const ModelConfig config = read_config(GetParam(), "config.json");
+  EXPECT_EQ(io::to_json(config.describe()), io::to_json(read_config(GetParam(), "config.classic.json").describe()));
+  EXPECT_EQ(parse(config.to_json()), config);
+}
+
+// Every tensor of the file is made of parameters again, and nothing else is.
+TEST_P(ExpertFamily, IsSavedAsItWasRead) {
+  const Checkpoint golden = open_checkpoint((kGoldens / GetParam()).string());
+  const ParameterReader reader(golden);
+  size_t count = 0;
+  for (const auto& [name, recipe] : tensors_of(*golden.model, CheckpointFormat::huggingface)) {
+    ASSERT_NE(golden.weights->find(name), nullptr) << name;
+    const Tensor read = golden.weights->get(name),
+                 saved = evaluate(
+                     recipe, [&](const std::string&own) { return reader.read(own); }, name);
+    ASSERT_EQ(to_string(read.view), to_string(saved.view)) << name;
+    EXPECT_EQ(std::memcmp(read.view.data, saved.view.data, static_cast<size_t>(read.view.size_bytes())), 0) << name;
+    ++count;
+  }
+  EXPECT_EQ(count, golden.weights->tensors().size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, ExpertFamily, testing::Values("mixtral", "qwen2_moe", "glm4_moe", "ernie4_5_moe"));
+
+TEST(ExpertFamilies, AbsentKeysTakeTheDefaultsOfTransformers) {
+  const ModelConfig mixtral = parse(small("mixtral"));
+  EXPECT_EQ(mixtral.num_experts, 8);
+  EXPECT_EQ(mixtral.moe_intermediate_size, 48);
+  EXPECT_EQ(mixtral.rope_theta, 1e6);
+  EXPECT_EQ(mixtral.rms_norm_eps, 1e-5);
+  EXPECT_TRUE(experts_of_last(mixtral).route.renormalize);
+
+  const ModelConfig qwen2 = parse(small("qwen2_moe"));
+  EXPECT_TRUE(qwen2.attention_bias);
+  EXPECT_FALSE(qwen2.attention_out_bias);
+  EXPECT_EQ(qwen2.num_experts, 60);
+  EXPECT_FALSE(experts_of_last(qwen2).route.renormalize);
+  EXPECT_EQ(experts_of_last(qwen2).shared->ffn, 5632);
+  EXPECT_TRUE(experts_of_last(qwen2).shared->gated);
+
+  const ModelConfig glm4 = parse(small("glm4_moe"));
+  EXPECT_EQ(layers_of(glm4), "deee");
+  EXPECT_EQ(glm4.rotary_dim, glm4.head_dim / 2);
+  EXPECT_FALSE(glm4.qk_norm);
+  EXPECT_EQ(experts_of_last(glm4).route.scoring, RouteAttrs::Scoring::sigmoid);
+  EXPECT_TRUE(experts_of_last(glm4).correction_bias);
+  EXPECT_EQ(experts_of_last(glm4).shared->ffn, 1408);
+
+  const ModelConfig ernie = parse(small("ernie4_5_moe"));
+  EXPECT_EQ(layers_of(ernie), "deee");
+  EXPECT_EQ(ernie.rope_theta, 5e5);
+  EXPECT_TRUE(ernie.tie_word_embeddings);
+  EXPECT_EQ(experts_of_last(ernie).shared->ffn, 2 * 1536);
+  EXPECT_FLOAT_EQ(experts_of_last(ernie).route.least_sum, 1e-12f);
+}
+
+TEST(ExpertFamilies, LayersWithExperts) {
+  const auto ernie = [](int64_t first, int64_t last, int64_t interval) {
+    io::JsonValue json = small("ernie4_5_moe");
+    json.set("moe_layer_start_index", first).set("moe_layer_end_index", last).set("moe_layer_interval", interval);
+    const ModelConfig config = parse(json);
+    EXPECT_EQ(layers_of(parse(config.to_json())), layers_of(config));
+    return layers_of(config);
+  };
+  EXPECT_EQ(ernie(0, -1, 1), "eeee");
+  EXPECT_EQ(ernie(1, 2, 1), "deed");
+  EXPECT_EQ(ernie(0, -1, 2), "dede");
+  EXPECT_EQ(layers_of(parse(small("glm4_moe").set("first_k_dense_replace", 3))), "ddde");
+}
+
+TEST(ExpertFamilies, GroupsThatCannotBeChosenAreRefused) {
+  const auto groups = [](int64_t all, int64_t chosen) {
+    return refusal([&] { parse(small("glm4_moe").set("n_group", all).set("topk_group", chosen)); });
+  };
+  EXPECT_EQ(groups(8, 4), "");
+  EXPECT_HAS(groups(3, 1), "8 of 128 experts compute a token, of 1 of 3 groups");
+  EXPECT_HAS(groups(4, 5), "of 5 of 4 groups");
+  EXPECT_HAS(groups(64, 1), "of 1 of 64 groups");
+}
+
+TEST(ExpertFamilies, WhatIsNotComputedIsRefused) {
+  EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("use_sliding_window", true)); }),
+             "'use_sliding_window' is true");
+  EXPECT_HAS(refusal([] { parse(small("ernie4_5_moe").set("use_bias", true)); }), "'use_bias' is true");
+  for (const char* type : {"mixtral", "glm4_moe", "ernie4_5_moe"})
+    EXPECT_HAS(refusal([&] { parse(small(type)).to_gguf(); }), "are not written to GGUF files");
+  EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("norm_topk_prob", true)).to_gguf(); }), "norm_topk_prob");
+}
+
+}  // namespace
+}  // namespace eadem::models
