@@ -16,6 +16,7 @@
 //                        with index i among the n of its sequence has position kv_length - n + i
 //            block_table [sequences, max_blocks] i32: block that holds positions [i * block_size, …) of a sequence
 //                        (cached only; absent when direct). A contiguous cache has one block per sequence.
+//            v may be k itself, when the first value_dim columns of a key are its value: latent attention
 //            sinks       [heads] f32, a parameter; the port is there only if the attribute says so
 //   outputs  y [tokens, heads, value_dim] dtype of q; forward (direct only) also lse [tokens, heads] f32, the logarithm
 //            of the sum of exp(score), that of the sink among them

@@ -10,6 +10,10 @@
 //   outputs  the same caches (inference only: the state ports are aliases), rounded once to the cache dtype, or as the
 //            encoding rounds rows of a head.
 //
+// latent_append: rows in which keys and values lie together (latent attention), into one cache.
+//   inputs   rows [tokens, kv_heads, width] f32 or bf16; slots [tokens] i64; cache [num_blocks, kv_heads, block_size,
+//            width], as above.   outputs: the cache.
+//
 // rope_kv_append, the fusion: k is rotated on the way in (see rope.h).
 //   inputs   k, table [tokens, rotary_dim] f32, v, slots, cache_k, cache_v.   outputs: the caches.
 #pragma once

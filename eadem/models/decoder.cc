@@ -22,7 +22,7 @@ bool is_rotated_projection(std::string_view parameter) {
 }
 
 const modules::RopeConfig& rope_of(const modules::LayerSpec& layer) {
-  return std::get<modules::CausalAttention::Config>(layer.mixer).rope;
+  return std::visit([](const auto& mixer) -> const modules::RopeConfig& { return mixer.rope; }, layer.mixer);
 }
 
 template <typename Build>
@@ -130,7 +130,8 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
   }
   const bool own = config_.rope_style == kernels::RopeStyle::interleaved;
   const bool stored = format == CheckpointFormat::gguf && family_.find_type(config_.model_type)->gguf_interleaves;
-  if (own == stored || !is_rotated_projection(parameter.name)) return recipes;
+  // Files of latent attention agree, whatever their format.
+  if (own == stored || family_.latent_attention || !is_rotated_projection(parameter.name)) return recipes;
   if (config_.rotary_dim != config_.head_dim)
     throw Unsupported(
         "only {} of {} dimensions of a head are rotated; the order of '{}' in the other format is not known",

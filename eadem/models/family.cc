@@ -22,7 +22,8 @@
   FAMILY(mixtral)                    \
   FAMILY(qwen2_moe)                  \
   FAMILY(glm4_moe)                   \
-  FAMILY(ernie4_5_moe)
+  FAMILY(ernie4_5_moe)               \
+  FAMILY(deepseek)
 
 namespace eadem::models {
 

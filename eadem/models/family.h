@@ -56,6 +56,7 @@ struct ModelFamily {
   std::span<const ConfigKey> keys = {};
   std::string_view activation_key = "hidden_act";
   std::string_view activation = "silu";  // of a config.json that does not state it, and of GGUF files, which cannot
+  bool latent_attention = false;         // read_json says how heads rotate; GGUF's widths of heads are the family's
   bool tied = false;                     // tie_word_embeddings of a config.json that does not state it
   double eps = 1e-6;                     // of norms, in a config.json that does not state it
   double rotated_share = 1;              // partial_rotary_factor of a config.json that does not state it

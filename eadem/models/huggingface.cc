@@ -136,7 +136,7 @@ std::vector<double> llama3_divisors(const ModelConfig& config, const RopeScaling
 
 ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file) {
   const std::string source = file != nullptr ? file->path() : "the model";
-  config.rope_style = RopeStyle::rotate_half;
+  if (!config.family().latent_attention) config.rope_style = RopeStyle::rotate_half;
   for (double* value :
        {&config.rms_norm_eps, &config.rope_theta, &config.local_rope_theta, &config.rope_scaling.factor})
     *value = shortest(*value);
@@ -234,8 +234,8 @@ void save_huggingface(const Model& model, std::span<const std::pair<std::string,
   const ModelConfig& config = require_config(model);
   ModelConfig written = config;
   // A GGUF file's configuration is converted; a directory's configuration needs no change.
-  if (file != nullptr || config.rope_style == RopeStyle::interleaved || !config.rope_divisors.empty())
-    written = huggingface_config(config, file);
+  const bool other_order = config.rope_style == RopeStyle::interleaved && !config.family().latent_attention;
+  if (file != nullptr || other_order || !config.rope_divisors.empty()) written = huggingface_config(config, file);
   const std::vector<NamedRecipe> recipes = tensors_of(model, CheckpointFormat::huggingface);
   EADEM_CHECK(!parameters.empty(), "a model without parameters");
   written.checkpoint_dtype = parameters.front().second.dtype();

@@ -7,4 +7,5 @@
 #include "eadem/modules/hybrid/decoder_layer.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
 #include "eadem/modules/hybrid/layer_spec.h"
+#include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"

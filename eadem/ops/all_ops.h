@@ -5,8 +5,11 @@
 
 #include "eadem/ops/add_bias.h"
 #include "eadem/ops/attention/attention.h"
+#include "eadem/ops/attention/head_linear.h"
 #include "eadem/ops/attention/kv_append.h"
+#include "eadem/ops/attention/latent_append.h"
 #include "eadem/ops/attention/rope.h"
+#include "eadem/ops/columns.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/embedding.h"
 #include "eadem/ops/experts/clamped_swiglu.h"

@@ -24,6 +24,14 @@ std::span<const ExpertShape> expert_shapes() {
   return kModels;
 }
 
+std::span<const LatentShape> latent_shapes() {
+  static constexpr LatentShape kModels[] = {
+      {"tiny", 3, 20, 8, 10, 12, DType::f32},
+      {"deepseek-v2-lite", 16, 512, 64, 128, 128, DType::bf16},
+  };
+  return kModels;
+}
+
 std::span<const StepShape> step_shapes() {
   static constexpr StepShape kSteps[] = {
       {"decode-1", 1, 1, 512},

@@ -33,6 +33,16 @@ struct ExpertShape {
 };
 std::span<const ExpertShape> expert_shapes();
 
+// The latent attention of a model that has it.
+struct LatentShape {
+  std::string_view name;
+  int64_t heads, latent, rope, nope, value;  // dimensions: of the latent, of a head's rotated and other part, of values
+  DType dtype;                               // of weights and activations
+
+  int64_t row() const { return latent + rope; }
+};
+std::span<const LatentShape> latent_shapes();
+
 // A kind of step: `decode` takes one token of each of `sequences`, or `prefill` many tokens of one.
 struct StepShape {
   std::string_view name;

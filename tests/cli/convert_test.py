@@ -128,6 +128,21 @@ class Convert(ProgramTest):
             self.assertIn(part, text)
         self.done("bench", "--random", GOLDEN / "qwen3_moe", "--type", "q8_0", "-p", "8", "-n", "2", "-r", "1")
 
+    # kv_b_proj is one tensor in a directory, and two in a GGUF file, of which one is transposed head by head.
+    def test_latents(self):
+        for name, row in (("deepseek_v2", 20 + 8), ("deepseek_v3", 16 + 6)):
+            model, gguf, back = GOLDEN / name, self.folder / f"{name}.gguf", self.folder / name
+            self.done("convert", model, gguf)
+            self.done("convert", gguf, back)
+            self.assertEqual(safetensors(model / "model.safetensors"), safetensors(back / "model.safetensors"))
+            # Two layers keep one row of f32 of a token, whatever the number of heads.
+            for memory in json.loads(self.done("inspect", model, "--json").out)["memory"]:
+                self.assertEqual(memory["kv_cache_bytes"], memory["context"] * 2 * row * 4)
+            text = self.done("explain", model).out
+            for part in ("head_linear", "latent_append", f"latent rows of {row}"):
+                self.assertIn(part, text)
+            self.done("bench", "--random", model, "-p", "8", "-n", "2", "-r", "1")
+
     def test_the_text_stays(self):
         gguf, back = self.folder / "stories.gguf", self.folder / "back"
         self.done("convert", STORIES, gguf)

@@ -128,7 +128,7 @@ TEST_P(EveryModel, TrainingForwardGivesTheBitsOfEvaluation) {
 
 INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe",
-                                         "qwen2_moe", "glm4_moe", "ernie4_5_moe"));
+                                         "qwen2_moe", "glm4_moe", "ernie4_5_moe", "deepseek_v2", "deepseek_v3"));
 
 TEST(Batching, ARequestsTokensAreItsOwn) {
   for (const bool paged : {false, true}) {

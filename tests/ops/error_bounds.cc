@@ -349,7 +349,7 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
       return (block * kv_heads + g) * size + j % size;
     };
     const auto key_at = [&](int64_t j, int64_t g) { return static_cast<size_t>(row_at(j, g) * dim); };
-    const auto value_at = [&](int64_t j, int64_t g) { return static_cast<size_t>(row_at(j, g) * value_dim); };
+    const auto value_at = [&](int64_t j, int64_t g) { return static_cast<size_t>(row_at(j, g) * v.shape.back()); };
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t g = h / (heads / kv_heads), position = length - (end - begin) + t - begin;
@@ -633,7 +633,7 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     return result;
   }
   if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute" ||
-      name == "clamped_swiglu" || name == "gate_rows")
+      name == "clamped_swiglu" || name == "gate_rows" || name == "head_linear")
     return expert_bounds(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   // Squares and their sums in double.
   if (name == "grad_norm") return relative(0x1p-40, expected);

@@ -220,6 +220,44 @@ Bounds grouped_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, 
   return result;
 }
 
+// Rows [tokens, heads, n] as [heads * tokens, n], head by head, or back.
+RefTensor by_head(const RefTensor& rows, size_t tokens, size_t heads, bool back = false) {
+  if (rows.data.empty()) return rows;
+  const size_t n = rows.data.size() / (tokens * heads);
+  RefTensor result = rows;
+  result.shape = Shape{static_cast<int64_t>(heads * tokens), static_cast<int64_t>(n)};
+  for (size_t t = 0; t < tokens; ++t)
+    for (size_t h = 0; h < heads; ++h)
+      for (size_t i = 0; i < n; ++i) {
+        const size_t apart = (t * heads + h) * n + i, together = (h * tokens + t) * n + i;
+        result.data[back ? apart : together] = rows.data[back ? together : apart];
+      }
+  return result;
+}
+
+// Each head is a linear layer: a group of grouped_linear.
+Bounds head_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial, const TensorView& encoded,
+                   bool rounds_to_bf16) {
+  const bool backward = pass == Pass::backward;
+  const auto& attrs = op.attrs().get<kernels::HeadLinearAttrs>();
+  const auto tokens = static_cast<size_t>(in[0].shape[0]), heads = static_cast<size_t>(in[1].shape[0]);
+  if (tokens == 0) return zero_bounds(expected);
+  const auto group = [&](const RefTensor& rows) { return by_head(rows, tokens, heads); };
+  RefTensor offsets{Shape{static_cast<int64_t>(heads) + 1}, {}};
+  for (size_t h = 0; h <= heads; ++h) offsets.data.push_back(static_cast<double>(h * tokens));
+  std::vector<RefTensor> own = {group(in[0]), in[1], offsets}, want = {group(expected[0])},
+                         before = {group(initial[0])};
+  if (backward) {
+    own.push_back(group(in[2]));
+    want.push_back(expected[1]);
+    before.push_back(initial[1]);
+  }
+  Bounds result = grouped_linear(ops::GroupedLinear({attrs.out_dtype, attrs.matmul_input}), pass, own, want, before,
+                                 encoded, rounds_to_bf16);
+  result[0] = by_head({want[0].shape, result[0]}, tokens, heads, true).data;
+  return result;
+}
+
 }  // namespace
 
 Bounds expert_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial,
@@ -228,6 +266,7 @@ Bounds expert_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, I
   if (name == "route") return route(op, pass, in, expected);
   if (name == "permute") return permute(op, pass, in, expected);
   if (name == "unpermute") return unpermute(op, pass, in, expected);
+  if (name == "head_linear") return head_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   if (name == "clamped_swiglu") return clamped_swiglu(op, pass, in, expected);
   if (name == "gate_rows") return gate_rows(in, expected);
   return grouped_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);

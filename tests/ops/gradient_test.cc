@@ -185,6 +185,22 @@ TEST(Gradient, Attention) {
   }
 }
 
+// The first columns of a key are its value: both ports have gradients, which the graph adds up.
+TEST(Gradient, LatentAttention) {
+  const ops::Attention op({3, 1, 5, 0.5f, 0, kernels::KvSource::direct, 3});
+  const TensorType row(kF32, {Symbol::tokens, 1, 5});
+  check_gradients(
+      op,
+      {TensorType(kF32, {Symbol::tokens, 3, 5}), row, row, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+       TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+      step(7, 2));
+  check_gradients(ops::HeadLinear({kF32}), {TensorType(kF32, {Symbol::tokens, 3, 5}), TensorType(kF32, {3, 4, 5})},
+                  step(4));
+  check_gradients(ops::SplitColumns({2}), {TensorType(kF32, {Symbol::tokens, 3, 5})}, step(2));
+  check_gradients(ops::ConcatColumns({2}),
+                  {TensorType(kF32, {Symbol::tokens, 3, 2}), TensorType(kF32, {Symbol::tokens, 3, 4})}, step(2));
+}
+
 TEST(Gradient, Experts) {
   using Scoring = kernels::RouteAttrs::Scoring;
   const TensorType logits(kF32, {Symbol::tokens, 5}), rows(DType::i32, {Symbol::tokens, 2});

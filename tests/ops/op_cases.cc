@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "eadem/core/encodings/row_encoding.h"
+#include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/expert_cases.h"
@@ -237,6 +238,7 @@ std::vector<Workload> attention() {
     int64_t heads, kv_heads, head_dim, value_dim = head_dim;
     float softcap = 0.0f;
     bool sinks = false;
+    int64_t value_row = value_dim;
   };
   const auto attrs_of = [](const Shape& shape, int64_t window, kernels::KvSource source) {
     return std::make_shared<ops::Attention>(
@@ -254,7 +256,7 @@ std::vector<Workload> attention() {
     add(shape, attrs_of(shape, window, kernels::KvSource::direct),
         {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}),
          TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.head_dim}),
-         TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.value_dim}), query_start, kv_length,
+         TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.value_row}), query_start, kv_length,
          kernels::absent_port()},
         symbols);
   };
@@ -268,7 +270,7 @@ std::vector<Workload> attention() {
       return TensorType(kv.dtype, {sequences * max_blocks + 2, shape.kv_heads, block_size, dim}, kv.encoding);
     };
     add(shape, attrs_of(shape, window, kernels::KvSource::cached),
-        {TensorType(q, {Symbol::tokens, shape.heads, shape.head_dim}), cache(shape.head_dim), cache(shape.value_dim),
+        {TensorType(q, {Symbol::tokens, shape.heads, shape.head_dim}), cache(shape.head_dim), cache(shape.value_row),
          query_start, kv_length, TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
         symbols);
   };
@@ -286,6 +288,8 @@ std::vector<Workload> attention() {
     // Soft caps that scores reach, and sinks.
     for (const Shape& shape : {Shape{4, 2, 8, 8, 0.5f}, Shape{6, 2, 24, 24, 0, true}, Shape{3, 1, 7, 9, 2.0f, true}})
       for (int64_t window : {0, 40}) direct(dtype, shape, 135, 2, window);
+    for (const Shape& shape : {Shape{3, 1, 28, 20, 0, false, 28}, Shape{4, 2, 33, 7, 0, false, 33}})
+      direct(dtype, shape, 75, 2, 0);
     for (const WeightType& kv : kCacheTypes) {
       for (const Shape& shape : {Shape{4, 2, 16, 16, 0.5f}, Shape{8, 1, 16, 16, 0, true}}) {
         cached(dtype, kv, shape, 3, 3, 0, 16, 9);    // decode
@@ -307,6 +311,11 @@ std::vector<Workload> attention() {
       cached(dtype, kv, {4, 2, 64}, 1, 1, 700, 1500, 1);  // spans, a window, contiguous
       cached(dtype, kv, {34, 2, 16}, 1, 1, 0, 16, 40);    // more rows than a tile
       if (dtype == DType::f32) cached(dtype, kv, {2, 1, 16}, 1, 1, 0, 256, 128);  // 32k positions
+      // Values in the first columns of keys: decode in place and through scratch, splits, chunked prefill.
+      cached(dtype, kv, {3, 1, 28, 20, 28}, 2, 2, 0, 16, 4);
+      cached(dtype, kv, {16, 1, 72, 64, 72}, 2, 2, 0, 16, 4);
+      cached(dtype, kv, {5, 1, 72, 64, 72}, 1, 1, 0, 16, 71);
+      cached(dtype, kv, {3, 1, 33, 7, 33}, 20, 3, 0, 7, 12);
     }
   }
   return cases.take();
@@ -349,6 +358,59 @@ std::vector<Workload> kv_append() {
                       tokens);
           }
         }
+  return cases.take();
+}
+
+std::vector<Workload> latent_append() {
+  Cases cases;
+  for (DType dtype : kActivationDtypes)
+    for (const WeightType& stored : kCacheTypes)
+      for (int64_t width : {1, 28, 33})
+        for (int64_t tokens : {0, 1, 9})
+          cases.add(std::make_shared<ops::LatentAppend>(),
+                    {TensorType(dtype, {Symbol::tokens, 1, width}), TensorType(DType::i64, {Symbol::tokens}),
+                     TensorType(stored.dtype, {4, 1, 3, width}, stored.encoding)},
+                    tokens);
+  return cases.take();
+}
+
+std::vector<Workload> columns(bool split) {
+  Cases cases;
+  for (DType dtype : kActivationDtypes)
+    for (const auto& [first, second] : {std::pair<int64_t, int64_t>{1, 1}, {20, 8}, {3, 130}, {64, 5}})
+      for (int64_t tokens : {0, 1, 70}) {
+        const auto rows = [&](int64_t width) { return TensorType(dtype, {Symbol::tokens, 3, width}); };
+        const kernels::ColumnsAttrs attrs{first};
+        if (split)
+          cases.add(std::make_shared<ops::SplitColumns>(attrs), {rows(first + second)}, tokens);
+        else
+          cases.add(std::make_shared<ops::ConcatColumns>(attrs), {rows(first), rows(second)}, tokens);
+      }
+  return cases.take();
+}
+
+std::vector<Workload> head_linear() {
+  Cases cases;
+  const auto add = [&](DType x, const TensorType& weight, DType out, int64_t tokens,
+                       MatmulInput input = MatmulInput::int8) {
+    cases.add(std::make_shared<ops::HeadLinear>(kernels::HeadLinearAttrs{out, input}),
+              {TensorType(x, {Symbol::tokens, weight.dim(0), weight.dim(2)}), weight}, tokens);
+  };
+  for (DType x : kActivationDtypes)
+    for (DType weight : {kF32, kBf16, kF16})
+      for (DType out : kActivationDtypes)
+        for (int64_t tokens : {0, 1, 6}) add(x, TensorType(weight, {3, 18, 33}), out, tokens);
+  // One head; more heads than threads; around the rows from which products run one after another.
+  add(kF32, TensorType(kF32, {1, 17, 16}), kF32, 4);
+  add(kF32, TensorType(kF32, {40, 7, 9}), kF32, 2);
+  for (int64_t tokens : {12, 32, 33, 100}) add(kF32, TensorType(kF32, {3, 35, 17}), kF32, tokens);
+  for (int64_t outputs : {1, 15, 16, 65}) add(kF32, TensorType(kBf16, {2, outputs, 31}), kF32, 5);
+  for (int64_t width : {1, 257, 513}) add(kF32, TensorType(kF32, {2, 20, width}), kF32, 5);
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
+    for (int64_t tokens : {0, 1, 9, 40})
+      for (MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+        add(kF32, TensorType(kF32, {3, 20, 2 * unit}, stack_encoding(encoding)), kF32, tokens, input);
+  add(kF32, TensorType(kBf16, {3, 20, 70}), kF32, 9, MatmulInput::f32);
   return cases.take();
 }
 
@@ -515,7 +577,11 @@ std::vector<std::string_view> op_names() {
           "grouped_linear",
           "unpermute",
           "clamped_swiglu",
-          "gate_rows"};
+          "gate_rows",
+          "latent_append",
+          "head_linear",
+          "split_columns",
+          "concat_columns"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -535,6 +601,10 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "cross_entropy") return cross_entropy();
   if (op == "cast") return cast();
   if (op == "kv_append") return kv_append();
+  if (op == "latent_append") return latent_append();
+  if (op == "head_linear") return head_linear();
+  if (op == "split_columns") return columns(true);
+  if (op == "concat_columns") return columns(false);
   if (op == "select_rows") return select_rows();
   if (op == "feed_tokens") return feed_tokens();
   if (op == "sample") return sample();

@@ -72,8 +72,8 @@ bool is_rows(const TensorType& type) {
 TEST_P(Properties, BatchEqualsItsRows) {
   // These ops use several rows by design: attention (tested below), caches, selection of rows, sums for parameters, and
   // the order of experts (experts_test.cc).
-  for (std::string_view crossing : {"attention", "kv_append", "select_rows", "grad_norm", "adamw", "expert_order",
-                                    "permute", "grouped_linear", "unpermute"})
+  for (std::string_view crossing : {"attention", "kv_append", "latent_append", "select_rows", "grad_norm", "adamw",
+                                    "expert_order", "permute", "grouped_linear", "unpermute"})
     if (GetParam() == crossing) return;
   for (const ops::Workload& row : op_cases(GetParam())) {
     const int64_t rows = std::max(row.symbols[Symbol::tokens], row.symbols[Symbol::logit_rows]);

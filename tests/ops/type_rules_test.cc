@@ -48,6 +48,40 @@ TEST(TypeRules, Embedding) {
   EXPECT_REFUSED(rule(Sharding::along(1)), "'table'", "sharded(1)", "expected replicated or sharded(0)");
 }
 
+TEST(TypeRules, LatentAttention) {
+  const TensorType x(kF, {kT, 3, 5}), weight(kH, {3, 4, 5}), row(kF, {kT, 1, 28}), cache(kB, {4, 1, 16, 28}),
+      slots(DType::i64, {kT});
+  EXPECT_EQ(infer(HeadLinear({kB}), {x, weight})[0], TensorType(kB, {kT, 3, 4}));
+  EXPECT_REFUSED(infer(HeadLinear({kF}), {x, TensorType(kF, {2, 4, 5})}), "head_linear: 'weight'", "expected 3",
+                 "heads of 'x'");
+  EXPECT_REFUSED(infer(HeadLinear({kF}), {x, TensorType(kF, {3, 4, 6})}), "expected 5", "last dimension of 'x'");
+  EXPECT_REFUSED(HeadLinear({kI}), "out_dtype is i32");
+  const auto rule = [&](Sharding a, Sharding b) {
+    return HeadLinear({kF}).infer_sharding(std::vector{with(x, a), with(weight, b)})[0];
+  };
+  EXPECT_EQ(rule(Sharding::along(1), Sharding::along(0)), Sharding::along(1)) << "every rank has its heads";
+  EXPECT_REFUSED(rule(kWhole, Sharding::along(0)), "head_linear: 'x' is replicated", "sharded(0)");
+
+  EXPECT_EQ(infer(SplitColumns({2}), {x}), (std::vector{TensorType(kF, {kT, 3, 2}), TensorType(kF, {kT, 3, 3})}));
+  EXPECT_REFUSED(infer(SplitColumns({5}), {x}), "split_columns: 'x'", "more than 5 columns");
+  EXPECT_REFUSED(SplitColumns({0}), "first is 0");
+  EXPECT_REFUSED(SplitColumns({2}).infer_sharding(std::vector{with(x, Sharding::along(2))}), "not along columns");
+  EXPECT_EQ(infer(ConcatColumns({5}), {x, TensorType(kF, {kT, 3, 2})})[0], TensorType(kF, {kT, 3, 7}));
+  EXPECT_REFUSED(infer(ConcatColumns({5}), {x, TensorType(kF, {kT, 2, 2})}), "concat_columns: 'second'");
+  EXPECT_REFUSED(infer(ConcatColumns({4}), {x, x}), "concat_columns: 'first'", "attribute first");
+
+  EXPECT_EQ(infer(LatentAppend(), {row, slots, cache})[0], cache);
+  EXPECT_REFUSED(infer(LatentAppend(), {row, slots, TensorType(kB, {4, 1, 16, 27})}), "latent_append: 'cache'",
+                 "width of 'rows'");
+  // The first 20 columns of a key are its value. No other width than that of values or of keys will do.
+  const Attention attention({3, 1, 28, 1.0f, 0, kernels::KvSource::cached, 20});
+  const TensorType q(kF, {kT, 3, 28}), start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
+      table(kI, {Symbol::sequences, Symbol::max_blocks});
+  EXPECT_EQ(infer(attention, {q, cache, cache, start, length, table})[0], TensorType(kF, {kT, 3, 20}));
+  EXPECT_REFUSED(infer(attention, {q, cache, TensorType(kB, {4, 1, 16, 24}), start, length, table}), "attention: 'v'",
+                 "value_dim");
+}
+
 TEST(TypeRules, TensorParallel) {
   const TensorType x(kB, {kT, 8}), bias(kF, {8});
   EXPECT_EQ(infer(AddBias(), {x, bias})[0], x);

@@ -91,7 +91,7 @@ TEST_P(GoldenTraining, TheFirstGradientOfEveryParameterMatchesPyTorch) {
 
 INSTANTIATE_TEST_SUITE_P(PyTorch, GoldenTraining,
                          testing::Combine(testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe",
-                                                          "glm4_moe"),
+                                                          "glm4_moe", "deepseek_v2", "deepseek_v3"),
                                           testing::Values("cpu", "reference")));
 
 }  // namespace

@@ -191,8 +191,9 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   if (op == "activation" || (op == "gated_activation" && port == "gate")) {
     return uniform(dtype, shape, random, -8, 8);
   }
-  if (op == "kv_append" && port == "slots") {
-    const std::vector<int64_t> slots = distinct(shape[0], shapes[3][0] * shapes[3][2], random);
+  if (port == "slots") {
+    const Shape& cache = shapes.back();
+    const std::vector<int64_t> slots = distinct(shape[0], cache[0] * cache[2], random);
     return filled(dtype, shape, [&](int64_t i) {  // every fifth token is written nowhere
       return i % 5 == 4 ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
     });

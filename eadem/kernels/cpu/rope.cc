@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// rope_table, rope, kv_append and rope_kv_append.
+// rope_table, rope, kv_append, rope_kv_append and latent_append.
 #include "eadem/kernels/rope.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ using RotateTokens = void (*)(const RopeTokens& p, int64_t begin, int64_t end);
 
 struct KvAppend {
   const float* k;      // [tokens, kv_heads, head_dim]
-  const float* v;      // [tokens, kv_heads, value_dim]
+  const float* v;      // [tokens, kv_heads, value_dim], or null: there is one cache, k's
   const float* table;  // [tokens, rotary_dim], or null: k is not rotated
   int64_t rotary_dim;
   RopeStyle style;
@@ -135,6 +135,7 @@ void append_encoded_tokens(const KvAppend& p, int64_t begin, int64_t end) {
         k = rotated;
       }
       encode_row(cache_k + to * p.head_dim, p.scales_k + to, k, p.head_dim, p.largest);
+      if (p.v == nullptr) continue;
       encode_row(cache_v + to * p.value_dim, p.scales_v + to, p.v + from * p.value_dim, p.value_dim, p.largest);
     }
   }
@@ -155,6 +156,7 @@ void append_tokens(const KvAppend& p, int64_t begin, int64_t end) {
         rotate_head<false>(k, p.k + from * p.head_dim, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
       else
         map(k, p.head_dim, same, p.k + from * p.head_dim);
+      if (p.v == nullptr) continue;
       map(cache_v + to * p.value_dim, p.value_dim, same, p.v + from * p.value_dim);
     }
   }
@@ -273,27 +275,37 @@ class Append {
   }
 
   void run(const KernelCall& call, const AppendInputs& in) const {
-    const TensorView &cache_k = call.outputs[0], &cache_v = call.outputs[1];
-    EADEM_CHECK(cache_k.is_contiguous() && cache_v.is_contiguous(), "cache {} is not contiguous", to_string(cache_k));
+    const TensorView& cache_v = call.outputs[1];
+    EADEM_CHECK(cache_v.is_contiguous(), "cache {} is not contiguous", to_string(cache_v));
     KvAppend params = params_;
-    params.k = elements<const float>(in.k);
     params.v = elements<const float>(in.v);
     params.table = in.table;
-    params.slots = elements<const int64_t>(in.slots);
-    params.cache_k = cache_k.data;
     params.cache_v = cache_v.data;
-    params.scales_k = static_cast<float*>(cache_k.plane(1));
     params.scales_v = static_cast<float*>(cache_v.plane(1));
-    params.kv_heads = in.k.shape[1];
-    params.head_dim = in.k.shape[2];
     params.value_dim = in.v.shape[2];
+    run(call, in.k, in.slots, params);
+  }
+  // Rows of one cache.
+  void run(const KernelCall& call, const TensorView& rows, const TensorView& slots) const {
+    run(call, rows, slots, params_);
+  }
+
+ private:
+  void run(const KernelCall& call, const TensorView& k, const TensorView& slots, KvAppend params) const {
+    const TensorView& cache_k = call.outputs[0];
+    EADEM_CHECK(cache_k.is_contiguous(), "cache {} is not contiguous", to_string(cache_k));
+    params.k = elements<const float>(k);
+    params.slots = elements<const int64_t>(slots);
+    params.cache_k = cache_k.data;
+    params.scales_k = static_cast<float*>(cache_k.plane(1));
+    params.kv_heads = k.shape[1];
+    params.head_dim = k.shape[2];
     params.block_size = cache_k.shape[2];
-    cpu_device(call).pool().parallel_ranges(in.k.shape[0],
+    cpu_device(call).pool().parallel_ranges(k.shape[0],
                                             token_grain(params.kv_heads * std::max(params.head_dim, params.value_dim)),
                                             [&](int64_t begin, int64_t end) { task_(params, begin, end); });
   }
 
- private:
   AppendTokens task_;
   KvAppend params_{};
 };
@@ -339,12 +351,29 @@ PlanPtr prepare_rope_kv_append(const KernelRequest& r, Context&) {
   });
 }
 
+// ---- latent_append
+
+enum LatentAppendInput { kLatentRows, kLatentSlots, kLatentCache };
+
+Verdict can_latent_append(const KernelRequest& r) {
+  Requirements requirements(r);
+  requirements.f32("rows", r.inputs[kLatentRows]).one_of("slots", r.inputs[kLatentSlots], {DType::i64});
+  return require_caches(requirements, r.inputs[kLatentCache], r.inputs[kLatentCache]).verdict();
+}
+
+PlanPtr prepare_latent_append(const KernelRequest& r, Context&) {
+  return make_plan([append = Append(r, r.inputs[kLatentCache])](const KernelCall& call) {
+    append.run(call, call.inputs[kLatentRows], call.inputs[kLatentSlots]);
+  });
+}
+
 constexpr Kernel kTable{"cpu_double_angle", Pass::forward, can_rope_table, prepare_rope_table};
 constexpr Kernel kTableInference{"cpu_double_angle", Pass::inference, can_rope_table, prepare_rope_table};
 constexpr Kernel kForward{"cpu_heads", Pass::forward, can_rope, prepare_rope};
 constexpr Kernel kInference{"cpu_heads", Pass::inference, can_rope, prepare_rope};
 constexpr Kernel kBackward{"cpu_heads", Pass::backward, can_rope_backward, prepare_rope_backward};
 constexpr Kernel kAppend{"cpu_heads", Pass::inference, can_kv_append, prepare_kv_append};
+constexpr Kernel kLatentAppend{"cpu_heads", Pass::inference, can_latent_append, prepare_latent_append};
 constexpr Kernel kRopeAppend{"cpu_heads", Pass::inference, can_rope_kv_append, prepare_rope_kv_append};
 
 }  // namespace
@@ -352,6 +381,7 @@ constexpr Kernel kRopeAppend{"cpu_heads", Pass::inference, can_rope_kv_append, p
 KernelList rope_table_kernels() { return {&kTable, &kTableInference}; }
 KernelList rope_kernels() { return {&kForward, &kInference, &kBackward}; }
 KernelList kv_append_kernels() { return {&kAppend}; }
+KernelList latent_append_kernels() { return {&kLatentAppend}; }
 KernelList rope_kv_append_kernels() { return {&kRopeAppend}; }
 
 }  // namespace eadem::kernels::cpu

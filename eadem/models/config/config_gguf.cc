@@ -82,7 +82,7 @@ void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMeta
       break;
     case RopeScaling::Kind::yarn:
       if (scaling.beta_fast != usual.beta_fast || scaling.beta_slow != usual.beta_slow || scaling.attention_factor ||
-          scaling.mscale || scaling.mscale_all_dim || !scaling.truncate)
+          ((scaling.mscale || scaling.mscale_all_dim) && config.kv_lora_rank == 0) || !scaling.truncate)
         throw Unsupported(
             "yarn scaling with parameters of its own (betas, mscale, attention_factor, truncate), which "
             "GGUF cannot state here");
@@ -120,7 +120,7 @@ ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
   result.head_dim = file.optional_integer(key("attention.key_length"), 1, 65536)
                         .value_or(result.hidden_size / result.num_attention_heads);
   if (const auto value_dim = file.optional_integer(key("attention.value_length"), 1, 65536);
-      value_dim.value_or(result.head_dim) != result.head_dim)
+      !family.latent_attention && value_dim.value_or(result.head_dim) != result.head_dim)
     throw Unsupported("{}: '{}' is {} but keys have {}", file.path(), key("attention.value_length"), *value_dim,
                       result.head_dim);
   result.max_position_embeddings = file.integer(key("context_length"), 1, kMaxExtent);
@@ -167,9 +167,11 @@ io::GgufMetadata ModelConfig::to_gguf() const {
   integer("block_count", num_hidden_layers);
   integer("feed_forward_length", intermediate_size);
   integer("attention.head_count", num_attention_heads);
-  integer("attention.head_count_kv", num_key_value_heads);
-  integer("attention.key_length", head_dim);
-  integer("attention.value_length", head_dim);
+  if (!own.latent_attention) {
+    integer("attention.head_count_kv", num_key_value_heads);
+    integer("attention.key_length", head_dim);
+    integer("attention.value_length", head_dim);
+  }
   number(own.gguf_eps, rms_norm_eps);
   if (own.rotates) {
     number("rope.freq_base", rope_theta);

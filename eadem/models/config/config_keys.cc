@@ -33,7 +33,7 @@ constexpr std::string_view kTokenIds = "is the tokenizer's to say";
 constexpr std::string_view kLengths = "limits lengths in transformers' generate(), where callers here state theirs";
 constexpr std::string_view kGeneration = "is a default of generation, which generation_config.json states";
 constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
-constexpr std::string_view kExpertTypes = "qwen3_moe mixtral qwen2_moe glm4_moe ernie4_5_moe";
+constexpr std::string_view kExpertTypes = "qwen3_moe mixtral qwen2_moe glm4_moe ernie4_5_moe deepseek_v2 deepseek_v3";
 constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
 
 // From the configurations of transformers 4 and 5 and of published checkpoints. `Writer::other` is for keys that no
@@ -71,6 +71,11 @@ constexpr InertKey kInertKeys[] = {
     {"is_llama_config", "llama", "true", Writer::other, "says what model_type says"},
     {"max_sequence_length", "llama", kAny, Writer::other, "max_position_embeddings is what is read"},
     {"use_mrope", "qwen2", "false", Writer::other, "switches on positions of images, of which a text has none"},
+    {"pretraining_tp", "deepseek_v2 deepseek_v3", kAny, Writer::transformers, "is not read"},
+    {"qk_head_dim", "deepseek_v2 deepseek_v3", kAny, Writer::transformers, "is qk_nope_head_dim and qk_rope_head_dim"},
+    {"ep_size", "deepseek_v2 deepseek_v3", kAny, Writer::other, "says how the experts were divided over devices"},
+    {"aux_loss_alpha", "deepseek_v2 deepseek_v3", kAny, Writer::other, kTraining},
+    {"seq_aux", "deepseek_v2 deepseek_v3", kAny, Writer::other, kTraining},
     {"output_router_logits", kExpertTypes, kAny, Writer::transformers, kPythonApi},
     {"router_aux_loss_coef", kExpertTypes, kAny, Writer::transformers, kTraining},
     {"router_jitter_noise", "mixtral", kAny, Writer::transformers, kTraining},
@@ -90,8 +95,9 @@ constexpr InertKey kInertKeys[] = {
     {"summary_first_dropout", "gpt2", kAny, Writer::transformers, kOtherHeads},
     {"eod_token_id", "hunyuan_v1_dense", kAny, Writer::transformers, kTokenIds},
     {"use_qk_norm", "hunyuan_v1_dense", "true", Writer::other, "is true of all models of this type"},
-    {"num_nextn_predict_layers", "glm4_moe", kAny, Writer::transformers, kFurtherTokens},
-    {"num_mtp_layers", "glm4_moe", kAny, Writer::transformers, kFurtherTokens},
+    {"max_window_layers", "qwen2_moe", kAny, Writer::transformers, "is for windows, which are off"},
+    {"num_nextn_predict_layers", "glm4_moe deepseek_v3", kAny, Writer::transformers, kFurtherTokens},
+    {"num_mtp_layers", "glm4_moe deepseek_v3", kAny, Writer::transformers, kFurtherTokens},
     {"moe_use_aux_free", "ernie4_5_moe", kAny, Writer::other, kHistory},
     {"id2label", kAll, kAny, Writer::transformers, kOtherHeads},
     {"label2id", kAll, kAny, Writer::transformers, kOtherHeads},

@@ -309,6 +309,18 @@ void ModelConfig::validate(const std::string& source) const {
   const double widest = static_cast<double>(std::max({vocab_size, intermediate_size, num_attention_heads * head_dim}));
   require(widest * static_cast<double>(hidden_size) < kMaxElements,
           fmt::format("a weight of {} x {}", widest, hidden_size));
+  if (kv_lora_rank > 0) {
+    require(qk_nope_head_dim > 0 && v_head_dim > 0 && head_dim == qk_nope_head_dim + rotary_dim,
+            fmt::format("heads of {} dimensions, {} not rotated and {} rotated, with values of {}", head_dim,
+                        qk_nope_head_dim, rotary_dim, v_head_dim));
+    require(num_key_value_heads == num_attention_heads,
+            fmt::format("latent attention with {} heads of keys for {} of queries", num_key_value_heads,
+                        num_attention_heads));
+    const double latents = static_cast<double>(std::max({kv_lora_rank, q_lora_rank, v_head_dim}));
+    require(latents * static_cast<double>(std::max(num_attention_heads * head_dim, hidden_size)) < kMaxElements &&
+                latents * static_cast<double>(num_attention_heads) * static_cast<double>(v_head_dim) < kMaxElements,
+            fmt::format("latents of {} and {}", q_lora_rank, kv_lora_rank));
+  }
   if (num_experts > 0) {
     require(num_experts <= kMaxExperts, fmt::format("{} experts; expected at most {}", num_experts, kMaxExperts));
     require(num_experts_per_tok > 0 && num_experts_per_tok <= num_experts,
@@ -343,7 +355,8 @@ const ModelFamily& ModelConfig::family() const { return family_of_type(model_typ
 int64_t ModelConfig::num_parameters() const { return Decoder(*this).spec().num_parameters; }
 
 io::JsonValue ModelConfig::to_json() const {
-  refuse_if(*this, rope_style != kernels::RopeStyle::rotate_half, "interleaved rotary embeddings");
+  refuse_if(*this, rope_style != kernels::RopeStyle::rotate_half && !family().latent_attention,
+            "interleaved rotary embeddings");
   refuse_if(*this, !rope_divisors.empty(), "rope divisors");
   io::JsonValue json = describe();
   if (family().check_json != nullptr)

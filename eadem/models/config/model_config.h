@@ -61,6 +61,11 @@ struct ModelConfig {
   int64_t n_group = 1, topk_group = 1;          // a token's experts are of so many groups
   double routed_scaling_factor = 1;             // on the weights of a token's experts
   double moe_norm_min = 0;                      // least sum that these are divided by
+  // Latent attention; head_dim is then qk_nope_head_dim and rotary_dim together. 0: attention of keys and values.
+  int64_t kv_lora_rank = 0;
+  int64_t q_lora_rank = 0;  // 0: queries have no latent
+  int64_t qk_nope_head_dim = 0;
+  int64_t v_head_dim = 0;
   std::vector<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_id;
   std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files

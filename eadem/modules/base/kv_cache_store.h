@@ -19,8 +19,13 @@ class KvCacheStore {
 
   // Returns the caches as they are after the write.
   Caches build(BuildContext& context, ValueId k, ValueId v, int layer) const;
+  // For keys whose first columns are the values: one state, `latent_cache`, of head_dim columns, whole on
+  // every rank.
+  ValueId build_latent(BuildContext& context, ValueId k, int layer) const;
 
  private:
+  ValueId add_state(BuildContext& context, const char* name, int64_t width, int layer, bool divided) const;
+
   int64_t kv_heads_;  // heads of this rank
   int64_t head_dim_;  // of keys
   int64_t value_dim_;

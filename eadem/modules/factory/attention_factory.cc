@@ -35,7 +35,11 @@ ValueId build_direct(BuildContext& context, const AttentionRequest& request, con
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
   const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
   const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.window);
-  const KvCacheStore::Caches caches = store.build(context, inputs.k, inputs.v, request.layer);
+  KvCacheStore::Caches caches;
+  if (request.latent)
+    caches.k = caches.v = store.build_latent(context, inputs.k, request.layer);
+  else
+    caches = store.build(context, inputs.k, inputs.v, request.layer);
   return add_attention(context, attributes(request, kernels::KvSource::cached),
                        {inputs.q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
                         context.group_of(request.window).block_table},
@@ -47,6 +51,7 @@ std::string description_of(const AttentionRequest& request) {
   std::string text = request.cache.layout == CacheLayout::none         ? "keys of the step"
                      : request.cache.layout == CacheLayout::contiguous ? "a contiguous cache"
                                                                        : "a paged cache";
+  if (request.latent) text += fmt::format(", latent rows of {}", request.head_dim);
   if (request.window > 0) text += fmt::format(", a window of {}", request.window);
   if (request.softcap > 0) text += fmt::format(", scores capped at {}", request.softcap);
   if (request.sinks) text += ", sinks";

@@ -14,6 +14,7 @@ struct AttentionRequest {
   int64_t kv_heads = 0;  // heads of this rank
   int64_t head_dim = 0;
   int64_t value_dim = 0;  // of a head's values; 0: head_dim
+  bool latent = false;    // v is k: its first value_dim columns are the values
   double scale = 1.0;
   int64_t window = 0;  // 0: unlimited
   double softcap = 0;  // of scores; 0: none

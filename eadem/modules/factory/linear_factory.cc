@@ -6,6 +6,7 @@
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/ops/add_bias.h"
+#include "eadem/ops/attention/head_linear.h"
 #include "eadem/ops/experts/grouped_linear.h"
 #include "eadem/ops/linear.h"
 
@@ -127,6 +128,20 @@ ValueId LinearFactory::build_grouped(BuildContext& context, const LinearRequest&
                         kernels::GroupedLinearAttrs{.out_dtype = request.hardware->precision.activations.value,
                                                     .matmul_input = request.hardware->precision.matmul_input.value}),
                     {x, weight, offsets, bias});
+}
+
+ValueId LinearFactory::build_heads(BuildContext& context, const LinearRequest& request, int64_t heads, ValueId x) {
+  EADEM_CHECK(!request.bias && request.parallel == Parallel::none, "{} has a matrix for each head", request.name);
+  Graph& graph = context.graph;
+  const WeightType weights = stored_type(context, request, heads);
+  const ValueId weight = graph.add_parameter(
+      graph.scoped_name(request.name + ".weight"),
+      TensorType(weights.dtype, {heads, request.out, request.in}, stack_encoding(weights.encoding)), 0);
+  const Graph::Scope scope(graph, request.name);
+  return graph.add1(std::make_shared<ops::HeadLinear>(
+                        kernels::HeadLinearAttrs{.out_dtype = request.hardware->precision.activations.value,
+                                                 .matmul_input = request.hardware->precision.matmul_input.value}),
+                    {x, weight});
 }
 
 }  // namespace eadem::modules

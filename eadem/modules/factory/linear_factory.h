@@ -35,6 +35,10 @@ class LinearFactory {
   // [experts, out], which ranks that divide inputs cannot have.
   static ValueId build_grouped(BuildContext& context, const LinearRequest& request, int64_t experts, ValueId x,
                                ValueId offsets);
+
+  // The same for `heads` matrices, each of which meets its own head of x [tokens, heads, in]. The parameter is
+  // [heads, out, in], of which each rank has its heads; there is no bias.
+  static ValueId build_heads(BuildContext& context, const LinearRequest& request, int64_t heads, ValueId x);
 };
 
 }  // namespace eadem::modules

@@ -21,6 +21,11 @@ Part part_of(const CausalAttention::Config& config, int layer) {
           }};
 }
 
+Part part_of(const MlaAttention::Config& config, int layer) {
+  return {"self_attn",
+          [&config, layer](BuildContext& context, ValueId x) { return MlaAttention(config, layer).build(context, x); }};
+}
+
 Part part_of(const DenseMlp::Config& config, int layer) {
   return {"mlp",
           [&config, layer](BuildContext& context, ValueId x) { return DenseMlp(config, layer).build(context, x); }};
@@ -48,6 +53,26 @@ void list_parameters(const CausalAttention::Config& config, const std::string& p
     }
   if (config.sinks) list.push_back({prefix + "self_attn.sinks", Shape{config.heads}});
   add("o_proj", config.hidden, q, config.out_bias);
+}
+
+void list_parameters(const MlaAttention::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  const auto add = [&](const char* name, const Shape& shape, bool bias = false) {
+    list.push_back({prefix + "self_attn." + name + ".weight", shape});
+    if (bias) list.push_back({prefix + "self_attn." + name + ".bias", Shape{shape[0]}});
+  };
+  const int64_t q = config.heads * config.query_dim();
+  if (config.query_rank == 0) {
+    add("q_proj", {q, config.hidden});
+  } else {
+    add("q_a_proj", {config.query_rank, config.hidden}, config.bias);
+    add("q_a_layernorm", {config.query_rank});
+    add("q_b_proj", {q, config.query_rank});
+  }
+  add("k_b_proj", {config.heads, config.latent_dim, config.nope_dim});
+  add("kv_a_proj_with_mqa", {config.row_dim(), config.hidden}, config.bias);
+  add("kv_a_layernorm", {config.latent_dim});
+  add("v_b_proj", {config.heads, config.value_dim, config.latent_dim});
+  add("o_proj", {config.hidden, config.heads * config.value_dim}, config.bias);
 }
 
 void list_dense(const DenseMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {

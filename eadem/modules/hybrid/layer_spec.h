@@ -12,6 +12,7 @@
 #include "eadem/modules/base/norm.h"
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
 
 namespace eadem::modules {
@@ -29,7 +30,7 @@ struct ParameterInfo {
 // states belong to the mixer.
 struct LayerSpec {
   int64_t hidden = 0;
-  std::variant<CausalAttention::Config> mixer;
+  std::variant<CausalAttention::Config, MlaAttention::Config> mixer;
   std::variant<DenseMlp::Config, MoeMlp::Config> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
   bool parallel = false;

@@ -60,7 +60,9 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
   for (int port : {kK, kV}) {
     const TensorType& type = in[static_cast<size_t>(port)];
     const std::string_view label = port == kK ? "k" : "v";
-    const Dim width = port == kK ? attrs_.head_dim : attrs_.values();
+    // Values have a width of their own, or are the first columns of keys.
+    const Dim width =
+        port == kK || (type.rank() > 0 && type.dim(-1) == Dim(attrs_.head_dim)) ? attrs_.head_dim : attrs_.values();
     const std::string_view attribute = port == kK ? "attribute head_dim" : "attribute value_dim";
     if (attrs_.source == KvSource::direct) {
       expect_plain(name(), label, type);
@@ -77,8 +79,8 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
     }
     expect_dim(name(), label, type, 1, Dim(attrs_.kv_heads), "attribute kv_heads");
   }
-  TensorType like_v = in[kK];  // as wide as values
-  like_v.dim(-1) = attrs_.values();
+  TensorType like_v = in[kK];  // but as wide as values
+  like_v.dim(-1) = in[kV].dim(-1);
   expect_same_dims(name(), "v", in[kV], like_v, "k");
   const DType like_k[] = {in[kK].dtype};
   expect_dtype(name(), "v", in[kV], like_k);
@@ -122,8 +124,11 @@ std::vector<Sharding> Attention::infer_sharding(std::span<const TensorType> in) 
   const Sharding& q = in[kQ].sharding;
   if (!(q == Sharding::replicated()) && !(q == Sharding::along(1)))
     throw InvalidArgument("attention: 'q' is {}; expected replicated or sharded(1), its heads", to_string(in[kQ]));
+  // A single head of keys, as in latent attention, may be whole on every rank.
+  const bool shared = attrs_.kv_heads == 1 && in[kK].sharding == Sharding::replicated();
   for (int port : {kK, kV})
-    if (!(in[static_cast<size_t>(port)].sharding == q))
+    if (const Sharding& own = in[static_cast<size_t>(port)].sharding;
+        !(own == q) && !(shared && own == Sharding::replicated()))
       throw InvalidArgument("attention: '{}' is {} but 'q' is {}; expected both divided alike", port == kK ? "k" : "v",
                             to_string(in[static_cast<size_t>(port)].sharding), to_string(q));
   for (int port : {kQueryStart, kKvLength, kBlockTable})
@@ -176,14 +181,16 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
   if (attrs_.source == KvSource::direct) return {flops, traffic_bytes(*this, pass, in, out, symbols)};
   const TensorType key(in[kK].dtype, {attrs_.kv_heads, attrs_.head_dim}, in[kK].encoding),
       value(in[kV].dtype, {attrs_.kv_heads, attrs_.values()}, in[kV].encoding);
-  const double kv_rows = static_cast<double>(key.size_bytes(symbols) + value.size_bytes(symbols));
+  const bool shared = in[kV].fixed(3) != attrs_.values();  // values lie in the rows of keys
+  const double kv_rows = static_cast<double>(key.size_bytes(symbols) + (shared ? 0 : value.size_bytes(symbols)));
   const TensorType others[] = {in[kQ], in[kQueryStart], in[kKvLength], in[kBlockTable]};
   return {flops, share * static_cast<double>(seen) * kv_rows + traffic_bytes(others, out, symbols)};
 }
 
 void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
   const RefTensor &q = in[kQ], &k = in[kK], &v = in[kV], &query_start = in[kQueryStart], &kv_length = in[kKvLength];
-  const auto heads = attrs_.heads, kv_heads = attrs_.kv_heads, head_dim = attrs_.head_dim, value_dim = attrs_.values();
+  const auto heads = attrs_.heads, kv_heads = attrs_.kv_heads, head_dim = attrs_.head_dim, value_dim = attrs_.values(),
+             value_row = v.shape.back();
   const double scale = static_cast<double>(attrs_.scale), cap = static_cast<double>(attrs_.softcap);
   const bool cached = attrs_.source == KvSource::cached;
   const bool backward = pass == Pass::backward;
@@ -210,7 +217,7 @@ void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
         const auto q_offset = static_cast<size_t>((t * heads + h) * head_dim),
                    y_offset = static_cast<size_t>((t * heads + h) * value_dim);
         const auto key_offset = [&](int64_t j) { return static_cast<size_t>(kv_row(j, g) * head_dim); };
-        const auto value_offset = [&](int64_t j) { return static_cast<size_t>(kv_row(j, g) * value_dim); };
+        const auto value_offset = [&](int64_t j) { return static_cast<size_t>(kv_row(j, g) * value_row); };
         std::vector<double> score;
         for (int64_t j = first; j <= position; ++j) {
           double dot = 0;
@@ -318,6 +325,29 @@ void append_capped_and_sinks(std::vector<Workload>& rows) {
     }
 }
 
+// Latent attention: every head reads the same rows, of which the first columns are the values. One token at the end of
+// a context, and a prompt.
+void append_latent(std::vector<Workload>& rows, const LatentShape& model) {
+  const kernels::AttentionAttrs attrs{.heads = model.heads,
+                                      .kv_heads = 1,
+                                      .head_dim = model.row(),
+                                      .scale = 1.0f / std::sqrt(static_cast<float>(model.nope + model.rope)),
+                                      .source = KvSource::cached,
+                                      .value_dim = model.latent};
+  for (const StepShape& step : {StepShape{"decode-1", 1, 1, 512}, StepShape{"decode-1 at 8192", 1, 1, 8192},
+                                StepShape{"prefill-512", 512, 1, 512}}) {
+    if (model.dtype == DType::f32 && step.kv_length > 512) continue;
+    const SymbolValues symbols = symbols_of(step);
+    const TensorType cache(model.dtype, {symbols[Symbol::max_blocks], 1, kWorkloadBlockSize, model.row()});
+    rows.push_back({workload_name(model.name, step, "attention latent"),
+                    std::make_shared<Attention>(attrs),
+                    {TensorType(model.dtype, {Symbol::tokens, model.heads, model.row()}), cache, cache,
+                     TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
+                     TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+                    symbols});
+  }
+}
+
 }  // namespace
 
 std::vector<Workload> Attention::workloads() {
@@ -350,6 +380,7 @@ std::vector<Workload> Attention::workloads() {
     }
   }
   append_capped_and_sinks(rows);
+  for (const LatentShape& model : latent_shapes()) append_latent(rows, model);
   return rows;
 }
 

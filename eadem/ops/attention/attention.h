@@ -3,8 +3,8 @@
 // Causal attention of packed sequences over their own keys and values (direct) or over a cache (cached). Ports, math
 // and gradients: kernels/attention.h. Only direct attention has a backward pass.
 //
-// Sharding: q, k, v and y along the heads (axis 1, of the caches too), sinks likewise (axis 0); heads and kv_heads are
-// those of the part.
+// Sharding: q, k, v and y along the heads (axis 1, of the caches too), or q and y alone if there is one head of keys;
+// sinks along their axis 0. heads and kv_heads are those of the part.
 //
 // Cost assumes that the step's tokens are divided evenly over its sequences and that, with a cache, every sequence
 // fills max_blocks blocks; it counts the keys and values that are attended to, not the whole cache.

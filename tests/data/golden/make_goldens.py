@@ -133,6 +133,25 @@ MODELS = {
         config=dict(hidden_size=24, intermediate_size=32, moe_intermediate_size=12, num_hidden_layers=3,
                     vocab_size=64, moe_num_experts=9, moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1,
                     moe_layer_end_index=1, tie_word_embeddings=True, rope_parameters=rope(500000.0))),
+    # Latent attention, queries without a latent of their own, the scale that yarn brings; experts of the best
+    # two of three groups behind a dense layer.
+    "deepseek_v2": dict(
+        type="deepseek_v2", prompt=48, salt=3,
+        config=dict(hidden_size=36, intermediate_size=40, num_attention_heads=3, num_key_value_heads=3, vocab_size=72,
+                    q_lora_rank=None, kv_lora_rank=20, qk_nope_head_dim=10, qk_rope_head_dim=8, v_head_dim=12,
+                    first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=3, moe_intermediate_size=10,
+                    n_shared_experts=2, topk_method="group_limited_greedy", n_group=3, topk_group=2,
+                    routed_scaling_factor=1.5, rms_norm_eps=1e-6, rope_parameters=rope(
+                        10000.0, rope_type="yarn", factor=4.0, mscale=0.707, mscale_all_dim=0.707,
+                        original_max_position_embeddings=32))),
+    # With a latent of queries; sigmoids, and a correction that the choice adds.
+    "deepseek_v3": dict(
+        type="deepseek_v3", prompt=42, salt=5,
+        config=dict(hidden_size=32, intermediate_size=40, num_attention_heads=4, num_key_value_heads=4, vocab_size=72,
+                    q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=6, v_head_dim=9,
+                    first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=12,
+                    n_shared_experts=1, n_group=2, topk_group=1, rms_norm_eps=1e-6, num_mtp_layers=0,
+                    rope_parameters=rope(10000.0))),
     # The only one not stored as one f32 file: bf16 tensors in several shards with an index.
     "sharded_bf16": dict(
         type="llama", prompt=40, salt=9, store=torch.bfloat16, shard="20KB",
@@ -210,7 +229,8 @@ FAMILIES = {
 }
 FIXTURES = {"tiny_llama3": 11, "tiny_llama3_tied": 0, "tiny_mistral": 11, "tiny_qwen3": 11, "tiny_qwen3_tied": 0,
             "tiny_qwen3_sharded": 8}  # and the salt of the prompt
-TRAINED = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "glm4_moe")
+TRAINED = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v2",
+           "deepseek_v3")
 PACKED = "llama"
 CALIBRATED = ("llama", "llama31")  # with a head of its own, and tied
 
@@ -520,9 +540,15 @@ def adamw(model):
                              foreach=False, fused=False, **ADAMW)
 
 
-def matrices(named):
-    """Gate and up of experts, which transformers keeps in one tensor, apart, under the names of an expert's layers."""
+def matrices(named, config=None):
+    """Gate and up of experts, which transformers keeps in one tensor, apart, under the names of an expert's layers; and,
+    with `config`, what makes keys and values of latents."""
     for name, tensor in named:
+        if config is not None and name.endswith(".kv_b_proj.weight"):
+            heads = tensor.reshape(config.num_attention_heads, -1, tensor.shape[-1])
+            for part, half in zip("kv", heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)):
+                yield name.replace("kv_b_proj", f"{part}_b_proj"), half
+            continue
         if name.endswith(".experts.gate_up_proj"):
             for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1)):
                 yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
@@ -542,13 +568,13 @@ def train(config, weights, dtype, losses):
             loss.backward()
             if step == 0:
                 result["first_grad_l2"] = {k: g.double().norm().item() for k, g in
-                                           matrices((k, p.grad) for k, p in model.named_parameters())}
+                                           matrices(((k, p.grad) for k, p in model.named_parameters()), config)}
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM, foreach=False)
             optimizer.step()
             result["loss"].append(loss.item())
             result["grad_norm"].append(norm.item())
         result["final"] = {k: {"sum": p.double().sum().item(), "l2": p.double().norm().item()}
-                           for k, p in matrices(model.named_parameters())}
+                           for k, p in matrices(model.named_parameters(), config)}
         return result
 
 

@@ -24,7 +24,7 @@ HWY_INLINE void widen_row(float* to, const T* from, int64_t n, int64_t width) {
   for (int64_t i = n; i < width; ++i) to[i] = 0.0f;
 }
 
-// The keys (or values) of one sequence and one head, `dim` elements each.
+// The keys (or values) of one sequence and one head, in rows of `dim` elements.
 template <typename T>
 struct KvRows {
   const Attention& a;
@@ -51,13 +51,13 @@ struct KvRows {
   }
 };
 
-// Loads `data`, the keys or the values of `dim` elements, at positions [first, first + count) of a sequence into rows
-// of scratch. The remaining rows of the chunk are set to 0.
+// Loads `data`, the keys or the values, at positions [first, first + count) of a sequence into rows of scratch: the
+// first `dim` elements of rows of `row_dim`. The remaining rows of the chunk are set to 0.
 template <typename T>
-void load_chunk(float* rows, const Attention& a, const T* data, int64_t dim, int64_t sequence, int64_t kv_head,
-                int64_t first, int64_t count) {
+void load_chunk(float* rows, const Attention& a, const T* data, int64_t dim, int64_t row_dim, int64_t sequence,
+                int64_t kv_head, int64_t first, int64_t count) {
   const int64_t width = Attention::padded(dim);
-  const KvRows<T> from{a, data, sequence, kv_head, dim};
+  const KvRows<T> from{a, data, sequence, kv_head, row_dim};
   for (int64_t j = 0; j < count;) {
     const int64_t run = from.run(first + j, first + count);
     const T* row = from.at(first + j);

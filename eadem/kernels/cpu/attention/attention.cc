@@ -264,7 +264,7 @@ template <typename T>
 void values_by_scratch(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t count,
                        int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.value_width();
-  load_chunk(s.values, a, static_cast<const T*>(a.v), a.value_dim, sequence, kv_head, start, count);
+  load_chunk(s.values, a, static_cast<const T*>(a.v), a.value_dim, a.value_row, sequence, kv_head, start, count);
   matmul_block(s.split.out, width, true, RowOperand{s.scores, kChunk, 1},
                PanelOperand<float>{s.values, kPanelWidth, width}, rows, width / kPanelWidth, count);
 }
@@ -296,7 +296,7 @@ template <typename T>
 void values_in_place(const Attention& a, int64_t sequence, int64_t kv_head, int64_t start, int64_t end,
                      int64_t fetch_end, int64_t rows, const ForwardScratch& s) {
   const int64_t width = a.value_width(), last = std::min(start + kChunk, end);
-  const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head, a.value_dim};
+  const KvRows<T> rows_of{a, static_cast<const T*>(a.v), sequence, kv_head, a.value_row};
   for (int64_t position = start; position < last;) {
     // A run is at most kKeysAhead long, so that the addresses of the next run are known when it is prefetched.
     const int64_t count = std::min(rows_of.run(position, last), kKeysAhead);
@@ -491,6 +491,7 @@ void set_inputs(Attention& a, const KernelCall& call) {
   a.q = elements<const float>(call.inputs[kQ]);
   a.k = k.data;
   a.v = v.data;
+  a.value_row = v.shape.back();
   a.k_scales = static_cast<const float*>(k.plane(1));
   a.v_scales = static_cast<const float*>(v.plane(1));
   a.query_start = elements<const int32_t>(call.inputs[kQueryStart]);

@@ -120,8 +120,8 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
 
   for (int64_t start = 0; start < tokens; start += kChunk) {
     const int64_t count = std::min(kChunk, tokens - start);
-    load_chunk(s.keys, a, static_cast<const float*>(a.k), a.head_dim, sequence, kv_head, start, count);
-    load_chunk(s.values, a, static_cast<const float*>(a.v), a.value_dim, sequence, kv_head, start, count);
+    load_chunk(s.keys, a, static_cast<const float*>(a.k), a.head_dim, a.head_dim, sequence, kv_head, start, count);
+    load_chunk(s.values, a, static_cast<const float*>(a.v), a.value_dim, a.value_row, sequence, kv_head, start, count);
     transpose_chunk(s.keys_t, s.keys, width);
     transpose_chunk(s.values_t, s.values, value_width);
     std::fill(s.dkeys, s.dkeys + kChunk * width, 0.0f);
@@ -187,8 +187,10 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
       const auto same = [](Vec v) { return v; };
       if (a.dk != nullptr)
         map(a.dk + row * a.head_dim, a.head_dim, same, static_cast<const float*>(s.dkeys + j * width));
-      if (a.dv != nullptr)
-        map(a.dv + row * a.value_dim, a.value_dim, same, static_cast<const float*>(s.dvalues + j * value_width));
+      if (a.dv == nullptr) continue;
+      float* dv = a.dv + row * a.value_row;
+      map(dv, a.value_dim, same, static_cast<const float*>(s.dvalues + j * value_width));
+      std::fill(dv + a.value_dim, dv + a.value_row, 0.0f);
     }
   }
 }

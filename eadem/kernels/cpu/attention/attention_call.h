@@ -34,8 +34,9 @@ struct TokenBlock {
 
 struct Attention {
   const float* q;  // [tokens, heads, head_dim]
-  // direct [tokens, kv_heads, head_dim or value_dim], cached [num_blocks, kv_heads, block_size, head_dim or value_dim]
+  // direct [tokens, kv_heads, head_dim or value_row], cached [num_blocks, kv_heads, block_size, head_dim or value_row]
   const void *k, *v;
+  int64_t value_row;                 // columns of v, of which the first value_dim are values
   const RowEncoding* kv_encoding;    // encoding of a cache; null: plain
   const float *k_scales, *v_scales;  // encoded: [num_blocks, kv_heads, block_size]
   bool byte_dots;                    // queries are rounded, and the processor has 8-bit dot products

@@ -26,8 +26,6 @@ constexpr int64_t kRowBlock = 192;    // a multiple of every tile's rows; weight
 // AMX products are so fast that reading either operand takes as long, so blocks have more panels and more rows.
 constexpr int64_t kTileGroupPanels = 8, kTileRowBlock = 256;
 constexpr int64_t kTileShortestRows = 64;  // rows of a task
-// Up to this many rows, a product takes as long as reading its weights.
-constexpr int64_t kFewRows = 32;
 // Up to this many rows, 16-bit weights are widened in registers as they are read, because decode is bound by memory.
 // For more rows, the first rows of a block store the widened weights for the others.
 constexpr int64_t kWidenInRegistersRows = 8;
@@ -182,11 +180,11 @@ void decode_panels(float* packed, const Fp8Weight& w, int64_t all_k, int64_t p0,
 }
 
 // Copies a block of k of `panels` panels from a matrix stored by rows; columns past `outputs` are zero.
-void gather_panels(float* packed, const float* b, int64_t outputs, int64_t p0, int64_t panels, int64_t k0,
-                   int64_t k_size) {
+void gather_panels(float* packed, const float* b, int64_t b_stride, int64_t outputs, int64_t p0, int64_t panels,
+                   int64_t k0, int64_t k_size) {
   const int64_t width = std::min(panels * kPanelWidth, outputs - p0 * kPanelWidth);
   for (int64_t k = 0; k < k_size; ++k) {
-    const float* row = b + (k0 + k) * outputs + p0 * kPanelWidth;
+    const float* row = b + (k0 + k) * b_stride + p0 * kPanelWidth;
     for (int64_t n = 0; n < width; n += kPanelWidth) {
       float* out = packed + ((n / kPanelWidth) * k_size + k) * kPanelWidth;
       const int64_t lanes = std::min(kPanelWidth, width - n);
@@ -297,7 +295,7 @@ void matrix_product(float* c, const Matmul& m, const MatmulWeight& b, const Matm
                     int64_t p0, int64_t panels, float* packed) {
   float* copied = packed + kPackedFloats + kMatrixProductFloats;
   const float* a = m.a + row * m.a_row_stride;
-  const int64_t c_stride = panels * kPanelWidth;
+  const int64_t c_stride = panels * kPanelWidth, b_stride = m.b_row_stride == 0 ? m.outputs : m.b_row_stride;
   for (int64_t k0 = 0; k0 < m.k_size || k0 == 0; k0 += kKBlock) {
     const int64_t k_size = std::min(kKBlock, m.k_size - k0);
     for (int64_t k = 0; k < k_size; ++k)
@@ -305,7 +303,7 @@ void matrix_product(float* c, const Matmul& m, const MatmulWeight& b, const Matm
           copied + k * kCopiedRowStride, rows, [](Vec v) { return v; }, a + (k0 + k) * m.a_k_stride);
     for (int64_t p = 0; p < panels; p += kGroupPanels) {
       const int64_t group = std::min(kGroupPanels, panels - p);
-      gather_panels(packed, static_cast<const float*>(b.data), m.outputs, p0 + p, group, k0, k_size);
+      gather_panels(packed, static_cast<const float*>(b.data), b_stride, m.outputs, p0 + p, group, k0, k_size);
       matmul_block(c + p * kPanelWidth, c_stride, k0 > 0, RowOperand{copied, 1, kCopiedRowStride},
                    PanelOperand<float>{packed, k_size * kPanelWidth, kPanelWidth}, rows, group, k_size);
     }
@@ -335,7 +333,7 @@ template <typename Bias>
 void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c, const float*,
                   int64_t c_stride) {
   for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
-    float* y = m.y + r * m.outputs + column;
+    float* y = m.y_row(r) + column;
     const float* residual = m.residual == nullptr ? nullptr : m.residual + r * m.outputs + column;
     if constexpr (std::is_void_v<Bias>) {
       if (residual != nullptr)
@@ -359,7 +357,7 @@ void finish_store(const Matmul& m, int64_t row, int64_t rows, int64_t column, in
 void finish_accumulate(const Matmul& m, int64_t row, int64_t rows, int64_t column, int64_t n, float* c, const float*,
                        int64_t c_stride) {
   for (int64_t r = row; r < row + rows; ++r, c += c_stride) {
-    float* y = m.y + r * m.outputs + column;
+    float* y = m.y_row(r) + column;
     map(
         y, n, [](Vec p, Vec sum) { return hn::Add(sum, p); }, c, y);
   }
@@ -449,18 +447,41 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
                                              : packed_floats_ + (gated_ ? 2 : 1) * product_floats;
 }
 
-int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded) const {
-  const int64_t workers = device.pool().num_threads() * worker_floats_ * static_cast<int64_t>(sizeof(float));
+int64_t MatmulPlan::prepared_bytes(int64_t rows, int64_t k_size, bool is_rounded) const {
   switch (source_) {
     case Source::quantized:
-      return workers + quantized_rows_bytes(rows, k_size) + (is_rounded ? 0 : int8_rows_bytes(rows, k_size));
-    case Source::pairs: return workers + (is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile)));
-    case Source::decoded: return workers + (has_order_ ? rows * k_size * static_cast<int64_t>(sizeof(float)) : 0);
-    default: return workers;
+      return quantized_rows_bytes(rows, k_size) + (is_rounded ? 0 : int8_rows_bytes(rows, k_size));
+    case Source::pairs: return is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
+    case Source::decoded: return has_order_ ? rows * k_size * static_cast<int64_t>(sizeof(float)) : 0;
+    default: return 0;
   }
 }
 
-MatmulRows MatmulPlan::quantized_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+int64_t MatmulPlan::scratch_bytes(const CpuDevice& device, int64_t rows, int64_t k_size, bool is_rounded) const {
+  const int64_t workers = device.pool().num_threads() * worker_floats_ * static_cast<int64_t>(sizeof(float));
+  return workers + prepared_bytes(rows, k_size, is_rounded);
+}
+
+int64_t MatmulPlan::worker_bytes_each(int64_t rows, int64_t k_size) const {
+  constexpr int64_t kLine = 64;
+  return worker_floats_ * static_cast<int64_t>(sizeof(float)) + round_up(prepared_bytes(rows, k_size, false), kLine);
+}
+
+int64_t MatmulPlan::scratch_bytes_each(const CpuDevice& device, int64_t rows, int64_t k_size) const {
+  return std::max(scratch_bytes(device, rows, k_size),
+                  device.pool().num_threads() * worker_bytes_each(std::min(rows, kFewRows), k_size));
+}
+
+// Calls part(begin, end) for parts of [0, n): on the threads of `pool` or, if it is null, on this one.
+template <typename Part>
+static void for_parts(ThreadPool* pool, int64_t n, int64_t least, Part&& part) {
+  if (pool == nullptr)
+    part(int64_t{0}, n);
+  else
+    pool->parallel_ranges(n, least, part);
+}
+
+MatmulRows MatmulPlan::quantized_rows(ThreadPool* pool, const Matmul& m, void* memory) const {
   const QuantizedWeight& weight = m.b.quantized;
   const bool is_rounded = m.a_codes.codes != nullptr;
   void* planes = static_cast<char*>(memory) + quantized_rows_bytes(m.rows, m.k_size);
@@ -471,31 +492,31 @@ MatmulRows MatmulPlan::quantized_rows(CpuDevice& device, const Matmul& m, void* 
   const auto round = weight.layout->whole_rows() ? quantized_.x.round_chunks : quantized_.x.round_steps;
   // The sums alone are an eighth of the work.
   const int64_t least = rows_per_thread(m.k_size) * (is_rounded ? 8 : 1);
-  device.pool().parallel_ranges(m.rows, least, [&](int64_t begin, int64_t end) {
+  for_parts(pool, m.rows, least, [&](int64_t begin, int64_t end) {
     if (!is_rounded) round(codes, {m.a, m.a_row_stride, m.k_size, weight.order}, begin, end);
     quantized_.x.sum(x.quantized, codes, m.k_size, begin, end);
   });
   return x;
 }
 
-MatmulRows MatmulPlan::tile_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+MatmulRows MatmulPlan::tile_rows(ThreadPool* pool, const Matmul& m, void* memory) const {
   MatmulRows x;
   x.rounded = m.a_tiles;
   if (x.rounded.data != nullptr) return x;
   x.rounded = TileRows::in_order(memory, m.rows);
-  device.pool().parallel_ranges(m.rows, rows_per_thread(m.k_size), [&](int64_t begin, int64_t end) {
+  for_parts(pool, m.rows, rows_per_thread(m.k_size), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) round_to_tiles(x.rounded, r, m.a + r * m.a_row_stride, m.k_size);
   });
   return x;
 }
 
-MatmulRows MatmulPlan::ordered_rows(CpuDevice& device, const Matmul& m, void* memory) const {
+MatmulRows MatmulPlan::ordered_rows(ThreadPool* pool, const Matmul& m, void* memory) const {
   MatmulRows x;
   x.decode = decode_;
   const int32_t* order = m.b.quantized.order;
   if (order == nullptr) return x;
   auto* ordered = static_cast<float*>(memory);
-  device.pool().parallel_ranges(m.rows, rows_per_thread(m.k_size), [&](int64_t begin, int64_t end) {
+  for_parts(pool, m.rows, rows_per_thread(m.k_size), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
       for (int64_t k = 0; k < m.k_size; ++k) ordered[r * m.k_size + k] = m.a[r * m.a_row_stride + order[k]];
   });
@@ -503,10 +524,10 @@ MatmulRows MatmulPlan::ordered_rows(CpuDevice& device, const Matmul& m, void* me
   return x;
 }
 
-MatmulRows MatmulPlan::prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const {
-  if (source_ == Source::quantized) return quantized_rows(device, m, memory);
-  if (source_ == Source::pairs) return tile_rows(device, m, memory);
-  if (source_ == Source::decoded) return ordered_rows(device, m, memory);
+MatmulRows MatmulPlan::prepared_rows(ThreadPool* pool, const Matmul& m, void* memory) const {
+  if (source_ == Source::quantized) return quantized_rows(pool, m, memory);
+  if (source_ == Source::pairs) return tile_rows(pool, m, memory);
+  if (source_ == Source::decoded) return ordered_rows(pool, m, memory);
   return {};
 }
 
@@ -525,13 +546,20 @@ void MatmulPlan::run_task(const Matmul& m, const MatmulRows& x, const Blocks& bl
   }
 }
 
+void MatmulPlan::run_alone(const Matmul& m, void* scratch) const {
+  if (m.rows == 0 || m.outputs == 0) return;
+  float* floats = static_cast<float*>(scratch);
+  const MatmulRows x = prepared_rows(nullptr, m, floats + worker_floats_);
+  run_task(m, x, m.rows > 1 ? tile_blocks_ : blocks_, 0, m.rows, 0, ceil_div(m.outputs, kPanelWidth), floats);
+}
+
 void MatmulPlan::run(CpuDevice& device, const Matmul& m, void* scratch) const {
   if (m.rows == 0 || m.outputs == 0) return;
   ThreadPool& pool = device.pool();
   const Blocks& blocks = m.rows > 1 ? tile_blocks_ : blocks_;
 
   // 1. Prepare the data that all tasks share.
-  const MatmulRows x = prepared_rows(device, m, static_cast<float*>(scratch) + pool.num_threads() * worker_floats_);
+  const MatmulRows x = prepared_rows(&pool, m, static_cast<float*>(scratch) + pool.num_threads() * worker_floats_);
 
   const int64_t panels = ceil_div(m.outputs, kPanelWidth), units = ceil_div(panels, blocks.unit);
   const auto task = [&](int64_t row_begin, int64_t row_end, int64_t unit_begin, int64_t unit_end, int worker) {
@@ -623,7 +651,7 @@ void MatmulPlan::run_groups(CpuDevice& device, const Matmul& m, std::span<const 
   ThreadPool& pool = device.pool();
   Matmul all = m;
   all.b = groups.front().b;
-  const MatmulRows x = prepared_rows(device, all, static_cast<float*>(scratch) + pool.num_threads() * worker_floats_);
+  const MatmulRows x = prepared_rows(&pool, all, static_cast<float*>(scratch) + pool.num_threads() * worker_floats_);
 
   // 2. The groups stand side by side: all of them are divided at once, and each into units of panels. A unit of a group
   // with few rows takes as long as reading its weights, one with many rows longer; ranges become shorter to the end.

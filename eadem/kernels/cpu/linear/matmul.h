@@ -77,12 +77,16 @@ struct Matmul {
   TileRows a_tiles{};
 
   MatmulWeight b;
-  MatmulWeight b_up;  // Finish::gated: the second factor, of the same types
+  int64_t b_row_stride = 0;  // of a matrix; 0: outputs
+  MatmulWeight b_up;         // Finish::gated: the second factor, of the same types
 
-  float* y = nullptr;               // [rows, outputs], contiguous; may be `residual`
+  float* y = nullptr;               // [rows, outputs]; may be `residual`
+  int64_t y_row_stride = 0;         // store and accumulate; 0: outputs
   Int8RowPlanes y_rows;             // Finish::gated_rows: instead of y. `outputs` are whole steps
   const void* bias = nullptr;       // [outputs] of MatmulTypes::bias
   const float* residual = nullptr;  // [rows, outputs], contiguous; null: none
+
+  float* y_row(int64_t r) const { return y + r * (y_row_stride == 0 ? outputs : y_row_stride); }
 };
 
 // Neighbouring rows of a product that meet a weight of their own.
@@ -116,6 +120,22 @@ class MatmulPlan {
   // read. A row has the bits that `run` gives it.
   void run_groups(CpuDevice& device, const Matmul& product, std::span<const MatmulGroup> groups, void* scratch) const;
 
+  // `count` products of equal sizes: product_of(i) is one of them. Those of few rows are computed side by side, each by
+  // one thread.
+  int64_t scratch_bytes_each(const CpuDevice& device, int64_t rows, int64_t k_size) const;
+  template <typename ProductOf>
+  void run_each(CpuDevice& device, int64_t count, ProductOf&& product_of, void* scratch) const {
+    if (count == 0) return;
+    const Matmul first = product_of(int64_t{0});
+    if (first.rows > kFewRows) {
+      for (int64_t i = 0; i < count; ++i) run(device, product_of(i), scratch);
+      return;
+    }
+    const int64_t bytes = worker_bytes_each(first.rows, first.k_size);
+    device.pool().parallel_shares(
+        count, [&](int64_t i, int worker) { run_alone(product_of(i), static_cast<char*>(scratch) + worker * bytes); });
+  }
+
   // c [rows, panels * 16] = a b for rows [row, row + rows) and panels [panel, panel + panels).
   using Product = void (*)(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row,
                            int64_t rows, int64_t panel, int64_t panels, float* scratch);
@@ -134,11 +154,19 @@ class MatmulPlan {
   };
 
  private:
-  // The rows of m that all tasks read. What must be made of them is written to `memory`.
-  MatmulRows quantized_rows(CpuDevice& device, const Matmul& m, void* memory) const;
-  MatmulRows tile_rows(CpuDevice& device, const Matmul& m, void* memory) const;
-  MatmulRows ordered_rows(CpuDevice& device, const Matmul& m, void* memory) const;
-  MatmulRows prepared_rows(CpuDevice& device, const Matmul& m, void* memory) const;
+  // Up to this many rows, a product takes as long as reading its weights.
+  static constexpr int64_t kFewRows = 32;
+
+  // The rows of m that all tasks read. What must be made of them is written to `memory`, by the threads of `pool` or,
+  // if it is null, by this one.
+  MatmulRows quantized_rows(ThreadPool* pool, const Matmul& m, void* memory) const;
+  MatmulRows tile_rows(ThreadPool* pool, const Matmul& m, void* memory) const;
+  MatmulRows ordered_rows(ThreadPool* pool, const Matmul& m, void* memory) const;
+  MatmulRows prepared_rows(ThreadPool* pool, const Matmul& m, void* memory) const;
+  int64_t prepared_bytes(int64_t rows, int64_t k_size, bool is_rounded) const;
+  int64_t worker_bytes_each(int64_t rows, int64_t k_size) const;
+  // A product of few rows, within a task.
+  void run_alone(const Matmul& product, void* scratch) const;
   // Multiplies units [begin, end) of a group, whose rows have been prepared.
   void run_units(const Matmul& m, const MatmulRows& x, const MatmulGroup& group, int64_t begin, int64_t end,
                  float* scratch) const;

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/modules/hybrid/mla_attention.h"
+
+#include "eadem/modules/base/rms_norm.h"
+#include "eadem/modules/factory/attention_factory.h"
+#include "eadem/ops/columns.h"
+#include "eadem/ops/reshape.h"
+
+namespace eadem::modules {
+
+namespace {
+
+ValueId reshape(Graph& graph, std::vector<int64_t> trailing, ValueId x) {
+  return graph.add1(std::make_shared<ops::Reshape>(std::move(trailing)), {x});
+}
+
+ValueId concat(Graph& graph, int64_t columns, ValueId first, ValueId second) {
+  return graph.add1(std::make_shared<ops::ConcatColumns>(kernels::ColumnsAttrs{columns}), {first, second});
+}
+
+}  // namespace
+
+ValueId MlaAttention::project(BuildContext& context, const LinearRequest& request, ValueId x) const {
+  LinearRequest own = request;
+  own.hardware = &context.hardware.of(Role::attention, layer_);
+  return LinearFactory::build(context, own, x);
+}
+
+ValueId MlaAttention::normalize(BuildContext& context, const char* name, int64_t size, ValueId x) const {
+  const Graph::Scope scope(context.graph, name);
+  return RmsNorm(size, config_.norm_eps).build(context, x, layer_);
+}
+
+ValueId MlaAttention::rotate(BuildContext& context, const char* name, ValueId x) const {
+  const Graph::Scope scope(context.graph, name);
+  return Rope(config_.rope).build(context, x);
+}
+
+ValueId MlaAttention::build_query(BuildContext& context, ValueId x) const {
+  Graph& graph = context.graph;
+  const int64_t out = config_.heads * config_.query_dim(), heads = context.share(config_.heads, "attention heads");
+  ValueId flat;
+  if (config_.query_rank == 0) {
+    flat = project(context, {.name = "q_proj", .in = config_.hidden, .out = out, .parallel = Parallel::column}, x);
+  } else {
+    const ValueId low = project(
+        context, {.name = "q_a_proj", .in = config_.hidden, .out = config_.query_rank, .bias = config_.bias}, x);
+    flat = project(context, {.name = "q_b_proj", .in = config_.query_rank, .out = out, .parallel = Parallel::column},
+                   normalize(context, "q_a_layernorm", config_.query_rank, low));
+  }
+  const std::vector<ValueId> parts =
+      graph.add(std::make_shared<ops::SplitColumns>(kernels::ColumnsAttrs{config_.nope_dim}),
+                {reshape(graph, {heads, config_.query_dim()}, flat)});
+  const HardwareConfig& hardware = context.hardware.of(Role::attention, layer_);
+  const ValueId absorbed = LinearFactory::build_heads(
+      context, {.name = "k_b_proj", .in = config_.nope_dim, .out = config_.latent_dim, .hardware = &hardware},
+      config_.heads, parts[0]);
+  return concat(graph, config_.latent_dim, absorbed, rotate(context, "q_rope", parts[1]));
+}
+
+ValueId MlaAttention::build_row(BuildContext& context, ValueId x) const {
+  Graph& graph = context.graph;
+  const ValueId both = project(
+      context, {.name = "kv_a_proj_with_mqa", .in = config_.hidden, .out = config_.row_dim(), .bias = config_.bias}, x);
+  const std::vector<ValueId> parts =
+      graph.add(std::make_shared<ops::SplitColumns>(kernels::ColumnsAttrs{config_.latent_dim}), {both});
+  const ValueId latent = normalize(context, "kv_a_layernorm", config_.latent_dim, parts[0]);
+  const ValueId key = rotate(context, "k_rope", reshape(graph, {1, config_.rope.rotary_dim}, parts[1]));
+  return concat(graph, config_.latent_dim, reshape(graph, {1, config_.latent_dim}, latent), key);
+}
+
+ValueId MlaAttention::build(BuildContext& context, ValueId x) const {
+  const int64_t heads = context.share(config_.heads, "attention heads");
+  const ValueId query = build_query(context, x), row = build_row(context, x);
+  const ValueId mixed = AttentionFactory::build(context,
+                                                {.heads = heads,
+                                                 .kv_heads = 1,
+                                                 .head_dim = config_.row_dim(),
+                                                 .value_dim = config_.latent_dim,
+                                                 .latent = true,
+                                                 .scale = config_.scale,
+                                                 .layer = layer_,
+                                                 .cache = {}},
+                                                {.q = query, .k = row, .v = row});
+  const HardwareConfig& hardware = context.hardware.of(Role::attention, layer_);
+  const ValueId values = LinearFactory::build_heads(
+      context, {.name = "v_b_proj", .in = config_.latent_dim, .out = config_.value_dim, .hardware = &hardware},
+      config_.heads, mixed);
+  return project(context,
+                 {.name = "o_proj",
+                  .in = config_.heads * config_.value_dim,
+                  .out = config_.hidden,
+                  .bias = config_.bias,
+                  .parallel = Parallel::row},
+                 reshape(context.graph, {heads * config_.value_dim}, values));
+}
+
+}  // namespace eadem::modules
