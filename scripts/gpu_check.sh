@@ -127,6 +127,7 @@ run_tests() {
 if wants tests; then
   run_tests kernels_cuda_device_test
   run_tests kernels_cuda_linear_test
+  run_tests kernels_cuda_encoded_test
   run_tests kernels_cuda_attention_test
   run_tests ops_reference_test --device cuda
   run_tests ops_properties_test --device cuda
@@ -151,6 +152,7 @@ if wants sanitizer; then
   run_sanitizer memcheck kernels_cuda_linear_test '*bf16_bf16_bf16_1152x896_bias'
   for tool in memcheck racecheck; do
     run_sanitizer "$tool" kernels_cuda_linear_test 'CudaLinear.Qkv*'
+    run_sanitizer "$tool" kernels_cuda_encoded_test 'CudaEncoded.Few*'
     run_sanitizer "$tool" kernels_cuda_attention_test '*Decode*14heads*'
   done
 fi
@@ -178,6 +180,9 @@ elif [[ -x "$bin/eadem" ]]; then
   done
   run_benchmark llama-3.2-1b-prompt --random benchmarks/models/llama-3.2-1b.json --prompt 1024 --gen 0
   run_benchmark llama-3.2-1b-batch --random benchmarks/models/llama-3.2-1b.json --prompt 0 --gen 64 --batch 1,32 --depth 512
+  run_benchmark llama-3.2-1b-q4_k_m --random benchmarks/models/llama-3.2-1b.json --type q4_k_m --prompt 1024 --gen 64
+  run_benchmark llama-3.1-8b-q4_k_m --random benchmarks/models/large/llama-3.1-8b.json --type q4_k_m --prompt 1024 \
+    --gen 64 --repeat 3
   echo "=== eadem_cuda_bench"
   timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||
     printf 'eadem_cuda_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/kernels.log")" >> "$logs/steps.tsv"

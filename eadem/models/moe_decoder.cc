@@ -44,13 +44,6 @@ void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& resul
     result.rope_theta = theta;
 }
 
-void write_rope(const ModelConfig& config, io::JsonValue& json) {
-  json.set("rope_theta", config.rope_theta);
-  if (config.rope_scaling.kind != modules::RopeScaling::Kind::none)
-    json.set("rope_scaling", rope_object(config.rope_scaling));
-  if (config.rotary_dim != config.head_dim) json.set("partial_rotary_factor", partial_rotary_factor_of(config));
-}
-
 modules::MoeMlp::Config experts_of(const ModelConfig& config) {
   return {.hidden = config.hidden_size,
           .ffn = config.moe_intermediate_size,

@@ -9,6 +9,7 @@
 
 #include "eadem/models/config/config_text.h"
 #include "eadem/models/decoder.h"
+#include "eadem/models/dense_decoder.h"
 #include "eadem/models/weight_recipe.h"
 
 namespace eadem::models {
@@ -28,9 +29,8 @@ void write_experts(const ModelConfig& config, std::string_view count_key, io::Js
 void read_sparse_layers(const io::JsonReader& config, ModelConfig& result);
 void write_sparse_layers(const ModelConfig& config, io::JsonValue& json);
 
-// How a config.json has its rope: rope_theta with `theta` where nothing states one, scaling, a partial rotation.
+// Reads the rope of a config.json, with `theta` as rope_theta where nothing states one. write_rope writes it.
 void read_rope_or(const io::JsonReader& config, double theta, ModelConfig& result);
-void write_rope(const ModelConfig& config, io::JsonValue& json);
 
 // The experts that the configuration describes, without what is a family's own: scores, groups, biases.
 modules::MoeMlp::Config experts_of(const ModelConfig& config);

@@ -161,6 +161,20 @@ TEST_F(CudaEncoded, ProductsHaveTheBitsOfDecodedWeights) {
     }
 }
 
+// One product of each number of token warps, small enough for compute-sanitizer.
+TEST_F(CudaEncoded, FewRowsHaveTheBitsOfDecodedWeights) {
+  const Weight weight(BlockEncoding::find("q4_k"), {40, 1280}, 1);
+  Tensor memory;
+  const TensorView encoded = test::encoded_on(device_, weight.packed.view, memory);
+  const Tensor plain = decoded(encoded, DType::bf16);
+  for (const int64_t rows : {1, 10, 20, 40}) {
+    const Tensor x = random_on(device_, DType::bf16, {rows, 1280}, 3);
+    EXPECT_EQ(bytes_of(*device_, linear(x, encoded, {}, DType::bf16).view),
+              bytes_of(*device_, linear(x, plain.view, {}, DType::bf16).view))
+        << "rows " << rows;
+  }
+}
+
 // Widths of models: many tiles for each block, a last chunk that is not whole, f32 results.
 TEST_F(CudaEncoded, LargeProductsHaveTheBitsOfDecodedWeights) {
   const std::pair<const char*, Shape> cases[] = {

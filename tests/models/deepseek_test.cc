@@ -148,7 +148,7 @@ class DeepseekFiles : public testing::TestWithParam<const char*> {
   static std::vector<float> logits_of(const Checkpoint& checkpoint) {
     engine::EngineOptions options;
     options.mode = HardwareMode::accuracy;
-    options.max_logit_rows = options.max_step_tokens = 64;
+    options.max_logit_rows = options.max_num_batched_tokens = 64;
     const auto engine =
         engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 1}), options);
     engine::InferEngine::Input input;
