@@ -67,9 +67,9 @@ class Files(ProgramTest):
 
     def test_an_architecture_that_nothing_serves(self):
         path = self.folder / "config.json"
-        path.write_text(json.dumps({"model_type": "gpt2"}))
-        result = self.refused(1, ["config.json", "model type 'gpt2'", "llama, mistral, qwen2, qwen3"], "inspect", path)
-        self.assertEqual(result.err.count("gpt2"), 1)
+        path.write_text(json.dumps({"model_type": "bloom"}))
+        result = self.refused(1, ["config.json", "model type 'bloom'", "llama, mistral, qwen2, qwen3"], "inspect", path)
+        self.assertEqual(result.err.count("bloom"), 1)
         self.assertEqual(len(result.err.splitlines()), 1)
 
 

@@ -75,7 +75,7 @@ TrainedRank train_rank(const models::Model& model, const Mesh& mesh, const std::
   };
   for (const auto& [name, tensor] : trainer.state_dict()) {
     run.weights[name] = values(tensor);
-    run.gradients[name] = values(trainer.gradient(name));
+    if (!name.ends_with("e_score_correction_bias")) run.gradients[name] = values(trainer.gradient(name));
   }
   return run;
 }

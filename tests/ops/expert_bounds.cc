@@ -249,8 +249,10 @@ Bounds head_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inp
                          before = {group(initial[0])};
   if (backward) {
     own.push_back(group(in[2]));
-    want.push_back(expected[1]);
-    before.push_back(initial[1]);
+    want.insert(want.end(), {expected[1], RefTensor{}});  // no bias
+    before.insert(before.end(), {initial[1], RefTensor{}});
+  } else {
+    own.emplace_back();
   }
   Bounds result = grouped_linear(ops::GroupedLinear({attrs.out_dtype, attrs.matmul_input}), pass, own, want, before,
                                  encoded, rounds_to_bf16);

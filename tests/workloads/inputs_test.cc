@@ -29,7 +29,8 @@ ops::Workload find_row(std::string_view name) {
 
 TEST(Inputs, EveryPortOfEveryOpGetsItsDtypeAndShape) {
   std::set<std::string_view> ops_seen;
-  for (const ops::Workload& row : small_rows()) {
+  const std::vector<ops::Workload> rows = small_rows();
+  for (const ops::Workload& row : rows) {
     SCOPED_TRACE(row.name);
     ops_seen.insert(row.op->name());
     const std::vector<Tensor> inputs = make_inputs(*row.op, row.inputs, row.symbols, 1);
@@ -41,7 +42,8 @@ TEST(Inputs, EveryPortOfEveryOpGetsItsDtypeAndShape) {
       EXPECT_EQ(inputs[i].shape(), row.inputs[i].bind(row.symbols));
     }
   }
-  EXPECT_EQ(ops_seen.size(), 30u) << "every op has small rows";
+  for (const ops::Workload& row : ops::all_workloads())
+    EXPECT_TRUE(ops_seen.contains(row.op->name())) << row.op->name() << " has no small rows";
 }
 
 TEST(Inputs, SameSeedSameBytes) {

@@ -61,8 +61,8 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
     const TensorType& type = in[static_cast<size_t>(port)];
     const std::string_view label = port == kK ? "k" : "v";
     // Values have a width of their own, or are the first columns of keys.
-    const Dim width =
-        port == kK || (type.rank() > 0 && type.dim(-1) == Dim(attrs_.head_dim)) ? attrs_.head_dim : attrs_.values();
+    const bool in_keys = attrs_.values() < attrs_.head_dim && type.rank() > 0 && type.dim(-1) == Dim(attrs_.head_dim);
+    const Dim width = port == kK || in_keys ? attrs_.head_dim : attrs_.values();
     const std::string_view attribute = port == kK ? "attribute head_dim" : "attribute value_dim";
     if (attrs_.source == KvSource::direct) {
       expect_plain(name(), label, type);
