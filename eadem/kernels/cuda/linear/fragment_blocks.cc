@@ -52,30 +52,6 @@ FragmentLayout layout_of(const GroupFormat& format) {
   return layout;
 }
 
-// Lays the parts of a block out, one after another.
-void set_offsets(FragmentLayout& layout) {
-  constexpr int64_t kValues = kRows * kColumns;
-  int64_t end = 0;
-  const auto take = [&](bool wanted, int64_t bytes) {
-    const int64_t at = end;
-    if (wanted) end += bytes;
-    return static_cast<int32_t>(at);
-  };
-  const int64_t scales = (kColumns >> layout.scale_shift) * kRows;
-  const int64_t scale_bytes = scales * (layout.scale_type == Scale::f32 ? 4 : 2);
-  const int64_t sub_scales = layout.sub_shift == 0 ? 0 : (kColumns >> layout.sub_shift) * kRows;
-  const bool plain = layout.code == Code::bf16;
-  take(true, plain ? kValues * 2 : layout.code == Code::bits8 ? kValues : kValues / 2);
-  layout.high = take(layout.code == Code::bits6, kValues / 4);
-  layout.scales = take(!plain, scale_bytes);
-  layout.mins = take(layout.has_min, scale_bytes);
-  layout.sub_scales = take(sub_scales > 0, sub_scales);
-  layout.sub_mins = take(sub_scales > 0 && layout.has_min, sub_scales);
-  layout.zeros = take(layout.has_zeros, scales);
-  layout.block_bytes = static_cast<int32_t>(end);
-  layout.group_shift = std::min<uint8_t>(layout.sub_shift > 0 ? layout.sub_shift : layout.scale_shift, 6);
-}
-
 // Where the code of a row and a column stands in a block.
 struct CodePlace {
   int64_t lane, step, piece;
@@ -219,7 +195,9 @@ FragmentBlocks::FragmentBlocks(const Encoding& stored)
     layout_ = layout_of(blocks->format());
   else if (const GroupEncoding* groups = group_codes(stored))
     layout_ = layout_of(groups->format());
-  set_offsets(layout_);
+  layout_ = with_offsets(layout_);
+  const auto known = std::find(std::begin(kKnownLayouts), std::end(kKnownLayouts), layout_);
+  if (known != std::end(kKnownLayouts)) layout_.known = static_cast<int8_t>(known - std::begin(kKnownLayouts));
 }
 
 std::vector<PlaneSpec> FragmentBlocks::planes(const Shape& shape) const {

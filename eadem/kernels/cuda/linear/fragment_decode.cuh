@@ -34,8 +34,8 @@ __device__ inline float fragment_scale(const uint8_t* scales, int index, Fragmen
 
 // Writes the decodings of a piece's groups, by a whole warp.
 template <FragmentLayout::Code kCode>
-__device__ inline void decode_groups(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
-                                     GroupDecoding* groups) {
+__device__ __forceinline__ void decode_groups(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
+                                              GroupDecoding* groups) {
   using Code = FragmentLayout::Code;
   const int row = lane % kFragmentBlockRows;
   for (int g = lane / kFragmentBlockRows; g < kFragmentPieceColumns >> f.group_shift; g += 2) {
@@ -85,6 +85,14 @@ __device__ inline void decode_codes(uint32_t bytes, const GroupDecoding& group, 
   take(1, value[2], value[3]);
 }
 
+// (value & kMask) | others
+template <uint32_t kMask>
+__device__ inline uint32_t select_bits(uint32_t value, uint32_t others) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "n"(kMask), "r"(others));
+  return result;
+}
+
 // The levels + 128 of eight codes of 4 bits: rows[r] has the four of row g + 8 r.
 __device__ inline void look_up(uint32_t (&rows)[2], uint32_t codes, const uint32_t (&levels)[4]) {
   uint32_t found[2];
@@ -99,10 +107,10 @@ __device__ inline void look_up(uint32_t (&rows)[2], uint32_t codes, const uint32
   rows[1] = __byte_perm(found[0], found[1], 0x7531u);
 }
 
-// Decodes a piece whose values are codes: see decode_piece.
+// Decodes a piece whose values are codes: see decode_piece. Where `f` is a constant, so is all that follows from it.
 template <FragmentLayout::Code kCode, typename Take>
-__device__ inline void decode_coded_piece(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
-                                          GroupDecoding* groups, Take&& take) {
+__device__ __forceinline__ void decode_coded_piece(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
+                                                   GroupDecoding* groups, Take&& take) {
   using Code = FragmentLayout::Code;
   constexpr bool kBytes = kCode == Code::bits8;
   const uint4* low = reinterpret_cast<const uint4*>(block) + piece * kWarp * (kBytes ? 2 : 1) + lane;
@@ -113,6 +121,8 @@ __device__ inline void decode_coded_piece(const FragmentLayout& f, const uint8_t
   decode_groups<kCode>(f, block, piece, lane, groups);
 
   const uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  uint32_t tops = 0x80808080u;  // of a mantissa's high byte; in a register, so that selecting bits is one instruction
+  asm("" : "+r"(tops));
   const GroupDecoding* of_lane = groups + lane / 4;
   GroupDecoding group[2];
 #pragma unroll
@@ -123,12 +133,12 @@ __device__ inline void decode_coded_piece(const FragmentLayout& f, const uint8_t
     }
     uint32_t rows[2];
     if constexpr (kCode == Code::bits4) {
-      rows[0] = (words[s] << 3 & 0x78787878u) | 0x80808080u;
-      rows[1] = (words[s] >> 1 & 0x78787878u) | 0x80808080u;
+      rows[0] = select_bits<0x78787878u>(words[s] << 3, tops);
+      rows[1] = select_bits<0x78787878u>(words[s] >> 1, tops);
     } else if constexpr (kCode == Code::bits6) {
       const uint32_t two = (s / 2 == 0 ? high.x : high.y) >> s % 2 * 4;
-      rows[0] = (words[s] << 1 & 0x1e1e1e1eu) | (two << 5 & 0x60606060u) | 0x80808080u;
-      rows[1] = (words[s] >> 3 & 0x1e1e1e1eu) | (two << 3 & 0x60606060u) | 0x80808080u;
+      rows[0] = select_bits<0x1e1e1e1eu>(words[s] << 1, select_bits<0x60606060u>(two << 5, tops));
+      rows[1] = select_bits<0x1e1e1e1eu>(words[s] >> 3, select_bits<0x60606060u>(two << 3, tops));
     } else if constexpr (kCode == Code::codebook4) {
       look_up(rows, words[s], f.levels);
     } else {
@@ -141,30 +151,58 @@ __device__ inline void decode_coded_piece(const FragmentLayout& f, const uint8_t
   }
 }
 
-// Decodes one piece of a block by a whole warp; passes on what the lane holds as
-// take(step, r, h, value of column 16 step + 8 h + 2 t, value of the next column). `groups` holds kPieceGroups of this
-// warp's own. Block and groups may lie in global or shared memory.
-template <typename Take>
-__device__ inline void decode_piece(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
-                                    GroupDecoding* groups, Take&& take) {
-  using Code = FragmentLayout::Code;
-  switch (f.code) {
-    case Code::bits4: return decode_coded_piece<Code::bits4>(f, block, piece, lane, groups, take);
-    case Code::codebook4: return decode_coded_piece<Code::codebook4>(f, block, piece, lane, groups, take);
-    case Code::bits6: return decode_coded_piece<Code::bits6>(f, block, piece, lane, groups, take);
-    case Code::bits8: return decode_coded_piece<Code::bits8>(f, block, piece, lane, groups, take);
-    case Code::bf16: break;
+// How pieces of a layout are decoded: decode(block, piece, lane, groups, take), by a whole warp. It passes on what the
+// lane holds as take(step, r, h, value of column 16 step + 8 h + 2 t, value of the next column). `groups` holds
+// kPieceGroups of this warp's own. Block and groups may lie in global or shared memory.
+template <int kKnown>
+struct KnownDecoder {
+  template <typename Take>
+  __device__ __forceinline__ void decode(const uint8_t* block, int piece, int lane, GroupDecoding* groups,
+                                         Take&& take) const {
+    constexpr FragmentLayout kLayout = kKnownLayouts[kKnown];
+    decode_coded_piece<kLayout.code>(kLayout, block, piece, lane, groups, take);
   }
-  const uint4* fragments = reinterpret_cast<const uint4*>(block) + piece * kFragmentPieceSteps * kWarp + lane;
-#pragma unroll
-  for (int s = 0; s < kFragmentPieceSteps; ++s) {
-    const uint4 word = fragments[s * kWarp];
-    const uint32_t words[4] = {word.x, word.y, word.z, word.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&words[i]));
-      take(s, i % 2, i / 2, pair.x, pair.y);
+};
+struct AnyDecoder {
+  const FragmentLayout& layout;
+
+  template <typename Take>
+  __device__ __forceinline__ void decode(const uint8_t* block, int piece, int lane, GroupDecoding* groups,
+                                         Take&& take) const {
+    using Code = FragmentLayout::Code;
+    switch (layout.code) {
+      case Code::bits4: return decode_coded_piece<Code::bits4>(layout, block, piece, lane, groups, take);
+      case Code::codebook4: return decode_coded_piece<Code::codebook4>(layout, block, piece, lane, groups, take);
+      case Code::bits6: return decode_coded_piece<Code::bits6>(layout, block, piece, lane, groups, take);
+      case Code::bits8: return decode_coded_piece<Code::bits8>(layout, block, piece, lane, groups, take);
+      case Code::bf16: break;
     }
+    const uint4* fragments = reinterpret_cast<const uint4*>(block) + piece * kFragmentPieceSteps * kWarp + lane;
+#pragma unroll
+    for (int s = 0; s < kFragmentPieceSteps; ++s) {
+      const uint4 word = fragments[s * kWarp];
+      const uint32_t words[4] = {word.x, word.y, word.z, word.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&words[i]));
+        take(s, i % 2, i / 2, pair.x, pair.y);
+      }
+    }
+  }
+};
+
+// Calls run(decoder) with the decoder of a layout.
+template <typename Run>
+__device__ __forceinline__ void with_decoder(const FragmentLayout& layout, Run&& run) {
+  static_assert(kNumKnownLayouts == 6);
+  switch (layout.known) {
+    case 0: return run(KnownDecoder<0>());
+    case 1: return run(KnownDecoder<1>());
+    case 2: return run(KnownDecoder<2>());
+    case 3: return run(KnownDecoder<3>());
+    case 4: return run(KnownDecoder<4>());
+    case 5: return run(KnownDecoder<5>());
+    default: return run(AnyDecoder{layout});
   }
 }
 

@@ -42,11 +42,47 @@ struct FragmentLayout {
   uint8_t sub_shift = 0;
   // Columns of a group, whose values have one scale and one offset, as far as a piece goes: 16, 32 or 64.
   uint8_t group_shift = 6;
+  int8_t known = -1;        // the place in kKnownLayouts, or -1
   int16_t zero = 0;         // subtracted from a code; with has_zeros, each group has its own
   uint32_t levels[4] = {};  // codebook4: level + 128 of each code, four in a word
   // Offsets in bytes within a block.
   int32_t high = 0, scales = 0, mins = 0, sub_scales = 0, sub_mins = 0, zeros = 0;
   int32_t block_bytes = 0;  // a multiple of 16
+
+  friend constexpr bool operator==(const FragmentLayout&, const FragmentLayout&) = default;
 };
+
+// Returns a layout with the parts of a block laid out one after another.
+constexpr FragmentLayout with_offsets(FragmentLayout layout) {
+  using Code = FragmentLayout::Code;
+  constexpr int32_t kValues = kFragmentBlockRows * kFragmentBlockColumns;
+  const bool coded = layout.code != Code::bf16, sub = layout.sub_shift > 0;
+  const int32_t scales = (kFragmentBlockColumns >> layout.scale_shift) * kFragmentBlockRows;
+  const int32_t scale_bytes = scales * (layout.scale_type == FragmentLayout::Scale::f32 ? 4 : 2);
+  const int32_t sub_scales = (kFragmentBlockColumns >> layout.sub_shift) * kFragmentBlockRows;
+  layout.high = !coded ? kValues * 2 : layout.code == Code::bits8 ? kValues : kValues / 2;
+  layout.scales = layout.high + (layout.code == Code::bits6 ? kValues / 4 : 0);
+  layout.mins = layout.scales + (coded ? scale_bytes : 0);
+  layout.sub_scales = layout.mins + (layout.has_min ? scale_bytes : 0);
+  layout.sub_mins = layout.sub_scales + (sub ? sub_scales : 0);
+  layout.zeros = layout.sub_mins + (sub && layout.has_min ? sub_scales : 0);
+  layout.block_bytes = layout.zeros + (layout.has_zeros ? scales : 0);
+  const uint8_t group = sub ? layout.sub_shift : layout.scale_shift;
+  layout.group_shift = group < 6 ? group : 6;
+  return layout;
+}
+
+// The layouts for which decoding is compiled by itself; others are decoded by code that reads its layout.
+inline constexpr FragmentLayout kKnownLayouts[] = {
+    // q4_k, q6_k, q8_0, q4_0
+    with_offsets({.code = FragmentLayout::Code::bits4, .has_min = true, .scale_shift = 8, .sub_shift = 5}),
+    with_offsets({.code = FragmentLayout::Code::bits6, .scale_shift = 8, .sub_shift = 4, .zero = 32}),
+    with_offsets({.code = FragmentLayout::Code::bits8, .scale_shift = 5, .zero = 128}),
+    with_offsets({.code = FragmentLayout::Code::bits4, .scale_shift = 5, .zero = 8}),
+    // int4_g128_f16, with zero points and without
+    with_offsets({.code = FragmentLayout::Code::bits4, .has_zeros = true, .scale_shift = 7}),
+    with_offsets({.code = FragmentLayout::Code::bits4, .scale_shift = 7, .zero = 8}),
+};
+inline constexpr int kNumKnownLayouts = sizeof(kKnownLayouts) / sizeof(kKnownLayouts[0]);
 
 }  // namespace eadem::kernels::cuda

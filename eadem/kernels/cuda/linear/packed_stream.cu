@@ -21,6 +21,10 @@ static_assert(kChunk == kFragmentBlockColumns && kFragmentRows == kFragmentBlock
 template <int kRowWarps, int kTokenWarps, int kTokenTiles, int kStages, int kDecoders_, int kBlocks_>
 struct PackedShape : StreamShape<kRowWarps, kTokenWarps, kTokenTiles, kStages, 1 + kDecoders_, true> {
   static constexpr int kDecoders = kDecoders_, kBlocks = kBlocks_;
+  static constexpr int kTurns = kDecoders / (2 * kRowWarps);  // stages of which a warp decodes one
+  static_assert(kDecoders % (2 * kRowWarps) == 0);
+  // A warp that were further ahead could take the phase before last of a barrier for the one it waits for.
+  static_assert(kTurns <= kStages);
 };
 
 // The ring of encoded blocks: a stage has those of a chunk of a tile, one for each row warp.
@@ -86,41 +90,47 @@ __device__ inline void copy_blocks(const PackedStreamParams& p, BlockRing blocks
   }
 }
 
-// By S::kDecoders warps, of which this is number `decoder`: they take the pieces of all stages in turns.
+// By S::kDecoders warps, of which this is number `decoder`. Each has one half of the blocks of one row warp, in every
+// S::kTurns-th stage.
 template <typename S, bool kGated>
 __device__ inline void decode_blocks(const PackedStreamParams& p, const StreamRing& ring, BlockRing blocks,
                                      int num_tiles, int decoder, int lane, GroupDecoding* groups) {
-  constexpr int kStagePieces = S::kRowWarps * kPieces;
-  static_assert(S::kDecoders % kStagePieces == 0 || kStagePieces % S::kDecoders == 0);
-  static_assert(S::kDecoders % kPieces == 0);  // so a warp has the same piece of every block
-  const int piece = decoder % kPieces;
+  constexpr int kHalfPieces = kPieces / 2;
+  const int half = decoder % 2, row_warp = decoder / 2 % S::kRowWarps;
   const int num_chunks = static_cast<int>(ceil_div(p.product.in, kChunk));
+  const int first_row = StreamTiles<S, kGated>::output_of(row_warp * kFragmentRows);
+  const uint8_t* from = blocks.stages + row_warp * blocks.pitch;
+  const uint32_t to =
+      ring.stages +
+      static_cast<uint32_t>(((row_warp * kPieces + half * kHalfPieces) * kFragmentPieceSteps * kWarp + lane) * 16);
   RingPlace<S::kStages> place{0, 1};
   blocks.parity = 0;
-  int turn = decoder;  // the piece of the next stage that is this warp's next one
+  int wait = decoder / (2 * S::kRowWarps);  // stages until this warp's next one
   for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
     int tile_of_part = tile;
     const int part = StreamTiles<S, kGated>::part_of(p.product, tile_of_part);
-    const int rows_left =
-        static_cast<int>(p.product.parts[part].out - int64_t{tile_of_part} * StreamTiles<S, kGated>::kOutputs);
-    for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      if (turn < kStagePieces) {
-        barrier_wait(blocks.full + blocks.stage * kBarrierBytes, blocks.parity);
-        barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
-        for (; turn < kStagePieces; turn += S::kDecoders) {
-          const int row_warp = turn / kPieces;
-          if (StreamTiles<S, kGated>::output_of(row_warp * kFragmentRows) < rows_left) {
-            const FragmentLayout& layout = kGated && row_warp % 2 == 1 ? p.up_layout : p.layouts[part];
-            const uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes +
-                                                                    (turn * kFragmentPieceSteps * kWarp + lane) * 16);
-            uint32_t fragments[kFragmentPieceSteps][4];
-            decode_piece(layout, blocks.stages + (blocks.stage * S::kRowWarps + row_warp) * blocks.pitch, piece, lane,
-                         groups, [&](int step, int r, int h, float low, float high) {
-                           fragments[step][r + 2 * h] = pack_bf16(low, high);
-                         });
+    const bool has_rows =
+        first_row < p.product.parts[part].out - int64_t{tile_of_part} * StreamTiles<S, kGated>::kOutputs;
+    with_decoder(kGated && row_warp % 2 == 1 ? p.up_layout : p.layouts[part], [&](const auto& layout_decoder) {
+      for (int chunk = 0; chunk < num_chunks; ++chunk) {
+        if (wait == 0) {
+          wait = S::kTurns;
+          barrier_wait(blocks.full + blocks.stage * kBarrierBytes, blocks.parity);
+          barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
+          if (has_rows) {
+            const uint8_t* block = from + blocks.stage * S::kRowWarps * blocks.pitch;
+            const uint32_t stage = to + static_cast<uint32_t>(place.stage * S::kStageBytes);
+#pragma unroll 1  // both at once would spill registers
+            for (int i = 0; i < kHalfPieces; ++i) {
+              uint32_t fragments[kFragmentPieceSteps][4];
+              layout_decoder.decode(block, half * kHalfPieces + i, lane, groups,
+                                    [&](int step, int r, int h, float low, float high) {
+                                      fragments[step][r + 2 * h] = pack_bf16(low, high);
+                                    });
 #pragma unroll
-            for (int step = 0; step < kFragmentPieceSteps; ++step)
-              store_16(to + static_cast<uint32_t>(step * kWarp * 16), fragments[step]);
+              for (int step = 0; step < kFragmentPieceSteps; ++step)
+                store_16(stage + static_cast<uint32_t>((i * kFragmentPieceSteps + step) * kWarp * 16), fragments[step]);
+            }
           }
           __syncwarp();
           if (lane == 0) {
@@ -128,11 +138,11 @@ __device__ inline void decode_blocks(const PackedStreamParams& p, const StreamRi
             barrier_arrive(blocks.empty + blocks.stage * kBarrierBytes);
           }
         }
+        --wait;
+        place.advance();
+        blocks.advance();
       }
-      turn -= kStagePieces;
-      place.advance();
-      blocks.advance();
-    }
+    });
   }
 }
 
@@ -146,10 +156,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   __shared__ uint64_t block_barriers[2 * kMostBlockStages];
   __shared__ GroupDecoding groups[S::kDecoders][kPieceGroups];
   __shared__ float up_products[kGated ? S::kRows / 2 * S::kTokens : 1];
-  constexpr int kStagePieces = S::kRowWarps * kPieces;
+  constexpr int kStageDecoders = 2 * S::kRowWarps;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int num_tiles = StreamTiles<S, kGated>::count(p.product);
-  const StreamRing ring = make_ring<S>(memory, barriers, kStagePieces + kWarp);  // and the lanes that copy tokens
+  const StreamRing ring = make_ring<S>(memory, barriers, kStageDecoders + kWarp);  // and the lanes that copy tokens
   const uint32_t block_full = shared_address(block_barriers);
   const BlockRing blocks{.full = block_full,
                          .empty = block_full + kMostBlockStages * kBarrierBytes,
@@ -159,7 +169,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                          .parity = 0};
   if (threadIdx.x < kMostBlockStages) {
     barrier_init(blocks.full + threadIdx.x * kBarrierBytes, 1);
-    barrier_init(blocks.empty + threadIdx.x * kBarrierBytes, kStagePieces);
+    barrier_init(blocks.empty + threadIdx.x * kBarrierBytes, kStageDecoders);
   }
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // bulk copies use the barriers too
   __syncthreads();
@@ -208,18 +218,18 @@ cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
   const bool wide = tiles >= 4 * p.product.multiprocessors;
   if (p.product.tokens <= 8) {
     if (wide) return launch_shape<Y, PackedShape<2, 1, 1, 3, 8, 2>, kGated>(p, stream);
-    return launch_shape<Y, PackedShape<kR, 1, 1, 3, 8, 2>, kGated>(p, stream);
+    return launch_shape<Y, PackedShape<kR, 1, 1, kGated ? 3 : 4, 8, 2>, kGated>(p, stream);
   }
   if (p.product.tokens <= 16) {
-    if (wide) return launch_shape<Y, PackedShape<2, 2, 1, 2, 8, 2>, kGated>(p, stream);
-    return launch_shape<Y, PackedShape<kR, 2, 1, 2, 8, 2>, kGated>(p, stream);
+    if (wide) return launch_shape<Y, PackedShape<2, 1, 2, 2, 8, 2>, kGated>(p, stream);
+    return launch_shape<Y, PackedShape<kR, 2, 1, kGated ? 2 : 4, 8, 2>, kGated>(p, stream);
   }
   if (p.product.tokens <= 32) {
-    if (wide) return launch_shape<Y, PackedShape<4, 2, 2, 2, 16, 1>, kGated>(p, stream);
-    return launch_shape<Y, PackedShape<kR, 4, 1, 3, 8, 1>, kGated>(p, stream);
+    if (wide) return launch_shape<Y, PackedShape<4, 2, 2, 2, 8, 1>, kGated>(p, stream);
+    return launch_shape<Y, PackedShape<kR, 4, 1, 4, 8, 1>, kGated>(p, stream);
   }
   if (wide) return launch_shape<Y, PackedShape<4, 2, 4, 2, 8, 1>, kGated>(p, stream);
-  return launch_shape<Y, PackedShape<kR, 8, 1, 3, 8, 1>, kGated>(p, stream);
+  return launch_shape<Y, PackedShape<kR, 8, 1, kGated ? 3 : 4, 8, 1>, kGated>(p, stream);
 }
 
 // --- The other readers of encoded weights: by a warp for each piece of a block.
@@ -242,9 +252,11 @@ __global__ void __launch_bounds__(kUnpackWarps* kWarp)
   if (column >= in) return;
   const uint8_t* block = weight + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * layout.block_bytes;
   __nv_bfloat16* piece = values[warp];
-  decode_piece(layout, block, warp, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
-    const int at = (lane / 4 + 8 * r) * kRowPitch + 16 * step + 8 * h + lane % 4 * 2;
-    *reinterpret_cast<uint32_t*>(piece + at) = pack_bf16(low, high);
+  with_decoder(layout, [&](const auto& decoder) {
+    decoder.decode(block, warp, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
+      const int at = (lane / 4 + 8 * r) * kRowPitch + 16 * step + 8 * h + lane % 4 * 2;
+      *reinterpret_cast<uint32_t*>(piece + at) = pack_bf16(low, high);
+    });
   });
   __syncwarp();
   constexpr int kLanesOfRow = kFragmentPieceColumns / 8;
@@ -281,9 +293,11 @@ __global__ void __launch_bounds__(kUnpackWarps* kWarp)
   const int piece = static_cast<int>(column / kFragmentPieceColumns % kPieces);
   // All rows of the block are decoded, and one is taken.
   float(&decoded)[kFragmentRows][kFragmentPieceColumns] = values[warp];
-  decode_piece(layout, block, piece, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
-    float* to = &decoded[lane / 4 + 8 * r][16 * step + 8 * h + lane % 4 * 2];
-    to[0] = low, to[1] = high;
+  with_decoder(layout, [&](const auto& decoder) {
+    decoder.decode(block, piece, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
+      float* to = &decoded[lane / 4 + 8 * r][16 * step + 8 * h + lane % 4 * 2];
+      to[0] = low, to[1] = high;
+    });
   });
   __syncwarp();
   const float* wanted = decoded[row % kFragmentRows];
