@@ -40,9 +40,15 @@ PlanPtr prepare_embedding(const KernelRequest& request, Context&) {
 
 // --- A table that is encoded, in the layout of the matrix products, so that a tied head reads the same copy.
 
+bool keeps_values(const Encoding* encoding) {
+  const FragmentBlocks* blocks = FragmentBlocks::of(encoding);
+  return blocks == nullptr || blocks->layout().code != FragmentLayout::Code::bf16;
+}
+
 Verdict can_embed_encoded(const KernelRequest& request) {
   return Requirements(request, {0})
       .require(request.inputs[0].encoding != nullptr, "the table is plain")
+      .require(keeps_values(request.inputs[0].encoding), "the table would be rounded to bf16")
       .require(
           request.inputs[0].fixed(1) % kLinearStreamMultiple == 0,
           fmt::format("a row has {} columns, not a multiple of {}", request.inputs[0].fixed(1), kLinearStreamMultiple))
