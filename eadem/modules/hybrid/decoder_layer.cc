@@ -15,23 +15,23 @@ struct Part {
   std::function<ValueId(BuildContext&, ValueId)> build;
 };
 
-Part part_of(const CausalAttention::Config& config, int layer) {
+Part layer_part_of(const CausalAttention::Config& config, int layer) {
   return {"self_attn", [&config, layer](BuildContext& context, ValueId x) {
             return CausalAttention(config, layer).build(context, x);
           }};
 }
 
-Part part_of(const MlaAttention::Config& config, int layer) {
+Part layer_part_of(const MlaAttention::Config& config, int layer) {
   return {"self_attn",
           [&config, layer](BuildContext& context, ValueId x) { return MlaAttention(config, layer).build(context, x); }};
 }
 
-Part part_of(const DenseMlp::Config& config, int layer) {
+Part layer_part_of(const DenseMlp::Config& config, int layer) {
   return {"mlp",
           [&config, layer](BuildContext& context, ValueId x) { return DenseMlp(config, layer).build(context, x); }};
 }
 
-Part part_of(const MoeMlp::Config& config, int layer) {
+Part layer_part_of(const MoeMlp::Config& config, int layer) {
   return {"mlp",
           [&config, layer](BuildContext& context, ValueId x) { return MoeMlp(config, layer).build(context, x); }};
 }
@@ -133,7 +133,7 @@ ValueId DecoderLayer::build(BuildContext& context, ValueId x) const {
     return norm ? Norm(*norm, spec_.hidden).build(context, value, layer_) : value;
   };
   const auto branch = [&](const auto& kind, ValueId in, const std::optional<NormSpec>& after) {
-    const Part part = std::visit([&](const auto& config) { return part_of(config, layer_); }, kind);
+    const Part part = std::visit([&](const auto& config) { return layer_part_of(config, layer_); }, kind);
     const auto built = [&] {
       const Graph::Scope scope(graph, part.scope);
       return part.build(context, in);

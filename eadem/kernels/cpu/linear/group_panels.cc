@@ -36,13 +36,13 @@ Place place_of(int bits, int64_t lane, int64_t k) {
   return {vector % 4 * 64 + at, vector < 4 ? 0 : 4};
 }
 
-struct Panel {
+struct GroupPanel {
   uint8_t* quants;
   std::byte* scales;
   uint8_t* zeros;
 };
 
-Panel panel_of(const TensorView& encoded, const GroupFormat& format, int64_t groups, int64_t p) {
+GroupPanel group_panel_of(const TensorView& encoded, const GroupFormat& format, int64_t groups, int64_t p) {
   const int64_t lanes = p * groups * kPanelWidth;
   return {static_cast<uint8_t*>(encoded.plane(0)) + p * (encoded.shape[1] / kStep) * 64 * format.bits,
           static_cast<std::byte*>(encoded.plane(1)) + lanes * static_cast<int64_t>(dtype_size(format.scale)),
@@ -124,7 +124,7 @@ void GroupPanels::encode_pieces(const TensorView& encoded, const TensorView& val
   }
   std::vector<uint8_t> codes(static_cast<size_t>(columns));
   for (int64_t p = begin; p < end; ++p) {
-    const Panel panel = panel_of(encoded, format, groups, p);
+    const GroupPanel panel = group_panel_of(encoded, format, groups, p);
     for (int64_t lane = 0; lane < kPanelWidth; ++lane) {
       const int64_t row = p * kPanelWidth + lane;
       const bool exists = row < values.shape[0];
@@ -145,7 +145,7 @@ void GroupPanels::encode_pieces(const TensorView& encoded, const TensorView& val
 void GroupPanels::decode_row(float* row, const TensorView& encoded, int64_t index) const {
   const GroupFormat& format = stored_.format();
   const int64_t columns = encoded.shape[1], groups = stored_.num_groups(columns), size = stored_.group_columns(columns);
-  const Panel panel = panel_of(encoded, format, groups, index / kPanelWidth);
+  const GroupPanel panel = group_panel_of(encoded, format, groups, index / kPanelWidth);
   const int64_t lane = index % kPanelWidth;
   const auto* order = format.has_order ? static_cast<const int32_t*>(encoded.plane(format.has_zeros ? 3 : 2)) : nullptr;
   for (int64_t g = 0; g < groups; ++g) {

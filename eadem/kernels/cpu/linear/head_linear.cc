@@ -14,31 +14,31 @@ namespace eadem::kernels::cpu {
 
 namespace {
 
-enum HeadInput { kX, kWeight, kDy };
-enum HeadOutput { kDx, kDweight };
+enum HeadInput { kHeadX, kHeadWeight, kHeadDy };
+enum HeadOutput { kHeadDx, kHeadDweight };
 
-MatmulInput input_of(const KernelRequest& r) { return r.attrs.get<HeadLinearAttrs>().matmul_input; }
+MatmulInput head_input_of(const KernelRequest& r) { return r.attrs.get<HeadLinearAttrs>().matmul_input; }
 
 // The packing in which products read the matrix of a head, or null if none reads it.
 const Encoding* head_matrix(const KernelRequest& r) {
-  const TensorType& weight = r.inputs[kWeight];
+  const TensorType& weight = r.inputs[kHeadWeight];
   const Encoding* stored = matrix_encoding(weight.encoding);
-  const Encoding* panels = PackedPanels::of_forward(weight.dtype, cpu_device(r).isa(), input_of(r));
+  const Encoding* panels = PackedPanels::of_forward(weight.dtype, cpu_device(r).isa(), head_input_of(r));
   if (stored == nullptr || stored == panels) return panels;
   if (const Encoding* quantized = quantized_packing_of(stored)) return quantized;
   return Fp8Panels::of(stored);
 }
 
 const Encoding* pack_heads(const KernelRequest& r, int input) {
-  return input == kWeight ? stack_encoding(head_matrix(r)) : nullptr;
+  return input == kHeadWeight ? stack_encoding(head_matrix(r)) : nullptr;
 }
 
 Verdict can_head_linear(const KernelRequest& r) {
-  const TensorType& weight = r.inputs[kWeight];
+  const TensorType& weight = r.inputs[kHeadWeight];
   const Encoding* matrix = head_matrix(r);
   const bool whole_steps = GroupPanels::of(matrix) == nullptr || weight.fixed(2) % kStep == 0;
   return Requirements(r)
-      .f32("x", r.inputs[kX])
+      .f32("x", r.inputs[kHeadX])
       .require(matrix != nullptr, fmt::format("reads no weight in {}", to_string(weight)))
       .require(whole_steps,
                fmt::format("takes weight in rows of whole steps of {}; it is {}", kStep, to_string(weight)))
@@ -48,15 +48,15 @@ Verdict can_head_linear(const KernelRequest& r) {
 
 PlanPtr prepare_head_linear(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const TensorType& weight = r.inputs[kWeight];
+  const TensorType& weight = r.inputs[kHeadWeight];
   const Encoding* packing = head_matrix(r);
-  const WeightReader reader(packing, input_of(r));
+  const WeightReader reader(packing, head_input_of(r));
   const MatmulPlan product(device, reader.types());
   const MatrixStack matrices(stack_encoding(packing), weight.dtype, weight.bind({}));
-  const Shape x = r.inputs[kX].bind(r.bounds);
+  const Shape x = r.inputs[kHeadX].bind(r.bounds);
   return make_plan(
       [=](const KernelCall& call) {
-        const TensorView &in = call.inputs[kX], &weights = call.inputs[kWeight];
+        const TensorView &in = call.inputs[kHeadX], &weights = call.inputs[kHeadWeight];
         const int64_t heads = weights.shape[0], outputs = weights.shape[1], width = weights.shape[2];
         product.run_each(
             cpu_device(call), heads,
@@ -80,20 +80,20 @@ PlanPtr prepare_head_linear(const KernelRequest& r, Context&) {
 // ---- Backward
 
 const PackedPanels* transposed_head(const KernelRequest& r) {
-  return PackedPanels::of(r.inputs[kWeight].dtype, PackedPanels::Side::transposed);
+  return PackedPanels::of(r.inputs[kHeadWeight].dtype, PackedPanels::Side::transposed);
 }
 
 const Encoding* pack_heads_transposed(const KernelRequest& r, int input) {
-  return input == kWeight ? stack_encoding(transposed_head(r)) : nullptr;
+  return input == kHeadWeight ? stack_encoding(transposed_head(r)) : nullptr;
 }
 
 Verdict can_head_backward(const KernelRequest& r) {
   return Requirements(r)
-      .f32("x", r.inputs[kX])
-      .packed("weight", r.inputs[kWeight], kStorageDTypes, pack_heads_transposed(r, kWeight))
-      .f32("dy", r.inputs[kDy])
-      .f32("dx", r.outputs[kDx])
-      .f32("dweight", r.outputs[kDweight])
+      .f32("x", r.inputs[kHeadX])
+      .packed("weight", r.inputs[kHeadWeight], kStorageDTypes, pack_heads_transposed(r, kHeadWeight))
+      .f32("dy", r.inputs[kHeadDy])
+      .f32("dx", r.outputs[kHeadDx])
+      .f32("dweight", r.outputs[kHeadDweight])
       .verdict();
 }
 
@@ -105,13 +105,13 @@ struct HeadBackward {
 
 void run_head_backward(const HeadBackward& plan, const KernelCall& call) {
   CpuDevice& device = cpu_device(call);
-  const TensorView& weights = call.inputs[kWeight];
-  const int64_t tokens = call.inputs[kX].shape[0], heads = weights.shape[0], outputs = weights.shape[1],
+  const TensorView& weights = call.inputs[kHeadWeight];
+  const int64_t tokens = call.inputs[kHeadX].shape[0], heads = weights.shape[0], outputs = weights.shape[1],
                 width = weights.shape[2];
-  const float* x = elements<const float>(call.inputs[kX]);
-  const float* dy = elements<const float>(call.inputs[kDy]);
+  const float* x = elements<const float>(call.inputs[kHeadX]);
+  const float* dy = elements<const float>(call.inputs[kHeadDy]);
   // 1. dx = dy weight
-  if (float* dx = elements<float>(call.outputs[kDx]); dx != nullptr)
+  if (float* dx = elements<float>(call.outputs[kHeadDx]); dx != nullptr)
     plan.dx.run_each(
         device, heads,
         [&](int64_t h) {
@@ -128,7 +128,7 @@ void run_head_backward(const HeadBackward& plan, const KernelCall& call) {
         },
         call.scratch.data);
   // 2. dweight += dy^T x: rows are outputs, k runs over tokens.
-  if (float* dweight = elements<float>(call.outputs[kDweight]); dweight != nullptr)
+  if (float* dweight = elements<float>(call.outputs[kHeadDweight]); dweight != nullptr)
     plan.dweight.run_each(
         device, heads,
         [&](int64_t h) {
@@ -149,7 +149,7 @@ void run_head_backward(const HeadBackward& plan, const KernelCall& call) {
 
 PlanPtr prepare_head_backward(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
-  const TensorType& weight = r.inputs[kWeight];
+  const TensorType& weight = r.inputs[kHeadWeight];
   const Encoding* packing = transposed_head(r);
   const WeightReader reader(packing, MatmulInput::f32);
   const HeadBackward plan{
