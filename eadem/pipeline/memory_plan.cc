@@ -79,9 +79,10 @@ class Planner {
       return;
     }
     if (node.pass != Pass::inference) return;
+    const std::vector<ops::Port> results = node.op->outputs();
     for (size_t output = 0; output < node.outputs.size(); ++output) {
       const int port = node.op->inference_alias(static_cast<int>(output));
-      const ops::Port& result = node.op->outputs()[output];
+      const ops::Port& result = results[output];
       // Its bytes would die with the step.
       if (port < 0 && result.role == ops::Port::Role::state)
         throw InvalidArgument(
