@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What families with mixtures of experts share: keys of their configurations, the decoder that most of them are, and
-// the ways in which checkpoints store experts.
+// The parts that families with mixtures of experts share: keys of their configurations, the decoder that most of them
+// are, and the ways in which checkpoints store experts.
 #pragma once
 
 #include <string_view>

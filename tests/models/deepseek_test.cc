@@ -67,7 +67,7 @@ TEST(Deepseek, OldAndNewKeysMeanTheSame) {
     EXPECT_EQ(io::to_json(config.describe()), io::to_json(read("config.classic.json").describe())) << name;
     EXPECT_EQ(parse(config.to_json()), config) << name;
   }
-  // What published files say besides.
+  // Published files state these keys too.
   EXPECT_EQ(refusal([] {
               parse(small("deepseek_v3")
                         .set("num_nextn_predict_layers", 1)

@@ -152,7 +152,7 @@ TEST_P(Families, NoCacheIsLongerThanTheContext) {
              fmt::format("max_cache_len is {}; the model's context is {} tokens", context + 1, context));
 }
 
-// What configurations of single types state and is not computed.
+// Some model types have switches that change results and are not implemented: they are refused.
 TEST(FamilyConfigs, WhatIsNotComputedIsRefused) {
   const auto refused = [](const char* folder, const char* key, const io::JsonValue& value) {
     const std::string file = (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / folder / "config.json").string();

@@ -88,8 +88,8 @@ TEST(Route, ABiasChangesTheChoiceOnly) {
   }
 }
 
-// Of groups of two: the best ones by their best expert (DeepSeek V2), or by their two best (V3). Experts of other
-// groups are not chosen, however good.
+// Groups have two experts. The best groups are those with the best expert (DeepSeek V2), or with the best sum of two
+// experts (V3). Experts of other groups are not chosen, however good.
 TEST(Route, OnlyTheBestGroupsAreChosenFrom) {
   kernels::RouteAttrs attrs{.top_k = 2, .scoring = kernels::RouteAttrs::Scoring::sigmoid};
   attrs.groups = 3;

@@ -42,7 +42,7 @@ constexpr GgufName kDeepseekNames[] = {{"self_attn.q_a_proj.", "attn_q_a."},
                                        {"mlp.shared_experts.up_proj.", "ffn_up_shexp."},
                                        {"mlp.shared_experts.down_proj.", "ffn_down_shexp."}};
 
-// Of the norms of latents, whatever the configuration says of the others.
+// The epsilon of the norms of latents. It does not depend on rms_norm_eps of the configuration.
 constexpr double kLatentEps = 1e-6;
 
 bool is_v3(const ModelConfig& config) { return config.model_type == "deepseek_v3"; }

@@ -36,7 +36,7 @@ class LinearFactory {
   static ValueId build_grouped(BuildContext& context, const LinearRequest& request, int64_t experts, ValueId x,
                                ValueId offsets);
 
-  // The same for `heads` matrices, each of which meets its own head of x [tokens, heads, in]. The parameter is
+  // Builds products of `heads` matrices, each with its own head of x [tokens, heads, in]. The parameter is
   // [heads, out, in], of which each rank has its heads; there is no bias.
   static ValueId build_heads(BuildContext& context, const LinearRequest& request, int64_t heads, ValueId x);
 };

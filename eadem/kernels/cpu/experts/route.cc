@@ -78,7 +78,7 @@ class Best {
   int64_t top_k_, count_ = 0;
 };
 
-// What a group of experts is worth: its best preference, or the sum of its two best.
+// Returns the rank value of a group of experts: its best preference, or the sum of its two best.
 float group_worth(const float* preferences, int64_t group, int64_t group_best) {
   float first = preferences[0], second = -std::numeric_limits<float>::infinity();
   for (int64_t e = 1; e < group; ++e) {

@@ -21,7 +21,7 @@ namespace eadem::kernels::cuda {
 struct GroupDecoding {
   float factor, offset;  // of 8 bits, `offset` is 1 + zero / 2^15
 };
-// Of the groups of a piece: [64 >> group_shift][16 rows]; at most four groups.
+// The most decodings that a piece has: [64 >> group_shift groups][16 rows], of at most four groups.
 inline constexpr int kPieceGroups = 4 * kFragmentBlockRows;
 
 __device__ inline float fragment_scale(const uint8_t* scales, int index, FragmentLayout::Scale type) {

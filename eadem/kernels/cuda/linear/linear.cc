@@ -424,7 +424,7 @@ Verdict can_use_qkv(const KernelRequest& request) {
   return accept(request, {.reason = "tensor cores"});
 }
 
-// The three products, and how few rows read their weights.
+// The three products, and the layouts of their weights for the launch that few rows share.
 struct QkvProduct {
   QkvProduct(CudaDevice& device, const KernelRequest& request) {
     for (size_t part = 0; part < 3; ++part) {

@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 
 template <typename Y, typename S, bool kGated>
 cudaError_t launch_shape(const PackedStreamParams& p, cudaStream_t stream) {
-  // What is left of a block's share of the shared memory, apart from what is static and reserved.
+  // kLeft is the shared memory for encoded blocks: a block's share without its static arrays, its stages and 2 KB that
+  // the system reserves.
   constexpr int kStatic =
       S::kDecoders * kPieceGroups * static_cast<int>(sizeof(GroupDecoding)) + (kGated ? S::kRows * S::kTokens * 2 : 0);
   constexpr int kLeft = kSharedLimit / S::kBlocks - kStatic - S::kSharedBytes - 2048;
