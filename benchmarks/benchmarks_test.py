@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Smoke tests of the benchmark programs: they run, their records have the stated form, and --compare judges as stated.
 
-    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH
+    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH
 
 No timing decides here: comparisons are of records that this test writes.
 """
@@ -17,7 +17,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CEILINGS, OP_BENCH = sys.argv[1:3]
+CEILINGS, OP_BENCH, TRAINING_BENCH = sys.argv[1:4]
 
 
 def run(*command):
@@ -30,6 +30,24 @@ def load(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class TrainingBench(unittest.TestCase):
+    def test_record(self):
+        config = HERE.parent / "tests/data/golden/llama/config.json"
+        result = run(TRAINING_BENCH, config, "--batch", "2", "--sequence", "8", "--steps", "1", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        record = json.loads(result.stdout)
+        self.assertEqual(record["schema"], "eadem_training_bench/1")
+        row = record["results"][0]
+        self.assertEqual((row["test"], row["batch"], row["tokens"]), ("training", 2, 8))
+        self.assertGreater(row["tokens_per_second"], 0)
+        self.assertGreater(record["loss"], 0)
+
+    def test_a_missing_config_is_named(self):
+        result = run(TRAINING_BENCH, "/nowhere/config.json")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("/nowhere/config.json", result.stderr)
 
 
 class Ceilings(unittest.TestCase):

@@ -129,9 +129,12 @@ if wants tests; then
   run_tests kernels_cuda_linear_test
   run_tests kernels_cuda_encoded_test
   run_tests kernels_cuda_attention_test
+  run_tests kernels_cuda_cross_entropy_test
   run_tests ops_reference_test --device cuda
   run_tests ops_properties_test --device cuda
   run_tests engine_cuda_engine_test
+  run_tests engine_cuda_training_test
+  run_tests train_training_test --gtest_filter='*Gpu*'
   run_tests engine_golden_test --device cuda
 fi
 
@@ -159,31 +162,35 @@ if wants sanitizer; then
 fi
 
 # --- 4. Benchmarks: the bundled model, and random weights in the shapes of benchmarks/models.
-run_benchmark() {
-  local name=$1 status=0 start=$SECONDS
-  shift
-  echo "=== eadem bench $*"
-  timeout 300 "$bin/eadem" bench "$@" --device cuda --json > "$logs/bench-$name.json" 2> "$logs/bench-$name.log" ||
+# run_program NAME PROGRAM [arguments]
+run_program() {
+  local name=$1 program=$2 status=0 start=$SECONDS
+  shift 2
+  echo "=== $program $*"
+  timeout 300 "$bin/$program" "$@" --device cuda --json > "$logs/bench-$name.json" 2> "$logs/bench-$name.log" ||
     status=$?
   [[ $status -eq 0 ]] || tail -n 10 "$logs/bench-$name.log"
-  printf '%s\t%s\t%s\t%s\n' "$name" "$status" $((SECONDS - start)) "eadem bench $* --device cuda --json" \
+  printf '%s\t%s\t%s\t%s\n' "$name" "$status" $((SECONDS - start)) "$program $* --device cuda --json" \
     >> "$logs/benchmarks.tsv"
 }
+# run_benchmark NAME [arguments of eadem bench]
+run_benchmark() { run_program "$1" eadem bench "${@:2}"; }
 
-shopt -s nullglob
 : > "$logs/benchmarks.tsv"
 if ! wants bench; then
   true
 elif [[ -x "$bin/eadem" ]]; then
   run_benchmark bundled
-  for config in benchmarks/models/*.json; do
-    run_benchmark "$(basename "$config" .json)" --random "$config"
-  done
-  run_benchmark llama-3.2-1b-prompt --random benchmarks/models/llama-3.2-1b.json --prompt 1024 --gen 0
-  run_benchmark llama-3.2-1b-batch --random benchmarks/models/llama-3.2-1b.json --prompt 0 --gen 64 --batch 1,32 --depth 512
+  run_benchmark qwen2.5-0.5b --random benchmarks/models/qwen2.5-0.5b.json
+  # One run for many numbers: making the weights of 8B takes most of the time.
+  run_benchmark llama-3.2-1b-batch --random benchmarks/models/llama-3.2-1b.json --prompt 1024 --gen 64 --batch 1,32 \
+    --depth 0,512
   run_benchmark llama-3.2-1b-q4_k_m --random benchmarks/models/llama-3.2-1b.json --type q4_k_m --prompt 1024 --gen 64
+  run_benchmark llama-3.1-8b-batch --random benchmarks/models/large/llama-3.1-8b.json --prompt 1024 --gen 64 --batch 1,32 \
+    --depth 0,512 --repeat 2
   run_benchmark llama-3.1-8b-q4_k_m --random benchmarks/models/large/llama-3.1-8b.json --type q4_k_m --prompt 1024 \
     --gen 64 --repeat 3
+  run_program llama-3.2-1b-training eadem_training_bench benchmarks/models/llama-3.2-1b.json --batch 8 --sequence 2048
   echo "=== eadem_cuda_bench"
   timeout 300 "$bin/eadem_cuda_bench" --json > "$logs/kernels.json" 2> "$logs/kernels.log" ||
     printf 'eadem_cuda_bench\tfailed\t%s\n' "$(tail -n 1 "$logs/kernels.log")" >> "$logs/steps.tsv"

@@ -171,13 +171,12 @@ def ratios_of_any(summaries, test):
 
 
 def gpu_line(record):
-    first = benchmark(record, "llama-3.2-1b", "--device cuda")
-    batch = benchmark(record, "llama-3.2-1b", "--batch 1,32")
-    rows = {test: speed(first, test) for test in ("prefill", "decode")}
-    return (f"**{record['device']}** (unquantized weights, serving only): Llama-3.2-1B's shape in bf16 takes a prompt of 512 at "
-            f"{rows['prefill']['tokens_per_second']:,.0f} tokens/s, generates {rows['decode']['tokens_per_second']:,.0f} for one "
-            f"sequence ({rows['decode']['share_of_roofline']:.0%} of the nominal limit) and "
-            f"{speed(batch, 'decode', batch=32)['tokens_per_second']:,.0f} for 32 at a depth of 512.")
+    rows = benchmark(record, "llama-3.2-1b", "--batch 1,32")
+    prompt = speed(rows, "prefill", depth=0, batch=1)
+    one, many = (speed(rows, "decode", depth=512, batch=batch) for batch in (1, 32))
+    return (f"**{record['device']}**: Llama-3.2-1B's shape in bf16 takes a prompt of {prompt['tokens']:,} at "
+            f"{prompt['tokens_per_second']:,.0f} tokens/s; at a depth of 512 it generates {one['tokens_per_second']:,.0f} for one "
+            f"sequence ({one['share_of_roofline']:.0%} of the nominal limit) and {many['tokens_per_second']:,.0f} for 32.")
 
 
 def memory_line(path):

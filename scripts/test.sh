@@ -160,6 +160,13 @@ section_cuda() {
 
 # --- Running them ---
 
+# Sets `processor` to the seconds of processor time, user and system, of all commands that have ended. (A subshell would
+# see its own.)
+count_processor_time() {
+  times > "$logs/times"
+  processor=$(awk 'NR == 2 { gsub(/[ms]/, " "); print int($1 * 60 + $2 + $3 * 60 + $4) }' "$logs/times")
+}
+
 all=(format include_graph documents cpp python asan tsan neon fuzz cuda)
 chosen=("$@")
 [[ $# -gt 0 ]] || chosen=("${all[@]}")
@@ -177,6 +184,8 @@ summary=()
 for name in "${chosen[@]}"; do
   echo "=== $name"
   start=$SECONDS
+  count_processor_time
+  processor_before=$processor
   counts=$(mktemp)
   # Not in a condition: bash would ignore `set -e` inside.
   set +e
@@ -198,7 +207,9 @@ for name in "${chosen[@]}"; do
   elif ! $counted; then
     [[ $status -eq 0 ]] && passed=1 || failed=1
   fi
+  count_processor_time
   line="$name: $passed passed, $failed failed, $skipped skipped in $((SECONDS - start)) s"
+  line+=" ($((processor - processor_before)) s of processors)"
   echo "--- $line"
   summary+=("$line")
   total_passed=$((total_passed + passed)) total_failed=$((total_failed + failed))
@@ -207,5 +218,6 @@ done
 
 echo "=== summary"
 printf '%s\n' "${summary[@]}"
+echo "$SECONDS s, $processor s of processors"
 echo "$total_passed passed, $total_failed failed, $total_skipped skipped"
 [[ $total_failed -eq 0 ]]

@@ -419,8 +419,10 @@ int explain(CommandLine command_line) {
   const models::BuiltGraph built = models::build_inference_graph(
       *checkpoint.model, {.device = device.get(),
                           .hardware = &hardware,
-                          .cache = {modules::CacheLayout::contiguous, options.batch,
-                                    options.context.value_or(checkpoint.model->info().max_positions)}});
+                          .cache = {.layout = modules::CacheLayout::contiguous,
+                                    .num_blocks = options.batch,
+                                    .block_size = options.context.value_or(checkpoint.model->info().max_positions),
+                                    .num_slots = options.batch}});
   JsonValue output = JsonValue::object();
   if (options.json) {
     output.set("model", json_text(checkpoint.path))

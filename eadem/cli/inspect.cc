@@ -101,6 +101,9 @@ JsonValue tokenizer_json(const models::Checkpoint& checkpoint) {
     JsonValue prefix = JsonValue::array();
     for (int32_t value : tokenizer.prefix_ids()) prefix.push_back(value);
     json.set("prefix_ids", std::move(prefix));
+    JsonValue notes = JsonValue::array();
+    for (const std::string& note : tokenizer.notes()) notes.push_back(json_text(note));
+    json.set("notes", std::move(notes));
     add_chat(json, checkpoint, tokenizer);
   } catch (const Error& error) {
     json.set("error", json_text(error.what()));
@@ -116,6 +119,7 @@ JsonValue describe(const models::Checkpoint& checkpoint, const Device& device,
   json.set("path", json_text(checkpoint.path))
       .set("architecture", info.architecture)
       .set("parameters", spec.num_parameters);
+  if (!checkpoint.notice.empty()) json.set("notice", checkpoint.notice);
   json.set("vocab", info.vocab).set("hidden", info.hidden).set("ffn", spec.ffn).set("layers", info.layers);
   json.set("heads", info.heads).set("kv_heads", info.kv_heads).set("head_dim", info.head_dim);
   json.set("context", info.max_positions);
@@ -189,6 +193,7 @@ void print_text(const JsonValue& json, bool with_tensors) {
     print(fmt::format("  {:<14} {}\n", name, text));
   };
   row("architecture", json.find("architecture")->as_string());
+  if (const JsonValue* notice = json.find("notice")) row("", notice->as_string());
   row("parameters",
       fmt::format("{} ({})", count_text(static_cast<double>(integer("parameters"))), integer("parameters")));
   row("shape", fmt::format("{} layers, hidden {}, ffn {}, {} heads of {} ({} for keys and values), vocabulary {}",
@@ -212,6 +217,7 @@ void print_text(const JsonValue& json, bool with_tensors) {
   } else {
     row("tokenizer", fmt::format("{} tokens, BOS {}, EOS {}", tokenizer.find("vocab_size")->as_integer(),
                                  token_text_of(*tokenizer.find("bos")), token_text_of(*tokenizer.find("eos"))));
+    for (const JsonValue& note : tokenizer.find("notes")->as_array()) row("", note.as_string());
     for (std::string_view heading = "stop tokens"; const JsonValue& stop : tokenizer.find("stop_tokens")->as_array())
       row(std::exchange(heading, ""), stop_text(stop));
     const int64_t bytes = tokenizer.find("chat_template_bytes")->as_integer();

@@ -120,6 +120,7 @@ void StepDescriptor::add_nothing() {
         static_cast<int32_t>(windows_[g].null_block());
     at<int64_t>(window.slots_offset)[t] = -1;
   }
+  if (const int64_t slots = layout_->state_slots_offset(); slots >= 0) at<int32_t>(slots)[s] = -1;
 }
 
 void StepDescriptor::add_windows(const StepSequence& sequence) {

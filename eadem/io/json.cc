@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "eadem/core/error.h"
+#include "eadem/io/json_dialect.h"
 #include "eadem/io/text.h"
 
 namespace eadem::io {
@@ -93,8 +94,8 @@ namespace {
 
 class Parser {
  public:
-  Parser(std::string_view text, const std::string& file, const JsonLimits& limits)
-      : text_(text), file_(file), limits_(limits) {}
+  Parser(std::string_view text, const std::string& file, const JsonLimits& limits, bool python = false)
+      : text_(text), file_(file), limits_(limits), python_(python) {}
 
   JsonValue parse_document() {
     if (text_.size() > static_cast<size_t>(limits_.max_bytes))
@@ -146,6 +147,9 @@ class Parser {
       case 't': return parse_word("true", JsonValue(true));
       case 'f': return parse_word("false", JsonValue(false));
       case 'n': return parse_word("null", JsonValue());
+      case 'I':
+        if (python_) return parse_word("Infinity", JsonValue::object().set("__float__", "Infinity"));
+        return parse_number();
       default: return parse_number();
     }
   }
@@ -312,6 +316,7 @@ class Parser {
   std::string_view text_;
   const std::string& file_;
   const JsonLimits& limits_;
+  const bool python_;  // Infinity is taken
   size_t pos_ = 0;
   int64_t num_values_ = 0;
 };
@@ -408,6 +413,10 @@ class Writer {
 
 JsonValue parse_json(std::string_view text, const std::string& file, const JsonLimits& limits) {
   return Parser(text, file, limits).parse_document();
+}
+
+JsonValue parse_python_json(std::string_view text, const std::string& file, const JsonLimits& limits) {
+  return Parser(text, file, limits, /*python=*/true).parse_document();
 }
 
 std::string to_json(const JsonValue& value) {

@@ -100,6 +100,9 @@ std::string to_compact_json(const JsonValue& value);
 // A place in a document. Copies are cheap and share the document and its record of what was read, so a reader
 // and its copies belong to one thread.
 //
+// A document may have Python's Infinity, which is no JSON: it is taken for the object that transformers 5 writes in its
+// place, {"__float__": "Infinity"}.
+//
 // Keyed access needs an object. Each call marks its key as read. The plain form needs the key; the optional form
 // takes an absent key or null for nothing. All throw DataCorrupted, for example
 //   config.json: 'rope_scaling.factor' is "abc"; expected a number in [1, 1e+06]

@@ -7,6 +7,7 @@
 #include "eadem/core/error.h"
 #include "eadem/io/files/mapped_file.h"
 #include "eadem/io/json.h"
+#include "eadem/io/json_dialect.h"
 #include "eadem/io/text.h"
 
 namespace eadem::io {
@@ -64,7 +65,7 @@ JsonReader::JsonReader(std::shared_ptr<Document> document, const JsonValue* valu
 JsonReader JsonReader::parse(std::string_view text, const std::string& file, const JsonLimits& limits) {
   auto document = std::make_shared<Document>();
   document->file = file;
-  document->root = parse_json(text, file, limits);
+  document->root = parse_python_json(text, file, limits);
   const JsonValue* root = &document->root;
   return JsonReader(std::move(document), root, "");
 }

@@ -24,6 +24,7 @@ enum class ActivationKind : uint8_t {
   gelu_tanh,  // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
   relu,       // max(x, 0)
   relu2,      // max(x, 0)^2. Source: So et al. 2021
+  sigmoid,    // 1 / (1 + exp(-x)), of gates
 };
 
 struct ActivationAttrs {  // of activation and gated_activation

@@ -9,6 +9,7 @@
 //   y                = unpermute(grouped_linear(… permute(x, rows) …, offsets), rows, weights)
 //
 // Two more are the parts of some models: clamped_swiglu of their experts, gate_rows of an expert that all tokens share.
+// load_balancing_loss is what training adds so that all experts are used.
 //
 // route: the experts of each token and their weights.
 //   inputs   logits [tokens, experts] f32; bias [experts] f32 (constant, optional).
@@ -58,6 +59,16 @@
 //   inputs   x [tokens, hidden] f32; gate [tokens, 1] f32.  outputs: y [tokens, hidden] f32; inference may write it
 //            over x.
 //   backward inputs: x, gate, dy.  outputs: dx, dgate.
+//
+// load_balancing_loss: loss = experts * sum over e of fraction[e] * mean[e], over all rows of all layers together,
+// where
+//   fraction[e] is the share of rows that have expert e among the `top_k` of the largest logits (of equals the lower
+//   number comes first), and mean[e] the mean of its softmax. 0 without a row.
+//   inputs   logits0, logits1, … [tokens, experts] f32, one for each layer.
+//   outputs  loss [1] f32; forward also saves fraction [experts] f32.
+//   backward inputs: logits0, …, fraction, dloss.  outputs: dlogits0, …. The choice counts as constant.
+//   Sums are in f64, over blocks of rows that do not depend on the thread count.
+//   Source: Fedus et al. 2021, equations 4 to 6, as transformers' load_balancing_loss_func has them.
 #pragma once
 
 #include <cstdint>
@@ -81,6 +92,10 @@ struct RouteAttrs {
 
   // Experts are chosen by their scores, not by their logits.
   bool by_score(bool has_bias) const { return has_bias || groups > 1; }
+};
+
+struct LoadBalancingLossAttrs {
+  int64_t top_k = 1;
 };
 
 struct ExpertOrderAttrs {

@@ -8,9 +8,11 @@
 #include <numbers>
 #include <set>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/philox.h"
 #include "eadem/io/quantized/quantized_checkpoint.h"
 #include "eadem/models/decoder.h"
+#include "eadem/models/multimodal/text_part.h"
 #include "eadem/models/pack_cache.h"
 #include "eadem/models/parameter_reader.h"
 
@@ -42,8 +44,8 @@ uint64_t hash_of(std::string_view name) {
   return hash;
 }
 
-// Elements [begin, end) of a stream of normal values by Box & Muller 1958, two per Philox block half. `begin` is a
-// multiple of 4.
+// Writes elements [begin, end) of a stream of normal values to data [end - begin], by Box & Muller 1958, two per Philox
+// block half. `begin` is a multiple of 4.
 void fill_normal(float* data, int64_t begin, int64_t end, uint64_t seed, uint64_t stream, double stddev) {
   for (int64_t i = begin; i < end; i += 4) {
     const PhiloxBlock block = philox4x32(seed, static_cast<uint64_t>(i / 4), stream);
@@ -51,8 +53,9 @@ void fill_normal(float* data, int64_t begin, int64_t end, uint64_t seed, uint64_
       const double u1 = 1.0 - uniform_float(block.words[2 * pair]);  // (0, 1]
       const double u2 = uniform_float(block.words[2 * pair + 1]);
       const double radius = stddev * std::sqrt(-2 * std::log(u1)), angle = 2 * std::numbers::pi * u2;
-      if (i + 2 * pair < end) data[i + 2 * pair] = static_cast<float>(radius * std::cos(angle));
-      if (i + 2 * pair + 1 < end) data[i + 2 * pair + 1] = static_cast<float>(radius * std::sin(angle));
+      float* to = data + (i - begin) + 2 * pair;
+      if (i + 2 * pair < end) to[0] = static_cast<float>(radius * std::cos(angle));
+      if (i + 2 * pair + 1 < end) to[1] = static_cast<float>(radius * std::sin(angle));
     }
   }
 }
@@ -61,19 +64,35 @@ std::string config_file(const std::string& path) {
   return fs::is_directory(path) ? (fs::path(path) / "config.json").string() : path;
 }
 
+// Reads the config.json into the checkpoint, whose weights are open, or null.
+void read_config(Checkpoint& checkpoint) {
+  const io::JsonReader whole = io::JsonReader::read(checkpoint.config_path);
+  const bool multimodal = is_multimodal(whole);
+  const io::JsonReader config = multimodal ? text_config_of(whole, checkpoint.weights.get()) : whole;
+  checkpoint.model = std::make_shared<Decoder>(ModelConfig::from_json(config));
+  checkpoint.ignored_keys = ignored_keys(config);
+  if (multimodal) {
+    checkpoint.notice = text_part_notice(whole, checkpoint.weights.get());
+    for (IgnoredKey& key : ignored_keys(whole)) checkpoint.ignored_keys.push_back(std::move(key));
+  }
+  if (checkpoint.weights == nullptr) return;
+  if (const auto quantization = io::QuantizationConfig::from_json(config))
+    checkpoint.weights = io::open_quantized(checkpoint.weights, *quantization);
+  if (multimodal) checkpoint.weights = text_weights_of(checkpoint.weights);
+}
+
 }  // namespace
 
 std::shared_ptr<const Model> model_from_config(const io::JsonReader& config) {
-  return std::make_shared<Decoder>(ModelConfig::from_json(config));
+  return std::make_shared<Decoder>(
+      ModelConfig::from_json(is_multimodal(config) ? text_config_of(config, nullptr) : config));
 }
 
 std::shared_ptr<const Model> model_from_config(const std::string& path) { return open_config(path).model; }
 
 Checkpoint open_config(const std::string& path) {
   Checkpoint checkpoint{path, nullptr, nullptr, config_file(path)};
-  const io::JsonReader config = io::JsonReader::read(checkpoint.config_path);
-  checkpoint.model = model_from_config(config);
-  checkpoint.ignored_keys = ignored_keys(config);
+  read_config(checkpoint);
   return checkpoint;
 }
 
@@ -85,11 +104,7 @@ Checkpoint open_checkpoint(const std::string& path) {
   } else {
     const fs::path folder = fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path();
     checkpoint.config_path = (folder / "config.json").string();
-    const io::JsonReader config = io::JsonReader::read(checkpoint.config_path);
-    checkpoint.model = model_from_config(config);
-    checkpoint.ignored_keys = ignored_keys(config);
-    if (const auto quantization = io::QuantizationConfig::from_json(config))
-      checkpoint.weights = io::open_quantized(checkpoint.weights, *quantization);
+    read_config(checkpoint);
   }
   return checkpoint;
 }
@@ -123,6 +138,8 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
   std::optional<PackCache> cache;
   if (!options.pack_cache.empty())
     cache.emplace(options.pack_cache, parameters, checkpoint, options.log != nullptr ? *options.log : Logger());
+  if (options.log != nullptr && !checkpoint.notice.empty())
+    options.log->log(LogLevel::warning, "{}: {}", checkpoint.path, checkpoint.notice);
   if (options.log != nullptr)
     if (const std::string notice = unusual_keys_notice(checkpoint.ignored_keys, checkpoint.config_path);
         !notice.empty())
@@ -149,24 +166,56 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
   if (cache && !cached) cache->write();
 }
 
+namespace {
+
+// Random values of a parameter of that type and whole shape.
+Tensor random_values(const TensorType& type, const Shape& shape, const std::string& name, Device& device, uint64_t seed,
+                     double stddev) {
+  constexpr int64_t kBlock = int64_t{1} << 16;  // about 2 ms of one thread
+  const int64_t count = shape.num_elements();
+  const auto in_pieces = [&](int64_t all, int64_t size, auto&& fill) {
+    device.host_parallel_for((all + size - 1) / size,
+                             [&](int64_t piece) { fill(piece * size, std::min(all, (piece + 1) * size)); });
+  };
+  if (const BlockEncoding* blocks = BlockEncoding::of(type.encoding); blocks != nullptr && !blocks->is_writable()) {
+    const Tensor result = Tensor::in_one_piece(DType::f32, shape, *blocks);
+    auto* data = static_cast<uint8_t*>(result.view.data);
+    in_pieces(count / blocks->format().block_size, kBlock / kMaxBlockSize, [&](int64_t begin, int64_t end) {
+      blocks->fill_random(data + begin * blocks->format().block_bytes, begin, end - begin, stddev,
+                          seed ^ hash_of(name));
+    });
+    return result;
+  }
+  if (shape.rank() < 2) {
+    Tensor values = Tensor::on_host(DType::f32, shape);
+    std::fill_n(values.view.as<float>(), count, name.ends_with(".bias") ? 0.0f : 1.0f);
+    return values;
+  }
+  // Each piece is rounded where it was made, so that no copy of all in f32 is needed.
+  const DType dtype = type.encoding == nullptr ? type.dtype : DType::f32;
+  Tensor values = Tensor::on_host(dtype, shape);
+  const TensorView flat = values.view.reshaped(Shape{count});
+  in_pieces(count, kBlock, [&](int64_t begin, int64_t end) {
+    const TensorView piece = flat.rows(begin, end - begin);
+    if (dtype == DType::f32) return fill_normal(piece.as<float>(), begin, end, seed, hash_of(name), stddev);
+    const Tensor wide = Tensor::on_host(DType::f32, piece.shape);
+    fill_normal(wide.view.as<float>(), begin, end, seed, hash_of(name), stddev);
+    convert_on_host(piece, wide.view);
+  });
+  return values;
+}
+
+}  // namespace
+
 void load_random(pipeline::ParameterStore& parameters, uint64_t seed, double stddev,
                  const std::function<void(int64_t, int64_t)>& progress) {
-  constexpr int64_t kBlock = int64_t{1} << 16;  // about 2 ms of one thread
   int64_t total = 0, done = 0;
   for (const std::string& name : parameters.names()) total += parameters.whole_shape(name).num_elements();
   for (const std::string& name : parameters.names()) {
     const Shape shape = parameters.whole_shape(name);
-    const int64_t count = shape.num_elements();
-    Tensor values = Tensor::on_host(DType::f32, shape);
-    float* data = values.view.as<float>();
-    if (shape.rank() >= 2)
-      parameters.device()->host_parallel_for((count + kBlock - 1) / kBlock, [&](int64_t block) {
-        fill_normal(data, block * kBlock, std::min(count, (block + 1) * kBlock), seed, hash_of(name), stddev);
-      });
-    else
-      std::fill(data, data + count, name.ends_with(".bias") ? 0.0f : 1.0f);
+    const Tensor values = random_values(parameters.type(name), shape, name, *parameters.device(), seed, stddev);
     parameters.load(name, values.view, "random weights");
-    done += count;
+    done += shape.num_elements();
     if (progress) progress(done, total);
   }
 }

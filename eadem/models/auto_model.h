@@ -21,11 +21,12 @@ struct Checkpoint {
   std::shared_ptr<const io::WeightSource> weights;  // null when only a config was read
   std::string config_path;                          // config.json or the .gguf
   std::vector<IgnoredKey> ignored_keys{};           // keys of the config.json
+  std::string notice{};  // one line for people where only a part of the files is read; empty: nothing is left out
 };
 
 // `path`: a directory in Hugging Face layout, a .safetensors with its config.json beside it, or a .gguf. Throws
 // NotFound, DataCorrupted, or Unsupported: an architecture that Eadem does not have, with each refusal, or a key that
-// is not honoured.
+// is not honoured. Of a multimodal model in Hugging Face layout, the text part is opened (multimodal/text_part.h).
 Checkpoint open_checkpoint(const std::string& path);
 
 // A model without weights, from a config.json or the directory around one.

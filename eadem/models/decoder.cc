@@ -21,8 +21,20 @@ bool is_rotated_projection(std::string_view parameter) {
   return parameter.find(".q_proj.") != std::string_view::npos || parameter.find(".k_proj.") != std::string_view::npos;
 }
 
-const modules::RopeConfig& rope_of(const modules::LayerSpec& layer) {
-  return std::visit([](const auto& mixer) -> const modules::RopeConfig& { return mixer.rope; }, layer.mixer);
+// Null for a mixer that rotates nothing.
+const modules::RopeConfig* rope_of(const modules::LayerSpec& layer) {
+  return std::visit(
+      [](const auto& mixer) -> const modules::RopeConfig* {
+        if constexpr (requires { mixer.rotated; })
+          return mixer.rotated ? &mixer.rope : nullptr;
+        else if constexpr (requires { mixer.rope; })
+          return &mixer.rope;
+        else if constexpr (requires { mixer.attention.rope; })
+          return &mixer.attention.rope;
+        else
+          return nullptr;
+      },
+      layer.mixer);
 }
 
 template <typename Build>
@@ -75,7 +87,8 @@ modules::ModelSpec Decoder::spec() const {
 // Layers share the tables of a step, whichever layer comes first.
 void Decoder::build_ropes(BuildContext& context, int first_layer, int end_layer) const {
   for (int layer = first_layer; layer < end_layer; ++layer)
-    modules::Rope(rope_of(spec_.layers[static_cast<size_t>(layer)])).build_table(context);
+    if (const modules::RopeConfig* rope = rope_of(spec_.layers[static_cast<size_t>(layer)]))
+      modules::Rope(*rope).build_table(context);
 }
 
 ValueId Decoder::embed(BuildContext& context) const {
@@ -142,10 +155,11 @@ std::vector<WeightRecipe> Decoder::recipes(const ParameterInfo& parameter, Check
 }
 
 bool Decoder::may_ignore(const std::string& tensor) const {
-  constexpr std::string_view kLayers = "model.layers.";
-  if (family_.further_layers && tensor.starts_with(kLayers) &&
-      std::atoll(tensor.c_str() + kLayers.size()) >= config_.num_hidden_layers)
-    return true;
+  for (const std::string_view layers : {"model.layers.", "blk."})
+    if (family_.further_layers && tensor.starts_with(layers) &&
+        std::atoll(tensor.c_str() + layers.size()) >= config_.num_hidden_layers)
+      return true;
+  if (!family_.ignored_module.empty() && tensor.starts_with(family_.ignored_module)) return true;
   const auto& ignored = family_.ignored_tensors;
   return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" ||
          (spec_.tied && tensor == huggingface_name(kHead, family_)) ||

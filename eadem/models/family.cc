@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/family.h"
 
+#include <utility>
+
 // The families: one line each, and a file of that name in models/families, which defines NAME_family().
 #define EADEM_MODEL_FAMILIES(FAMILY) \
   FAMILY(llama)                      \
@@ -23,7 +25,16 @@
   FAMILY(qwen2_moe)                  \
   FAMILY(glm4_moe)                   \
   FAMILY(ernie4_5_moe)               \
-  FAMILY(deepseek)
+  FAMILY(gpt_oss)                    \
+  FAMILY(olmoe)                      \
+  FAMILY(minimax_m2)                 \
+  FAMILY(deepseek)                   \
+  FAMILY(granite_moe)                \
+  FAMILY(falcon_h1)                  \
+  FAMILY(nemotron_h)                 \
+  FAMILY(qwen3_next)                 \
+  FAMILY(qwen3_5)                    \
+  FAMILY(kimi_linear)
 
 namespace eadem::models {
 
@@ -49,6 +60,7 @@ constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"mlp.gate_proj.", "ffn_gate."},
                                     {"mlp.up_proj.", "ffn_up."},
                                     {"mlp.down_proj.", "ffn_down."},
+                                    {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias"},
                                     {"mlp.gate.", "ffn_gate_inp."},
                                     {"mlp.experts.gate_proj.", "ffn_gate_exps."},
                                     {"mlp.experts.up_proj.", "ffn_up_exps."},
@@ -56,6 +68,9 @@ constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"mlp.shared_expert.gate_proj.", "ffn_gate_shexp."},
                                     {"mlp.shared_expert.up_proj.", "ffn_up_shexp."},
                                     {"mlp.shared_expert.down_proj.", "ffn_down_shexp."},
+                                    {"mlp.shared_experts.gate_proj.", "ffn_gate_shexp."},
+                                    {"mlp.shared_experts.up_proj.", "ffn_up_shexp."},
+                                    {"mlp.shared_experts.down_proj.", "ffn_down_shexp."},
                                     {"mlp.shared_expert_gate.", "ffn_gate_inp_shexp."}};
 
 // The GGUF name of "layers.N." + `rest`; empty if there is none.
@@ -71,8 +86,11 @@ std::string served(std::string_view what, NameOf&& name_of) {
   std::string text;
   for (const ModelFamily* family : families()) {
     std::string names;
-    for (const ModelType& type : family->types)
-      if (!name_of(type).empty()) names += fmt::format("{} {}", names.empty() ? "" : ",", name_of(type));
+    std::string_view last;  // a model type may have several architectures, each in a row
+    for (const ModelType& type : family->types) {
+      const std::string_view name = std::exchange(last, name_of(type));
+      if (!last.empty() && last != name) names += fmt::format("{} {}", names.empty() ? "" : ",", last);
+    }
     if (!names.empty()) text += fmt::format("{}{} serves {}{}", text.empty() ? "" : "; ", family->name, what, names);
   }
   return text;
@@ -106,10 +124,14 @@ const ModelFamily& family_of_type(std::string_view model_type, const std::string
                     served("model types", [](const ModelType& type) { return type.name; }));
 }
 
-const ModelFamily& family_of_gguf(std::string_view architecture, const std::string& source) {
+const ModelFamily& family_of_gguf(std::string_view architecture, bool has_experts, const std::string& source) {
+  const ModelFamily* found = nullptr;
   for (const ModelFamily* family : families())
     for (const ModelType& type : family->types)
-      if (!architecture.empty() && type.gguf_architecture == architecture) return *family;
+      if (!architecture.empty() && type.gguf_architecture == architecture && (has_experts || !type.gguf_experts) &&
+          (found == nullptr || type.gguf_experts))
+        found = family;
+  if (found != nullptr) return *found;
   throw Unsupported("{}: architecture '{}': {}", source, architecture,
                     served("architectures", [](const ModelType& type) { return type.gguf_architecture; }));
 }

@@ -27,6 +27,7 @@ struct ModelType {
   int64_t head_dim = 0;
   bool out_bias = true;           // o has a bias where q, k and v have
   bool gguf_interleaves = false;  // GGUF files order rows of q and k for interleaved rotation
+  bool gguf_experts = false;      // files of gguf_architecture that state experts are of this type, others are not
 };
 
 // A key with one number or truth, which a family adds to those of every config.
@@ -64,7 +65,15 @@ struct ModelFamily {
   std::span<const OwnName> json_names = {};  // of keys that other families share: "hidden_size" -> "n_embd"
   std::string_view gguf_eps = "attention.layer_norm_rms_epsilon";
   bool rotates = true;              // GGUF files state a rotation
+  bool yarn_truncates = true;       // what yarn's `truncate` is in GGUF files, which do not state it
   std::string_view gguf_keys = {};  // further keys of GGUF files that read_gguf reads, separated by spaces
+  // The GGUF architecture of a configuration whose model type has several. Null: that of its row.
+  std::string_view (*gguf_architecture)(const ModelConfig& config) = nullptr;
+  bool gguf_counts_by_layer = false;  // GGUF files have heads of keys and widths of MLPs for each layer; 0: it has none
+  // The number of layers, where num_hidden_layers does not say it. Null: it does.
+  int64_t (*count_layers)(const io::JsonReader& config) = nullptr;
+  // On the load-balancing loss of a config.json that asks for it without stating this; 0: the family has none.
+  double router_aux_loss_coef = 0;
   // Reads the keys of this family alone: windows, biases, norms, ropes. `result` has the sizes already.
   void (*read_json)(const io::JsonReader& config, ModelConfig& result);
   void (*read_gguf)(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) = nullptr;
@@ -88,6 +97,7 @@ struct ModelFamily {
   // names below a layer ("mlp.up_proj." -> "mlp.c_fc.").
   std::span<const OwnName> tensor_names = {};
   std::span<const std::string_view> ignored_tensors = {};  // ends of the names of buffers that some files have
+  std::string_view ignored_module = {};                    // of tensors that are not computed with: "mtp."
   // Returns how a parameter is made of a checkpoint's tensors, the usual way first; none: under its own name.
   std::vector<WeightRecipe> (*recipes)(const ModelConfig& config, const ParameterInfo& parameter,
                                        CheckpointFormat format) = nullptr;
@@ -103,7 +113,8 @@ std::span<const ModelFamily* const> families();
 
 // Throws Unsupported naming `source` and what each family serves.
 const ModelFamily& family_of_type(std::string_view model_type, const std::string& source);
-const ModelFamily& family_of_gguf(std::string_view architecture, const std::string& source);
+// Of one architecture, files with experts and those without may be of two families.
+const ModelFamily& family_of_gguf(std::string_view architecture, bool has_experts, const std::string& source);
 
 // The GGUF name of a parameter ("model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight"). Throws InvalidArgument
 // for a name that has none.

@@ -57,6 +57,8 @@ BuiltGraph build_training_graph(const Model& model, const GraphOptions& options)
   const ValueId labels = built.graph.add_input("labels", TensorType(DType::i32, {Symbol::tokens}));
   const ValueId logits = model.head(context, hidden);
   built.graph.mark_output("loss", modules::CrossEntropyLoss(model.info().vocab).build(context, logits, labels));
+  if (options.load_balancing_loss)
+    built.graph.mark_output("load_balancing_loss", modules::LoadBalancingLoss().build(context));
   built.decisions = std::move(context.decisions);
   return built;
 }

@@ -12,8 +12,9 @@ struct GraphOptions {
   const Device* device = nullptr;
   const modules::AutoHardwareConfig* hardware = nullptr;
   modules::CacheSpec cache;
-  int num_ranks = 1;  // tensor-parallel ranks
-  int rank = 0;       // this one
+  int num_ranks = 1;                 // tensor-parallel ranks
+  int rank = 0;                      // this one
+  bool load_balancing_loss = false;  // a training graph has it as an output
 };
 
 struct BuiltGraph {
@@ -30,7 +31,8 @@ struct BuiltGraph {
 BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options);
 
 // Training and scoring without a cache. Inputs: token_ids, positions, labels [tokens] i32 (negative: ignored),
-// query_start, kv_length. Output: loss [tokens] f32.
+// query_start, kv_length. Outputs: loss [tokens] f32 and, if it is wanted, load_balancing_loss [1] f32. Throws
+// InvalidArgument for a model without experts then.
 BuiltGraph build_training_graph(const Model& model, const GraphOptions& options);
 
 // The states that a model's modules declare, on one rank, in the order of the computation.

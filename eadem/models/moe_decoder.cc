@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/models/moe_decoder.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace eadem::models {
@@ -19,6 +20,47 @@ void read_experts(const io::JsonReader& config, const ExpertDefaults& defaults, 
 void write_experts(const ModelConfig& config, std::string_view count_key, io::JsonValue& json) {
   json.set(std::string(count_key), config.num_experts).set("num_experts_per_tok", config.num_experts_per_tok);
   json.set("moe_intermediate_size", config.moe_intermediate_size);
+}
+
+void read_experts(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  result.num_experts = file.integer(prefix + "expert_count", 1, kMaxExperts);
+  result.num_experts_per_tok = file.integer(prefix + "expert_used_count", 1, kMaxExperts);
+  result.moe_intermediate_size =
+      file.optional_integer(prefix + "expert_feed_forward_length", 1, kMaxExtent).value_or(result.intermediate_size);
+}
+
+void write_experts(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  for (const auto& [key, value] : {std::pair<const char*, int64_t>{"expert_count", config.num_experts},
+                                   {"expert_used_count", config.num_experts_per_tok},
+                                   {"expert_feed_forward_length", config.moe_intermediate_size}})
+    metadata.emplace_back(prefix + key, io::GgufValue::scalar(static_cast<uint32_t>(value)));
+}
+
+void require_gating(const io::GgufFile& file, const std::string& prefix, int64_t honoured) {
+  const std::string key = prefix + "expert_gating_func";
+  if (const int64_t stated = file.optional_integer(key, 0, kMaxExtent).value_or(honoured); stated != honoured)
+    throw Unsupported("{}: '{}' is {}; only {} is honoured", file.path(), key, stated, honoured);
+}
+
+void read_leading_layers(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  const int64_t first = file.optional_integer(prefix + "leading_dense_block_count", 0, kMaxLayers).value_or(0);
+  for (int64_t layer = 0; layer < std::min(first, result.num_hidden_layers); ++layer)
+    result.mlp_only_layers.push_back(layer);
+}
+
+void write_leading_layers(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  const auto first = static_cast<int64_t>(config.mlp_only_layers.size());
+  for (int64_t layer = 0; layer < first; ++layer)
+    if (config.mlp_only_layers[static_cast<size_t>(layer)] != layer)
+      throw Unsupported("layer {} without experts behind one that has them, which GGUF cannot state here",
+                        config.mlp_only_layers[static_cast<size_t>(layer)]);
+  metadata.emplace_back(prefix + "leading_dense_block_count", io::GgufValue::scalar(static_cast<uint32_t>(first)));
+}
+
+void read_shared_experts(const io::GgufFile& file, ModelConfig& result) {
+  const std::string name = fmt::format("blk.{}.ffn_gate_shexp.weight", result.num_hidden_layers - 1);
+  const io::WeightInfo* gate = file.find(name);
+  result.shared_expert_intermediate_size = gate != nullptr && gate->shape.rank() == 2 ? gate->shape[0] : 0;
 }
 
 void read_sparse_layers(const io::JsonReader& config, ModelConfig& result) {
@@ -90,6 +132,12 @@ DecoderSpec moe_decoder(const ModelConfig& config, const modules::MoeMlp::Config
   return spec;
 }
 
+DecoderSpec with_whole_norms(DecoderSpec spec) {
+  using Attention = modules::CausalAttention::Config;
+  for (modules::LayerSpec& layer : spec.layers) std::get<Attention>(layer.mixer).qk_norm = Attention::QkNorm::whole;
+  return spec;
+}
+
 std::vector<WeightRecipe> expert_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                          CheckpointFormat format, const ExpertNames& names) {
   constexpr std::string_view kExperts = ".mlp.experts.";
@@ -108,6 +156,16 @@ std::vector<WeightRecipe> expert_recipes(const ModelConfig& config, const Parame
   return {WeightRecipe::stack(std::move(experts)),
           is_down ? WeightRecipe::name(fused + "down_proj")
                   : WeightRecipe::slice(fused + "gate_up_proj", 1, is_up ? ffn : 0, ffn, 2 * ffn)};
+}
+
+WeightRecipe latent_head_recipe(const ModelConfig& config, const std::string& tensor, bool is_key) {
+  const int64_t nope = config.qk_nope_head_dim, value = config.v_head_dim, rows = nope + value,
+                all = config.num_attention_heads * rows;
+  std::vector<WeightRecipe> heads;
+  for (int64_t h = 0; h < config.num_attention_heads; ++h)
+    heads.push_back(is_key ? WeightRecipe::transpose(WeightRecipe::slice(tensor, 0, h * rows, nope, all))
+                           : WeightRecipe::slice(tensor, 0, h * rows + nope, value, all));
+  return WeightRecipe::stack(std::move(heads));
 }
 
 }  // namespace eadem::models

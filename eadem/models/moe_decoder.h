@@ -25,6 +25,20 @@ struct ExpertDefaults {
 void read_experts(const io::JsonReader& config, const ExpertDefaults& defaults, ModelConfig& result);
 void write_experts(const ModelConfig& config, std::string_view count_key, io::JsonValue& json);
 
+// The same of a GGUF file: expert_count, expert_used_count and expert_feed_forward_length, for which
+// feed_forward_length stands where it is absent.
+inline constexpr std::string_view kExpertGgufKeys = "expert_count expert_used_count expert_feed_forward_length";
+void read_experts(const io::GgufFile& file, const std::string& prefix, ModelConfig& result);
+void write_experts(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+// leading_dense_block_count of a GGUF file: so many layers have dense MLPs, all others experts. Writing throws
+// Unsupported for a layer of mlp_only_layers that is not among the first ones.
+void read_leading_layers(const io::GgufFile& file, const std::string& prefix, ModelConfig& result);
+void write_leading_layers(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata);
+// The size of the experts that compute every token is that of their tensors in the last layer; none, if it has none.
+void read_shared_experts(const io::GgufFile& file, ModelConfig& result);
+// Throws Unsupported unless expert_gating_func is `honoured` (1: softmax, 2: sigmoid) or absent.
+void require_gating(const io::GgufFile& file, const std::string& prefix, int64_t honoured);
+
 // decoder_sparse_step and mlp_only_layers.
 void read_sparse_layers(const io::JsonReader& config, ModelConfig& result);
 void write_sparse_layers(const ModelConfig& config, io::JsonValue& json);
@@ -37,6 +51,8 @@ modules::MoeMlp::Config experts_of(const ModelConfig& config);
 // A pre-norm decoder whose layers have `experts` where the configuration has them, and a dense MLP elsewhere.
 DecoderSpec moe_decoder(const ModelConfig& config, const modules::MoeMlp::Config& experts,
                         kernels::RopeStyle rope_style = kernels::RopeStyle::rotate_half);
+// The same with q and k normalized over all heads of a token together.
+DecoderSpec with_whole_norms(DecoderSpec spec);
 
 // How the Hugging Face files of a family name the parts of a layer's experts.
 struct ExpertNames {
@@ -47,5 +63,9 @@ struct ExpertNames {
 // [experts, 2 ffn, hidden], down in another. GGUF files have the parameters as they are. Nothing for other parameters.
 std::vector<WeightRecipe> expert_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                          CheckpointFormat format, const ExpertNames& names = {});
+
+// k_b_proj or v_b_proj of a tensor that has, for each head, rows of its keys and then of its values. What takes a query
+// into the space of the latent is the transpose of what makes keys of latents.
+WeightRecipe latent_head_recipe(const ModelConfig& config, const std::string& tensor, bool is_key);
 
 }  // namespace eadem::models

@@ -2,10 +2,12 @@
 #include "eadem/models/weight_recipe.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/core/error.h"
 
@@ -24,6 +26,13 @@ WeightRecipe recipe_of(Kind kind, std::vector<WeightRecipe> parts) {
 
 bool has_contiguous_rows(const WeightType& type) {
   return type.encoding == nullptr || BlockEncoding::of(type.encoding) != nullptr;
+}
+
+// Whether [begin, end) of `rows` rows begins or ends within blocks of rows that share scales.
+bool cuts_blocks(const WeightType& type, int64_t begin, int64_t end, int64_t rows) {
+  const Fp8Encoding* fp8 = Fp8Encoding::of(type.encoding);
+  const int64_t block = fp8 == nullptr ? 0 : fp8->format().block_rows;
+  return block > 0 && (begin % block != 0 || (end % block != 0 && end != rows));
 }
 
 // Bytes of a run along the last axis.
@@ -75,6 +84,12 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       throw Unsupported("{}: '{}' is stored in {}, which cannot be {}", source, first_name_of(recipe),
                         first.type.name(), what);
   };
+  const auto require_one_shape = [&] {
+    for (size_t i = 0; i < parts.size(); ++i)
+      if (!(parts[i].shape == first.shape))
+        throw DataCorrupted("{}: '{}' is {}; '{}' is {}", source, first_name_of(recipe.parts[i]),
+                            to_string(parts[i].shape), first_name_of(recipe), to_string(first.shape));
+  };
   RecipeType result = first;
   // Whether rows can be moved as bytes.
   const bool as_bytes =
@@ -85,9 +100,19 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
     case Kind::slice:
       if (rank <= recipe.axis || first.shape[recipe.axis] != recipe.sizes[1])
         fail(fmt::format("{} along axis {}, of which [{}, {}) are taken", recipe.sizes[1], recipe.axis, recipe.begin,
-                         recipe.begin + recipe.sizes[0]));
+                         recipe.begin + recipe.step * recipe.sizes[0]));
       if (recipe.axis == rank - 1) refuse_encoding("cut within a row");
       result.shape[recipe.axis] = recipe.sizes[0];
+      if ((recipe.step > 1 && !as_bytes) ||
+          (recipe.axis == 0 && cuts_blocks(first.type, recipe.begin, recipe.begin + recipe.sizes[0], first.shape[0])))
+        result.type = DType::f32;
+      break;
+    case Kind::interleave:
+      if (rank <= recipe.axis) fail("more axes");
+      require_one_shape();
+      if (recipe.axis == rank - 1) refuse_encoding("joined within rows");
+      result.shape[recipe.axis] *= static_cast<int64_t>(parts.size());
+      if (!as_bytes) result.type = DType::f32;
       break;
     case Kind::select: {
       if (rank < 2 || recipe.begin >= first.shape[0]) fail(fmt::format("more than {} along axis 0", recipe.begin));
@@ -118,10 +143,7 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       break;
     }
     case Kind::stack: {
-      for (size_t i = 0; i < parts.size(); ++i)
-        if (!(parts[i].shape == first.shape))
-          throw DataCorrupted("{}: '{}' is {}; '{}' is {}", source, first_name_of(recipe.parts[i]),
-                              to_string(parts[i].shape), first_name_of(recipe), to_string(first.shape));
+      require_one_shape();
       std::vector<int64_t> dims = {static_cast<int64_t>(parts.size())};
       dims.insert(dims.end(), first.shape.dims().begin(), first.shape.dims().end());
       result.shape = Shape(dims);
@@ -129,21 +151,29 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       break;
     }
     case Kind::transpose:
-      if (rank != 2) fail("a matrix");
-      refuse_encoding("transposed");
-      result.shape = Shape{first.shape[1], first.shape[0]};
+      if (rank < 2) fail("a matrix");
+      std::swap(result.shape[rank - 2], result.shape[rank - 1]);
+      if (first.type.encoding != nullptr) result.type = DType::f32;
       break;
     case Kind::reorder:
       if (rank < 1 || first.shape[0] % recipe.begin != 0) fail(fmt::format("heads of {} rows", recipe.begin));
       if (rank == 1) refuse_encoding("put in another order");
       if (!as_bytes) result.type = DType::f32;
       break;
-    case Kind::add: result.type = DType::f32; break;
+    case Kind::reshape:
+      if (!(first.shape == recipe.from)) fail(to_string(recipe.from));
+      refuse_encoding("seen in another shape");
+      result.shape = recipe.shape;
+      break;
+    case Kind::add:
+    case Kind::scale:
+    case Kind::log_of_negative:
+    case Kind::negative_exp: result.type = DType::f32; break;
   }
   return result;
 }
 
-// Copies `part` to [begin, …) along the axis of a grid, or out of it.
+// Copies runs of `count` along the axis of a grid to [begin, …) along that of another.
 void copy_runs(std::byte* to, const Grid& to_grid, int64_t to_begin, const std::byte* from, const Grid& from_grid,
                int64_t from_begin, int64_t count) {
   for (int64_t o = 0; o < to_grid.outer; ++o)
@@ -159,7 +189,34 @@ Tensor as_type(const Tensor& tensor, const WeightType& type) {
   return WeightType(tensor.dtype(), tensor.view.encoding) == type ? tensor : values_in_f32(tensor.view);
 }
 
-Tensor sliced(const Tensor& part, const RecipeType& made, int axis, int64_t begin) {
+// Copies to_begin, to_begin + to_step, … along the axis of a grid from those of another.
+void copy_every(std::byte* to, const Grid& to_grid, int64_t to_begin, int64_t to_step, const std::byte* from,
+                const Grid& from_grid, int64_t from_begin, int64_t from_step, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    copy_runs(to, to_grid, to_begin + i * to_step, from, from_grid, from_begin + i * from_step, 1);
+}
+
+Tensor every(const Tensor& part, const RecipeType& made, int axis, int64_t begin, int64_t step) {
+  const Tensor whole = as_type(part, made.type);
+  Tensor result = new_tensor(made);
+  copy_every(bytes_of(result), Grid(made.type, made.shape, axis), 0, 1, bytes_of(whole),
+             Grid(made.type, whole.shape(), axis), begin, step, made.shape[axis]);
+  return result;
+}
+
+Tensor interleaved(const std::vector<Tensor>& parts, const RecipeType& made, int axis) {
+  Tensor result = new_tensor(made);
+  const auto step = static_cast<int64_t>(parts.size());
+  for (int64_t i = 0; i < step; ++i) {
+    const Tensor own = as_type(parts[static_cast<size_t>(i)], made.type);
+    const Grid from(made.type, own.shape(), axis);
+    copy_every(bytes_of(result), Grid(made.type, made.shape, axis), i, step, bytes_of(own), from, 0, 1, from.extent);
+  }
+  return result;
+}
+
+Tensor sliced(const Tensor& whole, const RecipeType& made, int axis, int64_t begin) {
+  const Tensor part = as_type(whole, made.type);
   if (!has_contiguous_rows(made.type)) {
     Tensor result = new_tensor(made);
     made.type.encoding->slice(result.view, part.view, axis, begin);
@@ -225,13 +282,15 @@ Tensor stacked(const std::vector<Tensor>& parts, const RecipeType& made) {
 }
 
 Tensor transposed(const Tensor& part, const RecipeType& made) {
+  const Tensor own = as_type(part, made.type);
   Tensor result = new_tensor(made);
-  const int64_t rows = made.shape[0], columns = made.shape[1];
+  const int rank = made.shape.rank();
+  const int64_t rows = made.shape[rank - 2], columns = made.shape[rank - 1], matrix = rows * columns;
   const auto size = static_cast<int64_t>(dtype_size(made.type.dtype));
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < columns; ++c)
-      std::memcpy(bytes_of(result) + (r * columns + c) * size, bytes_of(part) + (c * rows + r) * size,
-                  static_cast<size_t>(size));
+  for (int64_t i = 0; i < made.shape.num_elements(); ++i) {
+    const int64_t first = i / matrix * matrix, r = i % matrix / columns, c = i % columns;
+    std::memcpy(bytes_of(result) + i * size, bytes_of(own) + (first + c * rows + r) * size, static_cast<size_t>(size));
+  }
   return result;
 }
 
@@ -248,9 +307,17 @@ Tensor reordered(const Tensor& part, const RecipeType& made, int64_t head_dim, H
   return result;
 }
 
-Tensor added(const Tensor& part, float addend) {
-  Tensor result = values_in_f32(part.view);
-  for (int64_t i = 0; i < result.view.num_elements(); ++i) result.view.as<float>()[i] += addend;
+Tensor reshaped(const Tensor& part, const RecipeType& made) {
+  return Tensor(TensorView(part.view.data, made.type.dtype, made.shape), part.storage);
+}
+
+// f(x) of every value, in f32.
+template <typename Function>
+Tensor each_value(const Tensor& part, Function f) {
+  const Tensor values = values_in_f32(part.view);
+  Tensor result = Tensor::on_host(DType::f32, part.shape());
+  std::transform(values.view.as<float>(), values.view.as<float>() + values.view.num_elements(), result.view.as<float>(),
+                 f);
   return result;
 }
 
@@ -259,16 +326,21 @@ class Inverter {
  public:
   void walk(const WeightRecipe& recipe, WeightRecipe value) {
     switch (recipe.kind) {
-      case Kind::name: return add_piece(recipe.tensor, {0, 0, 0, 0, std::move(value)});
+      case Kind::name: return add_piece(recipe.tensor, {0, 0, 1, 0, 0, std::move(value)});
       case Kind::slice:
         return add_piece(recipe.parts[0].tensor,
-                         {recipe.axis, recipe.begin, recipe.sizes[0], recipe.sizes[1], std::move(value)});
+                         {recipe.axis, recipe.begin, recipe.step, recipe.sizes[0], recipe.sizes[1], std::move(value)});
       case Kind::transpose: return walk(recipe.parts[0], WeightRecipe::transpose(std::move(value)));
       case Kind::reorder:
         return walk(recipe.parts[0], WeightRecipe::reorder(std::move(value), recipe.begin,
                                                            recipe.order == HeadOrder::halves ? HeadOrder::interleaved
                                                                                              : HeadOrder::halves));
       case Kind::add: return walk(recipe.parts[0], WeightRecipe::add(std::move(value), -recipe.addend));
+      case Kind::scale: return walk(recipe.parts[0], WeightRecipe::scale(std::move(value), 1 / recipe.factor));
+      case Kind::reshape:
+        return walk(recipe.parts[0], WeightRecipe::reshape(std::move(value), recipe.shape, recipe.from));
+      case Kind::log_of_negative: return walk(recipe.parts[0], WeightRecipe::negative_exp(std::move(value)));
+      case Kind::negative_exp: return walk(recipe.parts[0], WeightRecipe::log_of_negative(std::move(value)));
       case Kind::stack:
         for (size_t i = 0; i < recipe.parts.size(); ++i) {
           WeightRecipe part = recipe_of(Kind::select, {value});
@@ -289,11 +361,12 @@ class Inverter {
         }
         return;
       }
+      case Kind::interleave: break;  // only inverses are of this kind
       case Kind::select:
         if (recipe.sizes.empty()) break;
         return walk(recipe.parts[0], WeightRecipe::stack({std::move(value)}));
     }
-    throw InvalidArgument("'{}': a selected slice has no inverse", first_name_of(recipe));
+    throw InvalidArgument("'{}': this recipe has no inverse", first_name_of(recipe));
   }
 
   std::vector<NamedRecipe> finish() {
@@ -305,7 +378,7 @@ class Inverter {
  private:
   struct Piece {
     int axis;
-    int64_t begin, size, whole;  // whole 0: all of the tensor
+    int64_t begin, step, size, whole;  // whole 0: all of the tensor
     WeightRecipe value;
   };
 
@@ -323,13 +396,20 @@ class Inverter {
     std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
     std::vector<WeightRecipe> parts;
     std::vector<int64_t> sizes;
+    const int64_t step = pieces[0].step;
     int64_t end = 0;
     for (const Piece& piece : pieces) {
-      if (piece.whole == 0 || piece.axis != pieces[0].axis || piece.begin != end)
+      if (piece.whole == 0 || piece.axis != pieces[0].axis || piece.step != step || piece.begin != end)
         throw InvalidArgument("'{}' is used up to {} and from {}", tensor, end, piece.begin);
-      end += piece.size;
+      end += step > 1 ? 1 : piece.size;
       parts.push_back(piece.value);
       sizes.push_back(piece.size);
+    }
+    if (step > 1) {
+      if (end != step) throw InvalidArgument("'{}': {} of each {} are used", tensor, end, step);
+      WeightRecipe recipe = recipe_of(Kind::interleave, std::move(parts));
+      recipe.axis = pieces[0].axis;
+      return recipe;
     }
     if (end != pieces[0].whole) throw InvalidArgument("'{}' is used up to {} of {}", tensor, end, pieces[0].whole);
     return parts.size() == 1 ? parts[0] : WeightRecipe::concat(std::move(parts), pieces[0].axis, std::move(sizes));
@@ -362,6 +442,12 @@ WeightRecipe WeightRecipe::slice(std::string tensor, int axis, int64_t begin, in
   return recipe;
 }
 
+WeightRecipe WeightRecipe::every(std::string tensor, int axis, int64_t begin, int64_t step, int64_t whole) {
+  WeightRecipe recipe = slice(std::move(tensor), axis, begin, whole / step, whole);
+  recipe.step = step;
+  return recipe;
+}
+
 WeightRecipe WeightRecipe::stack(std::vector<WeightRecipe> parts) { return recipe_of(Kind::stack, std::move(parts)); }
 
 WeightRecipe WeightRecipe::only(WeightRecipe part) {
@@ -384,6 +470,27 @@ WeightRecipe WeightRecipe::add(WeightRecipe part, float addend) {
   recipe.addend = addend;
   return recipe;
 }
+
+WeightRecipe WeightRecipe::scale(WeightRecipe part, double factor) {
+  if (factor == 1) return part;
+  WeightRecipe recipe = recipe_of(Kind::scale, {std::move(part)});
+  recipe.factor = factor;
+  return recipe;
+}
+
+WeightRecipe WeightRecipe::reshape(WeightRecipe part, const Shape& from, const Shape& shape) {
+  EADEM_CHECK(from.num_elements() == shape.num_elements(), "{} as {}", to_string(from), to_string(shape));
+  WeightRecipe recipe = recipe_of(Kind::reshape, {std::move(part)});
+  recipe.from = from;
+  recipe.shape = shape;
+  return recipe;
+}
+
+WeightRecipe WeightRecipe::log_of_negative(WeightRecipe part) {
+  return recipe_of(Kind::log_of_negative, {std::move(part)});
+}
+
+WeightRecipe WeightRecipe::negative_exp(WeightRecipe part) { return recipe_of(Kind::negative_exp, {std::move(part)}); }
 
 std::vector<std::string> WeightRecipe::names() const {
   if (is_name()) return {tensor};
@@ -415,13 +522,21 @@ Tensor evaluate(const WeightRecipe& recipe, const ReadName& read, const std::str
   const RecipeType made = combine(recipe, types, source);
   switch (recipe.kind) {
     case Kind::name: break;
-    case Kind::slice: return sliced(parts[0], made, recipe.axis, recipe.begin);
+    case Kind::slice:
+      return recipe.step > 1 ? every(parts[0], made, recipe.axis, recipe.begin, recipe.step)
+                             : sliced(parts[0], made, recipe.axis, recipe.begin);
+    case Kind::interleave: return interleaved(parts, made, recipe.axis);
     case Kind::select: return selected(parts[0], made, recipe.begin);
     case Kind::concat: return joined(parts, made, recipe.axis);
     case Kind::stack: return stacked(parts, made);
     case Kind::transpose: return transposed(parts[0], made);
     case Kind::reorder: return reordered(parts[0], made, recipe.begin, recipe.order);
-    case Kind::add: return added(parts[0], recipe.addend);
+    case Kind::add: return each_value(parts[0], [&](float x) { return x + recipe.addend; });
+    case Kind::scale:
+      return each_value(parts[0], [&](float x) { return static_cast<float>(static_cast<double>(x) * recipe.factor); });
+    case Kind::reshape: return reshaped(parts[0], made);
+    case Kind::log_of_negative: return each_value(parts[0], [](float x) { return std::log(-x); });
+    case Kind::negative_exp: return each_value(parts[0], [](float x) { return -std::exp(x); });
   }
   return parts[0];
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // WeightRecipe: how a parameter is made of tensors of a checkpoint, or a tensor of a checkpoint of parameters. A recipe
-// is an expression whose leaves are names; every operation moves values or adds a constant, so that recipes can be
-// inverted. Loading runs them forwards, saving and converting backwards.
+// is an expression whose leaves are names; every operation moves values or changes each by a function with an inverse,
+// so that recipes can be inverted. Loading runs them forwards, saving and converting backwards.
 #pragma once
 
 #include <functional>
@@ -24,33 +24,46 @@ enum class HeadOrder : uint8_t { halves, interleaved };
 
 struct WeightRecipe {
   enum class Kind : uint8_t {
-    name,       // the tensor itself
-    concat,     // parts one after another along `axis`; `sizes` has their extents
-    slice,      // [begin, begin + sizes[0]) along `axis` of a tensor with sizes[1] there; over a name only
-    stack,      // parts of one shape as the slices of a new first axis
-    select,     // slice `begin` of the first axis, which is dropped; with sizes[0], of so many slices
-    transpose,  // of a matrix
-    reorder,    // rows of each head of `begin` rows in `order`; they are in the other one
-    add,        // `addend` added to every value, in f32
+    name,        // the tensor itself
+    concat,      // parts one after another along `axis`; `sizes` has their extents
+    slice,       // begin, begin + step, … along `axis`, sizes[0] of them, of a tensor with sizes[1]; of a name only
+    interleave,  // of parts of one shape in turn along `axis`: the first of each, then the second …
+    stack,       // parts of one shape as the slices of a new first axis
+    select,      // slice `begin` of the first axis, which is dropped; with sizes[0], of so many slices
+    transpose,   // of the last two axes
+    reorder,     // rows of each head of `begin` rows in `order`; they are in the other one
+    add,         // `addend` added to every value, in f32
+    scale,       // `factor` times every value, in f32
+    reshape,     // values of the shape `from` as those of the shape `shape`; plain only
+    log_of_negative,  // log(-x) of every value, in f32
+    negative_exp,     // -exp(x) of every value, in f32: its inverse
   };
   Kind kind = Kind::name;
   std::string tensor;
   std::vector<WeightRecipe> parts;
   int axis = 0;
-  int64_t begin = 0;
+  int64_t begin = 0, step = 1;
   std::vector<int64_t> sizes;
   HeadOrder order = HeadOrder::halves;
   float addend = 0;
+  double factor = 1;
+  Shape from, shape;
 
   static WeightRecipe name(std::string tensor);
   static WeightRecipe concat(std::vector<WeightRecipe> parts, int axis, std::vector<int64_t> sizes);
   static WeightRecipe slice(std::string tensor, int axis, int64_t begin, int64_t size, int64_t whole);
+  // Every step-th along an axis of `whole`, beginning with `begin`.
+  static WeightRecipe every(std::string tensor, int axis, int64_t begin, int64_t step, int64_t whole);
   static WeightRecipe stack(std::vector<WeightRecipe> parts);
   // The one slice of the first axis, which is dropped.
   static WeightRecipe only(WeightRecipe part);
   static WeightRecipe transpose(WeightRecipe part);
   static WeightRecipe reorder(WeightRecipe part, int64_t head_dim, HeadOrder order);
   static WeightRecipe add(WeightRecipe part, float addend);
+  static WeightRecipe scale(WeightRecipe part, double factor);
+  static WeightRecipe reshape(WeightRecipe part, const Shape& from, const Shape& shape);
+  static WeightRecipe log_of_negative(WeightRecipe part);
+  static WeightRecipe negative_exp(WeightRecipe part);
 
   bool is_name() const { return kind == Kind::name; }
   // The names at the leaves, in order; a name may occur twice.
@@ -68,10 +81,10 @@ using DescribeName = std::function<std::optional<RecipeType>(const std::string& 
 using ReadName = std::function<Tensor(const std::string& name)>;
 
 // Nothing when a name is not there. An encoding stays where the operation moves whole rows of it, or whole matrices
-// into a stack and out of it (core/encodings/stacked_encoding.h); a sum, and what else moves rows of an encoding of
-// several planes, is decoded to f32. Throws DataCorrupted for shapes that do not fit together and Unsupported for what
-// has no meaning in an encoding (transposing it, cutting through its rows), naming `source`, the tensor and both
-// shapes.
+// into a stack and out of it (core/encodings/stacked_encoding.h); a sum, a transpose, rows cut out of
+// blocks that share scales, and what else moves rows of an encoding of several planes, are decoded to f32. Throws
+// DataCorrupted for shapes that do not fit together and Unsupported for what has no meaning in an encoding (cutting
+// through its rows), naming `source`, the tensor and both shapes.
 std::optional<RecipeType> describe(const WeightRecipe& recipe, const DescribeName& tensors, const std::string& source);
 
 // The tensor, on the host. A name, and rows cut out of one, share the memory of what `read` returned. Throws as

@@ -34,6 +34,12 @@ struct StepValues {
   std::map<std::string, ValueId> rope_tables;  // by name; made once by Rope, used by every layer
 };
 
+// What a router decides by.
+struct RouterValues {
+  ValueId logits;  // [tokens, experts] f32
+  int64_t top_k;
+};
+
 struct BuildContext {
   Graph& graph;
   const Device& device;
@@ -42,8 +48,9 @@ struct BuildContext {
   int num_ranks = 1;  // tensor-parallel ranks
   int rank = 0;       // this one
   StepValues step;
-  std::vector<Decision> decisions;  // the choices of the factories, for `explain`
-  std::vector<StateSpec> states;    // what modules declared
+  std::vector<Decision> decisions;    // the choices of the factories, for `explain`
+  std::vector<StateSpec> states;      // what modules declared
+  std::vector<RouterValues> routers;  // of layers with experts, in the order of the computation
 
   // Declares a state and returns its storage.
   ValueId add_state(const StateSpec& state) {

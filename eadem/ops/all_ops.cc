@@ -21,8 +21,9 @@ std::vector<Workload> all_workloads() {
   return workloads_of<Embedding, Linear, RmsNorm, LayerNorm, Add, Scale, Mul, RopeTable, Rope, Attention, Activation,
                       GatedActivation, Softmax, CrossEntropy, Cast, KvAppend, SelectRows, FeedTokens, Sample, AddBias,
                       SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
-                      ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, LatentAppend, HeadLinear,
-                      SplitColumns, ConcatColumns>();
+                      ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, LoadBalancingLoss,
+                      LatentAppend, HeadLinear, SplitColumns, ConcatColumns, ShortConvolution, StateSpaceScan,
+                      GatedDeltaRule>();
 }
 
 }  // namespace eadem::ops

@@ -37,6 +37,7 @@ ValueAndSlope activate(ActivationKind kind, double x) {
     }
     case ActivationKind::relu: return {x > 0 ? x : 0, x > 0 ? 1.0 : 0.0};
     case ActivationKind::relu2: return {x > 0 ? x * x : 0, x > 0 ? 2 * x : 0};
+    case ActivationKind::sigmoid: return {1 / (1 + std::exp(-x)), 1 / ((1 + std::exp(-x)) * (1 + std::exp(x)))};
   }
   return {};
 }
@@ -48,6 +49,7 @@ double activation_flops(ActivationKind kind, double transcendental) {
     case ActivationKind::gelu_tanh: return transcendental + 7;
     case ActivationKind::relu: return 1;
     case ActivationKind::relu2: return 2;
+    case ActivationKind::sigmoid: return transcendental + 1;
   }
   return 0;
 }
@@ -72,6 +74,7 @@ std::string_view activation_name(ActivationKind kind) {
     case ActivationKind::gelu_tanh: return "gelu_tanh";
     case ActivationKind::relu: return "relu";
     case ActivationKind::relu2: return "relu2";
+    case ActivationKind::sigmoid: return "sigmoid";
   }
   return "?";
 }

@@ -10,7 +10,7 @@
 
 namespace eadem::ops {
 
-// "silu", "gelu", "gelu_tanh", "relu", "relu2"
+// "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"
 std::string_view activation_name(kernels::ActivationKind kind);
 
 // The common base of six ops: operands of one shape; at inference the result may be written over the first.

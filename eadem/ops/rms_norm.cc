@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/rms_norm.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "eadem/ops/model_shapes.h"
@@ -20,11 +21,13 @@ std::vector<TensorType> RmsNorm::infer_types(std::span<const TensorType> in) con
   if (in[kX].rank() < 1) throw InvalidArgument("rms_norm: 'x' is {}; expected at least 1 dimension", to_string(in[kX]));
   expect_dtype(name(), "x", in[kX], kActivations);
   expect_plain(name(), "x", in[kX]);
-  expect_rank(name(), "weight", in[kWeight], 1);
+  const bool grouped = in[kWeight].rank() == 2 && in[kX].rank() >= 2;
+  if (!grouped) expect_rank(name(), "weight", in[kWeight], 1);
   const DType weight_dtypes[] = {DType::f32, in[kX].dtype};
   expect_dtype(name(), "weight", in[kWeight], weight_dtypes);
   expect_plain(name(), "weight", in[kWeight]);
-  expect_dim(name(), "weight", in[kWeight], 0, in[kX].dim(-1), "last dimension of 'x'");
+  expect_dim(name(), "weight", in[kWeight], in[kWeight].rank() - 1, in[kX].dim(-1), "last dimension of 'x'");
+  if (grouped) expect_dim(name(), "weight", in[kWeight], 0, in[kX].dim(-2), "groups of 'x'");
   return {plain_type(in[kX].dtype, in[kX].dims())};
 }
 
@@ -58,24 +61,25 @@ void RmsNorm::reference(Pass pass, std::span<const RefTensor> in, std::span<RefT
   const size_t hidden = static_cast<size_t>(x.shape.back()), rows = static_cast<size_t>(x.shape.num_rows());
   for (size_t r = 0; r < rows; ++r) {
     const double* row = &x.data[r * hidden];
+    const size_t group = r * hidden % std::max<size_t>(1, weight.data.size());  // where the row's weight begins
     if (pass == Pass::backward) {
       // y_i = x_i s w_i with s = (mean(x^2) + eps)^(-1/2), so ds/dx_j = -s^3 x_j / hidden.
       const double s = in[2].data[r];
       const double* dy = &in[3].data[r * hidden];
       double dot = 0;  // sum_i dy_i w_i x_i = dL/ds
-      for (size_t i = 0; i < hidden; ++i) dot += dy[i] * weight.data[i] * row[i];
+      for (size_t i = 0; i < hidden; ++i) dot += dy[i] * weight.data[group + i] * row[i];
       for (size_t i = 0; i < hidden; ++i) {
         if (!out[0].data.empty())
           out[0].data[r * hidden + i] =
-              s * weight.data[i] * dy[i] - s * s * s * row[i] * dot / static_cast<double>(hidden);
-        if (!out[1].data.empty()) out[1].data[i] += dy[i] * row[i] * s;
+              s * weight.data[group + i] * dy[i] - s * s * s * row[i] * dot / static_cast<double>(hidden);
+        if (!out[1].data.empty()) out[1].data[group + i] += dy[i] * row[i] * s;
       }
       continue;
     }
     double squares = 0;
     for (size_t i = 0; i < hidden; ++i) squares += row[i] * row[i];
     const double s = 1.0 / std::sqrt(squares / static_cast<double>(hidden) + static_cast<double>(attrs_.eps));
-    for (size_t i = 0; i < hidden; ++i) out[0].data[r * hidden + i] = row[i] * s * weight.data[i];
+    for (size_t i = 0; i < hidden; ++i) out[0].data[r * hidden + i] = row[i] * s * weight.data[group + i];
     if (pass == Pass::forward && !out[1].data.empty()) out[1].data[r] = s;
   }
 }
@@ -97,6 +101,12 @@ std::vector<Workload> RmsNorm::workloads() {
                          TensorType(model.dtype, {model.head_dim})},
                         symbols_of(step)});
     }
+  // Groups of a state-space layer, as in Nemotron-H.
+  for (const StepShape& step : step_shapes())
+    rows.push_back({workload_name("nemotron-3-nano-30b", step, "norm of groups"),
+                    op,
+                    {TensorType(DType::f32, {Symbol::tokens, 8, 512}), TensorType(DType::f32, {8, 512})},
+                    symbols_of(step)});
   return rows;
 }
 

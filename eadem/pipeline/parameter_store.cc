@@ -54,6 +54,21 @@ int64_t first_not_finite(Device& device, const TensorView& view) {
   return first == found.end() ? -1 : *first;
 }
 
+// The values in another dtype. The device's threads share out the rows.
+Tensor converted(Device& device, const TensorView& view, DType dtype) {
+  const Tensor result = Tensor::on_host(dtype, view.shape);
+  if (view.shape.rank() == 0 || view.shape[0] == 0) {
+    convert_on_host(result.view, view);
+    return result;
+  }
+  const int64_t rows = view.shape[0], tasks = std::min<int64_t>(rows, 64);
+  device.host_parallel_for(tasks, [&](int64_t task) {
+    const int64_t begin = task * rows / tasks, count = (task + 1) * rows / tasks - begin;
+    convert_on_host(result.view.rows(begin, count), view.rows(begin, count));
+  });
+  return result;
+}
+
 // Whether the planes lie one after another, as those of a layout do.
 bool planes_are_joined(const TensorView& view) {
   return view.encoding == nullptr ||
@@ -217,7 +232,7 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
   if (!as_stored && whole.encoding != nullptr) plain = decoded(whole);
   Tensor part = cut_part(target, plain.defined() ? plain.view : whole);
   if (part.view.encoding == nullptr && part.dtype() != target.type.dtype) {
-    part = converted_on_host(part.view, target.type.dtype);
+    part = converted(*device_, part.view, target.type.dtype);
     if (const int64_t index = first_not_finite(*device_, part.view); index >= 0)
       throw InvalidArgument("{}: '{}' overflows {} at flat index {}", source, name, dtype_name(target.type.dtype),
                             index);

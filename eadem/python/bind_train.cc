@@ -274,7 +274,8 @@ void bind_train(nb::module_& m) {
           [](Trainer* self, const std::variant<models::ModelConfig, std::string>& model, const std::string& device,
              int64_t threads, const std::string& isa, const std::string& weights, int64_t batch_tokens, double beta1,
              double beta2, double eps, double weight_decay, double max_grad_norm,
-             std::vector<std::string> disabled_fusions, std::vector<std::string> frozen) {
+             std::vector<std::string> disabled_fusions, std::vector<std::string> frozen,
+             std::optional<double> router_aux_loss_coef) {
             const GilRelease release;
             const train::TrainerOptions options{*dtype_argument("weights", weights),
                                                 batch_tokens,
@@ -284,7 +285,8 @@ void bind_train(nb::module_& m) {
                                                 weight_decay,
                                                 max_grad_norm,
                                                 disabled_fusions,
-                                                frozen};
+                                                frozen,
+                                                router_aux_loss_coef};
             std::unique_ptr<train::Trainer> trainer;
             models::Checkpoint source;
             if (const auto* config = std::get_if<models::ModelConfig>(&model)) {
@@ -301,7 +303,8 @@ void bind_train(nb::module_& m) {
             new (self) Trainer(std::move(trainer), std::move(source));
           },
           "model"_a, nb::kw_only(), "device"_a, "threads"_a, "isa"_a, "weights"_a, "batch_tokens"_a, "beta1"_a,
-          "beta2"_a, "eps"_a, "weight_decay"_a, "max_grad_norm"_a, "disabled_fusions"_a, "frozen"_a)
+          "beta2"_a, "eps"_a, "weight_decay"_a, "max_grad_norm"_a, "disabled_fusions"_a, "frozen"_a,
+          "router_aux_loss_coef"_a.none())
       .def(
           "load_param",
           [](Trainer& self, const std::string& name, const HostArray& array) {

@@ -28,6 +28,7 @@ void bind_errors(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_llm(nb::module_& m);
 void bind_chat(nb::module_& m);
+void bind_convert(nb::module_& m);
 void bind_train(nb::module_& m);
 
 // A floating-point host array of any framework; uint16 means the bits of bf16. A strided array arrives as a copy.

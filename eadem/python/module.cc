@@ -24,4 +24,5 @@ NB_MODULE(_eadem, m) {
   eadem::python::bind_engine(m);
   eadem::python::bind_llm(m);
   eadem::python::bind_train(m);
+  eadem::python::bind_convert(m);
 }

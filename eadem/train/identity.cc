@@ -12,9 +12,15 @@ Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const In
   const auto add = [&](std::string key, auto&& value) {
     result.emplace_back(std::move(key), fmt::format("{}", std::forward<decltype(value)>(value)));
   };
-  for (const io::JsonMember& member : config.as_object())
-    // torch_dtype is left out: it is the dtype of the file that fine-tuning began with.
-    if (member.key != "torch_dtype") add("model." + member.key, io::to_compact_json(member.value));
+  double balancing = recipe.training.router_aux_loss_coef.value_or(0);
+  for (const io::JsonMember& member : config.as_object()) {
+    if (member.key == "router_aux_loss_coef" && !recipe.training.router_aux_loss_coef)
+      balancing = member.value.as_number();
+    // torch_dtype is left out: it is the dtype of the file that fine-tuning began with. What the recipe may override
+    // stands below.
+    if (member.key != "torch_dtype" && member.key != "router_aux_loss_coef" && member.key != "output_router_logits")
+      add("model." + member.key, io::to_compact_json(member.value));
+  }
   if (hashes.initial_weights.empty())
     add("model.init_std", recipe.init_std);
   else
@@ -41,6 +47,7 @@ Identity identity_of(const Recipe& recipe, const io::JsonValue& config, const In
   add("training.beta2", t.beta2);
   add("training.eps", t.eps);
   add("training.max_grad_norm", t.max_grad_norm);
+  if (balancing > 0) add("training.router_aux_loss_coef", balancing);
   if (!t.freeze.empty()) add("training.freeze", fmt::join(t.freeze, ", "));
   add("training.seed", t.seed);
   return result;
@@ -59,8 +66,9 @@ std::vector<std::string> differences(const Identity& a, const std::string& name_
     if (in_a != in_b) result.push_back(fmt::format("{} is {} in {} and {} in {}", key, in_a, name_a, in_b, name_b));
   };
   for (const auto& [key, text] : a) compare(key);
-  for (const auto& [key, text] : b)
-    if (std::none_of(a.begin(), a.end(), [&](const auto& entry) { return entry.first == key; })) compare(key);
+  for (const auto& only : b)
+    if (std::none_of(a.begin(), a.end(), [&](const auto& entry) { return entry.first == only.first; }))
+      compare(only.first);
   return result;
 }
 

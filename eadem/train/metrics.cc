@@ -23,6 +23,7 @@ std::string line_of(const StepMetrics& m) {
   io::JsonValue json = io::JsonValue::object();
   json.set("step", m.step).set("loss", m.loss).set("learning_rate", m.learning_rate).set("grad_norm", m.grad_norm);
   json.set("tokens", m.tokens).set("tokens_per_second", m.tokens_per_second);
+  if (m.load_balancing_loss) json.set("load_balancing_loss", *m.load_balancing_loss);
   return io::to_compact_json(json);
 }
 
@@ -98,7 +99,8 @@ Metrics::Metrics(const std::string& path, int64_t last_step) : path_(path) {
           evals_.push_back({step, json.number("eval_loss")});
         else
           steps_.push_back({step, json.number("loss"), json.number("learning_rate"), json.number("grad_norm"),
-                            json.integer("tokens", 0), json.number("tokens_per_second")});
+                            json.integer("tokens", 0), json.number("tokens_per_second"),
+                            json.optional_number("load_balancing_loss")});
         kept += line + "\n";
       } catch (const DataCorrupted&) {
         break;  // a crash cut this line off, and nothing follows it

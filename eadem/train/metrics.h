@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct StepMetrics {
   double grad_norm = 0;
   int64_t tokens = 0;
   double tokens_per_second = 0;
+  std::optional<double> load_balancing_loss = {};  // which `loss` has in it, times its coefficient
 };
 
 struct EvalMetrics {

@@ -195,6 +195,8 @@ Recipe load_recipe(const std::string& path) {
   training.number("beta2", t.beta2, 0, 1 - 1e-9);
   training.number("eps", t.eps, 1e-30, 1);
   training.number("max_grad_norm", t.max_grad_norm, 0, 1e9);
+  if (training.has("router_aux_loss_coef"))
+    training.number("router_aux_loss_coef", t.router_aux_loss_coef.emplace(), 0, 1e6);
   training.strings("freeze", t.freeze, "an array of names of parameters, in which * stands for any characters");
   int64_t seed = static_cast<int64_t>(t.seed);
   training.integer("seed", seed, 0, INT64_MAX);

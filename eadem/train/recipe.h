@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,10 +43,11 @@ struct Recipe {
     double beta1 = 0.9;
     double beta2 = 0.95;
     double eps = 1e-8;
-    double max_grad_norm = 1.0;       // 0: no clipping
-    std::vector<std::string> freeze;  // patterns of parameters that are not trained (trainer.h)
-    uint64_t seed = 1;                // of initial weights and document order
-    int64_t eval_interval = 100;      // steps
+    double max_grad_norm = 1.0;                  // 0: no clipping
+    std::optional<double> router_aux_loss_coef;  // trainer.h
+    std::vector<std::string> freeze;             // patterns of parameters that are not trained (trainer.h)
+    uint64_t seed = 1;                           // of initial weights and document order
+    int64_t eval_interval = 100;                 // steps
     int64_t checkpoint_interval = 100;
     int64_t keep_checkpoints = 2;  // newest ones; older are removed
   } training;

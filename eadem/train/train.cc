@@ -37,7 +37,8 @@ TrainerOptions trainer_options(const Recipe::Training& t) {
           .eps = t.eps,
           .weight_decay = t.weight_decay,
           .max_grad_norm = t.max_grad_norm,
-          .frozen = t.freeze};
+          .frozen = t.freeze,
+          .router_aux_loss_coef = t.router_aux_loss_coef};
 }
 
 // Returns the XXH3 hash of names and contents.
@@ -121,11 +122,12 @@ class Run {
                         .tokens = state_.tokens,
                         .tokens_per_second = speed(start),
                         .seconds_left = 0,
-                        .eval_loss = kNoEval};
+                        .eval_loss = kNoEval,
+                        .load_balancing_loss = step.load_balancing_loss};
       progress.seconds_left =
           static_cast<double>((t.steps - state_.step) * t.batch_tokens * t.accumulation) / progress.tokens_per_second;
-      metrics_->add(
-          StepMetrics{state_.step, step.loss, rate, step.grad_norm, state_.tokens, progress.tokens_per_second});
+      metrics_->add(StepMetrics{state_.step, step.loss, rate, step.grad_norm, state_.tokens, progress.tokens_per_second,
+                                step.load_balancing_loss});
       if (eval_data_ && (last || state_.step % t.eval_interval == 0)) {
         progress.eval_loss = result.eval_loss = evaluate();
         metrics_->add(EvalMetrics{state_.step, progress.eval_loss});

@@ -6,9 +6,9 @@
 //   lock                          held by the run that writes there
 //   tokens/train.tok, eval.tok    tokenized texts (made once)
 //   checkpoints/step_00000100/    a model directory with optimizer.safetensors and trainer.json (checkpoint.h)
-//   metrics.jsonl                 one line per step: step, loss, learning_rate, grad_norm, tokens, tokens_per_second;
-//   and
-//                                 per evaluation: step, eval_loss, eval_perplexity
+//   metrics.jsonl                 one line per step: step, loss, learning_rate, grad_norm, tokens, tokens_per_second
+//                                 and, where it is on, load_balancing_loss; and per evaluation: step, eval_loss,
+//                                 eval_perplexity
 //   loss.svg                      the curves
 //   final/                        the trained model, Hugging Face layout
 #pragma once
@@ -16,6 +16,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "eadem/core/device/device.h"
 #include "eadem/core/log.h"
@@ -32,7 +33,8 @@ struct Progress {
   int64_t tokens;            // seen so far, over all resumed runs
   double tokens_per_second;  // of recent steps
   double seconds_left;
-  double eval_loss;  // NaN between evaluations
+  double eval_loss;                                // NaN between evaluations
+  std::optional<double> load_balancing_loss = {};  // not set where it is off
 };
 
 struct RunOptions {

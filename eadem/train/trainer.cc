@@ -9,6 +9,7 @@
 #include <functional>
 #include <set>
 
+#include "eadem/models/family.h"
 #include "eadem/ops/training/optimizer.h"
 
 namespace eadem::train {
@@ -20,6 +21,8 @@ using pipeline::Program;
 using pipeline::ValueId;
 
 namespace {
+
+constexpr const char *kBalancing = "load_balancing_loss", *kBalancingSeed = "d.load_balancing_loss";
 
 void check_options(const TrainerOptions& options) {
   const auto require = [](bool ok, const char* name, auto value, const char* range) {
@@ -33,6 +36,8 @@ void check_options(const TrainerOptions& options) {
   require(options.weight_decay >= 0 && options.weight_decay <= 1e6, "weight_decay", options.weight_decay, "0 to 1e6");
   require(options.max_grad_norm >= 0 && options.max_grad_norm <= 1e30, "max_grad_norm", options.max_grad_norm,
           "0 (off) to 1e30");
+  if (const std::optional<double>& coef = options.router_aux_loss_coef)
+    require(*coef >= 0 && *coef <= 1e6, "router_aux_loss_coef", *coef, "0 (off) to 1e6");
 }
 
 }  // namespace
@@ -49,14 +54,20 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   check_options(options);
   HardwareOverrides overrides;
   overrides.weights = options.weights;
+  // Weights in f32 are for f32 training, also where the device would rather have 16-bit activations.
+  if (options.weights == DType::f32) overrides.activations = DType::f32;
   hardware_ = modules::AutoHardwareConfig::from_model_spec(model_->spec(), *device_, HardwareMode::performance,
                                                            overrides, "trainer options");
   const int rank = mesh_.rank(MeshAxis::tp), ranks = mesh_.size(MeshAxis::tp);
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_, rank, ranks);
 
-  const auto build = [&] {
-    return models::build_training_graph(
-               *model_, {.device = device_.get(), .hardware = &hardware_, .num_ranks = ranks, .rank = rank})
+  balancing_ = find_balancing();
+  const auto build = [&](bool balancing) {
+    return models::build_training_graph(*model_, {.device = device_.get(),
+                                                  .hardware = &hardware_,
+                                                  .num_ranks = ranks,
+                                                  .rank = rank,
+                                                  .load_balancing_loss = balancing})
         .graph;
   };
   Environment environment{.device = device_, .mesh = mesh_};
@@ -65,16 +76,25 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   environment.bounds[Symbol::sequences] = options.batch_tokens;
   environment.mode = Mode::training;
   environment.frozen = find_frozen();
-  training_ = std::make_unique<Program>(build(), environment, parameters_);
+  training_ = std::make_unique<Program>(build(balancing_ > 0), environment, parameters_);
   training_->require_complete();
   environment.mode = Mode::inference;
-  evaluation_ = std::make_unique<Program>(build(), environment, parameters_);
+  evaluation_ = std::make_unique<Program>(build(false), environment, parameters_);
   evaluation_->require_complete();
   for (const std::string& name : parameters_->names())
     if (std::find(environment.frozen.begin(), environment.frozen.end(), name) == environment.frozen.end())
       trained_.push_back(name);
   find_rounded();
   compile_update();
+}
+
+double Trainer::find_balancing() const {
+  const models::ModelConfig* config = model_->config();
+  const double coef = options_.router_aux_loss_coef.value_or(config == nullptr ? 0 : config->router_aux_loss_coef);
+  if (coef > 0 && config != nullptr && (config->family().router_aux_loss_coef == 0 || config->num_experts == 0))
+    throw Unsupported("router_aux_loss_coef is {}; this model of type {} has no load-balancing loss", coef,
+                      config->model_type);
+  return coef;
 }
 
 std::vector<std::string> Trainer::find_frozen() const {
@@ -243,8 +263,10 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
   for (const auto& [name, id] : training_->states())
     device_->fill_zero(states_.at(name).view.data, states_.at(name).view.size_bytes());
 
-  double loss = 0;
+  double loss = 0, balance = 0;
   last_ = training_.get();
+  const int64_t num_passes = balancing_ > 0 ? summed_over_ranks(0, static_cast<int64_t>(batches.size())).second : 1;
+  const auto balance_seed = static_cast<float>(balancing_ / static_cast<double>(num_passes));
   const std::vector<float> seeds(static_cast<size_t>(options_.batch_tokens),
                                  static_cast<float>(1.0 / static_cast<double>(num_labels)));
   for (const Batch& batch : batches) {
@@ -254,9 +276,19 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
     for (float token_loss : last_token_losses()) loss += token_loss;
     training_->set_input(training_->input("d.loss"), seeds.data(),
                          symbols[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
+    if (balancing_ > 0) {
+      float pass_balance = 0;
+      training_->read(training_->output(kBalancing), &pass_balance);
+      balance += static_cast<double>(pass_balance);
+      // It has no gradient where everything that it depends on is frozen.
+      if (training_->graph().find(kBalancingSeed))
+        training_->set_input(training_->input(kBalancingSeed), &balance_seed, sizeof(float));
+    }
     training_->run_backward(symbols);
   }
   loss = summed_over_ranks(loss, 0).first / static_cast<double>(num_labels);
+  if (balancing_ > 0) balance = summed_over_ranks(balance, 0).first / static_cast<double>(num_passes);
+  loss += balancing_ * balance;
 
   const auto t = static_cast<double>(num_steps_ + 1);
   std::array<float, 8> hyper{};
@@ -280,13 +312,13 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
   update_->run_range(norm_end_, update_->graph().nodes().size(), {});
   ++num_steps_;
   parameters_->refresh_packed(trained_);
-  return {loss, norm};
+  return {loss, norm, balancing_ > 0 ? std::optional(balance) : std::nullopt};
 }
 
-std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t num_labels) const {
+std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count) const {
   const int ranks = mesh_.size(MeshAxis::dp);
-  if (ranks == 1) return {loss, num_labels};
-  const int64_t own[] = {std::bit_cast<int64_t>(loss), num_labels};
+  if (ranks == 1) return {loss, count};
+  const int64_t own[] = {std::bit_cast<int64_t>(loss), count};
   std::vector<int64_t> all(2 * static_cast<size_t>(ranks));
   const Tensor part = allocate_tensor(*device_, DType::i64, Shape{2});
   const Tensor gathered = allocate_tensor(*device_, DType::i64, Shape{ranks, 2});
@@ -294,12 +326,12 @@ std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t num_l
   mesh_.along(MeshAxis::dp).all_gather(*device_, gathered.view, part.view);
   device_->copy_to_host(all.data(), gathered.view.data, gathered.view.size_bytes());
   loss = 0;
-  num_labels = 0;
+  count = 0;
   for (size_t i = 0; i < all.size(); i += 2) {
     loss += std::bit_cast<double>(all[i]);
-    num_labels += all[i + 1];
+    count += all[i + 1];
   }
-  return {loss, num_labels};
+  return {loss, count};
 }
 
 std::pair<double, int64_t> Trainer::evaluate(const Batch& batch) {

@@ -15,6 +15,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,18 +39,22 @@ struct TrainerOptions {
   // Parameters that keep their values and have neither gradients nor optimizer states: names, in which '*' stands for
   // any characters, '?' for one and [abc] for one of those (fnmatch(3)).
   std::vector<std::string> frozen;
+  // On the load-balancing loss, which is added to the loss; 0: off. Not set: what the model's config.json asks for.
+  std::optional<double> router_aux_loss_coef;
 };
 
 struct StepResult {
-  double loss;       // mean over the labelled tokens
+  double loss;       // what is minimized: the mean over the labelled tokens, and the next one times its coefficient
   double grad_norm;  // before clipping
+  std::optional<double> load_balancing_loss = {};  // mean over the passes of the step; not set where it is off
 };
 
 class Trainer {
  public:
   // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options,
   // also for a pattern of `frozen` that no parameter has, and when nothing is left to train.
-  // Also Unsupported for a mesh with pipeline stages or divided experts.
+  // Also Unsupported for a mesh with pipeline stages or divided experts, and for a load-balancing loss of a model that
+  // has none.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options,
           const Mesh& mesh = {});
 
@@ -61,11 +66,12 @@ class Trainer {
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
 
   // Runs one optimizer step over the passes of `batches` (gradient accumulation). The loss is the mean over all their
-  // labelled tokens. Throws NotFound while a parameter is not set, InvalidArgument when a batch does not fit, and
-  // DataCorrupted when the loss or the gradient is not finite (the parameters are unchanged then).
+  // labelled tokens, with the coefficient times the mean of their load-balancing losses where that is not 0. Throws
+  // NotFound while a parameter is not set, InvalidArgument when a batch does not fit, and DataCorrupted when the loss
+  // or the gradient is not finite (the parameters are unchanged then).
   StepResult step(std::span<const Batch> batches, double learning_rate);
-  // Returns the mean loss of one batch of this rank and the number of its labelled tokens, by the serving pass; changes
-  // nothing.
+  // Returns the mean loss of one batch of this rank, without a load-balancing loss, and the number of its labelled
+  // tokens, by the serving pass; changes nothing.
   std::pair<double, int64_t> evaluate(const Batch& batch);
   // Returns the loss of each token of the last pass of step (or of evaluate), on the host.
   std::vector<float> last_token_losses() const;
@@ -102,8 +108,10 @@ class Trainer {
   void compile_update();
   void copy_weight_to_master(const std::string& name);
   void copy_weights_to_masters();
-  // Sums of a step's losses and labels over the ranks of dp.
-  std::pair<double, int64_t> summed_over_ranks(double loss, int64_t num_labels) const;
+  // The coefficient of the load-balancing loss.
+  double find_balancing() const;
+  // Sums of a step's losses, and of what they are divided by, over the ranks of dp.
+  std::pair<double, int64_t> summed_over_ranks(double loss, int64_t count) const;
 
   std::shared_ptr<const models::Model> model_;
   std::shared_ptr<Device> device_;
@@ -115,6 +123,7 @@ class Trainer {
   const pipeline::Program* last_ = nullptr;
   std::vector<std::string> trained_;
   std::vector<std::string> rounded_;      // trained f32 parameters that a checkpoint does not hold to the bit
+  double balancing_ = 0;                  // coefficient of the load-balancing loss
   size_t norm_end_ = 0;                   // nodes of the update up to the gradient's norm
   std::map<std::string, Tensor> states_;  // "grad.", "master.", "m.", "v." + trained_ name; on the device
   int64_t num_steps_ = 0;

@@ -4,6 +4,7 @@
 LLM          text in, text out
 InferEngine  one step of a model over token ids, with its KV cache
 Trainer      one optimizer step at a time
+convert      a model in the other file format, or quantized
 Sequential   a chain of modules with forward, backward and inference
 
 Arrays come in as NumPy or anything else with DLPack (host memory) and go out as NumPy, without a copy where their
@@ -36,6 +37,7 @@ from eadem._eadem import (
     list_devices,
 )
 from eadem._eadem import VERSION as __version__
+from eadem._convert import convert
 from eadem._engine import AutoConfig, CacheConfig, HookHandle, HookRegistry, InferEngine
 from eadem._llm import LLM, SamplingParams
 from eadem._models import bundled_model
@@ -51,7 +53,7 @@ __all__ = [
     "LLM", "SamplingParams", "Completion", "Tokenizer", "bundled_model",
     "InferEngine", "HookRegistry", "HookHandle", "AutoConfig", "LlamaConfig", "ModelConfig", "DistConfig", "CacheConfig", "StaticKVCacheConfig",
     "PagedKVCacheConfig",
-    "Trainer", "Sequential", "Linear", "RMSNorm", "Activation",
+    "convert", "Trainer", "Sequential", "Linear", "RMSNorm", "Activation",
     "Error", "InvalidArgument", "NotFound", "Unsupported", "DataCorrupted", "OutOfMemory", "IoError", "DeviceError",
     "Cancelled", "RankFailed",
     "available_isas", "list_devices", "__version__",

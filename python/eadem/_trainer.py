@@ -25,17 +25,21 @@ class Trainer:
     frozen         names of parameters that keep their values, without gradients and optimizer states; in them * stands
                    for any characters
     max_grad_norm  gradients are scaled down to this norm; 0: not
+    router_aux_loss_coef  what the load-balancing loss of experts is multiplied with before it is added to the loss; 0: off.
+                   None: what the model's config.json asks for
     device, threads, isa, disabled_fusions: as in LLM
     """
 
     def __init__(self, model: Union[ModelConfig, str, os.PathLike[str]], *, device: str = "cpu", threads: int = 0,
                  isa: str = "", weights: str = "f32", batch_tokens: int = 4096, beta1: float = 0.9,
                  beta2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1, max_grad_norm: float = 1.0,
-                 disabled_fusions: Sequence[str] = (), frozen: Sequence[str] = ()) -> None:
+                 disabled_fusions: Sequence[str] = (), frozen: Sequence[str] = (),
+                 router_aux_loss_coef: Optional[float] = None) -> None:
         self._trainer = _eadem.NativeTrainer(
             model if isinstance(model, ModelConfig) else located("model", model), device=device, threads=threads, isa=isa,
             weights=weights, batch_tokens=batch_tokens, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm, disabled_fusions=list(disabled_fusions), frozen=list(frozen))
+            max_grad_norm=max_grad_norm, disabled_fusions=list(disabled_fusions), frozen=list(frozen),
+            router_aux_loss_coef=router_aux_loss_coef)
 
     def load_param(self, name: str, param: Any) -> None:
         """As InferEngine.load_param; before the first step."""

@@ -143,6 +143,21 @@ class Convert(ProgramTest):
                 self.assertIn(part, text)
             self.done("bench", "--random", model, "-p", "8", "-n", "2", "-r", "1")
 
+    def test_text_parts(self):
+        """Of a multimodal model, the text model alone is written, and what is left out is said."""
+        source, gguf, text = GOLDEN / "mistral3_multimodal", self.folder / "text.gguf", self.folder / "text"
+        said = "only the text part of this mistral3 model is read; left out: 36 tensors of multi_modal_projector, vision_tower"
+        for out in (gguf, text):
+            self.assertIn(said, self.done("convert", source, out).err)
+            self.assertNotIn("text part", self.done("inspect", out).out)
+        self.assertEqual(json.loads((text / "config.json").read_text())["model_type"], "mistral")
+        prefix = "language_model."
+        self.assertEqual(safetensors(text / "model.safetensors"),
+                         {name.removeprefix(prefix): tensor for name, tensor in
+                          safetensors(source / "model.safetensors").items() if name.startswith(prefix)})
+        self.assertIn(said, self.done("inspect", source).out)
+        self.assertIn(said, json.loads(self.done("inspect", source, "--json").out)["notice"])
+
     def test_the_text_stays(self):
         gguf, back = self.folder / "stories.gguf", self.folder / "back"
         self.done("convert", STORIES, gguf)

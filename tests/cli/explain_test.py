@@ -12,6 +12,7 @@ from program import GOLDEN, ProgramTest, main
 
 class Explain(ProgramTest):
     def test_explain(self):
+        self.assertIn("state_space_scan (cached)", self.done("explain", GOLDEN / "granitemoehybrid").out)
         text = self.done("explain", GOLDEN / "llama", "--decode").out
         for words in ["hardware configuration", "factories", "decode:", "fusions", "memory plan", "the same)"]:
             self.assertIn(words, text)

@@ -74,7 +74,7 @@ TEST_P(BlockTypes, DecodeToTheBitsOfTheGgufPackage) {
         << expected.values[i];
 }
 
-TEST_P(BlockTypes, PackRestoresWhatUnpackRead) {
+TEST_P(BlockTypes, UnpackKeepsItsRangesAndPackRestoresWhatItRead) {
   const Vectors expected = read_vectors(format_);
   std::vector<uint8_t> packed(static_cast<size_t>(format_.block_bytes));
   for (size_t begin = 0; begin < expected.blocks.size(); begin += packed.size()) {
@@ -88,11 +88,39 @@ TEST_P(BlockTypes, PackRestoresWhatUnpackRead) {
         EXPECT_LE(parts.sub_mins[i], format_.sub_min_max);
       }
     }
+    if (!encoding_.is_writable()) continue;
     std::fill(packed.begin(), packed.end(), uint8_t{0xa5});
     encoding_.pack(packed.data(), parts);
     EXPECT_TRUE(std::equal(packed.begin(), packed.end(), expected.blocks.begin() + static_cast<int64_t>(begin)))
         << "block " << begin / packed.size();
   }
+}
+
+class OnlyRead : public BlockTypes {};
+INSTANTIATE_TEST_SUITE_P(All, OnlyRead,
+                         testing::ValuesIn(BlockEncoding::all().subspan(BlockEncoding::writable().size())),
+                         [](const auto& info) { return std::string(info.param->name()); });
+
+TEST_P(OnlyRead, IsNotWrittenButDrawn) {
+  const int64_t count = 40;
+  std::vector<float> values(static_cast<size_t>(count * format_.block_size), 0.5f);
+  std::vector<uint8_t> blocks(static_cast<size_t>(encoding_.row_bytes(static_cast<int64_t>(values.size()))));
+  try {
+    encoding_.quantize_row(blocks.data(), values, {});
+    FAIL();
+  } catch (const Unsupported& error) {
+    EXPECT_NE(std::string(error.what()).find(encoding_.name()), std::string::npos) << error.what();
+  }
+  encoding_.fill_random(blocks.data(), 0, count, 0.02, 5);
+  std::vector<uint8_t> last(static_cast<size_t>(format_.block_bytes));
+  encoding_.fill_random(last.data(), count - 1, 1, 0.02, 5);
+  EXPECT_TRUE(std::equal(last.begin(), last.end(), blocks.end() - format_.block_bytes));
+  const Shape shape{static_cast<int64_t>(values.size())};
+  encoding_.decode_row(values.data(), encoded_view(encoding_, blocks.data(), shape), 0);
+  double squares = 0;
+  for (float value : values) squares += static_cast<double>(value) * value;
+  // Each block has this size, up to the rounding of its scale to an f16.
+  EXPECT_NEAR(std::sqrt(squares / static_cast<double>(values.size())), 0.02, 0.02 * 0x1p-10);
 }
 
 // ---- Quantizing ----------------------------------------------------------------------------------------------------
@@ -139,7 +167,7 @@ class Quantizing : public BlockTypes {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(All, Quantizing, testing::ValuesIn(BlockEncoding::all()),
+INSTANTIATE_TEST_SUITE_P(All, Quantizing, testing::ValuesIn(BlockEncoding::writable()),
                          [](const auto& info) { return std::string(info.param->name()); });
 
 // The best choice is at least as good as the plain one, of which the bound is plain: the extremes of a group on the

@@ -13,7 +13,7 @@
 #include "tests/support/refusal.h"
 
 namespace eadem::test {
-namespace {
+namespace pipeline_parallel_test {
 
 using distributed::run_mesh;
 
@@ -172,5 +172,5 @@ TEST(PipelineParallel, TiedWeightsOnTwoStagesAreNotTrained) {
              "both read 'model.embed_tokens.weight'");
 }
 
-}  // namespace
+}  // namespace pipeline_parallel_test
 }  // namespace eadem::test

@@ -78,11 +78,12 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
   const auto device = open_device("cpu", {.num_threads = 1});
   const auto hardware = modules::AutoHardwareConfig::from_model_spec(model.spec(), *device, HardwareMode::accuracy);
   const int ranks = mesh.size(MeshAxis::tp), rank = mesh.rank(MeshAxis::tp);
-  models::BuiltGraph built = models::build_inference_graph(model, {.device = device.get(),
-                                                                   .hardware = &hardware,
-                                                                   .cache = {modules::CacheLayout::contiguous, 1, 32},
-                                                                   .num_ranks = ranks,
-                                                                   .rank = rank});
+  models::BuiltGraph built = models::build_inference_graph(
+      model, {.device = device.get(),
+              .hardware = &hardware,
+              .cache = {.layout = modules::CacheLayout::contiguous, .num_blocks = 1, .block_size = 32, .num_slots = 1},
+              .num_ranks = ranks,
+              .rank = rank});
   const std::vector<int32_t> ids = prompt(model.info().vocab);
   const auto tokens = static_cast<int64_t>(ids.size());
   pipeline::Environment environment{.device = device, .mesh = mesh, .whole_outputs = {"logits"}};
@@ -104,6 +105,7 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
   for (const auto& [name, id] : program.states()) {
     const TensorType& type = program.graph().value(id).type;
     states[name] = allocate_tensor(*device, type.dtype, type.bind({}));
+    device->fill_zero(states[name].view.data, states[name].view.size_bytes());  // no token yet
     program.bind_state(name, states[name].view);
     result.state_bytes += states[name].view.size_bytes();
   }
@@ -119,6 +121,7 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
   set("query_start", std::vector<int32_t>{0, static_cast<int32_t>(tokens)});
   set("kv_length", std::vector<int32_t>{static_cast<int32_t>(tokens)});
   set("block_table", std::vector<int32_t>{0});
+  set("state_slots", std::vector<int32_t>{0});
   set("slots", std::vector<int64_t>(positions.begin(), positions.end()));
   set("logit_rows", positions);
   set("sample_rows", sample_rows(tokens, greedy));

@@ -7,6 +7,7 @@
   * A link to a file of this repository leads to one.
   * A code block below the line `<!-- file: PATH -->` stands in that file, line by line and in one piece, so that what
     a document shows is what CI compiles and tests.
+  * The table of docs/models.md is the one that models_table.py makes of the tests' lists.
 
 Prints `file:line: what is wrong` and exits 1 if anything is.
 """
@@ -14,6 +15,8 @@ Prints `file:line: what is wrong` and exits 1 if anything is.
 import re
 import sys
 from pathlib import Path
+
+import models_table
 
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"^<!-- file: (\S+) -->\n+```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -47,6 +50,8 @@ def main(arguments):
     documents = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
     wrong = [f"{document.relative_to(root)}:{line}: {text}"
              for document in documents if document.is_file() for line, text in wrong_in(root, document)]
+    if models_page := models_table.problem(root) if (root / "docs/models.md").is_file() else None:
+        wrong.append(models_page)
     print("\n".join(wrong) if wrong else f"documents: {sum(d.is_file() for d in documents)} read, nothing wrong")
     return 1 if wrong else 0
 

@@ -19,23 +19,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path golden(const std::string& name) { return fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / name; }
+fs::path golden_folder(const std::string& name) { return fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / name; }
 
 std::vector<int32_t> prompt_of(const std::string& name) {
-  const Tensor prompt = io::open_weights((golden(name) / "expected.safetensors").string())->get("prompt");
+  const Tensor prompt = io::open_weights((golden_folder(name) / "expected.safetensors").string())->get("prompt");
   return {prompt.view.as<int32_t>(), prompt.view.as<int32_t>() + prompt.view.num_elements()};
 }
 
 Calibration calibrated(const std::string& name, std::span<const int32_t> tokens, CalibrationOptions options = {}) {
   options.engine.mode = HardwareMode::accuracy;
-  return Calibration::run(models::open_checkpoint(golden(name).string()), open_device("cpu", {.num_threads = 2}),
+  return Calibration::run(models::open_checkpoint(golden_folder(name).string()), open_device("cpu", {.num_threads = 2}),
                           tokens, options);
 }
 
 class GoldenInputs : public testing::TestWithParam<const char*> {};
 
 TEST_P(GoldenInputs, MatchPyTorchHooks) {
-  const auto expected = io::open_weights((golden(GetParam()) / "inputs.safetensors").string());
+  const auto expected = io::open_weights((golden_folder(GetParam()) / "inputs.safetensors").string());
   const std::vector<int32_t> prompt = prompt_of(GetParam());
   const Calibration calibration = calibrated(GetParam(), prompt);
   EXPECT_EQ(calibration.tokens(), std::ssize(prompt));
@@ -91,7 +91,7 @@ TEST(Calibration, SequencesAreIndependent) {
 TEST(Calibration, ImportanceIsRelativeAndNeverZero) {
   const std::vector<int32_t> tokens = prompt_of("llama");
   const Calibration calibration = calibrated("llama", tokens);
-  const auto inputs = io::open_weights((golden("llama") / "inputs.safetensors").string());
+  const auto inputs = io::open_weights((golden_folder("llama") / "inputs.safetensors").string());
   const double rows = static_cast<double>(tokens.size());
   for (const io::WeightInfo& info : inputs->tensors()) {
     if (info.name.starts_with("f32.")) continue;

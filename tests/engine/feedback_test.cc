@@ -7,7 +7,7 @@
 #include "tests/engine/decode_steps.h"
 
 namespace eadem::engine {
-namespace {
+namespace feedback_test {
 
 std::unique_ptr<InferEngine> paged_engine() {
   EngineSetup setup;
@@ -94,5 +94,5 @@ TEST(StepDescriptor, FillsUpWithSequencesThatAreStoredNowhere) {
   EXPECT_EQ(std::vector<int64_t>(slots, slots + 5), (std::vector<int64_t>{12, -1, -1, -1, -1}));
 }
 
-}  // namespace
+}  // namespace feedback_test
 }  // namespace eadem::engine

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The dense families that have a small golden in tests/data/golden, each under the name of its folder.
+// The families that have a small golden with one step of training in tests/data/golden, each under the name of its
+// folder.
 #pragma once
 
 namespace eadem::test {
@@ -8,23 +9,47 @@ namespace eadem::test {
 struct GoldenFamily {
   const char* folder;
   const char* gguf_refusal = nullptr;  // what a GGUF file cannot state of this golden; null: nothing
+  // What a GGUF file has of this golden: its numbers, or numbers in another form (logarithms, products with
+  // multipliers).
+  enum class Gguf : uint8_t { exact, rounded, folded } gguf = Gguf::exact;
+  bool quantized = false;  // its experts are in MXFP4: there is no step of training
 };
 
-inline constexpr GoldenFamily kGoldenFamilies[] = {{"gemma2"},
-                                                   {"phi3", "longrope scaling"},
-                                                   {"phi3_window"},
-                                                   {"olmo2"},
-                                                   {"olmo3", "models of type olmo3"},
-                                                   {"smollm3"},
-                                                   {"granite"},
-                                                   {"starcoder2"},
-                                                   {"gpt_neox"},
-                                                   {"gpt_neox_sequential"},
-                                                   {"gpt2"},
-                                                   {"cohere2"},
-                                                   {"glm4"},
-                                                   {"exaone4"},
-                                                   {"hunyuan_v1_dense"},
-                                                   {"ernie4_5"}};
+inline constexpr GoldenFamily kGoldenFamilies[] = {
+    {"gemma2"},
+    {"phi3", "longrope scaling"},
+    {"phi3_window"},
+    {"olmo2"},
+    {"olmo3"},
+    {"smollm3"},
+    {"granite"},
+    {"starcoder2"},
+    {"gpt_neox"},
+    {"gpt_neox_sequential"},
+    {"gpt2"},
+    {"cohere2"},
+    {"glm4"},
+    {"exaone4"},
+    {"hunyuan_v1_dense"},
+    {"ernie4_5"},
+    {"granitemoehybrid", nullptr, GoldenFamily::Gguf::rounded},
+    {"granitemoehybrid_dense", "limits of time steps"},
+    {"granitemoe"},
+    {"falcon_h1", nullptr, GoldenFamily::Gguf::folded},
+    {"falcon_h1_norm", "one matrix for embeddings and logits"},
+    {"nemotron_h", "limits of time steps"},
+    {"nemotron_h_moe", nullptr, GoldenFamily::Gguf::rounded},
+    {"qwen3_next", "layer 1 without experts"},
+    {"qwen3_next_all", nullptr, GoldenFamily::Gguf::rounded},
+    {"qwen3_5", nullptr, GoldenFamily::Gguf::rounded},
+    {"qwen3_5_moe", "at no regular interval"},
+    {"kimi_linear", "models of type kimi_linear"},
+    {"gpt_oss", "yarn scaling with parameters of its own"},
+    {"gpt_oss_mxfp4", nullptr, GoldenFamily::Gguf::exact, /*quantized=*/true},
+    {"olmoe"},
+    {"minimax_m2"},
+    {"mixtral_window"},
+    {"glm4_moe_ungrouped"},
+    {"ernie4_5_moe_leading"}};
 
 }  // namespace eadem::test

@@ -9,7 +9,7 @@
 #include "tests/support/refusal.h"
 
 namespace eadem::engine {
-namespace {
+namespace hooks_test {
 
 using test::refusal;
 
@@ -101,5 +101,5 @@ TEST(Hooks, ANameThatNothingHasIsRefusedWithTheNearestOnes) {
   EXPECT_GT(refused, 0);
 }
 
-}  // namespace
+}  // namespace hooks_test
 }  // namespace eadem::engine

@@ -128,11 +128,16 @@ TEST_P(EveryModel, TrainingForwardGivesTheBitsOfEvaluation) {
 
 INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe",
-                                         "qwen2_moe", "glm4_moe", "ernie4_5_moe", "deepseek_v2", "deepseek_v3"));
+                                         "qwen2_moe", "glm4_moe", "ernie4_5_moe", "deepseek_v2", "deepseek_v3",
+                                         "granitemoehybrid", "falcon_h1", "nemotron_h_moe", "qwen3_next",
+                                         "kimi_linear"));
 
-TEST(Batching, ARequestsTokensAreItsOwn) {
+class Batching : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Transformers, Batching, testing::Values("llama", "granitemoehybrid"));
+
+TEST_P(Batching, ARequestsTokensAreItsOwn) {
   for (const bool paged : {false, true}) {
-    EngineSetup setup;
+    EngineSetup setup{.model = golden(GetParam())};
     setup.options.max_num_batched_tokens = 24;  // prompts are cut, and mixed with the decoding of others
     if (paged)
       setup.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 4};

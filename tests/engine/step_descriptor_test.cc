@@ -7,7 +7,7 @@
 #include "tests/engine/engine_helpers.h"
 
 namespace eadem::engine {
-namespace {
+namespace step_descriptor_test {
 
 using Ids = std::vector<int32_t>;
 
@@ -102,5 +102,5 @@ TEST(StepDescriptor, OneUploadAStepToAddressesThatStay) {
   EXPECT_EQ(entries<int32_t>(program, "kv_length", 0, 1)[0], 3 + 29);
 }
 
-}  // namespace
+}  // namespace step_descriptor_test
 }  // namespace eadem::engine

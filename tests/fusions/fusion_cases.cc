@@ -80,7 +80,7 @@ void linear_gated_activation(std::vector<FusionCase>& cases) {
   for (const LinearShape& s : kLinearShapes)
     for (const DType weight : {kF32, kBf16})
       for (const ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
-                                        ActivationKind::relu, ActivationKind::relu2}) {
+                                        ActivationKind::relu, ActivationKind::relu2, ActivationKind::sigmoid}) {
         if (kind != ActivationKind::silu && s.tokens != 5) continue;
         const auto linear = std::make_shared<ops::Linear>(kernels::LinearAttrs{});
         const TensorType w(weight, {s.out, s.in});

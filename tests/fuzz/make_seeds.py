@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of the corpora of safetensors, gguf, config_json, tokenizer_json, quantized_checkpoint, pack_cache
-and chat_template
+"""Writes the seeds of the corpora of safetensors, gguf, config_json, tokenizer_json, sentencepiece, quantized_checkpoint,
+pack_cache and chat_template
 (corpus/<name>/seed_*).
 
     python tests/fuzz/make_seeds.py
@@ -108,6 +108,22 @@ save("tokenizer_json", "steps_after_bytes", tokenizer({"type": "Sequence", "pret
     split("[0-9][0-9][0-9]")]}))
 save("tokenizer_json", "empty_matches", tokenizer(split(r"(?=(\d{3})+(?!\d))|\b")))
 save("tokenizer_json", "byte_holes", tokenizer(None, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+save("tokenizer_json", "unigram", json.dumps({
+    "truncation": {"max_length": 9}, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAEAABhAA=="},
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True},
+    "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": True,
+              "vocab": [["<unk>", 0], ["a", -1.5], ["\u2581H", -2], ["ell", -3], ["<0xC3>", -9]]}}).encode())
+save("tokenizer_json", "word_piece", json.dumps({
+    "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+                   "lowercase": True},
+    "pre_tokenizer": {"type": "BertPreTokenizer"}, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    "post_processor": {"type": "BertProcessing", "sep": ["?", 0], "cls": ["hello", 1]},
+    "model": {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+              "vocab": {"?": 0, "hello": 1, "w": 2, "##or": 3, "##ld": 4}}}).encode())
+# A SentencePiece model: whole, and another one without its end.
+models_of = HERE.parent / "data" / "tokenizer"
+save("sentencepiece", "unigram", (models_of / "spm_unigram.model").read_bytes())
+save("sentencepiece", "bpe_cut", (models_of / "spm_bpe.model").read_bytes()[:2500])
 save("config_json", "values", b'[null,true,false,0,-1,1.5e-3,"\\ud83d\\ude00",{},[]]')
 for config in sorted(MODELS.glob("*/config*.json")):
     save("config_json", f"{config.parent.name}_{config.stem}", config.read_bytes())

@@ -4,7 +4,7 @@
 #include "test_files.h"
 
 namespace eadem::io {
-namespace {
+namespace generation_config_test {
 
 GenerationConfig parse(std::string_view text) { return parse_generation_config(text, "generation_config.json"); }
 
@@ -78,5 +78,5 @@ TEST(GenerationConfig, SharedFiles) {
   expect_error<NotFound>([&] { read_generation_config(directory + "none.json"); }, {"none.json"});
 }
 
-}  // namespace
+}  // namespace generation_config_test
 }  // namespace eadem::io

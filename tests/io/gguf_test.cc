@@ -6,7 +6,7 @@
 #include "test_files.h"
 
 namespace eadem::io {
-namespace {
+namespace gguf_test {
 
 std::shared_ptr<const GgufFile> parse(std::string_view content) {
   const OwnedBytes owned(content);
@@ -205,12 +205,12 @@ TEST(Gguf, BlockTypesAreReadAsTheyLie) {
 
 TEST(Gguf, TypesWithoutAnEncodingAreListedAndRefusedOnAccess) {
   Builder builder;
-  builder.tensor("q", {256, 2}, 16, 0);
-  builder.data = std::string(2 * 66, '\0');
+  builder.tensor("q", {256, 2}, 15, 0);
+  builder.data = std::string(2 * 292, '\0');
   const auto file = parse(builder.content());
-  EXPECT_EQ(file->find("q")->type_name, "IQ2_XXS");
-  EXPECT_EQ(file->find("q")->size_bytes, 132);
-  expect_error<Unsupported>([&] { file->get("q"); }, {"m.gguf", "'q' [2, 256]", "IQ2_XXS"});
+  EXPECT_EQ(file->find("q")->type_name, "Q8_K");
+  EXPECT_EQ(file->find("q")->size_bytes, 584);
+  expect_error<Unsupported>([&] { file->get("q"); }, {"m.gguf", "'q' [2, 256]", "Q8_K"});
 }
 
 TEST(Gguf, TypedMetadata) {
@@ -421,5 +421,5 @@ TEST(GgufWriter, Refuses) {
   expect_error<IoError>([&] { write_gguf(scratch.file("none/m"), {}, {}); }, {"cannot write", "none/m"});
 }
 
-}  // namespace
+}  // namespace gguf_test
 }  // namespace eadem::io

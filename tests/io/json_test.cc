@@ -59,6 +59,7 @@ TEST(JsonParse, ErrorsNameFileAndPlace) {
   refused("-", {"expected a value"});
   refused("+1", {"found '+'"});
   refused("NaN", {"found 'N'"});
+  refused("Infinity", {"found 'I'"});
   refused("1e400", {"'1e400' is outside of the range of a double"});
   refused("{} {}", {"byte 3", "after the end"});
   refused("\xef\xbb\xbf{}", {"byte order mark"});
@@ -120,6 +121,14 @@ TEST(JsonWrite, RefusesWhatJsonCannotHold) {
   expect_error<InvalidArgument>([] { to_json(NAN); }, {"nan"});
   expect_error<InvalidArgument>([] { to_json(-INFINITY); }, {"-inf"});
   expect_error<InvalidArgument>([] { to_json("\xff"); }, {"UTF-8", "\\xff"});
+}
+
+// Python's Infinity is what transformers 5 writes in its place.
+TEST(JsonReader, TakesPythonsInfinity) {
+  const JsonValue both = JsonReader::parse(R"({"a": [0, Infinity], "b": {"__float__": "Infinity"}})", "f").value();
+  EXPECT_EQ(both.find("a")->as_array()[1], *both.find("b"));
+  expect_error<DataCorrupted>([] { JsonReader::parse("[Infinite]", "f"); }, {"f: byte 1", "expected 'Infinity'"});
+  expect_error<DataCorrupted>([] { JsonReader::parse("[NaN]", "f"); }, {"found 'N'"});
 }
 
 TEST(JsonReader, TypedAccess) {

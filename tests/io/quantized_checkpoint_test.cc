@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -272,6 +273,37 @@ TEST(QuantizedCheckpoint, FloatsHaveTheirScales) {
   const std::string rows = R"({"quant_method": "compressed-tensors", "format": "float-quantized",
                                "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}})";
   check(rows, "F8_E4M3", "weight_scale", {200, 1}, "fp8_e4m3_channel");
+}
+
+// Experts of GPT-OSS: two codes of E2M1 in a byte, neighbours, the first in the lower half.
+TEST(QuantizedCheckpoint, Mxfp4) {
+  constexpr float kLevels[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+  std::mt19937 random(5);
+  std::vector<uint8_t> codes(2 * 3 * 2 * 16), scales(2 * 3 * 2);
+  for (uint8_t& code : codes) code = static_cast<uint8_t>(random());
+  for (uint8_t& scale : scales) scale = static_cast<uint8_t>(120 + random() % 12);
+  const RawTensor blocks = raw("X_blocks", "U8", {2, 3, 2, 16}, codes);
+  const std::string json = R"({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})";
+  const auto source = opened({blocks, raw("X_scales", "U8", {2, 3, 2}, scales)}, json);
+  ASSERT_EQ(source->tensors().size(), 1u);
+  EXPECT_EQ(source->tensors()[0].type_name, "mxfp4");
+  const Tensor tensor = source->get("X.weight");
+  ASSERT_EQ(tensor.shape(), (Shape{2, 3, 64}));
+  const std::vector<float> values = values_of(tensor);
+  for (size_t i = 0; i < values.size(); ++i)
+    ASSERT_EQ(values[i], std::ldexp(kLevels[codes[i / 2] >> (i % 2 * 4) & 15], scales[i / 32] - 127)) << i;
+  const auto refused = [&](const RawTensors& tensors) {
+    try {
+      opened(tensors, json);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_NE(refused({blocks}).find("'X_scales' is missing"), std::string::npos) << refused({blocks});
+  EXPECT_NE(refused({blocks, raw("X_scales", "U8", {2, 3}, std::vector<uint8_t>(6))}).find("[2, 3, 2]"),
+            std::string::npos);
+  EXPECT_NE(refused({raw("X_blocks", "U8", {6, 32}, codes)}).find("expected [out, in / 32, 16]"), std::string::npos);
 }
 
 TEST(QuantizedCheckpoint, WhatIsPlainPassesThrough) {

@@ -142,9 +142,14 @@ TEST_P(CudaAttention, DecodeHasTheBitsOfThePromptWhoeverIsBeside) {
     expect_row(run({{t, t + 1}}, 16)[0], t, fmt::format("token {} alone", t));
     expect_row(run({{t, t + 1}}, 16, false)[0], t, fmt::format("token {} without states", t));
   }
-  const std::vector<std::vector<char>> batch = run(together, 32);
-  for (size_t i = 0; i < tokens.size(); ++i)
-    expect_row(batch[i], tokens[i], fmt::format("token {} in a batch", tokens[i]));
+  // A few sequences, and so many that blocks share a multiprocessor.
+  for (const size_t times : {1, 6}) {
+    std::vector<Part> parts;
+    for (size_t i = 0; i < times; ++i) parts.insert(parts.end(), together.begin(), together.end());
+    const std::vector<std::vector<char>> batch = run(parts, 32);
+    for (size_t i = 0; i < parts.size(); ++i)
+      expect_row(batch[i], parts[i].begin, fmt::format("token {} in a batch of {}", parts[i].begin, parts.size()));
+  }
   // Beside a prompt.
   const std::vector<std::vector<char>> mixed = run({{300, 301}, {0, 90}, {699, 700}}, 16);
   expect_row(mixed[0], 300, "before a prompt");

@@ -14,7 +14,7 @@
 #include "tests/support/thread_counts.h"
 
 namespace eadem::kernels::cpu {
-namespace {
+namespace fp8_panels_test {
 
 Tensor allocate(const Encoding& encoding, const Shape& shape) {
   return Tensor::in_one_piece(DType::f32, shape, encoding);
@@ -112,5 +112,5 @@ TEST_P(Fp8Product, HasTheBitsOfTheDecodedWeights) {
   }
 }
 
-}  // namespace
+}  // namespace fp8_panels_test
 }  // namespace eadem::kernels::cpu

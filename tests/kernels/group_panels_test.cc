@@ -17,7 +17,7 @@
 #include "tests/support/thread_counts.h"
 
 namespace eadem::kernels::cpu {
-namespace {
+namespace group_panels_test {
 
 Tensor allocate(const Encoding& encoding, const Shape& shape) {
   return Tensor::in_one_piece(DType::f32, shape, encoding);
@@ -188,5 +188,5 @@ TEST_P(GroupProduct, IsTheScalarProductBitForBit) {
   }
 }
 
-}  // namespace
+}  // namespace group_panels_test
 }  // namespace eadem::kernels::cpu

@@ -15,7 +15,7 @@
 #include "tests/support/refusal.h"
 
 namespace eadem::models {
-namespace {
+namespace config_test {
 
 using test::refusal;
 
@@ -187,8 +187,17 @@ TEST(LlamaConfig, BothRopeKeysMustAgree) {
   io::JsonValue other = rope;
   other.set("factor", 4.0);
   EXPECT_HAS(refusal_of(small().set("rope_parameters", rope).set("rope_scaling", other)), "disagree");
-  EXPECT_HAS(refusal_of(small().set("rope_scaling", io::JsonValue(rope).set("type", "yarn"))), "\"linear\"");
   EXPECT_HAS(refusal_of(small().set("rope_scaling", io::JsonValue(rope).set("rope_type", "dynamic"))), "\"dynamic\"");
+}
+
+// transformers reads the older key only where the newer one is absent.
+TEST(LlamaConfig, RopeTypeStandsBeforeType) {
+  io::JsonValue rope = io::JsonValue::object();
+  rope.set("rope_type", "linear").set("factor", 2.0).set("type", "yarn");
+  const auto config = io::JsonReader::parse(io::to_json(small().set("rope_scaling", rope)), "config.json");
+  EXPECT_EQ(LlamaConfig::from_json(config).rope_scaling.kind, modules::RopeScaling::Kind::linear);
+  const std::vector<IgnoredKey> keys = ignored_keys(config);
+  EXPECT_TRUE(std::any_of(keys.begin(), keys.end(), [](const auto& key) { return key.path == "rope_scaling.type"; }));
 }
 
 TEST(LlamaConfig, ScalingThatCannotBeComputedIsRefused) {
@@ -422,5 +431,5 @@ TEST(Llama, GgufNames) {
             "InvalidArgument: 'model.layers.0.router.weight' has no GGUF name");
 }
 
-}  // namespace
+}  // namespace config_test
 }  // namespace eadem::models

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/gguf.h"
 #include "eadem/models/decoder.h"
@@ -16,7 +18,7 @@
 #include "tests/support/refusal.h"
 
 namespace eadem::models {
-namespace {
+namespace deepseek_test {
 
 namespace fs = std::filesystem;
 using test::refusal;
@@ -79,6 +81,71 @@ TEST(Deepseek, OldAndNewKeysMeanTheSame) {
                         .set("topk_method", "noaux_tc"));
             }),
             "");
+}
+
+// The golden's tensors with kv_b_proj in 8-bit floats with a scale for each block, or with the values of that.
+class Fp8Latents final : public io::WeightSource {
+ public:
+  Fp8Latents(std::shared_ptr<const io::WeightSource> plain, bool decoded)
+      : WeightSource(plain->path()), plain_(std::move(plain)), decoded_(decoded) {
+    std::vector<io::WeightInfo> tensors(plain_->tensors().begin(), plain_->tensors().end());
+    for (io::WeightInfo& info : tensors)
+      if (is_changed(info) && !decoded_) info.type = WeightType(DType::bf16, &encoding());
+    set_tensors(std::move(tensors));
+  }
+  void release(std::string_view) const override {}
+  std::vector<std::shared_ptr<const io::MappedFile>> files() const override { return plain_->files(); }
+
+ private:
+  static const Fp8Encoding& encoding() { return *Fp8Encoding::find({Fp8Format::Kind::e4m3, 128, 128}); }
+  static bool is_changed(const io::WeightInfo& info) { return info.name.ends_with("kv_b_proj.weight"); }
+  Tensor load(size_t index) const override {
+    const io::WeightInfo& info = tensors()[index];
+    const Tensor plain = plain_->get(info.name);
+    if (!is_changed(info)) return plain;
+    Tensor encoded = Tensor::in_one_piece(DType::bf16, info.shape, encoding());
+    encoding().encode(encoded.view, plain.view);
+    return decoded_ ? values_in_f32(encoded.view) : encoded;
+  }
+  Tensor load_bytes(size_t index) const override { return plain_->get_bytes(tensors()[index].name); }
+
+  std::shared_ptr<const io::WeightSource> plain_;
+  bool decoded_;
+};
+
+// Heads of 17 rows are cut out of blocks of 128, which decodes them.
+TEST(Deepseek, LatentsInBlocksOfEightBitFloatsAreComputedAsTheirValues) {
+  const auto logits_of = [](bool decoded) {
+    Checkpoint checkpoint = open_checkpoint((kGoldens / "deepseek_v3").string());
+    checkpoint.weights = std::make_shared<Fp8Latents>(checkpoint.weights, decoded);
+    engine::EngineOptions options;
+    options.mode = HardwareMode::accuracy;
+    const auto engine =
+        engine::InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 1}), options);
+    engine->forward({.input_ids = {5, 6, 7, 8}, .input_lengths = {4}, .cache_lengths = {0}});
+    const Tensor logits = engine->logits();
+    return std::vector<float>(logits.view.as<float>(), logits.view.as<float>() + logits.view.num_elements());
+  };
+  EXPECT_EQ(logits_of(false), logits_of(true));
+}
+
+// Of published sizes, k_b_proj is decoded, for it is transposed, and v_b_proj keeps its blocks.
+TEST(Deepseek, HeadsOfWholeBlocksKeepTheirEncoding) {
+  const Decoder model(parse(small("deepseek_v3")));
+  const Encoding& fp8 = *Fp8Encoding::find({Fp8Format::Kind::e4m3, 128, 128});
+  const auto describe_tensor = [&](const std::string&) {
+    return std::optional(RecipeType{{DType::bf16, &fp8}, Shape{4 * (128 + 128), 512}});
+  };
+  const auto made = [&](const char* part) {
+    const std::string name = fmt::format("model.layers.0.self_attn.{}.weight", part);
+    for (const ParameterInfo& parameter : model.parameters())
+      if (parameter.name == name)
+        return *describe(model.recipes(parameter, CheckpointFormat::huggingface).at(0), describe_tensor, "the test");
+    return RecipeType{};
+  };
+  EXPECT_EQ(made("k_b_proj").type, WeightType(DType::f32));
+  EXPECT_EQ(made("k_b_proj").shape, (Shape{4, 512, 128}));
+  EXPECT_EQ(made("v_b_proj").type.encoding, stack_encoding(&fp8));
 }
 
 TEST(Deepseek, WhatIsNotComputedIsRefused) {
@@ -190,5 +257,5 @@ TEST_P(DeepseekFiles, LaterLayersAreIgnored) {
 
 INSTANTIATE_TEST_SUITE_P(Models, DeepseekFiles, testing::Values("deepseek_v2", "deepseek_v3"));
 
-}  // namespace
+}  // namespace deepseek_test
 }  // namespace eadem::models

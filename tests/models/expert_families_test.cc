@@ -15,7 +15,7 @@
 #include "tests/support/refusal.h"
 
 namespace eadem::models {
-namespace {
+namespace expert_families_test {
 
 namespace fs = std::filesystem;
 using kernels::RouteAttrs;
@@ -135,10 +135,15 @@ TEST(ExpertFamilies, WhatIsNotComputedIsRefused) {
   EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("use_sliding_window", true)); }),
              "'use_sliding_window' is true");
   EXPECT_HAS(refusal([] { parse(small("ernie4_5_moe").set("use_bias", true)); }), "'use_bias' is true");
-  for (const char* type : {"mixtral", "glm4_moe", "ernie4_5_moe"})
-    EXPECT_HAS(refusal([&] { parse(small(type)).to_gguf(); }), "are not written to GGUF files");
+  const auto gguf = [](io::JsonValue json) { return refusal([&] { parse(json).to_gguf(); }); };
+  EXPECT_EQ(gguf(small("mixtral")), "");
+  EXPECT_HAS(gguf(small("glm4_moe").set("n_group", 2)), "groups of experts, which GGUF's glm4moe");
+  EXPECT_HAS(gguf(small("ernie4_5_moe").set("moe_layer_end_index", 2)), "layer 3 without experts behind one");
+  EXPECT_HAS(gguf(small("ernie4_5_moe").set("moe_norm_min", 0.5)), "moe_norm_min 0.5, which GGUF's ernie4_5-moe");
+  EXPECT_HAS(gguf(small("gpt_oss").set("swiglu_limit", 3)), "swiglu_limit 3 and swiglu_alpha 1.702");
+  EXPECT_HAS(gguf(small("olmoe").set("norm_topk_prob", true)), "(norm_topk_prob), which GGUF's olmoe");
   EXPECT_HAS(refusal([] { parse(small("qwen2_moe").set("norm_topk_prob", true)).to_gguf(); }), "norm_topk_prob");
 }
 
-}  // namespace
+}  // namespace expert_families_test
 }  // namespace eadem::models

@@ -14,7 +14,7 @@
 #include "tests/support/refusal.h"
 
 namespace eadem::models {
-namespace {
+namespace gemma3_test {
 
 namespace fs = std::filesystem;
 using io::GgufValue;
@@ -199,5 +199,5 @@ TEST_F(Gemma3Gguf, WhatTheArchitectureCannotStateIsRefused) {
   EXPECT_HAS(refused([](ModelConfig& c) { c.hidden_act = kernels::ActivationKind::silu; }), "gelu_pytorch_tanh");
 }
 
-}  // namespace
+}  // namespace gemma3_test
 }  // namespace eadem::models

@@ -21,7 +21,7 @@
 #include "tests/support/refusal.h"
 
 namespace eadem::models {
-namespace {
+namespace qwen3_moe_test {
 
 namespace fs = std::filesystem;
 using test::refusal;
@@ -77,7 +77,17 @@ TEST(Qwen3Moe, OldAndNewKeysMeanTheSame) {
   EXPECT_EQ(parse(small().set("num_local_experts", 16)).num_experts, 16);
   EXPECT_HAS(refusal([] { parse(small().set("num_experts", 16).set("num_local_experts", 8)); }),
              "'num_experts' is 16 and 'num_local_experts' 8");
-  EXPECT_EQ(refusal([] { parse(small().set("output_router_logits", true).set("router_aux_loss_coef", 0.01)); }), "");
+}
+
+// transformers adds it only when it returns the logits of routers.
+TEST(Qwen3Moe, TheLoadBalancingLossIsOnWithTheLogitsOfRouters) {
+  const auto coef = [](io::JsonValue json) { return parse(json).router_aux_loss_coef; };
+  EXPECT_EQ(coef(small().set("router_aux_loss_coef", 0.01)), 0);
+  EXPECT_EQ(coef(small().set("output_router_logits", false).set("router_aux_loss_coef", 0.01)), 0);
+  EXPECT_EQ(coef(small().set("output_router_logits", true).set("router_aux_loss_coef", 0.01)), 0.01);
+  EXPECT_EQ(coef(small().set("output_router_logits", true)), 0.001);
+  const ModelConfig config = parse(small().set("output_router_logits", true).set("router_aux_loss_coef", 0.01));
+  EXPECT_EQ(parse(config.to_json()), config);
 }
 
 TEST(Qwen3Moe, WhatDoesNotFitTogetherIsRefused) {
@@ -285,5 +295,5 @@ TEST(StackedExperts, EncodingsOfMatricesStay) {
   }
 }
 
-}  // namespace
+}  // namespace qwen3_moe_test
 }  // namespace eadem::models

@@ -34,11 +34,14 @@ const std::vector<DeviceGroup>& device_groups() {
   return groups;
 }
 
-int device_test_main(int argc, char** argv) {
+}  // namespace eadem::test
+
+// Parses `--device NAME` and GoogleTest's options, then runs the tests. Returns 2 for anything else.
+int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
-      g_device_name = argv[++i];
+      eadem::test::g_device_name = argv[++i];
     } else {
       fmt::print(stderr, "unknown argument '{}'; usage: {} [--device NAME] [GoogleTest options]\n", argv[i], argv[0]);
       return 2;
@@ -46,5 +49,3 @@ int device_test_main(int argc, char** argv) {
   }
   return RUN_ALL_TESTS();
 }
-
-}  // namespace eadem::test

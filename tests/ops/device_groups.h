@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The devices that the tests of this folder run on: every instruction set of the CPU, or the device named by
-// `--device`. A test program that uses this defines main by EADEM_DEVICE_TEST_MAIN.
+// `--device` on the command line of a test program that uses this: its main is in device_groups.cc.
 #pragma once
 
 #include <memory>
@@ -22,10 +22,4 @@ struct DeviceGroup {
 const std::string& device_name();
 const std::vector<DeviceGroup>& device_groups();
 
-// Parses `--device NAME` and GoogleTest's options, then runs the tests. Returns 2 for anything else.
-int device_test_main(int argc, char** argv);
-
 }  // namespace eadem::test
-
-#define EADEM_DEVICE_TEST_MAIN \
-  int main(int argc, char** argv) { return ::eadem::test::device_test_main(argc, argv); }

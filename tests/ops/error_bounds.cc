@@ -9,7 +9,10 @@
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/ops/all_ops.h"
+#include "tests/ops/delta_rule_bounds.h"
 #include "tests/ops/expert_bounds.h"
+#include "tests/ops/recurrent_bounds.h"
+#include "tests/ops/state_space_cases.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -165,10 +168,11 @@ Bounds rms_norm(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs
   const auto n = static_cast<size_t>(hidden);
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     const double s = in[2].data[r];
+    const double* weight = &in[1].data[r * n % in[1].data.size()];
     double dot = 0;
-    for (size_t i = 0; i < n; ++i) dot += std::fabs(in[3].data[r * n + i] * in[1].data[i] * in[0].data[r * n + i]);
+    for (size_t i = 0; i < n; ++i) dot += std::fabs(in[3].data[r * n + i] * weight[i] * in[0].data[r * n + i]);
     for (size_t i = 0; i < n; ++i)
-      dx[r * n + i] = gamma_f32(hidden + 8) * (std::fabs(s * in[1].data[i] * in[3].data[r * n + i]) +
+      dx[r * n + i] = gamma_f32(hidden + 8) * (std::fabs(s * weight[i] * in[3].data[r * n + i]) +
                                                std::fabs(s * s * s * in[0].data[r * n + i]) * dot / hidden);
   }
   if (expected[0].data.empty()) dx.clear();
@@ -277,12 +281,16 @@ ActivationBound activation_bound(ActivationKind kind, double x) {
     }
     case ActivationKind::relu: return {0, 0};
     case ActivationKind::relu2: return {kU * x * x, 2 * kU * a};
+    case ActivationKind::sigmoid: {
+      const double sigmoid = 1 / (1 + std::exp(-x)), rest = 1 / (1 + std::exp(x)), error = kExp + 2 * kU;
+      return {sigmoid * error + kUnderflow, sigmoid * rest * (2 * error + kU) + kUnderflow};
+    }
   }
   return {};
 }
 
 double activation_size(ActivationKind kind, double x) {  // |f(x)| and |f'(x)| are below these
-  return kind == ActivationKind::relu2 ? x * x : std::fabs(x);
+  return kind == ActivationKind::relu2 ? x * x : kind == ActivationKind::sigmoid ? 1 : std::fabs(x);
 }
 double slope_size(ActivationKind kind, double x) { return kind == ActivationKind::relu2 ? 2 * std::fabs(x) : 1.2; }
 
@@ -437,7 +445,9 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
           for (size_t d = 0; d < static_cast<size_t>(value_dim); ++d)
             dy_v += std::fabs(dy.data[y_row + d] * v.data[value + d]);
           const double ds = p * (dy_v + dy_y) * scale;
-          const double ds_error = p_error + slope_error + gamma_f32(static_cast<double>(value_dim) + 4);
+          // Where p and ds are rounded to bf16 before they are multiplied.
+          const double rounding = rounded_weights ? dtype_unit_roundoff(DType::bf16) * (1 + 0x1p-8) : 0.0;
+          const double ds_error = rounding + p_error + slope_error + gamma_f32(static_cast<double>(value_dim) + 4);
           for (size_t d = 0; d < static_cast<size_t>(dim); ++d) {
             if (!result[0].empty())
               result[0][row + d] += ds * std::fabs(k.data[key + d]) * (ds_error + gamma_f32(keys + 2));
@@ -445,7 +455,7 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
               result[1][key + d] += ds * std::fabs(q.data[row + d]) * (ds_error + gamma_f32(group + 2));
           }
           for (size_t d = 0; d < static_cast<size_t>(value_dim) && !result[2].empty(); ++d)
-            result[2][value + d] += p * std::fabs(dy.data[y_row + d]) * (p_error + gamma_f32(group + 2));
+            result[2][value + d] += p * std::fabs(dy.data[y_row + d]) * (rounding + p_error + gamma_f32(group + 2));
         }
       }
   }
@@ -623,6 +633,7 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   // Copies of a head are added in order.
   if (name == "select_heads" && pass == Pass::backward)
     return {scaled(gamma_f32(static_cast<double>(in[0].shape[1])), magnitudes(op, pass, in, initial)[0].data)};
+  if (name == "state_space_scan") return state_space_bounds(op, pass, in, expected, initial);
   if (name == "sample") return sample(in, expected);
   if (name == "adamw") return adamw(op, in, expected);
   // The angle is reduced in double; its rounding (u pi), sine or cosine within 2 ulp (4u) and the scale.
@@ -633,8 +644,10 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     return result;
   }
   if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute" ||
-      name == "clamped_swiglu" || name == "gate_rows" || name == "head_linear")
+      name == "clamped_swiglu" || name == "gate_rows" || name == "load_balancing_loss" || name == "head_linear")
     return expert_bounds(op, pass, in, expected, initial, encoded, rounds_to_bf16);
+  if (name == "short_convolution") return recurrent_bounds(op, pass, in, expected, initial);
+  if (name == "gated_delta_rule") return delta_rule_bounds(op, pass, in, expected, initial);
   // Squares and their sums in double.
   if (name == "grad_norm") return relative(0x1p-40, expected);
   return exact(expected);

@@ -94,6 +94,31 @@ Bounds route(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
   return result;
 }
 
+// Fractions are exact, and sums of probabilities are in f64: the loss is as far off as the worst probability. Of a
+// gradient two factors are probabilities, one in a sum over the experts.
+Bounds load_balancing_loss(Pass pass, Inputs in, Inputs expected) {
+  Bounds result = zero_bounds(expected);
+  const size_t layers = pass == Pass::backward ? expected.size() : in.size();
+  const auto tokens = static_cast<size_t>(in[0].shape[0]), experts = static_cast<size_t>(in[0].shape[1]);
+  double worst = 0;
+  for (size_t layer = 0; layer < layers; ++layer)
+    for (size_t t = 0; t < tokens; ++t) {
+      const Scores scores = scores_of({}, &in[layer].data[t * experts], experts);
+      worst = std::max(worst, scores.error);
+      if (pass != Pass::backward || result[layer].empty()) continue;
+      const std::vector<double>& fractions = in[layers].data;
+      const double scale =
+          std::fabs(in[layers + 1].data[0]) * static_cast<double>(experts) / static_cast<double>(tokens * layers);
+      double mean = 0;
+      for (size_t e = 0; e < experts; ++e) mean += scores.exact[e] * fractions[e];
+      const double error = 2 * scores.error + gamma_f32(static_cast<double>(experts) + 5);
+      for (size_t e = 0; e < experts; ++e)
+        result[layer][t * experts + e] = error * scale * scores.exact[e] * (fractions[e] + mean) + kUnderflow;
+    }
+  if (pass != Pass::backward) result[0][0] = 2 * worst * expected[0].data[0];
+  return result;
+}
+
 // Sums of the absolute values of the terms: the op on absolute values; indices are not negative anyway.
 Bounds magnitudes(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
   std::vector<RefTensor> sizes(in.begin(), in.end()), out(expected.begin(), expected.end());
@@ -266,6 +291,7 @@ Bounds expert_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, I
                      const TensorView& encoded, bool rounds_to_bf16) {
   const std::string_view name = op.name();
   if (name == "route") return route(op, pass, in, expected);
+  if (name == "load_balancing_loss") return load_balancing_loss(pass, in, expected);
   if (name == "permute") return permute(op, pass, in, expected);
   if (name == "unpermute") return unpermute(op, pass, in, expected);
   if (name == "head_linear") return head_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);

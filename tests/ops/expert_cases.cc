@@ -109,6 +109,22 @@ std::vector<Workload> gate_rows() {
   return cases;
 }
 
+// Around the width of a vector, and the rows of one block.
+std::vector<Workload> load_balancing_loss() {
+  std::vector<Workload> cases;
+  const auto add = [&](int layers, int64_t top_k, int64_t experts, int64_t tokens) {
+    cases.push_back(
+        named_case(std::make_shared<ops::LoadBalancingLoss>(layers, kernels::LoadBalancingLossAttrs{.top_k = top_k}),
+                   std::vector<TensorType>(static_cast<size_t>(layers), TensorType(kF32, {Symbol::tokens, experts})),
+                   with_tokens(tokens)));
+  };
+  for (int layers : {1, 3})
+    for (int64_t experts : {1, 3, 8, 17, 129}) add(layers, 1, experts, 5);
+  for (int64_t top_k : {2, 7, 8}) add(2, top_k, 8, 5);
+  for (int64_t tokens : {0, 1, 255, 256, 257, 600}) add(2, 4, 60, tokens);
+  return cases;
+}
+
 std::vector<Workload> grouped_linear() {
   std::vector<Workload> cases;
   const auto add = [&](DType x, const TensorType& weight, DType out, int64_t top_k, int64_t tokens,
@@ -151,6 +167,7 @@ std::vector<Workload> expert_cases(std::string_view op) {
   if (op == "unpermute") return moved_rows(true);
   if (op == "clamped_swiglu") return clamped_swiglu();
   if (op == "gate_rows") return gate_rows();
+  if (op == "load_balancing_loss") return load_balancing_loss();
   if (op == "grouped_linear") return grouped_linear();
   return {};
 }

@@ -216,6 +216,13 @@ TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
              }),
              "3 experts are chosen of 1 groups of 2");
   EXPECT_HAS(refusal([] { ops::ClampedSwiglu({.limit = 0}); }), "limit is 0");
+  EXPECT_EQ(infer(ops::LoadBalancingLoss(2, {.top_k = 2}), {x, x})[0], TensorType(kF32, {1}));
+  EXPECT_HAS(refusal([&] { ops::LoadBalancingLoss(0, {.top_k = 2}); }), "0 layers");
+  EXPECT_HAS(refusal([&] { infer(ops::LoadBalancingLoss(1, {.top_k = 9}), {x}); }), "9 experts are chosen");
+  EXPECT_HAS(refusal([&] {
+               infer(ops::LoadBalancingLoss(2, {.top_k = 2}), {x, TensorType(kF32, {tokens, 4})});
+             }),
+             "'logits1'");
   EXPECT_EQ(infer(ops::ExpertOrder({4}), {pairs})[1], TensorType(kI32, {5}));
   const TensorType many(kF32, {2 * Dim(tokens), 8});
   EXPECT_EQ(infer(ops::Permute(), {x, pairs})[0], many);
@@ -264,5 +271,3 @@ TEST(ExpertCost, CountsTheExpertsThatRowsCanChoose) {
 
 }  // namespace
 }  // namespace eadem::test
-
-EADEM_DEVICE_TEST_MAIN

@@ -11,7 +11,7 @@
 #include "tests/workloads/inputs.h"
 
 namespace eadem::test {
-namespace {
+namespace gradient_test {
 
 using kernels::ActivationKind;
 using kernels::Pass;
@@ -121,6 +121,20 @@ TEST(Gradient, LayerNorm) {
   check_gradients(ops::LayerNorm({1e-5f}), {x, weight, kernels::absent_port()}, step(3));
 }
 
+TEST(Gradient, RmsNormOfGroups) {
+  check_gradients(ops::RmsNorm({1e-5f}), {TensorType(kF32, {Symbol::tokens, 2, 6}), TensorType(kF32, {2, 6})}, step(3));
+}
+
+// dt lies on both sides of the limits.
+TEST(Gradient, StateSpaceScan) {
+  const TensorType shared(kF32, {Symbol::tokens, 2, 3}), each(kF32, {4});
+  for (float dt_min : {0.0f, 0.5f})
+    check_gradients(ops::StateSpaceScan({.dt_min = dt_min, .dt_max = dt_min == 0 ? HUGE_VALF : 2.0f}),
+                    {TensorType(kF32, {Symbol::tokens, 4, 3}), TensorType(kF32, {Symbol::tokens, 4}), shared, shared,
+                     each, each, each, TensorType(DType::i32, {Dim(Symbol::sequences, 1)})},
+                    step(7, 2));
+}
+
 TEST(Gradient, Scale) {
   const TensorType x(kF32, {3, 4});
   check_gradients(ops::Scale({-0.3f}), {x});
@@ -150,7 +164,7 @@ TEST(Gradient, TensorParallel) {
 TEST(Gradient, Activations) {
   const TensorType x(kF32, {5, 9});
   for (ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
-                              ActivationKind::relu, ActivationKind::relu2}) {
+                              ActivationKind::relu, ActivationKind::relu2, ActivationKind::sigmoid}) {
     const ops::Activation plain({kind});
     std::vector<RefTensor> inputs = widen(workloads::make_inputs(plain, std::vector{x}, {}, 3));
     // relu has no derivative at 0 and relu2 no second one: keep the difference on one side.
@@ -201,6 +215,33 @@ TEST(Gradient, LatentAttention) {
                   {TensorType(kF32, {Symbol::tokens, 3, 2}), TensorType(kF32, {Symbol::tokens, 3, 4})}, step(2));
 }
 
+TEST(Gradient, ShortConvolution) {
+  const TensorType x(kF32, {Symbol::tokens, 3}), weight(kF32, {3, 3}), bias(kF32, {3}),
+      query_start(DType::i32, {Dim(Symbol::sequences, 1)});
+  for (bool silu : {false, true}) {
+    check_gradients(ops::ShortConvolution({3, silu}), {x, weight, bias, query_start}, step(9, 3));
+    check_gradients(ops::ShortConvolution({3, silu}), {x, weight, kernels::absent_port(), query_start}, step(4));
+  }
+}
+
+TEST(Gradient, GatedDeltaRule) {
+  for (bool channels : {false, true}) {
+    const kernels::GatedDeltaRuleAttrs attrs{.key_heads = 2,
+                                             .value_heads = 4,
+                                             .key_dim = 3,
+                                             .value_dim = 2,
+                                             .channel_decay = channels,
+                                             .tiled = !channels,
+                                             .eps = 0.1f};
+    const TensorType q(kF32, {Symbol::tokens, 2, 3});
+    check_gradients(ops::GatedDeltaRule(attrs),
+                    {q, q, TensorType(kF32, {Symbol::tokens, 4, 2}), TensorType(kF32, {Symbol::tokens, attrs.decays()}),
+                     TensorType(kF32, {Symbol::tokens, 4}), TensorType(kF32, {4}), TensorType(kF32, {attrs.decays()}),
+                     TensorType(DType::i32, {Dim(Symbol::sequences, 1)})},
+                    step(7, 2));
+  }
+}
+
 TEST(Gradient, Experts) {
   using Scoring = kernels::RouteAttrs::Scoring;
   const TensorType logits(kF32, {Symbol::tokens, 5}), rows(DType::i32, {Symbol::tokens, 2});
@@ -213,6 +254,9 @@ TEST(Gradient, Experts) {
         attrs.groups = 3, attrs.top_groups = 2, attrs.group_best = 2;
         check_gradients(ops::Route(attrs), {TensorType(kF32, {Symbol::tokens, 6}), kernels::absent_port()}, step(4));
       }
+  for (int layers : {1, 3})
+    check_gradients(ops::LoadBalancingLoss(layers, {.top_k = 2}),
+                    std::vector<TensorType>(static_cast<size_t>(layers), logits), step(4));
   const Dim pairs = 2 * Dim(Symbol::tokens);
   check_gradients(ops::Permute(), {TensorType(kF32, {Symbol::tokens, 3}), rows}, step(4));
   check_gradients(ops::Unpermute(), {TensorType(kF32, {pairs, 3}), rows, TensorType(kF32, {Symbol::tokens, 2})},
@@ -237,5 +281,5 @@ TEST(Gradient, SoftmaxAndCrossEntropy) {
   check_gradients(ops::CrossEntropy(), {TensorType(kF32, {6, 7}), TensorType(DType::i32, {6})});
 }
 
-}  // namespace
+}  // namespace gradient_test
 }  // namespace eadem::test

@@ -8,6 +8,8 @@
 #include "eadem/kernels/sample.h"
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/expert_cases.h"
+#include "tests/ops/recurrent_cases.h"
+#include "tests/ops/state_space_cases.h"
 #include "tests/workloads/quantized_types.h"
 
 namespace eadem::test {
@@ -143,6 +145,8 @@ std::vector<Workload> rms_norm() {
       for (int64_t tokens : {0, 1, 65})
         cases.add(op, {TensorType(x, {Symbol::tokens, 20}), TensorType(weight, {20})}, tokens);
       cases.add(op, {TensorType(x, {Symbol::tokens, 3, 8}), TensorType(weight, {8})}, 5);  // per head
+      for (int64_t hidden : {1, 9, 40})
+        cases.add(op, {TensorType(x, {Symbol::tokens, 3, hidden}), TensorType(weight, {3, hidden})}, 5);  // per group
     }
   return cases.take();
 }
@@ -187,7 +191,7 @@ std::vector<Workload> scale() {
 std::vector<Workload> activations(bool gated) {
   std::vector<Workload> all;
   for (ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
-                              ActivationKind::relu, ActivationKind::relu2}) {
+                              ActivationKind::relu, ActivationKind::relu2, ActivationKind::sigmoid}) {
     const kernels::ActivationAttrs attrs{kind};
     std::vector<Workload> cases = elementwise(gated ? ops::OpPtr(std::make_shared<ops::GatedActivation>(attrs))
                                                     : ops::OpPtr(std::make_shared<ops::Activation>(attrs)));
@@ -578,10 +582,14 @@ std::vector<std::string_view> op_names() {
           "unpermute",
           "clamped_swiglu",
           "gate_rows",
+          "load_balancing_loss",
           "latent_append",
           "head_linear",
           "split_columns",
-          "concat_columns"};
+          "concat_columns",
+          "short_convolution",
+          "state_space_scan",
+          "gated_delta_rule"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -616,7 +624,9 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "all_gather") return all_gather();
   if (op == "grad_norm") return grad_norm();
   if (op == "adamw") return adamw();
+  if (op == "state_space_scan") return state_space_cases();
   if (std::vector<Workload> cases = expert_cases(op); !cases.empty()) return cases;
+  if (std::vector<Workload> cases = recurrent_cases(op); !cases.empty()) return cases;
   EADEM_CHECK(false, "no cases for op '{}'", op);
 }
 

@@ -484,5 +484,3 @@ TEST(SampleContract, DrawsFollowTheDistribution) {
 
 }  // namespace
 }  // namespace eadem::test
-
-EADEM_DEVICE_TEST_MAIN

@@ -90,12 +90,56 @@ TEST(Reference, KvAppendWritesSlotsOnly) {
   EXPECT_CLOSE(caches[1], tensor({2, 1, 2, 1}, {-4, 6, 7, -3}), Tolerance::exact());
 }
 
+TEST(Reference, ShortConvolutionGoesOnWhereItsStateEnds) {
+  // Taps 1, 10, 100 on the tokens 1, 2, 3, 4 of one sequence and 5 of another, whole and cut after two tokens.
+  const RefTensor weight = tensor({3, 1}, {1, 10, 100});
+  const auto whole =
+      infer(ops::ShortConvolution({3}),
+            {tensor({5, 1}, {1, 2, 3, 4, 5}), weight, tensor({1}, {0.5}), tensor({3}, {0, 4, 5})}, {{5, 1}});
+  EXPECT_CLOSE(whole[0], tensor({5, 1}, {100.5, 210.5, 321.5, 432.5, 500.5}), Tolerance::exact());
+  std::vector<RefTensor> out = {zeros({2, 1}), tensor({2, 2, 1}, {7, 8, 0, 0})};
+  const auto step = [&](std::vector<double> x) {
+    ops::ShortConvolution({3, false, true})
+        .reference(Pass::inference,
+                   std::vector{tensor({2, 1}, std::move(x)), weight, RefTensor{}, tensor({2}, {0, 2}), tensor({1}, {1}),
+                               out[1]},
+                   out);
+    return out[0];
+  };
+  EXPECT_CLOSE(step({1, 2}), tensor({2, 1}, {100, 210}), Tolerance::exact());
+  EXPECT_CLOSE(step({3, 4}), tensor({2, 1}, {321, 432}), Tolerance::exact());
+  EXPECT_CLOSE(out[1], tensor({2, 2, 1}, {7, 8, 3, 4}), Tolerance::exact());
+}
+
+TEST(Reference, GatedDeltaRuleFadesCorrectsAndReads) {
+  // One row and one column, so that q and k are 1 but for their signs. Decay and beta are 1/2 each: with a = b = 0 and
+  // no bias, g = -exp(a_log) log 2 with a_log = 0.
+  const kernels::GatedDeltaRuleAttrs attrs{
+      .key_heads = 1, .value_heads = 1, .key_dim = 1, .value_dim = 1, .eps = 1e-30f};
+  const RefTensor zero = zeros({3, 1}), one = tensor({1}, {0});
+  const auto y = infer(ops::GatedDeltaRule(attrs),
+                       {tensor({3, 1, 1}, {2, 2, -3}), tensor({3, 1, 1}, {5, -1, 1}), tensor({3, 1, 1}, {4, 6, 7}),
+                        zero, zero, one, one, tensor({3}, {0, 2, 3})},
+                       {{3, 1, 1}})[0];
+  // S = 4 / 2; S = 1 faded, read with the key -1 as -1: d = (6 + 1) / 2, S = 1 - 3.5. The third begins anew: S = 7 / 2.
+  EXPECT_CLOSE(y, tensor({3, 1, 1}, {2, -2.5, -3.5}), Tolerance::absolute(1e-12));
+}
+
 TEST(Reference, SoftmaxAndCrossEntropy) {
   const RefTensor logits = tensor({2, 2}, {0, std::log(3.0), 1000, 1000});
   EXPECT_CLOSE(infer(ops::Softmax(), {logits}, {{2, 2}})[0], tensor({2, 2}, {0.25, 0.75, 0.5, 0.5}),
                Tolerance::absolute(1e-15));
   EXPECT_CLOSE(infer(ops::CrossEntropy(), {logits, tensor({2}, {0, -1})}, {{2}})[0], tensor({2}, {std::log(4.0), 0}),
                Tolerance::absolute(1e-15));
+}
+
+TEST(Reference, LoadBalancingLossOfAllLayersTogether) {
+  // Probabilities (1/4, 3/4) three times and (1/2, 1/2) once, of which the lower number is chosen: the fractions are
+  // (1/4, 3/4) and the means (5/16, 11/16).
+  const double log3 = std::log(3.0);
+  EXPECT_CLOSE(infer(ops::LoadBalancingLoss(2, {.top_k = 1}),
+                     {tensor({2, 2}, {0, log3, 0, log3}), tensor({2, 2}, {0, log3, 0, 0})}, {{1}})[0],
+               tensor({1}, {2 * (1 * 5 + 3 * 11) / 64.0}), Tolerance::absolute(1e-15));
 }
 
 TEST(Reference, ActivationsAtKnownPoints) {

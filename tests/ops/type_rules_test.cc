@@ -48,6 +48,56 @@ TEST(TypeRules, Embedding) {
   EXPECT_REFUSED(rule(Sharding::along(1)), "'table'", "sharded(1)", "expected replicated or sharded(0)");
 }
 
+TEST(TypeRules, ShortConvolution) {
+  const ShortConvolution op({4, true}), cached({4, true, true});
+  const TensorType x(kB, {kT, 6}), weight(kF, {4, 6}), bias(kF, {6}), start(kI, {Dim(Symbol::sequences, 1)}),
+      slots(kI, {Symbol::sequences}), state(kF, {5, 3, 6});
+  EXPECT_EQ(infer(op, {x, weight, bias, start})[0], TensorType(kB, {kT, 6}));
+  EXPECT_EQ(infer(cached, {x, weight, kernels::absent_port(), start, slots, state})[1], state);
+  EXPECT_REFUSED(infer(op, {x, TensorType(kF, {3, 6}), bias, start}), "'weight'", "[3, 6]", "attribute taps");
+  EXPECT_REFUSED(infer(op, {x, TensorType(kB, {4, 6}), bias, start}), "'weight' is bf16", "expected f32");
+  EXPECT_REFUSED(infer(op, {x, weight, TensorType(kF, {5}), start}), "'bias'", "channels of 'x'");
+  EXPECT_REFUSED(infer(cached, {x, weight, bias, start, slots, TensorType(kF, {5, 4, 6})}), "'state'", "expected 3");
+  EXPECT_REFUSED(infer(cached, {x, weight, bias, start, slots, TensorType(kB, {5, 3, 6})}), "'state' is bf16");
+  EXPECT_REFUSED(infer(cached, {x, weight, bias, slots, slots, state}), "'query_start'", "sequences of 'state_slots'");
+  EXPECT_REFUSED(ShortConvolution({1}), "taps is 1; expected 2 to 8");
+  EXPECT_REFUSED(ShortConvolution({9}), "taps is 9");
+  const auto rule = [&](Sharding a, Sharding w, Sharding s) {
+    return cached.infer_sharding(
+        std::vector{with(x, a), with(weight, w), kernels::absent_port(), start, slots, with(state, s)});
+  };
+  EXPECT_EQ(rule(Sharding::along(1), Sharding::along(1), Sharding::along(2))[0], Sharding::along(1));
+  EXPECT_REFUSED(rule(Sharding::along(1), kWhole, Sharding::along(2)), "'weight'", "channels divided alike");
+  EXPECT_REFUSED(rule(kPartial, kWhole, kWhole), "'x'", "expected replicated or sharded(1)");
+}
+
+TEST(TypeRules, GatedDeltaRule) {
+  kernels::GatedDeltaRuleAttrs attrs{.key_heads = 2, .value_heads = 4, .key_dim = 3, .value_dim = 5};
+  const GatedDeltaRule op(attrs);
+  const TensorType q(kF, {kT, 2, 3}), v(kF, {kT, 4, 5}), a(kF, {kT, 4}), heads(kF, {4}),
+      start(kI, {Dim(Symbol::sequences, 1)}), slots(kI, {Symbol::sequences}), state(kF, {7, 4, 3, 5});
+  EXPECT_EQ(infer(op, {q, q, v, a, a, heads, heads, start})[0], v);
+  EXPECT_REFUSED(infer(op, {q, v, v, a, a, heads, heads, start}), "'k'", "the attributes");
+  EXPECT_REFUSED(infer(op, {q, q, TensorType(kB, {kT, 4, 5}), a, a, heads, heads, start}), "'v' is bf16");
+  EXPECT_REFUSED(infer(op, {q, q, v, a, a, TensorType(kB, {4}), heads, start}), "'a_log' is bf16", "expected f32");
+  attrs.channel_decay = true;
+  EXPECT_REFUSED(infer(GatedDeltaRule(attrs), {q, q, v, a, a, heads, heads, start}), "'a'", "expected 12");
+  attrs.channel_decay = false;
+  attrs.cached = true;
+  const GatedDeltaRule cached(attrs);
+  EXPECT_EQ(infer(cached, {q, q, v, a, a, heads, heads, start, slots, state})[1], state);
+  EXPECT_REFUSED(infer(cached, {q, q, v, a, a, heads, heads, start, slots, TensorType(kF, {7, 4, 5, 3})}), "'state'");
+  EXPECT_REFUSED(GatedDeltaRule({.key_heads = 3, .value_heads = 4, .key_dim = 1, .value_dim = 1}), "value_heads is 4");
+  EXPECT_REFUSED(GatedDeltaRule({.key_heads = 1, .value_heads = 4, .key_dim = 0, .value_dim = 1}), "key_dim is 0");
+  const auto rule = [&](Sharding s, Sharding p) {
+    const TensorType own = with(a, s);
+    return cached.infer_sharding(std::vector{with(q, s), with(q, s), with(v, s), own, own, with(heads, p),
+                                             with(heads, p), start, slots, with(state, s)});
+  };
+  EXPECT_EQ(rule(Sharding::along(1), Sharding::along(0))[0], Sharding::along(1));
+  EXPECT_REFUSED(rule(Sharding::along(1), kWhole), "'a_log'", "heads divided alike");
+}
+
 TEST(TypeRules, LatentAttention) {
   const TensorType x(kF, {kT, 3, 5}), weight(kH, {3, 4, 5}), row(kF, {kT, 1, 28}), cache(kB, {4, 1, 16, 28}),
       slots(DType::i64, {kT});

@@ -77,21 +77,19 @@ JsonValue typed(const char* type) { return JsonValue::object().set("type", type)
 
 TEST(Pipeline, RefusesByName) {
   using V = JsonValue;
-  expect_refused<Unsupported>([](V& d) { model_of(d).set("type", "Unigram"); }, "Unigram");
+  expect_refused<Unsupported>([](V& d) { model_of(d).set("type", "WordLevel"); }, "WordLevel");
   expect_refused<Unsupported>([](V& d) { model_of(d).set("dropout", 0.1); }, "dropout");
   expect_refused<Unsupported>([](V& d) { model_of(d).set("end_of_word_suffix", "</w>"); }, "end_of_word_suffix");
   expect_refused<Unsupported>([](V& d) { model_of(d).set("continuing_subword_prefix", "##"); }, "continuing_subword");
   expect_refused<Unsupported>([](V& d) { model_of(d).set("novelty", 1); }, "model.novelty");
-  expect_refused<Unsupported>([](V& d) { d.set("truncation", V::object().set("max_length", 5)); }, "truncation");
-  expect_refused<Unsupported>([](V& d) { d.set("padding", V::object()); }, "padding");
   expect_refused<Unsupported>([](V& d) { d.set("version", "2.0"); }, "2.0");
   expect_refused<Unsupported>([](V& d) { d.set("surprise", 1); }, "surprise");
-  expect_refused<Unsupported>([](V& d) { d.set("normalizer", typed("Lowercase")); }, "Lowercase");
+  expect_refused<Unsupported>([](V& d) { d.set("normalizer", typed("Nmt")); }, "Nmt");
   expect_refused<Unsupported>([](V& d) { d.set("normalizer", typed("NFC").set("strength", 3)); },
                               "normalizer.strength");
   expect_refused<Unsupported>([](V& d) { d.set("pre_tokenizer", typed("UnicodeScripts")); }, "UnicodeScripts");
-  expect_refused<Unsupported>([](V& d) { d.set("decoder", typed("WordPiece")); }, "WordPiece");
-  expect_refused<Unsupported>([](V& d) { d.set("post_processor", typed("BertProcessing")); }, "BertProcessing");
+  expect_refused<Unsupported>([](V& d) { d.set("decoder", typed("CTC")); }, "CTC");
+  expect_refused<Unsupported>([](V& d) { d.set("post_processor", typed("PairProcessing")); }, "PairProcessing");
   expect_refused<Unsupported>(
       [](V& d) {
         d.set("pre_tokenizer", typed("Split")

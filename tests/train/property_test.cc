@@ -12,6 +12,8 @@
 #include <fstream>
 
 #include "eadem/train/checkpoint.h"
+#include "eadem/train/identity.h"
+#include "eadem/train/metrics.h"
 #include "tests/train/run_fixture.h"
 
 namespace eadem::train {
@@ -135,10 +137,32 @@ TEST_F(TrainingRun, RecipesAreChecked) {
   refused("learning_rat = 1", "learning_rat");
   refused("learning_rate = -1.0", "learning_rate");
   refused("seed = \"x\"", "seed");
+  refused("router_aux_loss_coef = -0.1", "router_aux_loss_coef");
   refused("min_learning_rate = 1.0", "min_learning_rate");
   refused("[surprise]\nx = 1", "surprise");
   refused("steps = 5", "toml");  // twice: a syntax error with the line
   EXPECT_THROW(load_recipe((root_ / "absent.toml").string()), NotFound);
+}
+
+// The config's and the recipe's are the same for resuming, and 0 is what there is without either.
+TEST_F(TrainingRun, TheLoadBalancingLossIsOfARunsIdentityAndMetrics) {
+  const Recipe plain = recipe("out", "f32"), off = recipe("out", "f32", "router_aux_loss_coef = 0"),
+               stated = recipe("out", "f32", "router_aux_loss_coef = 0.5");
+  EXPECT_FALSE(plain.training.router_aux_loss_coef);
+  const io::JsonValue silent = io::JsonValue::object();
+  io::JsonValue asks = io::JsonValue::object();
+  asks.set("output_router_logits", true).set("router_aux_loss_coef", 0.5);
+  EXPECT_EQ(identity_of(plain, asks, {}), identity_of(stated, silent, {}));
+  EXPECT_EQ(identity_of(off, asks, {}), identity_of(plain, silent, {}));
+  EXPECT_NE(identity_of(plain, asks, {}), identity_of(plain, silent, {}));
+
+  const std::string path = (root_ / "balanced.jsonl").string();
+  Metrics(path, 0).add(StepMetrics{1, 3.0, 1e-3, 1.0, 64, 10.0, 2.5});
+  Metrics(path, 1).add(StepMetrics{2, 3.0, 1e-3, 1.0, 128, 10.0});
+  const Metrics read(path, 2);
+  ASSERT_EQ(read.steps().size(), 2u);
+  EXPECT_EQ(read.steps()[0].load_balancing_loss, 2.5);
+  EXPECT_FALSE(read.steps()[1].load_balancing_loss);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/kernels/attention.h"
 #include "eadem/kernels/experts.h"
 #include "eadem/kernels/sample.h"
@@ -77,6 +78,16 @@ std::vector<int64_t> query_lengths(int64_t tokens, int64_t sequences, Random& ra
   return lengths;
 }
 
+// i32 [sequences + 1]: where each sequence begins, and the end.
+Tensor query_start(const std::vector<int64_t>& lengths) {
+  int64_t start = 0;
+  return filled(DType::i32, Shape{std::ssize(lengths) + 1}, [&](int64_t i) {
+    const int64_t here = start;
+    if (i < std::ssize(lengths)) start += lengths[static_cast<size_t>(i)];
+    return static_cast<double>(here);
+  });
+}
+
 std::vector<Tensor> attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
                                      std::span<const TensorType> types, Random& random) {
   const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
@@ -86,12 +97,7 @@ std::vector<Tensor> attention_inputs(const ops::Op& op, std::span<const Shape> s
   for (size_t port = 0; port < 3; ++port) inputs.push_back(uniform(types[port].dtype, shapes[port], random, -2, 2));
   const int64_t sequences = shapes[4][0];
   const std::vector<int64_t> queries = query_lengths(shapes[0][0], sequences, random);
-  int64_t start = 0;
-  inputs.push_back(filled(DType::i32, shapes[3], [&](int64_t i) {
-    const int64_t here = start;
-    if (i < sequences) start += queries[static_cast<size_t>(i)];
-    return static_cast<double>(here);
-  }));
+  inputs.push_back(query_start(queries));
   const int64_t capacity = cached ? shapes[5][1] * shapes[1][2] : 0;
   inputs.push_back(filled(DType::i32, shapes[4], [&](int64_t s) {
     const int64_t own = queries[static_cast<size_t>(s)];
@@ -198,6 +204,16 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
       return i % 5 == 4 ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
     });
   }
+  if (port == "query_start") return query_start(query_lengths(shapes[0][0], shape[0] - 1, random));
+  if (port == "state_slots") {
+    const std::vector<int64_t> slots = distinct(shape[0], shapes.back()[0], random);
+    return filled(dtype, shape, [&](int64_t i) {  // every fifth sequence has none
+      return i % 5 == 4 ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
+    });
+  }
+  // States that fade within a few tokens, and hardly.
+  if (op == "gated_delta_rule" && (port == "a" || port == "b")) return uniform(dtype, shape, random, -3, 3);
+  if (op == "gated_delta_rule" && port == "dt_bias") return uniform(dtype, shape, random, -4, 0);
   if (op == "feed_tokens" && port == "ids")  // every third one is that of a row of the step before
     return filled(dtype, shape, [&](int64_t i) {
       return i % 3 == 1 ? -1.0 - static_cast<double>(random.below(shapes[1][0]))
@@ -211,7 +227,7 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   }
   if (op == "clamped_swiglu") return uniform(dtype, shape, random, -9, 9);  // on both sides of the limit
   if (op == "gate_rows" && port == "gate") return uniform(dtype, shape, random, -8, 8);
-  if (op == "route") return uniform(dtype, shape, random, -4, 4);
+  if (op == "route" || op == "load_balancing_loss") return uniform(dtype, shape, random, -4, 4);
   if (op == "expert_order") {  // without repetition in a row
     const int64_t experts = object.attrs().get<kernels::ExpertOrderAttrs>().experts;
     std::vector<int64_t> row;
@@ -235,6 +251,7 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
       return static_cast<double>(here);
     });
   }
+  if (op == "state_space_scan" && port == "dt") return uniform(dtype, shape, random, -4, 4);
   if (op == "adamw" && port == "norm") return filled(dtype, shape, [&](int64_t) { return random.between(0.5, 4); });
   if (op == "adamw" && port == "hyper") return filled(dtype, shape, hyper_value);
   if (op == "adamw" && port == "m") return uniform(dtype, shape, random, -0.1, 0.1);
@@ -255,6 +272,11 @@ namespace {
 // A host copy of `plain` in an encoding.
 Tensor encoded(const Tensor& plain, const Encoding& encoding) {
   Tensor result = Tensor::on_host(DType::f32, plain.shape(), encoding);
+  if (const BlockEncoding* blocks = BlockEncoding::of(&encoding); blocks != nullptr && !blocks->is_writable()) {
+    blocks->fill_random(static_cast<uint8_t*>(result.view.data), 0,
+                        plain.shape().num_elements() / blocks->format().block_size, 0.5, 1);
+    return result;
+  }
   encoding.encode(result.view, plain.view);
   return result;
 }

@@ -10,13 +10,14 @@
 #include "eadem/cli/bench/machine.h"
 #include "eadem/cli/bench/products.h"
 #include "eadem/cli/commands.h"
-#include "eadem/cli/convert/layers.h"
-#include "eadem/cli/convert/types.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/options/arguments.h"
 #include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/convert/layers.h"
+#include "eadem/convert/types.h"
 #include "eadem/core/device/cpu_device.h"
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/json.h"
 
@@ -95,8 +96,9 @@ double roofline_seconds(const InferEngine& engine, const MachineRates& rates, in
 WeightType stored_type(const std::string& type_name, const models::ModelInfo& model,
                        const modules::ParameterInfo& parameter) {
   const int64_t columns = parameter.shape.back();
-  if (is_layer_type(type_name)) return layer_type_of(type_name, parameter.name, columns).value_or(DType::bf16);
-  return convert_type_of(type_name, model, parameter.name, columns);
+  if (convert::is_layer_type(type_name))
+    return convert::layer_type_of(type_name, parameter.name, columns).value_or(DType::bf16);
+  return convert::convert_type_of(type_name, model, parameter.name, columns);
 }
 
 std::string depth_text(const Row& row) { return row.depth == 0 ? "" : fmt::format(" after {}", row.depth); }
@@ -127,9 +129,12 @@ std::optional<BenchOptions> parse_bench(CommandLine command_line) {
   arguments.section("What to measure");
   arguments.option("--random", "CONFIG", options.random,
                    "random weights in the shape of a config.json, or of a directory with one");
-  arguments.choice("--type", all_type_names(), options.weights_type,
-                   "with --random: how the matrices are stored, as for `eadem convert` (default: as the config "
-                   "states, else f32)");
+  std::vector<std::string> types = convert::all_type_names();
+  for (const BlockEncoding* encoding : BlockEncoding::all())
+    if (!encoding->is_writable()) types.emplace_back(encoding->name());
+  arguments.choice("--type", types, options.weights_type,
+                   "with --random: how the matrices are stored, as for `eadem convert`, or in one of the types that it "
+                   "only reads (default: as the config states, else f32)");
   arguments.option("-p,--prompt", "N", options.prompt, "tokens of a prompt (default: 512); 0: no prefill");
   arguments.option("-n,--gen", "N", options.gen, "tokens to decode (default: 128); 0: no decode");
   arguments.sizes("-d,--depth", "N,…", options.depths, "tokens that the cache holds before (default: 0)");

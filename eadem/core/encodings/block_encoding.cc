@@ -7,6 +7,7 @@
 
 #include "eadem/core/encodings/block_types.h"
 #include "eadem/core/lookups.h"
+#include "eadem/core/philox.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem {
@@ -15,8 +16,10 @@ namespace {
 
 using namespace block_types;
 
-constexpr std::array<const BlockEncoding*, 13> kAllBlockEncodings = {
-    &q4_0, &q4_1, &q5_0, &q5_1, &q8_0, &q2_k, &q3_k, &q4_k, &q5_k, &q6_k, &iq4_nl, &iq4_xs, &mxfp4};
+// Those that are only read come last.
+constexpr std::array<const BlockEncoding*, 22> kAllBlockEncodings = {
+    &q4_0,   &q4_1,  &q5_0,  &q5_1,  &q8_0,    &q2_k,   &q3_k,  &q4_k,    &q5_k,  &q6_k,  &iq4_nl,
+    &iq4_xs, &mxfp4, &iq1_s, &iq1_m, &iq2_xxs, &iq2_xs, &iq2_s, &iq3_xxs, &iq3_s, &tq1_0, &tq2_0};
 
 // value[i] = (scale * sub_scale) * level(code[i]) - min * sub_min, in this order of roundings.
 void decode_group(float* values, const uint8_t* codes, const BlockFormat& format, float scale, float min) {
@@ -47,6 +50,12 @@ void check_columns(const BlockEncoding& encoding, int64_t columns, const Shape& 
 }  // namespace
 
 std::span<const BlockEncoding* const> BlockEncoding::all() { return kAllBlockEncodings; }
+
+std::span<const BlockEncoding* const> BlockEncoding::writable() {
+  static const auto kCount = std::count_if(kAllBlockEncodings.begin(), kAllBlockEncodings.end(),
+                                           [](const auto* type) { return type->is_writable(); });
+  return std::span(kAllBlockEncodings).first(static_cast<size_t>(kCount));
+}
 
 const BlockEncoding* BlockEncoding::find(std::string_view name) {
   const auto it = std::find_if(kAllBlockEncodings.begin(), kAllBlockEncodings.end(),
@@ -118,6 +127,26 @@ void BlockEncoding::decode_row(float* row, const TensorView& encoded, int64_t in
   for (int64_t column = 0; column < columns; column += format_.block_size, block += format_.block_bytes) {
     unpack_(parts, block);
     decode_block(row + column, parts, format_);
+  }
+}
+
+void BlockEncoding::fill_random(uint8_t* blocks, int64_t first, int64_t count, double size, uint64_t key) const {
+  EADEM_CHECK(store_scale_ != nullptr, "{} is quantized, not drawn", name());
+  constexpr size_t kDraw = sizeof(PhiloxBlock);
+  BlockParts parts;
+  for (int64_t b = 0; b < count; ++b, blocks += format_.block_bytes) {
+    const size_t num_bytes = static_cast<size_t>(format_.block_bytes);
+    for (size_t at = 0; at < num_bytes; at += kDraw) {
+      const PhiloxBlock draw = philox4x32(key, static_cast<uint64_t>(first + b), at);
+      std::memcpy(blocks + at, draw.words, std::min(kDraw, num_bytes - at));
+    }
+    store_scale_(blocks, 1);
+    unpack_(parts, blocks);
+    float values[kMaxBlockSize];
+    decode_block(values, parts, format_);
+    double squares = 0;
+    for (int i = 0; i < format_.block_size; ++i) squares += static_cast<double>(values[i]) * values[i];
+    store_scale_(blocks, static_cast<float>(size / std::sqrt(std::max(squares / format_.block_size, 0x1p-20))));
   }
 }
 

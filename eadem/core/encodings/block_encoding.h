@@ -30,7 +30,7 @@ struct BlockParts {
   std::array<uint8_t, kMaxBlockSize> codes;
   std::array<int8_t, kMaxGroups> sub_scales;  // 1 where the format has none
   std::array<uint8_t, kMaxGroups> sub_mins;   // 1 where the format has a min but no sub-mins; unused without a min
-  float scale;                                // exactly as stored: an f16, or a power of two
+  float scale;                                // as stored, an f16 or a power of two, times BlockFormat::scale_unit
   float min;                                  // an f16; 0 where the format has none
 };
 
@@ -43,6 +43,7 @@ struct BlockFormat {
   int zero;        // subtracted from a code; 0 with a min or a codebook
   enum class Scale : uint8_t { f16, power_of_two };
   Scale scale = Scale::f16;
+  float scale_unit = 1;  // a power of two that makes integers of sub-scales and levels
   // Range of the integer sub-scales; both 1 where the format has none.
   int sub_scale_min = 1, sub_scale_max = 1;
   bool has_min = false;
@@ -57,18 +58,27 @@ class BlockEncoding final : public Encoding {
  public:
   using Unpack = void (*)(BlockParts& parts, const uint8_t* block);
   using Pack = void (*)(uint8_t* block, const BlockParts& parts);
+  // Writes the scale as it is stored: without BlockFormat::scale_unit.
+  using StoreScale = void (*)(uint8_t* block, float scale);
 
   constexpr BlockEncoding(const BlockFormat& format, Unpack unpack, Pack pack)
       : format_(format), unpack_(unpack), pack_(pack) {}
+  // A type that is only read: not every choice of codes has a block.
+  constexpr BlockEncoding(const BlockFormat& format, Unpack unpack, StoreScale store_scale)
+      : format_(format), unpack_(unpack), store_scale_(store_scale) {}
 
-  // q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4
+  // q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4, and those that are only read:
+  // iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s tq1_0 tq2_0
   static std::span<const BlockEncoding* const> all();
+  // Those that quantize_row and pack write.
+  static std::span<const BlockEncoding* const> writable();
   // Null when there is none of that name.
   static const BlockEncoding* find(std::string_view name);
   // `encoding` as what it is, or null.
   static const BlockEncoding* of(const Encoding* encoding);
 
   const BlockFormat& format() const { return format_; }
+  bool is_writable() const { return pack_ != nullptr; }
   std::string_view name() const override { return format_.name; }
   int64_t row_bytes(int64_t columns) const { return columns / format_.block_size * format_.block_bytes; }
 
@@ -82,16 +92,21 @@ class BlockEncoding final : public Encoding {
 
   // Quantizes one row of `columns` values. `importance` [columns], or empty: what an error in that column costs
   // (the mean square of the activation that it multiplies). Minimizes the weighted square error over the scales.
-  // Deterministic; thread-safe.
+  // Deterministic; thread-safe. Throws Unsupported for a type that is only read.
   void quantize_row(uint8_t* row, std::span<const float> values, std::span<const float> importance) const;
 
   void unpack(BlockParts& parts, const uint8_t* block) const { unpack_(parts, block); }
   void pack(uint8_t* block, const BlockParts& parts) const { pack_(block, parts); }
 
+  // Fills `count` blocks, of which the first has number `first`, with random codes and sub-scales, and a scale that
+  // gives each block the root mean square `size`: a pure function of key and number. For types that are only read.
+  void fill_random(uint8_t* blocks, int64_t first, int64_t count, double size, uint64_t key) const;
+
  private:
   BlockFormat format_;
   Unpack unpack_;
-  Pack pack_;
+  Pack pack_ = nullptr;
+  StoreScale store_scale_ = nullptr;
 };
 
 }  // namespace eadem

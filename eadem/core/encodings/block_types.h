@@ -11,9 +11,11 @@
 
 namespace eadem::block_types {
 
-extern const BlockEncoding q4_0, q4_1, q5_0, q5_1, q8_0;  // legacy_blocks.cc
-extern const BlockEncoding q2_k, q3_k, q4_k, q5_k, q6_k;  // k_blocks.cc
-extern const BlockEncoding iq4_nl, iq4_xs, mxfp4;         // codebook_blocks.cc
+extern const BlockEncoding q4_0, q4_1, q5_0, q5_1, q8_0;                          // legacy_blocks.cc
+extern const BlockEncoding q2_k, q3_k, q4_k, q5_k, q6_k;                          // k_blocks.cc
+extern const BlockEncoding iq4_nl, iq4_xs, mxfp4;                                 // codebook_blocks.cc
+extern const BlockEncoding iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s;  // grid_blocks.cc
+extern const BlockEncoding tq1_0, tq2_0;                                          // ternary_blocks.cc
 
 // Numbers lie in the file unaligned, low byte first.
 inline float load_f16(const uint8_t* bytes) {

@@ -499,6 +499,7 @@ void quantize_blocks(uint8_t* row, std::span<const float> values, std::span<cons
 }  // namespace
 
 void BlockEncoding::quantize_row(uint8_t* row, std::span<const float> values, std::span<const float> importance) const {
+  if (!is_writable()) throw Unsupported("{}: this type is read, but nothing quantizes to it", format_.name);
   EADEM_CHECK(values.size() % static_cast<size_t>(format_.block_size) == 0, "{} values in blocks of {}", values.size(),
               format_.block_size);
   EADEM_CHECK(importance.empty() || importance.size() == values.size(), "{} importances of {} values",

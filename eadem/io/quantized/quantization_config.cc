@@ -183,6 +183,16 @@ void read_fp8(QuantizationConfig& config, const JsonReader& json) {
   ignore_all(json, {"dequantize"});
 }
 
+// ---- mxfp4
+
+void read_mxfp4(QuantizationConfig& config, const JsonReader& json) {
+  config.layout = Layout::mxfp4;
+  config.bits = 4;
+  config.group_size = 32;
+  config.ignored = optional_strings(json, "modules_to_not_convert");
+  ignore_all(json, {"dequantize"});
+}
+
 // ---- compressed-tensors
 
 // The `weights` of a scheme.
@@ -301,8 +311,11 @@ struct Method {
   std::string_view name;
   void (*read)(QuantizationConfig& config, const JsonReader& json);
 };
-constexpr Method kMethods[] = {
-    {"gptq", read_gptq}, {"awq", read_awq}, {"fp8", read_fp8}, {"compressed-tensors", read_compressed_tensors}};
+constexpr Method kMethods[] = {{"gptq", read_gptq},
+                               {"awq", read_awq},
+                               {"fp8", read_fp8},
+                               {"mxfp4", read_mxfp4},
+                               {"compressed-tensors", read_compressed_tensors}};
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 //   gptq                 4 and 8 bits, in groups of 32, 64, 128 or per row; desc_act; checkpoint_format gptq, gptq_v2
 //   awq                  4 bits, version gemm
 //   fp8                  e4m3 and e5m2, per tensor, per row, or with weight_block_size [128, 128]
+//   mxfp4                4 bits with a power of two for each 32 values (GPT-OSS)
 //   compressed-tensors   one scheme of weights; formats pack-quantized (4 and 8 bits), int-quantized (8),
 //                        naive-quantized and float-quantized (8)
 //
@@ -25,7 +26,7 @@ namespace eadem::io {
 
 struct QuantizationConfig {
   // The layout of a layer's codes (quantized_layouts.h).
-  enum class Layout : uint8_t { gptq, awq, packed, integers, floats };
+  enum class Layout : uint8_t { gptq, awq, packed, integers, floats, mxfp4 };
   // The values that share a scale. `unstated`: a tensor or a row, as the shape of the scales says.
   enum class Scope : uint8_t { unstated, tensor, row, group, block };
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/io/text.h"
 
@@ -17,6 +18,11 @@ namespace {
 
 using Layout = QuantizationConfig::Layout;
 using Scope = QuantizationConfig::Scope;
+
+// The tensor that is a part of a layer.
+std::string part_name(Layout layout, std::string_view layer, std::string_view part) {
+  return fmt::format("{}{}{}", layer, layout == Layout::mxfp4 ? "_" : ".", part);
+}
 
 std::string described(const WeightInfo& info) {
   return fmt::format("{} is {} {}", quote(info.name), info.type_name, to_string(info.shape));
@@ -66,7 +72,7 @@ class Parts {
   std::vector<std::string> used() { return std::move(used_); }
 
  private:
-  std::string name(std::string_view part) const { return fmt::format("{}.{}", layer_, part); }
+  std::string name(std::string_view part) const { return part_name(config_.layout, layer_, part); }
 
   const WeightSource& files_;
   const QuantizationConfig& config_;
@@ -452,6 +458,36 @@ Tensor load_floats(const WeightSource& files, const QuantizationConfig& config, 
   return result;
 }
 
+// ---- mxfp4
+
+QuantizedLayer describe_mxfp4(const WeightSource& files, const QuantizationConfig& config, const std::string& name) {
+  Parts parts(files, config, name);
+  const WeightInfo& codes = parts.require("blocks", {"U8"});
+  const int rank = codes.shape.rank();
+  if ((rank != 3 && rank != 4) || codes.shape.num_elements() == 0 || codes.shape[rank - 1] != 16)
+    parts.fail(described(codes) + "; expected [out, in / 32, 16], with experts before or without");
+  std::vector<int64_t> dims(codes.shape.dims().begin(), codes.shape.dims().end() - 1);
+  parts.require("scales", {"U8"}, {Shape(dims)}, codes);
+  dims.back() *= 32;
+  return {name, WeightType(DType::f32, BlockEncoding::find("mxfp4")), Shape(dims), parts.used()};
+}
+
+// Codes 0 1 2 3 … of a block are in pairs of neighbours in the file, in pairs (i, i + 16) in a block.
+Tensor load_mxfp4(const WeightSource& files, const QuantizationConfig& config, const QuantizedLayer& layer) {
+  Tensor result = Tensor::in_one_piece(layer.type.dtype, layer.shape, *layer.type.encoding);
+  const auto part = [&](std::string_view name) { return files.get(part_name(config.layout, layer.name, name)); };
+  const Tensor codes = part("blocks"), scales = part("scales");
+  const auto* from = codes.view.as<uint8_t>();
+  const auto* exponents = scales.view.as<uint8_t>();
+  auto* block = static_cast<uint8_t*>(result.view.plane(0));
+  const auto code = [&](int i) { return from[i / 2] >> (i % 2 * 4) & 15; };
+  for (int64_t b = 0; b < scales.view.num_elements(); ++b, from += 16, block += 17) {
+    block[0] = exponents[b];
+    for (int i = 0; i < 16; ++i) block[1 + i] = static_cast<uint8_t>(code(i) | code(i + 16) << 4);
+  }
+  return result;
+}
+
 // ----
 
 struct LayoutCode {
@@ -461,18 +497,17 @@ struct LayoutCode {
 };
 
 const LayoutCode& code_of(Layout layout) {
-  static constexpr LayoutCode kCodes[] = {{"qweight", describe_gptq, load_gptq},
-                                          {"qweight", describe_awq, load_awq},
-                                          {"weight_packed", describe_packed, load_packed},
-                                          {"weight", describe_integers, load_integers},
-                                          {"weight", describe_floats, load_floats}};
+  static constexpr LayoutCode kCodes[] = {
+      {"qweight", describe_gptq, load_gptq},           {"qweight", describe_awq, load_awq},
+      {"weight_packed", describe_packed, load_packed}, {"weight", describe_integers, load_integers},
+      {"weight", describe_floats, load_floats},        {"blocks", describe_mxfp4, load_mxfp4}};
   return kCodes[static_cast<size_t>(layout)];
 }
 
 }  // namespace
 
 std::string quantized_layer_of(const QuantizationConfig& config, const WeightInfo& tensor) {
-  const std::string suffix = fmt::format(".{}", code_of(config.layout).codes);
+  const std::string suffix = part_name(config.layout, "", code_of(config.layout).codes);
   if (!tensor.name.ends_with(suffix) || tensor.name.size() == suffix.size()) return "";
   // Plain layers have a part of this name, too.
   if (config.layout == Layout::integers && tensor.type_name != "I8") return "";

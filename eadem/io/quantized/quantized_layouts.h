@@ -20,8 +20,10 @@
 //   floats     X.weight f8_e4m3 or f8_e5m2 [out, in]
 //              X.weight_scale, or X.weight_scale_inv: [], [1], [out, 1], or [ceil(out / 128), ceil(in / 128)]; either
 //              name is what codes are multiplied by
+//   mxfp4      X_blocks u8 [out, in / 32, 16], two codes of E2M1 in a byte, the first in the lower half
+//              X_scales u8 [out, in / 32], exponents plus 127; experts have an axis before these
 // Scales are f16, bf16 or f32. Sources: AutoGPTQ (qlinear), AutoAWQ (WQLinear_GEMM), compressed-tensors
-// (compressors), DeepSeek-V3 (weight_dequant).
+// (compressors), DeepSeek-V3 (weight_dequant), transformers (integrations/mxfp4).
 #pragma once
 
 #include <string>
@@ -36,7 +38,7 @@ namespace eadem::io {
 struct QuantizedLayer {
   std::string name;                // X
   WeightType type;                 // the storage type that Eadem gives it
-  Shape shape;                     // [out, in]
+  Shape shape;                     // [out, in], of mxfp4 also [experts, out, in]
   std::vector<std::string> parts;  // the tensors of the file that it consists of
 };
 

@@ -78,14 +78,8 @@ BpeModel::BpeModel(const TokenizerSpec& spec, bool byte_level)
     }
     if (!byte_level_) {
       // Some vocabularies lack tokens of bytes; a character with such a byte is unknown.
-      StringMap<int32_t> ids;
-      for (const VocabEntry& entry : spec.vocab) {
-        if (entry.text.size() == 6 && entry.text.starts_with("<0x")) ids.emplace(entry.text, entry.id);
-      }
-      for (int byte = 0; byte < 256; ++byte) {
-        const auto found = ids.find(fmt::format("<0x{:02X}>", byte));
-        if (found != ids.end()) byte_ids_[static_cast<size_t>(byte)] = found->second;
-      }
+      const std::vector<int32_t> ids = byte_token_ids(spec);
+      std::copy(ids.begin(), ids.end(), byte_ids_.begin());
     }
   }
   splits_at_metaspace_ = !byte_level_ && !ignore_merges_ && symbols_.contains(kMetaspace);

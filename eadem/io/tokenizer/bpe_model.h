@@ -8,20 +8,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
-#include "eadem/io/tokenizer/files/spec.h"
-#include "eadem/io/tokenizer/text_work.h"
+#include "eadem/io/tokenizer/token_model.h"
 
 namespace eadem::io {
-
-struct StringHash {
-  using is_transparent = void;
-  size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-};
-template <typename T>
-using StringMap = std::unordered_map<std::string, T, StringHash, std::equal_to<>>;
 
 // The merges as an open-addressing table from (left, right) to (rank, result).
 class MergeTable {
@@ -56,30 +47,19 @@ class MergeTable {
   int shift_ = 63;
 };
 
-// Immutable and safe to share; each thread brings its own Scratch.
-class BpeModel {
+class BpeModel final : public TokenModel {
  public:
-  struct Scratch {
-    std::vector<int32_t> ids;
-    std::vector<uint32_t> ranks;
-    std::vector<int32_t> previous, next;
-    std::vector<uint64_t> heap;
-  };
-
   // `byte_level`: pieces are raw bytes and token texts are in the byte alphabet.
   // Throws DataCorrupted or Unsupported naming the file and the entry.
   BpeModel(const TokenizerSpec& spec, bool byte_level);
 
-  // Appends the ids of `piece`. Throws InvalidArgument when a character has no token and the vocabulary
-  // has neither tokens of all its bytes nor an unknown token; Cancelled, see TextWork.
-  //
   // Pieces of up to kShortPiece symbols scan an array (they are nearly all pieces of real text); longer
   // ones use a heap: O(n log n).
-  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids, TextWork& work) const;
+  void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& ids, TextWork& work) const override;
 
   // No merge joins a symbol that begins with U+2581 to one on its left that does not end with it, so a
   // text may be cut before each U+2581 that follows another character without changing any id.
-  bool splits_at_metaspace() const { return splits_at_metaspace_; }
+  bool splits_at_metaspace() const override { return splits_at_metaspace_; }
 
  private:
   class SymbolWriter;

@@ -133,6 +133,72 @@ void strip(std::string& text, bool left, bool right) {
   text = text.substr(begin, end - begin);
 }
 
+// Rebuilds a text; `edit` appends what stands for a character.
+template <typename Edit>
+void rewrite_chars(std::string& text, TextWork& work, const Edit& edit) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t pos = 0; pos < text.size();) {
+    work.tick();
+    const Utf8Step step = decode_valid_utf8(text.data() + pos);
+    edit(step.value, out);
+    pos += static_cast<size_t>(step.length);
+  }
+  text = std::move(out);
+}
+
+template <typename Predicate>
+void drop_chars(std::string& text, TextWork& work, const Predicate& predicate) {
+  rewrite_chars(text, work, [&](char32_t c, std::string& out) {
+    if (!predicate(c)) append_utf8(out, c);
+  });
+}
+
+// Each character by itself, so a final sigma is one like the others.
+void lowercase(std::string& text, TextWork& work) {
+  rewrite_chars(text, work, [](char32_t c, std::string& out) {
+    append_utf8(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
+    if (c == 0x130) append_utf8(out, 0x307);  // the only letter whose small form is two
+  });
+}
+
+utf8proc_category_t category_of(char32_t c) { return utf8proc_category(static_cast<utf8proc_int32_t>(c)); }
+
+bool is_mark(char32_t c, bool spacing) {
+  const utf8proc_category_t category = category_of(c);
+  return category == UTF8PROC_CATEGORY_MN ||
+         (spacing && (category == UTF8PROC_CATEGORY_MC || category == UTF8PROC_CATEGORY_ME));
+}
+
+bool is_chinese(char32_t c) {
+  return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0x20000 && c <= 0x2A6DF) ||
+         (c >= 0x2A700 && c <= 0x2B73F) || (c >= 0x2B740 && c <= 0x2B81F) || (c >= 0x2B920 && c <= 0x2CEAF) ||
+         (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
+}
+
+// The steps of BertNormalizer, in its order.
+void normalize_bert(std::string& text, const NormalizerStep& step, TextWork& work) {
+  if (step.clean_text)
+    rewrite_chars(text, work, [](char32_t c, std::string& out) {
+      const utf8proc_category_t category = category_of(c);
+      const bool breaks = c == '\t' || c == '\n' || c == '\r';
+      const bool dropped = c == 0 || c == 0xFFFD || category == UTF8PROC_CATEGORY_CC ||
+                           category == UTF8PROC_CATEGORY_CF || category == UTF8PROC_CATEGORY_CO;
+      if (breaks || !dropped) append_utf8(out, char_class(c) == CharClass::kSpace ? U' ' : c);
+    });
+  if (step.space_chinese)
+    rewrite_chars(text, work, [](char32_t c, std::string& out) {
+      if (is_chinese(c)) out += ' ';
+      append_utf8(out, c);
+      if (is_chinese(c)) out += ' ';
+    });
+  if (step.strip_accents) {
+    normalize_form(text, Form::kNfd, work);
+    drop_chars(text, work, [](char32_t c) { return is_mark(c, false); });
+  }
+  if (step.lowercase) lowercase(text, work);
+}
+
 }  // namespace
 
 void check_growth(size_t bytes, const TextWork& work, std::string_view place) {
@@ -180,10 +246,12 @@ void Replacer::apply(std::string& text, TextWork& work) const {
 
 Normalizer::Normalizer(const std::vector<NormalizerStep>& steps, const std::string& source) : source_(source) {
   for (const NormalizerStep& spec : steps) {
-    Step step{spec, nullptr};
+    Step step{spec, nullptr, nullptr};
     if (spec.kind == NormalizerStep::Kind::kReplace) {
       step.replacer = std::make_unique<Replacer>(spec.pattern, spec.content, source + ": normalizer");
     }
+    if (spec.kind == NormalizerStep::Kind::kPrecompiled)
+      step.map = std::make_unique<const PrecompiledMap>(spec.content, source);
     steps_.push_back(std::move(step));
   }
 }
@@ -203,6 +271,14 @@ void Normalizer::apply(std::string& text, TextWork& work) const {
       case NormalizerStep::Kind::kNfkc: normalize_form(text, Form::kNfkc, work); break;
       case NormalizerStep::Kind::kNfkd: normalize_form(text, Form::kNfkd, work); break;
       case NormalizerStep::Kind::kStrip: strip(text, step.spec.strip_left, step.spec.strip_right); break;
+      case NormalizerStep::Kind::kLowercase: lowercase(text, work); break;
+      case NormalizerStep::Kind::kStripAccents:
+        drop_chars(text, work, [](char32_t c) { return is_mark(c, true); });
+        break;
+      case NormalizerStep::Kind::kBert: normalize_bert(text, step.spec, work); break;
+      case NormalizerStep::Kind::kPrecompiled:
+        step.spec.longest ? step.map->apply_longest(text, work) : step.map->apply_graphemes(text, work);
+        break;
     }
     check_growth(text.size(), work, source_ + ": normalizer");
   }

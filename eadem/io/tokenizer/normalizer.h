@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "eadem/io/tokenizer/files/spec.h"
+#include "eadem/io/tokenizer/precompiled_map.h"
 #include "eadem/io/tokenizer/regex.h"
 #include "eadem/io/tokenizer/text_work.h"
 
@@ -43,6 +44,7 @@ class Normalizer {
   struct Step {
     NormalizerStep spec;
     std::unique_ptr<Replacer> replacer;
+    std::unique_ptr<const PrecompiledMap> map;
   };
   std::string source_;
   std::vector<Step> steps_;

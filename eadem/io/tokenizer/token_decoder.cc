@@ -43,6 +43,21 @@ void replace_metaspace(std::string& text, const std::string& mark, bool drop) {
   text = std::move(out);
 }
 
+// What continues a word loses its prefix, other tokens come after a space; then the spaces of written English go.
+void join_word(std::string& text, const DecoderStep& step, bool first) {
+  if (!first && text.starts_with(step.content))
+    text.erase(0, step.content.size());
+  else if (!first)
+    text.insert(0, " ");
+  if (!step.cleanup) return;
+  constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
+      {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
+      {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  for (const auto& [from, to] : kReplaced)
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+      text.replace(at, from.size(), to);
+}
+
 }  // namespace
 
 struct TokenDecoder::Step {
@@ -71,7 +86,8 @@ TokenDecoder::TokenDecoder(const TokenizerSpec& spec) : join_with_space_(spec.jo
         break;
       case Kind::kByteLevel:
       case Kind::kByteFallback:
-      case Kind::kMetaspace: break;
+      case Kind::kMetaspace:
+      case Kind::kWordPiece: break;
     }
     if (fused) refuse("only Strip may follow Fuse");
     if (bytes) refuse("only Fuse may follow ByteFallback or ByteLevel");
@@ -101,6 +117,7 @@ void TokenDecoder::append_token(std::string& bytes, std::string_view token, bool
       case Kind::kMetaspace:
         replace_metaspace(text, step.spec.replacement, first && step.spec.prepend_scheme != PrependScheme::kNever);
         break;
+      case Kind::kWordPiece: join_word(text, step.spec, first); break;
       case Kind::kFuse: EADEM_CHECK(false, "Fuse is not a step of a single token");
     }
   }

@@ -7,12 +7,12 @@
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
 #include "eadem/io/tokenizer/added_tokens.h"
-#include "eadem/io/tokenizer/bpe_model.h"
 #include "eadem/io/tokenizer/files/spec.h"
 #include "eadem/io/tokenizer/normalizer.h"
 #include "eadem/io/tokenizer/pre_tokenizer.h"
 #include "eadem/io/tokenizer/text_work.h"
 #include "eadem/io/tokenizer/token_decoder.h"
+#include "eadem/io/tokenizer/token_model.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {
@@ -37,7 +37,7 @@ class PieceCache {
   std::vector<Entry> entries_ = std::vector<Entry>(kEntries);
 };
 
-// Cuts pieces before each U+2581 that follows another character; see BpeModel::splits_at_metaspace.
+// Cuts pieces before each U+2581 that follows another character; see TokenModel::splits_at_metaspace.
 void split_at_metaspace(PreTokenized& pre, TextWork& work) {
   std::vector<PreTokenized::Range> pieces;
   for (const PreTokenized::Range range : pre.pieces) {
@@ -86,7 +86,7 @@ struct Tokenizer::Impl {
       : source(spec.source),
         normalizer(spec.normalizers, spec.source),
         pre_tokenizer(spec.pre_tokenizers, spec.source),
-        model(spec, pre_tokenizer.byte_level()),
+        model(make_token_model(spec, pre_tokenizer.byte_level())),
         raw_added(make_matcher(spec, normalizer, false)),
         normalized_added(make_matcher(spec, normalizer, true)),
         decoder(spec),
@@ -97,6 +97,7 @@ struct Tokenizer::Impl {
         unk(spec.unk),
         pad(spec.pad),
         end_tokens(spec.end_tokens),
+        notes(spec.notes),
         chat_templates(spec.chat_templates) {
     for (const VocabEntry& entry : spec.vocab) add_token(entry.text, entry.id, "vocabulary");
     for (const AddedToken& added : spec.added_tokens) {
@@ -177,20 +178,20 @@ struct Tokenizer::Impl {
   }
 
   // A stretch of text without added tokens, already normalized.
-  void encode_section(std::string text, bool at_start, BpeModel::Scratch& scratch, std::vector<int32_t>& out,
+  void encode_section(std::string text, bool at_start, TokenModel::Scratch& scratch, std::vector<int32_t>& out,
                       TextWork& work) const {
     PreTokenized pre;
     pre.text = std::move(text);
     pre.at_start = at_start;
     pre_tokenizer.apply(pre, work);
-    if (model.splits_at_metaspace()) split_at_metaspace(pre, work);
+    if (model->splits_at_metaspace()) split_at_metaspace(pre, work);
     std::optional<PieceCache> cache;
     if (pre.text.size() >= PieceCache::kMinText) cache.emplace();
     for (size_t i = 0; i < pre.pieces.size(); ++i) {
       work.tick();
       const std::string_view piece = pre.piece(i);
       if (!cache || piece.size() > PieceCache::kMaxPiece) {
-        model.encode(piece, scratch, out, work);
+        model->encode(piece, scratch, out, work);
         continue;
       }
       PieceCache::Entry& entry = cache->slot(piece);
@@ -198,7 +199,7 @@ struct Tokenizer::Impl {
         for (size_t k = 0; k < entry.count; ++k) out.push_back(out[entry.begin + k]);
       } else {
         const size_t begin = out.size();
-        model.encode(piece, scratch, out, work);
+        model->encode(piece, scratch, out, work);
         entry = {piece, begin, out.size() - begin};
       }
     }
@@ -222,7 +223,7 @@ struct Tokenizer::Impl {
     }
     std::vector<int32_t> out;
     if (options.add_special_tokens) out = prefix_ids;
-    BpeModel::Scratch scratch;
+    TokenModel::Scratch scratch;
     for (const auto& raw : raw_added.split(text, options.parse_special, work, runs, options.control)) {
       if (raw.id >= 0) {
         out.push_back(raw.id);
@@ -302,8 +303,8 @@ struct Tokenizer::Impl {
     return token(id).special || std::binary_search(control.begin(), control.end(), id);
   }
 
-  void encode_normalized(const Part& part, std::span<const int32_t> control, bool at_start, BpeModel::Scratch& scratch,
-                         std::vector<int32_t>& out, TextWork& work) const {
+  void encode_normalized(const Part& part, std::span<const int32_t> control, bool at_start,
+                         TokenModel::Scratch& scratch, std::vector<int32_t>& out, TextWork& work) const {
     const std::string& text = part.text;
     if (normalized_added.empty()) {
       encode_section(text, at_start, scratch, out, work);
@@ -322,12 +323,13 @@ struct Tokenizer::Impl {
   std::string source;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
-  BpeModel model;
+  std::unique_ptr<const TokenModel> model;
   AddedTokenMatcher raw_added, normalized_added;
   TokenDecoder decoder;
   std::vector<int32_t> prefix_ids, suffix_ids, added_ids;
   std::optional<int32_t> bos, eos, unk, pad;
   std::vector<EndToken> end_tokens;
+  std::vector<std::string> notes;
   std::vector<NamedTemplate> chat_templates;
   std::vector<Token> tokens;  // by id
   StringMap<int32_t> ids;
@@ -394,6 +396,7 @@ const std::string& Tokenizer::chat_template() const {
   }
   return none;
 }
+std::span<const std::string> Tokenizer::notes() const { return impl_->notes; }
 const std::string& Tokenizer::source() const { return impl_->source; }
 
 IncrementalDecoder::IncrementalDecoder(const Tokenizer& tokenizer, bool skip_special)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tokenizer: text to token ids and back. Byte-level BPE (GPT-2, Llama 3, Qwen2 ...) and SentencePiece-style
-// BPE with byte fallback (Llama 2), read from
+// Tokenizer: text to token ids and back. Byte-level BPE (GPT-2, Llama 3, Qwen2 ...), SentencePiece-style BPE with byte
+// fallback (Llama 2), unigram models and WordPiece, read from
 //
 //   tokenizer.json                   the Hugging Face format; the reference for its meaning is their library
 //   vocab.json + merges.txt          GPT-2 and Qwen2 checkpoints without tokenizer.json
-//   tokenizer.model                  tiktoken ranks (Llama 3)
-//   GGUF metadata                    tokenizer.ggml.*, models "gpt2", "llama" and "gemma4"
+//   tokenizer.model                  SentencePiece models (BPE and unigram), tiktoken ranks (Llama 3)
+//   GGUF metadata                    tokenizer.ggml.*, models "gpt2", "llama", "t5" and "gemma4"
 //
 // Features that a file requests and this code lacks are refused by name (Unsupported). A file that contradicts itself
 // is DataCorrupted; a missing one is NotFound.
@@ -56,16 +56,18 @@ enum class GgufTokenType : int32_t {
 // The tokenizer keys of a GGUF file, unchanged. Optionals are keys that may be missing.
 struct GgufTokenizerData {
   std::string source;                // file name, for messages
-  std::string model;                 // tokenizer.ggml.model: "gpt2", "llama" or "gemma4"
+  std::string model;                 // tokenizer.ggml.model: "gpt2", "llama", "t5" or "gemma4"
   std::string pre;                   // tokenizer.ggml.pre: a name of gguf_pre_types.h; only "gpt2" reads it
   std::vector<std::string> tokens;   // index is the id
-  std::vector<float> scores;         // "llama": the higher merges first
+  std::vector<float> scores;         // "llama": the higher merges first; "t5": log-probabilities
   std::vector<int32_t> token_types;  // GgufTokenType; may be empty
   std::vector<std::string> merges;   // "gpt2": "left right"
   std::optional<int64_t> bos, eos, unk, pad;
   std::optional<int64_t> eot, eom;  // the ends of a turn and of a message
   std::vector<int64_t> eos_ids;     // tokenizer.ggml.eos_token_ids, which some converters write
   std::optional<bool> add_bos, add_eos, add_space_prefix;
+  bool remove_extra_whitespaces = false;  // of texts, before anything else looks at them
+  std::string precompiled_charsmap;       // see precompiled_map.h; empty: none
   std::vector<NamedTemplate> chat_templates;
 };
 
@@ -78,9 +80,9 @@ struct EndToken {
 // Immutable after construction: every const member may be called from any thread at once.
 class Tokenizer {
  public:
-  // `path`: a tokenizer.json, a tiktoken tokenizer.model, a .gguf, or a directory. In a directory tokenizer.json is
+  // `path`: a tokenizer.json, a tokenizer.model, a .gguf, or a directory. In a directory tokenizer.json is
   // preferred, then vocab.json + merges.txt (which need tokenizer_config.json to say which pre-tokenizer
-  // they were trained with), then a tiktoken tokenizer.model. A tokenizer_config.json beside the file gives
+  // they were trained with), then a tokenizer.model. A tokenizer_config.json beside the file gives
   // bos / eos / unk / pad, chat templates, and add_bos_token / add_eos_token, which when present override
   // the post-processor, as the Hugging Face classes do. A chat_template.jinja beside it takes the place of the
   // config's templates, and additional_chat_templates/NAME.jinja adds others.
@@ -139,6 +141,9 @@ class Tokenizer {
 
   // The end tokens that a GGUF file names besides eos. Ids are tokens.
   std::span<const EndToken> end_tokens() const;
+
+  // What the files ask for and nothing here does, such as truncation: sentences for a person.
+  std::span<const std::string> notes() const;
 
   // The chat templates of the files, each name once; the one that is meant without a name is called "default".
   std::span<const NamedTemplate> chat_templates() const;

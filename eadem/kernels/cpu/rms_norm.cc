@@ -27,21 +27,22 @@ struct RmsNormRows {
   const float* x;         // [rows, hidden]
   const float* residual;  // [rows, hidden] or null
   float* sum;             // [rows, hidden]: x + residual; null without residual
-  const void* weight;     // [hidden]
+  const void* weight;     // [groups, hidden]; row r is of group r % groups
   float* inv_rms;         // [rows] or null
   int64_t hidden;
   float eps;
   int64_t y_stride;
+  int64_t groups = 1;
 };
 
 struct RmsNormGradient {
   float* dx;             // [rows, hidden] or null
-  float* dweight;        // [hidden] or null
+  float* dweight;        // [groups, hidden] or null
   const float* x;        // [rows, hidden]
-  const void* weight;    // [hidden]
+  const void* weight;    // [groups, hidden]; row r is of group r % groups
   const float* inv_rms;  // [rows]
   const float* dy;       // [rows, hidden]
-  int64_t rows, hidden;
+  int64_t rows, hidden, groups;
 };
 
 // The routines for one dtype of weight.
@@ -81,15 +82,15 @@ void rms_norm_rows(const RmsNormRows& p, int64_t begin, int64_t end) {
     // 3. Scale and store.
     map(
         p.y + r * p.y_stride, p.hidden, [scale = set(inv_rms)](Vec v, Vec w) { return hn::Mul(hn::Mul(v, scale), w); },
-        x, weight);
+        x, weight + r % p.groups * p.hidden);
   }
 }
 
 // dx = s (w dy) - x s^3 / hidden * sum(w dy x),  s = inv_rms
 template <typename Weight>
 void rms_norm_dx(const RmsNormGradient& p, int64_t begin, int64_t end) {
-  const Weight* weight = static_cast<const Weight*>(p.weight);
   for (int64_t r = begin; r < end; ++r) {
+    const Weight* weight = static_cast<const Weight*>(p.weight) + r % p.groups * p.hidden;
     const float* x = p.x + r * p.hidden;
     const float* dy = p.dy + r * p.hidden;
     const float s = p.inv_rms[r];
@@ -105,19 +106,21 @@ void rms_norm_dx(const RmsNormGradient& p, int64_t begin, int64_t end) {
   }
 }
 
-// dweight[h] += sum over rows of dy x / rms, for h in [begin, end): each column is one chain over the rows.
-void rms_norm_dweight(const RmsNormGradient& p, int64_t begin, int64_t end) {
+// dweight[group, h] += sum over the group's rows of dy x / rms, for h in [begin, end): each column is one chain over
+// the rows.
+void rms_norm_dweight(const RmsNormGradient& p, int64_t group, int64_t begin, int64_t end) {
   for (int64_t h = begin; h < end; h += kLanes) {
     const int64_t lanes = std::min(kLanes, end - h);
     Vec sum = zero();
-    for (int64_t r = 0; r < p.rows; ++r) {
+    for (int64_t r = group; r < p.rows; r += p.groups) {
       const float* x = p.x + r * p.hidden + h;
       const float* dy = p.dy + r * p.hidden + h;
       const Vec scaled = hn::Mul(lanes == kLanes ? load(x) : load_n(x, lanes), set(p.inv_rms[r]));
       sum = hn::MulAdd(lanes == kLanes ? load(dy) : load_n(dy, lanes), scaled, sum);
     }
+    float* dweight = p.dweight + group * p.hidden + h;
     map(
-        p.dweight + h, lanes, [&](Vec d) { return hn::Add(d, sum); }, p.dweight + h);
+        dweight, lanes, [&](Vec d) { return hn::Add(d, sum); }, static_cast<const float*>(dweight));
   }
 }
 
@@ -146,6 +149,8 @@ RmsNormRoutines routines_of(const KernelRequest& r, size_t weight) {
   return EADEM_CPU_DISPATCH(rms_norm_routines, cpu_device(r).isa())(r.inputs[weight].dtype);
 }
 
+int64_t groups_of(const TensorView& weight) { return weight.shape.rank() == 2 ? weight.shape[0] : 1; }
+
 const void* contiguous_weight(const TensorView& weight) {
   EADEM_CHECK(weight.is_contiguous(), "weight {} is not contiguous", to_string(weight));
   return weight.data;
@@ -172,7 +177,8 @@ PlanPtr prepare_rms_norm(const KernelRequest& r, Context&) {
                              .inv_rms = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
                              .hidden = x.shape.back(),
                              .eps = eps,
-                             .y_stride = x.shape.back()};
+                             .y_stride = x.shape.back(),
+                             .groups = groups_of(call.inputs[1])};
     cpu_device(call).pool().parallel_ranges(x.shape.num_rows(), row_grain(params.hidden),
                                             [&](int64_t begin, int64_t end) { task(params, begin, end); });
   });
@@ -201,14 +207,17 @@ PlanPtr prepare_rms_norm_backward(const KernelRequest& r, Context&) {
                                  .inv_rms = elements<const float>(call.inputs[2]),
                                  .dy = elements<const float>(call.inputs[3]),
                                  .rows = x.shape.num_rows(),
-                                 .hidden = x.shape.back()};
+                                 .hidden = x.shape.back(),
+                                 .groups = groups_of(call.inputs[1])};
     ThreadPool& pool = cpu_device(call).pool();
     if (params.dx != nullptr)
       pool.parallel_ranges(params.rows, row_grain(params.hidden),
                            [&](int64_t begin, int64_t end) { dx(params, begin, end); });
+    const int64_t blocks = ceil_div(params.hidden, 32);
     if (params.dweight != nullptr)
-      pool.parallel_for(ceil_div(params.hidden, 32), [&](int64_t block, int) {
-        dweight(params, block * 32, std::min(params.hidden, block * 32 + 32));
+      pool.parallel_for(params.groups * blocks, [&](int64_t index, int) {
+        const int64_t begin = index % blocks * 32;
+        dweight(params, index / blocks, begin, std::min(params.hidden, begin + 32));
       });
   });
 }
@@ -218,6 +227,7 @@ Verdict can_add_rms_norm(const KernelRequest& r) {
       .f32("a", r.inputs[0])
       .f32("b", r.inputs[1])
       .one_of("weight", r.inputs[2], kStorageDTypes)
+      .require(r.inputs[2].rank() == 1, "there is a weight for each group")
       .f32("sum", r.outputs[0])
       .f32("y", r.outputs[1])
       .verdict();
@@ -249,6 +259,7 @@ Verdict can_quantize_norm(const KernelRequest& r) {
   Requirements requirements(r);
   for (size_t i = 0; i < weight; ++i) requirements.f32(weight == 1 ? "x" : "a term", r.inputs[i]);
   if (weight > 1) requirements.f32("sum", r.outputs[0]);
+  requirements.require(r.inputs[weight].rank() == 1, "there is a weight for each group");
   return requirements.one_of("weight", r.inputs[weight], kStorageDTypes).require(refusal.empty(), refusal).verdict();
 }
 

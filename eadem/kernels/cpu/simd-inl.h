@@ -273,6 +273,24 @@ HWY_INLINE void softmax_row(float* y, const float* x, int64_t n) {
 // 1 / (1 + e^-x)
 HWY_INLINE Vec sigmoid(Vec x) { return hn::Div(set(1.0f), hn::Add(set(1.0f), exp(hn::Neg(x)))); }
 
+// log(1 + e^x) within 6 ulp: max(x, 0) + log(1 + u), u = e^-|x|, where log(1 + u) = 2 artanh(z), z = u / (2 + u) <=
+// 1/3, by its series to z^15.
+HWY_INLINE Vec softplus(Vec x) {
+  const Vec u = exp(hn::Neg(hn::Abs(x)));
+  const Vec z = hn::Div(u, hn::Add(u, set(2.0f)));
+  const Vec square = hn::Mul(z, z);
+  Vec p = set(2.0f / 15.0f);
+  p = hn::MulAdd(p, square, set(2.0f / 13.0f));
+  p = hn::MulAdd(p, square, set(2.0f / 11.0f));
+  p = hn::MulAdd(p, square, set(2.0f / 9.0f));
+  p = hn::MulAdd(p, square, set(2.0f / 7.0f));
+  p = hn::MulAdd(p, square, set(2.0f / 5.0f));
+  p = hn::MulAdd(p, square, set(2.0f / 3.0f));
+  p = hn::MulAdd(p, square, set(2.0f));
+  const Vec positive = hn::IfThenElse(hn::Lt(x, zero()), zero(), x);  // NaN stays
+  return hn::MulAdd(p, z, positive);
+}
+
 // The hyperbolic tangent within 4 ulp: an odd polynomial near 0, and e^(-2 |x|) beyond.
 HWY_INLINE Vec tanh(Vec x) {
   const Vec size = hn::Abs(x), one = set(1.0f);
@@ -331,6 +349,8 @@ HWY_INLINE Vec activate(Vec x) {
     // (1 + tanh u) / 2 = sigmoid(2u), which keeps its relative precision where tanh is close to -1.
     const Vec u2 = hn::MulAdd(hn::Mul(set(0.0713548163f), x), hn::Mul(x, x), hn::Mul(set(1.59576912f), x));
     return hn::Mul(x, sigmoid(u2));
+  } else if constexpr (kKind == ActivationKind::sigmoid) {
+    return sigmoid(x);
   } else {
     const Vec positive = hn::IfThenElse(hn::Lt(x, zero()), zero(), x);  // NaN stays
     if constexpr (kKind == ActivationKind::relu) return positive;
@@ -352,6 +372,8 @@ HWY_INLINE Vec activate_derivative(Vec x) {
     const Vec u2 = hn::MulAdd(hn::Mul(set(0.0713548163f), x), x2, hn::Mul(set(1.59576912f), x));
     const Vec du2 = hn::MulAdd(set(3 * 0.0713548163f), x2, set(1.59576912f));
     return hn::Mul(sigmoid(u2), hn::MulAdd(hn::Mul(x, sigmoid(hn::Neg(u2))), du2, one));
+  } else if constexpr (kKind == ActivationKind::sigmoid) {
+    return hn::Mul(sigmoid(x), sigmoid(hn::Neg(x)));
   } else {
     const Vec step = hn::IfThenElse(hn::Gt(x, zero()), one, zero());
     if constexpr (kKind == ActivationKind::relu) return step;
@@ -383,6 +405,7 @@ auto with_activation(ActivationKind kind, Function f) {
     case K::gelu: return f(std::integral_constant<K, K::gelu>());
     case K::gelu_tanh: return f(std::integral_constant<K, K::gelu_tanh>());
     case K::relu: return f(std::integral_constant<K, K::relu>());
+    case K::sigmoid: return f(std::integral_constant<K, K::sigmoid>());
     case K::relu2: break;
   }
   return f(std::integral_constant<K, K::relu2>());

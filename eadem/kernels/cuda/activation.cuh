@@ -15,9 +15,31 @@ __device__ inline float activate(ActivationKind kind, float x) {
     case ActivationKind::gelu_tanh:
       return x / (1.0f + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));  // 2 sqrt(2 / pi)
     case ActivationKind::relu: return x > 0.0f || isnan(x) ? x : 0.0f;
+    case ActivationKind::sigmoid: return 1.0f / (1.0f + expf(-x));
     case ActivationKind::relu2: return x > 0.0f || isnan(x) ? x * x : 0.0f;
   }
   return x;
+}
+
+// The derivative of `activate`.
+__device__ inline float activation_slope(ActivationKind kind, float x) {
+  constexpr float kTwoRootTwoOverPi = 1.5957691216057308f, kRootHalfOverPi = 0.3989422804014327f;
+  switch (kind) {
+    case ActivationKind::silu: {
+      const float sigmoid = 1.0f / (1.0f + expf(-x)), rest = 1.0f / (1.0f + expf(x));
+      return sigmoid * (1.0f + x * rest);
+    }
+    case ActivationKind::gelu: return normcdff(x) + x * kRootHalfOverPi * expf(-0.5f * x * x);
+    case ActivationKind::gelu_tanh: {
+      const float w = kTwoRootTwoOverPi * (x + 0.044715f * x * x * x);
+      const float sigmoid = 1.0f / (1.0f + expf(-w)), rest = 1.0f / (1.0f + expf(w));
+      return sigmoid * (1.0f + x * rest * kTwoRootTwoOverPi * (1.0f + 3.0f * 0.044715f * x * x));
+    }
+    case ActivationKind::relu: return x > 0.0f ? 1.0f : 0.0f;
+    case ActivationKind::sigmoid: return 1.0f / (1.0f + expf(-x)) * (1.0f / (1.0f + expf(x)));
+    case ActivationKind::relu2: return x > 0.0f ? 2.0f * x : 0.0f;
+  }
+  return 1.0f;
 }
 
 }  // namespace eadem::kernels::cuda

@@ -8,15 +8,16 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-// Ops without a line have no kernel here. cross_entropy, linear_cross_entropy, softmax_state, parallel_cross_entropy,
-// grad_norm and adamw are needed only for training. Ranks of CUDA devices exchange sums only, and divide key-value
+// Ops without a line have no kernel here. Ranks of CUDA devices exchange sums only, and divide key-value
 // heads evenly: add_bias, select_heads and the other collectives. linear_add is not needed: add_rms_norm adds the
 // residual without a pass of its own, after the product was rounded, as the separate ops do.
 constexpr OpKernels kOps[] = {
     {"embedding", embedding_kernels},
     {"linear", linear_kernels},
     {"rms_norm", rms_norm_kernels},
+    {"layer_norm", layer_norm_kernels},
     {"add", add_kernels},
+    {"scale", scale_kernels},
     {"mul", mul_kernels},
     {"rope_table", rope_table_kernels},
     {"rope", rope_kernels},
@@ -24,16 +25,20 @@ constexpr OpKernels kOps[] = {
     {"activation", activation_kernels},
     {"gated_activation", gated_activation_kernels},
     {"softmax", softmax_kernels},
+    {"cross_entropy", cross_entropy_kernels},
     {"cast", cast_kernels},
     {"kv_append", kv_append_kernels},
     {"select_rows", select_rows_kernels},
     {"feed_tokens", feed_tokens_kernels},
     {"sample", sample_kernels},
     {"all_reduce", all_reduce_kernels},
+    {"grad_norm", grad_norm_kernels},
+    {"adamw", adamw_kernels},
     {"add_rms_norm", add_rms_norm_kernels},
     {"linear_gated_activation", linear_gated_activation_kernels},
     {"linear_qkv", linear_qkv_kernels},
     {"rope_kv_append", rope_kv_append_kernels},
+    {"linear_cross_entropy", linear_cross_entropy_kernels},
 };
 
 KernelList kernels_of(std::string_view op) { return find_kernels(kOps, op); }

@@ -30,11 +30,42 @@ struct Same {
   __device__ float operator()(float x) const { return x; }
 };
 
+struct Scale {
+  float factor, softcap;
+  __device__ float operator()(float x) const {
+    return softcap == 0.0f ? factor * x : softcap * tanhf(factor * x / softcap);
+  }
+};
+struct ScaleGradient {
+  float factor, softcap;
+  __device__ float operator()(float x, float dy) const {
+    if (softcap == 0.0f) return factor * dy;
+    const float t = tanhf(factor * x / softcap);
+    return dy * factor * (1.0f - t * t);
+  }
+};
+
+struct ActivateGradient {
+  ActivationKind kind;
+  __device__ float operator()(float x, float dy) const { return dy * activation_slope(kind, x); }
+};
+
+// The gradients of a and b.
+struct MulGradients {
+  __device__ float2 operator()(float a, float b, float dy) const { return {dy * b, dy * a}; }
+};
+struct GateGradients {
+  ActivationKind kind;
+  __device__ float2 operator()(float gate, float up, float dy) const {
+    return {dy * up * activation_slope(kind, gate), dy * activate(kind, gate)};
+  }
+};
+
 // Each thread computes kWidth elements.
 template <int kWidth, typename T, typename F>
 __global__ void map_pairs(const T* a,  // [size]
                           const T* b,  // [size]
-                          T* y,        // [size], may be a
+                          T* y,        // [size], may be a or b
                           int64_t size, F f) {
   allow_next_kernel();
   wait_for_earlier_kernels();
@@ -63,6 +94,30 @@ __global__ void map_elements(const X* x,  // [size]
   store_vector(y + i, values);
 }
 
+template <int kWidth, typename T, typename F>
+__global__ void map_gradients(const T* a,   // [size]
+                              const T* b,   // [size]
+                              const T* dy,  // [size]
+                              T* da,        // [size], or null
+                              T* db,        // [size], or null
+                              int64_t size, F f) {
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth;
+  if (i >= size) return;
+  float left[kWidth], right[kWidth], gradient[kWidth];
+  load_vector(left, a + i);
+  load_vector(right, b + i);
+  load_vector(gradient, dy + i);
+#pragma unroll
+  for (int n = 0; n < kWidth; ++n) {
+    const float2 gradients = f(left[n], right[n], gradient[n]);
+    left[n] = gradients.x, right[n] = gradients.y;
+  }
+  if (da != nullptr) store_vector(da + i, left);
+  if (db != nullptr) store_vector(db + i, right);
+}
+
 constexpr int kVector = 8;
 
 dim3 num_blocks(int64_t size, int width) {
@@ -89,6 +144,21 @@ cudaError_t launch_pairs(const BinaryParams& p, F f, cudaStream_t stream) {
   });
 }
 
+template <typename F>
+cudaError_t launch_gradients(const BinaryGradientParams& p, F f, cudaStream_t stream) {
+  if (p.size == 0) return cudaSuccess;
+  return with_f32_or_bf16(p.dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto launch = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+      return launch_overlapped(map_gradients<kWidth, T, F>, num_blocks(p.size, kWidth), kThreads, 0, stream,
+                               static_cast<const T*>(p.a), static_cast<const T*>(p.b), static_cast<const T*>(p.dy),
+                               static_cast<T*>(p.da), static_cast<T*>(p.db), p.size, f);
+    };
+    return takes_vectors(p.size, p.a, p.b, p.dy, p.da, p.db) ? launch(std::integral_constant<int, kVector>())
+                                                             : launch(std::integral_constant<int, 1>());
+  });
+}
+
 template <typename X, typename Y, typename F>
 cudaError_t launch_elements(const UnaryParams& p, F f, cudaStream_t stream) {
   const auto launch = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
@@ -105,6 +175,27 @@ cudaError_t launch_add(const BinaryParams& p, cudaStream_t stream) { return laun
 cudaError_t launch_mul(const BinaryParams& p, cudaStream_t stream) { return launch_pairs(p, Mul{}, stream); }
 cudaError_t launch_gated_activation(const BinaryParams& p, ActivationKind kind, cudaStream_t stream) {
   return launch_pairs(p, Gate{kind}, stream);
+}
+
+cudaError_t launch_mul_backward(const BinaryGradientParams& p, cudaStream_t stream) {
+  return launch_gradients(p, MulGradients{}, stream);
+}
+cudaError_t launch_gated_activation_backward(const BinaryGradientParams& p, ActivationKind kind, cudaStream_t stream) {
+  return launch_gradients(p, GateGradients{kind}, stream);
+}
+cudaError_t launch_activation_backward(const BinaryParams& p, ActivationKind kind, cudaStream_t stream) {
+  return launch_pairs(p, ActivateGradient{kind}, stream);
+}
+
+cudaError_t launch_scale(const UnaryParams& p, float factor, float softcap, cudaStream_t stream) {
+  if (p.size == 0) return cudaSuccess;
+  return with_f32_or_bf16(p.x_dtype, [&](auto element) {
+    using T = decltype(element);
+    return launch_elements<T, T>(p, Scale{factor, softcap}, stream);
+  });
+}
+cudaError_t launch_scale_backward(const BinaryParams& p, float factor, float softcap, cudaStream_t stream) {
+  return launch_pairs(p, ScaleGradient{factor, softcap}, stream);
 }
 
 cudaError_t launch_activation(const UnaryParams& p, ActivationKind kind, cudaStream_t stream) {

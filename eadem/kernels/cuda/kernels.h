@@ -9,6 +9,12 @@ namespace eadem::kernels::cuda {
 
 KernelList embedding_kernels();
 KernelList linear_kernels();
+KernelList linear_backward_kernels();  // linear_kernels has them
+KernelList cross_entropy_kernels();
+KernelList linear_cross_entropy_kernels();
+KernelList grad_norm_kernels();
+KernelList adamw_kernels();
+KernelList attention_backward_kernels();  // attention_kernels has them
 KernelList rms_norm_kernels();
 KernelList add_kernels();
 KernelList mul_kernels();
@@ -19,6 +25,8 @@ KernelList activation_kernels();
 KernelList gated_activation_kernels();
 KernelList softmax_kernels();
 KernelList cast_kernels();
+KernelList scale_kernels();
+KernelList layer_norm_kernels();
 KernelList kv_append_kernels();
 KernelList select_rows_kernels();
 KernelList feed_tokens_kernels();

@@ -30,6 +30,16 @@ struct EmbeddingParams {
 };
 [[nodiscard]] cudaError_t launch_embedding(const EmbeddingParams& params, cudaStream_t stream);
 
+struct EmbeddingBackwardParams {
+  const int32_t* ids;  // [tokens]
+  const void* dy;      // [tokens, hidden] dtype
+  float* dtable;       // [vocab, hidden], added to: the rows of ids [first, first + vocab)
+  int64_t tokens, hidden, vocab, first;
+  float scale;
+  DType dtype;
+};
+[[nodiscard]] cudaError_t launch_embedding_backward(const EmbeddingBackwardParams& params, cudaStream_t stream);
+
 struct FeedTokensParams {
   const int32_t* ids;      // [tokens]
   const int32_t* sampled;  // every row that ids name
@@ -61,14 +71,37 @@ struct BinaryParams {
 // y = f(a) * b
 [[nodiscard]] cudaError_t launch_gated_activation(const BinaryParams& params, ActivationKind kind, cudaStream_t stream);
 
+struct BinaryGradientParams {
+  const void* a;   // [size] dtype
+  const void* b;   // [size] dtype
+  const void* dy;  // [size] dtype
+  void* da;        // [size] dtype, or null
+  void* db;        // [size] dtype, or null
+  int64_t size;
+  DType dtype;
+};
+// Of y = a * b.
+[[nodiscard]] cudaError_t launch_mul_backward(const BinaryGradientParams& params, cudaStream_t stream);
+// Of y = f(a) * b.
+[[nodiscard]] cudaError_t launch_gated_activation_backward(const BinaryGradientParams& params, ActivationKind kind,
+                                                           cudaStream_t stream);
+
 struct UnaryParams {
   const void* x;  // [size] x_dtype
   void* y;        // [size] y_dtype; may be x
   int64_t size;
   DType x_dtype, y_dtype;
 };
+// y = factor * x, or softcap * tanh(factor * x / softcap) if there is one; x_dtype == y_dtype
+[[nodiscard]] cudaError_t launch_scale(const UnaryParams& params, float factor, float softcap, cudaStream_t stream);
+// y = b times the derivative of that at a; y may be b
+[[nodiscard]] cudaError_t launch_scale_backward(const BinaryParams& params, float factor, float softcap,
+                                                cudaStream_t stream);
 // x_dtype == y_dtype
 [[nodiscard]] cudaError_t launch_activation(const UnaryParams& params, ActivationKind kind, cudaStream_t stream);
+// y = b * f'(a); y may be b
+[[nodiscard]] cudaError_t launch_activation_backward(const BinaryParams& params, ActivationKind kind,
+                                                     cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_cast(const UnaryParams& params, cudaStream_t stream);
 
 // --- norm.cu
@@ -79,11 +112,74 @@ struct RmsNormParams {
   void* sum;           // [rows, hidden] dtype, x + add; may be x. Null without `add`
   const void* weight;  // [hidden] weight_dtype
   void* y;             // [rows, hidden] dtype; may be x
+  float* inv_rms;      // [rows], or null
   int64_t rows, hidden;
   float eps;
   DType dtype, weight_dtype;
 };
 [[nodiscard]] cudaError_t launch_rms_norm(const RmsNormParams& params, cudaStream_t stream);
+
+// --- column_sums.cu
+
+// dbias[n] += the sum of dy[:, n].
+struct ColumnSumsParams {
+  const void* dy;  // [tokens, out] dtype
+  float* dbias;    // [out]
+  float* parts;    // [ceil(tokens / kColumnSumRows), out]: scratch
+  int64_t tokens, out;
+  DType dtype;
+};
+inline constexpr int64_t kColumnSumRows = 256;
+[[nodiscard]] cudaError_t launch_column_sums(const ColumnSumsParams& params, cudaStream_t stream);
+// result[i] += the sum of parts[:, i] of [count, size], in order.
+[[nodiscard]] cudaError_t launch_add_parts(float* result, const float* parts, int64_t size, int64_t count,
+                                           cudaStream_t stream);
+
+// --- norm_backward.cu
+
+struct RmsNormBackwardParams {
+  const void* x;         // [rows, hidden] dtype
+  const void* weight;    // [hidden] weight_dtype
+  const float* inv_rms;  // [rows]
+  const void* dy;        // [rows, hidden] dtype
+  void* dx;              // [rows, hidden] dtype, or null
+  float* dweight;        // [hidden], added to; or null
+  float* parts;          // [ceil(rows / kNormRowsOfPart), hidden]: scratch for dweight
+  int64_t rows, hidden;
+  DType dtype, weight_dtype;
+};
+inline constexpr int64_t kNormRowsOfPart = 128;
+[[nodiscard]] cudaError_t launch_rms_norm_backward(const RmsNormBackwardParams& params, cudaStream_t stream);
+
+// --- layer_norm.cu
+
+struct LayerNormParams {
+  const void* x;       // [rows, hidden] dtype
+  const void* weight;  // [hidden] weight_dtype
+  const void* bias;    // [hidden] weight_dtype, or null
+  void* y;             // [rows, hidden] dtype; may be x
+  float* mean;         // [rows], or null
+  float* inv_std;      // [rows], or null
+  int64_t rows, hidden;
+  float eps;
+  DType dtype, weight_dtype;
+};
+[[nodiscard]] cudaError_t launch_layer_norm(const LayerNormParams& params, cudaStream_t stream);
+
+struct LayerNormBackwardParams {
+  const void* x;         // [rows, hidden] dtype
+  const void* weight;    // [hidden] weight_dtype
+  const float* mean;     // [rows]
+  const float* inv_std;  // [rows]
+  const void* dy;        // [rows, hidden] dtype
+  void* dx;              // [rows, hidden] dtype, or null
+  float* dweight;        // [hidden], added to; or null
+  float* dbias;          // likewise
+  float* parts;          // [2, ceil(rows / kNormRowsOfPart), hidden]: scratch
+  int64_t rows, hidden;
+  DType dtype, weight_dtype;
+};
+[[nodiscard]] cudaError_t launch_layer_norm_backward(const LayerNormBackwardParams& params, cudaStream_t stream);
 
 // --- softmax.cu
 
@@ -112,6 +208,7 @@ struct RopeParams {
   int64_t tokens, heads, head_dim, rotary_dim;
   RopeStyle style;
   DType dtype;
+  bool inverse = false;  // rotates back
 };
 [[nodiscard]] cudaError_t launch_rope(const RopeParams& params, cudaStream_t stream);
 
@@ -146,6 +243,10 @@ struct AttentionParams {
   int32_t window;  // 0: unlimited
   float scale;
   DType dtype, kv_dtype;
+  float* lse = nullptr;  // [tokens, heads], or null; direct only
+  // Only launch_attention uses these members:
+  float softcap = 0.0f;          // 0: none
+  const float* sinks = nullptr;  // [heads], or null
   // Only launch_attention_decode uses these members:
   float* states = nullptr;  // [max_splits, heads, head_dim + 2]
   int64_t max_splits = 0;   // the most splits that all sequences of a step have together
@@ -162,6 +263,21 @@ inline constexpr int64_t kAttentionMmaMaxSequences = 1024;
 [[nodiscard]] cudaError_t launch_attention_prompt(const AttentionParams& params, cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_attention_decode(const AttentionParams& params, cudaStream_t stream);
 
+// --- attention_backward.cu: direct keys and values
+
+struct AttentionBackwardParams {
+  AttentionParams forward;  // its y is the result of the forward pass; lse is set
+  const void* dy;           // [tokens, heads, head_dim] dtype
+  void* dq;                 // [tokens, heads, head_dim] dtype, or null
+  void* dk;                 // [tokens, kv_heads, head_dim] dtype, or null
+  void* dv;                 // likewise
+  float* delta;             // [tokens, heads]: scratch
+};
+// f32 or bf16, head_dim up to kMaxHeadDim, without tensor cores.
+[[nodiscard]] cudaError_t launch_attention_backward(const AttentionBackwardParams& params, cudaStream_t stream);
+// attention_backward_mma.cu: bf16, head_dim 64 or 128.
+[[nodiscard]] cudaError_t launch_attention_backward_mma(const AttentionBackwardParams& params, cudaStream_t stream);
+
 // --- linear.cu
 
 struct LinearParams {
@@ -173,6 +289,19 @@ struct LinearParams {
   DType x_dtype, weight_dtype, bias_dtype, y_dtype;
 };
 [[nodiscard]] cudaError_t launch_linear_tiles(const LinearParams& params, cudaStream_t stream);
+
+// --- linear_backward.cu
+
+struct LinearBackwardParams {
+  const void* x;       // [tokens, in] x_dtype
+  const void* weight;  // [out, in] weight_dtype
+  const void* dy;      // [tokens, out] dy_dtype
+  void* dx;            // [tokens, in] dx_dtype, or null
+  float* dweight;      // [out, in], added to; or null
+  int64_t tokens, in, out;
+  DType x_dtype, weight_dtype, dy_dtype, dx_dtype;
+};
+[[nodiscard]] cudaError_t launch_linear_backward(const LinearBackwardParams& params, cudaStream_t stream);
 
 // --- linear_stream.cu
 
@@ -189,8 +318,9 @@ struct LinearStreamPart {
 inline constexpr int kMostLinearStreamParts = 3;
 
 struct LinearStreamParams {
-  const void* x;   // [tokens, in] bf16; rows begin at multiples of 16 bytes
-  const void* up;  // [out, in] bf16, or null. Not null: y = activation(x weight^T) * (x up^T), of one part
+  const void* x;  // [tokens, in] bf16; rows begin at multiples of 16 bytes
+  // [out, in] bf16, or null. Not null: y = activation(x weight^T) * (x up^T) in bf16, of one part.
+  const void* up;
   LinearStreamPart parts[kMostLinearStreamParts];  // the first have outputs
   int64_t tokens, in;
   int64_t multiprocessors;
@@ -223,6 +353,50 @@ struct PackedStreamParams {
 // Adds to *count, in device memory, how many of the 16-bit words of a and b differ. size_bytes is even.
 [[nodiscard]] cudaError_t launch_count_unequal(const void* a, const void* b, int64_t size_bytes, uint32_t* count,
                                                cudaStream_t stream);
+
+// --- cross_entropy.cu
+
+struct CrossEntropyParams {
+  const void* logits;     // [rows, vocab] dtype
+  const int32_t* labels;  // [rows]
+  float* loss;            // [rows]
+  float* lse;             // [rows], or null
+  int64_t rows, vocab;
+  DType dtype;
+};
+[[nodiscard]] cudaError_t launch_cross_entropy(const CrossEntropyParams& params, cudaStream_t stream);
+
+struct CrossEntropyBackwardParams {
+  const void* logits;     // [rows, vocab] dtype
+  const int32_t* labels;  // [rows]
+  const float* lse;       // [rows]
+  const float* dloss;     // [rows]
+  void* dlogits;          // [rows, vocab] result_dtype; may be logits if the dtypes are one
+  int64_t rows, vocab;
+  DType dtype, result_dtype;
+};
+[[nodiscard]] cudaError_t launch_cross_entropy_backward(const CrossEntropyBackwardParams& params, cudaStream_t stream);
+
+// --- optimizer.cu
+
+// sums[b] = the sum of the squares of block b of kGradNormBlock elements of x [size].
+[[nodiscard]] cudaError_t launch_sum_squares(const float* x, int64_t size, double* sums, cudaStream_t stream);
+// *norm = the root of the sum of sums [count].
+[[nodiscard]] cudaError_t launch_norm(const double* sums, int64_t count, float* norm, cudaStream_t stream);
+
+struct AdamWParams {
+  const float* grad;   // [size]
+  const float* norm;   // [1]
+  const float* hyper;  // [8]
+  float* master;       // [size]
+  float* m;            // [size]
+  float* v;            // [size]
+  void* weight;        // [size] weight_dtype, or null
+  int64_t size;
+  bool decay;
+  DType weight_dtype;  // bf16 or f16
+};
+[[nodiscard]] cudaError_t launch_adamw(const AdamWParams& params, cudaStream_t stream);
 
 // --- sample.cu
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // rms_norm, the fusion add_rms_norm, and softmax. Each row is computed by one block.
+#include <algorithm>
+
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
@@ -14,6 +16,7 @@ Verdict can_normalize(const KernelRequest& request) {
   return Requirements(request)
       .dtype("x", request.inputs[0], kActivationDTypes)
       .dtype("weight", request.inputs[1], kActivationDTypes)
+      .require(request.inputs[1].rank() == 1, "there is a weight for each group")
       .same_dtype("y", request.outputs[0], "x", request.inputs[0])
       .verdict();
 }
@@ -26,6 +29,7 @@ PlanPtr prepare_rms_norm(const KernelRequest& request, Context&) {
                                      .sum = nullptr,
                                      .weight = elements(weight),
                                      .y = elements(y),
+                                     .inv_rms = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
                                      .rows = x.shape.num_rows(),
                                      .hidden = x.shape.back(),
                                      .eps = eps,
@@ -35,11 +39,48 @@ PlanPtr prepare_rms_norm(const KernelRequest& request, Context&) {
   });
 }
 
+enum NormGradientInput { kX, kWeight, kInvRms, kDy };
+
+Verdict can_differentiate(const KernelRequest& request) {
+  return Requirements(request)
+      .dtype("x", request.inputs[kX], kActivationDTypes)
+      .dtype("weight", request.inputs[kWeight], kActivationDTypes)
+      .require(request.inputs[kWeight].rank() == 1, "there is a weight for each group")
+      .same_dtype("dy", request.inputs[kDy], "x", request.inputs[kX])
+      .same_dtype("dx", request.outputs[0], "x", request.inputs[kX])
+      .dtype("dweight", request.outputs[1], {DType::f32})
+      .verdict();
+}
+
+PlanPtr prepare_rms_norm_backward(const KernelRequest& request, Context&) {
+  const TensorType& x = request.inputs[kX];
+  const int64_t most_rows = x.num_elements(request.bounds) / std::max<int64_t>(request.inputs[kWeight].fixed(0), 1);
+  const int64_t parts = (most_rows + kNormRowsOfPart - 1) / kNormRowsOfPart;
+  return make_plan(
+      [](const KernelCall& call) {
+        const TensorView &x = call.inputs[kX], &weight = call.inputs[kWeight];
+        EADEM_CUDA_CALL(launch_rms_norm_backward({.x = elements(x),
+                                                  .weight = elements(weight),
+                                                  .inv_rms = elements<const float>(call.inputs[kInvRms]),
+                                                  .dy = elements(call.inputs[kDy]),
+                                                  .dx = elements(call.outputs[0]),
+                                                  .dweight = elements<float>(call.outputs[1]),
+                                                  .parts = static_cast<float*>(call.scratch.data),
+                                                  .rows = x.shape.num_rows(),
+                                                  .hidden = x.shape.back(),
+                                                  .dtype = x.dtype,
+                                                  .weight_dtype = weight.dtype},
+                                                 stream_of(call)));
+      },
+      parts * request.inputs[kWeight].fixed(0) * static_cast<int64_t>(sizeof(float)));
+}
+
 Verdict can_add_and_normalize(const KernelRequest& request) {
   return Requirements(request)
       .dtype("a", request.inputs[0], kActivationDTypes)
       .same_dtype("b", request.inputs[1], "a", request.inputs[0])
       .dtype("weight", request.inputs[2], kActivationDTypes)
+      .require(request.inputs[2].rank() == 1, "there is a weight for each group")
       .same_dtype("sum", request.outputs[0], "a", request.inputs[0])
       .same_dtype("y", request.outputs[1], "a", request.inputs[0])
       .verdict();
@@ -54,6 +95,7 @@ PlanPtr prepare_add_rms_norm(const KernelRequest& request, Context&) {
                                      .sum = elements(sum),
                                      .weight = elements(weight),
                                      .y = elements(y),
+                                     .inv_rms = nullptr,
                                      .rows = a.shape.num_rows(),
                                      .hidden = a.shape.back(),
                                      .eps = eps,
@@ -82,6 +124,12 @@ constexpr Kernel kRmsNorm{.name = "cuda_rows",
                           .can_handle = can_normalize,
                           .prepare = prepare_rms_norm,
                           .alignment_bytes = 32};
+constexpr Kernel kRmsNormForward = in_forward(kRmsNorm);
+constexpr Kernel kRmsNormBackward{.name = "cuda_rows",
+                                  .pass = Pass::backward,
+                                  .can_handle = can_differentiate,
+                                  .prepare = prepare_rms_norm_backward,
+                                  .alignment_bytes = 32};
 constexpr Kernel kAddRmsNorm{.name = "cuda_rows",
                              .pass = Pass::inference,
                              .can_handle = can_add_and_normalize,
@@ -91,7 +139,7 @@ constexpr Kernel kSoftmax{"cuda_rows", Pass::inference, can_softmax, prepare_not
 
 }  // namespace
 
-KernelList rms_norm_kernels() { return {&kRmsNorm}; }
+KernelList rms_norm_kernels() { return {&kRmsNorm, &kRmsNormForward, &kRmsNormBackward}; }
 KernelList add_rms_norm_kernels() { return {&kAddRmsNorm}; }
 KernelList softmax_kernels() { return {&kSoftmax}; }
 

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
   }
   const float mean = block_sum(squares) / static_cast<float>(p.hidden);
   const float scale = 1.0f / sqrtf(mean + p.eps);
+  if (p.inv_rms != nullptr && threadIdx.x == 0) p.inv_rms[blockIdx.x] = scale;
 
   // 2. Scale and store.
   const auto store_scaled = [&](float(&vector)[kWidth], const float(&factors)[kWidth], int64_t i) {

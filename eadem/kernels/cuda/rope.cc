@@ -42,9 +42,11 @@ Verdict can_rotate(const KernelRequest& request) {
       .verdict();
 }
 
+// Rotates input kX by the table in the other input.
+template <size_t kX, bool kInverse>
 PlanPtr prepare_rope(const KernelRequest& request, Context&) {
   return make_plan([attrs = request.attrs.get<RopeAttrs>()](const KernelCall& call) {
-    const TensorView &x = call.inputs[0], &table = call.inputs[1], &y = call.outputs[0];
+    const TensorView &x = call.inputs[kX], &table = call.inputs[1 - kX], &y = call.outputs[0];
     EADEM_CUDA_CALL(launch_rope({.x = elements(x),
                                  .table = elements<const float>(table),
                                  .y = elements(y),
@@ -53,9 +55,19 @@ PlanPtr prepare_rope(const KernelRequest& request, Context&) {
                                  .head_dim = x.shape[2],
                                  .rotary_dim = attrs.rotary_dim,
                                  .style = attrs.style,
-                                 .dtype = x.dtype},
+                                 .dtype = x.dtype,
+                                 .inverse = kInverse},
                                 stream_of(call)));
   });
+}
+
+Verdict can_rotate_back(const KernelRequest& request) {
+  return Requirements(request)
+      .dtype("table", request.inputs[0], {DType::f32})
+      .dtype("dy", request.inputs[1], kActivationDTypes)
+      .same_dtype("dx", request.outputs[0], "dy", request.inputs[1])
+      .at_most("rotary_dim", request.attrs.get<RopeAttrs>().rotary_dim, request.inputs[1].fixed(2))
+      .verdict();
 }
 
 Verdict can_append(const KernelRequest& request) {
@@ -125,14 +137,16 @@ PlanPtr prepare_rope_kv_append(const KernelRequest& request, Context&) {
 }
 
 constexpr Kernel kRopeTable{"cuda_elements", Pass::inference, can_make_table, prepare_rope_table};
-constexpr Kernel kRope{"cuda_elements", Pass::inference, can_rotate, prepare_rope};
+constexpr Kernel kRope{"cuda_elements", Pass::inference, can_rotate, prepare_rope<0, false>};
+constexpr Kernel kRopeForward = in_forward(kRope);
+constexpr Kernel kRopeBackward{"cuda_elements", Pass::backward, can_rotate_back, prepare_rope<1, true>};
 constexpr Kernel kKvAppend{"cuda_elements", Pass::inference, can_append, prepare_nothing<run_kv_append>};
 constexpr Kernel kRopeKvAppend{"cuda_elements", Pass::inference, can_rotate_and_append, prepare_rope_kv_append};
 
 }  // namespace
 
 KernelList rope_table_kernels() { return {&kRopeTable}; }
-KernelList rope_kernels() { return {&kRope}; }
+KernelList rope_kernels() { return {&kRope, &kRopeForward, &kRopeBackward}; }
 KernelList kv_append_kernels() { return {&kKvAppend}; }
 KernelList rope_kv_append_kernels() { return {&kRopeKvAppend}; }
 

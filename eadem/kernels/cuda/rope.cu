@@ -25,17 +25,18 @@ __global__ void rope_angles(RopeTableParams p) {
   row[p.half + frequency] = static_cast<float>(p.scale * sine);
 }
 
-// Rotates pair `pair` of one head. `write(i, value)` stores element i of the head.
+// Rotates pair `pair` of one head, back if `inverse`. `write(i, value)` stores element i of the head. Products are
+// rounded or fused as written here, so that every kernel that rotates gives the same bits.
 template <typename T, typename Write>
 __device__ void rotate_pair(const T* x,          // [head_dim]
                             const float* table,  // [2 * half]: cosines, sines
-                            int64_t half, int64_t pair, RopeStyle style, Write write) {
+                            int64_t half, int64_t pair, RopeStyle style, bool inverse, Write write) {
   const int64_t first = style == RopeStyle::rotate_half ? pair : 2 * pair;
   const int64_t second = style == RopeStyle::rotate_half ? pair + half : 2 * pair + 1;
   const float a = load(x + first), b = load(x + second);
-  const float cosine = table[pair], sine = table[half + pair];
-  write(first, a * cosine - b * sine);
-  write(second, b * cosine + a * sine);
+  const float cosine = table[pair], sine = inverse ? -table[half + pair] : table[half + pair];
+  write(first, __fmaf_rn(-b, sine, __fmul_rn(a, cosine)));
+  write(second, __fmaf_rn(a, sine, __fmul_rn(b, cosine)));
 }
 
 // One thread per (token, head, item). Items are the pairs of the head, then the elements that are copied unrotated.
@@ -52,7 +53,7 @@ __global__ void rope_items(RopeParams p) {
   T* y = static_cast<T*>(p.y) + head * p.head_dim;              // [head_dim]
   if (item < half) {
     const float* table = p.table + head / p.heads * p.rotary_dim;  // [rotary_dim]
-    rotate_pair(x, table, half, item, p.style, [&](int64_t e, float value) { store(y + e, value); });
+    rotate_pair(x, table, half, item, p.style, p.inverse, [&](int64_t e, float value) { store(y + e, value); });
   } else {
     y[item + half] = x[item + half];
   }
@@ -82,7 +83,7 @@ __global__ void append_items(KvAppendParams p) {
   store(cache_v + item, load(v + item));
   const int64_t half = p.table != nullptr ? p.rotary_dim / 2 : 0;
   if (item < half)
-    rotate_pair(k, p.table + t * p.rotary_dim, half, item, p.style,
+    rotate_pair(k, p.table + t * p.rotary_dim, half, item, p.style, false,
                 [&](int64_t e, float value) { store(cache_k + e, rounded<T>(value)); });
   else if (item + half < p.head_dim)
     store(cache_k + item + half, load(k + item + half));

@@ -38,6 +38,30 @@ PlanPtr prepare_embedding(const KernelRequest& request, Context&) {
   });
 }
 
+Verdict can_differentiate_table(const KernelRequest& request) {
+  return Requirements(request)
+      .dtype("ids", request.inputs[0], {DType::i32})
+      .dtype("dy", request.inputs[1], kStorageDTypes)
+      .dtype("dtable", request.outputs[0], {DType::f32})
+      .verdict();
+}
+
+PlanPtr prepare_embedding_backward(const KernelRequest& request, Context&) {
+  return make_plan([attrs = request.attrs.get<EmbeddingAttrs>()](const KernelCall& call) {
+    const TensorView &ids = call.inputs[0], &dy = call.inputs[1], &dtable = call.outputs[0];
+    EADEM_CUDA_CALL(launch_embedding_backward({.ids = elements<const int32_t>(ids),
+                                               .dy = elements(dy),
+                                               .dtable = elements<float>(dtable),
+                                               .tokens = ids.shape[0],
+                                               .hidden = dtable.shape[1],
+                                               .vocab = dtable.shape[0],
+                                               .first = attrs.first,
+                                               .scale = attrs.scale,
+                                               .dtype = dy.dtype},
+                                              stream_of(call)));
+  });
+}
+
 // --- A table that is encoded, in the layout of the matrix products, so that a tied head reads the same copy.
 
 bool keeps_values(const Encoding* encoding) {
@@ -106,6 +130,9 @@ void run_feed(const KernelCall& call) {
 }
 
 constexpr Kernel kEmbedding{"cuda_rows", Pass::inference, can_embed, prepare_embedding};
+constexpr Kernel kEmbeddingForward = in_forward(kEmbedding);
+constexpr Kernel kEmbeddingBackward{"cuda_rows_of_ids", Pass::backward, can_differentiate_table,
+                                    prepare_embedding_backward};
 constexpr Kernel kEncodedEmbedding{.name = "cuda_fragment_blocks",
                                    .pass = Pass::inference,
                                    .can_handle = can_embed_encoded,
@@ -116,7 +143,7 @@ constexpr Kernel kFeedTokens{"cuda_feed_tokens", Pass::inference, can_feed, prep
 
 }  // namespace
 
-KernelList embedding_kernels() { return {&kEmbedding, &kEncodedEmbedding}; }
+KernelList embedding_kernels() { return {&kEmbedding, &kEncodedEmbedding, &kEmbeddingForward, &kEmbeddingBackward}; }
 KernelList select_rows_kernels() { return {&kSelectRows}; }
 KernelList feed_tokens_kernels() { return {&kFeedTokens}; }
 

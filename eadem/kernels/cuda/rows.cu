@@ -24,6 +24,42 @@ __global__ void gather_rows(const X* x,           // [count, hidden]
   for (int64_t i = threadIdx.x; i < hidden; i += kThreads) store(to + i, present ? scale * load(from + i) : 0.0f);
 }
 
+// dtable[id, :] += scale * dy[t, :] for every token t of an id, in the order of the tokens. One block per token; that
+// of an id's first token adds all of them.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_rows_of_ids(EmbeddingBackwardParams p) {
+  __shared__ uint32_t hits[kThreads / kWarp];  // a bit for each token of a chunk
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  const int64_t token = blockIdx.x;
+  const int32_t id = p.ids[token];
+  const int64_t row = id - p.first;
+  if (row < 0 || row >= p.vocab) return;
+  for (int64_t chunk = 0; chunk < token; chunk += kThreads) {
+    const int64_t t = chunk + threadIdx.x;
+    if (__syncthreads_or(t < token && p.ids[t] == id)) return;
+  }
+  float* sums = p.dtable + row * p.hidden;  // [hidden]
+  for (int64_t chunk = token; chunk < p.tokens; chunk += kThreads) {
+    const int64_t t = chunk + threadIdx.x;
+    const bool hit = t < p.tokens && p.ids[t] == id;
+    const unsigned ballot = __ballot_sync(kAllLanes, hit);
+    if (threadIdx.x % kWarp == 0) hits[threadIdx.x / kWarp] = ballot;
+    if (!__syncthreads_or(hit)) continue;
+    const T* rows = static_cast<const T*>(p.dy) + chunk * p.hidden;
+#pragma unroll 1
+    for (int64_t i = threadIdx.x; i < p.hidden; i += kThreads) {
+      float sum = sums[i];
+#pragma unroll 1
+      for (int word = 0; word < kThreads / kWarp; ++word)
+        for (uint32_t bits = hits[word]; bits != 0; bits &= bits - 1)
+          sum += p.scale * load(rows + (word * kWarp + __ffs(static_cast<int>(bits)) - 1) * p.hidden + i);
+      sums[i] = sum;
+    }
+    __syncthreads();  // the next chunk overwrites `hits`
+  }
+}
+
 // One block: a step has few tokens where this matters.
 __global__ void feed_tokens(FeedTokensParams p) {
   allow_next_kernel();
@@ -46,6 +82,14 @@ cudaError_t launch_embedding(const EmbeddingParams& p, cudaStream_t stream) {
                                static_cast<const X*>(p.table), p.ids, static_cast<Y*>(p.y), p.hidden, p.first, p.vocab,
                                p.scale);
     });
+  });
+}
+
+cudaError_t launch_embedding_backward(const EmbeddingBackwardParams& p, cudaStream_t stream) {
+  if (p.tokens == 0 || p.hidden == 0) return cudaSuccess;
+  return with_float_type(p.dtype, [&](auto dy) {
+    const dim3 grid(static_cast<unsigned>(p.tokens));
+    return launch_overlapped(add_rows_of_ids<decltype(dy)>, grid, kThreads, 0, stream, p);
   });
 }
 

@@ -10,29 +10,18 @@
 // every token above a threshold is kept, and tokens at the threshold are kept up to an index. The threshold is found by
 // bisection over the bits of the logits, one pass over the row per bit.
 #include "eadem/core/philox.h"
-#include "eadem/kernels/cuda/instructions/cluster.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/log_softmax.cuh"
 
 namespace eadem::kernels::cuda {
 
 namespace {
 
-constexpr int kThreads = 512;  // of a block
-constexpr int kBlocks = 8;     // of a cluster
-constexpr int kRowThreads = kBlocks * kThreads, kRowWarps = kRowThreads / kWarp;
-
-using Reduction = ClusterReduction<kBlocks>;
-
-// Maps floats to unsigned integers in ascending order; -0 and +0 have one key. Not for NaN.
-__device__ uint32_t key_of(float value) {
-  const uint32_t bits = value == 0.0f ? 0u : __float_as_uint(value);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-__device__ float value_of(uint32_t key) { return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
+constexpr int kThreads = kLogSoftmaxThreads, kBlocks = kLogSoftmaxBlocks, kRowWarps = kRowThreads / kWarp;
 
 struct Row {
-  Reduction& reduction;
+  RowReduction& reduction;
   int thread;           // among those of the cluster
   const float* logits;  // [vocab]
   int32_t vocab;
@@ -193,30 +182,11 @@ __device__ void put_back(float* logits, const SampleRow& row, const int32_t* pai
   cluster_sync();
 }
 
-struct Largest {
-  int32_t index;  // the smallest index of the largest logits
-  float value;
-  bool finite;  // the largest logit is finite and no logit is NaN
-};
-
-__device__ Largest largest_of(const float* logits, int32_t vocab, Reduction& reduction, int thread) {
-  constexpr uint64_t kNaN = ~uint64_t{0};
-  uint64_t best = 0;  // the largest pair (key, ~index)
-  for (int32_t i = thread; i < vocab; i += kRowThreads) {
-    const float logit = logits[i];
-    best = Max{}(best, isnan(logit) ? kNaN : (uint64_t{key_of(logit)} << 32) | static_cast<uint32_t>(~i));
-  }
-  best = reduction.max(best);
-  if (best == kNaN) return {0, 0.0f, false};
-  const float value = value_of(static_cast<uint32_t>(best >> 32));
-  return {static_cast<int32_t>(~static_cast<uint32_t>(best)), value, static_cast<bool>(isfinite(value))};
-}
-
 // The logits are penalized in place while the token is drawn, then restored bit for bit. Only this cluster reads the
 // row, and a copy would take as much memory as the logits.
 __global__ void __launch_bounds__(kThreads, 2) sample_rows(SampleParams p) {
   __shared__ uint64_t slots[2][kBlocks];
-  Reduction reduction(slots);
+  RowReduction reduction(slots);
   const int thread = cluster_rank() * kThreads + static_cast<int>(threadIdx.x);
   const bool writes = thread == 0;
   const int64_t r = blockIdx.x / kBlocks;
@@ -253,13 +223,11 @@ __global__ void __launch_bounds__(kThreads, 2) sample_rows(SampleParams p) {
     return;
   }
 
-  // 3. Compute the token's log softmax without temperature; the sum is in f64.
-  double sum = 0.0;
-  for (int32_t i = thread; i < p.vocab; i += kRowThreads) sum += expf(logits[i] - most.value);
-  sum = reduction.sum(sum);
+  // 3. Compute the token's log softmax without temperature.
+  const double sum = sum_of_exponentials(logits, p.vocab, most.value, reduction, thread);
   if (writes) {
     p.token[r] = token;
-    p.logprob[r] = static_cast<float>(static_cast<double>(logits[token]) - most.value - log(sum));
+    p.logprob[r] = log_probability(logits[token], most.value, sum);
   }
 }
 

@@ -59,4 +59,10 @@ PlanPtr prepare_nothing(const KernelRequest&, Context&) {
   return make_plan(kRun);
 }
 
+// A kernel of the inference pass, in the forward pass.
+constexpr Kernel in_forward(Kernel kernel) {
+  kernel.pass = Pass::forward;
+  return kernel;
+}
+
 }  // namespace eadem::kernels::cuda

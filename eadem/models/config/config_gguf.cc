@@ -15,15 +15,26 @@ using io::GgufValue;
 using modules::RopeScaling;
 
 // Keys below the architecture that every family reads, or that say nothing.
-constexpr std::string_view kKnownKeys[] = {"tensor_data_layout",       "embedding_length",
-                                           "feed_forward_length",      "block_count",
-                                           "attention.head_count",     "attention.head_count_kv",
-                                           "attention.key_length",     "attention.value_length",
-                                           "context_length",           "rope.freq_base",
-                                           "rope.dimension_count",     "rope.scaling.type",
-                                           "rope.scaling.factor",      "rope.scaling.original_context_length",
-                                           "rope.scaling.attn_factor", "rope.scaling.finetuned",
-                                           "attention.sliding_window", "vocab_size"};
+constexpr std::string_view kKnownKeys[] = {"tensor_data_layout",
+                                           "embedding_length",
+                                           "feed_forward_length",
+                                           "block_count",
+                                           "attention.head_count",
+                                           "attention.head_count_kv",
+                                           "attention.key_length",
+                                           "attention.value_length",
+                                           "context_length",
+                                           "rope.freq_base",
+                                           "rope.dimension_count",
+                                           "rope.scaling.type",
+                                           "rope.scaling.factor",
+                                           "rope.scaling.original_context_length",
+                                           "rope.scaling.attn_factor",
+                                           "rope.scaling.finetuned",
+                                           "rope.scaling.yarn_beta_fast",
+                                           "rope.scaling.yarn_beta_slow",
+                                           "attention.sliding_window",
+                                           "vocab_size"};
 
 bool has_word(std::string_view words, std::string_view word) {
   return (" " + std::string(words) + " ").find(" " + std::string(word) + " ") != std::string::npos;
@@ -38,6 +49,21 @@ void refuse_unknown_keys(const io::GgufFile& file, const ModelFamily& family, co
         std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) == std::end(kKnownKeys))
       throw Unsupported("{}: metadata '{}' is not honoured", file.path(), name);
   }
+}
+
+// A number that layers share. Of families that state it for each layer, of those that have one.
+std::optional<int64_t> common_integer(const io::GgufFile& file, const ModelFamily& family, const std::string& key,
+                                      int64_t max) {
+  const io::GgufValue* value = file.find_metadata(key);
+  if (value == nullptr || value->type != io::GgufType::array || !family.gguf_counts_by_layer)
+    return file.optional_integer(key, 1, max);
+  int64_t common = 0;
+  for (const int64_t own : file.integers(key, 0, max)) {
+    if (own != 0 && common != 0 && own != common)
+      throw Unsupported("{}: '{}' is {} in one layer and {} in another", file.path(), key, common, own);
+    common = std::max(common, own);
+  }
+  return common == 0 ? std::nullopt : std::optional(common);
 }
 
 void read_rope_of_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
@@ -57,6 +83,11 @@ void read_rope_of_gguf(const io::GgufFile& file, const std::string& prefix, Mode
     else
       throw Unsupported("{}: '{}' is \"{}\"; known are none, linear, yarn", file.path(), key("rope.scaling.type"),
                         *type);
+    if (s.kind == RopeScaling::Kind::yarn) {
+      s.truncate = result.family().yarn_truncates;
+      s.beta_fast = file.optional_number(key("rope.scaling.yarn_beta_fast")).value_or(s.beta_fast);
+      s.beta_slow = file.optional_number(key("rope.scaling.yarn_beta_slow")).value_or(s.beta_slow);
+    }
     if (const auto factor = file.optional_number(key("rope.scaling.attn_factor"))) s.attention_factor = *factor;
   }
   if (file.find("rope_freqs.weight") != nullptr) {
@@ -82,7 +113,8 @@ void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMeta
       break;
     case RopeScaling::Kind::yarn:
       if (scaling.beta_fast != usual.beta_fast || scaling.beta_slow != usual.beta_slow || scaling.attention_factor ||
-          ((scaling.mscale || scaling.mscale_all_dim) && config.kv_lora_rank == 0) || !scaling.truncate)
+          ((scaling.mscale || scaling.mscale_all_dim) && config.kv_lora_rank == 0) ||
+          scaling.truncate != config.family().yarn_truncates)
         throw Unsupported(
             "yarn scaling with parameters of its own (betas, mscale, attention_factor, truncate), which "
             "GGUF cannot state here");
@@ -100,7 +132,8 @@ void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMeta
 ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
   ModelConfig result;
   const std::string architecture = file.string("general.architecture");
-  const ModelFamily& family = family_of_gguf(architecture, file.path());
+  const ModelFamily& family = family_of_gguf(
+      architecture, file.optional_integer(architecture + ".expert_count", 0, kMaxExperts).value_or(0) > 0, file.path());
   const ModelType& type = *std::find_if(family.types.begin(), family.types.end(), [&](const ModelType& candidate) {
     return candidate.gguf_architecture == architecture;
   });
@@ -112,11 +145,15 @@ ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
     throw DataCorrupted("{}: no matrix 'token_embd.weight'", file.path());
   result.vocab_size = embedding->shape[0];
   result.hidden_size = file.integer(key("embedding_length"), 1, kMaxExtent);
-  result.intermediate_size = file.integer(key("feed_forward_length"), 1, kMaxExtent);
+  const auto ffn = common_integer(file, family, key("feed_forward_length"), kMaxExtent);
+  if (!ffn && !family.gguf_counts_by_layer && family.ffn_per_hidden == 0)
+    file.integer(key("feed_forward_length"), 1, kMaxExtent);
+  const int64_t absent = std::max<int64_t>(family.ffn_per_hidden, 1) * result.hidden_size;  // no layer has that one
+  result.intermediate_size = ffn.value_or(absent);
   result.num_hidden_layers = file.integer(key("block_count"), 1, kMaxLayers);
   result.num_attention_heads = file.integer(key("attention.head_count"), 1, 65536);
   result.num_key_value_heads =
-      file.optional_integer(key("attention.head_count_kv"), 1, 65536).value_or(result.num_attention_heads);
+      common_integer(file, family, key("attention.head_count_kv"), 65536).value_or(result.num_attention_heads);
   result.head_dim = file.optional_integer(key("attention.key_length"), 1, 65536)
                         .value_or(result.hidden_size / result.num_attention_heads);
   if (const auto value_dim = file.optional_integer(key("attention.value_length"), 1, 65536);
@@ -150,7 +187,10 @@ ModelConfig ModelConfig::from_gguf(const io::GgufFile& file) {
 
 io::GgufMetadata ModelConfig::to_gguf() const {
   const ModelFamily& own = family();
-  const std::string architecture(own.find_type(model_type)->gguf_architecture), prefix = architecture + ".";
+  const std::string architecture(own.gguf_architecture != nullptr ? own.gguf_architecture(*this)
+                                                                  : own.find_type(model_type)->gguf_architecture),
+      prefix = architecture + ".";
+  if (architecture.empty()) throw Unsupported("models of type {} are not written to GGUF files", model_type);
   if (hidden_act != activation_named(own.activation))
     throw Unsupported("{} is not {}, which GGUF's {} architecture cannot state", own.activation_key, own.activation,
                       architecture);
@@ -165,10 +205,10 @@ io::GgufMetadata ModelConfig::to_gguf() const {
   integer("context_length", max_position_embeddings);
   integer("embedding_length", hidden_size);
   integer("block_count", num_hidden_layers);
-  integer("feed_forward_length", intermediate_size);
+  if (!own.gguf_counts_by_layer) integer("feed_forward_length", intermediate_size);
   integer("attention.head_count", num_attention_heads);
   if (!own.latent_attention) {
-    integer("attention.head_count_kv", num_key_value_heads);
+    if (!own.gguf_counts_by_layer) integer("attention.head_count_kv", num_key_value_heads);
     integer("attention.key_length", head_dim);
     integer("attention.value_length", head_dim);
   }

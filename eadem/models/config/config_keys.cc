@@ -7,6 +7,7 @@
 
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
+#include "eadem/models/family.h"
 
 namespace eadem::models {
 
@@ -33,7 +34,9 @@ constexpr std::string_view kTokenIds = "is the tokenizer's to say";
 constexpr std::string_view kLengths = "limits lengths in transformers' generate(), where callers here state theirs";
 constexpr std::string_view kGeneration = "is a default of generation, which generation_config.json states";
 constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
-constexpr std::string_view kExpertTypes = "qwen3_moe mixtral qwen2_moe glm4_moe ernie4_5_moe deepseek_v2 deepseek_v3";
+// Those whose loss has no term for the load of experts in transformers. Other types with experts read these keys.
+constexpr std::string_view kUnbalancedTypes = "glm4_moe deepseek_v2 deepseek_v3 kimi_linear nemotron_h";
+constexpr std::string_view kScanChunks = "is the size of chunks in transformers' kernels";
 constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
 
 // From the configurations of transformers 4 and 5 and of published checkpoints. `Writer::other` is for keys that no
@@ -71,14 +74,15 @@ constexpr InertKey kInertKeys[] = {
     {"is_llama_config", "llama", "true", Writer::other, "says what model_type says"},
     {"max_sequence_length", "llama", kAny, Writer::other, "max_position_embeddings is what is read"},
     {"use_mrope", "qwen2", "false", Writer::other, "switches on positions of images, of which a text has none"},
-    {"pretraining_tp", "deepseek_v2 deepseek_v3", kAny, Writer::transformers, "is not read"},
-    {"qk_head_dim", "deepseek_v2 deepseek_v3", kAny, Writer::transformers, "is qk_nope_head_dim and qk_rope_head_dim"},
+    {"pretraining_tp", "deepseek_v2 deepseek_v3 kimi_linear", kAny, Writer::transformers, "is not read"},
+    {"qk_head_dim", "deepseek_v2 deepseek_v3 kimi_linear", kAny, Writer::transformers,
+     "is qk_nope_head_dim and qk_rope_head_dim"},
     {"ep_size", "deepseek_v2 deepseek_v3", kAny, Writer::other, "says how the experts were divided over devices"},
     {"aux_loss_alpha", "deepseek_v2 deepseek_v3", kAny, Writer::other, kTraining},
     {"seq_aux", "deepseek_v2 deepseek_v3", kAny, Writer::other, kTraining},
-    {"output_router_logits", kExpertTypes, kAny, Writer::transformers, kPythonApi},
-    {"router_aux_loss_coef", kExpertTypes, kAny, Writer::transformers, kTraining},
-    {"router_jitter_noise", "mixtral", kAny, Writer::transformers, kTraining},
+    {"output_router_logits", kUnbalancedTypes, kAny, Writer::transformers, kPythonApi},
+    {"router_aux_loss_coef", kUnbalancedTypes, kAny, Writer::transformers, kTraining},
+    {"router_jitter_noise", "mixtral minimax_m2", kAny, Writer::transformers, kTraining},
     {"max_window_layers", "qwen3_moe", kAny, Writer::other, "is not read: all layers have the window, or none"},
     {"resid_pdrop", "phi3 gpt2", kAny, Writer::transformers, kTraining},
     {"embd_pdrop", "phi3 gpt2", kAny, Writer::transformers, kTraining},
@@ -96,9 +100,51 @@ constexpr InertKey kInertKeys[] = {
     {"eod_token_id", "hunyuan_v1_dense", kAny, Writer::transformers, kTokenIds},
     {"use_qk_norm", "hunyuan_v1_dense", "true", Writer::other, "is true of all models of this type"},
     {"max_window_layers", "qwen2_moe", kAny, Writer::transformers, "is for windows, which are off"},
-    {"num_nextn_predict_layers", "glm4_moe deepseek_v3", kAny, Writer::transformers, kFurtherTokens},
+    {"num_nextn_predict_layers", "glm4_moe deepseek_v3 kimi_linear", kAny, Writer::transformers, kFurtherTokens},
     {"num_mtp_layers", "glm4_moe deepseek_v3", kAny, Writer::transformers, kFurtherTokens},
+    {"use_sliding_window", "qwen3_next", "false", Writer::other, "switches on windows, which no layer has"},
+    {"attn_output_gate", "qwen3_5_text qwen3_5_moe_text", "true", Writer::other, "is true of all models of this type"},
+    {"mamba_ssm_dtype", "qwen3_5_text qwen3_5_moe_text", "\"float32\"", Writer::other,
+     "is the dtype of states, which are f32"},
+    {"mtp_num_hidden_layers", "qwen3_5_text qwen3_5_moe_text", kAny, Writer::other, kFurtherTokens},
+    {"mtp_use_dedicated_embeddings", "qwen3_5_text qwen3_5_moe_text", kAny, Writer::other, kFurtherTokens},
     {"moe_use_aux_free", "ernie4_5_moe", kAny, Writer::other, kHistory},
+    {"mamba_chunk_size", "granitemoehybrid falcon_h1", kAny, Writer::transformers, kScanChunks},
+    {"init_method", "granitemoe granitemoehybrid", kAny, Writer::other, kTraining},
+    {"normalization_function", "granitemoehybrid", "\"rmsnorm\"", Writer::other,
+     "is what all models of this type have"},
+    {"num_logits_to_keep", "falcon_h1 nemotron_h", kAny, Writer::transformers, kPythonApi},
+    {"attn_layer_indices", "falcon_h1", "null", Writer::other, "is for layers of one mixer"},
+    {"mamba_use_mlp", "falcon_h1", "true", Writer::other, "is true of all models of this type"},
+    {"mlp_expansion_factor", "falcon_h1", kAny, Writer::other, "is not read: intermediate_size says it"},
+    {"chunk_size", "nemotron_h", kAny, Writer::transformers, kScanChunks},
+    {"expand", "nemotron_h", kAny, Writer::transformers, "is not read: mamba_num_heads and mamba_head_dim say it"},
+    {"mamba_proj_bias", "nemotron_h", kAny, Writer::transformers, "is not read: use_bias says it"},
+    {"mamba_ssm_cache_dtype", "nemotron_h", kAny, Writer::transformers, "is not read: states are f32"},
+    {"use_mamba_kernels", "nemotron_h", kAny, Writer::transformers, kScanChunks},
+    {"moe_shared_expert_overlap", "nemotron_h", kAny, Writer::transformers, "chooses an order of execution"},
+    {"n_shared_experts", "nemotron_h", kAny, Writer::transformers,
+     "is not read: moe_shared_expert_intermediate_size says it"},
+    {"time_step_limit", "nemotron_h", kAny, Writer::transformers, "is not read: time_step_min is the limit"},
+    {"time_step_max", "nemotron_h", kAny, Writer::transformers, kTraining},
+    {"time_step_floor", "nemotron_h", kAny, Writer::transformers, kTraining},
+    {"rescale_prenorm_residual", "nemotron_h", kAny, Writer::transformers, kTraining},
+    {"residual_in_fp32", "nemotron_h", kAny, Writer::transformers, "chooses a precision, which the device does here"},
+    {"hidden_dropout", "nemotron_h", kAny, Writer::transformers, kTraining},
+    {"num_nextn_predict_layers", "nemotron_h", kAny, Writer::transformers, kFurtherTokens},
+    {"mtp_layers_block_type", "nemotron_h", kAny, Writer::transformers, kFurtherTokens},
+    {"mtp_hybrid_override_pattern", "nemotron_h", kAny, Writer::transformers, kFurtherTokens},
+    {"clip_qkv", "olmoe", "null", Writer::transformers, "limits q, k and v when it is a number"},
+    {"experts_per_token", "gpt_oss", kAny, Writer::other, "num_experts_per_tok is what is read"},
+    {"initial_context_length", "gpt_oss", kAny, Writer::other, "rope_scaling says it"},
+    {"scoring_func", "minimax_m2", "\"sigmoid\"", Writer::other, "is so of all models of this type"},
+    {"use_routing_bias", "minimax_m2", "true", Writer::other, "is so of all models of this type"},
+    {"use_qk_norm", "minimax_m2", "true", Writer::other, "is so of all models of this type"},
+    {"qk_norm_type", "minimax_m2", "\"per_layer\"", Writer::other, "is so of all models of this type"},
+    {"shared_intermediate_size", "minimax_m2", "0", Writer::other, "is so of all models of this type"},
+    {"use_mtp", "minimax_m2", kAny, Writer::other, kFurtherTokens},
+    {"num_mtp_modules", "minimax_m2", kAny, Writer::other, kFurtherTokens},
+    {"mtp_transformer_layers", "minimax_m2", kAny, Writer::other, kFurtherTokens},
     {"id2label", kAll, kAny, Writer::transformers, kOtherHeads},
     {"label2id", kAll, kAny, Writer::transformers, kOtherHeads},
     {"num_labels", kAll, kAny, Writer::transformers, kOtherHeads},
@@ -156,6 +202,7 @@ constexpr InertKey kGenerationKeys[] = {
 };
 
 // `types` are types of rope scaling here.
+constexpr std::string_view kTextPositions = "is for positions on several axes, which are one in texts";
 constexpr std::string_view kOtherScaling = "belongs to other types of rope scaling";
 constexpr InertKey kInertRopeKeys[] = {
     {"factor", "default", kAny, Writer::transformers, kOtherScaling},
@@ -166,6 +213,8 @@ constexpr InertKey kInertRopeKeys[] = {
     {"beta_fast", "default linear llama3", kAny, Writer::transformers, kOtherScaling},
     {"beta_slow", "default linear llama3", kAny, Writer::transformers, kOtherScaling},
     {"finetuned", kAll, kAny, Writer::transformers, "says how the model was trained"},
+    {"mrope_section", kAll, kAny, Writer::transformers, kTextPositions},
+    {"mrope_interleaved", kAll, kAny, Writer::transformers, kTextPositions},
 };
 
 bool occurs_in(const InertKey& row, std::string_view model_type) {
@@ -204,7 +253,13 @@ void ignore_rows(std::span<const InertKey> rows, const io::JsonReader& config, s
 }  // namespace
 
 void ignore_inert_keys(const io::JsonReader& config, std::string_view model_type) {
-  ignore_rows(kInertKeys, config, model_type);
+  // A family may read what says nothing elsewhere under another name.
+  std::vector<InertKey> rows(std::begin(kInertKeys), std::end(kInertKeys));
+  std::erase_if(rows, [&](const InertKey& row) {
+    const std::span<const OwnName> names = family_of_type(model_type, config.file()).json_names;
+    return std::any_of(names.begin(), names.end(), [&](const OwnName& name) { return name.own == row.key; });
+  });
+  ignore_rows(rows, config, model_type);
   if (has_generation_config(config))
     for (const InertKey& row : kGenerationKeys) config.ignore(row.key, row.reason);
   else
@@ -218,8 +273,10 @@ void ignore_inert_rope_keys(const io::JsonReader& rope, std::string_view rope_ty
 std::vector<IgnoredKey> ignored_keys(const io::JsonReader& config) {
   std::vector<IgnoredKey> keys;
   for (const io::JsonReader::Ignored& ignored : config.ignored()) {
-    const auto* row = std::find_if(std::begin(kInertKeys), std::end(kInertKeys),
-                                   [&](const InertKey& known) { return known.key == ignored.path; });
+    // Rows of one key for several model types differ in their reasons.
+    const auto* row = std::find_if(std::begin(kInertKeys), std::end(kInertKeys), [&](const InertKey& known) {
+      return known.key == ignored.path && known.reason == ignored.reason;
+    });
     keys.push_back({ignored.path, ignored.reason, row == std::end(kInertKeys) || row->writer == Writer::transformers});
   }
   return keys;

@@ -13,6 +13,7 @@ namespace eadem::models {
 inline constexpr int64_t kMaxExtent = int64_t{1} << 31;
 inline constexpr int64_t kMaxLayers = 4096;
 inline constexpr int64_t kMaxExperts = 4096;
+inline constexpr int64_t kMaxHeadDim = 65536;
 
 // "silu", "gelu_pytorch_tanh" …: one of the names that configs have.
 kernels::ActivationKind activation_named(std::string_view name);

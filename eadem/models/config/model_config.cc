@@ -65,6 +65,17 @@ void read_keys(const io::JsonReader& config, const ModelFamily& family, ModelCon
     result.*key.member = config.optional_number(key.json, key.least, key.most).value_or(key.if_absent);
 }
 
+// transformers adds the load-balancing loss when it returns the logits of the routers.
+void read_load_balancing(const io::JsonReader& config, const ModelFamily& family, ModelConfig& result) {
+  if (family.router_aux_loss_coef == 0) return;
+  if (result.num_experts == 0) {
+    for (const char* key : {"output_router_logits", "router_aux_loss_coef"}) config.ignore(key, "is for experts");
+    return;
+  }
+  const double coef = config.optional_number("router_aux_loss_coef", 0, 1e6).value_or(family.router_aux_loss_coef);
+  if (config.optional_boolean("output_router_logits").value_or(false)) result.router_aux_loss_coef = coef;
+}
+
 ActivationKind read_activation(const io::JsonReader& config, const ModelFamily& family) {
   const std::string name = config.optional_string(family.activation_key).value_or(std::string(family.activation));
   for (const ActivationName& known : kActivationNames)
@@ -125,8 +136,9 @@ void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& t
     result.rotary_dim = rotated_dimensions(result.head_dim, *partial);
   const std::optional<std::string> new_key = rope.optional_string("rope_type"), old_key = rope.optional_string("type");
   if (new_key && old_key && *new_key != *old_key)
-    throw DataCorrupted("{}: rope scaling has 'rope_type' \"{}\" and 'type' \"{}\"", rope.file(), *new_key, *old_key);
-  const std::string type = new_key ? *new_key : old_key.value_or("default");
+    rope.ignore("type", "is not read beside rope_type, as in transformers");
+  std::string type = new_key ? *new_key : old_key.value_or("default");
+  if (type == "mrope") type = "default";  // rotates by positions on several axes, which are one in a text
   const auto original_positions = [&](bool required) {
     const auto value = rope.optional_number("original_max_position_embeddings", 1, kMaxExtent);
     if (!value && required) rope.fail("original_max_position_embeddings", "an integer, which llama3 scaling needs");
@@ -225,7 +237,8 @@ ModelConfig ModelConfig::from_json(const io::JsonReader& config) {
   const auto name = [&](std::string_view usual) { return family.json_name(usual); };
   result.hidden_size = config.integer(name("hidden_size"), 1, kMaxExtent);
   result.intermediate_size = read_ffn(config, family, result.hidden_size);
-  result.num_hidden_layers = config.integer(name("num_hidden_layers"), 1, kMaxLayers);
+  result.num_hidden_layers = family.count_layers != nullptr ? family.count_layers(config)
+                                                            : config.integer(name("num_hidden_layers"), 1, kMaxLayers);
   result.num_attention_heads = config.integer(name("num_attention_heads"), 1, 65536);
   result.num_key_value_heads =
       integer_or(config, "num_key_value_heads", 65536, defaults.num_key_value_heads, result.num_attention_heads);
@@ -245,6 +258,7 @@ ModelConfig ModelConfig::from_json(const io::JsonReader& config) {
   result.layer_windows.assign(static_cast<size_t>(result.num_hidden_layers), 0);
   read_keys(config, family, result);
   family.read_json(config, result);
+  read_load_balancing(config, family, result);
   result.bos_token_id = optional_ids(config, "bos_token_id");
   result.eos_token_id = optional_ids(config, "eos_token_id");
   for (const char* key : {"torch_dtype", "dtype"})
@@ -321,6 +335,24 @@ void ModelConfig::validate(const std::string& source) const {
                 latents * static_cast<double>(num_attention_heads) * static_cast<double>(v_head_dim) < kMaxElements,
             fmt::format("latents of {} and {}", q_lora_rank, kv_lora_rank));
   }
+  if (!linear_layers.empty()) {
+    require(linear_key_heads > 0 && linear_value_heads > 0 && linear_value_heads % linear_key_heads == 0,
+            fmt::format("linear attention of {} value heads for {} key heads", linear_value_heads, linear_key_heads));
+    require(
+        linear_key_dim > 0 && linear_value_dim > 0 && linear_key_dim <= kMaxHeadDim &&
+            linear_value_dim <= kMaxHeadDim && linear_value_heads <= kMaxHeadDim,
+        fmt::format("linear attention of {} heads of {} x {}", linear_value_heads, linear_key_dim, linear_value_dim));
+    require(static_cast<double>(linear_value_heads) * static_cast<double>(std::max(linear_key_dim, linear_value_dim)) *
+                    static_cast<double>(hidden_size) <
+                kMaxElements,
+            fmt::format("linear attention of {} heads for {} hidden values", linear_value_heads, hidden_size));
+    require(linear_taps >= 2 && linear_taps <= kernels::kMaxTaps,
+            fmt::format("a convolution over {} tokens; expected 2 to {}", linear_taps, kernels::kMaxTaps));
+    require(linear_layers.front() >= 0 && linear_layers.back() < num_hidden_layers &&
+                std::adjacent_find(linear_layers.begin(), linear_layers.end(), std::greater_equal<>()) ==
+                    linear_layers.end(),
+            "the layers of linear attention are not in order, or not among the layers");
+  }
   if (num_experts > 0) {
     require(num_experts <= kMaxExperts, fmt::format("{} experts; expected at most {}", num_experts, kMaxExperts));
     require(num_experts_per_tok > 0 && num_experts_per_tok <= num_experts,
@@ -334,20 +366,61 @@ void ModelConfig::validate(const std::string& source) const {
     require(static_cast<double>(shared_expert_intermediate_size) * static_cast<double>(hidden_size) < kMaxElements,
             fmt::format("a shared expert of {} x {}", shared_expert_intermediate_size, hidden_size));
     require(decoder_sparse_step > 0, fmt::format("every {} layers have experts", decoder_sparse_step));
+    require(static_cast<double>(moe_latent_size) * static_cast<double>(hidden_size) < kMaxElements &&
+                static_cast<double>(num_experts) * static_cast<double>(moe_intermediate_size) *
+                        static_cast<double>(moe_latent_size) <
+                    kMaxElements,
+            fmt::format("experts that read {} numbers", moe_latent_size));
     require(moe_intermediate_size > 0 && static_cast<double>(num_experts) * static_cast<double>(moe_intermediate_size) *
                                                  static_cast<double>(hidden_size) <
                                              kMaxElements,
             fmt::format("weights of {} experts of {} x {}", num_experts, moe_intermediate_size, hidden_size));
   }
+  require(layer_pattern.empty() || layer_pattern.size() == layer_windows.size(),
+          fmt::format("{} kinds of layers for {} layers", layer_pattern.size(), num_hidden_layers));
+  validate_mamba(source);
   for (const auto& [name, ids] : {std::pair<const char*, const std::vector<int64_t>&>{"bos_token_id", bos_token_id},
                                   {"eos_token_id", eos_token_id}})
     for (int64_t id : ids)
       require(id >= 0 && id < vocab_size, fmt::format("{} {} is outside the vocabulary of {}", name, id, vocab_size));
 }
 
+void ModelConfig::validate_mamba(const std::string& source) const {
+  const auto require = [&](bool condition, const std::string& message) {
+    if (!condition) throw InvalidArgument("{}: {}", source, message);
+  };
+  for (double multiplier : {attention_in_multiplier, attention_out_multiplier, key_multiplier, ssm_in_multiplier,
+                            ssm_out_multiplier, mlp_gate_multiplier, mlp_down_multiplier})
+    require(std::isfinite(multiplier), fmt::format("a multiplier is {}", multiplier));
+  if (mamba.heads == 0)
+    return require(layer_pattern.find('M') == std::string::npos, "state-space layers without heads");
+  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"heads", mamba.heads},
+                                    {"head_dim", mamba.head_dim},
+                                    {"groups", mamba.groups},
+                                    {"state size", mamba.state}})
+    require(value > 0 && value <= kMaxExtent, fmt::format("the {} of state-space layers is {}", name, value));
+  require(mamba.heads % mamba.groups == 0,
+          fmt::format("{} state-space heads do not divide into {} groups", mamba.heads, mamba.groups));
+  require(mamba.taps >= 2 && mamba.taps <= kernels::kMaxTaps,
+          fmt::format("a convolution over {} tokens; expected 2 to {}", mamba.taps, kernels::kMaxTaps));
+  require(mamba.dt_min >= 0 && mamba.dt_min <= mamba.dt_max,
+          fmt::format("limits of time steps are {} and {}", mamba.dt_min, mamba.dt_max));
+  for (double multiplier : mamba.multipliers)
+    require(std::isfinite(multiplier), fmt::format("a multiplier is {}", multiplier));
+  const double inner = static_cast<double>(mamba.heads) * static_cast<double>(mamba.head_dim),
+               shared = static_cast<double>(mamba.groups) * static_cast<double>(mamba.state);
+  require(std::max(inner, shared) * static_cast<double>(hidden_size) < 1e13 &&
+              inner * static_cast<double>(mamba.state) < 1e13,
+          fmt::format("state-space layers of {} x {}, with states of {}", inner, hidden_size, mamba.state));
+}
+
 bool ModelConfig::has_experts(int64_t layer) const {
   return num_experts > 0 && (layer + 1) % decoder_sparse_step == 0 &&
          std::find(mlp_only_layers.begin(), mlp_only_layers.end(), layer) == mlp_only_layers.end();
+}
+
+bool ModelConfig::is_linear(int64_t layer) const {
+  return std::binary_search(linear_layers.begin(), linear_layers.end(), layer);
 }
 
 const ModelFamily& ModelConfig::family() const { return family_of_type(model_type, "the model"); }
@@ -419,6 +492,8 @@ io::JsonValue ModelConfig::describe() const {
   json.set(std::string(own.activation_key), std::string(activation_name(hidden_act)));
   for (const ConfigKey& key : own.keys) json.set(std::string(key.json), number_value(this->*key.member));
   own.write_json(*this, json);
+  if (router_aux_loss_coef > 0)
+    json.set("output_router_logits", true).set("router_aux_loss_coef", number_value(router_aux_loss_coef));
   json.set("tie_word_embeddings", tie_word_embeddings);
   if (!bos_token_id.empty()) json.set("bos_token_id", ids(bos_token_id));
   if (!eos_token_id.empty()) json.set("eos_token_id", ids(eos_token_id));

@@ -4,6 +4,8 @@
 // (models/family.h). A family reads and writes what is its own; the rest is read and written here.
 #pragma once
 
+#include <array>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +17,26 @@
 namespace eadem::models {
 
 struct ModelFamily;
+
+// Mamba-2 mixers (modules/hybrid/mamba2.h). 0 heads: there are none.
+struct MambaConfig {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t groups = 1;
+  int64_t state = 0;
+  int64_t taps = 4;
+  bool conv_bias = true;
+  bool in_bias = false;
+  bool out_bias = false;
+  bool norm = true;
+  bool norm_before_gate = false;
+  double dt_min = 0;
+  double dt_max = std::numeric_limits<double>::infinity();
+  std::array<double, 5> multipliers = {1, 1, 1, 1, 1};  // of z, x, b, c and dt
+
+  int64_t inner() const { return heads * head_dim; }
+  friend bool operator==(const MambaConfig& a, const MambaConfig& b) = default;
+};
 
 struct ModelConfig {
   std::string model_type;
@@ -57,15 +79,34 @@ struct ModelConfig {
   bool norm_topk_prob = false;        // weights of a token's experts are divided by their sum
   int64_t decoder_sparse_step = 1;    // every so many layers have experts
   std::vector<int64_t> mlp_only_layers;
-  int64_t shared_expert_intermediate_size = 0;  // of all experts together that compute every token; 0: there are none
-  int64_t n_group = 1, topk_group = 1;          // a token's experts are of so many groups
-  double routed_scaling_factor = 1;             // on the weights of a token's experts
-  double moe_norm_min = 0;                      // least sum that these are divided by
+  int64_t shared_expert_intermediate_size = 0;    // of all experts together that compute every token; 0: there are none
+  int64_t n_group = 1, topk_group = 1;            // a token's experts are of so many groups
+  double routed_scaling_factor = 1;               // on the weights of a token's experts
+  double swiglu_limit = 7, swiglu_alpha = 1.702;  // of experts with a limited SwiGLU
+  double moe_norm_min = 0;                        // least sum that these are divided by
+  double router_aux_loss_coef = 0;                // on the load-balancing loss in training; 0: it is off
   // Latent attention; head_dim is then qk_nope_head_dim and rotary_dim together. 0: attention of keys and values.
   int64_t kv_lora_rank = 0;
   int64_t q_lora_rank = 0;  // 0: queries have no latent
   int64_t qk_nope_head_dim = 0;
   int64_t v_head_dim = 0;
+  int64_t moe_latent_size = 0;  // width of what experts read and write; 0: hidden_size
+  MambaConfig mamba;
+  // A letter for each layer where they are of several kinds: 'M' Mamba-2, '*' attention, '-' MLP, 'E' experts. Empty:
+  // all are alike.
+  std::string layer_pattern;
+  // Multipliers of mixers that stand side by side: of what each reads, of keys, of what each writes; and of MLPs.
+  double attention_in_multiplier = 1, attention_out_multiplier = 1, key_multiplier = 1;
+  double ssm_in_multiplier = 1, ssm_out_multiplier = 1;
+  double mlp_gate_multiplier = 1, mlp_down_multiplier = 1;
+  // Linear attention with the gated delta rule, in these layers, in order; elsewhere attention. None: nowhere.
+  std::vector<int64_t> linear_layers;
+  int64_t linear_key_heads = 0;
+  int64_t linear_value_heads = 0;
+  int64_t linear_key_dim = 0;
+  int64_t linear_value_dim = 0;
+  int64_t linear_taps = 0;          // of the convolutions before it
+  bool linear_heads_tiled = false;  // value heads of one key head stand linear_key_heads apart
   std::vector<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_id;
   std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files
@@ -74,9 +115,15 @@ struct ModelConfig {
   const ModelFamily& family() const;
 
   bool has_experts(int64_t layer) const;
+  bool is_linear(int64_t layer) const;
   // Elements of one token's keys (or values) in one layer.
   int64_t kv_dim() const { return num_key_value_heads * head_dim; }
   int64_t num_parameters() const;
+
+  // Whether the mixer of a layer is Mamba-2.
+  bool has_mamba(int64_t layer) const {
+    return !layer_pattern.empty() && layer_pattern[static_cast<size_t>(layer)] == 'M';
+  }
 
   // Checks that the fields fit together. Throws InvalidArgument naming `source`, the fields and their values.
   void validate(const std::string& source) const;
@@ -95,6 +142,9 @@ struct ModelConfig {
   io::GgufMetadata to_gguf() const;
 
   friend bool operator==(const ModelConfig& a, const ModelConfig& b) = default;
+
+ private:
+  void validate_mamba(const std::string& source) const;
 };
 
 }  // namespace eadem::models

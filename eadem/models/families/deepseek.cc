@@ -36,11 +36,7 @@ constexpr GgufName kDeepseekNames[] = {{"self_attn.q_a_proj.", "attn_q_a."},
                                        {"self_attn.kv_a_layernorm.", "attn_kv_a_norm."},
                                        {"self_attn.k_b_proj.", "attn_k_b."},
                                        {"self_attn.v_b_proj.", "attn_v_b."},
-                                       {"self_attn.kv_b_proj.", "attn_kv_b."},
-                                       {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias"},
-                                       {"mlp.shared_experts.gate_proj.", "ffn_gate_shexp."},
-                                       {"mlp.shared_experts.up_proj.", "ffn_up_shexp."},
-                                       {"mlp.shared_experts.down_proj.", "ffn_down_shexp."}};
+                                       {"self_attn.kv_b_proj.", "attn_kv_b."}};
 
 // The epsilon of the norms of latents. It does not depend on rms_norm_eps of the configuration.
 constexpr double kLatentEps = 1e-6;
@@ -301,18 +297,6 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
   return spec;
 }
 
-// k_b_proj or v_b_proj of a tensor that has, for each head, rows of its keys and then of its values. What takes a query
-// into the space of the latent is the transpose of what makes keys of latents.
-WeightRecipe absorbed(const ModelConfig& config, const std::string& tensor, bool is_key) {
-  const int64_t nope = config.qk_nope_head_dim, value = config.v_head_dim, rows = nope + value,
-                all = config.num_attention_heads * rows;
-  std::vector<WeightRecipe> heads;
-  for (int64_t h = 0; h < config.num_attention_heads; ++h)
-    heads.push_back(is_key ? WeightRecipe::transpose(WeightRecipe::slice(tensor, 0, h * rows, nope, all))
-                           : WeightRecipe::slice(tensor, 0, h * rows + nope, value, all));
-  return WeightRecipe::stack(std::move(heads));
-}
-
 std::vector<WeightRecipe> deepseek_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                            CheckpointFormat format) {
   const bool gguf = format == CheckpointFormat::gguf;
@@ -321,9 +305,9 @@ std::vector<WeightRecipe> deepseek_recipes(const ModelConfig& config, const Para
     if (at == std::string::npos || parameter.name[at - 1] != '.') continue;
     const std::string whole = parameter.name.substr(0, at) + "kv_b_proj.weight";
     const bool is_key = part[0] == 'k';
-    if (!gguf) return {absorbed(config, whole, is_key)};
+    if (!gguf) return {latent_head_recipe(config, whole, is_key)};
     return {WeightRecipe::name(gguf_name(parameter.name, &deepseek_family())),
-            absorbed(config, gguf_name(whole, &deepseek_family()), is_key)};
+            latent_head_recipe(config, gguf_name(whole, &deepseek_family()), is_key)};
   }
   return expert_recipes(config, parameter, format);
 }

@@ -2,7 +2,8 @@
 //
 // ERNIE 4.5 with mixtures of experts: pairs of neighbours rotate; a softmax with a correction chooses the experts,
 // whose scores are divided by their sum or a least value; further ones, side by side as one MLP, compute every token.
-// Source: transformers, models/ernie4_5_moe.
+// Source: transformers, models/ernie4_5_moe; llama.cpp, conversion/ernie.py and src/models/ernie4-5-moe.cpp (facts
+// only).
 #include <algorithm>
 
 #include "eadem/models/family.h"
@@ -12,7 +13,7 @@ namespace eadem::models {
 
 namespace {
 
-constexpr ModelType kErnieTypes[] = {{"ernie4_5_moe", "", "Ernie4_5_MoeForCausalLM", 131072, 4}};
+constexpr ModelType kErnieTypes[] = {{"ernie4_5_moe", "ernie4_5-moe", "Ernie4_5_MoeForCausalLM", 131072, 4}};
 
 void read_ernie_json(const io::JsonReader& config, ModelConfig& result) {
   result.rms_norm_eps = config.optional_number("rms_norm_eps", 0.0, 1.0).value_or(1e-5);
@@ -55,12 +56,25 @@ void write_ernie_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("moe_layer_start_index", first).set("moe_layer_end_index", last);
 }
 
-void read_ernie_gguf(const io::GgufFile& file, const std::string&, ModelConfig&) {
-  throw Unsupported("{}: GGUF files of ernie4_5_moe are not read", file.path());
+void read_ernie_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  read_experts(file, prefix, result);
+  read_leading_layers(file, prefix, result);
+  read_shared_experts(file, result);
+  result.decoder_sparse_step = file.optional_integer(prefix + "interleave_moe_layer_step", 1, kMaxLayers).value_or(1);
+  result.norm_topk_prob = true;
+  result.moe_norm_min = 1e-12;
 }
 
-void write_ernie_gguf(const ModelConfig&, const std::string&, io::GgufMetadata&) {
-  throw Unsupported("models of type ernie4_5_moe are not written to GGUF files");
+void write_ernie_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  if (config.moe_norm_min != 1e-12)
+    throw Unsupported("moe_norm_min {}, which GGUF's ernie4_5-moe architecture cannot state", config.moe_norm_min);
+  write_experts(config, prefix, metadata);
+  write_leading_layers(config, prefix, metadata);
+  const auto add = [&](const char* key, int64_t value) {
+    metadata.emplace_back(prefix + key, io::GgufValue::scalar(static_cast<uint32_t>(value)));
+  };
+  add("interleave_moe_layer_step", config.decoder_sparse_step);
+  add("expert_shared_count", config.shared_expert_intermediate_size / config.moe_intermediate_size);
 }
 
 DecoderSpec ernie_decoder(const ModelConfig& config) {
@@ -75,7 +89,7 @@ DecoderSpec ernie_decoder(const ModelConfig& config) {
 std::vector<WeightRecipe> ernie_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                         CheckpointFormat format) {
   constexpr std::string_view kCorrection = "gate.e_score_correction_bias";
-  if (parameter.name.ends_with(kCorrection)) {  // in a matrix of one row
+  if (parameter.name.ends_with(kCorrection) && format == CheckpointFormat::huggingface) {  // in a matrix of one row
     const std::string mlp = parameter.name.substr(0, parameter.name.size() - kCorrection.size());
     return {WeightRecipe::only(WeightRecipe::name(mlp + "moe_statics.e_score_correction_bias")),
             WeightRecipe::only(WeightRecipe::name(mlp + "gate.moe_statics.e_score_correction_bias"))};
@@ -89,6 +103,11 @@ const ModelFamily& ernie4_5_moe_family() {
   static const ModelFamily kFamily = {.name = "ernie4_5_moe",
                                       .types = kErnieTypes,
                                       .tied = true,
+                                      .gguf_keys =
+                                          "expert_count expert_used_count expert_feed_forward_length "
+                                          "leading_dense_block_count interleave_moe_layer_step expert_shared_count "
+                                          "expert_shared_feed_forward_length",
+                                      .router_aux_loss_coef = 0.001,
                                       .read_json = read_ernie_json,
                                       .read_gguf = read_ernie_gguf,
                                       .write_json = write_ernie_json,

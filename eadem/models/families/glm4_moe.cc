@@ -3,7 +3,7 @@
 // GLM-4.5 and its successors: attention that rotates half of each head, with biases and norms of q and k in some of
 // them; after the first layers, which are dense, experts chosen by sigmoids and a correction, of the best groups, and
 // one that computes every token. The layers that predict further tokens are not computed.
-// Source: transformers, models/glm4_moe.
+// Source: transformers, models/glm4_moe; llama.cpp, conversion/glm.py and src/models/glm4-moe.cpp (facts only).
 #include "eadem/models/family.h"
 #include "eadem/models/moe_decoder.h"
 
@@ -11,7 +11,9 @@ namespace eadem::models {
 
 namespace {
 
-constexpr ModelType kGlm4MoeTypes[] = {{"glm4_moe", "", "Glm4MoeForCausalLM", 131072, 8, 0, /*out_bias=*/false}};
+constexpr ModelType kGlm4MoeTypes[] = {{"glm4_moe", "glm4moe", "Glm4MoeForCausalLM", 131072, 8, 0, /*out_bias=*/false}};
+
+constexpr GgufName kGlm4MoeNames[] = {{"post_attention_layernorm.", "post_attention_norm."}};
 
 bool states_partial_rotation(const io::JsonReader& config) {
   bool states = config.has("partial_rotary_factor");
@@ -53,12 +55,32 @@ void write_glm4_moe_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("first_k_dense_replace", static_cast<int64_t>(config.mlp_only_layers.size()));
 }
 
-void read_glm4_moe_gguf(const io::GgufFile& file, const std::string&, ModelConfig&) {
-  throw Unsupported("{}: GGUF files of glm4_moe are not read", file.path());
+void read_glm4_moe_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  const auto further = file.optional_integer(prefix + "nextn_predict_layers", 0, kMaxLayers).value_or(0);
+  if (further >= result.num_hidden_layers)
+    throw DataCorrupted("{}: {} of {} layers predict further tokens", file.path(), further, result.num_hidden_layers);
+  result.num_hidden_layers -= further;
+  result.layer_windows.resize(static_cast<size_t>(result.num_hidden_layers));
+  result.attention_bias = file.find("blk.0.attn_q.bias") != nullptr;
+  result.qk_norm = file.find("blk.0.attn_q_norm.weight") != nullptr;
+  read_experts(file, prefix, result);
+  read_leading_layers(file, prefix, result);
+  read_shared_experts(file, result);
+  require_gating(file, prefix, 2);
+  result.norm_topk_prob = file.optional_boolean(prefix + "expert_weights_norm").value_or(true);
+  result.routed_scaling_factor = file.optional_number(prefix + "expert_weights_scale").value_or(1.0);
 }
 
-void write_glm4_moe_gguf(const ModelConfig&, const std::string&, io::GgufMetadata&) {
-  throw Unsupported("models of type glm4_moe are not written to GGUF files");
+void write_glm4_moe_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  if (config.n_group > 1) throw Unsupported("groups of experts, which GGUF's glm4moe architecture cannot state");
+  write_experts(config, prefix, metadata);
+  write_leading_layers(config, prefix, metadata);
+  const auto add = [&](const char* key, io::GgufValue value) { metadata.emplace_back(prefix + key, std::move(value)); };
+  add("expert_shared_count", io::GgufValue::scalar(static_cast<uint32_t>(config.shared_expert_intermediate_size /
+                                                                         config.moe_intermediate_size)));
+  add("expert_gating_func", io::GgufValue::scalar(uint32_t{2}));
+  add("expert_weights_scale", io::GgufValue::scalar(static_cast<float>(config.routed_scaling_factor)));
+  add("expert_weights_norm", io::GgufValue::boolean(config.norm_topk_prob));
 }
 
 DecoderSpec glm4_moe_decoder(const ModelConfig& config) {
@@ -84,12 +106,17 @@ std::vector<WeightRecipe> glm4_moe_recipes(const ModelConfig& config, const Para
 const ModelFamily& glm4_moe_family() {
   static const ModelFamily kFamily = {.name = "glm4_moe",
                                       .types = kGlm4MoeTypes,
+                                      .gguf_keys =
+                                          "expert_count expert_used_count expert_feed_forward_length "
+                                          "leading_dense_block_count expert_shared_count expert_gating_func "
+                                          "expert_weights_scale expert_weights_norm nextn_predict_layers",
                                       .read_json = read_glm4_moe_json,
                                       .read_gguf = read_glm4_moe_gguf,
                                       .write_json = write_glm4_moe_json,
                                       .check_json = check_glm4_moe_json,
                                       .write_gguf = write_glm4_moe_gguf,
                                       .decoder = glm4_moe_decoder,
+                                      .gguf_names = kGlm4MoeNames,
                                       .recipes = glm4_moe_recipes,
                                       .further_layers = true};
   return kFamily;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Mixtral: a Mistral decoder with experts in every layer. The softmax over all experts is divided by the sum over the
-// chosen ones.
-// Source: transformers, models/mixtral.
+// chosen ones. Its GGUF files are of the llama architecture and state a number of experts.
+// Source: transformers, models/mixtral; llama.cpp, conversion/llama.py and src/models/llama.cpp (facts only).
 #include <algorithm>
 
 #include "eadem/models/family.h"
@@ -12,7 +12,13 @@ namespace eadem::models {
 
 namespace {
 
-constexpr ModelType kMixtralTypes[] = {{"mixtral", "", "MixtralForCausalLM", 131072, 8}};
+constexpr ModelType kMixtralTypes[] = {{.name = "mixtral",
+                                        .gguf_architecture = "llama",
+                                        .python_class = "MixtralForCausalLM",
+                                        .max_position_embeddings = 131072,
+                                        .num_key_value_heads = 8,
+                                        .gguf_interleaves = true,
+                                        .gguf_experts = true}};
 constexpr ExpertNames kMixtralNames{"block_sparse_moe", "w1", "w3", "w2"};
 
 void read_mixtral_json(const io::JsonReader& config, ModelConfig& result) {
@@ -38,15 +44,25 @@ void write_mixtral_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("num_local_experts", config.num_experts).set("num_experts_per_tok", config.num_experts_per_tok);
 }
 
-void read_mixtral_gguf(const io::GgufFile& file, const std::string&, ModelConfig&) {
-  throw Unsupported("{}: GGUF files of mixtral are not read", file.path());
+void read_mixtral_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  read_experts(file, prefix, result);
+  result.norm_topk_prob = true;
 }
 
-void write_mixtral_gguf(const ModelConfig&, const std::string&, io::GgufMetadata&) {
-  throw Unsupported("models of type mixtral are not written to GGUF files");
+void write_mixtral_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  write_experts(config, prefix, metadata);
 }
 
-DecoderSpec mixtral_decoder(const ModelConfig& config) { return moe_decoder(config, experts_of(config)); }
+std::string mixtral_gguf_notice(const ModelConfig& config) {
+  const int64_t window = largest_window(config.layer_windows);
+  if (window == 0) return "";
+  return fmt::format("the attention window of {} tokens is written, but other programs ignore it in Mixtral files",
+                     window);
+}
+
+DecoderSpec mixtral_decoder(const ModelConfig& config) {
+  return moe_decoder(config, experts_of(config), config.rope_style);
+}
 
 std::vector<WeightRecipe> mixtral_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                           CheckpointFormat format) {
@@ -62,11 +78,14 @@ std::vector<WeightRecipe> mixtral_recipes(const ModelConfig& config, const Param
 const ModelFamily& mixtral_family() {
   static const ModelFamily kFamily = {.name = "mixtral",
                                       .types = kMixtralTypes,
+                                      .gguf_keys = kExpertGgufKeys,
+                                      .router_aux_loss_coef = 0.001,
                                       .read_json = read_mixtral_json,
                                       .read_gguf = read_mixtral_gguf,
                                       .write_json = write_mixtral_json,
                                       .check_json = check_mixtral_json,
                                       .write_gguf = write_mixtral_gguf,
+                                      .gguf_notice = mixtral_gguf_notice,
                                       .decoder = mixtral_decoder,
                                       .recipes = mixtral_recipes};
   return kFamily;

@@ -90,6 +90,7 @@ const ModelFamily& qwen2_moe_family() {
                                       .gguf_keys =
                                           "expert_count expert_used_count expert_feed_forward_length "
                                           "expert_shared_feed_forward_length",
+                                      .router_aux_loss_coef = 0.001,
                                       .read_json = read_qwen2_moe_json,
                                       .read_gguf = read_qwen2_moe_gguf,
                                       .write_json = write_qwen2_moe_json,

@@ -104,6 +104,7 @@ const ModelFamily& qwen3_moe_family() {
                                       .gguf_keys =
                                           "expert_count expert_used_count expert_feed_forward_length "
                                           "expert_shared_count expert_shared_feed_forward_length expert_gating_func",
+                                      .router_aux_loss_coef = 0.001,
                                       .read_json = read_qwen3_moe_json,
                                       .read_gguf = read_qwen3_moe_gguf,
                                       .write_json = write_qwen3_moe_json,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/base/loss.h"
 
+#include "eadem/ops/experts/load_balancing_loss.h"
 #include "eadem/ops/parallel/parallel_cross_entropy.h"
 #include "eadem/ops/training/cross_entropy.h"
 
@@ -12,6 +13,23 @@ ValueId CrossEntropyLoss::build(BuildContext& context, ValueId logits, ValueId l
   const ValueId state = context.graph.add1(std::make_shared<ops::SoftmaxState>(part), {logits, labels});
   return context.graph.add1(std::make_shared<ops::ParallelCrossEntropy>(part, context.num_ranks),
                             {logits, labels, state});
+}
+
+ValueId LoadBalancingLoss::build(BuildContext& context) const {
+  if (context.routers.empty()) throw InvalidArgument("no layer has experts whose load could be balanced");
+  const int64_t top_k = context.routers[0].top_k;
+  std::vector<ValueId> logits;
+  for (const RouterValues& router : context.routers) {
+    if (router.top_k != top_k)
+      throw InvalidArgument(
+          "{} and {} experts of a layer compute a token; their load can be balanced where all layers "
+          "are alike",
+          top_k, router.top_k);
+    logits.push_back(router.logits);
+  }
+  return context.graph.add1(std::make_shared<ops::LoadBalancingLoss>(static_cast<int>(logits.size()),
+                                                                     kernels::LoadBalancingLossAttrs{.top_k = top_k}),
+                            logits);
 }
 
 }  // namespace eadem::modules

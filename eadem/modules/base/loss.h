@@ -20,4 +20,11 @@ class CrossEntropyLoss {
   int64_t vocab_;  // over all ranks
 };
 
+// How unevenly the routers that have been built choose experts: a loss [1]. Throws
+// InvalidArgument where no layer has experts, or they are not as many in all layers that have some.
+class LoadBalancingLoss {
+ public:
+  ValueId build(BuildContext& context) const;
+};
+
 }  // namespace eadem::modules

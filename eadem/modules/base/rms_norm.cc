@@ -14,8 +14,9 @@ HardwareConfig RmsNorm::default_hw_config(const Device& device, HardwareMode mod
 
 ValueId RmsNorm::build(BuildContext& context, ValueId x, int layer) const {
   const HardwareConfig& config = context.hardware.of(Role::norm, layer);
-  const ValueId weight = context.graph.add_parameter(context.graph.scoped_name("weight"),
-                                                     TensorType(config.precision.weights.value.dtype, {size_}));
+  const DType dtype = config.precision.weights.value.dtype;
+  const TensorType type = groups_ == 0 ? TensorType(dtype, {size_}) : TensorType(dtype, {groups_, size_});
+  const ValueId weight = context.graph.add_parameter(context.graph.scoped_name("weight"), type);
   return context.graph.add1(std::make_shared<ops::RmsNorm>(kernels::RmsNormAttrs{static_cast<float>(eps_)}),
                             {x, weight});
 }

@@ -5,11 +5,11 @@
 
 namespace eadem::modules {
 
-// y = x / rms(x) * weight over the last dimension. Parameter: `weight` [size]. On [tokens, heads, head_dim] it is a
-// norm per head.
+// y = x / rms(x) * weight over the last dimension. Parameter: `weight` [size], or with groups [groups, size]. On
+// [tokens, heads, head_dim] it is a norm per head, with groups a norm of each [tokens, groups, size] by itself.
 class RmsNorm {
  public:
-  RmsNorm(int64_t size, double eps) : size_(size), eps_(eps) {}
+  RmsNorm(int64_t size, double eps, int64_t groups = 0) : size_(size), eps_(eps), groups_(groups) {}
 
   // Weights are kept in f32 whatever the checkpoint stores, unless activations are 16-bit: they cost nothing to read.
   static HardwareConfig default_hw_config(const Device& device, HardwareMode mode, const ModelSpec& spec);
@@ -19,6 +19,7 @@ class RmsNorm {
  private:
   int64_t size_;
   double eps_;
+  int64_t groups_;  // 0: one weight for all rows
 };
 
 }  // namespace eadem::modules

@@ -7,6 +7,7 @@
 #include "eadem/modules/base/rms_norm.h"
 #include "eadem/modules/factory/attention_factory.h"
 #include "eadem/modules/factory/linear_factory.h"
+#include "eadem/ops/elementwise.h"
 #include "eadem/ops/parallel/select_heads.h"
 #include "eadem/ops/reshape.h"
 
@@ -101,8 +102,11 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
                                                  .layer = layer_,
                                                  .cache = {}},
                                                 {q, k, v, sinks});
-  const ValueId flat =
-      graph.add1(std::make_shared<ops::Reshape>(std::vector<int64_t>{heads * config_.head_dim}), {mixed});
+  ValueId flat = graph.add1(std::make_shared<ops::Reshape>(std::vector<int64_t>{heads * config_.head_dim}), {mixed});
+  if (config_.gated)
+    flat =
+        graph.add1(std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{kernels::ActivationKind::sigmoid}),
+                   {project("g_proj", config_.heads, Parallel::column), flat});
   return LinearFactory::build(context,
                               {.name = "o_proj",
                                .in = config_.heads * config_.head_dim,

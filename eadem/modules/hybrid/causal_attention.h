@@ -8,7 +8,7 @@ namespace eadem::modules {
 
 // Multi-head causal self-attention with grouped keys and values:
 //   q, k, v = projections of x, normalized with `qk_norm_eps` and rotated; y = o_proj(attention(q, k, v)).
-// Parameters: q_proj, k_proj, v_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight, sinks.
+// Parameters: q_proj, k_proj, v_proj, g_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight, sinks.
 class CausalAttention {
  public:
   struct Config {
@@ -26,6 +26,7 @@ class CausalAttention {
     int64_t window = 0;  // 0: unlimited
     double softcap = 0;  // of scores; 0: none
     bool sinks = false;  // a number per head joins the scores; see kernels/attention.h
+    bool gated = false;  // what o_proj reads is times the sigmoid of g_proj(x)
     RopeConfig rope;
   };
 

@@ -26,6 +26,25 @@ Part layer_part_of(const MlaAttention::Config& config, int layer) {
           [&config, layer](BuildContext& context, ValueId x) { return MlaAttention(config, layer).build(context, x); }};
 }
 
+Part layer_part_of(const Mamba2::Config& config, int layer) {
+  return {"mamba",
+          [&config, layer](BuildContext& context, ValueId x) { return Mamba2(config, layer).build(context, x); }};
+}
+
+Part layer_part_of(const ParallelMixers::Config& config, int layer) {
+  return {"", [&config, layer](BuildContext& context, ValueId x) {
+            return ParallelMixers(config, layer).build(context, x);
+          }};
+}
+
+Part layer_part_of(std::monostate, int /*layer*/) { return {}; }
+
+Part layer_part_of(const GatedDeltaNet::Config& config, int layer) {
+  return {"linear_attn", [&config, layer](BuildContext& context, ValueId x) {
+            return GatedDeltaNet(config, layer).build(context, x);
+          }};
+}
+
 Part layer_part_of(const DenseMlp::Config& config, int layer) {
   return {"mlp",
           [&config, layer](BuildContext& context, ValueId x) { return DenseMlp(config, layer).build(context, x); }};
@@ -52,6 +71,7 @@ void list_parameters(const CausalAttention::Config& config, const std::string& p
       list.push_back({prefix + "self_attn." + name + ".weight", Shape{whole ? width : config.head_dim}});
     }
   if (config.sinks) list.push_back({prefix + "self_attn.sinks", Shape{config.heads}});
+  if (config.gated) add("g_proj", q, config.hidden, config.qkv_bias);
   add("o_proj", config.hidden, q, config.out_bias);
 }
 
@@ -73,6 +93,33 @@ void list_parameters(const MlaAttention::Config& config, const std::string& pref
   add("kv_a_layernorm", {config.latent_dim});
   add("v_b_proj", {config.heads, config.value_dim, config.latent_dim});
   add("o_proj", {config.hidden, config.heads * config.value_dim}, config.bias);
+}
+
+void list_parameters(const Mamba2::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  const std::string mamba = prefix + "mamba.";
+  const auto add = [&](const std::string& name, const Shape& weight, bool bias) {
+    list.push_back({mamba + name + ".weight", weight});
+    if (bias) list.push_back({mamba + name + ".bias", Shape{weight[weight.rank() == 2 && name.ends_with("_conv")]}});
+  };
+  for (const auto& [name, size] : config.parts())
+    add(std::string(name) + "_proj", {size, config.hidden}, config.in_bias);
+  for (size_t i = 1; i < 4; ++i)  // x, b, c
+    add(std::string(config.parts()[i].name) + "_conv", {config.taps, config.parts()[i].size}, config.conv_bias);
+  for (const char* name : {"dt_bias", "A_log", "D"}) list.push_back({mamba + name, Shape{config.heads}});
+  if (config.norm_eps) add("norm", {config.groups, config.inner() / config.groups}, false);
+  add("out_proj", {config.hidden, config.inner()}, config.out_bias);
+}
+
+void list_parameters(const ParallelMixers::Config& config, const std::string& prefix,
+                     std::vector<ParameterInfo>& list) {
+  list_parameters(config.mamba, prefix, list);
+  list_parameters(config.attention, prefix, list);
+}
+
+void list_parameters(std::monostate, const std::string& /*prefix*/, std::vector<ParameterInfo>& /*list*/) {}
+
+void list_parameters(const GatedDeltaNet::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  for (const auto& [name, shape] : config.parameters()) list.push_back({prefix + "linear_attn." + name, shape});
 }
 
 void list_dense(const DenseMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
@@ -99,11 +146,15 @@ void list_parameters(const MoeMlp::Config& config, const std::string& prefix, st
     list.push_back({mlp + "experts." + name + ".weight", Shape{config.experts, out, in}});
     if (config.expert_bias) list.push_back({mlp + "experts." + name + ".bias", Shape{config.experts, out}});
   };
-  add("gate_proj", config.ffn, config.hidden);
-  add("up_proj", config.ffn, config.hidden);
-  add("down_proj", config.hidden, config.ffn);
+  const int64_t width = config.expert_width();
+  if (config.latent > 0) list.push_back({mlp + "fc1_latent_proj.weight", Shape{config.latent, config.hidden}});
+  if (config.gated) add("gate_proj", config.ffn, width);
+  add("up_proj", config.ffn, width);
+  add("down_proj", width, config.ffn);
+  if (config.latent > 0) list.push_back({mlp + "fc2_latent_proj.weight", Shape{config.hidden, config.latent}});
   if (!config.shared) return;
-  list_dense({.hidden = config.hidden, .ffn = config.shared->ffn}, mlp + config.shared->name + ".", list);
+  list_dense({.hidden = config.hidden, .ffn = config.shared->ffn, .gated = config.gated},
+             mlp + config.shared->name + ".", list);
   if (config.shared->gated) list.push_back({mlp + "shared_expert_gate.weight", Shape{1, config.hidden}});
 }
 
@@ -132,26 +183,32 @@ ValueId DecoderLayer::build(BuildContext& context, ValueId x) const {
   const auto normalized = [&](const std::optional<NormSpec>& norm, ValueId value) {
     return norm ? Norm(*norm, spec_.hidden).build(context, value, layer_) : value;
   };
-  const auto branch = [&](const auto& kind, ValueId in, const std::optional<NormSpec>& after) {
+  // r * after(the part of `in`), added to `to`.
+  const auto add_branch = [&](ValueId to, const auto& kind, ValueId in, const std::optional<NormSpec>& after) {
     const Part part = std::visit([&](const auto& config) { return layer_part_of(config, layer_); }, kind);
     const auto built = [&] {
       const Graph::Scope scope(graph, part.scope);
       return part.build(context, in);
     };
-    const ValueId value = normalized(after, built());
-    if (spec_.residual_scale == 1) return value;
-    const Graph::Scope scope(graph, part.scope);
-    return graph.add1(
-        std::make_shared<ops::Scale>(kernels::ScaleAttrs{.factor = static_cast<float>(spec_.residual_scale)}), {value});
+    ValueId value = normalized(after, built());
+    if (spec_.residual_scale != 1) {
+      const Graph::Scope scope(graph, part.scope);
+      const kernels::ScaleAttrs attrs{.factor = static_cast<float>(spec_.residual_scale)};
+      value = graph.add1(std::make_shared<ops::Scale>(attrs), {value});
+    }
+    return graph.add1(std::make_shared<ops::Add>(), {to, value});
   };
-  const auto sum = [&](ValueId a, ValueId b) { return graph.add1(std::make_shared<ops::Add>(), {a, b}); };
 
-  const ValueId in = normalized(spec_.before_mixer, x);
-  const ValueId mixed = sum(x, branch(spec_.mixer, in, spec_.after_mixer));
+  ValueId in = x, mixed = x;
+  if (!std::holds_alternative<std::monostate>(spec_.mixer)) {
+    in = normalized(spec_.before_mixer, x);
+    mixed = add_branch(x, spec_.mixer, in, spec_.after_mixer);
+  }
+  if (std::holds_alternative<std::monostate>(spec_.mlp)) return mixed;
   const ValueId mlp_in = !spec_.parallel    ? normalized(spec_.before_mlp, mixed)
                          : spec_.before_mlp ? normalized(spec_.before_mlp, x)
                                             : in;
-  return sum(mixed, branch(spec_.mlp, mlp_in, spec_.after_mlp));
+  return add_branch(mixed, spec_.mlp, mlp_in, spec_.after_mlp);
 }
 
 }  // namespace eadem::modules

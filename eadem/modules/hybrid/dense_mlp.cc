@@ -23,10 +23,18 @@ ValueId DenseMlp::build(BuildContext& context, ValueId x) const {
     return project("down_proj", config_.ffn, config_.hidden, Parallel::row,
                    context.graph.add1(std::make_shared<ops::Activation>(activation), {up}));
   }
-  const ValueId gate = project("gate_proj", config_.hidden, config_.ffn, Parallel::column, x);
+  const auto scaled = [&](const char* name, double factor, ValueId value) {
+    if (factor == 1) return value;
+    const Graph::Scope scope(context.graph, name);
+    return context.graph.add1(std::make_shared<ops::Scale>(kernels::ScaleAttrs{.factor = static_cast<float>(factor)}),
+                              {value});
+  };
+  const ValueId gate =
+      scaled("gate_proj", config_.gate_scale, project("gate_proj", config_.hidden, config_.ffn, Parallel::column, x));
   const ValueId up = project("up_proj", config_.hidden, config_.ffn, Parallel::column, x);
   const ValueId gated = context.graph.add1(std::make_shared<ops::GatedActivation>(activation), {gate, up});
-  return project("down_proj", config_.ffn, config_.hidden, Parallel::row, gated);
+  return scaled("down_proj", config_.down_scale,
+                project("down_proj", config_.ffn, config_.hidden, Parallel::row, gated));
 }
 
 }  // namespace eadem::modules

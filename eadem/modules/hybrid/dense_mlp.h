@@ -6,8 +6,8 @@
 
 namespace eadem::modules {
 
-// y = down_proj(f(gate_proj(x)) * up_proj(x)), or down_proj(f(up_proj(x))) without a gate. Parameters: gate_proj,
-// up_proj, down_proj (.weight, .bias).
+// y = down_scale * down_proj(f(gate_scale * gate_proj(x)) * up_proj(x)), or down_proj(f(up_proj(x))) without a gate.
+// Parameters: gate_proj, up_proj, down_proj (.weight, .bias).
 class DenseMlp {
  public:
   struct Config {
@@ -16,6 +16,7 @@ class DenseMlp {
     kernels::ActivationKind activation = kernels::ActivationKind::silu;
     bool bias = false;
     bool gated = true;
+    double gate_scale = 1, down_scale = 1;  // where there is a gate
   };
 
   DenseMlp(const Config& config, int layer) : config_(config), layer_(layer) {}

@@ -12,8 +12,11 @@
 #include "eadem/modules/base/norm.h"
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/modules/hybrid/gated_delta_net.h"
+#include "eadem/modules/hybrid/mamba2.h"
 #include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
+#include "eadem/modules/hybrid/parallel_mixers.h"
 
 namespace eadem::modules {
 
@@ -26,12 +29,14 @@ struct ParameterInfo {
 
 // h = x + r * after_mixer(mixer(before_mixer(x)));   y = h + r * after_mlp(mlp(before_mlp(h)))
 // In parallel both read x:  y = x + r * after_mixer(mixer(before_mixer(x))) + r * after_mlp(mlp(before_mlp(x))), where
-// an MLP without a norm of its own reads the mixer's. A norm that is not there changes nothing. Rope, windows and
-// states belong to the mixer.
+// an MLP without a norm of its own reads the mixer's. A norm that is not there changes nothing, and so does a mixer or
+// an MLP (std::monostate). Rope, windows and states belong to the mixer.
 struct LayerSpec {
   int64_t hidden = 0;
-  std::variant<CausalAttention::Config, MlaAttention::Config> mixer;
-  std::variant<DenseMlp::Config, MoeMlp::Config> mlp;
+  std::variant<CausalAttention::Config, MlaAttention::Config, GatedDeltaNet::Config, Mamba2::Config,
+               ParallelMixers::Config, std::monostate>
+      mixer;
+  std::variant<DenseMlp::Config, MoeMlp::Config, std::monostate> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
   bool parallel = false;
   double residual_scale = 1;  // r

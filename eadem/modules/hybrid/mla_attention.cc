@@ -32,6 +32,7 @@ ValueId MlaAttention::normalize(BuildContext& context, const char* name, int64_t
 }
 
 ValueId MlaAttention::rotate(BuildContext& context, const char* name, ValueId x) const {
+  if (!config_.rotated) return x;
   const Graph::Scope scope(context.graph, name);
   return Rope(config_.rope).build(context, x);
 }

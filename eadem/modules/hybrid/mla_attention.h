@@ -28,7 +28,8 @@ class MlaAttention {
     double scale = 0;       // factor on query . row
     bool bias = false;      // of q_a_proj, kv_a_proj_with_mqa and o_proj
     double norm_eps = 1e-6;
-    RopeConfig rope;  // rotary_dim: of the rest of a head's query, and of the key
+    RopeConfig rope;      // rotary_dim: of the rest of a head's query, and of the key
+    bool rotated = true;  // else the rest and the key are as they are
 
     int64_t query_dim() const { return nope_dim + rope.rotary_dim; }
     int64_t row_dim() const { return latent_dim + rope.rotary_dim; }

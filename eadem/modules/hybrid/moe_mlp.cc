@@ -23,6 +23,7 @@ MoeMlp::Routed MoeMlp::build_router(BuildContext& context, ValueId x) const {
   const Graph::Scope scope(graph, "gate");
   const kernels::LinearAttrs attrs{.has_bias = config_.router_bias, .out_dtype = DType::f32};
   const ValueId logits = graph.add1(std::make_shared<ops::Linear>(attrs), {x, weight, bias});
+  context.routers.push_back({logits, config_.route.top_k});
   const std::vector<ValueId> routed = graph.add(std::make_shared<ops::Route>(config_.route), {logits, correction});
   return {routed[0], routed[1]};
 }
@@ -35,14 +36,21 @@ ValueId MoeMlp::build_experts(BuildContext& context, ValueId rows, ValueId offse
         .name = name, .in = in, .out = out, .bias = config_.expert_bias, .parallel = parallel, .hardware = &hardware};
     return LinearFactory::build_grouped(context, request, config_.experts, value, offsets);
   };
-  const ValueId gate = project("gate_proj", config_.hidden, config_.ffn, Parallel::column, rows);
-  const ValueId up = project("up_proj", config_.hidden, config_.ffn, Parallel::column, rows);
+  const int64_t width = config_.expert_width();
+  if (!config_.gated) {
+    const ValueId up = project("up_proj", width, config_.ffn, Parallel::column, rows);
+    return project(
+        "down_proj", config_.ffn, width, Parallel::row,
+        context.graph.add1(std::make_shared<ops::Activation>(kernels::ActivationAttrs{config_.activation}), {up}));
+  }
+  const ValueId gate = project("gate_proj", width, config_.ffn, Parallel::column, rows);
+  const ValueId up = project("up_proj", width, config_.ffn, Parallel::column, rows);
   const ops::OpPtr activation =
       config_.clamped
           ? ops::OpPtr(std::make_shared<ops::ClampedSwiglu>(*config_.clamped))
           : ops::OpPtr(std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{config_.activation}));
   const ValueId gated = context.graph.add1(activation, {gate, up});
-  return project("down_proj", config_.ffn, config_.hidden, Parallel::row, gated);
+  return project("down_proj", config_.ffn, width, Parallel::row, gated);
 }
 
 ValueId MoeMlp::build_shared(BuildContext& context, ValueId x) const {
@@ -51,7 +59,9 @@ ValueId MoeMlp::build_shared(BuildContext& context, ValueId x) const {
   ValueId y = pipeline::kNoValue;
   {
     const Graph::Scope scope(graph, shared.name);
-    y = DenseMlp({.hidden = config_.hidden, .ffn = shared.ffn, .activation = config_.activation}, layer_)
+    y = DenseMlp(
+            {.hidden = config_.hidden, .ffn = shared.ffn, .activation = config_.activation, .gated = config_.gated},
+            layer_)
             .build(context, x);
   }
   if (!shared.gated) return y;
@@ -68,9 +78,16 @@ ValueId MoeMlp::build(BuildContext& context, ValueId x) const {
   const Routed routed = build_router(context, x);
   const std::vector<ValueId> order =
       graph.add(std::make_shared<ops::ExpertOrder>(kernels::ExpertOrderAttrs{config_.experts}), {routed.experts});
-  const ValueId rows = graph.add1(std::make_shared<ops::Permute>(), {x, order[0]});
+  const HardwareConfig& hardware = context.hardware.of(Role::mlp, layer_);
+  const auto project = [&](const char* name, int64_t in, int64_t out, ValueId value) {
+    if (config_.latent == 0) return value;
+    return LinearFactory::build(context, {.name = name, .in = in, .out = out, .hardware = &hardware}, value);
+  };
+  const ValueId read = project("fc1_latent_proj", config_.hidden, config_.latent, x);
+  const ValueId rows = graph.add1(std::make_shared<ops::Permute>(), {read, order[0]});
   const ValueId made = build_experts(context, rows, order[1]);
-  const ValueId mixed = graph.add1(std::make_shared<ops::Unpermute>(), {made, order[0], routed.weights});
+  const ValueId mixed = project("fc2_latent_proj", config_.latent, config_.hidden,
+                                graph.add1(std::make_shared<ops::Unpermute>(), {made, order[0], routed.weights}));
   return config_.shared ? graph.add1(std::make_shared<ops::Add>(), {mixed, build_shared(context, x)}) : mixed;
 }
 

@@ -232,6 +232,8 @@ FIXTURES = {"tiny_llama3": 11, "tiny_llama3_tied": 0, "tiny_mistral": 11, "tiny_
 TRAINED = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v2",
            "deepseek_v3")
 PACKED = "llama"
+BALANCED, BALANCED_COEF = "qwen3_moe", 0.5
+NO_ROTATION = {"gpt2", "kimi_linear"}
 CALIBRATED = ("llama", "llama31")  # with a head of its own, and tied
 
 # Inverse frequencies alone, at the sizes of real models and with options that no model above uses.
@@ -338,7 +340,7 @@ def build(config, weights, dtype):
     config._experts_implementation = "eager"  # the grouped product has no float64
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
     frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
-    assert (frequencies or config.model_type == "gpt2") and all(buffer.dtype == dtype for buffer in frequencies)
+    assert (frequencies or config.model_type in NO_ROTATION) and all(buffer.dtype == dtype for buffer in frequencies)
     missing = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
     assert not missing.unexpected_keys, missing
     assert missing.missing_keys == (["lm_head.weight"] if config.tie_word_embeddings else []), missing
@@ -603,6 +605,26 @@ def write_ten_steps(out, name, config, weights):
     write_training(out / name, "train", {"tokens": tokens}, config, weights, losses)
 
 
+def write_balanced(out, name, config, weights):
+    """The first of write_ten_steps' steps by transformers' own loss, which the load-balancing loss is a part of."""
+    batch = torch.from_numpy(load_file(out / name / "train.safetensors")["tokens"][0].astype(np.int64))
+    config = copy.deepcopy(config)
+    config.output_router_logits, config.router_aux_loss_coef = True, BALANCED_COEF
+    result = {"router_aux_loss_coef": BALANCED_COEF}
+    for key, dtype in (("f32", torch.float32), ("f64", torch.float64)):
+        balancing = []
+
+        def loss_of(model):
+            labels = batch[:, 1:].contiguous()
+            output = model(input_ids=batch[:, :-1], labels=labels, shift_labels=labels, use_cache=False)
+            balancing.append(output.aux_loss.item())
+            return output.loss
+
+        run = train(config, weights, dtype, [loss_of])
+        result[key] = {"load_balancing_loss": balancing} | {k: v for k, v in run.items() if k != "final"}
+    write_json(out / name / "balanced.json", result)
+
+
 def gguf_names(config, names):
     """The tensors of a GGUF file, by the gguf package's own table; none for what has no architecture of its own."""
     archs = {gguf.MODEL_ARCH_NAMES[arch].replace("-", "_"): arch for arch in gguf.MODEL_ARCH}
@@ -736,6 +758,8 @@ def main():
             write_one_step(args.out, name, config, weights)
         if name in TRAINED:
             write_ten_steps(args.out, name, config, weights)
+        if name == BALANCED:
+            write_balanced(args.out, name, config, weights)
         if name == PACKED:
             write_packed(args.out, name, config, weights)
     if args.only is None:

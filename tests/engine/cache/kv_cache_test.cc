@@ -12,7 +12,7 @@
 #include "tests/engine/engine_helpers.h"
 
 namespace eadem::engine {
-namespace {
+namespace kv_cache_test {
 
 struct KvSetup {
   std::string kv;
@@ -93,5 +93,5 @@ TEST(KvCache, LeafRemembersWhoSetIt) {
             OptionSource::explicit_argument);
 }
 
-}  // namespace
+}  // namespace kv_cache_test
 }  // namespace eadem::engine

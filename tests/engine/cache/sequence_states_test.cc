@@ -9,7 +9,7 @@
 #include "tests/support/refusal.h"
 
 namespace eadem::engine {
-namespace {
+namespace sequence_states_test {
 
 using Ids = std::vector<int32_t>;
 using models::BuildContext;
@@ -244,5 +244,5 @@ TEST(SequenceStates, WhatASlotDoesNotHoldIsRefused) {
   EXPECT_HAS(refused([&] { engine->sequence_states().save(0); }), "what a step left that did not end");
 }
 
-}  // namespace
+}  // namespace sequence_states_test
 }  // namespace eadem::engine

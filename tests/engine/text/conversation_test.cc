@@ -12,7 +12,7 @@
 #include "tests/engine/engine_helpers.h"
 
 namespace eadem::engine {
-namespace {
+namespace conversation_test {
 
 using Ids = std::vector<int32_t>;
 
@@ -253,5 +253,5 @@ TEST(Llm, AConversationStaysInTheCache) {
   }
 }
 
-}  // namespace
+}  // namespace conversation_test
 }  // namespace eadem::engine

@@ -28,6 +28,13 @@ KnownPattern pattern_of_class(const JsonReader& config) {
                     config.file(), name ? quote(*name) : "(none)");
 }
 
+// A tokenizer.model, by whichever library.
+TokenizerSpec spec_from_model_file(const fs::path& path, const std::atomic<bool>* cancel) {
+  const std::string content = read_file(path.string(), kMaxTokenizerFileBytes);
+  if (is_sentencepiece(content)) return spec_from_sentencepiece(content, path.string(), cancel);
+  return spec_from_tiktoken(path.string(), cancel);
+}
+
 TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* cancel) {
   std::error_code ignored;
   const bool directory = fs::is_directory(path, ignored);
@@ -39,7 +46,7 @@ TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* canc
 
   TokenizerSpec spec;
   if (path.extension() == ".model") {
-    spec = spec_from_tiktoken(path.string(), cancel);
+    spec = spec_from_model_file(path, cancel);
   } else if (!directory || is_file(json)) {
     spec = spec_from_json(read_file(json.string(), kMaxTokenizerFileBytes), json.string());
   } else if (is_file(path / "vocab.json") && is_file(path / "merges.txt")) {
@@ -52,7 +59,7 @@ TokenizerSpec spec_from_path(const fs::path& path, const std::atomic<bool>* canc
     spec = spec_from_vocab_and_merges((path / "vocab.json").string(), (path / "merges.txt").string(),
                                       pattern_of_class(*config));
   } else if (is_file(path / "tokenizer.model")) {
-    spec = spec_from_tiktoken((path / "tokenizer.model").string(), cancel);
+    spec = spec_from_model_file(path / "tokenizer.model", cancel);
   } else {
     throw NotFound("{}: no tokenizer.json, no vocab.json with merges.txt and no tokenizer.model", path.string());
   }
@@ -114,6 +121,11 @@ GgufTokenizerData gguf_tokenizer_data(const GgufFile& file) {
   data.add_bos = file.optional_boolean("tokenizer.ggml.add_bos_token");
   data.add_eos = file.optional_boolean("tokenizer.ggml.add_eos_token");
   data.add_space_prefix = file.optional_boolean("tokenizer.ggml.add_space_prefix");
+  data.remove_extra_whitespaces = file.optional_boolean("tokenizer.ggml.remove_extra_whitespaces").value_or(false);
+  if (file.find_metadata("tokenizer.ggml.precompiled_charsmap") != nullptr) {
+    for (const int64_t byte : file.integers("tokenizer.ggml.precompiled_charsmap", INT8_MIN, UINT8_MAX))
+      data.precompiled_charsmap += static_cast<char>(byte);
+  }
   data.eot = id("tokenizer.ggml.eot_token_id");
   data.eom = id("tokenizer.ggml.eom_token_id");
   if (file.find_metadata("tokenizer.ggml.eos_token_ids") != nullptr)

@@ -2,6 +2,7 @@
 //
 // tokenizer.ggml.* to a TokenizerSpec. Conventions are llama.cpp's, which defines them.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "eadem/core/error.h"
@@ -33,7 +34,7 @@ void check_lists(const GgufTokenizerData& data) {
                           data.token_types[id]);
     }
   }
-  if (data.model == "llama") check("scores", data.scores.size());
+  if (data.model == "llama" || data.model == "t5") check("scores", data.scores.size());
   for (size_t id = 0; id < data.scores.size(); ++id) {
     if (!(data.scores[id] == data.scores[id])) {
       throw DataCorrupted("{}: tokenizer.ggml.scores[{}] is not a number", data.source, id);
@@ -66,7 +67,49 @@ std::vector<uint32_t> ranks_from_scores(const GgufTokenizerData& data) {
   return ranks;
 }
 
+// Texts as SentencePiece's normalizer leaves them, but for the spelling of spaces.
+void use_sentencepiece_normalizer(const GgufTokenizerData& data, TokenizerSpec& spec) {
+  if (!data.precompiled_charsmap.empty()) {
+    NormalizerStep step{};
+    step.kind = NormalizerStep::Kind::kPrecompiled;
+    step.content = data.precompiled_charsmap;
+    step.longest = true;
+    spec.normalizers.push_back(std::move(step));
+  }
+  if (!data.remove_extra_whitespaces) return;
+  // Only single spaces are left at the ends when the second pattern looks for them.
+  for (const auto& [pattern, content] : {std::pair(" {2,}", " "), {R"((?<![\s\S]) | (?![\s\S]))", ""}}) {
+    NormalizerStep step{};
+    step.kind = NormalizerStep::Kind::kReplace;
+    step.pattern = {Pattern::Kind::kRegex, pattern};
+    step.content = content;
+    spec.normalizers.push_back(std::move(step));
+  }
+}
+
+// The scores of a unigram model. Normal tokens come out of text, and those of the user's, whose score no other way to
+// write their bytes reaches.
+void use_unigram(const GgufTokenizerData& data, TokenizerSpec& spec) {
+  spec.model = TokenizerSpec::Model::kUnigram;
+  spec.single_precision = true;
+  float least = std::numeric_limits<float>::max(), most = std::numeric_limits<float>::lowest();
+  for (size_t id = 0; id < data.tokens.size(); ++id) {
+    if (type_of(data, id) != GgufTokenType::kNormal) continue;
+    least = std::min(least, data.scores[id]);
+    most = std::max(most, data.scores[id]);
+  }
+  for (size_t id = 0; id < data.tokens.size(); ++id) {
+    const GgufTokenType type = type_of(data, id);
+    spec.scores.push_back(type == GgufTokenType::kNormal ? data.scores[id]
+                          : type == GgufTokenType::kUserDefined
+                              ? static_cast<double>(data.tokens[id].size()) * std::min(most, 0.0f) - 0.1
+                              : std::numeric_limits<double>::quiet_NaN());
+  }
+  spec.unk_score = static_cast<float>(least - kUnknownPenalty);
+}
+
 // Spaces are spelt U+2581, and a byte may have a token <0xNN>. With `prefix` a text begins with a space.
+constexpr int64_t kAllSpaces = 1 << 20;
 void use_metaspace_spelling(const GgufTokenizerData& data, bool prefix, TokenizerSpec& spec) {
   spec.byte_fallback = std::any_of(data.tokens.begin(), data.tokens.end(), [](const std::string& token) {
     return token.size() == 6 && token.starts_with("<0x") && token.ends_with('>');
@@ -95,7 +138,7 @@ void use_metaspace_spelling(const GgufTokenizerData& data, bool prefix, Tokenize
     DecoderStep strip{};
     strip.kind = DecoderStep::Kind::kStrip;
     strip.content = " ";
-    strip.start = 1;
+    strip.start = data.remove_extra_whitespaces ? kAllSpaces : 1;
     spec.decoders.push_back(std::move(strip));
   }
 }
@@ -146,10 +189,10 @@ std::optional<int32_t> id_of(const std::optional<int64_t>& id, std::string_view 
 }  // namespace
 
 TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bool>* cancel) {
-  if (data.model != "gpt2" && data.model != "llama" && data.model != "gemma4") {
-    throw Unsupported("{}: tokenizer.ggml.model {} is not supported; gpt2, llama and gemma4 are", data.source,
+  constexpr std::string_view kModels[] = {"gpt2", "llama", "t5", "gemma4"};
+  if (std::find(std::begin(kModels), std::end(kModels), data.model) == std::end(kModels))
+    throw Unsupported("{}: tokenizer.ggml.model {} is not supported; gpt2, llama, t5 and gemma4 are", data.source,
                       quote(data.model));
-  }
   check_lists(data);
   TokenizerSpec spec;
   spec.source = data.source;
@@ -168,9 +211,8 @@ TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bo
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     spec.vocab.push_back({data.tokens[id], static_cast<int32_t>(id)});
     const GgufTokenType type = type_of(data, id);
-    if (type != GgufTokenType::kUnknown && type != GgufTokenType::kControl && type != GgufTokenType::kUserDefined) {
-      continue;
-    }
+    const bool user_defined = type == GgufTokenType::kUserDefined && data.model != "t5";
+    if (type != GgufTokenType::kUnknown && type != GgufTokenType::kControl && !user_defined) continue;
     AddedToken token;
     token.id = static_cast<int32_t>(id);
     token.content = data.tokens[id];
@@ -178,8 +220,13 @@ TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bo
     spec.added_tokens.push_back(std::move(token));
   }
   bool add_bos = true;
-  if (data.model == "llama") {
-    merges_from_ranks(data.tokens, ranks_from_scores(data), false, spec, cancel);
+  if (data.model == "llama" || data.model == "t5") {
+    add_bos = data.model == "llama";
+    if (data.model == "t5")
+      use_unigram(data, spec);
+    else
+      merges_from_ranks(data.tokens, ranks_from_scores(data), false, spec, cancel);
+    use_sentencepiece_normalizer(data, spec);
     use_metaspace_spelling(data, data.add_space_prefix.value_or(true), spec);
     if (spec.unk) spec.unk_token = data.tokens[static_cast<size_t>(*spec.unk)];
   } else {
@@ -196,7 +243,7 @@ TokenizerSpec spec_from_gguf(const GgufTokenizerData& data, const std::atomic<bo
       throw DataCorrupted("{}: tokenizer.ggml.add_bos_token is true, but there is no bos_token_id", data.source);
     }
   }
-  if (data.add_eos.value_or(false)) {
+  if (data.add_eos.value_or(data.model == "t5")) {
     if (!spec.eos) {
       throw DataCorrupted("{}: tokenizer.ggml.add_eos_token is true, but there is no eos_token_id", data.source);
     }

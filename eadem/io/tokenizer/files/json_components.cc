@@ -71,6 +71,16 @@ void read_metaspace(const JsonReader& step, std::string& replacement, PrependSch
   }
 }
 
+// A pair of a token and its id.
+int32_t end_of(const JsonReader& step, std::string_view key) {
+  const JsonValue* value = step.raw(key);
+  if (value == nullptr || !value->is_array() || value->as_array().size() != 2 ||
+      value->as_array()[1].kind() != JsonValue::Kind::integer || value->as_array()[1].as_integer() < 0 ||
+      value->as_array()[1].as_integer() >= kMaxVocab)
+    step.fail(key, "a token and its id");
+  return static_cast<int32_t>(value->as_array()[1].as_integer());
+}
+
 }  // namespace
 
 std::vector<NormalizerStep> read_normalizers(const JsonReader& root) {
@@ -98,6 +108,21 @@ std::vector<NormalizerStep> read_normalizers(const JsonReader& root) {
       step.kind = Kind::kStrip;
       step.strip_left = reader.boolean("strip_left");
       step.strip_right = reader.boolean("strip_right");
+    } else if (type == "Lowercase") {
+      step.kind = Kind::kLowercase;
+    } else if (type == "StripAccents") {
+      step.kind = Kind::kStripAccents;
+    } else if (type == "BertNormalizer") {
+      step.kind = Kind::kBert;
+      step.clean_text = reader.boolean("clean_text");
+      step.space_chinese = reader.boolean("handle_chinese_chars");
+      step.lowercase = reader.boolean("lowercase");
+      step.strip_accents = reader.optional_boolean("strip_accents").value_or(step.lowercase);
+    } else if (type == "Precompiled") {
+      step.kind = Kind::kPrecompiled;
+      if (!reader.has("precompiled_charsmap")) continue;  // no rules
+      if (!decode_base64(reader.string("precompiled_charsmap"), step.content))
+        reader.fail("precompiled_charsmap", "base64");
     } else {
       refuse(reader, "normalizer", quote(type));
     }
@@ -128,6 +153,10 @@ std::vector<PreTokenizerStep> read_pre_tokenizers(const JsonReader& root) {
     } else if (type == "Digits") {
       step.kind = Kind::kDigits;
       step.individual_digits = reader.boolean("individual_digits");
+    } else if (type == "BertPreTokenizer") {
+      step.kind = Kind::kWhitespaceSplit;
+      steps.push_back(step);
+      step.kind = Kind::kPunctuation;
     } else if (type == "Whitespace") {
       step.kind = Kind::kWhitespace;
     } else if (type == "WhitespaceSplit") {
@@ -170,6 +199,10 @@ std::vector<DecoderStep> read_decoders(const JsonReader& root) {
       step.kind = Kind::kMetaspace;
       bool split = true;  // of the encoder
       read_metaspace(reader, step.replacement, step.prepend_scheme, split);
+    } else if (type == "WordPiece") {
+      step.kind = Kind::kWordPiece;
+      step.content = reader.string("prefix");
+      step.cleanup = reader.boolean("cleanup");
     } else {
       refuse(reader, "decoder", quote(type));
     }
@@ -187,9 +220,16 @@ void read_post_processor(const JsonReader& root, TokenizerSpec& spec) {
       for (const char* key : {"add_prefix_space", "trim_offsets", "use_regex"}) reader.ignore(key);
       continue;
     }
-    if (type != "TemplateProcessing") refuse(reader, "post_processor", quote(type));
+    const bool pair_of_ends = type == "BertProcessing" || type == "RobertaProcessing";
+    if (type != "TemplateProcessing" && !pair_of_ends) refuse(reader, "post_processor", quote(type));
     if (seen_template) refuse(reader, "post_processor", "a second TemplateProcessing");
     seen_template = true;
+    if (pair_of_ends) {
+      for (const char* key : {"add_prefix_space", "trim_offsets"}) reader.ignore(key);
+      spec.prefix_ids.push_back(end_of(reader, "cls"));
+      spec.suffix_ids.push_back(end_of(reader, "sep"));
+      continue;
+    }
     reader.ignore("pair");  // for two sequences at once, which nothing here encodes
     const auto members = reader.object("special_tokens").members();
     std::map<std::string_view, const JsonReader*> specials;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
 #include "eadem/io/tokenizer/bpe_model.h"
@@ -14,12 +16,14 @@ void refuse_unread(const JsonReader& root) {
   if (!unread.empty()) throw Unsupported("{}: not supported: {}", root.file(), fmt::join(unread, ", "));
 }
 
-// Values that change nothing are accepted; every other value of the key is refused by name.
-void require_null(const JsonReader& reader, std::string_view key, std::string_view path) {
-  const JsonValue* value = reader.raw(key);
-  if (value != nullptr && !value->is_null()) {
-    throw Unsupported("{}: '{}' is set; only null is supported", reader.file(), path);
-  }
+// Batches of training were cut and filled up like this. Texts here are as long as they are.
+void note_unused(const JsonReader& root, std::string_view key, TokenizerSpec& spec) {
+  const JsonValue* value = root.raw(key);
+  if (value == nullptr || value->is_null()) return;
+  const JsonValue* length = value->is_object() ? value->find("max_length") : nullptr;
+  spec.notes.push_back(length != nullptr && length->kind() == JsonValue::Kind::integer
+                           ? fmt::format("{} to {} tokens is not applied", key, length->as_integer())
+                           : fmt::format("{} is not applied", key));
 }
 
 void read_vocab(const JsonReader& model, TokenizerSpec& spec) {
@@ -57,10 +61,54 @@ void read_merges(const JsonReader& model, TokenizerSpec& spec) {
   }
 }
 
+bool is_json_number(const JsonValue& value) {
+  return value.kind() == JsonValue::Kind::integer || value.kind() == JsonValue::Kind::number;
+}
+
+// The vocabulary is a list of tokens and scores; the position is the id.
+void read_unigram(const JsonReader& model, TokenizerSpec& spec) {
+  spec.model = TokenizerSpec::Model::kUnigram;
+  spec.byte_fallback = model.optional_boolean("byte_fallback").value_or(false);
+  const JsonValue* vocab = model.raw("vocab");
+  if (vocab == nullptr || !vocab->is_array()) model.fail("vocab", "an array of tokens and scores");
+  double least = 0;
+  for (const JsonValue& entry : vocab->as_array()) {
+    const bool valid = entry.is_array() && entry.as_array().size() == 2 && entry.as_array()[0].is_string() &&
+                       is_json_number(entry.as_array()[1]);
+    if (!valid)
+      throw DataCorrupted("{}: model.vocab[{}] is {}; expected [\"token\", score]", model.file(), spec.vocab.size(),
+                          to_compact_json(entry));
+    if (spec.vocab.size() >= static_cast<size_t>(kMaxVocab))
+      throw DataCorrupted("{}: model.vocab has {} tokens; at most {} are taken", model.file(), vocab->as_array().size(),
+                          kMaxVocab);
+    spec.scores.push_back(entry.as_array()[1].as_number());
+    least = spec.vocab.empty() ? spec.scores.back() : std::min(least, spec.scores.back());
+    spec.vocab.push_back({entry.as_array()[0].as_string(), static_cast<int32_t>(spec.vocab.size())});
+  }
+  spec.unk_score = least - kUnknownPenalty;
+  if (const auto unk = model.optional_integer("unk_id", 0, kMaxVocab - 1)) {
+    if (static_cast<size_t>(*unk) >= spec.vocab.size())
+      throw DataCorrupted("{}: model.unk_id is {}; the vocabulary has {} tokens", model.file(), *unk,
+                          spec.vocab.size());
+    spec.unk_token = spec.vocab[static_cast<size_t>(*unk)].text;
+  }
+}
+
+void read_word_piece(const JsonReader& model, TokenizerSpec& spec) {
+  spec.model = TokenizerSpec::Model::kWordPiece;
+  spec.unk_token = model.string("unk_token");
+  spec.continuing_prefix = model.string("continuing_subword_prefix");
+  spec.max_word_chars = static_cast<size_t>(model.integer("max_input_chars_per_word", 0, kMaxVocab));
+  read_vocab(model, spec);
+}
+
 void read_model(const JsonReader& model, TokenizerSpec& spec) {
   // Files from before the `type` key are BPE when they have merges.
   const std::string type = model.optional_string("type").value_or(model.has("merges") ? "BPE" : "none");
-  if (type != "BPE") throw Unsupported("{}: model type {} is not supported; only BPE is", model.file(), quote(type));
+  if (type == "Unigram") return read_unigram(model, spec);
+  if (type == "WordPiece") return read_word_piece(model, spec);
+  if (type != "BPE")
+    throw Unsupported("{}: model type {} is not supported; BPE, Unigram and WordPiece are", model.file(), quote(type));
   if (const auto dropout = model.optional_number("dropout"); dropout && *dropout != 0) {
     throw Unsupported("{}: model.dropout is {}; only null or 0 is supported", model.file(), *dropout);
   }
@@ -139,8 +187,8 @@ TokenizerSpec spec_from_json(std::string_view json, const std::string& source) {
   if (const auto version = root.optional_string("version"); version && *version != "1.0") {
     throw Unsupported("{}: version {} is not supported; 1.0 is", source, quote(*version));
   }
-  require_null(root, "truncation", "truncation");
-  require_null(root, "padding", "padding");
+  note_unused(root, "truncation", spec);
+  note_unused(root, "padding", spec);
   read_model(root.object("model"), spec);
   read_added_tokens(root, spec);
   spec.normalizers = read_normalizers(root);

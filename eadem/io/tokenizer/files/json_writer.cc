@@ -50,6 +50,15 @@ JsonValue to_json_step(const NormalizerStep& step) {
     case Kind::kNfkc: return typed("NFKC");
     case Kind::kNfkd: return typed("NFKD");
     case Kind::kStrip: return typed("Strip").set("strip_left", step.strip_left).set("strip_right", step.strip_right);
+    case Kind::kLowercase: return typed("Lowercase");
+    case Kind::kStripAccents: return typed("StripAccents");
+    case Kind::kBert:
+      return typed("BertNormalizer")
+          .set("clean_text", step.clean_text)
+          .set("handle_chinese_chars", step.space_chinese)
+          .set("strip_accents", step.strip_accents)
+          .set("lowercase", step.lowercase);
+    case Kind::kPrecompiled: throw Unsupported("normalizer: a precompiled map is not written to tokenizer.json");
   }
   EADEM_CHECK(false, "normalizer {}", static_cast<int>(step.kind));
 }
@@ -96,6 +105,7 @@ JsonValue to_json_step(const DecoderStep& step) {
           .set("replacement", step.replacement)
           .set("prepend_scheme", scheme_name(step.prepend_scheme))
           .set("split", true);
+    case Kind::kWordPiece: return typed("WordPiece").set("prefix", step.content).set("cleanup", step.cleanup);
   }
   EADEM_CHECK(false, "decoder {}", static_cast<int>(step.kind));
 }
@@ -169,6 +179,8 @@ JsonValue model_json(const TokenizerSpec& spec, const Texts& texts) {
 }  // namespace
 
 std::string to_tokenizer_json(const TokenizerSpec& spec) {
+  if (spec.model != TokenizerSpec::Model::kBpe)
+    throw Unsupported("{}: only BPE models are written to tokenizer.json", spec.source);
   if (!spec.extra_symbols.empty()) {
     throw Unsupported("{}: {} characters occur only inside tokens, which tokenizer.json cannot express", spec.source,
                       spec.extra_symbols.size());

@@ -36,6 +36,12 @@ void apply_tokenizer_config(const JsonReader& config, TokenizerSpec& spec);
 TokenizerSpec spec_from_vocab_and_merges(const std::string& vocab_path, const std::string& merges_path,
                                          KnownPattern pattern);
 
+// SentencePiece's tokenizer.model: BPE and unigram models. `content` is what lies in the file `source`.
+TokenizerSpec spec_from_sentencepiece(std::string_view content, const std::string& source,
+                                      const std::atomic<bool>* cancel = nullptr);
+// Whether the bytes of a tokenizer.model are SentencePiece's rather than tiktoken's.
+bool is_sentencepiece(std::string_view content);
+
 // Lines of base64 token and rank. Only the Llama 3 ranks are known by their number; others are refused.
 TokenizerSpec spec_from_tiktoken(const std::string& path, const std::atomic<bool>* cancel = nullptr);
 
@@ -76,6 +82,12 @@ std::vector<NamedTemplate> gguf_chat_templates(const GgufFile& file);
 // Templates as they are written: to the keys of a GGUF file, and to `chat_template` of tokenizer_config.json.
 GgufMetadata gguf_metadata_of(std::span<const NamedTemplate> templates);
 JsonValue config_json_of(std::span<const NamedTemplate> templates);
+
+// A character without a token costs so much more than the least likely token, in the unigram models of all libraries.
+constexpr double kUnknownPenalty = 10;
+
+// False if `text` is not base64.
+bool decode_base64(std::string_view text, std::string& bytes);
 
 NormalizerStep nfc_step();
 

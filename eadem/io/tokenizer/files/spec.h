@@ -27,11 +27,25 @@ struct Pattern {
 };
 
 struct NormalizerStep {
-  enum class Kind { kPrepend, kReplace, kNfc, kNfd, kNfkc, kNfkd, kStrip };
+  enum class Kind {
+    kPrepend,
+    kReplace,
+    kNfc,
+    kNfd,
+    kNfkc,
+    kNfkd,
+    kStrip,
+    kLowercase,
+    kStripAccents,
+    kBert,
+    kPrecompiled,
+  };
   Kind kind;
-  std::string content;  // kPrepend, kReplace
+  std::string content;  // kPrepend, kReplace; kPrecompiled: the bytes of precompiled_map.h
   Pattern pattern;      // kReplace
   bool strip_left = false, strip_right = false;
+  bool clean_text = false, space_chinese = false, strip_accents = false, lowercase = false;  // kBert
+  bool longest = false;  // kPrecompiled: SentencePiece's way to match
 };
 
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
@@ -51,12 +65,13 @@ struct PreTokenizerStep {
 };
 
 struct DecoderStep {
-  enum class Kind { kByteLevel, kReplace, kByteFallback, kFuse, kStrip, kMetaspace };
+  enum class Kind { kByteLevel, kReplace, kByteFallback, kFuse, kStrip, kMetaspace, kWordPiece };
   Kind kind;
-  Pattern pattern;                                        // kReplace
-  std::string content;                                    // kReplace: replacement; kStrip: the character
-  int64_t start = 0, stop = 0;                            // kStrip
-  std::string replacement;                                // kMetaspace
+  Pattern pattern;              // kReplace
+  std::string content;          // kReplace: replacement; kStrip: the character; kWordPiece: what continues a word
+  bool cleanup = false;         // kWordPiece: no spaces before punctuation
+  int64_t start = 0, stop = 0;  // kStrip
+  std::string replacement;      // kMetaspace
   PrependScheme prepend_scheme = PrependScheme::kAlways;  // kMetaspace
 };
 
@@ -84,6 +99,8 @@ struct Merge {
 struct TokenizerSpec {
   std::string source;  // file name, for messages
 
+  enum class Model { kBpe, kUnigram, kWordPiece };
+  Model model = Model::kBpe;
   std::vector<VocabEntry> vocab;  // unique texts and ids; ids may have holes
   std::vector<Merge> merges;      // may name symbols >= kMaxVocab listed in extra_symbols
   // Single characters that no token stands for but that occur inside tokens (SentencePiece vocabularies).
@@ -93,6 +110,14 @@ struct TokenizerSpec {
   bool byte_fallback = false;  // unknown characters become <0xNN> tokens
   bool fuse_unk = false;
   std::string unk_token;  // empty: text that needs it is refused
+
+  // kUnigram
+  std::vector<double> scores;     // of each vocabulary entry; NaN: it never comes out of text
+  double unk_score = 0;           // of a character without a token
+  bool single_precision = false;  // sums of scores are f32, as SentencePiece's are
+  // kWordPiece
+  std::string continuing_prefix;  // "##"
+  size_t max_word_chars = 100;    // a longer word is unknown
 
   std::vector<NormalizerStep> normalizers;
   std::vector<PreTokenizerStep> pre_tokenizers;
@@ -104,6 +129,7 @@ struct TokenizerSpec {
 
   std::optional<int32_t> bos, eos, unk, pad;
   std::vector<EndToken> end_tokens;
+  std::vector<std::string> notes;             // what the file asks for and nothing here does, for `inspect`
   std::vector<NamedTemplate> chat_templates;  // each name once
 };
 

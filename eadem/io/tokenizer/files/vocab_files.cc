@@ -34,27 +34,6 @@ int base64_value(char c) {
   return c == '/' ? 63 : -1;
 }
 
-// Standard alphabet with padding. False if malformed.
-bool decode_base64(std::string_view text, std::string& bytes) {
-  bytes.clear();
-  if (text.empty() || text.size() % 4 != 0) return false;
-  size_t padding = 0;
-  while (padding < 2 && text.ends_with('=')) text.remove_suffix(1), ++padding;
-  uint32_t bits = 0;
-  int count = 0;
-  for (const char c : text) {
-    const int value = base64_value(c);
-    if (value < 0) return false;
-    bits = bits << 6 | static_cast<uint32_t>(value);
-    count += 6;
-    if (count >= 8) {
-      count -= 8;
-      bytes.push_back(static_cast<char>(bits >> count & 0xFF));
-    }
-  }
-  return true;
-}
-
 // The special tokens of the Llama 3.1 release. Llama 3.0 has equal ids and meanings for all that it also has.
 // Source: the tokenizer configuration of the Llama 3.1 checkpoints.
 constexpr int32_t kLlama3Ranks = 128000;
@@ -78,6 +57,27 @@ std::vector<std::string> llama3_specials() {
 }
 
 }  // namespace
+
+// The standard alphabet, with padding.
+bool decode_base64(std::string_view text, std::string& bytes) {
+  bytes.clear();
+  if (text.empty() || text.size() % 4 != 0) return false;
+  size_t padding = 0;
+  while (padding < 2 && text.ends_with('=')) text.remove_suffix(1), ++padding;
+  uint32_t bits = 0;
+  int count = 0;
+  for (const char c : text) {
+    const int value = base64_value(c);
+    if (value < 0) return false;
+    bits = bits << 6 | static_cast<uint32_t>(value);
+    count += 6;
+    if (count >= 8) {
+      count -= 8;
+      bytes.push_back(static_cast<char>(bits >> count & 0xFF));
+    }
+  }
+  return true;
+}
 
 NormalizerStep nfc_step() {
   NormalizerStep step{};
@@ -151,10 +151,7 @@ TokenizerSpec spec_from_tiktoken(const std::string& path, const std::atomic<bool
       valid = error == std::errc() && end == line.data() + line.size();
     }
     if (!valid) {
-      throw DataCorrupted(
-          "{}: line {} is not 'base64 rank': {}. A SentencePiece model (also named tokenizer.model) "
-          "has to be converted to tokenizer.json or GGUF",
-          path, texts.size() + 1, quote(line));
+      throw DataCorrupted("{}: line {} is not 'base64 rank': {}", path, texts.size() + 1, quote(line));
     }
     if (rank != texts.size()) {
       throw DataCorrupted("{}: line {} has rank {}; ranks must count up from 0", path, texts.size() + 1, rank);

@@ -14,6 +14,7 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/experts/best_experts-inl.h"
 #include "eadem/kernels/cpu/simd-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_ROUTE_ROW_
@@ -50,33 +51,6 @@ void score_row(float* scores, const float* logits, const RouteRows& rows) {
         scores[e] = std::sqrt(std::max(logits[e], 0.0f) + std::log1p(std::exp(-std::fabs(logits[e]))));
   }
 }
-
-// The best `top_k` so far, in falling order; of equals the lower number comes first. A NaN is better than nothing.
-class Best {
- public:
-  Best(int32_t* chosen, float* preferences, int64_t top_k)
-      : chosen_(chosen), preferences_(preferences), top_k_(top_k) {}
-
-  // Offers experts [begin, end).
-  void offer(const float* preferences, int64_t begin, int64_t end) {
-    for (int64_t e = begin; e < end; ++e) {
-      const float preference = preferences[e];
-      if (count_ == top_k_ && !(preference > preferences_[top_k_ - 1])) continue;
-      int64_t j = count_ < top_k_ ? count_++ : top_k_ - 1;
-      for (; j > 0 && preference > preferences_[j - 1]; --j) {
-        preferences_[j] = preferences_[j - 1];
-        chosen_[j] = chosen_[j - 1];
-      }
-      preferences_[j] = preference;
-      chosen_[j] = static_cast<int32_t>(e);
-    }
-  }
-
- private:
-  int32_t* chosen_;
-  float* preferences_;
-  int64_t top_k_, count_ = 0;
-};
 
 // Returns the rank value of a group of experts: its best preference, or the sum of its two best.
 float group_worth(const float* preferences, int64_t group, int64_t group_best) {

@@ -48,7 +48,7 @@ HWY_INLINE StepDecoder decoder_of(const QuantizedWeight& w, int64_t all_steps, i
   } else {
     const int64_t columns = layout.super_columns() * kPanelWidth, supers = all_steps / kChunkSteps * columns;
     const f16_t* super = Format::kSupers ? w.super_scales + p * supers + s / kChunkSteps * columns : nullptr;
-    const Supers both = load_supers<Format>(super, n);
+    const Supers both = load_supers<Format>(super, n, layout.scale_unit);
     const StepScales<Format> step(w.scales + (p * all_steps + s) * Format::kScaleBytes, n, both);
     if constexpr (Format::kFolded) {
       d.scale[0] = first_factor(step.pair, both.scale), d.scale[1] = second_factor(step.pair, both.scale);

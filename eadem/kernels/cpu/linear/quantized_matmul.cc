@@ -66,7 +66,7 @@ void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const
     fetch_step<Format>(quants, scale_bytes);
 #pragma GCC unroll kUnroll
     for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
-      const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n));
+      const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n, panel.supers_unit));
 #pragma GCC unroll 2
       for (int g = 0; g < Format::kDots; ++g) store(step.scale[g], scales + g * kPanelWidth + n);
       if constexpr (Format::kMin) store(step.min, mins + n);

@@ -70,22 +70,24 @@ QuantizedLayout layout_of(const BlockFormat& format) {
   layout.group_size = format.group_size;
   layout.block_size = format.block_size;
   layout.has_min = format.has_min;
-  if (format.sub_scale_max == 1)
+  layout.scale_unit = format.scale_unit;
+  layout.has_table = format.codebook != nullptr;
+  layout.folded = layout.format().folded();
+  if (format.sub_scale_max == 1 && !layout.folded)
     layout.scales = format.scale == BlockFormat::Scale::f16 ? Scales::f16 : Scales::bf16;
   else
     layout.scales =
         format.has_min && format.sub_scale_max <= 15 && format.sub_min_max <= 15 ? Scales::nibbles : Scales::bytes;
   layout.zero = format.zero;
-  layout.has_table = format.codebook != nullptr;
   if (layout.has_table) {
     layout.zero = 128;
-    for (size_t i = 0; i < layout.table.size(); ++i) layout.table[i] = static_cast<uint8_t>(format.codebook[i] + 128);
+    for (size_t i = 0; i < size_t{1} << format.code_bits; ++i)
+      layout.table[i] = static_cast<uint8_t>(format.codebook[i] + 128);
   }
   const QuantizedFormat form = layout.format();
-  layout.folded = form.folded();
   const bool known =
       std::find(std::begin(kQuantizedFormats), std::end(kQuantizedFormats), form) != std::end(kQuantizedFormats);
-  EADEM_CHECK(known && layout.group_size * form.groups() == kStep, "{}: no product for such blocks", format.name);
+  EADEM_CHECK(known && layout.group_size * form.groups == kStep, "{}: no product for such blocks", format.name);
   // Products use one super-scale for a whole chunk, so a chunk must be one block.
   EADEM_CHECK(!layout.has_super_scales() || layout.block_size == kChunkSteps * kStep, "{}: blocks of {}", format.name,
               layout.block_size);
@@ -148,7 +150,7 @@ void pack_scales(const Panel& panel, const QuantizedLayout& layout, int64_t b, c
   f16_t* supers = panel.super_scales + b * layout.super_columns() * kPanelWidth;
   for (int64_t n = 0; n < kPanelWidth; ++n) {
     const BlockParts& part = parts[static_cast<size_t>(n)];
-    supers[n] = f16_t::from_float(part.scale);
+    supers[n] = f16_t::from_float(part.scale / layout.scale_unit);
     if (layout.has_min) supers[kPanelWidth + n] = f16_t::from_float(part.min);
     uint8_t* out = block + n * groups;
     size_t i = 0;
@@ -249,7 +251,7 @@ void QuantizedPanels::decode_row(float* row, const TensorView& encoded, int64_t 
       const uint8_t* sub = panel.scales + s * layout_.scale_bytes() + lane * layout_.groups() + g % layout_.groups();
       const bool nibbles = layout_.scales == Scales::nibbles;
       const int64_t at = b * layout_.super_columns() * kPanelWidth + lane;
-      scale = f16_at(panel.super_scales, at) *
+      scale = f16_at(panel.super_scales, at) * layout_.scale_unit *
               static_cast<float>(nibbles ? *sub & 15 : static_cast<int>(static_cast<int8_t>(*sub)));
       if (layout_.has_min)
         min = f16_at(panel.super_scales, at + kPanelWidth) * static_cast<float>(nibbles ? *sub >> 4 : sub[kPanelWidth]);

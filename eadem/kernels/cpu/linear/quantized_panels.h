@@ -9,7 +9,9 @@
 //   2 bits   vector i | i + 2 << 2 | i + 4 << 4 | i + 6 << 6    for i < 2
 //   1 bit    vector 0 | 1 << 1 | … | 7 << 7
 //   3, 5, 6  the low 2 (4) bits as above, then the high 1 (2) bits likewise
-// A row takes as many bytes as in the file, apart from sub-scales that the file packs into less than a byte.
+// A row takes as many bytes as in the file, apart from sub-scales that the file packs into less than a byte, and from
+// IQ1 to IQ3: a level of theirs takes 3 bits (IQ3: 4), where the file numbers runs of levels. To look such a run up
+// for each lane in the product would take longer than reading the bits.
 //
 // Planes, for P = ceil(out / 16) panels:
 //   quants        u8 [P, in / 32, 64 * code_bits]
@@ -47,34 +49,37 @@ struct QuantizedFormat {
   enum class Scales : uint8_t { f16, bf16, bytes, nibbles, groups };
   int code_bits;
   Scales scales;
+  int groups = 1;  // in a step
   bool has_min = false;
   bool has_table = false;
 
   constexpr bool operator==(const QuantizedFormat&) const = default;
   // A level times its sub-scale fits a byte. A step is then summed in integers, with the super-scale as its only scale.
-  constexpr bool folded() const { return code_bits <= 3; }
-  constexpr int groups() const { return folded() || code_bits == 6 ? 2 : 1; }  // in a step
+  constexpr bool folded() const { return code_bits <= 3 && !has_table; }
 };
 
-// The formats that products are compiled for: {code_bits, scales, has_min, has_table}.
+// The formats that products are compiled for: {code_bits, scales, groups, has_min, has_table}.
 inline constexpr QuantizedFormat kQuantizedFormats[] = {
-    {2, QuantizedFormat::Scales::nibbles, true},
-    {3, QuantizedFormat::Scales::bytes},
+    {2, QuantizedFormat::Scales::nibbles, 2, true},
+    {2, QuantizedFormat::Scales::bytes, 2},
+    {3, QuantizedFormat::Scales::bytes, 2},
+    {3, QuantizedFormat::Scales::bytes, 1, false, true},
+    {3, QuantizedFormat::Scales::bytes, 2, false, true},
     {4, QuantizedFormat::Scales::f16},
-    {4, QuantizedFormat::Scales::f16, true},
-    {4, QuantizedFormat::Scales::f16, false, true},
-    {4, QuantizedFormat::Scales::bf16, false, true},
-    {4, QuantizedFormat::Scales::bytes, true},
-    {4, QuantizedFormat::Scales::bytes, false, true},
+    {4, QuantizedFormat::Scales::f16, 1, true},
+    {4, QuantizedFormat::Scales::f16, 1, false, true},
+    {4, QuantizedFormat::Scales::bf16, 1, false, true},
+    {4, QuantizedFormat::Scales::bytes, 1, true},
+    {4, QuantizedFormat::Scales::bytes, 1, false, true},
     {4, QuantizedFormat::Scales::groups},
-    {4, QuantizedFormat::Scales::groups, true},
+    {4, QuantizedFormat::Scales::groups, 1, true},
     {5, QuantizedFormat::Scales::f16},
-    {5, QuantizedFormat::Scales::f16, true},
-    {5, QuantizedFormat::Scales::bytes, true},
-    {6, QuantizedFormat::Scales::bytes},
+    {5, QuantizedFormat::Scales::f16, 1, true},
+    {5, QuantizedFormat::Scales::bytes, 1, true},
+    {6, QuantizedFormat::Scales::bytes, 2},
     {8, QuantizedFormat::Scales::f16},
     {8, QuantizedFormat::Scales::groups},
-    {8, QuantizedFormat::Scales::groups, true},
+    {8, QuantizedFormat::Scales::groups, 1, true},
 };
 
 struct QuantizedLayout {
@@ -83,6 +88,7 @@ struct QuantizedLayout {
   int group_size;  // values of k that share a scale: 16 or 32
   int block_size;  // values that share a super-scale
   Scales scales;
+  float scale_unit = 1;  // what super-scales are multiplied by
   bool has_min;
   int zero;     // subtracted from a code, or from its table entry, to give the level
   bool folded;  // QuantizedFormat::folded
@@ -93,7 +99,7 @@ struct QuantizedLayout {
   DType group_scales;
   int64_t group_steps;
 
-  QuantizedFormat format() const { return {code_bits, scales, has_min, has_table}; }
+  QuantizedFormat format() const { return {code_bits, scales, static_cast<int>(groups()), has_min, has_table}; }
   int64_t quant_bytes() const { return 64 * code_bits; }          // of a step
   int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step
   // Each output has a single scale: products then sum whole chunks in integers.

@@ -44,7 +44,7 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, i
 #pragma GCC unroll kUnroll
     for (int p = 0; p < kPanels; ++p) {
       acc[p] = load(c + p * kPanelWidth + n);
-      supers[p] = load_supers<Format>(w.supers + p * w.supers_stride, n);
+      supers[p] = load_supers<Format>(w.supers + p * w.supers_stride, n, w.supers_unit);
     }
     const uint8_t *quants = w.quants, *scales = w.scales;
     for (int64_t s = 0; s < steps; ++s, quants += Fields::kBytes, scales += Format::kScaleBytes) {

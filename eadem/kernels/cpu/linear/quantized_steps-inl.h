@@ -99,9 +99,10 @@ struct StepFormat {
   using Fields =
       CodeFields<low_bits(kFormat.code_bits), kFormat.code_bits - low_bits(kFormat.code_bits), kFormat.has_table>;
   static constexpr Scales kScales = kFormat.scales;
-  static constexpr int kGroups = kFormat.groups();
+  static constexpr int kGroups = kFormat.groups;
   static constexpr bool kMin = kFormat.has_min;
   static constexpr bool kSupers = kScales == Scales::bytes || kScales == Scales::nibbles;
+  static constexpr bool kUnit = kFormat.has_table;  // super-scales have a unit other than 1
   static constexpr bool kFolded = kFormat.folded();
   static constexpr int kDots = kFolded ? 1 : kGroups;                            // sums of a step in a tile
   static constexpr bool kTileBytes = Fields::kWholeBytes || (kFolded && !kMin);  // codes in a tile may be 128 or more
@@ -143,16 +144,18 @@ HWY_INLINE Ints load_signed_bytes(const uint8_t* p) {
 // In the scratch, the mins of a step stand this many floats after its scales.
 inline constexpr int64_t kMinsBehind = kChunkSteps * kMaxStepGroups * kPanelWidth;
 
-// The super-scales and super-mins of kLanes outputs.
+// The super-scales, times their unit, and super-mins of kLanes outputs.
 struct Supers {
   HWY_INLINE Supers() {}  // compilers give an implicit one the baseline's target
   HWY_INLINE Supers(Vec scale, Vec min) : scale(scale), min(min) {}
   Vec scale, min;
 };
 template <typename Format>
-HWY_INLINE Supers load_supers(const f16_t* supers, int64_t lane) {
+HWY_INLINE Supers load_supers(const f16_t* supers, int64_t lane, float unit) {
   if constexpr (!Format::kSupers) return {zero(), zero()};
-  return {load(supers + lane), Format::kMin ? load(supers + kPanelWidth + lane) : zero()};
+  Vec scale = load(supers + lane);
+  if constexpr (Format::kUnit) scale = hn::Mul(scale, set(unit));
+  return {scale, Format::kMin ? load(supers + kPanelWidth + lane) : zero()};
 }
 
 // The scales of kLanes outputs in one step, decoded from the step's bytes.
@@ -253,6 +256,7 @@ void expand_groups(float* scratch, const QuantizedWeight& w, int64_t all_steps, 
 struct PackedChunk {
   const uint8_t *quants, *scales;
   const f16_t* supers;
+  float supers_unit;
   int64_t quants_stride, scales_stride, supers_stride;
 
   PackedChunk from_panel(int64_t p) const {
@@ -281,6 +285,7 @@ HWY_INLINE PackedChunk packed_chunk(const QuantizedWeight& w, int64_t all_steps,
   }
   if constexpr (Format::kSupers) {
     const int64_t columns = w.layout->super_columns() * kPanelWidth;
+    chunk.supers_unit = w.layout->scale_unit;
     chunk.supers_stride = all_steps / kChunkSteps * columns;
     chunk.supers = w.super_scales + p0 * chunk.supers_stride + s0 / kChunkSteps * columns;
   }

@@ -24,7 +24,8 @@ bool takes_mma(const KernelRequest& request) {
          request.inputs[0].dtype == DType::bf16 && request.inputs[1].dtype == DType::bf16 &&
          (attrs.head_dim == 64 || attrs.head_dim == 128) && attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup &&
          attrs.values() == attrs.head_dim && attrs.scale > 0.0f && attrs.softcap == 0.0f && !attrs.sinks &&
-         request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences;
+         (attrs.source == KvSource::direct ||
+          request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences);
 }
 
 Verdict can_use_mma(const KernelRequest& request) {
@@ -34,7 +35,7 @@ Verdict can_use_mma(const KernelRequest& request) {
       .require(takes_mma(request),
                fmt::format("needs bf16 queries and keys, head_dim 64 or 128, values as wide as "
                            "keys, at most {} heads a key head, a positive "
-                           "scale, no soft cap, no sinks, at most {} sequences, and a Hopper device",
+                           "scale, no soft cap, no sinks, at most {} sequences of a cache, and a Hopper device",
                            kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
       .verdict({.flops_share = kMmaRateShare, .reason = "tensor cores"});
 }
@@ -51,8 +52,6 @@ Verdict can_attend(const KernelRequest& request) {
       .require(
           attrs.values() == attrs.head_dim,
           fmt::format("values of {} elements and keys of {}: takes both of one width", attrs.values(), attrs.head_dim))
-      .require(attrs.softcap == 0.0f, fmt::format("a soft cap of {} on scores: takes none", attrs.softcap))
-      .require(!attrs.sinks, "scores with sinks: takes none")
       .require(!takes_mma(request), "cuda_mma takes it")
       .verdict({.flops_share = kRateShare, .reason = "f32 FMA, keys and values read for each query"});
 }
@@ -93,7 +92,10 @@ AttentionParams attention_params(const AttentionAttrs& attrs, const KernelCall& 
           .window = static_cast<int32_t>(attrs.window),
           .scale = attrs.scale,
           .dtype = q.dtype,
-          .kv_dtype = k.dtype};
+          .kv_dtype = k.dtype,
+          .lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
+          .softcap = attrs.softcap,
+          .sinks = attrs.sinks ? elements<const float>(call.inputs[6]) : nullptr};
 }
 
 PlanPtr prepare_attention(const KernelRequest& request, Context&) {
@@ -121,10 +123,16 @@ constexpr Kernel kMma{.name = "cuda_mma",
                       .can_handle = can_use_mma,
                       .prepare = prepare_mma,
                       .alignment_bytes = 16};
+constexpr Kernel kMmaForward = in_forward(kMma);
 constexpr Kernel kAttention{"cuda_online_softmax", Pass::inference, can_attend, prepare_attention};
+constexpr Kernel kAttentionForward = in_forward(kAttention);
 
 }  // namespace
 
-KernelList attention_kernels() { return {&kMma, &kAttention}; }
+KernelList attention_kernels() {
+  KernelList kernels = attention_backward_kernels();
+  kernels.insert(kernels.begin(), {&kMma, &kMmaForward, &kAttention, &kAttentionForward});
+  return kernels;
+}
 
 }  // namespace eadem::kernels::cuda

@@ -55,9 +55,10 @@ __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionPa
   for (int i = threadIdx.x; i < p.head_dim; i += kThreads) q[i] = load(static_cast<const T*>(p.q) + row + i);
   __syncthreads();
 
-  float largest = -INFINITY;  // largest score so far
-  float sum = 0.0f;           // sum of exp(score - largest)
-  float y[kDims] = {};        // sum of exp(score - largest) * value
+  // A sink is a score whose value is 0.
+  float largest = p.sinks != nullptr ? p.sinks[head] : -INFINITY;  // largest score so far
+  float sum = p.sinks != nullptr ? 1.0f : 0.0f;                    // sum of exp(score - largest)
+  float y[kDims] = {};                                             // sum of exp(score - largest) * value
   for (int32_t chunk = key_begin / kChunk * kChunk; chunk <= position; chunk += kChunk) {
     // 2. Compute scores; they are -inf outside [key_begin, position].
     for (int i = warp; i < kChunk; i += kWarps) {
@@ -68,6 +69,7 @@ __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionPa
         float dot = 0.0f;
         for (int d = lane; d < p.head_dim; d += kWarp) dot += q[d] * load(k + d);
         score = p.scale * warp_reduce(dot, Sum{});
+        if (p.softcap > 0.0f) score = p.softcap * tanhf(score / p.softcap);
       }
       if (lane == 0) scores[i] = score;
     }
@@ -97,6 +99,7 @@ __global__ void __launch_bounds__(kThreads) attention_online_softmax(AttentionPa
     __syncthreads();  // the next chunk overwrites `scores`
   }
 
+  if (p.lse != nullptr && threadIdx.x == 0) p.lse[int64_t{token} * p.heads + head] = largest + logf(sum);
 #pragma unroll
   for (int n = 0; n < kDims; ++n) {
     const int d = threadIdx.x + n * kThreads;

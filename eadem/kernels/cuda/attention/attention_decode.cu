@@ -53,9 +53,13 @@ __device__ void multiply_keys(float (&s)[kKeyTiles][4], const uint32_t (&q)[kD /
   }
 }
 
-// Shared memory: keys [kSplit][kD + kPadding], values of equal shape, and probabilities [16][kSplit + kPadding].
+// Shared memory: keys [kSplit][kD + kPadding], values of equal shape, and probabilities [16][kSplit + kPadding]. With
+// kReuse, values come into the place of keys, so that two blocks or more share a multiprocessor, and one computes while
+// another waits for memory. Without, a block alone waits less.
 template <int kD>
-constexpr int kDecodeBytes = 2 * kSplit*(kD + kPadding) * 2 + kFragmentRows*(kSplit + kPadding) * 2;
+constexpr int kRowsBytes = kSplit*(kD + kPadding) * 2;
+template <int kD, bool kReuse>
+constexpr int kDecodeBytes = (kReuse ? 1 : 2) * kRowsBytes<kD> + kFragmentRows*(kSplit + kPadding) * 2;
 
 // The splits in which sequence s, which has one token in this step, sees keys.
 struct SplitRange {
@@ -92,7 +96,7 @@ __device__ void count_slots(int32_t* slot_start, const AttentionParams& p) {
   __syncthreads();
 }
 
-template <int kD>
+template <int kD, bool kReuse>
 __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ int32_t slot_start[kMaxSequences + 1];
@@ -103,9 +107,10 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   constexpr int kValueTiles = kD / 8 / kWarps;  // tiles of a warp
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = p.heads / p.kv_heads, row_tiles = static_cast<int>(ceil_div(group, kFragmentRows));
-  const uint32_t keys = shared_address(memory), values = keys + kSplit * kPitch * 2,
-                 weights = values + kSplit * kPitch * 2;
-  auto* weight_rows = reinterpret_cast<uint32_t*>(memory + 2 * kSplit * kPitch * 2);  // pairs of bf16
+  constexpr int kPending = kReuse ? 0 : 1;  // copies that may be under way where earlier ones are waited for
+  const uint32_t keys = shared_address(memory), values = kReuse ? keys : keys + kRowsBytes<kD>,
+                 weights = values + kRowsBytes<kD>;
+  auto* weight_rows = reinterpret_cast<uint32_t*>(memory + (weights - keys));  // pairs of bf16
   const float c = p.scale * 1.4426950408889634f;
 
   allow_next_kernel();
@@ -158,8 +163,10 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   if (static_cast<int>(blockIdx.x) < num_items) {
     next = item_at(static_cast<int>(blockIdx.x));
     copy_keys(next);
-    __syncthreads();
-    copy_values();
+    if constexpr (!kReuse) {
+      __syncthreads();
+      copy_values();
+    }
   }
   for (int item = static_cast<int>(blockIdx.x); item < num_items; item += static_cast<int>(gridDim.x)) {
     now = next;
@@ -173,13 +180,16 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     load_queries<kD>(q, p, kv_head, sequence.first_token, 1, first_row, lane);
 
     // 2. Compute the scores of the warp's chunk, and the maximum up to and including it.
-    wait_for_copies<1>();
+    wait_for_copies<kPending>();
     __syncwarp();
     float scores[kKeyTiles][4];
     multiply_keys<kD>(scores, q, warp_keys, lane);
-    __syncwarp();
-    // The keys are not needed any more: the keys of the next item are copied over them meanwhile.
-    if (has_next) {
+    // The keys are not needed any more: their memory takes the values, or the keys of the next item.
+    if constexpr (kReuse) {
+      __syncthreads();
+      copy_values();
+    } else if (has_next) {
+      __syncwarp();
       next = item_at(item + static_cast<int>(gridDim.x));
       copy_keys(next);
     } else {
@@ -221,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
       }
       chunk_sum[warp][row][lane % 4] = sum;
     }
-    wait_for_copies<1>();
+    wait_for_copies<kPending>();
     __syncthreads();
 
     // 4. Add the values: each warp computes a quarter of head_dim, over the chunks in order.
@@ -269,7 +279,14 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
       }
     }
     __syncthreads();  // the next item overwrites shared memory
-    if (has_next) copy_values();
+    if constexpr (kReuse) {
+      if (has_next) {
+        next = item_at(item + static_cast<int>(gridDim.x));
+        copy_keys(next);
+      }
+    } else if (has_next) {
+      copy_values();
+    }
   }
 }
 
@@ -297,10 +314,14 @@ __global__ void __launch_bounds__(kD) attention_merge(AttentionParams p) {
 
 template <int kD>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
-  const int64_t most = p.max_splits * p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, 3 * p.multiprocessors));
-  const cudaError_t error =
-      launch_overlapped(attention_decode<kD>, dim3(blocks), kThreads, kDecodeBytes<kD>, stream, p);
+  const int64_t per_slot = p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.max_splits * per_slot, 4 * p.multiprocessors));
+  const auto decode = [&](auto kernel, int bytes) {
+    return launch_overlapped(kernel, dim3(blocks), kThreads, static_cast<size_t>(bytes), stream, p);
+  };
+  const bool many = p.sequences * per_slot > p.multiprocessors;
+  const cudaError_t error = many ? decode(attention_decode<kD, true>, kDecodeBytes<kD, true>)
+                                 : decode(attention_decode<kD, false>, kDecodeBytes<kD, false>);
   if (error != cudaSuccess) return error;
   return launch_overlapped(attention_merge<kD>, dim3(static_cast<unsigned>(p.sequences * p.heads)), kD, 0, stream, p);
 }

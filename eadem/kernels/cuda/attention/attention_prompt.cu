@@ -315,6 +315,9 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
 #pragma unroll
     for (int t = 0; t < kValueTiles; ++t)
       y[t * 4] = pack_bf16(merged[t][2 * half] * inverse, merged[t][2 * half + 1] * inverse);
+    if (p.lse != nullptr && lane % 4 == 0)
+      p.lse[token * p.heads + tile.kv_head * group + row % group] =
+          log_of_sum(merged_state.m[half], merged_state.l[half]);
   }
 }
 

@@ -41,6 +41,12 @@ __device__ inline float probability(float s, float c, float m) {
   return fast_exp2(fmaf(s, c, m == -INFINITY ? 0.0f : -m));
 }
 
+// The natural logarithm of 2^m * l.
+__device__ inline float log_of_sum(float m, float l) {
+  constexpr double kLn2 = 0.6931471805599453;
+  return static_cast<float>((m + log2(static_cast<double>(l))) * kLn2);
+}
+
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
   return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));

@@ -101,19 +101,23 @@ constexpr uint32_t kBarrierBytes = 8;
 __device__ inline void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// Makes the barriers that this thread has initialized known to copies.
+__device__ inline void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Waits for the end of the phase with this parity; the first phase has parity 0.
+// Waits for the end of the phase with this parity; the first phase has parity 0. The thread sleeps until then, so that
+// it takes no turns of others; the hint, in nanoseconds, is for how long at most before it looks again.
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  constexpr uint32_t kSleep = 10'000'000;
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "retry:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
       "@!done bra retry;\n"
       "}\n" ::"r"(barrier),
-      "r"(parity)
+      "r"(parity), "r"(kSleep)
       : "memory");
 }
 // Arrives once all earlier 16-byte copies of this thread have completed; counts as one of the barrier's `arrivals`.
@@ -137,10 +141,6 @@ __device__ inline uint64_t l2_policy() {
   else
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
-}
-__device__ inline void copy_16_async(uint32_t shared, const void* global, uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)
-               : "memory");
 }
 // One thread copies `bytes` bytes, a multiple of 16, between addresses aligned to 16; `barrier` counts them.
 __device__ inline void copy_bulk_async(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier,

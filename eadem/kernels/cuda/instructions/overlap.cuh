@@ -15,12 +15,12 @@ __device__ inline void wait_for_earlier_kernels() { asm volatile("griddepcontrol
 // Allows the next kernel to begin as multiprocessors become free.
 __device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// Launches a kernel in clusters of `cluster` blocks, with `shared_bytes` of dynamic shared memory, which may exceed the
-// default limit of 48 KB.
+// Launches a kernel in clusters of `cluster` blocks, with `shared_bytes` of dynamic shared memory. With static arrays
+// of up to 16 KB, that may exceed the default limit of 48 KB.
 template <typename... Params>
 cudaError_t launch_clusters(void (*kernel)(Params...), unsigned cluster, dim3 grid, unsigned threads,
                             size_t shared_bytes, cudaStream_t stream, const Params&... params) {
-  if (shared_bytes > 48 * 1024) {
+  if (shared_bytes > 32 * 1024) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return error;

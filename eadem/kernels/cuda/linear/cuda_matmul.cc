@@ -36,6 +36,11 @@ void set_columns(const MatrixLayout& layout, int64_t columns) {
   EADEM_CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &value, sizeof(value)));
 }
 
+// The width of a row of y.
+int64_t y_width(const CudaMatmulProblem& problem) {
+  return problem.form == MatmulForm::product ? problem.out : problem.in;
+}
+
 template <typename T>
 void set(const MatmulDesc& desc, cublasLtMatmulDescAttributes_t attribute, const T& value) {
   EADEM_CUBLAS_CALL(cublasLtMatmulDescSetAttribute(desc.get(), attribute, &value, sizeof(value)));
@@ -56,7 +61,8 @@ T get(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t att
 
 }  // namespace
 
-// cuBLASLt is column-major. In its terms `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows].
+// cuBLASLt is column-major. In its terms `weight` is [in, out], `x` is [in, rows] and y^T = weight^T x is [out, rows];
+// the gradients are y^T = weight x, [in, rows], and y^T += weight x^T, [in, out].
 struct CudaMatmul::Plan {
   CudaMatmulProblem problem;
   int64_t rows = 0;  // upper end of the range of rows; 0: any number
@@ -64,6 +70,9 @@ struct CudaMatmul::Plan {
   MatrixLayout weight, x, y;
   bool chosen = false;                       // an algorithm was searched for
   std::optional<cublasLtMatmulAlgo_t> algo;  // empty if none passed the test
+  // Gradients: the algorithm is the best for this number of rows, and the other one takes any.
+  int64_t chosen_rows = 0;
+  std::optional<cublasLtMatmulAlgo_t> any_rows;
 };
 
 CudaMatmul::CudaMatmul(Buffer workspace) : workspace_(std::move(workspace)) {
@@ -89,21 +98,28 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t
   auto plan = std::make_unique<Plan>();
   plan->problem = problem;
   plan->rows = rows;
+  const bool is_product = problem.form == MatmulForm::product;
+  const bool is_weight_gradient = problem.form == MatmulForm::weight_gradient;
   // CUBLAS_COMPUTE_32F never rounds f32 operands to TF32.
   cublasLtMatmulDesc_t desc = nullptr;
   EADEM_CUBLAS_CALL(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   plan->desc.reset(desc);
-  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, is_product ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, is_weight_gradient ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (problem.bias) {
     set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(problem.result));
   }
-  plan->weight = make_layout(problem.operands, problem.in, problem.out);
-  plan->x = make_layout(problem.operands, problem.in, kHeuristicRows);
-  plan->y = make_layout(problem.result, problem.out, kHeuristicRows);
+  plan->weight = make_layout(problem.operands, problem.in, is_weight_gradient ? kHeuristicRows : problem.out);
+  plan->x = make_layout(problem.operands, is_product ? problem.in : problem.out, kHeuristicRows);
+  plan->y = make_layout(problem.result, y_width(problem), is_weight_gradient ? problem.out : kHeuristicRows);
   plans_.push_back(std::move(plan));
   return *plans_.back();
+}
+
+void CudaMatmul::set_rows(const Plan& plan, int64_t rows) {
+  set_columns(plan.x, rows);
+  set_columns(plan.problem.form == MatmulForm::weight_gradient ? plan.weight : plan.y, rows);
 }
 
 // Lists the library's algorithms for `rows` rows, best first. Split-K and other reductions across blocks are left out,
@@ -115,7 +131,7 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t row
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_.size_bytes()));
   const uint32_t in_alignment = kAlignment;
-  const uint32_t out_alignment = static_cast<uint32_t>(row_alignment(plan.problem.out, plan.problem.result));
+  const uint32_t out_alignment = static_cast<uint32_t>(row_alignment(y_width(plan.problem), plan.problem.result));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, in_alignment);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, in_alignment);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
@@ -124,8 +140,7 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t row
   constexpr int kMaxAnswers = 32;
   std::array<cublasLtMatmulHeuristicResult_t, kMaxAnswers> answers{};
   int num_answers = 0;
-  set_columns(plan.x, rows);
-  set_columns(plan.y, rows);
+  set_rows(plan, rows);
   EADEM_CUBLAS_CALL(cublasLtMatmulAlgoGetHeuristic(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
                                                    plan.y.get(), plan.y.get(), preference.get(), kMaxAnswers,
                                                    answers.data(), &num_answers));
@@ -141,33 +156,33 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t row
   return result;
 }
 
-const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem) {
+bool CudaMatmul::takes(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t rows) const {
+  set_rows(plan, rows);
+  cublasLtMatmulHeuristicResult_t checked{};
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
+                                                        plan.y.get(), plan.y.get(), &algorithm, &checked);
+  return status == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= static_cast<size_t>(workspace_.size_bytes());
+}
+
+const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem, int64_t rows) {
   Plan& plan = plan_for(problem, 0);
-  if (!plan.chosen) {
-    // Choose the best algorithm that also accepts other numbers of rows.
-    const auto takes_any_rows = [&](const cublasLtMatmulAlgo_t& algo) {
-      for (const int64_t rows : {1, 2, 7, 64, 65, 1000, 8192}) {
-        set_columns(plan.x, rows);
-        set_columns(plan.y, rows);
-        cublasLtMatmulHeuristicResult_t checked{};
-        const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
-                                                              plan.y.get(), plan.y.get(), &algo, &checked);
-        if (status != CUBLAS_STATUS_SUCCESS || checked.workspaceSize > static_cast<size_t>(workspace_.size_bytes()))
-          return false;
-      }
-      return true;
-    };
-    const std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, kHeuristicRows);
-    const auto found = std::find_if(offered.begin(), offered.end(), takes_any_rows);
-    if (found == offered.end())
-      throw DeviceError(
-          "cuBLASLt {} has no algorithm without split-K for {} [{}, {}] to {}{} at any number of rows ({} were "
-          "offered)",
-          cublasLtGetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
-          problem.bias ? " with bias" : "", offered.size());
-    plan.algo = *found;
-    plan.chosen = true;
-  }
+  if (plan.chosen) return plan;
+  const std::vector<cublasLtMatmulAlgo_t> offered = algorithms(plan, rows);
+  const auto found = std::find_if(offered.begin(), offered.end(), [&](const cublasLtMatmulAlgo_t& algorithm) {
+    constexpr int64_t kRows[] = {1, 2, 7, 64, 65, 1000, 8192};
+    return std::all_of(std::begin(kRows), std::end(kRows),
+                       [&](int64_t other) { return takes(plan, algorithm, other); });
+  });
+  const bool is_product = problem.form == MatmulForm::product;
+  if (offered.empty() || (is_product && found == offered.end()))
+    throw DeviceError(
+        "cuBLASLt {} has no algorithm without split-K for {} [{}, {}] to {}{} at any number of rows ({} were offered)",
+        cublasLtGetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
+        problem.bias ? " with bias" : "", offered.size());
+  plan.algo = is_product ? *found : offered.front();
+  if (found != offered.end()) plan.any_rows = *found;
+  plan.chosen_rows = rows;
+  plan.chosen = true;
   return plan;
 }
 
@@ -197,7 +212,14 @@ CudaMatmul::ExactPlans CudaMatmul::exact_plans(const CudaMatmulProblem& problem,
 }
 
 void CudaMatmul::run(const Plan& plan, const CudaMatmulCall& call, cudaStream_t stream) {
-  launch(plan, *plan.algo, call, stream);
+  const bool is_product = plan.problem.form == MatmulForm::product;
+  if (is_product || call.rows == 0 || call.rows == plan.chosen_rows || takes(plan, *plan.algo, call.rows))
+    return launch(plan, *plan.algo, call, stream);
+  if (!plan.any_rows)
+    throw DeviceError("cuBLASLt {} has no algorithm for the gradient of a product of {} rows, {} [{}, {}]",
+                      cublasLtGetVersion(), call.rows, dtype_name(plan.problem.operands), plan.problem.out,
+                      plan.problem.in);
+  launch(plan, *plan.any_rows, call, stream);
 }
 
 void CudaMatmul::launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call,
@@ -209,15 +231,15 @@ void CudaMatmul::launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
     EADEM_CHECK(reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment) == 0,
                 "{} at {} is not aligned to {} bytes", name, address, alignment);
   };
-  const int64_t out_alignment = row_alignment(problem.out, problem.result);
+  const int64_t out_alignment = row_alignment(y_width(problem), problem.result);
   check_alignment("x", call.x, kAlignment);
   check_alignment("weight", call.weight, kAlignment);
   check_alignment("bias", call.bias, kAlignment);
   check_alignment("y", call.y, out_alignment);
-  set_columns(plan.x, call.rows);
-  set_columns(plan.y, call.rows);
+  set_rows(plan, call.rows);
   if (problem.bias) set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
-  const float alpha = 1.0f, beta = 0.0f;  // beta 0: the old values of y are not read
+  // With beta 0 the old values of y are not read.
+  const float alpha = 1.0f, beta = problem.form == MatmulForm::weight_gradient ? 1.0f : 0.0f;
   EADEM_CUBLAS_CALL(cublasLtMatmul(handle_, plan.desc.get(), &alpha, call.weight, plan.weight.get(), call.x,
                                    plan.x.get(), &beta, call.y, plan.y.get(), call.y, plan.y.get(), &algorithm,
                                    workspace_.data(), static_cast<size_t>(workspace_.size_bytes()), stream));

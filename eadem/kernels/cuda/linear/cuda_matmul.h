@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix products through cuBLASLt: y = x weight^T (+ bias), all row-major.
+// Matrix products through cuBLASLt, all row-major: a linear layer and its gradients.
 //
 // The descriptors and the algorithm of a problem are a plan, which is made when a program compiles and kept for later
 // programs; running it neither allocates nor searches. No algorithm splits k. There are two ways to choose one:
-//   plan         chooses once, for kHeuristicRows rows, and uses that for every number of rows.
+//   plan         chooses once, for kHeuristicRows or the rows that the caller names, and uses that for every number.
+//                (Gradients of other numbers of rows may take another one: their bits depend on the step anyway.)
 //   exact_plans  chooses for each range of rows (kRowRanges) the fastest of those whose bits the caller finds equal to
 //                its own kernel's.
 // With either, a row's bits do not depend on the rows beside it.
@@ -24,20 +25,28 @@
 
 namespace eadem {
 
+// x is the operand whose rows are counted, `weight` the other one; names are those of the product.
+enum class MatmulForm : uint8_t {
+  product,          // y [rows, out] = x [rows, in] weight [out, in]^T (+ bias)
+  input_gradient,   // y [rows, in] = x [rows, out] weight [out, in]:  x is dy
+  weight_gradient,  // y [out, in] += x [rows, out]^T weight [rows, in]:  x is dy, weight is x
+};
+
 struct CudaMatmulProblem {
   int64_t in = 0;
   int64_t out = 0;
   DType operands = DType::f32;  // dtype of x and weight: f32 (never as TF32), bf16 or f16; sums are f32
   DType result = DType::f32;    // dtype of y and bias
   bool bias = false;
+  MatmulForm form = MatmulForm::product;
   friend bool operator==(const CudaMatmulProblem&, const CudaMatmulProblem&) = default;
 };
 
-struct CudaMatmulCall {
-  const void* x = nullptr;       // [rows, in]
-  const void* weight = nullptr;  // [out, in]
-  const void* bias = nullptr;    // [out], or null
-  void* y = nullptr;             // [rows, out]
+struct CudaMatmulCall {  // shapes: MatmulForm
+  const void* x = nullptr;
+  const void* weight = nullptr;
+  const void* bias = nullptr;  // [out], or null
+  void* y = nullptr;
   int64_t rows = 0;
 };
 
@@ -55,8 +64,8 @@ class CudaMatmul {
 
   // A problem with an algorithm. It lives as long as this object.
   struct Plan;
-  // The plan of a problem for any number of rows; searched for once. Throws DeviceError.
-  const Plan& plan(const CudaMatmulProblem& problem);
+  // The plan of a problem for any number of rows, chosen for `rows` of them; searched for once. Throws DeviceError.
+  const Plan& plan(const CudaMatmulProblem& problem, int64_t rows = kHeuristicRows);
 
   // The caller's test of an algorithm. It calls `product` any number of times, on the device's stream, and returns the
   // time of one product of `rows` rows in microseconds, or nothing if any bit differs from the caller's own kernel.
@@ -83,7 +92,11 @@ class CudaMatmul {
  private:
   // Returns the plan of a problem for `rows` rows (0: any number of rows). A new plan has no algorithm yet.
   Plan& plan_for(const CudaMatmulProblem& problem, int64_t rows);
+  // Sets the number of rows in a plan's layouts.
+  static void set_rows(const Plan& plan, int64_t rows);
   std::vector<cublasLtMatmulAlgo_t> algorithms(Plan& plan, int64_t rows);
+  // Whether the algorithm computes the problem for `rows` rows.
+  bool takes(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t rows) const;
   void launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const CudaMatmulCall& call, cudaStream_t stream);
 
   Buffer workspace_;

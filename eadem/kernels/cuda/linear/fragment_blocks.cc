@@ -118,6 +118,12 @@ const GroupEncoding* group_codes(const Encoding& encoding) {
   return groups != nullptr && !groups->format().has_order ? groups : nullptr;
 }
 
+// Likewise; types that are only read have codebooks and units of their own, and become bf16.
+const BlockEncoding* block_codes(const Encoding& encoding) {
+  const BlockEncoding* blocks = BlockEncoding::of(&encoding);
+  return blocks != nullptr && blocks->is_writable() ? blocks : nullptr;
+}
+
 // The blocks of one row of blocks.
 struct BlockRow {
   uint8_t* first;
@@ -191,7 +197,7 @@ const FragmentBlocks* FragmentBlocks::of(const Encoding* encoding) {
 
 FragmentBlocks::FragmentBlocks(const Encoding& stored)
     : stored_(stored), name_("fragment_blocks_" + std::string(stored.name())) {
-  if (const BlockEncoding* blocks = BlockEncoding::of(&stored))
+  if (const BlockEncoding* blocks = block_codes(stored))
     layout_ = layout_of(blocks->format());
   else if (const GroupEncoding* groups = group_codes(stored))
     layout_ = layout_of(groups->format());
@@ -219,7 +225,7 @@ void FragmentBlocks::encode_pieces(const TensorView& encoded, const TensorView& 
     std::fill_n(first, row_bytes, uint8_t{0});
     for (int64_t row = piece * kRows; row < std::min((piece + 1) * kRows, values.shape[0]); ++row) {
       const BlockRow to{first, layout_, row % kRows};
-      if (const BlockEncoding* blocks = BlockEncoding::of(&stored_))
+      if (const BlockEncoding* blocks = block_codes(stored_))
         encode_blocks(to, *blocks, values, row);
       else if (const GroupEncoding* groups = group_codes(stored_))
         encode_groups(to, *groups, values, row);

@@ -32,14 +32,16 @@ __device__ inline float fragment_scale(const uint8_t* scales, int index, Fragmen
   }
 }
 
-// Writes the decodings of a piece's groups, by a whole warp.
-template <FragmentLayout::Code kCode>
-__device__ __forceinline__ void decode_groups(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
+// Writes the decodings of the groups of `kPieces` pieces, by a whole warp.
+template <FragmentLayout::Code kCode, int kPieces>
+__device__ __forceinline__ void decode_groups(const FragmentLayout& f, const uint8_t* block, int first_piece, int lane,
                                               GroupDecoding* groups) {
   using Code = FragmentLayout::Code;
   const int row = lane % kFragmentBlockRows;
-  for (int g = lane / kFragmentBlockRows; g < kFragmentPieceColumns >> f.group_shift; g += 2) {
-    const int column = piece * kFragmentPieceColumns + (g << f.group_shift);
+  __syncwarp();  // those of earlier pieces are no longer read
+#pragma unroll
+  for (int g = lane / kFragmentBlockRows; g < kPieces * kFragmentPieceColumns >> f.group_shift; g += 2) {
+    const int column = first_piece * kFragmentPieceColumns + (g << f.group_shift);
     const int element = (column >> f.scale_shift) * kFragmentBlockRows + row;
     float scale = fragment_scale(block + f.scales, element, f.scale_type);
     float min = f.has_min ? fragment_scale(block + f.mins, element, f.scale_type) : 0.0f;
@@ -59,6 +61,11 @@ __device__ __forceinline__ void decode_groups(const FragmentLayout& f, const uin
     groups[g * kFragmentBlockRows + row] = decoding;
   }
   __syncwarp();
+}
+
+// The decodings of a piece.
+__host__ __device__ constexpr int groups_of_piece(const FragmentLayout& f) {
+  return (kFragmentPieceColumns >> f.group_shift) * kFragmentBlockRows;
 }
 
 // Returns the number whose mantissa has byte `i` of `bytes` in its high (kHigh) or middle byte.
@@ -107,19 +114,16 @@ __device__ inline void look_up(uint32_t (&rows)[2], uint32_t codes, const uint32
   rows[1] = __byte_perm(found[0], found[1], 0x7531u);
 }
 
-// Decodes a piece whose values are codes: see decode_piece. Where `f` is a constant, so is all that follows from it.
+// Decodes a piece whose values are codes. Where `f` is a constant, so is all that follows from it.
 template <FragmentLayout::Code kCode, typename Take>
 __device__ __forceinline__ void decode_coded_piece(const FragmentLayout& f, const uint8_t* block, int piece, int lane,
-                                                   GroupDecoding* groups, Take&& take) {
+                                                   const GroupDecoding* groups, Take&& take) {
   using Code = FragmentLayout::Code;
   constexpr bool kBytes = kCode == Code::bits8;
   const uint4* low = reinterpret_cast<const uint4*>(block) + piece * kWarp * (kBytes ? 2 : 1) + lane;
   const uint4 first = low[0], second = kBytes ? low[kWarp] : uint4{};
   uint2 high{};
   if constexpr (kCode == Code::bits6) high = reinterpret_cast<const uint2*>(block + f.high)[piece * kWarp + lane];
-  __syncwarp();  // the groups of the piece before are no longer read
-  decode_groups<kCode>(f, block, piece, lane, groups);
-
   const uint32_t words[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
   uint32_t tops = 0x80808080u;  // of a mantissa's high byte; in a register, so that selecting bits is one instruction
   asm("" : "+r"(tops));
@@ -151,32 +155,68 @@ __device__ __forceinline__ void decode_coded_piece(const FragmentLayout& f, cons
   }
 }
 
-// How pieces of a layout are decoded: decode(block, piece, lane, groups, take), by a whole warp. It passes on what the
-// lane holds as take(step, r, h, value of column 16 step + 8 h + 2 t, value of the next column). `groups` holds
-// kPieceGroups of this warp's own. Block and groups may lie in global or shared memory.
+// How pieces of a layout are decoded, by a whole warp:
+//   prepare<kPieces>(block, first_piece, lane, groups)  writes to `groups` what decoding that many pieces needs
+//   decode(block, piece, nth, lane, groups, take)       decodes a piece, the nth of those that were prepared, and
+//   passes
+//                                                       on what the lane holds as take(step, r, h, value of column
+//                                                       16 step + 8 h + 2 t, value of the next column)
+// `groups` holds kPieceGroups of this warp's own for each piece. Block and groups may lie in global or shared memory.
 template <int kKnown>
 struct KnownDecoder {
+  template <int kPieces>
+  __device__ __forceinline__ void prepare(const uint8_t* block, int first_piece, int lane,
+                                          GroupDecoding* groups) const {
+    constexpr FragmentLayout kOwn = kKnownLayouts[kKnown];
+    decode_groups<kOwn.code, kPieces>(kOwn, block, first_piece, lane, groups);
+  }
   template <typename Take>
-  __device__ __forceinline__ void decode(const uint8_t* block, int piece, int lane, GroupDecoding* groups,
-                                         Take&& take) const {
-    constexpr FragmentLayout kLayout = kKnownLayouts[kKnown];
-    decode_coded_piece<kLayout.code>(kLayout, block, piece, lane, groups, take);
+  __device__ __forceinline__ void decode(const uint8_t* block, int piece, int nth, int lane,
+                                         const GroupDecoding* groups, Take&& take) const {
+    constexpr FragmentLayout kOwn = kKnownLayouts[kKnown];
+    decode_coded_piece<kOwn.code>(kOwn, block, piece, lane, groups + nth * groups_of_piece(kOwn), take);
   }
 };
 struct AnyDecoder {
   const FragmentLayout& layout;
 
+  template <int kPieces>
+  __device__ __forceinline__ void prepare(const uint8_t* block, int first_piece, int lane,
+                                          GroupDecoding* groups) const {
+    with_code([&](auto code) {
+      if constexpr (code.value != FragmentLayout::Code::bf16)
+        decode_groups<code.value, kPieces>(layout, block, first_piece, lane, groups);
+    });
+  }
   template <typename Take>
-  __device__ __forceinline__ void decode(const uint8_t* block, int piece, int lane, GroupDecoding* groups,
-                                         Take&& take) const {
+  __device__ __forceinline__ void decode(const uint8_t* block, int piece, int nth, int lane,
+                                         const GroupDecoding* groups, Take&& take) const {
+    with_code([&](auto code) {
+      if constexpr (code.value != FragmentLayout::Code::bf16)
+        decode_coded_piece<code.value>(layout, block, piece, lane, groups + nth * groups_of_piece(layout), take);
+      else
+        take_fragments(block, piece, lane, take);
+    });
+  }
+
+ private:
+  template <FragmentLayout::Code kCode>
+  struct CodeConstant {
+    static constexpr FragmentLayout::Code value = kCode;
+  };
+  template <typename Run>
+  __device__ __forceinline__ void with_code(Run&& run) const {
     using Code = FragmentLayout::Code;
     switch (layout.code) {
-      case Code::bits4: return decode_coded_piece<Code::bits4>(layout, block, piece, lane, groups, take);
-      case Code::codebook4: return decode_coded_piece<Code::codebook4>(layout, block, piece, lane, groups, take);
-      case Code::bits6: return decode_coded_piece<Code::bits6>(layout, block, piece, lane, groups, take);
-      case Code::bits8: return decode_coded_piece<Code::bits8>(layout, block, piece, lane, groups, take);
-      case Code::bf16: break;
+      case Code::bits4: return run(CodeConstant<Code::bits4>());
+      case Code::codebook4: return run(CodeConstant<Code::codebook4>());
+      case Code::bits6: return run(CodeConstant<Code::bits6>());
+      case Code::bits8: return run(CodeConstant<Code::bits8>());
+      case Code::bf16: return run(CodeConstant<Code::bf16>());
     }
+  }
+  template <typename Take>
+  __device__ __forceinline__ static void take_fragments(const uint8_t* block, int piece, int lane, Take&& take) {
     const uint4* fragments = reinterpret_cast<const uint4*>(block) + piece * kFragmentPieceSteps * kWarp + lane;
 #pragma unroll
     for (int s = 0; s < kFragmentPieceSteps; ++s) {

@@ -5,17 +5,13 @@
 // stages of a second ring, from which the chains of linear_stream.cuh multiply. So the bits are those of a product with
 // the weight decoded and rounded to bf16, whoever computes that.
 #include <algorithm>
+#include <type_traits>
 
-#include "eadem/kernels/cuda/linear/fragment_decode.cuh"
-#include "eadem/kernels/cuda/linear/linear_stream.cuh"
+#include "eadem/kernels/cuda/linear/packed_blocks.cuh"
 
 namespace eadem::kernels::cuda {
 
 namespace {
-
-constexpr int kMostBlockStages = 16;
-constexpr int kPieces = kFragmentPieces;
-static_assert(kChunk == kFragmentBlockColumns && kFragmentRows == kFragmentBlockRows);
 
 // A shape, with `kDecoders` warps that decode, and `kBlocks` blocks on a multiprocessor.
 template <int kRowWarps, int kTokenWarps, int kTokenTiles, int kStages, int kDecoders_, int kBlocks_>
@@ -27,75 +23,11 @@ struct PackedShape : StreamShape<kRowWarps, kTokenWarps, kTokenTiles, kStages, 1
   static_assert(kTurns <= kStages);
 };
 
-// The ring of encoded blocks: a stage has those of a chunk of a tile, one for each row warp.
-struct BlockRing {
-  uint32_t full, empty;  // barriers
-  uint8_t* stages;
-  int count;      // stages
-  int pitch;      // bytes from a row warp's block to the next one's
-  int stage = 0;  // the place, as RingPlace
-  uint32_t parity;
-
-  __device__ void advance() {
-    if (++stage == count) stage = 0, parity ^= 1;
-  }
-};
-
-// The weight of a row warp of a tile.
-template <typename S, bool kGated>
-struct RowBlocks {
-  const uint8_t* first = nullptr;  // the block of the first chunk; null beyond the last output
-  const FragmentLayout* layout = nullptr;
-
-  __device__ RowBlocks(const PackedStreamParams& p, int part, int tile_of_part, int row_warp, int num_chunks) {
-    const LinearStreamPart& product = p.product.parts[part];
-    const bool up = kGated && row_warp % 2 == 1;
-    layout = up ? &p.up_layout : &p.layouts[part];
-    const int64_t row = int64_t{tile_of_part} * StreamTiles<S, kGated>::kOutputs +
-                        StreamTiles<S, kGated>::output_of(row_warp * kFragmentRows);
-    if (row >= product.out) return;
-    const void* weight = up ? p.product.up : product.weight;
-    first = static_cast<const uint8_t*>(weight) + row / kFragmentRows * num_chunks * layout->block_bytes;
-  }
-};
-
-// By one thread: copies the blocks of every chunk of every tile. Weights do not depend on earlier kernels.
-template <typename S, bool kGated>
-__device__ inline void copy_blocks(const PackedStreamParams& p, BlockRing blocks, int num_tiles) {
-  const int num_chunks = static_cast<int>(ceil_div(p.product.in, kChunk));
-  const uint64_t policy = l2_policy<L2Policy::evict_first>();
-  blocks.parity = 1;  // of the phase before the first: the first round waits for nothing
-  for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
-    int tile_of_part = tile;
-    const int part = StreamTiles<S, kGated>::part_of(p.product, tile_of_part);
-    for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      barrier_wait(blocks.empty + blocks.stage * kBarrierBytes, blocks.parity);
-      const uint32_t full = blocks.full + blocks.stage * kBarrierBytes;
-      const auto for_each_block = [&](auto&& f) {
-#pragma unroll
-        for (int row_warp = 0; row_warp < S::kRowWarps; ++row_warp) {
-          const RowBlocks<S, kGated> row(p, part, tile_of_part, row_warp, num_chunks);
-          if (row.first != nullptr) f(row_warp, row, static_cast<uint32_t>(row.layout->block_bytes));
-        }
-      };
-      uint32_t bytes = 0;
-      for_each_block([&](int, const auto&, uint32_t block_bytes) { bytes += block_bytes; });
-      barrier_arrive_expecting(full, bytes);
-      for_each_block([&](int row_warp, const auto& row, uint32_t block_bytes) {
-        copy_bulk_async(shared_address(blocks.stages + (blocks.stage * S::kRowWarps + row_warp) * blocks.pitch),
-                        row.first + int64_t{chunk} * block_bytes, block_bytes, full, policy);
-      });
-      blocks.advance();
-    }
-  }
-}
-
 // By S::kDecoders warps, of which this is number `decoder`. Each has one half of the blocks of one row warp, in every
 // S::kTurns-th stage.
 template <typename S, bool kGated>
 __device__ inline void decode_blocks(const PackedStreamParams& p, const StreamRing& ring, BlockRing blocks,
                                      int num_tiles, int decoder, int lane, GroupDecoding* groups) {
-  constexpr int kHalfPieces = kPieces / 2;
   const int half = decoder % 2, row_warp = decoder / 2 % S::kRowWarps;
   const int num_chunks = static_cast<int>(ceil_div(p.product.in, kChunk));
   const int first_row = StreamTiles<S, kGated>::output_of(row_warp * kFragmentRows);
@@ -103,46 +35,44 @@ __device__ inline void decode_blocks(const PackedStreamParams& p, const StreamRi
   const uint32_t to =
       ring.stages +
       static_cast<uint32_t>(((row_warp * kPieces + half * kHalfPieces) * kFragmentPieceSteps * kWarp + lane) * 16);
-  RingPlace<S::kStages> place{0, 1};
-  blocks.parity = 0;
-  int wait = decoder / (2 * S::kRowWarps);  // stages until this warp's next one
+  int chunk = decoder / (2 * S::kRowWarps);  // this warp's next one
+  RingPlace<S::kStages> place{chunk, 1};
+  blocks.stage = chunk, blocks.parity = 0;
   for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
     int tile_of_part = tile;
     const int part = StreamTiles<S, kGated>::part_of(p.product, tile_of_part);
     const bool has_rows =
         first_row < p.product.parts[part].out - int64_t{tile_of_part} * StreamTiles<S, kGated>::kOutputs;
     with_decoder(kGated && row_warp % 2 == 1 ? p.up_layout : p.layouts[part], [&](const auto& layout_decoder) {
-      for (int chunk = 0; chunk < num_chunks; ++chunk) {
-        if (wait == 0) {
-          wait = S::kTurns;
-          barrier_wait(blocks.full + blocks.stage * kBarrierBytes, blocks.parity);
-          barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
-          if (has_rows) {
-            const uint8_t* block = from + blocks.stage * S::kRowWarps * blocks.pitch;
-            const uint32_t stage = to + static_cast<uint32_t>(place.stage * S::kStageBytes);
+      for (; chunk < num_chunks; chunk += S::kTurns) {
+        barrier_wait(blocks.full + blocks.stage * kBarrierBytes, blocks.parity);
+        barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
+        if (has_rows) {
+          const uint8_t* block = from + blocks.stage * S::kRowWarps * blocks.pitch;
+          const uint32_t stage = to + static_cast<uint32_t>(place.stage * S::kStageBytes);
+          layout_decoder.template prepare<kHalfPieces>(block, half * kHalfPieces, lane, groups);
 #pragma unroll 1  // both at once would spill registers
-            for (int i = 0; i < kHalfPieces; ++i) {
-              uint32_t fragments[kFragmentPieceSteps][4];
-              layout_decoder.decode(block, half * kHalfPieces + i, lane, groups,
-                                    [&](int step, int r, int h, float low, float high) {
-                                      fragments[step][r + 2 * h] = pack_bf16(low, high);
-                                    });
+          for (int i = 0; i < kHalfPieces; ++i) {
+            uint32_t fragments[kFragmentPieceSteps][4];
+            layout_decoder.decode(block, half * kHalfPieces + i, i, lane, groups,
+                                  [&](int step, int r, int h, float low, float high) {
+                                    fragments[step][r + 2 * h] = pack_bf16(low, high);
+                                  });
 #pragma unroll
-              for (int step = 0; step < kFragmentPieceSteps; ++step)
-                store_16(stage + static_cast<uint32_t>((i * kFragmentPieceSteps + step) * kWarp * 16), fragments[step]);
-            }
-          }
-          __syncwarp();
-          if (lane == 0) {
-            barrier_arrive(ring.full + place.stage * kBarrierBytes);
-            barrier_arrive(blocks.empty + blocks.stage * kBarrierBytes);
+            for (int step = 0; step < kFragmentPieceSteps; ++step)
+              store_16(stage + static_cast<uint32_t>((i * kFragmentPieceSteps + step) * kWarp * 16), fragments[step]);
           }
         }
-        --wait;
-        place.advance();
-        blocks.advance();
+        __syncwarp();
+        if (lane == 0) {
+          barrier_arrive(ring.full + place.stage * kBarrierBytes);
+          barrier_arrive(blocks.empty + blocks.stage * kBarrierBytes);
+        }
+        place.advance(S::kTurns);
+        blocks.advance(S::kTurns);
       }
     });
+    chunk -= num_chunks;
   }
 }
 
@@ -150,16 +80,17 @@ __device__ inline void decode_blocks(const PackedStreamParams& p, const StreamRi
 // without waiting. Dynamic shared memory has the stages, then `block_stages` stages of blocks of `pitch` bytes.
 template <typename Y, typename S, bool kGated>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    packed_stream(const __grid_constant__ PackedStreamParams p, int block_stages, int pitch) {
-  extern __shared__ __align__(128) uint8_t memory[];
+    packed_stream(const __grid_constant__ PackedStreamParams p, const __grid_constant__ CUtensorMap tokens,
+                  int block_stages, int pitch) {
+  extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ uint64_t barriers[2 * S::kStages];  // full, empty
   __shared__ uint64_t block_barriers[2 * kMostBlockStages];
-  __shared__ GroupDecoding groups[S::kDecoders][kPieceGroups];
-  __shared__ float up_products[kGated ? S::kRows / 2 * S::kTokens : 1];
+  __shared__ GroupDecoding groups[S::kDecoders][kHalfPieces * kPieceGroups];
+  __shared__ Y up_products[kUpProducts<S, kGated>];
   constexpr int kStageDecoders = 2 * S::kRowWarps;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int num_tiles = StreamTiles<S, kGated>::count(p.product);
-  const StreamRing ring = make_ring<S>(memory, barriers, kStageDecoders + kWarp);  // and the lanes that copy tokens
+  const StreamRing ring = make_ring<S>(memory, barriers, kStageDecoders + 1);  // and the thread that copies tokens
   const uint32_t block_full = shared_address(block_barriers);
   const BlockRing blocks{.full = block_full,
                          .empty = block_full + kMostBlockStages * kBarrierBytes,
@@ -171,18 +102,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     barrier_init(blocks.full + threadIdx.x * kBarrierBytes, 1);
     barrier_init(blocks.empty + threadIdx.x * kBarrierBytes, kStageDecoders);
   }
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // bulk copies use the barriers too
+  fence_barriers();
   __syncthreads();
   allow_next_kernel();
 
   const int helper = warp - S::kWarps;
   if (helper < 0)
     multiply_tiles<Y, S, kGated>(p.product, ring, num_tiles, warp, lane, up_products);
-  else if (helper == 0)
-    copy_tokens<S>(p.product, ring, num_tiles, lane);
   else if (helper > 1)
     decode_blocks<S, kGated>(p, ring, blocks, num_tiles, helper - 2, lane, groups[helper - 2]);
-  else if (lane == 0)
+  else if (helper == 0 && lane == 0)
+    copy_tokens<S>(p.product, tokens, ring, num_tiles);
+  else if (helper == 1 && lane == 0)
     copy_blocks<S, kGated>(p, blocks, num_tiles);
 }
 
@@ -190,47 +121,34 @@ template <typename Y, typename S, bool kGated>
 cudaError_t launch_shape(const PackedStreamParams& p, cudaStream_t stream) {
   // kLeft is the shared memory for encoded blocks: a block's share without its static arrays, its stages and 2 KB that
   // the system reserves.
-  constexpr int kStatic =
-      S::kDecoders * kPieceGroups * static_cast<int>(sizeof(GroupDecoding)) + (kGated ? S::kRows * S::kTokens * 2 : 0);
-  constexpr int kLeft = kSharedLimit / S::kBlocks - kStatic - S::kSharedBytes - 2048;
+  constexpr int kStatic = S::kDecoders * kHalfPieces * kPieceGroups * static_cast<int>(sizeof(GroupDecoding)) +
+                          kUpProducts<S, kGated> * static_cast<int>(sizeof(Y));
+  constexpr int kLeft = kSharedLimit / S::kBlocks - kStatic - S::kSharedBytes - 3072;
   static_assert(kLeft >= 2 * S::kRowWarps * 8192);
-  constexpr int64_t kOutputs = StreamTiles<S, kGated>::kOutputs;
-  int pitch = kGated ? p.up_layout.block_bytes : 0;
-  int64_t tiles = 0;
-  for (int i = 0; i < kMostLinearStreamParts; ++i) {
-    const int64_t out = p.product.parts[i].out;
-    tiles += ceil_div(out, kOutputs);
-    if (out > 0) pitch = std::max(pitch, p.layouts[i].block_bytes);
-  }
+  const int pitch = block_pitch<kGated>(p);
   const int block_stages = std::min(kMostBlockStages, kLeft / (S::kRowWarps * pitch));
-  const int64_t blocks = std::min(tiles, p.product.multiprocessors * S::kBlocks);
+  if (block_stages < std::max(S::kTurns, 2)) return cudaErrorInvalidValue;
+  const int blocks =
+      std::min(StreamTiles<S, kGated>::count(p.product), static_cast<int>(p.product.multiprocessors) * S::kBlocks);
+  CUtensorMap tokens;
+  const cudaError_t error = make_panel_map(tokens, p.product.x, p.product.tokens, p.product.in, S::kTokens);
+  if (error != cudaSuccess) return error;
   return launch_overlapped(packed_stream<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads,
                            static_cast<size_t>(S::kSharedBytes + block_stages * S::kRowWarps * pitch), stream, p,
-                           block_stages, pitch);
+                           tokens, block_stages, pitch);
 }
 
-// Up to 16 tokens, two blocks share a multiprocessor. Tiles of 16 rows let narrow weights reach every multiprocessor;
-// where there are rows enough, larger ones read the tokens less often.
+// Up to 8 tokens, two blocks share a multiprocessor, and tiles of 16 rows let narrow weights reach all of them. More
+// tokens are read again for every tile, so that larger ones are faster.
 template <typename Y, bool kGated>
 cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
-  constexpr int kR = kGated ? 2 : 1;
-  int64_t tiles = 0;  // of 16 rows
-  for (const LinearStreamPart& part : p.product.parts) tiles += ceil_div(part.out, kFragmentRows) * kR;
-  const bool wide = tiles >= 4 * p.product.multiprocessors;
   if (p.product.tokens <= 8) {
-    if (wide) return launch_shape<Y, PackedShape<2, 1, 1, 3, 8, 2>, kGated>(p, stream);
-    return launch_shape<Y, PackedShape<kR, 1, 1, kGated ? 3 : 4, 8, 2>, kGated>(p, stream);
+    using Shape = std::conditional_t<kGated, PackedShape<2, 1, 1, 3, 4, 2>, PackedShape<1, 1, 1, 4, 6, 2>>;
+    return launch_shape<Y, Shape, kGated>(p, stream);
   }
-  if (p.product.tokens <= 16) {
-    if (wide) return launch_shape<Y, PackedShape<2, 1, 2, 2, 8, 2>, kGated>(p, stream);
-    return launch_shape<Y, PackedShape<kR, 2, 1, kGated ? 2 : 4, 8, 2>, kGated>(p, stream);
-  }
-  if (p.product.tokens <= 32) {
-    if (wide) return launch_shape<Y, PackedShape<4, 2, 2, 2, 8, 1>, kGated>(p, stream);
-    return launch_shape<Y, PackedShape<kR, 4, 1, 4, 8, 1>, kGated>(p, stream);
-  }
-  if (wide) return launch_shape<Y, PackedShape<4, 2, 4, 2, 8, 1>, kGated>(p, stream);
-  return launch_shape<Y, PackedShape<kR, 8, 1, kGated ? 3 : 4, 8, 1>, kGated>(p, stream);
+  if (p.product.tokens <= 16) return launch_shape<Y, PackedShape<2, 1, 2, 4, 8, 1>, kGated>(p, stream);
+  if (p.product.tokens <= 32) return launch_shape<Y, PackedShape<2, 2, 2, 4, 8, 1>, kGated>(p, stream);
+  return launch_shape<Y, PackedShape<2, 4, 2, 3, 8, 1>, kGated>(p, stream);
 }
 
 // --- The other readers of encoded weights: by a warp for each piece of a block.
@@ -254,7 +172,8 @@ __global__ void __launch_bounds__(kUnpackWarps* kWarp)
   const uint8_t* block = weight + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * layout.block_bytes;
   __nv_bfloat16* piece = values[warp];
   with_decoder(layout, [&](const auto& decoder) {
-    decoder.decode(block, warp, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
+    decoder.template prepare<1>(block, warp, lane, groups[warp]);
+    decoder.decode(block, warp, 0, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
       const int at = (lane / 4 + 8 * r) * kRowPitch + 16 * step + 8 * h + lane % 4 * 2;
       *reinterpret_cast<uint32_t*>(piece + at) = pack_bf16(low, high);
     });
@@ -295,7 +214,8 @@ __global__ void __launch_bounds__(kUnpackWarps* kWarp)
   // All rows of the block are decoded, and one is taken.
   float(&decoded)[kFragmentRows][kFragmentPieceColumns] = values[warp];
   with_decoder(layout, [&](const auto& decoder) {
-    decoder.decode(block, piece, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
+    decoder.template prepare<1>(block, piece, lane, groups[warp]);
+    decoder.decode(block, piece, 0, lane, groups[warp], [&](int step, int r, int h, float low, float high) {
       float* to = &decoded[lane / 4 + 8 * r][16 * step + 8 * h + lane % 4 * 2];
       to[0] = low, to[1] = high;
     });
@@ -311,10 +231,13 @@ cudaError_t launch_packed_stream(const PackedStreamParams& p, cudaStream_t strea
   if (p.product.tokens == 0 || p.product.parts[0].out == 0) return cudaSuccess;
   if (p.product.tokens > kLinearStreamMaxTokens || p.product.in % kLinearStreamMultiple != 0)
     return cudaErrorInvalidValue;
-  return with_f32_or_bf16(p.product.y_dtype, [&](auto y) {
-    using Y = decltype(y);
-    return p.product.up != nullptr ? launch_rows<Y, true>(p, stream) : launch_rows<Y, false>(p, stream);
-  });
+  int64_t tiles = 0;  // of 16 rows
+  for (const LinearStreamPart& part : p.product.parts) tiles += ceil_div(part.out, kFragmentRows);
+  if (p.product.up != nullptr) tiles *= 2;
+  if (tiles >= 4 * p.product.multiprocessors)
+    if (const auto launched = launch_packed_direct(p, stream)) return *launched;
+  if (p.product.up != nullptr) return launch_rows<bf16_t, true>(p, stream);
+  return with_f32_or_bf16(p.product.y_dtype, [&](auto y) { return launch_rows<decltype(y), false>(p, stream); });
 }
 
 cudaError_t launch_unpack_blocks(const FragmentLayout& layout, const void* weight, void* y, int64_t rows, int64_t in,

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/convert/tokenizer.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "eadem/io/files/mapped_file.h"
+#include "eadem/io/json.h"
+#include "eadem/io/tokenizer/files/readers.h"
+#include "eadem/io/tokenizer/files/tokenizer_files.h"
+
+namespace eadem::convert {
+
+namespace {
+
+namespace fs = std::filesystem;
+using io::GgufTokenizerData;
+using io::GgufValue;
+using io::Tokenizer;
+using io::TokenizerSpec;
+
+constexpr int64_t kMaxFileBytes = 256 << 20;
+
+// Returns the GGUF name of the spec's pre-tokenizer.
+std::string pre_of(const TokenizerSpec& spec) {
+  const auto& steps = spec.pre_tokenizers;
+  using Kind = io::PreTokenizerStep::Kind;
+  if (steps.size() == 1 && steps[0].kind == Kind::kByteLevel && steps[0].use_regex && !steps[0].add_prefix_space)
+    return "gpt-2";
+  if (steps.size() == 2 && steps[0].kind == Kind::kSplit && steps[1].kind == Kind::kByteLevel && !steps[1].use_regex)
+    if (const auto known = io::known_pattern(steps[0].pattern.text)) {
+      if (*known == io::KnownPattern::kGpt2) return "gpt-2";
+      if (*known == io::KnownPattern::kLlama3) return "llama-bpe";
+      return "qwen2";
+    }
+  return {};
+}
+
+GgufTokenizerData data_of(const TokenizerSpec& spec, int64_t vocab) {
+  using Type = io::GgufTokenType;
+  constexpr auto kUnused = static_cast<int32_t>(Type::kUnused);
+  GgufTokenizerData data;
+  data.source = spec.source;
+  data.chat_templates = spec.chat_templates;
+  const auto size = static_cast<size_t>(vocab);
+  data.tokens.resize(size);
+  data.token_types.assign(size, kUnused);
+  std::map<int32_t, std::string> texts;
+  const auto put = [&](int32_t id, const std::string& text, Type type) {
+    if (id < 0 || id >= vocab)
+      throw DataCorrupted("{}: token {} is {}; the model has {} tokens", spec.source, text, id, vocab);
+    data.tokens[static_cast<size_t>(id)] = text;
+    data.token_types[static_cast<size_t>(id)] = static_cast<int32_t>(type);
+    texts[id] = text;
+  };
+  if (spec.model != TokenizerSpec::Model::kBpe)
+    throw Unsupported("{}: only BPE models are written to GGUF", spec.source);
+  const bool byte_level = !pre_of(spec).empty();
+  for (const io::VocabEntry& entry : spec.vocab) {
+    const bool byte = !byte_level && spec.byte_fallback && entry.text.size() == 6 && entry.text.starts_with("<0x");
+    put(entry.id, entry.text, byte ? Type::kByte : Type::kNormal);
+  }
+  for (const io::AddedToken& token : spec.added_tokens) {
+    if (token.lstrip || token.rstrip || token.single_word)
+      throw Unsupported("{}: added token {} takes spaces or whole words only, which GGUF cannot say", spec.source,
+                        token.content);
+    put(token.id, token.content,
+        !token.special                                   ? Type::kUserDefined
+        : !byte_level && token.content == spec.unk_token ? Type::kUnknown
+                                                         : Type::kControl);
+  }
+  for (size_t id = 0; id < size; ++id)
+    if (data.token_types[id] == kUnused) data.tokens[id] = fmt::format("[PAD{}]", id);
+
+  if (byte_level) {
+    data.model = "gpt2";
+    data.pre = pre_of(spec);
+    for (const io::Merge& merge : spec.merges) {
+      const std::string &left = texts.at(merge.left), &right = texts.at(merge.right);
+      if (left.find(' ') != std::string::npos || right.find(' ') != std::string::npos)
+        throw Unsupported("{}: a merge of tokens with spaces, which GGUF cannot say", spec.source);
+      data.merges.push_back(left + " " + right);
+    }
+  } else if (spec.byte_fallback) {
+    data.model = "llama";
+    // Such a vocabulary has its ids in the order of its merges: the scores state that order.
+    for (size_t id = 0; id < size; ++id) data.scores.push_back(-static_cast<float>(id));
+    const bool prepends = std::any_of(spec.normalizers.begin(), spec.normalizers.end(),
+                                      [](const auto& step) { return step.kind == io::NormalizerStep::Kind::kPrepend; });
+    data.add_space_prefix = prepends || !spec.pre_tokenizers.empty();
+  } else {
+    throw Unsupported(
+        "{}: a tokenizer that is neither byte-level BPE of a known pattern (gpt-2, llama-bpe, qwen2) nor "
+        "BPE with byte fallback; GGUF has no form for it here",
+        spec.source);
+  }
+  data.bos = spec.bos;
+  data.eos = spec.eos;
+  data.unk = spec.unk;
+  data.pad = spec.pad;
+  const auto is = [](const std::vector<int32_t>& ids, std::optional<int32_t> token) {
+    return ids.size() == 1 && token == ids[0];
+  };
+  if ((!spec.prefix_ids.empty() && !is(spec.prefix_ids, spec.bos)) ||
+      (!spec.suffix_ids.empty() && !is(spec.suffix_ids, spec.eos)))
+    throw Unsupported("{}: puts other tokens around texts than one BOS and EOS, which GGUF cannot say", spec.source);
+  data.add_bos = !spec.prefix_ids.empty();
+  data.add_eos = !spec.suffix_ids.empty();
+  return data;
+}
+
+}  // namespace
+
+io::GgufMetadata gguf_tokenizer_of(const std::string& directory, int64_t vocab) {
+  const fs::path json = fs::path(directory) / "tokenizer.json", config = fs::path(directory) / "tokenizer_config.json";
+  if (!fs::exists(json)) throw NotFound("{}: no tokenizer.json", directory);
+  TokenizerSpec spec = io::spec_from_json(io::read_file(json.string(), kMaxFileBytes), json.string());
+  if (fs::exists(config)) io::apply_tokenizer_config(io::JsonReader::read(config.string()), spec);
+  if (auto templates = io::folder_chat_templates(directory); !templates.empty())
+    spec.chat_templates = std::move(templates);
+  const GgufTokenizerData data = data_of(spec, vocab);
+  io::require_same_tokens(Tokenizer(spec), Tokenizer::from_gguf(data), "GGUF");
+
+  io::GgufMetadata metadata;
+  const auto key = [](const char* name) { return std::string("tokenizer.ggml.") + name; };
+  metadata.emplace_back(key("model"), GgufValue::string(data.model));
+  metadata.emplace_back(key("pre"), GgufValue::string(data.pre.empty() ? "default" : data.pre));
+  metadata.emplace_back(key("tokens"), GgufValue::strings(data.tokens));
+  if (!data.scores.empty())
+    metadata.emplace_back(key("scores"), GgufValue::scalars(std::span<const float>(data.scores)));
+  metadata.emplace_back(key("token_type"), GgufValue::scalars(std::span<const int32_t>(data.token_types)));
+  if (!data.merges.empty()) metadata.emplace_back(key("merges"), GgufValue::strings(data.merges));
+  for (const auto& [name, id] : {std::pair{"bos_token_id", data.bos},
+                                 {"eos_token_id", data.eos},
+                                 {"unknown_token_id", data.unk},
+                                 {"padding_token_id", data.pad}})
+    if (id) metadata.emplace_back(key(name), GgufValue::scalar(static_cast<uint32_t>(*id)));
+  metadata.emplace_back(key("add_bos_token"), GgufValue::boolean(*data.add_bos));
+  metadata.emplace_back(key("add_eos_token"), GgufValue::boolean(*data.add_eos));
+  if (data.add_space_prefix) metadata.emplace_back(key("add_space_prefix"), GgufValue::boolean(*data.add_space_prefix));
+  for (auto& member : io::gguf_metadata_of(data.chat_templates)) metadata.push_back(std::move(member));
+  return metadata;
+}
+
+}  // namespace eadem::convert

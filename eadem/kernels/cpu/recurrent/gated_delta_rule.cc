@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/gated_delta_rule.h"
+
+#include <algorithm>
+
+#include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/recurrent/delta_rule.h"
+#include "eadem/kernels/cpu/support.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/recurrent/gated_delta_rule.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/recurrent/delta_rule-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// All tokens of a sequence, for one value head. `scratch`: a state, then the rows of a chunk. The columns of S that a
+// block has stay in the first cache while a chunk of tokens goes through them.
+void delta_sequence(const DeltaRule& p, int64_t sequence, int64_t head, float* scratch) {
+  const int64_t rows = p.attrs.key_dim, columns = p.attrs.value_dim, first = p.query_start[sequence],
+                end = p.query_start[sequence + 1];
+  const bool kept = p.slots != nullptr && p.slots[sequence] >= 0;
+  float* state = kept ? p.state + (p.slots[sequence] * p.attrs.value_heads + head) * p.state_size() : scratch;
+  if (!kept) std::fill_n(state, p.state_size(), 0.0f);
+  const DeltaChunkRows chunk{scratch + p.state_size(), rows};
+  for (int64_t begin = first; begin < end; begin += kDeltaChunk) {
+    const int64_t tokens = std::min(kDeltaChunk, end - begin);
+    for (int64_t i = 0; i < tokens; ++i) make_token_rows(chunk.at(i), p, begin + i, head);
+    const auto step = [&](int64_t i) {
+      const int64_t row = p.value_row(begin + i, head);
+      return DeltaStep{.before = state, .after = state, .v = p.v + row, .y = p.y + row};
+    };
+    for_each_column_block(
+        columns,
+        [&](int64_t c) {
+          for (int64_t i = 0; i < tokens; ++i) delta_columns<4>(step(i), chunk.at(i), rows, columns, c, kLanes);
+        },
+        [&](int64_t c, int64_t lanes) {
+          for (int64_t i = 0; i < tokens; ++i) delta_columns<1>(step(i), chunk.at(i), rows, columns, c, lanes);
+        });
+  }
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(delta_sequence);
+
+extern const Kernel kGatedDeltaRuleBackward;  // gated_delta_rule_backward.cc
+
+namespace {
+
+Verdict can_delta_rule(const KernelRequest& r) {
+  Requirements requirements(r);
+  for (const size_t port : {0, 1, 2, 3, 4}) requirements.f32("q, k, v, a or b", r.inputs[port]);
+  // An element costs four operations on vectors, of which one is no fused product and sum.
+  return requirements.f32("y", r.outputs[0]).verdict({.flops_share = 0.7, .reason = "token by token"});
+}
+
+PlanPtr prepare_delta_rule(const KernelRequest& r, Context&) {
+  const auto task = EADEM_CPU_DISPATCH(delta_sequence, cpu_device(r).isa());
+  const auto attrs = r.attrs.get<GatedDeltaRuleAttrs>();
+  const int64_t floats = round_up(attrs.key_dim * attrs.value_dim + kDeltaChunk * (4 * attrs.key_dim + 1), 16);
+  return make_plan(
+      [task, attrs, floats](const KernelCall& call) {
+        DeltaRule p{.attrs = attrs,
+                    .q = elements<const float>(call.inputs[0]),
+                    .k = elements<const float>(call.inputs[1]),
+                    .v = elements<const float>(call.inputs[2]),
+                    .a = elements<const float>(call.inputs[3]),
+                    .b = elements<const float>(call.inputs[4]),
+                    .a_log = elements<const float>(call.inputs[5]),
+                    .dt_bias = elements<const float>(call.inputs[6]),
+                    .query_start = elements<const int32_t>(call.inputs[7]),
+                    .sequences = call.inputs[7].shape[0] - 1,
+                    .y = elements<float>(call.outputs[0])};
+        if (attrs.cached) {
+          p.slots = elements<const int32_t>(call.inputs[8]);
+          p.state = elements<float>(call.outputs[1]);
+        }
+        cpu_device(call).pool().parallel_shares(p.sequences * attrs.value_heads, [&](int64_t index, int worker) {
+          task(p, index / attrs.value_heads, index % attrs.value_heads,
+               static_cast<float*>(call.scratch.data) + worker * floats);
+        });
+      },
+      cpu_device(r).pool().num_threads() * floats * static_cast<int64_t>(sizeof(float)));
+}
+
+constexpr Kernel kDeltaRule{"cpu_recurrent", Pass::forward, can_delta_rule, prepare_delta_rule};
+constexpr Kernel kDeltaRuleInference{"cpu_recurrent", Pass::inference, can_delta_rule, prepare_delta_rule};
+
+}  // namespace
+
+KernelList gated_delta_rule_kernels() { return {&kDeltaRule, &kDeltaRuleInference, &kGatedDeltaRuleBackward}; }
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

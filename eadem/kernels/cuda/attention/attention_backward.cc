@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/attention.h"
+#include "eadem/kernels/cuda/kernels.h"
+#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/support.h"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+enum Input { kQ, kK, kV, kQueryStart, kKvLength, kY, kLse, kDy };
+enum Output { kDq, kDk, kDv };
+
+// The shares of the bf16 rate that tensor cores reach by mma.sync, and f32 FMA that reads the columns for each row.
+constexpr double kMmaShare = 0.25, kRowsShare = 0.02;
+
+bool takes_mma(const KernelRequest& request) {
+  const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
+  return request.device->backend() == "cuda" &&
+         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
+         request.inputs[kQ].dtype == DType::bf16 && (attrs.head_dim == 64 || attrs.head_dim == 128);
+}
+
+Requirements common(const KernelRequest& request) {
+  const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
+  Requirements requirements(request);
+  requirements.require(attrs.source == KvSource::direct, "keys and values are those of a cache")
+      .require(attrs.values() == attrs.head_dim, "takes keys and values of one width")
+      .require(attrs.softcap == 0.0f, fmt::format("a soft cap of {} on scores: takes none", attrs.softcap))
+      .require(!attrs.sinks, "scores with sinks: takes none")
+      .at_most("head_dim", attrs.head_dim, kMaxHeadDim);
+  if (attrs.sinks) return requirements;  // their ports are others
+  requirements.dtype("q", request.inputs[kQ], kActivationDTypes);
+  for (size_t i : {kK, kV, kY, kDy}) requirements.same_dtype("an input", request.inputs[i], "q", request.inputs[kQ]);
+  for (const TensorType& type : request.outputs) requirements.same_dtype("a gradient", type, "q", request.inputs[kQ]);
+  return requirements.dtype("lse", request.inputs[kLse], {DType::f32});
+}
+
+Verdict can_use_mma(const KernelRequest& request) {
+  return common(request)
+      .require(takes_mma(request), "needs bf16, head_dim 64 or 128, and a Hopper device")
+      .verdict({.flops_share = kMmaShare, .reason = "tensor cores"});
+}
+
+Verdict can_use_rows(const KernelRequest& request) {
+  return common(request)
+      .require(!takes_mma(request), "cuda_mma takes it")
+      .verdict({.flops_share = kRowsShare, .reason = "f32 FMA, a block for each row"});
+}
+
+template <cudaError_t (*kLaunch)(const AttentionBackwardParams& params, cudaStream_t stream)>
+PlanPtr prepare_backward(const KernelRequest& request, Context&) {
+  const int64_t tokens = request.inputs[kQ].dim(0).bind(request.bounds);
+  const AttentionAttrs attrs = request.attrs.get<AttentionAttrs>();
+  return make_plan(
+      [attrs](const KernelCall& call) {
+        const TensorView &q = call.inputs[kQ], &kv_length = call.inputs[kKvLength];
+        EADEM_CUDA_CALL(kLaunch({.forward = {.q = elements(q),
+                                             .k = elements(call.inputs[kK]),
+                                             .v = elements(call.inputs[kV]),
+                                             .query_start = elements<const int32_t>(call.inputs[kQueryStart]),
+                                             .kv_length = elements<const int32_t>(kv_length),
+                                             .block_table = nullptr,
+                                             .y = elements(call.inputs[kY]),
+                                             .tokens = q.shape[0],
+                                             .sequences = kv_length.shape[0],
+                                             .max_blocks = 0,
+                                             .block_size = 0,
+                                             .heads = static_cast<int32_t>(attrs.heads),
+                                             .kv_heads = static_cast<int32_t>(attrs.kv_heads),
+                                             .head_dim = static_cast<int32_t>(attrs.head_dim),
+                                             .window = static_cast<int32_t>(attrs.window),
+                                             .scale = attrs.scale,
+                                             .dtype = q.dtype,
+                                             .kv_dtype = q.dtype,
+                                             .lse = elements<float>(call.inputs[kLse])},
+                                 .dy = elements(call.inputs[kDy]),
+                                 .dq = elements(call.outputs[kDq]),
+                                 .dk = elements(call.outputs[kDk]),
+                                 .dv = elements(call.outputs[kDv]),
+                                 .delta = static_cast<float*>(call.scratch.data)},
+                                stream_of(call)));
+      },
+      tokens * attrs.heads * static_cast<int64_t>(sizeof(float)));
+}
+
+constexpr Kernel kMma{.name = "cuda_mma",
+                      .pass = Pass::backward,
+                      .can_handle = can_use_mma,
+                      .prepare = prepare_backward<launch_attention_backward_mma>,
+                      .alignment_bytes = 16};
+constexpr Kernel kRows{"cuda_rows", Pass::backward, can_use_rows, prepare_backward<launch_attention_backward>};
+
+}  // namespace
+
+KernelList attention_backward_kernels() { return {&kMma, &kRows}; }
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/kernels/cuda/linear/exact_product.h"
+
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+
+#include "eadem/kernels/cuda/linear/fragment_blocks.h"
+
+namespace eadem::kernels::cuda {
+
+bool takes_stream(const KernelRequest& request) {
+  const TensorType &x = request.inputs[0], &weight = request.inputs[1];
+  return request.device->backend() == "cuda" &&
+         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 && x.dtype == DType::bf16 &&
+         (weight.dtype == DType::bf16 || weight.encoding != nullptr) && weight.fixed(1) % kLinearStreamMultiple == 0;
+}
+
+std::string stream_requirement(const KernelRequest& request) {
+  return fmt::format(
+      "x has to be bf16 (is {}), weight bf16 or encoded (is {}), its rows a multiple of {} (are {}), the device Hopper "
+      "or newer",
+      dtype_name(request.inputs[0].dtype), WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(),
+      kLinearStreamMultiple, request.inputs[1].fixed(1));
+}
+
+CudaMatmulProblem matmul_problem(const KernelRequest& request) {
+  const TensorType &x = request.inputs[0], &weight = request.inputs[1];
+  const bool bias = request.op == "linear" && !is_absent(request.inputs[2]);
+  return {.in = weight.fixed(1),
+          .out = weight.fixed(0),
+          .operands = x.dtype,
+          .result = request.outputs[0].dtype,
+          .bias = bias};
+}
+
+CudaMatmulCall matmul_call(const LinearParams& p) {
+  return {.x = p.x, .weight = p.weight, .bias = p.bias, .y = p.y, .rows = p.tokens};
+}
+
+const FragmentLayout* layout_of(const TensorType& weight) {
+  return weight.encoding == nullptr ? nullptr : &FragmentBlocks::of(weight.encoding)->layout();
+}
+void stream_products(CudaDevice& device, const LinearStreamParams& p,
+                     const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
+                     const FragmentLayout* up_layout) {
+  if (layouts[0] == nullptr) {
+    EADEM_CUDA_CALL(launch_linear_stream(p, device.stream()));
+    return;
+  }
+  PackedStreamParams packed{.product = p, .layouts = {}, .up_layout = {}};
+  for (size_t i = 0; i < layouts.size(); ++i)
+    if (layouts[i] != nullptr) packed.layouts[i] = *layouts[i];
+  if (up_layout != nullptr) packed.up_layout = *up_layout;
+  EADEM_CUDA_CALL(launch_packed_stream(packed, device.stream()));
+}
+
+namespace {
+
+// Computes the mma.sync chain for any number of rows, 64 at a time. `layout`: of the weight, or null.
+void stream_rows(CudaDevice& device, const LinearParams& p, const FragmentLayout* layout) {
+  const auto row_of = [](auto* matrix, int64_t row, int64_t width, DType dtype) -> decltype(matrix) {
+    if (matrix == nullptr) return nullptr;
+    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(matrix)>>, const char, char>;
+    return static_cast<Byte*>(matrix) + row * width * static_cast<int64_t>(dtype_size(dtype));
+  };
+  for (int64_t row = 0; row < p.tokens; row += kLinearStreamMaxTokens)
+    stream_products(device,
+                    {.x = row_of(p.x, row, p.in, p.x_dtype),
+                     .up = nullptr,
+                     .parts = {{p.weight, p.bias, row_of(p.y, row, p.out, p.y_dtype), p.out}},
+                     .tokens = std::min(kLinearStreamMaxTokens, p.tokens - row),
+                     .in = p.in,
+                     .multiprocessors = device.multiprocessors(),
+                     .y_dtype = p.y_dtype,
+                     .activation = {}},
+                    {layout});
+}
+
+// Random operands of a problem, and the bits that linear_stream gives for them. There are `rows` rows, or as many as
+// fit kTestBytes.
+class ProductTest {
+ public:
+  ProductTest(CudaDevice& device, const CudaMatmulProblem& problem, int64_t rows)
+      : device_(device), stream_(device.stream()) {
+    constexpr int64_t kTestBytes = int64_t{512} << 20;
+    const auto x_size = static_cast<int64_t>(dtype_size(problem.operands));
+    const auto y_size = static_cast<int64_t>(dtype_size(problem.result));
+    rows = std::clamp<int64_t>(kTestBytes / (problem.in * x_size + 2 * problem.out * y_size), kLinearStreamMaxTokens,
+                               rows);
+    y_bytes_ = rows * problem.out * y_size;
+    x_ = filled(problem.operands, rows * problem.in, 1);
+    weight_ = filled(problem.operands, problem.out * problem.in, 2);
+    if (problem.bias) bias_ = filled(problem.result, problem.out, 3);
+    expected_ = device.allocate(y_bytes_), y_ = device.allocate(y_bytes_);
+    count_ = device.allocate(sizeof(uint32_t));
+    LinearParams p{.x = x_.data(),
+                   .weight = weight_.data(),
+                   .bias = bias_.data(),
+                   .y = expected_.data(),
+                   .tokens = rows,
+                   .in = problem.in,
+                   .out = problem.out,
+                   .x_dtype = problem.operands,
+                   .weight_dtype = problem.operands,
+                   .bias_dtype = problem.result,
+                   .y_dtype = problem.result};
+    stream_rows(device, p, nullptr);
+    p.y = y_.data();
+    call_ = matmul_call(p);
+  }
+
+  // Returns the time of `product` in microseconds if it gives the bits of linear_stream, or nothing if any bit differs.
+  std::optional<double> time(CudaMatmul::Product product) {
+    device_.fill_zero(count_.data(), sizeof(uint32_t));
+    device_.fill_zero(y_.data(), y_bytes_);
+    product(call_);
+    EADEM_CUDA_CALL(
+        launch_count_unequal(expected_.data(), y_.data(), y_bytes_, static_cast<uint32_t*>(count_.data()), stream_));
+    uint32_t unequal = 0;
+    device_.copy_to_host(&unequal, count_.data(), sizeof(unequal));
+    if (unequal != 0) return std::nullopt;
+
+    constexpr int kRepeat = 3;
+    const auto make_event = [] {
+      cudaEvent_t event = nullptr;
+      EADEM_CUDA_CALL(cudaEventCreate(&event));
+      return CudaHandle<cudaEvent_t, cudaEventDestroy>(event);
+    };
+    const auto begin = make_event(), end = make_event();
+    EADEM_CUDA_CALL(cudaEventRecord(begin.get(), stream_));
+    for (int i = 0; i < kRepeat; ++i) product(call_);
+    EADEM_CUDA_CALL(cudaEventRecord(end.get(), stream_));
+    EADEM_CUDA_CALL(cudaEventSynchronize(end.get()));
+    float milliseconds = 0.0f;
+    EADEM_CUDA_CALL(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
+    return 1e3 * static_cast<double>(milliseconds) / kRepeat;
+  }
+
+ private:
+  Buffer filled(DType dtype, int64_t size, uint64_t seed) {
+    Buffer buffer = device_.allocate(size * static_cast<int64_t>(dtype_size(dtype)));
+    EADEM_CUDA_CALL(launch_fill_test_values(buffer.data(), dtype, size, seed, stream_));
+    return buffer;
+  }
+
+  CudaDevice& device_;
+  cudaStream_t stream_;
+  Buffer x_, weight_, bias_, expected_, y_, count_;
+  int64_t y_bytes_ = 0;
+  CudaMatmulCall call_;
+};
+
+// A decoded weight may take this much, which the head of a large vocabulary exceeds; it has few rows to compute.
+constexpr int64_t kMostDecodedBytes = int64_t{512} << 20;
+int64_t ceil_multiple(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
+    : device_(&device), layout_(layout_of(request.inputs[1])) {
+  const CudaMatmulProblem problem = matmul_problem(request);
+  const int64_t row_bytes = problem.out * static_cast<int64_t>(dtype_size(problem.result));
+  const int64_t most_rows = request.inputs[0].dim(0).bind(request.bounds);
+  if (most_rows <= kLinearStreamMaxTokens || row_bytes % CudaMatmul::kAlignment != 0) return;
+  if (layout_ != nullptr) {
+    const int64_t decoded_bytes = ceil_multiple(problem.out * problem.in * 2, kScratchAlignment);
+    if (decoded_bytes > kMostDecodedBytes) return;
+    scratch_bytes_ = decoded_bytes;
+  }
+  std::optional<ProductTest> test;
+  int64_t tested_rows = 0;
+  plans_ = device.matmul().exact_plans(
+      problem, most_rows,
+      [&](int64_t rows, CudaMatmul::Product product) {
+        if (rows != tested_rows) {
+          test.reset();  // frees its memory first
+          test.emplace(device, problem, rows);
+          tested_rows = rows;
+        }
+        return test->time(product);
+      },
+      device.stream());
+}
+
+void ExactProduct::run(LinearParams p, void* scratch) const {
+  const CudaMatmul::Plan* plan = p.tokens > kLinearStreamMaxTokens ? plans_[CudaMatmul::range_of(p.tokens)] : nullptr;
+  if (plan == nullptr) {
+    stream_rows(*device_, p, layout_);
+    return;
+  }
+  if (layout_ != nullptr) {
+    EADEM_CUDA_CALL(launch_unpack_blocks(*layout_, p.weight, scratch, p.out, p.in, device_->stream()));
+    p.weight = scratch;
+  }
+  device_->matmul().run(*plan, matmul_call(p), device_->stream());
+}
+
+}  // namespace eadem::kernels::cuda

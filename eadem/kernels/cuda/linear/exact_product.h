@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of bf16 rows whose bits do not depend on the number of rows: every output is one chain of mma.sync over
+// ascending k. Up to kLinearStreamMaxTokens rows are streamed (linear_stream.cu, packed_stream.cu); more go through
+// those algorithms of cuBLASLt that gave the same bits in a test, else they are streamed in turns.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/kernel.h"
+
+namespace eadem::kernels::cuda {
+
+// Whether linear_stream or packed_stream accepts x and weight, the first inputs of the request.
+bool takes_stream(const KernelRequest& request);
+std::string stream_requirement(const KernelRequest& request);
+
+// The problem of x and the first weight.
+CudaMatmulProblem matmul_problem(const KernelRequest& request);
+CudaMatmulCall matmul_call(const LinearParams& params);
+
+// The layout of a weight, or null for plain ones.
+const FragmentLayout* layout_of(const TensorType& weight);
+
+// Computes the mma.sync chain for up to kLinearStreamMaxTokens rows. All weights are plain, or each has a layout.
+void stream_products(CudaDevice& device, const LinearStreamParams& params,
+                     const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
+                     const FragmentLayout* up_layout = nullptr);
+
+class ExactProduct {
+ public:
+  // `request` is that of a linear which takes_stream; its bounds say how many rows there may be. Tests the library's
+  // algorithms on the device when no earlier product has. Throws DeviceError.
+  ExactProduct(CudaDevice& device, const KernelRequest& request);
+
+  // Bytes in which an encoded weight is decoded; aligned to kScratchAlignment.
+  static constexpr int64_t kScratchAlignment = 64;
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+  const FragmentLayout* layout() const { return layout_; }
+
+  void run(LinearParams params, void* scratch) const;
+
+ private:
+  CudaDevice* device_;
+  const FragmentLayout* layout_;  // of the weight; null: it is plain
+  int64_t scratch_bytes_ = 0;
+  CudaMatmul::ExactPlans plans_{};  // null: the chains of this backend
+};
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The log softmax of a row, computed by a cluster of blocks. Sampling and the loss share it, so that a token has one
+// log-probability in both.
+#pragma once
+
+#include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/instructions/cluster.cuh"
+
+namespace eadem::kernels::cuda {
+
+inline constexpr int kLogSoftmaxThreads = 512;  // of a block
+inline constexpr int kLogSoftmaxBlocks = 8;     // of a cluster
+inline constexpr int kRowThreads = kLogSoftmaxBlocks * kLogSoftmaxThreads;
+using RowReduction = ClusterReduction<kLogSoftmaxBlocks>;
+
+// Maps floats to unsigned integers in ascending order; -0 and +0 have one key. Not for NaN.
+__device__ inline uint32_t key_of(float value) {
+  const uint32_t bits = value == 0.0f ? 0u : __float_as_uint(value);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ inline float value_of(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+struct Largest {
+  int32_t index;  // the smallest index of the largest logits
+  float value;
+  bool finite;  // the largest logit is finite and no logit is NaN
+};
+
+// `thread` is in [0, kRowThreads).
+template <typename T>
+__device__ Largest largest_of(const T* logits,  // [vocab]
+                              int32_t vocab, RowReduction& reduction, int thread) {
+  constexpr uint64_t kNaN = ~uint64_t{0};
+  uint64_t best = 0;  // the largest pair (key, ~index)
+  for (int32_t i = thread; i < vocab; i += kRowThreads) {
+    const float logit = load(logits + i);
+    best = Max{}(best, isnan(logit) ? kNaN : (uint64_t{key_of(logit)} << 32) | static_cast<uint32_t>(~i));
+  }
+  best = reduction.max(best);
+  if (best == kNaN) return {0, nanf(""), false};
+  const float value = value_of(static_cast<uint32_t>(best >> 32));
+  return {static_cast<int32_t>(~static_cast<uint32_t>(best)), value, static_cast<bool>(isfinite(value))};
+}
+
+// The sum of exp(logit - largest), in f64.
+template <typename T>
+__device__ double sum_of_exponentials(const T* logits,  // [vocab]
+                                      int32_t vocab, float largest, RowReduction& reduction, int thread) {
+  double sum = 0.0;
+  for (int32_t i = thread; i < vocab; i += kRowThreads) sum += expf(load(logits + i) - largest);
+  return reduction.sum(sum);
+}
+
+__device__ inline float log_probability(float logit, float largest, double sum) {
+  return static_cast<float>(static_cast<double>(logit) - largest - log(sum));
+}
+
+}  // namespace eadem::kernels::cuda

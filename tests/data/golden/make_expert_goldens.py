@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the goldens of families with mixtures of experts that have one training step, beside those of make_goldens.py.
+
+    python make_expert_goldens.py [--only NAME ...]
+
+A folder has what one of make_goldens.py's FAMILIES has. In each model there is an expert that no token chooses where
+the family has a bias by which that can be made so.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import gguf
+import make_goldens as goldens
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+rope = goldens.rope
+GPT_OSS_ROPE = rope(150.0, rope_type="yarn", factor=4.0, beta_fast=8.0, beta_slow=1.0, truncate=False,
+                    original_max_position_embeddings=32)
+FAMILIES = {
+    # The first layer has a window, the ramp of yarn ends between dimensions; SwiGLU meets its limits.
+    "gpt_oss": dict(
+        type="gpt_oss", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=20, num_attention_heads=3, num_key_value_heads=1, head_dim=12,
+                    num_local_experts=5, num_experts_per_tok=2, sliding_window=8, swiglu_limit=1.5,
+                    rope_parameters=GPT_OSS_ROPE)),
+    # What a GGUF file can state, with experts in MXFP4 as published.
+    "gpt_oss_mxfp4": dict(
+        type="gpt_oss", prompt=40, classic=None, mxfp4=True,
+        config=dict(hidden_size=32, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                    num_local_experts=4, num_experts_per_tok=2, sliding_window=8,
+                    rope_parameters=GPT_OSS_ROPE | dict(beta_fast=32.0))),
+    "olmoe": dict(
+        type="olmoe", prompt=40,
+        config=dict(hidden_size=24, intermediate_size=12, num_experts=6, num_experts_per_tok=3,
+                    num_key_value_heads=2, rope_parameters=rope(10000.0))),
+    # Half of each head rotates.
+    "minimax_m2": dict(
+        type="minimax_m2", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=12, num_attention_heads=3, num_key_value_heads=1, head_dim=12,
+                    num_local_experts=7, num_experts_per_tok=2,
+                    rope_parameters=rope(5000000.0, partial_rotary_factor=0.5))),
+    # What GGUF files can state of these: one group, and experts in all layers but the first.
+    "glm4_moe_ungrouped": dict(
+        type="glm4_moe", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=1, head_dim=12,
+                    attention_bias=True, use_qk_norm=True, first_k_dense_replace=1, n_routed_experts=5,
+                    num_experts_per_tok=2, moe_intermediate_size=8, n_shared_experts=1, routed_scaling_factor=1.5,
+                    num_mtp_layers=0, rope_parameters=rope(10000.0, partial_rotary_factor=0.5))),
+    "ernie4_5_moe_leading": dict(
+        type="ernie4_5_moe", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=4, num_key_value_heads=2,
+                    moe_num_experts=5, moe_k=2, moe_intermediate_size=8, moe_num_shared_experts=2,
+                    moe_layer_start_index=1, tie_word_embeddings=True, rope_parameters=rope(500000.0))),
+    "mixtral_window": dict(
+        type="mixtral", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=12, num_local_experts=5, num_experts_per_tok=2,
+                    sliding_window=9, rope_parameters=rope(1000000.0))),
+}
+goldens.FAMILIES |= FAMILIES
+ARCHITECTURES = {"mixtral": "llama", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "gpt_oss": "gpt-oss",
+                 "minimax_m2": "minimax-m2", "olmoe": "olmoe"}
+plain_parameter, plain_greedy = goldens.random_parameter, goldens.forward_and_greedy
+
+
+def random_parameter(model_name, name, shape):
+    rng = goldens.stream("weights", model_name, name)
+    if name.endswith(("sinks", "_bias")) and "correction" not in name or name.endswith("router.bias"):
+        value = 0.7 * rng.standard_normal(shape)
+        if name.endswith("router.bias"):
+            value[-1] = -30
+        return torch.from_numpy(value.astype(np.float32))
+    if model_name.startswith(("gpt_oss", "llama4")) and ".experts." in name:  # [experts, in, out]
+        return torch.from_numpy((1.2 / np.sqrt(shape[1]) * rng.standard_normal(shape)).astype(np.float32))
+    value = plain_parameter(model_name, name, shape)
+    if name.endswith("e_score_correction_bias"):
+        value[-1] = -9
+    return value
+
+
+goldens.random_parameter = random_parameter
+
+
+def matrices(names):
+    """The parameters' names with gate and up of experts apart."""
+    for name in names:
+        if ".experts.gate_up_proj" in name:
+            end = name.split(".experts.gate_up_proj")[1].replace("_", ".") or ".weight"
+            for part in ("gate", "up"):
+                yield name.split(".experts.")[0] + f".experts.{part}_proj{end}"
+        elif name.endswith(".experts.down_proj"):
+            yield name + ".weight"
+        elif name.endswith(".experts.down_proj_bias"):
+            yield name.replace("_bias", ".bias")
+        else:
+            yield name
+
+
+def gguf_names(config, model):
+    archs = {gguf.MODEL_ARCH_NAMES[arch]: arch for arch in gguf.MODEL_ARCH}
+    table = gguf.get_tensor_name_map(archs[ARCHITECTURES[config.model_type]], config.num_hidden_layers)
+    names = [name for name, _ in model.named_parameters()]
+    names += [name for name, _ in model.named_buffers() if name.endswith("e_score_correction_bias")]
+
+    def own(name):
+        if name.endswith("e_score_correction_bias"):
+            return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
+        if name.endswith("sinks"):
+            name += ".weight"
+        return table.get_name(name, try_suffixes=(".weight", ".bias"))
+
+    return sorted({own(name) for name in matrices(names)})
+
+
+def write_one_step(out, name, config, weights):
+    """The loss of one document and the norms of its gradients, each under the name of its tensor in the file: the
+    gradients are saved as the parameters of a model are."""
+    tokens = goldens.random_tokens(("step", name), (1, 1, 25), config.vocab_size)
+    ids = torch.from_numpy(tokens[0].astype(np.int64))
+    result = {}
+    for key, dtype in (("f32", torch.float32), ("f64", torch.float64)):
+        with goldens.precision(dtype):
+            model = goldens.build(config, weights, dtype)
+            loss = goldens.mean_cross_entropy(model(input_ids=ids[:, :-1], use_cache=False).logits, ids[:, 1:])
+            loss.backward()
+        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+            for parameter in model.parameters():
+                if parameter.grad is not None:  # that of a correction
+                    parameter.copy_(parameter.grad)
+            model.save_pretrained(folder)
+            saved = load_file(Path(folder) / "model.safetensors")
+        result[key] = {"loss": loss.item(), "gradients": {
+            name: float(np.linalg.norm(value.astype(np.float64))) for name, value in saved.items()
+            if not name.endswith("e_score_correction_bias")}}
+    result["gguf_names"] = gguf_names(config, model)
+    save_file({"tokens": tokens}, out / name / "step.safetensors")
+    goldens.write_json(out / name / "step.json", result)
+
+
+def quantize_experts(folder):
+    """Rewrites a folder's experts as GPT-OSS is published, and returns the weights that transformers makes of them."""
+    tensors = load_file(folder / "model.safetensors")
+    weights = {}
+    for name, value in list(tensors.items()):
+        weights[name] = torch.from_numpy(value)
+        if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            continue
+        rows = np.ascontiguousarray(value.transpose(0, 2, 1))
+        packed = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.MXFP4).reshape(*rows.shape[:2], -1, 17)
+        codes = np.concatenate([packed[..., 1:] & 15, packed[..., 1:] >> 4], axis=-1)  # of 32 values, in order
+        del tensors[name]
+        tensors[name + "_blocks"] = codes[..., 0::2] | codes[..., 1::2] << 4
+        tensors[name + "_scales"] = np.ascontiguousarray(packed[..., 0])
+        blocks, scales = (torch.from_numpy(tensors[name + part]) for part in ("_blocks", "_scales"))
+        weights[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        exact = gguf.quants.dequantize(packed.reshape(*rows.shape[:2], -1), gguf.GGMLQuantizationType.MXFP4)
+        assert np.array_equal(weights[name].numpy(), exact.transpose(0, 2, 1)), name
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "mxfp4", "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    goldens.write_json(folder / "config.json", config)
+    return weights
+
+
+def write_quantized(out, name, row):
+    goldens.write_model(out, name, row)
+    weights = quantize_experts(out / name)
+    config = AutoConfig.from_pretrained(out / name)
+    del config.quantization_config
+    salt = goldens.find_salt(name, row, config, weights)
+    prompt = goldens.random_tokens(("prompt", name, salt), row["prompt"], config.vocab_size)
+    goldens.write_logits(out / name, "expected", config, weights, prompt)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
+    parser.add_argument("--only", nargs="*", help="models to write; the rest is kept as it is")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.utils.logging.disable_progress_bar()
+    for name, row in FAMILIES.items():
+        if args.only is not None and name not in args.only:
+            continue
+        shutil.rmtree(args.out / name, ignore_errors=True)
+        if row.get("mxfp4"):
+            write_quantized(args.out, name, row)
+            continue
+        config, weights = goldens.write_model(args.out, name, row)
+        write_one_step(args.out, name, config, weights)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Training on a GPU: it scores with the bits of serving, repeats itself to the bit, and learns as on the CPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/train/trainer.h"
+#include "tests/engine/training_scores.h"
+
+namespace eadem::engine {
+namespace {
+
+class CudaTraining : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+TEST_F(CudaTraining, ScoresWithTheBitsOfServing) {
+  for (const char* name : {"llama", "qwen2", "qwen3", "smollm2"}) {
+    const models::Checkpoint checkpoint = models::open_checkpoint(golden(name));
+    const std::vector<int32_t> tokens = tokens_of(kTokens, checkpoint.model->info().vocab, 5);
+    const auto device = open_device("cuda");
+    for (const DType weights : {DType::f32, DType::bf16}) {
+      const std::string what = fmt::format("{} {}", name, dtype_name(weights));
+      std::vector<int32_t> labels;
+      const Scores served = serve(checkpoint, device, weights, tokens, {23, 1, 16}, labels);
+      const Scores trained = train_forward(checkpoint, device, weights, tokens, labels, {"linear_cross_entropy"});
+      expect_same_bits(served.logits, trained.logits, what + " logits");
+      expect_same_bits(served.logprobs, trained.logprobs, what + " log-probabilities");
+      const Scores fused = train_forward(checkpoint, device, weights, tokens, labels, {});
+      expect_same_bits(served.logprobs, fused.logprobs, what + " log-probabilities, fused with the LM head");
+    }
+  }
+}
+
+// Two documents of 60 tokens, which repeat.
+train::Batch batch_of(int64_t vocab) {
+  train::Batch batch;
+  clear(batch);
+  for (const int32_t seed : {1, 2}) {
+    std::vector<uint32_t> document;
+    for (const int32_t token : tokens_of(61, vocab, seed)) document.push_back(static_cast<uint32_t>(token));
+    append_piece(batch, document, 0, 60);
+  }
+  return batch;
+}
+
+struct Progress {
+  std::vector<float> losses, norms;
+};
+
+Progress train_on(const std::string& device, DType weights, int steps) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(golden("llama"));
+  train::Trainer trainer(checkpoint.model, open_device(device), {.weights = weights, .batch_tokens = 128});
+  trainer.load(checkpoint);
+  const train::Batch batch = batch_of(checkpoint.model->info().vocab);
+  Progress run;
+  for (int step = 0; step < steps; ++step) {
+    const train::StepResult result = trainer.step(std::span(&batch, 1), 1e-3);
+    run.losses.push_back(static_cast<float>(result.loss));
+    run.norms.push_back(static_cast<float>(result.grad_norm));
+  }
+  return run;
+}
+
+TEST_F(CudaTraining, RepeatsItselfAndLearnsInBf16AsInF32) {
+  constexpr int kSteps = 20;
+  const Progress exact = train_on("cpu", DType::f32, kSteps), run = train_on("cuda", DType::bf16, kSteps),
+                 again = train_on("cuda", DType::bf16, kSteps);
+  expect_same_bits(run.losses, again.losses, "losses");
+  expect_same_bits(run.norms, again.norms, "norms");
+  EXPECT_LT(run.losses.back(), 0.8f * run.losses.front());
+  // Activations and weights are rounded to 8 bits of mantissa; a loss is a mean over 120 tokens.
+  for (size_t i = 0; i < exact.losses.size(); ++i)
+    EXPECT_NEAR(run.losses[i], exact.losses[i], 0.02 * static_cast<double>(exact.losses[i])) << "step " << i;
+}
+
+}  // namespace
+}  // namespace eadem::engine
