@@ -57,4 +57,8 @@ namespace detail {
       ::eadem::detail::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \
   } while (false)
 
+// EADEM_CHECK of a place that only a bug in Eadem can reach. The compiler knows that it does not return.
+#define EADEM_UNREACHABLE(...) \
+  ::eadem::detail::check_failed(__FILE__, __LINE__, "unreachable", ::fmt::format(__VA_ARGS__))
+
 }  // namespace eadem

@@ -43,7 +43,7 @@ void visit_floating(DType dtype, Fn&& fn) {
     case DType::bf16: return fn(static_cast<bf16_t*>(nullptr));
     case DType::f16: return fn(static_cast<f16_t*>(nullptr));
     case DType::f64: return fn(static_cast<double*>(nullptr));
-    default: EADEM_CHECK(false, "{} is not a floating dtype", dtype_name(dtype));
+    default: EADEM_UNREACHABLE("{} is not a floating dtype", dtype_name(dtype));
   }
 }
 

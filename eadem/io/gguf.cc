@@ -88,7 +88,7 @@ GgufValue load_scalar(GgufType type, const char* bytes) {
     case GgufType::string:
     case GgufType::array: break;
   }
-  EADEM_CHECK(false, "{} is not a scalar", gguf_type_name(type));
+  EADEM_UNREACHABLE("{} is not a scalar", gguf_type_name(type));
 }
 
 }  // namespace

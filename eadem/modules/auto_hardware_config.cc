@@ -21,7 +21,7 @@ HardwareConfig module_default(Role role, const Device& device, HardwareMode mode
     case Role::mlp: return DenseMlp::default_hw_config(device, mode, spec);
     case Role::lm_head: return LmHead::default_hw_config(device, mode, spec);
   }
-  EADEM_CHECK(false, "role {}", static_cast<int>(role));
+  EADEM_UNREACHABLE("role {}", static_cast<int>(role));
 }
 
 // A type that no kernel reads is decoded at load. Kernels read integers in steps of 32.

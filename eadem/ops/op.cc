@@ -40,7 +40,7 @@ int Op::inference_alias(int output) const {
   for (size_t i = 0; i < in.size(); ++i)
     if (in[i].role == Port::Role::state && in[i].name == out[static_cast<size_t>(output)].name)
       return static_cast<int>(i);
-  EADEM_CHECK(false, "{}: state output '{}' has no input of that name", name(), out[static_cast<size_t>(output)].name);
+  EADEM_UNREACHABLE("{}: state output '{}' has no input of that name", name(), out[static_cast<size_t>(output)].name);
 }
 
 std::vector<int> Op::differentiable_inputs() const {

@@ -627,7 +627,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "state_space_scan") return state_space_cases();
   if (std::vector<Workload> cases = expert_cases(op); !cases.empty()) return cases;
   if (std::vector<Workload> cases = recurrent_cases(op); !cases.empty()) return cases;
-  EADEM_CHECK(false, "no cases for op '{}'", op);
+  EADEM_UNREACHABLE("no cases for op '{}'", op);
 }
 
 }  // namespace eadem::test

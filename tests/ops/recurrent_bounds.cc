@@ -88,7 +88,7 @@ Bounds short_convolution(const ops::Op& op, Pass pass, Inputs in, Inputs expecte
 
 Bounds recurrent_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
   if (op.name() == "short_convolution") return short_convolution(op, pass, in, expected, initial);
-  EADEM_CHECK(false, "no bounds for op '{}'", op.name());
+  EADEM_UNREACHABLE("no bounds for op '{}'", op.name());
 }
 
 }  // namespace eadem::test

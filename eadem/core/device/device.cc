@@ -32,9 +32,9 @@ Buffer Device::allocate_on_host(int64_t size_bytes) {
 std::unique_ptr<Event> Device::make_event() { return std::make_unique<PastEvent>(*this); }
 
 std::unique_ptr<Recording> Device::record(FunctionRef<void()>) {
-  EADEM_CHECK(false, "{} records nothing", description());
+  EADEM_UNREACHABLE("{} records nothing", description());
 }
-void Device::replay(const Recording&) { EADEM_CHECK(false, "{} records nothing", description()); }
+void Device::replay(const Recording&) { EADEM_UNREACHABLE("{} records nothing", description()); }
 
 Tensor allocate_tensor(Device& device, DType dtype, const Shape& shape) {
   auto buffer =

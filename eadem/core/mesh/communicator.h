@@ -54,9 +54,9 @@ class SingleRank final : public Communicator {
     device.copy(received.data, sent.data, sent.size_bytes());
   }
   void broadcast(Device&, const TensorView&, int root) override { EADEM_CHECK(root == 0, "root {} of one rank", root); }
-  void send(Device&, const TensorView&, int to) override { EADEM_CHECK(false, "send to rank {} of one rank", to); }
+  void send(Device&, const TensorView&, int to) override { EADEM_UNREACHABLE("send to rank {} of one rank", to); }
   void recv(Device&, const TensorView&, int from) override {
-    EADEM_CHECK(false, "receive from rank {} of one rank", from);
+    EADEM_UNREACHABLE("receive from rank {} of one rank", from);
   }
 };
 

@@ -129,7 +129,7 @@ std::string_view pattern_text(KnownPattern pattern) {
     case KnownPattern::kLlama3: return kLlama3Text;
     case KnownPattern::kQwen2: return kQwen2Text;
   }
-  EADEM_CHECK(false, "pattern {}", static_cast<int>(pattern));
+  EADEM_UNREACHABLE("pattern {}", static_cast<int>(pattern));
 }
 
 std::string_view pattern_name(KnownPattern pattern) {
@@ -138,7 +138,7 @@ std::string_view pattern_name(KnownPattern pattern) {
     case KnownPattern::kLlama3: return "llama3";
     case KnownPattern::kQwen2: return "qwen2";
   }
-  EADEM_CHECK(false, "pattern {}", static_cast<int>(pattern));
+  EADEM_UNREACHABLE("pattern {}", static_cast<int>(pattern));
 }
 
 std::optional<KnownPattern> known_pattern(std::string_view text) {
@@ -161,7 +161,7 @@ size_t match_pattern(KnownPattern pattern, std::string_view text, size_t begin) 
     case KnownPattern::kLlama3: return match_llama3(text, begin, 3);
     case KnownPattern::kQwen2: return match_llama3(text, begin, 1);
   }
-  EADEM_CHECK(false, "pattern {}", static_cast<int>(pattern));
+  EADEM_UNREACHABLE("pattern {}", static_cast<int>(pattern));
 }
 
 }  // namespace eadem::io

@@ -168,7 +168,7 @@ struct PreTokenizer::Step {
       case Kind::kPunctuation: stretches_of_chars(text, is_punctuation, out, work); break;
       case Kind::kWhitespace: stretches_of_words(text, out, work); break;
       case Kind::kMetaspace: stretches_of_literal(text, spec.replacement, out, work); break;
-      case Kind::kByteLevel: EADEM_CHECK(false, "ByteLevel splits by its known pattern");
+      case Kind::kByteLevel: EADEM_UNREACHABLE("ByteLevel splits by its known pattern");
     }
     if (spec.invert) {
       for (Stretch& s : out) s.match = !s.match;
@@ -186,7 +186,7 @@ struct PreTokenizer::Step {
       case Kind::kMetaspace: return SplitBehavior::kMergedWithNext;
       case Kind::kByteLevel: return SplitBehavior::kIsolated;
     }
-    EADEM_CHECK(false, "pre-tokenizer kind {}", static_cast<int>(spec.kind));
+    EADEM_UNREACHABLE("pre-tokenizer kind {}", static_cast<int>(spec.kind));
   }
 
   void split(PreTokenized& pre, TextWork& work) const {

@@ -118,7 +118,7 @@ void TokenDecoder::append_token(std::string& bytes, std::string_view token, bool
         replace_metaspace(text, step.spec.replacement, first && step.spec.prepend_scheme != PrependScheme::kNever);
         break;
       case Kind::kWordPiece: join_word(text, step.spec, first); break;
-      case Kind::kFuse: EADEM_CHECK(false, "Fuse is not a step of a single token");
+      case Kind::kFuse: EADEM_UNREACHABLE("Fuse is not a step of a single token");
     }
   }
   bytes += text;

@@ -27,7 +27,7 @@ const char* behavior_name(SplitBehavior behavior) {
     case SplitBehavior::kMergedWithNext: return "MergedWithNext";
     case SplitBehavior::kContiguous: return "Contiguous";
   }
-  EADEM_CHECK(false, "behavior {}", static_cast<int>(behavior));
+  EADEM_UNREACHABLE("behavior {}", static_cast<int>(behavior));
 }
 
 const char* scheme_name(PrependScheme scheme) {
@@ -36,7 +36,7 @@ const char* scheme_name(PrependScheme scheme) {
     case PrependScheme::kFirst: return "first";
     case PrependScheme::kNever: return "never";
   }
-  EADEM_CHECK(false, "scheme {}", static_cast<int>(scheme));
+  EADEM_UNREACHABLE("scheme {}", static_cast<int>(scheme));
 }
 
 JsonValue to_json_step(const NormalizerStep& step) {
@@ -60,7 +60,7 @@ JsonValue to_json_step(const NormalizerStep& step) {
           .set("lowercase", step.lowercase);
     case Kind::kPrecompiled: throw Unsupported("normalizer: a precompiled map is not written to tokenizer.json");
   }
-  EADEM_CHECK(false, "normalizer {}", static_cast<int>(step.kind));
+  EADEM_UNREACHABLE("normalizer {}", static_cast<int>(step.kind));
 }
 
 JsonValue to_json_step(const PreTokenizerStep& step) {
@@ -86,7 +86,7 @@ JsonValue to_json_step(const PreTokenizerStep& step) {
     case Kind::kWhitespaceSplit: return typed("WhitespaceSplit");
     case Kind::kPunctuation: return typed("Punctuation").set("behavior", behavior_name(step.behavior));
   }
-  EADEM_CHECK(false, "pre-tokenizer {}", static_cast<int>(step.kind));
+  EADEM_UNREACHABLE("pre-tokenizer {}", static_cast<int>(step.kind));
 }
 
 JsonValue to_json_step(const DecoderStep& step) {
@@ -107,7 +107,7 @@ JsonValue to_json_step(const DecoderStep& step) {
           .set("split", true);
     case Kind::kWordPiece: return typed("WordPiece").set("prefix", step.content).set("cleanup", step.cleanup);
   }
-  EADEM_CHECK(false, "decoder {}", static_cast<int>(step.kind));
+  EADEM_UNREACHABLE("decoder {}", static_cast<int>(step.kind));
 }
 
 // null, the only step, or a Sequence.
@@ -221,7 +221,7 @@ std::string to_tokenizer_config_json(const TokenizerSpec& spec) {
     for (const AddedToken& token : spec.added_tokens) {
       if (token.id == *id) return token.content;
     }
-    EADEM_CHECK(false, "id {} is in no list", *id);
+    EADEM_UNREACHABLE("id {} is in no list", *id);
   };
   JsonValue config = JsonValue::object()
                          .set("tokenizer_class", "PreTrainedTokenizerFast")

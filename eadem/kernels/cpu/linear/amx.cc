@@ -298,17 +298,17 @@ EADEM_TILES void round_to_tiles(const TileRows& rows, int64_t row, const float* 
 namespace eadem::kernels::cpu {
 
 void bf16_tiles(float*, int64_t, const TileRows&, const TilePanels&, int64_t, int64_t, int64_t) {
-  EADEM_CHECK(false, "tiles are of x86 processors");
+  EADEM_UNREACHABLE("tiles are of x86 processors");
 }
 void int8_tiles(float*, int64_t, const TileRows&, const TilePanels&, const TileScales&, int64_t, int64_t, int64_t,
                 const void*) {
-  EADEM_CHECK(false, "tiles are of x86 processors");
+  EADEM_UNREACHABLE("tiles are of x86 processors");
 }
 void bf16_row(float*, const TileRows&, const TilePanels&, int64_t, int64_t) {
-  EADEM_CHECK(false, "tiles are of x86 processors");
+  EADEM_UNREACHABLE("tiles are of x86 processors");
 }
 void round_to_tiles(const TileRows&, int64_t, const float*, int64_t) {
-  EADEM_CHECK(false, "tiles are of x86 processors");
+  EADEM_UNREACHABLE("tiles are of x86 processors");
 }
 
 }  // namespace eadem::kernels::cpu

@@ -84,7 +84,7 @@ void Fp8Panels::decode_row(float* row, const TensorView& encoded, int64_t index)
 }
 
 void Fp8Panels::slice(const TensorView&, const TensorView&, int, int64_t) const {
-  EADEM_CHECK(false, "{}: a rank packs its own part", name_);
+  EADEM_UNREACHABLE("{}: a rank packs its own part", name_);
 }
 
 }  // namespace eadem::kernels::cpu

@@ -160,7 +160,7 @@ void GroupPanels::decode_row(float* row, const TensorView& encoded, int64_t inde
 }
 
 void GroupPanels::slice(const TensorView&, const TensorView&, int, int64_t) const {
-  EADEM_CHECK(false, "{}: a rank packs its own part", name_);
+  EADEM_UNREACHABLE("{}: a rank packs its own part", name_);
 }
 
 const Encoding* quantized_packing_of(const Encoding* encoding) {

@@ -93,14 +93,14 @@ void with_types(const TensorView& to, const TensorView& from, DType to_dtype, Fu
       case DType::f32: return f(data, static_cast<const float*>(from.data));
       case DType::bf16: return f(data, static_cast<const bf16_t*>(from.data));
       case DType::f16: return f(data, static_cast<const f16_t*>(from.data));
-      default: EADEM_CHECK(false, "packed panels from {}", dtype_name(from.dtype));
+      default: EADEM_UNREACHABLE("packed panels from {}", dtype_name(from.dtype));
     }
   };
   switch (to_dtype) {
     case DType::f32: return with_from(static_cast<float*>(to.data));
     case DType::bf16: return with_from(static_cast<bf16_t*>(to.data));
     case DType::f16: return with_from(static_cast<f16_t*>(to.data));
-    default: EADEM_CHECK(false, "packed panels of {}", dtype_name(to_dtype));
+    default: EADEM_UNREACHABLE("packed panels of {}", dtype_name(to_dtype));
   }
 }
 
@@ -156,7 +156,7 @@ void PackedPanels::decode_row(float* row, const TensorView& encoded, int64_t ind
 }
 
 void PackedPanels::slice(const TensorView&, const TensorView&, int, int64_t) const {
-  EADEM_CHECK(false, "{}: a rank packs its own part", name_);
+  EADEM_UNREACHABLE("{}: a rank packs its own part", name_);
 }
 
 }  // namespace eadem::kernels::cpu

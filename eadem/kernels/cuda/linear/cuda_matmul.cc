@@ -16,7 +16,7 @@ cudaDataType_t cuda_type(DType dtype) {
     case DType::f32: return CUDA_R_32F;
     case DType::bf16: return CUDA_R_16BF;
     case DType::f16: return CUDA_R_16F;
-    default: EADEM_CHECK(false, "no cuBLASLt product of {}", dtype_name(dtype)); return CUDA_R_32F;
+    default: EADEM_UNREACHABLE("no cuBLASLt product of {}", dtype_name(dtype));
   }
 }
 

@@ -261,7 +261,7 @@ void FragmentBlocks::decode_row(float* row, const TensorView& encoded, int64_t i
 }
 
 void FragmentBlocks::slice(const TensorView&, const TensorView&, int, int64_t) const {
-  EADEM_CHECK(false, "{}: a rank packs its own part", name_);
+  EADEM_UNREACHABLE("{}: a rank packs its own part", name_);
 }
 
 }  // namespace eadem::kernels::cuda
