@@ -17,7 +17,8 @@ kernels::AttentionAttrs attributes(const AttentionRequest& request, kernels::KvS
           .source = source,
           .value_dim = request.value_dim,
           .softcap = static_cast<float>(request.softcap),
-          .sinks = request.sinks};
+          .sinks = request.sinks,
+          .chunk = request.chunk};
 }
 
 ValueId add_attention(BuildContext& context, const kernels::AttentionAttrs& attrs, std::vector<ValueId> ports,
@@ -34,7 +35,7 @@ ValueId build_direct(BuildContext& context, const AttentionRequest& request, con
 
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
   const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
-  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.window);
+  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.reach());
   KvCacheStore::Caches caches;
   if (request.latent)
     caches.k = caches.v = store.build_latent(context, inputs.k, request.layer);
@@ -42,7 +43,7 @@ ValueId build_cached(BuildContext& context, const AttentionRequest& request, con
     caches = store.build(context, inputs.k, inputs.v, request.layer);
   return add_attention(context, attributes(request, kernels::KvSource::cached),
                        {inputs.q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
-                        context.group_of(request.window).block_table},
+                        context.group_of(request.reach()).block_table},
                        inputs);
 }
 
@@ -53,6 +54,7 @@ std::string description_of(const AttentionRequest& request) {
                                                                        : "a paged cache";
   if (request.latent) text += fmt::format(", latent rows of {}", request.head_dim);
   if (request.window > 0) text += fmt::format(", a window of {}", request.window);
+  if (request.chunk > 0) text += fmt::format(", chunks of {}", request.chunk);
   if (request.softcap > 0) text += fmt::format(", scores capped at {}", request.softcap);
   if (request.sinks) text += ", sinks";
   return text;

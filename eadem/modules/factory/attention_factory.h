@@ -19,8 +19,13 @@ struct AttentionRequest {
   int64_t window = 0;  // 0: unlimited
   double softcap = 0;  // of scores; 0: none
   bool sinks = false;
+  int64_t chunk = 0;  // of positions that see each other; 0: no chunks. Not beside a window
   int layer = -1;
   CacheSpec cache;
+
+  // A token sees no more than within a window of this length, which says what a cache has to keep; 0: everything. Of
+  // chunks a cache keeps the last C - 1 tokens too, though a token at the beginning of one sees fewer.
+  int64_t reach() const { return window > 0 ? window : chunk; }
 };
 
 // q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; sinks [heads] f32, if the request has them.
