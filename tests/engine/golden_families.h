@@ -50,6 +50,9 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"minimax_m2"},
     {"mixtral_window"},
     {"glm4_moe_ungrouped"},
-    {"ernie4_5_moe_leading"}};
+    {"ernie4_5_moe_leading"},
+    {"llama4", "other layers than every fourth rotate nothing"},
+    {"llama4_plain", "other layers than every fourth rotate nothing"},
+    {"llama4_usual"}};
 
 }  // namespace eadem::test
