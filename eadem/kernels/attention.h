@@ -2,10 +2,10 @@
 //
 // Causal attention of packed sequences:
 //   y[t, h, :] = sum_j softmax_j(scale * q[t, h, :] . k[j, g, :]) * v[j, g, :],   g = h / (heads / kv_heads)
-// over the key positions j of the same sequence with j <= p and, with a window, j > p - window, where p is the
-// position of token t in its sequence. With a soft cap c, scores are c * tanh(scale * q . k / c) in the place of
-// scale * q . k. With sinks, a head's number sinks[h] joins its scores as that of a key whose value is 0: it makes the
-// softmax's sum larger and adds nothing to y.
+// over the key positions j of the same sequence with j <= p and, with a window, j > p - window, or by chunks,
+// floor(j / chunk) = floor(p / chunk), where p is the position of token t in its sequence. With a soft cap c, scores
+// are c * tanh(scale * q . k / c) in the place of scale * q . k. With sinks, a head's number sinks[h] joins its scores
+// as that of a key whose value is 0: it makes the softmax's sum larger and adds nothing to y.
 //
 //   inputs   q [tokens, heads, head_dim] f32 or bf16
 //            k, v: direct  [tokens, kv_heads, head_dim or value_dim], the keys and values of these same tokens
@@ -35,6 +35,7 @@
 // Source: Milakov & Gimelshein 2018; Dao et al. 2022.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace eadem::kernels {
@@ -43,6 +44,12 @@ inline constexpr int64_t kAttentionChunk = 64;
 inline constexpr int64_t kAttentionSplit = 512;
 
 enum class KvSource : uint8_t { direct, cached };
+
+// The first key that the query at `position` sees. It never moves back as positions grow.
+constexpr int64_t first_seen_key(int64_t window, int64_t chunk, int64_t position) {
+  if (window > 0) return std::max<int64_t>(0, position - window + 1);
+  return chunk > 0 ? position / chunk * chunk : 0;
+}
 
 struct AttentionAttrs {
   int64_t heads = 0;
@@ -54,7 +61,9 @@ struct AttentionAttrs {
   int64_t value_dim = 0;  // of values and results; 0: head_dim
   float softcap = 0.0f;   // of scores; 0: none
   bool sinks = false;
+  int64_t chunk = 0;  // of positions that see each other; 0: no chunks. Not beside a window
 
+  int64_t first_key(int64_t position) const { return first_seen_key(window, chunk, position); }
   int64_t values() const { return value_dim == 0 ? head_dim : value_dim; }
 };
 

@@ -8,7 +8,8 @@
 //   rows, offsets    = expert_order(experts)
 //   y                = unpermute(grouped_linear(… permute(x, rows) …, offsets), rows, weights)
 //
-// Two more are the parts of some models: clamped_swiglu of their experts, gate_rows of an expert that all tokens share.
+// Where the weight multiplies what an expert reads, permute has the weights and unpermute has none. Two more are the
+// parts of some models: clamped_swiglu of their experts, gate_rows of an expert that all tokens share.
 // load_balancing_loss is what training adds so that all experts are used.
 //
 // route: the experts of each token and their weights.
@@ -28,10 +29,13 @@
 //   outputs  rows [tokens, top_k] i32: where each pair stands; offsets [experts + 1] i32: the pairs of expert e stand
 //            at [offsets[e], offsets[e + 1]). No gradient.
 //
-// permute: y[rows[t, j], :] = x[t, :]
-//   inputs   x [tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation.
+// permute: y[rows[t, j], :] = x[t, :], or weighted, weights[t, j] * x[t, :]
+//   inputs   x [tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation; weighted also weights [tokens,
+//            top_k] f32.
 //   outputs  y [top_k * tokens, hidden], dtype of x.
 //   backward inputs: rows, dy.  outputs: dx[t, :] = sum over j, in order, of dy[rows[t, j], :], in f32.
+//   weighted inputs: x, rows, weights, dy.  outputs: dx[t, :] = sum over j of weights[t, j] * dy[rows[t, j], :];
+//            dweights[t, j] = x[t, :] . dy[rows[t, j], :].
 //
 // grouped_linear: y[r, :] = weight[e] x[r, :] + bias[e, :] for the rows r of each expert e.
 //   inputs   x [rows, in] f32 or bf16; weight [experts, out, in] f32, bf16 or f16 (parameter); offsets [experts + 1]
@@ -42,12 +46,12 @@
 //   Accumulates in f32. A row's terms are added in the order that linear has for a matrix in the same format: the
 //   result does not depend on the other rows, on their number or on the thread count.
 //
-// unpermute: y[t, :] = sum over j of weights[t, j] * x[rows[t, j], :]
-//   inputs   x [top_k * tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation; weights [tokens, top_k]
-//            f32.
+// unpermute: y[t, :] = sum over j of weights[t, j] * x[rows[t, j], :], or of x[rows[t, j], :] if not weighted
+//   inputs   x [top_k * tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation; weighted also weights
+//            [tokens, top_k] f32.
 //   outputs  y [tokens, hidden], dtype of x. Adds in f32, in the order of j, whatever the order of the rows.
 //   backward inputs: x, rows, weights, dy.  outputs: dx[rows[t, j], :] = weights[t, j] * dy[t, :];
-//            dweights[t, j] = dy[t, :] . x[rows[t, j], :].
+//            dweights[t, j] = dy[t, :] . x[rows[t, j], :]. If not weighted, inputs: rows, dy.  outputs: dx.
 //
 // clamped_swiglu: y = (clamp(up, -limit, limit) + offset) * g / (1 + exp(-alpha g)), g = min(gate, limit)
 //   inputs   gate, up [rows, width] f32.  outputs: y [rows, width] f32; inference may write it over gate.
@@ -100,6 +104,14 @@ struct LoadBalancingLossAttrs {
 
 struct ExpertOrderAttrs {
   int64_t experts = 1;
+};
+
+struct PermuteAttrs {
+  bool weighted = false;
+};
+
+struct UnpermuteAttrs {
+  bool weighted = true;
 };
 
 struct ClampedSwigluAttrs {

@@ -34,7 +34,8 @@
   FAMILY(nemotron_h)                 \
   FAMILY(qwen3_next)                 \
   FAMILY(qwen3_5)                    \
-  FAMILY(kimi_linear)
+  FAMILY(kimi_linear)                \
+  FAMILY(llama4)
 
 namespace eadem::models {
 

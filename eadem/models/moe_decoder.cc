@@ -113,16 +113,19 @@ DecoderSpec moe_decoder(const ModelConfig& config, const modules::MoeMlp::Config
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     modules::LayerSpec own{
         .hidden = config.hidden_size,
-        .mixer = modules::CausalAttention::Config{.hidden = config.hidden_size,
-                                                  .heads = config.num_attention_heads,
-                                                  .kv_heads = config.num_key_value_heads,
-                                                  .head_dim = config.head_dim,
-                                                  .scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim)),
-                                                  .qkv_bias = config.attention_bias,
-                                                  .out_bias = config.attention_out_bias,
-                                                  .qk_norm_eps = config.qk_norm ? std::optional(eps) : std::nullopt,
-                                                  .window = config.layer_windows[static_cast<size_t>(layer)],
-                                                  .rope = rope},
+        .mixer =
+            modules::CausalAttention::Config{
+                .hidden = config.hidden_size,
+                .heads = config.num_attention_heads,
+                .kv_heads = config.num_key_value_heads,
+                .head_dim = config.head_dim,
+                .scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim)),
+                .qkv_bias = config.attention_bias,
+                .out_bias = config.attention_out_bias,
+                .qk_norm_eps = config.qk_norm ? std::optional(eps) : std::nullopt,
+                .window = config.layer_windows[static_cast<size_t>(layer)],
+                .chunk = config.layer_chunks.empty() ? 0 : config.layer_chunks[static_cast<size_t>(layer)],
+                .rope = rope},
         .mlp = dense,
         .before_mixer = modules::NormSpec{"input_layernorm", eps},
         .before_mlp = modules::NormSpec{"post_attention_layernorm", eps}};

@@ -21,7 +21,7 @@ struct StateSpec {
   Kind kind = Kind::per_token;
   // What one token or one sequence takes on this rank, of fixed extents. per_token: [heads, width].
   TensorType row;
-  // per_token: a token reads its own row and those before it, `window` in all; 0: of every earlier token.
+  // per_token: a token reads its own row and those before it, `window` in all at most; 0: of every earlier token.
   int64_t window = 0;
 };
 

@@ -9,6 +9,7 @@
 #include "eadem/ops/attention/kv_append.h"
 #include "eadem/ops/attention/latent_append.h"
 #include "eadem/ops/attention/rope.h"
+#include "eadem/ops/attention/scale_by_position.h"
 #include "eadem/ops/attention/select_keys.h"
 #include "eadem/ops/attention/selected_attention.h"
 #include "eadem/ops/columns.h"

@@ -84,9 +84,10 @@ void bind_config(nb::module_& m) {
             if (layers < 1 || layers > 4096)
               throw InvalidArgument("num_hidden_layers is {}; expected 1 to 4096", layers);
             c.layer_windows.resize(static_cast<size_t>(layers), c.layer_windows.empty() ? 0 : c.layer_windows.back());
+            if (!c.layer_chunks.empty()) c.layer_chunks.resize(static_cast<size_t>(layers), c.layer_chunks.back());
             c.num_hidden_layers = layers;
           },
-          "Decoder layers. New ones get the attention window of the last one.")
+          "Decoder layers. New ones get the attention window, or the chunks, of the last one.")
       .def_rw("num_attention_heads", &ModelConfig::num_attention_heads)
       .def_rw("num_key_value_heads", &ModelConfig::num_key_value_heads)
       .def_prop_rw(

@@ -148,7 +148,7 @@ void compare_tp(const models::Model& model, int ranks) {
 }
 
 TEST(TensorParallelTraining, GradientsOfOneRank) {
-  for (const char* name : {"llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3"}) {
+  for (const char* name : {"llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "llama4_plain", "llama4_usual"}) {
     SCOPED_TRACE(name);
     compare_tp(*models::model_from_config(golden(name) + "/config.json"), 2);
   }

@@ -51,6 +51,9 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"mixtral_window"},
     {"glm4_moe_ungrouped"},
     {"ernie4_5_moe_leading"},
-    {"deepseek_v32"}};
+    {"deepseek_v32"},
+    {"llama4", "other layers than every fourth rotate nothing"},
+    {"llama4_plain", "other layers than every fourth rotate nothing"},
+    {"llama4_usual"}};
 
 }  // namespace eadem::test

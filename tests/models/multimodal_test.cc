@@ -86,6 +86,9 @@ TEST(Multimodal, SaysWhatIsLeftOut) {
   EXPECT_TRUE(ignored("vision_config") && ignored("image_token_index") && ignored("use_cache"));
   EXPECT_FALSE(ignored("hidden_size"));
   EXPECT_EQ(open_checkpoint(golden("gemma3")).notice, "");
+  const Checkpoint llama4 = open_checkpoint(golden("llama4_multimodal"));
+  EXPECT_EQ(llama4.model->info().architecture, "llama4_text");
+  EXPECT_HAS(llama4.notice, "multi_modal_projector, vision_model");
 }
 
 // transformers has saved the same tensors under several names.
@@ -137,6 +140,12 @@ TEST(Multimodal, SizesThatAreNotStatedAreThoseOfTransformers) {
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_EQ(config.checkpoint_dtype, DType::bf16);
   EXPECT_EQ(model_of(R"({"model_type": "llava", "text_config": {"vocab_size": 32064}})")->info().hidden, 4096);
+  const ModelConfig& llama4 = *model_of(R"({"model_type": "llama4", "text_config": {}})")->config();
+  EXPECT_EQ(llama4.num_hidden_layers, 48);
+  EXPECT_EQ(llama4.num_attention_heads, 40);
+  EXPECT_EQ(llama4.intermediate_size, 16384);
+  EXPECT_EQ(llama4.moe_intermediate_size, 8192);
+  EXPECT_EQ(llama4.num_experts, 16);
 }
 
 // Qwen2-VL's files state the text's keys beside those of the images, and a rotation by several axes.

@@ -345,6 +345,10 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
   const double scale = std::fabs(static_cast<double>(attrs.scale)), cap = static_cast<double>(attrs.softcap);
   const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == Pass::backward;
   const RefTensor &q = in[0], &k = in[1], &v = in[2];
+  const auto first_of = [&](int64_t position) {
+    if (attrs.chunk > 0) return position - position % attrs.chunk;
+    return attrs.window > 0 ? std::max<int64_t>(0, position - attrs.window + 1) : 0;
+  };
   Bounds result = exact(expected);
   for (int64_t s = 0; s < in[4].shape[0]; ++s) {
     const auto begin = static_cast<int64_t>(in[3].data[static_cast<size_t>(s)]);
@@ -362,7 +366,7 @@ Bounds attention(const ops::Op& op, Pass pass, Inputs in, Inputs expected, bool 
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t g = h / (heads / kv_heads), position = length - (end - begin) + t - begin;
-        const int64_t first = attrs.window > 0 ? std::max<int64_t>(0, position - attrs.window + 1) : 0;
+        const int64_t first = first_of(position);
         const auto row = static_cast<size_t>((t * heads + h) * dim),
                    y_row = static_cast<size_t>((t * heads + h) * value_dim);
         const double keys = static_cast<double>(position - first + 1);
@@ -617,6 +621,7 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);
+  if (name == "scale_by_position") return relative(gamma_f32(2), expected);  // a factor that is rounded, and a product
   // Queries are rounded as the keys of an int8 cache are.
   if (name == "attention")
     return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);

@@ -130,19 +130,17 @@ Bounds magnitudes(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
   return result;
 }
 
-Bounds permute(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
-  if (pass != Pass::backward) return zero_bounds(expected);  // copies
+// Copies of rows, or sums of k; with weights each is a product, and a weight's gradient a sum over hidden.
+Bounds moved_rows(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  const bool backward = pass == Pass::backward, sums = (op.name() == "unpermute") != backward;
+  const bool weighted = op.name() == "unpermute" ? op.attrs().get<kernels::UnpermuteAttrs>().weighted
+                                                 : op.attrs().get<kernels::PermuteAttrs>().weighted;
+  if (!weighted && !sums) return zero_bounds(expected);
   Bounds result = magnitudes(op, pass, in, expected);
-  for (double& size : result[0]) size *= gamma_f32(static_cast<double>(in[0].shape[1]));
-  return result;
-}
-
-Bounds unpermute(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
-  Bounds result = magnitudes(op, pass, in, expected);
-  const double top_k = static_cast<double>(in[1].shape[1]), hidden = static_cast<double>(in[0].shape[1]);
-  // Forward k products and sums; backward one product for dx, and sums over hidden for dweights.
-  for (double& size : result[0]) size *= pass == Pass::backward ? kU : gamma_f32(top_k + 1);
-  if (result.size() > 1)
+  const RefTensor& rows = in[backward && !weighted ? 0 : 1];
+  const double top_k = static_cast<double>(rows.shape[1]), hidden = static_cast<double>(in.back().shape[1]);
+  for (double& size : result[0]) size *= sums ? gamma_f32(top_k + (weighted ? 1 : 0)) : kU;
+  if (backward && weighted)
     for (double& size : result[1]) size *= gamma_f32(hidden + 2);
   return result;
 }
@@ -292,8 +290,7 @@ Bounds expert_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, I
   const std::string_view name = op.name();
   if (name == "route") return route(op, pass, in, expected);
   if (name == "load_balancing_loss") return load_balancing_loss(pass, in, expected);
-  if (name == "permute") return permute(op, pass, in, expected);
-  if (name == "unpermute") return unpermute(op, pass, in, expected);
+  if (name == "permute" || name == "unpermute") return moved_rows(op, pass, in, expected);
   if (name == "head_linear") return head_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   if (name == "clamped_swiglu") return clamped_swiglu(op, pass, in, expected);
   if (name == "gate_rows") return gate_rows(in, expected);

@@ -69,18 +69,18 @@ std::vector<Workload> expert_order() {
   return cases;
 }
 
-std::vector<Workload> moved_rows(bool back) {
+std::vector<Workload> moved_rows(bool back, bool weighted) {
   std::vector<Workload> cases;
   for (DType dtype : {kF32, kBf16})
     for (int64_t top_k : {1, 2, 5})
       for (int64_t hidden : {1, 7, 16, 33, 130})
         for (int64_t tokens : {0, 1, 9}) {
-          const TensorType x(dtype, {back ? times(top_k) : Symbol::tokens, hidden}),
-              rows(DType::i32, {Symbol::tokens, top_k}), weights(kF32, {Symbol::tokens, top_k});
-          if (back)
-            cases.push_back(named_case(std::make_shared<ops::Unpermute>(), {x, rows, weights}, with_tokens(tokens)));
-          else
-            cases.push_back(named_case(std::make_shared<ops::Permute>(), {x, rows}, with_tokens(tokens)));
+          const TensorType x(dtype, {back ? times(top_k) : Symbol::tokens, hidden});
+          std::vector<TensorType> types = {x, TensorType(DType::i32, {Symbol::tokens, top_k})};
+          if (weighted) types.emplace_back(kF32, std::initializer_list<Dim>{Symbol::tokens, top_k});
+          const ops::OpPtr op = back ? ops::OpPtr(std::make_shared<ops::Unpermute>(kernels::UnpermuteAttrs{weighted}))
+                                     : ops::OpPtr(std::make_shared<ops::Permute>(kernels::PermuteAttrs{weighted}));
+          cases.push_back(named_case(op, std::move(types), with_tokens(tokens)));
         }
   return cases;
 }
@@ -163,8 +163,11 @@ std::vector<Workload> grouped_linear() {
 std::vector<Workload> expert_cases(std::string_view op) {
   if (op == "route") return route();
   if (op == "expert_order") return expert_order();
-  if (op == "permute") return moved_rows(false);
-  if (op == "unpermute") return moved_rows(true);
+  if (op == "permute" || op == "unpermute") {
+    std::vector<Workload> cases = moved_rows(op == "unpermute", false);
+    for (Workload& row : moved_rows(op == "unpermute", true)) cases.push_back(std::move(row));
+    return cases;
+  }
   if (op == "clamped_swiglu") return clamped_swiglu();
   if (op == "gate_rows") return gate_rows();
   if (op == "load_balancing_loss") return load_balancing_loss();

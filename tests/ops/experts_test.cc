@@ -228,6 +228,9 @@ TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
   EXPECT_EQ(infer(ops::Permute(), {x, pairs})[0], many);
   EXPECT_EQ(infer(ops::Unpermute(), {many, pairs, routed[1]})[0], x);
   EXPECT_HAS(refusal([&] { infer(ops::Unpermute(), {x, pairs, routed[1]}); }), "expected 2*tokens in dimension 0");
+  EXPECT_EQ(infer(ops::Permute({.weighted = true}), {x, pairs, routed[1]})[0], many);
+  EXPECT_EQ(infer(ops::Unpermute({.weighted = false}), {many, pairs})[0], x);
+  EXPECT_HAS(refusal([&] { infer(ops::Permute({.weighted = true}), {x, pairs, pairs}); }), "'weights' is i32");
   const ops::GroupedLinear grouped({DType::bf16});
   const TensorType weight(kF32, {4, 6, 8}), offsets(kI32, {5});
   EXPECT_EQ(infer(grouped, {many, weight, offsets, none})[0], TensorType(DType::bf16, {2 * Dim(tokens), 6}));

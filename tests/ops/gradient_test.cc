@@ -182,14 +182,30 @@ TEST(Gradient, Rope) {
                     {TensorType(kF32, {Symbol::tokens, 2, 8}), TensorType(kF32, {Symbol::tokens, 6})}, step(3));
 }
 
+TEST(Gradient, ScaleByPosition) {
+  for (bool plus_one : {false, true})
+    check_gradients(ops::ScaleByPosition({0.4f, 5, plus_one}),
+                    {TensorType(kF32, {Symbol::tokens, 2, 3}), TensorType(DType::i32, {Symbol::tokens})}, step(4));
+}
+
 TEST(Gradient, Attention) {
   struct Case {
     int64_t window, value_dim;
     float softcap = 0.0f;
     bool sinks = false;
+    int64_t chunk = 0;
   };
-  for (const Case& c : {Case{0, 3}, {2, 3}, {0, 5}, {2, 1}, {0, 3, 1.5f}, {2, 5, 0.0f, true}, {0, 3, 1.5f, true}}) {
-    const ops::Attention op({4, 2, 3, 0.5f, c.window, kernels::KvSource::direct, c.value_dim, c.softcap, c.sinks});
+  for (const Case& c : {Case{0, 3},
+                        {2, 3},
+                        {0, 5},
+                        {2, 1},
+                        {0, 3, 1.5f},
+                        {2, 5, 0.0f, true},
+                        {0, 3, 1.5f, true},
+                        {0, 3, 0.0f, false, 2},
+                        {0, 5, 1.5f, true, 3}}) {
+    const ops::Attention op(
+        {4, 2, 3, 0.5f, c.window, kernels::KvSource::direct, c.value_dim, c.softcap, c.sinks, c.chunk});
     std::vector<TensorType> types = {
         TensorType(kF32, {Symbol::tokens, 4, 3}),           TensorType(kF32, {Symbol::tokens, 2, 3}),
         TensorType(kF32, {Symbol::tokens, 2, c.value_dim}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
@@ -274,8 +290,11 @@ TEST(Gradient, Experts) {
                     std::vector<TensorType>(static_cast<size_t>(layers), logits), step(4));
   const Dim pairs = 2 * Dim(Symbol::tokens);
   check_gradients(ops::Permute(), {TensorType(kF32, {Symbol::tokens, 3}), rows}, step(4));
+  check_gradients(ops::Permute({.weighted = true}),
+                  {TensorType(kF32, {Symbol::tokens, 3}), rows, TensorType(kF32, {Symbol::tokens, 2})}, step(4));
   check_gradients(ops::Unpermute(), {TensorType(kF32, {pairs, 3}), rows, TensorType(kF32, {Symbol::tokens, 2})},
                   step(4));
+  check_gradients(ops::Unpermute({.weighted = false}), {TensorType(kF32, {pairs, 3}), rows}, step(4));
   check_gradients(
       ops::GroupedLinear({kF32}),
       {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4}), kernels::absent_port()},

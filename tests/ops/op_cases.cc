@@ -236,6 +236,19 @@ std::vector<Workload> rope() {
   return cases.take();
 }
 
+std::vector<Workload> scale_by_position() {
+  Cases cases;
+  for (DType dtype : kActivationDtypes)
+    for (const kernels::ScaleByPositionAttrs& attrs :
+         {kernels::ScaleByPositionAttrs{}, {-0.7f, 1, true}, {0.4f, 5, false}})
+      for (int64_t head_dim : {1, 7, 16, 33})
+        for (int64_t tokens : {0, 1, 9})
+          cases.add(std::make_shared<ops::ScaleByPosition>(attrs),
+                    {TensorType(dtype, {Symbol::tokens, 3, head_dim}), TensorType(DType::i32, {Symbol::tokens})},
+                    tokens);
+  return cases.take();
+}
+
 std::vector<Workload> attention() {
   Cases cases;
   const TensorType query_start(DType::i32, {Dim(Symbol::sequences, 1)}), kv_length(DType::i32, {Symbol::sequences});
@@ -244,11 +257,12 @@ std::vector<Workload> attention() {
     float softcap = 0.0f;
     bool sinks = false;
     int64_t value_row = value_dim;
+    int64_t chunk = 0;
   };
   const auto attrs_of = [](const Shape& shape, int64_t window, kernels::KvSource source) {
     return std::make_shared<ops::Attention>(
         kernels::AttentionAttrs{shape.heads, shape.kv_heads, shape.head_dim, 1.0f / static_cast<float>(shape.head_dim),
-                                window, source, shape.value_dim, shape.softcap, shape.sinks});
+                                window, source, shape.value_dim, shape.softcap, shape.sinks, shape.chunk});
   };
   const auto add = [&](const Shape& shape, ops::OpPtr op, std::vector<TensorType> types, const SymbolValues& symbols) {
     if (shape.sinks) types.emplace_back(kF32, std::initializer_list<Dim>{shape.heads});
@@ -279,6 +293,10 @@ std::vector<Workload> attention() {
          query_start, kv_length, TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
         symbols);
   };
+  const auto by_chunks = [](Shape shape, int64_t chunk) {
+    shape.chunk = chunk;
+    return shape;
+  };
   constexpr Shape kGrouped{4, 2, 8}, kSingle{1, 1, 16}, kMany{6, 2, 5};
   for (DType dtype : kActivationDtypes) {
     // Lengths around the chunk of 64 keys and around small tiles of queries.
@@ -295,19 +313,26 @@ std::vector<Workload> attention() {
       for (int64_t window : {0, 40}) direct(dtype, shape, 135, 2, window);
     for (const Shape& shape : {Shape{3, 1, 28, 20, 0, false, 28}, Shape{4, 2, 33, 7, 0, false, 33}})
       direct(dtype, shape, 75, 2, 0);
+    // Chunks of positions: of one, of some, beside the chunks of 64 keys, and longer than the sequence.
+    for (int64_t chunk : {1, 7, 63, 64, 65, 1000}) direct(dtype, by_chunks({4, 2, 8}, chunk), 135, 2, 0);
+    direct(dtype, by_chunks({6, 2, 24, 9, 0.5f, true}, 40), 135, 2, 0);
     for (const WeightType& kv : kCacheTypes) {
       for (const Shape& shape : {Shape{4, 2, 16, 16, 0.5f}, Shape{8, 1, 16, 16, 0, true}}) {
         cached(dtype, kv, shape, 3, 3, 0, 16, 9);    // decode
         cached(dtype, kv, shape, 70, 2, 33, 16, 9);  // prefill and decode, a window
         cached(dtype, kv, shape, 1, 1, 0, 16, 71);   // splits
       }
-      cached(dtype, kv, {4, 2, 48, 32}, 3, 3, 0, 16, 9);     // decode
-      cached(dtype, kv, {2, 1, 64, 128}, 20, 3, 33, 16, 5);  // prefill and decode, a window
-      cached(dtype, kv, {16, 1, 72, 64}, 2, 2, 0, 16, 4);    // many rows
-      cached(dtype, kv, {2, 1, 72, 64}, 1, 1, 0, 16, 71);    // splits
-      cached(dtype, kv, {3, 1, 7, 33}, 17, 1, 0, 200, 1);    // contiguous, ragged panels
-      cached(dtype, kv, kGrouped, 3, 3, 0, 16, 9);           // decode
-      cached(dtype, kv, kGrouped, 20, 3, 0, 16, 5);          // chunked prefill and decode together
+      cached(dtype, kv, by_chunks({4, 2, 16}, 33), 3, 3, 0, 16, 9);      // decode by chunks
+      cached(dtype, kv, by_chunks({4, 2, 16}, 33), 70, 2, 0, 7, 20);     // prefill and decode by chunks
+      cached(dtype, kv, by_chunks({8, 1, 16}, 700), 1, 1, 0, 16, 71);    // splits, of which a chunk begins in one
+      cached(dtype, kv, by_chunks({4, 2, 16}, 130), 300, 1, 0, 500, 1);  // contiguous, some chunks at once
+      cached(dtype, kv, {4, 2, 48, 32}, 3, 3, 0, 16, 9);                 // decode
+      cached(dtype, kv, {2, 1, 64, 128}, 20, 3, 33, 16, 5);              // prefill and decode, a window
+      cached(dtype, kv, {16, 1, 72, 64}, 2, 2, 0, 16, 4);                // many rows
+      cached(dtype, kv, {2, 1, 72, 64}, 1, 1, 0, 16, 71);                // splits
+      cached(dtype, kv, {3, 1, 7, 33}, 17, 1, 0, 200, 1);                // contiguous, ragged panels
+      cached(dtype, kv, kGrouped, 3, 3, 0, 16, 9);                       // decode
+      cached(dtype, kv, kGrouped, 20, 3, 0, 16, 5);                      // chunked prefill and decode together
       cached(dtype, kv, kMany, 17, 2, 33, 7, 20);     // a block size that does not divide the chunk, and a window
       cached(dtype, kv, kSingle, 70, 1, 0, 200, 1);   // contiguous
       cached(dtype, kv, {2, 2, 64}, 4, 4, 0, 1, 66);  // blocks of one position
@@ -592,7 +617,8 @@ std::vector<std::string_view> op_names() {
           "state_space_scan",
           "gated_delta_rule",
           "select_keys",
-          "selected_attention"};
+          "selected_attention",
+          "scale_by_position"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -605,6 +631,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "mul") return elementwise(std::make_shared<ops::Mul>());
   if (op == "rope_table") return rope_table();
   if (op == "rope") return rope();
+  if (op == "scale_by_position") return scale_by_position();
   if (op == "attention") return attention();
   if (op == "activation") return activations(false);
   if (op == "gated_activation") return activations(true);

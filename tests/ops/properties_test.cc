@@ -109,6 +109,12 @@ struct Sequence {
   int64_t length() const { return q.shape()[0]; }
 };
 
+// The earlier tokens that one sees: of a window, of its own chunk, or all.
+struct Reach {
+  int64_t window = 0, chunk = 0;
+  std::string text() const { return fmt::format("window {} and chunk {}", window, chunk); }
+};
+
 // A step over some sequences: the last `queries` tokens of the first `length` of each.
 struct Part {
   const Sequence* sequence;
@@ -150,7 +156,7 @@ constexpr float kSoftcap = 0.4f;
 
 // y of each part, over direct keys (block_size 0; all tokens must be queries) or a cache of `kv`, its blocks in falling
 // order.
-std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64_t window, int64_t block_size,
+std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, const Reach& reach, int64_t block_size,
                            const WeightType& kv = DType::f32) {
   const auto sequences = static_cast<int64_t>(parts.size());
   std::vector<TensorView> q, k, v;
@@ -170,9 +176,9 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
   const bool cached = block_size > 0;
   const int64_t value_dim = v[0].shape[2];
   const bool sinks = value_dim != kHeadDim;
-  const ops::Attention op({kHeads, kKvHeads, kHeadDim, 0.35f, window,
+  const ops::Attention op({kHeads, kKvHeads, kHeadDim, 0.35f, reach.window,
                            cached ? kernels::KvSource::cached : kernels::KvSource::direct, value_dim,
-                           sinks ? kSoftcap : 0.0f, sinks});
+                           sinks ? kSoftcap : 0.0f, sinks, reach.chunk});
   PassCall call;
   call.op = &op;
   call.symbols = symbols;
@@ -239,6 +245,12 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, int64
   return result;
 }
 
+// Whole sequences, and windows; on the CPU also chunks.
+std::vector<Reach> reaches() {
+  if (device_name() != "cpu") return {{}, {40}};
+  return {{}, {40}, {0, 40}, {0, 64}};
+}
+
 // On every device values as wide as keys; on the CPU also wider ones.
 std::vector<int64_t> value_dims() {
   if (device_name() != "cpu") return {kHeadDim};
@@ -250,20 +262,20 @@ TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
     std::vector<Sequence> sequences;
     for (int64_t length : {150, 1, 64, 97}) sequences.push_back(random_sequence(length, DType::f32, value_dim));
     for (const DeviceGroup& group : device_groups())
-      for (int64_t window : {0, 40}) {
+      for (const Reach& reach : reaches()) {
         Device& device = *group.devices.back();
         std::vector<Part> whole;
         std::vector<Tensor> alone;
         for (const Sequence& sequence : sequences) {
           whole.push_back({&sequence, sequence.length(), sequence.length()});
-          alone.push_back(attend(device, {whole.back()}, window, 0)[0]);
+          alone.push_back(attend(device, {whole.back()}, reach, 0)[0]);
         }
         const auto expect_rows = [&](size_t s, const Part& part, const Tensor& y, const std::string& how) {
           EXPECT_TRUE(same_bits(alone[s].view.rows(part.length - part.queries, part.queries), y.view))
-              << group.name << " window " << window << ": sequence " << s << " " << how;
+              << group.name << " " << reach.text() << ": sequence " << s << " " << how;
         };
         for (int64_t block_size : {0, 1000, 16, 7}) {
-          const std::vector<Tensor> batch = attend(device, whole, window, block_size);
+          const std::vector<Tensor> batch = attend(device, whole, reach, block_size);
           for (size_t s = 0; s < whole.size(); ++s)
             expect_rows(s, whole[s], batch[s], fmt::format("in a batch, blocks of {}", block_size));
           if (block_size == 0) continue;
@@ -272,7 +284,7 @@ TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
             for (int64_t done = 0; done < sequences[0].length(); done += chunk) {
               const int64_t queries = std::min(chunk, sequences[0].length() - done);
               const Part part{&sequences[0], done + queries, queries}, beside{&sequences[3], 97, 1};
-              const std::vector<Tensor> y = attend(device, {beside, part}, window, block_size);
+              const std::vector<Tensor> y = attend(device, {beside, part}, reach, block_size);
               expect_rows(0, part, y[1], fmt::format("tokens {}+{}, blocks of {}", done, queries, block_size));
               expect_rows(3, beside, y[0], "decoding");
               if (HasFailure()) return;
@@ -286,38 +298,39 @@ TEST(AttentionProperties, OneSequenceHasTheSameBitsHoweverItIsServed) {
 // otherwise: neither that, nor whether a row's keys are read in place, shows in its bits.
 TEST(AttentionProperties, LongSequencesHaveTheSameBitsOnAnyNumberOfThreads) {
   constexpr int64_t kSplit = kernels::kAttentionSplit;
-  const std::vector<std::pair<WeightType, int64_t>> cases = {{DType::f32, 0},
-                                                             {DType::f32, kSplit + 40},
-                                                             {DType::bf16, 0},
-                                                             {DType::f16, 0},
-                                                             {{DType::f32, &RowEncoding::int8()}, 0},
-                                                             {{DType::f32, &RowEncoding::fp8_e4m3()}, kSplit + 40}};
+  std::vector<std::pair<WeightType, Reach>> cases = {{DType::f32, {}},
+                                                     {DType::f32, {kSplit + 40}},
+                                                     {DType::bf16, {}},
+                                                     {DType::f16, {}},
+                                                     {{DType::f32, &RowEncoding::int8()}, {}},
+                                                     {{DType::f32, &RowEncoding::fp8_e4m3()}, {kSplit + 40}}};
+  if (device_name() == "cpu") cases.insert(cases.end(), {{DType::f32, {0, kSplit + 40}}, {DType::bf16, {0, 600}}});
   const std::vector<DeviceGroup>& groups = device_groups();
   for (const DeviceGroup& group : groups)
-    for (const auto& [kv, window] : cases) {
+    for (const auto& [kv, reach] : cases) {
       // On one instruction set every type, on the others one that is plain and one that is encoded.
-      if (group.devices[0] != groups[0].devices[0] && (window > 0 || kv.dtype != DType::f32)) continue;
-      const int64_t value_dim = window > 0 ? value_dims().back() : kHeadDim;
+      if (group.devices[0] != groups[0].devices[0] && (reach.window > 0 || kv.dtype != DType::f32)) continue;
+      const int64_t value_dim = reach.window > 0 ? value_dims().back() : kHeadDim;
       const Sequence sequence = random_sequence(2 * kSplit + 70, kv.dtype, value_dim),
                      other = random_sequence(kSplit + 1, kv.dtype, value_dim);
       const Part whole{&sequence, sequence.length(), sequence.length()}, last{&other, other.length(), 1};
       // Direct keys in f32 are what a plain cache holds; an encoded one is compared with itself, read all at once.
       if (kv.encoding != nullptr && device_name() != "cpu") continue;
       const int64_t all_at_once = kv.encoding == nullptr ? 0 : 3000;
-      const Tensor expected = attend(*group.devices[0], {whole}, window, all_at_once, kv)[0];
+      const Tensor expected = attend(*group.devices[0], {whole}, reach, all_at_once, kv)[0];
       const Tensor expected_other =
-          attend(*group.devices[0], {{&other, other.length(), other.length()}}, window, all_at_once, kv)[0];
+          attend(*group.devices[0], {{&other, other.length(), other.length()}}, reach, all_at_once, kv)[0];
       for (const auto& device : group.devices)
         for (int64_t block_size : {2000, 7}) {
           for (int64_t length : {int64_t{63}, kSplit, kSplit + 1, 2 * kSplit + 70})
             for (int64_t queries : {1, 20}) {
               if (queries > length) continue;
               const Part part{&sequence, length, queries};
-              const std::string label = fmt::format("{}, window {}, blocks of {}: {} tokens before {}",
-                                                    device->description(), window, block_size, queries, length);
-              const std::vector<Tensor> alone = attend(*device, {part}, window, block_size, kv);
+              const std::string label = fmt::format("{}, {}, blocks of {}: {} tokens before {}", device->description(),
+                                                    reach.text(), block_size, queries, length);
+              const std::vector<Tensor> alone = attend(*device, {part}, reach, block_size, kv);
               EXPECT_TRUE(same_bits(expected.view.rows(length - queries, queries), alone[0].view)) << label;
-              const std::vector<Tensor> two = attend(*device, {part, last}, window, block_size, kv);
+              const std::vector<Tensor> two = attend(*device, {part, last}, reach, block_size, kv);
               EXPECT_TRUE(same_bits(alone[0].view, two[0].view)) << label << ", beside another";
               EXPECT_TRUE(same_bits(expected_other.view.rows(kSplit, 1), two[1].view)) << label << ", the other";
               if (HasFailure()) return;
@@ -415,9 +428,9 @@ TEST(AttentionProperties, AWindowOfFewTokensMayTouchOneMoreSpan) {
   for (const DeviceGroup& group : device_groups()) {
     const int64_t window = 2 * kSplit - 1;
     const Tensor expected =
-        attend(*group.devices[0], {{&sequence, sequence.length(), sequence.length()}}, window, 0)[0];
+        attend(*group.devices[0], {{&sequence, sequence.length(), sequence.length()}}, {window}, 0)[0];
     for (const auto& device : group.devices) {
-      const Tensor got = attend(*device, {{&sequence, sequence.length(), 4}}, window, 2000)[0];
+      const Tensor got = attend(*device, {{&sequence, sequence.length(), 4}}, {window}, 2000)[0];
       EXPECT_TRUE(same_bits(expected.view.rows(sequence.length() - 4, 4), got.view)) << device->description();
     }
   }

@@ -73,6 +73,27 @@ TEST(Reference, AttentionIsCausalWindowedAndPerSequence) {
   EXPECT_CLOSE(run(1), tensor({3, 1, 1}, {2, 4, 9}), Tolerance::absolute(1e-15));
 }
 
+TEST(Reference, AttentionByChunksIsNotAWindow) {
+  // Zero queries: every visible value weighs the same. Chunks of two; the third token sees itself alone.
+  const RefTensor q = zeros({4, 1, 1}), k = zeros({4, 1, 1}), v = tensor({4, 1, 1}, {2, 4, 9, 1}),
+                  start = tensor({2}, {0, 4}), length = tensor({1}, {4});
+  const auto y = infer(ops::Attention({1, 1, 1, 1.0f, 0, kernels::KvSource::direct, 0, 0.0f, false, 2}),
+                       {q, k, v, start, length, {}}, {{4, 1, 1}})[0];
+  EXPECT_CLOSE(y, tensor({4, 1, 1}, {2, 3, 9, 5}), Tolerance::absolute(1e-15));
+}
+
+// transformers: log1p(floor((position + 1) / floor_scale)) * attn_scale + 1 of Llama 4, and of Mistral 4
+// 1 + beta * log(1 + floor(position / length)).
+TEST(Reference, ScaleByPosition) {
+  const RefTensor x = tensor({4, 1, 1}, {1, 1, 2, 1}), positions = tensor({4}, {0, 3, 4, 9});
+  const auto y = [&](bool plus_one) {
+    return infer(ops::ScaleByPosition({0.5f, 5, plus_one}), {x, positions}, {{4, 1, 1}})[0];
+  };
+  EXPECT_CLOSE(y(true), tensor({4, 1, 1}, {1, 1, 2 + std::log(2.0), 1 + 0.5 * std::log(3.0)}),
+               Tolerance::absolute(1e-15));
+  EXPECT_CLOSE(y(false), tensor({4, 1, 1}, {1, 1, 2, 1 + 0.5 * std::log(2.0)}), Tolerance::absolute(1e-15));
+}
+
 TEST(Reference, AttentionReadsItsBlocks) {
   // One sequence of three positions in blocks 2 and 0 of size 2; the query is its last token.
   const RefTensor q = zeros({1, 1, 1}), k = zeros({3, 1, 2, 1}), v = tensor({3, 1, 2, 1}, {6, 100, 100, 100, 1, 2});

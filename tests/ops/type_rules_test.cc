@@ -283,6 +283,18 @@ TEST(TypeRules, Rope) {
   EXPECT_REFUSED(op.infer_sharding(std::vector{with(x, Sharding::along(2)), table}), "sharded(2)");
 }
 
+TEST(TypeRules, ScaleByPosition) {
+  const ScaleByPosition op({0.1f, 8192, true});
+  const TensorType x(kB, {kT, 3, 10}), positions(kI, {kT});
+  EXPECT_EQ(infer(op, {x, positions})[0], x);
+  EXPECT_REFUSED(infer(op, {TensorType(kB, {kT, 30}), positions}), "'x' is bf16 [tokens, 30]");
+  EXPECT_REFUSED(infer(op, {x, TensorType(kF, {kT})}), "'positions' is f32");
+  EXPECT_REFUSED(ScaleByPosition({0.1f, 0, true}), "length is 0");
+  EXPECT_REFUSED(ScaleByPosition({HUGE_VALF, 1, true}), "rate is inf");
+  EXPECT_EQ(op.infer_sharding(std::vector{with(x, Sharding::along(1)), positions})[0], Sharding::along(1));
+  EXPECT_REFUSED(op.infer_sharding(std::vector{with(x, Sharding::along(2)), positions}), "sharded(2)");
+}
+
 TEST(TypeRules, Attention) {
   using kernels::KvSource;
   const Attention direct({4, 2, 8, 1, 0, KvSource::direct}), cached({4, 2, 8, 1, 0, KvSource::cached});
@@ -323,6 +335,8 @@ TEST(TypeRules, Attention) {
   EXPECT_REFUSED(infer(sinks, {q, kv, kv, start, length, none, TensorType(kB, {4})}), "'sinks' is bf16");
   EXPECT_REFUSED(Attention({7, 2, 8, 1, 0, KvSource::direct}), "heads is 7", "kv_heads is 2");
   EXPECT_REFUSED(Attention({4, 2, 8, 1, -1, KvSource::direct}), "window is -1");
+  EXPECT_REFUSED(Attention({4, 2, 8, 1, 0, KvSource::direct, 0, 0.0f, false, -1}), "chunk is -1");
+  EXPECT_REFUSED(Attention({4, 2, 8, 1, 5, KvSource::direct, 0, 0.0f, false, 7}), "chunk is 7 and window 5");
   const auto part = [](const TensorType& type) { return with(type, Sharding::along(1)); };
   EXPECT_EQ(cached.infer_sharding(std::vector{part(q), part(cache), part(cache), start, length, table})[0],
             Sharding::along(1));
@@ -423,14 +437,14 @@ TEST(TypeRules, DerivedBackwardTypes) {
 // The cost of attention is a closed form. It equals a count query by query, and takes no longer for long sequences.
 TEST(Cost, AttentionCountsPairsOfQueriesAndKeys) {
   // One head of one value: 4 operations for the products of a pair and 13 for its share of the softmax.
-  const auto pairs = [](int64_t tokens, int64_t sequences, int64_t cache, int64_t window) {
+  const auto pairs = [](int64_t tokens, int64_t sequences, int64_t cache, int64_t window, int64_t chunk = 0) {
     SymbolValues symbols;
     symbols[Symbol::tokens] = tokens;
     symbols[Symbol::sequences] = sequences;
     symbols[Symbol::max_blocks] = 1;
     const bool cached = cache > 0;
     using kernels::KvSource;
-    const Attention op({1, 1, 1, 1, window, cached ? KvSource::cached : KvSource::direct});
+    const Attention op({1, 1, 1, 1, window, cached ? KvSource::cached : KvSource::direct, 0, 0.0f, false, chunk});
     const TensorType x(kF, {kT, 1, 1}), keys = cached ? TensorType(kF, {Symbol::sequences, 1, cache, 1}) : x;
     const TensorType table(kI, {Symbol::sequences, Symbol::max_blocks});
     const std::vector<TensorType> in = {x,
@@ -452,6 +466,15 @@ TEST(Cost, AttentionCountsPairsOfQueriesAndKeys) {
         }
         EXPECT_EQ(pairs(tokens, 1, cache, window), expected) << tokens << " " << cache << " " << window;
         EXPECT_EQ(pairs(3 * tokens, 3, cache, window), 3 * expected) << tokens << " " << cache << " " << window;
+      }
+  for (int64_t tokens : {1, 2, 7, 64})
+    for (int64_t cache : {0, 64, 100})
+      for (int64_t chunk : {1, 3, 63, 64, 65, 200}) {
+        double expected = 0;
+        for (int64_t i = 0; i < tokens; ++i)
+          expected += static_cast<double>(((cache > 0 ? cache - tokens : 0) + i) % chunk + 1);
+        EXPECT_EQ(pairs(tokens, 1, cache, 0, chunk), expected) << tokens << " " << cache << ", chunks of " << chunk;
+        EXPECT_EQ(pairs(3 * tokens, 3, cache, 0, chunk), 3 * expected) << tokens << " " << cache;
       }
   const double many = 0x1p46;  // query by query: weeks
   EXPECT_EQ(pairs(int64_t{1} << 46, 1, 0, 0), many * (many + 1) / 2);

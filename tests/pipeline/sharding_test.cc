@@ -82,7 +82,8 @@ TEST_P(TwoRanks, GiveTheLogitsOfOne) {
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[0][i], expected[i], bound) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, TwoRanks, testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3"));
+INSTANTIATE_TEST_SUITE_P(Models, TwoRanks,
+                         testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "llama4_usual"));
 
 TEST(Sharding, WhatDoesNotDivideIsRefusedWithBothNumbers) {
   const models::Checkpoint checkpoint =

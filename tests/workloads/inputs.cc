@@ -192,7 +192,7 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   const DType dtype = type.dtype;
   if (op == "embedding" && port == "ids")
     return filled(dtype, shape, [&](int64_t) { return static_cast<double>(random.below(shapes[0][0])); });
-  if (op == "rope_table" && port == "positions")
+  if (port == "positions")  // of tables of rotations, and of scales
     return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(i % 2 ? random.below(131072) : i); });
   if (op == "rope_table" && port == "inv_freq")
     return filled(dtype, shape, [&](int64_t i) {

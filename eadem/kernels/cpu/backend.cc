@@ -18,6 +18,7 @@ constexpr OpKernels kOps[] = {
     {"mul", mul_kernels},
     {"rope_table", rope_table_kernels},
     {"rope", rope_kernels},
+    {"scale_by_position", scale_by_position_kernels},
     {"attention", attention_kernels},
     {"activation", activation_kernels},
     {"gated_activation", gated_activation_kernels},

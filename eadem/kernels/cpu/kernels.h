@@ -16,6 +16,7 @@ KernelList scale_kernels();
 KernelList mul_kernels();
 KernelList rope_table_kernels();
 KernelList rope_kernels();
+KernelList scale_by_position_kernels();
 KernelList attention_kernels();
 KernelList activation_kernels();
 KernelList gated_activation_kernels();

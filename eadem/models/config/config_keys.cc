@@ -35,7 +35,8 @@ constexpr std::string_view kLengths = "limits lengths in transformers' generate(
 constexpr std::string_view kGeneration = "is a default of generation, which generation_config.json states";
 constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
 // Those whose loss has no term for the load of experts in transformers. Other types with experts read these keys.
-constexpr std::string_view kUnbalancedTypes = "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h";
+constexpr std::string_view kUnbalancedTypes =
+    "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h llama4_text";
 constexpr std::string_view kScanChunks = "is the size of chunks in transformers' kernels";
 constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
 
@@ -83,7 +84,8 @@ constexpr InertKey kInertKeys[] = {
     {"seq_aux", "deepseek_v2 deepseek_v3 deepseek_v32", kAny, Writer::other, kTraining},
     {"output_router_logits", kUnbalancedTypes, kAny, Writer::transformers, kPythonApi},
     {"router_aux_loss_coef", kUnbalancedTypes, kAny, Writer::transformers, kTraining},
-    {"router_jitter_noise", "mixtral minimax_m2", kAny, Writer::transformers, kTraining},
+    {"router_jitter_noise", "mixtral minimax_m2 llama4_text", kAny, Writer::transformers, kTraining},
+    {"for_llm_compressor", "llama4_text", "false", Writer::other, "is for a program that quantizes"},
     {"max_window_layers", "qwen3_moe", kAny, Writer::other, "is not read: all layers have the window, or none"},
     {"resid_pdrop", "phi3 gpt2", kAny, Writer::transformers, kTraining},
     {"embd_pdrop", "phi3 gpt2", kAny, Writer::transformers, kTraining},

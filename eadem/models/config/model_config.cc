@@ -156,8 +156,8 @@ void read_rope_object(const io::JsonReader& rope, ModelConfig& result, double& t
     s.original_max_positions = original_positions(true);
     s.low_freq_factor = rope.number("low_freq_factor", 1e-6, 1e6);
     s.high_freq_factor = rope.number("high_freq_factor", 1e-6, 1e6);
-    if (s.high_freq_factor <= s.low_freq_factor)
-      rope.fail("high_freq_factor", fmt::format("a number above low_freq_factor {}", s.low_freq_factor));
+    if (s.high_freq_factor < s.low_freq_factor)
+      rope.fail("high_freq_factor", fmt::format("a number from low_freq_factor {} on", s.low_freq_factor));
   } else if (type == "yarn") {
     s.kind = RopeScaling::Kind::yarn;
     s.original_max_positions = original_positions(false);
@@ -318,6 +318,14 @@ void ModelConfig::validate(const std::string& source) const {
   }
   require(layer_windows.size() == static_cast<size_t>(num_hidden_layers),
           fmt::format("{} attention windows for {} layers", layer_windows.size(), num_hidden_layers));
+  require(layer_chunks.empty() || layer_chunks.size() == layer_windows.size(),
+          fmt::format("attention chunks of {} layers for {}", layer_chunks.size(), num_hidden_layers));
+  for (int64_t chunk : layer_chunks)
+    require(chunk >= 0 && chunk <= kMaxExtent, fmt::format("a chunk of attention is {} positions long", chunk));
+  require(!attn_temperature_tuning || (std::isfinite(attn_scale) && floor_scale >= 1 && floor_scale <= kMaxExtent &&
+                                       floor_scale == std::floor(floor_scale)),
+          fmt::format("attn_scale is {} and floor_scale {}; expected a number, and a whole one from 1 on", attn_scale,
+                      floor_scale));
   // The seven matrices of each of kMaxLayers layers stay inside 64 bits together, in bytes as well.
   constexpr double kMaxElements = 1e13;
   const double widest = static_cast<double>(std::max({vocab_size, intermediate_size, num_attention_heads * head_dim}));

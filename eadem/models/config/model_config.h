@@ -71,7 +71,11 @@ struct ModelConfig {
   double logit_softcap = 0;        // 0: none
   bool tie_word_embeddings = false;
   std::vector<int64_t> layer_windows;  // attention window of each layer; 0: unlimited
+  std::vector<int64_t> layer_chunks;   // tokens see those of their chunk of so many; 0: no chunks; empty: in no layer
   std::vector<int64_t> nope_layers;    // those that rotate nothing, in order
+  // Queries of nope_layers are multiplied by 1 + attn_scale * ln(1 + floor((position + 1) / floor_scale)).
+  bool attn_temperature_tuning = false;
+  double attn_scale = 0, floor_scale = 0;
   // Mixtures of experts, in the MLP of the layers that has_experts names; 0 experts: in none.
   int64_t num_experts = 0;
   int64_t num_experts_per_tok = 0;

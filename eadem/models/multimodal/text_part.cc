@@ -61,6 +61,9 @@ constexpr TextType kTextTypes[] = {
     {"qwen3_vl_text", "qwen3",
      R"({"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
          "num_attention_heads": 32, "max_position_embeddings": 128000, "rope_theta": 500000})"},
+    {"llama4_text", "llama4_text",
+     R"({"vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+         "num_hidden_layers": 48, "num_attention_heads": 40})"},
     {"qwen3_5_text", "qwen3_5_text",
      R"({"vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
          "num_attention_heads": 16})"}};

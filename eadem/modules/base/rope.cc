@@ -16,7 +16,7 @@ void scale_llama3(const RopeScaling& s, std::vector<double>& inv_freq) {
     const double wavelength = 2 * std::numbers::pi / f;
     if (wavelength > low_wavelength) {
       f /= s.factor;
-    } else if (wavelength >= high_wavelength) {
+    } else if (wavelength >= high_wavelength && low_wavelength > high_wavelength) {
       const double smooth =
           (s.original_max_positions / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
       f = (1 - smooth) * f / s.factor + smooth * f;

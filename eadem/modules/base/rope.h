@@ -15,7 +15,8 @@ struct RopeScaling {
   enum class Kind : uint8_t {
     none,
     linear,    // positions divided by `factor`. Source: Chen et al. 2023
-    llama3,    // by wavelength: low frequencies divided, high kept, smooth between. Source: Llama 3.1 model code
+    llama3,    // by wavelength: low frequencies divided, high kept, smooth between, if there is a band between; it is
+               // empty where both factors are one. Source: Llama 3.1 model code
     yarn,      // by wavelength, and logits scaled. Source: Peng et al. 2023
     longrope,  // each frequency divided by its own `short_factor` or, beyond the original context, `long_factor`, and
                // logits scaled. Source: Ding et al. 2024

@@ -18,7 +18,8 @@ kernels::AttentionAttrs attributes(const AttentionRequest& request, kernels::KvS
           .source = source,
           .value_dim = request.value_dim,
           .softcap = static_cast<float>(request.softcap),
-          .sinks = request.sinks};
+          .sinks = request.sinks,
+          .chunk = request.chunk};
 }
 
 // Where keys and values lie, and the table that finds them.
@@ -53,14 +54,14 @@ ValueId build_direct(BuildContext& context, const AttentionRequest& request, con
 
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
   const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
-  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.window);
+  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.reach());
   KvCacheStore::Caches caches;
   if (request.latent)
     caches.k = caches.v = store.build_latent(context, inputs.k, request.layer);
   else
     caches = store.build(context, inputs.k, inputs.v, request.layer);
   return add_attention(context, request, kernels::KvSource::cached,
-                       {caches.k, caches.v, context.group_of(request.window).block_table}, inputs);
+                       {caches.k, caches.v, context.group_of(request.reach()).block_table}, inputs);
 }
 
 // The line that `explain` prints for a layer.
@@ -70,6 +71,7 @@ std::string description_of(const AttentionRequest& request) {
                                                                        : "a paged cache";
   if (request.latent) text += fmt::format(", latent rows of {}", request.head_dim);
   if (request.window > 0) text += fmt::format(", a window of {}", request.window);
+  if (request.chunk > 0) text += fmt::format(", chunks of {}", request.chunk);
   if (request.softcap > 0) text += fmt::format(", scores capped at {}", request.softcap);
   if (request.sinks) text += ", sinks";
   if (request.selected > 0) text += fmt::format(", the {} keys that an indexer selects", request.selected);
@@ -97,8 +99,8 @@ std::span<const AttentionStrategy* const> AttentionFactory::strategies() { retur
 
 ValueId AttentionFactory::build(BuildContext& context, AttentionRequest request, const AttentionInputs& inputs) {
   request.cache = context.cache;
-  EADEM_CHECK(request.selected == 0 || (request.window == 0 && request.softcap == 0 && !request.sinks),
-              "a selection with a window, a soft cap or sinks");
+  EADEM_CHECK(request.selected == 0 || (request.reach() == 0 && request.softcap == 0 && !request.sinks),
+              "a selection with a window, chunks, a soft cap or sinks");
   Decision decision{"attention " + context.graph.scope(), {}, {}};
   const AttentionStrategy* strategy = select(strategies(), request, decision);
   if (strategy == nullptr) throw_no_candidate(decision);

@@ -20,8 +20,13 @@ struct AttentionRequest {
   double softcap = 0;  // of scores; 0: none
   bool sinks = false;
   int64_t selected = 0;  // positions of the selection; 0: there is none, and every key is attended to
+  int64_t chunk = 0;     // of positions that see each other; 0: no chunks. Not beside a window
   int layer = -1;
   CacheSpec cache;
+
+  // A token sees no more than within a window of this length, which says what a cache has to keep; 0: everything. Of
+  // chunks a cache keeps the last C - 1 tokens too, though a token at the beginning of one sees fewer.
+  int64_t reach() const { return window > 0 ? window : chunk; }
 };
 
 // q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; sinks [heads] f32 and selection

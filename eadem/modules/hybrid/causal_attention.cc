@@ -58,7 +58,9 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
   const auto normalize = [&](const char* name, QkNorm kind, int64_t size, ValueId value) {
     if (!config_.qk_norm_eps || config_.qk_norm != kind) return value;
     const Graph::Scope scope(graph, name);
-    return RmsNorm(size, *config_.qk_norm_eps).build(context, value, layer_);
+    const RmsNorm norm(size, *config_.qk_norm_eps);
+    return kind == QkNorm::weightless_after_rope ? norm.build_weightless(context, value)
+                                                 : norm.build(context, value, layer_);
   };
   const auto split = [&](const char* name, int64_t own_heads, ValueId flat) {
     const Graph::Scope scope(graph, name);
@@ -73,10 +75,16 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
                           ValueId flat) {
     flat = normalize(norm, QkNorm::whole, all_heads * config_.head_dim, flat);
     const ValueId each = normalize(norm, QkNorm::per_head, config_.head_dim, split(name, own_heads, flat));
-    return normalize(norm, QkNorm::per_head_after_rope, config_.head_dim, rotate(rope, each));
+    const ValueId rotated = rotate(rope, each);
+    return normalize(norm, QkNorm::weightless_after_rope, config_.head_dim,
+                     normalize(norm, QkNorm::per_head_after_rope, config_.head_dim, rotated));
   };
-  const ValueId q =
+  ValueId q =
       finish("q_norm", "q_rope", "q_proj", config_.heads, heads, project("q_proj", config_.heads, Parallel::column));
+  if (config_.temperature) {
+    const Graph::Scope scope(graph, "q_temperature");
+    q = graph.add1(std::make_shared<ops::ScaleByPosition>(*config_.temperature), {q, context.step.positions});
+  }
   const auto select = [&](const char* name, ValueId value) {
     if (!kv.selection) return value;
     const Graph::Scope scope(graph, name);
@@ -99,6 +107,7 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
                                                  .window = config_.window,
                                                  .softcap = config_.softcap,
                                                  .sinks = config_.sinks,
+                                                 .chunk = config_.chunk,
                                                  .layer = layer_,
                                                  .cache = {}},
                                                 {q, k, v, sinks});

@@ -65,7 +65,7 @@ void list_parameters(const CausalAttention::Config& config, const std::string& p
   add("q_proj", q, config.hidden, config.qkv_bias);
   add("k_proj", kv, config.hidden, config.qkv_bias);
   add("v_proj", kv, config.hidden, config.qkv_bias);
-  if (config.qk_norm_eps)
+  if (config.qk_norm_eps && config.qk_norm != CausalAttention::Config::QkNorm::weightless_after_rope)
     for (const auto& [name, width] : {std::pair<const char*, int64_t>{"q_norm", q}, {"k_norm", kv}}) {
       const bool whole = config.qk_norm == CausalAttention::Config::QkNorm::whole;
       list.push_back({prefix + "self_attn." + name + ".weight", Shape{whole ? width : config.head_dim}});

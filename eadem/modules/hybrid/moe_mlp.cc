@@ -84,10 +84,18 @@ ValueId MoeMlp::build(BuildContext& context, ValueId x) const {
     return LinearFactory::build(context, {.name = name, .in = in, .out = out, .hardware = &hardware}, value);
   };
   const ValueId read = project("fc1_latent_proj", config_.hidden, config_.latent, x);
-  const ValueId rows = graph.add1(std::make_shared<ops::Permute>(), {read, order[0]});
+  const auto with_weights = [&](bool weighted, ValueId value) {
+    std::vector<ValueId> ports = {value, order[0]};
+    if (weighted) ports.push_back(routed.weights);
+    return ports;
+  };
+  const bool first = config_.weighs_input;
+  const ValueId rows =
+      graph.add1(std::make_shared<ops::Permute>(kernels::PermuteAttrs{first}), with_weights(first, read));
   const ValueId made = build_experts(context, rows, order[1]);
-  const ValueId mixed = project("fc2_latent_proj", config_.latent, config_.hidden,
-                                graph.add1(std::make_shared<ops::Unpermute>(), {made, order[0], routed.weights}));
+  const ValueId mixed = project(
+      "fc2_latent_proj", config_.latent, config_.hidden,
+      graph.add1(std::make_shared<ops::Unpermute>(kernels::UnpermuteAttrs{!first}), with_weights(!first, made)));
   return config_.shared ? graph.add1(std::make_shared<ops::Add>(), {mixed, build_shared(context, x)}) : mixed;
 }
 

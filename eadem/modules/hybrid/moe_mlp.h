@@ -12,13 +12,13 @@ namespace eadem::modules {
 
 // A mixture of experts in the place of an MLP: the router gives each token `route.top_k` of the experts, and
 //   y = sum over them of weight * down_proj(f(gate_proj(x)) * up_proj(x)) + shared(x),
-// without a gate down_proj(f(up_proj(x))). With a latent the experts read fc1_latent_proj(x), and their sum goes
-// through fc2_latent_proj. Parameters: gate.weight [experts, hidden], the router, with gate.bias [experts], and what is
-// added to scores for the choice, gate.e_score_correction_bias [experts], which stay f32; experts.gate_proj.weight and
-// experts.up_proj.weight [experts, ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias
-// [experts, outputs]; those of a DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1,
-// hidden]; fc1_latent_proj.weight [latent, hidden] and fc2_latent_proj.weight [hidden, latent], with experts of that
-// width.
+// without a gate down_proj(f(up_proj(x))); or the weight multiplies what the expert reads, weight * x in the place of
+// x. With a latent the experts read fc1_latent_proj(x), and their sum goes through fc2_latent_proj. Parameters:
+// gate.weight [experts, hidden], the router, with gate.bias [experts], and what is added to scores for the choice,
+// gate.e_score_correction_bias [experts], which stay f32; experts.gate_proj.weight and experts.up_proj.weight [experts,
+// ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias [experts, outputs]; those of a
+// DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1, hidden]; fc1_latent_proj.weight
+// [latent, hidden] and fc2_latent_proj.weight [hidden, latent], with experts of that width.
 class MoeMlp {
  public:
   // An expert that computes all tokens.
@@ -41,6 +41,7 @@ class MoeMlp {
     std::optional<SharedExpert> shared;
     bool gated = true;   // experts have a gate_proj, and the shared one has
     int64_t latent = 0;  // width of what experts read and write; 0: hidden
+    bool weighs_input = false;
 
     int64_t expert_width() const { return latent > 0 ? latent : hidden; }
   };

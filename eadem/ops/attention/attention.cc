@@ -22,6 +22,9 @@ Attention::Attention(const kernels::AttentionAttrs& attrs) : attrs_(attrs) {
   if (attrs.value_dim < 0)
     throw InvalidArgument("attention: value_dim is {}; expected 0 (head_dim) or more", attrs.value_dim);
   if (attrs.window < 0) throw InvalidArgument("attention: window is {}; expected 0 (unlimited) or more", attrs.window);
+  if (attrs.chunk < 0 || (attrs.chunk > 0 && attrs.window > 0))
+    throw InvalidArgument("attention: chunk is {} and window {}; expected 0 (none) or more, and one of them at most",
+                          attrs.chunk, attrs.window);
   if (!std::isfinite(attrs.scale))
     throw InvalidArgument("attention: scale is {}; expected a finite number", attrs.scale);
   if (!std::isfinite(attrs.softcap) || attrs.softcap < 0)
@@ -49,6 +52,7 @@ std::string Attention::attrs_text() const {
                                  attrs_.scale, attrs_.window, attrs_.source == KvSource::direct ? "direct" : "cached");
   if (attrs_.softcap > 0) text += fmt::format(" softcap={}", attrs_.softcap);
   if (attrs_.sinks) text += " sinks";
+  if (attrs_.chunk > 0) text += fmt::format(" chunk={}", attrs_.chunk);
   return text;
 }
 
@@ -124,6 +128,34 @@ std::vector<TensorType> Attention::extra_types(std::span<const TensorType> in) c
   return {TensorType(DType::f32, {in[kQ].dim(0), in[kQ].dim(1)})};
 }
 
+namespace {
+
+// Pairs of a query and a key that it sees, of all queries before `position`, where attention is by chunks.
+double pairs_in_chunks(int64_t chunk, int64_t position) {
+  const double whole = static_cast<double>(position / chunk), size = static_cast<double>(chunk),
+               rest = static_cast<double>(position % chunk);
+  return 0.5 * (whole * size * (size + 1) + rest * (rest + 1));
+}
+
+// What the queries at positions [begin, end) of a sequence read.
+struct SeenKeys {
+  double pairs;  // of a query and a key that it sees
+  int64_t keys;  // that any of them sees
+};
+
+// Query i sees begin + i + 1 keys, or the window's: an arithmetic series, and from its end on a constant.
+SeenKeys seen_keys(const kernels::AttentionAttrs& attrs, int64_t begin, int64_t end) {
+  const int64_t keys = end - (begin < end ? attrs.first_key(begin) : 0);
+  if (attrs.chunk > 0) return {pairs_in_chunks(attrs.chunk, end) - pairs_in_chunks(attrs.chunk, begin), keys};
+  const int64_t queries = end - begin, first = begin + 1;
+  const int64_t growing = attrs.window > 0 ? std::clamp<int64_t>(attrs.window - first, 0, queries) : queries;
+  return {0.5 * static_cast<double>(growing) * static_cast<double>(2 * first + growing - 1) +
+              static_cast<double>(queries - growing) * static_cast<double>(attrs.window),
+          keys};
+}
+
+}  // namespace
+
 Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
                      const SymbolValues& symbols) const {
   const Shape q = in[kQ].bind(symbols);
@@ -132,13 +164,7 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
   int64_t keys = queries;
   if (attrs_.source == KvSource::cached)
     keys = std::max(queries, in[kBlockTable].bind(symbols)[1] * in[kK].bind(symbols)[2]);
-  // Pairs of a query and a key that it sees, and keys that any query sees, of one sequence.
-  // Query i sees first + i keys, or the window's: an arithmetic series, and from its end on a constant.
-  const int64_t first = keys - queries + 1;
-  const int64_t growing = attrs_.window > 0 ? std::clamp<int64_t>(attrs_.window - first, 0, queries) : queries;
-  const double pairs = 0.5 * static_cast<double>(growing) * static_cast<double>(2 * first + growing - 1) +
-                       static_cast<double>(queries - growing) * static_cast<double>(attrs_.window);
-  const int64_t seen = attrs_.window > 0 ? std::min(keys, attrs_.window + queries - 1) : keys;
+  const SeenKeys seen = seen_keys(attrs_, keys - queries, keys);
   const double share = static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(1, queries));
   const double heads = static_cast<double>(attrs_.heads), head_dim = static_cast<double>(attrs_.head_dim),
                value_dim = static_cast<double>(attrs_.values());
@@ -146,7 +172,7 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
   // maximum and sum; a soft cap a hyperbolic tangent.
   const bool backward = pass == Pass::backward;
   const double flops =
-      share * pairs * heads *
+      share * seen.pairs * heads *
       ((backward ? 3 : 1) * 2 * head_dim + (backward ? 2 : 1) * 2 * value_dim + 13 + (attrs_.softcap > 0 ? 25 : 0));
   if (attrs_.source == KvSource::direct) return {flops, traffic_bytes(*this, pass, in, out, symbols)};
   const TensorType key(in[kK].dtype, {attrs_.kv_heads, attrs_.head_dim}, in[kK].encoding),
@@ -154,7 +180,7 @@ Cost Attention::cost(Pass pass, std::span<const TensorType> in, std::span<const 
   const bool shared = in[kV].fixed(3) != attrs_.values();  // values lie in the rows of keys
   const double kv_rows = static_cast<double>(key.size_bytes(symbols) + (shared ? 0 : value.size_bytes(symbols)));
   const TensorType others[] = {in[kQ], in[kQueryStart], in[kKvLength], in[kBlockTable]};
-  return {flops, share * static_cast<double>(seen) * kv_rows + traffic_bytes(others, out, symbols)};
+  return {flops, share * static_cast<double>(seen.keys) * kv_rows + traffic_bytes(others, out, symbols)};
 }
 
 void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
@@ -183,7 +209,7 @@ void Attention::reference(Pass pass, std::span<const RefTensor> in, std::span<Re
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t g = h / (heads / kv_heads);
         const int64_t position = length - (end - begin) + (t - begin);
-        const int64_t first = attrs_.window > 0 ? std::max<int64_t>(0, position - attrs_.window + 1) : 0;
+        const int64_t first = attrs_.first_key(position);
         const auto q_offset = static_cast<size_t>((t * heads + h) * head_dim),
                    y_offset = static_cast<size_t>((t * heads + h) * value_dim);
         const auto key_offset = [&](int64_t j) { return static_cast<size_t>(kv_row(j, g) * head_dim); };
@@ -260,6 +286,29 @@ void append_long_contexts(std::vector<Workload>& rows, const ModelShape& model, 
               TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
              symbols});
       }
+}
+
+// Chunks as in Llama 4: a token in the middle of one, and a prompt across the border of two.
+void append_chunks(std::vector<Workload>& rows) {
+  constexpr int64_t kHeads = 40, kKvHeads = 8, kHeadDim = 128, kChunk = 8192;
+  for (const StepShape& step :
+       {StepShape{"decode-1", 1, 1, kChunk + kChunk / 2}, StepShape{"prefill-512", 512, 1, kChunk + 256}}) {
+    SymbolValues symbols = symbols_of(step);
+    symbols[Symbol::max_blocks] = 1;
+    const TensorType cache(DType::bf16, {1, kKvHeads, step.kv_length, kHeadDim});
+    rows.push_back(
+        {workload_name("llama-4-scout", step, "attention by chunks"),
+         std::make_shared<Attention>(kernels::AttentionAttrs{.heads = kHeads,
+                                                             .kv_heads = kKvHeads,
+                                                             .head_dim = kHeadDim,
+                                                             .scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim)),
+                                                             .source = KvSource::cached,
+                                                             .chunk = kChunk}),
+         {TensorType(DType::bf16, {Symbol::tokens, kHeads, kHeadDim}), cache, cache,
+          TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
+          TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
+         symbols});
+  }
 }
 
 // A soft cap as in Gemma 2, and sinks as in gpt-oss.
@@ -350,6 +399,7 @@ std::vector<Workload> Attention::workloads() {
     }
   }
   append_capped_and_sinks(rows);
+  append_chunks(rows);
   for (const LatentShape& model : latent_shapes()) append_latent(rows, model);
   return rows;
 }

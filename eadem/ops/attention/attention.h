@@ -17,8 +17,8 @@ namespace eadem::ops {
 
 class Attention final : public Op {
  public:
-  // Throws InvalidArgument unless heads is a positive multiple of kv_heads, head_dim > 0, window >= 0, scale finite,
-  // and softcap finite and >= 0.
+  // Throws InvalidArgument unless heads is a positive multiple of kv_heads, head_dim > 0, window and chunk >= 0 and not
+  // both above, scale finite, and softcap finite and >= 0.
   explicit Attention(const kernels::AttentionAttrs& attrs);
 
   std::string_view name() const override { return "attention"; }

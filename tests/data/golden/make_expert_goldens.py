@@ -73,10 +73,34 @@ FAMILIES = {
                     n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8, n_shared_experts=1, n_group=2,
                     topk_group=1, rms_norm_eps=1e-6, index_n_heads=16, index_head_dim=10, index_topk=13,
                     rope_parameters=rope(10000.0))),
+    # Chunks of 7; the third layer sees everything and does not rotate, and its queries grow every five positions;
+    # experts in every second layer, of which nobody chooses the last. Frequencies are kept or divided, none is blended.
+    "llama4": dict(
+        type="llama4_text", prompt=40, classic=None,
+        config=dict(hidden_size=20, intermediate_size=9, intermediate_size_mlp=18, num_hidden_layers=4,
+                    num_attention_heads=3, num_key_value_heads=1, head_dim=8, num_local_experts=5,
+                    num_experts_per_tok=1, interleave_moe_layer_step=2, no_rope_layers=[1, 1, 0, 1],
+                    attention_chunk_size=7, floor_scale=5, attn_scale=0.4, use_qk_norm=True,
+                    rope_parameters=rope(500.0, rope_type="llama3", factor=16.0, low_freq_factor=1.0,
+                                         high_freq_factor=1.0, original_max_position_embeddings=32))),
+    # As in the model of 128 experts, no norms of q and k; two experts for each token, in layers of a list; chunks of
+    # 16, and queries that do not grow in the layer that does not rotate, which is the first.
+    "llama4_plain": dict(
+        type="llama4_text", prompt=40, classic=None,
+        config=dict(hidden_size=24, intermediate_size=10, intermediate_size_mlp=14, num_hidden_layers=3,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=6, num_local_experts=4,
+                    num_experts_per_tok=2, moe_layers=[1, 2], no_rope_layers=[0, 1, 1], attention_chunk_size=16,
+                    use_qk_norm=False, attn_temperature_tuning=False, rope_parameters=rope(10000.0))),
+    # What a GGUF file can state: chunks of 8192, and every fourth layer without rotation.
+    "llama4_usual": dict(
+        type="llama4_text", prompt=40, classic=None,
+        config=dict(hidden_size=20, intermediate_size=8, intermediate_size_mlp=16, num_hidden_layers=4,
+                    num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_local_experts=3,
+                    num_experts_per_tok=1, interleave_moe_layer_step=2, rope_parameters=rope(500000.0))),
 }
 goldens.FAMILIES |= FAMILIES
 ARCHITECTURES = {"mixtral": "llama", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "gpt_oss": "gpt-oss",
-                 "minimax_m2": "minimax-m2", "olmoe": "olmoe",
+                 "minimax_m2": "minimax-m2", "olmoe": "olmoe", "llama4_text": "llama4",
                  "deepseek_v32": "glm-dsa"}  # whose tensors have the same names
 plain_parameter, plain_greedy = goldens.random_parameter, goldens.forward_and_greedy
 
@@ -87,6 +111,11 @@ def random_parameter(model_name, name, shape):
         value = 0.7 * rng.standard_normal(shape)
         if name.endswith("router.bias"):
             value[-1] = -30
+        return torch.from_numpy(value.astype(np.float32))
+    if model_name == "llama4" and name.endswith("router.weight"):
+        # The larger of two opposite logits is above a quarter of one of them: no token chooses the last expert.
+        value = 1.2 / np.sqrt(shape[1]) * rng.standard_normal(shape)
+        value[1], value[-1] = -value[0], value[0] / 4
         return torch.from_numpy(value.astype(np.float32))
     if model_name.startswith(("gpt_oss", "llama4")) and ".experts." in name:  # [experts, in, out]
         return torch.from_numpy((1.2 / np.sqrt(shape[1]) * rng.standard_normal(shape)).astype(np.float32))

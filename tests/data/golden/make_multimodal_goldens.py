@@ -51,13 +51,26 @@ MODELS = {
                                patch_size=4, out_hidden_size=32, num_position_embeddings=4, spatial_merge_size=1,
                                temporal_patch_size=1, deepstack_visual_indexes=[0]),
             image_token_id=90, video_token_id=91, vision_start_token_id=92, vision_end_token_id=93)),
+    "llama4_multimodal": dict(
+        type="llama4", config=dict(
+            tie_word_embeddings=False,
+            text_config=TEXT | dict(model_type="llama4_text", hidden_size=20, intermediate_size=8,
+                                    intermediate_size_mlp=16, head_dim=8, num_local_experts=3,
+                                    interleave_moe_layer_step=2, no_rope_layers=[1, 0], attention_chunk_size=9,
+                                    floor_scale=10, attention_bias=True,
+                                    rope_parameters=dict(rope_type="default", rope_theta=5e5)),
+            vision_config=dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=32,
+                               vision_output_dim=8, image_size=8, patch_size=4, projector_input_dim=8,
+                               projector_output_dim=8),
+            image_token_index=90, boi_token_index=91, eoi_token_index=92)),
 }
 
 
 @contextlib.contextmanager
 def precision(dtype, model_type):
     """goldens.precision() for the modules of a multimodal model and of its text."""
-    rows = {"gemma3": {"gemma3"}, "mistral3": {"mistral3", "mistral"}, "qwen3_vl": {"qwen3_vl"}}[model_type]
+    rows = {"gemma3": {"gemma3"}, "mistral3": {"mistral3", "mistral"}, "qwen3_vl": {"qwen3_vl"},
+            "llama4": {"llama4"}}[model_type]
     types = {name: dict(type=name) for name in rows}
     saved, goldens.MODELS, families, goldens.FAMILIES = goldens.MODELS, types, goldens.FAMILIES, {}
     try:

@@ -30,7 +30,7 @@ INSTANTIATE_TEST_SUITE_P(Types, EveryKvType, testing::Values("f32", "bf16", "f16
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(EveryKvType, ChunksThreadsCachesAndFusionsDoNotChangeBits) {
-  for (const char* model : {"llama", "qwen2", "mistral"})
+  for (const char* model : {"llama", "qwen2", "mistral", "llama4"})
     for (Isa isa : available_isas()) {
       const KvSetup base{GetParam(),
                          {.model = golden(model), .threads = 1, .isa = std::string(isa_name(isa)), .options = {}}};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Models with windows in a paged cache: two cache groups, blocks that go back to the pool while a sequence runs, and
-// the bits of a cache that keeps everything.
+// Models with windows, or chunks, in a paged cache: two cache groups, blocks that go back to the pool while a sequence
+// runs, and the bits of a cache that keeps everything.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ StepLoop::Request request(const InferEngine& engine, int64_t length, int seed, i
 }
 
 class WindowedModel : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Goldens, WindowedModel, testing::Values("gemma3", "gemma3_mixed", "mistral"),
+INSTANTIATE_TEST_SUITE_P(Goldens, WindowedModel, testing::Values("gemma3", "gemma3_mixed", "mistral", "llama4"),
                          [](const auto& info) { return std::string(info.param); });
 
 // A prompt much longer than the window and than the pool of its group, read in chunks, and a long answer.

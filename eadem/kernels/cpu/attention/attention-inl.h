@@ -109,14 +109,11 @@ struct Seen {
 };
 
 HWY_INLINE Seen seen(const Attention& a, int64_t position, int64_t chunk_start) {
-  const int64_t oldest = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
-  return {std::clamp<int64_t>(oldest - chunk_start, 0, kChunk),
+  return {std::clamp<int64_t>(a.first_key(position) - chunk_start, 0, kChunk),
           std::clamp<int64_t>(position + 1 - chunk_start, 0, kChunk)};
 }
 
-inline int64_t first_chunk(const Attention& a, int64_t first_position) {
-  return a.window > 0 ? std::max<int64_t>(0, first_position - a.window + 1) / kChunk : 0;
-}
+inline int64_t first_chunk(const Attention& a, int64_t first_position) { return a.first_key(first_position) / kChunk; }
 
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

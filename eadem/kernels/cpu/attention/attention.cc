@@ -480,6 +480,7 @@ Attention shape_of(const AttentionAttrs& attrs) {
   a.head_dim = attrs.head_dim;
   a.value_dim = attrs.values();
   a.window = attrs.window;
+  a.chunk = attrs.chunk;
   a.scale = attrs.scale;
   a.softcap = attrs.softcap;
   return a;
@@ -545,9 +546,10 @@ int64_t most_divided_blocks(int threads) { return threads > 1 ? threads * kTasks
 int64_t split_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
   if (attrs.source != KvSource::cached) return 0;
   const int64_t positions = r.bounds[Symbol::max_blocks] * r.inputs[kK].fixed(2);
-  // A block of n tokens sees window + n - 1 positions, n <= rows_of_splits.
+  // A block of n tokens sees window + n - 1 positions, or as many by chunks, n <= rows_of_splits.
+  const int64_t reach = std::max(a.window, a.chunk);
   const int64_t splits =
-      std::min(ceil_div(positions, kSplit), a.window > 0 ? (a.window + rows_of_splits(a)) / kSplit + 2 : positions);
+      std::min(ceil_div(positions, kSplit), reach > 0 ? (reach + rows_of_splits(a)) / kSplit + 2 : positions);
   const int64_t blocks = most_divided_blocks(cpu_device(r).pool().num_threads());
   const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_splits(a),
                                  r.bounds[Symbol::sequences] * a.kv_heads * rows_of_splits(a)});

@@ -101,7 +101,7 @@ void attention_backward_sequence(const Attention& a, int64_t sequence, int64_t k
 
     for (int64_t begin = start / a.block_tokens() * a.block_tokens(); begin < tokens; begin += a.block_tokens()) {
       const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()), begin};
-      if (a.window > 0 && b.begin - a.window + 1 >= start + kChunk) break;  // later blocks see none of these keys
+      if (a.first_key(b.begin) >= start + kChunk) break;  // later blocks see none of these keys
       const int64_t rows = (b.end - b.begin) * group;
       const int64_t first_row = (first_token + b.begin) * a.heads + kv_head * group;
       const auto row_of = [&](int64_t r) { return first_row + r / group * a.heads + r % group; };

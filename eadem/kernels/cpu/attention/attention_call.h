@@ -44,7 +44,7 @@ struct Attention {
   const int32_t* kv_length;          // [sequences]
   const int32_t* block_table;        // [sequences, max_blocks]; null: direct
   int64_t max_blocks, block_size;
-  int64_t sequences, heads, kv_heads, head_dim, value_dim, window;
+  int64_t sequences, heads, kv_heads, head_dim, value_dim, window, chunk;
   float scale, softcap;
   const float* sinks;  // [heads] or null
   float* y;            // [tokens, heads, value_dim]
@@ -62,10 +62,10 @@ struct Attention {
   int64_t value_width() const { return padded(value_dim); }
   int64_t block_tokens() const { return std::max<int64_t>(1, kBlockRows / group()); }
   int64_t block_rows() const { return block_tokens() * group(); }
+  // The first key that the token at `position` sees.
+  int64_t first_key(int64_t position) const { return first_seen_key(window, chunk, position); }
   // The splits of keys that a block sees any of: [first_split, end_split).
-  int64_t first_split(const TokenBlock& b) const {
-    return window > 0 ? std::max<int64_t>(0, b.position - window + 1) / kSplit : 0;
-  }
+  int64_t first_split(const TokenBlock& b) const { return first_key(b.position) / kSplit; }
   int64_t end_split(const TokenBlock& b) const { return ceil_div(b.position + b.end - b.begin, kSplit); }
 };
 

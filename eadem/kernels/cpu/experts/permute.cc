@@ -28,9 +28,10 @@ struct TokenPairs {
 
 // y [hidden] = the weighted sum of the token's rows of x [top_k * tokens, hidden], in the order of the pairs.
 using SumPairs = void (*)(float* y, const float* x, const TokenPairs& pairs, int64_t hidden);
-// The gradients of unpermute for one token; dx or dweights may be null.
-using UnpermuteBackward = void (*)(float* dx, float* dweights, const float* dy, const float* x, const TokenPairs& pairs,
-                                   int64_t hidden);
+// Each of the token's rows of y [top_k * tokens, hidden] = weight * x [hidden]. Without weights it is a copy.
+using SpreadPairs = void (*)(float* y, const float* x, const TokenPairs& pairs, int64_t hidden);
+// Each of products [top_k] = x [hidden] . the pair's row of y.
+using PairProducts = void (*)(float* products, const float* x, const float* y, const TokenPairs& pairs, int64_t hidden);
 
 }  // namespace eadem::kernels::cpu
 #endif
@@ -60,15 +61,14 @@ void sum_pairs_alike(float* y, const float* x, const TokenPairs& pairs, int64_t 
         static_cast<const float*>(y));
 }
 
-void unpermute_backward(float* dx, float* dweights, const float* dy, const float* x, const TokenPairs& pairs,
-                        int64_t hidden) {
-  for (int64_t j = 0; j < pairs.top_k; ++j) {
-    const int64_t row = pairs.rows[j] * hidden;
-    if (dx != nullptr)
-      map(
-          dx + row, hidden, [w = set(pairs.weights[j])](Vec g) { return hn::Mul(g, w); }, dy);
-    if (dweights != nullptr) dweights[j] = dot(dy, x + row, hidden);
-  }
+void spread_pairs(float* y, const float* x, const TokenPairs& pairs, int64_t hidden) {
+  for (int64_t j = 0; j < pairs.top_k; ++j)
+    map(
+        y + pairs.rows[j] * hidden, hidden, [w = set(pairs.weights[j])](Vec v) { return hn::Mul(v, w); }, x);
+}
+
+void pair_products(float* products, const float* x, const float* y, const TokenPairs& pairs, int64_t hidden) {
+  for (int64_t j = 0; j < pairs.top_k; ++j) products[j] = dot(x, y + pairs.rows[j] * hidden, hidden);
 }
 
 }  // namespace
@@ -80,7 +80,8 @@ namespace eadem::kernels::cpu {
 
 HWY_EXPORT(sum_pairs);
 HWY_EXPORT(sum_pairs_alike);
-HWY_EXPORT(unpermute_backward);
+HWY_EXPORT(spread_pairs);
+HWY_EXPORT(pair_products);
 
 namespace {
 
@@ -124,86 +125,106 @@ PlanPtr prepare_order(const KernelRequest& r, Context&) {
 
 constexpr Kernel kOrder{"cpu_counting_sort", Pass::inference, can_order, prepare_order};
 
-// ---- permute
+// ---- permute and unpermute: either's gradient is the other, and each weight's the product of two rows.
 
-Verdict can_permute(const KernelRequest& r) {
-  return Requirements(r).f32("x", r.inputs[0]).f32("y", r.outputs[0]).verdict();
+void copy_pairs(float* y, const float* x, const TokenPairs& pairs, int64_t hidden) {
+  for (int64_t j = 0; j < pairs.top_k; ++j)
+    std::memcpy(y + pairs.rows[j] * hidden, x, static_cast<size_t>(hidden) * sizeof(float));
 }
 
-PlanPtr prepare_permute(const KernelRequest&, Context&) {
-  return make_plan([](const KernelCall& call) {
-    const int64_t hidden = call.inputs[0].shape[1];
-    const float* x = elements<const float>(call.inputs[0]);
-    float* y = elements<float>(call.outputs[0]);
-    for_each_token(call, call.inputs[1], nullptr, hidden, [&](int64_t t, const TokenPairs& pairs) {
-      for (int64_t j = 0; j < pairs.top_k; ++j)
-        std::memcpy(y + pairs.rows[j] * hidden, x + t * hidden, static_cast<size_t>(hidden) * sizeof(float));
-    });
+// The routines of a request; those without weights are others.
+struct PairRoutines {
+  bool weighted;
+  SpreadPairs spread;
+  SumPairs sum;
+  PairProducts products;
+
+  PairRoutines(const KernelRequest& r, bool with_weights) : weighted(with_weights) {
+    const Isa isa = cpu_device(r).isa();
+    spread = weighted ? EADEM_CPU_DISPATCH(spread_pairs, isa) : copy_pairs;
+    sum = weighted ? EADEM_CPU_DISPATCH(sum_pairs, isa) : EADEM_CPU_DISPATCH(sum_pairs_alike, isa);
+    products = EADEM_CPU_DISPATCH(pair_products, isa);
+  }
+};
+
+// Runs the spread or the sum from `from` to `to`, which may be undefined.
+void run_pairs(const KernelCall& call, const PairRoutines& routines, bool spreads, const TensorView& to,
+               const TensorView& from, const TensorView& rows) {
+  float* y = elements<float>(to);
+  if (y == nullptr) return;
+  const int64_t hidden = from.shape[1];
+  const float* x = elements<const float>(from);
+  const float* weights = routines.weighted ? elements<const float>(call.inputs[2]) : nullptr;
+  for_each_token(call, rows, weights, hidden, [&](int64_t t, const TokenPairs& pairs) {
+    if (spreads)
+      routines.spread(y, x + t * hidden, pairs, hidden);
+    else
+      routines.sum(y + t * hidden, x, pairs, hidden);
   });
 }
 
-Verdict can_permute_backward(const KernelRequest& r) {
-  return Requirements(r).f32("dy", r.inputs[1]).f32("dx", r.outputs[0]).verdict();
+// The gradients of weights, of rows by token and rows by pair.
+void run_products(const KernelCall& call, const PairRoutines& routines, const TensorView& by_token,
+                  const TensorView& by_pair) {
+  float* products = elements<float>(call.outputs[1]);
+  if (products == nullptr) return;
+  const TensorView& rows = call.inputs[1];
+  const int64_t hidden = by_token.shape[1], top_k = rows.shape[1];
+  const float *x = elements<const float>(by_token), *y = elements<const float>(by_pair);
+  for_each_token(call, rows, nullptr, hidden, [&](int64_t t, const TokenPairs& pairs) {
+    routines.products(products + t * top_k, x + t * hidden, y, pairs, hidden);
+  });
 }
 
+Verdict can_move_pairs(const KernelRequest& r) {
+  Requirements requirements(r);
+  requirements.f32("x", r.inputs[0]).f32("y", r.outputs[0]);
+  return r.inputs.size() > 2 ? requirements.f32("weights", r.inputs[2]).verdict() : requirements.verdict();
+}
+
+// Not weighted: rows and dy are all the inputs.
+Verdict can_move_gradients(const KernelRequest& r) {
+  Requirements requirements(r);
+  requirements.f32("dy", r.inputs.back()).f32("dx", r.outputs[0]);
+  if (r.inputs.size() == 2) return requirements.verdict();
+  return requirements.f32("x", r.inputs[0]).f32("weights", r.inputs[2]).f32("dweights", r.outputs[1]).verdict();
+}
+
+PlanPtr prepare_pairs(const KernelRequest& r, bool weighted, bool spreads) {
+  return make_plan([routines = PairRoutines(r, weighted), spreads](const KernelCall& call) {
+    run_pairs(call, routines, spreads, call.outputs[0], call.inputs[0], call.inputs[1]);
+  });
+}
+
+PlanPtr prepare_pair_gradients(const KernelRequest& r, bool weighted, bool spreads) {
+  return make_plan([routines = PairRoutines(r, weighted), spreads](const KernelCall& call) {
+    const TensorView& dy = call.inputs[routines.weighted ? 3 : 1];
+    run_pairs(call, routines, spreads, call.outputs[0], dy, call.inputs[routines.weighted ? 1 : 0]);
+    if (!routines.weighted) return;
+    const TensorView& x = call.inputs[0];
+    run_products(call, routines, spreads ? dy : x, spreads ? x : dy);
+  });
+}
+
+PlanPtr prepare_permute(const KernelRequest& r, Context&) {
+  return prepare_pairs(r, r.attrs.get<PermuteAttrs>().weighted, true);
+}
 PlanPtr prepare_permute_backward(const KernelRequest& r, Context&) {
-  return make_plan([sum = EADEM_CPU_DISPATCH(sum_pairs_alike, cpu_device(r).isa())](const KernelCall& call) {
-    float* dx = elements<float>(call.outputs[0]);
-    if (dx == nullptr) return;
-    const int64_t hidden = call.inputs[1].shape[1];
-    const float* dy = elements<const float>(call.inputs[1]);
-    for_each_token(call, call.inputs[0], nullptr, hidden,
-                   [&](int64_t t, const TokenPairs& pairs) { sum(dx + t * hidden, dy, pairs, hidden); });
-  });
+  return prepare_pair_gradients(r, r.attrs.get<PermuteAttrs>().weighted, false);
 }
-
-constexpr Kernel kPermuteForward{"cpu_rows", Pass::forward, can_permute, prepare_permute};
-constexpr Kernel kPermuteInference{"cpu_rows", Pass::inference, can_permute, prepare_permute};
-constexpr Kernel kPermuteBackward{"cpu_rows", Pass::backward, can_permute_backward, prepare_permute_backward};
-
-// ---- unpermute
-
-Verdict can_unpermute(const KernelRequest& r) {
-  return Requirements(r).f32("x", r.inputs[0]).f32("weights", r.inputs[2]).f32("y", r.outputs[0]).verdict();
-}
-
 PlanPtr prepare_unpermute(const KernelRequest& r, Context&) {
-  return make_plan([sum = EADEM_CPU_DISPATCH(sum_pairs, cpu_device(r).isa())](const KernelCall& call) {
-    const int64_t hidden = call.inputs[0].shape[1];
-    const float* x = elements<const float>(call.inputs[0]);
-    float* y = elements<float>(call.outputs[0]);
-    for_each_token(call, call.inputs[1], elements<const float>(call.inputs[2]), hidden,
-                   [&](int64_t t, const TokenPairs& pairs) { sum(y + t * hidden, x, pairs, hidden); });
-  });
+  return prepare_pairs(r, r.attrs.get<UnpermuteAttrs>().weighted, false);
 }
-
-Verdict can_unpermute_backward(const KernelRequest& r) {
-  return Requirements(r)
-      .f32("x", r.inputs[0])
-      .f32("weights", r.inputs[2])
-      .f32("dy", r.inputs[3])
-      .f32("dx", r.outputs[0])
-      .f32("dweights", r.outputs[1])
-      .verdict();
-}
-
 PlanPtr prepare_unpermute_backward(const KernelRequest& r, Context&) {
-  return make_plan([backward = EADEM_CPU_DISPATCH(unpermute_backward, cpu_device(r).isa())](const KernelCall& call) {
-    const int64_t hidden = call.inputs[0].shape[1], top_k = call.inputs[1].shape[1];
-    const float* x = elements<const float>(call.inputs[0]);
-    const float* dy = elements<const float>(call.inputs[3]);
-    float* dx = elements<float>(call.outputs[0]);
-    float* dweights = elements<float>(call.outputs[1]);
-    for_each_token(
-        call, call.inputs[1], elements<const float>(call.inputs[2]), hidden, [&](int64_t t, const TokenPairs& pairs) {
-          backward(dx, dweights == nullptr ? nullptr : dweights + t * top_k, dy + t * hidden, x, pairs, hidden);
-        });
-  });
+  return prepare_pair_gradients(r, r.attrs.get<UnpermuteAttrs>().weighted, true);
 }
 
-constexpr Kernel kUnpermuteForward{"cpu_rows", Pass::forward, can_unpermute, prepare_unpermute};
-constexpr Kernel kUnpermuteInference{"cpu_rows", Pass::inference, can_unpermute, prepare_unpermute};
-constexpr Kernel kUnpermuteBackward{"cpu_rows", Pass::backward, can_unpermute_backward, prepare_unpermute_backward};
+constexpr Kernel kPermuteForward{"cpu_rows", Pass::forward, can_move_pairs, prepare_permute};
+constexpr Kernel kPermuteInference{"cpu_rows", Pass::inference, can_move_pairs, prepare_permute};
+constexpr Kernel kPermuteBackward{"cpu_rows", Pass::backward, can_move_gradients, prepare_permute_backward};
+constexpr Kernel kUnpermuteForward{"cpu_rows", Pass::forward, can_move_pairs, prepare_unpermute};
+constexpr Kernel kUnpermuteInference{"cpu_rows", Pass::inference, can_move_pairs, prepare_unpermute};
+constexpr Kernel kUnpermuteBackward{"cpu_rows", Pass::backward, can_move_gradients, prepare_unpermute_backward};
 
 }  // namespace
 

@@ -24,6 +24,7 @@ bool takes_mma(const KernelRequest& request) {
          request.inputs[0].dtype == DType::bf16 && request.inputs[1].dtype == DType::bf16 &&
          (attrs.head_dim == 64 || attrs.head_dim == 128) && attrs.heads / attrs.kv_heads <= kAttentionMmaMaxGroup &&
          attrs.values() == attrs.head_dim && attrs.scale > 0.0f && attrs.softcap == 0.0f && !attrs.sinks &&
+         attrs.chunk == 0 &&
          (attrs.source == KvSource::direct ||
           request.inputs[4].dim(0).bind(request.bounds) <= kAttentionMmaMaxSequences);
 }
@@ -32,11 +33,12 @@ Verdict can_use_mma(const KernelRequest& request) {
   return Requirements(request)
       .same_dtype("v", request.inputs[2], "k", request.inputs[1])
       .same_dtype("y", request.outputs[0], "q", request.inputs[0])
-      .require(takes_mma(request),
-               fmt::format("needs bf16 queries and keys, head_dim 64 or 128, values as wide as "
-                           "keys, at most {} heads a key head, a positive "
-                           "scale, no soft cap, no sinks, at most {} sequences of a cache, and a Hopper device",
-                           kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
+      .require(
+          takes_mma(request),
+          fmt::format("needs bf16 queries and keys, head_dim 64 or 128, values as wide as "
+                      "keys, at most {} heads a key head, a positive "
+                      "scale, no soft cap, no sinks, no chunks, at most {} sequences of a cache, and a Hopper device",
+                      kAttentionMmaMaxGroup, kAttentionMmaMaxSequences))
       .verdict({.flops_share = kMmaRateShare, .reason = "tensor cores"});
 }
 
@@ -52,6 +54,7 @@ Verdict can_attend(const KernelRequest& request) {
       .require(
           attrs.values() == attrs.head_dim,
           fmt::format("values of {} elements and keys of {}: takes both of one width", attrs.values(), attrs.head_dim))
+      .require(attrs.chunk == 0, fmt::format("attention by chunks of {} positions: takes none", attrs.chunk))
       .require(!takes_mma(request), "cuda_mma takes it")
       .verdict({.flops_share = kRateShare, .reason = "f32 FMA, keys and values read for each query"});
 }

@@ -28,6 +28,7 @@ Requirements common(const KernelRequest& request) {
       .require(attrs.values() == attrs.head_dim, "takes keys and values of one width")
       .require(attrs.softcap == 0.0f, fmt::format("a soft cap of {} on scores: takes none", attrs.softcap))
       .require(!attrs.sinks, "scores with sinks: takes none")
+      .require(attrs.chunk == 0, fmt::format("attention by chunks of {} positions: takes none", attrs.chunk))
       .at_most("head_dim", attrs.head_dim, kMaxHeadDim);
   if (attrs.sinks) return requirements;  // their ports are others
   requirements.dtype("q", request.inputs[kQ], kActivationDTypes);
