@@ -17,7 +17,7 @@ struct GoldenFamily {
 
 inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"gemma2"},
-    {"phi3", "longrope scaling"},
+    {"phi3"},
     {"phi3_window"},
     {"olmo2"},
     {"olmo3"},

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "eadem/io/gguf.h"
@@ -17,6 +18,10 @@
 namespace eadem::models {
 
 struct ModelFamily;
+
+// The tensors of GGUF files that hold longrope's factors.
+inline constexpr std::string_view kLongFactors = "rope_factors_long.weight",
+                                  kShortFactors = "rope_factors_short.weight";
 
 // Mamba-2 mixers (modules/hybrid/mamba2.h). 0 heads: there are none.
 struct MambaConfig {
