@@ -22,8 +22,8 @@ std::vector<Workload> all_workloads() {
                       GatedActivation, Softmax, CrossEntropy, Cast, KvAppend, SelectRows, FeedTokens, Sample, AddBias,
                       SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
                       ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, LoadBalancingLoss,
-                      LatentAppend, HeadLinear, SplitColumns, ConcatColumns, ShortConvolution, StateSpaceScan,
-                      GatedDeltaRule>();
+                      LatentAppend, HeadLinear, SelectKeys, SelectedAttention, SplitColumns, ConcatColumns,
+                      ShortConvolution, StateSpaceScan, GatedDeltaRule>();
 }
 
 }  // namespace eadem::ops

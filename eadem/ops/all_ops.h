@@ -9,6 +9,8 @@
 #include "eadem/ops/attention/kv_append.h"
 #include "eadem/ops/attention/latent_append.h"
 #include "eadem/ops/attention/rope.h"
+#include "eadem/ops/attention/select_keys.h"
+#include "eadem/ops/attention/selected_attention.h"
 #include "eadem/ops/columns.h"
 #include "eadem/ops/elementwise.h"
 #include "eadem/ops/embedding.h"

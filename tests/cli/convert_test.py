@@ -130,17 +130,20 @@ class Convert(ProgramTest):
 
     # kv_b_proj is one tensor in a directory, and two in a GGUF file, of which one is transposed head by head.
     def test_latents(self):
-        for name, row in (("deepseek_v2", 20 + 8), ("deepseek_v3", 16 + 6)):
+        for name, row, index_key in (("deepseek_v2", 20 + 8, 0), ("deepseek_v3", 16 + 6, 0),
+                                     ("deepseek_v32", 16 + 6, 10)):
             model, gguf, back = GOLDEN / name, self.folder / f"{name}.gguf", self.folder / name
             self.done("convert", model, gguf)
             self.done("convert", gguf, back)
             self.assertEqual(safetensors(model / "model.safetensors"), safetensors(back / "model.safetensors"))
-            # Two layers keep one row of f32 of a token, whatever the number of heads.
+            # Two layers keep one row of f32 of a token, whatever the number of heads, and where they have an indexer its key.
             for memory in json.loads(self.done("inspect", model, "--json").out)["memory"]:
-                self.assertEqual(memory["kv_cache_bytes"], memory["context"] * 2 * row * 4)
+                self.assertEqual(memory["kv_cache_bytes"], memory["context"] * 2 * (row + index_key) * 4)
             text = self.done("explain", model).out
             for part in ("head_linear", "latent_append", f"latent rows of {row}"):
                 self.assertIn(part, text)
+            for part in ("select_keys (heads=16 head_dim=10 top_k=13", "the 13 keys that an indexer selects"):
+                self.assertEqual(part in text, index_key > 0)
             self.done("bench", "--random", model, "-p", "8", "-n", "2", "-r", "1")
 
     def test_longrope(self):

@@ -50,6 +50,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"minimax_m2"},
     {"mixtral_window"},
     {"glm4_moe_ungrouped"},
-    {"ernie4_5_moe_leading"}};
+    {"ernie4_5_moe_leading"},
+    {"deepseek_v32"}};
 
 }  // namespace eadem::test

@@ -60,6 +60,32 @@ TEST(Deepseek, AbsentKeysTakeTheDefaultsOfTransformers) {
   EXPECT_EQ(parse(small("deepseek_v3").set("rope_interleave", false)).rope_style, kernels::RopeStyle::rotate_half);
 }
 
+TEST(Deepseek, AnIndexerSelectsWhatV32AttendsTo) {
+  const ModelConfig config = parse(small("deepseek_v32"));
+  EXPECT_EQ(config.index_n_heads, 64);
+  EXPECT_EQ(config.index_head_dim, 128);
+  EXPECT_EQ(config.index_topk, 2048);
+  EXPECT_EQ(config.n_group, 8);
+  EXPECT_EQ(config.max_position_embeddings, 163840);
+  EXPECT_FALSE(config.has_experts(2));
+  EXPECT_TRUE(config.has_experts(3));
+  const auto strings = [](std::initializer_list<const char*> values) {
+    io::JsonValue list = io::JsonValue::array();
+    for (const char* value : values) list.push_back(io::JsonValue(value));
+    return list;
+  };
+  const auto typed = [&](const char* key, std::initializer_list<const char*> values) {
+    return small("deepseek_v32").set(key, strings(values));
+  };
+  EXPECT_TRUE(parse(typed("mlp_layer_types", {"dense", "sparse", "sparse", "sparse"})).has_experts(1));
+  EXPECT_HAS(refusal([&] { parse(typed("mlp_layer_types", {"dense", "sparse", "dense", "sparse"})); }),
+             "'mlp_layer_types'");
+  const char *indexed = "indexed_attention", *older = "deepseek_sparse_attention", *full = "full_attention";
+  EXPECT_EQ(parse(typed("layer_types", {older, older, older, older})), config);
+  EXPECT_HAS(refusal([&] { parse(typed("layer_types", {indexed, indexed, full, indexed})); }), "'layer_types'");
+  EXPECT_HAS(refusal([] { parse(small("deepseek_v32").set("q_lora_rank", nullptr)); }), "'q_lora_rank' is null");
+}
+
 TEST(Deepseek, OldAndNewKeysMeanTheSame) {
   for (const char* name : {"deepseek_v2", "deepseek_v3"}) {
     const auto read = [&](const char* file) {

@@ -12,6 +12,7 @@
 #include "tests/ops/delta_rule_bounds.h"
 #include "tests/ops/expert_bounds.h"
 #include "tests/ops/recurrent_bounds.h"
+#include "tests/ops/selected_bounds.h"
 #include "tests/ops/state_space_cases.h"
 #include "tests/support/tolerance.h"
 
@@ -619,6 +620,7 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   // Queries are rounded as the keys of an int8 cache are.
   if (name == "attention")
     return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
+  if (name == "selected_attention") return selected_bounds(op, pass, in, expected);
   if (name == "softmax") return softmax(pass, in, expected);
   if (name == "cross_entropy") return cross_entropy(pass, in, expected);
   if (name == "softmax_state") return softmax_state(in, expected);

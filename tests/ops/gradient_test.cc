@@ -199,6 +199,21 @@ TEST(Gradient, Attention) {
   }
 }
 
+TEST(Gradient, SelectedAttention) {
+  for (const int64_t span : {1, 2})
+    for (const int64_t value_dim : {3, 4, 6}) {
+      const TensorType keys(kF32, {Symbol::tokens, 2, 4});
+      check_gradients(
+          ops::SelectedAttention(
+              {.heads = 4, .kv_heads = 2, .head_dim = 4, .value_dim = value_dim, .scale = 0.5f, .span = span}),
+          {TensorType(kF32, {Symbol::tokens, 4, 4}), keys,
+           value_dim < 4 ? keys : TensorType(kF32, {Symbol::tokens, 2, value_dim}),
+           TensorType(DType::i32, {Symbol::tokens, 2, 3}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+           TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+          step(9, 2));
+    }
+}
+
 // The first columns of a key are its value: both ports have gradients, which the graph adds up.
 TEST(Gradient, LatentAttention) {
   const ops::Attention op({3, 1, 5, 0.5f, 0, kernels::KvSource::direct, 3});

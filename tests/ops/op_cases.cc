@@ -9,6 +9,7 @@
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/expert_cases.h"
 #include "tests/ops/recurrent_cases.h"
+#include "tests/ops/selected_cases.h"
 #include "tests/ops/state_space_cases.h"
 #include "tests/workloads/quantized_types.h"
 
@@ -589,7 +590,9 @@ std::vector<std::string_view> op_names() {
           "concat_columns",
           "short_convolution",
           "state_space_scan",
-          "gated_delta_rule"};
+          "gated_delta_rule",
+          "select_keys",
+          "selected_attention"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -627,6 +630,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "state_space_scan") return state_space_cases();
   if (std::vector<Workload> cases = expert_cases(op); !cases.empty()) return cases;
   if (std::vector<Workload> cases = recurrent_cases(op); !cases.empty()) return cases;
+  if (std::vector<Workload> cases = selected_cases(op); !cases.empty()) return cases;
   EADEM_UNREACHABLE("no cases for op '{}'", op);
 }
 

@@ -132,6 +132,39 @@ TEST(TypeRules, LatentAttention) {
                  "value_dim");
 }
 
+TEST(TypeRules, SelectedAttention) {
+  const TensorType start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}), none = kernels::absent_port(),
+      table(kI, {Symbol::sequences, Symbol::max_blocks});
+  const SelectKeys select({.heads = 3, .head_dim = 8, .top_k = 5});
+  const TensorType q(kF, {kT, 3, 8}), k(kF, {kT, 1, 8}), weights(kF, {kT, 3}), selection(kI, {kT, 1, 5});
+  EXPECT_EQ(infer(select, {q, k, weights, start, length, none})[0], selection);
+  EXPECT_TRUE(select.differentiable_inputs().empty()) << "nothing is trained through a choice";
+  EXPECT_REFUSED(infer(select, {q, q, weights, start, length, none}), "select_keys: 'k'", "expected 1");
+  EXPECT_REFUSED(infer(select, {q, k, q, start, length, none}), "select_keys: 'weights'");
+  EXPECT_REFUSED(infer(select, {q, k, weights, start, length, table}), "'block_table'", "direct keys");
+  EXPECT_REFUSED(SelectKeys({.heads = 3, .head_dim = 8, .top_k = 0}), "top_k 0");
+  const auto choice = [&](Sharding heads) {
+    return select.infer_sharding(std::vector{with(q, heads), k, weights, start, length, none})[0];
+  };
+  EXPECT_EQ(choice(kWhole), kWhole);
+  EXPECT_REFUSED(choice(Sharding::along(1)), "'q'", "the same choice");
+
+  const SelectedAttention attention({.heads = 3, .kv_heads = 1, .head_dim = 8, .value_dim = 6});
+  EXPECT_EQ(infer(attention, {q, k, k, selection, start, length, none})[0], TensorType(kF, {kT, 3, 6}));
+  EXPECT_REFUSED(infer(attention, {q, k, TensorType(kF, {kT, 1, 7}), selection, start, length, none}), "'v'",
+                 "value_dim");
+  EXPECT_REFUSED(infer(attention, {q, k, k, TensorType(kI, {kT, 3, 5}), start, length, none}),
+                 "selected_attention: 'selection'", "kv_heads");
+  EXPECT_REFUSED(SelectedAttention({.heads = 3, .kv_heads = 2, .head_dim = 8, .value_dim = 6}), "kv_heads is 2");
+  const auto rule = [&](Sharding heads, Sharding keys) {
+    return attention.infer_sharding(
+        std::vector{with(q, heads), with(k, keys), with(k, keys), with(selection, keys), start, length, none})[0];
+  };
+  EXPECT_EQ(rule(Sharding::along(1), kWhole), Sharding::along(1)) << "one head of keys, whole on every rank";
+  EXPECT_EQ(rule(Sharding::along(1), Sharding::along(1)), Sharding::along(1));
+  EXPECT_REFUSED(rule(kWhole, Sharding::along(1)), "'k'", "divided alike");
+}
+
 TEST(TypeRules, TensorParallel) {
   const TensorType x(kB, {kT, 8}), bias(kF, {8});
   EXPECT_EQ(infer(AddBias(), {x, bias})[0], x);

@@ -10,6 +10,7 @@
 #include "eadem/kernels/attention.h"
 #include "eadem/kernels/experts.h"
 #include "eadem/kernels/sample.h"
+#include "eadem/kernels/selected_attention.h"
 
 namespace eadem::workloads {
 
@@ -88,10 +89,10 @@ Tensor query_start(const std::vector<int64_t>& lengths) {
   });
 }
 
-std::vector<Tensor> attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
+// The ports that attention and select_keys begin with: three of numbers, and the sequences.
+std::vector<Tensor> attention_inputs(kernels::KvSource source, std::span<const Shape> shapes,
                                      std::span<const TensorType> types, Random& random) {
-  const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
-  const bool cached = attrs.source == kernels::KvSource::cached;
+  const bool cached = source == kernels::KvSource::cached;
   std::vector<Tensor> inputs;
   // Wide enough that scores differ: the softmax is neither flat nor a single spike.
   for (size_t port = 0; port < 3; ++port) inputs.push_back(uniform(types[port].dtype, shapes[port], random, -2, 2));
@@ -113,7 +114,32 @@ std::vector<Tensor> attention_inputs(const ops::Op& op, std::span<const Shape> s
   } else {
     inputs.emplace_back();
   }
-  if (attrs.sinks) inputs.push_back(uniform(DType::f32, shapes[6], random, -2, 4));
+  return inputs;
+}
+
+// Attention's, with a selection behind the values: of each token and head of keys as many entries as there are or fit,
+// its first one among them, every other time fewer.
+std::vector<Tensor> selected_attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
+                                              std::span<const TensorType> types, Random& random) {
+  const auto attrs = op.attrs().get<kernels::SelectedAttentionAttrs>();
+  std::vector<Shape> others(shapes.begin(), shapes.end());
+  std::vector<TensorType> other_types(types.begin(), types.end());
+  others.erase(others.begin() + 3);
+  other_types.erase(other_types.begin() + 3);
+  std::vector<Tensor> inputs = attention_inputs(attrs.source, others, other_types, random);
+  const auto *starts = inputs[3].view.as<int32_t>(), *lengths = inputs[4].view.as<int32_t>();
+  Tensor selection = Tensor::on_host(DType::i32, shapes[3]);
+  auto* entry = selection.view.as<int32_t>();
+  for (int64_t s = 0; s < shapes[5][0]; ++s)
+    for (int64_t t = starts[s]; t < starts[s + 1]; ++t)
+      for (int64_t g = 0; g < attrs.kv_heads; ++g, entry += shapes[3][2]) {
+        const int64_t seen = (lengths[s] - starts[s + 1] + t) / attrs.span + 1;
+        const int64_t most = std::min(seen, shapes[3][2]), count = t % 2 == 0 ? most : 1 + random.below(most);
+        std::vector<int64_t> chosen = distinct(count, seen, random);
+        std::sort(chosen.begin(), chosen.end());
+        std::fill(std::copy(chosen.begin(), chosen.end(), entry), entry + shapes[3][2], -1);
+      }
+  inputs.insert(inputs.begin() + 3, std::move(selection));
   return inputs;
 }
 
@@ -286,7 +312,15 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
   Random random(seed);
   std::vector<Shape> shapes;
   for (const TensorType& type : types) shapes.push_back(type.bind(symbols));
-  if (op.name() == "attention") return attention_inputs(op, shapes, types, random);
+  if (op.name() == "attention") {
+    const auto attrs = op.attrs().get<kernels::AttentionAttrs>();
+    std::vector<Tensor> inputs = attention_inputs(attrs.source, shapes, types, random);
+    if (attrs.sinks) inputs.push_back(uniform(DType::f32, shapes[6], random, -2, 4));
+    return inputs;
+  }
+  if (op.name() == "select_keys")
+    return attention_inputs(op.attrs().get<kernels::SelectKeysAttrs>().source, shapes, types, random);
+  if (op.name() == "selected_attention") return selected_attention_inputs(op, shapes, types, random);
   if (op.name() == "sample") return sample_inputs(shapes, random);
   const std::vector<ops::Port> ports = op.inputs();
   EADEM_CHECK(ports.size() == types.size(), "{}: {} types for {} ports", op.name(), types.size(), ports.size());

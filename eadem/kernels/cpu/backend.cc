@@ -28,6 +28,8 @@ constexpr OpKernels kOps[] = {
     {"kv_append", kv_append_kernels},
     {"latent_append", latent_append_kernels},
     {"head_linear", head_linear_kernels},
+    {"select_keys", select_keys_kernels},
+    {"selected_attention", selected_attention_kernels},
     {"split_columns", split_columns_kernels},
     {"concat_columns", concat_columns_kernels},
     {"short_convolution", short_convolution_kernels},

@@ -28,6 +28,8 @@ KernelList add_rms_norm_quantize_kernels();
 KernelList kv_append_kernels();
 KernelList latent_append_kernels();
 KernelList head_linear_kernels();
+KernelList select_keys_kernels();
+KernelList selected_attention_kernels();
 KernelList split_columns_kernels();
 KernelList concat_columns_kernels();
 KernelList short_convolution_kernels();

@@ -35,7 +35,7 @@ constexpr std::string_view kLengths = "limits lengths in transformers' generate(
 constexpr std::string_view kGeneration = "is a default of generation, which generation_config.json states";
 constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
 // Those whose loss has no term for the load of experts in transformers. Other types with experts read these keys.
-constexpr std::string_view kUnbalancedTypes = "glm4_moe deepseek_v2 deepseek_v3 kimi_linear nemotron_h";
+constexpr std::string_view kUnbalancedTypes = "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h";
 constexpr std::string_view kScanChunks = "is the size of chunks in transformers' kernels";
 constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
 
@@ -74,12 +74,13 @@ constexpr InertKey kInertKeys[] = {
     {"is_llama_config", "llama", "true", Writer::other, "says what model_type says"},
     {"max_sequence_length", "llama", kAny, Writer::other, "max_position_embeddings is what is read"},
     {"use_mrope", "qwen2", "false", Writer::other, "switches on positions of images, of which a text has none"},
-    {"pretraining_tp", "deepseek_v2 deepseek_v3 kimi_linear", kAny, Writer::transformers, "is not read"},
-    {"qk_head_dim", "deepseek_v2 deepseek_v3 kimi_linear", kAny, Writer::transformers,
+    {"pretraining_tp", "deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear", kAny, Writer::transformers, "is not read"},
+    {"qk_head_dim", "deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear", kAny, Writer::transformers,
      "is qk_nope_head_dim and qk_rope_head_dim"},
-    {"ep_size", "deepseek_v2 deepseek_v3", kAny, Writer::other, "says how the experts were divided over devices"},
-    {"aux_loss_alpha", "deepseek_v2 deepseek_v3", kAny, Writer::other, kTraining},
-    {"seq_aux", "deepseek_v2 deepseek_v3", kAny, Writer::other, kTraining},
+    {"ep_size", "deepseek_v2 deepseek_v3 deepseek_v32", kAny, Writer::other,
+     "says how the experts were divided over devices"},
+    {"aux_loss_alpha", "deepseek_v2 deepseek_v3 deepseek_v32", kAny, Writer::other, kTraining},
+    {"seq_aux", "deepseek_v2 deepseek_v3 deepseek_v32", kAny, Writer::other, kTraining},
     {"output_router_logits", kUnbalancedTypes, kAny, Writer::transformers, kPythonApi},
     {"router_aux_loss_coef", kUnbalancedTypes, kAny, Writer::transformers, kTraining},
     {"router_jitter_noise", "mixtral minimax_m2", kAny, Writer::transformers, kTraining},
@@ -100,8 +101,9 @@ constexpr InertKey kInertKeys[] = {
     {"eod_token_id", "hunyuan_v1_dense", kAny, Writer::transformers, kTokenIds},
     {"use_qk_norm", "hunyuan_v1_dense", "true", Writer::other, "is true of all models of this type"},
     {"max_window_layers", "qwen2_moe", kAny, Writer::transformers, "is for windows, which are off"},
-    {"num_nextn_predict_layers", "glm4_moe deepseek_v3 kimi_linear", kAny, Writer::transformers, kFurtherTokens},
-    {"num_mtp_layers", "glm4_moe deepseek_v3", kAny, Writer::transformers, kFurtherTokens},
+    {"num_nextn_predict_layers", "glm4_moe deepseek_v3 deepseek_v32 kimi_linear", kAny, Writer::transformers,
+     kFurtherTokens},
+    {"num_mtp_layers", "glm4_moe deepseek_v3 deepseek_v32", kAny, Writer::transformers, kFurtherTokens},
     {"use_sliding_window", "qwen3_next", "false", Writer::other, "switches on windows, which no layer has"},
     {"attn_output_gate", "qwen3_5_text qwen3_5_moe_text", "true", Writer::other, "is true of all models of this type"},
     {"mamba_ssm_dtype", "qwen3_5_text qwen3_5_moe_text", "\"float32\"", Writer::other,

@@ -95,6 +95,8 @@ struct ModelConfig {
   int64_t q_lora_rank = 0;  // 0: queries have no latent
   int64_t qk_nope_head_dim = 0;
   int64_t v_head_dim = 0;
+  // The indexer that selects the tokens that attention sees. 0 heads: there is none.
+  int64_t index_n_heads = 0, index_head_dim = 0, index_topk = 0;
   int64_t moe_latent_size = 0;  // width of what experts read and write; 0: hidden_size
   MambaConfig mamba;
   // A letter for each layer where they are of several kinds: 'M' Mamba-2, '*' attention, '-' MLP, 'E' experts. Empty:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeepSeek V2 and V3: latent attention, whose scale grows with yarn's; after the first layers, which are dense, experts
-// chosen by a softmax (V2) or by sigmoids and a correction (V3), of the best groups, and one that computes every token.
-// The layers that predict further tokens are not computed.
-// Source: transformers, models/deepseek_v2 and deepseek_v3; llama.cpp, conversion/deepseek.py and
+// DeepSeek V2, V3 and V3.2: latent attention, whose scale grows with yarn's, in V3.2 over the tokens that an indexer
+// selects; after the first layers, which are dense, experts chosen by a softmax (V2) or by sigmoids and a correction
+// (V3), of the best groups, and one that computes every token. The layers that predict further tokens are not computed.
+// Source: transformers, models/deepseek_v2, deepseek_v3 and deepseek_v32; llama.cpp, conversion/deepseek.py and
 // src/models/deepseek2.cpp (facts only).
 #include <algorithm>
 #include <cmath>
@@ -27,6 +27,10 @@ constexpr ModelType kDeepseekTypes[] = {
      .gguf_architecture = "deepseek2",
      .python_class = "DeepseekV3ForCausalLM",
      .max_position_embeddings = 4096},
+    {.name = "deepseek_v32",
+     .gguf_architecture = "deepseek32",
+     .python_class = "DeepseekV32ForCausalLM",
+     .max_position_embeddings = 163840},
 };
 
 constexpr GgufName kDeepseekNames[] = {{"self_attn.q_a_proj.", "attn_q_a."},
@@ -36,12 +40,17 @@ constexpr GgufName kDeepseekNames[] = {{"self_attn.q_a_proj.", "attn_q_a."},
                                        {"self_attn.kv_a_layernorm.", "attn_kv_a_norm."},
                                        {"self_attn.k_b_proj.", "attn_k_b."},
                                        {"self_attn.v_b_proj.", "attn_v_b."},
-                                       {"self_attn.kv_b_proj.", "attn_kv_b."}};
+                                       {"self_attn.kv_b_proj.", "attn_kv_b."},
+                                       {"self_attn.indexer.wq_b.", "indexer.attn_q_b."},
+                                       {"self_attn.indexer.wk.", "indexer.attn_k."},
+                                       {"self_attn.indexer.k_norm.", "indexer.k_norm."},
+                                       {"self_attn.indexer.weights_proj.", "indexer.proj."}};
 
 // The epsilon of the norms of latents. It does not depend on rms_norm_eps of the configuration.
 constexpr double kLatentEps = 1e-6;
 
-bool is_v3(const ModelConfig& config) { return config.model_type == "deepseek_v3"; }
+bool has_indexer(const ModelConfig& config) { return config.model_type == "deepseek_v32"; }
+bool is_v3(const ModelConfig& config) { return config.model_type == "deepseek_v3" || has_indexer(config); }
 
 // The layers before `first` have dense MLPs.
 void set_first_expert_layer(ModelConfig& config, int64_t first) {
@@ -70,6 +79,36 @@ void read_choice(const io::JsonReader& config, ModelConfig& result) {
     throw Unsupported("{}: 'topk_method' is \"{}\"; known are greedy and group_limited_greedy", config.file(), method);
 }
 
+// "dense" for the first layers, "sparse" for the others; it decides where it is there.
+void read_mlp_layer_types(const io::JsonReader& config, ModelConfig& result) {
+  if (!config.has("mlp_layer_types")) return config.ignore("mlp_layer_types");  // null
+  const std::vector<std::string> types = config.strings("mlp_layer_types");
+  const auto first = std::find(types.begin(), types.end(), "sparse");
+  if (std::ssize(types) != result.num_hidden_layers ||
+      std::any_of(types.begin(), first, [](const std::string& type) { return type != "dense"; }) ||
+      std::any_of(first, types.end(), [](const std::string& type) { return type != "sparse"; }))
+    config.fail("mlp_layer_types",
+                fmt::format("{} entries, \"dense\" and from some layer on \"sparse\"", result.num_hidden_layers));
+  set_first_expert_layer(result, first - types.begin());
+}
+
+// Every layer attends to what its indexer selects.
+void read_indexer(const io::JsonReader& config, ModelConfig& result) {
+  if (result.q_lora_rank == 0)
+    throw Unsupported("{}: 'q_lora_rank' is null; the indexer of {} reads the latent of queries", config.file(),
+                      result.model_type);
+  result.index_n_heads = config.optional_integer("index_n_heads", 1, kMaxExtent).value_or(64);
+  result.index_head_dim = config.optional_integer("index_head_dim", 1, kMaxExtent).value_or(128);
+  result.index_topk = config.optional_integer("index_topk", 1, kMaxExtent).value_or(2048);
+  if (!config.has("layer_types")) return config.ignore("layer_types");  // null
+  const std::vector<std::string> types = config.strings("layer_types");
+  const bool indexed = std::all_of(types.begin(), types.end(), [](const std::string& type) {
+    return type == "indexed_attention" || type == "deepseek_sparse_attention";
+  });
+  if (!indexed || std::ssize(types) != result.num_hidden_layers)
+    config.fail("layer_types", fmt::format("\"indexed_attention\" for each of {} layers", result.num_hidden_layers));
+}
+
 void read_deepseek_experts(const io::JsonReader& config, ModelConfig& result) {
   const bool v3 = is_v3(result);
   if (!v3 && !config.has("num_experts_per_tok")) config.fail("num_experts_per_tok", "an integer");
@@ -85,6 +124,7 @@ void read_deepseek_experts(const io::JsonReader& config, ModelConfig& result) {
   if (const int64_t every = config.optional_integer("moe_layer_freq", 1, kMaxLayers).value_or(1); every != 1)
     throw Unsupported("{}: 'moe_layer_freq' is {}; only 1 is honoured", config.file(), every);
   set_first_expert_layer(result, config.optional_integer("first_k_dense_replace", 0, kMaxLayers).value_or(v3 ? 3 : 0));
+  if (has_indexer(result)) read_mlp_layer_types(config, result);
   read_choice(config, result);
 }
 
@@ -115,13 +155,15 @@ void read_deepseek_json(const io::JsonReader& config, ModelConfig& result) {
   result.v_head_dim = integer("v_head_dim", 128);
   result.rotary_dim = integer("qk_rope_head_dim", 64);
   result.head_dim = result.qk_nope_head_dim + result.rotary_dim;
-  const bool interleaves = !is_v3(result) || config.optional_boolean("rope_interleave").value_or(true);
+  const bool interleaves =
+      result.model_type != "deepseek_v3" || config.optional_boolean("rope_interleave").value_or(true);
   result.rope_style = interleaves ? kernels::RopeStyle::interleaved : kernels::RopeStyle::rotate_half;
   result.attention_bias = config.optional_boolean("attention_bias").value_or(false);
   result.attention_out_bias = result.attention_bias;
-  if (!is_v3(result) && config.optional_boolean("mlp_bias").value_or(false))
+  if (result.model_type != "deepseek_v3" && config.optional_boolean("mlp_bias").value_or(false))
     throw Unsupported("{}: 'mlp_bias' is true; only false is honoured", config.file());
   read_deepseek_experts(config, result);
+  if (has_indexer(result)) read_indexer(config, result);
 }
 
 void check_deepseek_json(const ModelConfig& config) {
@@ -129,7 +171,8 @@ void check_deepseek_json(const ModelConfig& config) {
   refuse_if(config, config.mlp_bias, "biases of the MLP");
   refuse_if(config, config.qk_norm, "norms of q and k");
   refuse_if(config, largest_window(config.layer_windows) > 0, "attention windows");
-  refuse_if(config, !is_v3(config) && config.rope_style != kernels::RopeStyle::interleaved, "rotation by halves");
+  refuse_if(config, config.model_type != "deepseek_v3" && config.rope_style != kernels::RopeStyle::interleaved,
+            "rotation by halves");
 }
 
 void write_deepseek_json(const ModelConfig& config, io::JsonValue& json) {
@@ -141,7 +184,12 @@ void write_deepseek_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("q_lora_rank", config.q_lora_rank > 0 ? io::JsonValue(config.q_lora_rank) : io::JsonValue(nullptr));
   json.set("qk_nope_head_dim", config.qk_nope_head_dim).set("qk_rope_head_dim", config.rotary_dim);
   json.set("v_head_dim", config.v_head_dim).set("attention_bias", config.attention_bias);
-  if (is_v3(config)) json.set("rope_interleave", config.rope_style == kernels::RopeStyle::interleaved);
+  if (has_indexer(config))
+    json.set("index_n_heads", config.index_n_heads)
+        .set("index_head_dim", config.index_head_dim)
+        .set("index_topk", config.index_topk);
+  else if (is_v3(config))
+    json.set("rope_interleave", config.rope_style == kernels::RopeStyle::interleaved);
   write_deepseek_experts(config, json);
 }
 
@@ -150,11 +198,14 @@ void read_gguf_experts(const io::GgufFile& file, const std::string& prefix, Mode
   const auto optional = [&](const char* key, int64_t least, int64_t if_absent) {
     return file.optional_integer(prefix + key, least, kMaxExtent).value_or(if_absent);
   };
-  const int64_t scoring = optional("expert_gating_func", 0, 1);
+  const int64_t scoring = optional("expert_gating_func", 0, has_indexer(result) ? 2 : 1);
   if (scoring != 1 && scoring != 2)
     throw Unsupported("{}: '{}expert_gating_func' is {}; known are 1 (softmax) and 2 (sigmoid)", file.path(), prefix,
                       scoring);
-  if (scoring == 2) result.model_type = "deepseek_v3";
+  if (scoring == 2 && !has_indexer(result)) result.model_type = "deepseek_v3";
+  if (scoring == 1 && has_indexer(result))
+    throw Unsupported("{}: '{}expert_gating_func' is 1 (softmax); models of type {} have 2 (sigmoid)", file.path(),
+                      prefix, result.model_type);
   result.num_experts = optional("expert_count", 1, 64);
   result.num_experts_per_tok = optional("expert_used_count", 1, 6);
   result.moe_intermediate_size = optional("expert_feed_forward_length", 1, result.intermediate_size);
@@ -209,11 +260,15 @@ void read_deepseek_gguf(const io::GgufFile& file, const std::string& prefix, Mod
       s.attention_factor = 1;
   }
   read_gguf_experts(file, prefix, result);
+  if (!has_indexer(result)) return;
+  result.index_n_heads = integer("attention.indexer.head_count");
+  result.index_head_dim = integer("attention.indexer.key_length");
+  result.index_topk = integer("attention.indexer.top_k");
 }
 
 void write_deepseek_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   const auto refuse = [](bool condition, std::string_view what) {
-    if (condition) throw Unsupported("{}, which GGUF's deepseek2 architecture cannot state", what);
+    if (condition) throw Unsupported("{}, which GGUF's deepseek architectures cannot state", what);
   };
   refuse(config.rope_style != kernels::RopeStyle::interleaved, "rotation by halves");
   refuse(config.attention_bias, "biases of attention");
@@ -228,6 +283,11 @@ void write_deepseek_gguf(const ModelConfig& config, const std::string& prefix, i
   add("attention.value_length_mla", config.v_head_dim);
   add("attention.kv_lora_rank", config.kv_lora_rank);
   if (config.q_lora_rank > 0) add("attention.q_lora_rank", config.q_lora_rank);
+  if (has_indexer(config)) {
+    add("attention.indexer.head_count", config.index_n_heads);
+    add("attention.indexer.key_length", config.index_head_dim);
+    add("attention.indexer.top_k", config.index_topk);
+  }
   if (const modules::RopeScaling& s = config.rope_scaling; s.kind == modules::RopeScaling::Kind::yarn) {
     refuse(!s.mscale || !s.mscale_all_dim || *s.mscale != *s.mscale_all_dim || *s.mscale == 0,
            "yarn whose mscale and mscale_all_dim are not one number");
@@ -269,19 +329,21 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
                    .hidden = config.hidden_size,
                    .norm = {"norm", eps},
                    .tied = config.tie_word_embeddings};
-  const modules::MlaAttention::Config attention{.hidden = config.hidden_size,
-                                                .heads = config.num_attention_heads,
-                                                .query_rank = config.q_lora_rank,
-                                                .latent_dim = config.kv_lora_rank,
-                                                .nope_dim = config.qk_nope_head_dim,
-                                                .value_dim = config.v_head_dim,
-                                                .scale = scale_of(config),
-                                                .bias = config.attention_bias,
-                                                .norm_eps = kLatentEps,
-                                                .rope = {.theta = config.rope_theta,
-                                                         .rotary_dim = config.rotary_dim,
-                                                         .style = config.rope_style,
-                                                         .scaling = config.rope_scaling}};
+  const modules::MlaAttention::Config attention{
+      .hidden = config.hidden_size,
+      .heads = config.num_attention_heads,
+      .query_rank = config.q_lora_rank,
+      .latent_dim = config.kv_lora_rank,
+      .nope_dim = config.qk_nope_head_dim,
+      .value_dim = config.v_head_dim,
+      .scale = scale_of(config),
+      .bias = config.attention_bias,
+      .norm_eps = kLatentEps,
+      .rope = {.theta = config.rope_theta,
+               .rotary_dim = config.rotary_dim,
+               .style = config.rope_style,
+               .scaling = config.rope_scaling},
+      .indexer = {.heads = config.index_n_heads, .head_dim = config.index_head_dim, .top_k = config.index_topk}};
   const modules::DenseMlp::Config dense{
       .hidden = config.hidden_size, .ffn = config.intermediate_size, .activation = config.hidden_act};
   const modules::MoeMlp::Config experts = deepseek_experts_of(config);
@@ -321,6 +383,7 @@ const ModelFamily& deepseek_family() {
       .latent_attention = true,
       .gguf_keys =
           "attention.kv_lora_rank attention.q_lora_rank attention.key_length_mla attention.value_length_mla "
+          "attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k "
           "rope.scaling.yarn_log_multiplier leading_dense_block_count expert_count expert_used_count "
           "expert_feed_forward_length expert_shared_count expert_weights_scale expert_weights_norm "
           "expert_gating_func expert_group_count expert_group_used_count",

@@ -3,6 +3,7 @@
 
 #include "eadem/modules/base/kv_cache_store.h"
 #include "eadem/ops/attention/attention.h"
+#include "eadem/ops/attention/selected_attention.h"
 
 namespace eadem::modules {
 
@@ -20,16 +21,34 @@ kernels::AttentionAttrs attributes(const AttentionRequest& request, kernels::KvS
           .sinks = request.sinks};
 }
 
-ValueId add_attention(BuildContext& context, const kernels::AttentionAttrs& attrs, std::vector<ValueId> ports,
-                      const AttentionInputs& inputs) {
+// Where keys and values lie, and the table that finds them.
+struct KeyPorts {
+  ValueId k, v;
+  ValueId block_table = pipeline::kNoValue;
+};
+
+ValueId add_attention(BuildContext& context, const AttentionRequest& request, kernels::KvSource source,
+                      const KeyPorts& keys, const AttentionInputs& inputs) {
+  std::vector<ValueId> ports = {inputs.q, keys.k, keys.v};
+  if (request.selected > 0) ports.push_back(inputs.selection);
+  ports.insert(ports.end(), {context.step.query_start, context.step.kv_length, keys.block_table});
+  if (request.selected > 0) {
+    const kernels::SelectedAttentionAttrs attrs{
+        .heads = request.heads,
+        .kv_heads = request.kv_heads,
+        .head_dim = request.head_dim,
+        .value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim,
+        .scale = static_cast<float>(request.scale),
+        .source = source};
+    return context.graph.add1(std::make_shared<ops::SelectedAttention>(attrs), std::move(ports));
+  }
+  const kernels::AttentionAttrs attrs = attributes(request, source);
   if (attrs.sinks) ports.push_back(inputs.sinks);
   return context.graph.add1(std::make_shared<ops::Attention>(attrs), std::move(ports));
 }
 
 ValueId build_direct(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
-  return add_attention(
-      context, attributes(request, kernels::KvSource::direct),
-      {inputs.q, inputs.k, inputs.v, context.step.query_start, context.step.kv_length, pipeline::kNoValue}, inputs);
+  return add_attention(context, request, kernels::KvSource::direct, {inputs.k, inputs.v}, inputs);
 }
 
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
@@ -40,10 +59,8 @@ ValueId build_cached(BuildContext& context, const AttentionRequest& request, con
     caches.k = caches.v = store.build_latent(context, inputs.k, request.layer);
   else
     caches = store.build(context, inputs.k, inputs.v, request.layer);
-  return add_attention(context, attributes(request, kernels::KvSource::cached),
-                       {inputs.q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
-                        context.group_of(request.window).block_table},
-                       inputs);
+  return add_attention(context, request, kernels::KvSource::cached,
+                       {caches.k, caches.v, context.group_of(request.window).block_table}, inputs);
 }
 
 // The line that `explain` prints for a layer.
@@ -55,6 +72,7 @@ std::string description_of(const AttentionRequest& request) {
   if (request.window > 0) text += fmt::format(", a window of {}", request.window);
   if (request.softcap > 0) text += fmt::format(", scores capped at {}", request.softcap);
   if (request.sinks) text += ", sinks";
+  if (request.selected > 0) text += fmt::format(", the {} keys that an indexer selects", request.selected);
   return text;
 }
 
@@ -79,6 +97,8 @@ std::span<const AttentionStrategy* const> AttentionFactory::strategies() { retur
 
 ValueId AttentionFactory::build(BuildContext& context, AttentionRequest request, const AttentionInputs& inputs) {
   request.cache = context.cache;
+  EADEM_CHECK(request.selected == 0 || (request.window == 0 && request.softcap == 0 && !request.sinks),
+              "a selection with a window, a soft cap or sinks");
   Decision decision{"attention " + context.graph.scope(), {}, {}};
   const AttentionStrategy* strategy = select(strategies(), request, decision);
   if (strategy == nullptr) throw_no_candidate(decision);

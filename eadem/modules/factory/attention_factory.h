@@ -19,15 +19,18 @@ struct AttentionRequest {
   int64_t window = 0;  // 0: unlimited
   double softcap = 0;  // of scores; 0: none
   bool sinks = false;
+  int64_t selected = 0;  // positions of the selection; 0: there is none, and every key is attended to
   int layer = -1;
   CacheSpec cache;
 };
 
-// q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; sinks [heads] f32, if the request has them.
+// q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; sinks [heads] f32 and selection
+// [tokens, kv_heads, selected] i32 (kernels/selected_attention.h), if the request has them.
 // The result is [tokens, heads, value_dim].
 struct AttentionInputs {
   ValueId q, k, v;
   ValueId sinks = pipeline::kNoValue;
+  ValueId selection = pipeline::kNoValue;
 };
 
 struct AttentionStrategy {

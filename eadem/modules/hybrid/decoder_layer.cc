@@ -93,6 +93,9 @@ void list_parameters(const MlaAttention::Config& config, const std::string& pref
   add("kv_a_layernorm", {config.latent_dim});
   add("v_b_proj", {config.heads, config.value_dim, config.latent_dim});
   add("o_proj", {config.hidden, config.heads * config.value_dim}, config.bias);
+  if (const KeyIndexer::Config& indexer = config.indexer; indexer.heads > 0)
+    for (const auto& [name, shape] : indexer.parameters(config.hidden, config.query_rank))
+      list.push_back({prefix + "self_attn.indexer." + name, shape, /*trainable=*/false});
 }
 
 void list_parameters(const Mamba2::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {

@@ -37,18 +37,23 @@ ValueId MlaAttention::rotate(BuildContext& context, const char* name, ValueId x)
   return Rope(config_.rope).build(context, x);
 }
 
-ValueId MlaAttention::build_query(BuildContext& context, ValueId x) const {
+ValueId MlaAttention::build_query_input(BuildContext& context, ValueId x) const {
+  if (config_.query_rank == 0) return x;
+  const ValueId low =
+      project(context, {.name = "q_a_proj", .in = config_.hidden, .out = config_.query_rank, .bias = config_.bias}, x);
+  return normalize(context, "q_a_layernorm", config_.query_rank, low);
+}
+
+ValueId MlaAttention::build_query(BuildContext& context, ValueId input) const {
   Graph& graph = context.graph;
   const int64_t out = config_.heads * config_.query_dim(), heads = context.share(config_.heads, "attention heads");
-  ValueId flat;
-  if (config_.query_rank == 0) {
-    flat = project(context, {.name = "q_proj", .in = config_.hidden, .out = out, .parallel = Parallel::column}, x);
-  } else {
-    const ValueId low = project(
-        context, {.name = "q_a_proj", .in = config_.hidden, .out = config_.query_rank, .bias = config_.bias}, x);
-    flat = project(context, {.name = "q_b_proj", .in = config_.query_rank, .out = out, .parallel = Parallel::column},
-                   normalize(context, "q_a_layernorm", config_.query_rank, low));
-  }
+  const bool direct = config_.query_rank == 0;
+  const ValueId flat = project(context,
+                               {.name = direct ? "q_proj" : "q_b_proj",
+                                .in = direct ? config_.hidden : config_.query_rank,
+                                .out = out,
+                                .parallel = Parallel::column},
+                               input);
   const std::vector<ValueId> parts =
       graph.add(std::make_shared<ops::SplitColumns>(kernels::ColumnsAttrs{config_.nope_dim}),
                 {reshape(graph, {heads, config_.query_dim()}, flat)});
@@ -72,7 +77,9 @@ ValueId MlaAttention::build_row(BuildContext& context, ValueId x) const {
 
 ValueId MlaAttention::build(BuildContext& context, ValueId x) const {
   const int64_t heads = context.share(config_.heads, "attention heads");
-  const ValueId query = build_query(context, x), row = build_row(context, x);
+  const ValueId input = build_query_input(context, x), query = build_query(context, input), row = build_row(context, x);
+  const KeyIndexer indexer(config_.indexer, config_.hidden, config_.query_rank, config_.rope, layer_);
+  const ValueId selection = config_.indexer.heads > 0 ? indexer.build(context, x, input) : pipeline::kNoValue;
   const ValueId mixed = AttentionFactory::build(context,
                                                 {.heads = heads,
                                                  .kv_heads = 1,
@@ -80,9 +87,10 @@ ValueId MlaAttention::build(BuildContext& context, ValueId x) const {
                                                  .value_dim = config_.latent_dim,
                                                  .latent = true,
                                                  .scale = config_.scale,
+                                                 .selected = config_.indexer.heads > 0 ? config_.indexer.top_k : 0,
                                                  .layer = layer_,
                                                  .cache = {}},
-                                                {.q = query, .k = row, .v = row});
+                                                {.q = query, .k = row, .v = row, .selection = selection});
   const HardwareConfig& hardware = context.hardware.of(Role::attention, layer_);
   const ValueId values = LinearFactory::build_heads(
       context, {.name = "v_b_proj", .in = config_.latent_dim, .out = config_.value_dim, .hardware = &hardware},

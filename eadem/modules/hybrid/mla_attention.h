@@ -3,6 +3,7 @@
 
 #include "eadem/modules/base/rope.h"
 #include "eadem/modules/factory/linear_factory.h"
+#include "eadem/modules/hybrid/key_indexer.h"
 
 namespace eadem::modules {
 
@@ -14,8 +15,8 @@ namespace eadem::modules {
 // This is attention with the keys [k_b_proj[h]^T latent | key] and the values v_b_proj[h] latent, neither of which is
 // ever made. Training, prefill and decode compute it alike, so that a token's bits depend on nothing else.
 // Parameters: q_proj, or q_a_proj, q_a_layernorm and q_b_proj; kv_a_proj_with_mqa, kv_a_layernorm, o_proj (.weight,
-// .bias); k_b_proj.weight [heads, latent_dim, nope_dim], v_b_proj.weight [heads, value_dim, latent_dim].
-// Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
+// .bias); indexer (key_indexer.h); k_b_proj.weight [heads, latent_dim, nope_dim], v_b_proj.weight [heads, value_dim,
+// latent_dim]. Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
 class MlaAttention {
  public:
   struct Config {
@@ -30,6 +31,8 @@ class MlaAttention {
     double norm_eps = 1e-6;
     RopeConfig rope;      // rotary_dim: of the rest of a head's query, and of the key
     bool rotated = true;  // else the rest and the key are as they are
+    // With it a token attends to the rows that it selects. It reads the latent of the query, so query_rank is not 0.
+    KeyIndexer::Config indexer;
 
     int64_t query_dim() const { return nope_dim + rope.rotary_dim; }
     int64_t row_dim() const { return latent_dim + rope.rotary_dim; }
@@ -44,8 +47,10 @@ class MlaAttention {
   ValueId project(BuildContext& context, const LinearRequest& request, ValueId x) const;
   ValueId normalize(BuildContext& context, const char* name, int64_t size, ValueId x) const;
   ValueId rotate(BuildContext& context, const char* name, ValueId x) const;
-  ValueId build_query(BuildContext& context, ValueId x) const;  // [tokens, heads, row_dim]
-  ValueId build_row(BuildContext& context, ValueId x) const;    // [tokens, 1, row_dim]
+  // What queries are made from: x, or the latent [tokens, query_rank].
+  ValueId build_query_input(BuildContext& context, ValueId x) const;
+  ValueId build_query(BuildContext& context, ValueId input) const;  // [tokens, heads, row_dim]
+  ValueId build_row(BuildContext& context, ValueId x) const;        // [tokens, 1, row_dim]
 
   Config config_;
   int layer_;

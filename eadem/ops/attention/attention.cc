@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "eadem/core/encodings/row_encoding.h"
+#include "eadem/ops/attention/attention_ports.h"
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -57,28 +58,12 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
   expect_plain(name(), "q", in[kQ]);
   expect_dim(name(), "q", in[kQ], 1, Dim(attrs_.heads), "attribute heads");
   expect_dim(name(), "q", in[kQ], 2, Dim(attrs_.head_dim), "attribute head_dim");
-  for (int port : {kK, kV}) {
-    const TensorType& type = in[static_cast<size_t>(port)];
-    const std::string_view label = port == kK ? "k" : "v";
-    // Values have a width of their own, or are the first columns of keys.
-    const bool in_keys = attrs_.values() < attrs_.head_dim && type.rank() > 0 && type.dim(-1) == Dim(attrs_.head_dim);
-    const Dim width = port == kK || in_keys ? attrs_.head_dim : attrs_.values();
-    const std::string_view attribute = port == kK ? "attribute head_dim" : "attribute value_dim";
-    if (attrs_.source == KvSource::direct) {
-      expect_plain(name(), label, type);
-      const DType like_q[] = {in[kQ].dtype};
-      expect_rank(name(), label, type, 3);
-      expect_dtype(name(), label, type, like_q);
-      expect_dim(name(), label, type, 0, in[kQ].dim(0), "tokens of 'q'");
-      expect_dim(name(), label, type, 2, width, attribute);
-    } else {
-      expect_rank(name(), label, type, 4);
-      expect_dtype(name(), label, type, kFloats);
-      expect_cache(name(), label, type);
-      expect_dim(name(), label, type, 3, width, attribute);
-    }
-    expect_dim(name(), label, type, 1, Dim(attrs_.kv_heads), "attribute kv_heads");
-  }
+  // Values have a width of their own, or are the first columns of keys.
+  const bool in_keys = attrs_.values() < attrs_.head_dim && in[kV].rank() > 0 && in[kV].dim(-1) == Dim(attrs_.head_dim);
+  for (const int port : {kK, kV})
+    expect_keys(*this, static_cast<size_t>(port), in[static_cast<size_t>(port)], attrs_.source, in[kQ].dtype,
+                in[kQ].dim(0), attrs_.kv_heads, port == kK || in_keys ? attrs_.head_dim : attrs_.values(),
+                port == kK ? "attribute head_dim" : "attribute value_dim");
   TensorType like_v = in[kK];  // but as wide as values
   like_v.dim(-1) = in[kV].dim(-1);
   expect_same_dims(name(), "v", in[kV], like_v, "k");
@@ -87,22 +72,7 @@ std::vector<TensorType> Attention::infer_types(std::span<const TensorType> in) c
   if (in[kV].encoding != in[kK].encoding)
     throw InvalidArgument("attention: 'v' is {} but 'k' is {}; expected both stored alike", to_string(in[kV]),
                           to_string(in[kK]));
-  expect_rank(name(), "query_start", in[kQueryStart], 1);
-  expect_dtype(name(), "query_start", in[kQueryStart], kI32);
-  expect_rank(name(), "kv_length", in[kKvLength], 1);
-  expect_dtype(name(), "kv_length", in[kKvLength], kI32);
-  Dim sequences_plus_one = in[kKvLength].dim(0);
-  sequences_plus_one.value += 1;
-  expect_dim(name(), "query_start", in[kQueryStart], 0, sequences_plus_one, "one more than 'kv_length'");
-  if (attrs_.source == KvSource::cached) {
-    expect_present(name(), "block_table", in[kBlockTable]);
-    expect_rank(name(), "block_table", in[kBlockTable], 2);
-    expect_dtype(name(), "block_table", in[kBlockTable], kI32);
-    expect_dim(name(), "block_table", in[kBlockTable], 0, in[kKvLength].dim(0), "sequences of 'kv_length'");
-  } else if (!kernels::is_absent(in[kBlockTable])) {
-    throw InvalidArgument("attention: 'block_table' is {} but the op was made for direct keys and values",
-                          to_string(in[kBlockTable]));
-  }
+  expect_sequences(*this, in, kQueryStart, attrs_.source);
   if (attrs_.sinks) {
     expect_present(name(), "sinks", in[kSinks]);
     expect_rank(name(), "sinks", in[kSinks], 1);

@@ -65,10 +65,19 @@ FAMILIES = {
         type="mixtral", prompt=40, classic=None,
         config=dict(hidden_size=24, intermediate_size=12, num_local_experts=5, num_experts_per_tok=2,
                     sliding_window=9, rope_parameters=rope(1000000.0))),
+    # An indexer that selects 13 tokens, of many heads lest scores of 0 are equal; it rotates a part of each head.
+    "deepseek_v32": dict(
+        type="deepseek_v32", prompt=42, classic=None,
+        config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=20,
+                    vocab_size=64, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=6, v_head_dim=9, first_k_dense_replace=1,
+                    n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8, n_shared_experts=1, n_group=2,
+                    topk_group=1, rms_norm_eps=1e-6, index_n_heads=16, index_head_dim=10, index_topk=13,
+                    rope_parameters=rope(10000.0))),
 }
 goldens.FAMILIES |= FAMILIES
 ARCHITECTURES = {"mixtral": "llama", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "gpt_oss": "gpt-oss",
-                 "minimax_m2": "minimax-m2", "olmoe": "olmoe"}
+                 "minimax_m2": "minimax-m2", "olmoe": "olmoe",
+                 "deepseek_v32": "glm-dsa"}  # whose tensors have the same names
 plain_parameter, plain_greedy = goldens.random_parameter, goldens.forward_and_greedy
 
 
@@ -97,6 +106,8 @@ def matrices(names):
             end = name.split(".experts.gate_up_proj")[1].replace("_", ".") or ".weight"
             for part in ("gate", "up"):
                 yield name.split(".experts.")[0] + f".experts.{part}_proj{end}"
+        elif name.endswith(".kv_b_proj.weight"):
+            yield from (name.replace("kv_b_proj", f"{part}_b_proj") for part in "kv")
         elif name.endswith(".experts.down_proj"):
             yield name + ".weight"
         elif name.endswith(".experts.down_proj_bias"):
@@ -134,13 +145,13 @@ def write_one_step(out, name, config, weights):
             loss.backward()
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             for parameter in model.parameters():
-                if parameter.grad is not None:  # that of a correction
+                if parameter.grad is not None:  # as those of corrections and indexers are
                     parameter.copy_(parameter.grad)
             model.save_pretrained(folder)
             saved = load_file(Path(folder) / "model.safetensors")
         result[key] = {"loss": loss.item(), "gradients": {
             name: float(np.linalg.norm(value.astype(np.float64))) for name, value in saved.items()
-            if not name.endswith("e_score_correction_bias")}}
+            if not name.endswith("e_score_correction_bias") and ".indexer." not in name}}
     result["gguf_names"] = gguf_names(config, model)
     save_file({"tokens": tokens}, out / name / "step.safetensors")
     goldens.write_json(out / name / "step.json", result)

@@ -57,34 +57,6 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-// t [width, kChunk] = transpose of rows [kChunk, width]; width is a multiple of 4.
-void transpose_chunk(float* t, const float* rows, int64_t width) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int64_t j = 0; j < kChunk; ++j)
-    for (int64_t i = 0; i < width; ++i) t[i * kChunk + j] = rows[j * width + i];
-#else
-  // 4 x 4 blocks: pairs of rows are interleaved, then pairs of pairs.
-  const hn::FixedTag<float, 4> d;
-  const hn::Repartition<double, decltype(d)> d64;
-  for (int64_t i = 0; i < width; i += 4) {
-    for (int64_t j = 0; j < kChunk; j += 4) {
-      const float* from = rows + j * width + i;
-      const auto r0 = hn::LoadU(d, from), r1 = hn::LoadU(d, from + width);
-      const auto r2 = hn::LoadU(d, from + 2 * width), r3 = hn::LoadU(d, from + 3 * width);
-      const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
-      const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
-      const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
-      const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
-      float* to = t + i * kChunk + j;
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, to);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, to + kChunk);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, to + 2 * kChunk);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, to + 3 * kChunk);
-    }
-  }
-#endif
-}
-
 // Turns the products q . k of a row of a chunk into weights under a soft cap, and dy . v into (dy . v - dy . y) times
 // the cap's slope.
 void cap_scores(float* weights, float* dscores, float softcap, Vec scale, Vec lse, Vec along) {

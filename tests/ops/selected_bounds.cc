@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ops/selected_bounds.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "eadem/kernels/selected_attention.h"
+#include "eadem/ops/attention/attention_ports.h"
+#include "tests/support/tolerance.h"
+
+namespace eadem::test {
+
+namespace {
+
+using ops::RefTensor;
+using SelectedBounds = std::vector<std::vector<double>>;
+
+constexpr double kU = 0x1p-24, kExp = 4 * kU, kUnderflow = 0x1p-120;
+
+double size_of(const double* x, const double* y, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += std::fabs(x[i] * y[i]);
+  return sum;
+}
+
+// A head of a token, as the reference has it.
+struct SelectedRow {
+  size_t index, q, y;                // elements
+  std::vector<size_t> keys, values;  // elements
+  std::vector<double> scores;
+  double largest = -HUGE_VAL, widest = 0;  // of scores, and of the sums of their terms' absolute values
+
+  // A score is a product of head_dim terms, of which those of an encoded key have a scale, times the scale, less a
+  // maximum that is itself a score.
+  double score_error(int64_t head_dim) const { return gamma_f32(static_cast<double>(head_dim) + 6) * widest; }
+};
+
+void add_key(SelectedRow& row, const kernels::SelectedAttentionAttrs& attrs, std::span<const RefTensor> in,
+             size_t key_row) {
+  const auto scale = static_cast<double>(attrs.scale);
+  const size_t key = key_row * static_cast<size_t>(attrs.head_dim);
+  row.keys.push_back(key);
+  row.values.push_back(key_row * static_cast<size_t>(in[2].shape.back()));
+  double dot = 0;
+  for (size_t d = 0; d < static_cast<size_t>(attrs.head_dim); ++d) dot += in[0].data[row.q + d] * in[1].data[key + d];
+  row.scores.push_back(scale * dot);
+  row.largest = std::max(row.largest, scale * dot);
+  row.widest = std::max(row.widest, std::fabs(scale) * size_of(&in[0].data[row.q], &in[1].data[key], attrs.head_dim));
+}
+
+// p: its score and the maximum, and an exponential; then the sum over the keys of p times values, which encoded have
+// scales as well, the sum of p, and their quotient.
+void forward_bounds(const SelectedRow& row, const kernels::SelectedAttentionAttrs& attrs, const RefTensor& v,
+                    SelectedBounds& result) {
+  const double keys = static_cast<double>(row.keys.size());
+  const double weight = 2 * row.score_error(attrs.head_dim) + kExp, error = 2 * weight + 2 * gamma_f32(keys + 4);
+  double sum = 0;
+  for (const double score : row.scores) sum += std::exp(score - row.largest);
+  for (size_t d = 0; d < static_cast<size_t>(attrs.value_dim); ++d) {
+    double size = 0;
+    for (size_t i = 0; i < row.keys.size(); ++i)
+      size += std::exp(row.scores[i] - row.largest) / sum * std::fabs(v.data[row.values[i] + d]);
+    result[0][row.y + d] = error * size + kUnderflow;
+  }
+  if (result.size() > 1 && !result[1].empty())
+    result[1][row.index] = weight + gamma_f32(keys) + kExp * std::log(sum) + kU * std::fabs(row.largest);
+}
+
+// p = exp(s - lse); every gradient sums products of p over keys, or over `sharers`, the queries that share a key.
+void backward_bounds(const SelectedRow& row, const kernels::SelectedAttentionAttrs& attrs,
+                     std::span<const RefTensor> in, double sharers, SelectedBounds& result) {
+  const RefTensor &q = in[0], &k = in[1], &v = in[2], &y = in[6], &lse = in[7], &dy = in[8];
+  const double* own_dy = &dy.data[row.y];
+  const double log_sum = lse.data[row.index], dy_y = size_of(own_dy, &y.data[row.y], attrs.value_dim);
+  const double p_error = row.score_error(attrs.head_dim) + kU * (std::fabs(log_sum) + row.widest) + kExp;
+  const double ds_error = p_error + gamma_f32(static_cast<double>(attrs.value_dim) + 4);
+  const double over_keys = gamma_f32(static_cast<double>(row.keys.size()) + 2), over_queries = gamma_f32(sharers + 2);
+  for (size_t i = 0; i < row.keys.size(); ++i) {
+    const double p = std::exp(row.scores[i] - log_sum);
+    const double ds = p * (size_of(own_dy, &v.data[row.values[i]], attrs.value_dim) + dy_y) *
+                      std::fabs(static_cast<double>(attrs.scale));
+    for (size_t d = 0; d < static_cast<size_t>(attrs.head_dim); ++d) {
+      if (!result[0].empty()) result[0][row.q + d] += ds * std::fabs(k.data[row.keys[i] + d]) * (ds_error + over_keys);
+      if (!result[1].empty())
+        result[1][row.keys[i] + d] += ds * std::fabs(q.data[row.q + d]) * (ds_error + over_queries);
+    }
+    for (size_t d = 0; d < static_cast<size_t>(attrs.value_dim) && !result[2].empty(); ++d)
+      result[2][row.values[i] + d] += p * std::fabs(own_dy[d]) * (p_error + over_queries);
+  }
+}
+
+}  // namespace
+
+SelectedBounds selected_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                               std::span<const RefTensor> expected) {
+  const auto attrs = op.attrs().get<kernels::SelectedAttentionAttrs>();
+  const int64_t group = attrs.heads / attrs.kv_heads, entries = in[3].shape[2];
+  SelectedBounds result;
+  for (const RefTensor& tensor : expected) result.emplace_back(tensor.data.size(), 0.0);
+  for (const ops::RefSequence& s : ops::reference_sequences(in, 4, in[1], attrs.source))
+    for (int64_t t = s.begin; t < s.end; ++t)
+      for (int64_t h = 0; h < attrs.heads; ++h) {
+        const int64_t g = h / group;
+        const auto index = static_cast<size_t>(t * attrs.heads + h);
+        SelectedRow row{.index = index,
+                        .q = index * static_cast<size_t>(attrs.head_dim),
+                        .y = index * static_cast<size_t>(attrs.value_dim),
+                        .keys = {},
+                        .values = {},
+                        .scores = {}};
+        for (int64_t e = 0; e < entries; ++e) {
+          const auto entry =
+              static_cast<int64_t>(in[3].data[static_cast<size_t>((t * attrs.kv_heads + g) * entries + e)]);
+          for (int64_t j = entry * attrs.span; entry >= 0 && j < (entry + 1) * attrs.span && j <= s.position(t); ++j)
+            add_key(row, attrs, in, static_cast<size_t>(s.row(j, g, attrs.kv_heads)));
+        }
+        if (pass == kernels::Pass::backward)
+          backward_bounds(row, attrs, in, static_cast<double>((s.end - s.begin) * group), result);
+        else
+          forward_bounds(row, attrs, in[2], result);
+      }
+  return result;
+}
+
+}  // namespace eadem::test
