@@ -71,7 +71,7 @@ TEST(TensorParallel, GoldenModelsOnTwoThreeAndFourRanks) {
        {Row{"llama", 2}, Row{"qwen2", 2}, Row{"qwen3", 2}, Row{"mistral", 2}, Row{"smollm2", 3}, Row{"llama", 4},
         Row{"qwen2", 4}, Row{"qwen3", 4}, Row{"qwen3_moe", 2}, Row{"qwen3_moe", 4}, Row{"deepseek_v3", 2},
         Row{"deepseek_v3", 4}, Row{"deepseek_v32", 3}, Row{"granitemoehybrid", 2}, Row{"falcon_h1", 2},
-        Row{"nemotron_h_moe", 2}, Row{"qwen3_next_all", 2}}) {
+        Row{"nemotron_h_moe", 2}, Row{"lfm2", 3}, Row{"qwen3_next_all", 2}}) {
     SCOPED_TRACE(fmt::format("{} on {} ranks", row.model, row.ranks));
     const models::Checkpoint checkpoint = models::open_checkpoint(golden(row.model));
     compare(*checkpoint.model, row.ranks, weights_of(checkpoint));
