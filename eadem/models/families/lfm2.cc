@@ -55,9 +55,11 @@ std::string read_lfm2_layers(const io::JsonReader& config, int64_t layers) {
   return pattern;
 }
 
-// MLPs are two thirds as wide as stated, times a factor, in whole multiples, unless that is switched off.
+// MLPs are two thirds as wide as stated, times a factor, in whole multiples, unless that is switched off. Published
+// files state it as block_ff_dim.
 void read_lfm2_width(const io::JsonReader& config, ModelConfig& result) {
   int64_t& width = result.intermediate_size;
+  if (!config.has("intermediate_size")) width = 12288;
   width = config.optional_integer("block_ff_dim", 1, kMaxExtent).value_or(width);
   const bool adjusts = config.optional_boolean("block_auto_adjust_ff_dim").value_or(true);
   const int64_t multiple = config.optional_integer("block_multiple_of", 1, kMaxExtent).value_or(256);
@@ -147,6 +149,7 @@ const ModelFamily& lfm2_family() {
                                       .types = kLfm2Types,
                                       .tied = true,
                                       .eps = 1e-5,
+                                      .ffn_per_hidden = 4,  // stated by block_ff_dim
                                       .json_names = kLfm2KeyNames,
                                       .gguf_keys = "shortconv.l_cache",
                                       .gguf_counts_by_layer = true,

@@ -181,7 +181,8 @@ def classic_config(config):
     if config["model_type"] == "lfm2":
         types = config.pop("layer_types")
         config["full_attn_idxs"] = [layer for layer, kind in enumerate(types) if kind == "full_attention"]
-        config["block_ff_dim"], config["intermediate_size"] = config["intermediate_size"], 7  # the first is read
+        config["block_ff_dim"] = config.pop("intermediate_size")
+        config |= {"block_dim": config["hidden_size"], "block_use_swiglu": True, "use_pos_enc": True}  # of published ones
         config["tie_embedding"] = config.pop("tie_word_embeddings")
     if "layer_types" in config:
         config["layer_types"] = [kinds[kind] for kind in config["layer_types"]]
