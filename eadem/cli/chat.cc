@@ -77,10 +77,10 @@ int chat(CommandLine command_line) {
   listen_for_interrupt();
   const std::string path = resolve_model(options->model.model, kBundledChatModel);
   models::Checkpoint checkpoint = models::open_checkpoint(path);
-  const int64_t longest = checkpoint.model->info().max_positions;
-  check_context(options->context, longest);
-  const std::unique_ptr<engine::LLM> llm =
-      load_llm(std::move(checkpoint), options->model, options->context.value_or(std::min(kUsualContext, longest)));
+  const models::ModelInfo& info = checkpoint.model->info();
+  check_context(options->context, info.max_positions);
+  const int64_t context = options->context.value_or(std::min(kUsualContext, info.default_context()));
+  const std::unique_ptr<engine::LLM> llm = load_llm(std::move(checkpoint), options->model, context);
   Conversation conversation(*llm, chat_options,
                             options->when_full == "refuse" ? WhenFull::refuse : WhenFull::drop_oldest);
   if (options->chat.system) conversation.set_system(*options->chat.system);

@@ -364,7 +364,7 @@ std::optional<ExplainOptions> parse_explain(CommandLine command_line) {
 // Returns the options of the engine to describe. Refuses sizes that the model's context or the cache cannot hold.
 engine::EngineOptions engine_options_of(const ExplainOptions& options, const models::ModelInfo& info,
                                         const Device& device) {
-  const int64_t context = options.context.value_or(info.max_positions);
+  const int64_t context = options.context.value_or(info.default_context());
   if (context > info.max_positions)
     throw InvalidArgument("--context is {}; the model's context is {} tokens", context, info.max_positions);
   const int64_t cached = options.batch * context;  // tokens; no step has more
@@ -416,13 +416,15 @@ int explain(CommandLine command_line) {
 
   const modules::AutoHardwareConfig hardware = resolve(options.model.hardware_mode());
   const std::vector<Place> places = places_of(hardware, layers, options.all);
-  const models::BuiltGraph built = models::build_inference_graph(
-      *checkpoint.model, {.device = device.get(),
-                          .hardware = &hardware,
-                          .cache = {.layout = modules::CacheLayout::contiguous,
-                                    .num_blocks = options.batch,
-                                    .block_size = options.context.value_or(checkpoint.model->info().max_positions),
-                                    .num_slots = options.batch}});
+  const int64_t context = options.context.value_or(checkpoint.model->info().default_context());
+  const models::BuiltGraph built =
+      models::build_inference_graph(*checkpoint.model, {.device = device.get(),
+                                                        .hardware = &hardware,
+                                                        .cache = {.layout = modules::CacheLayout::contiguous,
+                                                                  .num_blocks = options.batch,
+                                                                  .block_size = context,
+                                                                  .num_slots = options.batch},
+                                                        .longest_sequence = context});
   JsonValue output = JsonValue::object();
   if (options.json) {
     output.set("model", json_text(checkpoint.path))

@@ -280,8 +280,10 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
 }
 
 // Tokens that the KV cache is to hold. 0: the model's context.
-int64_t cache_length(const RunOptions& options, const std::optional<std::string>& prompt, int64_t model_context) {
-  check_context(options.context, model_context);
+int64_t cache_length(const RunOptions& options, const std::optional<std::string>& prompt,
+                     const models::ModelInfo& info) {
+  check_context(options.context, info.max_positions);
+  const int64_t model_context = info.default_context();
   if (options.context) return *options.context;
   if (!prompt) return std::min(kUsualContext, model_context);
   // A token is at least a byte of the prompt, or one of the few that a tokenizer adds; no need for more cache.
@@ -307,7 +309,7 @@ int run(CommandLine command_line) {
   const std::optional<std::string> prompt = read_prompt(options);
 
   models::Checkpoint checkpoint = models::open_checkpoint(path);
-  const int64_t context = cache_length(options, prompt, checkpoint.model->info().max_positions);
+  const int64_t context = cache_length(options, prompt, checkpoint.model->info());
   const std::unique_ptr<LLM> loaded = load_llm(std::move(checkpoint), options.model, context);
   LLM& llm = *loaded;
   SamplingParams params = options.sampling.over(llm.default_params(), llm.engine().max_sequence_length());

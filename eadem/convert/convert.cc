@@ -67,7 +67,19 @@ class NewDirectory {
   std::string path_, temporary_;
 };
 
-// The header of the converted GGUF file. Adds the tensor of rotary divisors, if the model has one.
+// A tensor of the converted file that the configuration holds.
+ConvertedTensor constant_of(std::string_view name, const std::vector<double>& values) {
+  Tensor tensor = Tensor::on_host(DType::f32, Shape{static_cast<int64_t>(values.size())});
+  for (size_t i = 0; i < values.size(); ++i) tensor.view.as<float>()[i] = static_cast<float>(values[i]);
+  return {.from = "(rope scaling)",
+          .to = std::string(name),
+          .before = DType::f32,
+          .type = DType::f32,
+          .shape = tensor.shape(),
+          .constant = tensor};
+}
+
+// The header of the converted GGUF file. Adds the tensors of rope scaling, if the model has them.
 std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& checkpoint, const ModelConfig& config,
                                                    const std::string& out, std::vector<ConvertedTensor>& tensors,
                                                    const std::string& type, bool with_tokenizer, const Note& note) {
@@ -105,16 +117,11 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
     if (const std::string notice = family.gguf_notice == nullptr ? "" : family.gguf_notice(config); !notice.empty())
       note("warning: " + notice);
   }
-  if (!divisors.empty()) {
-    Tensor tensor = Tensor::on_host(DType::f32, Shape{static_cast<int64_t>(divisors.size())});
-    for (size_t i = 0; i < divisors.size(); ++i) tensor.view.as<float>()[i] = static_cast<float>(divisors[i]);
-    tensors.push_back({.from = "(rope scaling)",
-                       .to = "rope_freqs.weight",
-                       .before = DType::f32,
-                       .type = DType::f32,
-                       .shape = tensor.shape(),
-                       .constant = tensor});
-  }
+  if (!divisors.empty()) tensors.push_back(constant_of("rope_freqs.weight", divisors));
+  if (config.rope_scaling.kind == modules::RopeScaling::Kind::longrope)
+    for (const auto& [name, factors] : {std::pair{models::kLongFactors, &config.rope_scaling.long_factor},
+                                        {models::kShortFactors, &config.rope_scaling.short_factor}})
+      tensors.push_back(constant_of(name, *factors));
   return io::begin_gguf(out, metadata, headers_of(tensors));
 }
 

@@ -32,7 +32,7 @@ Calibration Calibration::run(const models::Checkpoint& checkpoint, std::shared_p
   if (tokens.empty()) throw InvalidArgument("{}: no tokens to calibrate with", checkpoint.path);
   if (options.max_tokens < 1)
     throw InvalidArgument("max_tokens of a calibration is {}; expected at least 1", options.max_tokens);
-  const int64_t context = std::min(options.context, checkpoint.model->info().max_positions);
+  const int64_t context = std::min(options.context, checkpoint.model->info().default_context());
   const int64_t new_tokens = context - (options.bos ? 1 : 0);  // tokens of the text in one sequence
   if (new_tokens < 1)
     throw InvalidArgument("the context of a calibration is {} tokens{}; expected more", context,

@@ -23,6 +23,7 @@ CachePlanRequest request_of(const models::Model& model, const Device& device,
   return {.config = options.cache,
           .bytes = state_bytes(model, device, hardware),
           .context = model.info().max_positions,
+          .default_context = model.info().default_context(),
           .block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value,
           .max_num_batched_tokens = options.max_num_batched_tokens};
 }
@@ -66,9 +67,11 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
   environment.op_by_op = options.op_by_op;
   const int64_t vocab = model.info().vocab;
   return {.make_graph =
-              [&model, device, hardware, cache = plan.spec, decisions] {
-                models::BuiltGraph built = models::build_inference_graph(
-                    model, {.device = device.get(), .hardware = &hardware, .cache = cache});
+              [&model, device, hardware, plan, decisions] {
+                models::BuiltGraph built = models::build_inference_graph(model, {.device = device.get(),
+                                                                                 .hardware = &hardware,
+                                                                                 .cache = plan.spec,
+                                                                                 .longest_sequence = plan.max_length});
                 if (decisions != nullptr) *decisions = std::move(built.decisions);
                 return std::move(built.graph);
               },

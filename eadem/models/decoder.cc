@@ -66,7 +66,8 @@ Decoder::Decoder(ModelConfig config, const ModelFamily& family)
            .heads = config_.num_attention_heads,
            .kv_heads = config_.num_key_value_heads,
            .head_dim = config_.head_dim,
-           .max_positions = modules::rope_positions(config_.rope_scaling, config_.max_position_embeddings),
+           .max_positions = config_.max_position_embeddings,
+           .short_positions = config_.rope_scaling.short_positions(),
            .tied = config_.tie_word_embeddings,
            .bos_token_ids = config_.bos_token_id,
            .eos_token_ids = config_.eos_token_id};
@@ -161,8 +162,8 @@ bool Decoder::may_ignore(const std::string& tensor) const {
       return true;
   if (!family_.ignored_module.empty() && tensor.starts_with(family_.ignored_module)) return true;
   const auto& ignored = family_.ignored_tensors;
-  return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" ||
-         (spec_.tied && tensor == huggingface_name(kHead, family_)) ||
+  return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" || tensor == kLongFactors ||
+         tensor == kShortFactors || (spec_.tied && tensor == huggingface_name(kHead, family_)) ||
          std::any_of(ignored.begin(), ignored.end(), [&](std::string_view suffix) { return tensor.ends_with(suffix); });
 }
 

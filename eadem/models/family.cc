@@ -32,6 +32,7 @@
   FAMILY(granite_moe)                \
   FAMILY(falcon_h1)                  \
   FAMILY(nemotron_h)                 \
+  FAMILY(lfm2)                       \
   FAMILY(qwen3_next)                 \
   FAMILY(qwen3_5)                    \
   FAMILY(kimi_linear)                \

@@ -11,7 +11,8 @@ BuildContext start(BuiltGraph& built, const GraphOptions& options) {
                        .hardware = *options.hardware,
                        .cache = options.cache,
                        .num_ranks = options.num_ranks,
-                       .rank = options.rank};
+                       .rank = options.rank,
+                       .longest_sequence = options.longest_sequence};
   const auto input = [&](const std::string& name, DType dtype, std::initializer_list<Dim> dims) {
     return built.graph.add_input(name, TensorType(dtype, dims));
   };

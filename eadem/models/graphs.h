@@ -14,6 +14,7 @@ struct GraphOptions {
   modules::CacheSpec cache;
   int num_ranks = 1;                 // tensor-parallel ranks
   int rank = 0;                      // this one
+  int64_t longest_sequence = 0;      // tokens that a sequence may have; 0: not known, taken for few
   bool load_balancing_loss = false;  // a training graph has it as an output
 };
 

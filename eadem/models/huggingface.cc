@@ -140,6 +140,7 @@ ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file) {
   for (double* value :
        {&config.rms_norm_eps, &config.rope_theta, &config.local_rope_theta, &config.rope_scaling.factor})
     *value = shortest(*value);
+  if (std::optional<double>& factor = config.rope_scaling.attention_factor) factor = shortest(*factor);
   if (!config.rope_divisors.empty()) {
     // Llama 3.1's scaling, if its usual numbers give these divisors. Converters do not write the original context;
     // `eadem convert` does.

@@ -29,9 +29,17 @@ struct ModelInfo {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t max_positions = 0;
+  // Of longrope: the positions that its short factors are for. An engine for longer sequences has the long factors, for
+  // all of its sequences, so it is made only where that is asked for. 0: there is no such limit.
+  int64_t short_positions = 0;
   bool tied = false;  // the head reads the embedding's matrix
   std::vector<int64_t> bos_token_ids;
   std::vector<int64_t> eos_token_ids;
+
+  // The context of an engine that is asked for none.
+  int64_t default_context() const {
+    return short_positions > 0 && short_positions < max_positions ? short_positions : max_positions;
+  }
 };
 
 using modules::ParameterInfo;

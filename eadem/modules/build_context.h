@@ -45,8 +45,9 @@ struct BuildContext {
   const Device& device;
   const AutoHardwareConfig& hardware;
   CacheSpec cache;
-  int num_ranks = 1;  // tensor-parallel ranks
-  int rank = 0;       // this one
+  int num_ranks = 1;             // tensor-parallel ranks
+  int rank = 0;                  // this one
+  int64_t longest_sequence = 0;  // tokens that a sequence may have; 0: not known, taken for few
   StepValues step;
   std::vector<Decision> decisions;    // the choices of the factories, for `explain`
   std::vector<StateSpec> states;      // what modules declared

@@ -6,6 +6,7 @@
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/decoder_layer.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/modules/hybrid/gated_convolution.h"
 #include "eadem/modules/hybrid/gated_delta_net.h"
 #include "eadem/modules/hybrid/layer_spec.h"
 #include "eadem/modules/hybrid/mamba2.h"

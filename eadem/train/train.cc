@@ -168,9 +168,10 @@ class Run {
             ? models::Checkpoint{recipe_.config, models::model_from_config(recipe_.config), nullptr, recipe_.config}
             : models::huggingface_form(models::open_checkpoint(recipe_.init_from));
     start.model->config_json();  // throws for what checkpoints cannot state, before any training
-    if (training_.sequence_length > start.model->info().max_positions)
+    // Longrope's long factors are not trained with.
+    if (training_.sequence_length > start.model->info().default_context())
       throw InvalidArgument("{}: sequence_length is {}; {} has a context of {}", recipe_.path,
-                            training_.sequence_length, start.config_path, start.model->info().max_positions);
+                            training_.sequence_length, start.config_path, start.model->info().default_context());
     return start;
   }
 

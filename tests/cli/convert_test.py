@@ -146,6 +146,19 @@ class Convert(ProgramTest):
                 self.assertEqual(part in text, index_key > 0)
             self.done("bench", "--random", model, "-p", "8", "-n", "2", "-r", "1")
 
+    def test_longrope(self):
+        """Both lists of factors are tensors of a GGUF file; beyond the original context, the longer one is chosen."""
+        model, gguf, back = GOLDEN / "phi3", self.folder / "long.gguf", self.folder / "long"
+        self.done("convert", model, gguf)
+        self.done("convert", gguf, back)
+        before, after = (json.loads((folder / "config.json").read_text()) for folder in (model, back))
+        for key in ("short_factor", "long_factor"):
+            self.assertEqual(after["rope_scaling"][key], before["rope_parameters"][key])
+        self.assertEqual(after["original_max_position_embeddings"], 80)
+        self.done("explain", gguf, "--context", "128")
+        for path in (model, gguf, back):
+            self.refused(1, "--context is 129; the model's context is 128 tokens", "explain", path, "--context", "129")
+
     def test_text_parts(self):
         """Of a multimodal model, the text model alone is written, and what is left out is said."""
         source, gguf, text = GOLDEN / "mistral3_multimodal", self.folder / "text.gguf", self.folder / "text"

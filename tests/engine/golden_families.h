@@ -17,7 +17,7 @@ struct GoldenFamily {
 
 inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"gemma2"},
-    {"phi3", "longrope scaling"},
+    {"phi3"},
     {"phi3_window"},
     {"olmo2"},
     {"olmo3"},
@@ -39,6 +39,8 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"falcon_h1_norm", "one matrix for embeddings and logits"},
     {"nemotron_h", "limits of time steps"},
     {"nemotron_h_moe", nullptr, GoldenFamily::Gguf::rounded},
+    {"lfm2"},
+    {"lfm2_bias", "biases of convolutions"},
     {"qwen3_next", "layer 1 without experts"},
     {"qwen3_next_all", nullptr, GoldenFamily::Gguf::rounded},
     {"qwen3_5", nullptr, GoldenFamily::Gguf::rounded},

@@ -74,19 +74,13 @@ TEST(Golden, APromptIsNotReadWhenCancelled) {
   }
 }
 
-class GoldenModel : public testing::TestWithParam<const char*> {
- protected:
-  fs::path folder() const { return fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / GetParam(); }
-};
-
 // Logits of every position against PyTorch in f64, and greedy continuation against PyTorch.
-TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
-  const auto expected = io::open_weights((folder() / "expected.safetensors").string());
+void expect_logits_and_tokens(const fs::path& folder, const char* file, EngineOptions options) {
+  const auto expected = io::open_weights((folder / file).string());
   const Tensor prompt = expected->get("prompt"), logits = expected->get("logits_f64"),
                logits_f32 = expected->get("logits");
   const Tensor greedy = expected->get("greedy");
-  const models::Checkpoint checkpoint = models::open_checkpoint(folder().string());
-  EngineOptions options = exact_options();
+  const models::Checkpoint checkpoint = models::open_checkpoint(folder.string());
   options.max_logit_rows = 128;
   std::unique_ptr<InferEngine> engine;
   try {
@@ -110,7 +104,7 @@ TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
   const auto count = static_cast<size_t>(logits.view.num_elements());
   const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
   test::expect_f32_error(test::deviation(count, of(actual), of(logits)),
-                         test::deviation(count, of(logits_f32), of(logits)), GetParam());
+                         test::deviation(count, of(logits_f32), of(logits)), folder.filename().string());
 
   std::vector<int32_t> drawn;
   StepLoop scheduler(*engine);
@@ -125,6 +119,27 @@ TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
     const int64_t want = greedy.dtype() == DType::i64 ? greedy.view.as<int64_t>()[i] : greedy.view.as<int32_t>()[i];
     EXPECT_EQ(drawn[i], want) << "token " << i;
   }
+}
+
+class GoldenModel : public testing::TestWithParam<const char*> {
+ protected:
+  fs::path folder() const { return fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / GetParam(); }
+};
+
+TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
+  expect_logits_and_tokens(folder(), "expected.safetensors", exact_options());
+}
+
+// Beyond the original context, longrope has other factors, for all positions. An engine that is asked for no context
+// has the original one.
+TEST(Golden, LongropeBeyondItsOriginalContext) {
+  const fs::path folder = fs::path(EADEM_SOURCE_DIR) / "tests/data/golden/phi3";
+  EngineOptions options = exact_options();
+  const models::Checkpoint checkpoint = models::open_checkpoint(folder.string());
+  const auto engine = InferEngine::from_checkpoint(checkpoint, open_device("cpu", {.num_threads = 1}), options);
+  EXPECT_EQ(engine->max_sequence_length(), 80);
+  options.cache = StaticKVCacheConfig{.max_cache_len = 128};
+  expect_logits_and_tokens(folder, "long.safetensors", options);
 }
 
 INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,

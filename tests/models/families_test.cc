@@ -80,6 +80,14 @@ class Families : public testing::TestWithParam<GoldenFamily> {
           recipe, [&](const std::string& own) { return reader.read(own); }, name));
       tensors.push_back({name, kept.back().view});
     }
+    const modules::RopeScaling& scaling = golden_.model->config()->rope_scaling;
+    for (const auto& [name, factors] :
+         {std::pair{kLongFactors, &scaling.long_factor}, {kShortFactors, &scaling.short_factor}}) {
+      if (factors->empty()) continue;
+      kept.push_back(Tensor::on_host(DType::f32, Shape{std::ssize(*factors)}));
+      for (size_t i = 0; i < factors->size(); ++i) kept.back().view.as<float>()[i] = static_cast<float>((*factors)[i]);
+      tensors.push_back({std::string(name), kept.back().view});
+    }
     std::string file = (folder_ / "model.gguf").string();
     io::write_gguf(file, metadata, tensors);
     return file;
@@ -134,6 +142,8 @@ TEST_P(Families, ConvertsToGgufAndBack) {
   else  // rows of q and k, or heads, in another order: their products are summed in another order
     expect_exact(logits_of(gguf));
   const Checkpoint back = huggingface_form(gguf);
+  for (const Checkpoint* other : {&gguf, &back})
+    EXPECT_EQ(other->model->config()->rope_scaling.long_factor, golden_.model->config()->rope_scaling.long_factor);
   if (GetParam().quantized) {
     EXPECT_EQ(gguf.weights->find("blk.0.ffn_up_exps.weight")->type_name, "MXFP4");
     return expect_exact(logits_of(back));
@@ -156,7 +166,7 @@ TEST_P(Families, ConvertsToGgufAndBack) {
   }
 }
 
-// Learned positions and longrope have an end, which no cache may pass.
+// The context is the end of every cache.
 TEST_P(Families, NoCacheIsLongerThanTheContext) {
   engine::EngineOptions options;
   const int64_t context = golden_.model->info().max_positions;

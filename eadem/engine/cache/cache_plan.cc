@@ -13,11 +13,13 @@ using modules::StateSpec;
 
 namespace {
 
-// `length` is a max_cache_len, where 0 stands for the model's context.
-int64_t longest_of(int64_t length, int64_t context) {
+// `length` is a max_cache_len, where 0 stands for the context of a cache that states none.
+int64_t longest_of(int64_t length, const CachePlanRequest& request) {
+  const int64_t context = request.context;
   if (length < 0) throw InvalidArgument("max_cache_len is {}; expected at least 1", length);
   if (length > context) throw InvalidArgument("max_cache_len is {}; the model's context is {} tokens", length, context);
-  return length == 0 ? context : length;
+  if (length > 0) return length;
+  return request.default_context > 0 ? request.default_context : context;
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -37,7 +39,7 @@ struct PagedDemand {
   PagedDemand(const PagedKVCacheConfig& config, const CachePlanRequest& request)
       : block_size(config.block_size == 0 ? request.block_size : config.block_size),
         batch(config.max_batch_size),
-        longest(longest_of(config.max_cache_len, request.context)),
+        longest(longest_of(config.max_cache_len, request)),
         token_bytes(request.bytes.per_token) {
     require_count("block_size", block_size, 1);
     require_count("max_batch_size", batch, 1);
@@ -77,7 +79,7 @@ struct PagedDemand {
 
 CachePlan plan_static(const StaticKVCacheConfig& config, const CachePlanRequest& request) {
   require_count("max_batch_size", config.max_batch_size, 1);
-  const int64_t length = longest_of(config.max_cache_len, request.context);
+  const int64_t length = longest_of(config.max_cache_len, request);
   CachePlan plan{{CacheLayout::contiguous, config.max_batch_size, length}, config.max_batch_size, length};
   if (request.bytes.per_sequence > 0) plan.spec.num_slots = plan.max_batch;
   return plan;

@@ -66,11 +66,37 @@ std::optional<int64_t> common_integer(const io::GgufFile& file, const ModelFamil
   return common == 0 ? std::nullopt : std::optional(common);
 }
 
+std::vector<double> numbers_of(const io::GgufFile& file, std::string_view tensor) {
+  const Tensor values = converted_on_host(file.get(tensor).view, DType::f32);
+  return {values.view.as<float>(), values.view.as<float>() + values.view.num_elements()};
+}
+
+// Its factors are two tensors; a scale of logits is only in the file.
+void read_longrope_of_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  RopeScaling& s = result.rope_scaling;
+  s = {.kind = RopeScaling::Kind::longrope};
+  const auto pairs = static_cast<size_t>(result.rotary_dim / 2);
+  for (const auto& [tensor, factors] : {std::pair{kLongFactors, &s.long_factor}, {kShortFactors, &s.short_factor}}) {
+    *factors = numbers_of(file, tensor);
+    if (factors->size() != pairs || std::any_of(factors->begin(), factors->end(), [](double f) { return !(f > 0); }))
+      throw DataCorrupted("{}: '{}' has {} numbers; expected {}, each above 0", file.path(), tensor, factors->size(),
+                          pairs);
+  }
+  s.original_max_positions =
+      static_cast<double>(file.optional_integer(prefix + "rope.scaling.original_context_length", 1, kMaxExtent)
+                              .value_or(result.max_position_embeddings));
+  s.factor = std::max(1.0, static_cast<double>(result.max_position_embeddings) / s.original_max_positions);
+  s.attention_factor = file.optional_number(prefix + "rope.scaling.attn_factor").value_or(1.0);
+}
+
 void read_rope_of_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
   const auto key = [&](const char* name) { return prefix + name; };
   result.rope_theta = file.optional_number(key("rope.freq_base")).value_or(10000.0);
   result.rotary_dim = file.optional_integer(key("rope.dimension_count"), 1, 65536).value_or(result.head_dim);
-  if (const auto type = file.optional_string(key("rope.scaling.type")); type && *type != "none") {
+  const auto type = file.optional_string(key("rope.scaling.type"));
+  if (file.find(kLongFactors) != nullptr && (!type || *type == "none" || *type == "longrope")) {
+    read_longrope_of_gguf(file, prefix, result);
+  } else if (type && *type != "none") {
     RopeScaling& s = result.rope_scaling;
     s.factor = file.optional_number(key("rope.scaling.factor")).value_or(1.0);
     s.original_max_positions =
@@ -90,10 +116,7 @@ void read_rope_of_gguf(const io::GgufFile& file, const std::string& prefix, Mode
     }
     if (const auto factor = file.optional_number(key("rope.scaling.attn_factor"))) s.attention_factor = *factor;
   }
-  if (file.find("rope_freqs.weight") != nullptr) {
-    const Tensor divisors = converted_on_host(file.get("rope_freqs.weight").view, DType::f32);
-    result.rope_divisors.assign(divisors.view.as<float>(), divisors.view.as<float>() + divisors.view.num_elements());
-  }
+  if (file.find("rope_freqs.weight") != nullptr) result.rope_divisors = numbers_of(file, "rope_freqs.weight");
 }
 
 // Adds the keys of rope scaling.
@@ -123,7 +146,12 @@ void add_rope(const ModelConfig& config, const std::string& prefix, io::GgufMeta
       positions();
       break;
     case RopeScaling::Kind::llama3: positions(); break;  // the divisors are a tensor
-    case RopeScaling::Kind::longrope: throw Unsupported("longrope scaling, which is not written to GGUF files here");
+    case RopeScaling::Kind::longrope:                    // the factors are tensors
+      positions();
+      add("rope.scaling.attn_factor",
+          GgufValue::scalar(static_cast<float>(
+              modules::rope_frequencies({.rotary_dim = config.rotary_dim, .scaling = scaling}).attention_factor)));
+      break;
   }
 }
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "eadem/io/gguf.h"
@@ -17,6 +18,10 @@
 namespace eadem::models {
 
 struct ModelFamily;
+
+// The tensors of GGUF files that hold longrope's factors.
+inline constexpr std::string_view kLongFactors = "rope_factors_long.weight",
+                                  kShortFactors = "rope_factors_short.weight";
 
 // Mamba-2 mixers (modules/hybrid/mamba2.h). 0 heads: there are none.
 struct MambaConfig {
@@ -98,9 +103,12 @@ struct ModelConfig {
   int64_t index_n_heads = 0, index_head_dim = 0, index_topk = 0;
   int64_t moe_latent_size = 0;  // width of what experts read and write; 0: hidden_size
   MambaConfig mamba;
-  // A letter for each layer where they are of several kinds: 'M' Mamba-2, '*' attention, '-' MLP, 'E' experts. Empty:
-  // all are alike.
+  // A letter for each layer where they are of several kinds: 'M' Mamba-2, 'C' a gated convolution, '*' attention, '-'
+  // MLP, 'E' experts. Empty: all are alike.
   std::string layer_pattern;
+  // Gated short convolutions in the layers that layer_pattern calls 'C'.
+  int64_t conv_taps = 0;
+  bool conv_bias = false;
   // Multipliers of mixers that stand side by side: of what each reads, of keys, of what each writes; and of MLPs.
   double attention_in_multiplier = 1, attention_out_multiplier = 1, key_multiplier = 1;
   double ssm_in_multiplier = 1, ssm_out_multiplier = 1;

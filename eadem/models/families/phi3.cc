@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Phi-3, 3.5 and 4: q, k and v are rows of one matrix, and so are gate and up; a part of each head may rotate, with
-// factors for each frequency (longrope). Contexts beyond the original one, whose factors are others, are not served.
+// factors for each frequency (longrope), others for contexts beyond the original one.
 // Source: transformers, models/phi3; llama.cpp, conversion/phi.py and src/models/phi3.cpp (facts only).
 #include "eadem/models/dense_decoder.h"
 
@@ -32,8 +32,6 @@ void write_phi3_json(const ModelConfig& config, io::JsonValue& json) {
 }
 
 void read_phi3_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
-  if (file.find("rope_factors_long.weight") != nullptr || result.rope_scaling.attention_factor)
-    throw Unsupported("{}: longrope scaling ('rope_factors_long.weight') is not read from GGUF files", file.path());
   read_biases(file, prefix, result);
 }
 

@@ -62,7 +62,7 @@ double longrope_attention_factor(const RopeScaling& s) {
 
 }  // namespace
 
-RopeFrequencies rope_frequencies(const RopeConfig& config) {
+RopeFrequencies rope_frequencies(const RopeConfig& config, int64_t longest) {
   RopeFrequencies result;
   for (int64_t i = 0; i < config.rotary_dim / 2; ++i)
     result.inv_freq.push_back(
@@ -78,7 +78,9 @@ RopeFrequencies rope_frequencies(const RopeConfig& config) {
       result.attention_factor = yarn_attention_factor(config.scaling);
       break;
     case RopeScaling::Kind::longrope:
-      for (size_t i = 0; i < result.inv_freq.size(); ++i) result.inv_freq[i] /= config.scaling.short_factor[i];
+      for (size_t i = 0; i < result.inv_freq.size(); ++i)
+        result.inv_freq[i] /=
+            longest > config.scaling.short_positions() ? config.scaling.long_factor[i] : config.scaling.short_factor[i];
       result.attention_factor = longrope_attention_factor(config.scaling);
       break;
   }
@@ -86,15 +88,10 @@ RopeFrequencies rope_frequencies(const RopeConfig& config) {
   return result;
 }
 
-int64_t rope_positions(const RopeScaling& scaling, int64_t stated) {
-  if (scaling.kind != RopeScaling::Kind::longrope) return stated;
-  return std::min(stated, static_cast<int64_t>(scaling.original_max_positions));
-}
-
 void Rope::build_table(BuildContext& context) const {
   if (config_.rotary_dim == 0 || context.step.rope_tables.contains(config_.name)) return;
   const Graph::Scope scope(context.graph, config_.name);
-  const RopeFrequencies frequencies = rope_frequencies(config_);
+  const RopeFrequencies frequencies = rope_frequencies(config_, context.longest_sequence);
   const auto half = static_cast<int64_t>(frequencies.inv_freq.size());
   Tensor inv_freq = Tensor::on_host(DType::f32, Shape{half});
   for (int64_t i = 0; i < half; ++i)

@@ -18,8 +18,8 @@ struct RopeScaling {
     llama3,    // by wavelength: low frequencies divided, high kept, smooth between, if there is a band between; it is
                // empty where both factors are one. Source: Llama 3.1 model code
     yarn,      // by wavelength, and logits scaled. Source: Peng et al. 2023
-    longrope,  // each frequency divided by its own `short_factor` or, beyond the original context, `long_factor`, and
-               // logits scaled. Source: Ding et al. 2024
+    longrope,  // each frequency divided by its own `short_factor`, or where sequences may be longer than the original
+               // context by its `long_factor`, and logits scaled. Source: Ding et al. 2024
   };
   Kind kind = Kind::none;
   double factor = 1.0;
@@ -34,6 +34,9 @@ struct RopeScaling {
   bool truncate = true;                           // yarn: whole dimension numbers at the ramp's ends
   std::vector<double> short_factor, long_factor;  // longrope: one for each pair
 
+  // longrope: the positions that short_factor is for; else 0.
+  int64_t short_positions() const { return kind == Kind::longrope ? static_cast<int64_t>(original_max_positions) : 0; }
+
   friend bool operator==(const RopeScaling& a, const RopeScaling& b) = default;
 };
 
@@ -46,15 +49,13 @@ struct RopeConfig {
   std::vector<double> divisors;  // one per frequency, applied besides the scaling; empty: none
 };
 
-// Frequencies [rotary_dim / 2] and the factor on the table, computed in double precision.
+// Frequencies [rotary_dim / 2] and the factor on the table, computed in double precision, for sequences of up to
+// `longest` tokens.
 struct RopeFrequencies {
   std::vector<double> inv_freq;
   double attention_factor = 1.0;
 };
-RopeFrequencies rope_frequencies(const RopeConfig& config);
-
-// The positions that a model of `stated` positions serves here: of longrope those with short factors.
-int64_t rope_positions(const RopeScaling& scaling, int64_t stated);
+RopeFrequencies rope_frequencies(const RopeConfig& config, int64_t longest = 0);
 
 class Rope {
  public:

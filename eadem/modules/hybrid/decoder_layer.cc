@@ -37,6 +37,12 @@ Part layer_part_of(const ParallelMixers::Config& config, int layer) {
           }};
 }
 
+Part layer_part_of(const GatedConvolution::Config& config, int layer) {
+  return {"conv", [&config, layer](BuildContext& context, ValueId x) {
+            return GatedConvolution(config, layer).build(context, x);
+          }};
+}
+
 Part layer_part_of(std::monostate, int /*layer*/) { return {}; }
 
 Part layer_part_of(const GatedDeltaNet::Config& config, int layer) {
@@ -117,6 +123,11 @@ void list_parameters(const ParallelMixers::Config& config, const std::string& pr
                      std::vector<ParameterInfo>& list) {
   list_parameters(config.mamba, prefix, list);
   list_parameters(config.attention, prefix, list);
+}
+
+void list_parameters(const GatedConvolution::Config& config, const std::string& prefix,
+                     std::vector<ParameterInfo>& list) {
+  for (const auto& [name, shape] : config.parameters()) list.push_back({prefix + "conv." + name, shape});
 }
 
 void list_parameters(std::monostate, const std::string& /*prefix*/, std::vector<ParameterInfo>& /*list*/) {}

@@ -12,6 +12,7 @@
 #include "eadem/modules/base/norm.h"
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/modules/hybrid/gated_convolution.h"
 #include "eadem/modules/hybrid/gated_delta_net.h"
 #include "eadem/modules/hybrid/mamba2.h"
 #include "eadem/modules/hybrid/mla_attention.h"
@@ -34,7 +35,7 @@ struct ParameterInfo {
 struct LayerSpec {
   int64_t hidden = 0;
   std::variant<CausalAttention::Config, MlaAttention::Config, GatedDeltaNet::Config, Mamba2::Config,
-               ParallelMixers::Config, std::monostate>
+               ParallelMixers::Config, GatedConvolution::Config, std::monostate>
       mixer;
   std::variant<DenseMlp::Config, MoeMlp::Config, std::monostate> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;

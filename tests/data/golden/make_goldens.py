@@ -166,9 +166,9 @@ FAMILIES = {
         config=dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-6,
                     tie_word_embeddings=True, query_pre_attn_scalar=16, sliding_window=8, attn_logit_softcapping=3.0,
                     final_logit_softcapping=6.0, rope_parameters=rope(10000.0))),
-    # A part of each head rotates, with a factor for each frequency; no window.
+    # A part of each head rotates, with a factor for each frequency, another beyond 80 tokens; no window.
     "phi3": dict(
-        type="phi3", prompt=40, classic=None,
+        type="phi3", prompt=40, long=90, classic=None,
         config=dict(hidden_size=48, original_max_position_embeddings=80, rope_parameters=rope(
             10000.0, rope_type="longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.5, 2.25],
             long_factor=[2.0, 5.0, 9.0]))),
@@ -517,6 +517,11 @@ def write_model(out, name, row):
     salt = row["salt"] if "salt" in row else find_salt(name, row, config, weights)
     prompt = random_tokens(("prompt", name, salt), row["prompt"], config.vocab_size)
     write_logits(folder, "expected", config, weights, prompt)
+    if "long" in row:  # than the original context
+        beyond = f"{name}.long"
+        salt = find_salt(beyond, row | {"prompt": row["long"]}, config, weights)
+        prompt_beyond = random_tokens(("prompt", beyond, salt), row["long"], config.vocab_size)
+        write_logits(folder, "long", config, weights, prompt_beyond)
     if row.get("gguf"):
         write_gguf(folder, config, weights, prompt)
 

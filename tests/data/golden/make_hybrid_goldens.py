@@ -72,6 +72,18 @@ HYBRIDS = {
                     n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=10, moe_latent_size=14,
                     moe_shared_expert_intermediate_size=12, routed_scaling_factor=1.5, norm_topk_prob=True,
                     layers_block_type=["linear_attention", "moe", "full_attention", "moe"])),
+    # Gated convolutions around a layer of attention; the width of MLPs as it is stated.
+    "lfm2": dict(
+        type="lfm2", prompt=40, classic=None,
+        config=dict(hidden_size=30, num_attention_heads=3, num_key_value_heads=1, num_hidden_layers=3,
+                    block_auto_adjust_ff_dim=False, tie_word_embeddings=True, rope_parameters=rope(1000000.0),
+                    layer_types=["conv", "full_attention", "conv"])),
+    # With biases and four taps; two thirds of a width times 1.3, rounded up to 10.
+    "lfm2_bias": dict(
+        type="lfm2", prompt=40, classic=None,
+        config=dict(hidden_size=24, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=2, conv_bias=True,
+                    conv_L_cache=4, block_multiple_of=10, block_ffn_dim_multiplier=1.3, tie_word_embeddings=False,
+                    rope_parameters=rope(10000.0), layer_types=["full_attention", "conv"])),
 }
 
 
@@ -111,7 +123,7 @@ def gguf_names(config, names):
     """The tensors of a GGUF file: the gguf package's names of what llama.cpp's converter makes of the file's."""
     moe = config.model_type == "nemotron_h" and "moe" in config.layers_block_type
     arch = {"granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID, "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
-            "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
+            "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "lfm2": gguf.MODEL_ARCH.LFM2,
             "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE if moe else gguf.MODEL_ARCH.NEMOTRON_H}[config.model_type]
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     dense = getattr(config, "num_local_experts", None) == 0
@@ -166,6 +178,12 @@ def classic_config(config):
         config.pop(key)
     config["torch_dtype"] = "float32"
     kinds = {"linear_attention": "mamba", "full_attention": "attention"}
+    if config["model_type"] == "lfm2":
+        types = config.pop("layer_types")
+        config["full_attn_idxs"] = [layer for layer, kind in enumerate(types) if kind == "full_attention"]
+        config["block_ff_dim"] = config.pop("intermediate_size")
+        config |= {"block_dim": config["hidden_size"], "block_use_swiglu": True, "use_pos_enc": True}  # of published ones
+        config["tie_embedding"] = config.pop("tie_word_embeddings")
     if "layer_types" in config:
         config["layer_types"] = [kinds[kind] for kind in config["layer_types"]]
     if "layers_block_type" in config:
