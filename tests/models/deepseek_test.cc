@@ -78,7 +78,9 @@ TEST(Deepseek, AnIndexerSelectsWhatV32AttendsTo) {
     return small("deepseek_v32").set(key, strings(values));
   };
   EXPECT_TRUE(parse(typed("mlp_layer_types", {"dense", "sparse", "sparse", "sparse"})).has_experts(1));
-  EXPECT_HAS(refusal([&] { parse(typed("mlp_layer_types", {"dense", "sparse", "dense", "sparse"})); }),
+  EXPECT_HAS(refusal([&] {
+               parse(typed("mlp_layer_types", {"dense", "sparse", "dense", "sparse"}));
+             }),
              "'mlp_layer_types'");
   const char *indexed = "indexed_attention", *older = "deepseek_sparse_attention", *full = "full_attention";
   EXPECT_EQ(parse(typed("layer_types", {older, older, older, older})), config);

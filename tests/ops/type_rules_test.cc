@@ -133,8 +133,8 @@ TEST(TypeRules, LatentAttention) {
 }
 
 TEST(TypeRules, SelectedAttention) {
-  const TensorType start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}), none = kernels::absent_port(),
-      table(kI, {Symbol::sequences, Symbol::max_blocks});
+  const TensorType start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
+      none = kernels::absent_port(), table(kI, {Symbol::sequences, Symbol::max_blocks});
   const SelectKeys select({.heads = 3, .head_dim = 8, .top_k = 5});
   const TensorType q(kF, {kT, 3, 8}), k(kF, {kT, 1, 8}), weights(kF, {kT, 3}), selection(kI, {kT, 1, 5});
   EXPECT_EQ(infer(select, {q, k, weights, start, length, none})[0], selection);
