@@ -28,6 +28,7 @@
 #include "tests/ops/op_cases.h"
 #include "tests/ops/pass_calls.h"
 #include "tests/support/compare.h"
+#include "tests/support/thread_counts.h"
 #include "tests/workloads/inputs.h"
 
 namespace eadem::test {
@@ -261,8 +262,9 @@ class ReferenceRing : public testing::TestWithParam<std::string_view> {};
 TEST_P(ReferenceRing, EveryKernelMatches) {
   const std::string_view op_name = GetParam();
   std::set<std::string> reached, listed;
-  int64_t calls = 0;
+  int64_t calls = 0, cases = 0;
   for (const ops::Workload& row : op_cases(op_name)) {
+    if (cases++ % kEveryCase != 0) continue;
     for (const DeviceGroup& group : device_groups())
       for (const Kernel* kernel : kernels_of(*row.op, group))
         listed.insert(fmt::format("{} {}", kernel->name, pass_name(kernel->pass)));
@@ -277,7 +279,8 @@ TEST_P(ReferenceRing, EveryKernelMatches) {
       if (HasFailure()) return;
     }
   }
-  for (const std::string& name : listed) EXPECT_TRUE(reached.contains(name)) << name << " was never reached by a case";
+  for (const std::string& name : listed)
+    EXPECT_TRUE(kEveryCase > 1 || reached.contains(name)) << name << " was never reached by a case";
   RecordProperty("calls", static_cast<int>(calls));
   RecordProperty("kernels", static_cast<int>(reached.size()));
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 namespace eadem::test {
@@ -14,5 +15,13 @@ inline std::vector<int> thread_counts(const std::vector<int>& all) {
   return all;
 #endif
 }
+
+/// Of the cases of a kernel, every so many are tried. Threads meet in the same places whatever the sizes and types, so
+/// that a build which looks for races needs no more than a part; other builds try all.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr int64_t kEveryCase = 4;
+#else
+inline constexpr int64_t kEveryCase = 1;
+#endif
 
 }  // namespace eadem::test
