@@ -8,6 +8,7 @@
   FAMILY(llama)                      \
   FAMILY(gemma2)                     \
   FAMILY(gemma3)                     \
+  FAMILY(gemma4)                     \
   FAMILY(phi3)                       \
   FAMILY(olmo)                       \
   FAMILY(smollm3)                    \

@@ -17,6 +17,8 @@ struct GoldenFamily {
 
 inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"gemma2"},
+    {"gemma4"},
+    {"gemma4_plain"},
     {"phi3"},
     {"phi3_window"},
     {"olmo2"},
