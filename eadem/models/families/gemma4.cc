@@ -31,18 +31,16 @@ constexpr GgufName kGemma4Names[] = {{"post_attention_layernorm.", "post_attenti
                                      {"post_per_layer_input_norm.", "post_norm."},
                                      {"layer_scalar", "layer_output_scale.weight"}};
 
-constexpr double kGemma4LocalTheta = 10000, kGemma4FullTheta = 1e6, kGemma4FullShare = 0.25;
+constexpr double kLocalTheta = 10000, kFullTheta = 1e6, kFullShare = 0.25;
 constexpr int64_t kGemma4Pattern = 6;
 
-bool is_gemma4_full(const ModelConfig& config, int64_t layer) {
-  return config.layer_windows[static_cast<size_t>(layer)] == 0;
-}
+bool is_full(const ModelConfig& config, int64_t layer) { return config.layer_windows[static_cast<size_t>(layer)] == 0; }
 
 // rope_parameters has an object for each kind of layer.
 void read_gemma4_rope(const io::JsonReader& config, ModelConfig& result) {
-  result.rope_theta = kGemma4FullTheta;
-  result.local_rope_theta = kGemma4LocalTheta;
-  result.full_rotated_share = kGemma4FullShare;
+  result.rope_theta = kFullTheta;
+  result.local_rope_theta = kLocalTheta;
+  result.full_rotated_share = kFullShare;
   const auto rope = config.optional_object("rope_parameters");
   if (!rope) return config.ignore("rope_parameters");  // null
   const auto known = [&](const io::JsonReader& object, std::string_view type) {
@@ -52,13 +50,13 @@ void read_gemma4_rope(const io::JsonReader& config, ModelConfig& result) {
   };
   if (const auto full = rope->optional_object("full_attention")) {
     result.full_rotated_share = full->optional_number("partial_rotary_factor", 0.0, 1.0).value_or(1.0);
-    result.rope_theta = full->optional_number("rope_theta", 1.0, 1e12).value_or(kGemma4LocalTheta);
+    result.rope_theta = full->optional_number("rope_theta", 1.0, 1e12).value_or(kLocalTheta);
     if (full->optional_string("rope_type").value_or("default") != "default") known(*full, "proportional");
     if (const double factor = full->optional_number("factor", 1e-6, 1e6).value_or(1.0); factor != 1)
       throw Unsupported("{}: 'factor' is {}; only 1 is honoured", full->file(), factor);
   }
   if (const auto sliding = rope->optional_object("sliding_attention")) {
-    result.local_rope_theta = sliding->optional_number("rope_theta", 1.0, 1e12).value_or(kGemma4LocalTheta);
+    result.local_rope_theta = sliding->optional_number("rope_theta", 1.0, 1e12).value_or(kLocalTheta);
     known(*sliding, "default");
   }
 }
@@ -86,7 +84,7 @@ void read_full_heads(const io::JsonReader& config, ModelConfig& result) {
     const int64_t own_heads =
         own ? own->optional_integer("num_key_value_heads", 1, kMaxExtent).value_or(result.num_key_value_heads)
             : result.num_key_value_heads;
-    const bool full = is_gemma4_full(result, layer);
+    const bool full = is_full(result, layer);
     if (full && first) {
       result.full_head_dim = own_dim;
       result.full_key_value_heads = own_heads;
@@ -161,7 +159,7 @@ void write_gemma4_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("attention_k_eq_v", config.full_values_of_keys);
   io::JsonValue layers = io::JsonValue::object();
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
-    if (is_gemma4_full(config, layer))
+    if (is_full(config, layer))
       layers.set(std::to_string(layer), io::JsonValue::object()
                                             .set("head_dim", config.full_head_dim)
                                             .set("num_key_value_heads", config.full_key_value_heads));
@@ -172,7 +170,7 @@ void write_gemma4_json(const ModelConfig& config, io::JsonValue& json) {
 }
 
 // A number of each layer, which is one for all in files where layers do not differ.
-std::vector<int64_t> gemma4_counts(const io::GgufFile& file, const std::string& key, int64_t layers) {
+std::vector<int64_t> by_layer(const io::GgufFile& file, const std::string& key, int64_t layers) {
   if (const io::GgufValue* value = file.find_metadata(key); value != nullptr && value->type != io::GgufType::array)
     return std::vector<int64_t>(static_cast<size_t>(layers), file.integer(key, 1, kMaxExtent));
   std::vector<int64_t> counts = file.integers(key, 1, kMaxExtent);
@@ -184,13 +182,13 @@ std::vector<int64_t> gemma4_counts(const io::GgufFile& file, const std::string& 
 // Counts that differ between layers: of heads of keys by the kind of layer, of the MLP's width by what shares keys.
 void read_gemma4_counts(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
   const int64_t layers = result.num_hidden_layers, first_shared = layers - result.num_kv_shared_layers;
-  const std::vector<int64_t> widths = gemma4_counts(file, prefix + "feed_forward_length", layers),
-                             heads = gemma4_counts(file, prefix + "attention.head_count_kv", layers);
+  const std::vector<int64_t> widths = by_layer(file, prefix + "feed_forward_length", layers),
+                             heads = by_layer(file, prefix + "attention.head_count_kv", layers);
   result.intermediate_size = widths[0];
   result.use_double_wide_mlp = widths.back() == 2 * widths[0];
   for (int64_t layer = 0; layer < layers; ++layer) {
     const auto at = static_cast<size_t>(layer);
-    const bool full = is_gemma4_full(result, layer), shares = layer >= first_shared;
+    const bool full = is_full(result, layer), shares = layer >= first_shared;
     (full ? result.full_key_value_heads : result.num_key_value_heads) = heads[at];
     if (full && !shares) result.full_values_of_keys = file.find(fmt::format("blk.{}.attn_v.weight", layer)) == nullptr;
     if (widths[at] != widths[0] * (result.use_double_wide_mlp && shares ? 2 : 1))
@@ -212,7 +210,7 @@ void read_gemma4_gguf(const io::GgufFile& file, const std::string& prefix, Model
   result.qk_norm = true;
   result.full_head_dim = result.head_dim;
   result.head_dim = result.rotary_dim = file.integer(prefix + "attention.key_length_swa", 1, kMaxExtent);
-  result.local_rope_theta = file.optional_number(prefix + "rope.freq_base_swa").value_or(kGemma4LocalTheta);
+  result.local_rope_theta = file.optional_number(prefix + "rope.freq_base_swa").value_or(kLocalTheta);
   const auto rotated = std::count_if(result.rope_divisors.begin(), result.rope_divisors.end(),
                                      [](double divisor) { return divisor < 1e20; });
   result.full_rotated_share =
@@ -239,8 +237,7 @@ void write_gemma4_gguf(const ModelConfig& config, const std::string& prefix, io:
   std::vector<int32_t> widths, heads;
   std::vector<bool> windowed;
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const bool shares = layer >= config.num_hidden_layers - config.num_kv_shared_layers,
-               full = is_gemma4_full(config, layer);
+    const bool shares = layer >= config.num_hidden_layers - config.num_kv_shared_layers, full = is_full(config, layer);
     widths.push_back(static_cast<int32_t>(config.intermediate_size * (config.use_double_wide_mlp && shares ? 2 : 1)));
     heads.push_back(static_cast<int32_t>(full ? config.full_key_value_heads : config.num_key_value_heads));
     windowed.push_back(!full);
@@ -261,11 +258,11 @@ void write_gemma4_gguf(const ModelConfig& config, const std::string& prefix, io:
 }
 
 // The layer whose keys a layer reads, the last of its kind before those that share; -1: its own.
-int gemma4_keys_of(const ModelConfig& config, int64_t layer) {
+int keys_of(const ModelConfig& config, int64_t layer) {
   const int64_t first_shared = config.num_hidden_layers - config.num_kv_shared_layers;
   if (layer < first_shared) return -1;
   for (int64_t owner = first_shared - 1; owner >= 0; --owner)
-    if (is_gemma4_full(config, owner) == is_gemma4_full(config, layer)) return static_cast<int>(owner);
+    if (is_full(config, owner) == is_full(config, layer)) return static_cast<int>(owner);
   throw Unsupported("layer {} shares the keys of no earlier layer of its kind: {} of {} layers share", layer,
                     config.num_kv_shared_layers, config.num_hidden_layers);
 }
@@ -289,12 +286,12 @@ DecoderSpec gemma4_decoder(const ModelConfig& config) {
   spec.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     modules::LayerSpec& own = spec.layers[static_cast<size_t>(layer)];
-    const bool full = is_gemma4_full(config, layer);
+    const bool full = is_full(config, layer);
     auto& attention = std::get<modules::CausalAttention::Config>(own.mixer);
     attention.scale = 1;
     attention.v_norm_eps = eps;
     attention.rope = gemma4_rope(config, full);
-    attention.keys_of = gemma4_keys_of(config, layer);
+    attention.keys_of = keys_of(config, layer);
     if (full) {
       attention.head_dim = config.full_head_dim;
       attention.kv_heads = config.full_key_value_heads;
