@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "eadem/kernels/elementwise.h"
 #include "eadem/modules/build_context.h"
-#include "eadem/ops/elementwise.h"
 
 namespace eadem::modules {
 
