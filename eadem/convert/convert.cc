@@ -117,7 +117,6 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
     if (const std::string notice = family.gguf_notice == nullptr ? "" : family.gguf_notice(config); !notice.empty())
       note("warning: " + notice);
   }
-  if (config.full_head_dim > 0) divisors = models::partial_divisors(config);
   if (!divisors.empty()) tensors.push_back(constant_of("rope_freqs.weight", divisors));
   if (config.rope_scaling.kind == modules::RopeScaling::Kind::longrope)
     for (const auto& [name, factors] : {std::pair{models::kLongFactors, &config.rope_scaling.long_factor},

@@ -511,14 +511,6 @@ std::vector<int64_t> GgufFile::integers(std::string_view key, int64_t min, int64
   return result;
 }
 
-std::vector<bool> GgufFile::booleans(std::string_view key) const {
-  const GgufArray* array = scalar_array(find_metadata(key));
-  if (array == nullptr || array->element_type != GgufType::boolean) fail(key, "an array of booleans");
-  std::vector<bool> result;
-  for (size_t i = 0; i < array->size(); ++i) result.push_back(std::get<bool>(array_element(*array, i).data));
-  return result;
-}
-
 std::vector<float> GgufFile::numbers(std::string_view key) const {
   const GgufArray* array = scalar_array(find_metadata(key));
   if (array == nullptr || array->element_type == GgufType::boolean) fail(key, "an array of numbers");

@@ -84,9 +84,6 @@ struct GgufValue {
   static GgufValue strings(std::vector<std::string> values) {
     return {GgufType::array, GgufArray{GgufType::string, {}, std::move(values), {}}};
   }
-  static GgufValue booleans(const std::vector<bool>& values) {
-    return {GgufType::array, GgufArray{GgufType::boolean, std::string(values.begin(), values.end()), {}, {}}};
-  }
   template <typename T>
   static GgufValue scalars(std::span<const T> values) {
     std::string packed(values.size_bytes(), '\0');
@@ -148,7 +145,6 @@ class GgufFile : public WeightSource {
   std::optional<std::string> optional_string(std::string_view key) const;
   const std::vector<std::string>& strings(std::string_view key) const;
   std::vector<int64_t> integers(std::string_view key, int64_t min, int64_t max) const;
-  std::vector<bool> booleans(std::string_view key) const;
   std::vector<float> numbers(std::string_view key) const;
 
   void release(std::string_view name) const override;

@@ -50,12 +50,6 @@ std::vector<ParameterInfo> parameters_of(const DecoderSpec& spec) {
   if (spec.positions > 0) list.push_back({kPositions, Shape{spec.positions, spec.hidden}});
   for (size_t layer = 0; layer < spec.layers.size(); ++layer)
     list_parameters(spec.layers[layer], fmt::format("model.layers.{}.", layer), list);
-  // One for all layers, as wide as what they read.
-  const auto with_input = std::find_if(spec.layers.begin(), spec.layers.end(), [](const modules::LayerSpec& layer) {
-    return layer.per_layer_input.has_value();
-  });
-  if (with_input != spec.layers.end())
-    list.push_back({modules::PerLayerInput::kPerLayerNorm, Shape{with_input->per_layer_input->size}});
   modules::list_parameters(spec.norm, spec.hidden, "model.", list);
   if (!spec.tied) list.push_back({kHead, Shape{spec.vocab, spec.hidden}});
   return list;
@@ -104,7 +98,6 @@ ValueId Decoder::embed(BuildContext& context) const {
   const ValueId tokens = scoped(context, "embed_tokens", -1, [&] {
     return modules::Embedding(spec_.vocab, spec_.hidden, spec_.embedding_scale).build(context, context.step.token_ids);
   });
-  context.embedded = tokens;
   if (spec_.positions == 0) return tokens;
   return scoped(context, "embed_positions", -1, [&] {
     const ValueId positions = modules::Embedding(spec_.positions, spec_.hidden).build(context, context.step.positions);

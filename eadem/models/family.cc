@@ -8,7 +8,6 @@
   FAMILY(llama)                      \
   FAMILY(gemma2)                     \
   FAMILY(gemma3)                     \
-  FAMILY(gemma4)                     \
   FAMILY(phi3)                       \
   FAMILY(olmo)                       \
   FAMILY(smollm3)                    \

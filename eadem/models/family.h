@@ -70,7 +70,6 @@ struct ModelFamily {
   // The GGUF architecture of a configuration whose model type has several. Null: that of its row.
   std::string_view (*gguf_architecture)(const ModelConfig& config) = nullptr;
   bool gguf_counts_by_layer = false;  // GGUF files have heads of keys and widths of MLPs for each layer; 0: it has none
-  bool gguf_counts_differ = false;    // and these may differ between layers: read_gguf tells
   // The number of layers, where num_hidden_layers does not say it. Null: it does.
   int64_t (*count_layers)(const io::JsonReader& config) = nullptr;
   // On the load-balancing loss of a config.json that asks for it without stating this; 0: the family has none.

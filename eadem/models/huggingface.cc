@@ -134,14 +134,6 @@ std::vector<double> llama3_divisors(const ModelConfig& config, const RopeScaling
   return divisors;
 }
 
-std::vector<double> partial_divisors(const ModelConfig& config) {
-  const int64_t pairs = config.full_head_dim / 2;
-  const auto rotated = static_cast<int64_t>(config.full_rotated_share * static_cast<double>(pairs));
-  std::vector<double> divisors(static_cast<size_t>(pairs), 1e30);
-  std::fill_n(divisors.begin(), rotated, 1.0);
-  return divisors;
-}
-
 ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file) {
   const std::string source = file != nullptr ? file->path() : "the model";
   if (!config.family().latent_attention) config.rope_style = RopeStyle::rotate_half;

@@ -26,9 +26,6 @@ ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file);
 
 // Returns the numbers by which Llama 3.1's scaling divides the frequencies.
 std::vector<double> llama3_divisors(const ModelConfig& config, const modules::RopeScaling& scaling);
-// Those of a model that rotates a part of the pairs of some layers (full_rotated_share): 1, and beyond that part a
-// number that leaves none of a rotation, as GGUF files have it.
-std::vector<double> partial_divisors(const ModelConfig& config);
 
 // Returns the model with the names, the order of rows and the configuration of a directory in Hugging Face layout, so
 // that it can be saved as such a directory. Its logits are those of `checkpoint`. A directory is returned unchanged.

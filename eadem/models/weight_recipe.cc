@@ -35,13 +35,6 @@ bool cuts_blocks(const WeightType& type, int64_t begin, int64_t end, int64_t row
   return block > 0 && (begin % block != 0 || (end % block != 0 && end != rows));
 }
 
-// Whether a slice of columns begins and ends between blocks of values that share scales.
-bool takes_whole_blocks(const WeightType& type, const WeightRecipe& slice) {
-  const BlockEncoding* blocks = BlockEncoding::of(type.encoding);
-  return blocks != nullptr && slice.step == 1 && slice.begin % blocks->format().block_size == 0 &&
-         slice.sizes[0] % blocks->format().block_size == 0;
-}
-
 // Bytes of a run along the last axis.
 int64_t row_bytes(const WeightType& type, int64_t columns) {
   const BlockEncoding* blocks = BlockEncoding::of(type.encoding);
@@ -108,7 +101,7 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       if (rank <= recipe.axis || first.shape[recipe.axis] != recipe.sizes[1])
         fail(fmt::format("{} along axis {}, of which [{}, {}) are taken", recipe.sizes[1], recipe.axis, recipe.begin,
                          recipe.begin + recipe.step * recipe.sizes[0]));
-      if (recipe.axis == rank - 1 && !takes_whole_blocks(first.type, recipe)) refuse_encoding("cut within a row");
+      if (recipe.axis == rank - 1) refuse_encoding("cut within a row");
       result.shape[recipe.axis] = recipe.sizes[0];
       if ((recipe.step > 1 && !as_bytes) ||
           (recipe.axis == 0 && cuts_blocks(first.type, recipe.begin, recipe.begin + recipe.sizes[0], first.shape[0])))
@@ -224,8 +217,7 @@ Tensor interleaved(const std::vector<Tensor>& parts, const RecipeType& made, int
 
 Tensor sliced(const Tensor& whole, const RecipeType& made, int axis, int64_t begin) {
   const Tensor part = as_type(whole, made.type);
-  const bool within_rows = axis == made.shape.rank() - 1 && made.type.encoding != nullptr;
-  if (!has_contiguous_rows(made.type) || within_rows) {
+  if (!has_contiguous_rows(made.type)) {
     Tensor result = new_tensor(made);
     made.type.encoding->slice(result.view, part.view, axis, begin);
     return result;

@@ -34,11 +34,6 @@ struct StepValues {
   std::map<std::string, ValueId> rope_tables;  // by name; made once by Rope, used by every layer
 };
 
-// The keys and values that a layer's attention reads: those of a step, or its caches after they were written.
-struct KeyValues {
-  ValueId k = pipeline::kNoValue, v = pipeline::kNoValue;
-};
-
 // What a router decides by.
 struct RouterValues {
   ValueId logits;  // [tokens, experts] f32
@@ -54,11 +49,9 @@ struct BuildContext {
   int rank = 0;                  // this one
   int64_t longest_sequence = 0;  // tokens that a sequence may have; 0: not known, taken for few
   StepValues step;
-  ValueId embedded = pipeline::kNoValue;  // the embedding's rows as the first layer reads them, if it is in this graph
-  std::map<int, KeyValues> layer_keys;    // by layer; see AttentionRequest::keys_of
-  std::vector<Decision> decisions;        // the choices of the factories, for `explain`
-  std::vector<StateSpec> states;          // what modules declared
-  std::vector<RouterValues> routers;      // of layers with experts, in the order of the computation
+  std::vector<Decision> decisions;    // the choices of the factories, for `explain`
+  std::vector<StateSpec> states;      // what modules declared
+  std::vector<RouterValues> routers;  // of layers with experts, in the order of the computation
 
   // Declares a state and returns its storage.
   ValueId add_state(const StateSpec& state) {

@@ -13,4 +13,3 @@
 #include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
 #include "eadem/modules/hybrid/parallel_mixers.h"
-#include "eadem/modules/hybrid/per_layer_input.h"

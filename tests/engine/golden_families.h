@@ -17,8 +17,6 @@ struct GoldenFamily {
 
 inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"gemma2"},
-    {"gemma4"},
-    {"gemma4_plain"},
     {"phi3"},
     {"phi3_window"},
     {"olmo2"},

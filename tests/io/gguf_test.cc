@@ -239,7 +239,6 @@ TEST(Gguf, TypedMetadata) {
   EXPECT_EQ(std::get<GgufArray>(file->find_metadata("t.bools")->data).scalars, std::string("\1\0", 2));
   EXPECT_EQ(file->optional_integer("none", 0, 1), std::nullopt);
   EXPECT_EQ(file->optional_number("none"), std::nullopt);
-  EXPECT_EQ(file->booleans("t.bools"), (std::vector<bool>{true, false}));
   EXPECT_EQ(file->optional_boolean("none"), std::nullopt);
   EXPECT_EQ(file->optional_string("none"), std::nullopt);
   EXPECT_EQ(file->optional_string("t.string"), "grüße");
@@ -263,7 +262,6 @@ TEST(Gguf, TypedMetadata) {
   refuse([&] { file->integers("t.ints", 0, 9); }, "'t.ints'[1] is i32 -2; expected an integer in [0, 9]");
   refuse([&] { file->integers("t.floats", 0, 9); }, "'t.floats'[0] is f32 0.5");
   refuse([&] { file->numbers("t.bools"); }, "expected an array of numbers");
-  refuse([&] { file->booleans("t.ints"); }, "expected an array of booleans");
 }
 
 TEST(Gguf, TruncatedAnywhereIsRefused) {

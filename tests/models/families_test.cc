@@ -81,10 +81,8 @@ class Families : public testing::TestWithParam<GoldenFamily> {
       tensors.push_back({name, kept.back().view});
     }
     const modules::RopeScaling& scaling = golden_.model->config()->rope_scaling;
-    const std::vector<double> divisors = partial_divisors(*golden_.model->config());
-    for (const auto& [name, factors] : {std::pair{kLongFactors, &scaling.long_factor},
-                                        {kShortFactors, &scaling.short_factor},
-                                        {std::string_view("rope_freqs.weight"), &divisors}}) {
+    for (const auto& [name, factors] :
+         {std::pair{kLongFactors, &scaling.long_factor}, {kShortFactors, &scaling.short_factor}}) {
       if (factors->empty()) continue;
       kept.push_back(Tensor::on_host(DType::f32, Shape{std::ssize(*factors)}));
       for (size_t i = 0; i < factors->size(); ++i) kept.back().view.as<float>()[i] = static_cast<float>((*factors)[i]);

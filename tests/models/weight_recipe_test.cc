@@ -183,11 +183,6 @@ TEST(WeightRecipe, BlocksMoveAsTheyAre) {
     expected.insert(expected.end(), other.begin(), other.end());
     EXPECT_EQ(values_of(both), expected);
   }
-  const Tensor columns = made(WeightRecipe::slice("m", 1, 32, 32, 64), tensors);
-  EXPECT_EQ(columns.view.encoding, &q8);
-  for (size_t row = 0; row < 4; ++row)
-    for (size_t i = 0; i < 32; ++i)
-      EXPECT_EQ(values_of(columns)[32 * row + i], whole[64 * row + 32 + i]) << row << ", " << i;
   EXPECT_EQ(made(WeightRecipe::reorder(m, 4, HeadOrder::halves), tensors).view.encoding, &q8);
   const Tensor odd = made(WeightRecipe::every("m", 0, 1, 2, 4), tensors);
   EXPECT_EQ(odd.view.encoding, &q8);
@@ -221,7 +216,7 @@ TEST(WeightRecipe, RefusalsNameTensorAndBothShapes) {
                            {"p", counting(Shape{4, 6})}};
   const auto refused = [&](const WeightRecipe& recipe) { return refusal([&] { made(recipe, tensors); }); };
   const WeightRecipe m = WeightRecipe::name("m"), v = WeightRecipe::name("v"), p = WeightRecipe::name("p");
-  EXPECT_HAS(refused(WeightRecipe::slice("m", 1, 0, 16, 64)), "cannot be cut within a row");
+  EXPECT_HAS(refused(WeightRecipe::slice("m", 1, 0, 32, 64)), "cannot be cut within a row");
   EXPECT_HAS(refused(WeightRecipe::slice("p", 0, 0, 2, 5)),
              "DataCorrupted: the test: 'p' is [4, 6]; expected 5 along axis 0");
   EXPECT_HAS(refused(WeightRecipe::transpose(v)), "'v' is [5]; expected a matrix");

@@ -618,7 +618,7 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
   if (name == "layer_norm") return layer_norm(op, pass, in, expected, initial);
   if (name == "scale") return scale(op, pass, in, expected);
-  if (name == "add" || name == "mul" || name == "scale_by") return relative(kU, expected);  // one operation
+  if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);
   if (name == "scale_by_position") return relative(gamma_f32(2), expected);  // a factor that is rounded, and a product

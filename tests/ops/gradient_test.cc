@@ -145,7 +145,6 @@ TEST(Gradient, AddAndMul) {
   const TensorType x(kF32, {3, 4});
   check_gradients(ops::Add(), {x, x});
   check_gradients(ops::Mul(), {x, x});
-  check_gradients(ops::ScaleBy(), {x, TensorType(kF32, {1})});
 }
 
 TEST(Gradient, Reshape) { check_gradients(ops::Reshape({2, 3}), {TensorType(kF32, {4, 6})}); }

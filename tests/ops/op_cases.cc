@@ -189,16 +189,6 @@ std::vector<Workload> scale() {
   return all;
 }
 
-std::vector<Workload> scale_by() {
-  Cases cases;
-  for (DType dtype : kActivationDtypes)
-    for (int64_t tokens : {0, 1, 3, 700})
-      for (int64_t width : {1, 7, 16, 33})
-        cases.add(std::make_shared<ops::ScaleBy>(), {TensorType(dtype, {Symbol::tokens, width}), TensorType(kF32, {1})},
-                  tokens);
-  return cases.take();
-}
-
 std::vector<Workload> activations(bool gated) {
   std::vector<Workload> all;
   for (ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
@@ -628,8 +618,7 @@ std::vector<std::string_view> op_names() {
           "gated_delta_rule",
           "select_keys",
           "selected_attention",
-          "scale_by_position",
-          "scale_by"};
+          "scale_by_position"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -642,7 +631,6 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "mul") return elementwise(std::make_shared<ops::Mul>());
   if (op == "rope_table") return rope_table();
   if (op == "rope") return rope();
-  if (op == "scale_by") return scale_by();
   if (op == "scale_by_position") return scale_by_position();
   if (op == "attention") return attention();
   if (op == "activation") return activations(false);

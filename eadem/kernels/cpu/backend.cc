@@ -30,7 +30,6 @@ constexpr OpKernels kOps[] = {
     {"latent_append", latent_append_kernels},
     {"head_linear", head_linear_kernels},
     {"select_keys", select_keys_kernels},
-    {"scale_by", scale_by_kernels},
     {"selected_attention", selected_attention_kernels},
     {"split_columns", split_columns_kernels},
     {"concat_columns", concat_columns_kernels},

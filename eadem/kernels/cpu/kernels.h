@@ -30,7 +30,6 @@ KernelList kv_append_kernels();
 KernelList latent_append_kernels();
 KernelList head_linear_kernels();
 KernelList select_keys_kernels();
-KernelList scale_by_kernels();
 KernelList selected_attention_kernels();
 KernelList split_columns_kernels();
 KernelList concat_columns_kernels();

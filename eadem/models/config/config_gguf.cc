@@ -59,9 +59,9 @@ std::optional<int64_t> common_integer(const io::GgufFile& file, const ModelFamil
     return file.optional_integer(key, 1, max);
   int64_t common = 0;
   for (const int64_t own : file.integers(key, 0, max)) {
-    if (own != 0 && common != 0 && own != common && !family.gguf_counts_differ)
+    if (own != 0 && common != 0 && own != common)
       throw Unsupported("{}: '{}' is {} in one layer and {} in another", file.path(), key, common, own);
-    if (!family.gguf_counts_differ || common == 0) common = std::max(common, own);
+    common = std::max(common, own);
   }
   return common == 0 ? std::nullopt : std::optional(common);
 }
@@ -237,13 +237,13 @@ io::GgufMetadata ModelConfig::to_gguf() const {
   integer("attention.head_count", num_attention_heads);
   if (!own.latent_attention) {
     if (!own.gguf_counts_by_layer) integer("attention.head_count_kv", num_key_value_heads);
-    integer("attention.key_length", full_head_dim > 0 ? full_head_dim : head_dim);
-    integer("attention.value_length", full_head_dim > 0 ? full_head_dim : head_dim);
+    integer("attention.key_length", head_dim);
+    integer("attention.value_length", head_dim);
   }
   number(own.gguf_eps, rms_norm_eps);
   if (own.rotates) {
     number("rope.freq_base", rope_theta);
-    integer("rope.dimension_count", full_head_dim > 0 ? full_head_dim : rotary_dim);
+    integer("rope.dimension_count", rotary_dim);
   }
   integer("vocab_size", vocab_size);
   if (const int64_t window = largest_window(layer_windows); window > 0) integer("attention.sliding_window", window);

@@ -101,15 +101,6 @@ struct ModelConfig {
   int64_t v_head_dim = 0;
   // The indexer that selects the tokens that attention sees. 0 heads: there is none.
   int64_t index_n_heads = 0, index_head_dim = 0, index_topk = 0;
-  // Layers without a window: their heads, where they are others; whether their values are what makes keys; and what
-  // part of a head's pairs rotates there, the others having the frequency 0.
-  int64_t full_head_dim = 0, full_key_value_heads = 0;
-  bool full_values_of_keys = false;
-  double full_rotated_share = 1;
-  int64_t num_kv_shared_layers = 0;  // the last ones, which read the keys of the last layer of their kind before them
-  bool use_double_wide_mlp = false;  // of those layers
-  // What each layer reads of an embedding of its own. 0: nothing.
-  int64_t hidden_size_per_layer_input = 0, vocab_size_per_layer_input = 0;
   int64_t moe_latent_size = 0;  // width of what experts read and write; 0: hidden_size
   MambaConfig mamba;
   // A letter for each layer where they are of several kinds: 'M' Mamba-2, 'C' a gated convolution, '*' attention, '-'

@@ -48,36 +48,18 @@ ValueId add_attention(BuildContext& context, const AttentionRequest& request, ke
   return context.graph.add1(std::make_shared<ops::Attention>(attrs), std::move(ports));
 }
 
-KeyValues keys_of_layer(const BuildContext& context, const AttentionRequest& request) {
-  const auto found = context.layer_keys.find(request.keys_of);
-  if (found == context.layer_keys.end())
-    throw Unsupported("layer {} reads the keys of layer {}, which another stage of the pipeline has", request.layer,
-                      request.keys_of);
-  return found->second;
-}
-
 ValueId build_direct(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
-  const KeyValues keys = request.keys_of >= 0 ? keys_of_layer(context, request) : KeyValues{inputs.k, inputs.v};
-  context.layer_keys[request.layer] = keys;
-  return add_attention(context, request, kernels::KvSource::direct, {keys.k, keys.v}, inputs);
-}
-
-// The caches of this layer, written, or of another one.
-KeyValues caches_of(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
-  if (request.keys_of >= 0) return keys_of_layer(context, request);
-  const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
-  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.reach());
-  if (request.latent) {
-    const ValueId rows = store.build_latent(context, inputs.k, request.layer);
-    return {rows, rows};
-  }
-  const KvCacheStore::Caches caches = store.build(context, inputs.k, inputs.v, request.layer);
-  return {caches.k, caches.v};
+  return add_attention(context, request, kernels::KvSource::direct, {inputs.k, inputs.v}, inputs);
 }
 
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
-  const KeyValues caches = caches_of(context, request, inputs);
-  context.layer_keys[request.layer] = caches;
+  const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
+  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.reach());
+  KvCacheStore::Caches caches;
+  if (request.latent)
+    caches.k = caches.v = store.build_latent(context, inputs.k, request.layer);
+  else
+    caches = store.build(context, inputs.k, inputs.v, request.layer);
   return add_attention(context, request, kernels::KvSource::cached,
                        {caches.k, caches.v, context.group_of(request.reach()).block_table}, inputs);
 }
@@ -92,7 +74,6 @@ std::string description_of(const AttentionRequest& request) {
   if (request.chunk > 0) text += fmt::format(", chunks of {}", request.chunk);
   if (request.softcap > 0) text += fmt::format(", scores capped at {}", request.softcap);
   if (request.sinks) text += ", sinks";
-  if (request.keys_of >= 0) text += fmt::format(", of layer {}", request.keys_of);
   if (request.selected > 0) text += fmt::format(", the {} keys that an indexer selects", request.selected);
   return text;
 }

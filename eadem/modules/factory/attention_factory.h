@@ -22,7 +22,6 @@ struct AttentionRequest {
   int64_t selected = 0;  // positions of the selection; 0: there is none, and every key is attended to
   int64_t chunk = 0;     // of positions that see each other; 0: no chunks. Not beside a window
   int layer = -1;
-  int keys_of = -1;  // an earlier layer whose keys and values, or caches, this one reads; it has none then
   CacheSpec cache;
 
   // A token sees no more than within a window of this length, which says what a cache has to keep; 0: everything. Of
@@ -32,7 +31,7 @@ struct AttentionRequest {
 
 // q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; sinks [heads] f32 and selection
 // [tokens, kv_heads, selected] i32 (kernels/selected_attention.h), if the request has them.
-// The result is [tokens, heads, value_dim]. Without k and v, those of the layer `keys_of`.
+// The result is [tokens, heads, value_dim].
 struct AttentionInputs {
   ValueId q, k, v;
   ValueId sinks = pipeline::kNoValue;

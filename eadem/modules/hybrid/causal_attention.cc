@@ -92,17 +92,9 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
   };
   const Parallel kv_parallel = kv.selection ? Parallel::none : Parallel::column;
   const int64_t made = kv.selection ? config_.kv_heads : kv.own;  // before the selection
-  ValueId k = pipeline::kNoValue, v = pipeline::kNoValue;
-  if (config_.keys_of < 0) {
-    const ValueId keys = project("k_proj", config_.kv_heads, kv_parallel);
-    k = select("k_heads", finish("k_norm", "k_rope", "k_proj", config_.kv_heads, made, keys));
-    v = split("v_proj", made, config_.values_of_keys ? keys : project("v_proj", config_.kv_heads, kv_parallel));
-    if (config_.v_norm_eps) {
-      const Graph::Scope scope(graph, "v_norm");
-      v = RmsNorm(config_.head_dim, *config_.v_norm_eps).build_weightless(context, v);
-    }
-    v = select("v_heads", v);
-  }
+  const ValueId k = select("k_heads", finish("k_norm", "k_rope", "k_proj", config_.kv_heads, made,
+                                             project("k_proj", config_.kv_heads, kv_parallel)));
+  const ValueId v = select("v_heads", split("v_proj", made, project("v_proj", config_.kv_heads, kv_parallel)));
 
   const ValueId sinks = config_.sinks ? graph.add_parameter(graph.scoped_name("sinks"),
                                                             TensorType(DType::f32, {config_.heads}), /*shard_axis=*/0)
@@ -117,7 +109,6 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
                                                  .sinks = config_.sinks,
                                                  .chunk = config_.chunk,
                                                  .layer = layer_,
-                                                 .keys_of = config_.keys_of,
                                                  .cache = {}},
                                                 {q, k, v, sinks});
   ValueId flat = graph.add1(std::make_shared<ops::Reshape>(std::vector<int64_t>{heads * config_.head_dim}), {mixed});

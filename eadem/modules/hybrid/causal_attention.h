@@ -10,7 +10,6 @@ namespace eadem::modules {
 // Multi-head causal self-attention with grouped keys and values:
 //   q, k, v = projections of x, normalized with `qk_norm_eps`, rotated and q times its temperature;
 //   y = o_proj(attention(q, k, v)).
-// With keys_of there is neither k nor v: those of an earlier layer are read.
 // Parameters: q_proj, k_proj, v_proj, g_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight, sinks.
 class CausalAttention {
  public:
@@ -32,9 +31,6 @@ class CausalAttention {
     double softcap = 0;  // of scores; 0: none
     bool sinks = false;  // a number per head joins the scores; see kernels/attention.h
     bool gated = false;  // what o_proj reads is times the sigmoid of g_proj(x)
-    std::optional<double> v_norm_eps;  // of a weightless RMS norm of each head's values; none: there is no such norm
-    bool values_of_keys = false;       // values are what k_proj makes, before its norm and rotation; there is no v_proj
-    int keys_of = -1;                  // an earlier layer with the same window, whose keys and values are read; -1: own
     RopeConfig rope;
     std::optional<kernels::ScaleByPositionAttrs> temperature;  // of q, by position
   };

@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "eadem/ops/elementwise.h"
-#include "eadem/ops/scale_by.h"
 
 namespace eadem::modules {
 
@@ -69,13 +68,11 @@ void list_parameters(const CausalAttention::Config& config, const std::string& p
     list.push_back({prefix + "self_attn." + name + ".weight", Shape{out, in}});
     if (bias) list.push_back({prefix + "self_attn." + name + ".bias", Shape{out}});
   };
-  const bool own_keys = config.keys_of < 0;
   add("q_proj", q, config.hidden, config.qkv_bias);
-  if (own_keys) add("k_proj", kv, config.hidden, config.qkv_bias);
-  if (own_keys && !config.values_of_keys) add("v_proj", kv, config.hidden, config.qkv_bias);
+  add("k_proj", kv, config.hidden, config.qkv_bias);
+  add("v_proj", kv, config.hidden, config.qkv_bias);
   if (config.qk_norm_eps && config.qk_norm != CausalAttention::Config::QkNorm::weightless_after_rope)
     for (const auto& [name, width] : {std::pair<const char*, int64_t>{"q_norm", q}, {"k_norm", kv}}) {
-      if (name[0] == 'k' && !own_keys) continue;
       const bool whole = config.qk_norm == CausalAttention::Config::QkNorm::whole;
       list.push_back({prefix + "self_attn." + name + ".weight", Shape{whole ? width : config.head_dim}});
     }
@@ -193,9 +190,6 @@ void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vect
   add_norm(spec.before_mlp);
   std::visit(add, spec.mlp);
   add_norm(spec.after_mlp);
-  if (spec.per_layer_input)
-    for (const auto& [name, shape] : spec.per_layer_input->parameters()) list.push_back({prefix + name, shape});
-  if (spec.scalar) list.push_back({prefix + "layer_scalar", Shape{1}, /*trainable=*/false});
 }
 
 ValueId DecoderLayer::build(BuildContext& context, ValueId x) const {
@@ -224,16 +218,11 @@ ValueId DecoderLayer::build(BuildContext& context, ValueId x) const {
     in = normalized(spec_.before_mixer, x);
     mixed = add_branch(x, spec_.mixer, in, spec_.after_mixer);
   }
-  if (!std::holds_alternative<std::monostate>(spec_.mlp)) {
-    const ValueId mlp_in = !spec_.parallel    ? normalized(spec_.before_mlp, mixed)
-                           : spec_.before_mlp ? normalized(spec_.before_mlp, x)
-                                              : in;
-    mixed = add_branch(mixed, spec_.mlp, mlp_in, spec_.after_mlp);
-  }
-  if (spec_.per_layer_input) mixed = PerLayerInput(*spec_.per_layer_input, layer_).build(context, mixed);
-  if (!spec_.scalar) return mixed;
-  const ValueId factor = graph.add_parameter(graph.scoped_name("layer_scalar"), TensorType(DType::f32, {1}));
-  return graph.add1(std::make_shared<ops::ScaleBy>(), {mixed, factor});
+  if (std::holds_alternative<std::monostate>(spec_.mlp)) return mixed;
+  const ValueId mlp_in = !spec_.parallel    ? normalized(spec_.before_mlp, mixed)
+                         : spec_.before_mlp ? normalized(spec_.before_mlp, x)
+                                            : in;
+  return add_branch(mixed, spec_.mlp, mlp_in, spec_.after_mlp);
 }
 
 }  // namespace eadem::modules

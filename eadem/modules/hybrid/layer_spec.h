@@ -18,7 +18,6 @@
 #include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
 #include "eadem/modules/hybrid/parallel_mixers.h"
-#include "eadem/modules/hybrid/per_layer_input.h"
 
 namespace eadem::modules {
 
@@ -41,9 +40,7 @@ struct LayerSpec {
   std::variant<DenseMlp::Config, MoeMlp::Config, std::monostate> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
   bool parallel = false;
-  double residual_scale = 1;                             // r
-  std::optional<PerLayerInput::Config> per_layer_input;  // added to y
-  bool scalar = false;  // then y is times `layer_scalar` [1], a number of the model that is not trained
+  double residual_scale = 1;  // r
 };
 
 // Parameters of a layer, each name with `prefix` ("model.layers.3.") before it, in the order of the computation.

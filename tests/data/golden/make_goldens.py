@@ -166,25 +166,6 @@ FAMILIES = {
         config=dict(hidden_size=36, num_attention_heads=3, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-6,
                     tie_word_embeddings=True, query_pre_attn_scalar=16, sliding_window=8, attn_logit_softcapping=3.0,
                     final_logit_softcapping=6.0, rope_parameters=rope(10000.0))),
-    # Embeddings of each layer; the last two layers read the keys of earlier ones and have wider MLPs; heads of layers
-    # without a window are wider, and one of their six pairs rotates.
-    "gemma4": dict(
-        type="gemma4_text", prompt=40, classic=None,
-        config=dict(hidden_size=24, intermediate_size=14, num_hidden_layers=5, num_attention_heads=2,
-                    num_key_value_heads=1, head_dim=8, global_head_dim=12, rms_norm_eps=1e-6, sliding_window=8,
-                    num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_size_per_layer_input=6,
-                    vocab_size_per_layer_input=64, final_logit_softcapping=6.0, tie_word_embeddings=True,
-                    layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")])),
-    # Values taken from keys, fewer heads of them where there is no window, half of whose pairs rotate.
-    "gemma4_plain": dict(
-        type="gemma4_text", prompt=40, classic=None,
-        config=dict(hidden_size=24, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
-                    num_key_value_heads=2, head_dim=6, global_head_dim=8, num_global_key_value_heads=1,
-                    attention_k_eq_v=True, rms_norm_eps=1e-6, sliding_window=9, hidden_size_per_layer_input=0,
-                    tie_word_embeddings=False, layer_types=[f"{k}_attention" for k in ("full", "sliding", "full")],
-                    rope_parameters=dict(
-                        full_attention=rope(1000.0, rope_type="proportional", partial_rotary_factor=0.5),
-                        sliding_attention=rope(500.0)))),
     # A part of each head rotates, with a factor for each frequency, another beyond 80 tokens; no window.
     "phi3": dict(
         type="phi3", prompt=40, long=90, classic=None,
@@ -289,8 +270,6 @@ def random_parameter(model_name, name, shape):
         value = rng.uniform(0.5, 1.5, shape)
         if model_name.startswith(("gemma2", "gemma3")):  # norms multiply by 1 + w
             value -= 1
-    elif name.endswith("layer_scalar"):
-        value = rng.uniform(0.6, 1.3, shape)
     elif name.endswith("e_score_correction_bias"):
         value = 0.1 * rng.standard_normal(shape)
     elif name.endswith(".bias"):
@@ -524,7 +503,7 @@ def write_model(out, name, row):
     config = AutoConfig.for_model(row["type"], **(common | row["config"]))
     with torch.no_grad():
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-        corrections = [(k, b) for k, b in model.named_buffers() if k.endswith(("e_score_correction_bias", "layer_scalar"))]
+        corrections = [(k, b) for k, b in model.named_buffers() if k.endswith("e_score_correction_bias")]
         for key, parameter in [*model.named_parameters(), *corrections]:
             parameter.copy_(random_parameter(name, key, tuple(parameter.shape)))
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2)
@@ -654,7 +633,7 @@ def write_balanced(out, name, config, weights):
 def gguf_names(config, names):
     """The tensors of a GGUF file, by the gguf package's own table; none for what has no architecture of its own."""
     archs = {gguf.MODEL_ARCH_NAMES[arch].replace("-", "_"): arch for arch in gguf.MODEL_ARCH}
-    arch = archs.get({"gpt_neox": "gptneox", "hunyuan_v1_dense": "hunyuan_dense", "gemma4_text": "gemma4"}.get(config.model_type, config.model_type))
+    arch = archs.get({"gpt_neox": "gptneox", "hunyuan_v1_dense": "hunyuan_dense"}.get(config.model_type, config.model_type))
     if arch is None:
         return []
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -674,9 +653,7 @@ def write_one_step(out, name, config, weights):
             loss.backward()
             result[key] = {"loss": loss.item(), "gradients": {
                 renamed.get(name, name): parameter.grad.double().norm().item() for name, parameter in model.named_parameters()}}
-    names = list(result["f32"]["gradients"])
-    names += [f"{name}.weight" for name, _ in model.named_buffers() if name.endswith("layer_scalar")]
-    result["gguf_names"] = gguf_names(config, names)
+    result["gguf_names"] = gguf_names(config, result["f32"]["gradients"])
     save_file({"tokens": tokens}, out / name / "step.safetensors")
     write_json(out / name / "step.json", result)
 
