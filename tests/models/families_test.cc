@@ -80,6 +80,12 @@ class Families : public testing::TestWithParam<GoldenFamily> {
           recipe, [&](const std::string& own) { return reader.read(own); }, name));
       tensors.push_back({name, kept.back().view});
     }
+    if (const std::vector<double> divisors = gguf_divisors(*golden_.model->config()); !divisors.empty()) {
+      kept.push_back(Tensor::on_host(DType::f32, Shape{static_cast<int64_t>(divisors.size())}));
+      std::transform(divisors.begin(), divisors.end(), kept.back().view.as<float>(),
+                     [](double divisor) { return static_cast<float>(divisor); });
+      tensors.push_back({"rope_freqs.weight", kept.back().view});
+    }
     std::string file = (folder_ / "model.gguf").string();
     io::write_gguf(file, metadata, tensors);
     return file;

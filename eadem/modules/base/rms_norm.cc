@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/base/rms_norm.h"
 
+#include <algorithm>
+
 #include "eadem/modules/base/defaults.h"
 #include "eadem/ops/rms_norm.h"
 
@@ -17,6 +19,15 @@ ValueId RmsNorm::build(BuildContext& context, ValueId x, int layer) const {
   const DType dtype = config.precision.weights.value.dtype;
   const TensorType type = groups_ == 0 ? TensorType(dtype, {size_}) : TensorType(dtype, {groups_, size_});
   const ValueId weight = context.graph.add_parameter(context.graph.scoped_name("weight"), type);
+  return context.graph.add1(std::make_shared<ops::RmsNorm>(kernels::RmsNormAttrs{static_cast<float>(eps_)}),
+                            {x, weight});
+}
+
+// Products with 1 are exact.
+ValueId RmsNorm::build_without_weight(BuildContext& context, ValueId x) const {
+  Tensor ones = Tensor::on_host(DType::f32, Shape{size_});
+  std::fill_n(ones.view.as<float>(), size_, 1.0f);
+  const ValueId weight = context.graph.add_constant(fmt::format("ones.{}", size_), std::move(ones));
   return context.graph.add1(std::make_shared<ops::RmsNorm>(kernels::RmsNormAttrs{static_cast<float>(eps_)}),
                             {x, weight});
 }

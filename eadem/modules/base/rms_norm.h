@@ -15,6 +15,8 @@ class RmsNorm {
   static HardwareConfig default_hw_config(const Device& device, HardwareMode mode, const ModelSpec& spec);
 
   ValueId build(BuildContext& context, ValueId x, int layer = -1) const;
+  // y = x / rms(x): there is no parameter.
+  ValueId build_without_weight(BuildContext& context, ValueId x) const;
 
  private:
   int64_t size_;

@@ -26,20 +26,32 @@ ValueId add_attention(BuildContext& context, const kernels::AttentionAttrs& attr
   return context.graph.add1(std::make_shared<ops::Attention>(attrs), std::move(ports));
 }
 
+// Those of the layer that the request names, or `own`, which later layers may name.
+template <typename Own>
+KvValues kv_of(BuildContext& context, const AttentionRequest& request, Own&& own) {
+  if (!request.kv_layer) return context.step.layer_kv[request.layer] = own();
+  const auto found = context.step.layer_kv.find(*request.kv_layer);
+  if (found == context.step.layer_kv.end())
+    throw Unsupported("layer {} reads the keys and values of layer {}, which is not in the same part of the model",
+                      request.layer, *request.kv_layer);
+  return found->second;
+}
+
 ValueId build_direct(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
-  return add_attention(
-      context, attributes(request, kernels::KvSource::direct),
-      {inputs.q, inputs.k, inputs.v, context.step.query_start, context.step.kv_length, pipeline::kNoValue}, inputs);
+  const KvValues kv = kv_of(context, request, [&] { return KvValues{inputs.k, inputs.v}; });
+  return add_attention(context, attributes(request, kernels::KvSource::direct),
+                       {inputs.q, kv.k, kv.v, context.step.query_start, context.step.kv_length, pipeline::kNoValue},
+                       inputs);
 }
 
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
   const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
-  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.window);
-  KvCacheStore::Caches caches;
-  if (request.latent)
-    caches.k = caches.v = store.build_latent(context, inputs.k, request.layer);
-  else
-    caches = store.build(context, inputs.k, inputs.v, request.layer);
+  const KvValues caches = kv_of(context, request, [&]() -> KvValues {
+    const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.window);
+    if (!request.latent) return store.build(context, inputs.k, inputs.v, request.layer);
+    const ValueId latent = store.build_latent(context, inputs.k, request.layer);
+    return {latent, latent};
+  });
   return add_attention(context, attributes(request, kernels::KvSource::cached),
                        {inputs.q, caches.k, caches.v, context.step.query_start, context.step.kv_length,
                         context.group_of(request.window).block_table},
@@ -51,6 +63,7 @@ std::string description_of(const AttentionRequest& request) {
   std::string text = request.cache.layout == CacheLayout::none         ? "keys of the step"
                      : request.cache.layout == CacheLayout::contiguous ? "a contiguous cache"
                                                                        : "a paged cache";
+  if (request.kv_layer) text += fmt::format(" of layer {}", *request.kv_layer);
   if (request.latent) text += fmt::format(", latent rows of {}", request.head_dim);
   if (request.window > 0) text += fmt::format(", a window of {}", request.window);
   if (request.softcap > 0) text += fmt::format(", scores capped at {}", request.softcap);

@@ -3,6 +3,7 @@
 // AttentionFactory hides where keys and values are kept and how far back a token looks.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "eadem/modules/build_context.h"
@@ -20,10 +21,12 @@ struct AttentionRequest {
   double softcap = 0;  // of scores; 0: none
   bool sinks = false;
   int layer = -1;
+  std::optional<int> kv_layer;  // the earlier layer whose keys and values it reads; none: its own
   CacheSpec cache;
 };
 
-// q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; sinks [heads] f32, if the request has them.
+// q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; k and v are absent where they are another
+// layer's. sinks [heads] f32, if the request has them.
 // The result is [tokens, heads, value_dim].
 struct AttentionInputs {
   ValueId q, k, v;
@@ -41,7 +44,7 @@ class AttentionFactory {
   static std::span<const AttentionStrategy* const> strategies();
 
   // Adds the cache write and the attention to the graph and records the decision. Throws Unsupported with every
-  // refusal.
+  // refusal, and where a layer whose keys and values are wanted is not in the graph.
   static ValueId build(BuildContext& context, AttentionRequest request, const AttentionInputs& inputs);
 };
 
