@@ -41,9 +41,7 @@ constexpr OwnName kGemma4TensorNames[] = {{"moe.gate.weight", "router.proj.weigh
                                           {"moe.per_expert_scale", "router.per_expert_scale"},
                                           {"moe.experts.down_proj.weight", "experts.down_proj"}};
 
-bool is_full(const ModelConfig& config, int64_t layer) {
-  return config.layer_windows[static_cast<size_t>(layer)] == 0;
-}
+bool is_full(const ModelConfig& config, int64_t layer) { return config.layer_windows[static_cast<size_t>(layer)] == 0; }
 
 int64_t first_shared_layer(const ModelConfig& config) { return config.num_hidden_layers - config.num_kv_shared_layers; }
 
@@ -73,8 +71,8 @@ void read_full_heads(const io::JsonReader& config, ModelConfig& result) {
   const auto head_dim = config.optional_integer("global_head_dim", 1, kMaxHeadDim).value_or(kGemma4FullHeadDim);
   const auto kv_heads = config.optional_integer("num_global_key_value_heads", 1, 65536);
   result.global_head_dim = head_dim;
-  result.num_global_key_value_heads = result.keys_are_values ? kv_heads.value_or(result.num_key_value_heads)
-                                                             : result.num_key_value_heads;
+  result.num_global_key_value_heads =
+      result.keys_are_values ? kv_heads.value_or(result.num_key_value_heads) : result.num_key_value_heads;
   const auto layers = config.optional_object("per_layer_config");
   if (!layers) return;
   std::vector<std::pair<int64_t, int64_t>> heads(static_cast<size_t>(result.num_hidden_layers),
@@ -95,8 +93,9 @@ void read_full_heads(const io::JsonReader& config, ModelConfig& result) {
     const int64_t usual_dim = full ? result.global_head_dim : result.head_dim,
                   usual_kv = full ? result.num_global_key_value_heads : result.num_key_value_heads;
     if (dim != usual_dim || kv != usual_kv)
-      throw Unsupported("{}: 'per_layer_config' gives layer {} {} key-value heads of {}, and other layers of its type {} of {}",
-                        config.file(), layer, kv, dim, usual_kv, usual_dim);
+      throw Unsupported(
+          "{}: 'per_layer_config' gives layer {} {} key-value heads of {}, and other layers of its type {} of {}",
+          config.file(), layer, kv, dim, usual_kv, usual_dim);
   }
 }
 
@@ -108,12 +107,10 @@ void read_full_rope(const io::JsonReader& rope, ModelConfig& result) {
   const double factor = rope.optional_number("factor", 1.0, 1e6).value_or(1.0);
   const bool proportional = type == "proportional";
   if (!proportional && (type != "default" || share != 1 || factor != 1))
-    throw Unsupported("{}: rope of type \"{}\" in layers of full attention; known are proportional and default, of all dimensions",
-                      rope.file(), type);
+    throw Unsupported(
+        "{}: rope of type \"{}\" in layers of full attention; known are proportional and default, of all dimensions",
+        rope.file(), type);
   result.rotated_pairs = static_cast<int64_t>(share * static_cast<double>(result.global_head_dim) / 2);
-  if (result.rotated_pairs == 0)
-    throw Unsupported("{}: 'partial_rotary_factor' {} of {} dimensions rotates no pair", rope.file(), share,
-                      result.global_head_dim);
   if (factor != 1) result.rope_scaling = {.kind = modules::RopeScaling::Kind::linear, .factor = factor};
 }
 
@@ -151,11 +148,15 @@ void read_layer_inputs(const io::JsonReader& config, ModelConfig& result) {
     result.layer_input_vocab =
         config.optional_integer("vocab_size_per_layer_input", 1, kMaxExtent).value_or(kGemma4InputVocab);
   else
-    config.ignore("vocab_size_per_layer_input", "is for inputs of layers, which hidden_size_per_layer_input switches off");
+    config.ignore("vocab_size_per_layer_input",
+                  "is for inputs of layers, which hidden_size_per_layer_input switches off");
 }
 
-// What a configuration of either format must have.
+// What a configuration must have, wherever it comes from.
 void check_gemma4(const std::string& source, const ModelConfig& config) {
+  if (config.global_head_dim < 1 || config.num_global_key_value_heads < 1)
+    throw InvalidArgument("{}: full layers have {} key-value heads of {}", source, config.num_global_key_value_heads,
+                          config.global_head_dim);
   if (config.num_kv_shared_layers >= config.num_hidden_layers)
     throw DataCorrupted("{}: {} of {} layers share keys and values; expected fewer", source,
                         config.num_kv_shared_layers, config.num_hidden_layers);
@@ -169,14 +170,23 @@ void check_gemma4(const std::string& source, const ModelConfig& config) {
   if (config.global_head_dim % 2 != 0)
     throw DataCorrupted("{}: heads of full layers have {} dimensions; expected an even number", source,
                         config.global_head_dim);
+  if (config.rotated_pairs == 0)
+    throw Unsupported("{}: no pair of the {} dimensions of full layers rotates; expected one or more", source,
+                      config.global_head_dim);
   if (config.rotary_dim != config.head_dim)
     throw Unsupported("{}: {} of {} dimensions of a head are rotated in layers with a window; only all are honoured",
                       source, config.rotary_dim, config.head_dim);
   if (config.layer_input_size > 0 && config.layer_input_vocab < config.vocab_size)
     throw Unsupported("{}: inputs of layers are there for {} of {} tokens", source, config.layer_input_vocab,
                       config.vocab_size);
+  if (static_cast<double>(config.num_attention_heads) * static_cast<double>(config.global_head_dim) *
+          static_cast<double>(config.hidden_size) >
+      1e13)
+    throw DataCorrupted("{}: {} heads of {} for {} hidden values", source, config.num_attention_heads,
+                        config.global_head_dim, config.hidden_size);
   if (static_cast<double>(config.layer_input_vocab) * static_cast<double>(config.layer_input_size) *
-          static_cast<double>(config.num_hidden_layers) > 1e13)
+          static_cast<double>(config.num_hidden_layers) >
+      1e13)
     throw DataCorrupted("{}: inputs of {} numbers for {} layers and {} tokens", source, config.layer_input_size,
                         config.num_hidden_layers, config.layer_input_vocab);
 }
@@ -186,8 +196,9 @@ void read_gemma4_json(const io::JsonReader& config, ModelConfig& result) {
   result.qk_norm = true;
   result.logit_softcap = config.optional_number("final_logit_softcapping", 1e-6, 1e9).value_or(0);
   if (const auto both = config.optional_string("use_bidirectional_attention"); both && *both != "vision")
-    throw Unsupported("{}: 'use_bidirectional_attention' is \"{}\"; only null and \"vision\" are honoured, for a text is causal",
-                      config.file(), *both);
+    throw Unsupported(
+        "{}: 'use_bidirectional_attention' is \"{}\"; only null and \"vision\" are honoured, for a text is causal",
+        config.file(), *both);
   set_gemma4_layers(config, result);
   result.keys_are_values = config.optional_boolean("attention_k_eq_v").value_or(false);
   read_full_heads(config, result);
@@ -247,17 +258,17 @@ constexpr std::string_view kGemma4GgufKeys =
     "rope.freq_base_swa rope.dimension_count_swa embedding_length_per_layer_input final_logit_softcapping "
     "expert_count expert_used_count expert_feed_forward_length";
 
-// A number for each layer, from an array of them or one for all.
-std::vector<int64_t> layer_numbers(const io::GgufFile& file, const std::string& key, int64_t layers) {
+// A number from `least` on for each layer, from an array of them or one for all.
+std::vector<int64_t> layer_numbers(const io::GgufFile& file, const std::string& key, int64_t layers, int64_t least) {
   const io::GgufValue* value = file.find_metadata(key);
   if (value == nullptr || value->type != io::GgufType::array)
-    return std::vector<int64_t>(static_cast<size_t>(layers), file.integer(key, 1, kMaxExtent));
+    return std::vector<int64_t>(static_cast<size_t>(layers), file.integer(key, least, kMaxExtent));
   std::vector<int64_t> numbers;
   const auto& array = std::get<io::GgufArray>(value->data);
   if (array.element_type == io::GgufType::boolean)
     for (const char truth : array.scalars) numbers.push_back(truth != 0);
   else
-    numbers = file.integers(key, 0, kMaxExtent);
+    numbers = file.integers(key, least, kMaxExtent);
   if (static_cast<int64_t>(numbers.size()) != layers)
     throw DataCorrupted("{}: '{}' has {} entries for {} layers", file.path(), key, numbers.size(), layers);
   return numbers;
@@ -266,7 +277,7 @@ std::vector<int64_t> layer_numbers(const io::GgufFile& file, const std::string& 
 // Throws Unsupported unless every layer has the number that `expected` gives for it.
 template <typename Expected>
 void require_layer_numbers(const io::GgufFile& file, const std::string& key, int64_t layers, Expected&& expected) {
-  const std::vector<int64_t> stated = layer_numbers(file, key, layers);
+  const std::vector<int64_t> stated = layer_numbers(file, key, layers, 1);
   for (int64_t layer = 0; layer < layers; ++layer)
     if (const int64_t own = stated[static_cast<size_t>(layer)]; own != expected(layer))
       throw Unsupported("{}: '{}' is {} in layer {}; expected {}, as other layers of its type have", file.path(), key,
@@ -287,18 +298,17 @@ int64_t rotated_pairs_of(const io::GgufFile& file, const ModelConfig& config) {
 
 void read_gemma4_gguf_layers(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
   const int64_t layers = result.num_hidden_layers, window = result.layer_windows[0];
-  const std::vector<int64_t> windowed = layer_numbers(file, prefix + "attention.sliding_window_pattern", layers);
+  const std::vector<int64_t> windowed = layer_numbers(file, prefix + "attention.sliding_window_pattern", layers, 0);
   for (int64_t layer = 0; layer < layers; ++layer)
     result.layer_windows[static_cast<size_t>(layer)] = windowed[static_cast<size_t>(layer)] != 0 ? window : 0;
   if (window == 0 && std::find(windowed.begin(), windowed.end(), 1) != windowed.end())
     throw Unsupported("{}: '{}attention.sliding_window' is 0 or absent, and layers have windows", file.path(), prefix);
   if (!is_full(result, layers - 1))
     throw Unsupported("{}: the last layer has a window; only full attention is honoured there", file.path());
-  result.num_kv_shared_layers =
-      file.optional_integer(prefix + "attention.shared_kv_layers", 0, kMaxLayers).value_or(0);
+  result.num_kv_shared_layers = file.optional_integer(prefix + "attention.shared_kv_layers", 0, kMaxLayers).value_or(0);
 
   const std::string kv_key = prefix + "attention.head_count_kv", ffn_key = prefix + "feed_forward_length";
-  const std::vector<int64_t> kv = layer_numbers(file, kv_key, layers), ffn = layer_numbers(file, ffn_key, layers);
+  const std::vector<int64_t> kv = layer_numbers(file, kv_key, layers, 1), ffn = layer_numbers(file, ffn_key, layers, 1);
   result.num_global_key_value_heads = result.num_key_value_heads = kv.back();
   for (int64_t layer = layers; layer-- > 0;)
     if (!is_full(result, layer)) result.num_key_value_heads = kv[static_cast<size_t>(layer)];
@@ -333,7 +343,8 @@ void read_gemma4_gguf(const io::GgufFile& file, const std::string& prefix, Model
   result.rotated_pairs = rotated_pairs_of(file, result);
   result.rope_divisors.clear();
   read_gemma4_gguf_layers(file, prefix, result);
-  const auto full = std::find(result.layer_windows.begin(), result.layer_windows.end(), 0) - result.layer_windows.begin();
+  const auto full =
+      std::find(result.layer_windows.begin(), result.layer_windows.end(), 0) - result.layer_windows.begin();
   result.keys_are_values = file.find(fmt::format("blk.{}.attn_v.weight", full)) == nullptr;
   result.logit_softcap = file.optional_number(prefix + "final_logit_softcapping").value_or(0);
   result.layer_input_size =
@@ -464,6 +475,7 @@ modules::LayerSpec gemma4_layer(const ModelConfig& config, int64_t layer) {
 }
 
 DecoderSpec gemma4_decoder(const ModelConfig& config) {
+  check_gemma4("the configuration", config);
   DecoderSpec spec{.vocab = config.vocab_size,
                    .hidden = config.hidden_size,
                    .embedding_scale = std::sqrt(static_cast<double>(config.hidden_size)),
@@ -494,7 +506,8 @@ std::vector<WeightRecipe> gemma4_recipes(const ModelConfig& config, const Parame
 
 // Files may have keys and values of layers that read those of others.
 bool is_unused_kv(const ModelConfig& config, const std::string& tensor) {
-  constexpr std::pair<std::string_view, std::string_view> kNames[] = {{"model.layers.", "self_attn."}, {"blk.", "attn_"}};
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {{"model.layers.", "self_attn."},
+                                                                      {"blk.", "attn_"}};
   for (const auto& [layers, module] : kNames) {
     if (!tensor.starts_with(layers)) continue;
     const std::string_view rest = std::string_view(tensor).substr(layers.size());
