@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 #include <filesystem>
 
 #include "eadem/engine/infer_engine.h"
@@ -282,7 +282,9 @@ TEST_F(Gemma4Gguf, WhatIsNotComputedIsRefused) {
   const auto refused = [&](const char* key, GgufValue value) {
     return refusal([&] { ModelConfig::from_gguf(*io::GgufFile::open(write(changed(config, key, value), divisors))); });
   };
-  const auto list = [](std::vector<uint32_t> numbers) { return GgufValue::scalars(std::span<const uint32_t>(numbers)); };
+  const auto list = [](std::vector<uint32_t> numbers) {
+    return GgufValue::scalars(std::span<const uint32_t>(numbers));
+  };
   EXPECT_HAS(refused("feed_forward_length", list({12, 12, 12, 16, 24, 24})), "is 16 in layer 3; expected 12");
   EXPECT_HAS(refused("feed_forward_length", list({12, 12})), "has 2 entries for 6 layers");
   EXPECT_HAS(refused("attention.head_count_kv", list({1, 2, 1, 1, 1, 1})), "is 2 in layer 1; expected 1");

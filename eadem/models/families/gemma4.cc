@@ -287,7 +287,8 @@ void require_layer_numbers(const io::GgufFile& file, const std::string& key, int
 // Full layers rotate the pairs whose divisor is 1.
 int64_t rotated_pairs_of(const io::GgufFile& file, const ModelConfig& config) {
   const std::vector<double>& divisors = config.rope_divisors;
-  if (divisors.empty()) return config.global_head_dim / 2;
+  if (divisors.empty())
+    throw DataCorrupted("{}: no tensor 'rope_freqs.weight', which says what rotates in full layers", file.path());
   const auto pairs = std::find_if(divisors.begin(), divisors.end(), [](double d) { return d != 1; }) - divisors.begin();
   if (static_cast<int64_t>(divisors.size()) != config.global_head_dim / 2 || pairs == 0 ||
       std::any_of(divisors.begin() + pairs, divisors.end(), [](double d) { return d < kNoRotation / 10; }))
