@@ -84,21 +84,18 @@ std::unique_ptr<io::WeightWriter> begin_gguf_model(const models::Checkpoint& che
                                                    const std::string& out, std::vector<ConvertedTensor>& tensors,
                                                    const std::string& type, bool with_tokenizer, const Note& note) {
   const uint32_t file_type = gguf_file_type(type, most_common_type(tensors));
-  std::vector<double> divisors;
+  const std::vector<double> divisors = models::gguf_divisors(config);
   GgufMetadata metadata;
   if (const auto* gguf = dynamic_cast<const io::GgufFile*>(checkpoint.weights.get())) {
     metadata = gguf->metadata();  // only types change
     for (auto& [key, value] : metadata)
       if (key == "general.file_type") value = GgufValue::scalar(file_type);
-    divisors = config.rope_divisors;
   } else {
     const fs::path folder = fs::path(checkpoint.config_path).parent_path();
     metadata = config.to_gguf();
     metadata.insert(metadata.begin() + 1,
                     {{"general.name", GgufValue::string(fs::absolute(folder).lexically_normal().filename().string())},
                      {"general.file_type", GgufValue::scalar(file_type)}});
-    if (config.rope_scaling.kind == modules::RopeScaling::Kind::llama3)
-      divisors = models::llama3_divisors(config, config.rope_scaling);
     if (with_tokenizer) {
       GgufMetadata tokenizer = gguf_tokenizer_of(folder.empty() ? "." : folder.string(), config.vocab_size);
       metadata.insert(metadata.end(), tokenizer.begin(), tokenizer.end());

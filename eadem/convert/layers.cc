@@ -40,6 +40,14 @@ void encode_weighted(const TensorView& encoded, const TensorView& values, std::s
   floats->encode_weighted(encoded, values, importance, begin, end);
 }
 
+// Whether transformers has a linear layer of this name, which it would expect to be quantized as the others.
+bool is_linear(const std::string& tensor) {
+  constexpr std::string_view kEnds[] = {"_proj.weight", ".router.proj.weight", "per_layer_input_gate.weight",
+                                        "per_layer_projection.weight", "per_layer_model_projection.weight"};
+  return tensor == "lm_head.weight" ||
+         std::any_of(std::begin(kEnds), std::end(kEnds), [&](std::string_view end) { return tensor.ends_with(end); });
+}
+
 }  // namespace
 
 std::vector<std::string> layer_type_names() {
@@ -95,7 +103,7 @@ std::optional<io::JsonValue> quantization_config_of(const std::vector<ConvertedT
   for (const ConvertedTensor& tensor : tensors) {
     if (is_layer_encoding(tensor.type))
       encoding = tensor.type.encoding;
-    else if (tensor.to.ends_with("_proj.weight") || tensor.to == "lm_head.weight")
+    else if (is_linear(tensor.to))
       ignored.push_back(layer_of(tensor));
   }
   if (encoding == nullptr) return std::nullopt;

@@ -85,7 +85,9 @@ bool is_chosen(Layers layers, int64_t layer, const models::ModelInfo& model) {
 }
 
 // A rounded router would choose other experts.
-bool is_router(const std::string& parameter) { return parameter.ends_with(".mlp.gate.weight"); }
+bool is_router(const std::string& parameter) {
+  return parameter.ends_with(".mlp.gate.weight") || parameter.ends_with(".moe.gate.weight");
+}
 
 // Of linear attention; these are no matrices that rows multiply, and other programs read them in f32 only.
 bool is_convolution(const std::string& parameter) { return parameter.find("conv1d.") != std::string::npos; }

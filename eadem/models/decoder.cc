@@ -48,6 +48,7 @@ ValueId scoped(BuildContext& context, const std::string& name, int layer, Build&
 std::vector<ParameterInfo> parameters_of(const DecoderSpec& spec) {
   std::vector<ParameterInfo> list = {{kEmbedding, Shape{spec.vocab, spec.hidden}}};
   if (spec.positions > 0) list.push_back({kPositions, Shape{spec.positions, spec.hidden}});
+  if (spec.layer_inputs.width > 0) modules::list_parameters(spec.layer_inputs, "model.", list);
   for (size_t layer = 0; layer < spec.layers.size(); ++layer)
     list_parameters(spec.layers[layer], fmt::format("model.layers.{}.", layer), list);
   modules::list_parameters(spec.norm, spec.hidden, "model.", list);
@@ -92,12 +93,18 @@ void Decoder::build_ropes(BuildContext& context, int first_layer, int end_layer)
       modules::Rope(*rope).build_table(context);
 }
 
+void Decoder::build_layer_inputs(BuildContext& context, ValueId x) const {
+  if (spec_.layer_inputs.width > 0 && context.step.layer_inputs.empty())
+    modules::LayerInputs(spec_.layer_inputs).build(context, x);
+}
+
 ValueId Decoder::embed(BuildContext& context) const {
   const Graph::Scope model(context.graph, "model");
   build_ropes(context, 0, static_cast<int>(spec_.layers.size()));
   const ValueId tokens = scoped(context, "embed_tokens", -1, [&] {
     return modules::Embedding(spec_.vocab, spec_.hidden, spec_.embedding_scale).build(context, context.step.token_ids);
   });
+  build_layer_inputs(context, tokens);
   if (spec_.positions == 0) return tokens;
   return scoped(context, "embed_positions", -1, [&] {
     const ValueId positions = modules::Embedding(spec_.positions, spec_.hidden).build(context, context.step.positions);
@@ -108,6 +115,7 @@ ValueId Decoder::embed(BuildContext& context) const {
 ValueId Decoder::layer(BuildContext& context, int index, ValueId x) const {
   const Graph::Scope model(context.graph, "model");
   build_ropes(context, index, index + 1);
+  if (index == 0) build_layer_inputs(context, x);  // embeddings from outside
   return scoped(context, "layers." + std::to_string(index), index, [&] {
     return modules::DecoderLayer(spec_.layers[static_cast<size_t>(index)], index).build(context, x);
   });
@@ -161,6 +169,7 @@ bool Decoder::may_ignore(const std::string& tensor) const {
         std::atoll(tensor.c_str() + layers.size()) >= config_.num_hidden_layers)
       return true;
   if (!family_.ignored_module.empty() && tensor.starts_with(family_.ignored_module)) return true;
+  if (family_.may_ignore != nullptr && family_.may_ignore(config_, tensor)) return true;
   const auto& ignored = family_.ignored_tensors;
   return tensor.ends_with("rotary_emb.inv_freq") || tensor == "rope_freqs.weight" || tensor == kLongFactors ||
          tensor == kShortFactors || (spec_.tied && tensor == huggingface_name(kHead, family_)) ||

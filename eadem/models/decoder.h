@@ -14,11 +14,12 @@ struct DecoderSpec {
   int64_t hidden = 0;
   double embedding_scale = 1;  // factor on the rows of the embedding, rounded to the dtype of the activations
   std::vector<modules::LayerSpec> layers;
-  modules::NormSpec norm{.name = "norm"};  // after the last layer
-  bool tied = false;                       // the head reads the embedding's matrix
-  int64_t positions = 0;                   // learned positions, added to the embeddings; 0: none
-  double logit_scale = 1;                  // factor on the logits
-  double logit_softcap = 0;                // of the logits; 0: none
+  modules::NormSpec norm{.name = "norm"};     // after the last layer
+  bool tied = false;                          // the head reads the embedding's matrix
+  int64_t positions = 0;                      // learned positions, added to the embeddings; 0: none
+  double logit_scale = 1;                     // factor on the logits
+  double logit_softcap = 0;                   // of the logits; 0: none
+  modules::LayerInputs::Config layer_inputs;  // what layers read besides; of width 0: nothing
 };
 
 // Every parameter: the embedding, layer by layer in the order of the computation, the norm, the head.
@@ -47,6 +48,8 @@ class Decoder final : public Model {
   io::JsonValue config_json() const override { return config_.to_json(); }
 
  private:
+  // What layers read besides their hidden states, unless it is there; x are the embeddings.
+  void build_layer_inputs(BuildContext& context, ValueId x) const;
   void build_ropes(BuildContext& context, int first_layer, int end_layer) const;
 
   ModelConfig config_;

@@ -8,6 +8,7 @@
   FAMILY(llama)                      \
   FAMILY(gemma2)                     \
   FAMILY(gemma3)                     \
+  FAMILY(gemma4)                     \
   FAMILY(phi3)                       \
   FAMILY(olmo)                       \
   FAMILY(smollm3)                    \
@@ -50,7 +51,10 @@ constexpr GgufName kWholeNames[] = {{"model.embed_tokens.weight", "token_embd.we
                                     {"model.embed_positions.weight", "position_embd.weight"},
                                     {"model.norm.weight", "output_norm.weight"},
                                     {"model.norm.bias", "output_norm.bias"},
-                                    {"lm_head.weight", "output.weight"}};
+                                    {"lm_head.weight", "output.weight"},
+                                    {"model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"},
+                                    {"model.per_layer_model_projection.weight", "per_layer_model_proj.weight"},
+                                    {"model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"}};
 constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"post_attention_layernorm.", "ffn_norm."},
                                     {"self_attn.q_proj.", "attn_q."},

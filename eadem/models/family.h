@@ -70,6 +70,7 @@ struct ModelFamily {
   // The GGUF architecture of a configuration whose model type has several. Null: that of its row.
   std::string_view (*gguf_architecture)(const ModelConfig& config) = nullptr;
   bool gguf_counts_by_layer = false;  // GGUF files have heads of keys and widths of MLPs for each layer; 0: it has none
+  bool gguf_counts_differ = false;    // these may be of several sizes, which read_gguf reads
   // The number of layers, where num_hidden_layers does not say it. Null: it does.
   int64_t (*count_layers)(const io::JsonReader& config) = nullptr;
   // On the load-balancing loss of a config.json that asks for it without stating this; 0: the family has none.
@@ -84,6 +85,9 @@ struct ModelFamily {
   void (*prepare_json)(ModelConfig& config) = nullptr;
   // Adds the family's keys to GGUF metadata. Throws Unsupported for what they cannot state.
   void (*write_gguf)(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) = nullptr;
+  // The divisors of the rotary frequencies that GGUF files have as a tensor, of a configuration that does not state
+  // them. Null: those of llama3 scaling, where there is such.
+  std::vector<double> (*gguf_divisors)(const ModelConfig& config) = nullptr;
   // Returns a warning about GGUF files that other programs would compute differently; empty if there is none. May be
   // null.
   std::string (*gguf_notice)(const ModelConfig& config) = nullptr;
@@ -101,6 +105,8 @@ struct ModelFamily {
   // Returns how a parameter is made of a checkpoint's tensors, the usual way first; none: under its own name.
   std::vector<WeightRecipe> (*recipes)(const ModelConfig& config, const ParameterInfo& parameter,
                                        CheckpointFormat format) = nullptr;
+  // Further tensors that are not computed with. May be null.
+  bool (*may_ignore)(const ModelConfig& config, const std::string& tensor) = nullptr;
 
   bool further_layers = false;  // files have layers behind the last one, which predict further tokens
 

@@ -134,6 +134,13 @@ std::vector<double> llama3_divisors(const ModelConfig& config, const RopeScaling
   return divisors;
 }
 
+std::vector<double> gguf_divisors(const ModelConfig& config) {
+  if (!config.rope_divisors.empty()) return config.rope_divisors;
+  if (config.family().gguf_divisors != nullptr) return config.family().gguf_divisors(config);
+  return config.rope_scaling.kind == RopeScaling::Kind::llama3 ? llama3_divisors(config, config.rope_scaling)
+                                                               : std::vector<double>();
+}
+
 ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file) {
   const std::string source = file != nullptr ? file->path() : "the model";
   if (!config.family().latent_attention) config.rope_style = RopeStyle::rotate_half;

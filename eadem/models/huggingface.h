@@ -27,6 +27,9 @@ ModelConfig huggingface_config(ModelConfig config, const io::GgufFile* file);
 // Returns the numbers by which Llama 3.1's scaling divides the frequencies.
 std::vector<double> llama3_divisors(const ModelConfig& config, const modules::RopeScaling& scaling);
 
+// The values of the tensor rope_freqs.weight in a GGUF file of this configuration; none: it has no such tensor.
+std::vector<double> gguf_divisors(const ModelConfig& config);
+
 // Returns the model with the names, the order of rows and the configuration of a directory in Hugging Face layout, so
 // that it can be saved as such a directory. Its logits are those of `checkpoint`. A directory is returned unchanged.
 // The weights are converted tensor by tensor as they are read. Throws Unsupported for a GGUF file that has no such

@@ -23,6 +23,12 @@ struct GroupValues {
   ValueId slots = pipeline::kNoValue;
 };
 
+// The keys and values that an attention reads: those of the step's tokens, or the caches that hold them.
+struct KvValues {
+  ValueId k = pipeline::kNoValue;
+  ValueId v = pipeline::kNoValue;
+};
+
 // The values that describe a step; inputs of the graph, shared by every layer. See kernels/attention.h for the shapes.
 struct StepValues {
   ValueId token_ids = pipeline::kNoValue;
@@ -32,6 +38,8 @@ struct StepValues {
   std::vector<GroupValues> groups;             // with a cache: one for each of its groups
   ValueId state_slots = pipeline::kNoValue;    // with slots for states per sequence
   std::map<std::string, ValueId> rope_tables;  // by name; made once by Rope, used by every layer
+  std::map<int, KvValues> layer_kv;            // of layers that attend, for later ones that read the same
+  std::vector<ValueId> layer_inputs;  // what each layer reads of a token besides its hidden state (LayerInputs)
 };
 
 // What a router decides by.

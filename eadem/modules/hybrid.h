@@ -5,9 +5,11 @@
 
 #include "eadem/modules/hybrid/causal_attention.h"
 #include "eadem/modules/hybrid/decoder_layer.h"
+#include "eadem/modules/hybrid/dense_and_experts.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
 #include "eadem/modules/hybrid/gated_convolution.h"
 #include "eadem/modules/hybrid/gated_delta_net.h"
+#include "eadem/modules/hybrid/layer_inputs.h"
 #include "eadem/modules/hybrid/layer_spec.h"
 #include "eadem/modules/hybrid/mamba2.h"
 #include "eadem/modules/hybrid/mla_attention.h"

@@ -23,7 +23,7 @@ std::vector<Workload> all_workloads() {
                       SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
                       ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, LoadBalancingLoss,
                       LatentAppend, HeadLinear, SelectKeys, SelectedAttention, SplitColumns, ConcatColumns,
-                      ShortConvolution, StateSpaceScan, GatedDeltaRule, ScaleByPosition>();
+                      ShortConvolution, StateSpaceScan, GatedDeltaRule, ScaleByPosition, ScaleBy>();
 }
 
 }  // namespace eadem::ops

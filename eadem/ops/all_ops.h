@@ -34,6 +34,7 @@
 #include "eadem/ops/rms_norm.h"
 #include "eadem/ops/sampling/feed_tokens.h"
 #include "eadem/ops/sampling/sample.h"
+#include "eadem/ops/scale_by.h"
 #include "eadem/ops/select_rows.h"
 #include "eadem/ops/softmax.h"
 #include "eadem/ops/training/cross_entropy.h"

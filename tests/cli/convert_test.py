@@ -70,7 +70,8 @@ class Convert(ProgramTest):
         self.assertTrue((copy / "additional_chat_templates/tool_use.jinja").exists())
 
     def test_there_and_back_is_exact(self):
-        for model in ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear"]:
+        for model in ["llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear", "gemma4",
+                      "gemma4_equal", "gemma4_experts"]:
             with self.subTest(model):
                 gguf, back = self.folder / f"{model}.gguf", self.folder / model
                 self.done("convert", GOLDEN / model, gguf)
@@ -94,6 +95,21 @@ class Convert(ProgramTest):
         self.assertEqual(*configs)
         self.refused(1, "attention windows follow no pattern", "convert", GOLDEN / "gemma3_mixed", self.folder / "mixed.gguf")
         self.done("explain", model)
+        self.done("bench", "--random", model, "--type", "q8_0", "-p", "8", "-n", "2", "-r", "1")
+
+    # What rotates in full layers is a tensor of GGUF files, which stays there. Linear layers that are not quantized are
+    # named: other programs would look for their scales.
+    def test_inputs_of_layers(self):
+        model, gguf, made, layers = GOLDEN / "gemma4", self.folder / "a.gguf", self.folder / "b.gguf", self.folder / "int8"
+        self.done("convert", model, gguf)
+        self.done("convert", gguf, made, "--type", "f16")
+        config = lambda path: json.loads(self.done("inspect", path, "--json").out)["config"]["rope_parameters"]
+        self.assertEqual(config(made), config(model))
+        self.done("convert", model, layers, "--type", "int8")
+        self.done("explain", layers)
+        ignored = json.loads((layers / "config.json").read_text())["quantization_config"]["ignore"]
+        for name in ("per_layer_model_projection", "layers.3.per_layer_input_gate", "layers.3.per_layer_projection"):
+            self.assertIn(f"model.{name}", ignored)
         self.done("bench", "--random", model, "--type", "q8_0", "-p", "8", "-n", "2", "-r", "1")
 
     # Experts are a tensor each in a directory, and one for all in a GGUF file.

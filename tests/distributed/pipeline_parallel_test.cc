@@ -88,6 +88,16 @@ TEST(PipelineParallel, MoreStagesThanLayersAreRefused) {
       "2 layers for 3 pipeline stages");
 }
 
+// Layer 5 of gemma4 reads the cache of layer 2.
+TEST(PipelineParallel, CachesOfOtherStagesAreRefused) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(golden("gemma4"));
+  EXPECT_HAS(refusal([&] {
+               run_mesh({.pp = 2},
+                        [&](const Mesh& mesh) { serve(*checkpoint.model, mesh, true, weights_of(checkpoint)); });
+             }),
+             "pipeline stage 1 reads a state of stage 0");
+}
+
 using Gradients = std::map<std::string, std::vector<float>>;
 
 // One forward and backward pass; returns the gradients of this rank's parameters and adds the token losses.

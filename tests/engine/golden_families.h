@@ -17,6 +17,9 @@ struct GoldenFamily {
 
 inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"gemma2"},
+    {"gemma4"},
+    {"gemma4_equal"},
+    {"gemma4_experts"},
     {"phi3"},
     {"phi3_window"},
     {"olmo2"},

@@ -146,7 +146,8 @@ INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "yarn", "linear",
                                          "gemma3", "gemma3_mixed", "qwen3_moe", "qwen3_moe_all", "mixtral", "qwen2_moe",
                                          "glm4_moe", "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "gemma3_multimodal",
-                                         "mistral3_multimodal", "qwen3_vl_multimodal", "llama4_multimodal"));
+                                         "gemma4_multimodal", "mistral3_multimodal", "qwen3_vl_multimodal",
+                                         "llama4_multimodal"));
 
 std::vector<const char*> family_folders() {
   std::vector<const char*> folders;

@@ -117,7 +117,8 @@ TEST_P(DecoderParts, ComputeTheBitsOfTheWhole) {
   EXPECT_EQ(run(early), run(exit, run(first)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, DecoderParts, testing::Values("llama", "qwen3", "gemma3", "qwen3_moe", "deepseek_v2"));
+INSTANTIATE_TEST_SUITE_P(Models, DecoderParts,
+                         testing::Values("llama", "qwen3", "gemma3", "gemma4_equal", "qwen3_moe", "deepseek_v2"));
 
 }  // namespace
 }  // namespace eadem::models

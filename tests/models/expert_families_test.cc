@@ -73,7 +73,8 @@ TEST_P(ExpertFamily, IsSavedAsItWasRead) {
   EXPECT_EQ(count, golden.weights->tensors().size());
 }
 
-INSTANTIATE_TEST_SUITE_P(Goldens, ExpertFamily, testing::Values("mixtral", "qwen2_moe", "glm4_moe", "ernie4_5_moe"));
+INSTANTIATE_TEST_SUITE_P(Goldens, ExpertFamily,
+                         testing::Values("mixtral", "qwen2_moe", "glm4_moe", "ernie4_5_moe", "gemma4_experts"));
 
 TEST(ExpertFamilies, AbsentKeysTakeTheDefaultsOfTransformers) {
   const ModelConfig mixtral = parse(small("mixtral"));

@@ -80,12 +80,14 @@ class Families : public testing::TestWithParam<GoldenFamily> {
           recipe, [&](const std::string& own) { return reader.read(own); }, name));
       tensors.push_back({name, kept.back().view});
     }
-    const modules::RopeScaling& scaling = golden_.model->config()->rope_scaling;
-    for (const auto& [name, factors] :
-         {std::pair{kLongFactors, &scaling.long_factor}, {kShortFactors, &scaling.short_factor}}) {
-      if (factors->empty()) continue;
-      kept.push_back(Tensor::on_host(DType::f32, Shape{std::ssize(*factors)}));
-      for (size_t i = 0; i < factors->size(); ++i) kept.back().view.as<float>()[i] = static_cast<float>((*factors)[i]);
+    std::vector<std::pair<std::string_view, std::vector<double>>> constants = {
+        {"rope_freqs.weight", gguf_divisors(*golden_.model->config())},
+        {kLongFactors, golden_.model->config()->rope_scaling.long_factor},
+        {kShortFactors, golden_.model->config()->rope_scaling.short_factor}};
+    for (const auto& [name, values] : constants) {
+      if (values.empty()) continue;
+      kept.push_back(Tensor::on_host(DType::f32, Shape{std::ssize(values)}));
+      for (size_t i = 0; i < values.size(); ++i) kept.back().view.as<float>()[i] = static_cast<float>(values[i]);
       tensors.push_back({std::string(name), kept.back().view});
     }
     std::string file = (folder_ / "model.gguf").string();

@@ -249,6 +249,17 @@ Bounds scale(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
   return result;
 }
 
+// One product. Gradients of scales are sums in f64, rounded, and added to what is there.
+Bounds scale_by(Pass pass, Inputs expected, Inputs initial) {
+  Bounds result = relative(kU, expected);
+  if (pass != Pass::backward) return result;
+  for (size_t j = 0; j < result[1].size(); ++j) {
+    const double sum = expected[1].data[j] - initial[1].data[j];
+    result[1][j] = (kU + 0x1p-40) * (std::fabs(sum) + std::fabs(expected[1].data[j])) + 0x1p-40;
+  }
+  return result;
+}
+
 // Bounds of f and f' at x, f32.
 struct ActivationBound {
   double value, slope;
@@ -618,6 +629,7 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "rms_norm") return rms_norm(op, pass, in, expected, initial);
   if (name == "layer_norm") return layer_norm(op, pass, in, expected, initial);
   if (name == "scale") return scale(op, pass, in, expected);
+  if (name == "scale_by") return scale_by(pass, expected, initial);
   if (name == "add" || name == "mul") return relative(kU, expected);  // one operation
   if (name == "activation" || name == "gated_activation") return activation(op, pass, in, expected);
   if (name == "rope") return rope(op, in, pass, expected);

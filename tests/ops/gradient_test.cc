@@ -141,6 +141,13 @@ TEST(Gradient, Scale) {
   check_gradients(ops::Scale({1.5f, 0.8f}), {x});
 }
 
+TEST(Gradient, ScaleBy) {
+  const TensorType x(kF32, {Symbol::tokens, 4});
+  check_gradients(ops::ScaleBy({}), {x, TensorType(kF32, {1})}, step(3));
+  check_gradients(ops::ScaleBy({true}), {x, TensorType(kF32, {5}), TensorType(DType::i32, {Symbol::tokens, 4})},
+                  step(3));
+}
+
 TEST(Gradient, AddAndMul) {
   const TensorType x(kF32, {3, 4});
   check_gradients(ops::Add(), {x, x});

@@ -189,6 +189,24 @@ std::vector<Workload> scale() {
   return all;
 }
 
+std::vector<Workload> scale_by() {
+  Cases cases;
+  const auto one = std::make_shared<ops::ScaleBy>(kernels::ScaleByAttrs{}),
+             chosen = std::make_shared<ops::ScaleBy>(kernels::ScaleByAttrs{.indexed = true});
+  for (DType dtype : kActivationDtypes) {
+    for (int64_t width : kEdges)
+      cases.add(one, {TensorType(dtype, {Symbol::tokens, width}), TensorType(DType::f32, {1})}, 2);
+    for (int64_t tokens : {0, 1, 300})
+      cases.add(one, {TensorType(dtype, {Symbol::tokens, 5, 13}), TensorType(DType::f32, {1})}, tokens);
+    for (int64_t scales : {1, 3, 64})
+      for (int64_t tokens : {0, 1, 9}) {
+        const TensorType x(dtype, {Symbol::tokens, 4}), index(DType::i32, {Symbol::tokens, 4});
+        cases.add(chosen, {x, TensorType(DType::f32, {scales}), index}, tokens);
+      }
+  }
+  return cases.take();
+}
+
 std::vector<Workload> activations(bool gated) {
   std::vector<Workload> all;
   for (ActivationKind kind : {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
@@ -618,7 +636,8 @@ std::vector<std::string_view> op_names() {
           "gated_delta_rule",
           "select_keys",
           "selected_attention",
-          "scale_by_position"};
+          "scale_by_position",
+          "scale_by"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -627,6 +646,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "rms_norm") return rms_norm();
   if (op == "layer_norm") return layer_norm();
   if (op == "scale") return scale();
+  if (op == "scale_by") return scale_by();
   if (op == "add") return elementwise(std::make_shared<ops::Add>());
   if (op == "mul") return elementwise(std::make_shared<ops::Mul>());
   if (op == "rope_table") return rope_table();

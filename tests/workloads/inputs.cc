@@ -262,6 +262,8 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
       return static_cast<double>(row[static_cast<size_t>(i % shape[1])]);
     });
   }
+  if (op == "scale_by" && port == "index")
+    return filled(dtype, shape, [&](int64_t) { return static_cast<double>(random.below(shapes[1][0])); });
   if ((op == "permute" || op == "unpermute") && port == "rows") {
     const std::vector<int64_t> rows = distinct(shape.num_elements(), shape.num_elements(), random);
     return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)]); });

@@ -15,6 +15,7 @@ constexpr OpKernels kOps[] = {
     {"layer_norm", layer_norm_kernels},
     {"add", add_kernels},
     {"scale", scale_kernels},
+    {"scale_by", scale_by_kernels},
     {"mul", mul_kernels},
     {"rope_table", rope_table_kernels},
     {"rope", rope_kernels},

@@ -13,6 +13,7 @@ KernelList rms_norm_kernels();
 KernelList layer_norm_kernels();
 KernelList add_kernels();
 KernelList scale_kernels();
+KernelList scale_by_kernels();
 KernelList mul_kernels();
 KernelList rope_table_kernels();
 KernelList rope_kernels();

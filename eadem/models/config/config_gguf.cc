@@ -59,6 +59,7 @@ std::optional<int64_t> common_integer(const io::GgufFile& file, const ModelFamil
     return file.optional_integer(key, 1, max);
   int64_t common = 0;
   for (const int64_t own : file.integers(key, 0, max)) {
+    if (family.gguf_counts_differ && common != 0) break;
     if (own != 0 && common != 0 && own != common)
       throw Unsupported("{}: '{}' is {} in one layer and {} in another", file.path(), key, common, own);
     common = std::max(common, own);

@@ -102,6 +102,15 @@ struct ModelConfig {
   // The indexer that selects the tokens that attention sees. 0 heads: there is none.
   int64_t index_n_heads = 0, index_head_dim = 0, index_topk = 0;
   int64_t moe_latent_size = 0;  // width of what experts read and write; 0: hidden_size
+  // Layers of full attention beside layers with windows, where those have heads of their own; 0: all are alike.
+  int64_t global_head_dim = 0;
+  int64_t num_global_key_value_heads = 0;
+  int64_t rotated_pairs = 0;         // of their heads, the first ones
+  bool keys_are_values = false;      // in these layers
+  int64_t num_kv_shared_layers = 0;  // so many last layers read the keys and values of earlier ones
+  bool double_wide_mlp = false;      // in those layers
+  int64_t layer_input_size = 0;      // what a layer reads of a token besides its hidden state; 0: nothing
+  int64_t layer_input_vocab = 0;     // tokens that have it
   MambaConfig mamba;
   // A letter for each layer where they are of several kinds: 'M' Mamba-2, 'C' a gated convolution, '*' attention, '-'
   // MLP, 'E' experts. Empty: all are alike.

@@ -23,13 +23,25 @@ struct MultimodalType {
   std::string_view name;
   std::string_view text_type;  // of a text_config that does not state its model_type
 };
-constexpr MultimodalType kMultimodalTypes[] = {
-    {"gemma3", "gemma3_text"},     {"mistral3", "mistral"},       {"llava", "llama"},
-    {"llava_next", "llama"},       {"llava_onevision", "qwen2"},  {"internvl", "qwen2"},
-    {"aya_vision", "cohere2"},     {"cohere2_vision", "cohere2"}, {"idefics3", "llama"},
-    {"smolvlm", "llama"},          {"qwen2_vl", "qwen2_vl_text"}, {"qwen2_5_vl", "qwen2_5_vl_text"},
-    {"qwen3_vl", "qwen3_vl_text"}, {"qwen3_5", "qwen3_5_text"},   {"qwen3_5_moe", "qwen3_5_moe_text"},
-    {"llama4", "llama4_text"},     {"voxtral", "llama"},          {"qwen2_audio", "qwen2"}};
+constexpr MultimodalType kMultimodalTypes[] = {{"gemma3", "gemma3_text"},
+                                               {"gemma4", "gemma4_text"},
+                                               {"mistral3", "mistral"},
+                                               {"llava", "llama"},
+                                               {"llava_next", "llama"},
+                                               {"llava_onevision", "qwen2"},
+                                               {"internvl", "qwen2"},
+                                               {"aya_vision", "cohere2"},
+                                               {"cohere2_vision", "cohere2"},
+                                               {"idefics3", "llama"},
+                                               {"smolvlm", "llama"},
+                                               {"qwen2_vl", "qwen2_vl_text"},
+                                               {"qwen2_5_vl", "qwen2_5_vl_text"},
+                                               {"qwen3_vl", "qwen3_vl_text"},
+                                               {"qwen3_5", "qwen3_5_text"},
+                                               {"qwen3_5_moe", "qwen3_5_moe_text"},
+                                               {"llama4", "llama4_text"},
+                                               {"voxtral", "llama"},
+                                               {"qwen2_audio", "qwen2"}};
 
 // What transformers takes for keys that a text_config does not have and a text model's config.json must have. `as` is
 // the text model that computes the same: these rotate by positions on several axes, which are one in a text.
@@ -43,6 +55,9 @@ constexpr std::string_view kQwen2Vl =
 constexpr TextType kTextTypes[] = {
     {"gemma3_text", "gemma3_text",
      R"({"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+         "num_attention_heads": 8})"},
+    {"gemma4_text", "gemma4_text",
+     R"({"vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
          "num_attention_heads": 8})"},
     {"llama", "llama",
      R"({"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,

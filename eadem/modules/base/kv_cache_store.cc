@@ -13,7 +13,7 @@ ValueId KvCacheStore::add_state(BuildContext& context, const char* name, int64_t
   return context.add_state({.name = context.graph.scoped_name(name), .row = row, .window = window_});
 }
 
-KvCacheStore::Caches KvCacheStore::build(BuildContext& context, ValueId k, ValueId v, int layer) const {
+KvValues KvCacheStore::build(BuildContext& context, ValueId k, ValueId v, int layer) const {
   const ValueId k_cache = add_state(context, "k_cache", head_dim_, layer, true),
                 v_cache = add_state(context, "v_cache", value_dim_, layer, true);
   const std::vector<ValueId> written =

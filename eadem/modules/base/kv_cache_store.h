@@ -10,15 +10,11 @@ namespace eadem::modules {
 // group of the window.
 class KvCacheStore {
  public:
-  struct Caches {
-    ValueId k;
-    ValueId v;
-  };
   KvCacheStore(int64_t kv_heads, int64_t head_dim, int64_t value_dim, int64_t window)
       : kv_heads_(kv_heads), head_dim_(head_dim), value_dim_(value_dim), window_(window) {}
 
   // Returns the caches as they are after the write.
-  Caches build(BuildContext& context, ValueId k, ValueId v, int layer) const;
+  KvValues build(BuildContext& context, ValueId k, ValueId v, int layer) const;
   // For keys whose first columns are the values: one state, `latent_cache`, of head_dim columns, whole on
   // every rank.
   ValueId build_latent(BuildContext& context, ValueId k, int layer) const;

@@ -85,6 +85,7 @@ RopeFrequencies rope_frequencies(const RopeConfig& config, int64_t longest) {
       break;
   }
   for (size_t i = 0; i < config.divisors.size(); ++i) result.inv_freq[i] /= config.divisors[i];
+  if (config.rotated_pairs > 0) std::fill(result.inv_freq.begin() + config.rotated_pairs, result.inv_freq.end(), 0.0);
   return result;
 }
 

@@ -46,6 +46,7 @@ struct RopeConfig {
   int64_t rotary_dim = 0;  // <= head_dim, even; 0: nothing is rotated, and there is no table
   kernels::RopeStyle style = kernels::RopeStyle::rotate_half;
   RopeScaling scaling;
+  int64_t rotated_pairs = 0;     // pairs behind these have frequency 0; 0: all of them rotate
   std::vector<double> divisors;  // one per frequency, applied besides the scaling; empty: none
 };
 

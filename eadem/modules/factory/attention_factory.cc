@@ -48,18 +48,30 @@ ValueId add_attention(BuildContext& context, const AttentionRequest& request, ke
   return context.graph.add1(std::make_shared<ops::Attention>(attrs), std::move(ports));
 }
 
+// Those of the layer that the request names, or `own`, which later layers may name.
+template <typename Own>
+KvValues kv_of(BuildContext& context, const AttentionRequest& request, Own&& own) {
+  if (!request.kv_layer) return context.step.layer_kv[request.layer] = own();
+  const auto found = context.step.layer_kv.find(*request.kv_layer);
+  if (found == context.step.layer_kv.end())
+    throw Unsupported("layer {} reads the keys and values of layer {}, which is not in the same part of the model",
+                      request.layer, *request.kv_layer);
+  return found->second;
+}
+
 ValueId build_direct(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
-  return add_attention(context, request, kernels::KvSource::direct, {inputs.k, inputs.v}, inputs);
+  const KvValues kv = kv_of(context, request, [&] { return KvValues{inputs.k, inputs.v}; });
+  return add_attention(context, request, kernels::KvSource::direct, {kv.k, kv.v}, inputs);
 }
 
 ValueId build_cached(BuildContext& context, const AttentionRequest& request, const AttentionInputs& inputs) {
   const int64_t value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim;
-  const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.reach());
-  KvCacheStore::Caches caches;
-  if (request.latent)
-    caches.k = caches.v = store.build_latent(context, inputs.k, request.layer);
-  else
-    caches = store.build(context, inputs.k, inputs.v, request.layer);
+  const KvValues caches = kv_of(context, request, [&]() -> KvValues {
+    const KvCacheStore store(request.kv_heads, request.head_dim, value_dim, request.reach());
+    if (!request.latent) return store.build(context, inputs.k, inputs.v, request.layer);
+    const ValueId latent = store.build_latent(context, inputs.k, request.layer);
+    return {latent, latent};
+  });
   return add_attention(context, request, kernels::KvSource::cached,
                        {caches.k, caches.v, context.group_of(request.reach()).block_table}, inputs);
 }
@@ -69,6 +81,7 @@ std::string description_of(const AttentionRequest& request) {
   std::string text = request.cache.layout == CacheLayout::none         ? "keys of the step"
                      : request.cache.layout == CacheLayout::contiguous ? "a contiguous cache"
                                                                        : "a paged cache";
+  if (request.kv_layer) text += fmt::format(" of layer {}", *request.kv_layer);
   if (request.latent) text += fmt::format(", latent rows of {}", request.head_dim);
   if (request.window > 0) text += fmt::format(", a window of {}", request.window);
   if (request.chunk > 0) text += fmt::format(", chunks of {}", request.chunk);

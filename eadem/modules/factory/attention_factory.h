@@ -3,6 +3,7 @@
 // AttentionFactory hides where keys and values are kept and how far back a token looks.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "eadem/modules/build_context.h"
@@ -22,6 +23,7 @@ struct AttentionRequest {
   int64_t selected = 0;  // positions of the selection; 0: there is none, and every key is attended to
   int64_t chunk = 0;     // of positions that see each other; 0: no chunks. Not beside a window
   int layer = -1;
+  std::optional<int> kv_layer;  // the earlier layer whose keys and values it reads; none: its own
   CacheSpec cache;
 
   // A token sees no more than within a window of this length, which says what a cache has to keep; 0: everything. Of
@@ -29,8 +31,9 @@ struct AttentionRequest {
   int64_t reach() const { return window > 0 ? window : chunk; }
 };
 
-// q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; sinks [heads] f32 and selection
-// [tokens, kv_heads, selected] i32 (kernels/selected_attention.h), if the request has them.
+// q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; k and v are absent where they are another
+// layer's. sinks [heads] f32 and selection [tokens, kv_heads, selected] i32 (kernels/selected_attention.h), if the
+// request has them.
 // The result is [tokens, heads, value_dim].
 struct AttentionInputs {
   ValueId q, k, v;
@@ -49,7 +52,7 @@ class AttentionFactory {
   static std::span<const AttentionStrategy* const> strategies();
 
   // Adds the cache write and the attention to the graph and records the decision. Throws Unsupported with every
-  // refusal.
+  // refusal, and where a layer whose keys and values are wanted is not in the graph.
   static ValueId build(BuildContext& context, AttentionRequest request, const AttentionInputs& inputs);
 };
 

@@ -3,6 +3,7 @@
 
 #include "eadem/modules/base/rope.h"
 #include "eadem/modules/build_context.h"
+#include "eadem/modules/factory/linear_factory.h"
 #include "eadem/ops/attention/scale_by_position.h"
 
 namespace eadem::modules {
@@ -10,7 +11,8 @@ namespace eadem::modules {
 // Multi-head causal self-attention with grouped keys and values:
 //   q, k, v = projections of x, normalized with `qk_norm_eps`, rotated and q times its temperature;
 //   y = o_proj(attention(q, k, v)).
-// Parameters: q_proj, k_proj, v_proj, g_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight, sinks.
+// Parameters: q_proj, k_proj, v_proj, g_proj, o_proj (.weight, .bias), q_norm.weight, k_norm.weight, sinks. There is no
+// v_proj where keys are values, and nothing of k and v where these are another layer's.
 class CausalAttention {
  public:
   struct Config {
@@ -33,6 +35,11 @@ class CausalAttention {
     bool gated = false;  // what o_proj reads is times the sigmoid of g_proj(x)
     RopeConfig rope;
     std::optional<kernels::ScaleByPositionAttrs> temperature;  // of q, by position
+    bool value_norm = false;       // each head of v is divided by its root mean square; needs qk_norm_eps
+    bool keys_are_values = false;  // v is what k_proj makes, neither normalized as k is nor rotated
+    // The earlier layer of the same kv_heads, head_dim and window whose keys and values are read; it keeps no cache of
+    // its own. None: its own.
+    std::optional<int> kv_layer;
   };
 
   CausalAttention(const Config& config, int layer) : config_(config), layer_(layer) {}
@@ -43,6 +50,18 @@ class CausalAttention {
   ValueId build(BuildContext& context, ValueId x) const;
 
  private:
+  // A projection to `all_heads` heads of all ranks, flat.
+  ValueId build_projection(BuildContext& context, const char* name, int64_t all_heads, Parallel parallel,
+                           ValueId x) const;
+  // From a projection of q or k to heads that attention takes: split, normalized, rotated.
+  struct Names {
+    const char *projection, *norm, *rope;
+  };
+  ValueId build_heads(BuildContext& context, const Names& names, int64_t all_heads, int64_t own_heads,
+                      ValueId flat) const;
+  ValueId split(BuildContext& context, const char* name, int64_t heads, ValueId flat) const;
+  KvValues build_kv(BuildContext& context, ValueId x) const;
+
   Config config_;
   int layer_;
 };

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "eadem/ops/elementwise.h"
+#include "eadem/ops/scale_by.h"
 
 namespace eadem::modules {
 
@@ -56,6 +57,12 @@ Part layer_part_of(const DenseMlp::Config& config, int layer) {
           [&config, layer](BuildContext& context, ValueId x) { return DenseMlp(config, layer).build(context, x); }};
 }
 
+Part layer_part_of(const DenseAndExperts::Config& config, int layer) {
+  return {"", [&config, layer](BuildContext& context, ValueId x) {
+            return DenseAndExperts(config, layer).build(context, x);
+          }};
+}
+
 Part layer_part_of(const MoeMlp::Config& config, int layer) {
   return {"mlp",
           [&config, layer](BuildContext& context, ValueId x) { return MoeMlp(config, layer).build(context, x); }};
@@ -69,13 +76,15 @@ void list_parameters(const CausalAttention::Config& config, const std::string& p
     if (bias) list.push_back({prefix + "self_attn." + name + ".bias", Shape{out}});
   };
   add("q_proj", q, config.hidden, config.qkv_bias);
-  add("k_proj", kv, config.hidden, config.qkv_bias);
-  add("v_proj", kv, config.hidden, config.qkv_bias);
-  if (config.qk_norm_eps && config.qk_norm != CausalAttention::Config::QkNorm::weightless_after_rope)
-    for (const auto& [name, width] : {std::pair<const char*, int64_t>{"q_norm", q}, {"k_norm", kv}}) {
-      const bool whole = config.qk_norm == CausalAttention::Config::QkNorm::whole;
-      list.push_back({prefix + "self_attn." + name + ".weight", Shape{whole ? width : config.head_dim}});
-    }
+  if (!config.kv_layer) add("k_proj", kv, config.hidden, config.qkv_bias);
+  if (!config.kv_layer && !config.keys_are_values) add("v_proj", kv, config.hidden, config.qkv_bias);
+  const auto add_norm = [&](const char* name, int64_t width) {
+    const bool whole = config.qk_norm == CausalAttention::Config::QkNorm::whole;
+    list.push_back({prefix + "self_attn." + name + ".weight", Shape{whole ? width : config.head_dim}});
+  };
+  const bool has_norms = config.qk_norm_eps && config.qk_norm != CausalAttention::Config::QkNorm::weightless_after_rope;
+  if (has_norms) add_norm("q_norm", q);
+  if (has_norms && !config.kv_layer) add_norm("k_norm", kv);
   if (config.sinks) list.push_back({prefix + "self_attn.sinks", Shape{config.heads}});
   if (config.gated) add("g_proj", q, config.hidden, config.qkv_bias);
   add("o_proj", config.hidden, q, config.out_bias);
@@ -150,12 +159,13 @@ void list_parameters(const DenseMlp::Config& config, const std::string& prefix, 
   list_dense(config, prefix + "mlp.", list);
 }
 
-void list_parameters(const MoeMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
-  const std::string mlp = prefix + "mlp.";
+void list_experts(const MoeMlp::Config& config, const std::string& mlp, std::vector<ParameterInfo>& list) {
+  if (config.router_norm_eps) list.push_back({mlp + "gate.scale", Shape{config.hidden}});
   list.push_back({mlp + "gate.weight", Shape{config.experts, config.hidden}});
   if (config.router_bias) list.push_back({mlp + "gate.bias", Shape{config.experts}});
   if (config.correction_bias)
     list.push_back({mlp + "gate.e_score_correction_bias", Shape{config.experts}, /*trainable=*/false});
+  if (config.expert_scales) list.push_back({mlp + "per_expert_scale", Shape{config.experts}});
   const auto add = [&](const char* name, int64_t out, int64_t in) {
     list.push_back({mlp + "experts." + name + ".weight", Shape{config.experts, out, in}});
     if (config.expert_bias) list.push_back({mlp + "experts." + name + ".bias", Shape{config.experts, out}});
@@ -172,7 +182,36 @@ void list_parameters(const MoeMlp::Config& config, const std::string& prefix, st
   if (config.shared->gated) list.push_back({mlp + "shared_expert_gate.weight", Shape{1, config.hidden}});
 }
 
+void list_parameters(const MoeMlp::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  list_experts(config, prefix + "mlp.", list);
+}
+
+void list_parameters(const DenseAndExperts::Config& config, const std::string& prefix,
+                     std::vector<ParameterInfo>& list) {
+  const int64_t hidden = config.dense.hidden;
+  list_parameters(config.before_dense, hidden, prefix, list);
+  list_dense(config.dense, prefix + "mlp.", list);
+  list_parameters(config.after_dense, hidden, prefix, list);
+  list_parameters(config.before_experts, hidden, prefix, list);
+  list_experts(config.experts, prefix + "moe.", list);
+  list_parameters(config.after_experts, hidden, prefix, list);
+}
+
+void list_parameters(const LayerInputReader::Config& config, const std::string& prefix,
+                     std::vector<ParameterInfo>& list) {
+  list.push_back({prefix + "per_layer_input_gate.weight", Shape{config.width, config.hidden}});
+  list.push_back({prefix + "per_layer_projection.weight", Shape{config.hidden, config.width}});
+  list_parameters(config.norm, config.hidden, prefix, list);
+}
+
 }  // namespace
+
+void list_parameters(const LayerInputs::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
+  const int64_t all = config.layers * config.width;
+  list.push_back({prefix + "embed_tokens_per_layer.weight", Shape{config.vocab, all}});
+  list.push_back({prefix + "per_layer_model_projection.weight", Shape{all, config.hidden}});
+  list.push_back({prefix + "per_layer_projection_norm.weight", Shape{config.width}});
+}
 
 void list_parameters(const NormSpec& norm, int64_t size, const std::string& prefix, std::vector<ParameterInfo>& list) {
   list.push_back({prefix + norm.name + ".weight", Shape{size}});
@@ -190,9 +229,20 @@ void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vect
   add_norm(spec.before_mlp);
   std::visit(add, spec.mlp);
   add_norm(spec.after_mlp);
+  if (spec.reads_input) list_parameters(*spec.reads_input, prefix, list);
+  if (spec.scaled) list.push_back({prefix + "layer_scalar", Shape{1}, /*trainable=*/false});
 }
 
 ValueId DecoderLayer::build(BuildContext& context, ValueId x) const {
+  ValueId y = build_mixed(context, x);
+  if (spec_.reads_input) y = LayerInputReader(*spec_.reads_input, layer_).build(context, y);
+  if (!spec_.scaled) return y;
+  Graph& graph = context.graph;
+  const ValueId scalar = graph.add_parameter(graph.scoped_name("layer_scalar"), TensorType(DType::f32, {int64_t{1}}));
+  return graph.add1(std::make_shared<ops::ScaleBy>(kernels::ScaleByAttrs{}), {y, scalar});
+}
+
+ValueId DecoderLayer::build_mixed(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
   const auto normalized = [&](const std::optional<NormSpec>& norm, ValueId value) {
     return norm ? Norm(*norm, spec_.hidden).build(context, value, layer_) : value;

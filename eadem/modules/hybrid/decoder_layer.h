@@ -14,6 +14,9 @@ class DecoderLayer {
   ValueId build(BuildContext& context, ValueId x) const;
 
  private:
+  // The mixer and the MLP with their norms.
+  ValueId build_mixed(BuildContext& context, ValueId x) const;
+
   const LayerSpec& spec_;
   int layer_;
 };

@@ -11,9 +11,11 @@
 
 #include "eadem/modules/base/norm.h"
 #include "eadem/modules/hybrid/causal_attention.h"
+#include "eadem/modules/hybrid/dense_and_experts.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
 #include "eadem/modules/hybrid/gated_convolution.h"
 #include "eadem/modules/hybrid/gated_delta_net.h"
+#include "eadem/modules/hybrid/layer_inputs.h"
 #include "eadem/modules/hybrid/mamba2.h"
 #include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
@@ -37,14 +39,19 @@ struct LayerSpec {
   std::variant<CausalAttention::Config, MlaAttention::Config, GatedDeltaNet::Config, Mamba2::Config,
                ParallelMixers::Config, GatedConvolution::Config, std::monostate>
       mixer;
-  std::variant<DenseMlp::Config, MoeMlp::Config, std::monostate> mlp;
+  std::variant<DenseMlp::Config, MoeMlp::Config, DenseAndExperts::Config, std::monostate> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
   bool parallel = false;
   double residual_scale = 1;  // r
+  // Behind these, in this order: what reads the layer's own input, and a factor on everything, the parameter
+  // `layer_scalar` [1], which is not trained.
+  std::optional<LayerInputReader::Config> reads_input;
+  bool scaled = false;
 };
 
 // Parameters of a layer, each name with `prefix` ("model.layers.3.") before it, in the order of the computation.
 void list_parameters(const NormSpec& norm, int64_t size, const std::string& prefix, std::vector<ParameterInfo>& list);
 void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vector<ParameterInfo>& list);
+void list_parameters(const LayerInputs::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list);
 
 }  // namespace eadem::modules

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/hybrid/moe_mlp.h"
 
+#include <cmath>
+
 #include "eadem/modules/factory/linear_factory.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
 #include "eadem/ops/experts/clamped_swiglu.h"
@@ -8,24 +10,41 @@
 #include "eadem/ops/experts/gate_rows.h"
 #include "eadem/ops/experts/permute.h"
 #include "eadem/ops/linear.h"
+#include "eadem/ops/rms_norm.h"
+#include "eadem/ops/scale_by.h"
 
 namespace eadem::modules {
 
+ValueId MoeMlp::build_router_norm(BuildContext& context, ValueId x) const {
+  if (!config_.router_norm_eps) return x;
+  Graph& graph = context.graph;
+  const ValueId scale = graph.add_parameter(graph.scoped_name("gate.scale"), TensorType(DType::f32, {config_.hidden}));
+  const Graph::Scope scope(graph, "gate");
+  const kernels::RmsNormAttrs attrs{static_cast<float>(*config_.router_norm_eps)};
+  const auto factor = static_cast<float>(1 / std::sqrt(static_cast<double>(config_.hidden)));
+  return graph.add1(std::make_shared<ops::Scale>(kernels::ScaleAttrs{.factor = factor}),
+                    {graph.add1(std::make_shared<ops::RmsNorm>(attrs), {x, scale})});
+}
+
 MoeMlp::Routed MoeMlp::build_router(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
+  x = build_router_norm(context, x);
   // A rounded router would choose other experts.
   const auto parameter = [&](bool is_there, const char* name, std::initializer_list<Dim> dims) {
     return is_there ? graph.add_parameter(graph.scoped_name(name), TensorType(DType::f32, dims)) : pipeline::kNoValue;
   };
   const ValueId weight = parameter(true, "gate.weight", {config_.experts, config_.hidden}),
                 bias = parameter(config_.router_bias, "gate.bias", {config_.experts}),
-                correction = parameter(config_.correction_bias, "gate.e_score_correction_bias", {config_.experts});
+                correction = parameter(config_.correction_bias, "gate.e_score_correction_bias", {config_.experts}),
+                scales = parameter(config_.expert_scales, "per_expert_scale", {config_.experts});
   const Graph::Scope scope(graph, "gate");
   const kernels::LinearAttrs attrs{.has_bias = config_.router_bias, .out_dtype = DType::f32};
   const ValueId logits = graph.add1(std::make_shared<ops::Linear>(attrs), {x, weight, bias});
   context.routers.push_back({logits, config_.route.top_k});
   const std::vector<ValueId> routed = graph.add(std::make_shared<ops::Route>(config_.route), {logits, correction});
-  return {routed[0], routed[1]};
+  if (!config_.expert_scales) return {routed[0], routed[1]};
+  const kernels::ScaleByAttrs chosen{.indexed = true};
+  return {routed[0], graph.add1(std::make_shared<ops::ScaleBy>(chosen), {routed[1], scales, routed[0]})};
 }
 
 ValueId MoeMlp::build_experts(BuildContext& context, ValueId rows, ValueId offsets) const {
@@ -73,9 +92,9 @@ ValueId MoeMlp::build_shared(BuildContext& context, ValueId x) const {
   return graph.add1(std::make_shared<ops::GateRows>(), {y, gate});
 }
 
-ValueId MoeMlp::build(BuildContext& context, ValueId x) const {
+ValueId MoeMlp::build(BuildContext& context, ValueId x, ValueId router_x) const {
   Graph& graph = context.graph;
-  const Routed routed = build_router(context, x);
+  const Routed routed = build_router(context, router_x);
   const std::vector<ValueId> order =
       graph.add(std::make_shared<ops::ExpertOrder>(kernels::ExpertOrderAttrs{config_.experts}), {routed.experts});
   const HardwareConfig& hardware = context.hardware.of(Role::mlp, layer_);

@@ -18,7 +18,8 @@ namespace eadem::modules {
 // gate.e_score_correction_bias [experts], which stay f32; experts.gate_proj.weight and experts.up_proj.weight [experts,
 // ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias [experts, outputs]; those of a
 // DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1, hidden]; fc1_latent_proj.weight
-// [latent, hidden] and fc2_latent_proj.weight [hidden, latent], with experts of that width.
+// [latent, hidden] and fc2_latent_proj.weight [hidden, latent], with experts of that width;
+// gate.scale [hidden], the weight of the router's norm, and per_expert_scale [experts].
 class MoeMlp {
  public:
   // An expert that computes all tokens.
@@ -42,6 +43,9 @@ class MoeMlp {
     bool gated = true;   // experts have a gate_proj, and the shared one has
     int64_t latent = 0;  // width of what experts read and write; 0: hidden
     bool weighs_input = false;
+    // The router reads the root mean square norm of its input, with weights gate.scale / sqrt(hidden). None: the input.
+    std::optional<double> router_norm_eps;
+    bool expert_scales = false;  // the weight of an expert is times its per_expert_scale
 
     int64_t expert_width() const { return latent > 0 ? latent : hidden; }
   };
@@ -49,7 +53,9 @@ class MoeMlp {
   MoeMlp(const Config& config, int layer) : config_(config), layer_(layer) {}
 
   // x [tokens, hidden] -> [tokens, hidden]
-  ValueId build(BuildContext& context, ValueId x) const;
+  ValueId build(BuildContext& context, ValueId x) const { return build(context, x, x); }
+  // The router reads another value than the experts.
+  ValueId build(BuildContext& context, ValueId x, ValueId router_x) const;
 
  private:
   // Which experts compute a token, and what each weighs: [tokens, top_k] each.
@@ -57,6 +63,7 @@ class MoeMlp {
     ValueId experts, weights;
   };
   Routed build_router(BuildContext& context, ValueId x) const;
+  ValueId build_router_norm(BuildContext& context, ValueId x) const;
   // The experts, on rows that stand in the order of their experts.
   ValueId build_experts(BuildContext& context, ValueId rows, ValueId offsets) const;
   ValueId build_shared(BuildContext& context, ValueId x) const;

@@ -20,6 +20,7 @@ class StageCutter {
     find_node_stages();
     find_readers();
     if (training) refuse_shared_parameters();
+    refuse_crossing_states();
     std::vector<Node> nodes = std::move(graph_.nodes());
     graph_.nodes().clear();
     for (ValueId id : crossing(stage_ - 1)) receive(id);
@@ -109,6 +110,21 @@ class StageCutter {
               "pipeline stages {} and {} both read '{}'; tied weights cannot be trained on several stages",
               found->second, node_stage_[n], graph_.value(id).name);
       }
+  }
+
+  // A state stays where it is written: sending it would copy the cache of all tokens in every step.
+  void refuse_crossing_states() const {
+    for (size_t n = 0; n < graph_.nodes().size(); ++n) {
+      const Node& node = graph_.nodes()[n];
+      const std::vector<ops::Port> ports = node.op->outputs();
+      for (size_t i = 0; i < ports.size(); ++i) {
+        const ValueId id = node.outputs[i];
+        if (ports[i].role != ops::Port::Role::state || id == kNoValue) continue;
+        if (const int reader = last_read_[static_cast<size_t>(id)]; reader > node_stage_[n])
+          throw Unsupported("pipeline stage {} reads a state of stage {}, that of {}", reader, node_stage_[n],
+                            describe(node));
+      }
+    }
   }
 
   void forget_other_stages() {

@@ -16,7 +16,7 @@ namespace eadem::pipeline {
 //
 // All inputs of the graph stay; of its outputs, parameters and states those of the stage. Throws InvalidArgument when
 // there are more stages than layers, and Unsupported when `training` and two stages read one parameter (tied weights),
-// whose gradients nobody would add.
+// whose gradients nobody would add, and when a stage reads a state that another one writes.
 void keep_stage(Graph& graph, const Mesh& mesh, bool training);
 
 }  // namespace eadem::pipeline

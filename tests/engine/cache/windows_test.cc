@@ -39,7 +39,8 @@ StepLoop::Request request(const InferEngine& engine, int64_t length, int seed, i
 }
 
 class WindowedModel : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Goldens, WindowedModel, testing::Values("gemma3", "gemma3_mixed", "mistral", "llama4"),
+INSTANTIATE_TEST_SUITE_P(Goldens, WindowedModel,
+                         testing::Values("gemma3", "gemma3_mixed", "gemma4", "gemma4_equal", "mistral", "llama4"),
                          [](const auto& info) { return std::string(info.param); });
 
 // A prompt much longer than the window and than the pool of its group, read in chunks, and a long answer.
