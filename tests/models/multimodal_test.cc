@@ -140,7 +140,7 @@ TEST(Multimodal, SizesThatAreNotStatedAreThoseOfTransformers) {
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_EQ(config.checkpoint_dtype, DType::bf16);
   EXPECT_EQ(model_of(R"({"model_type": "llava", "text_config": {"vocab_size": 32064}})")->info().hidden, 4096);
-  const ModelConfig& llama4 = *model_of(R"({"model_type": "llama4", "text_config": {}})")->config();
+  const ModelConfig llama4 = *model_of(R"({"model_type": "llama4", "text_config": {}})")->config();
   EXPECT_EQ(llama4.num_hidden_layers, 48);
   EXPECT_EQ(llama4.num_attention_heads, 40);
   EXPECT_EQ(llama4.intermediate_size, 16384);
