@@ -11,6 +11,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # -Wrestrict: a false positive of GCC 12 on `const char* + std::string&&` (GCC bug 105651).
   list(INSERT options 2 -Wshadow=compatible-local)
   list(APPEND options -Wno-restrict)
+  # -Wdangling-reference: GCC 13 takes what a temporary AttrsRef refers to for a part of it.
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    list(APPEND options -Wno-dangling-reference)
+  endif()
 endif()
 target_compile_options(eadem_options INTERFACE "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:${options}>>")
 if(EADEM_SANITIZE)

@@ -245,10 +245,10 @@ Bounds grouped_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, 
 
 // Rows [tokens, heads, n] as [heads * tokens, n], head by head, or back.
 RefTensor by_head(const RefTensor& rows, size_t tokens, size_t heads, bool back = false) {
-  if (rows.data.empty()) return rows;
+  if (rows.data.empty()) return {rows.shape, {}};
   const size_t n = rows.data.size() / (tokens * heads);
-  RefTensor result = rows;
-  result.shape = Shape{static_cast<int64_t>(heads * tokens), static_cast<int64_t>(n)};
+  RefTensor result{Shape{static_cast<int64_t>(heads * tokens), static_cast<int64_t>(n)},
+                   std::vector<double>(rows.data.size())};
   for (size_t t = 0; t < tokens; ++t)
     for (size_t h = 0; h < heads; ++h)
       for (size_t i = 0; i < n; ++i) {
