@@ -63,6 +63,10 @@ AutoHardwareConfig AutoHardwareConfig::from_model_spec(const ModelSpec& spec, co
       HardwareOverrides arguments = explicit_arguments;
       if (role == Role::norm) arguments.weights = {};
       arguments.apply_to(config, OptionSource::explicit_argument, explicit_by);
+      // Unless somebody says otherwise, the cache holds keys and values as they are computed, so that serving sees the
+      // bits of training.
+      auto& kv_cache = config.precision.kv_cache;
+      if (kv_cache.source == OptionSource::mode_default) kv_cache.value = config.precision.activations.value;
       result.configs_[{role, layer}] = std::move(config);
     }
   }

@@ -72,7 +72,8 @@ TEST(AutoHardwareConfig, EachLeafFollowsThePrecedenceAlone) {
   expect_leaf(by_file.precision.weights, DType::f16, OptionSource::checkpoint, "model.safetensors");
   expect_leaf(by_file.precision.activations, DType::bf16, OptionSource::model_policy, "model policy");
   expect_leaf(by_file.memory.kv_block_size, int64_t{64}, OptionSource::model_policy, "model policy");
-  expect_leaf(by_file.precision.kv_cache, device->preferred_activations(), OptionSource::mode_default, "performance");
+  // The cache holds what is computed unless somebody says otherwise.
+  expect_leaf(by_file.precision.kv_cache, DType::bf16, OptionSource::mode_default, "performance");
 
   const auto arguments = AutoHardwareConfig::from_model_spec(
       spec, *device, HardwareMode::performance, {.weights = DType::bf16, .kv_cache = DType::f16}, "--weights", policy);

@@ -11,7 +11,6 @@ HardwareConfig matrix_defaults(const Device& device, HardwareMode mode) {
   config.precision.weights.set(fast ? DType::bf16 : DType::f32, OptionSource::mode_default, by);
   config.precision.activations.set(activations, OptionSource::mode_default, by);
   config.precision.matmul_input.set(fast ? MatmulInput::int8 : MatmulInput::f32, OptionSource::mode_default, by);
-  // Keys and values as they are computed: what training sees and what the cache holds are the same bits.
   config.precision.kv_cache.set(activations, OptionSource::mode_default, by);
   return config;
 }
