@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-//   eadem_training_bench CONFIG [--device cuda] [--weights bf16] [--batch 8] [--sequence 2048] [--steps 5] [--json]
+//   eadem_training_bench CONFIG [--device cuda] [--weights bf16] [--batch 8] [--sequence 2048] [--steps 5]
+//                        [--json | --ops]
 //
 // Times optimizer steps of a model with random weights in the shape of a config.json, on random tokens: the forward
 // pass, the backward pass and AdamW. One step is a pass over batch x sequence tokens; two steps go before those that
 // are timed. The share of the limit counts 6 operations per parameter of a matrix product and token, and 6 * layers *
 // heads * head_dim * sequence for causal attention, nothing for what is computed twice; the limit is the rate that the
 // device states for large products.
+//
+// --ops adds one step in which the device is idle after each kernel, and prints the time of each op and pass in it.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <random>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "eadem/train/trainer.h"
 
@@ -26,7 +33,7 @@ struct Options {
   std::string config, device = "cpu", weights = "bf16";
   int64_t batch = 8, sequence = 2048;
   int steps = 5;
-  bool json = false;
+  bool json = false, ops = false;
 };
 
 train::Batch random_batch(const Options& options, int64_t vocab) {
@@ -49,6 +56,30 @@ double flops_of_token(const models::Model& model, int64_t parameters, int64_t se
   const int64_t multiplied = info.tied ? parameters : parameters - info.vocab * info.hidden;
   return 6 * static_cast<double>(multiplied) +
          6 * static_cast<double>(info.layers * info.heads * info.head_dim) * static_cast<double>(sequence);
+}
+
+// One step, with the time of each op and pass.
+void print_ops(train::Trainer& trainer, const train::Batch& batch) {
+  struct Total {
+    int calls = 0;
+    double seconds = 0;
+  };
+  std::map<std::pair<std::string, kernels::Pass>, Total> totals;
+  Clock::time_point last = Clock::now();
+  const pipeline::StepObserver observer = [&](const pipeline::Node& node, auto, auto) {
+    const Clock::time_point now = Clock::now();
+    Total& total = totals[{std::string(node.op->name()), node.pass}];
+    total.calls += 1;
+    total.seconds += std::chrono::duration<double>(now - last).count();
+    last = Clock::now();
+  };
+  trainer.step(std::span(&batch, 1), 1e-5, &observer);
+  std::vector<std::pair<std::pair<std::string, kernels::Pass>, Total>> rows(totals.begin(), totals.end());
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  fmt::print("{:<28} {:<10} {:>6} {:>10}\n", "op", "pass", "calls", "ms");
+  for (const auto& [key, total] : rows)
+    fmt::print("{:<28} {:<10} {:>6} {:>10.2f}\n", key.first, kernels::pass_name(key.second), total.calls,
+               1e3 * total.seconds);
 }
 
 void measure(const Options& options) {
@@ -84,6 +115,7 @@ void measure(const Options& options) {
   fmt::print("{} on {}: {:.0f} tokens/s, {:.1f} ms a step ({:.1f} to {:.1f}), {:.1f} TFLOP/s, loss {:.4f}\n",
              options.config, device->description(), tokens / median, 1e3 * median, 1e3 * seconds.front(),
              1e3 * seconds.back(), flops * 1e-12, loss);
+  if (options.ops) print_ops(trainer, batch);
 }
 
 }  // namespace
@@ -98,7 +130,8 @@ int main(int argc, char** argv) {
   app.add_option("--sequence", options.sequence, "tokens of a sequence")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   app.add_option("--steps", options.steps, "steps that are timed")->check(CLI::Range(1, 100000));
-  app.add_flag("--json", options.json, "one JSON object");
+  CLI::Option* json = app.add_flag("--json", options.json, "one JSON object");
+  app.add_flag("--ops", options.ops, "the time of each op, in a step of its own")->excludes(json);
   CLI11_PARSE(app, argc, argv);
   try {
     measure(options);

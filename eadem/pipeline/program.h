@@ -106,7 +106,9 @@ class Program {
   void run_backward(const SymbolValues& symbols, const StepObserver* observer = nullptr);
 
   // Nodes [begin, end) alone, in order.
-  void run_range(size_t begin, size_t end, const SymbolValues& symbols) { run_steps(begin, end, symbols); }
+  void run_range(size_t begin, size_t end, const SymbolValues& symbols, const StepObserver* observer = nullptr) {
+    run_steps(begin, end, symbols, observer);
+  }
 
   // --- For `explain` and tests.
   const Graph& graph() const { return graph_; }

@@ -249,7 +249,7 @@ void Trainer::feed(Program& program, const Batch& batch, SymbolValues& symbols) 
   set("kv_length", batch.lengths);
 }
 
-StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
+StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, const pipeline::StepObserver* observer) {
   require_all_loaded();
   if (!(learning_rate >= 0 && learning_rate <= 1e6))
     throw InvalidArgument("learning_rate is {}; expected 0 to 1e6", learning_rate);
@@ -272,7 +272,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
   for (const Batch& batch : batches) {
     SymbolValues symbols;
     feed(*training_, batch, symbols);
-    training_->run_forward(symbols);
+    training_->run_forward(symbols, observer);
     for (float token_loss : last_token_losses()) loss += token_loss;
     training_->set_input(training_->input("d.loss"), seeds.data(),
                          symbols[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
@@ -284,7 +284,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
       if (training_->graph().find(kBalancingSeed))
         training_->set_input(training_->input(kBalancingSeed), &balance_seed, sizeof(float));
     }
-    training_->run_backward(symbols);
+    training_->run_backward(symbols, observer);
   }
   loss = summed_over_ranks(loss, 0).first / static_cast<double>(num_labels);
   if (balancing_ > 0) balance = summed_over_ranks(balance, 0).first / static_cast<double>(num_passes);
@@ -304,12 +304,12 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate) {
     throw DataCorrupted("step {}: the loss is {}; the parameters are unchanged", num_steps_ + 1, loss);
   // The norm is computed first, alone: a gradient that is not finite must not reach the parameters.
   update_->set_input(update_->input("hyper"), hyper.data(), sizeof(hyper));
-  update_->run_range(0, norm_end_, {});
+  update_->run_range(0, norm_end_, {}, observer);
   float norm = 0;
   update_->read(update_->output("norm"), &norm);
   if (!std::isfinite(norm))
     throw DataCorrupted("step {}: the gradient's norm is {}; the parameters are unchanged", num_steps_ + 1, norm);
-  update_->run_range(norm_end_, update_->graph().nodes().size(), {});
+  update_->run_range(norm_end_, update_->graph().nodes().size(), {}, observer);
   ++num_steps_;
   parameters_->refresh_packed(trained_);
   return {loss, norm, balancing_ > 0 ? std::optional(balance) : std::nullopt};

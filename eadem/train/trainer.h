@@ -68,8 +68,9 @@ class Trainer {
   // Runs one optimizer step over the passes of `batches` (gradient accumulation). The loss is the mean over all their
   // labelled tokens, with the coefficient times the mean of their load-balancing losses where that is not 0. Throws
   // NotFound while a parameter is not set, InvalidArgument when a batch does not fit, and DataCorrupted when the loss
-  // or the gradient is not finite (the parameters are unchanged then).
-  StepResult step(std::span<const Batch> batches, double learning_rate);
+  // or the gradient is not finite (the parameters are unchanged then). `observer` is called after each kernel.
+  StepResult step(std::span<const Batch> batches, double learning_rate,
+                  const pipeline::StepObserver* observer = nullptr);
   // Returns the mean loss of one batch of this rank, without a load-balancing loss, and the number of its labelled
   // tokens, by the serving pass; changes nothing.
   std::pair<double, int64_t> evaluate(const Batch& batch);

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A query of attention on a CUDA device has the same bits however its prompt is cut into steps, whatever sequences are
-// beside it, and wherever its keys are kept. Values against the reference: tests/ops/reference_test.cc.
+// beside it, and wherever its keys are kept. Values against the reference: tests/ops/reference_test.cc; those of
+// gradients over many tiles also here.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "eadem/kernels/attention.h"
@@ -157,13 +162,139 @@ TEST_P(CudaAttention, DecodeHasTheBitsOfThePromptWhoeverIsBeside) {
   EXPECT_EQ(std::memcmp(mixed[1].data(), whole.data(), mixed[1].size()), 0);
 }
 
+// --- Gradients, of sequences with more rows than a block has and fewer than a chunk.
+
+// A rounding to bf16 changes a number by at most this share of it, and f32 sums of these lengths lose less than the
+// second.
+constexpr double kBf16 = 1.0 / 256, kF32 = 1.0 / (1 << 18);
+
+// The gradient of one tensor, and how far a kernel that rounds p, ds and its results to bf16 may be from it.
+struct Gradient {
+  std::vector<double> value, bound;
+
+  explicit Gradient(size_t size) : value(size), bound(size) {}
+  void add(size_t i, double term, double error) {
+    value[i] += term;
+    bound[i] += std::abs(term) * kBf16 + error;
+  }
+};
+
+std::vector<double> doubles_of(const Tensor& tensor) {
+  const Tensor wide = converted_on_host(tensor.view, DType::f32);
+  const float* from = wide.view.as<float>();
+  return std::vector<double>(from, from + wide.view.num_elements());
+}
+
+class CudaAttentionGradient : public ::testing::TestWithParam<Geometry> {};
+
+TEST_P(CudaAttentionGradient, IsThatOfTheDefinition) {
+  if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  const std::shared_ptr<Device> device = open_device("cuda");
+  const Geometry& g = GetParam();
+  const AttentionAttrs attrs{
+      .heads = g.heads, .kv_heads = g.kv_heads, .head_dim = g.head_dim, .scale = 0.2f, .window = g.window};
+  const std::vector<int32_t> lengths = {1, 400, 65}, starts = {0, 1, 401, 466};
+  const int64_t tokens = starts.back(), group = g.heads / g.kv_heads;
+  const Shape queries{tokens, g.heads, g.head_dim}, keys{tokens, g.kv_heads, g.head_dim};
+  const Tensor q = test::random_tensor(DType::bf16, queries, 1), k = test::random_tensor(DType::bf16, keys, 2),
+               v = test::random_tensor(DType::bf16, keys, 3), y = test::random_tensor(DType::bf16, queries, 4),
+               dy = test::random_tensor(DType::bf16, queries, 5), lse = Tensor::on_host(DType::f32, {tokens, g.heads});
+
+  // 1. In double precision. y is any tensor here: its product with dy is all that a gradient takes from it.
+  const std::vector<double> qs = doubles_of(q), ks = doubles_of(k), vs = doubles_of(v), ys = doubles_of(y),
+                            dys = doubles_of(dy);
+  Gradient dq(qs.size()), dk(ks.size()), dv(ks.size());
+  const auto dim = static_cast<size_t>(g.head_dim);
+  std::vector<double> scores;
+  for (size_t s = 0; s < lengths.size(); ++s)
+    for (int64_t i = 0; i < lengths[s]; ++i)
+      for (int64_t head = 0; head < g.heads; ++head) {
+        const auto query = static_cast<size_t>((starts[s] + i) * g.heads + head);
+        const int64_t begin = g.window > 0 ? std::max<int64_t>(i - g.window + 1, 0) : 0;
+        const auto key_at = [&](int64_t j) { return static_cast<size_t>((starts[s] + j) * g.kv_heads + head / group); };
+        scores.clear();
+        double sum = 0;
+        for (int64_t j = begin; j <= i; ++j) {
+          double score = 0;
+          for (size_t d = 0; d < dim; ++d) score += qs[query * dim + d] * ks[key_at(j) * dim + d];
+          scores.push_back(static_cast<double>(attrs.scale) * score);
+          sum += std::exp(scores.back());
+        }
+        lse.view.as<float>()[query] = static_cast<float>(std::log(sum));
+        double delta = 0, delta_size = 0;
+        for (size_t d = 0; d < dim; ++d) {
+          delta += dys[query * dim + d] * ys[query * dim + d];
+          delta_size += std::abs(dys[query * dim + d] * ys[query * dim + d]);
+        }
+        for (int64_t j = begin; j <= i; ++j) {
+          const size_t key = key_at(j);
+          const double p = std::exp(scores[static_cast<size_t>(j - begin)]) / sum;
+          double dp = 0, size = delta_size;
+          for (size_t d = 0; d < dim; ++d) {
+            dp += dys[query * dim + d] * vs[key * dim + d];
+            size += std::abs(dys[query * dim + d] * vs[key * dim + d]);
+          }
+          const double ds = static_cast<double>(attrs.scale) * p * (dp - delta);
+          const double error = static_cast<double>(attrs.scale) * p * size * kF32;
+          for (size_t d = 0; d < dim; ++d) {
+            dq.add(query * dim + d, ds * ks[key * dim + d], error * std::abs(ks[key * dim + d]));
+            dk.add(key * dim + d, ds * qs[query * dim + d], error * std::abs(qs[query * dim + d]));
+            dv.add(key * dim + d, p * dys[query * dim + d], 0);
+          }
+        }
+      }
+
+  // 2. On the device, twice: a kernel repeats itself to the bit.
+  const auto on_device = [&](const Tensor& host) { return copy_to_device(device, host.view); };
+  const Tensor operands[] = {
+      on_device(q), on_device(k),   on_device(v), integers_on(device, starts), integers_on(device, lengths),
+      on_device(y), on_device(lse), on_device(dy)};
+  std::vector<TensorView> inputs;
+  for (const Tensor& operand : operands) inputs.push_back(operand.view);
+  const Tensor scratch = allocate_tensor(*device, DType::f32, {tokens * g.heads});
+  std::vector<std::vector<char>> before;
+  for (int run = 0; run < 2; ++run) {
+    const Tensor gradients[] = {random_on(device, DType::bf16, queries, 6), random_on(device, DType::bf16, keys, 7),
+                                random_on(device, DType::bf16, keys, 8)};
+    const TensorView outputs[] = {gradients[0].view, gradients[1].view, gradients[2].view};
+    const Mesh alone;
+    Context context{*device, alone};
+    KernelCall call{.inputs = inputs, .outputs = outputs, .context = &context};
+    call.scratch = scratch.view;
+    const Kernel& kernel = *cuda::attention_backward_kernels()[0];
+    test::plan_for(kernel, "attention", AttrsRef(attrs), inputs, outputs, context)->run(call);
+    const Gradient* expected[] = {&dq, &dk, &dv};
+    std::vector<std::vector<char>> bytes;
+    for (size_t n = 0; n < 3; ++n) {
+      bytes.push_back(bytes_of(*device, gradients[n].view));
+      const std::vector<double> actual = doubles_of(copy_to_host(*device, gradients[n].view));
+      for (size_t e = 0; e < actual.size(); ++e) {
+        const double value = expected[n]->value[e];
+        ASSERT_NEAR(actual[e], value, expected[n]->bound[e] + std::abs(value) * kBf16 + 1e-6)
+            << "d"
+            << "qkv"[n] << " element " << e << " of token "
+            << e / dim / static_cast<size_t>(n == 0 ? g.heads : g.kv_heads);
+      }
+    }
+    if (run == 1) EXPECT_EQ(bytes, before);
+    before = bytes;
+  }
+}
+
+constexpr auto name_of = [](const ::testing::TestParamInfo<Geometry>& geometry) {
+  const Geometry& g = geometry.param;
+  return fmt::format("{}heads_{}kv_{}dim_window{}", g.heads, g.kv_heads, g.head_dim, g.window);
+};
+
+INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttentionGradient,
+                         ::testing::Values(Geometry{4, 2, 64, 0}, Geometry{2, 2, 128, 0}, Geometry{3, 1, 64, 70},
+                                           Geometry{4, 1, 128, 130}),
+                         name_of);
+
 INSTANTIATE_TEST_SUITE_P(Geometries, CudaAttention,
                          ::testing::Values(Geometry{32, 8, 64, 0}, Geometry{8, 8, 128, 0}, Geometry{14, 2, 64, 0},
                                            Geometry{16, 4, 128, 100}, Geometry{20, 1, 64, 300}),
-                         [](const ::testing::TestParamInfo<Geometry>& geometry) {
-                           const Geometry& g = geometry.param;
-                           return fmt::format("{}heads_{}kv_{}dim_window{}", g.heads, g.kv_heads, g.head_dim, g.window);
-                         });
+                         name_of);
 
 }  // namespace
 }  // namespace eadem::kernels

@@ -11,13 +11,13 @@ namespace {
 enum Input { kQ, kK, kV, kQueryStart, kKvLength, kY, kLse, kDy };
 enum Output { kDq, kDk, kDv };
 
-// The shares of the bf16 rate that tensor cores reach by mma.sync, and f32 FMA that reads the columns for each row.
-constexpr double kMmaShare = 0.25, kRowsShare = 0.02;
+// The shares of the bf16 rate that tensor cores reach, and f32 FMA that reads the columns for each row.
+constexpr double kWgmmaShare = 0.4, kRowsShare = 0.02;
 
-bool takes_mma(const KernelRequest& request) {
+bool takes_wgmma(const KernelRequest& request) {
   const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
   return request.device->backend() == "cuda" &&
-         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
+         static_cast<const CudaDevice*>(request.device)->compute_capability() == 90 &&
          request.inputs[kQ].dtype == DType::bf16 && (attrs.head_dim == 64 || attrs.head_dim == 128);
 }
 
@@ -37,15 +37,15 @@ Requirements common(const KernelRequest& request) {
   return requirements.dtype("lse", request.inputs[kLse], {DType::f32});
 }
 
-Verdict can_use_mma(const KernelRequest& request) {
+Verdict can_use_wgmma(const KernelRequest& request) {
   return common(request)
-      .require(takes_mma(request), "needs bf16, head_dim 64 or 128, and a Hopper device")
-      .verdict({.flops_share = kMmaShare, .reason = "tensor cores"});
+      .require(takes_wgmma(request), "needs bf16, head_dim 64 or 128, and a Hopper device")
+      .verdict({.flops_share = kWgmmaShare, .reason = "tensor cores"});
 }
 
 Verdict can_use_rows(const KernelRequest& request) {
   return common(request)
-      .require(!takes_mma(request), "cuda_mma takes it")
+      .require(!takes_wgmma(request), "cuda_wgmma takes it")
       .verdict({.flops_share = kRowsShare, .reason = "f32 FMA, a block for each row"});
 }
 
@@ -85,15 +85,15 @@ PlanPtr prepare_backward(const KernelRequest& request, Context&) {
       tokens * attrs.heads * static_cast<int64_t>(sizeof(float)));
 }
 
-constexpr Kernel kMma{.name = "cuda_mma",
-                      .pass = Pass::backward,
-                      .can_handle = can_use_mma,
-                      .prepare = prepare_backward<launch_attention_backward_mma>,
-                      .alignment_bytes = 16};
+constexpr Kernel kWgmma{.name = "cuda_wgmma",
+                        .pass = Pass::backward,
+                        .can_handle = can_use_wgmma,
+                        .prepare = prepare_backward<launch_attention_backward_wgmma>,
+                        .alignment_bytes = 16};
 constexpr Kernel kRows{"cuda_rows", Pass::backward, can_use_rows, prepare_backward<launch_attention_backward>};
 
 }  // namespace
 
-KernelList attention_backward_kernels() { return {&kMma, &kRows}; }
+KernelList attention_backward_kernels() { return {&kWgmma, &kRows}; }
 
 }  // namespace eadem::kernels::cuda

@@ -8,6 +8,7 @@
 // products, so that one has its scores while the other multiplies.
 #include "eadem/kernels/cuda/attention/attention_tiles.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/instructions/ring.cuh"
 #include "eadem/kernels/cuda/instructions/wgmma.cuh"
 
 namespace eadem::kernels::cuda {
@@ -33,23 +34,7 @@ struct Config {
   static constexpr uint32_t kSharedBytes = 2 * kStages * kTileBytes + 1024;
 };
 
-// Barriers of a ring.
-struct Ring {
-  uint32_t full, empty;  // [kStages] each
-
-  __device__ uint32_t full_at(int stage) const { return full + static_cast<uint32_t>(stage) * kBarrierBytes; }
-  __device__ uint32_t empty_at(int stage) const { return empty + static_cast<uint32_t>(stage) * kBarrierBytes; }
-};
-
-// A place in a ring, and how often the ring has come round, modulo 2.
-struct Place {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
+using Place = RingPlace<kStages>;
 
 // The rows that a block computes, and the keys that any of them attends to.
 struct Tile {

@@ -28,12 +28,6 @@ constexpr int kSplit = static_cast<int>(kAttentionSplitKeys);
 constexpr int kKeyTiles = kChunk / 8;  // accumulators of 8 keys
 constexpr int kFragmentRows = 16;
 
-__device__ inline float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // The factor that rescales sums from the maximum `from` to the maximum `to`; 0 if there was no key yet.
 __device__ inline float rescale(float from, float to) { return fast_exp2(from - (to == -INFINITY ? 0.0f : to)); }
 // exp2(s c - m); 0 for a masked score.

@@ -76,6 +76,11 @@ __device__ inline void copy_16_async(uint32_t shared, const void* global, bool w
   const int bytes = wanted ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
+// The same for 4 bytes.
+__device__ inline void copy_4_async(uint32_t shared, const void* global, bool wanted) {
+  const int bytes = wanted ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until all but the newest `kPending` groups of this thread's copies have arrived.
 template <int kPending>

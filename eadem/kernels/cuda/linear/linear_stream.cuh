@@ -9,6 +9,7 @@
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
+#include "eadem/kernels/cuda/instructions/ring.cuh"
 #include "eadem/kernels/cuda/instructions/tensor_map.cuh"
 #include "eadem/kernels/cuda/launch.h"
 
@@ -40,18 +41,6 @@ struct StreamShape {
   static constexpr int kWeightWarps = kWeightWarps_;
   static constexpr int kThreads = (kWarps + 1 + kWeightWarps) * kWarp;
   static_assert(kSharedBytes <= kSharedLimit);
-};
-
-// A place in a ring of stages, and the parity of the phase that its barriers are in.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-  // `by`: at most kStages.
-  __device__ void advance(int by = 1) {
-    stage += by;
-    if (stage >= kStages) stage -= kStages, parity ^= 1;
-  }
 };
 
 // The tiles of a launch: those of one part follow those of the part before. Gated tiles have rows of `weight` in the
