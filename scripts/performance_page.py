@@ -7,7 +7,8 @@ plots is README.md's.
 
 A record is what scripts/gpu_check.sh or scripts/cpu_bench.sh wrote: {commit, device} and of {tests, benchmarks,
 ceilings, ops, peers} what was run. Of each machine the newest record counts, and of parts that it lacks the newest
-that has them. --check writes nothing and exits 1 if the
+that has them. A record that says {partial: true} has some of the benchmarks and kernels; older ones give the rest.
+--check writes nothing and exits 1 if the
 page or a plot is not what the records say.
 """
 
@@ -243,7 +244,7 @@ def ops_section(record):
 def benchmark_rows(record):
     for benchmark in record["benchmarks"]:
         if benchmark.get("result") != "passed":
-            yield f"| `{short(benchmark['command'])}` | failed | | | |"
+            yield f"| `{short(benchmark['command'])}` | failed | | | | {benchmark['commit'][:7]} |"
             continue
         output = benchmark["output"]
         for result in output["results"]:
@@ -254,19 +255,19 @@ def benchmark_rows(record):
             if result["batch"] > 1:
                 what += f", batch {result['batch']}"
             yield (f"| `{short(benchmark['command'])}` | {what} | {result['tokens_per_second']:,.0f} | "
-                   f"{result['lowest']:,.0f} – {result['highest']:,.0f} | {share} |")
+                   f"{result['lowest']:,.0f} – {result['highest']:,.0f} | {share} | {benchmark['commit'][:7]} |")
 
 
 def kernel_rows(record):
     """The rows of eadem_cuda_bench."""
     kernels = record["kernels"]
-    yield "| Kernel and shape | Time | Rate | Share of the floor |"
-    yield "|---|---|---|---|"
+    yield "| Kernel and shape | Time | Rate | Share of the floor | Commit |"
+    yield "|---|---|---|---|---|"
     for row in kernels["rows"]:
         rate = (f"{row['bytes'] / row['microseconds'] / 1e6:,.2f} TB/s"
                 if row["bytes"] / kernels["bytes_per_second"] > row["flops"] / kernels["bf16_flops_per_second"]
                 else f"{row['flops'] / row['microseconds'] / 1e6:,.0f} TFLOP/s")
-        yield f"| {row['name']} | {row['microseconds']:,.1f} us ± {row['spread'] / 2:.0%} | {rate} | {row['share_of_floor']:.0%} |"
+        yield f"| {row['name']} | {row['microseconds']:,.1f} us ± {row['spread'] / 2:.0%} | {rate} | {row['share_of_floor']:.0%} | {row['commit'][:7]} |"
 
 
 def section(slug, record):
@@ -279,11 +280,11 @@ def section(slug, record):
              + (f"; {passed} of {len(tests)} device tests passed." if tests else ".")]
     if record.get("peers"):
         lines += peers_section(slug, record)
-    if record.get("benchmarks"):
-        lines += ["", f"### `eadem bench`{of_older_record(record, 'benchmarks')}", "", "| Command | Work | tokens/s | spread | share |", "|---|---|---|---|---|"]
+    if record["benchmarks"]:
+        lines += ["", "### `eadem bench`", "", "| Command | Work | tokens/s | spread | share | commit |", "|---|---|---|---|---|---|"]
         lines += benchmark_rows(record)
-    if record.get("kernels"):
-        lines += ["", f"### `eadem_cuda_bench`{of_older_record(record, 'kernels')}", "",
+    if record["kernels"]["rows"]:
+        lines += ["", "### `eadem_cuda_bench`", "",
                   "Kernels alone, operands out of the L2 cache. The floor is what adding two vectors and multiplying 8192^3 "
                   "reach in the same run.", "", *kernel_rows(record)]
     if "ceilings" in record:
@@ -306,6 +307,12 @@ def memory_section():
     return "\n".join(lines) + "\n"
 
 
+def add_missing(rows, older, key, commit):
+    """Appends rows of an older record whose `key` no row has; every row says which commit it measured."""
+    known = {row[key] for row in rows}
+    rows += [row | {"commit": commit} for row in older if row[key] not in known]
+
+
 def machines():
     """Slug -> its newest record; `older` names the commits of the parts that come from others."""
     records = {}
@@ -316,9 +323,18 @@ def machines():
     merged = {}
     for slug in sorted(records):
         newest, *others = sorted(records[slug], key=lambda record: record.get("date", ""), reverse=True)
-        merged[slug] = newest | {"older": {}}
+        merged[slug] = newest | {"older": {}, "benchmarks": [], "kernels": {"rows": []}}
+        benchmarks, kernels = merged[slug]["benchmarks"], merged[slug]["kernels"]
+        for record in (newest, *others):
+            if not benchmarks or merged[slug].get("partial"):
+                add_missing(benchmarks, record.get("benchmarks", []), "command", record["commit"])
+            if "kernels" in record and (not kernels["rows"] or merged[slug].get("partial")):
+                add_missing(kernels["rows"], record["kernels"]["rows"], "name", record["commit"])
+                merged[slug]["kernels"] = kernels = record["kernels"] | kernels
+            if not record.get("partial"):
+                merged[slug].pop("partial", None)
         for record in others:
-            for part in ("benchmarks", "kernels", "ceilings", "ops", "peers"):
+            for part in ("ceilings", "ops", "peers"):
                 if part in record and part not in merged[slug]:
                     merged[slug][part] = record[part]
                     merged[slug]["older"][part] = record["commit"]
