@@ -152,6 +152,7 @@ class Peers(unittest.TestCase):
         tiles = self.CEILINGS | {"amx_bf16": 16e6, "amx_int8": 32e6}
         for types, ceilings, peak in (({"Q4_K": 900, "F32": 100}, tiles, "int8"), ({"BF16": 900, "F32": 10}, tiles, "amx_bf16"),
                                       ({"BF16": 900, "F32": 10}, self.CEILINGS, "f32"), ({"F32": 900}, tiles, "f32"),
+                                      ({"BF16": 900, "F32": 10}, self.CEILINGS | {"bf16": 2e6}, "bf16"),
                                       ({"F16": 900, "F32": 10}, tiles, "f32"), ({"I8": 900, "BF16": 400}, tiles, "amx_int8"),
                                       ({"I8": 900, "BF16": 400}, self.CEILINGS, "int8"),
                                       ({"I8": 400, "BF16": 600}, tiles, "amx_int8"), ({"Q4_K": 400, "BF16": 600}, tiles, "int8"),

@@ -231,8 +231,8 @@ Ceilings measured_ceilings(CpuDevice& device, double seconds) {
   result.f32_ops_per_second = measured_f32_peak(device.pool(), device.isa(), seconds / 4);
   if (has_arithmetic(Arithmetic::int8, device.isa()))
     result.int8_ops_per_second = measured_peak(device.pool(), Arithmetic::int8, device.isa(), seconds / 4);
-  if (has_arithmetic(Arithmetic::amx_bf16, device.isa()))
-    result.bf16_ops_per_second = measured_peak(device.pool(), Arithmetic::amx_bf16, device.isa(), seconds / 4);
+  if (const auto bf16 = bf16_arithmetic(device.isa()))
+    result.bf16_ops_per_second = measured_peak(device.pool(), *bf16, device.isa(), seconds / 4);
   if (has_arithmetic(Arithmetic::amx_int8, device.isa()))
     result.int8_tile_ops_per_second = measured_peak(device.pool(), Arithmetic::amx_int8, device.isa(), seconds / 4);
   return result;

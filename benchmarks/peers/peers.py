@@ -109,8 +109,9 @@ def prefill_peak(facts, ceiling):
     types = facts["bytes_by_type"]
     if is_quantized(facts):  # tiles multiply int8 with one scale an output, which is that of directories
         return "amx_int8" if "I8" in types and "amx_int8" in ceiling else "int8"
-    on_tiles = types.get("BF16", 0) > sum(types.values()) / 2 and "amx_bf16" in ceiling
-    return "amx_bf16" if on_tiles else "f32"
+    if types.get("BF16", 0) > sum(types.values()) / 2:
+        return next((name for name in ("amx_bf16", "bf16") if name in ceiling), "f32")
+    return "f32"
 
 
 def decode_bytes_per_token(facts, depth, gen, batch, kv_value_bytes):

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <utility>
 
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interrupt.h"
@@ -75,10 +76,12 @@ int doctor(CommandLine command_line) {
   cpu.set_step_kind(StepKind::decode);
   const double bandwidth = measured_read_bandwidth(cpu.pool(), probe_buffer_bytes());
   cpu.set_step_kind(StepKind::prefill);
-  JsonValue peaks = JsonValue::object();
+  JsonValue peaks = JsonValue::object(), bf16_peaks = JsonValue::object();
   for (Isa isa : available_isas()) {
     stop_if_interrupted();  // each measurement takes a fraction of a second
     peaks.set(std::string(isa_name(isa)), measured_f32_peak(cpu.pool(), isa, 0.05));
+    if (const auto bf16 = bf16_arithmetic(isa))
+      bf16_peaks.set(std::string(isa_name(isa)), measured_peak(cpu.pool(), *bf16, isa, 0.05));
   }
   const std::vector<std::string> features = cpu_features();
   JsonValue feature_list = JsonValue::array(), devices = JsonValue::array(), missing = JsonValue::array();
@@ -108,6 +111,7 @@ int doctor(CommandLine command_line) {
     result.set("last_level_cache_bytes", last_level_cache_bytes());
     result.set("memory_bytes", memory.total_bytes).set("memory_free_bytes", memory.free_bytes);
     result.set("read_bytes_per_second", bandwidth).set("f32_flops_per_second", std::move(peaks));
+    result.set("bf16_flops_per_second", std::move(bf16_peaks));
     result.set("cuda_build", cuda_build).set("devices", std::move(devices)).set("missing", std::move(missing));
     print(io::to_json(result) + "\n");
     return kOk;
@@ -131,8 +135,9 @@ int doctor(CommandLine command_line) {
                             bytes_text(static_cast<double>(last_level_cache_bytes()))));
   row("reads", fmt::format("{}/s measured over {} with {} threads", bytes_text(bandwidth),
                            bytes_text(static_cast<double>(probe_buffer_bytes())), cpu.decode_threads()));
-  for (const io::JsonMember& peak : peaks.as_object())
-    row("f32 peak", fmt::format("{:.1f} GFLOP/s measured with {}", peak.value.as_number() / 1e9, peak.key));
+  for (const auto& [name, rates] : {std::pair("f32 peak", &peaks), std::pair("bf16 peak", &bf16_peaks)})
+    for (const io::JsonMember& peak : rates->as_object())
+      row(name, fmt::format("{:.1f} GFLOP/s measured with {}", peak.value.as_number() / 1e9, peak.key));
   for (const JsonValue& entry : devices.as_array())
     row("device", fmt::format("{}: {}", entry.find("name")->as_string(), entry.find("description")->as_string()));
   for (const JsonValue& entry : missing.as_array()) row("missing", entry.as_string());

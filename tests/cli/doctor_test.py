@@ -20,6 +20,7 @@ class Doctor(ProgramTest):
         self.assertIsInstance(result["topology_notes"], list)
         self.assertGreater(result["read_bytes_per_second"], 0)
         self.assertIn("scalar", result["f32_flops_per_second"])
+        self.assertEqual("avx512_bf16" in result["bf16_flops_per_second"], "avx512_bf16" in result["f32_flops_per_second"])
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ Logits logits_of(const std::string& name, EngineOptions options) {
   const Tensor prompt = expected->get("prompt");
   options.max_logit_rows = 64;
   const std::vector<Isa> isas = available_isas();
-  const Isa isa = *std::find_if(isas.begin(), isas.end(), [](Isa each) { return each != Isa::amx; });
+  const Isa isa = *std::find_if(isas.begin(), isas.end(), [](Isa each) { return !has_bf16_products(each); });
   auto engine = InferEngine::from_checkpoint(models::open_checkpoint(folder.string()),
                                              open_device("cpu", {.isa = isa_name(isa)}), options);
   InferEngine::Input input;

@@ -170,8 +170,8 @@ TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
         // absolutely; the row's terms are then added in at most `rows` + 1 roundings.
         const auto hidden = static_cast<double>(c.inputs[0].fixed(1));
         const double u = dtype_unit_roundoff(DType::f32);
-        const bool tiles = GetParam() == Isa::amx && c.inputs[1].dtype == DType::bf16;
-        const double x_rounding = tiles ? dtype_unit_roundoff(DType::bf16) : 0;
+        const bool rounded = has_bf16_products(GetParam()) && c.inputs[1].dtype == DType::bf16;
+        const double x_rounding = rounded ? dtype_unit_roundoff(DType::bf16) : 0;
         std::vector<double> bounds;
         const size_t vocab = static_cast<size_t>(c.inputs[1].fixed(0)), width = static_cast<size_t>(hidden);
         for (size_t n = 0; n < vocab; ++n)
@@ -180,7 +180,7 @@ TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
             double inner = 0;
             for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
               const double term = std::abs(fused.inputs[0].data[r * width + k] * fused.inputs[4].data[r]);
-              // |logit| <= sum |x w| < hidden, and |lse| < hidden + log(vocab) < hidden + 8. On tiles x is in bf16.
+              // |logit| <= sum |x w| < hidden, and |lse| < hidden + log(vocab) < hidden + 8. x may be in bf16.
               const double exponent = (gamma_f32(hidden) + x_rounding) * hidden + u * (2 * hidden + 8);
               inner += term * (std::expm1(exponent) + 7 * u);
               sum += term;

@@ -126,6 +126,7 @@ TEST_P(VectorMath, DispatchReachesTheCodeOfTheInstructionSet) {
   int64_t expected = 0, expected_lanes = 4;
   switch (GetParam()) {
     case Isa::amx:
+    case Isa::avx512_bf16:
     case Isa::avx512_vnni:
     case Isa::avx512: expected = HWY_AVX3, expected_lanes = 16; break;
     case Isa::avx2: expected = HWY_AVX2, expected_lanes = 8; break;
@@ -315,7 +316,7 @@ TEST_P(VectorMath, ReductionsTakeEveryElementOnce) {
 
 TEST(Dispatch, EveryInstructionSetHasItsOwnSlot) {
   std::set<size_t> slots;
-  size_t sharing = 0;  // avx512_vnni and amx are compiled as avx512, neon_dotprod as neon
+  size_t sharing = 0;  // avx512_vnni, avx512_bf16 and amx are compiled as avx512, neon_dotprod as neon
   for (Isa isa : available_isas()) {
     slots.insert(isa_slot(isa));
     sharing += has_byte_dots(isa);

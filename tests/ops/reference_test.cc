@@ -74,11 +74,12 @@ std::vector<double> rounding_to_rows(const RowEncoding& encoding, const RefTenso
   return bounds;
 }
 
-// Whether `kernel` rounds to bf16 what it multiplies: linear its x for tiles, attention its exponentials on a GPU.
+// Whether `kernel` rounds to bf16 what it multiplies: linear its x for products of bf16, attention its exponentials on
+// a GPU.
 bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& device) {
   if (call.op->name() == "attention") return kernel.name == "cuda_mma";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
-  if (cpu == nullptr || cpu->isa() != Isa::amx) return false;
+  if (cpu == nullptr || !has_bf16_products(cpu->isa())) return false;
   MatmulInput x;
   if (call.op->name() == "linear")
     x = call.op->attrs().get<kernels::LinearAttrs>().matmul_input;

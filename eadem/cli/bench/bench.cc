@@ -376,7 +376,7 @@ void print_text(const BenchOptions& options, const models::Checkpoint& checkpoin
   print(fmt::format("{}: reads {}/s, f32 {:.1f} GFLOP/s{}{}{}\n\n",
                     rates.measured ? "measured limits" : "nominal limits", bytes_text(rates.read_bytes_per_second),
                     rates.f32_flops_per_second / 1e9, limit("8-bit dot products", rates.int8_ops_per_second),
-                    limit("tiles of bf16", rates.bf16_flops_per_second),
+                    limit("products of bf16", rates.bf16_flops_per_second),
                     limit("tiles of int8", rates.int8_tile_ops_per_second)));
   print(
       fmt::format("{:<24} {:>6} {:>14} {:>22} {:>10}\n", "test", "batch", "tokens/s", "lowest – highest", "of limit"));

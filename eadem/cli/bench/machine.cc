@@ -24,8 +24,8 @@ MachineRates machine_rates(Device& device, bool with_flops) {
       rates.f32_flops_per_second = measured_f32_peak(cpu->pool(), cpu->isa());
       if (has_arithmetic(Arithmetic::int8, cpu->isa()))
         rates.int8_ops_per_second = measured_peak(cpu->pool(), Arithmetic::int8, cpu->isa());
-      if (has_arithmetic(Arithmetic::amx_bf16, cpu->isa()))
-        rates.bf16_flops_per_second = measured_peak(cpu->pool(), Arithmetic::amx_bf16, cpu->isa());
+      if (const auto bf16 = bf16_arithmetic(cpu->isa()))
+        rates.bf16_flops_per_second = measured_peak(cpu->pool(), *bf16, cpu->isa());
       if (has_arithmetic(Arithmetic::amx_int8, cpu->isa()))
         rates.int8_tile_ops_per_second = measured_peak(cpu->pool(), Arithmetic::amx_int8, cpu->isa());
     }

@@ -16,8 +16,8 @@ struct MachineRates {
   double read_bytes_per_second = 0;
   double f32_flops_per_second = 0;  // 0 when it was not requested, as are the next
   double int8_ops_per_second = 0;   // 0 if 8-bit dot products have no probe
-  // The rates of AMX tiles for bf16 weights, and for int8 weights with one scale per output. 0 if the processor has no
-  // AMX.
+  // The rate of products of bf16, by tiles or vectors, and that of tiles for int8 weights with one scale per output. 0
+  // where the processor has none.
   double bf16_flops_per_second = 0, int8_tile_ops_per_second = 0;
   bool measured = false;  // otherwise nominal, as the device states them
 };

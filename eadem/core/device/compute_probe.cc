@@ -191,12 +191,6 @@ EADEM_AMX_PASS(pass_amx_int8, "amx-tile,amx-int8", _tile_dpbusd, 3)
 EADEM_AMX_PASS(pass_amx_bf16, "amx-tile,amx-bf16", _tile_dpbf16ps, i % 2 == 0 ? 0 : 0x3f)  // 2^-1
 #undef EADEM_AMX_PASS
 
-// Bit 5 of eax in subleaf 1 of leaf 7.
-bool has_avx512_bf16() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
-}
-
 #elif defined(__aarch64__)
 float f32_neon() {
   float32x4_t x[kChains];
@@ -272,17 +266,19 @@ constexpr double kTilePasses = kTileSums * static_cast<double>(kIterations / 16)
 constexpr PeakLoop kPeakLoops[] = {
 #if defined(__x86_64__)
     {Arithmetic::f32, Isa::amx, chained(16, 1), f32_avx512},
+    {Arithmetic::f32, Isa::avx512_bf16, chained(16, 1), f32_avx512},
     {Arithmetic::f32, Isa::avx512_vnni, chained(16, 1), f32_avx512},
     {Arithmetic::f32, Isa::avx512, chained(16, 1), f32_avx512},
     {Arithmetic::f32, Isa::avx2, chained(8, 1), f32_avx2},
     {Arithmetic::f32, Isa::sse4, chained(4, 1), f32_sse4},
     {Arithmetic::int8, Isa::amx, chained(16, 4), int8_avx512_vnni},
+    {Arithmetic::int8, Isa::avx512_bf16, chained(16, 4), int8_avx512_vnni},
     {Arithmetic::int8, Isa::avx512_vnni, chained(16, 4), int8_avx512_vnni},
     {Arithmetic::int8, Isa::avx512, chained(16, 4), int8_avx512},
     {Arithmetic::int8, Isa::avx2, chained(8, 4), int8_avx2},
     {Arithmetic::int8, Isa::sse4, chained(4, 4), int8_sse4},
     {Arithmetic::bf16, Isa::amx, chained(16, 2), bf16_avx512},
-    {Arithmetic::bf16, Isa::avx512_vnni, chained(16, 2), bf16_avx512},
+    {Arithmetic::bf16, Isa::avx512_bf16, chained(16, 2), bf16_avx512},
     {Arithmetic::amx_int8, Isa::amx, kTilePasses * 2 * 16 * 16 * 64, pass_amx_int8},
     {Arithmetic::amx_bf16, Isa::amx, kTilePasses * 2 * 16 * 16 * 32, pass_amx_bf16},
 #elif defined(__aarch64__)
@@ -314,11 +310,13 @@ std::string_view arithmetic_name(Arithmetic arithmetic) {
 
 bool has_arithmetic(Arithmetic arithmetic, Isa isa) {
   const std::vector<Isa> isas = available_isas();
-  if (std::find(isas.begin(), isas.end(), isa) == isas.end() || find_loop(arithmetic, isa) == nullptr) return false;
-#if defined(__x86_64__)
-  if (arithmetic == Arithmetic::bf16) return has_avx512_bf16();
-#endif
-  return true;
+  return std::find(isas.begin(), isas.end(), isa) != isas.end() && find_loop(arithmetic, isa) != nullptr;
+}
+
+std::optional<Arithmetic> bf16_arithmetic(Isa isa) {
+  if (has_arithmetic(Arithmetic::amx_bf16, isa)) return Arithmetic::amx_bf16;
+  if (has_arithmetic(Arithmetic::bf16, isa)) return Arithmetic::bf16;
+  return std::nullopt;
 }
 
 double measured_peak(ThreadPool& pool, Arithmetic arithmetic, Isa isa, double seconds) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "eadem/core/machine/isa.h"
@@ -54,6 +55,8 @@ std::string_view arithmetic_name(Arithmetic arithmetic);
 
 // Whether this machine, restricted to `isa`, has those instructions and this build a probe for them.
 bool has_arithmetic(Arithmetic arithmetic, Isa isa);
+// By what kernels for `isa` multiply bf16; nothing if they multiply it as f32.
+std::optional<Arithmetic> bf16_arithmetic(Isa isa);
 
 // Operations per second on independent registers, every thread at once. Requires has_arithmetic.
 double measured_peak(ThreadPool& pool, Arithmetic arithmetic, Isa isa, double seconds = 0.1);

@@ -18,8 +18,8 @@
 namespace eadem {
 
 namespace {
-constexpr Isa kAllIsas[] = {Isa::scalar,      Isa::sse4, Isa::avx2, Isa::avx512,
-                            Isa::avx512_vnni, Isa::amx,  Isa::neon, Isa::neon_dotprod};
+constexpr Isa kAllIsas[] = {Isa::scalar,      Isa::sse4, Isa::avx2, Isa::avx512,      Isa::avx512_vnni,
+                            Isa::avx512_bf16, Isa::amx,  Isa::neon, Isa::neon_dotprod};
 
 #if defined(__x86_64__)
 // Whether the processor has tiles of bytes and of bf16, and the system keeps their state for this process: it does for
@@ -28,9 +28,7 @@ constexpr Isa kAllIsas[] = {Isa::scalar,      Isa::sse4, Isa::avx2, Isa::avx512,
   static const bool result = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
     constexpr unsigned kBf16Tiles = 1u << 22, kTiles = 1u << 24, kInt8Tiles = 1u << 25;  // leaf 7, subleaf 0, edx
-    constexpr unsigned kBf16Vectors = 1u << 5;                                           // leaf 7, subleaf 1, eax
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (~d & (kBf16Tiles | kTiles | kInt8Tiles)) != 0) return false;
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & kBf16Vectors) == 0) return false;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
@@ -47,6 +45,7 @@ std::string_view isa_name(Isa isa) {
     case Isa::avx2: return "avx2";
     case Isa::avx512: return "avx512";
     case Isa::avx512_vnni: return "avx512_vnni";
+    case Isa::avx512_bf16: return "avx512_bf16";
     case Isa::amx: return "amx";
     case Isa::neon: return "neon";
     case Isa::neon_dotprod: return "neon_dotprod";
@@ -63,6 +62,7 @@ int isa_lanes(Isa isa) {
     case Isa::avx2: return 8;
     case Isa::avx512:
     case Isa::avx512_vnni:
+    case Isa::avx512_bf16:
     case Isa::amx: return 16;
   }
   return 1;
@@ -76,7 +76,10 @@ std::vector<Isa> available_isas() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     if (__builtin_cpu_supports("avx512vnni")) {
-      if (may_use_tiles()) result.push_back(Isa::amx);
+      if (__builtin_cpu_supports("avx512bf16")) {
+        if (may_use_tiles()) result.push_back(Isa::amx);
+        result.push_back(Isa::avx512_bf16);
+      }
       result.push_back(Isa::avx512_vnni);
     }
     result.push_back(Isa::avx512);

@@ -26,6 +26,7 @@ constexpr size_t isa_slot(Isa isa) {
   int64_t target = 0;
   switch (isa) {
     case Isa::amx:
+    case Isa::avx512_bf16:
     case Isa::avx512_vnni:  // compiled as AVX3; the few kernels that use its instructions ask for it themselves
     case Isa::avx512: target = HWY_AVX3; break;
     case Isa::avx2: target = HWY_AVX2; break;

@@ -18,7 +18,7 @@ const Int8Rows* int8_rows(const Encoding* encoding) {
 std::string RowRounder::refusal_of(const Encoding* to, const CpuDevice& device) {
   if (int8_rows(to) != nullptr) return "";
   if (to != &Bf16TileRows::instance()) return "rounds to the rows that products on the CPU read";
-  return device.isa() == Isa::amx ? "" : "writes tiles with AMX only";
+  return has_bf16_products(device.isa()) ? "" : "rounds to bf16 with instructions for bf16 only";
 }
 
 RowRounder::RowRounder(const Encoding* to, const CpuDevice& device) {

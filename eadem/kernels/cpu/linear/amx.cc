@@ -231,6 +231,7 @@ EADEM_TILES __attribute__((noinline)) void row_of_panels(float* c, const TileRow
 
 EADEM_TILES void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, int64_t rows,
                             int64_t panels, int64_t tiles) {
+  if (rows == 1) return bf16_row(c, a, b, panels, tiles);
   static_assert(kRowTiles % kTileBlock == 0);
   int64_t configured = 0;  // rows of the block
   for (int64_t row_tile = 0; row_tile < tiles || row_tile == 0; row_tile += kRowTiles) {

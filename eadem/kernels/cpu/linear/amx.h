@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Matrix products on the tiles of AMX: registers of 16 rows of 64 bytes (Intel SDM, volume 1, chapter "Programming with
-// Intel AMX"). Compiled for Isa::amx, and to be called only there.
+// Intel AMX"). Compiled for Isa::amx, and to be called only there; round_to_tiles also for Isa::avx512_bf16.
 //
 //   c[r, n] = sum over tiles t: a[r, t] b[t, n]
 //
@@ -45,7 +45,7 @@ struct TilePanels {
   int64_t panel_stride;
 };
 
-// Computes c [rows, panels * 16] with row stride c_stride, for any number of rows and panels.
+// Computes c [rows, panels * 16] with row stride c_stride, for any number of rows and panels; one row by bf16_row.
 void bf16_tiles(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, int64_t rows, int64_t panels,
                 int64_t tiles);
 

@@ -10,6 +10,7 @@
 
 #include "eadem/kernels/cpu/dispatch.h"
 #include "eadem/kernels/cpu/linear/amx.h"
+#include "eadem/kernels/cpu/linear/bf16_dots.h"
 #include "eadem/kernels/cpu/linear/matmul-inl.h"
 #include "eadem/kernels/cpu/linear/round_rows-inl.h"
 #include "eadem/kernels/cpu/support.h"
@@ -50,6 +51,9 @@ using Source = MatmulTypes::Source;
 constexpr int64_t floats_of(const MatmulPlan::Blocks& blocks) { return blocks.rows * blocks.panels * kPanelWidth; }
 
 constexpr MatmulPlan::Blocks kTileBlocks{kTileRowBlock, kTileGroupPanels, 2, kTileShortestRows};
+// Of products by vdpbf16ps: multiples of the panels that a block of them has.
+constexpr MatmulPlan::Blocks kDotBlocks{kTileRowBlock, 12, 3, kTileShortestRows},
+    kDotRowBlocks{kTileRowBlock, 12, 4, kTileShortestRows};
 constexpr MatmulPlan::Blocks blocks_of(Source source) {
   switch (source) {
     case Source::matrix: return {kRowBlock, kMatrixGroupPanels, kMatrixGroupPanels, kRowBlock};
@@ -317,8 +321,7 @@ void pairs_product(float* c, const Matmul& m, const MatmulWeight& b, const Matmu
   a.data = static_cast<const char*>(a.data) + row / 32 * a.pair_stride;
   const int64_t tiles = ceil_div(m.k_size, kPairTile), panel_bytes = tiles * kTileBytes;
   const TilePanels operand{static_cast<const char*>(b.data) + p0 * panel_bytes, panel_bytes};
-  if (m.rows == 1) return bf16_row(c, a, operand, panels, tiles);
-  bf16_tiles(c, panels * kPanelWidth, a, operand, rows, panels, tiles);
+  x.bf16_product(c, panels * kPanelWidth, a, operand, rows, panels, tiles);
 }
 
 void quantized_panels_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row,
@@ -436,10 +439,15 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
       tile_blocks_(blocks_),
       packed_floats_(packed_floats(types.source)),
       has_order_(types.has_order) {
-  // Products run on tiles for panels in pairs, and for rows of quantized panels with one scale for each output.
   if (source_ == Source::quantized) quantized_ = quantized_routines(*types.layout, device.isa());
   if (source_ == Source::decoded) decode_ = decode_steps_of(types.layout->format(), device.isa());
-  if (source_ == Source::pairs) blocks_ = tile_blocks_ = kTileBlocks;
+  if (source_ == Source::pairs) {
+    const bool tiles = device.isa() == Isa::amx;
+    bf16_product_ = tiles ? bf16_tiles : bf16_dots;
+    blocks_ = tiles ? kTileBlocks : kDotRowBlocks;
+    tile_blocks_ = tiles ? kTileBlocks : kDotBlocks;
+  }
+  // Rows of quantized panels with one scale for each output are multiplied on tiles.
   if (source_ == Source::quantized && device.isa() == Isa::amx && types.layout->whole_rows())
     tile_blocks_ = kTileBlocks;
   const int64_t product_floats = std::max(floats_of(blocks_), floats_of(tile_blocks_));
@@ -501,6 +509,7 @@ MatmulRows MatmulPlan::quantized_rows(ThreadPool* pool, const Matmul& m, void* m
 
 MatmulRows MatmulPlan::tile_rows(ThreadPool* pool, const Matmul& m, void* memory) const {
   MatmulRows x;
+  x.bf16_product = bf16_product_;
   x.rounded = m.a_tiles;
   if (x.rounded.data != nullptr) return x;
   x.rounded = TileRows::in_order(memory, m.rows);

@@ -5,8 +5,8 @@
 //   product[r, n] = sum_k a[r, k] * b[k, n],   then `finish` writes y[r, n]
 //
 // Accumulates in f32, each output as one chain over k in order (matmul-inl.h). The chain goes over steps of k for
-// quantized weights (quantized_matmul.h) and over tiles of k on AMX (tiles.h). Results therefore do not depend on the
-// number of rows, on blocking or on threads.
+// quantized weights (quantized_matmul.h) and for products of bf16 (amx.h, bf16_dots.h). Results therefore do not depend
+// on the number of rows, on blocking or on threads.
 //
 // A MatmulPlan is made once for the types of a product; its `run` computes any number of products of them.
 #pragma once
@@ -101,10 +101,15 @@ struct MatmulGroup {
 MatmulTypes::Source source_of(PackedPanels::Side side);
 
 // The operand a in the layout that the source of b needs.
+// Products of bf16: bf16_tiles or bf16_dots.
+using Bf16Product = void (*)(float* c, int64_t c_stride, const TileRows& a, const TilePanels& b, int64_t rows,
+                             int64_t panels, int64_t tiles);
+
 struct MatmulRows {
   QuantizedRows quantized;
   QuantizedProduct quantized_product = nullptr;
   TileRows rounded;
+  Bf16Product bf16_product = nullptr;
   DecodeSteps decode = nullptr;
   const float* ordered = nullptr;  // decoded: a in the order of the weight's columns, contiguous
 };
@@ -176,7 +181,8 @@ class MatmulPlan {
   MatmulTypes::Source source_;
   bool gated_;
   Routines routines_;
-  Blocks blocks_, tile_blocks_;  // tile_blocks_: of products on tiles
+  Bf16Product bf16_product_ = nullptr;
+  Blocks blocks_, tile_blocks_;  // tile_blocks_: of more than one row, on tiles or by products of bf16
   int64_t packed_floats_, worker_floats_;
   bool has_order_;
   QuantizedRoutines quantized_{};
