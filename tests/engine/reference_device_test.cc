@@ -17,12 +17,14 @@ namespace {
 
 const std::string kBundled = (std::filesystem::path(EADEM_SOURCE_DIR) / "assets/stories").string();
 
+// No product rounds its activations, as some instruction sets do for bf16 weights.
 std::vector<float> logits_on(const std::string& device, const models::Checkpoint& checkpoint,
                              const std::vector<int32_t>& tokens, const CacheConfig& cache, DType weights) {
   EngineOptions options;
   options.cache = cache;
   options.max_logit_rows = std::ssize(tokens);
   options.hardware.weights = weights;
+  options.hardware.matmul_input = MatmulInput::f32;
   const auto engine = InferEngine::from_checkpoint(checkpoint, open_device(device), options);
   return logits_in_chunks(*engine, tokens, {static_cast<int>(tokens.size()) - 3, 1, 2});
 }
