@@ -59,8 +59,9 @@ void ModelOptions::add_device(Arguments& arguments) {
   arguments.option("--prefill-threads", "N", prefill_threads,
                    "CPU threads of steps of many tokens; 0 is as many as --threads (default: 0)");
   arguments.flag("--no-pin", no_pin, "leave CPU threads to the scheduler, and memory where it falls");
-  arguments.choice("--isa", {"amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "sse4", "scalar", "neon_dotprod", "neon"}, isa,
-                   "CPU instruction set of the kernels (default: the best there is)");
+  arguments.choice("--isa",
+                   {"amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "sse4", "scalar", "neon_dotprod", "neon"},
+                   isa, "CPU instruction set of the kernels (default: the best there is)");
 }
 
 void ModelOptions::add_kv_dtype(Arguments& arguments) {
