@@ -16,14 +16,14 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/philox.h"
-#include "eadem/kernels/attention.h"
+#include "eadem/kernels/attention/attention.h"
 #include "eadem/kernels/backend.h"
-#include "eadem/kernels/cross_entropy.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
 #include "eadem/kernels/fusions.h"
 #include "eadem/kernels/linear.h"
+#include "eadem/kernels/training/cross_entropy.h"
 
 namespace eadem {
 namespace {

@@ -18,7 +18,7 @@
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
 #include "eadem/io/text.h"
-#include "eadem/io/tokenizer/bpe_trainer.h"
+#include "eadem/io/tokenizer/models/bpe_trainer.h"
 
 namespace eadem::cli {
 

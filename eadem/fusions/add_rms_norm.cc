@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/add_rms_norm.h"
 
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/rms_norm.h"
 
 namespace eadem::fusions {

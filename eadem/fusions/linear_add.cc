@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/fusions/linear_add.h"
 
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/linear.h"
 
 namespace eadem::fusions {

@@ -2,12 +2,12 @@
 //
 // loss = cross_entropy(x weight^T, labels), with the logits made and consumed in chunks of rows, so that they are never
 // stored whole: at a vocabulary of 128k they would be the largest tensor of a training step. The backward pass makes
-// them again. Ports, dtypes, gradients: kernels/cross_entropy.h. Training, and inference that scores a text. Logits are
-// f32.
+// them again. Ports, dtypes, gradients: kernels/training/cross_entropy.h. Training, and inference that scores a text.
+// Logits are f32.
 #pragma once
 
 #include "eadem/fusions/fused_op.h"
-#include "eadem/kernels/cross_entropy.h"
+#include "eadem/kernels/training/cross_entropy.h"
 
 namespace eadem::fusions {
 

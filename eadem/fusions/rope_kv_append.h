@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Keys are rotated on their way into the cache, values written beside them; the rotated keys are stored nowhere else.
-// Ports, dtypes: kernels/kv_append.h. Inference only; the outputs are the caches themselves.
+// Ports, dtypes: kernels/attention/kv_append.h. Inference only; the outputs are the caches themselves.
 #pragma once
 
 #include "eadem/fusions/fused_op.h"
-#include "eadem/kernels/kv_append.h"
+#include "eadem/kernels/attention/kv_append.h"
 
 namespace eadem::fusions {
 

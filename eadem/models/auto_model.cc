@@ -11,7 +11,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/core/philox.h"
 #include "eadem/io/quantized/quantized_checkpoint.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/multimodal/text_part.h"
 #include "eadem/models/pack_cache.h"
 #include "eadem/models/parameter_reader.h"

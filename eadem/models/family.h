@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "eadem/models/config/model_config.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/weight_recipe.h"
 
 namespace eadem::models {

@@ -12,7 +12,7 @@
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/safetensors.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/family.h"
 #include "eadem/models/parameter_reader.h"
 

@@ -29,7 +29,8 @@ struct KvValues {
   ValueId v = pipeline::kNoValue;
 };
 
-// The values that describe a step; inputs of the graph, shared by every layer. See kernels/attention.h for the shapes.
+// The values that describe a step; inputs of the graph, shared by every layer. See kernels/attention/attention.h for
+// the shapes.
 struct StepValues {
   ValueId token_ids = pipeline::kNoValue;
   ValueId positions = pipeline::kNoValue;

@@ -3,7 +3,6 @@
 // Every op of this layer, and their workload rows.
 #pragma once
 
-#include "eadem/ops/add_bias.h"
 #include "eadem/ops/attention/attention.h"
 #include "eadem/ops/attention/head_linear.h"
 #include "eadem/ops/attention/kv_append.h"
@@ -12,8 +11,11 @@
 #include "eadem/ops/attention/scale_by_position.h"
 #include "eadem/ops/attention/select_keys.h"
 #include "eadem/ops/attention/selected_attention.h"
-#include "eadem/ops/columns.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/add_bias.h"
+#include "eadem/ops/elementwise/columns.h"
+#include "eadem/ops/elementwise/elementwise.h"
+#include "eadem/ops/elementwise/scale_by.h"
+#include "eadem/ops/elementwise/softmax.h"
 #include "eadem/ops/embedding.h"
 #include "eadem/ops/experts/clamped_swiglu.h"
 #include "eadem/ops/experts/expert_order.h"
@@ -34,9 +36,7 @@
 #include "eadem/ops/rms_norm.h"
 #include "eadem/ops/sampling/feed_tokens.h"
 #include "eadem/ops/sampling/sample.h"
-#include "eadem/ops/scale_by.h"
 #include "eadem/ops/select_rows.h"
-#include "eadem/ops/softmax.h"
 #include "eadem/ops/training/cross_entropy.h"
 #include "eadem/ops/training/optimizer.h"
 

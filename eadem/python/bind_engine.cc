@@ -13,7 +13,7 @@
 #include "eadem/io/gguf.h"
 #include "eadem/io/json.h"
 #include "eadem/models/config/llama_config.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/locator/model_locator.h"

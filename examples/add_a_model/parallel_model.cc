@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 
 namespace example {
 

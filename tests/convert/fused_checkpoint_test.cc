@@ -10,7 +10,7 @@
 #include "eadem/convert/weights.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/safetensors.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/parameter_reader.h"

@@ -21,7 +21,7 @@ EXACT, ROUNDED, FOLDED = "the same weights", "numbers rounded once", "multiplier
 def model_types(root):
     """Model type -> its GGUF architectures, of every family in the order of files."""
     types = {}
-    for file in sorted((root / "eadem/models/families").glob("*.cc")):
+    for file in sorted((root / "eadem/models/families").rglob("*.cc"), key=lambda file: file.name):
         for table in re.findall(r"constexpr ModelType k\w+\[\] = (.*?);", file.read_text(), re.DOTALL):
             for row in re.findall(r"\{([^{}]*)\}", table):
                 named = dict(re.findall(r'\.(\w+) = "([^"]*)"', row))

@@ -3,7 +3,7 @@
 // Training and serving compute one function: logits and log-probabilities of both are compared bit for bit.
 #include <gtest/gtest.h>
 
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "tests/engine/training_scores.h"
 
 namespace eadem::engine {

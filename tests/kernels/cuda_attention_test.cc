@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "eadem/kernels/attention.h"
+#include "eadem/kernels/attention/attention.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"

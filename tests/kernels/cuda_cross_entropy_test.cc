@@ -8,11 +8,11 @@
 
 #include "eadem/core/device/device.h"
 #include "eadem/kernels/backend.h"
-#include "eadem/kernels/cross_entropy.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/elementwise.h"
 #include "eadem/kernels/linear.h"
+#include "eadem/kernels/training/cross_entropy.h"
 #include "tests/kernels/cuda_operands.h"
 
 namespace eadem::kernels {

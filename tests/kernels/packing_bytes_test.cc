@@ -11,7 +11,7 @@
 #include "eadem/kernels/cpu/linear/fp8_panels.h"
 #include "eadem/kernels/cpu/linear/group_panels.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
-#include "eadem/kernels/cpu/linear/quantized_panels.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
 
 namespace eadem::kernels::cpu {
 namespace {

@@ -3,7 +3,7 @@
 // The packed layout of quantized weights, and the product over it: equal bit for bit to a scalar account of what it
 // promises (quantized_matmul.h), whatever the rows, the blocking, the threads and the instruction set; and as close to
 // the product in double precision as rounding x to 8 bits allows.
-#include "eadem/kernels/cpu/linear/quantized_panels.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
 
 #include <gtest/gtest.h>
 

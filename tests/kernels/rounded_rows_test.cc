@@ -13,7 +13,7 @@
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/linear/bf16_tile_rows.h"
 #include "eadem/kernels/cpu/linear/int8_rows.h"
-#include "eadem/kernels/cpu/linear/quantized_rows.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_rows.h"
 #include "eadem/ops/quantize.h"
 
 namespace eadem::kernels::cpu {

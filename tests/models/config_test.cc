@@ -10,7 +10,7 @@
 #include "eadem/io/gguf.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/config/llama_config.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/family.h"
 #include "tests/support/refusal.h"
 

@@ -12,7 +12,7 @@
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/gguf.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/parameter_reader.h"
 #include "tests/support/refusal.h"

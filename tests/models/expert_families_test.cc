@@ -9,7 +9,7 @@
 #include <filesystem>
 
 #include "eadem/io/safetensors.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/parameter_reader.h"
 #include "tests/support/refusal.h"

@@ -11,7 +11,7 @@
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/safetensors.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/graphs.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/parameter_reader.h"

@@ -8,7 +8,7 @@
 #include <filesystem>
 
 #include "eadem/io/gguf.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::models {

@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::models {

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "eadem/io/gguf.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "tests/support/refusal.h"
 
 namespace eadem::models {

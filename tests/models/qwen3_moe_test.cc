@@ -14,7 +14,7 @@
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/safetensors.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/parameter_reader.h"
 #include "tests/support/f32_error.h"

@@ -16,10 +16,10 @@ namespace eadem::test {
 // One vector of bounds per output, for ports in contract order as in Op::reference. `expected` is what the reference
 // gave, `initial` what the outputs held before (the part of accumulating ones that was there already). `encoded`: the
 // second input where it is encoded, else undefined: linear's weight or attention's cache. A product with a quantized
-// weight rounds x to 8 bits, row by row, in groups of 32 (kernels/cpu/linear/quantized_matmul.h), and one with the keys
-// of an int8 cache the query; that is the larger part of the bound. `rounds_to_bf16`: the kernel rounds to bf16 what it
-// multiplies with weights or values: linear its x (kernels/cpu/linear/amx.h), attention the exponentials of its
-// scores (kernels/cuda/attention/attention_tiles.cuh).
+// weight rounds x to 8 bits, row by row, in groups of 32 (kernels/cpu/linear/quantized/quantized_matmul.h), and one
+// with the keys of an int8 cache the query; that is the larger part of the bound. `rounds_to_bf16`: the kernel rounds
+// to bf16 what it multiplies with weights or values: linear its x (kernels/cpu/linear/amx.h), attention the
+// exponentials of its scores (kernels/cuda/attention/attention_tiles.cuh).
 std::vector<std::vector<double>> error_bounds(const ops::Op& op, kernels::Pass pass,
                                               std::span<const ops::RefTensor> inputs,
                                               std::span<const ops::RefTensor> expected,

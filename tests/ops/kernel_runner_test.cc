@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "tests/ops/pass_calls.h"
 
 namespace eadem::test {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/selected_attention.h"
+#include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/ops/attention/attention_ports.h"
 #include "tests/support/tolerance.h"
 

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "eadem/ops/softmax.h"
+#include "eadem/ops/elementwise/softmax.h"
 
 namespace eadem::pipeline {
 namespace {

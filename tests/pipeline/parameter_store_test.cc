@@ -16,7 +16,7 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/kernels/backend.h"
-#include "eadem/kernels/cpu/linear/quantized_panels.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
 #include "tests/core/fake_system.h"
 #include "tests/support/refusal.h"
 

@@ -7,11 +7,11 @@
 
 #include <cmath>
 
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
+#include "eadem/ops/elementwise/softmax.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/reshape.h"
 #include "eadem/ops/rms_norm.h"
-#include "eadem/ops/softmax.h"
 #include "eadem/pipeline/passes/precision.h"
 #include "eadem/pipeline/passes/type_inference.h"
 #include "tests/support/refusal.h"

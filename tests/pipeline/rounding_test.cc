@@ -7,7 +7,7 @@
 #include <random>
 
 #include "eadem/core/encodings/block_encoding.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/rms_norm.h"
 #include "eadem/pipeline/passes/precision.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/rms_norm.h"
 #include "eadem/ops/sampling/sample.h"

@@ -8,8 +8,8 @@
 #include <set>
 #include <thread>
 
-#include "eadem/io/tokenizer/bpe_model.h"
 #include "eadem/io/tokenizer/files/readers.h"
+#include "eadem/io/tokenizer/models/bpe_model.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "tests/tokenizer/shared_tokenizers.h"
 #include "tests/tokenizer/small_goldens.h"

@@ -3,8 +3,8 @@
 // Tokenizers as the files beside a model: what is written reads back as the same tokenizer.
 #include "eadem/core/error.h"
 #include "eadem/io/gguf.h"
-#include "eadem/io/tokenizer/bpe_trainer.h"
 #include "eadem/io/tokenizer/files/tokenizer_files.h"
+#include "eadem/io/tokenizer/models/bpe_trainer.h"
 #include "tests/tokenizer/shared_tokenizers.h"
 
 namespace eadem::io {

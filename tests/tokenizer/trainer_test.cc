@@ -8,7 +8,7 @@
 
 #include "eadem/core/error.h"
 #include "eadem/io/json.h"
-#include "eadem/io/tokenizer/bpe_trainer.h"
+#include "eadem/io/tokenizer/models/bpe_trainer.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 #include "tests/tokenizer/shared_tokenizers.h"
 

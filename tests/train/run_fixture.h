@@ -12,7 +12,7 @@
 
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/io/files/sha256.h"
-#include "eadem/io/tokenizer/bpe_trainer.h"
+#include "eadem/io/tokenizer/models/bpe_trainer.h"
 #include "eadem/train/train.h"
 
 namespace eadem::train {

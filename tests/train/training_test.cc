@@ -10,7 +10,7 @@
 
 #include "eadem/io/json.h"
 #include "eadem/kernels/backend.h"
-#include "eadem/models/decoder.h"
+#include "eadem/models/decoders/decoder.h"
 #include "eadem/train/trainer.h"
 
 namespace eadem::train {

@@ -7,10 +7,10 @@
 #include <string_view>
 
 #include "eadem/core/encodings/block_encoding.h"
-#include "eadem/kernels/attention.h"
+#include "eadem/kernels/attention/attention.h"
+#include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/kernels/experts.h"
 #include "eadem/kernels/sample.h"
-#include "eadem/kernels/selected_attention.h"
 
 namespace eadem::workloads {
 

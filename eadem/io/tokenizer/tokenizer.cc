@@ -8,11 +8,11 @@
 #include "eadem/io/text.h"
 #include "eadem/io/tokenizer/added_tokens.h"
 #include "eadem/io/tokenizer/files/spec.h"
+#include "eadem/io/tokenizer/models/token_model.h"
 #include "eadem/io/tokenizer/normalizer.h"
 #include "eadem/io/tokenizer/pre_tokenizer.h"
 #include "eadem/io/tokenizer/text_work.h"
 #include "eadem/io/tokenizer/token_decoder.h"
-#include "eadem/io/tokenizer/token_model.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // rope_table, rope, kv_append, rope_kv_append and latent_append.
-#include "eadem/kernels/rope.h"
+#include "eadem/kernels/attention/rope.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "eadem/core/encodings/row_encoding.h"
+#include "eadem/kernels/attention/kv_append.h"
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
-#include "eadem/kernels/kv_append.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/rope.cc"

@@ -4,7 +4,7 @@
 // kernels do that make such rows.
 #pragma once
 
-#include "eadem/kernels/cpu/linear/quantized_rows.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_rows.h"
 #include "eadem/kernels/cpu/support.h"
 
 namespace eadem::kernels::cpu {

@@ -19,8 +19,8 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
-#include "eadem/kernels/cpu/log_softmax-inl.h"
 #include "eadem/kernels/cpu/simd-inl.h"
+#include "eadem/kernels/cpu/training/log_softmax-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_SAMPLE_PARAMS_
 #define EADEM_KERNELS_CPU_SAMPLE_PARAMS_

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "eadem/kernels/add_bias.h"
+#include "eadem/kernels/attention/select_heads.h"
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
-#include "eadem/kernels/select_heads.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/tensor_parallel.cc"

@@ -10,10 +10,10 @@
 #include <cstdint>
 
 #include "eadem/core/dtype.h"
-#include "eadem/kernels/attention.h"
+#include "eadem/kernels/attention/attention.h"
+#include "eadem/kernels/attention/rope.h"
 #include "eadem/kernels/cuda/linear/fragment_layout.h"
 #include "eadem/kernels/elementwise.h"
-#include "eadem/kernels/rope.h"
 #include "eadem/kernels/sample.h"
 
 namespace eadem::kernels::cuda {

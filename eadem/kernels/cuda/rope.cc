@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/rope.h"
+#include "eadem/kernels/attention/rope.h"
 
+#include "eadem/kernels/attention/kv_append.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
-#include "eadem/kernels/kv_append.h"
 
 namespace eadem::kernels::cuda {
 

@@ -6,10 +6,10 @@
 
 namespace eadem::modules {
 
-// A causal convolution of each channel over the last `taps` tokens of its sequence (kernels/short_convolution.h).
-// Parameters: `weight` [taps, channels], f32, and `bias` [channels] where there is one. Checkpoints have the weight
-// [channels, 1, taps]: models/recurrent_recipes.h. With a cache, the state `conv_state` keeps taps - 1 rows of a
-// sequence.
+// A causal convolution of each channel over the last `taps` tokens of its sequence
+// (kernels/recurrent/short_convolution.h). Parameters: `weight` [taps, channels], f32, and `bias` [channels] where
+// there is one. Checkpoints have the weight [channels, 1, taps]: models/recurrent_recipes.h. With a cache, the state
+// `conv_state` keeps taps - 1 rows of a sequence.
 class ShortConvolution {
  public:
   struct Config {

@@ -32,9 +32,8 @@ struct AttentionRequest {
 };
 
 // q, k, v are [tokens, heads or kv_heads, head_dim or value_dim], rotated; k and v are absent where they are another
-// layer's. sinks [heads] f32 and selection [tokens, kv_heads, selected] i32 (kernels/selected_attention.h), if the
-// request has them.
-// The result is [tokens, heads, value_dim].
+// layer's. sinks [heads] f32 and selection [tokens, kv_heads, selected] i32 (kernels/attention/selected_attention.h),
+// if the request has them. The result is [tokens, heads, value_dim].
 struct AttentionInputs {
   ValueId q, k, v;
   ValueId sinks = pipeline::kNoValue;

@@ -5,8 +5,8 @@
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/stacked_encoding.h"
-#include "eadem/ops/add_bias.h"
 #include "eadem/ops/attention/head_linear.h"
+#include "eadem/ops/elementwise/add_bias.h"
 #include "eadem/ops/experts/grouped_linear.h"
 #include "eadem/ops/linear.h"
 

@@ -6,7 +6,7 @@
 #include "eadem/modules/base/defaults.h"
 #include "eadem/modules/base/rms_norm.h"
 #include "eadem/modules/factory/attention_factory.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/parallel/select_heads.h"
 #include "eadem/ops/reshape.h"
 

@@ -31,7 +31,7 @@ class CausalAttention {
     int64_t window = 0;  // 0: unlimited
     int64_t chunk = 0;   // tokens see those of their own chunk of so many positions; 0: no chunks. Not beside a window
     double softcap = 0;  // of scores; 0: none
-    bool sinks = false;  // a number per head joins the scores; see kernels/attention.h
+    bool sinks = false;  // a number per head joins the scores; see kernels/attention/attention.h
     bool gated = false;  // what o_proj reads is times the sigmoid of g_proj(x)
     RopeConfig rope;
     std::optional<kernels::ScaleByPositionAttrs> temperature;  // of q, by position

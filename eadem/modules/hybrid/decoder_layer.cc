@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "eadem/ops/elementwise.h"
-#include "eadem/ops/scale_by.h"
+#include "eadem/ops/elementwise/elementwise.h"
+#include "eadem/ops/elementwise/scale_by.h"
 
 namespace eadem::modules {
 

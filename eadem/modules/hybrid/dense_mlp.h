@@ -2,7 +2,7 @@
 #pragma once
 
 #include "eadem/modules/build_context.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 
 namespace eadem::modules {
 

@@ -3,7 +3,7 @@
 
 #include "eadem/modules/base/short_convolution.h"
 #include "eadem/modules/factory/linear_factory.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 
 namespace eadem::modules {
 

@@ -7,12 +7,12 @@
 
 #include "eadem/modules/base/short_convolution.h"
 #include "eadem/modules/factory/linear_factory.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/recurrent/gated_delta_rule.h"
 
 namespace eadem::modules {
 
-// Linear attention with the gated delta rule (kernels/gated_delta_rule.h):
+// Linear attention with the gated delta rule (kernels/recurrent/gated_delta_rule.h):
 //   q, k, v = silu(convolutions over the last `taps` tokens of projections of x)
 //   y = o_proj(norm(gated_delta_rule(q, k, v, a, b)) * f(z)),   norm over each head
 // with a = a_proj(x) and z = z_proj(x) or, with a `gate_rank`, a = f_b_proj(f_a_proj(x)) and z = g_b_proj(g_a_proj(x)).
@@ -30,7 +30,7 @@ class GatedDeltaNet {
     int64_t value_dim = 0;
     int64_t taps = 4;
     bool channel_decay = false;
-    bool tiled = false;                                            // see kernels/gated_delta_rule.h
+    bool tiled = false;                                            // see kernels/recurrent/gated_delta_rule.h
     int64_t gate_rank = 0;                                         // 0: gates are made from x at once
     kernels::ActivationKind gate = kernels::ActivationKind::silu;  // f
     double norm_eps = 1e-6;

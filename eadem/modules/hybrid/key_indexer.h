@@ -37,8 +37,8 @@ class KeyIndexer {
   // `rope` is that of the attention; the indexer rotates by halves whatever its style.
   KeyIndexer(const Config& config, int64_t hidden, int64_t query_rank, RopeConfig rope, int layer);
 
-  // x [tokens, hidden], latent [tokens, query_rank] -> positions [tokens, 1, top_k]; see kernels/selected_attention.h.
-  // Every tensor-parallel rank makes the same choice.
+  // x [tokens, hidden], latent [tokens, query_rank] -> positions [tokens, 1, top_k]; see
+  // kernels/attention/selected_attention.h. Every tensor-parallel rank makes the same choice.
   ValueId build(BuildContext& context, ValueId x, ValueId latent) const;
 
  private:

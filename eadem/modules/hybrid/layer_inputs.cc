@@ -6,7 +6,7 @@
 #include "eadem/modules/base/embedding.h"
 #include "eadem/modules/base/rms_norm.h"
 #include "eadem/modules/factory/linear_factory.h"
-#include "eadem/ops/columns.h"
+#include "eadem/ops/elementwise/columns.h"
 #include "eadem/ops/reshape.h"
 
 namespace eadem::modules {

@@ -9,7 +9,7 @@
 
 #include "eadem/modules/base/norm.h"
 #include "eadem/modules/build_context.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 
 namespace eadem::modules {
 

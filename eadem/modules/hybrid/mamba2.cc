@@ -4,7 +4,7 @@
 #include "eadem/modules/base/rms_norm.h"
 #include "eadem/modules/base/short_convolution.h"
 #include "eadem/modules/factory/linear_factory.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/recurrent/state_space_scan.h"
 #include "eadem/ops/reshape.h"
 

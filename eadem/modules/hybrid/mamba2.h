@@ -12,7 +12,7 @@ namespace eadem::modules {
 
 // A Mamba-2 mixer: z, x, b, c and dt are projections of the input, of which short convolutions with SiLU mix x, b and c
 // along the tokens;
-//   y = out_proj(norm(scan(x, dt, b, c) * silu(z))),   scan: kernels/state_space_scan.h
+//   y = out_proj(norm(scan(x, dt, b, c) * silu(z))),   scan: kernels/recurrent/state_space_scan.h
 // or with `norm_before_gate` norm(scan) * silu(z), and without `norm_eps` no norm. The norm is that of each group of
 // heads by itself, with a weight of its own.
 // Parameters: z_proj, x_proj [heads * head_dim, hidden], b_proj, c_proj [groups * state, hidden], dt_proj [heads,

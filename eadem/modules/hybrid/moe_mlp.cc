@@ -5,13 +5,13 @@
 
 #include "eadem/modules/factory/linear_factory.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
+#include "eadem/ops/elementwise/scale_by.h"
 #include "eadem/ops/experts/clamped_swiglu.h"
 #include "eadem/ops/experts/expert_order.h"
 #include "eadem/ops/experts/gate_rows.h"
 #include "eadem/ops/experts/permute.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/rms_norm.h"
-#include "eadem/ops/scale_by.h"
 
 namespace eadem::modules {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "eadem/modules/build_context.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/experts/route.h"
 
 namespace eadem::modules {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Causal attention of packed sequences over their own keys and values (direct) or over a cache (cached). Ports, math
-// and gradients: kernels/attention.h. Only direct attention has a backward pass.
+// and gradients: kernels/attention/attention.h. Only direct attention has a backward pass.
 //
 // Sharding: q, k, v and y along the heads (axis 1, of the caches too), or q and y alone if there is one head of keys;
 // sinks along their axis 0. heads and kv_heads are those of the part.
@@ -10,7 +10,7 @@
 // fills max_blocks blocks; it counts the keys and values that are attended to, not the whole cache.
 #pragma once
 
-#include "eadem/kernels/attention.h"
+#include "eadem/kernels/attention/attention.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

@@ -3,12 +3,12 @@
 // What the ops of attention have in common: the ports that describe sequences, and where a key lies.
 #pragma once
 
-#include "eadem/kernels/attention.h"
+#include "eadem/kernels/attention/attention.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {
 
-// The ports from `first` on: query_start, kv_length and block_table of kernels/attention.h. For type rules.
+// The ports from `first` on: query_start, kv_length and block_table of kernels/attention/attention.h. For type rules.
 void expect_sequences(const Op& op, std::span<const TensorType> inputs, size_t first, kernels::KvSource source);
 
 // Keys or values [tokens, heads, width] of the step (direct) or [blocks, heads, block_size, width] of a cache. For type

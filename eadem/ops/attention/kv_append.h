@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes the keys and values of new tokens into the cache at their slots. Ports and layout: kernels/kv_append.h.
-// Inference only; the outputs are the caches themselves.
+// Writes the keys and values of new tokens into the cache at their slots. Ports and layout:
+// kernels/attention/kv_append.h. Inference only; the outputs are the caches themselves.
 //
 // Sharding: k, v and the caches along the heads (axis 1). Cost counts the slots that are written, not the cache.
 #pragma once

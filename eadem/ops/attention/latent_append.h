@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes rows of new tokens into a cache in which keys and values lie together. Ports and layout: kernels/kv_append.h.
-// Inference only; the output is the cache itself.
+// Writes rows of new tokens into a cache in which keys and values lie together. Ports and layout:
+// kernels/attention/kv_append.h. Inference only; the output is the cache itself.
 //
 // Sharding: none; every rank keeps every row. Cost counts the slots that are written, not the cache.
 #pragma once

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rotary position embedding: rope_table makes a step's cosines and sines, rope rotates queries and keys by them.
-// Ports, math and gradients: kernels/rope.h.
+// Ports, math and gradients: kernels/attention/rope.h.
 //
 // Sharding: rope's x may be divided along the heads; positions, frequencies and table are whole.
 #pragma once
 
-#include "eadem/kernels/rope.h"
+#include "eadem/kernels/attention/rope.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

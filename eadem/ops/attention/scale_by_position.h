@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Each token's heads times a number that grows with its position. Ports, math and gradients:
-// kernels/scale_by_position.h.
+// kernels/attention/scale_by_position.h.
 //
 // Sharding: x may be divided along the heads; positions are whole.
 #pragma once
 
-#include "eadem/kernels/scale_by_position.h"
+#include "eadem/kernels/attention/scale_by_position.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The positions that a token attends to, by an indexer's scores. Ports, math and ties: kernels/selected_attention.h.
-// Training takes the choice as it is: nothing has a gradient through it.
+// The positions that a token attends to, by an indexer's scores. Ports, math and ties:
+// kernels/attention/selected_attention.h. Training takes the choice as it is: nothing has a gradient through it.
 //
 // Sharding: none; every rank makes the same choice. Cost counts the index keys that are read, not the whole cache.
 #pragma once
 
-#include "eadem/kernels/selected_attention.h"
+#include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

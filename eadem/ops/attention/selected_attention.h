@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Causal attention over the keys that are selected for each token. Ports, math and gradients:
-// kernels/selected_attention.h. Only direct attention has a backward pass.
+// kernels/attention/selected_attention.h. Only direct attention has a backward pass.
 //
 // Sharding: q, k, v, selection and y along the heads (axis 1), or q and y alone if there is one head of keys. heads and
 // kv_heads are those of the part.
@@ -10,7 +10,7 @@
 // it, not the whole cache.
 #pragma once
 
-#include "eadem/kernels/selected_attention.h"
+#include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

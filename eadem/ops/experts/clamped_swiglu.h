@@ -4,7 +4,7 @@
 #pragma once
 
 #include "eadem/kernels/experts.h"
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 
 namespace eadem::ops {
 

@@ -2,10 +2,11 @@
 //
 // The loss where the ranks divide the vocabulary: each makes a state of 12 bytes a row (softmax_state), these are
 // gathered, and each rank finishes the loss and the gradient of its own logits. Ports and math:
-// kernels/parallel_cross_entropy.h. Source: Shoeybi et al. 2019, section 3, with one exchange instead of three.
+// kernels/training/parallel_cross_entropy.h. Source: Shoeybi et al. 2019, section 3, with one exchange instead of
+// three.
 #pragma once
 
-#include "eadem/kernels/parallel_cross_entropy.h"
+#include "eadem/kernels/training/parallel_cross_entropy.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A rank's key-value heads out of all of them, for models with fewer of them than ranks or a number that does not
-// divide. Ports and the choice: kernels/select_heads.h. The result is divided along its heads: no two ranks' query
-// heads are the same, though they may read the same key-value head.
+// divide. Ports and the choice: kernels/attention/select_heads.h. The result is divided along its heads: no two ranks'
+// query heads are the same, though they may read the same key-value head.
 #pragma once
 
-#include "eadem/kernels/select_heads.h"
+#include "eadem/kernels/attention/select_heads.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Linear attention with the gated delta rule. Ports, math and gradients: kernels/gated_delta_rule.h. Only what is not
-// cached has a backward pass.
+// Linear attention with the gated delta rule. Ports, math and gradients: kernels/recurrent/gated_delta_rule.h. Only
+// what is not cached has a backward pass.
 //
 // Sharding: along the heads, of every port that has them, or none; the attributes are those of the part. Cost counts
 // the states of the step's sequences.
 #pragma once
 
-#include "eadem/kernels/gated_delta_rule.h"
+#include "eadem/kernels/recurrent/gated_delta_rule.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

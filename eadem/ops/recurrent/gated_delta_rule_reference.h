@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "eadem/kernels/gated_delta_rule.h"
+#include "eadem/kernels/recurrent/gated_delta_rule.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

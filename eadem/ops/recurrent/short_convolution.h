@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A causal convolution of each channel over the last few tokens of its sequence. Ports, math and gradients:
-// kernels/short_convolution.h. Only what is not cached has a backward pass.
+// kernels/recurrent/short_convolution.h. Only what is not cached has a backward pass.
 //
 // Sharding: along the channels, of every port that has them, or none. Cost counts the states of the step's sequences.
 #pragma once
 
-#include "eadem/kernels/short_convolution.h"
+#include "eadem/kernels/recurrent/short_convolution.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The selective state-space recurrence of Mamba-2. Ports, math and gradients: kernels/state_space_scan.h. Only what is
-// not cached has a backward pass.
+// The selective state-space recurrence of Mamba-2. Ports, math and gradients: kernels/recurrent/state_space_scan.h.
+// Only what is not cached has a backward pass.
 //
 // Sharding: none; every rank computes every head. Cost counts the states of the step's sequences, not all slots.
 #pragma once
 
-#include "eadem/kernels/state_space_scan.h"
+#include "eadem/kernels/recurrent/state_space_scan.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

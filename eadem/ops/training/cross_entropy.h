@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // loss[r] = logsumexp(logits[r, :]) - logits[r, labels[r]], 0 where labels[r] < 0. Ports, dtypes and gradients:
-// kernels/cross_entropy.h.
+// kernels/training/cross_entropy.h.
 //
 // Sharding: everything whole; a divided vocabulary is refused.
 #pragma once

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // grad_norm: the length of all gradients as one vector. adamw: one step of AdamW on one parameter. Ports and math:
-// kernels/optimizer.h. Neither has a gradient.
+// kernels/training/optimizer.h. Neither has a gradient.
 //
 // Sharding: grad_norm wants whole gradients. Of parts it makes the length of this rank's parts, one element of a vector
 // of all ranks' lengths, whose length is that of the whole. adamw works on any part, with its state divided alike.
 #pragma once
 
-#include "eadem/kernels/optimizer.h"
+#include "eadem/kernels/training/optimizer.h"
 #include "eadem/ops/op.h"
 
 namespace eadem::ops {

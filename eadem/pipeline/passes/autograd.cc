@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/parallel/collectives.h"
 
 namespace eadem::pipeline {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "eadem/ops/elementwise.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/quantize.h"
 #include "eadem/pipeline/passes/kernel_cover.h"
 #include "eadem/pipeline/passes/type_inference.h"

@@ -7,9 +7,9 @@
 
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
-#include "eadem/io/tokenizer/bpe_model.h"
 #include "eadem/io/tokenizer/files/gguf_pre_types.h"
 #include "eadem/io/tokenizer/files/readers.h"
+#include "eadem/io/tokenizer/models/bpe_model.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {

@@ -7,8 +7,8 @@
 
 #include "eadem/core/error.h"
 #include "eadem/io/files/atomic_file.h"
-#include "eadem/io/tokenizer/bpe_trainer.h"
 #include "eadem/io/tokenizer/files/readers.h"
+#include "eadem/io/tokenizer/models/bpe_trainer.h"
 
 namespace eadem::io {
 namespace {

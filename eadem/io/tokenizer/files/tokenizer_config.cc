@@ -4,8 +4,8 @@
 
 #include "eadem/core/error.h"
 #include "eadem/io/text.h"
-#include "eadem/io/tokenizer/bpe_model.h"
 #include "eadem/io/tokenizer/files/readers.h"
+#include "eadem/io/tokenizer/models/bpe_model.h"
 
 namespace eadem::io {
 namespace {

@@ -9,8 +9,8 @@
 #include "eadem/io/files/mapped_file.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/text.h"
-#include "eadem/io/tokenizer/bpe_trainer.h"
 #include "eadem/io/tokenizer/files/readers.h"
+#include "eadem/io/tokenizer/models/bpe_trainer.h"
 
 namespace eadem::io {
 

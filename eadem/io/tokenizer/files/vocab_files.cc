@@ -7,8 +7,8 @@
 #include "eadem/core/error.h"
 #include "eadem/io/files/mapped_file.h"
 #include "eadem/io/text.h"
-#include "eadem/io/tokenizer/bpe_model.h"
 #include "eadem/io/tokenizer/files/readers.h"
+#include "eadem/io/tokenizer/models/bpe_model.h"
 #include "eadem/io/tokenizer/unicode.h"
 
 namespace eadem::io {

@@ -14,7 +14,7 @@
 //
 // A masked score has weight exactly 0 and adds 0 * v, which changes nothing as long as v is finite. Only the sign of a
 // zero could change, so it is cleared at the end.
-#include "eadem/kernels/attention.h"
+#include "eadem/kernels/attention/attention.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "eadem/core/encodings/row_encoding.h"
-#include "eadem/kernels/attention.h"
+#include "eadem/kernels/attention/attention.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
 #include "eadem/kernels/cpu/support.h"
 
@@ -22,7 +22,7 @@ inline constexpr int64_t kBlockRows = 192;
 // The number of products of two int8 codes whose sum stays below 2^24, and is therefore exact in f32.
 inline constexpr int64_t kMostCodes = (1 << 24) / (127 * 127);
 
-// Ports; see kernels/attention.h.
+// Ports; see kernels/attention/attention.h.
 enum AttentionInput { kQ, kK, kV, kQueryStart, kKvLength, kBlockTable, kSinks };
 // With sinks, these stand before dy, which is the last input.
 enum AttentionBackwardInput { kSavedY = 5, kSavedLse, kSavedSinks };

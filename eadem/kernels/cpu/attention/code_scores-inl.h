@@ -18,7 +18,7 @@
 #include <cstring>
 
 #include "eadem/kernels/cpu/attention/cached_rows-inl.h"
-#include "eadem/kernels/cpu/linear/quantized_words-inl.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_words-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
 

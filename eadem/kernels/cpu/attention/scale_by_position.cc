@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // scale_by_position and its gradient, which is the same scale: token by token.
-#include "eadem/kernels/scale_by_position.h"
+#include "eadem/kernels/attention/scale_by_position.h"
 
 #include <algorithm>
 

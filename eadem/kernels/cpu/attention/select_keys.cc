@@ -7,9 +7,9 @@
 #include <numeric>
 #include <utility>
 
+#include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/kernels/cpu/attention/attention_call.h"
 #include "eadem/kernels/cpu/kernels.h"
-#include "eadem/kernels/selected_attention.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention/select_keys.cc"

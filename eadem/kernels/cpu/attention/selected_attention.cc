@@ -7,7 +7,7 @@
 // Gradients: with p = exp(s - lse) and ds = p (dy . v - dy . y) scale, tasks of tokens make p, ds and dq = ds k, and
 // then tasks of columns add dk += ds^T q and dv += p^T dy, token by token in order. So a sum has the same order
 // whatever the number of threads.
-#include "eadem/kernels/selected_attention.h"
+#include "eadem/kernels/attention/selected_attention.h"
 
 #include <algorithm>
 #include <cmath>

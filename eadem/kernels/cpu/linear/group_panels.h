@@ -11,7 +11,7 @@
 #pragma once
 
 #include "eadem/core/encodings/group_encoding.h"
-#include "eadem/kernels/cpu/linear/quantized_panels.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
 
 namespace eadem::kernels::cpu {
 

@@ -17,7 +17,7 @@
 #pragma once
 
 #include "eadem/core/encoding.h"
-#include "eadem/kernels/cpu/linear/quantized_panels.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
 
 namespace eadem::kernels::cpu {
 

@@ -18,8 +18,8 @@
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/linear/amx.h"
 #include "eadem/kernels/cpu/linear/packed_panels.h"
-#include "eadem/kernels/cpu/linear/quantized_decode.h"
-#include "eadem/kernels/cpu/linear/quantized_matmul.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_decode.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_matmul.h"
 #include "eadem/kernels/elementwise.h"
 
 namespace eadem::kernels::cpu {

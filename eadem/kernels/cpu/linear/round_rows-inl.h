@@ -13,8 +13,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "eadem/kernels/cpu/linear/quantized_rows.h"
-#include "eadem/kernels/cpu/linear/quantized_words-inl.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_rows.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_words-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {

@@ -6,15 +6,15 @@
 #include <cstring>
 
 #include "eadem/kernels/cpu/linear/amx.h"
-#include "eadem/kernels/cpu/linear/quantized_matmul.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_matmul.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/linear/row_scale_matmul.cc"
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
-#include "eadem/kernels/cpu/linear/integer_tiles-inl.h"
-#include "eadem/kernels/cpu/linear/quantized_steps-inl.h"
+#include "eadem/kernels/cpu/linear/quantized/integer_tiles-inl.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_steps-inl.h"
 #include "eadem/kernels/cpu/linear/stream_ahead.h"
 
 HWY_BEFORE_NAMESPACE();

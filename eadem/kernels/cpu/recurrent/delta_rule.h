@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call of gated_delta_rule (kernels/gated_delta_rule.h), as its routines see it.
+// One call of gated_delta_rule (kernels/recurrent/gated_delta_rule.h), as its routines see it.
 #pragma once
 
 #include <cstdint>
 
-#include "eadem/kernels/gated_delta_rule.h"
+#include "eadem/kernels/recurrent/gated_delta_rule.h"
 
 namespace eadem::kernels::cpu {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/gated_delta_rule.h"
+#include "eadem/kernels/recurrent/gated_delta_rule.h"
 
 #include <algorithm>
 

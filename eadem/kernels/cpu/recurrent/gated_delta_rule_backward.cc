@@ -8,7 +8,7 @@
 #include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/recurrent/delta_rule.h"
 #include "eadem/kernels/cpu/support.h"
-#include "eadem/kernels/gated_delta_rule.h"
+#include "eadem/kernels/recurrent/gated_delta_rule.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/recurrent/gated_delta_rule_backward.cc"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/short_convolution.h"
+#include "eadem/kernels/recurrent/short_convolution.h"
 
 #include <algorithm>
 

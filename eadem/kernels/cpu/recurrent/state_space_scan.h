@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What both passes of state_space_scan (kernels/state_space_scan.h) read.
+// What both passes of state_space_scan (kernels/recurrent/state_space_scan.h) read.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "eadem/kernels/cpu/support.h"
-#include "eadem/kernels/state_space_scan.h"
+#include "eadem/kernels/recurrent/state_space_scan.h"
 
 namespace eadem::kernels::cpu {
 

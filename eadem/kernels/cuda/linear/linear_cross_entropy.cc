@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <optional>
 
-#include "eadem/kernels/cross_entropy.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/exact_product.h"
 #include "eadem/kernels/cuda/support.h"
 #include "eadem/kernels/linear.h"
+#include "eadem/kernels/training/cross_entropy.h"
 
 namespace eadem::kernels::cuda {
 

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiles of integer sums: how many sums fit into registers, how rows and panels are divided into tiles, and the sums of
+// one step of k.
+//
+// Per-target header: included after hwy/foreach_target.h, inside no namespace.
+#if defined(EADEM_KERNELS_CPU_INTEGER_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EADEM_KERNELS_CPU_INTEGER_TILES_INL_H_
+#undef EADEM_KERNELS_CPU_INTEGER_TILES_INL_H_
+#else
+#define EADEM_KERNELS_CPU_INTEGER_TILES_INL_H_
+#endif
+
+#include <type_traits>
+
+#include "eadem/kernels/cpu/linear/packed_panels.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_panels.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_words-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+
+inline constexpr int kPanelVectors = static_cast<int>(kPanelWidth / kLanes);
+
+// The largest tile, in rows x panels, whose sums stay in registers if a step has one sum for each output.
+#if HWY_TARGET == HWY_AVX3
+inline constexpr int kSumRows = 12, kSumPanels = 2;  // 24 + 2 + 1 of 32
+#elif HWY_TARGET == HWY_NEON
+inline constexpr int kSumRows = 4, kSumPanels = 1;  // 16 + 4 + 1 of 32
+#elif HWY_TARGET == HWY_SCALAR
+inline constexpr int kSumRows = 2, kSumPanels = 1;
+#else
+inline constexpr int kSumRows = HWY_TARGET == HWY_AVX2 ? 4 : 2, kSumPanels = 1;  // 8 + 2 + 3 of 16
+#endif
+
+// Divides `count` rows or panels into pieces of kMost, then divides the rest into pieces of kSmaller (descending to 1;
+// sizes of kMost or more are skipped). Calls piece(size, first), where `size` is a std::integral_constant.
+template <int kMost, int... kSmaller, typename Piece>
+HWY_INLINE void cut_into(int64_t count, Piece piece) {
+  int64_t first = 0;
+  const auto pieces_of = [&](auto size) {
+    for (; count - first >= size; first += size) piece(size, first);
+  };
+  const auto smaller = [&](auto size) {
+    if constexpr (decltype(size)::value < kMost) pieces_of(size);
+  };
+  pieces_of(std::integral_constant<int, kMost>());
+  (smaller(std::integral_constant<int, kSmaller>()), ...);
+}
+
+// sums[r][v] += the dot product of vectors [kBegin, kEnd) of a step of weights with the matching codes of row r of x.
+// Neighbouring rows of x lie kChunkSteps steps apart. words_at(i, v) returns vector i of the step for the v-th kLanes
+// outputs.
+template <typename Dot, int kBegin, int kEnd, int kRows, int kVecs, typename WordsAt>
+HWY_INLINE void add_dots(Ints (&sums)[kRows][kVecs], const int8_t* x_codes, WordsAt words_at) {
+#pragma GCC unroll kUnroll
+  for (int i = kBegin; i < kEnd; ++i) {
+    Words words[kVecs];
+#pragma GCC unroll kUnroll
+    for (int v = 0; v < kVecs; ++v) words[v] = words_at(i, v);
+#pragma GCC unroll kUnroll
+    for (int r = 0; r < kRows; ++r) {
+      const Ints bytes = broadcast_bytes(x_codes + r * kChunkSteps * kStep + i * 4);
+#pragma GCC unroll kUnroll
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = Dot::dot(sums[r][v], words[v], bytes);
+    }
+  }
+}
+
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

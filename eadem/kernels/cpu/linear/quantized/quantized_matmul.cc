@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The product for many rows: weights are unpacked a chunk at a time, in the first-level cache, to one byte a code and
+// f32 scales, and all rows of the task use them. 8-bit codes are read in place.
+#include "eadem/kernels/cpu/linear/quantized/quantized_matmul.h"
+
+#include <algorithm>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/linear/quantized/quantized_matmul.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/linear/quantized/integer_tiles-inl.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_steps-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// ---- Unpacking a chunk.
+
+// Multiplies the codes of a group by its `sub_scale` for a folded layout. `sub_scale` holds two copies of an i16 in
+// each word. Without mins, 124 - zero * sub_scale is added to each byte. 16-bit arithmetic makes two bytes at once:
+// carries between them cancel modulo 2^16, because both results lie in 0 … 255.
+template <bool kMin>
+HWY_INLINE Words fold(Words codes, Words sub_scale, int zero) {
+#if HWY_TARGET == HWY_SCALAR
+  uint32_t word = hn::GetLane(codes), result = 0;
+  const int factor = static_cast<int16_t>(hn::GetLane(sub_scale));
+  for (int j = 0; j < 32; j += 8) {
+    const int code = static_cast<int>(word >> j & 0xff);
+    result |= static_cast<uint32_t>(kMin ? code * factor : (code - zero) * factor + 124) << j;
+  }
+  return hn::Set(WordLanes(), result);
+#else
+  const hn::Repartition<uint16_t, WordLanes> d16;
+  const auto factor = hn::BitCast(d16, sub_scale);
+  auto bytes = hn::Mul(hn::BitCast(d16, codes), factor);
+  if constexpr (!kMin) {
+    const auto above = hn::Sub(hn::Set(d16, 124), hn::Mul(hn::Set(d16, static_cast<uint16_t>(zero)), factor));
+    bytes = hn::Add(bytes, hn::Add(above, hn::ShiftLeft<8>(above)));
+  }
+  return hn::BitCast(WordLanes(), bytes);
+#endif
+}
+
+template <typename Format>
+HWY_INLINE void fetch_step(const uint8_t* quants, const uint8_t* scales) {
+#pragma GCC unroll kUnroll
+  for (int64_t i = 0; i < Format::Fields::kBytes; i += 64) fetch_near(quants + kFetchNear + i);
+  fetch_near(scales + kFetchScaleSteps * Format::kScaleBytes);
+}
+
+// Unpacks the chunk of a panel into its scratch: codes [steps, 8, 16, 4] (unless they are stored as bytes), scales
+// [steps, dots, 16] and mins [steps, 16]; for folded layouts also the pairs of their mins [steps, 16].
+template <typename Format>
+void unpack_chunk(float* scratch, const PackedChunk& panel, int64_t steps, const uint8_t* table, int zero) {
+  using Fields = typename Format::Fields;
+  const uint8_t *quants = panel.quants, *scale_bytes = panel.scales;
+  const f16_t* supers = panel.supers;
+  auto* codes = reinterpret_cast<uint8_t*>(scratch);
+  float *scales = scratch + kScalesAt, *mins = scratch + kMinsAt, *min_pairs = scratch + kMinPairsAt;
+  for (int64_t s = 0; s < steps; ++s) {
+    fetch_step<Format>(quants, scale_bytes);
+#pragma GCC unroll kUnroll
+    for (int64_t n = 0; n < kPanelWidth; n += kLanes) {
+      const StepScales<Format> step(scale_bytes, n, load_supers<Format>(supers, n, panel.supers_unit));
+#pragma GCC unroll 2
+      for (int g = 0; g < Format::kDots; ++g) store(step.scale[g], scales + g * kPanelWidth + n);
+      if constexpr (Format::kMin) store(step.min, mins + n);
+      if constexpr (Format::kMin && Format::kFolded) store(hn::BitCast(Lanes(), step.min_pair), min_pairs + n);
+      if constexpr (Fields::kBytes < kStepBytes) {
+        const Fields fields(quants, n);
+        Words low = hn::Zero(WordLanes()), high = low;
+        if constexpr (Format::kFolded) {
+          low = hn::BitCast(WordLanes(), pair_of(step.pair, step.pair));
+          high = hn::BitCast(WordLanes(), pair_of(hn::ShiftRight<16>(step.pair), hn::ShiftRight<16>(step.pair)));
+        }
+#pragma GCC unroll kUnroll
+        for (int i = 0; i < kStepVectors; ++i) {
+          Words bytes = fields.codes(i, table);
+          if constexpr (Format::kFolded) bytes = fold<Format::kMin>(bytes, i < kStepVectors / 2 ? low : high, zero);
+          store_words(bytes, codes + i * 64 + n * 4);
+        }
+      }
+    }
+    codes += kStepBytes;
+    quants += Fields::kBytes;
+    scale_bytes += Format::kScaleBytes;
+    scales += Format::kDots * kPanelWidth;
+    mins += kPanelWidth;
+    min_pairs += kPanelWidth;
+  }
+}
+
+// ---- The tile. It keeps the integer sums of a step in registers; the f32 chains stay in c, in the first-level cache.
+
+// The unpacked chunk of one panel.
+struct UnpackedChunk {
+  const uint8_t* codes;  // [steps, 8, 16, 4]
+  const float* scratch;  // its scales and mins
+  const uint8_t* later;  // the packed codes of a later chunk, to prefetch
+};
+
+// c [kRows, kPanels * 16] += rows r0 … of x times the chunks w, which begin at step s0. At each step, `fetch_bytes`
+// bytes of later packed chunks are prefetched, because memory would be idle otherwise.
+template <typename Dot, typename Tile, int kRows, int kPanels>
+HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const QuantizedRows& x, int64_t r0,
+                                 const UnpackedChunk* w, int64_t s0, int64_t steps, int64_t fetch_bytes) {
+  constexpr int kVecs = kPanels * kPanelVectors, kDots = Tile::kDots;
+  constexpr int kDotVectors = static_cast<int>(kStepVectors) / kDots;
+  const int64_t first = x.step(r0, s0);
+  const int8_t* x_codes = x.codes + first * kStep;
+  const float* x_scales = x.scales + first;
+  const int32_t* x_starts = x.starts + first * kDots;
+  const float* x_sums = x.sums + first;
+  const int32_t* x_pairs = x.pairs + first;
+  int64_t fetched = 0;
+  for (int64_t s = 0; s < steps; ++s) {
+    for (const int64_t end = fetched + fetch_bytes; fetched < end; fetched += 64)
+#pragma GCC unroll kUnroll
+      for (int p = 0; p < kPanels; ++p) fetch_far(w[p].later + fetched);
+
+    // 1. The sums of the step, or of its halves.
+    Ints sums[kDots][kRows][kVecs];
+#pragma GCC unroll kUnroll
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll kUnroll
+      for (int g = 0; g < kDots; ++g) {
+        const Ints start = hn::Set(IntLanes(), x_starts[(r * kChunkSteps + s) * kDots + g]);
+#pragma GCC unroll kUnroll
+        for (int v = 0; v < kVecs; ++v) sums[g][r][v] = start;
+      }
+    const auto words_at = [&](int i, int v) {
+      return load_words(w[v / kPanelVectors].codes + s * kStepBytes + i * 64 + v % kPanelVectors * kLanes * 4);
+    };
+    add_dots<Dot, 0, kDotVectors>(sums[0], x_codes + s * kStep, words_at);
+    if constexpr (kDots == 2) add_dots<Dot, kDotVectors, 2 * kDotVectors>(sums[1], x_codes + s * kStep, words_at);
+
+      // 2. Multiply the sums by the scales and subtract the part of the mins.
+#pragma GCC unroll kUnroll
+    for (int v = 0; v < kVecs; ++v) {
+      const float* scratch = w[v / kPanelVectors].scratch + v % kPanelVectors * kLanes;
+      Vec scales[kDots];
+#pragma GCC unroll 2
+      for (int g = 0; g < kDots; ++g) scales[g] = load(scratch + kScalesAt + (s * kDots + g) * kPanelWidth);
+#pragma GCC unroll kUnroll
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t step = r * kChunkSteps + s;
+        float* acc = c + r * c_stride + v * kLanes;
+        Ints dots[kDots];
+#pragma GCC unroll 2
+        for (int g = 0; g < kDots; ++g) dots[g] = sums[g][r][v];
+        if constexpr (!Tile::kMin) {
+          store(add_step<Tile>(load(acc), dots, x_scales[step], scales), acc);
+          continue;
+        }
+        Vec x_sum;
+        if constexpr (Tile::kFolded) {
+          const Ints min_pairs = hn::BitCast(IntLanes(), load(scratch + kMinPairsAt + s * kPanelWidth));
+          x_sum = hn::ConvertTo(Lanes(), dot_pairs(min_pairs, hn::Set(IntLanes(), x_pairs[step])));
+        } else {
+          x_sum = set(x_sums[step]);
+        }
+        const Vec min = load(scratch + kMinsAt + s * kPanelWidth);
+        store(add_step<Tile>(load(acc), dots, x_scales[step], scales, x_sum, min), acc);
+      }
+    }
+  }
+}
+
+// Multiplies all rows by all panels. The codes of a packed step take `step_bytes`. Only the first rows of a panel
+// prefetch.
+template <typename Dot, typename Tile>
+void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows, const UnpackedChunk* w, int64_t panels,
+                     int64_t s0, int64_t steps, int64_t step_bytes) {
+  const int64_t c_stride = panels * kPanelWidth;
+  cut_into<kSumPanels, 1>(panels, [&](auto width, int64_t p) {
+    cut_into<kSumRows / Tile::kDots, 8, 4, 2, 1>(rows, [&](auto height, int64_t r) {
+      quantized_tile<Dot, Tile, decltype(height)::value, decltype(width)::value>(
+          c + r * c_stride + p * kPanelWidth, c_stride, x, r0 + r, w + p, s0, steps, r == 0 ? step_bytes : 0);
+    });
+  });
+}
+
+// ---- The product.
+
+template <template <bool> typename Dot, typename Format>
+void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
+                       int64_t rows, int64_t p0, int64_t panels, float* scratch) {
+  using Fields = typename Format::Fields;
+  const int64_t all_steps = k_size / kStep;
+  std::memset(c, 0, static_cast<size_t>(rows * panels * kPanelWidth) * sizeof(float));
+  for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
+    const int64_t steps = std::min(kChunkSteps, all_steps - s0);
+    const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
+    constexpr int64_t kLater = 2 * kChunkSteps * Fields::kBytes;
+    const int64_t later =
+        StreamAhead(chunk.quants_stride, (panels - 1) * chunk.quants_stride).offset(s0 * Fields::kBytes, kLater);
+    UnpackedChunk unpacked[kMaxGroupPanels];
+    for (int64_t p = 0; p < panels; ++p) {
+      const PackedChunk panel = chunk.from_panel(p);
+      float* to = scratch + p * kScratchFloats;
+      unpack_chunk<Format>(to, panel, steps, w.layout->table.data(), w.layout->zero);
+      unpacked[p] = {Fields::kBytes < kStepBytes ? reinterpret_cast<const uint8_t*>(to) : panel.quants, to,
+                     panel.quants + later};
+    }
+    quantized_tiles<Dot<Format::kTileBytes>, typename Format::Tile>(c, x, r0, rows, unpacked, panels, s0, steps,
+                                                                    Fields::kBytes);
+  }
+}
+
+template <template <bool> typename Dot>
+QuantizedProduct product_with(const QuantizedFormat& format) {
+  QuantizedProduct result = nullptr;
+  with_format(format, [&](auto constant) { result = product_of_format<Dot, decltype(constant)>; });
+  return result;
+}
+
+QuantizedProduct product(const QuantizedFormat& format) { return product_with<DotPairs>(format); }
+// For processors of this target that have the 8-bit dot product.
+QuantizedProduct product_byte_dots(const QuantizedFormat& format) { return product_with<DotBytes>(format); }
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(product);
+HWY_EXPORT(product_byte_dots);
+
+QuantizedProduct block_product(const QuantizedFormat& format, Isa isa) {
+  return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_byte_dots, isa)(format)
+                            : EADEM_CPU_DISPATCH(product, isa)(format);
+}
+
+QuantizedRoutines quantized_routines(const QuantizedLayout& layout, Isa isa) {
+  const RowRoutines rows = row_routines(isa);
+  if (layout.whole_rows()) {
+    const QuantizedProduct product = row_scale_product(layout, isa);
+    return {rows, product, product};
+  }
+  return {rows, single_row_product(layout.format(), isa), block_product(layout.format(), isa)};
+}
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cross_entropy over given logits, and linear_cross_entropy, which computes the logits of a chunk of rows at a time
+// with the packed matrix product and uses them while they are in cache.
+//
+// The backward pass of the fusion needs the weight packed in two ways: it computes the logits again (outputs are words)
+// and multiplies their gradient by the weight (outputs are hidden features). The kernel requests the first packing and
+// rearranges it into the second in scratch, once per call; this costs little compared with the products.
+#include "eadem/kernels/training/cross_entropy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/linear/matmul.h"
+#include "eadem/kernels/cpu/linear/packed_panels.h"
+#include "eadem/kernels/cpu/support.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "eadem/kernels/cpu/training/cross_entropy.cc"
+#include <hwy/foreach_target.h>
+
+#include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/simd-inl.h"
+#include "eadem/kernels/cpu/training/log_softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace eadem::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+float largest_of(const float* x, int64_t n) { return max_of(x, n); }
+
+// dlogits = dloss * (exp(logits - lse) - onehot(label)); 0 for an ignored row. dlogits may be logits.
+void cross_entropy_gradient(float* dlogits, const float* logits, int64_t n, int32_t label, float lse, float dloss) {
+  if (label < 0) {
+    std::fill(dlogits, dlogits + n, 0.0f);
+    return;
+  }
+  map(
+      dlogits, n, [l = set(lse), g = set(dloss)](Vec v) { return hn::Mul(g, exp(hn::Sub(v, l))); }, logits);
+  dlogits[label] -= dloss;
+}
+
+}  // namespace
+}  // namespace eadem::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace eadem::kernels::cpu {
+
+HWY_EXPORT(largest_of);
+HWY_EXPORT(sum_exp);
+HWY_EXPORT(cross_entropy_gradient);
+
+namespace {
+
+// The parts of a row's log-softmax (log_softmax-inl.h).
+struct LogSoftmax {
+  float (*largest)(const float* x, int64_t n);
+  double (*sum)(const float* x, int64_t n, float largest);
+};
+LogSoftmax log_softmax_of(const KernelRequest& r) {
+  return {EADEM_CPU_DISPATCH(largest_of, cpu_device(r).isa()), EADEM_CPU_DISPATCH(sum_exp, cpu_device(r).isa())};
+}
+using RowGradient = void (*)(float* dlogits, const float* logits, int64_t n, int32_t label, float lse, float dloss);
+
+// loss and, unless null, lse of `rows` rows of logits.
+void rows_loss(CpuDevice& device, const LogSoftmax& log_softmax, float* loss, float* lse, const float* logits,
+               const int32_t* labels, int64_t rows, int64_t vocab) {
+  device.pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / vocab), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      if (labels[r] < 0 && lse == nullptr) {
+        loss[r] = 0.0f;
+        continue;
+      }
+      const float* row = logits + r * vocab;
+      const float largest = log_softmax.largest(row, vocab);
+      const double log_sum = std::log(log_softmax.sum(row, vocab, largest));
+      if (lse != nullptr) lse[r] = static_cast<float>(largest + log_sum);
+      loss[r] = labels[r] < 0 ? 0.0f : -log_probability(row[labels[r]], largest, log_sum);
+    }
+  });
+}
+
+void rows_gradient(CpuDevice& device, RowGradient gradient, float* dlogits, const float* logits, const int32_t* labels,
+                   const float* lse, const float* dloss, int64_t rows, int64_t vocab) {
+  device.pool().parallel_ranges(rows, std::max<int64_t>(1, 2048 / vocab), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      gradient(dlogits + r * vocab, logits + r * vocab, vocab, labels[r], lse[r], dloss[r]);
+  });
+}
+
+// ---- cross_entropy
+
+Verdict can_cross_entropy(const KernelRequest& r) {
+  return Requirements(r)
+      .f32("logits", r.inputs[0])
+      .one_of("labels", r.inputs[1], {DType::i32})
+      .f32("loss", r.outputs[0])
+      .verdict();
+}
+
+PlanPtr prepare_cross_entropy(const KernelRequest& r, Context&) {
+  return make_plan([log_softmax = log_softmax_of(r)](const KernelCall& call) {
+    rows_loss(cpu_device(call), log_softmax, elements<float>(call.outputs[0]),
+              call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr,
+              elements<const float>(call.inputs[0]), elements<const int32_t>(call.inputs[1]), call.inputs[0].shape[0],
+              call.inputs[0].shape[1]);
+  });
+}
+
+Verdict can_cross_entropy_backward(const KernelRequest& r) {
+  return Requirements(r)
+      .f32("logits", r.inputs[0])
+      .one_of("labels", r.inputs[1], {DType::i32})
+      .f32("lse", r.inputs[2])
+      .f32("dloss", r.inputs[3])
+      .f32("dlogits", r.outputs[0])
+      .verdict();
+}
+
+PlanPtr prepare_cross_entropy_backward(const KernelRequest& r, Context&) {
+  return make_plan([row = EADEM_CPU_DISPATCH(cross_entropy_gradient, cpu_device(r).isa())](const KernelCall& call) {
+    float* dlogits = elements<float>(call.outputs[0]);
+    if (dlogits == nullptr) return;
+    rows_gradient(cpu_device(call), row, dlogits, elements<const float>(call.inputs[0]),
+                  elements<const int32_t>(call.inputs[1]), elements<const float>(call.inputs[2]),
+                  elements<const float>(call.inputs[3]), call.inputs[0].shape[0], call.inputs[0].shape[1]);
+  });
+}
+
+// ---- linear_cross_entropy
+
+using Side = PackedPanels::Side;
+
+// The number of rows whose logits are in memory at a time: about 8 MB of logits, which fit the last-level cache, and a
+// multiple of the row tiles. It depends on the vocabulary alone, because gradients of the weight are summed chunk by
+// chunk.
+int64_t chunk_rows(int64_t vocab) { return std::clamp<int64_t>((int64_t{2} << 20) / vocab / 12 * 12, 48, 384); }
+
+int64_t logits_bytes(const KernelRequest& r) {
+  const int64_t vocab = r.inputs[1].dim(0).bind(r.bounds);
+  const int64_t rows = std::min(chunk_rows(vocab), r.inputs[0].dim(0).bind(r.bounds));
+  return round_up(rows * vocab * static_cast<int64_t>(sizeof(float)), 64);
+}
+
+const Encoding* pack_weight(const KernelRequest& r, int input) {
+  if (input != 1) return nullptr;
+  return PackedPanels::of_forward(r.inputs[1].dtype, cpu_device(r).isa(),
+                                  r.attrs.get<LinearCrossEntropyAttrs>().matmul_input);
+}
+
+int64_t transposed_bytes(const Shape& weight, DType dtype) {
+  return round_up(PackedPanels::of(dtype, Side::transposed)->planes(weight)[0].size_bytes(), 64);
+}
+
+Verdict can_fused(const KernelRequest& r) {
+  Requirements requirements(r);
+  requirements.f32("x", r.inputs[0])
+      .packed("weight", r.inputs[1], kStorageDTypes, pack_weight(r, 1))
+      .one_of("labels", r.inputs[2], {DType::i32});
+  for (const TensorType& type : r.outputs) requirements.f32("an output", type);
+  return requirements.verdict();
+}
+
+// The products of a chunk, which run one after another and share scratch: logits, and the gradients of x and weight.
+class ChunkProducts {
+ public:
+  explicit ChunkProducts(const KernelRequest& r)
+      : packing_(static_cast<const PackedPanels*>(pack_weight(r, 1))),
+        logits_(cpu_device(r), {.source = source_of(packing_->side()), .b_dtype = packing_->dtype()}),
+        dx_(cpu_device(r), {.b_dtype = packing_->dtype()}),
+        dweight_(cpu_device(r), {.source = MatmulTypes::Source::matrix, .finish = MatmulTypes::Finish::accumulate}) {
+    const Shape x = r.inputs[0].bind(r.bounds);
+    const CpuDevice& device = cpu_device(r);
+    scratch_bytes_ = round_up(std::max({logits_.scratch_bytes(device, x[0], x[1]), dx_.scratch_bytes(device, 0, 0),
+                                        dweight_.scratch_bytes(device, 0, 0)}),
+                              64);
+  }
+
+  const PackedPanels& packing() const { return *packing_; }
+  const MatmulPlan& logits() const { return logits_; }
+  const MatmulPlan& dx() const { return dx_; }
+  const MatmulPlan& dweight() const { return dweight_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  const PackedPanels* packing_;
+  MatmulPlan logits_, dx_, dweight_;
+  int64_t scratch_bytes_;
+};
+
+struct Fused {
+  const float* x;
+  int64_t rows, hidden, vocab;
+  float* logits;  // [chunk_rows, vocab]
+};
+
+Fused fused(const ChunkProducts& products, const KernelCall& call) {
+  const TensorView& weight = call.inputs[1];
+  EADEM_CHECK(weight.encoding == &products.packing(), "weight {} is not packed as was asked", to_string(weight));
+  return {.x = elements<const float>(call.inputs[0]),
+          .rows = call.inputs[0].shape[0],
+          .hidden = call.inputs[0].shape[1],
+          .vocab = weight.shape[0],
+          .logits = reinterpret_cast<float*>(static_cast<std::byte*>(call.scratch.data) + products.scratch_bytes())};
+}
+
+void make_logits(const ChunkProducts& products, const KernelCall& call, const Fused& f, int64_t row, int64_t rows) {
+  Matmul m;
+  m.rows = rows;
+  m.k_size = f.hidden;
+  m.outputs = f.vocab;
+  m.a = f.x + row * f.hidden;
+  m.a_row_stride = f.hidden;
+  m.b.data = call.inputs[1].data;
+  m.y = f.logits;
+  products.logits().run(cpu_device(call), m, call.scratch.data);
+}
+
+PlanPtr prepare_fused_forward(const KernelRequest& r, Context&) {
+  const ChunkProducts products(r);
+  const LogSoftmax log_softmax = log_softmax_of(r);
+  return make_plan(
+      [=](const KernelCall& call) {
+        const Fused f = fused(products, call);
+        const int32_t* labels = elements<const int32_t>(call.inputs[2]);
+        float* loss = elements<float>(call.outputs[0]);
+        float* lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
+        const int64_t chunk = chunk_rows(f.vocab);
+        for (int64_t row = 0; row < f.rows; row += chunk) {
+          const int64_t rows = std::min(chunk, f.rows - row);
+          make_logits(products, call, f, row, rows);
+          rows_loss(cpu_device(call), log_softmax, loss + row, lse == nullptr ? nullptr : lse + row, f.logits,
+                    labels + row, rows, f.vocab);
+        }
+      },
+      products.scratch_bytes() + logits_bytes(r));
+}
+
+// Makes the panels of the transposed side, [ceil(hidden / 16), vocab, 16], from the panels of the forward side: each 16
+// x 16 block is moved and transposed.
+template <typename W, bool kPairs>
+void transpose_panels(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab, int64_t hidden) {
+  const int64_t panel_rows = kPairs ? round_up(hidden, kPairTile) : hidden;
+  pool.parallel_for(ceil_div(hidden, kPanelWidth), [&](int64_t block, int) {
+    const int64_t lanes = std::min(kPanelWidth, hidden - block * kPanelWidth);
+    W* out = static_cast<W*>(transposed) + block * vocab * kPanelWidth;
+    for (int64_t n = 0; n < vocab; ++n) {
+      const W* in = static_cast<const W*>(forward) +
+                    (n / kPanelWidth * panel_rows + block * kPanelWidth) * kPanelWidth +
+                    n % kPanelWidth * (kPairs ? 2 : 1);
+      for (int64_t i = 0; i < lanes; ++i)
+        out[n * kPanelWidth + i] = in[kPairs ? i / 2 * 2 * kPanelWidth + i % 2 : i * kPanelWidth];
+      for (int64_t i = lanes; i < kPanelWidth; ++i) out[n * kPanelWidth + i] = W{};
+    }
+  });
+}
+
+using TransposePanels = void (*)(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab,
+                                 int64_t hidden);
+
+// Only bits move, so bf16 and f16 need no separate code.
+TransposePanels transpose_of(const PackedPanels& forward) {
+  if (forward.dtype() == DType::f32) return transpose_panels<float, false>;
+  return forward.side() == Side::pairs ? transpose_panels<uint16_t, true> : transpose_panels<uint16_t, false>;
+}
+
+struct FusedBackward {
+  ChunkProducts products;
+  RowGradient gradient;
+  TransposePanels transpose;
+};
+
+void run_fused_backward(const FusedBackward& plan, const KernelCall& call) {
+  CpuDevice& device = cpu_device(call);
+  const Fused f = fused(plan.products, call);
+  const int32_t* labels = elements<const int32_t>(call.inputs[2]);
+  const float* lse = elements<const float>(call.inputs[3]);
+  const float* dloss = elements<const float>(call.inputs[4]);
+  float* dx = elements<float>(call.outputs[0]);
+  float* dweight = elements<float>(call.outputs[1]);
+  const int64_t chunk = chunk_rows(f.vocab);
+
+  // 1. Pack the transposed side of the weight.
+  void* transposed = f.logits + round_up(std::min(chunk, f.rows) * f.vocab, 16);
+  if (dx != nullptr) plan.transpose(device.pool(), transposed, call.inputs[1].data, f.vocab, f.hidden);
+
+  for (int64_t row = 0; row < f.rows; row += chunk) {
+    const int64_t rows = std::min(chunk, f.rows - row);
+    // 2. The gradient of the chunk's logits overwrites the logits.
+    make_logits(plan.products, call, f, row, rows);
+    rows_gradient(device, plan.gradient, f.logits, f.logits, labels + row, lse + row, dloss + row, rows, f.vocab);
+
+    // 3. dx = dlogits weight
+    if (dx != nullptr) {
+      Matmul m;
+      m.rows = rows;
+      m.k_size = f.vocab;
+      m.outputs = f.hidden;
+      m.a = f.logits;
+      m.a_row_stride = f.vocab;
+      m.b.data = transposed;
+      m.y = dx + row * f.hidden;
+      plan.products.dx().run(device, m, call.scratch.data);
+    }
+
+    // 4. dweight += dlogits^T x
+    if (dweight != nullptr) {
+      Matmul m;
+      m.rows = f.vocab;
+      m.k_size = rows;
+      m.outputs = f.hidden;
+      m.a = f.logits;
+      m.a_row_stride = 1;
+      m.a_k_stride = f.vocab;
+      m.b.data = f.x + row * f.hidden;
+      m.y = dweight;
+      plan.products.dweight().run(device, m, call.scratch.data);
+    }
+  }
+}
+
+PlanPtr prepare_fused_backward(const KernelRequest& r, Context&) {
+  const ChunkProducts products(r);
+  const FusedBackward plan{products, EADEM_CPU_DISPATCH(cross_entropy_gradient, cpu_device(r).isa()),
+                           transpose_of(products.packing())};
+  return make_plan([plan](const KernelCall& call) { run_fused_backward(plan, call); },
+                   products.scratch_bytes() + logits_bytes(r) +
+                       transposed_bytes(r.inputs[1].bind(r.bounds), products.packing().dtype()));
+}
+
+constexpr Kernel kForward{"cpu_rows", Pass::forward, can_cross_entropy, prepare_cross_entropy};
+constexpr Kernel kInference{"cpu_rows", Pass::inference, can_cross_entropy, prepare_cross_entropy};
+constexpr Kernel kBackward{"cpu_rows", Pass::backward, can_cross_entropy_backward, prepare_cross_entropy_backward};
+constexpr Kernel kFused{"cpu_row_chunks", Pass::forward, can_fused, prepare_fused_forward, pack_weight};
+constexpr Kernel kFusedInference{"cpu_row_chunks", Pass::inference, can_fused, prepare_fused_forward, pack_weight};
+constexpr Kernel kFusedBackward{"cpu_row_chunks", Pass::backward, can_fused, prepare_fused_backward, pack_weight};
+
+}  // namespace
+
+KernelList cross_entropy_kernels() { return {&kForward, &kInference, &kBackward}; }
+KernelList linear_cross_entropy_kernels() { return {&kFused, &kFusedInference, &kFusedBackward}; }
+
+}  // namespace eadem::kernels::cpu
+#endif  // HWY_ONCE
