@@ -313,8 +313,9 @@ TEST(Gradient, Experts) {
   const TensorType gate(kF32, {5, 9});
   check_gradients(ops::ClampedSwiglu({}), {gate, gate});
   check_gradients(ops::ClampedSwiglu({3.0f, 1.0f, 0.0f}), {gate, gate});
-  check_gradients(ops::GateRows(), {TensorType(kF32, {Symbol::tokens, 3}), TensorType(kF32, {Symbol::tokens, 1})},
-                  step(4));
+  for (const int64_t gates : {1, 2})
+    check_gradients(ops::GateRows(), {TensorType(kF32, {Symbol::tokens, 6}), TensorType(kF32, {Symbol::tokens, gates})},
+                    step(4));
 }
 
 TEST(Gradient, SoftmaxAndCrossEntropy) {
