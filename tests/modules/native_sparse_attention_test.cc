@@ -10,6 +10,7 @@
 #include <map>
 
 #include "eadem/core/device/cpu_device.h"
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/io/json.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/modules/auto_hardware_config.h"
@@ -31,12 +32,13 @@ std::vector<float> floats_of(const TensorView& view) {
 // The golden on one device.
 class Golden {
  public:
-  explicit Golden(std::shared_ptr<Device> device)
+  explicit Golden(std::shared_ptr<Device> device, const WeightType& kv_cache = DType::f32)
       : device_(std::move(device)),
         weights_(open("model.safetensors")),
         expected_(open("expected.safetensors")),
-        hardware_(AutoHardwareConfig::from_model_spec({.layers = 1}, *device_, HardwareMode::accuracy,
-                                                      {.weights = DType::f32, .activations = DType::f32}, "the test")) {
+        hardware_(AutoHardwareConfig::from_model_spec(
+            {.layers = 1}, *device_, HardwareMode::accuracy,
+            {.weights = DType::f32, .activations = DType::f32, .kv_cache = kv_cache}, "the test")) {
     const io::JsonReader json = io::JsonReader::read((folder() / "config.json").string());
     const auto size = [&](const char* key) { return json.integer(key, 0); };
     config_ = {.hidden = size("hidden"),
@@ -154,7 +156,7 @@ std::map<std::string, std::vector<float>> train(const Golden& golden) {
   std::map<std::string, Tensor> gradients;
   for (const auto& [name, id] : program->states()) {
     Tensor& gradient = gradients[name] = allocate_tensor(*golden.device(), program->graph().value(id).type, {});
-    golden.device()->fill_zero(gradient.view.data, gradient.view.size_bytes());
+    fill_zero(*golden.device(), gradient.view);
     program->bind_state(name, gradient.view);
   }
   std::vector<int32_t> positions, start = {0}, length;
@@ -185,7 +187,7 @@ std::vector<float> serve(const Golden& golden, const CacheSpec& cache, const std
   std::vector<Tensor> states;
   for (const auto& [name, id] : program->states()) {
     Tensor& state = states.emplace_back(allocate_tensor(*golden.device(), program->graph().value(id).type, {}));
-    golden.device()->fill_zero(state.view.data, state.view.size_bytes());
+    fill_zero(*golden.device(), state.view);
     program->bind_state(name, state.view);
   }
   std::vector<float> result;
@@ -251,6 +253,21 @@ TEST(NativeSparseAttention, TrainsAsPyTorchAndServesTheSameBits) {
         begin += length;
       }
     }
+  }
+}
+
+// Rows are made of what a cache holds, rounded once, and are kept in its type, or in bf16 beside encoded rows.
+TEST(NativeSparseAttention, RoundedCachesDoNotShowHowAPromptWasCut) {
+  for (const WeightType& kv :
+       {WeightType(DType::bf16), WeightType(DType::f16), WeightType{DType::f32, &RowEncoding::int8()},
+        WeightType{DType::f32, &RowEncoding::fp8_e4m3()}}) {
+    const Golden golden(open_device("cpu", {.num_threads = 2}), kv);
+    const int64_t hidden = golden.config().hidden, length = golden.lengths()[0];
+    const std::vector<float> x = golden.x(), own(x.begin(), x.begin() + length * hidden);
+    const std::vector<float> expected = serve(golden, caches(golden.config())[0], own, length);
+    for (const CacheSpec& cache : caches(golden.config()))
+      for (const int64_t chunk : {1, 5, 16})
+        EXPECT_EQ(serve(golden, cache, own, chunk), expected) << kv.name() << ", steps of " << chunk;
   }
 }
 
