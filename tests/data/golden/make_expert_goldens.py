@@ -82,8 +82,8 @@ FAMILIES = {
                     vocab_size=64, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=9,
                     first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,
                     n_shared_experts=1, n_group=2, topk_group=1, routed_scaling_factor=1.5, rms_norm_eps=1e-6,
-                    rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0, mscale=1.0,
-                                         mscale_all_dim=1.0, original_max_position_embeddings=5,
+                    rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0,
+                                         mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=5,
                                          llama_4_scaling_beta=0.4))),
     # Chunks of 7; the third layer sees everything and does not rotate, and its queries grow every five positions;
     # experts in every second layer, of which nobody chooses the last. Frequencies are kept or divided, none is blended.

@@ -55,7 +55,7 @@ def rotate(x, theta):
 
 
 def attend(q, k, v, mask, scale):
-    """q [tokens, heads, dim], k and v [keys, kv_heads, …], mask [tokens, kv_heads, keys]: the result and the weights."""
+    """q [tokens, heads, dim], k and v [keys, kv_heads, …], mask [tokens, kv_heads, keys]: results and weights."""
     group = q.shape[1] // k.shape[1]
     k, v, mask = (t.repeat_interleave(group, 1) for t in (k, v, mask))
     scores = torch.einsum("thd,jhd->thj", q, k) * scale
