@@ -57,10 +57,9 @@ Calibration Calibration::run(const models::Checkpoint& checkpoint, std::shared_p
   });
   for (size_t begin = 0; begin < tokens.size(); begin += static_cast<size_t>(new_tokens)) {
     const size_t count = std::min(static_cast<size_t>(new_tokens), tokens.size() - begin);
-    std::vector<int32_t> sequence;
-    if (options.bos) sequence.push_back(*options.bos);
-    sequence.insert(sequence.end(), tokens.begin() + static_cast<ptrdiff_t>(begin),
-                    tokens.begin() + static_cast<ptrdiff_t>(begin + count));
+    std::vector<int32_t> sequence(tokens.begin() + static_cast<ptrdiff_t>(begin),
+                                  tokens.begin() + static_cast<ptrdiff_t>(begin + count));
+    if (options.bos) sequence.insert(sequence.begin(), *options.bos);
     InferEngine::Input input;
     input.all_logits = true;
     for (size_t done = 0; done < sequence.size(); done += input.input_ids.size()) {

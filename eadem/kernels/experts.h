@@ -59,9 +59,10 @@
 //            a value is the limit.
 //   Source: transformers, models/gpt_oss.
 //
-// gate_rows: y[t, :] = x[t, :] / (1 + exp(-gate[t]))
-//   inputs   x [tokens, hidden] f32; gate [tokens, 1] f32.  outputs: y [tokens, hidden] f32; inference may write it
-//            over x.
+// gate_rows: y[t, i] = x[t, i] / (1 + exp(-gate[t, i / (hidden / gates)])): each gate has as many neighbouring columns,
+// such as those of a head.
+//   inputs   x [tokens, hidden] f32; gate [tokens, gates] f32, hidden a multiple of gates.  outputs: y [tokens, hidden]
+//            f32; inference may write it over x.
 //   backward inputs: x, gate, dy.  outputs: dx, dgate.
 //
 // load_balancing_loss: loss = experts * sum over e of fraction[e] * mean[e], over all rows of all layers together,

@@ -15,3 +15,4 @@
 #include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
 #include "eadem/modules/hybrid/parallel_mixers.h"
+#include "eadem/modules/hybrid/sparse/native_sparse_attention.h"

@@ -20,7 +20,7 @@ TensorType storage_type(const StateSpec& state, const CacheSpec& cache) {
   } else {
     EADEM_CHECK(dims.size() == 2, "state '{}' has rows {}; expected [heads, width]", state.name, to_string(state.row));
     const size_t group = cache.group_of(state.window);
-    dims.insert(dims.begin() + 1, cache.block_size);
+    dims.insert(dims.begin() + 1, (cache.block_size + state.stride - 1) / state.stride);
     dims.insert(dims.begin(), group == 0 ? cache.num_blocks : cache.windows[group - 1].num_blocks + 1);
   }
   TensorType type(state.row.dtype, dims, state.row.encoding);

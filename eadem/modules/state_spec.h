@@ -23,6 +23,9 @@ struct StateSpec {
   TensorType row;
   // per_token: a token reads its own row and those before it, `window` in all at most; 0: of every earlier token.
   int64_t window = 0;
+  // per_token: there is one row for so many tokens in a row, made when the last of them is there. A paged cache has
+  // blocks of a multiple of them.
+  int64_t stride = 1;
 };
 
 // The place of the keys and values of earlier tokens.
@@ -61,7 +64,7 @@ struct CacheSpec {
   size_t group_of(int64_t window) const;
 };
 
-// The type of a state's storage: [blocks, heads, block_size, width] or [num_slots, …].
+// The type of a state's storage: [blocks, heads, ceil(block_size / stride), width] or [num_slots, …].
 TensorType storage_type(const StateSpec& state, const CacheSpec& cache);
 
 // The names of a group's inputs of a step: "block_table", or "block_table_window_512".

@@ -4,11 +4,14 @@
 #pragma once
 
 #include "eadem/ops/attention/attention.h"
+#include "eadem/ops/attention/compress_keys.h"
+#include "eadem/ops/attention/compressed_attention.h"
 #include "eadem/ops/attention/head_linear.h"
 #include "eadem/ops/attention/kv_append.h"
 #include "eadem/ops/attention/latent_append.h"
 #include "eadem/ops/attention/rope.h"
 #include "eadem/ops/attention/scale_by_position.h"
+#include "eadem/ops/attention/select_blocks.h"
 #include "eadem/ops/attention/select_keys.h"
 #include "eadem/ops/attention/selected_attention.h"
 #include "eadem/ops/elementwise/add_bias.h"

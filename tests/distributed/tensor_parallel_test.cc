@@ -78,7 +78,8 @@ TEST(TensorParallel, GoldenModelsOnTwoThreeAndFourRanks) {
                          Row{"lfm2", 3},         Row{"qwen3_next_all", 2},
                          Row{"llama4", 3},       Row{"llama4_plain", 2},
                          Row{"gemma4", 2},       Row{"gemma4_equal", 2},
-                         Row{"gemma4_equal", 4}, Row{"gemma4_experts", 2}}) {
+                         Row{"gemma4_equal", 4}, Row{"gemma4_experts", 2},
+                         Row{"mistral4", 3}}) {
     SCOPED_TRACE(fmt::format("{} on {} ranks", row.model, row.ranks));
     const models::Checkpoint checkpoint = models::open_checkpoint(golden(row.model));
     compare(*checkpoint.model, row.ranks, weights_of(checkpoint));

@@ -57,6 +57,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"glm4_moe_ungrouped"},
     {"ernie4_5_moe_leading"},
     {"deepseek_v32"},
+    {"mistral4", "models of type mistral4"},
     {"llama4", "other layers than every fourth rotate nothing"},
     {"llama4_plain", "other layers than every fourth rotate nothing"},
     {"llama4_usual"}};

@@ -14,6 +14,7 @@
 #include "eadem/io/gguf.h"
 #include "eadem/models/decoders/decoder.h"
 #include "eadem/models/huggingface.h"
+#include "eadem/models/multimodal/text_part.h"
 #include "eadem/models/parameter_reader.h"
 #include "tests/support/refusal.h"
 
@@ -86,6 +87,57 @@ TEST(Deepseek, AnIndexerSelectsWhatV32AttendsTo) {
   EXPECT_EQ(parse(typed("layer_types", {older, older, older, older})), config);
   EXPECT_HAS(refusal([&] { parse(typed("layer_types", {indexed, indexed, full, indexed})); }), "'layer_types'");
   EXPECT_HAS(refusal([] { parse(small("deepseek_v32").set("q_lora_rank", nullptr)); }), "'q_lora_rank' is null");
+}
+
+// transformers needs rope_parameters of it, or takes them for yarn's of the published model.
+TEST(Deepseek, Mistral4HasQueriesThatGrow) {
+  const auto with = [](io::JsonValue rope) { return small("mistral4").set("rope_parameters", std::move(rope)); };
+  const auto rope = [] {
+    return io::JsonValue::object()
+        .set("rope_type", "yarn")
+        .set("rope_theta", 10000.0)
+        .set("factor", 128.0)
+        .set("original_max_position_embeddings", 8192)
+        .set("max_position_embeddings", 1048576)
+        .set("beta_fast", 32.0)
+        .set("beta_slow", 1.0)
+        .set("mscale", 1.0)
+        .set("mscale_all_dim", 1.0)
+        .set("llama_4_scaling_beta", 0.1)
+        .set("partial_rotary_factor", 0.5);
+  };
+  const ModelConfig config = parse(with(rope()));
+  EXPECT_EQ(config.kv_lora_rank, 256);
+  EXPECT_EQ(config.q_lora_rank, 1024);
+  EXPECT_EQ(config.qk_nope_head_dim, 64);
+  EXPECT_EQ(config.rotary_dim, 64);
+  EXPECT_EQ(config.v_head_dim, 128);
+  EXPECT_EQ(config.num_experts, 128);
+  EXPECT_EQ(config.moe_intermediate_size, 2048);
+  EXPECT_EQ(config.shared_expert_intermediate_size, 2048);
+  EXPECT_EQ(config.n_group, 1);
+  EXPECT_EQ(config.routed_scaling_factor, 1);
+  EXPECT_EQ(config.max_position_embeddings, 1048576);
+  EXPECT_TRUE(config.norm_topk_prob);
+  EXPECT_TRUE(config.has_experts(0));
+  EXPECT_EQ(config.attn_scale, 0.1);
+  EXPECT_EQ(config.floor_scale, 8192);
+  EXPECT_EQ(config.rope_style, kernels::RopeStyle::interleaved);
+  EXPECT_EQ(parse(config.to_json()), config);
+  EXPECT_HAS(refusal([&] { parse(small("mistral4")); }), "'rope_parameters'");
+  EXPECT_HAS(refusal([&] { parse(with(rope().set("rope_type", "default"))); }), "rope_type");
+  EXPECT_HAS(refusal([&] { parse(with(rope().set("partial_rotary_factor", 0.25))); }), "partial_rotary_factor");
+  // As published: the text part of a model that sees images.
+  io::JsonValue text = io::JsonValue::object();
+  text.set("model_type", "mistral4").set("rope_parameters", rope());
+  const io::JsonReader whole = io::JsonReader::parse(
+      io::to_json(io::JsonValue::object().set("model_type", "mistral3").set("text_config", std::move(text))),
+      "config.json");
+  const ModelConfig published = ModelConfig::from_json(text_config_of(whole, nullptr));
+  EXPECT_EQ(published.model_type, "mistral4");
+  EXPECT_EQ(published.num_hidden_layers, 36);
+  EXPECT_EQ(published.vocab_size, 131072);
+  EXPECT_HAS(refusal([&] { config.to_gguf(); }), "models of type mistral4 are not written to GGUF");
 }
 
 TEST(Deepseek, OldAndNewKeysMeanTheSame) {

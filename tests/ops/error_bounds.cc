@@ -638,6 +638,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "attention")
     return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
   if (name == "selected_attention") return selected_bounds(op, pass, in, expected);
+  if (name == "compressed_attention") return compressed_bounds(op, pass, in, expected);
+  if (name == "compress_keys") return compress_bounds(op, pass, in, expected, initial);
   if (name == "softmax") return softmax(pass, in, expected);
   if (name == "cross_entropy") return cross_entropy(pass, in, expected);
   if (name == "softmax_state") return softmax_state(in, expected);

@@ -201,7 +201,7 @@ Bounds gate_rows(Inputs in, Inputs expected) {
   for (size_t i = 0; i < result[0].size(); ++i)
     result[0][i] = std::fabs(expected[0].data[i]) * (kSigmoid + kU) + kUnderflow;
   if (result.size() < 2 || result[1].empty()) return result;
-  const size_t rows = result[1].size(), hidden = static_cast<size_t>(in[0].shape[1]);
+  const size_t rows = result[1].size(), hidden = static_cast<size_t>(in[0].shape[1] / in[1].shape[1]);
   for (size_t t = 0; t < rows; ++t) {
     const double s = 1 / (1 + std::exp(-in[1].data[t])), rest = 1 / (1 + std::exp(in[1].data[t]));
     double sum = 0;

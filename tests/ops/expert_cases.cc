@@ -106,6 +106,12 @@ std::vector<Workload> gate_rows() {
             named_case(std::make_shared<ops::GateRows>(),
                        {TensorType(dtype, {Symbol::tokens, hidden}), TensorType(dtype, {Symbol::tokens, 1})},
                        with_tokens(tokens)));
+  for (int64_t width : {1, 7, 16, 33})
+    for (int64_t gates : {2, 5})
+      cases.push_back(
+          named_case(std::make_shared<ops::GateRows>(),
+                     {TensorType(kF32, {Symbol::tokens, gates * width}), TensorType(kF32, {Symbol::tokens, gates})},
+                     with_tokens(9)));
   return cases;
 }
 

@@ -237,6 +237,31 @@ TEST(Gradient, SelectedAttention) {
     }
 }
 
+TEST(Gradient, CompressKeys) {
+  for (const kernels::RowGrid& grid : {kernels::RowGrid{4, 2}, {3, 3}, {2, 1}})
+    for (const bool weight : {false, true})
+      for (const bool position : {false, true})
+        check_gradients(ops::CompressKeys({.heads = 2, .width = 3, .grid = grid}),
+                        {TensorType(kF32, {Symbol::tokens, 2, 3}),
+                         weight ? TensorType(kF32, {2, grid.length}) : kernels::absent_port(),
+                         position ? TensorType(kF32, {2, grid.length, 3}) : kernels::absent_port(),
+                         TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+                         TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+                        step(13, 2));
+}
+
+TEST(Gradient, CompressedAttention) {
+  for (const kernels::RowGrid& grid : {kernels::RowGrid{4, 2}, {3, 3}, {2, 1}})
+    for (const int64_t value_dim : {3, 5})
+      check_gradients(
+          ops::CompressedAttention(
+              {.heads = 4, .kv_heads = 2, .head_dim = 3, .value_dim = value_dim, .scale = 0.5f, .grid = grid}),
+          {TensorType(kF32, {Symbol::tokens, 4, 3}), TensorType(kF32, {Symbol::tokens, 2, 3}),
+           TensorType(kF32, {Symbol::tokens, 2, value_dim}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+           TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+          step(13, 2));
+}
+
 // The first columns of a key are its value: both ports have gradients, which the graph adds up.
 TEST(Gradient, LatentAttention) {
   const ops::Attention op({3, 1, 5, 0.5f, 0, kernels::KvSource::direct, 3});
@@ -313,8 +338,9 @@ TEST(Gradient, Experts) {
   const TensorType gate(kF32, {5, 9});
   check_gradients(ops::ClampedSwiglu({}), {gate, gate});
   check_gradients(ops::ClampedSwiglu({3.0f, 1.0f, 0.0f}), {gate, gate});
-  check_gradients(ops::GateRows(), {TensorType(kF32, {Symbol::tokens, 3}), TensorType(kF32, {Symbol::tokens, 1})},
-                  step(4));
+  for (const int64_t gates : {1, 2})
+    check_gradients(ops::GateRows(), {TensorType(kF32, {Symbol::tokens, 6}), TensorType(kF32, {Symbol::tokens, gates})},
+                    step(4));
 }
 
 TEST(Gradient, SoftmaxAndCrossEntropy) {

@@ -636,6 +636,9 @@ std::vector<std::string_view> op_names() {
           "gated_delta_rule",
           "select_keys",
           "selected_attention",
+          "compress_keys",
+          "compressed_attention",
+          "select_blocks",
           "scale_by_position",
           "scale_by"};
 }

@@ -6,6 +6,8 @@
 
 #include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/ops/attention/attention_ports.h"
+#include "eadem/ops/attention/compress_keys.h"
+#include "eadem/ops/attention/compressed_attention.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -52,6 +54,7 @@ void add_key(SelectedRow& row, const kernels::SelectedAttentionAttrs& attrs, std
 // scales as well, the sum of p, and their quotient.
 void forward_bounds(const SelectedRow& row, const kernels::SelectedAttentionAttrs& attrs, const RefTensor& v,
                     SelectedBounds& result) {
+  if (row.keys.empty()) return;  // exactly 0
   const double keys = static_cast<double>(row.keys.size());
   const double weight = 2 * row.score_error(attrs.head_dim) + kExp, error = 2 * weight + 2 * gamma_f32(keys + 4);
   double sum = 0;
@@ -119,6 +122,47 @@ SelectedBounds selected_bounds(const ops::Op& op, kernels::Pass pass, std::span<
         else
           forward_bounds(row, attrs, in[2], result);
       }
+  return result;
+}
+
+// Attention over the rows that each token sees.
+SelectedBounds compressed_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                                 std::span<const RefTensor> expected) {
+  const ops::CompressedAttention compressed(op.attrs().get<kernels::CompressedAttentionAttrs>());
+  return selected_bounds(compressed.as_selected(), pass, compressed.selected_inputs(in), expected);
+}
+
+// The op on absolute values has the sums of the absolute values of its terms. A term of z takes five roundings: its
+// value's scale in an encoded cache, the position, the weight that is 1 / length, the product and the first sum. A
+// token is part of length / stride rows, and a place in a block of no more rows than there are tokens; the sum of a
+// place of dweight runs over the columns as well.
+SelectedBounds compress_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                               std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
+  const auto attrs = op.attrs().get<kernels::CompressKeysAttrs>();
+  const auto absolute = [](std::span<const RefTensor> tensors) {
+    std::vector<RefTensor> result(tensors.begin(), tensors.end());
+    for (RefTensor& tensor : result)
+      for (double& value : tensor.data) value = std::fabs(value);
+    return result;
+  };
+  std::vector<RefTensor> sizes = absolute(initial), inputs(in.begin(), in.end());
+  for (const size_t port : {size_t{0}, size_t{1}, size_t{2}}) inputs[port] = absolute(in.subspan(port, 1))[0];
+  if (pass == kernels::Pass::backward) inputs[5] = absolute(in.subspan(5, 1))[0];
+  op.reference(pass, inputs, sizes);
+  const double length = static_cast<double>(attrs.grid.length), tokens = static_cast<double>(in[0].shape[0]),
+               width = static_cast<double>(attrs.width);
+  const std::vector<double> additions = pass == kernels::Pass::backward
+                                            ? std::vector<double>{length, tokens + width + 4, tokens + 3}
+                                            : std::vector<double>{length};
+  SelectedBounds result;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    result.emplace_back();
+    for (const double size : sizes[i].data) result[i].push_back(gamma_f32(additions[i] + 5) * size);
+  }
+  // What no row of this step touches stays as it is.
+  for (size_t i = 0; i < expected.size() && attrs.source == kernels::KvSource::cached; ++i)
+    for (size_t j = 0; j < result[i].size(); ++j)
+      if (expected[i].data[j] == initial[i].data[j]) result[i][j] = 0;
   return result;
 }
 

@@ -98,11 +98,129 @@ std::vector<Workload> selected_attention() {
   return cases;
 }
 
+constexpr kernels::RowGrid kGrids[] = {{4, 2}, {1, 1}, {6, 6}, {16, 4}};
+
+// Steps of blocks of a multiple of each stride but one, whose cache is contiguous; whole rows, parts of one, none.
+constexpr SelectedStep kGridSteps[] = {{0, 0, 12, 4}, {1, 1, 24, 9}, {3, 3, 12, 9}, {20, 3, 12, 7}, {33, 1, 37, 1}};
+
+TensorType compressed_rows(const SelectedStep& step, const WeightType& stored, int64_t heads, int64_t width,
+                           const kernels::RowGrid& grid) {
+  if (!step.cached()) return step.keys(stored, heads, width);
+  SelectedStep rows = step;
+  rows.block_size = (step.block_size + grid.stride - 1) / grid.stride;
+  return rows.keys(stored, heads, width);
+}
+
+// A block of several positions that a row's stride does not divide can only be a contiguous cache's.
+bool fits_grid(const SelectedStep& step, const kernels::RowGrid& grid) {
+  return step.max_blocks == 1 || step.block_size % grid.stride == 0;
+}
+
+std::vector<Workload> compress_keys() {
+  std::vector<Workload> cases;
+  const auto add = [&](DType dtype, const WeightType& stored, int64_t heads, int64_t width,
+                       const kernels::RowGrid& grid, bool weight, bool position, const SelectedStep& step) {
+    if (step.cached() && !fits_grid(step, grid)) return;
+    std::vector<TensorType> types = {
+        step.keys(stored, heads, width), weight ? TensorType(DType::f32, {heads, grid.length}) : kernels::absent_port(),
+        position ? TensorType(DType::f32, {heads, grid.length, width}) : kernels::absent_port()};
+    step.append_sequences(types);
+    if (step.cached()) {
+      types.emplace_back(DType::i64, std::initializer_list<Dim>{Symbol::tokens});
+      types.push_back(compressed_rows(step, dtype, heads, width, grid));
+    }
+    cases.push_back(
+        named_case(std::make_shared<ops::CompressKeys>(kernels::CompressKeysAttrs{heads, width, grid, step.source()}),
+                   std::move(types), step.symbols()));
+  };
+  for (const kernels::RowGrid& grid : kGrids)
+    for (const int64_t width : {1, 8, 33})
+      for (const bool weight : {false, true})
+        for (const bool position : {false, true}) {
+          for (const DType dtype : {DType::f32, DType::bf16})
+            for (const SelectedStep& step : kDirectSteps) add(dtype, dtype, 2, width, grid, weight, position, step);
+          for (const SelectedStep& step : kGridSteps)
+            add(DType::f32, DType::f32, 2, width, grid, weight, position, step);
+        }
+  const WeightType stored_types[] = {DType::bf16, DType::f16, WeightType{DType::f32, &RowEncoding::int8()},
+                                     WeightType{DType::f32, &RowEncoding::fp8_e4m3()}};
+  for (const WeightType& stored : stored_types)
+    for (const DType rows : {DType::bf16, DType::f16})
+      for (const SelectedStep& step : kGridSteps) add(rows, stored, 3, 17, {4, 2}, true, true, step);
+  return cases;
+}
+
+struct GroupedHeads {
+  int64_t heads, kv_heads, head_dim, value_dim;
+};
+
+std::vector<Workload> compressed_attention() {
+  std::vector<Workload> cases;
+  const auto add = [&](DType dtype, DType stored, const GroupedHeads& shape, const kernels::RowGrid& grid,
+                       const SelectedStep& step) {
+    if (step.cached() && !fits_grid(step, grid)) return;
+    std::vector<TensorType> types = {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}),
+                                     compressed_rows(step, stored, shape.kv_heads, shape.head_dim, grid),
+                                     compressed_rows(step, stored, shape.kv_heads, shape.value_dim, grid)};
+    step.append_sequences(types);
+    cases.push_back(named_case(std::make_shared<ops::CompressedAttention>(kernels::CompressedAttentionAttrs{
+                                   shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim,
+                                   1.0f / static_cast<float>(shape.head_dim), grid, step.source()}),
+                               std::move(types), step.symbols()));
+  };
+  constexpr GroupedHeads kShapes[] = {{4, 2, 8, 8}, {1, 1, 16, 16}, {3, 1, 7, 33}, {6, 2, 24, 17}};
+  for (const GroupedHeads& shape : kShapes)
+    for (const kernels::RowGrid& grid : kGrids) {
+      for (const DType dtype : {DType::f32, DType::bf16})
+        for (const SelectedStep& step : kDirectSteps) add(dtype, dtype, shape, grid, step);
+      for (const DType stored : {DType::f32, DType::bf16, DType::f16})
+        for (const SelectedStep& step : kGridSteps) add(DType::f32, stored, shape, grid, step);
+    }
+  // More rows than a chunk of keys has.
+  add(DType::f32, DType::f32, kShapes[0], {2, 2}, {140, 1});
+  add(DType::f32, DType::f32, kShapes[0], {2, 2}, {3, 1, 16, 9});
+  return cases;
+}
+
+std::vector<Workload> select_blocks() {
+  std::vector<Workload> cases;
+  struct Choice {
+    int64_t blocks_of, top_n, first, local;  // blocks_of: strides of a block
+  };
+  const auto add = [&](DType dtype, DType stored, const GroupedHeads& shape, const kernels::RowGrid& grid,
+                       const Choice& choice, const SelectedStep& step) {
+    if (step.cached() && !fits_grid(step, grid)) return;
+    std::vector<TensorType> types = {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}),
+                                     compressed_rows(step, stored, shape.kv_heads, shape.head_dim, grid)};
+    step.append_sequences(types);
+    cases.push_back(
+        named_case(std::make_shared<ops::SelectBlocks>(kernels::SelectBlocksAttrs{
+                       shape.heads, shape.kv_heads, shape.head_dim, 1.0f / static_cast<float>(shape.head_dim), grid,
+                       choice.blocks_of * grid.stride, choice.top_n, choice.first, choice.local, step.source()}),
+                   std::move(types), step.symbols()));
+  };
+  constexpr GroupedHeads kShapes[] = {{4, 2, 8, 8}, {1, 1, 16, 16}, {6, 2, 33, 33}};
+  constexpr Choice kChoices[] = {{2, 3, 1, 2}, {1, 5, 1, 1}, {4, 4, 0, 1}, {3, 40, 1, 2}};
+  for (const GroupedHeads& shape : kShapes)
+    for (const kernels::RowGrid& grid : kGrids)
+      for (const Choice& choice : kChoices) {
+        for (const DType dtype : {DType::f32, DType::bf16})
+          for (const SelectedStep& step : kDirectSteps) add(dtype, dtype, shape, grid, choice, step);
+        for (const DType stored : {DType::f32, DType::bf16, DType::f16})
+          for (const SelectedStep& step : kGridSteps) add(DType::f32, stored, shape, grid, choice, step);
+      }
+  add(DType::f32, DType::f32, kShapes[0], {2, 2}, kChoices[0], {140, 1});
+  return cases;
+}
+
 }  // namespace
 
 std::vector<Workload> selected_cases(std::string_view op) {
   if (op == "select_keys") return select_keys();
   if (op == "selected_attention") return selected_attention();
+  if (op == "compress_keys") return compress_keys();
+  if (op == "compressed_attention") return compressed_attention();
+  if (op == "select_blocks") return select_blocks();
   return {};
 }
 

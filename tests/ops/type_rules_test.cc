@@ -165,6 +165,52 @@ TEST(TypeRules, SelectedAttention) {
   EXPECT_REFUSED(rule(kWhole, Sharding::along(1)), "'k'", "divided alike");
 }
 
+TEST(TypeRules, CompressedAttention) {
+  const TensorType start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
+      none = kernels::absent_port(), table(kI, {Symbol::sequences, Symbol::max_blocks}), slots(DType::i64, {kT});
+  const kernels::RowGrid grid{4, 2};
+  const TensorType x(kF, {kT, 2, 8}), weight(kF, {2, 4}), position(kF, {2, 4, 8}), cache(kB, {5, 2, 16, 8}),
+      rows(kB, {5, 2, 8, 8});
+  const CompressKeys direct({.heads = 2, .width = 8, .grid = grid}),
+      cached({.heads = 2, .width = 8, .grid = grid, .source = kernels::KvSource::cached});
+  EXPECT_EQ(infer(direct, {x, weight, position, start, length, none})[0], x);
+  EXPECT_EQ(infer(direct, {x, none, none, start, length, none})[0], x);
+  EXPECT_EQ(infer(cached, {cache, weight, position, start, length, table, slots, rows})[0], rows);
+  EXPECT_REFUSED(infer(direct, {x, TensorType(kF, {2, 3}), none, start, length, none}), "compress_keys: 'weight'",
+                 "length");
+  EXPECT_REFUSED(infer(cached, {cache, none, none, start, length, table, slots, cache}), "compress_keys: 'rows'",
+                 "a row for each stride");
+  EXPECT_REFUSED(CompressKeys({.heads = 2, .width = 8, .grid = {5, 2}}), "length is 5", "stride is 2");
+  const auto compressed = [&](Sharding heads, Sharding parameter) {
+    return direct.infer_sharding(
+        std::vector{with(x, heads), with(weight, parameter), with(position, parameter), start, length, none})[0];
+  };
+  EXPECT_EQ(compressed(Sharding::along(1), Sharding::along(0)), Sharding::along(1));
+  EXPECT_REFUSED(compressed(Sharding::along(1), kWhole), "'weight'", "divided by heads");
+
+  const TensorType q(kF, {kT, 4, 8}), v(kF, {kT, 2, 6});
+  const CompressedAttention attention({.heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 6, .grid = grid});
+  EXPECT_EQ(infer(attention, {q, x, v, start, length, none})[0], TensorType(kF, {kT, 4, 6}));
+  EXPECT_REFUSED(infer(attention, {q, x, x, start, length, none}), "compressed_attention: 'v'", "value_dim");
+  EXPECT_REFUSED(infer(attention, {q, x, v, start, length, table}), "'block_table'", "direct keys");
+  EXPECT_REFUSED(CompressedAttention({.heads = 4, .kv_heads = 3, .head_dim = 8, .value_dim = 6, .grid = grid}),
+                 "kv_heads is 3");
+  const auto divided = [&](Sharding heads, Sharding keys) {
+    return attention.infer_sharding(std::vector{with(q, heads), with(x, keys), with(v, keys), start, length, none})[0];
+  };
+  EXPECT_EQ(divided(Sharding::along(1), Sharding::along(1)), Sharding::along(1));
+  EXPECT_REFUSED(divided(Sharding::along(1), kWhole), "'k'", "divided alike");
+
+  const SelectBlocks select({.heads = 4, .kv_heads = 2, .head_dim = 8, .grid = grid, .span = 4, .top_n = 5});
+  EXPECT_EQ(infer(select, {q, x, start, length, none})[0], TensorType(kI, {kT, 2, 5}));
+  EXPECT_TRUE(select.differentiable_inputs().empty()) << "nothing is trained through a choice";
+  EXPECT_REFUSED(infer(select, {q, v, start, length, none}), "select_blocks: 'k'", "head_dim");
+  EXPECT_REFUSED(SelectBlocks({.heads = 4, .kv_heads = 2, .head_dim = 8, .grid = grid, .span = 3, .top_n = 5}),
+                 "span is 3", "stride 2");
+  EXPECT_REFUSED(SelectBlocks({.heads = 4, .kv_heads = 2, .head_dim = 8, .grid = grid, .span = 4, .top_n = 2}),
+                 "top_n 2");
+}
+
 TEST(TypeRules, TensorParallel) {
   const TensorType x(kB, {kT, 8}), bias(kF, {8});
   EXPECT_EQ(infer(AddBias(), {x, bias})[0], x);

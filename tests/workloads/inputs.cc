@@ -8,6 +8,7 @@
 
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/kernels/attention/attention.h"
+#include "eadem/kernels/attention/compressed_attention.h"
 #include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/kernels/experts.h"
 #include "eadem/kernels/sample.h"
@@ -140,6 +141,61 @@ std::vector<Tensor> selected_attention_inputs(const ops::Op& op, std::span<const
         std::fill(std::copy(chosen.begin(), chosen.end(), entry), entry + shapes[3][2], -1);
       }
   inputs.insert(inputs.begin() + 3, std::move(selection));
+  return inputs;
+}
+
+// Ports `inputs` of a step whose sequences are described by those from `first` on: query_start, kv_length and
+// block_table. A block of a cache has room for `block_size` positions; `fresh` is the number of tokens of the step.
+void fill_sequences(std::vector<Tensor>& inputs, size_t first, std::span<const Shape> shapes, bool cached,
+                    int64_t fresh, int64_t block_size, int64_t num_blocks, Random& random) {
+  const int64_t sequences = shapes[first + 1][0];
+  const std::vector<int64_t> queries = query_lengths(fresh, sequences, random);
+  inputs[first] = query_start(queries);
+  const int64_t capacity = cached ? shapes[first + 2][1] * block_size : 0;
+  inputs[first + 1] = filled(DType::i32, shapes[first + 1], [&](int64_t s) {
+    const int64_t own = queries[static_cast<size_t>(s)];
+    if (!cached) return static_cast<double>(own);
+    EADEM_CHECK(own <= capacity, "{} tokens in a cache of {} positions", own, capacity);
+    return static_cast<double>(s == 0 ? capacity : own + random.below(capacity - own + 1));
+  });
+  if (!cached) return;
+  const std::vector<int64_t> blocks = distinct(shapes[first + 2].num_elements(), num_blocks, random);
+  inputs[first + 2] = filled(DType::i32, shapes[first + 2],
+                             [&](int64_t i) { return static_cast<double>(blocks[static_cast<size_t>(i)]); });
+}
+
+// compressed_attention and select_blocks: queries and rows, then the sequences.
+std::vector<Tensor> compressed_inputs(kernels::KvSource source, int64_t stride, size_t numbers,
+                                      std::span<const Shape> shapes, std::span<const TensorType> types,
+                                      Random& random) {
+  const bool cached = source == kernels::KvSource::cached;
+  std::vector<Tensor> inputs(numbers + 3);
+  for (size_t port = 0; port < numbers; ++port) inputs[port] = uniform(types[port].dtype, shapes[port], random, -2, 2);
+  fill_sequences(inputs, numbers, shapes, cached, shapes[0][0], cached ? shapes[1][2] * stride : 0,
+                 cached ? shapes[1][0] : 0, random);
+  return inputs;
+}
+
+// The slots of a step are those of its tokens in the cache, but for every fifth one, which is written nowhere.
+std::vector<Tensor> compress_keys_inputs(const ops::Op& op, std::span<const Shape> shapes,
+                                         std::span<const TensorType> types, Random& random) {
+  const bool cached = op.attrs().get<kernels::CompressKeysAttrs>().source == kernels::KvSource::cached;
+  std::vector<Tensor> inputs(types.size());
+  for (const size_t port : {size_t{0}, size_t{1}, size_t{2}})
+    if (!kernels::is_absent(types[port])) inputs[port] = uniform(types[port].dtype, shapes[port], random);
+  const int64_t block_size = cached ? shapes[0][2] : 0, fresh = cached ? shapes[6][0] : shapes[0][0];
+  fill_sequences(inputs, 3, shapes, cached, fresh, block_size, cached ? shapes[0][0] : 0, random);
+  if (!cached) return inputs;
+  inputs[6] = Tensor::on_host(DType::i64, shapes[6]);
+  const auto *starts = inputs[3].view.as<int32_t>(), *lengths = inputs[4].view.as<int32_t>(),
+             *table = inputs[5].view.as<int32_t>();
+  for (int64_t s = 0; s < shapes[4][0]; ++s)
+    for (int64_t t = starts[s]; t < starts[s + 1]; ++t) {
+      const int64_t position = lengths[s] - starts[s + 1] + t;
+      const int64_t block = table[s * shapes[5][1] + position / block_size];
+      store(inputs[6].view, t, t % 5 == 4 ? -1.0 : static_cast<double>(block * block_size + position % block_size));
+    }
+  inputs[7] = uniform(types[7].dtype, shapes[7], random);
   return inputs;
 }
 
@@ -323,6 +379,15 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
   if (op.name() == "select_keys")
     return attention_inputs(op.attrs().get<kernels::SelectKeysAttrs>().source, shapes, types, random);
   if (op.name() == "selected_attention") return selected_attention_inputs(op, shapes, types, random);
+  if (op.name() == "compress_keys") return compress_keys_inputs(op, shapes, types, random);
+  if (op.name() == "compressed_attention") {
+    const auto attrs = op.attrs().get<kernels::CompressedAttentionAttrs>();
+    return compressed_inputs(attrs.source, attrs.grid.stride, 3, shapes, types, random);
+  }
+  if (op.name() == "select_blocks") {
+    const auto attrs = op.attrs().get<kernels::SelectBlocksAttrs>();
+    return compressed_inputs(attrs.source, attrs.grid.stride, 2, shapes, types, random);
+  }
   if (op.name() == "sample") return sample_inputs(shapes, random);
   const std::vector<ops::Port> ports = op.inputs();
   EADEM_CHECK(ports.size() == types.size(), "{}: {} types for {} ports", op.name(), types.size(), ports.size());

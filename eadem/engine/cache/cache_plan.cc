@@ -2,6 +2,7 @@
 #include "eadem/engine/cache/cache_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "eadem/core/error.h"
 
@@ -87,6 +88,9 @@ CachePlan plan_static(const StaticKVCacheConfig& config, const CachePlanRequest&
 
 CachePlan plan_paged(const PagedKVCacheConfig& config, const CachePlanRequest& request) {
   const PagedDemand demand(config, request);
+  if (demand.block_size % request.bytes.stride != 0)
+    throw InvalidArgument("block_size is {}; this model keeps rows for {} tokens each, which must divide it",
+                          demand.block_size, request.bytes.stride);
   int64_t num_blocks = demand.all_sequences;
   if (config.max_kv_memory_bytes != 0 || config.max_cache_len == 0) {
     num_blocks = demand.blocks_in(config.max_kv_memory_bytes);
@@ -114,10 +118,12 @@ StateBytes StateBytes::of(std::span<const StateSpec> states) {
   StateBytes bytes;
   for (const StateSpec& state : states) {
     const int64_t row = state.row.size_bytes({});
-    if (state.kind == StateSpec::Kind::per_sequence)
+    if (state.kind == StateSpec::Kind::per_sequence) {
       bytes.per_sequence += row;
-    else
-      (state.window > 0 ? bytes.windows[state.window] : bytes.per_token) += row;
+      continue;
+    }
+    (state.window > 0 ? bytes.windows[state.window] : bytes.per_token) += ceil_div(row, state.stride);
+    bytes.stride = std::lcm(bytes.stride, state.stride);
   }
   return bytes;
 }

@@ -21,6 +21,7 @@ struct StateBytes {
   int64_t per_token = 0;               // of states that keep every token
   std::map<int64_t, int64_t> windows;  // likewise per token, by window
   int64_t per_sequence = 0;
+  int64_t stride = 1;  // the least number of tokens that all rows for several tokens divide
 
   static StateBytes of(std::span<const modules::StateSpec> states);
   // Per token, windows or not.
@@ -49,7 +50,8 @@ struct CachePlanRequest {
 
 // A window group gets window_blocks() blocks, or as many as group 0 if that is less; group 0 gets the rest of
 // max_kv_memory_bytes. Windows as long as the longest sequence are none. A model in which every layer has a window
-// keeps the tokens themselves in group 0, at four bytes each. Throws InvalidArgument naming both values.
+// keeps the tokens themselves in group 0, at four bytes each. Throws InvalidArgument naming both values, also for a
+// paged cache in whose blocks some row for several tokens does not end.
 CachePlan plan_cache(const CachePlanRequest& request);
 
 // The max_kv_memory_bytes with which a paged cache has room for `tokens` tokens of all sequences together.

@@ -18,7 +18,8 @@
 //   y[t, h, :] = sum_j softmax_j(scale * q[t, h, :] . k[j, g, :]) * v[j, g, :],   g = h / (heads / kv_heads),
 //   j over the positions [span * e, span * (e + 1)) of the entries e >= 0 of selection[t, g, :], as far as j <= p.
 //   inputs   q, k, v: as in kernels/attention/attention.h; cached k and v may be in a RowEncoding, v may be k itself
-//            selection [tokens, kv_heads, entries] i32: ascending without repetition, the first one visible, then -1
+//            selection [tokens, kv_heads, entries] i32: ascending without repetition, the first one visible, then -1.
+//            Where it is empty, y and lse are 0
 //            query_start, kv_length, block_table: as in kernels/attention/attention.h
 //   outputs  y [tokens, heads, value_dim] dtype of q; forward (direct only) also lse [tokens, heads] f32
 //   backward inputs: q, k, v, selection, query_start, kv_length, y, lse, dy.

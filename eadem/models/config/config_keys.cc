@@ -36,7 +36,7 @@ constexpr std::string_view kGeneration = "is a default of generation, which gene
 constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
 // Those whose loss has no term for the load of experts in transformers. Other types with experts read these keys.
 constexpr std::string_view kUnbalancedTypes =
-    "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h llama4_text";
+    "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h llama4_text mistral4";
 constexpr std::string_view kScanChunks = "is the size of chunks in transformers' kernels";
 constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
 
@@ -75,8 +75,9 @@ constexpr InertKey kInertKeys[] = {
     {"is_llama_config", "llama", "true", Writer::other, "says what model_type says"},
     {"max_sequence_length", "llama", kAny, Writer::other, "max_position_embeddings is what is read"},
     {"use_mrope", "qwen2", "false", Writer::other, "switches on positions of images, of which a text has none"},
-    {"pretraining_tp", "deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear", kAny, Writer::transformers, "is not read"},
-    {"qk_head_dim", "deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear", kAny, Writer::transformers,
+    {"pretraining_tp", "deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear mistral4", kAny, Writer::transformers,
+     "is not read"},
+    {"qk_head_dim", "deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear mistral4", kAny, Writer::transformers,
      "is qk_nope_head_dim and qk_rope_head_dim"},
     {"ep_size", "deepseek_v2 deepseek_v3 deepseek_v32", kAny, Writer::other,
      "says how the experts were divided over devices"},

@@ -40,6 +40,7 @@ ValueId add_attention(BuildContext& context, const AttentionRequest& request, ke
         .head_dim = request.head_dim,
         .value_dim = request.value_dim == 0 ? request.head_dim : request.value_dim,
         .scale = static_cast<float>(request.scale),
+        .span = request.span,
         .source = source};
     return context.graph.add1(std::make_shared<ops::SelectedAttention>(attrs), std::move(ports));
   }
@@ -87,7 +88,10 @@ std::string description_of(const AttentionRequest& request) {
   if (request.chunk > 0) text += fmt::format(", chunks of {}", request.chunk);
   if (request.softcap > 0) text += fmt::format(", scores capped at {}", request.softcap);
   if (request.sinks) text += ", sinks";
-  if (request.selected > 0) text += fmt::format(", the {} keys that an indexer selects", request.selected);
+  if (request.selected > 0 && request.span == 1)
+    text += fmt::format(", the {} keys that an indexer selects", request.selected);
+  if (request.selected > 0 && request.span > 1)
+    text += fmt::format(", the keys of {} selected blocks of {}", request.selected, request.span);
   return text;
 }
 

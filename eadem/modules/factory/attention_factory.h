@@ -20,7 +20,8 @@ struct AttentionRequest {
   int64_t window = 0;  // 0: unlimited
   double softcap = 0;  // of scores; 0: none
   bool sinks = false;
-  int64_t selected = 0;  // positions of the selection; 0: there is none, and every key is attended to
+  int64_t selected = 0;  // entries of the selection; 0: there is none, and every key is attended to
+  int64_t span = 1;      // positions of an entry
   int64_t chunk = 0;     // of positions that see each other; 0: no chunks. Not beside a window
   int layer = -1;
   std::optional<int> kv_layer;  // the earlier layer whose keys and values it reads; none: its own

@@ -61,7 +61,10 @@ ValueId MlaAttention::build_query(BuildContext& context, ValueId input) const {
   const ValueId absorbed = LinearFactory::build_heads(
       context, {.name = "k_b_proj", .in = config_.nope_dim, .out = config_.latent_dim, .hardware = &hardware},
       config_.heads, parts[0]);
-  return concat(graph, config_.latent_dim, absorbed, rotate(context, "q_rope", parts[1]));
+  const ValueId query = concat(graph, config_.latent_dim, absorbed, rotate(context, "q_rope", parts[1]));
+  if (!config_.temperature) return query;
+  const Graph::Scope scope(graph, "q_temperature");
+  return graph.add1(std::make_shared<ops::ScaleByPosition>(*config_.temperature), {query, context.step.positions});
 }
 
 ValueId MlaAttention::build_row(BuildContext& context, ValueId x) const {

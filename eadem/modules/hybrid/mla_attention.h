@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include "eadem/modules/base/rope.h"
 #include "eadem/modules/factory/linear_factory.h"
 #include "eadem/modules/hybrid/key_indexer.h"
+#include "eadem/ops/attention/scale_by_position.h"
 
 namespace eadem::modules {
 
@@ -31,6 +34,7 @@ class MlaAttention {
     double norm_eps = 1e-6;
     RopeConfig rope;      // rotary_dim: of the rest of a head's query, and of the key
     bool rotated = true;  // else the rest and the key are as they are
+    std::optional<kernels::ScaleByPositionAttrs> temperature;  // of queries, by position
     // With it a token attends to the rows that it selects. It reads the latent of the query, so query_rank is not 0.
     KeyIndexer::Config indexer;
 

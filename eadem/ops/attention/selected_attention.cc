@@ -132,11 +132,13 @@ struct SelectedAttention::Row {
 };
 
 void SelectedAttention::reference_row(const Row& row, const RefTensor& v, std::span<RefTensor> out) const {
+  double* y = &out[0].data[row.y];
+  std::fill_n(y, attrs_.value_dim, 0.0);
+  if (out.size() > 1 && !out[1].data.empty()) out[1].data[row.index] = 0;
+  if (row.scores.empty()) return;
   const double largest = *std::max_element(row.scores.begin(), row.scores.end());
   double sum = 0;
   for (const double score : row.scores) sum += std::exp(score - largest);
-  double* y = &out[0].data[row.y];
-  std::fill_n(y, attrs_.value_dim, 0.0);
   for (size_t i = 0; i < row.values.size(); ++i)
     for (size_t d = 0; d < static_cast<size_t>(attrs_.value_dim); ++d)
       y[d] += std::exp(row.scores[i] - largest) / sum * v.data[row.values[i] + d];

@@ -21,7 +21,10 @@ std::vector<TensorType> GateRows::infer_types(std::span<const TensorType> in) co
     expect_plain(name(), port_name, type);
   }
   expect_dim(name(), "gate", in[1], 0, in[0].dim(0), "rows of 'x'");
-  expect_dim(name(), "gate", in[1], 1, 1, "one gate for a row");
+  const int64_t hidden = in[0].fixed(1), gates = in[1].fixed(1);
+  if (gates <= 0 || hidden % gates != 0)
+    throw InvalidArgument("gate_rows: 'gate' is {} but 'x' is {}; expected gates that divide the columns",
+                          to_string(in[1]), to_string(in[0]));
   return {plain_type(in[0].dtype, in[0].dims())};
 }
 
@@ -32,7 +35,8 @@ Cost GateRows::cost(Pass pass, std::span<const TensorType> in, std::span<const T
 }
 
 void GateRows::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
-  const auto rows = static_cast<size_t>(in[0].shape[0]), hidden = static_cast<size_t>(in[0].shape[1]);
+  const auto gates = static_cast<size_t>(in[1].shape[1]);
+  const auto rows = static_cast<size_t>(in[0].shape[0]) * gates, hidden = static_cast<size_t>(in[0].shape[1]) / gates;
   for (size_t t = 0; t < rows; ++t) {
     const double s = 1 / (1 + std::exp(-in[1].data[t]));
     double sum = 0;

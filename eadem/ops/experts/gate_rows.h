@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows times the sigmoids of their gates: the share that a shared expert has in each token. Ports and gradients:
-// kernels/experts.h.
+// Rows times the sigmoids of their gates: the share that a shared expert has in each token, or a branch of attention in
+// each head. Ports and gradients: kernels/experts.h.
 //
 // Sharding: every rank has whole rows and all gates.
 #pragma once

@@ -22,6 +22,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 rope = goldens.rope
 GPT_OSS_ROPE = rope(150.0, rope_type="yarn", factor=4.0, beta_fast=8.0, beta_slow=1.0, truncate=False,
@@ -73,6 +74,17 @@ FAMILIES = {
                     n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8, n_shared_experts=1, n_group=2,
                     topk_group=1, rms_norm_eps=1e-6, index_n_heads=16, index_head_dim=10, index_topk=13,
                     rope_parameters=rope(10000.0))),
+    # Yarn with a blend, and queries that grow every five positions; a first layer without experts, groups worth their
+    # best two, experts in stacked tensors.
+    "mistral4": dict(
+        type="mistral4", prompt=42, classic=None,
+        config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=20,
+                    vocab_size=64, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=9,
+                    first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,
+                    n_shared_experts=1, n_group=2, topk_group=1, routed_scaling_factor=1.5, rms_norm_eps=1e-6,
+                    rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0,
+                                         mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=5,
+                                         llama_4_scaling_beta=0.4))),
     # Chunks of 7; the third layer sees everything and does not rotate, and its queries grow every five positions;
     # experts in every second layer, of which nobody chooses the last. Frequencies are kept or divided, none is blended.
     "llama4": dict(
@@ -99,6 +111,7 @@ FAMILIES = {
                     num_experts_per_tok=1, interleave_moe_layer_step=2, rope_parameters=rope(500000.0))),
 }
 goldens.FAMILIES |= FAMILIES
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"  # which transformers has within mistral3 alone
 ARCHITECTURES = {"mixtral": "llama", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "gpt_oss": "gpt-oss",
                  "minimax_m2": "minimax-m2", "olmoe": "olmoe", "llama4_text": "llama4",
                  "deepseek_v32": "glm-dsa"}  # whose tensors have the same names
@@ -146,6 +159,8 @@ def matrices(names):
 
 
 def gguf_names(config, model):
+    if config.model_type not in ARCHITECTURES:  # no GGUF files are read or written
+        return []
     archs = {gguf.MODEL_ARCH_NAMES[arch]: arch for arch in gguf.MODEL_ARCH}
     table = gguf.get_tensor_name_map(archs[ARCHITECTURES[config.model_type]], config.num_hidden_layers)
     names = [name for name, _ in model.named_parameters()]

@@ -183,5 +183,23 @@ TEST(FitCache, WindowsAreSizedByWhatTheyReach) {
   }
 }
 
+// A row that stands for several tokens counts for each of them, and a block ends where a row does.
+TEST(FitCache, RowsOfSeveralTokensEndWithABlock) {
+  const TensorType row(DType::f32, {2, 8});
+  const std::vector<modules::StateSpec> states = {{.name = "keys", .row = row},
+                                                  {.name = "rows", .row = row, .stride = 4},
+                                                  {.name = "others", .row = row, .stride = 6}};
+  CachePlanRequest request = fit_request(PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 24}, 512);
+  request.bytes = StateBytes::of(states);
+  EXPECT_EQ(request.bytes.per_token, 64 + 16 + 11);
+  EXPECT_EQ(request.bytes.stride, 12);
+  const modules::CacheSpec cache = plan_cache(request).spec;
+  EXPECT_EQ(modules::storage_type(states[1], cache), TensorType(DType::f32, {cache.num_blocks, 2, 6, 8}));
+  request.config = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 16};
+  EXPECT_HAS(refusal([&] { plan_cache(request); }), "block_size is 16; this model keeps rows for 12 tokens each");
+  request.config = StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = 50};
+  EXPECT_EQ(modules::storage_type(states[1], plan_cache(request).spec), TensorType(DType::f32, {1, 2, 13, 8}));
+}
+
 }  // namespace
 }  // namespace eadem::engine

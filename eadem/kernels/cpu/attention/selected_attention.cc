@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// selected_attention. A task is a token and a kv head; its rows are the queries of the heads of the group. The selected
-// keys are gathered in chunks, and both products are the blocks of matmul-inl.h: every score is one chain over
-// head_dim, every output one chain over the selected positions in their order.
+// selected_attention and compressed_attention, which differ in the keys that a token sees. A task is a token and a kv
+// head; its rows are the queries of the heads of the group. The keys that it sees are gathered in chunks, and both
+// products are the blocks of matmul-inl.h: every score is one chain over head_dim, every output one chain over these
+// keys in their order.
 //
 // Gradients: with p = exp(s - lse) and ds = p (dy . v - dy . y) scale, tasks of tokens make p, ds and dq = ds k, and
 // then tasks of columns add dk += ds^T q and dv += p^T dy, token by token in order. So a sum has the same order
@@ -14,56 +15,20 @@
 #include <limits>
 #include <utility>
 
-#include "eadem/kernels/cpu/attention/attention_call.h"
+#include "eadem/kernels/cpu/attention/selected_call.h"
 #include "eadem/kernels/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention/selected_attention.cc"
 #include <hwy/foreach_target.h>
 
-#include "eadem/kernels/cpu/attention/attention-inl.h"
+#include "eadem/kernels/cpu/attention/gathered_rows-inl.h"
 #include "eadem/kernels/cpu/dispatch.h"
-#include "eadem/kernels/cpu/linear/matmul-inl.h"
 
 #ifndef EADEM_KERNELS_CPU_SELECTED_ATTENTION_CALL_
 #define EADEM_KERNELS_CPU_SELECTED_ATTENTION_CALL_
 namespace eadem::kernels::cpu {
 namespace {
-
-struct SelectedCall {
-  Attention a;
-  const int32_t* selection;  // [tokens, kv_heads, entries]
-  int64_t entries, span;
-
-  // Room for the positions of a token, in whole chunks.
-  int64_t most_keys() const { return round_up(entries * span, kChunk); }
-};
-
-// A token of a step.
-struct SelectedToken {
-  int64_t token, sequence, position;
-};
-
-struct SelectedScratch {
-  int32_t* positions;       // [most_keys]
-  float *q, *dy;            // [group, width or value_width]
-  float *weights, *scores;  // [group, most_keys]
-  float *rows, *rows_t;     // [kChunk, width or value_width], and transposed
-  float* out;               // [group, width or value_width]
-
-  static int64_t floats(const SelectedCall& c) {
-    const int64_t widest = std::max(c.a.width(), c.a.value_width()), group = c.a.group();
-    return round_up(c.most_keys() * (1 + 2 * group) + 3 * group * widest + 2 * kChunk * widest, kPanelWidth);
-  }
-  SelectedScratch(const SelectedCall& c, float* p) {
-    const int64_t widest = std::max(c.a.width(), c.a.value_width()), group = c.a.group();
-    const auto take = [&](int64_t n) { return std::exchange(p, p + n); };
-    positions = reinterpret_cast<int32_t*>(take(c.most_keys()));
-    q = take(group * widest), dy = take(group * widest), out = take(group * widest);
-    weights = take(group * c.most_keys()), scores = take(group * c.most_keys());
-    rows = take(kChunk * widest), rows_t = take(kChunk * widest);
-  }
-};
 
 // The tasks of one instruction set.
 struct SelectedRoutines {
@@ -77,16 +42,6 @@ struct SelectedGradients {
                   int64_t begin, int64_t end, float* scratch);
 };
 
-// Writes the positions that a token sees, and returns their number.
-int64_t list_positions(int32_t* positions, const SelectedCall& c, const SelectedToken& t, int64_t kv_head) {
-  const int32_t* selection = c.selection + (t.token * c.a.kv_heads + kv_head) * c.entries;
-  int64_t count = 0;
-  for (int64_t e = 0; e < c.entries && selection[e] >= 0; ++e)
-    for (int64_t j = selection[e] * c.span; j < (selection[e] + 1) * c.span && j <= t.position; ++j)
-      positions[count++] = static_cast<int32_t>(j);
-  return count;
-}
-
 }  // namespace
 }  // namespace eadem::kernels::cpu
 #endif
@@ -94,73 +49,6 @@ int64_t list_positions(int32_t* positions, const SelectedCall& c, const Selected
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
-
-// Loads keys or values at `count` positions into rows of scratch; the other rows of the chunk are set to 0.
-template <typename T>
-void gather_chunk(float* rows, const Attention& a, const void* data, const float* scales, int64_t dim, int64_t row_dim,
-                  const SelectedToken& t, int64_t kv_head, const int32_t* positions, int64_t count) {
-  const int64_t width = Attention::padded(dim);
-  const KvRows<T> from{a, static_cast<const T*>(data), t.sequence, kv_head, row_dim};
-  for (int64_t j = 0; j < count; ++j) {
-    const T* row = from.at(positions[j]);
-    widen_row(rows + j * width, row, dim, width);
-    if (scales == nullptr) continue;
-    const Vec scale = set(scales[(row - from.base) / row_dim]);
-    map(
-        rows + j * width, dim, [scale](Vec v) { return hn::Mul(v, scale); },
-        static_cast<const float*>(rows + j * width));
-  }
-  std::fill(rows + count * width, rows + kChunk * width, 0.0f);
-}
-
-template <typename T>
-void gather_keys(const SelectedScratch& s, const SelectedCall& c, const SelectedToken& t, int64_t kv_head,
-                 int64_t first, int64_t count) {
-  gather_chunk<T>(s.rows, c.a, c.a.k, c.a.k_scales, c.a.head_dim, c.a.head_dim, t, kv_head, s.positions + first, count);
-}
-template <typename T>
-void gather_values(const SelectedScratch& s, const SelectedCall& c, const SelectedToken& t, int64_t kv_head,
-                   int64_t first, int64_t count) {
-  gather_chunk<T>(s.rows, c.a, c.a.v, c.a.v_scales, c.a.value_dim, c.a.value_row, t, kv_head, s.positions + first,
-                  count);
-}
-
-// Loads the rows of a token's group from x [tokens, heads, dim].
-void load_group(float* rows, const SelectedCall& c, const float* x, int64_t dim, const SelectedToken& t,
-                int64_t kv_head) {
-  const int64_t token = t.token - c.a.query_start[t.sequence];
-  load_rows(rows, c.a, x, dim, {t.sequence, token, token + 1, t.position}, kv_head);
-}
-
-int64_t first_row(const SelectedCall& c, const SelectedToken& t, int64_t kv_head) {
-  return t.token * c.a.heads + kv_head * c.a.group();
-}
-
-// products [group, most_keys] = rows of x times the gathered rows of `count` positions.
-template <typename Gather>
-void multiply_gathered(float* products, const SelectedCall& c, const SelectedScratch& s, const float* x, int64_t dim,
-                       int64_t count, Gather gather) {
-  const int64_t width = Attention::padded(dim);
-  for (int64_t first = 0; first < count; first += kChunk) {
-    gather(first, std::min(kChunk, count - first));
-    transpose_chunk(s.rows_t, s.rows, width);
-    matmul_block(products + first, c.most_keys(), false, RowOperand{x, width, 1},
-                 PanelOperand<float>{s.rows_t, kPanelWidth, kChunk}, c.a.group(), kChunk / kPanelWidth, dim);
-  }
-}
-
-// out [group, width] = factors [group, most_keys] times the gathered rows.
-template <typename Gather>
-void sum_gathered(float* out, const SelectedCall& c, const SelectedScratch& s, const float* factors, int64_t dim,
-                  int64_t count, Gather gather) {
-  const int64_t width = Attention::padded(dim);
-  for (int64_t first = 0; first < count; first += kChunk) {
-    const int64_t own = std::min(kChunk, count - first);
-    gather(first, own);
-    matmul_block(out, width, first > 0, RowOperand{factors + first, c.most_keys(), 1},
-                 PanelOperand<float>{s.rows, kPanelWidth, width}, c.a.group(), width / kPanelWidth, own);
-  }
-}
 
 template <typename T>
 void selected_forward(const SelectedCall& c, const SelectedToken& t, int64_t kv_head, float* scratch) {
@@ -170,6 +58,11 @@ void selected_forward(const SelectedCall& c, const SelectedToken& t, int64_t kv_
   load_group(s.q, c, a.q, a.head_dim, t, kv_head);
   multiply_gathered(s.weights, c, s, s.q, a.head_dim, count,
                     [&](int64_t first, int64_t own) { gather_keys<T>(s, c, t, kv_head, first, own); });
+  if (count == 0) {
+    std::fill_n(a.y + row * a.value_dim, a.group() * a.value_dim, 0.0f);
+    if (a.lse != nullptr) std::fill_n(a.lse + row, a.group(), 0.0f);
+    return;
+  }
   float* sums = s.scores;
   for (int64_t r = 0; r < a.group(); ++r) {
     float* weights = s.weights + r * c.most_keys();
@@ -279,30 +172,52 @@ HWY_EXPORT(selected_gradients);
 
 namespace {
 
-enum SelectedInput {
-  kSelectedQ,
-  kSelectedK,
-  kSelectedV,
-  kSelection,
-  kSelectedQueryStart,
-  kSelectedKvLength,
-  kSelectedBlockTable
-};
-enum SelectedBackwardInput { kSelectedY = 6, kSelectedLse, kSelectedDy };
+enum SelectedInput { kSelectedQ, kSelectedK, kSelectedV, kSelection };
 
-SelectedCall selected_shape(const KernelRequest& r) {
-  const SelectedAttentionAttrs& attrs = r.attrs.get<SelectedAttentionAttrs>();
-  Attention a{};
-  a.heads = attrs.heads;
-  a.kv_heads = attrs.kv_heads;
-  a.head_dim = attrs.head_dim;
-  a.value_dim = attrs.value_dim;
-  a.scale = attrs.scale;
-  a.value_row = r.inputs[kSelectedV].fixed(r.inputs[kSelectedV].rank() - 1);
-  return {.a = a, .selection = nullptr, .entries = r.inputs[kSelection].fixed(2), .span = attrs.span};
+// Where the other inputs stand: a selection stands before those that describe sequences.
+struct SelectedPorts {
+  bool selection;
+
+  size_t query_start() const { return selection ? 4 : 3; }
+  size_t kv_length() const { return query_start() + 1; }
+  size_t block_table() const { return query_start() + 2; }
+  // Backward: y, and then lse and dy.
+  size_t y() const { return query_start() + 2; }
+};
+SelectedPorts ports_of(const KernelRequest& r) { return {.selection = r.op == "selected_attention"}; }
+
+struct SelectedShape {
+  SelectedCall call;
+  bool cached;
+};
+
+SelectedShape selected_shape(const KernelRequest& r) {
+  const auto shape = [&](const auto& attrs) {
+    Attention a{};
+    a.heads = attrs.heads;
+    a.kv_heads = attrs.kv_heads;
+    a.head_dim = attrs.head_dim;
+    a.value_dim = attrs.value_dim;
+    a.scale = attrs.scale;
+    a.value_row = r.inputs[kSelectedV].fixed(r.inputs[kSelectedV].rank() - 1);
+    return SelectedShape{.call = {.a = a, .selection = nullptr, .entries = 0, .span = 1, .grid = {}},
+                         .cached = attrs.source == KvSource::cached};
+  };
+  if (ports_of(r).selection) {
+    const auto& attrs = r.attrs.get<SelectedAttentionAttrs>();
+    SelectedShape result = shape(attrs);
+    result.call.entries = r.inputs[kSelection].fixed(2);
+    result.call.span = attrs.span;
+    return result;
+  }
+  const auto& attrs = r.attrs.get<CompressedAttentionAttrs>();
+  SelectedShape result = shape(attrs);
+  result.call.grid = attrs.grid;
+  result.call.entries = most_compressed_rows(r, attrs.grid, attrs.source);
+  return result;
 }
 
-void set_selected_inputs(SelectedCall& c, const KernelCall& call) {
+void set_selected_inputs(SelectedCall& c, const SelectedPorts& ports, const KernelCall& call) {
   const TensorView &k = call.inputs[kSelectedK], &v = call.inputs[kSelectedV];
   EADEM_CHECK(k.is_contiguous() && v.is_contiguous(), "keys {} and values {}", to_string(k), to_string(v));
   c.a.q = elements<const float>(call.inputs[kSelectedQ]);
@@ -310,16 +225,10 @@ void set_selected_inputs(SelectedCall& c, const KernelCall& call) {
   c.a.v = v.data;
   c.a.k_scales = static_cast<const float*>(k.plane(1));
   c.a.v_scales = static_cast<const float*>(v.plane(1));
-  c.selection = elements<const int32_t>(call.inputs[kSelection]);
-  c.a.query_start = elements<const int32_t>(call.inputs[kSelectedQueryStart]);
-  c.a.kv_length = elements<const int32_t>(call.inputs[kSelectedKvLength]);
-  c.a.sequences = call.inputs[kSelectedKvLength].shape[0];
-}
-
-SelectedToken token_at(const Attention& a, int64_t token) {
-  int64_t sequence = 0;
-  while (token >= a.query_start[sequence + 1]) ++sequence;
-  return {token, sequence, a.kv_length[sequence] - a.query_start[sequence + 1] + token};
+  if (ports.selection) c.selection = elements<const int32_t>(call.inputs[kSelection]);
+  c.a.query_start = elements<const int32_t>(call.inputs[ports.query_start()]);
+  c.a.kv_length = elements<const int32_t>(call.inputs[ports.kv_length()]);
+  c.a.sequences = call.inputs[ports.kv_length()].shape[0];
 }
 
 Requirements selected_requirements(const KernelRequest& r, bool cached) {
@@ -328,36 +237,32 @@ Requirements selected_requirements(const KernelRequest& r, bool cached) {
   requirements.f32("q", r.inputs[kSelectedQ])
       .packed("k", r.inputs[kSelectedK], kStorageDTypes, encoding)
       .packed("v", r.inputs[kSelectedV], {r.inputs[kSelectedK].dtype}, encoding)
-      .one_of("selection", r.inputs[kSelection], {DType::i32})
       .f32("y", r.outputs[0])
       .require(r.inputs[kSelectedK].encoding == r.inputs[kSelectedV].encoding,
                "takes keys and values in the same encoding");
+  if (ports_of(r).selection) requirements.one_of("selection", r.inputs[kSelection], {DType::i32});
   return requirements;
 }
 
-Verdict can_attend(const KernelRequest& r) {
-  return selected_requirements(r, r.attrs.get<SelectedAttentionAttrs>().source == KvSource::cached).verdict();
-}
+Verdict can_attend(const KernelRequest& r) { return selected_requirements(r, selected_shape(r).cached).verdict(); }
 
 Verdict can_attend_forward(const KernelRequest& r) {
-  if (r.attrs.get<SelectedAttentionAttrs>().source == KvSource::cached)
-    return Verdict::no("the forward pass reads keys directly, not a cache");
+  if (selected_shape(r).cached) return Verdict::no("the forward pass reads keys directly, not a cache");
   return selected_requirements(r, false).f32("lse", r.outputs[1]).verdict();
 }
 
 PlanPtr prepare_selected(const KernelRequest& r, Context&) {
-  const SelectedCall shape = selected_shape(r);
-  const bool cached = r.attrs.get<SelectedAttentionAttrs>().source == KvSource::cached;
+  const auto [shape, cached] = selected_shape(r);
   const SelectedRoutines routines = EADEM_CPU_DISPATCH(selected_routines, cpu_device(r).isa())(
       r.inputs[kSelectedK].dtype, RowEncoding::of(r.inputs[kSelectedK].encoding));
   const int64_t floats = SelectedScratch::floats(shape);
   return make_plan(
-      [=](const KernelCall& call) {
+      [shape = shape, cached = cached, ports = ports_of(r), routines, floats](const KernelCall& call) {
         SelectedCall c = shape;
-        set_selected_inputs(c, call);
+        set_selected_inputs(c, ports, call);
         if (cached) {
-          c.a.block_table = elements<const int32_t>(call.inputs[kSelectedBlockTable]);
-          c.a.max_blocks = call.inputs[kSelectedBlockTable].shape[1];
+          c.a.block_table = elements<const int32_t>(call.inputs[ports.block_table()]);
+          c.a.max_blocks = call.inputs[ports.block_table()].shape[1];
           c.a.block_size = call.inputs[kSelectedK].shape[2];
         }
         c.a.y = elements<float>(call.outputs[0]);
@@ -374,7 +279,8 @@ Verdict can_attend_backward(const KernelRequest& r) {
   Requirements requirements(r);
   for (const int port : {static_cast<int>(kSelectedQ), static_cast<int>(kSelectedK), static_cast<int>(kSelectedV)})
     requirements.f32("q, k or v", r.inputs[static_cast<size_t>(port)]);
-  requirements.f32("y", r.inputs[kSelectedY]).f32("lse", r.inputs[kSelectedLse]).f32("dy", r.inputs[kSelectedDy]);
+  const size_t y = ports_of(r).y();
+  requirements.f32("y", r.inputs[y]).f32("lse", r.inputs[y + 1]).f32("dy", r.inputs[y + 2]);
   for (const TensorType& type : r.outputs) requirements.f32("a gradient", type);
   return requirements.verdict();
 }
@@ -383,7 +289,8 @@ Verdict can_attend_backward(const KernelRequest& r) {
 constexpr int64_t kTokensPerThread = 4;
 
 PlanPtr prepare_selected_backward(const KernelRequest& r, Context&) {
-  const SelectedCall shape = selected_shape(r);
+  const SelectedCall shape = selected_shape(r).call;
+  const SelectedPorts ports = ports_of(r);
   const SelectedGradients routines = EADEM_CPU_DISPATCH(selected_gradients, cpu_device(r).isa())();
   const int64_t threads = cpu_device(r).pool().num_threads(), floats = SelectedScratch::floats(shape);
   const int64_t kv_heads = shape.a.kv_heads, pair_floats = shape.a.group() * shape.most_keys();
@@ -392,10 +299,10 @@ PlanPtr prepare_selected_backward(const KernelRequest& r, Context&) {
   return make_plan(
       [=](const KernelCall& call) {
         SelectedCall c = shape;
-        set_selected_inputs(c, call);
-        c.a.out = elements<const float>(call.inputs[kSelectedY]);
-        c.a.saved_lse = elements<const float>(call.inputs[kSelectedLse]);
-        c.a.dy = elements<const float>(call.inputs[kSelectedDy]);
+        set_selected_inputs(c, ports, call);
+        c.a.out = elements<const float>(call.inputs[ports.y()]);
+        c.a.saved_lse = elements<const float>(call.inputs[ports.y() + 1]);
+        c.a.dy = elements<const float>(call.inputs[ports.y() + 2]);
         c.a.dq = elements<float>(call.outputs[0]);
         c.a.dk = elements<float>(call.outputs[1]);
         c.a.dv = elements<float>(call.outputs[2]);
@@ -430,6 +337,7 @@ constexpr Kernel kSelectedBackward{"cpu_gather", Pass::backward, can_attend_back
 }  // namespace
 
 KernelList selected_attention_kernels() { return {&kSelectedForward, &kSelectedInference, &kSelectedBackward}; }
+KernelList compressed_attention_kernels() { return selected_attention_kernels(); }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

@@ -136,15 +136,24 @@ constexpr Kernel kSwigluBackward{"cpu_elements", Pass::backward, can_gate_f32, p
 
 // ---- gate_rows
 
+// The columns of a gate are a row.
+struct GatedRows {
+  int64_t rows, hidden;
+};
+GatedRows gated_rows(const KernelCall& call) {
+  const int64_t gates = call.inputs[1].shape[1];
+  return {call.inputs[0].shape[0] * gates, call.inputs[0].shape[1] / gates};
+}
+
 int64_t gated_rows_grain(int64_t hidden) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(hidden, 1)); }
 
 PlanPtr prepare_gate_rows(const KernelRequest& r, Context&) {
   return make_plan([row = EADEM_CPU_DISPATCH(gate_row, cpu_device(r).isa())](const KernelCall& call) {
-    const int64_t hidden = call.inputs[0].shape[1];
+    const auto [rows, hidden] = gated_rows(call);
     float* y = elements<float>(call.outputs[0]);
     const float *x = elements<const float>(call.inputs[0]), *gate = elements<const float>(call.inputs[1]);
-    cpu_device(call).pool().parallel_ranges(call.inputs[0].shape[0], gated_rows_grain(hidden),
-                                            [&](int64_t begin, int64_t end) {
+    cpu_device(call).pool().parallel_ranges(rows, gated_rows_grain(hidden),
+                                            [&, hidden = hidden](int64_t begin, int64_t end) {
                                               for (int64_t t = begin; t < end; ++t)
                                                 row(y + t * hidden, x + t * hidden, gate[t], hidden);
                                             });
@@ -153,12 +162,12 @@ PlanPtr prepare_gate_rows(const KernelRequest& r, Context&) {
 
 PlanPtr prepare_gate_rows_backward(const KernelRequest& r, Context&) {
   return make_plan([row = EADEM_CPU_DISPATCH(gate_row_backward, cpu_device(r).isa())](const KernelCall& call) {
-    const int64_t hidden = call.inputs[0].shape[1];
+    const auto [rows, hidden] = gated_rows(call);
     float *dx = elements<float>(call.outputs[0]), *dgate = elements<float>(call.outputs[1]);
     const float *x = elements<const float>(call.inputs[0]), *gate = elements<const float>(call.inputs[1]),
                 *dy = elements<const float>(call.inputs[2]);
     cpu_device(call).pool().parallel_ranges(
-        call.inputs[0].shape[0], gated_rows_grain(hidden), [&](int64_t begin, int64_t end) {
+        rows, gated_rows_grain(hidden), [&, hidden = hidden](int64_t begin, int64_t end) {
           for (int64_t t = begin; t < end; ++t)
             row(dx == nullptr ? nullptr : dx + t * hidden, dgate == nullptr ? nullptr : dgate + t, x + t * hidden,
                 gate[t], dy + t * hidden, hidden);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeepSeek V2, V3 and V3.2: latent attention, whose scale grows with yarn's, in V3.2 over the tokens that an indexer
-// selects; after the first layers, which are dense, experts chosen by a softmax (V2) or by sigmoids and a correction
-// (V3), of the best groups, and one that computes every token. The layers that predict further tokens are not computed.
-// Source: transformers, models/deepseek_v2, deepseek_v3 and deepseek_v32; llama.cpp, conversion/deepseek.py and
-// src/models/deepseek2.cpp (facts only).
+// DeepSeek V2, V3 and V3.2 and Mistral 4: latent attention, whose scale grows with yarn's, in V3.2 over the tokens that
+// an indexer selects; after the first layers, which are dense, experts chosen by a softmax (V2, Mistral 4) or by
+// sigmoids and a correction (V3), of the best groups, and one that computes every token. Queries of Mistral 4 grow with
+// their positions. The layers that predict further tokens are not computed.
+// Source: transformers, models/deepseek_v2, deepseek_v3, deepseek_v32 and mistral4; llama.cpp, conversion/deepseek.py
+// and src/models/deepseek2.cpp (facts only).
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -31,6 +32,7 @@ constexpr ModelType kDeepseekTypes[] = {
      .gguf_architecture = "deepseek32",
      .python_class = "DeepseekV32ForCausalLM",
      .max_position_embeddings = 163840},
+    {.name = "mistral4", .python_class = "Mistral4ForCausalLM", .max_position_embeddings = 1048576},
 };
 
 constexpr GgufName kDeepseekNames[] = {{"self_attn.q_a_proj.", "attn_q_a."},
@@ -50,7 +52,10 @@ constexpr GgufName kDeepseekNames[] = {{"self_attn.q_a_proj.", "attn_q_a."},
 constexpr double kLatentEps = 1e-6;
 
 bool has_indexer(const ModelConfig& config) { return config.model_type == "deepseek_v32"; }
+bool is_mistral(const ModelConfig& config) { return config.model_type == "mistral4"; }
 bool is_v3(const ModelConfig& config) { return config.model_type == "deepseek_v3" || has_indexer(config); }
+
+bool may_rotate_halves(const ModelConfig& config) { return config.model_type == "deepseek_v3" || is_mistral(config); }
 
 // The layers before `first` have dense MLPs.
 void set_first_expert_layer(ModelConfig& config, int64_t first) {
@@ -60,6 +65,11 @@ void set_first_expert_layer(ModelConfig& config, int64_t first) {
 
 // A choice that transformers' code does not have is refused; so is what a V2 model would not compute with.
 void read_choice(const io::JsonReader& config, ModelConfig& result) {
+  if (is_mistral(result)) {  // always of the best groups
+    result.n_group = config.optional_integer("n_group", 1, kMaxExperts).value_or(1);
+    result.topk_group = config.optional_integer("topk_group", 1, kMaxExperts).value_or(1);
+    return;
+  }
   const bool v3 = is_v3(result);
   const auto honour = [&](const char* key, std::string_view honoured) {
     if (const auto value = config.optional_string(key); value && *value != honoured)
@@ -110,16 +120,17 @@ void read_indexer(const io::JsonReader& config, ModelConfig& result) {
 }
 
 void read_deepseek_experts(const io::JsonReader& config, ModelConfig& result) {
-  const bool v3 = is_v3(result);
-  if (!v3 && !config.has("num_experts_per_tok")) config.fail("num_experts_per_tok", "an integer");
-  read_experts(config,
-               {.count_key = "n_routed_experts", .count = v3 ? 256 : 64, .per_token = 8, .ffn = v3 ? 2048 : 1407},
-               result);
-  const int64_t shared = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(v3 ? 1 : 2);
+  const bool v3 = is_v3(result), mistral = is_mistral(result);
+  if (!v3 && !mistral && !config.has("num_experts_per_tok")) config.fail("num_experts_per_tok", "an integer");
+  ExpertDefaults defaults{.count_key = "n_routed_experts", .count = v3 ? 256 : 64, .per_token = 8, .ffn = 1407};
+  if (v3 || mistral) defaults.ffn = 2048;
+  if (mistral) defaults.count = 128, defaults.per_token = 4;
+  read_experts(config, defaults, result);
+  const int64_t shared = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(v3 || mistral ? 1 : 2);
   result.shared_expert_intermediate_size = shared * result.moe_intermediate_size;
   // transformers does not read it of V2, whose weights are never divided by their sum.
-  const bool renormalizes = config.optional_boolean("norm_topk_prob").value_or(v3);
-  result.norm_topk_prob = v3 && renormalizes;
+  const bool renormalizes = config.optional_boolean("norm_topk_prob").value_or(v3 || mistral);
+  result.norm_topk_prob = (v3 || mistral) && renormalizes;
   result.routed_scaling_factor = config.optional_number("routed_scaling_factor", 1e-6, 1e6).value_or(v3 ? 2.5 : 1.0);
   if (const int64_t every = config.optional_integer("moe_layer_freq", 1, kMaxLayers).value_or(1); every != 1)
     throw Unsupported("{}: 'moe_layer_freq' is {}; only 1 is honoured", config.file(), every);
@@ -140,30 +151,51 @@ void write_deepseek_experts(const ModelConfig& config, io::JsonValue& json) {
   json.set("norm_topk_prob", config.norm_topk_prob).set("routed_scaling_factor", config.routed_scaling_factor);
   json.set("first_k_dense_replace", static_cast<int64_t>(config.mlp_only_layers.size()));
   json.set("n_group", config.n_group).set("topk_group", config.topk_group);
+  if (is_mistral(config)) return;
   json.set("scoring_func", v3 ? "sigmoid" : "softmax");
   json.set("topk_method", v3 ? "noaux_tc" : config.n_group > 1 ? "group_limited_greedy" : "greedy");
 }
 
+// Queries grow by a logarithm of their positions in the unit of yarn's original context. transformers needs both
+// numbers, and takes others for a configuration without rope_parameters than for one that lacks some of them.
+void read_mistral_rope(const io::JsonReader& config, ModelConfig& result) {
+  const auto rope = config.optional_object("rope_parameters");
+  if (!rope) config.fail("rope_parameters", "an object");
+  if (result.rope_scaling.kind != modules::RopeScaling::Kind::yarn)
+    rope->fail("rope_type", "\"yarn\", as all models of this type have");
+  result.attn_scale = rope->number("llama_4_scaling_beta", 0, 1e6);
+  result.floor_scale = rope->number("original_max_position_embeddings", 1, kMaxExtent);
+  result.attn_temperature_tuning = true;
+  rope->ignore("max_position_embeddings", "is not read");
+  // It must say what qk_rope_head_dim says.
+  const auto share = rope->optional_number("partial_rotary_factor", 1e-6, 1.0);
+  const auto rotated = static_cast<int64_t>(static_cast<double>(result.head_dim) * share.value_or(0) + 1e-6);
+  if (share && rotated != result.rotary_dim)
+    rope->fail("partial_rotary_factor", fmt::format("{} of {}", result.rotary_dim, result.head_dim));
+}
+
 void read_deepseek_json(const io::JsonReader& config, ModelConfig& result) {
+  const bool mistral = is_mistral(result);
   const auto integer = [&](const char* key, int64_t if_absent) {
     return config.optional_integer(key, 1, kMaxExtent).value_or(if_absent);
   };
   read_rope(config, result);
-  result.kv_lora_rank = integer("kv_lora_rank", 512);
-  result.q_lora_rank = integer("q_lora_rank", config.value().find("q_lora_rank") == nullptr ? 1536 : 0);  // null: none
-  result.qk_nope_head_dim = integer("qk_nope_head_dim", 128);
+  result.kv_lora_rank = integer("kv_lora_rank", mistral ? 256 : 512);
+  const bool says_rank = config.value().find("q_lora_rank") != nullptr;  // null: none
+  result.q_lora_rank = integer("q_lora_rank", says_rank ? 0 : mistral ? 1024 : 1536);
+  result.qk_nope_head_dim = integer("qk_nope_head_dim", mistral ? 64 : 128);
   result.v_head_dim = integer("v_head_dim", 128);
   result.rotary_dim = integer("qk_rope_head_dim", 64);
   result.head_dim = result.qk_nope_head_dim + result.rotary_dim;
-  const bool interleaves =
-      result.model_type != "deepseek_v3" || config.optional_boolean("rope_interleave").value_or(true);
+  const bool interleaves = !may_rotate_halves(result) || config.optional_boolean("rope_interleave").value_or(true);
   result.rope_style = interleaves ? kernels::RopeStyle::interleaved : kernels::RopeStyle::rotate_half;
   result.attention_bias = config.optional_boolean("attention_bias").value_or(false);
   result.attention_out_bias = result.attention_bias;
-  if (result.model_type != "deepseek_v3" && config.optional_boolean("mlp_bias").value_or(false))
+  if (!may_rotate_halves(result) && config.optional_boolean("mlp_bias").value_or(false))
     throw Unsupported("{}: 'mlp_bias' is true; only false is honoured", config.file());
   read_deepseek_experts(config, result);
   if (has_indexer(result)) read_indexer(config, result);
+  if (mistral) read_mistral_rope(config, result);
 }
 
 void check_deepseek_json(const ModelConfig& config) {
@@ -171,15 +203,22 @@ void check_deepseek_json(const ModelConfig& config) {
   refuse_if(config, config.mlp_bias, "biases of the MLP");
   refuse_if(config, config.qk_norm, "norms of q and k");
   refuse_if(config, largest_window(config.layer_windows) > 0, "attention windows");
-  refuse_if(config, config.model_type != "deepseek_v3" && config.rope_style != kernels::RopeStyle::interleaved,
+  refuse_if(config, !may_rotate_halves(config) && config.rope_style != kernels::RopeStyle::interleaved,
             "rotation by halves");
 }
 
 void write_deepseek_json(const ModelConfig& config, io::JsonValue& json) {
-  json.set("rope_theta", config.rope_theta);
-  if (config.rope_scaling.kind != modules::RopeScaling::Kind::none)
-    json.set("rope_scaling", rope_object(config.rope_scaling));
-  json.set("head_dim", config.rotary_dim);
+  if (is_mistral(config)) {
+    io::JsonValue rope = rope_object(config.rope_scaling);
+    rope.set("rope_theta", config.rope_theta).set("llama_4_scaling_beta", config.attn_scale);
+    rope.set("partial_rotary_factor", partial_rotary_factor_of(config));
+    json.set("rope_parameters", std::move(rope));
+  } else {
+    json.set("rope_theta", config.rope_theta);
+    if (config.rope_scaling.kind != modules::RopeScaling::Kind::none)
+      json.set("rope_scaling", rope_object(config.rope_scaling));
+    json.set("head_dim", config.rotary_dim);
+  }
   json.set("kv_lora_rank", config.kv_lora_rank);
   json.set("q_lora_rank", config.q_lora_rank > 0 ? io::JsonValue(config.q_lora_rank) : io::JsonValue(nullptr));
   json.set("qk_nope_head_dim", config.qk_nope_head_dim).set("qk_rope_head_dim", config.rotary_dim);
@@ -188,7 +227,7 @@ void write_deepseek_json(const ModelConfig& config, io::JsonValue& json) {
     json.set("index_n_heads", config.index_n_heads)
         .set("index_head_dim", config.index_head_dim)
         .set("index_topk", config.index_topk);
-  else if (is_v3(config))
+  else if (may_rotate_halves(config))
     json.set("rope_interleave", config.rope_style == kernels::RopeStyle::interleaved);
   write_deepseek_experts(config, json);
 }
@@ -313,10 +352,12 @@ modules::MoeMlp::Config deepseek_experts_of(const ModelConfig& config) {
   route.scale = static_cast<float>(config.routed_scaling_factor);
   route.groups = config.n_group;
   route.top_groups = config.topk_group;
-  if (is_v3(config)) {
-    route.scoring = kernels::RouteAttrs::Scoring::sigmoid;
+  if (is_v3(config) || is_mistral(config)) {
     route.epsilon = 1e-20f;
     route.group_best = config.n_group > 1 ? 2 : 1;
+  }
+  if (is_v3(config)) {
+    route.scoring = kernels::RouteAttrs::Scoring::sigmoid;
     experts.correction_bias = true;
   }
   experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size};
@@ -329,7 +370,7 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
                    .hidden = config.hidden_size,
                    .norm = {"norm", eps},
                    .tied = config.tie_word_embeddings};
-  const modules::MlaAttention::Config attention{
+  modules::MlaAttention::Config attention{
       .hidden = config.hidden_size,
       .heads = config.num_attention_heads,
       .query_rank = config.q_lora_rank,
@@ -344,6 +385,9 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
                .style = config.rope_style,
                .scaling = config.rope_scaling},
       .indexer = {.heads = config.index_n_heads, .head_dim = config.index_head_dim, .top_k = config.index_topk}};
+  if (config.attn_temperature_tuning)
+    attention.temperature = {static_cast<float>(config.attn_scale), static_cast<int64_t>(config.floor_scale),
+                             /*plus_one=*/false};
   const modules::DenseMlp::Config dense{
       .hidden = config.hidden_size, .ffn = config.intermediate_size, .activation = config.hidden_act};
   const modules::MoeMlp::Config experts = deepseek_experts_of(config);
@@ -371,7 +415,10 @@ std::vector<WeightRecipe> deepseek_recipes(const ModelConfig& config, const Para
     return {WeightRecipe::name(gguf_name(parameter.name, &deepseek_family())),
             latent_head_recipe(config, gguf_name(whole, &deepseek_family()), is_key)};
   }
-  return expert_recipes(config, parameter, format);
+  std::vector<WeightRecipe> recipes = expert_recipes(config, parameter, format);
+  // transformers keeps Mistral 4's experts in one tensor, and takes those of the others apart.
+  if (is_mistral(config)) std::reverse(recipes.begin(), recipes.end());
+  return recipes;
 }
 
 }  // namespace
