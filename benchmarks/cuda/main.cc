@@ -46,7 +46,7 @@ kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, ke
     for (const TensorView& view : views) {
       std::vector<Dim> dims;
       for (int i = 0; i < view.shape.rank(); ++i) dims.emplace_back(view.shape[i]);
-      types.push_back(view.defined() ? TensorType(view.dtype, dims, view.encoding) : kernels::absent_port());
+      types.push_back(view.defined() ? TensorType(view.dtype, dims, view.encoding) : kernels::unconnected_port());
     }
     return types;
   };
@@ -263,7 +263,7 @@ class Bench {
       for (const TensorView& view : side == 0 ? inputs : outputs) {
         std::vector<Dim> dims;
         for (int i = 0; i < view.shape.rank(); ++i) dims.emplace_back(view.shape[i]);
-        types[side].push_back(view.defined() ? TensorType(view.dtype, dims) : kernels::absent_port());
+        types[side].push_back(view.defined() ? TensorType(view.dtype, dims) : kernels::unconnected_port());
         if (view.defined()) bytes += static_cast<double>(view.size_bytes());
       }
     const kernels::KernelRequest request{

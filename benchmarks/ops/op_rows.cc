@@ -38,7 +38,7 @@ Workload moved_to(const Workload& row, DType dtype, Moved moved) {
   const std::vector<Port> ports = row.op->inputs();
   for (size_t i = 0; i < result.inputs.size(); ++i) {
     TensorType& type = result.inputs[i];
-    if (kernels::is_absent(type) || type.encoding != nullptr || !is_floating(type.dtype)) continue;
+    if (kernels::is_unconnected(type) || type.encoding != nullptr || !is_floating(type.dtype)) continue;
     const bool activation = ports[i].role == Port::Role::activation;
     const bool vector = ports[i].role == Port::Role::parameter && type.rank() == 1;
     if (activation || (vector && moved >= Moved::vectors) || moved == Moved::everything) type.dtype = dtype;
@@ -82,7 +82,7 @@ Workload small_of(const Workload& row) {
   }
   for (size_t i = 0; i < result.inputs.size(); ++i) {
     TensorType& type = result.inputs[i];
-    if (kernels::is_absent(type)) continue;
+    if (kernels::is_unconnected(type)) continue;
     if (linear && i > 0) type.dim(0).value = std::min(type.dim(0).value, kOutputs);
     if (row.op->name() == "adamw" || row.op->name() == "grad_norm") {
       if (type.rank() == 2) type.dim(0).value = std::min(type.dim(0).value, int64_t{17});
@@ -199,7 +199,7 @@ std::vector<Tensor> row_inputs(const Workload& work, uint64_t seed) {
   if (work.op->name() != "linear") return workloads::make_inputs(*work.op, work.inputs, work.symbols, seed);
   std::vector<Tensor> inputs = {workloads::random_tensor(work.inputs[0].dtype, work.inputs[0].bind(work.symbols), seed),
                                 random_weight(work.inputs[1], seed + 1)};
-  inputs.push_back(kernels::is_absent(work.inputs[2])
+  inputs.push_back(kernels::is_unconnected(work.inputs[2])
                        ? Tensor()
                        : workloads::random_tensor(work.inputs[2].dtype, work.inputs[2].bind({}), seed + 2));
   return inputs;

@@ -83,7 +83,7 @@ class Call {
     for (size_t i = 0; i < types_.outputs.size(); ++i) {
       outputs_.emplace_back();
       const bool state = pass != Pass::backward && i < ports.size() && ports[i].role == Port::Role::state;
-      if (kernels::is_absent(types_.outputs[i])) {
+      if (kernels::is_unconnected(types_.outputs[i])) {
         output_views_.emplace_back();
       } else if (state) {
         output_views_.push_back(input_views_[static_cast<size_t>(work.op->inference_alias(static_cast<int>(i)))]);

@@ -15,12 +15,12 @@ FusedOp::FusedOp(const Fusion& fusion, std::vector<ops::OpPtr> parts) : fusion_(
 
 FusedOp::Types FusedOp::types_of(const Types& values, const std::vector<int>& ids) {
   Types types;
-  for (int id : ids) types.push_back(id < 0 ? kernels::absent_port() : values[static_cast<size_t>(id)]);
+  for (int id : ids) types.push_back(id < 0 ? kernels::unconnected_port() : values[static_cast<size_t>(id)]);
   return types;
 }
 
 FusedOp::Types FusedOp::walk(std::span<const TensorType> in, const Rule& rule) const {
-  Types values(num_values_, kernels::absent_port());
+  Types values(num_values_, kernels::unconnected_port());
   for (size_t port = 0; port < fusion_.inputs.size(); ++port)
     values[static_cast<size_t>(fusion_.inputs[port])] = in[port];
   for (size_t n = 0; n < parts_.size(); ++n) {
@@ -42,7 +42,7 @@ DType FusedOp::wanted_dtype(std::span<const TensorType> in, int port) const {
   walk(in, [&](size_t n, const Types& connected) {
     Types types = connected;
     for (size_t i = 0; i < types.size(); ++i) {
-      if (kernels::is_absent(types[i])) continue;
+      if (kernels::is_unconnected(types[i])) continue;
       types[i].dtype = part(n).wanted_dtype(connected, static_cast<int>(i));
       if (fusion_.nodes[n].inputs[i] == value && !wanted) wanted = types[i].dtype;
     }

@@ -15,7 +15,7 @@
 //   backward   inputs: the saved tensors in the op's order, then the gradient of each output that is no index.
 //              outputs: the gradient of each input that has one. A view with null data is not wanted.
 //              Gradients of parameters accumulate (+=), gradients of activations are written (=).
-// Optional ports that are absent are views with null data.
+// Optional ports that are not connected are views with null data.
 #pragma once
 
 #include <cstdint>
@@ -92,7 +92,7 @@ struct KernelRequest {
   Pass pass = Pass::inference;
   const Device* device = nullptr;
   AttrsRef attrs;
-  std::span<const TensorType> inputs;      // types in port order; see absent_port
+  std::span<const TensorType> inputs;      // types in port order; see unconnected_port
   std::span<const TensorType> outputs;     // likewise
   SymbolValues bounds;                     // upper bounds of the symbols in this shape bucket
   Cost cost;                               // the op's, at the bounds
@@ -100,8 +100,8 @@ struct KernelRequest {
 };
 
 // The type of an optional port that is not connected.
-inline TensorType absent_port() { return TensorType(DType::u8, {}); }
-inline bool is_absent(const TensorType& type) { return type.rank() == 0 && type.dtype == DType::u8; }
+inline TensorType unconnected_port() { return TensorType(DType::u8, {}); }
+inline bool is_unconnected(const TensorType& type) { return type.rank() == 0 && type.dtype == DType::u8; }
 
 // How well a kernel would do the work that the op's cost states. Shares are of the device's nominal rates; a kernel
 // that knows no better leaves them at 1.

@@ -2,10 +2,11 @@
 //
 // y[t, n] = sum_k x[t, k] * weight[n, k] + bias[n]
 //
-//   inputs   x [tokens, in] f32 or bf16; weight [out, in] f32, bf16 or f16 (parameter); bias [out] (parameter,
-//   optional) outputs  y [tokens, out] in out_dtype backward inputs: x, weight, dy.  outputs: dx [tokens, in] =,
-//   dweight [out, in] f32 +=, dbias [out] f32 +=
-//            (absent without bias).
+//   inputs   x [tokens, in] f32 or bf16; weight [out, in] f32, bf16 or f16 (parameter);
+//            bias [out] (parameter, optional)
+//   outputs  y [tokens, out] in out_dtype
+//   backward inputs: x, weight, dy.
+//            outputs: dx [tokens, in] =, dweight [out, in] f32 +=, dbias [out] f32 += (not connected without bias).
 //
 // Accumulates in f32. The order in which the terms of an output are added is fixed by the weight format and never
 // depends on the number of rows, on how rows are grouped into calls, or on the thread count.

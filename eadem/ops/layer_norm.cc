@@ -27,7 +27,7 @@ std::vector<TensorType> LayerNorm::infer_types(std::span<const TensorType> in) c
   expect_dtype(name(), "weight", in[kWeight], weight_dtypes);
   for (int port : {kWeight, kBias}) {
     const TensorType& type = in[static_cast<size_t>(port)];
-    if (port == kBias && kernels::is_absent(type)) continue;
+    if (port == kBias && kernels::is_unconnected(type)) continue;
     const std::string_view label = port == kWeight ? "weight" : "bias";
     expect_rank(name(), label, type, 1);
     expect_dtype(name(), label, type, like_weight);
@@ -40,13 +40,13 @@ std::vector<TensorType> LayerNorm::infer_types(std::span<const TensorType> in) c
 DType LayerNorm::wanted_dtype(std::span<const TensorType> in, int port) const {
   const DType x = in[kX].dtype == DType::bf16 ? DType::bf16 : DType::f32;
   if (port == kX) return x;
-  if (kernels::is_absent(in[static_cast<size_t>(port)])) return in[static_cast<size_t>(port)].dtype;
+  if (kernels::is_unconnected(in[static_cast<size_t>(port)])) return in[static_cast<size_t>(port)].dtype;
   return in[kWeight].dtype == x ? x : DType::f32;
 }
 
 std::vector<Sharding> LayerNorm::infer_sharding(std::span<const TensorType> in) const {
   expect_replicated(name(), "weight", in[kWeight], "every row needs all of it");
-  if (!kernels::is_absent(in[kBias])) expect_replicated(name(), "bias", in[kBias], "every row needs all of it");
+  if (!kernels::is_unconnected(in[kBias])) expect_replicated(name(), "bias", in[kBias], "every row needs all of it");
   const Sharding& x = in[kX].sharding;
   if (x.kind == Sharding::Kind::partial || x == Sharding::along(in[kX].rank() - 1))
     throw InvalidArgument("layer_norm: 'x' is {}; expected whole rows, neither partial nor divided along the last axis",

@@ -32,7 +32,7 @@ std::vector<TensorType> Linear::infer_types(std::span<const TensorType> in) cons
     expect_dtype(name(), "bias", in[kBias], kFloats);
     expect_plain(name(), "bias", in[kBias]);
     expect_dim(name(), "bias", in[kBias], 0, in[kWeight].dim(0), "rows of 'weight'");
-  } else if (!kernels::is_absent(in[kBias])) {
+  } else if (!kernels::is_unconnected(in[kBias])) {
     throw InvalidArgument("linear: 'bias' is {} but the op was made with bias=false", to_string(in[kBias]));
   }
   return {TensorType(attrs_.out_dtype, {in[kX].dim(0), in[kWeight].dim(0)})};
@@ -108,7 +108,7 @@ std::vector<Workload> Linear::workloads() {
         rows.push_back({workload_name(model, step, part),
                         std::make_shared<Linear>(kernels::LinearAttrs{bias, out_dtype}),
                         {TensorType(model.dtype, {tokens, width}), TensorType(model.dtype, {outputs, width}),
-                         bias ? TensorType(model.dtype, {outputs}) : kernels::absent_port()},
+                         bias ? TensorType(model.dtype, {outputs}) : kernels::unconnected_port()},
                         symbols_of(step)});
       };
       const bool bias = model.qkv_bias;

@@ -15,7 +15,7 @@ std::vector<Sharding> Op::infer_sharding(std::span<const TensorType> types) cons
   const std::vector<Port> ports = inputs();
   std::optional<Sharding> common;
   for (size_t i = 0; i < ports.size(); ++i) {
-    if (ports[i].role != Port::Role::activation || kernels::is_absent(types[i])) continue;
+    if (ports[i].role != Port::Role::activation || kernels::is_unconnected(types[i])) continue;
     const Sharding& sharding = types[i].sharding;
     if (common && !(*common == sharding))
       throw InvalidArgument("{}: input '{}' is {}; expected {} like the other inputs", name(), ports[i].name,
@@ -74,7 +74,7 @@ std::vector<TensorType> Op::backward_output_types(std::span<const TensorType> in
   for (int index : differentiable_inputs()) {
     const TensorType& type = in[static_cast<size_t>(index)];
     const bool parameter = ports[static_cast<size_t>(index)].role == Port::Role::parameter;
-    result.push_back(parameter && !kernels::is_absent(type) ? type.with_dtype(DType::f32) : type);
+    result.push_back(parameter && !kernels::is_unconnected(type) ? type.with_dtype(DType::f32) : type);
   }
   return result;
 }
@@ -83,7 +83,7 @@ double traffic_bytes(std::span<const TensorType> in, std::span<const TensorType>
   double total = 0;
   for (std::span<const TensorType> side : {in, out})
     for (const TensorType& type : side)
-      if (!kernels::is_absent(type)) total += static_cast<double>(type.size_bytes(symbols));
+      if (!kernels::is_unconnected(type)) total += static_cast<double>(type.size_bytes(symbols));
   return total;
 }
 
@@ -95,7 +95,7 @@ double traffic_bytes(const Op& op, Pass pass, std::span<const TensorType> in, st
   const std::vector<Port> ports = op.inputs();
   for (int index : op.differentiable_inputs()) {
     const auto i = static_cast<size_t>(index);
-    if (kernels::is_absent(in[i])) continue;
+    if (kernels::is_unconnected(in[i])) continue;
     const bool parameter = ports[i].role == Port::Role::parameter;
     total += static_cast<double>(in[i].with_dtype(parameter ? DType::f32 : in[i].dtype).size_bytes(symbols)) *
              (parameter ? 2 : 1);
@@ -116,7 +116,7 @@ void expect_cache(std::string_view op, std::string_view port, const TensorType& 
 }
 
 void expect_present(std::string_view op, std::string_view port, const TensorType& type) {
-  if (kernels::is_absent(type)) throw InvalidArgument("{}: '{}' is not connected; expected a tensor", op, port);
+  if (kernels::is_unconnected(type)) throw InvalidArgument("{}: '{}' is not connected; expected a tensor", op, port);
 }
 
 void expect_replicated(std::string_view op, std::string_view port, const TensorType& type, std::string_view because) {

@@ -56,8 +56,8 @@ class Op : public kernels::Definition {
   virtual AttrsRef attrs() const = 0;
   virtual std::string attrs_text() const { return {}; }
 
-  // The type rule. `inputs` is in port order with absent_port() for unconnected optional ports. Throws InvalidArgument
-  // naming the op, the port and both values. Sharding is handled by `infer_sharding`.
+  // The type rule. `inputs` is in port order with unconnected_port() for unconnected optional ports. Throws
+  // InvalidArgument naming the op, the port and both values. Sharding is handled by `infer_sharding`.
   virtual std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const = 0;
 
   // The dtype in which input `port` should arrive, given the types as connected; the precision step inserts a cast

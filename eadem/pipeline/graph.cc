@@ -140,7 +140,7 @@ std::optional<ValueId> Graph::find(std::string_view name) const {
 std::vector<TensorType> Graph::types_of(std::span<const ValueId> ids) const {
   std::vector<TensorType> types;
   types.reserve(ids.size());
-  for (ValueId id : ids) types.push_back(id == kNoValue ? kernels::absent_port() : value(id).type);
+  for (ValueId id : ids) types.push_back(id == kNoValue ? kernels::unconnected_port() : value(id).type);
   return types;
 }
 

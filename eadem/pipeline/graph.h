@@ -112,7 +112,7 @@ class Graph {
   // Adds a value that a pipeline step needs.
   ValueId new_activation(std::string name);
   std::optional<ValueId> find(std::string_view name) const;  // inputs, parameters, constants and states
-  // The types of a node's inputs or outputs as connected; absent_port() where nothing is.
+  // The types of a node's inputs or outputs as connected; unconnected_port() where nothing is.
   std::vector<TensorType> types_of(std::span<const ValueId> ids) const;
 
  private:

@@ -135,7 +135,7 @@ TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
     // 1. The unfused passes: logits, their gradient (from the same lse and dloss), then the linear's gradients.
     Device& device = *devices[0];
     const TensorType logits_type =
-        c.parts[0]->infer_types(std::vector{c.inputs[0], c.inputs[1], kernels::absent_port()})[0];
+        c.parts[0]->infer_types(std::vector{c.inputs[0], c.inputs[1], kernels::unconnected_port()})[0];
     const Tensor logits = run_parts(device, c, Pass::forward, inputs)[3];
     PassCall loss = expected_call({c.name, c.parts[1], {logits_type, c.inputs[2]}, c.symbols}, Pass::backward,
                                   {logits, inputs[2]}, 11)
@@ -143,9 +143,10 @@ TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
     loss.inputs[2] = fused.call.inputs[3];
     loss.inputs[3] = fused.call.inputs[4];
     const Tensor dlogits = run_kernel(device, *taker(loss, device), loss, {}, c.name)[0];
-    PassCall linear = expected_call({c.name, c.parts[0], {c.inputs[0], c.inputs[1], kernels::absent_port()}, c.symbols},
-                                    Pass::backward, {inputs[0], inputs[1], Tensor()}, 11)
-                          ->call;
+    PassCall linear =
+        expected_call({c.name, c.parts[0], {c.inputs[0], c.inputs[1], kernels::unconnected_port()}, c.symbols},
+                      Pass::backward, {inputs[0], inputs[1], Tensor()}, 11)
+            ->call;
     linear.inputs[2] = dlogits;
     linear.outputs[1] = fused.call.outputs[1];  // what dweight adds to
     const std::vector<Tensor> expected = run_kernel(device, *taker(linear, device), linear, {}, c.name);

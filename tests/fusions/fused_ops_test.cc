@@ -97,7 +97,7 @@ TEST(FusedOps, TypesAndWantedDtypesAreThoseOfTheParts) {
     for (size_t i = 0; i < types.size(); ++i)
       EXPECT_EQ(types[i], values[static_cast<size_t>(c.fusion->outputs[i])]) << to_string(types[i]);
     for (size_t port = 0; port < c.inputs.size(); ++port) {
-      if (kernels::is_absent(c.inputs[port])) continue;
+      if (kernels::is_unconnected(c.inputs[port])) continue;
       EXPECT_EQ(c.fused->wanted_dtype(c.inputs, static_cast<int>(port)), c.inputs[port].dtype) << port;
     }
   }
@@ -114,8 +114,8 @@ TEST(FusedOps, WantedDtypesFollowTheParts) {
 
 TEST(FusedOps, ATypeErrorNamesThePartAndBothValues) {
   const fusions::LinearAdd op(kernels::LinearAttrs{});
-  const TensorType types[] = {TensorType(DType::f32, {4, 8}), TensorType(DType::f32, {3, 8}), kernels::absent_port(),
-                              TensorType(DType::f32, {4, 5})};
+  const TensorType types[] = {TensorType(DType::f32, {4, 8}), TensorType(DType::f32, {3, 8}),
+                              kernels::unconnected_port(), TensorType(DType::f32, {4, 5})};
   try {
     (void)op.infer_types(types);
     FAIL() << "a residual of another width was accepted";
@@ -140,7 +140,7 @@ TEST(FusedOps, ShardingComposes) {
 
   // A partial sum must be reduced before a residual is added to it.
   const fusions::LinearAdd add(kernels::LinearAttrs{});
-  const TensorType row[] = {sharded(x, Sharding::along(1)), sharded(w, Sharding::along(1)), kernels::absent_port(),
+  const TensorType row[] = {sharded(x, Sharding::along(1)), sharded(w, Sharding::along(1)), kernels::unconnected_port(),
                             TensorType(DType::f32, {4, 6})};
   EXPECT_THROW((void)add.infer_sharding(row), InvalidArgument);
 

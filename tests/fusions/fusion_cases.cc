@@ -146,7 +146,7 @@ void linear_qkv(std::vector<FusionCase>& cases) {
         const kernels::LinearAttrs attrs{bias, dtype};
         const auto linear = std::make_shared<ops::Linear>(attrs);
         const auto weight = [&](int64_t out) { return TensorType(dtype, {out, s.in}); };
-        const auto bias_of = [&](int64_t out) { return bias ? TensorType(dtype, {out}) : kernels::absent_port(); };
+        const auto bias_of = [&](int64_t out) { return bias ? TensorType(dtype, {out}) : kernels::unconnected_port(); };
         const int64_t q = 2 * s.out, k = s.out;
         cases.push_back({fmt::format("linear_qkv {}x{}x{} {} bias={}", s.tokens, s.in, s.out, dtype_name(dtype), bias),
                          &fusions::linear_qkv(),
@@ -169,7 +169,8 @@ void linear_add(std::vector<FusionCase>& cases) {
              std::make_shared<fusions::LinearAdd>(attrs),
              {std::make_shared<ops::Linear>(attrs), std::make_shared<ops::Add>()},
              {TensorType(kF32, {Symbol::tokens, s.in}), TensorType(weight, {s.out, s.in}),
-              bias ? TensorType(weight, {s.out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, s.out})},
+              bias ? TensorType(weight, {s.out}) : kernels::unconnected_port(),
+              TensorType(kF32, {Symbol::tokens, s.out})},
              tokens_of(s.tokens)});
       }
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
@@ -184,7 +185,7 @@ void linear_add(std::vector<FusionCase>& cases) {
              std::make_shared<fusions::LinearAdd>(attrs),
              {std::make_shared<ops::Linear>(attrs), std::make_shared<ops::Add>()},
              {TensorType(kF32, {Symbol::tokens, in}), TensorType(kF32, {out, in}, encoding),
-              bias ? TensorType(kF32, {out}) : kernels::absent_port(), TensorType(kF32, {Symbol::tokens, out})},
+              bias ? TensorType(kF32, {out}) : kernels::unconnected_port(), TensorType(kF32, {Symbol::tokens, out})},
              tokens_of(5)});
       }
 }
@@ -248,13 +249,13 @@ size_t num_values(const fusions::Fusion& fusion) {
 }
 
 void for_each_part(const FusionCase& c, const std::function<void(const PartPorts&)>& visit) {
-  std::vector<TensorType> values(num_values(*c.fusion), kernels::absent_port());
+  std::vector<TensorType> values(num_values(*c.fusion), kernels::unconnected_port());
   for (size_t i = 0; i < c.inputs.size(); ++i) values[static_cast<size_t>(c.fusion->inputs[i])] = c.inputs[i];
   for (size_t n = 0; n < c.parts.size(); ++n) {
     const fusions::PatternNode& node = c.fusion->nodes[n];
     PartPorts ports{n, *c.parts[n], node.inputs, node.outputs, {}, {}};
     for (int id : node.inputs)
-      ports.inputs.push_back(id < 0 ? kernels::absent_port() : values[static_cast<size_t>(id)]);
+      ports.inputs.push_back(id < 0 ? kernels::unconnected_port() : values[static_cast<size_t>(id)]);
     ports.outputs = c.parts[n]->infer_types(ports.inputs);
     for (size_t i = 0; i < node.outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = ports.outputs[i];
     visit(ports);

@@ -29,7 +29,7 @@ void run_pass(const KernelList& list, std::string_view op, Pass pass, AttrsRef a
     for (const TensorView& view : side == 0 ? inputs : outputs) {
       std::vector<Dim> dims;
       for (int i = 0; i < view.shape.rank(); ++i) dims.emplace_back(view.shape[i]);
-      types[side].push_back(view.defined() ? TensorType(view.dtype, dims) : absent_port());
+      types[side].push_back(view.defined() ? TensorType(view.dtype, dims) : unconnected_port());
     }
   const KernelRequest request{
       .op = op, .pass = pass, .device = device.get(), .attrs = attrs, .inputs = types[0], .outputs = types[1]};

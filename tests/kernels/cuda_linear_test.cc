@@ -43,7 +43,7 @@ TEST_P(CudaLinearRows, DoNotDependOnEachOther) {
   const LinearAttrs attrs{.has_bias = c.bias, .out_dtype = c.y};
 
   const TensorType input_types[] = {TensorType(c.x, {Symbol::tokens, c.in}), TensorType(c.weight, {c.out, c.in}),
-                                    c.bias ? TensorType(c.y, {c.out}) : absent_port()};
+                                    c.bias ? TensorType(c.y, {c.out}) : unconnected_port()};
   const TensorType output_types[] = {TensorType(c.y, {Symbol::tokens, c.out})};
   KernelRequest request{
       .op = "linear", .device = device.get(), .attrs = AttrsRef(attrs), .inputs = input_types, .outputs = output_types};

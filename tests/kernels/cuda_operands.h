@@ -58,7 +58,7 @@ inline kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view
     for (const TensorView& view : views) {
       std::vector<Dim> dims;
       for (int i = 0; i < view.shape.rank(); ++i) dims.emplace_back(view.shape[i]);
-      types.push_back(view.defined() ? TensorType(view.dtype, dims, view.encoding) : kernels::absent_port());
+      types.push_back(view.defined() ? TensorType(view.dtype, dims, view.encoding) : kernels::unconnected_port());
     }
     return types;
   };

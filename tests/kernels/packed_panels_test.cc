@@ -53,14 +53,14 @@ TEST(PackedPanels, OneForEachDtypeAndSide) {
 }
 
 TEST(PackedPanels, PairsAreOfBf16) {
-  EXPECT_NE(PackedPanels::of(DType::bf16, Side::pairs), nullptr);
-  EXPECT_EQ(PackedPanels::of(DType::bf16, Side::pairs)->side(), Side::pairs);
-  EXPECT_EQ(PackedPanels::of(DType::f32, Side::pairs), nullptr);
-  EXPECT_EQ(PackedPanels::of(DType::f16, Side::pairs), nullptr);
+  EXPECT_NE(PackedPanels::of(DType::bf16, Side::vnni), nullptr);
+  EXPECT_EQ(PackedPanels::of(DType::bf16, Side::vnni)->side(), Side::vnni);
+  EXPECT_EQ(PackedPanels::of(DType::f32, Side::vnni), nullptr);
+  EXPECT_EQ(PackedPanels::of(DType::f16, Side::vnni), nullptr);
 }
 
 TEST(PackedPanels, LayoutInPairs) {
-  const PackedPanels& encoding = *PackedPanels::of(DType::bf16, Side::pairs);
+  const PackedPanels& encoding = *PackedPanels::of(DType::bf16, Side::vnni);
   for (const auto& [out, in] : {std::pair<int64_t, int64_t>{1, 1}, {15, 31}, {16, 32}, {17, 33}, {33, 97}}) {
     const Tensor weight = random_tensor({out, in}, DType::bf16, 1);
     const Tensor panels = packed(encoding, weight.view);

@@ -94,7 +94,7 @@ class Served {
     if (!cached()) {
       const Tensor starts = integers(DType::i32, {0, tokens}, Shape{2}),
                    lengths = integers(DType::i32, {tokens}, Shape{1});
-      const TensorType none = kernels::absent_port();
+      const TensorType none = kernels::unconnected_port();
       const Tensor z = run(device_, compress, {source_.k, source_.weight, source_.position, starts, lengths, {}},
                            {rows_of_step, weight, position, starts_type, lengths_type, none}, symbols);
       return {run(device_, attend, {source_.q, z, z, starts, lengths, {}},

@@ -30,7 +30,7 @@ std::vector<Workload> route() {
   const auto add = [&](const kernels::RouteAttrs& attrs, bool bias, int64_t experts, int64_t tokens) {
     cases.push_back(named_case(
         std::make_shared<ops::Route>(attrs),
-        {TensorType(kF32, {Symbol::tokens, experts}), bias ? TensorType(kF32, {experts}) : kernels::absent_port()},
+        {TensorType(kF32, {Symbol::tokens, experts}), bias ? TensorType(kF32, {experts}) : kernels::unconnected_port()},
         with_tokens(tokens)));
   };
   for (Scoring scoring : {Scoring::softmax, Scoring::sigmoid, Scoring::sqrt_softplus})
@@ -138,7 +138,7 @@ std::vector<Workload> grouped_linear() {
     cases.push_back(
         named_case(std::make_shared<ops::GroupedLinear>(kernels::GroupedLinearAttrs{out, input}),
                    {TensorType(x, {times(top_k), weight.dim(2)}), weight, TensorType(DType::i32, {weight.dim(0) + 1}),
-                    bias ? TensorType(*bias, {weight.dim(0), weight.dim(1)}) : kernels::absent_port()},
+                    bias ? TensorType(*bias, {weight.dim(0), weight.dim(1)}) : kernels::unconnected_port()},
                    with_tokens(tokens)));
   };
   for (DType x : {kF32, kBf16})

@@ -60,7 +60,7 @@ std::vector<Tensor> run(Device& device, const ops::OpPtr& op, const std::vector<
 // The reference is held to it by the same call: expected_call runs it.
 TEST(Route, TiesGoToTheLowerExpert) {
   const auto op = std::make_shared<ops::Route>(kernels::RouteAttrs{.top_k = 3, .renormalize = true});
-  const std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 5}), kernels::absent_port()};
+  const std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 5}), kernels::unconnected_port()};
   const std::vector<Tensor> inputs = {floats(Shape{3, 5}, {1, 1, 1, 1, 1, 0, 2, 0, 2, 2, -1, 3, 3, -1, 0}), Tensor{}};
   const std::vector<int32_t> expected = {0, 1, 2, 1, 3, 4, 1, 2, 4};
   SymbolValues symbols;
@@ -93,7 +93,7 @@ TEST(Route, ABiasChangesTheChoiceOnly) {
 TEST(Route, OnlyTheBestGroupsAreChosenFrom) {
   kernels::RouteAttrs attrs{.top_k = 2, .scoring = kernels::RouteAttrs::Scoring::sigmoid};
   attrs.groups = 3;
-  const std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 6}), kernels::absent_port()};
+  const std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 6}), kernels::unconnected_port()};
   const std::vector<Tensor> inputs = {floats(Shape{2, 6}, {3, -9, 2, 1, 0, 0, 1, 1, 1, 1, 1, 1}), Tensor{}};
   struct Row {
     int64_t top_groups, group_best;
@@ -113,7 +113,7 @@ TEST(Route, OnlyTheBestGroupsAreChosenFrom) {
 TEST(Route, LogitsThatAreNoNumbersStillChooseExperts) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   const auto op = std::make_shared<ops::Route>(kernels::RouteAttrs{.top_k = 3});
-  const std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 4}), kernels::absent_port()};
+  const std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 4}), kernels::unconnected_port()};
   for (const DeviceGroup& group : device_groups()) {
     const std::vector<Tensor> out =
         run(*group.devices[0], op, types, 4,
@@ -162,7 +162,7 @@ TEST(GroupedLinear, ARowHasTheBitsOfLinearWithItsExpert) {
           const std::vector<TensorType> types = {
               TensorType(kF32, {Symbol::tokens, x.shape[1]}),
               TensorType(weight.dtype, {matrix.shape[0], matrix.shape[1]}, matrix.encoding),
-              has_bias ? TensorType(bias.dtype(), {matrix.shape[0]}) : kernels::absent_port()};
+              has_bias ? TensorType(bias.dtype(), {matrix.shape[0]}) : kernels::unconnected_port()};
           const kernels::LinearAttrs attrs{.has_bias = has_bias, .matmul_input = input};
           const std::vector<Tensor> alone =
               run(device, std::make_shared<ops::Linear>(attrs), types, 1,
@@ -201,7 +201,7 @@ TEST(Unpermute, BitsDoNotDependOnWhereTheRowsAre) {
 TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
   const Symbol tokens = Symbol::tokens;
   const auto infer = [](const ops::Op& op, const std::vector<TensorType>& in) { return op.infer_types(in); };
-  const TensorType none = kernels::absent_port(), pairs(kI32, {tokens, 2}), x(kF32, {tokens, 8});
+  const TensorType none = kernels::unconnected_port(), pairs(kI32, {tokens, 2}), x(kF32, {tokens, 8});
   const auto routed = infer(ops::Route({.top_k = 2}), {TensorType(kF32, {tokens, 4}), none});
   EXPECT_EQ(routed[0], pairs);
   EXPECT_EQ(routed[1], TensorType(kF32, {tokens, 2}));
@@ -258,7 +258,7 @@ TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
 TEST(ExpertCost, CountsTheExpertsThatRowsCanChoose) {
   const ops::GroupedLinear op({kF32});
   const std::vector<TensorType> types = {TensorType(kF32, {2 * Dim(Symbol::tokens), 8}), TensorType(kF32, {16, 6, 8}),
-                                         TensorType(kI32, {17}), kernels::absent_port()};
+                                         TensorType(kI32, {17}), kernels::unconnected_port()};
   const auto weights_read = [&](int64_t tokens) {
     SymbolValues symbols;
     symbols[Symbol::tokens] = tokens;

@@ -107,7 +107,7 @@ TEST(Gradient, Embedding) {
 
 TEST(Gradient, Linear) {
   const TensorType x(kF32, {Symbol::tokens, 5}), weight(kF32, {4, 5});
-  check_gradients(ops::Linear({false, kF32}), {x, weight, kernels::absent_port()}, step(3));
+  check_gradients(ops::Linear({false, kF32}), {x, weight, kernels::unconnected_port()}, step(3));
   check_gradients(ops::Linear({true, kF32}), {x, weight, TensorType(kF32, {4})}, step(3));
 }
 
@@ -118,7 +118,7 @@ TEST(Gradient, RmsNorm) {
 TEST(Gradient, LayerNorm) {
   const TensorType x(kF32, {Symbol::tokens, 2, 6}), weight(kF32, {6});
   check_gradients(ops::LayerNorm({1e-5f}), {x, weight, weight}, step(3));
-  check_gradients(ops::LayerNorm({1e-5f}), {x, weight, kernels::absent_port()}, step(3));
+  check_gradients(ops::LayerNorm({1e-5f}), {x, weight, kernels::unconnected_port()}, step(3));
 }
 
 TEST(Gradient, RmsNormOfGroups) {
@@ -216,7 +216,7 @@ TEST(Gradient, Attention) {
     std::vector<TensorType> types = {
         TensorType(kF32, {Symbol::tokens, 4, 3}),           TensorType(kF32, {Symbol::tokens, 2, 3}),
         TensorType(kF32, {Symbol::tokens, 2, c.value_dim}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
-        TensorType(DType::i32, {Symbol::sequences}),        kernels::absent_port()};
+        TensorType(DType::i32, {Symbol::sequences}),        kernels::unconnected_port()};
     if (c.sinks) types.emplace_back(kF32, std::initializer_list<Dim>{4});
     check_gradients(op, types, step(9, 3));
   }
@@ -232,7 +232,7 @@ TEST(Gradient, SelectedAttention) {
           {TensorType(kF32, {Symbol::tokens, 4, 4}), keys,
            value_dim < 4 ? keys : TensorType(kF32, {Symbol::tokens, 2, value_dim}),
            TensorType(DType::i32, {Symbol::tokens, 2, 3}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
-           TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+           TensorType(DType::i32, {Symbol::sequences}), kernels::unconnected_port()},
           step(9, 2));
     }
 }
@@ -243,10 +243,10 @@ TEST(Gradient, CompressKeys) {
       for (const bool position : {false, true})
         check_gradients(ops::CompressKeys({.heads = 2, .width = 3, .grid = grid}),
                         {TensorType(kF32, {Symbol::tokens, 2, 3}),
-                         weight ? TensorType(kF32, {2, grid.length}) : kernels::absent_port(),
-                         position ? TensorType(kF32, {2, grid.length, 3}) : kernels::absent_port(),
+                         weight ? TensorType(kF32, {2, grid.length}) : kernels::unconnected_port(),
+                         position ? TensorType(kF32, {2, grid.length, 3}) : kernels::unconnected_port(),
                          TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
-                         TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+                         TensorType(DType::i32, {Symbol::sequences}), kernels::unconnected_port()},
                         step(13, 2));
 }
 
@@ -258,7 +258,7 @@ TEST(Gradient, CompressedAttention) {
               {.heads = 4, .kv_heads = 2, .head_dim = 3, .value_dim = value_dim, .scale = 0.5f, .grid = grid}),
           {TensorType(kF32, {Symbol::tokens, 4, 3}), TensorType(kF32, {Symbol::tokens, 2, 3}),
            TensorType(kF32, {Symbol::tokens, 2, value_dim}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
-           TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+           TensorType(DType::i32, {Symbol::sequences}), kernels::unconnected_port()},
           step(13, 2));
 }
 
@@ -269,7 +269,7 @@ TEST(Gradient, LatentAttention) {
   check_gradients(
       op,
       {TensorType(kF32, {Symbol::tokens, 3, 5}), row, row, TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
-       TensorType(DType::i32, {Symbol::sequences}), kernels::absent_port()},
+       TensorType(DType::i32, {Symbol::sequences}), kernels::unconnected_port()},
       step(7, 2));
   check_gradients(ops::HeadLinear({kF32}), {TensorType(kF32, {Symbol::tokens, 3, 5}), TensorType(kF32, {3, 4, 5})},
                   step(4));
@@ -283,7 +283,7 @@ TEST(Gradient, ShortConvolution) {
       query_start(DType::i32, {Dim(Symbol::sequences, 1)});
   for (bool silu : {false, true}) {
     check_gradients(ops::ShortConvolution({3, silu}), {x, weight, bias, query_start}, step(9, 3));
-    check_gradients(ops::ShortConvolution({3, silu}), {x, weight, kernels::absent_port(), query_start}, step(4));
+    check_gradients(ops::ShortConvolution({3, silu}), {x, weight, kernels::unconnected_port(), query_start}, step(4));
   }
 }
 
@@ -312,10 +312,11 @@ TEST(Gradient, Experts) {
     for (bool renormalize : {false, true})
       for (float least_sum : {0.0f, 100.0f}) {
         kernels::RouteAttrs attrs{2, scoring, renormalize, renormalize ? 0.1f : 0.0f, 1.5f, least_sum};
-        check_gradients(ops::Route(attrs), {logits, kernels::absent_port()}, step(4));
+        check_gradients(ops::Route(attrs), {logits, kernels::unconnected_port()}, step(4));
         check_gradients(ops::Route(attrs), {logits, TensorType(kF32, {5})}, step(4));
         attrs.groups = 3, attrs.top_groups = 2, attrs.group_best = 2;
-        check_gradients(ops::Route(attrs), {TensorType(kF32, {Symbol::tokens, 6}), kernels::absent_port()}, step(4));
+        check_gradients(ops::Route(attrs), {TensorType(kF32, {Symbol::tokens, 6}), kernels::unconnected_port()},
+                        step(4));
       }
   for (int layers : {1, 3})
     check_gradients(ops::LoadBalancingLoss(layers, {.top_k = 2}),
@@ -327,10 +328,10 @@ TEST(Gradient, Experts) {
   check_gradients(ops::Unpermute(), {TensorType(kF32, {pairs, 3}), rows, TensorType(kF32, {Symbol::tokens, 2})},
                   step(4));
   check_gradients(ops::Unpermute({.weighted = false}), {TensorType(kF32, {pairs, 3}), rows}, step(4));
-  check_gradients(
-      ops::GroupedLinear({kF32}),
-      {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4}), kernels::absent_port()},
-      step(4));
+  check_gradients(ops::GroupedLinear({kF32}),
+                  {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4}),
+                   kernels::unconnected_port()},
+                  step(4));
   check_gradients(ops::GroupedLinear({kF32}),
                   {TensorType(kF32, {pairs, 5}), TensorType(kF32, {3, 4, 5}), TensorType(DType::i32, {4}),
                    TensorType(kF32, {3, 4})},

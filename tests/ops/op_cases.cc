@@ -30,7 +30,7 @@ constexpr int64_t kEdges[] = {1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 6
 std::string size_name(const std::vector<TensorType>& types, const SymbolValues& symbols) {
   std::string text;
   for (const TensorType& type : types) {
-    if (kernels::is_absent(type)) {
+    if (kernels::is_unconnected(type)) {
       text += " absent";
       continue;
     }
@@ -88,7 +88,7 @@ std::vector<Workload> linear() {
   const auto add = [&](DType x, DType weight, DType out, bool bias, int64_t tokens, int64_t width, int64_t outputs) {
     cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{bias, out}),
               {TensorType(x, {Symbol::tokens, width}), TensorType(weight, {outputs, width}),
-               bias ? TensorType(weight, {outputs}) : kernels::absent_port()},
+               bias ? TensorType(weight, {outputs}) : kernels::unconnected_port()},
               tokens);
   };
   // Dtypes.
@@ -112,7 +112,7 @@ std::vector<Workload> linear() {
       const bool has_bias = bias != DType::u8;
       cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{has_bias, kF32}),
                 {TensorType(kF32, {Symbol::tokens, units * unit}), TensorType(kF32, {outputs, units * unit}, encoding),
-                 has_bias ? TensorType(bias, {outputs}) : kernels::absent_port()},
+                 has_bias ? TensorType(bias, {outputs}) : kernels::unconnected_port()},
                 tokens);
     };
     for (int64_t tokens : {0, 1, 5}) add_quantized(DType::u8, tokens, 3, 18);
@@ -125,13 +125,14 @@ std::vector<Workload> linear() {
          {std::tuple(0, 1, 16), {1, 3, 18}, {5, 3, 18}, {13, 1, 65}, {193, 1, 20}})
       cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{false, kF32, MatmulInput::f32}),
                 {TensorType(kF32, {Symbol::tokens, units * unit}), TensorType(kF32, {outputs, units * unit}, encoding),
-                 kernels::absent_port()},
+                 kernels::unconnected_port()},
                 tokens);
   }
   // bf16 weights for an x that is not rounded: elsewhere than on AMX as ever.
   for (int64_t tokens : {1, 40})
     cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{false, kF32, MatmulInput::f32}),
-              {TensorType(kF32, {Symbol::tokens, 300}), TensorType(kBf16, {40, 300}), kernels::absent_port()}, tokens);
+              {TensorType(kF32, {Symbol::tokens, 300}), TensorType(kBf16, {40, 300}), kernels::unconnected_port()},
+              tokens);
   return cases.take();
 }
 
@@ -161,7 +162,7 @@ std::vector<Workload> layer_norm() {
       for (int64_t hidden : kEdges)
         cases.add(op,
                   {TensorType(x, {Symbol::tokens, hidden}), TensorType(weight, {hidden}),
-                   hidden % 2 == 0 ? kernels::absent_port() : TensorType(weight, {hidden})},
+                   hidden % 2 == 0 ? kernels::unconnected_port() : TensorType(weight, {hidden})},
                   3);
       for (int64_t tokens : {0, 1, 65})
         cases.add(op, {TensorType(x, {Symbol::tokens, 20}), TensorType(weight, {20}), TensorType(weight, {20})},
@@ -294,7 +295,7 @@ std::vector<Workload> attention() {
         {TensorType(dtype, {Symbol::tokens, shape.heads, shape.head_dim}),
          TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.head_dim}),
          TensorType(dtype, {Symbol::tokens, shape.kv_heads, shape.value_row}), query_start, kv_length,
-         kernels::absent_port()},
+         kernels::unconnected_port()},
         symbols);
   };
   const auto cached = [&](DType q, const WeightType& kv, const Shape& shape, int64_t tokens, int64_t sequences,
@@ -579,7 +580,7 @@ std::vector<Workload> adamw() {
         const TensorType f32(kF32, {3, size});
         cases.add(std::make_shared<ops::AdamW>(kernels::AdamWAttrs{decay}),
                   {f32, TensorType(kF32, {1}), TensorType(kF32, {8}), f32, f32, f32,
-                   weight ? f32.with_dtype(*weight) : kernels::absent_port()});
+                   weight ? f32.with_dtype(*weight) : kernels::unconnected_port()});
       }
   return cases.take();
 }

@@ -60,7 +60,7 @@ ExpectedCall straight_call(const ops::Workload& row, Pass pass, std::vector<Tens
   for (size_t i = 0; i < call.output_types.size(); ++i) {
     const bool state = i < num_outputs && ports[i].role == Port::Role::state;
     call.output_alias.push_back(state ? row.op->inference_alias(static_cast<int>(i)) : -1);
-    if (kernels::is_absent(call.output_types[i]))
+    if (kernels::is_unconnected(call.output_types[i]))
       call.outputs.emplace_back();
     else if (state)
       call.outputs.push_back(copy_of(call.inputs[static_cast<size_t>(call.output_alias[i])]));
@@ -109,7 +109,7 @@ std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, s
   const std::vector<int> differentiable = op.differentiable_inputs();
   for (size_t i = 0; i < differentiable.size(); ++i) {
     const TensorType& type = call.output_types[i];
-    if (kernels::is_absent(type))
+    if (kernels::is_unconnected(type))
       call.outputs.emplace_back();
     else if (ports[static_cast<size_t>(differentiable[i])].role == Port::Role::parameter)
       call.outputs.push_back(workloads::random_tensor(type.dtype, type.bind(row.symbols), seed + 200 + i));

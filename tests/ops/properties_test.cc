@@ -224,7 +224,7 @@ std::vector<Tensor> attend(Device& device, const std::vector<Part>& parts, const
     types.emplace_back(DType::i32, std::initializer_list<Dim>{Symbol::sequences, Symbol::max_blocks});
     call.inputs.push_back(int_tensor(Shape{sequences, max_blocks}, table));
   } else {
-    types.push_back(kernels::absent_port());
+    types.push_back(kernels::unconnected_port());
     call.inputs.emplace_back();
   }
   if (sinks) {

@@ -34,7 +34,7 @@ std::vector<Workload> short_convolution() {
                        const Step& step) {
     std::vector<TensorType> types = {TensorType(dtype, {Symbol::tokens, channels}),
                                      TensorType(kF32, {attrs.taps, channels}),
-                                     bias ? TensorType(kF32, {channels}) : kernels::absent_port(), kQueryStart};
+                                     bias ? TensorType(kF32, {channels}) : kernels::unconnected_port(), kQueryStart};
     if (attrs.cached) {
       types.push_back(kStateSlots);
       types.emplace_back(kF32, std::initializer_list<Dim>{step.sequences + 2, attrs.taps - 1, channels});

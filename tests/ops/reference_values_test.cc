@@ -197,7 +197,7 @@ TEST(Cost, LinearAndEmbedding) {
   symbols[Symbol::tokens] = 10;
   const ops::Linear linear({false, kF32});
   const TensorType types[] = {TensorType(kF32, {Symbol::tokens, 64}), TensorType(DType::bf16, {32, 64}),
-                              kernels::absent_port()};
+                              kernels::unconnected_port()};
   const std::vector<TensorType> out = linear.infer_types(types);
   const ops::Cost forward = linear.cost(Pass::inference, types, out, symbols);
   EXPECT_EQ(forward.flops, 2.0 * 10 * 64 * 32);
@@ -239,7 +239,7 @@ TEST(Cost, AttentionCountsWhatIsSeen) {
                                          kv,
                                          TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
                                          TensorType(DType::i32, {Symbol::sequences}),
-                                         kernels::absent_port()};
+                                         kernels::unconnected_port()};
   const auto flops = [&](int64_t window) {
     const ops::Attention op({1, 1, 4, 1.0f, window, kernels::KvSource::direct});
     return op.cost(Pass::inference, types, op.infer_types(types), symbols).flops;

@@ -33,7 +33,7 @@ struct SelectedStep {
     types.emplace_back(DType::i32, std::initializer_list<Dim>{Dim(Symbol::sequences, 1)});
     types.emplace_back(DType::i32, std::initializer_list<Dim>{Symbol::sequences});
     types.push_back(cached() ? TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})
-                             : kernels::absent_port());
+                             : kernels::unconnected_port());
   }
 };
 
@@ -122,8 +122,9 @@ std::vector<Workload> compress_keys() {
                        const kernels::RowGrid& grid, bool weight, bool position, const SelectedStep& step) {
     if (step.cached() && !fits_grid(step, grid)) return;
     std::vector<TensorType> types = {
-        step.keys(stored, heads, width), weight ? TensorType(DType::f32, {heads, grid.length}) : kernels::absent_port(),
-        position ? TensorType(DType::f32, {heads, grid.length, width}) : kernels::absent_port()};
+        step.keys(stored, heads, width),
+        weight ? TensorType(DType::f32, {heads, grid.length}) : kernels::unconnected_port(),
+        position ? TensorType(DType::f32, {heads, grid.length, width}) : kernels::unconnected_port()};
     step.append_sequences(types);
     if (step.cached()) {
       types.emplace_back(DType::i64, std::initializer_list<Dim>{Symbol::tokens});

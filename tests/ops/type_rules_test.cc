@@ -53,7 +53,7 @@ TEST(TypeRules, ShortConvolution) {
   const TensorType x(kB, {kT, 6}), weight(kF, {4, 6}), bias(kF, {6}), start(kI, {Dim(Symbol::sequences, 1)}),
       slots(kI, {Symbol::sequences}), state(kF, {5, 3, 6});
   EXPECT_EQ(infer(op, {x, weight, bias, start})[0], TensorType(kB, {kT, 6}));
-  EXPECT_EQ(infer(cached, {x, weight, kernels::absent_port(), start, slots, state})[1], state);
+  EXPECT_EQ(infer(cached, {x, weight, kernels::unconnected_port(), start, slots, state})[1], state);
   EXPECT_REFUSED(infer(op, {x, TensorType(kF, {3, 6}), bias, start}), "'weight'", "[3, 6]", "attribute taps");
   EXPECT_REFUSED(infer(op, {x, TensorType(kB, {4, 6}), bias, start}), "'weight' is bf16", "expected f32");
   EXPECT_REFUSED(infer(op, {x, weight, TensorType(kF, {5}), start}), "'bias'", "channels of 'x'");
@@ -64,7 +64,7 @@ TEST(TypeRules, ShortConvolution) {
   EXPECT_REFUSED(ShortConvolution({9}), "taps is 9");
   const auto rule = [&](Sharding a, Sharding w, Sharding s) {
     return cached.infer_sharding(
-        std::vector{with(x, a), with(weight, w), kernels::absent_port(), start, slots, with(state, s)});
+        std::vector{with(x, a), with(weight, w), kernels::unconnected_port(), start, slots, with(state, s)});
   };
   EXPECT_EQ(rule(Sharding::along(1), Sharding::along(1), Sharding::along(2))[0], Sharding::along(1));
   EXPECT_REFUSED(rule(Sharding::along(1), kWhole, Sharding::along(2)), "'weight'", "channels divided alike");
@@ -134,7 +134,7 @@ TEST(TypeRules, LatentAttention) {
 
 TEST(TypeRules, SelectedAttention) {
   const TensorType start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
-      none = kernels::absent_port(), table(kI, {Symbol::sequences, Symbol::max_blocks});
+      none = kernels::unconnected_port(), table(kI, {Symbol::sequences, Symbol::max_blocks});
   const SelectKeys select({.heads = 3, .head_dim = 8, .top_k = 5});
   const TensorType q(kF, {kT, 3, 8}), k(kF, {kT, 1, 8}), weights(kF, {kT, 3}), selection(kI, {kT, 1, 5});
   EXPECT_EQ(infer(select, {q, k, weights, start, length, none})[0], selection);
@@ -167,7 +167,7 @@ TEST(TypeRules, SelectedAttention) {
 
 TEST(TypeRules, CompressedAttention) {
   const TensorType start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
-      none = kernels::absent_port(), table(kI, {Symbol::sequences, Symbol::max_blocks}), slots(DType::i64, {kT});
+      none = kernels::unconnected_port(), table(kI, {Symbol::sequences, Symbol::max_blocks}), slots(DType::i64, {kT});
   const kernels::RowGrid grid{4, 2};
   const TensorType x(kF, {kT, 2, 8}), weight(kF, {2, 4}), position(kF, {2, 4, 8}), cache(kB, {5, 2, 16, 8}),
       rows(kB, {5, 2, 8, 8});
@@ -245,7 +245,7 @@ TEST(TypeRules, TensorParallel) {
 
 TEST(TypeRules, Linear) {
   const Linear plain({false, kB}), biased({true, kF});
-  const TensorType x(kF, {kT, 8}), weight(kB, {6, 8}), bias(kF, {6}), none = kernels::absent_port();
+  const TensorType x(kF, {kT, 8}), weight(kB, {6, 8}), bias(kF, {6}), none = kernels::unconnected_port();
   EXPECT_EQ(infer(plain, {x, weight, none})[0], TensorType(kB, {kT, 6}));
   EXPECT_EQ(infer(biased, {x, weight, bias})[0], TensorType(kF, {kT, 6}));
   EXPECT_REFUSED(infer(plain, {x, TensorType(kB, {6, 9}), none}), "linear: 'weight' is bf16 [6, 9]", "expected 8",
@@ -260,7 +260,7 @@ TEST(TypeRules, Linear) {
 }
 
 TEST(TypeRules, LinearSharding) {
-  const TensorType x(kF, {kT, 8}), weight(kF, {6, 8}), bias(kF, {6}), none = kernels::absent_port();
+  const TensorType x(kF, {kT, 8}), weight(kF, {6, 8}), bias(kF, {6}), none = kernels::unconnected_port();
   const auto rule = [&](Sharding sx, Sharding sw, std::optional<Sharding> sb = {}) {
     return Linear({sb.has_value(), kF})
         .infer_sharding(std::vector{with(x, sx), with(weight, sw), sb ? with(bias, *sb) : none})[0];
@@ -345,7 +345,7 @@ TEST(TypeRules, Attention) {
   using kernels::KvSource;
   const Attention direct({4, 2, 8, 1, 0, KvSource::direct}), cached({4, 2, 8, 1, 0, KvSource::cached});
   const TensorType q(kF, {kT, 4, 8}), kv(kF, {kT, 2, 8}), cache(kH, {20, 2, 16, 8}),
-      none = kernels::absent_port(), start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
+      none = kernels::unconnected_port(), start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
       table(kI, {Symbol::sequences, Symbol::max_blocks});
   EXPECT_EQ(infer(direct, {q, kv, kv, start, length, none})[0], q);
   EXPECT_EQ(infer(cached, {q, cache, cache, start, length, table})[0], q);
@@ -456,12 +456,12 @@ TEST(TypeRules, Reshape) {
 }
 
 TEST(TypeRules, Optimizer) {
-  const TensorType p(kF, {3, 4}), one(kF, {1}), hyper(kF, {8}), none = kernels::absent_port();
+  const TensorType p(kF, {3, 4}), one(kF, {1}), hyper(kF, {8}), none = kernels::unconnected_port();
   EXPECT_EQ(infer(GradNorm(2), {p, hyper})[0], one);
   EXPECT_REFUSED(infer(GradNorm(2), {p, TensorType(kB, {3})}), "'grad1' is bf16");
   EXPECT_REFUSED(GradNorm(0), "0 inputs");
   EXPECT_EQ(infer(AdamW({}), {p, one, hyper, p, p, p, p.with_dtype(kB)})[3], p.with_dtype(kB));
-  EXPECT_TRUE(kernels::is_absent(infer(AdamW({}), {p, one, hyper, p, p, p, none})[3]));
+  EXPECT_TRUE(kernels::is_unconnected(infer(AdamW({}), {p, one, hyper, p, p, p, none})[3]));
   EXPECT_REFUSED(infer(AdamW({}), {p, one, hyper, p, TensorType(kF, {4, 3}), p, none}), "'m' is f32 [4, 3]", "[3, 4]");
   EXPECT_REFUSED(infer(AdamW({}), {p, one, TensorType(kF, {7}), p, p, p, none}), "'hyper' is f32 [7]", "expected 8");
   EXPECT_EQ(AdamW({}).inference_alias(3), 6);
@@ -498,7 +498,7 @@ TEST(Cost, AttentionCountsPairsOfQueriesAndKeys) {
                                         keys,
                                         TensorType(kI, {Dim(Symbol::sequences, 1)}),
                                         TensorType(kI, {Symbol::sequences}),
-                                        cached ? table : kernels::absent_port()};
+                                        cached ? table : kernels::unconnected_port()};
     return op.cost(Pass::forward, in, std::vector{x}, symbols).flops / 17;
   };
   for (int64_t tokens : {1, 2, 7, 64})

@@ -182,7 +182,7 @@ std::vector<Tensor> compress_keys_inputs(const ops::Op& op, std::span<const Shap
   const bool cached = op.attrs().get<kernels::CompressKeysAttrs>().source == kernels::KvSource::cached;
   std::vector<Tensor> inputs(types.size());
   for (const size_t port : {size_t{0}, size_t{1}, size_t{2}})
-    if (!kernels::is_absent(types[port])) inputs[port] = uniform(types[port].dtype, shapes[port], random);
+    if (!kernels::is_unconnected(types[port])) inputs[port] = uniform(types[port].dtype, shapes[port], random);
   const int64_t block_size = cached ? shapes[0][2] : 0, fresh = cached ? shapes[6][0] : shapes[0][0];
   fill_sequences(inputs, 3, shapes, cached, fresh, block_size, cached ? shapes[0][0] : 0, random);
   if (!cached) return inputs;
@@ -393,7 +393,7 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
   EADEM_CHECK(ports.size() == types.size(), "{}: {} types for {} ports", op.name(), types.size(), ports.size());
   std::vector<Tensor> inputs;
   for (size_t i = 0; i < ports.size(); ++i) {
-    if (kernels::is_absent(types[i]))
+    if (kernels::is_unconnected(types[i]))
       inputs.emplace_back();
     else
       inputs.push_back(make_input(op.name(), ports[i].name, shapes, types[i], shapes[i], op, random));

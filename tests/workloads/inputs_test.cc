@@ -36,7 +36,7 @@ TEST(Inputs, EveryPortOfEveryOpGetsItsDtypeAndShape) {
     const std::vector<Tensor> inputs = make_inputs(*row.op, row.inputs, row.symbols, 1);
     ASSERT_EQ(inputs.size(), row.inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
-      ASSERT_EQ(inputs[i].defined(), !kernels::is_absent(row.inputs[i]));
+      ASSERT_EQ(inputs[i].defined(), !kernels::is_unconnected(row.inputs[i]));
       if (!inputs[i].defined()) continue;
       EXPECT_EQ(inputs[i].dtype(), row.inputs[i].dtype);
       EXPECT_EQ(inputs[i].shape(), row.inputs[i].bind(row.symbols));

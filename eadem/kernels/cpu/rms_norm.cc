@@ -161,7 +161,7 @@ Verdict can_rms_norm(const KernelRequest& r) {
       .f32("x", r.inputs[0])
       .one_of("weight", r.inputs[1], kStorageDTypes)
       .f32("y", r.outputs[0])
-      .f32("inv_rms", r.outputs.size() > 1 ? r.outputs[1] : absent_port())
+      .f32("inv_rms", r.outputs.size() > 1 ? r.outputs[1] : unconnected_port())
       .verdict();
 }
 

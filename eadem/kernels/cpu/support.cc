@@ -13,7 +13,7 @@ Requirements::Requirements(const KernelRequest& request) : request_(request) {
 }
 
 Requirements& Requirements::f32(std::string_view port, const TensorType& type, const Encoding* rounded) {
-  if (!refusal_.empty() || is_absent(type)) return *this;
+  if (!refusal_.empty() || is_unconnected(type)) return *this;
   if (type.encoding != nullptr && type.encoding != rounded)
     refusal_ = fmt::format("takes plain values; {} is encoded as {}", port, type.encoding->name());
   else if (type.dtype != DType::f32)
@@ -23,14 +23,14 @@ Requirements& Requirements::f32(std::string_view port, const TensorType& type, c
 
 Requirements& Requirements::one_of(std::string_view port, const TensorType& type,
                                    std::initializer_list<DType> allowed) {
-  if (refusal_.empty() && !is_absent(type) && type.encoding != nullptr)
+  if (refusal_.empty() && !is_unconnected(type) && type.encoding != nullptr)
     refusal_ = fmt::format("takes plain values; {} is encoded as {}", port, type.encoding->name());
   return packed(port, type, allowed, nullptr);
 }
 
 Requirements& Requirements::packed(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed,
                                    const Encoding* packing) {
-  if (!refusal_.empty() || is_absent(type)) return *this;
+  if (!refusal_.empty() || is_unconnected(type)) return *this;
   if (std::find(allowed.begin(), allowed.end(), type.dtype) == allowed.end()) {
     std::string names;
     for (DType dtype : allowed) names += (names.empty() ? "" : ", ") + std::string(dtype_name(dtype));

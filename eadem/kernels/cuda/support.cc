@@ -20,7 +20,7 @@ Requirements::Requirements(const KernelRequest& request, std::initializer_list<s
 }
 
 Requirements& Requirements::dtype(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed) {
-  if (is_absent(type) || std::find(allowed.begin(), allowed.end(), type.dtype) != allowed.end()) return *this;
+  if (is_unconnected(type) || std::find(allowed.begin(), allowed.end(), type.dtype) != allowed.end()) return *this;
   std::string names;
   for (DType dtype : allowed) names += fmt::format("{}{}", names.empty() ? "" : ", ", dtype_name(dtype));
   return require(false, fmt::format("{} is {}; takes {}", port, dtype_name(type.dtype), names));
@@ -28,7 +28,7 @@ Requirements& Requirements::dtype(std::string_view port, const TensorType& type,
 
 Requirements& Requirements::same_dtype(std::string_view port, const TensorType& type, std::string_view other_port,
                                        const TensorType& other) {
-  if (is_absent(type) || type.dtype == other.dtype) return *this;
+  if (is_unconnected(type) || type.dtype == other.dtype) return *this;
   return require(false, fmt::format("{} is {} and {} is {}; takes equal dtypes", port, dtype_name(type.dtype),
                                     other_port, dtype_name(other.dtype)));
 }

@@ -58,7 +58,7 @@ class ReferencePlan final : public Plan {
  public:
   explicit ReferencePlan(const KernelRequest& request)
       : Plan(0), definition_(*request.definition), pass_(request.pass) {
-    for (const TensorType& type : request.outputs) is_absent_.push_back(is_absent(type));
+    for (const TensorType& type : request.outputs) is_absent_.push_back(is_unconnected(type));
   }
 
   // A port that is both input and output is read before it is written.

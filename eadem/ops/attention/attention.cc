@@ -394,7 +394,7 @@ std::vector<Workload> Attention::workloads() {
       attrs.source = KvSource::direct;
       rows.push_back({workload_name(model, step, "attention direct"),
                       std::make_shared<Attention>(attrs),
-                      {q, kv, kv, query_start, kv_length, kernels::absent_port()},
+                      {q, kv, kv, query_start, kv_length, kernels::unconnected_port()},
                       symbols});
     }
   }

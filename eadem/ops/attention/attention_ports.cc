@@ -19,7 +19,7 @@ void expect_sequences(const Op& op, std::span<const TensorType> in, size_t first
     expect_rank(op.name(), "block_table", block_table, 2);
     expect_dtype(op.name(), "block_table", block_table, kI32);
     expect_dim(op.name(), "block_table", block_table, 0, kv_length.dim(0), "sequences of 'kv_length'");
-  } else if (!kernels::is_absent(block_table)) {
+  } else if (!kernels::is_unconnected(block_table)) {
     throw InvalidArgument("{}: 'block_table' is {} but the op was made for direct keys and values", op.name(),
                           to_string(block_table));
   }

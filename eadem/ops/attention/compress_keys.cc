@@ -55,7 +55,7 @@ std::vector<TensorType> CompressKeys::infer_types(std::span<const TensorType> in
               attrs_.width, "attribute width");
   const auto expect_parameter = [&](int port, std::string_view label, std::initializer_list<Dim> dims) {
     const TensorType& type = in[static_cast<size_t>(port)];
-    if (kernels::is_absent(type)) return;
+    if (kernels::is_unconnected(type)) return;
     expect_rank(name(), label, type, static_cast<int>(dims.size()));
     expect_dtype(name(), label, type, kF32);
     expect_plain(name(), label, type);
@@ -92,7 +92,7 @@ std::vector<Sharding> CompressKeys::infer_sharding(std::span<const TensorType> i
   const Sharding parameter = x == Sharding::along(1) ? Sharding::along(0) : x;
   const auto expect = [&](int port, const Sharding& wanted) {
     const TensorType& type = in[static_cast<size_t>(port)];
-    if (!kernels::is_absent(type) && !(type.sharding == wanted))
+    if (!kernels::is_unconnected(type) && !(type.sharding == wanted))
       throw InvalidArgument("compress_keys: '{}' is {} but 'x' is {}; expected both divided by heads",
                             inputs()[static_cast<size_t>(port)].name, to_string(type), to_string(in[kX]));
   };

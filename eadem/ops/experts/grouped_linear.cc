@@ -21,7 +21,7 @@ std::vector<TensorType> GroupedLinear::infer_types(std::span<const TensorType> i
   expect_rank(name(), "offsets", in[kOffsets], 1);
   expect_dtype(name(), "offsets", in[kOffsets], kI32);
   expect_dim(name(), "offsets", in[kOffsets], 0, in[kWeight].dim(0) + 1, "experts of 'weight', and one");
-  if (!kernels::is_absent(in[kBias])) {
+  if (!kernels::is_unconnected(in[kBias])) {
     expect_rank(name(), "bias", in[kBias], 2);
     expect_dtype(name(), "bias", in[kBias], kFloats);
     expect_plain(name(), "bias", in[kBias]);
@@ -40,7 +40,7 @@ Sharding GroupedLinear::wanted_sharding(std::span<const TensorType> in, int port
 std::vector<Sharding> GroupedLinear::infer_sharding(std::span<const TensorType> in) const {
   expect_replicated(name(), "offsets", in[kOffsets], "every rank has the rows of every expert");
   const Sharding &x = in[kX].sharding, &weight = in[kWeight].sharding;
-  const bool has_bias = !kernels::is_absent(in[kBias]), is_partial = weight == Sharding::along(2);
+  const bool has_bias = !kernels::is_unconnected(in[kBias]), is_partial = weight == Sharding::along(2);
   if (has_bias && (is_partial || !(in[kBias].sharding == weight)))
     throw InvalidArgument("grouped_linear: 'weight' is {} and 'bias' {}; {}", to_string(weight),
                           to_string(in[kBias].sharding),
@@ -100,7 +100,7 @@ std::vector<Workload> GroupedLinear::workloads() {
              std::make_shared<GroupedLinear>(kernels::GroupedLinearAttrs{model.dtype}),
              {TensorType(model.dtype, {model.top_k * Dim(Symbol::tokens), width}),
               TensorType(model.dtype, {model.experts, outputs, width}), TensorType(DType::i32, {model.experts + 1}),
-              model.bias ? TensorType(model.dtype, {model.experts, outputs}) : kernels::absent_port()},
+              model.bias ? TensorType(model.dtype, {model.experts, outputs}) : kernels::unconnected_port()},
              symbols_of(step)});
       };
       add("experts up_proj", model.hidden, model.ffn);

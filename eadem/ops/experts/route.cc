@@ -59,7 +59,7 @@ std::vector<TensorType> Route::infer_types(std::span<const TensorType> in) const
   if (experts % attrs_.groups != 0 || attrs_.top_k > attrs_.top_groups * group || attrs_.group_best > group)
     throw InvalidArgument("route: 'logits' is {}; {} experts are chosen of {} groups of {}", to_string(in[0]),
                           attrs_.top_k, attrs_.top_groups, attrs_.groups);
-  if (!kernels::is_absent(in[1])) {
+  if (!kernels::is_unconnected(in[1])) {
     expect_rank(name(), "bias", in[1], 1);
     expect_dtype(name(), "bias", in[1], kF32);
     expect_plain(name(), "bias", in[1]);
@@ -195,7 +195,7 @@ std::vector<Workload> Route::workloads() {
     for (const StepShape& step : step_shapes())
       rows.push_back({workload_name(model.name, step, "route"),
                       std::make_shared<Route>(RouteAttrs{.top_k = model.top_k, .renormalize = true}),
-                      {TensorType(DType::f32, {Symbol::tokens, model.experts}), kernels::absent_port()},
+                      {TensorType(DType::f32, {Symbol::tokens, model.experts}), kernels::unconnected_port()},
                       symbols_of(step)});
   for (const StepShape& step : step_shapes())
     rows.push_back({workload_name("deepseek-v3", step, "route"),

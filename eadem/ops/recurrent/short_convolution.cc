@@ -44,7 +44,7 @@ std::vector<TensorType> ShortConvolution::infer_types(std::span<const TensorType
   expect_plain(name(), "weight", in[kWeight]);
   expect_dim(name(), "weight", in[kWeight], 0, Dim(attrs_.taps), "attribute taps");
   expect_dim(name(), "weight", in[kWeight], 1, in[kX].dim(1), "channels of 'x'");
-  if (!kernels::is_absent(in[kBias])) {
+  if (!kernels::is_unconnected(in[kBias])) {
     expect_rank(name(), "bias", in[kBias], 1);
     expect_dtype(name(), "bias", in[kBias], kF32);
     expect_dim(name(), "bias", in[kBias], 0, in[kX].dim(1), "channels of 'x'");
@@ -74,7 +74,7 @@ std::vector<Sharding> ShortConvolution::infer_sharding(std::span<const TensorTyp
                             inputs()[static_cast<size_t>(port)].name, to_string(type), to_string(in[kX]));
   };
   like_x(kWeight, 1);
-  if (!kernels::is_absent(in[kBias])) like_x(kBias, 0);
+  if (!kernels::is_unconnected(in[kBias])) like_x(kBias, 0);
   if (!attrs_.cached) return {in[kX].sharding};
   like_x(kState, 2);
   return {in[kX].sharding, in[kState].sharding};
@@ -179,7 +179,7 @@ std::vector<Workload> ShortConvolution::workloads() {
       rows.push_back({workload_name(shape.model, step, "short convolution"),
                       std::make_shared<ShortConvolution>(kernels::ShortConvolutionAttrs{shape.taps, true, true}),
                       {TensorType(shape.dtype, {Symbol::tokens, shape.channels}), weight,
-                       shape.bias ? TensorType(DType::f32, {shape.channels}) : kernels::absent_port(),
+                       shape.bias ? TensorType(DType::f32, {shape.channels}) : kernels::unconnected_port(),
                        TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
                        TensorType(DType::f32, {step.sequences, shape.taps - 1, shape.channels})},
                       symbols_of(step)});

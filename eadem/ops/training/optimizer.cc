@@ -109,8 +109,8 @@ std::vector<TensorType> AdamW::infer_types(std::span<const TensorType> in) const
     expect_same_dims(name(), ports[i].name, in[i], in[kGrad], "grad");
     out.push_back(plain_type(DType::f32, in[i].dims()));
   }
-  if (kernels::is_absent(in[kWeight])) {
-    out.push_back(kernels::absent_port());
+  if (kernels::is_unconnected(in[kWeight])) {
+    out.push_back(kernels::unconnected_port());
   } else {
     constexpr DType kHalves[] = {DType::bf16, DType::f16};
     expect_dtype(name(), "weight", in[kWeight], kHalves);
@@ -129,10 +129,10 @@ std::vector<Sharding> AdamW::infer_sharding(std::span<const TensorType> in) cons
     throw InvalidArgument("adamw: 'grad' is partial sums; an all_reduce must come first");
   const std::vector<Port> ports = inputs();
   for (size_t i = kMaster; i <= kWeight; ++i)
-    if (!kernels::is_absent(in[i]) && !(in[i].sharding == grad))
+    if (!kernels::is_unconnected(in[i]) && !(in[i].sharding == grad))
       throw InvalidArgument("adamw: '{}' is {} but 'grad' is {}; expected both divided alike", ports[i].name,
                             to_string(in[i].sharding), to_string(grad));
-  return {grad, grad, grad, kernels::is_absent(in[kWeight]) ? Sharding::replicated() : grad};
+  return {grad, grad, grad, kernels::is_unconnected(in[kWeight]) ? Sharding::replicated() : grad};
 }
 
 Cost AdamW::cost(Pass /*pass*/, std::span<const TensorType> in, std::span<const TensorType> out,
@@ -168,7 +168,7 @@ std::vector<Workload> AdamW::workloads() {
     rows.push_back({fmt::format("{} up_proj", model.name),
                     std::make_shared<AdamW>(kernels::AdamWAttrs{}),
                     {f32, TensorType(DType::f32, {1}), TensorType(DType::f32, {8}), f32, f32, f32,
-                     model.dtype == DType::f32 ? kernels::absent_port() : f32.with_dtype(model.dtype)},
+                     model.dtype == DType::f32 ? kernels::unconnected_port() : f32.with_dtype(model.dtype)},
                     {}});
   }
   return rows;

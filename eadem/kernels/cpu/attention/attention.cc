@@ -532,7 +532,7 @@ Verdict can_infer(const KernelRequest& r) {
   if (encoding != nullptr && encoding->code() == RowEncoding::Code::int8)
     requirements.require(attrs.head_dim <= kMostCodes, "rows of an int8 cache have too many codes for exact sums");
   if (attrs.source == KvSource::cached)
-    requirements.require(r.inputs.size() > kBlockTable && !is_absent(r.inputs[kBlockTable]),
+    requirements.require(r.inputs.size() > kBlockTable && !is_unconnected(r.inputs[kBlockTable]),
                          "reads a cache through block_table; it is absent");
   return requirements.verdict();
 }

@@ -113,7 +113,7 @@ PlanPtr prepare_grouped(const KernelRequest& r, Context&) {
   const Encoding* packing = forward_matrix(r);
   const WeightReader reader(packing, input_of(r));
   MatmulTypes types = reader.types();
-  if (!is_absent(bias)) types.bias = bias.dtype;
+  if (!is_unconnected(bias)) types.bias = bias.dtype;
   const GroupedForward plan{reader, MatrixStack(stack_encoding(packing), weight.dtype, weight.bind({})),
                             MatmulPlan(device, types), dtype_size(bias.dtype)};
   const Shape x = r.inputs[kX].bind(r.bounds);

@@ -80,7 +80,7 @@ const Encoding* rounding_for(const MatmulTypes& types) {
   if (types.has_order) return nullptr;
   switch (types.source) {
     case MatmulTypes::Source::quantized: return &Int8Rows::of(*types.layout);
-    case MatmulTypes::Source::pairs: return &Bf16TileRows::instance();
+    case MatmulTypes::Source::vnni: return &Bf16TileRows::instance();
     default: return nullptr;
   }
 }
@@ -123,7 +123,7 @@ PlanPtr prepare_linear(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
   const WeightReader reader(kPacking(r, kWeight), linear_input(r));
   MatmulTypes types = reader.types();
-  if (!is_absent(r.inputs[kBias])) types.bias = r.inputs[kBias].dtype;
+  if (!is_unconnected(r.inputs[kBias])) types.bias = r.inputs[kBias].dtype;
   const bool adds = r.inputs.size() > kResidual;
   const MatmulPlan product(device, types);
   const Shape x = r.inputs[kX].bind(r.bounds);
@@ -162,8 +162,8 @@ Verdict verdict_on_ports(Requirements& requirements, const KernelRequest& r, boo
   requirements.require(y == nullptr || y == &Int8Rows::with_scale_per_step(),
                        "writes rounded rows with a scale for each step only");
   return requirements.f32("x", r.inputs[kX], rounding)
-      .one_of("bias", gated ? absent_port() : r.inputs[kBias], kStorageDTypes)
-      .f32("residual", r.inputs.size() > kResidual ? r.inputs[kResidual] : absent_port())
+      .one_of("bias", gated ? unconnected_port() : r.inputs[kBias], kStorageDTypes)
+      .f32("residual", r.inputs.size() > kResidual ? r.inputs[kResidual] : unconnected_port())
       .f32("y", r.outputs[0], y)
       .verdict();
 }
@@ -344,7 +344,7 @@ Verdict can_linear_backward(const KernelRequest& r) {
       .f32("dy", r.inputs[kDy])
       .f32("dx", r.outputs[kDx])
       .f32("dweight", r.outputs[kDweight])
-      .f32("dbias", r.outputs.size() > kDbias ? r.outputs[kDbias] : absent_port())
+      .f32("dbias", r.outputs.size() > kDbias ? r.outputs[kDbias] : unconnected_port())
       .verdict();
 }
 

@@ -69,7 +69,7 @@ constexpr int64_t packed_floats(Source source) {
     case Source::fp8:
     case Source::decoded:
     case Source::matrix: return kPackedFloats;
-    case Source::pairs: return 0;
+    case Source::vnni: return 0;
     case Source::quantized: break;
   }
   return kUnpackedFloats;
@@ -315,11 +315,11 @@ void matrix_product(float* c, const Matmul& m, const MatmulWeight& b, const Matm
 }
 
 // x.rounded holds the rounded rows of a.
-void pairs_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row, int64_t rows,
-                   int64_t p0, int64_t panels, float*) {
+void vnni_product(float* c, const Matmul& m, const MatmulWeight& b, const MatmulRows& x, int64_t row, int64_t rows,
+                  int64_t p0, int64_t panels, float*) {
   TileRows a = x.rounded;
   a.data = static_cast<const char*>(a.data) + row / 32 * a.pair_stride;
-  const int64_t tiles = ceil_div(m.k_size, kPairTile), panel_bytes = tiles * kTileBytes;
+  const int64_t tiles = ceil_div(m.k_size, kVnniTile), panel_bytes = tiles * kTileBytes;
   const TilePanels operand{static_cast<const char*>(b.data) + p0 * panel_bytes, panel_bytes};
   x.bf16_product(c, panels * kPanelWidth, a, operand, rows, panels, tiles);
 }
@@ -393,7 +393,7 @@ MatmulPlan::Product product_of(const MatmulTypes& types) {
     case Source::quantized: return quantized_panels_product;
     case Source::decoded: return decoded_product;
     case Source::fp8: return types.is_e5m2 ? fp8_product<true> : fp8_product<false>;
-    case Source::pairs: return pairs_product;
+    case Source::vnni: return vnni_product;
     case Source::panels: break;
   }
   return with_dtype(types.b_dtype,
@@ -428,7 +428,7 @@ namespace eadem::kernels::cpu {
 HWY_EXPORT(matmul_routines);
 
 MatmulTypes::Source source_of(PackedPanels::Side side) {
-  return side == PackedPanels::Side::pairs ? Source::pairs : Source::panels;
+  return side == PackedPanels::Side::vnni ? Source::vnni : Source::panels;
 }
 
 MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
@@ -441,7 +441,7 @@ MatmulPlan::MatmulPlan(const CpuDevice& device, const MatmulTypes& types)
       has_order_(types.has_order) {
   if (source_ == Source::quantized) quantized_ = quantized_routines(*types.layout, device.isa());
   if (source_ == Source::decoded) decode_ = decode_steps_of(types.layout->format(), device.isa());
-  if (source_ == Source::pairs) {
+  if (source_ == Source::vnni) {
     const bool tiles = device.isa() == Isa::amx;
     bf16_product_ = tiles ? bf16_tiles : bf16_dots;
     blocks_ = tiles ? kTileBlocks : kDotRowBlocks;
@@ -459,7 +459,7 @@ int64_t MatmulPlan::prepared_bytes(int64_t rows, int64_t k_size, bool is_rounded
   switch (source_) {
     case Source::quantized:
       return quantized_rows_bytes(rows, k_size) + (is_rounded ? 0 : int8_rows_bytes(rows, k_size));
-    case Source::pairs: return is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kPairTile));
+    case Source::vnni: return is_rounded ? 0 : TileRows::bytes_in_order(rows, ceil_div(k_size, kVnniTile));
     case Source::decoded: return has_order_ ? rows * k_size * static_cast<int64_t>(sizeof(float)) : 0;
     default: return 0;
   }
@@ -535,7 +535,7 @@ MatmulRows MatmulPlan::ordered_rows(ThreadPool* pool, const Matmul& m, void* mem
 
 MatmulRows MatmulPlan::prepared_rows(ThreadPool* pool, const Matmul& m, void* memory) const {
   if (source_ == Source::quantized) return quantized_rows(pool, m, memory);
-  if (source_ == Source::pairs) return tile_rows(pool, m, memory);
+  if (source_ == Source::vnni) return tile_rows(pool, m, memory);
   if (source_ == Source::decoded) return ordered_rows(pool, m, memory);
   return {};
 }
@@ -652,7 +652,7 @@ void MatmulPlan::run_groups(CpuDevice& device, const Matmul& m, std::span<const 
   if (groups.empty() || m.outputs == 0) return;
   // Tiles take rows from a multiple of their height on, and a weight whose columns have an order of their own wants the
   // rows in that order: each group is a product by itself.
-  if (source_ == Source::pairs || has_order_) {
+  if (source_ == Source::vnni || has_order_) {
     for (const MatmulGroup& group : groups) run(device, product_of_group(m, group), scratch);
     return;
   }

@@ -28,9 +28,9 @@ namespace eadem::kernels::cpu {
 struct MatmulTypes {
   // b: packed panels [ceil(outputs / 16), k_size, 16] of b_dtype; an f32 matrix [k_size, outputs] stored by rows (then
   // a_row_stride is 1); quantized panels (then a_k_stride is 1, and a is rounded to Int8Rows); 8-bit floats, which are
-  // decoded to f32 a block at a time; or panels in pairs, for tiles (then a_k_stride is 1, and a is rounded to
-  // Bf16TileRows). Quantized panels can also be decoded as 8-bit floats are, for an a that is not rounded.
-  enum class Source : uint8_t { panels, matrix, quantized, decoded, fp8, pairs };
+  // decoded to f32 a block at a time; or VNNI-interleaved panels, for products of bf16 (then a_k_stride is 1, and a is
+  // rounded to Bf16TileRows). Quantized panels can also be decoded as 8-bit floats are, for an a that is not rounded.
+  enum class Source : uint8_t { panels, matrix, quantized, decoded, fp8, vnni };
   Source source = Source::panels;
   DType b_dtype = DType::f32;               // panels
   const QuantizedLayout* layout = nullptr;  // quantized and decoded
@@ -57,7 +57,7 @@ struct Fp8Weight {
 
 // The memory of b, in the one of its forms that MatmulTypes::source names.
 struct MatmulWeight {
-  const void* data = nullptr;  // panels, matrix, pairs
+  const void* data = nullptr;  // panels, matrix, vnni
   QuantizedWeight quantized;
   Fp8Weight fp8;
 };
@@ -72,7 +72,8 @@ struct Matmul {
   const float* a = nullptr;
   int64_t a_row_stride = 0;
   int64_t a_k_stride = 1;
-  // For quantized panels and for pairs: a as it was rounded once for several products. Then the pointer `a` is null.
+  // For quantized and for VNNI-interleaved panels: a as it was rounded once for several products. Then the pointer `a`
+  // is null.
   Int8RowPlanes a_codes;
   TileRows a_tiles{};
 

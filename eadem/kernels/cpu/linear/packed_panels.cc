@@ -46,15 +46,16 @@ void pack_columns(To* panel, const From* weight, int64_t row_size, int64_t outpu
   }
 }
 
-// Packs one panel in pairs from a matrix [outputs, k], 32 values of k at a time: 16 lines are read and 16 are written.
+// Packs one panel, VNNI-interleaved, from a matrix [outputs, k], 32 values of k at a time: 16 lines are read and 16 are
+// written.
 template <typename From>
-void pack_pairs(bf16_t* panel, const From* weight, int64_t k_size, int64_t outputs) {
-  for (int64_t k0 = 0; k0 < k_size; k0 += kPairTile, panel += kPairTile * kPanelWidth)
+void pack_vnni(bf16_t* panel, const From* weight, int64_t k_size, int64_t outputs) {
+  for (int64_t k0 = 0; k0 < k_size; k0 += kVnniTile, panel += kVnniTile * kPanelWidth)
     for (int64_t n = 0; n < kPanelWidth; ++n) {
-      bf16_t values[kPairTile] = {};
-      const int64_t some = n < outputs ? std::min(kPairTile, k_size - k0) : 0;
+      bf16_t values[kVnniTile] = {};
+      const int64_t some = n < outputs ? std::min(kVnniTile, k_size - k0) : 0;
       for (int64_t k = 0; k < some; ++k) values[k] = convert<bf16_t>(weight[n * k_size + k0 + k]);
-      for (int64_t k = 0; k < kPairTile; k += 2)
+      for (int64_t k = 0; k < kVnniTile; k += 2)
         std::memcpy(panel + (k / 2 * kPanelWidth + n) * 2, values + k, 2 * sizeof(bf16_t));
     }
 }
@@ -63,13 +64,13 @@ struct Extents {
   int64_t outputs;  // panel lanes
   int64_t k;        // panel rows
   int64_t panels;
-  int64_t panel_rows;  // k; in pairs, the padded number of rows
+  int64_t panel_rows;  // k; if VNNI-interleaved, the padded number of rows
 };
 
 Extents extents(const Shape& shape, PackedPanels::Side side) {
   const bool transposed = side == PackedPanels::Side::transposed;
   const int64_t outputs = transposed ? shape[1] : shape[0], k = transposed ? shape[0] : shape[1];
-  const int64_t filled = side == PackedPanels::Side::pairs ? (k + kPairTile - 1) / kPairTile * kPairTile : k;
+  const int64_t filled = side == PackedPanels::Side::vnni ? (k + kVnniTile - 1) / kVnniTile * kVnniTile : k;
   return {outputs, k, (outputs + kPanelWidth - 1) / kPanelWidth, filled};
 }
 
@@ -82,7 +83,7 @@ void pack_panel(To* data, const From* weight, const Extents& e, PackedPanels::Si
   else if (side == PackedPanels::Side::normal)
     pack_rows(panel, weight + p * kPanelWidth * e.k, e.k, outputs, 0, e.k);
   else if constexpr (std::is_same_v<To, bf16_t>)
-    pack_pairs(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
+    pack_vnni(panel, weight + p * kPanelWidth * e.k, e.k, outputs);
 }
 
 // Calls f(To*, const From*) with the element types of the two views.
@@ -113,7 +114,7 @@ const PackedPanels* PackedPanels::of(DType dtype, Side side) {
       {DType::f32, Side::transposed, "packed_panels_f32_transposed"},
       {DType::bf16, Side::normal, "packed_panels_bf16"},
       {DType::bf16, Side::transposed, "packed_panels_bf16_transposed"},
-      {DType::bf16, Side::pairs, "packed_panels_bf16_pairs"},
+      {DType::bf16, Side::vnni, "packed_panels_bf16_vnni"},
       {DType::f16, Side::normal, "packed_panels_f16"},
       {DType::f16, Side::transposed, "packed_panels_f16_transposed"},
   };
@@ -126,7 +127,7 @@ std::vector<PlaneSpec> PackedPanels::planes(const Shape& shape) const {
   if (shape.rank() != 2)
     throw InvalidArgument("{} packs matrices [out, in]; the tensor is {}", name_, to_string(shape));
   const Extents e = extents(shape, side_);
-  if (side_ == Side::pairs) return {{"data", dtype_, Shape{e.panels, e.panel_rows / 2, kPanelWidth, 2}}};
+  if (side_ == Side::vnni) return {{"data", dtype_, Shape{e.panels, e.panel_rows / 2, kPanelWidth, 2}}};
   return {{"data", dtype_, Shape{e.panels, e.k, kPanelWidth}}};
 }
 
@@ -145,7 +146,7 @@ void PackedPanels::decode_row(float* row, const TensorView& encoded, int64_t ind
     if (side_ == Side::normal) {
       const auto* lane = data + index / kPanelWidth * e.k * kPanelWidth + index % kPanelWidth;
       for (int64_t k = 0; k < e.k; ++k) row[k] = widen(lane[k * kPanelWidth]);
-    } else if (side_ == Side::pairs) {
+    } else if (side_ == Side::vnni) {
       const auto* lane = data + index / kPanelWidth * e.panel_rows * kPanelWidth + index % kPanelWidth * 2;
       for (int64_t k = 0; k < e.k; ++k) row[k] = widen(lane[k / 2 * kPanelWidth * 2 + k % 2]);
     } else {

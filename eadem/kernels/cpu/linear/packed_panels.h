@@ -9,8 +9,8 @@
 // set reads the same bytes, and the lanes of a vector are outputs: each output is one chain of additions over k.
 // The transposed variant packs weight^T, whose outputs are the weight's inputs, for gradients of activations:
 //   data [ceil(in / 16), out, 16].
-// The variant in pairs, for bf16 only, is read by products of bf16 (amx.h, bf16_dots.h). A word holds two neighbouring
-// k of one output. k is padded with zeros to a multiple of 32, so that 1024 bytes form one tile:
+// The VNNI-interleaved variant, for bf16 only, is read by products of bf16 (amx.h, bf16_dots.h). A word holds two
+// neighbouring k of one output. k is padded with zeros to a multiple of 32, so that 1024 bytes form one tile:
 //   data [ceil(out / 16), ceil(in / 32) * 16, 16, 2].
 #pragma once
 
@@ -22,20 +22,20 @@
 namespace eadem::kernels::cpu {
 
 inline constexpr int64_t kPanelWidth = 16;
-inline constexpr int64_t kPairTile = 32;  // values of k that a tile of pairs holds
+inline constexpr int64_t kVnniTile = 32;  // values of k that a tile of interleaved values holds
 
 class PackedPanels final : public Encoding {
  public:
-  enum class Side : uint8_t { normal, transposed, pairs };
+  enum class Side : uint8_t { normal, transposed, vnni };
 
-  // Returns the encoding of weights of `dtype` (f32, bf16 or f16; in pairs bf16), or null for any other dtype.
+  // Returns the encoding of weights of `dtype` (f32, bf16 or f16; interleaved bf16), or null for any other dtype.
   static const PackedPanels* of(DType dtype, Side side);
 
   // Returns the packing that forward products on `isa` read for a plain weight of `dtype`, if they may round their
-  // activations to `x`: pairs where there are products of bf16.
+  // activations to `x`: VNNI-interleaved where there are products of bf16.
   static const PackedPanels* of_forward(DType dtype, Isa isa, MatmulInput x) {
-    const bool in_pairs = dtype == DType::bf16 && has_bf16_products(isa) && may_round_to(MatmulInput::bf16, x);
-    return of(dtype, in_pairs ? Side::pairs : Side::normal);
+    const bool interleaved = dtype == DType::bf16 && has_bf16_products(isa) && may_round_to(MatmulInput::bf16, x);
+    return of(dtype, interleaved ? Side::vnni : Side::normal);
   }
 
   std::string_view name() const override { return name_; }

@@ -240,18 +240,18 @@ PlanPtr prepare_fused_forward(const KernelRequest& r, Context&) {
 
 // Makes the panels of the transposed side, [ceil(hidden / 16), vocab, 16], from the panels of the forward side: each 16
 // x 16 block is moved and transposed.
-template <typename W, bool kPairs>
+template <typename W, bool kVnni>
 void transpose_panels(ThreadPool& pool, void* transposed, const void* forward, int64_t vocab, int64_t hidden) {
-  const int64_t panel_rows = kPairs ? round_up(hidden, kPairTile) : hidden;
+  const int64_t panel_rows = kVnni ? round_up(hidden, kVnniTile) : hidden;
   pool.parallel_for(ceil_div(hidden, kPanelWidth), [&](int64_t block, int) {
     const int64_t lanes = std::min(kPanelWidth, hidden - block * kPanelWidth);
     W* out = static_cast<W*>(transposed) + block * vocab * kPanelWidth;
     for (int64_t n = 0; n < vocab; ++n) {
       const W* in = static_cast<const W*>(forward) +
                     (n / kPanelWidth * panel_rows + block * kPanelWidth) * kPanelWidth +
-                    n % kPanelWidth * (kPairs ? 2 : 1);
+                    n % kPanelWidth * (kVnni ? 2 : 1);
       for (int64_t i = 0; i < lanes; ++i)
-        out[n * kPanelWidth + i] = in[kPairs ? i / 2 * 2 * kPanelWidth + i % 2 : i * kPanelWidth];
+        out[n * kPanelWidth + i] = in[kVnni ? i / 2 * 2 * kPanelWidth + i % 2 : i * kPanelWidth];
       for (int64_t i = lanes; i < kPanelWidth; ++i) out[n * kPanelWidth + i] = W{};
     }
   });
@@ -263,7 +263,7 @@ using TransposePanels = void (*)(ThreadPool& pool, void* transposed, const void*
 // Only bits move, so bf16 and f16 need no separate code.
 TransposePanels transpose_of(const PackedPanels& forward) {
   if (forward.dtype() == DType::f32) return transpose_panels<float, false>;
-  return forward.side() == Side::pairs ? transpose_panels<uint16_t, true> : transpose_panels<uint16_t, false>;
+  return forward.side() == Side::vnni ? transpose_panels<uint16_t, true> : transpose_panels<uint16_t, false>;
 }
 
 struct FusedBackward {

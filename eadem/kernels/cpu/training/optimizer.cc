@@ -148,12 +148,12 @@ Verdict can_adamw(const KernelRequest& r) {
       .f32("master", r.inputs[kMaster])
       .f32("m", r.inputs[kM])
       .f32("v", r.inputs[kV])
-      .one_of("weight", r.inputs.size() > kWeight ? r.inputs[kWeight] : absent_port(), {DType::bf16, DType::f16})
+      .one_of("weight", r.inputs.size() > kWeight ? r.inputs[kWeight] : unconnected_port(), {DType::bf16, DType::f16})
       .verdict();
 }
 
 PlanPtr prepare_adamw(const KernelRequest& r, Context&) {
-  const bool has_weight = r.inputs.size() > kWeight && !is_absent(r.inputs[kWeight]);
+  const bool has_weight = r.inputs.size() > kWeight && !is_unconnected(r.inputs[kWeight]);
   const AdamWRange task =
       EADEM_CPU_DISPATCH(adamw_of, cpu_device(r).isa())(has_weight, has_weight ? r.inputs[kWeight].dtype : DType::f32);
   const bool decays = r.attrs.get<AdamWAttrs>().decay;

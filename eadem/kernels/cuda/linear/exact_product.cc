@@ -26,7 +26,7 @@ std::string stream_requirement(const KernelRequest& request) {
 
 CudaMatmulProblem matmul_problem(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
-  const bool bias = request.op == "linear" && !is_absent(request.inputs[2]);
+  const bool bias = request.op == "linear" && !is_unconnected(request.inputs[2]);
   return {.in = weight.fixed(1),
           .out = weight.fixed(0),
           .operands = x.dtype,

@@ -123,7 +123,7 @@ PlanPtr prepare_mma_chain(const KernelRequest& request, Context& context) {
 // The request of one linear of a fusion, whose ports are those of the fusion's by index.
 struct LinearRequest {
   LinearRequest(const KernelRequest& fusion, size_t weight, std::optional<size_t> bias, size_t output)
-      : inputs{fusion.inputs[0], fusion.inputs[weight], bias ? fusion.inputs[*bias] : absent_port()},
+      : inputs{fusion.inputs[0], fusion.inputs[weight], bias ? fusion.inputs[*bias] : unconnected_port()},
         outputs{fusion.outputs[output]},
         request(fusion) {
     request.op = "linear";

@@ -32,9 +32,9 @@ bool takes_cublaslt(const KernelRequest& request) {
   const TensorType &weight = request.inputs[kWeight], &dx = request.outputs[kDx];
   const DType operands = request.inputs[kX].dtype;
   const int64_t elements = CudaMatmul::kAlignment / static_cast<int64_t>(dtype_size(operands));
-  return weight.dtype == operands && request.inputs[kDy].dtype == operands && (is_absent(dx) || dx.dtype == operands) &&
-         weight.fixed(0) % elements == 0 && weight.fixed(1) % elements == 0 && weight.fixed(0) > 0 &&
-         weight.fixed(1) > 0;
+  return weight.dtype == operands && request.inputs[kDy].dtype == operands &&
+         (is_unconnected(dx) || dx.dtype == operands) && weight.fixed(0) % elements == 0 &&
+         weight.fixed(1) % elements == 0 && weight.fixed(0) > 0 && weight.fixed(1) > 0;
 }
 
 Verdict can_use_cublaslt(const KernelRequest& request) {
@@ -56,7 +56,7 @@ Verdict can_use_threads(const KernelRequest& request) {
 
 // Bytes of the partial sums of dbias.
 int64_t bias_scratch_bytes(const KernelRequest& request) {
-  if (is_absent(request.outputs[kDbias])) return 0;
+  if (is_unconnected(request.outputs[kDbias])) return 0;
   const int64_t tokens = request.inputs[kDy].dim(0).bind(request.bounds);
   const int64_t parts = (tokens + kColumnSumRows - 1) / kColumnSumRows;
   return parts * request.inputs[kWeight].fixed(0) * static_cast<int64_t>(sizeof(float));
@@ -84,10 +84,11 @@ PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
                             .operands = operands,
                             .result = operands,
                             .form = MatmulForm::input_gradient};
-  const CudaMatmul::Plan* dx = is_absent(request.outputs[kDx]) ? nullptr : &device.matmul().plan(problem, most_rows);
+  const CudaMatmul::Plan* dx =
+      is_unconnected(request.outputs[kDx]) ? nullptr : &device.matmul().plan(problem, most_rows);
   problem.result = DType::f32, problem.form = MatmulForm::weight_gradient;
   const CudaMatmul::Plan* dweight =
-      is_absent(request.outputs[kDweight]) ? nullptr : &device.matmul().plan(problem, most_rows);
+      is_unconnected(request.outputs[kDweight]) ? nullptr : &device.matmul().plan(problem, most_rows);
   return make_plan(
       [&device, dx, dweight](const KernelCall& call) {
         const TensorView &x = call.inputs[kX], &weight = call.inputs[kWeight], &dy = call.inputs[kDy];

@@ -62,7 +62,8 @@ class Logits {
         hidden_(request.inputs[kWeight].fixed(1)),
         dtype_(request.inputs[kX].dtype),
         most_rows_(chunk_rows(vocab_, request.inputs[kX].dim(0).bind(request.bounds))) {
-    const TensorType inputs[] = {TensorType(dtype_, {most_rows_, hidden_}), request.inputs[kWeight], absent_port()};
+    const TensorType inputs[] = {TensorType(dtype_, {most_rows_, hidden_}), request.inputs[kWeight],
+                                 unconnected_port()};
     const TensorType outputs[] = {TensorType(DType::f32, {most_rows_, vocab_})};
     KernelRequest linear = request;
     linear.op = "linear";
@@ -143,9 +144,9 @@ struct Gradients {
                               .operands = logits.dtype(),
                               .result = logits.dtype(),
                               .form = MatmulForm::input_gradient};
-    if (!is_absent(request.outputs[kDx])) dx = &device.matmul().plan(problem, logits.most_rows());
+    if (!is_unconnected(request.outputs[kDx])) dx = &device.matmul().plan(problem, logits.most_rows());
     problem.result = DType::f32, problem.form = MatmulForm::weight_gradient;
-    if (!is_absent(request.outputs[kDweight])) dweight = &device.matmul().plan(problem, logits.most_rows());
+    if (!is_unconnected(request.outputs[kDweight])) dweight = &device.matmul().plan(problem, logits.most_rows());
   }
 
   Logits logits;
