@@ -23,10 +23,10 @@ if(EADEM_SANITIZE)
   target_link_options(eadem_options INTERFACE -fsanitize=${EADEM_SANITIZE})
 endif()
 
-# Compiles eight sources of a target as one. GCC then takes them for headers, whose classes may not use unnamed
-# namespaces.
+# Compiles sixteen sources of a target as one, because most of a small source's time is its headers. GCC then takes the
+# sources for headers, whose classes may not use unnamed namespaces.
 function(eadem_join_sources target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endfunction()
 
