@@ -23,10 +23,10 @@ if(EADEM_SANITIZE)
   target_link_options(eadem_options INTERFACE -fsanitize=${EADEM_SANITIZE})
 endif()
 
-# Compiles sixteen sources of a target as one, because most of a small source's time is its headers. GCC then takes the
+# Compiles `count` sources of a target as one, because most of a small source's time is its headers. GCC then takes the
 # sources for headers, whose classes may not use unnamed namespaces.
-function(eadem_join_sources target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+function(eadem_join_sources target count)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endfunction()
 
@@ -53,7 +53,7 @@ function(eadem_layer name)
   if(sources)
     add_library(eadem_${name} STATIC ${sources})
     if(arg_JOINED AND EADEM_JOIN_SOURCES)
-      eadem_join_sources(eadem_${name})
+      eadem_join_sources(eadem_${name} 16)
     endif()
     if(arg_LIGHT)
       eadem_optimize_little(eadem_${name})
