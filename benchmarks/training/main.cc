@@ -59,12 +59,13 @@ double flops_of_token(const models::Model& model, int64_t parameters, int64_t se
 }
 
 // One step, with the time of each op and pass.
-void print_ops(train::Trainer& trainer, const train::Batch& batch) {
+void print_ops(train::Trainer& trainer, const train::Batch& batch, Device& device) {
   struct Total {
     int calls = 0;
     double seconds = 0;
   };
   std::map<std::pair<std::string, kernels::Pass>, Total> totals;
+  device.synchronize();  // the update of the step before may still run
   Clock::time_point last = Clock::now();
   const pipeline::StepObserver observer = [&](const pipeline::Node& node, auto, auto) {
     const Clock::time_point now = Clock::now();
@@ -115,7 +116,7 @@ void measure(const Options& options) {
   fmt::print("{} on {}: {:.0f} tokens/s, {:.1f} ms a step ({:.1f} to {:.1f}), {:.1f} TFLOP/s, loss {:.4f}\n",
              options.config, device->description(), tokens / median, 1e3 * median, 1e3 * seconds.front(),
              1e3 * seconds.back(), flops * 1e-12, loss);
-  if (options.ops) print_ops(trainer, batch);
+  if (options.ops) print_ops(trainer, batch, *device);
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ std::vector<double> rounding_to_rows(const RowEncoding& encoding, const RefTenso
 // Whether `kernel` rounds to bf16 what it multiplies: linear its x for products of bf16, attention its exponentials on
 // a GPU.
 bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& device) {
-  if (call.op->name() == "attention") return kernel.name == "cuda_mma";
+  if (call.op->name() == "attention") return kernel.name == "cuda_mma" || kernel.name == "cuda_wgmma";
   const auto* cpu = dynamic_cast<const CpuDevice*>(&device);
   if (cpu == nullptr || !has_bf16_products(cpu->isa())) return false;
   MatmulInput x;

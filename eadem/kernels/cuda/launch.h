@@ -275,8 +275,7 @@ struct AttentionBackwardParams {
 };
 // f32 or bf16, head_dim up to kMaxHeadDim, without tensor cores.
 [[nodiscard]] cudaError_t launch_attention_backward(const AttentionBackwardParams& params, cudaStream_t stream);
-// attention_backward_mma.cu and attention_backward_wgmma.cu: bf16, head_dim 64 or 128.
-[[nodiscard]] cudaError_t launch_attention_backward_mma(const AttentionBackwardParams& params, cudaStream_t stream);
+// attention_backward_wgmma.cu: bf16, head_dim 64 or 128.
 [[nodiscard]] cudaError_t launch_attention_backward_wgmma(const AttentionBackwardParams& params, cudaStream_t stream);
 
 // --- linear.cu

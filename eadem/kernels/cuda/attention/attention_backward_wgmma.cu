@@ -97,17 +97,6 @@ struct LeftRows<kD, false> {
   }
 };
 
-// Packs p or ds, rounded, as the left operand of a product with a chunk.
-__device__ void pack(uint32_t (&packed)[kColumns / 16][4], const float (&c)[kColumnTiles][4]) {
-#pragma unroll
-  for (int step = 0; step < kColumns / 16; ++step)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float(&tile)[4] = c[2 * step + i / 2];
-      packed[step][i] = pack_bf16(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
-    }
-}
-
 // sum [64, kD] += packed [64, 64] chunk [64, kD]
 template <int kD>
 __device__ void multiply_chunk(float (&sum)[kD / 8][4], const uint32_t (&packed)[kColumns / 16][4], uint32_t chunk) {
@@ -178,6 +167,12 @@ struct Work {
   __device__ HeadRows second_rows() const {
     return kKeys ? rows_of(b.forward.v, b.forward.kv_heads, row_head) : rows_of(b.dy, b.forward.heads, row_head);
   }
+  // Those after which a warpgroup's queries see no key. Its keys may be seen in every step.
+  __device__ int32_t steps_of(int warpgroup) const {
+    if constexpr (kKeys) return steps;
+    const int32_t first = tile.row + warpgroup * kWarpgroupRows, end = min(first + kWarpgroupRows, tile.tokens);
+    return first < end ? (end - first_column + kColumns - 1) / kColumns : 0;
+  }
   __device__ int32_t column_of(int32_t step) const { return first_column + step % chunks * kColumns; }
   __device__ int32_t column_head(int32_t step) const {
     return kKeys ? row_head * group + step / chunks : row_head / group;
@@ -190,9 +185,9 @@ struct QueryNumbers {
   float lse[kStages][kColumns], delta[kStages][kColumns];
 };
 
-template <int kD, bool kKeys, int kStages>
+template <int kD, bool kKeys>
 __device__ void produce(const Work<kD, kKeys>& work, uint32_t rows, uint32_t rows_full, uint32_t stages,
-                        const Ring& ring, const QueryNumbers<kStages>& numbers) {
+                        const Ring& ring, const QueryNumbers<Config<kD, kKeys>::kStages>& numbers) {
   using Sizes = Config<kD, kKeys>;
   constexpr uint32_t kTileBytes = Sizes::kTileBytes;
   const AttentionBackwardParams& b = work.b;
@@ -205,7 +200,7 @@ __device__ void produce(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
     if constexpr (!Sizes::kSecondInRegisters) copy_tile<kD>(to + Sizes::kFirstBytes, work.second_rows(), row, thread);
   }
   barrier_arrive_after_copies(rows_full);
-  RingPlace<kStages> place;
+  RingPlace<Sizes::kStages> place;
   for (int32_t step = 0; step < work.steps; ++step) {
     const int32_t column = work.column_of(step), head = work.column_head(step);
     const HeadRows first = kKeys ? work.rows_of(p.q, p.heads, head) : work.rows_of(p.k, p.kv_heads, head);
@@ -229,9 +224,9 @@ __device__ void produce(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-template <int kD, bool kKeys, int kStages>
+template <int kD, bool kKeys>
 __device__ void consume(const Work<kD, kKeys>& work, uint32_t rows, uint32_t rows_full, uint32_t stages,
-                        const Ring& ring, const QueryNumbers<kStages>& numbers) {
+                        const Ring& ring, const QueryNumbers<Config<kD, kKeys>::kStages>& numbers) {
   using Sizes = Config<kD, kKeys>;
   const AttentionParams& p = work.b.forward;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -260,13 +255,14 @@ __device__ void consume(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
   float weights[kColumnTiles][4], slopes[kColumnTiles][4];
   uint32_t packed_weights[kKeys ? kColumns / 16 : 1][4], packed_slopes[kColumns / 16][4];
   float first_sum[kD / 8][4] = {}, second_sum[kKeys ? kD / 8 : 1][4] = {};
-  RingPlace<kStages> place;
+  RingPlace<Sizes::kStages> place;
   const auto release = [&](int stage) {
     __syncwarp();
     if (lane == 0) barrier_arrive(ring.empty_at(stage));
   };
   int previous = 0;
-  for (int32_t step = 0; step < work.steps; ++step) {
+  const int32_t steps = work.steps_of(warpgroup);
+  for (int32_t step = 0; step < steps; ++step) {
     const int stage = place.stage;
     const uint32_t first = stages + static_cast<uint32_t>(stage) * 2 * Sizes::kTileBytes;
     const uint32_t second = first + Sizes::kTileBytes;
@@ -307,7 +303,7 @@ __device__ void consume(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
     }
     if constexpr (!Sizes::kBothScores) multiply_rows<kD>(slopes, second_left, second);
     if constexpr (kKeys) {
-      pack(packed_weights, weights);
+      pack_left(packed_weights, weights);
       multiply_chunk<kD>(second_sum, packed_weights, second);
     }
     wgmma_wait<kKeys ? 1 : 0>();
@@ -326,7 +322,7 @@ __device__ void consume(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
         slopes[t][i] = weights[t][i] * (slopes[t][i] - (kKeys ? products[i % 2] : row_delta[i / 2]));
     }
     if constexpr (!Sizes::kBothScores) wgmma_wait<0>();  // frees the registers of packed_weights
-    pack(packed_slopes, slopes);
+    pack_left(packed_slopes, slopes);
     multiply_chunk<kD>(first_sum, packed_slopes, first);
     previous = stage;
     place.advance();
@@ -334,6 +330,11 @@ __device__ void consume(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
   wgmma_wait<0>();
   pin(first_sum);
   if constexpr (kKeys) pin(second_sum);
+  if (steps > 0) release(previous);
+  for (int32_t step = steps; step < work.steps; ++step, place.advance()) {
+    barrier_wait(ring.full_at(place.stage), place.parity);
+    release(place.stage);
+  }
 
   // 3. Store.
   const HeadRows like = work.first_rows();
@@ -351,7 +352,7 @@ __global__ void __launch_bounds__(Config<kD, kKeys>::kThreads, 1) attention_grad
   constexpr int kStages = Sizes::kStages;
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ __align__(8) uint64_t barriers[2][kStages], rows_barrier;
-  __shared__ QueryNumbers<kKeys ? kStages : 1> numbers;
+  __shared__ QueryNumbers<kStages> numbers;
 
   const Ring ring{shared_address(barriers[0]), shared_address(barriers[1])};
   const uint32_t rows_full = shared_address(&rows_barrier);

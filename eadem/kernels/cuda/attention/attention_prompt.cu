@@ -150,17 +150,6 @@ __device__ void take_exponentials(float (&s)[kKeyTiles][4], float (&correction)[
   }
 }
 
-// Packs probabilities as the left operand of the product with values.
-__device__ void pack(uint32_t (&weights)[kChunk / 16][4], const float (&s)[kKeyTiles][4]) {
-#pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float(&tile)[4] = s[2 * step + i / 2];
-      weights[step][i] = pack_bf16(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
-    }
-}
-
 template <int kD>
 __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t keys, uint32_t values,
                         const Ring& key_ring, const Ring& value_ring) {
@@ -254,7 +243,7 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
   release(key_ring, key_place);
   mask(tile.first_chunk);
   take_exponentials(s, correction, state, c);
-  pack(weights, s);
+  pack_left(weights, s);
 
   // 3. In each round, the products of the next chunk's keys and of this chunk's values.
   for (int32_t chunk = tile.first_chunk + kChunk; chunk < tile.end; chunk += kChunk) {
@@ -272,7 +261,7 @@ __device__ void consume(const AttentionParams& p, const Tile& tile, uint32_t key
     take_exponentials(s, correction, state, c);
     wgmma_wait<0>();  // now the registers of acc and weights may change
     pin(acc);
-    pack(weights, s);
+    pack_left(weights, s);
     release(value_ring, value_place);
     if (new_split) {
       merge(split);

@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "eadem/kernels/cuda/instructions/mma.cuh"
+
 namespace eadem::kernels::cuda {
 
 constexpr int kWarpgroup = 128;  // threads
@@ -53,6 +55,18 @@ __device__ inline void pin(float (&c)[kTiles][4]) {
 #pragma unroll
   for (int t = 0; t < kTiles; ++t)
     asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
+}
+// Packs accumulators, rounded to bf16, as left operands of products with their columns: `packed[step]` has columns [16
+// step, 16 step + 16).
+template <int kSteps>
+__device__ inline void pack_left(uint32_t (&packed)[kSteps][4], const float (&c)[2 * kSteps][4]) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&tile)[4] = c[2 * step + i / 2];
+      packed[step][i] = pack_bf16(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+    }
 }
 // Makes what other threads wrote to shared memory, and a barrier has shown, visible to wgmma.
 __device__ inline void fence_shared_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
