@@ -159,7 +159,7 @@ SelectedBounds compress_bounds(const ops::Op& op, kernels::Pass pass, std::span<
     result.emplace_back();
     for (const double size : sizes[i].data) result[i].push_back(gamma_f32(additions[i] + 5) * size);
   }
-  // What no row of this step touches stays as it is.
+  // Rows of the cache that no token of this step writes stay as they are.
   for (size_t i = 0; i < expected.size() && attrs.source == kernels::KvSource::cached; ++i)
     for (size_t j = 0; j < result[i].size(); ++j)
       if (expected[i].data[j] == initial[i].data[j]) result[i][j] = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// error_bounds (error_bounds.h) of attention over selected and over compressed keys.
+// error_bounds (error_bounds.h) of ops of sparse attention.
 #pragma once
 
 #include <span>
@@ -10,13 +10,15 @@
 
 namespace eadem::test {
 
+// Of selected_attention.
 std::vector<std::vector<double>> selected_bounds(const ops::Op& op, kernels::Pass pass,
                                                  std::span<const ops::RefTensor> inputs,
                                                  std::span<const ops::RefTensor> expected);
-// Those of compressed_attention and of compress_keys.
+// Of compressed_attention.
 std::vector<std::vector<double>> compressed_bounds(const ops::Op& op, kernels::Pass pass,
                                                    std::span<const ops::RefTensor> inputs,
                                                    std::span<const ops::RefTensor> expected);
+// Of compress_keys.
 std::vector<std::vector<double>> compress_bounds(const ops::Op& op, kernels::Pass pass,
                                                  std::span<const ops::RefTensor> inputs,
                                                  std::span<const ops::RefTensor> expected,

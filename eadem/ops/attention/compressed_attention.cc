@@ -45,7 +45,7 @@ double compressed_pairs(const kernels::RowGrid& grid, const TensorType& k, const
                         const SymbolValues& symbols) {
   const int64_t sequences = std::max<int64_t>(1, kv_length.bind(symbols)[0]);
   const int64_t queries = (tokens + sequences - 1) / sequences;
-  // Of a cache, every position of max_blocks blocks.
+  // The types bound a cached sequence only by its max_blocks blocks: all their positions count.
   const int64_t positions =
       k.rank() == 4 ? std::max(queries, symbols[Symbol::max_blocks] * k.fixed(2) * grid.stride) : queries;
   double pairs = 0;

@@ -23,7 +23,7 @@ constexpr int64_t kDotPanel = 16;
 // pass by.
 constexpr int kDotRows = 8, kDotPanels = 3, kFewDotRows = 4, kFewDotRowsPanels = 4;
 
-// What to prefetch while a block is computed: lines [begin, end) of each tile of the panels that come next.
+// While a block is computed, it prefetches cache lines [begin, end) of each tile of the panels that follow its own.
 struct NextDotPanels {
   const char* panels = nullptr;
   int64_t begin = 0, end = 0;

@@ -51,7 +51,7 @@ using Source = MatmulTypes::Source;
 constexpr int64_t floats_of(const MatmulPlan::Blocks& blocks) { return blocks.rows * blocks.panels * kPanelWidth; }
 
 constexpr MatmulPlan::Blocks kTileBlocks{kTileRowBlock, kTileGroupPanels, 2, kTileShortestRows};
-// Of products by vdpbf16ps: multiples of the panels that a block of them has.
+// Blocks of products by vdpbf16ps. Their columns are multiples of the panels that bf16_dots.cc computes together.
 constexpr MatmulPlan::Blocks kDotBlocks{kTileRowBlock, 12, 3, kTileShortestRows},
     kDotRowBlocks{kTileRowBlock, 12, 4, kTileShortestRows};
 constexpr MatmulPlan::Blocks blocks_of(Source source) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What both passes of state_space_scan (kernels/recurrent/state_space_scan.h) read.
+// The operands of state_space_scan (kernels/recurrent/state_space_scan.h), as its forward and its backward kernel read
+// them.
 #pragma once
 
 #include <algorithm>

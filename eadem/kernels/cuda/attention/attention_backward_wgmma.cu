@@ -137,7 +137,8 @@ __device__ void store_rows(void* to, const float (&sum)[kD / 8][4], float scale,
   }
 }
 
-// What a block computes: rows of one head against chunks of columns, for keys those of every head of the group in turn.
+// The work of a block: its rows, of one head, and the columns that they meet, in chunks. Rows that are keys meet the
+// queries of every head of their group, one head after the other.
 template <int kD, bool kKeys>
 struct Work {
   const AttentionBackwardParams& b;

@@ -67,7 +67,8 @@ class NativeSparseAttention {
   KvValues build_rows(BuildContext& context, ValueId x) const;
   ValueId build_compressed(BuildContext& context, ValueId q, const KvValues& rows) const;
   ValueId build_selection(BuildContext& context, ValueId q, ValueId keys) const;
-  // What a branch adds to the sum, in its scope: y [tokens, heads, value_dim] under its gates, flat.
+  // Multiplies a branch's result y [tokens, heads, value_dim] by the branch's gates, and returns it as rows of heads *
+  // value_dim values. The gates' parameters are in the current scope.
   ValueId gate(BuildContext& context, ValueId x, ValueId y) const;
 
   Config config_;
