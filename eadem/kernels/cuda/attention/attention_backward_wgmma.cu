@@ -48,17 +48,19 @@ struct HeadRows {
   int32_t tokens;              // of the sequence
 };
 
-// Copies 64 rows into panels; those beyond the sequence become zeros.
+// Copies 64 rows into panels; those beyond the sequence become zeros. A thread copies the same piece of every
+// kAtOnce-th row.
 template <int kD>
 __device__ void copy_tile(uint32_t to, const HeadRows& from, int32_t row, int thread) {
   constexpr int kPieces = kD / 8, kAtOnce = kWarpgroup / kPieces;
-  const int piece = thread % kPieces;
-  to += static_cast<uint32_t>(piece / 8) * kPanelBytes;
-#pragma unroll 2
-  for (int i = thread / kPieces; i < 64; i += kAtOnce) {
-    const bool wanted = row + i < from.tokens;
-    copy_16_async(to + panel_offset(i, piece % 8), from.first + (wanted ? row + i : 0) * from.stride + piece * 8,
-                  wanted);
+  static_assert(kAtOnce % 8 == 0, "a panel permutes the pieces of eight rows");
+  const int piece = thread % kPieces, first = thread / kPieces;
+  to += static_cast<uint32_t>(piece / 8) * kPanelBytes + panel_offset(first, piece % 8);
+  const __nv_bfloat16* source = from.first + (row + first) * from.stride + piece * 8;
+#pragma unroll
+  for (int i = 0; i < 64 / kAtOnce; ++i) {
+    copy_16_async(to + static_cast<uint32_t>(i * kAtOnce) * kPanelRowBytes, source + i * kAtOnce * from.stride,
+                  row + first + i * kAtOnce < from.tokens);
   }
 }
 

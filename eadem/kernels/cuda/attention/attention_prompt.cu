@@ -80,19 +80,22 @@ __device__ bool find_tile(Tile& found, const AttentionParams& p, int rows, int l
   return false;
 }
 
-// Copies one chunk of keys or values into panels, 16 bytes at a time. kNoRow gives zeros, because a cache may hold
-// anything there (even NaN), and its product with 0 must be 0.
+// Copies one chunk of keys or values into panels. A thread copies the same 16 bytes of every kAtOnce-th row. kNoRow
+// gives zeros, because a cache may hold anything there (even NaN), and its product with 0 must be 0.
 template <int kD>
-__device__ void copy_chunk(const void* from, const int32_t* rows, uint32_t to, int thread) {
-  constexpr int kPieces = kD / 8, kAtOnce = kWarpgroup / kPieces;
+__device__ void copy_chunk(const void* from, const int32_t (&rows)[kChunk], uint32_t to, int thread) {
+  constexpr int kPieces = kD / 8, kAtOnce = kWarpgroup / kPieces, kCount = kChunk / kAtOnce;
+  static_assert(kAtOnce % 8 == 0, "a panel permutes the pieces of eight rows");
   const int piece = thread % kPieces, first = thread / kPieces;
   const auto* elements = static_cast<const __nv_bfloat16*>(from) + piece * 8;
-  to += static_cast<uint32_t>(piece / 8) * kPanelBytes;
+  to += static_cast<uint32_t>(piece / 8) * kPanelBytes + panel_offset(first, piece % 8);
+  int32_t own[kCount];
 #pragma unroll
-  for (int row = first; row < kChunk; row += kAtOnce) {
-    const int32_t source = rows[row];
-    copy_16_async(to + panel_offset(row, piece % 8), elements + int64_t{max(source, 0)} * kD, source != kNoRow);
-  }
+  for (int i = 0; i < kCount; ++i) own[i] = rows[first + i * kAtOnce];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    copy_16_async(to + static_cast<uint32_t>(i * kAtOnce) * kPanelRowBytes, elements + int64_t{own[i]} * kD,
+                  own[i] != kNoRow);
 }
 
 template <int kD>
