@@ -6,6 +6,7 @@
 // A block has 64 rows for each warpgroup that computes: keys (dk, dv) or queries (dq). It walks through the columns,
 // queries or keys, in chunks of 64, which another warpgroup copies into a ring. The scores of the next chunk are
 // multiplied with the sums of this one.
+#include "eadem/kernels/cuda/attention/attention_copies.cuh"
 #include "eadem/kernels/cuda/attention/attention_gradients.cuh"
 #include "eadem/kernels/cuda/instructions/mma.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
@@ -48,20 +49,10 @@ struct HeadRows {
   int32_t tokens;              // of the sequence
 };
 
-// Copies 64 rows into panels; those beyond the sequence become zeros. A thread copies the same piece of every
-// kAtOnce-th row.
+// Copies 64 rows from `row` on; those beyond the sequence become zeros.
 template <int kD>
-__device__ void copy_tile(uint32_t to, const HeadRows& from, int32_t row, int thread) {
-  constexpr int kPieces = kD / 8, kAtOnce = kWarpgroup / kPieces;
-  static_assert(kAtOnce % 8 == 0, "a panel permutes the pieces of eight rows");
-  const int piece = thread % kPieces, first = thread / kPieces;
-  to += static_cast<uint32_t>(piece / 8) * kPanelBytes + panel_offset(first, piece % 8);
-  const __nv_bfloat16* source = from.first + (row + first) * from.stride + piece * 8;
-#pragma unroll
-  for (int i = 0; i < 64 / kAtOnce; ++i) {
-    copy_16_async(to + static_cast<uint32_t>(i * kAtOnce) * kPanelRowBytes, source + i * kAtOnce * from.stride,
-                  row + first + i * kAtOnce < from.tokens);
-  }
+__device__ void copy_tile(uint32_t to, const HeadRows& from, int32_t row, const TileCopies<kD>& copies) {
+  copies.copy(to, from.first + row * from.stride, from.stride, 0, max(from.tokens - row, 0));
 }
 
 // Loads 16 rows as fragments; those beyond the sequence become zeros.
@@ -196,11 +187,12 @@ __device__ void produce(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
   const AttentionBackwardParams& b = work.b;
   const AttentionParams& p = b.forward;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const TileCopies<kD> copies(thread);
   for (int w = 0; w < Sizes::kConsumers; ++w) {
     const int32_t row = work.tile.row + w * kWarpgroupRows;
     const uint32_t to = rows + static_cast<uint32_t>(w) * kTileBytes;
-    if constexpr (!Sizes::kFirstInRegisters) copy_tile<kD>(to, work.first_rows(), row, thread);
-    if constexpr (!Sizes::kSecondInRegisters) copy_tile<kD>(to + Sizes::kFirstBytes, work.second_rows(), row, thread);
+    if constexpr (!Sizes::kFirstInRegisters) copy_tile(to, work.first_rows(), row, copies);
+    if constexpr (!Sizes::kSecondInRegisters) copy_tile(to + Sizes::kFirstBytes, work.second_rows(), row, copies);
   }
   barrier_arrive_after_copies(rows_full);
   RingPlace<Sizes::kStages> place;
@@ -210,8 +202,8 @@ __device__ void produce(const Work<kD, kKeys>& work, uint32_t rows, uint32_t row
     const HeadRows second = kKeys ? work.rows_of(b.dy, p.heads, head) : work.rows_of(p.v, p.kv_heads, head);
     const uint32_t to = stages + static_cast<uint32_t>(place.stage) * 2 * kTileBytes;
     barrier_wait(ring.empty_at(place.stage), place.parity ^ 1);
-    copy_tile<kD>(to, first, column, thread);
-    copy_tile<kD>(to + kTileBytes, second, column, thread);
+    copy_tile(to, first, column, copies);
+    copy_tile(to + kTileBytes, second, column, copies);
     if constexpr (kKeys) {
       const int own = thread % kColumns;
       const bool wanted = column + own < work.tile.tokens;

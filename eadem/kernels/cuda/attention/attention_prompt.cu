@@ -6,6 +6,7 @@
 // One warpgroup copies keys and values into a ring of chunks; the others compute 64 rows each. A warpgroup multiplies
 // the keys of the next chunk and the values of this one while it takes exponentials. The warpgroups take turns to issue
 // products, so that one has its scores while the other multiplies.
+#include "eadem/kernels/cuda/attention/attention_copies.cuh"
 #include "eadem/kernels/cuda/attention/attention_tiles.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/instructions/ring.cuh"
@@ -20,7 +21,7 @@ constexpr int kStages = 4;
 constexpr uint32_t kPanelBytes = kChunk * kPanelRowBytes;
 // Numbers of named barriers; __syncthreads has 0. Warpgroup w waits at kTurnBarrier + w until it may issue products.
 constexpr int kProducerBarrier = 1, kTurnBarrier = 2;
-static_assert(kChunk == kPanelColumns, "probabilities of a chunk are 64 columns");
+static_assert(kChunk == kPanelColumns && kChunk == TileCopies<64>::kRows, "a chunk is 64 keys in one panel");
 
 // Sizes that depend on head_dim. Small heads leave registers for a third warpgroup that computes.
 template <int kD>
@@ -80,47 +81,41 @@ __device__ bool find_tile(Tile& found, const AttentionParams& p, int rows, int l
   return false;
 }
 
-// Copies one chunk of keys or values into panels. A thread copies the same 16 bytes of every kAtOnce-th row. kNoRow
-// gives zeros, because a cache may hold anything there (even NaN), and its product with 0 must be 0.
-template <int kD>
-__device__ void copy_chunk(const void* from, const int32_t (&rows)[kChunk], uint32_t to, int thread) {
-  constexpr int kPieces = kD / 8, kAtOnce = kWarpgroup / kPieces, kCount = kChunk / kAtOnce;
-  static_assert(kAtOnce % 8 == 0, "a panel permutes the pieces of eight rows");
-  const int piece = thread % kPieces, first = thread / kPieces;
-  const auto* elements = static_cast<const __nv_bfloat16*>(from) + piece * 8;
-  to += static_cast<uint32_t>(piece / 8) * kPanelBytes + panel_offset(first, piece % 8);
-  int32_t own[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) own[i] = rows[first + i * kAtOnce];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    copy_16_async(to + static_cast<uint32_t>(i * kAtOnce) * kPanelRowBytes, elements + int64_t{own[i]} * kD,
-                  own[i] != kNoRow);
-}
-
-template <int kD>
+// kEven: whether every chunk lies in one block of the cache, or there is no cache. A cache may hold anything (even NaN)
+// in rows that no query attends to; they become zeros, because their product with 0 must be 0.
+template <int kD, bool kEven>
 __device__ void produce(const AttentionParams& p, const Tile& tile, int32_t (&rows)[2][kChunk], uint32_t keys,
                         uint32_t values, const Ring& key_ring, const Ring& value_ring) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-  const auto row_at = [&](int32_t chunk) {
-    const int32_t key = chunk + thread;
-    const bool wanted = thread < kChunk && key >= tile.begin && key < tile.end;
+  const TileCopies<kD> copies(thread);
+  const int32_t stride = tile.sequence.blocks == nullptr ? p.kv_heads * kD : kD;
+  const auto row_at = [&](int32_t chunk) {  // of the chunk's first key, or of this thread's
+    const int32_t key = kEven ? chunk : chunk + thread;
+    const bool wanted = kEven ? chunk < tile.end : thread < kChunk && key >= tile.begin && key < tile.end;
     return wanted ? key_row(p, tile.sequence, tile.kv_head, key) : kNoRow;
   };
   Place place;
   int buffer = 0;
-  int32_t row = row_at(tile.first_chunk);
+  int32_t next_row = row_at(tile.first_chunk);
   for (int32_t chunk = tile.first_chunk; chunk < tile.end; chunk += kChunk, buffer ^= 1) {
-    if (thread < kChunk) rows[buffer][thread] = row;
-    named_barrier_sync(kProducerBarrier, kWarpgroup);
-    row = row_at(chunk + kChunk);  // read ahead of the copies
-    const auto offset = static_cast<uint32_t>(place.stage) * Config<kD>::kTileBytes;
-    barrier_wait(key_ring.empty_at(place.stage), place.parity ^ 1);
-    copy_chunk<kD>(p.k, rows[buffer], keys + offset, thread);
-    barrier_arrive_after_copies(key_ring.full_at(place.stage));
-    barrier_wait(value_ring.empty_at(place.stage), place.parity ^ 1);
-    copy_chunk<kD>(p.v, rows[buffer], values + offset, thread);
-    barrier_arrive_after_copies(value_ring.full_at(place.stage));
+    const int32_t row = next_row;
+    if constexpr (!kEven) {
+      if (thread < kChunk) rows[buffer][thread] = row;
+      named_barrier_sync(kProducerBarrier, kWarpgroup);
+    }
+    next_row = row_at(chunk + kChunk);  // read ahead of the copies
+    const auto fill = [&](const void* from, uint32_t to, const Ring& ring) {
+      const auto* elements = static_cast<const __nv_bfloat16*>(from);
+      to += static_cast<uint32_t>(place.stage) * Config<kD>::kTileBytes;
+      barrier_wait(ring.empty_at(place.stage), place.parity ^ 1);
+      if constexpr (kEven)
+        copies.copy(to, elements + int64_t{row} * kD, stride, tile.begin - chunk, tile.end - chunk);
+      else
+        copies.gather(to, elements, rows[buffer]);
+      barrier_arrive_after_copies(ring.full_at(place.stage));
+    };
+    fill(p.k, keys, key_ring);
+    fill(p.v, values, value_ring);
     place.advance();
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
@@ -322,7 +317,10 @@ __global__ void __launch_bounds__(Config<kD>::kThreads, 1) attention_prompt(Atte
   const uint32_t keys = (shared_address(memory) + 1023) / 1024 * 1024, values = keys + kStages * Config<kD>::kTileBytes;
   if (threadIdx.x < kWarpgroup) {
     shrink_registers<Config<kD>::kProducerRegisters>();
-    produce<kD>(p, tile, rows, keys, values, key_ring, value_ring);
+    if (p.block_table == nullptr || p.block_size % kChunk == 0)
+      produce<kD, true>(p, tile, rows, keys, values, key_ring, value_ring);
+    else
+      produce<kD, false>(p, tile, rows, keys, values, key_ring, value_ring);
   } else {
     grow_registers<Config<kD>::kConsumerRegisters>();
     consume<kD>(p, tile, keys, values, key_ring, value_ring);
