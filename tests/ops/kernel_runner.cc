@@ -3,7 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "eadem/core/lookups.h"
 
@@ -14,50 +19,95 @@ namespace {
 constexpr int64_t kGuard = 128;
 constexpr unsigned char kGuardByte = 0xa5;
 
-// Device memory for `size_bytes` at a chosen misalignment, guarded on both sides.
+// Memory of CPU devices that earlier calls have used: a new mapping for every operand would take most of the time of a
+// sanitized test. One of these belongs to a thread.
+class FreeMemory {
+ public:
+  // A buffer of at least `size_bytes`.
+  Buffer take(Device& device, int64_t size_bytes) {
+    if (!device.host_accessible()) return device.allocate(size_bytes);
+    const auto found = buffers_.lower_bound(size_bytes);
+    if (found == buffers_.end() || found->first > 2 * size_bytes + kSmall) return device.allocate(size_bytes);
+    Buffer buffer = std::move(found->second);
+    buffers_.erase(found);
+    return buffer;
+  }
+  void give_back(const Device& device, Buffer buffer) {
+    if (device.host_accessible() && buffers_.size() < kMost) buffers_.emplace(buffer.size_bytes(), std::move(buffer));
+  }
+
+ private:
+  static constexpr int64_t kSmall = 1 << 16;
+  static constexpr size_t kMost = 64;
+  std::multimap<int64_t, Buffer> buffers_;
+};
+
+FreeMemory& free_memory() {
+  thread_local FreeMemory memory;
+  return memory;
+}
+
+// Device memory at a chosen misalignment, guarded on both sides.
 class Guarded {
  public:
-  Guarded(Device& device, int64_t size_bytes, int64_t offset)
+  // `contents`, `size_bytes` bytes on the host, outlives this object; null: memory that nobody has written.
+  Guarded(Device& device, const void* contents, int64_t size_bytes, int64_t offset)
       : device_(&device),
-        size_bytes_(size_bytes),
-        offset_(kGuard + offset),
-        buffer_(device.allocate(size_bytes + 2 * kGuard + offset)),
-        image_(static_cast<size_t>(size_bytes + 2 * kGuard + offset), kGuardByte) {
-    upload();
+        contents_(contents),
+        size_(static_cast<size_t>(size_bytes)),
+        begin_(static_cast<size_t>(kGuard + offset)),
+        buffer_(free_memory().take(device, whole_size())) {
+    if (device.host_accessible()) {
+      write_to(static_cast<unsigned char*>(buffer_.data()));
+    } else {
+      std::vector<unsigned char> image(static_cast<size_t>(whole_size()));
+      write_to(image.data());
+      device.copy_from_host(buffer_.data(), image.data(), whole_size());
+    }
   }
-  void* data() const { return static_cast<unsigned char*>(buffer_.data()) + offset_; }
-
-  void write(const void* host) {
-    if (size_bytes_ > 0) std::memcpy(image_.data() + offset_, host, static_cast<size_t>(size_bytes_));
-    upload();
-  }
+  ~Guarded() { free_memory().give_back(*device_, std::move(buffer_)); }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+  void* data() const { return static_cast<unsigned char*>(buffer_.data()) + begin_; }
 
   // Copies the contents to `host` (unless null) and says whether they, and the guards, are as they were written.
   struct State {
     bool guards_intact, contents_intact;
   };
   State read(void* host) const {
-    std::vector<unsigned char> now(image_.size());
-    device_->copy_to_host(now.data(), buffer_.data(), static_cast<int64_t>(now.size()));
-    const auto begin = static_cast<size_t>(offset_), end = begin + static_cast<size_t>(size_bytes_);
-    if (host != nullptr && size_bytes_ > 0) std::memcpy(host, now.data() + begin, end - begin);
-    const auto same = [&](size_t from, size_t to) {
-      return std::equal(now.begin() + static_cast<std::ptrdiff_t>(from), now.begin() + static_cast<std::ptrdiff_t>(to),
-                        image_.begin() + static_cast<std::ptrdiff_t>(from));
-    };
-    return {same(0, begin) && same(end, now.size()), same(begin, end)};
+    std::vector<unsigned char> copy;
+    const auto* now = static_cast<const unsigned char*>(buffer_.data());
+    if (!device_->host_accessible()) {
+      copy.resize(static_cast<size_t>(whole_size()));
+      device_->copy_to_host(copy.data(), buffer_.data(), whole_size());
+      now = copy.data();
+    }
+    if (host != nullptr && size_ > 0) std::memcpy(host, now + begin_, size_);
+    const auto is_guard = [](unsigned char byte) { return byte == kGuardByte; };
+    const unsigned char* end = now + begin_ + size_;
+    return {std::all_of(now, now + begin_, is_guard) && std::all_of(end, end + kGuard, is_guard),
+            contents_ == nullptr || size_ == 0 || std::memcmp(now + begin_, contents_, size_) == 0};
   }
 
  private:
-  void upload() { device_->copy_from_host(buffer_.data(), image_.data(), static_cast<int64_t>(image_.size())); }
+  int64_t whole_size() const { return static_cast<int64_t>(begin_ + size_) + kGuard; }
+  void write_to(unsigned char* memory) const {
+    std::memset(memory, kGuardByte, begin_);
+    if (contents_ == nullptr)
+      std::memset(memory + begin_, kGuardByte, size_);
+    else if (size_ > 0)
+      std::memcpy(memory + begin_, contents_, size_);
+    std::memset(memory + begin_ + size_, kGuardByte, static_cast<size_t>(kGuard));
+  }
 
   Device* device_;
-  int64_t size_bytes_, offset_;
+  const void* contents_;
+  size_t size_, begin_;
   Buffer buffer_;
-  std::vector<unsigned char> image_;
 };
 
 struct Placed {
+  Tensor packed;  // on the host
   std::vector<std::unique_ptr<Guarded>> planes;
   TensorView view;
 };
@@ -67,24 +117,22 @@ Placed place(Device& device, const TensorView& host, const Encoding* packing, Pl
   placed.view = TensorView(nullptr, host.dtype, host.shape);
   if (packing == nullptr && host.encoding == nullptr) {
     const int64_t offset = placement.element_aligned ? static_cast<int64_t>(dtype_size(host.dtype)) : 0;
-    placed.planes.push_back(std::make_unique<Guarded>(device, host.size_bytes(), offset));
-    placed.planes[0]->write(host.data);
+    placed.planes.push_back(std::make_unique<Guarded>(device, host.data, host.size_bytes(), offset));
     placed.view.data = placed.planes[0]->data();
     return placed;
   }
   // The tensor is copied plain, or encoded on the host and then copied plane by plane. We allocate planes, always
   // aligned.
-  Tensor packed;
   if (packing != nullptr) {
-    packed = Tensor::on_host(host.dtype, host.shape, *packing);
-    packing->encode(packed.view, host);
+    placed.packed = Tensor::on_host(host.dtype, host.shape, *packing);
+    packing->encode(placed.packed.view, host);
   }
-  const TensorView& encoded = packing != nullptr ? packed.view : host;
+  const TensorView& encoded = packing != nullptr ? placed.packed.view : host;
   placed.view.encoding = encoded.encoding;
   const std::vector<PlaneSpec> specs = encoded.encoding->planes(host.shape);
   for (size_t i = 0; i < specs.size(); ++i) {
-    placed.planes.push_back(std::make_unique<Guarded>(device, specs[i].size_bytes(), 0));
-    placed.planes[i]->write(encoded.plane(static_cast<int>(i)));
+    placed.planes.push_back(
+        std::make_unique<Guarded>(device, encoded.plane(static_cast<int>(i)), specs[i].size_bytes(), 0));
     (i == 0 ? placed.view.data : placed.view.more_planes[i - 1]) = placed.planes[i]->data();
   }
   return placed;
@@ -138,7 +186,7 @@ std::vector<Tensor> run_kernel(Device& device, const kernels::Kernel& kernel, co
   Context context{device, alone};
   const kernels::PlanPtr plan = kernel.prepare(request, context);
   const int64_t scratch_bytes = plan->scratch_bytes();
-  Guarded scratch(device, scratch_bytes, 0);
+  Guarded scratch(device, nullptr, scratch_bytes, 0);
   const int64_t lookups = num_lookups();
   plan->run({.inputs = input_views,
              .outputs = output_views,
