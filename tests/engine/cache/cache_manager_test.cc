@@ -35,7 +35,7 @@ TEST(BlockPool, ABlockIsFreeWhenItsLastReferenceIsDropped) {
 TEST(BlockPoolDeath, ReferencesAreCounted) {
   BlockPool pool(1);
   EXPECT_DEATH(pool.release(0), "block 0 of 1 is not taken");
-  EXPECT_DEATH(pool.share(0), "block 0 of 1 is not taken");
+  EXPECT_DEATH(pool.share(1), "block 1 of 1");
   pool.take();
   pool.release(0);
   EXPECT_DEATH(pool.release(0), "block 0 of 1 is not taken");
