@@ -217,7 +217,18 @@ SchedulerLimits InferEngine::limits() const {
           .windows = cache_spec().windows,
           .num_slots = cache_spec().num_slots,
           .vocab = model_->info().vocab,
-          .model_context = model_->info().max_positions};
+          .model_context = model_->info().max_positions,
+          .max_penalized_tokens = max_penalized_tokens(),
+          .prefix_caching = reuses_prefixes()};
+}
+
+int64_t InferEngine::max_penalized_tokens() const {
+  return prefill_program().environment().bounds[Symbol::penalties] - max_batch_size() * kMaxBiases;
+}
+
+bool InferEngine::reuses_prefixes() const {
+  const auto* const paged = std::get_if<PagedKVCacheConfig>(&options_.cache);
+  return paged != nullptr && paged->prefix_caching && cache_spec().windows.empty() && cache_spec().num_slots == 0;
 }
 
 void InferEngine::load_param(const std::string& name, const TensorView& whole) {
