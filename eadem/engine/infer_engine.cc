@@ -219,17 +219,15 @@ SchedulerLimits InferEngine::limits() const {
           .vocab = model_->info().vocab,
           .model_context = model_->info().max_positions,
           .max_penalized_tokens = max_penalized_tokens(),
-          .prefix_caching = reuses_prefixes()};
+          .prefix_caching = reuses_prefixes(),
+          .cache_salt = std::string(hardware_.of(modules::Role::attention).precision.kv_cache.value.name())};
 }
 
 int64_t InferEngine::max_penalized_tokens() const {
   return prefill_program().environment().bounds[Symbol::penalties] - max_batch_size() * kMaxBiases;
 }
 
-bool InferEngine::reuses_prefixes() const {
-  const auto* const paged = std::get_if<PagedKVCacheConfig>(&options_.cache);
-  return paged != nullptr && paged->prefix_caching && cache_spec().windows.empty() && cache_spec().num_slots == 0;
-}
+bool InferEngine::reuses_prefixes() const { return why_no_prefix_caching(options_.cache, cache_spec()).empty(); }
 
 void InferEngine::load_param(const std::string& name, const TensorView& whole) {
   parameters_->load(name, whole, "load_param");

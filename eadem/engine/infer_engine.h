@@ -147,8 +147,7 @@ class InferEngine {
   int64_t max_batch_size() const { return plan_.max_batch; }
   int64_t max_sequence_length() const { return plan_.max_length; }
   int64_t cache_bytes() const;
-  // Whether requests begin with blocks that others have computed: in a paged cache whose configuration says so, of a
-  // model without windows and states per sequence.
+  // Whether requests begin with blocks that others have computed; why_no_prefix_caching() says when they do not.
   bool reuses_prefixes() const;
   // The states per sequence, to be copied and restored between steps.
   SequenceStates& sequence_states() { return sequence_states_; }

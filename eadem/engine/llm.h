@@ -60,6 +60,8 @@ class LLM {
   const std::vector<int32_t>& eos_token_ids() const { return eos_; }
   // Statistics of the call that ended last, of whichever thread.
   GenerationStats last_stats() const;
+  // What all requests found in the cache so far. Any thread, at any time.
+  CacheCounters cache_counters() const { return loop_->counters(); }
   const models::Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:

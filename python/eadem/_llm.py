@@ -94,7 +94,7 @@ class LLM:
                  in mode "accuracy" f32. It rounds no further than a product gains by
     kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: up to eight prompts run side by side, in memory for one
                  sequence of the model's context, or for eight of 2048 tokens if that is more, and less where memory is
-                 short
+                 short. Prompts that begin alike share what was computed, unless prefix_caching=False
     max_num_batched_tokens
                  new tokens of one step; longer prompts take several. None: 512 on a CPU, 2048 on other devices
     disabled_fusions
@@ -210,6 +210,13 @@ class LLM:
         """What the model's generation_config.json recommends, over the defaults of SamplingParams."""
         native = self._llm.default_params
         return SamplingParams(**{field.name: getattr(native, field.name) for field in dataclasses.fields(SamplingParams)})
+
+    @property
+    def cache_counters(self) -> dict[str, int]:
+        """What requests found in the cache so far: blocks of prompts that were there (hits) or had to be computed
+        (misses), blocks given to other tokens (evictions), and requests that lost their blocks to others and computed
+        them again (preemptions)."""
+        return self._llm.cache_counters
 
     @property
     def eos_token_ids(self) -> list[int]:

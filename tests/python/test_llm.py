@@ -61,6 +61,24 @@ def test_a_long_prompt_is_refused_alone(llm):
     assert good.error == "" and good.text
 
 
+def test_prompts_that_begin_alike_share_the_cache(llm, stories):
+    prompt = [5 + i % 300 for i in range(70)]
+    params = SamplingParams(temperature=0, max_tokens=4)
+    alone = llm.generate([prompt], params)[0]
+    before = llm.cache_counters
+    again, other = llm.generate([prompt, prompt[:50] + [7]], params)
+    assert again.token_ids == alone.token_ids and again.logprobs == alone.logprobs
+    assert 0 < other.cached_tokens <= 50 < again.cached_tokens < again.prompt_tokens == 70
+    assert llm.cache_counters["hits"] > before["hits"]
+    assert set(before) == {"hits", "misses", "evictions", "preemptions"}
+    off = eadem.PagedKVCacheConfig(prefix_caching=False)
+    assert not off.prefix_caching and eadem.PagedKVCacheConfig().prefix_caching
+    plain = LLM(stories, kv_cache=off, threads=1)
+    for _ in range(2):
+        completion = plain.generate([prompt], params)[0]
+        assert completion.cached_tokens == 0 and completion.logprobs == alone.logprobs
+
+
 def test_sampling_params_are_checked():
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=1)
