@@ -19,7 +19,8 @@
 // committed steps (where states per sequence begin again after steps that were given up, these do not count).
 //
 // Prefixes: with prefix_caching a request begins with the blocks that hold its first tokens, whichever requests
-// computed them and whether these run or have ended. The last token of a prompt is always computed.
+// computed them and whether these run or have ended. The last token of a prompt is always computed. A request does not
+// start while one before it computes the block that it would compute next, so that equal prompts are computed once.
 //
 // One sequence may stay in the cache after its request has ended, for a conversation: the next request with `keep` only
 // computes what follows the tokens that both begin with, if the windows of the cache still hold what that reads.
@@ -164,6 +165,7 @@ class Scheduler {
   Start find_start(Sequence& sequence, const CacheContents& cache);
   bool has_room(const Sequence& sequence, const Start& start) const;
   bool try_start(Sequence& sequence, const CacheContents& cache);
+  bool can_share_later(Sequence& sequence);
   void start(Sequence& sequence, const Start& start);
   void preempt(Sequence& sequence);
   void make_way(const CacheContents& cache);

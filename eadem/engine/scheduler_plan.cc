@@ -84,6 +84,17 @@ bool Scheduler::try_start(Sequence& sequence, const CacheContents& cache) {
   }
 }
 
+// Whether a running request that goes before this one is computing the first block that this one would compute.
+bool Scheduler::can_share_later(Sequence& sequence) {
+  if (!limits_.prefix_caching) return false;
+  const auto names = names_of(sequence, (std::ssize(sequence.tokens) - 1) / limits_.block_size);
+  const auto missing = static_cast<size_t>(cache_.count_shared(names));
+  return missing < names.size() && std::any_of(running_.begin(), running_.end(), [&](const Sequence* each) {
+           return each->state == RequestState::prefilling && each->names.size() > missing &&
+                  each->names[missing] == names[missing] && precedes(*each, sequence);
+         });
+}
+
 void Scheduler::start(Sequence& sequence, const Start& start) {
   const int64_t tokens = std::ssize(sequence.tokens);
   if (start.kept_tokens > 0) {
@@ -198,8 +209,11 @@ std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
   for (size_t place = 0; place < running_.size() && budget > 0; ++place)
     if (running_[place]->state == RequestState::prefilling) budget -= plan_sequence(*running_[place], budget);
   // Who starts has a share of the step. What was preempted for others does not start in the step that they go on in.
-  while (budget > 0 && !waiting_.empty() && counters_.preemptions == preemptions && try_start(next_waiting(), cache))
-    budget -= plan_sequence(*running_.back(), budget);
+  while (budget > 0 && !waiting_.empty() && counters_.preemptions == preemptions) {
+    Sequence& next = next_waiting();
+    if (can_share_later(next) || !try_start(next, cache)) break;
+    budget -= plan_sequence(next, budget);
+  }
   return plan_;
 }
 

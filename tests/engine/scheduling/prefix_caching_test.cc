@@ -71,6 +71,31 @@ TEST_F(PrefixCaching, RunningRequestsShareWhatTheyHaveComputed) {
   EXPECT_EQ(scheduler.num_free_blocks(), 16);
 }
 
+TEST(PrefixCachingOfABatch, EqualPromptsAreComputedOnce) {
+  SchedulerLimits limits = small_limits();
+  limits.prefix_caching = true;
+  limits.max_batch_size = 5;
+  limits.max_num_batched_tokens = 64;
+  Simulation simulation(limits);
+  Scheduler& scheduler = simulation.scheduler;
+  std::map<RequestId, Ids> prompts;
+  for (int64_t length : {14, 14, 14, 11})
+    prompts.emplace(scheduler.add({.prompt = ids(length), .max_tokens = 3}), ids(length));
+  prompts.emplace(scheduler.add({.prompt = ids(9, 500), .max_tokens = 3}), ids(9, 500));
+  simulation.step();
+  EXPECT_EQ(scheduler.prompt_tokens(), 14) << "the others wait for the step that computes what they share";
+  const auto tokens = simulation.run_all();
+  EXPECT_EQ(scheduler.prompt_tokens(), 14 + 2 + 2 + 3 + 9);
+  EXPECT_EQ(scheduler.reused_tokens(), 12 + 12 + 8);
+  for (const auto& [id, prompt] : prompts) {
+    const Ids alone = tokens_alone(prompt, 3);
+    if (id != 1) {
+      EXPECT_EQ(tokens.at(id), alone);
+    }
+  }
+  EXPECT_EQ(scheduler.num_free_blocks(), 16);
+}
+
 TEST_F(PrefixCaching, OneSaltDoesNotShareWithAnother) {
   EXPECT_EQ(reused({.prompt = ids(11), .max_tokens = 1, .cache_salt = "a"}), 0);
   EXPECT_EQ(reused({.prompt = ids(11), .max_tokens = 1, .cache_salt = "b"}), 0);
