@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Smoke tests of the benchmark programs: they run, their records have the stated form, and --compare judges as stated.
 
-    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH
+    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH EADEM_SCHEDULING_BENCH
 
 No timing decides here: comparisons are of records that this test writes.
 """
@@ -17,7 +17,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CEILINGS, OP_BENCH, TRAINING_BENCH = sys.argv[1:4]
+CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH = sys.argv[1:5]
 
 
 def run(*command):
@@ -48,6 +48,18 @@ class TrainingBench(unittest.TestCase):
         result = run(TRAINING_BENCH, "/nowhere/config.json")
         self.assertEqual(result.returncode, 1)
         self.assertIn("/nowhere/config.json", result.stderr)
+
+
+class SchedulingBench(unittest.TestCase):
+    def test_record(self):
+        result = run(SCHEDULING_BENCH, "--steps", "20", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual({row["running"] for row in rows}, {8, 64, 256, 1024})
+        self.assertEqual({row["name"] for row in rows}, {f"scheduling/{name}" for name in ("decode", "serving", "pressure")})
+        for row in rows:
+            self.assertGreater(row["median_us"], 0)
+            self.assertLessEqual(row["median_us"], row["p99_us"])
 
 
 class Ceilings(unittest.TestCase):

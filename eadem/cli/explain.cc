@@ -425,8 +425,11 @@ int explain(CommandLine command_line) {
                                                                   .block_size = context,
                                                                   .num_slots = options.batch},
                                                         .longest_sequence = context});
+  const modules::CacheSpec cache = engine::plan_cache(engine::cache_request(checkpoint, *device, engine_options)).spec;
+  const std::string refusal(engine::why_no_prefix_caching(engine_options.cache, cache));
   JsonValue output = JsonValue::object();
   if (options.json) {
+    output.set("prefix_caching", refusal.empty() ? "yes" : "no: " + refusal);
     output.set("model", json_text(checkpoint.path))
         .set("device", device->description())
         .set("mode", options.model.mode);
@@ -437,6 +440,9 @@ int explain(CommandLine command_line) {
   } else {
     print(bold(fmt::format("{} on {}, mode {}\n", checkpoint.path, device->description(), options.model.mode)));
     print(bold("hardware configuration\n") + config_text(places));
+    print(bold("prefix caching\n") + fmt::format("  {}\n", refusal.empty()
+                                                               ? "prompts begin with blocks that others have computed"
+                                                               : "no: " + refusal));
     print(bold("factories\n") + factories_text(built.decisions, options.all));
   }
   engine::ProgramSet programs =

@@ -156,7 +156,8 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   if (!reasoning.empty()) json.set("reasoning_content", reasoning);
   json.set("token_ids", std::move(ids));
   json.set("finish_reason", std::string(finish_reason_name(completion.finish_reason)));
-  json.set("sampling", std::move(sampling)).set("prompt_tokens", stats.prompt_tokens);
+  json.set("sampling", std::move(sampling)).set("prompt_tokens", completion.prompt_tokens);
+  json.set("cached_tokens", completion.cached_tokens);
   json.set("decode_tokens", stats.decode_tokens);
   json.set("prompt_tokens_per_second", per_second(stats.prompt_tokens, stats.prompt_seconds));
   json.set("decode_tokens_per_second", per_second(stats.decode_tokens, stats.decode_seconds));

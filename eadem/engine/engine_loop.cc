@@ -63,6 +63,11 @@ void EngineLoop::wake_a_driver() {
   if (found != calls_.end()) (*found)->changed.notify_one();
 }
 
+CacheCounters EngineLoop::counters() const {
+  const std::lock_guard lock(mutex_);
+  return scheduler_.counters();
+}
+
 // --- The thread that drives.
 
 // Begins new calls, and ends those that were cancelled or stopped.
@@ -142,6 +147,7 @@ void EngineLoop::publish(std::span<const StepEvent> events, Clock::time_point st
     const auto owner = owners_.find(event.id);
     if (owner == owners_.end()) continue;  // its call has failed with an event before
     Call& call = *owner->second.call;
+    call.jobs[owner->second.job].output.completion().cached_tokens += event.reused;
     count(call.stats, call.share, event);
     if (event.sampled && call.stats.first_token_seconds == 0)
       call.stats.first_token_seconds = std::chrono::duration<double>(now - call.start).count();

@@ -50,6 +50,9 @@ class EngineLoop {
   // calls that take part in it end with its exception.
   GenerationStats run(std::span<Job> jobs, const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
 
+  // What requests found in the cache so far, and what that took. Any thread, at any time.
+  CacheCounters counters() const;
+
  private:
   using Clock = std::chrono::steady_clock;
 
@@ -105,9 +108,9 @@ class EngineLoop {
   void fail_planned(const std::exception_ptr& failure);
   static void add_piece(Call& call, size_t job, std::string text);
 
-  InferEngine& engine_;  // the driving thread uses it, without the mutex
-  Scheduler scheduler_;  // likewise during a step, otherwise under the mutex; but see check()
-  std::mutex mutex_;     // guards what follows and all calls
+  InferEngine& engine_;       // the driving thread uses it, without the mutex
+  Scheduler scheduler_;       // likewise during a step, otherwise under the mutex; but see check()
+  mutable std::mutex mutex_;  // guards what follows and all calls
   std::vector<Call*> calls_;
   Owners owners_;
   bool driven_ = false;  // some thread drives

@@ -217,8 +217,17 @@ SchedulerLimits InferEngine::limits() const {
           .windows = cache_spec().windows,
           .num_slots = cache_spec().num_slots,
           .vocab = model_->info().vocab,
-          .model_context = model_->info().max_positions};
+          .model_context = model_->info().max_positions,
+          .max_penalized_tokens = max_penalized_tokens(),
+          .prefix_caching = reuses_prefixes(),
+          .cache_salt = std::string(hardware_.of(modules::Role::attention).precision.kv_cache.value.name())};
 }
+
+int64_t InferEngine::max_penalized_tokens() const {
+  return prefill_program().environment().bounds[Symbol::penalties] - max_batch_size() * kMaxBiases;
+}
+
+bool InferEngine::reuses_prefixes() const { return why_no_prefix_caching(options_.cache, cache_spec()).empty(); }
 
 void InferEngine::load_param(const std::string& name, const TensorView& whole) {
   parameters_->load(name, whole, "load_param");

@@ -147,6 +147,8 @@ class InferEngine {
   int64_t max_batch_size() const { return plan_.max_batch; }
   int64_t max_sequence_length() const { return plan_.max_length; }
   int64_t cache_bytes() const;
+  // Whether requests begin with blocks that others have computed; why_no_prefix_caching() says when they do not.
+  bool reuses_prefixes() const;
   // The states per sequence, to be copied and restored between steps.
   SequenceStates& sequence_states() { return sequence_states_; }
   // How often inputs were sent to the device so far: once a step.
@@ -193,6 +195,7 @@ class InferEngine {
   void after_writing(Plan plan, InFlight& step);
   void fill_in_tokens(const InFlight& step);
   InFlight& in_flight(int64_t number) { return steps_[static_cast<size_t>(number % kMostSubmitted)]; }
+  int64_t max_penalized_tokens() const;
   void name_values();
 
   std::shared_ptr<const models::Model> model_;

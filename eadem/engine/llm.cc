@@ -109,6 +109,7 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
 
 std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, const SamplingParams& params,
                                       const OnText& on_text, const std::atomic<bool>* cancel, bool parse_special) {
+  params.validate();
   const Clock::time_point start = Clock::now();
   std::vector<std::vector<int32_t>> ids(prompts.size());
   std::vector<std::string> errors(prompts.size());
@@ -119,7 +120,7 @@ std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, c
       if (ids[i].empty() && tokenizer_->bos()) ids[i].push_back(*tokenizer_->bos());
     } catch (const Cancelled&) {
       set_stats({});
-      std::vector<Completion> none(prompts.size());
+      std::vector<Completion> none(prompts.size() * static_cast<size_t>(params.n));
       for (Completion& completion : none) completion.finish_reason = FinishReason::cancelled;
       return none;
     } catch (const Error& error) {
@@ -127,8 +128,9 @@ std::vector<Completion> LLM::generate(const std::vector<std::string>& prompts, c
     }
   }
   std::vector<Completion> completions = run(ids, params, on_text, cancel, false, seconds_since(start));
-  for (size_t i = 0; i < prompts.size(); ++i)
-    if (!errors[i].empty()) completions[i].error = errors[i];
+  const auto n = static_cast<size_t>(params.n);
+  for (size_t i = 0; i < completions.size(); ++i)
+    if (!errors[i / n].empty()) completions[i].error = errors[i / n];
   return completions;
 }
 
@@ -140,6 +142,7 @@ std::vector<Completion> LLM::generate_ids(const std::vector<std::vector<int32_t>
 
 Completion LLM::continue_ids(const std::vector<int32_t>& conversation, const SamplingParams& params,
                              const OnText& on_text, const std::atomic<bool>* cancel) {
+  if (params.n != 1) throw InvalidArgument("n is {}; a conversation has one answer", params.n);
   return std::move(run({&conversation, 1}, params, on_text, cancel, true)[0]);
 }
 
@@ -159,21 +162,24 @@ std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, 
   params.validate();
   set_stats({});
   std::vector<EngineLoop::Job> jobs;
-  std::vector<size_t> places;  // of the jobs' prompts
-  std::vector<Completion> completions(prompts.size());
-  jobs.reserve(prompts.size());
-  for (size_t i = 0; i < prompts.size(); ++i) {
+  std::vector<size_t> places;  // of the jobs' completions
+  const auto n = static_cast<size_t>(params.n);
+  std::vector<Completion> completions(prompts.size() * n);
+  jobs.reserve(completions.size());
+  for (size_t i = 0; i < completions.size(); ++i) {
     Completion& completion = completions[i];
-    completion.prompt_tokens = std::ssize(prompts[i]);
-    completion.seed = params.seed ? *params.seed : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
+    const std::vector<int32_t>& prompt = prompts[i / n];
+    completion.prompt_tokens = std::ssize(prompt);
+    completion.seed = params.seed ? static_cast<int64_t>(static_cast<uint64_t>(*params.seed) + i % n)
+                                  : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
     try {
-      GenerationRequest request{.prompt = prompts[i],
+      GenerationRequest request{.prompt = prompt,
                                 .sampling = params.settings(completion.seed),
                                 .biases = params.biases(eos_),
                                 .max_tokens = params.max_tokens,
                                 .keep = keep};
       loop_->check(request);
-      jobs.push_back({std::move(request), OutputProcessor(*tokenizer_, params, eos_, prompts[i], completion.seed)});
+      jobs.push_back({std::move(request), OutputProcessor(*tokenizer_, params, eos_, prompt, completion.seed)});
       places.push_back(i);
     } catch (const Error& error) {
       completion.finish_reason = FinishReason::error;

@@ -37,7 +37,8 @@ class LLM {
   // Called when more text is complete; `piece` may be empty at the end.
   using OnText = std::function<void(size_t request, std::string_view piece)>;
 
-  // Returns one completion per prompt, in order. A prompt that is refused (too long, not UTF-8) gives a completion with
+  // Returns params.n completions per prompt, in order: those of the first prompt, then those of the second … `request`
+  // counts completions, too. A prompt that is refused (too long, not UTF-8) gives a completion with
   // an error; the others are not affected. Throws InvalidArgument for invalid params, and rethrows an exception of
   // `on_text` after all requests of the call have been ended. `cancel` may be set from any thread: the running step is
   // abandoned and the tokens sampled so far are kept. With `parse_special`, special tokens such as <|im_end|> in
@@ -48,9 +49,10 @@ class LLM {
   // Takes token ids instead of texts.
   std::vector<Completion> generate_ids(const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params,
                                        const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
-  // One turn of a conversation. The completion is the one that generate_ids gives, but the keys and values stay in the
-  // cache, and the next call computes only the tokens after those that both conversations begin with: the new message,
-  // or everything that follows an edit. Other calls take the room in the cache when they need it.
+  // One turn of a conversation. Throws InvalidArgument unless params.n is 1. The completion is the one that
+  // generate_ids gives, but the keys and values stay in the cache, and the next call computes only the tokens after
+  // those that both conversations begin with: the new message, or everything that follows an edit. Other calls take the
+  // room in the cache when they need it.
   Completion continue_ids(const std::vector<int32_t>& conversation, const SamplingParams& params,
                           const OnText& on_text = {}, const std::atomic<bool>* cancel = nullptr);
 
@@ -60,6 +62,8 @@ class LLM {
   const std::vector<int32_t>& eos_token_ids() const { return eos_; }
   // Statistics of the call that ended last, of whichever thread.
   GenerationStats last_stats() const;
+  // What all requests found in the cache so far. Any thread, at any time.
+  CacheCounters cache_counters() const { return loop_->counters(); }
   const models::Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:

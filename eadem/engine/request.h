@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,20 +18,24 @@ struct GenerationRequest {
   std::vector<TokenBias> biases;  // of logit_bias and for min_tokens
   int64_t max_tokens = 1;         // at least 1
   bool keep = false;              // continue from the kept sequence, and become it at the end
+  int64_t priority = 0;           // the greater goes first, until it has overtaken others for too long
+  std::string cache_salt;         // blocks of the cache are shared by requests of one salt only
 };
 
 using RequestId = int64_t;
 
-// A request waits, reads its prompt, decodes, and ends in one of three ways. It may end from every state before.
+// A request waits, reads its prompt, decodes, and ends in one of three ways. It may end from every state before, and be
+// preempted from every state between.
 enum class RequestState : uint8_t {
-  waiting,     // for a place in the batch or for room in the cache
-  prefilling,  // part of its prompt is not in the cache
+  waiting,     // for a place in the batch, a share of a step or room in the cache
+  prefilling,  // several of its tokens are not in the cache
   decoding,    // each step feeds back the token that was sampled before
+  preempted,   // waits as before, since others needed its room; its tokens are computed again
   finished,    // by max_tokens, by the end of the context, or because its caller has all that it wants
   failed,      // its logits were not finite, or its step threw
   cancelled,   // its caller asked for it
 };
-inline constexpr size_t kNumRequestStates = 6;
+inline constexpr size_t kNumRequestStates = 7;
 
 std::string_view request_state_name(RequestState state);
 

@@ -47,6 +47,7 @@ void SamplingParams::validate() const {
     require(bias >= -100 && bias <= 100, "logit_bias", fmt::format("{} for token {}", bias, token), "-100 to 100");
   }
   require(min_tokens >= 0 && min_tokens <= max_tokens, "min_tokens", min_tokens, "0 to max_tokens");
+  require(n >= 1 && n <= 1024, "n", n, "1 to 1024");
   for (const std::string& text : stop) require(!text.empty(), "stop", "\"\"", "strings that are not empty");
 }
 

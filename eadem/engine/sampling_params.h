@@ -39,6 +39,8 @@ struct SamplingParams {
   // [0, max_tokens]; as long as the text has fewer tokens, neither the end of sequence nor a token of stop_token_ids is
   // drawn, and stop strings do not end it
   int64_t min_tokens = 0;
+  // [1, 1024]; answers to each prompt, which share what the cache holds of it. Answer j has the seed `seed` + j
+  int64_t n = 1;
 
   // Calls visit(name, field) for each field of `params`, a SamplingParams, in the order above.
   template <typename Params, typename Visit>
@@ -57,6 +59,7 @@ struct SamplingParams {
     visit("ignore_eos", params.ignore_eos);
     visit("logit_bias", params.logit_bias);
     visit("min_tokens", params.min_tokens);
+    visit("n", params.n);
   }
 
   // Throws InvalidArgument naming the field, its value and its range.

@@ -19,6 +19,7 @@ std::string_view request_state_name(RequestState state) {
     case RequestState::waiting: return "waiting";
     case RequestState::prefilling: return "prefilling";
     case RequestState::decoding: return "decoding";
+    case RequestState::preempted: return "preempted";
     case RequestState::finished: return "finished";
     case RequestState::failed: return "failed";
     case RequestState::cancelled: return "cancelled";
@@ -28,6 +29,12 @@ std::string_view request_state_name(RequestState state) {
 
 Scheduler::Scheduler(const SchedulerLimits& limits)
     : limits_(limits), cache_(limits.num_blocks, limits.block_size, limits.windows, limits.num_slots) {
+  EADEM_CHECK(limits.max_sequence_length <= limits.num_blocks * limits.block_size, "{} tokens in {} blocks of {}",
+              limits.max_sequence_length, limits.num_blocks, limits.block_size);
+  EADEM_CHECK(limits.max_batch_size <= limits.max_num_batched_tokens, "{} sequences in a step of {} tokens",
+              limits.max_batch_size, limits.max_num_batched_tokens);
+  EADEM_CHECK(!limits.prefix_caching || (limits.windows.empty() && limits.num_slots == 0),
+              "prefix_caching with {} windows and {} slots", limits.windows.size(), limits.num_slots);
   const auto most = static_cast<size_t>(limits.max_batch_size);
   running_.reserve(most);
   plan_.reserve(most);
@@ -67,36 +74,50 @@ RequestId Scheduler::add(GenerationRequest request) {
   // No sequence can get more; it keeps the sums small.
   request.max_tokens = std::min(request.max_tokens, limits_.max_sequence_length);
   request.sampling.prompt_length = static_cast<int32_t>(request.prompt.size());
-  Sequence& sequence = waiting_.emplace_back();
-  sequence.id = next_id_++;
+  const RequestId id = next_id_++;
+  Sequence& sequence = *sequences_.emplace(id, std::make_unique<Sequence>()).first->second;
+  sequence.id = id;
+  sequence.arrival = steps_;
   sequence.tokens.reserve(static_cast<size_t>(tokens_for(request)) + 1);
   sequence.tokens = request.prompt;
   cache_.reserve(sequence.blocks, tokens_for(request));
+  if (limits_.prefix_caching) {
+    sequence.root = hasher_.root(fmt::format("{} {}", limits_.cache_salt, request.cache_salt));
+    sequence.names.reserve(static_cast<size_t>(cache_.blocks_for(tokens_for(request))));
+  }
   sequence.request = std::move(request);
   ++counts_[static_cast<size_t>(RequestState::waiting)];
-  return sequence.id;
+  wait(sequence);
+  return id;
 }
 
 void Scheduler::end(RequestId id, RequestState how) {
   EADEM_CHECK(has_ended(how), "'{}' is no end", request_state_name(how));
   forget_plan();
-  const auto has_id = [&](const Sequence& s) { return s.id == id; };
-  if (const auto found = std::find_if(running_.begin(), running_.end(), has_id); found != running_.end()) {
-    move_to(*found, how);
-    release(*found);
-    running_.erase(found);
-  } else if (const auto waits = std::find_if(waiting_.begin(), waiting_.end(), has_id); waits != waiting_.end()) {
-    move_to(*waits, how);
-    waiting_.erase(waits);
-  }
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) return;
+  Sequence& sequence = *found->second;
+  if (std::erase(running_, &sequence) > 0) release(sequence);
+  move_to(sequence, how);
+  forget(sequence);
 }
 
 std::optional<RequestState> Scheduler::state(RequestId id) const {
-  for (const Sequence& s : running_)
-    if (s.id == id) return s.state;
-  for (const Sequence& s : waiting_)
-    if (s.id == id) return s.state;
-  return std::nullopt;
+  const auto found = sequences_.find(id);
+  return found == sequences_.end() ? std::nullopt : std::optional(found->second->state);
+}
+
+// Drops a request that has ended.
+void Scheduler::forget(Sequence& sequence) {
+  waiting_.erase(&sequence);
+  arrived_.erase(&sequence);
+  sequences_.erase(sequence.id);
+}
+
+CacheCounters Scheduler::counters() const {
+  CacheCounters counters = counters_;
+  counters.evictions = cache_.num_evicted();
+  return counters;
 }
 
 void Scheduler::move_to(Sequence& sequence, RequestState state) {
@@ -105,114 +126,49 @@ void Scheduler::move_to(Sequence& sequence, RequestState state) {
   sequence.state = state;
 }
 
-// --- The cache.
-
 // Gives back the blocks of a sequence that has ended, or keeps them.
 void Scheduler::release(Sequence& sequence) {
   if (sequence.request.keep) {
     cache_.release(kept_);
     std::swap(kept_, sequence.blocks);
-    // Nothing is cached in the blocks that were reserved for tokens that never came.
+    // Nothing is cached in blocks that were taken for tokens that never came.
     cache_.shrink(kept_, sequence.cached);
     cache_.retire_windows(kept_, sequence.cached);
     kept_tokens_ = sequence.cached;
+    if (kept_tokens_ == 0) release_kept();
   } else {
     cache_.release(sequence.blocks);
   }
 }
 
-// Whether a request may start now. The kept sequence's blocks are those of a request with `keep`.
-bool Scheduler::has_room(const GenerationRequest& request) const {
-  const int64_t needed = cache_.blocks_for(tokens_for(request));
-  if (request.keep) return needed - std::ssize(kept_.all) <= cache_.num_free();
-  const int64_t holders = std::ssize(running_) + (kept_.all.empty() ? 0 : 1);
-  return needed <= cache_.num_free() && !(cache_.bounds_sequences() && holders >= limits_.max_batch_size);
+void Scheduler::release_kept() {
+  cache_.release(kept_);
+  kept_tokens_ = 0;
 }
 
-void Scheduler::admit(const CacheContents& cache) {
-  while (!waiting_.empty() && std::ssize(running_) < limits_.max_batch_size) {
-    Sequence& next = waiting_.front();
-    if (!has_room(next.request)) {
-      if (next.request.keep || kept_.all.empty()) return;  // first come, first served
-      cache_.release(kept_);
-      continue;
-    }
-    start(next, cache);
-    running_.push_back(std::move(next));
-    waiting_.pop_front();
-  }
+// The names of the first blocks, which are full of the sequence's tokens.
+std::span<const BlockHash> Scheduler::names_of(Sequence& sequence, int64_t num_blocks) {
+  const auto size = static_cast<size_t>(limits_.block_size);
+  for (auto place = sequence.names.size(); std::ssize(sequence.names) < num_blocks; ++place)
+    sequence.names.push_back(hasher_.next(place == 0 ? sequence.root : sequence.names.back(),
+                                          std::span(sequence.tokens).subspan(place * size, size)));
+  return std::span(sequence.names).first(static_cast<size_t>(num_blocks));
 }
 
-void Scheduler::start(Sequence& sequence, const CacheContents& cache) {
-  const int64_t tokens = tokens_for(sequence.request);
-  if (sequence.request.keep) {
-    cache_.move(sequence.blocks, kept_, tokens);
-    // The logits after the last token of the prompt are needed, so that token is always computed.
-    const std::span prompt(sequence.request.prompt);
-    const int64_t known = cache.common_prefix(sequence.blocks.all, prompt.first(prompt.size() - 1));
-    const bool resumes = cache_.holds_windows(sequence.blocks, known) &&
-                         (limits_.num_slots == 0 || known == kept_tokens_);  // states per sequence lead nowhere else
-    sequence.cached = sequence.reused = resumes ? known : 0;
-    cache_.retire_windows(sequence.blocks, sequence.cached);
-    reused_tokens_ += sequence.reused;
-  }
-  cache_.start(sequence.blocks, tokens);
-  move_to(sequence, RequestState::prefilling);
+// Names the blocks that steps have filled.
+void Scheduler::name_blocks(Sequence& sequence) {
+  if (!limits_.prefix_caching) return;
+  for (const int64_t full = sequence.cached / limits_.block_size; sequence.num_named < full; ++sequence.num_named)
+    cache_.name(sequence.blocks, sequence.num_named, names_of(sequence, sequence.num_named + 1).back());
 }
 
 // --- Steps.
-
-// Window blocks go back that no running request reads any more, or that the plan took and did not come to write.
-void Scheduler::forget_plan(bool committed) {
-  for (const size_t place : places_) {
-    Sequence& s = running_[place];
-    if (has_ended(s.state)) continue;
-    // A step that was given up may have overwritten the state of its sequence, which begins again then.
-    if (!committed && limits_.num_slots > 0) {
-      s.cached = 0;
-      move_to(s, RequestState::prefilling);
-    }
-    cache_.retire_windows(s.blocks, s.cached);
-  }
-  plan_.clear();
-  planned_.clear();
-  places_.clear();
-}
-
-std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
-  forget_plan();
-  admit(cache);
-  int64_t budget = limits_.max_num_batched_tokens;
-  // Decoding sequences go first, so that a long prompt beside them does not make them wait.
-  for (const RequestState state : {RequestState::decoding, RequestState::prefilling})
-    for (size_t place = 0; place < running_.size() && budget > 0; ++place)
-      if (running_[place].state == state) budget -= plan_sequence(place, budget);
-  return plan_;
-}
-
-// Plans at most `budget` tokens of a running sequence and returns how many.
-int64_t Scheduler::plan_sequence(size_t place, int64_t budget) {
-  Sequence& s = running_[place];
-  const int64_t count = std::min(budget, s.pending());
-  cache_.extend_windows(s.blocks, s.cached + count);
-  plan_.push_back({.tokens = std::span(s.tokens).subspan(static_cast<size_t>(s.cached), static_cast<size_t>(count)),
-                   .cached = s.cached,
-                   .blocks = s.blocks.all,
-                   .windows = s.blocks.windows,
-                   .state_slot = s.blocks.slot,
-                   .sampling = s.request.sampling,
-                   .biases = s.request.biases,
-                   .samples = count == s.pending()});
-  planned_.push_back(s.id);
-  places_.push_back(place);
-  return count;
-}
 
 std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, std::span<const float> logprobs) {
   events_.clear();
   size_t row = 0;
   for (size_t i = 0; i < plan_.size(); ++i) {
-    Sequence& s = running_[places_[i]];
+    Sequence& s = *places_[i];
     StepEvent event = commit_sequence(s, plan_[i]);
     if (plan_[i].samples) {
       EADEM_CHECK(row < tokens.size() && row < logprobs.size(), "{} tokens and {} log-probabilities were sampled",
@@ -225,7 +181,12 @@ std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, st
   }
   EADEM_CHECK(row == tokens.size(), "{} tokens were sampled for {} sequences", tokens.size(), row);
   forget_plan(true);
-  std::erase_if(running_, [](const Sequence& s) { return has_ended(s.state); });
+  ++steps_;
+  std::erase_if(running_, [&](Sequence* s) {
+    const bool ended = has_ended(s->state);
+    if (ended) forget(*s);
+    return ended;
+  });
   return events_;
 }
 
@@ -236,6 +197,7 @@ StepEvent Scheduler::commit_sequence(Sequence& sequence, const StepSequence& pla
                         .decoded = sequence.state == RequestState::decoding};
   (event.decoded ? decode_tokens_ : prompt_tokens_) += event.computed;
   sequence.cached += event.computed;
+  name_blocks(sequence);
   return event;
 }
 

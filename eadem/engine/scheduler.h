@@ -4,9 +4,23 @@
 // model nor a device: plan() depends on nothing but the calls before it and the contents of the cache, and commit()
 // takes what the step sampled.
 //
-// A step mixes the next token of every running sequence with chunks of waiting prompts, up to the engine's step size. A
-// request's tokens do not depend on the others. Cache space for prompt and answer is reserved when a request starts, so
-// a running request never waits for memory.
+// A step mixes the next token of every running sequence with chunks of prompts, up to the engine's step size. A request
+// starts when the cache has room for the tokens that it has, and takes further blocks as it decodes. Where none is
+// free, the request that comes last in order gives up its blocks and waits; its tokens are computed again. A request's
+// tokens depend neither on the others nor on that.
+//
+// Order: the greater priority first, of equals who came first. Who has seen ageing_steps steps goes before all who have
+// not, and a request preempts those behind it to start if its priority is greater or it has aged. So no request waits
+// forever: the first in order is never preempted and computes a token in every step, and an aged request is behind
+// earlier ones alone. It ends after at most
+//
+//   ageing_steps + the sum of T over the requests that came no later and are there still,   T = prompt + max_tokens
+//
+// committed steps (where states per sequence begin again after steps that were given up, these do not count).
+//
+// Prefixes: with prefix_caching a request begins with the blocks that hold its first tokens, whichever requests
+// computed them and whether these run or have ended. The last token of a prompt is always computed. A request does not
+// start while one before it computes the block that it would compute next, so that equal prompts are computed once.
 //
 // One sequence may stay in the cache after its request has ended, for a conversation: the next request with `keep` only
 // computes what follows the tokens that both begin with, if the windows of the cache still hold what that reads.
@@ -16,9 +30,13 @@
 #pragma once
 
 #include <array>
-#include <deque>
+#include <limits>
+#include <memory>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "eadem/engine/cache/cache_contents.h"
@@ -37,7 +55,11 @@ struct SchedulerLimits {
   std::vector<modules::WindowGroup> windows = {};  // the cache's other groups
   int64_t num_slots = 0;                           // for states per sequence
   int64_t vocab = 1;
-  int64_t model_context = 1;  // tokens; for messages
+  int64_t model_context = 1;                                           // tokens; for messages
+  int64_t max_penalized_tokens = std::numeric_limits<int64_t>::max();  // that the penalties of a step look at
+  int64_t ageing_steps = 512;                                          // see above
+  bool prefix_caching = false;  // not with windows or states per sequence, which lead to no earlier position
+  std::string cache_salt;       // what else the contents of blocks depend on
 };
 
 // The outcome of a step for one request.
@@ -50,6 +72,14 @@ struct StepEvent {
   bool sampled = false;                        // token and logprob are set
   int32_t token = 0;                           // -1: the logits were not finite, and the state is failed
   float logprob = 0;
+};
+
+// Blocks of prompts that requests looked for when they started, and what the memory cost.
+struct CacheCounters {
+  int64_t hits = 0;         // were there
+  int64_t misses = 0;       // had to be computed
+  int64_t evictions = 0;    // were given to other tokens
+  int64_t preemptions = 0;  // of requests
 };
 
 class Scheduler {
@@ -66,8 +96,9 @@ class Scheduler {
 
   // Starts waiting requests that fit and returns the sequences of the next step; none: no request is there. `cache`
   // tells which tokens of a kept sequence the engine still holds. The result is valid until the next call of add, end,
-  // plan or commit. A plan that is not committed changes no request: the next one is the same, or,
-  // with states per sequence, which a step overwrites, computes its sequences from their first token.
+  // plan or commit. A plan that is not committed takes no token from a request: the next one is the same, or,
+  // with states per sequence, which a step overwrites, computes its sequences from their first token. Only who was
+  // preempted may start again.
   std::span<const StepSequence> plan(const CacheContents& cache);
   // The requests of the plan, in its order.
   std::span<const RequestId> planned() const { return planned_; }
@@ -76,8 +107,8 @@ class Scheduler {
   // valid until the next commit.
   std::span<const StepEvent> commit(std::span<const int32_t> tokens, std::span<const float> logprobs);
 
-  bool is_idle() const { return waiting_.empty() && running_.empty(); }
-  // Returns the state of a waiting or running request, and nothing for any other id.
+  bool is_idle() const { return sequences_.empty(); }
+  // Returns the state of a request that has not ended, and nothing for any other id.
   std::optional<RequestState> state(RequestId id) const;
   // How many requests wait, prefill or decode now, and how many have ended in each way so far.
   int64_t count(RequestState state) const { return counts_[static_cast<size_t>(state)]; }
@@ -86,45 +117,88 @@ class Scheduler {
   // Tokens of committed steps: of prompts, and sampled ones that were fed back one by one.
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t decode_tokens() const { return decode_tokens_; }
-  // Prompt tokens that requests with `keep` found in the cache so far.
+  // Prompt tokens that requests found in the cache when they first started.
   int64_t reused_tokens() const { return reused_tokens_; }
+  CacheCounters counters() const;
 
  private:
   struct Sequence {
     RequestId id = 0;
     RequestState state = RequestState::waiting;
     GenerationRequest request;
-    std::vector<int32_t> tokens;  // prompt and sampled tokens
-    int64_t cached = 0;           // how many of them are in the cache
-    int64_t reused = 0;           // how many were there at the start; 0 once that was reported
-    SequenceBlocks blocks;        // its rows or blocks in the cache
+    int64_t arrival = 0;           // steps that were committed before
+    std::vector<int32_t> tokens;   // prompt and sampled tokens
+    int64_t cached = 0;            // how many of them are in the cache
+    int64_t reused = 0;            // how many were there at the start; 0 once that was reported
+    bool has_started = false;      // once at least
+    SequenceBlocks blocks;         // its rows or blocks in the cache
+    std::vector<BlockHash> names;  // of its first full blocks, as far as they were asked for
+    BlockHash root = {};           // before the first of them
+    int64_t num_named = 0;         // blocks that have been offered their names
 
     int64_t pending() const { return std::ssize(tokens) - cached; }
     int64_t num_sampled() const { return std::ssize(tokens) - std::ssize(request.prompt); }
   };
+  // Where a sequence may start: behind so many tokens of the kept sequence, or behind shared blocks.
+  struct Start {
+    int64_t kept_tokens = 0;
+    int64_t shared_blocks = 0;
+  };
+  struct ByPriority {
+    bool operator()(const Sequence* a, const Sequence* b) const;
+  };
+  struct ByArrival {
+    bool operator()(const Sequence* a, const Sequence* b) const { return a->id < b->id; }
+  };
 
   int64_t tokens_for(const GenerationRequest& request) const;
   void move_to(Sequence& sequence, RequestState state);
-  void admit(const CacheContents& cache);
-  bool has_room(const GenerationRequest& request) const;
-  void start(Sequence& sequence, const CacheContents& cache);
+  void forget(Sequence& sequence);
+  void release(Sequence& sequence);
+  void release_kept();
+
+  bool has_aged(const Sequence& sequence) const;
+  bool precedes(const Sequence& a, const Sequence& b) const;
+  bool may_preempt(const Sequence& sequence, const Sequence& victim) const;
+  Sequence& next_waiting();
+  void wait(Sequence& sequence);
+  Start find_start(Sequence& sequence, const CacheContents& cache);
+  bool has_room(const Sequence& sequence, const Start& start) const;
+  bool try_start(Sequence& sequence, const CacheContents& cache);
+  bool can_share_later(Sequence& sequence);
+  void start(Sequence& sequence, const Start& start);
+  void preempt(Sequence& sequence);
+  void make_way(const CacheContents& cache);
+  bool could_start(const Sequence& sequence) const;
+  bool grow(Sequence& sequence);
+  std::span<const BlockHash> names_of(Sequence& sequence, int64_t num_blocks);
+  void name_blocks(Sequence& sequence);
+
   void forget_plan(bool committed = false);
-  int64_t plan_sequence(size_t place, int64_t budget);
+  int64_t penalized_tokens(const Sequence& sequence) const;
+  int64_t plan_sequence(Sequence& sequence, int64_t budget);
   StepEvent commit_sequence(Sequence& sequence, const StepSequence& planned);
   void take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob);
-  void release(Sequence& sequence);
 
   SchedulerLimits limits_;
   CacheManager cache_;
-  std::deque<Sequence> waiting_;
-  std::vector<Sequence> running_;
+  BlockHasher hasher_;
+  std::unordered_map<RequestId, std::unique_ptr<Sequence>> sequences_;  // that have not ended
+  std::set<Sequence*, ByPriority> waiting_;                             // those that wait, first time or again
+  std::set<Sequence*, ByArrival> arrived_;                              // the same
+  std::vector<Sequence*> running_;                                      // in order when a plan is made
   SequenceBlocks kept_;             // of the kept sequence; the cache knows which tokens they hold
   int64_t kept_tokens_ = 0;         // how many they are
   std::vector<StepSequence> plan_;  // reused, like the next three
   std::vector<RequestId> planned_;
-  std::vector<size_t> places_;  // of the planned sequences in running_
+  std::vector<Sequence*> places_;  // the planned sequences
   std::vector<StepEvent> events_;
   RequestId next_id_ = 1;
+  int64_t steps_ = 0;                // committed
+  int64_t epoch_ = 0;                // of the cache's contents
+  const Sequence* first_ = nullptr;  // of those that ran when the plan began
+  int64_t penalized_left_ = 0;
+  CacheCounters counters_;
   std::array<int64_t, kNumRequestStates> counts_{};
   int64_t prompt_tokens_ = 0;
   int64_t decode_tokens_ = 0;

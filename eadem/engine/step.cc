@@ -196,12 +196,12 @@ void InferEngine::check_sampling(Plan plan) const {
     }
     if (std::ssize(plan[s].biases) > kMaxBiases)
       throw InvalidArgument("sequence {} has {} biases; expected at most {}", s, plan[s].biases.size(), kMaxBiases);
-    if (plan[s].sampling.has_penalties())
+    if (plan[s].samples && plan[s].sampling.has_penalties())
       penalized += std::min<int64_t>(plan[s].cached + std::ssize(plan[s].tokens), model_->info().vocab);
   }
-  const int64_t most = prefill_program().environment().bounds[Symbol::penalties] - max_batch_size() * kMaxBiases;
-  if (penalized > most)  // sequences that share blocks
-    throw InvalidArgument("the step's penalties look at {} tokens; at most the cache's {} fit", penalized, most);
+  if (penalized > max_penalized_tokens())  // sequences that share blocks
+    throw InvalidArgument("the step's penalties look at {} tokens; at most the cache's {} fit", penalized,
+                          max_penalized_tokens());
 }
 
 // --- The step.
@@ -213,6 +213,7 @@ const InferEngine::Output& InferEngine::forward(const Input& input, const std::a
   check(sequences_, input.all_logits);
   check_places(input);
   require_collected();
+  contents_.begin_epoch();
   submit_step(sequences_, input.all_logits, cancel);
   return collect();
 }

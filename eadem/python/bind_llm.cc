@@ -201,6 +201,7 @@ void bind_llm(nb::module_& m) {
           "\"stop\" (end of sequence, stop token or string), \"length\", \"cancelled\" or \"error\".")
       .def_ro("error", &Completion::error, "Why the request failed; empty when it did not.")
       .def_ro("prompt_tokens", &Completion::prompt_tokens, "Tokens of the prompt.")
+      .def_ro("cached_tokens", &Completion::cached_tokens, "Tokens of the prompt that were in the cache.")
       .def_ro("seed", &Completion::seed, "The seed that was used.")
       .def("__repr__", [](const Completion& c) {
         if (!c.error.empty())
@@ -287,6 +288,15 @@ void bind_llm(nb::module_& m) {
           "mode"_a, "weights"_a.none(), "activations"_a.none(), "matmul_input"_a.none(), "kv_dtype"_a.none(),
           "max_num_batched_tokens"_a, "disabled_fusions"_a, "pack_cache"_a.none())
       .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none(), "parse_special"_a)
+      .def_prop_ro("cache_counters",
+                   [](const Llm& self) {
+                     const GilRelease release;
+                     const engine::CacheCounters counters = self.llm().cache_counters();
+                     return std::map<std::string, int64_t>{{"hits", counters.hits},
+                                                           {"misses", counters.misses},
+                                                           {"evictions", counters.evictions},
+                                                           {"preemptions", counters.preemptions}};
+                   })
       .def_prop_ro("default_params", [](const Llm& self) { return self.llm().default_params(); })
       .def_prop_ro(
           "tokenizer", [](const Llm& self) -> const io::Tokenizer& { return self.llm().tokenizer(); },

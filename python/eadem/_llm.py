@@ -37,6 +37,9 @@ class SamplingParams:
     min_tokens          [0, max_tokens]; until the text has so many tokens, neither the end of sequence nor one of
                         stop_token_ids is drawn, and stop strings do not end it (as in vLLM)
 
+    n                   [1, 1024]; answers to each prompt, which share what the cache holds of it. Answer j has the seed
+                        seed + j
+
     dataclasses.replace(params, temperature=0) gives a changed copy.
     """
 
@@ -54,6 +57,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: Optional[Mapping[int, float]] = None
     min_tokens: int = 0
+    n: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(_arguments.strings("stop", self.stop)))
@@ -68,7 +72,7 @@ class SamplingParams:
         reals = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
         return _eadem.NativeSamplingParams(
             **{name: _arguments.real(name, getattr(self, name)) for name in reals},
-            **{name: _arguments.integer(name, getattr(self, name)) for name in ("top_k", "max_tokens", "min_tokens")},
+            **{name: _arguments.integer(name, getattr(self, name)) for name in ("top_k", "max_tokens", "min_tokens", "n")},
             logit_bias=self.logit_bias or {},
             seed=None if self.seed is None else _arguments.integer("seed", self.seed), stop=list(self.stop),
             stop_token_ids=list(self.stop_token_ids), ignore_eos=_arguments.boolean("ignore_eos", self.ignore_eos))
@@ -94,7 +98,7 @@ class LLM:
                  in mode "accuracy" f32. It rounds no further than a product gains by
     kv_cache     StaticKVCacheConfig or PagedKVCacheConfig; None: up to eight prompts run side by side, in memory for one
                  sequence of the model's context, or for eight of 2048 tokens if that is more, and less where memory is
-                 short
+                 short. Prompts that begin alike share what was computed, unless prefix_caching=False
     max_num_batched_tokens
                  new tokens of one step; longer prompts take several. None: 512 on a CPU, 2048 on other devices
     disabled_fusions
@@ -132,11 +136,11 @@ class LLM:
                  params: Optional[SamplingParams] = None, *,
                  on_text: Optional[Callable[[int, str], object]] = None,
                  parse_special: bool = False) -> list[Completion]:
-        """One completion per prompt, in order.
+        """params.n completions per prompt, in order: those of the first prompt, then those of the second.
 
         prompts  one text, texts, or lists of token ids. An empty text starts from the beginning-of-sequence token.
         params   None: default_params
-        on_text  called as on_text(prompt_index, piece) on this thread, as text becomes complete
+        on_text  called as on_text(completion_index, piece) on this thread, as text becomes complete
 
         parse_special
                  read special tokens such as <|im_end|> from the texts; otherwise they are text like any other, as in a
@@ -155,7 +159,7 @@ class LLM:
              add_generation_prompt: bool = True, continue_final_message: bool = False,
              chat_template_kwargs: Optional[Mapping[str, Any]] = None,
              on_text: Optional[Callable[[int, str], object]] = None) -> list[Completion]:
-        """The model's answer to each conversation, in order.
+        """The model's answer to each conversation, in order; sampling_params.n of them.
 
         messages         a conversation in the shapes of OpenAI's API, such as [{"role": "user", "content": "Hi"}]; or a
                          list of conversations. Contents are texts or lists of text parts; reasoning is read from
@@ -171,7 +175,7 @@ class LLM:
                          continue the last message instead; needs add_generation_prompt=False
         chat_template_kwargs
                          more variables of the template, such as {"enable_thinking": False}
-        on_text          called as on_text(conversation_index, piece) on this thread, as text becomes complete
+        on_text          called as on_text(completion_index, piece) on this thread, as text becomes complete
 
         An answer ends at chat_stop_token_ids and where sampling_params say; with ignore_eos, only there. Text of a
         message never becomes a special token. Raises NotFound when the model has no chat template, Unsupported for one
@@ -210,6 +214,13 @@ class LLM:
         """What the model's generation_config.json recommends, over the defaults of SamplingParams."""
         native = self._llm.default_params
         return SamplingParams(**{field.name: getattr(native, field.name) for field in dataclasses.fields(SamplingParams)})
+
+    @property
+    def cache_counters(self) -> dict[str, int]:
+        """What requests found in the cache so far: blocks of prompts that were there (hits) or had to be computed
+        (misses), blocks given to other tokens (evictions), and requests that lost their blocks to others and computed
+        them again (preemptions)."""
+        return self._llm.cache_counters
 
     @property
     def eos_token_ids(self) -> list[int]:

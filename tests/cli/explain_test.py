@@ -21,6 +21,8 @@ class Explain(ProgramTest):
         result = json.loads(self.done("explain", GOLDEN / "llama", "--json").out)
         self.assertTrue(result["decode"]["complete"] and result["prefill"]["complete"])
         self.assertTrue(all(step["kernel"] for step in result["decode"]["steps"]))
+        self.assertEqual(result["prefix_caching"], "yes")
+        self.assertIn("no: the model has layers with a window", self.done("explain", GOLDEN / "gemma3").out)
         off = json.loads(self.done("explain", GOLDEN / "llama", "--json", "--disable-fusion", "all").out)
         self.assertFalse(any(fusion["applied"] for fusion in off["decode"]["fusions"]))
 

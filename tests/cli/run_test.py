@@ -56,6 +56,11 @@ class Run(ProgramTest):
         as_text, parsed = (json.loads(self.done(*run, *option).out)["prompt_tokens"] for option in ([], ["--parse-special"]))
         self.assertLess(parsed, as_text)
 
+    def test_counts_tokens_of_the_prompt_and_the_cache(self):
+        result = json.loads(self.done("run", "-p", "Once upon a time", "-n", "1", "--json").out)
+        self.assertGreater(result["prompt_tokens"], 1)
+        self.assertEqual(result["cached_tokens"], 0)
+
     def test_biases(self):
         def tokens(*options):
             return json.loads(self.done("run", "-p", "Once upon a time", "-n", "6", "--temperature", "0", "--json",

@@ -197,6 +197,29 @@ TEST_F(ManyCallers, NoPromptsAndRefusedPromptsEndAtOnce) {
   EXPECT_EQ(llm.last_stats().prompt_tokens, 0);
 }
 
+TEST_F(ManyCallers, SharePrefixesThatAnyOfThemComputed) {
+  const std::vector<int32_t> prompt =
+      llm.tokenizer().encode("Once upon a time there was a little dog who lived in a park");
+  ASSERT_TRUE(llm.engine().reuses_prefixes());
+  const int64_t block = llm.engine().cache_spec().block_size;
+  std::vector<int32_t> longer = prompt;
+  while (std::ssize(longer) < 3 * block + 2) longer.push_back(longer[longer.size() % 7]);
+  const Completion first = llm.generate_ids({longer}, params(10))[0];
+  EXPECT_EQ(first.cached_tokens, 0);
+  std::vector<std::thread> threads;
+  for (int caller = 0; caller < 4; ++caller)
+    threads.emplace_back([&] {
+      const Completion again = llm.generate_ids({longer}, params(10))[0];
+      expect_same(again, first);
+      EXPECT_EQ(again.cached_tokens, 3 * block);
+      EXPECT_GE(llm.cache_counters().hits, 3);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(llm.cache_counters().hits, 12);
+  EXPECT_EQ(llm.generate_ids({longer}, params(10))[0].cached_tokens, 3 * block);
+  EXPECT_EQ(llm.last_stats().reused_tokens, 3 * block);
+}
+
 TEST_F(ManyCallers, ConversationsOfSeveralCallersAreRight) {
   const std::vector<int32_t> a = llm.tokenizer().encode("Once upon a time there was"),
                              b = llm.tokenizer().encode("The dog saw");

@@ -106,6 +106,39 @@ TEST(Llm, AnExceptionOfTheCallbackComesOutAndLeavesNothingBehind) {
   for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(again[i].text, expected[i].text);
 }
 
+TEST(Llm, NAnswersShareTheirPrompt) {
+  EngineOptions options;
+  options.cache = PagedKVCacheConfig{};
+  LLM llm(kStories, open_device("cpu", {.num_threads = 1}), options);
+  const int64_t block = llm.engine().cache_spec().block_size;
+  const std::vector<int32_t> prompt = tokens_of(2 * block + 3, llm.engine().model().info().vocab, 1);
+  SamplingParams params;
+  params.seed = 5;
+  params.max_tokens = 9;
+  params.n = 4;
+  params.ignore_eos = true;
+  const std::vector<Completion> answers = llm.generate_ids({prompt, {1, 2}}, params);
+  ASSERT_EQ(answers.size(), 8u);
+  const GenerationStats stats = llm.last_stats();
+  EXPECT_EQ(stats.prompt_tokens, 2 * block + 3 + 3 * 3 + 4 * 2) << "each answer computes the block that is not full";
+  EXPECT_EQ(stats.reused_tokens, 3 * 2 * block);
+  params.n = 1;
+  LLM other(kStories, open_device("cpu", {.num_threads = 1}), {});
+  for (size_t i = 0; i < answers.size(); ++i) {
+    EXPECT_EQ(answers[i].seed, 5 + static_cast<int64_t>(i) % 4);
+    params.seed = answers[i].seed;
+    const Completion alone = other.generate_ids({i < 4 ? prompt : std::vector<int32_t>{1, 2}}, params)[0];
+    EXPECT_EQ(answers[i].token_ids, alone.token_ids);
+    EXPECT_EQ(answers[i].logprobs, alone.logprobs);
+  }
+  EXPECT_NE(answers[0].token_ids, answers[1].token_ids);
+  params.n = 2;
+  EXPECT_THROW(llm.continue_ids(prompt, params), InvalidArgument);
+  params.n = 0;
+  EXPECT_THROW(llm.generate_ids({prompt}, params), InvalidArgument);
+  EXPECT_THROW(llm.generate({"Once"}, params), InvalidArgument);
+}
+
 TEST(Llm, ARefusedPromptLeavesTheOthersAlone) {
   LLM llm(kStories, open_device("cpu", {.num_threads = 1}), {});
   SamplingParams params;

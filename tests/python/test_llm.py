@@ -61,6 +61,41 @@ def test_a_long_prompt_is_refused_alone(llm):
     assert good.error == "" and good.text
 
 
+def test_prompts_that_begin_alike_share_the_cache(llm, stories):
+    prompt = [5 + i % 300 for i in range(70)]
+    params = SamplingParams(temperature=0, max_tokens=4)
+    alone = llm.generate([prompt], params)[0]
+    before = llm.cache_counters
+    again, other = llm.generate([prompt, prompt[:50] + [7]], params)
+    assert again.token_ids == alone.token_ids and again.logprobs == alone.logprobs
+    assert 0 < other.cached_tokens <= 50 < again.cached_tokens < again.prompt_tokens == 70
+    assert llm.cache_counters["hits"] > before["hits"]
+    assert set(before) == {"hits", "misses", "evictions", "preemptions"}
+    off = eadem.PagedKVCacheConfig(prefix_caching=False)
+    assert not off.prefix_caching and eadem.PagedKVCacheConfig().prefix_caching
+    plain = LLM(stories, kv_cache=off, threads=1)
+    for _ in range(2):
+        completion = plain.generate([prompt], params)[0]
+        assert completion.cached_tokens == 0 and completion.logprobs == alone.logprobs
+
+
+def test_n_answers_to_a_prompt(llm):
+    prompts = [[5 + i % 300 for i in range(40)], "Once upon"]
+    params = SamplingParams(temperature=0.9, max_tokens=6, seed=11, n=3)
+    pieces = {}
+    completions = [each for prompt in prompts
+                   for each in llm.generate([prompt], params, on_text=lambda i, piece: pieces.update({i: piece}))]
+    assert len(completions) == 6 and set(pieces) <= {0, 1, 2}
+    for i, completion in enumerate(completions):
+        assert completion.seed == 11 + i % 3
+        [alone] = llm.generate([prompts[i // 3]], dataclasses.replace(params, n=1, seed=completion.seed))
+        assert (completion.token_ids, completion.logprobs) == (alone.token_ids, alone.logprobs)
+    assert len({tuple(each.token_ids) for each in completions[:3]}) > 1
+    for wrong in (0, 1025):
+        with pytest.raises(eadem.InvalidArgument, match="n is"):
+            SamplingParams(n=wrong)
+
+
 def test_sampling_params_are_checked():
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=1)

@@ -306,7 +306,9 @@ EndToEnd measure_end_to_end(const BenchOptions& options, const models::Checkpoin
   const int64_t context = checkpoint.model->info().max_positions;
   // The shortest text is 16 letters, which are at most 16 tokens, plus one at the start.
   engine_options.cache = engine::PagedKVCacheConfig{
-      .max_batch_size = 1, .max_cache_len = std::min(context, std::max<int64_t>(options.prompt, 17) + options.gen + 1)};
+      .max_batch_size = 1,
+      .max_cache_len = std::min(context, std::max<int64_t>(options.prompt, 17) + options.gen + 1),
+      .prefix_caching = false};  // the run that warms up has the same prompt
   engine::LLM llm(checkpoint, device, engine_options, cli_logger());
   const std::string text =
       text_of_length(llm.tokenizer(), std::max<int64_t>(1, std::min(options.prompt, context - options.gen) - 1));

@@ -22,6 +22,9 @@ struct PagedKVCacheConfig {
   int64_t block_size = 0;           // 0: the hardware configuration's (memory.kv_block_size of the attention)
   int64_t max_batch_size = 8;       // most sequences of a step
   int64_t max_cache_len = 0;        // most tokens of a sequence; 0: the model's context, as far as the memory goes
+  // A request begins with the blocks that hold its first tokens, whichever requests computed them. Models with windows
+  // or states per sequence compute every prompt whole.
+  bool prefix_caching = true;
 };
 
 using CacheConfig = std::variant<StaticKVCacheConfig, PagedKVCacheConfig>;

@@ -13,7 +13,10 @@ CacheContents::CacheContents(int64_t num_blocks, int64_t block_size)
       written_(static_cast<size_t>(num_blocks)),
       uses_(static_cast<size_t>(num_blocks)) {}
 
-void CacheContents::clear() { std::fill(written_.begin(), written_.end(), 0); }
+void CacheContents::clear() {
+  std::fill(written_.begin(), written_.end(), 0);
+  begin_epoch();
+}
 
 void CacheContents::check(int64_t sequence, std::span<const int32_t> blocks, int64_t cached, int64_t length) {
   const int64_t end = cached + length;

@@ -20,6 +20,9 @@ class CacheContents {
 
   // Marks every slot as never written.
   void clear();
+  // Changes when blocks were written that no scheduler planned: what it knows of their contents ends then.
+  int64_t epoch() const { return epoch_; }
+  void begin_epoch() { ++epoch_; }
 
   // Begins a step: no block is in use yet.
   void begin_step() { ++step_; }
@@ -56,6 +59,7 @@ class CacheContents {
 
   int64_t block_size_ = 1;
   int64_t step_ = 0;
+  int64_t epoch_ = 0;
   std::vector<int32_t> tokens_;   // [num_blocks * block_size]
   std::vector<int64_t> written_;  // [num_blocks]: how many slots of each block were written, from the first on
   std::vector<Use> uses_;         // [num_blocks]

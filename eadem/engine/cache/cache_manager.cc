@@ -10,7 +10,7 @@ namespace eadem::engine {
 
 CacheManager::CacheManager(int64_t num_blocks, int64_t block_size, std::span<const modules::WindowGroup> windows,
                            int64_t num_slots)
-    : block_size_(block_size), all_(num_blocks), slots_(num_slots) {
+    : block_size_(block_size), all_(num_blocks), names_(num_blocks), slots_(num_slots) {
   for (const modules::WindowGroup& group : windows) windows_.push_back({group.window, BlockPool(group.num_blocks)});
 }
 
@@ -21,13 +21,19 @@ void CacheManager::reserve(SequenceBlocks& sequence, int64_t tokens) const {
   sequence.held.assign(windows_.size(), {});
 }
 
-void CacheManager::start(SequenceBlocks& sequence, int64_t tokens) {
+void CacheManager::extend(SequenceBlocks& sequence, int64_t tokens) {
   const auto take = [](BlockPool& pool) {
     const auto block = pool.take();
     EADEM_CHECK(block, "all of {} blocks are taken", pool.num_blocks());
     return *block;
   };
-  while (std::ssize(sequence.all) < blocks_for(tokens)) sequence.all.push_back(take(all_));
+  while (std::ssize(sequence.all) < blocks_for(tokens)) {
+    const int32_t block = take(all_);
+    sequence.all.push_back(block);
+    if (!names_.has(block)) continue;
+    names_.erase(block);
+    ++num_evicted_;
+  }
   if (slots_.num_blocks() > 0 && sequence.slot == kNoBlock) sequence.slot = take(slots_);
 }
 
@@ -88,7 +94,8 @@ void CacheManager::move(SequenceBlocks& to, SequenceBlocks& from, int64_t tokens
 }
 
 void CacheManager::shrink(SequenceBlocks& sequence, int64_t tokens) {
-  for (; std::ssize(sequence.all) > blocks_for(tokens); sequence.all.pop_back()) all_.release(sequence.all.back());
+  for (; std::ssize(sequence.all) > blocks_for(tokens); sequence.all.pop_back())
+    all_.release(sequence.all.back(), names_.has(sequence.all.back()));
 }
 
 void CacheManager::release(SequenceBlocks& sequence) {
@@ -96,6 +103,56 @@ void CacheManager::release(SequenceBlocks& sequence) {
   for (size_t g = 0; g < windows_.size() && !sequence.held.empty(); ++g)
     hold(windows_[g], sequence.windows[g], sequence.held[g], {});
   if (sequence.slot != kNoBlock) slots_.release(std::exchange(sequence.slot, kNoBlock));
+}
+
+// --- Names.
+
+int64_t CacheManager::count_shared(std::span<const BlockHash> names) const {
+  const auto missing = std::find_if(names.begin(), names.end(), [&](const BlockHash& n) { return !names_.find(n); });
+  return missing - names.begin();
+}
+
+int64_t CacheManager::count_free(std::span<const BlockHash> names, int64_t count) const {
+  const auto first = names.first(static_cast<size_t>(count));
+  return std::count_if(first.begin(), first.end(),
+                       [&](const BlockHash& n) { return all_.references(*names_.find(n)) == 0; });
+}
+
+void CacheManager::share(SequenceBlocks& sequence, std::span<const BlockHash> names, int64_t count) {
+  EADEM_CHECK(sequence.all.empty(), "a sequence has {} blocks before it shares any", sequence.all.size());
+  for (const BlockHash& name : names.first(static_cast<size_t>(count))) {
+    const auto block = names_.find(name);
+    EADEM_CHECK(block, "block {} to share is not there", sequence.all.size());
+    all_.share(*block);
+    sequence.all.push_back(*block);
+  }
+}
+
+void CacheManager::name(const SequenceBlocks& sequence, int64_t place, const BlockHash& name) {
+  const int32_t block = sequence.all[static_cast<size_t>(place)];
+  if (!names_.has(block)) names_.insert(block, name);
+}
+
+int64_t CacheManager::writable_tokens(const SequenceBlocks& sequence, int64_t tokens) const {
+  const int64_t rest = tokens % block_size_;
+  return rest > 0 && all_.references(sequence.all[static_cast<size_t>(tokens / block_size_)]) > 1 ? tokens - rest
+                                                                                                  : tokens;
+}
+
+void CacheManager::make_writable(SequenceBlocks& sequence, int64_t tokens) {
+  shrink(sequence, tokens);
+  if (tokens % block_size_ > 0 && names_.has(sequence.all.back())) names_.erase(sequence.all.back());
+}
+
+int64_t CacheManager::count_owned(const SequenceBlocks& sequence, int64_t begin) const {
+  return std::count_if(sequence.all.begin() + begin, sequence.all.end(),
+                       [&](int32_t block) { return all_.references(block) == 1; });
+}
+
+void CacheManager::forget_names() {
+  for (int32_t block = 0; block < all_.num_blocks(); ++block)
+    if (names_.has(block) && all_.references(block) == 0) all_.discard(block);
+  names_.clear();
 }
 
 }  // namespace eadem::engine

@@ -3,10 +3,14 @@
 // CacheManager: which blocks of each cache group and which slot every sequence has. It knows neither a model nor a
 // device.
 //
-// Group 0 keeps every token: its blocks are taken when a sequence starts, for all tokens that it may get. A window
-// group keeps what its window reaches: blocks are taken for the tokens of a step, and go back to the pool when every
-// later token has moved past them. Between steps a sequence holds the blocks of its last window - 1 tokens: fewer than
-// window + block_size tokens. A step holds those of its own tokens in addition.
+// Group 0 keeps every token: its blocks are taken as tokens need them. A window group keeps what its window reaches:
+// blocks are taken for the tokens of a step, and go back to the pool when every later token has moved past them.
+// Between steps a sequence holds the blocks of its last window - 1 tokens: fewer than window + block_size tokens. A
+// step holds those of its own tokens in addition.
+//
+// Full blocks of group 0 may have names (BlockHash). A block with a name keeps it when its last owner gives it back,
+// and any sequence that begins with the same tokens may share it, until the pool hands it out again: those without a
+// name first, then the least recently used. Nobody writes to a block with a name.
 //
 // Not thread-safe. Nothing allocates once the tables of a sequence have their size.
 #pragma once
@@ -15,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "eadem/engine/cache/block_names.h"
 #include "eadem/engine/cache/block_pool.h"
 #include "eadem/modules/state_spec.h"
 
@@ -37,14 +42,13 @@ struct SequenceBlocks {
 
 class CacheManager {
  public:
-  // `max_sequences` at most hold blocks of window groups and slots at a time; window_blocks() says for how many tokens
-  // of a step that suffices.
+  // window_blocks() says for how many sequences and tokens of a step the blocks of a window suffice.
   CacheManager(int64_t num_blocks, int64_t block_size, std::span<const modules::WindowGroup> windows = {},
                int64_t num_slots = 0);
 
   int64_t block_size() const { return block_size_; }
   int64_t blocks_for(int64_t tokens) const { return (tokens + block_size_ - 1) / block_size_; }
-  int64_t num_free() const { return all_.num_free(); }  // of group 0
+  int64_t num_free() const { return all_.num_free(); }  // of group 0, with or without a name
   int64_t num_free(size_t window_group) const { return windows_[window_group].pool.num_free(); }
   // Whether the number of sequences, not only that of their tokens, is bounded.
   bool bounds_sequences() const { return !windows_.empty() || slots_.num_blocks() > 0; }
@@ -52,7 +56,7 @@ class CacheManager {
   // Gives the tables of a sequence without blocks their size.
   void reserve(SequenceBlocks& sequence, int64_t tokens) const;
   // Takes what is missing for `tokens` tokens in group 0, and a slot. There must be as many.
-  void start(SequenceBlocks& sequence, int64_t tokens);
+  void extend(SequenceBlocks& sequence, int64_t tokens);
   // Takes window blocks for positions up to `end`, which follow those that are held.
   void extend_windows(SequenceBlocks& sequence, int64_t end);
   // Gives back the window blocks that no token from position `cached` on reads, and those of positions from there on.
@@ -66,6 +70,30 @@ class CacheManager {
   // Gives back everything.
   void release(SequenceBlocks& sequence);
 
+  // --- Names.
+  // How many blocks from the first on are there for a sequence whose blocks have these names.
+  int64_t count_shared(std::span<const BlockHash> names) const;
+  // The blocks without an owner among the first `count` of these, which are there.
+  int64_t count_free(std::span<const BlockHash> names, int64_t count) const;
+  // Gives a sequence without blocks the first `count` blocks of these names, which are there.
+  void share(SequenceBlocks& sequence, std::span<const BlockHash> names, int64_t count);
+  // Names the block of a place, which is full, unless another block has that name.
+  void name(const SequenceBlocks& sequence, int64_t place, const BlockHash& name);
+  // How many of its first `tokens` tokens a sequence keeps that goes on behind them: fewer, if others read the block
+  // that it would write to.
+  int64_t writable_tokens(const SequenceBlocks& sequence, int64_t tokens) const;
+  // Gives back the blocks behind the first `tokens` tokens, which writable_tokens() allows, and takes the name from the
+  // last one if it has room.
+  void make_writable(SequenceBlocks& sequence, int64_t tokens);
+  // How many blocks from place `begin` on have no other owner.
+  int64_t count_owned(const SequenceBlocks& sequence, int64_t begin) const;
+  // Takes the names from all blocks.
+  void forget_names();
+  int64_t num_named() const { return names_.size(); }
+  // How often a block with a name was handed out for other tokens.
+  int64_t num_evicted() const { return num_evicted_; }
+  int32_t references(int32_t block) const { return all_.references(block); }
+
  private:
   struct Window {
     int64_t window;
@@ -76,6 +104,8 @@ class CacheManager {
 
   int64_t block_size_;
   BlockPool all_;
+  BlockNames names_;
+  int64_t num_evicted_ = 0;
   std::vector<Window> windows_;
   BlockPool slots_;
 };

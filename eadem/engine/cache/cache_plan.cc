@@ -149,6 +149,15 @@ CachePlan plan_cache(const CachePlanRequest& request) {
   return plan_paged(std::get<PagedKVCacheConfig>(request.config), request);
 }
 
+std::string_view why_no_prefix_caching(const CacheConfig& config, const CacheSpec& cache) {
+  const auto* const paged = std::get_if<PagedKVCacheConfig>(&config);
+  if (paged == nullptr) return "the cache is contiguous";
+  if (!paged->prefix_caching) return "it is switched off";
+  if (!cache.windows.empty()) return "the model has layers with a window, which keep no earlier tokens";
+  if (cache.num_slots > 0) return "the model has states per sequence, which stand at one position";
+  return "";
+}
+
 int64_t paged_cache_bytes(const CachePlanRequest& request, int64_t tokens) {
   const PagedDemand demand(std::get<PagedKVCacheConfig>(request.config), request);
   // A last block that is not full counts as far as it is filled.

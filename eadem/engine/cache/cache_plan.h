@@ -6,6 +6,7 @@
 
 #include <map>
 #include <span>
+#include <string_view>
 
 #include "eadem/engine/cache/cache_config.h"
 #include "eadem/modules/state_spec.h"
@@ -53,6 +54,10 @@ struct CachePlanRequest {
 // keeps the tokens themselves in group 0, at four bytes each. Throws InvalidArgument naming both values, also for a
 // paged cache in whose blocks some row for several tokens does not end.
 CachePlan plan_cache(const CachePlanRequest& request);
+
+// Why requests do not begin with blocks that others have computed, for people; empty: they do. `cache` is what
+// plan_cache made of the configuration.
+std::string_view why_no_prefix_caching(const CacheConfig& config, const modules::CacheSpec& cache);
 
 // The max_kv_memory_bytes with which a paged cache has room for `tokens` tokens of all sequences together.
 int64_t paged_cache_bytes(const CachePlanRequest& request, int64_t tokens);

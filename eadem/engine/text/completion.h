@@ -26,7 +26,8 @@ struct Completion {
   FinishReason finish_reason = FinishReason::length;
   std::string error;
   int64_t prompt_tokens = 0;
-  int64_t seed = 0;  // the seed that was used
+  int64_t cached_tokens = 0;  // of the prompt, found in the cache
+  int64_t seed = 0;           // the seed that was used
 };
 
 // Wall times of one call, seconds, and the tokens of its requests. A step that several calls share counts for each.
@@ -36,7 +37,7 @@ struct GenerationStats {
   double prompt_seconds = 0;       // time of steps with prompt tokens
   double decode_seconds = 0;       // time of steps without prompt tokens
   int64_t prompt_tokens = 0;       // computed in these steps
-  int64_t reused_tokens = 0;       // of prompts, found in the cache (LLM::continue_ids)
+  int64_t reused_tokens = 0;       // of prompts, found in the cache
   int64_t decode_tokens = 0;       // tokens sampled in decode steps
 };
 

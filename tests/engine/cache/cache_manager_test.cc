@@ -35,7 +35,7 @@ TEST(BlockPool, ABlockIsFreeWhenItsLastReferenceIsDropped) {
 TEST(BlockPoolDeath, ReferencesAreCounted) {
   BlockPool pool(1);
   EXPECT_DEATH(pool.release(0), "block 0 of 1 is not taken");
-  EXPECT_DEATH(pool.share(0), "block 0 of 1 is not taken");
+  EXPECT_DEATH(pool.share(1), "block 1 of 1");
   pool.take();
   pool.release(0);
   EXPECT_DEATH(pool.release(0), "block 0 of 1 is not taken");
@@ -53,7 +53,7 @@ TEST(CacheManager, AWindowKeepsFewerTokensThanItselfAndABlock) {
       CacheManager manager((kLength + block_size - 1) / block_size, block_size, {&group, 1});
       SequenceBlocks sequence;
       manager.reserve(sequence, kLength);
-      manager.start(sequence, kLength);
+      manager.extend(sequence, kLength);
       std::mt19937 random(static_cast<uint32_t>(window * 100 + block_size));
       int64_t step = 0;
       for (int64_t cached = 0; cached < kLength; cached += step) {
@@ -100,7 +100,7 @@ TEST(CacheManager, WindowBlocksSufficeForEveryStep) {
     std::vector<int64_t> cached(blocks.size());
     for (SequenceBlocks& each : blocks) {
       manager.reserve(each, kLength);
-      manager.start(each, kLength);
+      manager.extend(each, kLength);
     }
     for (int step = 0; step < 30; ++step) {
       std::vector<int64_t> ends = cached;
@@ -123,7 +123,7 @@ TEST(CacheManager, MovedBlocksAreThoseThatAreHeld) {
   CacheManager manager(20, 4, {&group, 1}, 2);
   SequenceBlocks from, to;
   manager.reserve(from, 40);
-  manager.start(from, 40);
+  manager.extend(from, 40);
   manager.extend_windows(from, 20);
   manager.retire_windows(from, 20);
   EXPECT_TRUE(manager.holds_windows(from, 20));

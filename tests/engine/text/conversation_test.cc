@@ -85,8 +85,14 @@ class Pair {
     const int64_t computed = scheduler.prompt_tokens(), reused = scheduler.reused_tokens();
     const int64_t known = std::min(common_prefix(cached_, prompt), std::ssize(prompt) - 1);
     const Answer ours = answer(scheduler, request);
-    EXPECT_EQ(scheduler.reused_tokens() - reused, known);
-    EXPECT_EQ(scheduler.prompt_tokens() - computed, std::ssize(prompt) - known);
+    const int64_t found = scheduler.reused_tokens() - reused;
+    // A paged cache may still hold blocks of earlier turns, too.
+    if (engine->reuses_prefixes()) {
+      EXPECT_GE(found, known);
+    } else {
+      EXPECT_EQ(found, known);
+    }
+    EXPECT_EQ(scheduler.prompt_tokens() - computed, std::ssize(prompt) - found);
     EXPECT_EQ(ours, fresh_answer(*other_, request)) << prompt.size() << " tokens, " << known << " known";
     cached_ = joined(prompt, ours.ids);
     Ids conversation = cached_;

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a scheduler plans a step: the order of requests, who starts, who is preempted, and who computes how much.
+#include <algorithm>
+#include <utility>
+
+#include "eadem/core/error.h"
+#include "eadem/engine/scheduler.h"
+
+namespace eadem::engine {
+
+// --- The order.
+
+bool Scheduler::has_aged(const Sequence& sequence) const { return steps_ - sequence.arrival >= limits_.ageing_steps; }
+
+bool Scheduler::ByPriority::operator()(const Sequence* a, const Sequence* b) const {
+  if (a->request.priority != b->request.priority) return a->request.priority > b->request.priority;
+  return a->id < b->id;
+}
+
+bool Scheduler::precedes(const Sequence& a, const Sequence& b) const {
+  const bool a_aged = has_aged(a);
+  if (a_aged != has_aged(b)) return a_aged;
+  return a_aged ? a.id < b.id : ByPriority()(&a, &b);
+}
+
+// Whether a waiting request takes the room of a running one to start.
+bool Scheduler::may_preempt(const Sequence& sequence, const Sequence& victim) const {
+  if (!precedes(sequence, victim)) return false;
+  return has_aged(sequence) || sequence.request.priority > victim.request.priority;
+}
+
+Scheduler::Sequence& Scheduler::next_waiting() {
+  Sequence& oldest = **arrived_.begin();
+  return has_aged(oldest) ? oldest : **waiting_.begin();
+}
+
+void Scheduler::wait(Sequence& sequence) {
+  waiting_.insert(&sequence);
+  arrived_.insert(&sequence);
+}
+
+// --- Who starts.
+
+Scheduler::Start Scheduler::find_start(Sequence& sequence, const CacheContents& cache) {
+  // The logits after the last token are needed, so that token is always computed.
+  const std::span<const int32_t> tokens = std::span(sequence.tokens).first(sequence.tokens.size() - 1);
+  Start start;
+  if (limits_.prefix_caching)
+    start.shared_blocks = cache_.count_shared(names_of(sequence, std::ssize(tokens) / limits_.block_size));
+  if (!sequence.request.keep || kept_.all.empty()) return start;
+  const int64_t known = cache_.writable_tokens(kept_, cache.common_prefix(kept_.all, tokens));
+  // States per sequence lead nowhere but to the position that they stand at.
+  const bool resumes = cache_.holds_windows(kept_, known) && (limits_.num_slots == 0 || known == kept_tokens_);
+  if (resumes && known > start.shared_blocks * limits_.block_size) return {.kept_tokens = known};
+  return start;
+}
+
+// Whether a request may start now, with room for the tokens that it has.
+bool Scheduler::has_room(const Sequence& sequence, const Start& start) const {
+  if (std::ssize(running_) >= limits_.max_batch_size) return false;
+  const int64_t needed = cache_.blocks_for(std::ssize(sequence.tokens));
+  if (start.kept_tokens > 0)
+    return needed - cache_.blocks_for(start.kept_tokens) <=
+           cache_.num_free() + cache_.count_owned(kept_, cache_.blocks_for(start.kept_tokens));
+  if (!kept_.all.empty() && cache_.bounds_sequences() && std::ssize(running_) + 1 >= limits_.max_batch_size)
+    return false;
+  const int64_t shared = start.shared_blocks;
+  return needed - shared + cache_.count_free(sequence.names, shared) <= cache_.num_free();
+}
+
+// Starts a waiting request if there is room, which may be that of the kept sequence.
+bool Scheduler::try_start(Sequence& sequence, const CacheContents& cache) {
+  for (;;) {
+    const Start found = find_start(sequence, cache);
+    if (has_room(sequence, found)) {
+      start(sequence, found);
+      return true;
+    }
+    // Who goes on from the kept sequence waits for those that run, if there are any.
+    const bool waits = found.kept_tokens > 0 && !running_.empty();
+    if (kept_.all.empty() || waits || std::ssize(running_) >= limits_.max_batch_size) return false;
+    release_kept();
+  }
+}
+
+// Whether a running request that goes before this one is computing the first block that this one would compute.
+bool Scheduler::can_share_later(Sequence& sequence) {
+  if (!limits_.prefix_caching) return false;
+  const auto names = names_of(sequence, (std::ssize(sequence.tokens) - 1) / limits_.block_size);
+  const auto missing = static_cast<size_t>(cache_.count_shared(names));
+  return missing < names.size() && std::any_of(running_.begin(), running_.end(), [&](const Sequence* each) {
+           return each->state == RequestState::prefilling && each->names.size() > missing &&
+                  each->names[missing] == names[missing] && precedes(*each, sequence);
+         });
+}
+
+void Scheduler::start(Sequence& sequence, const Start& start) {
+  const int64_t tokens = std::ssize(sequence.tokens);
+  if (start.kept_tokens > 0) {
+    cache_.make_writable(kept_, start.kept_tokens);
+    cache_.move(sequence.blocks, kept_, start.kept_tokens);
+    sequence.cached = start.kept_tokens;
+    kept_tokens_ = 0;
+    cache_.retire_windows(sequence.blocks, sequence.cached);
+  } else {
+    cache_.share(sequence.blocks, sequence.names, start.shared_blocks);
+    sequence.cached = start.shared_blocks * limits_.block_size;
+  }
+  if (limits_.prefix_caching) {
+    const int64_t found = sequence.cached / limits_.block_size;
+    counters_.hits += found;
+    counters_.misses += (tokens - 1) / limits_.block_size - found;
+  }
+  if (!std::exchange(sequence.has_started, true)) {
+    sequence.reused = sequence.cached;
+    reused_tokens_ += sequence.reused;
+  }
+  sequence.num_named = start.shared_blocks;
+  cache_.extend(sequence.blocks, tokens);
+  waiting_.erase(&sequence);
+  arrived_.erase(&sequence);
+  running_.push_back(&sequence);
+  move_to(sequence, RequestState::prefilling);
+}
+
+// --- Who is preempted.
+
+void Scheduler::preempt(Sequence& sequence) {
+  std::erase(running_, &sequence);
+  cache_.release(sequence.blocks);
+  sequence.cached = 0;
+  move_to(sequence, RequestState::preempted);
+  wait(sequence);
+  ++counters_.preemptions;
+}
+
+// Starts the waiting requests that may preempt a running one.
+void Scheduler::make_way(const CacheContents& cache) {
+  while (!waiting_.empty() && !running_.empty()) {
+    Sequence& next = next_waiting();
+    Sequence& last = **std::max_element(running_.begin(), running_.end(),
+                                        [&](const Sequence* a, const Sequence* b) { return precedes(*a, *b); });
+    if (!may_preempt(next, last)) return;
+    if (try_start(next, cache)) continue;
+    if (!could_start(next)) return;
+    preempt(last);
+  }
+}
+
+// Whether a request may have room if all that it may preempt are. Blocks that these share are counted more than once.
+bool Scheduler::could_start(const Sequence& sequence) const {
+  int64_t blocks = cache_.num_free() + std::ssize(kept_.all);
+  for (const Sequence* each : running_)
+    if (may_preempt(sequence, *each)) blocks += std::ssize(each->blocks.all);
+  return cache_.blocks_for(std::ssize(sequence.tokens)) <= blocks + std::ssize(sequence.names);
+}
+
+// Takes the block for the next token of a running sequence, if need be that of those behind it. Returns false when it
+// is the last one itself, and was preempted.
+bool Scheduler::grow(Sequence& sequence) {
+  const int64_t tokens = std::ssize(sequence.tokens);
+  while (cache_.blocks_for(tokens) - std::ssize(sequence.blocks.all) > cache_.num_free()) {
+    if (!kept_.all.empty()) {
+      release_kept();
+      continue;
+    }
+    Sequence& last = *running_.back();
+    preempt(last);
+    if (&last == &sequence) return false;
+  }
+  cache_.extend(sequence.blocks, tokens);
+  return true;
+}
+
+// --- Plans.
+
+// Window blocks go back that no running request reads any more, or that the plan took and did not come to write.
+void Scheduler::forget_plan(bool committed) {
+  for (Sequence* s : places_) {
+    if (s->state >= RequestState::finished) continue;
+    // A step that was given up may have overwritten the state of its sequence, which begins again then.
+    if (!committed && limits_.num_slots > 0) {
+      s->cached = 0;
+      move_to(*s, RequestState::prefilling);
+    }
+    cache_.retire_windows(s->blocks, s->cached);
+  }
+  plan_.clear();
+  planned_.clear();
+  places_.clear();
+}
+
+std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
+  forget_plan();
+  if (std::exchange(epoch_, cache.epoch()) != cache.epoch()) cache_.forget_names();
+  make_way(cache);
+  std::sort(running_.begin(), running_.end(), [&](const Sequence* a, const Sequence* b) { return precedes(*a, *b); });
+  const int64_t preemptions = counters_.preemptions;
+  int64_t budget = limits_.max_num_batched_tokens;
+  // The first in order has its share of what penalties may look at, so that it always takes part.
+  first_ = running_.empty() ? nullptr : running_.front();
+  penalized_left_ = limits_.max_penalized_tokens - (first_ == nullptr ? 0 : penalized_tokens(*first_));
+  // Decoding sequences go first, so that a long prompt beside them does not make them wait.
+  for (size_t place = 0; place < running_.size(); ++place) {
+    Sequence& s = *running_[place];
+    if (s.state == RequestState::decoding && grow(s)) budget -= plan_sequence(s, budget);
+  }
+  for (size_t place = 0; place < running_.size() && budget > 0; ++place)
+    if (running_[place]->state == RequestState::prefilling) budget -= plan_sequence(*running_[place], budget);
+  // Who starts has a share of the step. What was preempted for others does not start in the step that they go on in.
+  while (budget > 0 && !waiting_.empty() && counters_.preemptions == preemptions) {
+    Sequence& next = next_waiting();
+    if (can_share_later(next) || !try_start(next, cache)) break;
+    budget -= plan_sequence(next, budget);
+  }
+  return plan_;
+}
+
+// The tokens that penalties look at when the next one is sampled.
+int64_t Scheduler::penalized_tokens(const Sequence& s) const {
+  return s.request.sampling.has_penalties() ? std::min(std::ssize(s.tokens), limits_.vocab) : 0;
+}
+
+// Plans at most `budget` tokens of a running sequence and returns how many.
+int64_t Scheduler::plan_sequence(Sequence& s, int64_t budget) {
+  const int64_t count = std::min(budget, s.pending());
+  const bool samples = count == s.pending();
+  if (samples && &s != first_) {
+    if (&s != running_.front() && penalized_tokens(s) > penalized_left_) return 0;
+    penalized_left_ -= penalized_tokens(s);
+  }
+  cache_.extend_windows(s.blocks, s.cached + count);
+  plan_.push_back({.tokens = std::span(s.tokens).subspan(static_cast<size_t>(s.cached), static_cast<size_t>(count)),
+                   .cached = s.cached,
+                   .blocks = s.blocks.all,
+                   .windows = s.blocks.windows,
+                   .state_slot = s.blocks.slot,
+                   .sampling = s.request.sampling,
+                   .biases = s.request.biases,
+                   .samples = samples});
+  planned_.push_back(s.id);
+  places_.push_back(&s);
+  return count;
+}
+
+}  // namespace eadem::engine

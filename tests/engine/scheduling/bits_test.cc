@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bundled model under random schedules: requests share prefixes, are preempted, overtake each other and are
+// cancelled, and each has the tokens and log-probabilities that it has alone, to the bit.
+#include <map>
+#include <random>
+
+#include "eadem/core/encodings/row_encoding.h"
+#include "tests/engine/engine_helpers.h"
+
+namespace eadem::engine {
+namespace bits_test {
+
+using Ids = std::vector<int32_t>;
+
+constexpr int64_t kLength = 96;  // of the longest sequence
+
+struct Answer {
+  Ids tokens;
+  std::vector<float> logprobs;
+};
+
+// The expected answers come from an engine with another cache, which shares nothing, one request at a time.
+Answer alone(InferEngine& engine, const GenerationRequest& request) {
+  engine.reset_cache();
+  StepLoop loop(engine);
+  Answer answer;
+  loop.add(request);
+  while (loop.step([&](const StepEvent& event) {
+    answer.tokens.push_back(event.token);
+    answer.logprobs.push_back(event.logprob);
+    return true;
+  })) {
+  }
+  return answer;
+}
+
+class Bits : public testing::TestWithParam<const char*> {
+ protected:
+  // A paged cache of so many tokens, or a contiguous one of a sequence.
+  std::unique_ptr<InferEngine> make(int64_t cache_tokens) const {
+    EngineSetup setup;
+    setup.model = EADEM_SOURCE_DIR "/assets/stories";
+    setup.options.max_num_batched_tokens = 24;
+    if (std::string_view(GetParam()) != "f32") setup.options.hardware.kv_cache = {*kv_cache_type(GetParam()), "test"};
+    setup.options.cache = StaticKVCacheConfig{.max_cache_len = kLength};
+    if (cache_tokens > 0) {
+      const models::Checkpoint checkpoint = models::open_checkpoint(setup.model);
+      PagedKVCacheConfig paged{.block_size = 8, .max_batch_size = 4, .max_cache_len = kLength};
+      setup.options.cache = paged;
+      paged.max_kv_memory_bytes =
+          paged_cache_bytes(cache_request(checkpoint, *open_device("cpu"), setup.options), cache_tokens);
+      setup.options.cache = paged;
+    }
+    return make_engine(setup);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(KvTypes, Bits, testing::Values("f32", "int8"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Bits, AreThoseOfTheRequestAlone) {
+  const auto engine = make(160), other = make(0);
+  ASSERT_TRUE(engine->reuses_prefixes());
+  ASSERT_FALSE(other->reuses_prefixes());
+  const int64_t vocab = engine->model().info().vocab;
+  int64_t preemptions = 0, hits = 0, evictions = 0, compared = 0;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const auto below = [&](int64_t count) { return static_cast<int64_t>(random() % static_cast<uint64_t>(count)); };
+    Scheduler scheduler(engine->limits());
+    std::map<RequestId, GenerationRequest> requests;
+    std::map<RequestId, Answer> answers;
+    for (int64_t arrivals = 10; arrivals > 0 || !scheduler.is_idle();) {
+      if (arrivals > 0 && below(3) == 0) {
+        --arrivals;
+        // One of two texts, of which the end may be another one.
+        Ids prompt = tokens_of(1 + below(70), vocab, static_cast<int32_t>(below(2)));
+        if (below(2) == 0) prompt[static_cast<size_t>(below(std::ssize(prompt)))] = 17;
+        GenerationRequest request{.prompt = prompt,
+                                  .sampling = {.temperature = below(2) == 0 ? 0.0f : 0.8f,
+                                               .seed = below(1000),
+                                               .repetition_penalty = below(3) == 0 ? 1.3f : 1.0f},
+                                  .max_tokens = 1 + below(24),
+                                  .priority = below(2)};
+        requests[scheduler.add(request)] = request;
+      }
+      if (!requests.empty() && below(25) == 0) {
+        auto victim = requests.begin();
+        std::advance(victim, below(std::ssize(requests)));
+        scheduler.end(victim->first, RequestState::cancelled);
+      }
+      const auto plan = scheduler.plan(engine->cache_contents());
+      if (plan.empty()) continue;
+      if (below(10) == 0) {  // the step is given up
+        const std::atomic<bool> cancel = true;
+        EXPECT_THROW(engine->forward(plan, &cancel), Cancelled);
+        continue;
+      }
+      const InferEngine::Output& output = engine->forward(plan);
+      for (const StepEvent& event : scheduler.commit(output.output_ids, output.logprobs)) {
+        if (!event.sampled) continue;
+        answers[event.id].tokens.push_back(event.token);
+        answers[event.id].logprobs.push_back(event.logprob);
+      }
+    }
+    for (auto& [id, answer] : answers) {
+      Answer expected = alone(*other, requests.at(id));
+      ASSERT_LE(answer.tokens.size(), expected.tokens.size());
+      expected.tokens.resize(answer.tokens.size());  // of those that were cancelled
+      expected.logprobs.resize(answer.tokens.size());
+      EXPECT_EQ(answer.tokens, expected.tokens) << "request " << id;
+      expect_same_bits(answer.logprobs, expected.logprobs, "request " + std::to_string(id));
+      compared += std::ssize(answer.tokens);
+    }
+    EXPECT_EQ(scheduler.num_free_blocks(), engine->cache_spec().num_blocks);
+    preemptions += scheduler.counters().preemptions;
+    hits += scheduler.counters().hits;
+    evictions += scheduler.counters().evictions;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(compared, 500);
+  EXPECT_GT(preemptions, 10);
+  EXPECT_GT(hits, 100);
+  EXPECT_GT(evictions, 100);
+}
+
+// Steps that a caller put together himself may have written to any block.
+TEST_P(Bits, BlocksThatOthersWroteAreNotReused) {
+  const auto engine = make(160), other = make(0);
+  StepLoop loop(*engine);
+  const GenerationRequest request{.prompt = tokens_of(40, engine->model().info().vocab, 1), .max_tokens = 3};
+  const auto run = [&] {
+    std::vector<float> logprobs;
+    loop.add(request);
+    while (loop.step([&](const StepEvent& event) {
+      logprobs.push_back(event.logprob);
+      return true;
+    })) {
+    }
+    return logprobs;
+  };
+  const std::vector<float> expected = alone(*other, request).logprobs;
+  expect_same_bits(run(), expected, "first");
+  expect_same_bits(run(), expected, "again");
+  EXPECT_EQ(loop.reused_tokens(), 32);
+  Ids blocks;
+  for (int32_t block = 0; block < 12; ++block) blocks.push_back(block);
+  Ids wrong = request.prompt;
+  wrong[0] += 1;  // the tokens of the other blocks are the same
+  for (size_t at = 0; at < 40; at += 20)
+    engine->forward({.input_ids = {wrong.begin() + static_cast<std::ptrdiff_t>(at),
+                                   wrong.begin() + static_cast<std::ptrdiff_t>(at) + 20},
+                     .input_lengths = {20},
+                     .cache_lengths = {static_cast<int32_t>(at)},
+                     .block_tables = {blocks}});
+  expect_same_bits(run(), expected, "after a step of the caller's own");
+  EXPECT_EQ(loop.reused_tokens(), 32);
+}
+
+}  // namespace bits_test
+}  // namespace eadem::engine

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Thousands of random schedules give every request the tokens that it would get alone, keep the limits, lose no block
+// and let nobody wait for longer than the scheduler states.
+#include <map>
+#include <random>
+
+#include "tests/engine/scheduling/simulation.h"
+
+namespace eadem::engine::scheduling_test {
+namespace {
+
+struct Known {
+  GenerationRequest request;
+  Ids tokens;
+  int64_t last_step = -1;  // by which it must have ended, once it has aged
+  bool cancelled = false, ended = false;
+
+  // The steps that it takes at most when it is the first in order.
+  int64_t most_steps() const { return std::ssize(request.prompt) + request.max_tokens; }
+};
+
+// What all schedules did together: they are worth little if nothing of this happens often.
+struct Totals {
+  int64_t requests = 0, preemptions = 0, hits = 0, evictions = 0, aged = 0;
+};
+
+class RandomSchedule {
+ public:
+  RandomSchedule(uint32_t seed, Totals& totals)
+      : random_(seed), limits_(random_limits(seed)), simulation_(limits_), totals_(totals), arrivals_(below(15)) {
+    conversation_ = ids(1 + below(std::min<int64_t>(5, limits_.max_sequence_length)));
+  }
+
+  void run() {
+    while (arrivals_ > 0 || !simulation_.scheduler.is_idle()) {
+      if (arrivals_ > 0 && below(3) == 0) arrive();
+      if (!requests_.empty() && below(10) == 0) cancel();
+      if (below(8) == 0) simulation_.scheduler.plan(simulation_.cache);  // of a step that is abandoned
+      if (below(50) == 0) simulation_.cache.begin_epoch();
+      take_events();
+      note_bounds();
+      if (testing::Test::HasFailure()) return;
+    }
+    check_tokens();
+    check_blocks();
+    const CacheCounters counters = simulation_.scheduler.counters();
+    totals_.requests += std::ssize(requests_);
+    totals_.preemptions += counters.preemptions;
+    totals_.hits += counters.hits;
+    totals_.evictions += counters.evictions;
+  }
+
+ private:
+  int64_t below(int64_t count) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(count)); }
+
+  SchedulerLimits random_limits(uint32_t seed) {
+    SchedulerLimits limits = small_limits();
+    limits.max_batch_size = 1 + below(4);
+    limits.max_num_batched_tokens = limits.max_batch_size + below(12);
+    limits.block_size = 1 + below(6);
+    limits.num_blocks = 1 + below(30);
+    limits.max_sequence_length = std::min<int64_t>(limits.num_blocks * limits.block_size, 1 + below(40));
+    limits.ageing_steps = 1 + below(60);
+    limits.prefix_caching = seed % 2 == 0;
+    for (int64_t window = 1 + below(4); !limits.prefix_caching && window < 20; window += 1 + below(10))
+      limits.windows.push_back(
+          {window, std::min(limits.num_blocks, window_blocks(window, limits.block_size, limits.max_batch_size,
+                                                             limits.max_num_batched_tokens))});
+    return limits;
+  }
+
+  // Most prompts begin as others do.
+  void arrive() {
+    --arrivals_;
+    GenerationRequest request{
+        .prompt = ids(1 + below(limits_.max_sequence_length), static_cast<int32_t>(100 * below(3))),
+        .max_tokens = 1 + below(20),
+        .keep = below(4) == 0,
+        .priority = below(3)};
+    if (below(3) == 0) request.prompt[static_cast<size_t>(below(std::ssize(request.prompt)))] = 999;
+    if (request.keep && std::ssize(conversation_) <= limits_.max_sequence_length) request.prompt = conversation_;
+    if (below(4) == 0) request.cache_salt = "another";
+    const RequestId id = simulation_.scheduler.add(request);
+    arrived_in_[id] = simulation_.steps;
+    requests_[id].request = std::move(request);
+  }
+
+  void cancel() {
+    auto victim = requests_.begin();
+    std::advance(victim, below(std::ssize(requests_)));
+    simulation_.scheduler.end(victim->first, RequestState::cancelled);
+    victim->second.cancelled = true;
+  }
+
+  void take_events() {
+    for (const StepEvent& event : simulation_.step()) {
+      Known& known = requests_.at(event.id);
+      EXPECT_FALSE(known.cancelled || known.ended) << "an event after the end";
+      if (event.sampled) known.tokens.push_back(event.token);
+      known.ended = event.state == RequestState::finished;
+      if (known.ended && known.request.keep) {
+        conversation_ = known.request.prompt;
+        conversation_.insert(conversation_.end(), known.tokens.begin(), known.tokens.end());
+      }
+    }
+  }
+
+  // The bound that the scheduler's header states.
+  void note_bounds() {
+    int64_t earlier = 0;
+    for (auto& [id, known] : requests_) {
+      if (known.ended || known.cancelled) continue;
+      earlier += known.most_steps();
+      if (known.last_step < 0 && simulation_.steps >= arrived_in_[id] + limits_.ageing_steps) {
+        known.last_step = arrived_in_[id] + limits_.ageing_steps + earlier;
+        ++totals_.aged;
+      }
+      if (known.last_step >= 0) {
+        EXPECT_LT(simulation_.steps, known.last_step) << "request " << id;
+      }
+    }
+  }
+
+  void check_tokens() {
+    for (const auto& [id, known] : requests_) {
+      const int64_t room = limits_.max_sequence_length - std::ssize(known.request.prompt) + 1;
+      const int64_t most = std::min(known.request.max_tokens, room);
+      if (!known.cancelled) {
+        EXPECT_EQ(std::ssize(known.tokens), most) << "request " << id;
+      }
+      EXPECT_EQ(known.tokens, tokens_alone(known.request.prompt, std::ssize(known.tokens))) << "request " << id;
+    }
+  }
+
+  void check_blocks() {
+    Scheduler& scheduler = simulation_.scheduler;
+    // A request of the whole cache takes the room of a kept sequence, too.
+    const RequestId all = scheduler.add({.prompt = ids(limits_.max_sequence_length), .max_tokens = 1});
+    scheduler.plan(simulation_.cache);
+    EXPECT_EQ(scheduler.state(all), RequestState::prefilling);
+    scheduler.end(all, RequestState::cancelled);
+    // A kept sequence may hold its tokens, and its window.
+    const CacheManager& cache = scheduler.cache();
+    int64_t taken = 0;
+    for (int32_t block = 0; block < limits_.num_blocks; ++block) {
+      EXPECT_LE(cache.references(block), 1);
+      taken += cache.references(block);
+    }
+    EXPECT_EQ(taken, limits_.num_blocks - cache.num_free());
+    EXPECT_LE(taken, cache.blocks_for(limits_.max_sequence_length));
+    for (size_t g = 0; g < limits_.windows.size(); ++g) {
+      const auto& [window, num_blocks] = limits_.windows[g];
+      const int64_t held = (window + limits_.block_size - 2) / limits_.block_size + 1;
+      EXPECT_GE(cache.num_free(g), num_blocks - held);
+    }
+  }
+
+  std::mt19937 random_;
+  SchedulerLimits limits_;
+  Simulation simulation_;
+  Totals& totals_;
+  std::map<RequestId, Known> requests_;
+  std::map<RequestId, int64_t> arrived_in_;
+  Ids conversation_;
+  int64_t arrivals_;
+};
+
+// Requests arrive, overtake each other, are preempted and cancelled, and keep conversations at random.
+TEST(RandomSchedules, GiveEveryRequestItsTokens) {
+  Totals totals;
+  for (uint32_t seed = 0; seed < 4000; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomSchedule(seed, totals).run();
+    if (testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(totals.requests, 20000);
+  EXPECT_GT(totals.preemptions, 2000);
+  EXPECT_GT(totals.hits, 2000);
+  EXPECT_GT(totals.evictions, 2000);
+  EXPECT_GT(totals.aged, 2000);
+}
+
+}  // namespace
+}  // namespace eadem::engine::scheduling_test

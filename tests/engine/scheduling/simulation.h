@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A scheduler and a cache without a model, on which steps run as an engine runs them. The next token is a hash of all
+// tokens before it, read from the cache that the plan names: a sequence whose cache is wrong gets other tokens.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "eadem/core/error.h"
+#include "eadem/engine/cache/cache_plan.h"
+#include "eadem/engine/scheduler.h"
+
+namespace eadem::engine::scheduling_test {
+
+using Ids = std::vector<int32_t>;
+
+inline constexpr int64_t kVocab = 1000;
+
+inline Ids ids(int64_t count, int32_t first = 0) {
+  Ids result(static_cast<size_t>(count));
+  std::iota(result.begin(), result.end(), first);
+  return result;
+}
+
+inline int32_t next_token(uint64_t hash) { return static_cast<int32_t>(hash % kVocab); }
+inline uint64_t hash_with(uint64_t hash, int32_t token) {
+  return (hash ^ static_cast<uint64_t>(token)) * 0x9e3779b97f4a7c15u;
+}
+
+// What a request gets that has the engine to itself.
+inline Ids tokens_alone(const Ids& prompt, int64_t count) {
+  uint64_t hash = 1;
+  for (int32_t token : prompt) hash = hash_with(hash, token);
+  Ids result;
+  for (int64_t i = 0; i < count; ++i) {
+    result.push_back(next_token(hash));
+    hash = hash_with(hash, result.back());
+  }
+  return result;
+}
+
+class Simulation {
+ public:
+  explicit Simulation(const SchedulerLimits& limits)
+      : limits(limits), scheduler(limits), cache(limits.num_blocks, limits.block_size) {
+    for (const modules::WindowGroup& group : limits.windows) windows.emplace_back(group.num_blocks, limits.block_size);
+  }
+
+  // Runs one step. Returns the events; none when no request is there.
+  std::span<const StepEvent> step() {
+    const auto plan = scheduler.plan(cache);
+    check(plan);
+    Ids tokens;
+    std::vector<float> logprobs;
+    ++steps;
+    for (const StepSequence& s : plan) {
+      const uint64_t hash = run(s);
+      if (!s.samples) continue;
+      tokens.push_back(next_token(hash));
+      logprobs.push_back(-1.0f);
+    }
+    return scheduler.commit(tokens, logprobs);
+  }
+
+  // Runs steps until the scheduler is idle, and returns the tokens of each request.
+  std::map<RequestId, Ids> run_all() {
+    std::map<RequestId, Ids> result;
+    while (!scheduler.is_idle())
+      for (const StepEvent& event : step())
+        if (event.sampled) result[event.id].push_back(event.token);
+    return result;
+  }
+
+  SchedulerLimits limits;
+  Scheduler scheduler;
+  int64_t steps = 0;  // that were committed
+  CacheContents cache;
+  std::vector<CacheContents> windows;  // of the groups with a window
+
+ private:
+  std::span<const int32_t> used(const StepSequence& s) const {
+    const int64_t end = s.cached + std::ssize(s.tokens);
+    return s.blocks.first(static_cast<size_t>((end + limits.block_size - 1) / limits.block_size));
+  }
+
+  // Limits are kept, and no block is used twice or read before it was written (CacheContents::check throws).
+  void check(std::span<const StepSequence> plan) {
+    EXPECT_LE(std::ssize(plan), limits.max_batch_size);
+    int64_t tokens = 0;
+    cache.begin_step();
+    for (size_t i = 0; i < plan.size(); ++i) {
+      tokens += std::ssize(plan[i].tokens);
+      EXPECT_LE(plan[i].cached + std::ssize(plan[i].tokens), limits.max_sequence_length);
+      cache.check(static_cast<int64_t>(i), used(plan[i]), plan[i].cached, std::ssize(plan[i].tokens));
+    }
+    EXPECT_LE(tokens, limits.max_num_batched_tokens);
+    EXPECT_EQ(plan.empty(), scheduler.is_idle());
+  }
+
+  uint64_t run(const StepSequence& s) {
+    cache.truncate(used(s), s.cached);
+    cache.write(used(s), s.cached, s.tokens);
+    for (size_t g = 0; g < windows.size(); ++g) {
+      windows[g].write(s.windows[g], s.cached, s.tokens);
+      // Every token that the step reads is there.
+      const int64_t end = s.cached + std::ssize(s.tokens);
+      for (int64_t at = std::max<int64_t>(0, s.cached - limits.windows[g].window + 1); at < end; ++at) {
+        if (s.windows[g][static_cast<size_t>(at / limits.block_size)] == kNoBlock) {
+          ADD_FAILURE() << "no block for position " << at;
+        } else {
+          EXPECT_EQ(windows[g].token(s.windows[g], at), cache.token(used(s), at)) << "position " << at;
+        }
+      }
+    }
+    uint64_t hash = 1;
+    for (int64_t position = 0; position < s.cached + std::ssize(s.tokens); ++position)
+      hash = hash_with(hash, cache.token(used(s), position));
+    return hash;
+  }
+};
+
+inline SchedulerLimits small_limits() {
+  return {.max_batch_size = 3,
+          .max_num_batched_tokens = 8,
+          .max_sequence_length = 32,
+          .num_blocks = 16,
+          .block_size = 4,
+          .vocab = kVocab,
+          .model_context = 64};
+}
+
+}  // namespace eadem::engine::scheduling_test
