@@ -52,7 +52,7 @@ std::vector<Tensor> run_parts(Device& device, const FusionCase& c, Pass pass, co
     std::vector<Tensor> in;
     for (int id : part.input_values) in.push_back(id < 0 ? Tensor() : values[static_cast<size_t>(id)]);
     const ops::Workload row{c.name, c.parts[part.node], part.inputs, c.symbols};
-    const PassCall call = expected_call(row, pass, std::move(in), 0)->call;
+    const PassCall call = straight_call(row, pass, std::move(in));
     const Kernel* kernel = taker(call, device);
     complete = complete && kernel != nullptr;
     if (!complete) return;
@@ -97,7 +97,7 @@ TEST_P(FusedKernels, HaveTheBitsOfTheKernelsTheyReplace) {
     for (const Pass pass : {Pass::inference, Pass::forward}) {
       const std::vector<const Kernel*> kernels = kernels_of(*c.fused, pass);
       if (kernels.empty()) continue;
-      const PassCall call = expected_call(row, pass, inputs, 0)->call;
+      const PassCall call = straight_call(row, pass, inputs);
       const std::vector<Tensor> values = run_parts(*devices[0], c, pass, inputs);
       ASSERT_FALSE(values.empty()) << c.name;
       for (const Kernel* kernel : kernels) {

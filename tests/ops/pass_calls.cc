@@ -43,10 +43,20 @@ Tensor unwritten(const TensorType& type, const SymbolValues& symbols) {
   return result;
 }
 
-// Forward or inference: the op's inputs in, its outputs (and in forward the extra tensors) out.
-ExpectedCall straight_call(const ops::Workload& row, Pass pass, std::vector<Tensor> inputs) {
+ExpectedCall straight_expected(const ops::Workload& row, Pass pass, std::vector<Tensor> inputs) {
   ExpectedCall result;
-  PassCall& call = result.call;
+  result.call = straight_call(row, pass, std::move(inputs));
+  result.inputs = widen(result.call.inputs);
+  result.initial = widen(result.call.outputs);
+  result.expected = result.initial;
+  row.op->reference(pass, result.inputs, result.expected);
+  return result;
+}
+
+}  // namespace
+
+PassCall straight_call(const ops::Workload& row, Pass pass, std::vector<Tensor> inputs) {
+  PassCall call;
   call.op = row.op.get();
   call.pass = pass;
   call.symbols = row.symbols;
@@ -67,22 +77,20 @@ ExpectedCall straight_call(const ops::Workload& row, Pass pass, std::vector<Tens
     else
       call.outputs.push_back(unwritten(call.output_types[i], row.symbols));
   }
-  result.inputs = widen(call.inputs);
-  result.initial = widen(call.outputs);
-  result.expected = result.initial;
-  row.op->reference(pass, result.inputs, result.expected);
-  return result;
+  return call;
 }
 
-}  // namespace
+PassCall straight_call(const ops::Workload& row, Pass pass, uint64_t seed) {
+  return straight_call(row, pass, workloads::make_inputs(*row.op, row.inputs, row.symbols, seed));
+}
 
 std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, std::vector<Tensor> op_inputs,
                                           uint64_t seed) {
   const ops::Op& op = *row.op;
-  if (pass != Pass::backward) return straight_call(row, pass, std::move(op_inputs));
+  if (pass != Pass::backward) return straight_expected(row, pass, std::move(op_inputs));
   if (!op.has_backward() || op.passes_gradient_through()) return std::nullopt;
 
-  const ExpectedCall forward = straight_call(row, Pass::forward, std::move(op_inputs));
+  const ExpectedCall forward = straight_expected(row, Pass::forward, std::move(op_inputs));
   const std::vector<TensorType> outputs = op.infer_types(row.inputs);
   ExpectedCall result;
   PassCall& call = result.call;

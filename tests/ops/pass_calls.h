@@ -11,6 +11,11 @@
 
 namespace eadem::test {
 
+// Forward or inference, for tests that compare kernels with each other and need no reference: the op's inputs in, its
+// outputs (and in forward the extra tensors) out.
+PassCall straight_call(const ops::Workload& row, kernels::Pass pass, std::vector<Tensor> inputs);
+PassCall straight_call(const ops::Workload& row, kernels::Pass pass, uint64_t seed);
+
 struct ExpectedCall {
   PassCall call;
   std::vector<ops::RefTensor> inputs;    // call.inputs, widened

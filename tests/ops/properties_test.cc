@@ -51,11 +51,10 @@ INSTANTIATE_TEST_SUITE_P(Ops, Properties, testing::ValuesIn(op_names()),
 TEST_P(Properties, ForwardIsInference) {
   for (const ops::Workload& row : op_cases(GetParam())) {
     if (!row.op->has_backward()) continue;
-    const ExpectedCall forward = *expected_call(row, Pass::forward, 5),
-                       inference = *expected_call(row, Pass::inference, 5);
+    const PassCall forward = straight_call(row, Pass::forward, 5), inference = straight_call(row, Pass::inference, 5);
     for (const DeviceGroup& group : device_groups()) {
-      const std::vector<Tensor> trained = run_chosen(*group.devices[0], forward.call, row.name),
-                                served = run_chosen(*group.devices[0], inference.call, row.name);
+      const std::vector<Tensor> trained = run_chosen(*group.devices[0], forward, row.name),
+                                served = run_chosen(*group.devices[0], inference, row.name);
       if (trained.empty() || served.empty()) continue;
       for (size_t i = 0; i < served.size(); ++i) {
         EXPECT_TRUE(same_bits(trained[i].view, served[i].view)) << row.name << " on " << group.name;
@@ -80,19 +79,18 @@ TEST_P(Properties, BatchEqualsItsRows) {
   for (const ops::Workload& row : op_cases(GetParam())) {
     const int64_t rows = std::max(row.symbols[Symbol::tokens], row.symbols[Symbol::logit_rows]);
     if (rows < 2) continue;
-    const ExpectedCall batch = *expected_call(row, Pass::inference, 6);
+    const PassCall batch = straight_call(row, Pass::inference, 6);
     ops::Workload single = row;
     for (Symbol symbol : {Symbol::tokens, Symbol::logit_rows}) single.symbols[symbol] = 1;
     for (const DeviceGroup& group : device_groups()) {
       Device& device = *group.devices[0];
-      const std::vector<Tensor> together = run_chosen(device, batch.call, row.name);
+      const std::vector<Tensor> together = run_chosen(device, batch, row.name);
       if (together.empty()) continue;
       for (int64_t r : {int64_t{0}, rows / 2, rows - 1}) {
-        std::vector<Tensor> inputs = batch.call.inputs;
+        std::vector<Tensor> inputs = batch.inputs;
         for (size_t i = 0; i < inputs.size(); ++i)
           if (is_rows(row.inputs[i])) inputs[i].view = inputs[i].view.rows(r, 1);
-        const std::vector<Tensor> alone =
-            run_chosen(device, expected_call(single, Pass::inference, inputs, 6)->call, row.name);
+        const std::vector<Tensor> alone = run_chosen(device, straight_call(single, Pass::inference, inputs), row.name);
         for (size_t i = 0; i < together.size(); ++i) {
           EXPECT_TRUE(same_bits(together[i].view.rows(r, 1), alone[i].view))
               << row.name << " row " << r << " on " << group.name;
@@ -356,7 +354,7 @@ TEST(LinearProperties, ByteDotsHaveTheBitsOfOtherProducts) {
   int quantized = 0;
   for (const ops::Workload& row : op_cases("linear")) {
     if (row.inputs[1].encoding == nullptr) continue;
-    const PassCall call = expected_call(row, Pass::inference, 8)->call;
+    const PassCall call = straight_call(row, Pass::inference, 8);
     const std::vector<Tensor> expected = run_chosen(*without, call, row.name), y = run_chosen(*with, call, row.name);
     ASSERT_FALSE(expected.empty() || y.empty());
     ASSERT_TRUE(same_bits(expected[0].view, y[0].view)) << row.name;
@@ -374,7 +372,7 @@ TEST(LinearProperties, UnroundedProductsAreThoseOfDecodedWeights) {
     const GroupEncoding* groups = GroupEncoding::of(row.inputs[1].encoding);
     if (row.inputs[1].encoding == nullptr || (groups != nullptr && groups->format().has_order)) continue;
     if (row.op->attrs().get<kernels::LinearAttrs>().matmul_input != MatmulInput::f32) continue;
-    const PassCall call = expected_call(row, Pass::inference, 8)->call;
+    const PassCall call = straight_call(row, Pass::inference, 8);
     PassCall plain = call;
     plain.inputs[1] = Tensor::on_host(DType::f32, call.inputs[1].shape());
     call.inputs[1].view.encoding->decode(plain.inputs[1].view, call.inputs[1].view);
@@ -412,7 +410,7 @@ TEST(AttentionProperties, IntegerScoresHaveTheBitsOfTheirFloats) {
            TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
            TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks})},
           symbols};
-      const PassCall call = expected_call(row, Pass::inference, 7)->call;
+      const PassCall call = straight_call(row, Pass::inference, 7);
       const std::vector<Tensor> expected = run_chosen(*without, call, "attention"),
                                 y = run_chosen(*with, call, "attention");
       ASSERT_FALSE(expected.empty() || y.empty());

@@ -74,7 +74,7 @@ std::vector<std::vector<char>> alone(const RecurrentCase& c, const std::vector<T
       if (c.direct->inputs()[i].name == "query_start") inputs[i] = int32s({0, static_cast<int32_t>(length)});
     }
     const ops::Workload row{"alone", c.direct, c.direct_types, step_symbols(length, 1)};
-    const Tensor y = run_first_kernel(device, expected_call(row, Pass::inference, inputs, 1)->call, "alone")[0];
+    const Tensor y = run_first_kernel(device, straight_call(row, Pass::inference, inputs), "alone")[0];
     const char* bytes = static_cast<const char*>(y.view.data);
     result.emplace_back(bytes, bytes + y.view.size_bytes());
   }
@@ -107,8 +107,7 @@ std::vector<std::vector<char>> in_steps(const RecurrentCase& c, const std::vecto
     inputs.push_back(int32s({4, 0, 2}));
     inputs.push_back(state);
     const ops::Workload row{"step", c.cached, types, step_symbols(kSequences * count, kSequences)};
-    const std::vector<Tensor> out =
-        run_first_kernel(device, expected_call(row, Pass::inference, inputs, 1)->call, "step");
+    const std::vector<Tensor> out = run_first_kernel(device, straight_call(row, Pass::inference, inputs), "step");
     if (out.empty()) return result;
     const int64_t bytes = out[0].view.size_bytes() / kSequences;
     for (int64_t s = 0; s < kSequences; ++s) {
