@@ -230,7 +230,13 @@ int64_t InferEngine::max_penalized_tokens() const {
 bool InferEngine::reuses_prefixes() const { return why_no_prefix_caching(options_.cache, cache_spec()).empty(); }
 
 void InferEngine::load_param(const std::string& name, const TensorView& whole) {
+  contents_.begin_epoch();
   parameters_->load(name, whole, "load_param");
+}
+
+void InferEngine::load_random(uint64_t seed, double stddev, const std::function<void(int64_t, int64_t)>& progress) {
+  contents_.begin_epoch();
+  models::load_random(*parameters_, seed, stddev, progress);
 }
 
 std::vector<std::pair<std::string, Tensor>> InferEngine::state_dict() const {

@@ -95,13 +95,11 @@ class InferEngine {
                                                       const std::function<void(int64_t, int64_t)>& progress = {},
                                                       const Logger& log = Logger());
 
-  // Sets a parameter from the whole tensor; each rank keeps its part. Throws NotFound, or InvalidArgument naming both
-  // shapes.
+  // Sets a parameter from the whole tensor; each rank keeps its part. Later requests and conversations reuse nothing
+  // that earlier ones left in the cache. Throws NotFound, or InvalidArgument naming both shapes.
   void load_param(const std::string& name, const TensorView& whole);
-  // Sets random parameters as models::load_random does.
-  void load_random(uint64_t seed, double stddev = 0.02, const std::function<void(int64_t, int64_t)>& progress = {}) {
-    models::load_random(*parameters_, seed, stddev, progress);
-  }
+  // Sets random parameters as models::load_random does; what load_param says of the cache holds here too.
+  void load_random(uint64_t seed, double stddev = 0.02, const std::function<void(int64_t, int64_t)>& progress = {});
   // Copies this rank's parameters to the host.
   std::vector<std::pair<std::string, Tensor>> state_dict() const;
   std::vector<std::string> parameter_names() const { return parameters_->names(); }

@@ -193,7 +193,10 @@ void Scheduler::forget_plan(bool committed) {
 
 std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
   forget_plan();
-  if (std::exchange(epoch_, cache.epoch()) != cache.epoch()) cache_.forget_names();
+  if (std::exchange(epoch_, cache.epoch()) != cache.epoch()) {
+    cache_.forget_names();
+    release_kept();
+  }
   make_way(cache);
   std::sort(running_.begin(), running_.end(), [&](const Sequence* a, const Sequence* b) { return precedes(*a, *b); });
   const int64_t preemptions = counters_.preemptions;

@@ -220,6 +220,24 @@ TEST_F(ManyCallers, SharePrefixesThatAnyOfThemComputed) {
   EXPECT_EQ(llm.last_stats().reused_tokens, 3 * block);
 }
 
+TEST_F(ManyCallers, NothingOutlivesTheParametersThatItWasComputedWith) {
+  std::vector<int32_t> prompt = llm.tokenizer().encode("Once upon a time there was a little dog who lived in a park");
+  while (std::ssize(prompt) < 2 * llm.engine().cache_spec().block_size) prompt.push_back(prompt[prompt.size() % 7]);
+  const Completion trained = llm.continue_ids(prompt, params(10));
+  llm.generate_ids({prompt}, params(10));
+  EXPECT_GT(llm.generate_ids({prompt}, params(10))[0].cached_tokens, 0);
+  std::vector<std::pair<std::string, Tensor>> parameters = llm.engine().state_dict();
+  llm.engine().load_random(3);
+  const Completion random = llm.continue_ids(prompt, params(10)), again = llm.generate_ids({prompt}, params(10))[0];
+  EXPECT_EQ(random.cached_tokens, 0);
+  EXPECT_NE(random.token_ids, trained.token_ids);
+  expect_same(again, random);
+  for (const auto& [name, tensor] : parameters) llm.engine().load_param(name, tensor.view);
+  const Completion restored = llm.generate_ids({prompt}, params(10))[0];
+  EXPECT_EQ(restored.cached_tokens, 0);
+  expect_same(restored, trained);
+}
+
 TEST_F(ManyCallers, ConversationsOfSeveralCallersAreRight) {
   const std::vector<int32_t> a = llm.tokenizer().encode("Once upon a time there was"),
                              b = llm.tokenizer().encode("The dog saw");

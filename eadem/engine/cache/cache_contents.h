@@ -20,7 +20,8 @@ class CacheContents {
 
   // Marks every slot as never written.
   void clear();
-  // Changes when blocks were written that no scheduler planned: what it knows of their contents ends then.
+  // Changes when blocks were written that no scheduler planned, or parameters changed: what it knows of the contents of
+  // blocks ends then.
   int64_t epoch() const { return epoch_; }
   void begin_epoch() { ++epoch_; }
 
