@@ -117,7 +117,8 @@ peers_of() {
 
 section_peers() {
   local config
-  for config in benchmarks/models/*.json; do peers_of "$config" q4_k_m q4_0 q6_k q8_0; done
+  for config in benchmarks/models/{llama-3.2-1b,qwen2.5-0.5b}.json; do peers_of "$config" q4_k_m q4_0 q6_k q8_0; done
+  peers_of benchmarks/models/qwen3-30b-a3b-4-layers.json q4_k_m
   if $large; then
     for config in benchmarks/models/large/*.json; do peers_of "$config" q4_k_m; done
   fi
@@ -125,7 +126,7 @@ section_peers() {
 
 section_frameworks() {
   local config name
-  for config in benchmarks/models/*.json; do
+  for config in benchmarks/models/{llama-3.2-1b,qwen2.5-0.5b}.json; do
     name=$(basename "$config" .json)
     [[ -e "$models/$name.gguf" ]] || fail "$models/$name.gguf is missing; section peers makes it"
     [[ -e "$models/$name" ]] || "$bin/eadem" convert "$models/$name.gguf" "$models/$name" --type bf16

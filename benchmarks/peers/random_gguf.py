@@ -4,7 +4,7 @@
 
     random_gguf.py CONFIG.json OUT.gguf [--type f16|bf16|f32] [--quantize TYPE ...]
 
-CONFIG.json is a config.json of model_type llama or qwen2. Matrices are N(0, 0.02), norms 1, biases small. The tokenizer
+CONFIG.json is a config.json of model_type llama, qwen2 or qwen3_moe. Matrices are N(0, 0.02), norms 1, biases small. The tokenizer
 knows the 256 bytes and one merge; the other tokens are unused. --quantize q4_k_m also writes OUT's stem + -q4_k_m.gguf for each TYPE
 with llama.cpp's quantizer (which mixes types as its names say), so that all engines read what llama.cpp's users have.
 """
@@ -26,16 +26,19 @@ def byte_tokens():
     return [spelled[byte] for byte in range(256)]
 
 
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3_moe": "qwen3moe"}
+
+
 def write_model(config, target, type_name):
     family = config["model_type"]
-    if family not in ("llama", "qwen2"):
-        raise SystemExit(f"random_gguf.py: model_type is {family!r}; expected llama or qwen2")
+    if family not in ARCHITECTURES:
+        raise SystemExit(f"random_gguf.py: model_type is {family!r}; expected one of {', '.join(ARCHITECTURES)}")
     hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     kv_heads = config.get("num_key_value_heads", heads)
     head_dim = config.get("head_dim", hidden // heads)
 
-    writer = gguf.GGUFWriter(str(target), family, use_temp_file=True)  # large models need not fit in memory twice
+    writer = gguf.GGUFWriter(str(target), ARCHITECTURES[family], use_temp_file=True)  # large models need not fit in memory twice
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
@@ -49,6 +52,11 @@ def write_model(config, target, type_name):
     if head_dim * heads != hidden:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
+    experts = config.get("num_experts", 0)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
     tokens = byte_tokens() + ["he"] + [f"<|unused_{i}|>" for i in range(257, vocab)]
     writer.add_tokenizer_model("gpt2")
@@ -62,9 +70,9 @@ def write_model(config, target, type_name):
 
     random = np.random.default_rng(1)
 
-    def matrix(name, rows, columns):
-        values = random.standard_normal((rows, columns), dtype=np.float32) * np.float32(0.02)
-        if type_name == "f32":
+    def matrix(name, *shape, keeps_f32=False):
+        values = random.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
+        if type_name == "f32" or keeps_f32:
             writer.add_tensor(name, values)
         elif type_name == "f16":
             writer.add_tensor(name, values.astype(np.float16))
@@ -91,9 +99,19 @@ def write_model(config, target, type_name):
             if family == "qwen2":
                 vector(prefix + f"attn_{part}.bias", random.standard_normal(rows * head_dim) * 0.02)
         matrix(prefix + "attn_output.weight", hidden, heads * head_dim)
-        matrix(prefix + "ffn_gate.weight", ffn, hidden)
-        matrix(prefix + "ffn_up.weight", ffn, hidden)
-        matrix(prefix + "ffn_down.weight", hidden, ffn)
+        if family == "qwen3_moe":
+            for part in ("q", "k"):
+                vector(prefix + f"attn_{part}_norm.weight", np.ones(head_dim))
+        if not experts:
+            matrix(prefix + "ffn_gate.weight", ffn, hidden)
+            matrix(prefix + "ffn_up.weight", ffn, hidden)
+            matrix(prefix + "ffn_down.weight", hidden, ffn)
+            continue
+        width = config["moe_intermediate_size"]
+        matrix(prefix + "ffn_gate_inp.weight", experts, hidden, keeps_f32=True)
+        matrix(prefix + "ffn_gate_exps.weight", experts, width, hidden)
+        matrix(prefix + "ffn_up_exps.weight", experts, width, hidden)
+        matrix(prefix + "ffn_down_exps.weight", experts, hidden, width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
