@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Patterns that one kernel serves in one sweep, beyond those laid down beside their ops (rope_kv_append in kv_append.h,
-// linear_cross_entropy in cross_entropy.h). All of these are inference only.
+// linear_cross_entropy in cross_entropy.h). All but the first are inference only.
 //
 // add_rms_norm: sum = a + b; y = rms_norm(sum, weight)
-//   inputs   a, b [tokens, hidden] f32 or bf16; weight [hidden].   outputs: sum (may alias a), y. Attributes:
-//   RmsNormAttrs.
+//   inputs   a, b [tokens, hidden] f32 or bf16; weight [hidden].   outputs: sum (in inference it may alias a), y;
+//   forward also inv_rms [tokens] f32. Attributes: RmsNormAttrs.
+//   backward inputs: sum, weight, inv_rms, dsum (optional: nothing else read the sum), dy.   outputs: da =, which is db
+//   too, dweight f32 +=. The norm's part of da is rounded to its dtype before dsum is added, so the bits are those of
+//   the separate ops.
 // rms_norm_quantize: y = quantize(rms_norm(x, weight))
 //   inputs   x [tokens, hidden] f32; weight [hidden].   outputs: y, encoded. Attributes: RmsNormQuantizeAttrs.
 // add_rms_norm_quantize: sum = a + b; y = quantize(rms_norm(sum, weight))

@@ -52,6 +52,12 @@ std::vector<int> Op::differentiable_inputs() const {
   return result;
 }
 
+std::vector<int> Op::gradient_outputs() const {
+  std::vector<int> result = differentiable_inputs();
+  std::erase_if(result, [&](int input) { return shares_gradient_with(input) != input; });
+  return result;
+}
+
 std::vector<TensorType> Op::backward_input_types(std::span<const TensorType> in,
                                                  std::span<const TensorType> out) const {
   std::vector<TensorType> result;
@@ -71,7 +77,7 @@ std::vector<TensorType> Op::backward_input_types(std::span<const TensorType> in,
 std::vector<TensorType> Op::backward_output_types(std::span<const TensorType> in) const {
   std::vector<TensorType> result;
   const std::vector<Port> ports = inputs();
-  for (int index : differentiable_inputs()) {
+  for (int index : gradient_outputs()) {
     const TensorType& type = in[static_cast<size_t>(index)];
     const bool parameter = ports[static_cast<size_t>(index)].role == Port::Role::parameter;
     result.push_back(parameter && !kernels::is_unconnected(type) ? type.with_dtype(DType::f32) : type);
@@ -93,7 +99,7 @@ double traffic_bytes(const Op& op, Pass pass, std::span<const TensorType> in, st
   if (pass == Pass::forward) return traffic_bytes(in, out, symbols) + traffic_bytes({}, op.extra_types(in), symbols);
   double total = traffic_bytes(op.backward_input_types(in, out), {}, symbols);
   const std::vector<Port> ports = op.inputs();
-  for (int index : op.differentiable_inputs()) {
+  for (int index : op.gradient_outputs()) {
     const auto i = static_cast<size_t>(index);
     if (kernels::is_unconnected(in[i])) continue;
     const bool parameter = ports[i].role == Port::Role::parameter;

@@ -127,7 +127,7 @@ TEST_P(FusedKernels, HaveTheBitsOfTheKernelsTheyReplace) {
 TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
   const std::vector<std::shared_ptr<Device>> devices = devices_of(GetParam());
   for (const FusionCase& c : fusion_cases()) {
-    if (!c.fused->has_backward()) continue;
+    if (c.fusion->name != "linear_cross_entropy") continue;
     SCOPED_TRACE(c.name);
     const std::vector<Tensor> inputs = make_inputs(c, 11);
     const ExpectedCall fused = *expected_call({c.name, c.fused, c.inputs, c.symbols}, Pass::backward, inputs, 11);
@@ -194,6 +194,42 @@ TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
       }
     }
   }
+}
+
+// The gradient of the sum is the norm's, added to the one that the sum's other readers gave it.
+TEST_P(FusedKernels, GradientsOfANormOfASumAreThoseOfTheParts) {
+  const std::vector<std::shared_ptr<Device>> devices = devices_of(GetParam());
+  int checked = 0;
+  for (const FusionCase& c : fusion_cases()) {
+    if (c.fusion->name != "add_rms_norm") continue;
+    SCOPED_TRACE(c.name);
+    ++checked;
+    const PassCall fused = expected_call({c.name, c.fused, c.inputs, c.symbols}, Pass::backward, 11)->call;
+
+    // 1. The unfused passes: the norm's gradients, then the addition.
+    Device& device = *devices[0];
+    PassCall norm =
+        expected_call({c.name, c.parts[1], {c.inputs[0], c.inputs[2]}, c.symbols}, Pass::backward, 11)->call;
+    norm.inputs = {fused.inputs[0], fused.inputs[1], fused.inputs[2], fused.inputs[4]};
+    norm.outputs[1] = fused.outputs[1];  // what dweight adds to
+    const std::vector<Tensor> alone = run_kernel(device, *taker(norm, device), norm, {}, c.name);
+    const PassCall add = straight_call({c.name, c.parts[0], {c.inputs[0], c.inputs[0]}, c.symbols}, Pass::inference,
+                                       {fused.inputs[3], alone[0]});
+    const Tensor added = run_kernel(device, *taker(add, device), add, {}, c.name)[0];
+
+    // 2. The fused pass, whether something else read the sum or not, with each gradient wanted or not.
+    for (const auto& other : devices)
+      for (const bool sum_is_read : {true, false})
+        for (const int unwanted : {-1, 0, 1}) {
+          PassCall call = fused;
+          if (!sum_is_read) call.inputs[3] = Tensor();
+          if (unwanted >= 0) call.outputs[static_cast<size_t>(unwanted)] = Tensor();
+          const std::vector<Tensor> results = run_kernel(*other, *taker(call, *other), call, {}, c.name);
+          EXPECT_TRUE(unwanted == 0 || same_bits(results[0].view, (sum_is_read ? added : alone[0]).view)) << "da";
+          EXPECT_TRUE(unwanted == 1 || same_bits(results[1].view, alone[1].view)) << "dweight";
+        }
+  }
+  EXPECT_GT(checked, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, FusedKernels, testing::ValuesIn(available_isas()),

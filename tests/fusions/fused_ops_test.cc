@@ -195,10 +195,11 @@ TEST(FusedOps, ResultsGoOverInputsOnlyWhereTheContractSaysSo) {
   EXPECT_EQ(fusions::LinearCrossEntropy().inference_alias(0), -1);
 }
 
-TEST(FusedOps, OnlyTheLossCanBeTrainedThrough) {
+TEST(FusedOps, OnlyTheLossAndANormOfASumCanBeTrainedThrough) {
   for (const FusionCase& c : fusion_cases()) {
     EXPECT_EQ(c.fused->has_backward(), c.fusion->in_training) << c.name;
-    EXPECT_EQ(c.fusion->in_training, c.fusion->name == "linear_cross_entropy") << c.name;
+    EXPECT_EQ(c.fusion->in_training, c.fusion->name == "linear_cross_entropy" || c.fusion->name == "add_rms_norm")
+        << c.name;
   }
 }
 
@@ -246,6 +247,56 @@ TEST(FusedOps, GradientsOfTheLossMatchFiniteDifferences) {
       EXPECT_CLOSE(gradients[input], numeric, tolerance);
     }
   }
+}
+
+// The forward reference of add_rms_norm: its outputs, weighted by their gradients and added up.
+double weighted_norm(const FusionCase& c, const std::vector<RefTensor>& inputs, const RefTensor& dsum,
+                     const RefTensor& dy) {
+  std::vector<RefTensor> outputs = {zeros(dy.shape), zeros(dy.shape), zeros(Shape{dy.shape[0]})};
+  c.fused->reference(Pass::forward, inputs, outputs);
+  double total = 0;
+  for (size_t i = 0; i < dy.data.size(); ++i) total += dy.data[i] * outputs[1].data[i];
+  for (size_t i = 0; i < dsum.data.size(); ++i) total += dsum.data[i] * outputs[0].data[i];
+  return total;
+}
+
+TEST(FusedOps, GradientsOfANormOfASumMatchFiniteDifferences) {
+  int checked = 0;
+  for (const FusionCase& c : fusion_cases()) {
+    if (c.fusion->name != "add_rms_norm" || c.symbols[Symbol::tokens] != 5 || c.inputs[2].fixed(0) != 17) continue;
+    for (const bool sum_is_read : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, sum read: {}", c.name, sum_is_read));
+      ++checked;
+      std::vector<RefTensor> inputs = widen(make_inputs(c, 5));
+      RefTensor dy = zeros(inputs[0].shape), dsum = sum_is_read ? zeros(inputs[0].shape) : RefTensor{};
+      for (size_t i = 0; i < dy.data.size(); ++i) dy.data[i] = 0.5 + 0.01 * static_cast<double>(i);
+      for (size_t i = 0; i < dsum.data.size(); ++i) dsum.data[i] = 0.25 - 0.02 * static_cast<double>(i);
+      std::vector<RefTensor> forward = {zeros(dy.shape), zeros(dy.shape), zeros(Shape{dy.shape[0]})};
+      c.fused->reference(Pass::forward, inputs, forward);
+      std::vector<RefTensor> gradients = {zeros(dy.shape), zeros(inputs[2].shape)};
+      for (double& value : gradients[1].data) value = 2;  // dweight adds to what is there
+      c.fused->reference(Pass::backward, std::vector{forward[0], inputs[2], forward[2], dsum, dy}, gradients);
+      for (double& value : gradients[1].data) value -= 2;
+
+      // The bound of tests/ops/gradient_test.cc: third derivatives below 2^10, losses below 2^6 of at most 2^8 terms.
+      constexpr double kStep = 0x1p-17;
+      for (size_t input = 0; input < 3; ++input) {
+        EXPECT_EQ(c.fused->shares_gradient_with(static_cast<int>(input)), input == 2 ? 2 : 0);
+        RefTensor numeric = zeros(inputs[input].shape);
+        for (size_t i = 0; i < numeric.data.size(); ++i) {
+          const double old = inputs[input].data[i];
+          inputs[input].data[i] = old + kStep;
+          const double above = weighted_norm(c, inputs, dsum, dy);
+          inputs[input].data[i] = old - kStep;
+          const double below = weighted_norm(c, inputs, dsum, dy);
+          inputs[input].data[i] = old;
+          numeric.data[i] = (above - below) / (2 * kStep);
+        }
+        EXPECT_CLOSE(gradients[input == 2 ? 1 : 0], numeric, Tolerance::absolute(0x1p-22));
+      }
+    }
+  }
+  EXPECT_EQ(checked, 2);
 }
 
 TEST(FusedOps, AnUnwantedGradientIsNotWritten) {

@@ -114,7 +114,7 @@ std::optional<ExpectedCall> expected_call(const ops::Workload& row, Pass pass, s
     if (output_ports[i].role != Port::Role::index)
       call.inputs.push_back(workloads::random_tensor(outputs[i].dtype, outputs[i].bind(row.symbols), seed + 100 + i));
   const std::vector<Port> ports = op.inputs();
-  const std::vector<int> differentiable = op.differentiable_inputs();
+  const std::vector<int> differentiable = op.gradient_outputs();
   for (size_t i = 0; i < differentiable.size(); ++i) {
     const TensorType& type = call.output_types[i];
     if (kernels::is_unconnected(type))

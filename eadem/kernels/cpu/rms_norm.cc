@@ -42,6 +42,7 @@ struct RmsNormGradient {
   const void* weight;    // [groups, hidden]; row r is of group r % groups
   const float* inv_rms;  // [rows]
   const float* dy;       // [rows, hidden]
+  const float* dsum;     // [rows, hidden], added to dx; or null
   int64_t rows, hidden, groups;
 };
 
@@ -59,34 +60,52 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
+// sum = x + residual; y = sum * scale * weight
+template <typename Weight>
+void add_and_scale(float* sum, float* y, const float* x, const float* residual, const Weight* weight, float scale,
+                   int64_t hidden) {
+  const Vec factor = set(scale);
+  int64_t h = 0;
+  for (; h + kLanes <= hidden; h += kLanes) {
+    const Vec added = hn::Add(load(x + h), load(residual + h));
+    store(added, sum + h);
+    store(hn::Mul(hn::Mul(added, factor), load(weight + h)), y + h);
+  }
+  if (h == hidden) return;
+  const int64_t left = hidden - h;
+  const Vec added = hn::Add(load_n(x + h, left), load_n(residual + h, left));
+  store_n(added, sum + h, left);
+  store_n(hn::Mul(hn::Mul(added, factor), load_n(weight + h, left)), y + h, left);
+}
+
+// Each row is read twice: for its mean square, then to be scaled. A sum is computed both times: a store and a load of
+// it would take longer.
 template <typename Weight>
 void rms_norm_rows(const RmsNormRows& p, int64_t begin, int64_t end) {
-  const Weight* weight = static_cast<const Weight*>(p.weight);
   for (int64_t r = begin; r < end; ++r) {
     const float* x = p.x + r * p.hidden;
+    const float* residual = p.residual == nullptr ? nullptr : p.residual + r * p.hidden;
+    const Weight* weight = static_cast<const Weight*>(p.weight) + r % p.groups * p.hidden;
+    float* y = p.y + r * p.y_stride;
 
-    // 1. The residual sum.
-    if (p.residual != nullptr) {
-      float* sum = p.sum + r * p.hidden;
-      map(
-          sum, p.hidden, [](Vec a, Vec b) { return hn::Add(a, b); }, x, p.residual + r * p.hidden);
-      x = sum;
-    }
-
-    // 2. Mean square.
-    const float squares = reduce(
-        p.hidden, [](Vec acc, Vec v) { return hn::MulAdd(v, v, acc); }, x);
+    const auto add_square = [](Vec acc, Vec v) { return hn::MulAdd(v, v, acc); };
+    const float squares =
+        residual == nullptr
+            ? reduce(p.hidden, add_square, x)
+            : reduce(
+                  p.hidden, [&](Vec acc, Vec v, Vec w) { return add_square(acc, hn::Add(v, w)); }, x, residual);
     const float inv_rms = 1.0f / std::sqrt(squares / static_cast<float>(p.hidden) + p.eps);
     if (p.inv_rms != nullptr) p.inv_rms[r] = inv_rms;
 
-    // 3. Scale and store.
-    map(
-        p.y + r * p.y_stride, p.hidden, [scale = set(inv_rms)](Vec v, Vec w) { return hn::Mul(hn::Mul(v, scale), w); },
-        x, weight + r % p.groups * p.hidden);
+    if (residual != nullptr)
+      add_and_scale(p.sum + r * p.hidden, y, x, residual, weight, inv_rms, p.hidden);
+    else
+      map(
+          y, p.hidden, [scale = set(inv_rms)](Vec v, Vec w) { return hn::Mul(hn::Mul(v, scale), w); }, x, weight);
   }
 }
 
-// dx = s (w dy) - x s^3 / hidden * sum(w dy x),  s = inv_rms
+// dx = s (w dy) - x s^3 / hidden * sum(w dy x) (+ dsum),  s = inv_rms
 template <typename Weight>
 void rms_norm_dx(const RmsNormGradient& p, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
@@ -97,12 +116,16 @@ void rms_norm_dx(const RmsNormGradient& p, int64_t begin, int64_t end) {
     const float dot = reduce(
         p.hidden, [](Vec acc, Vec v, Vec w, Vec g) { return hn::MulAdd(hn::Mul(w, g), v, acc); }, x, weight, dy);
     const float along_x = s * s * s * (dot / static_cast<float>(p.hidden));
-    map(
-        p.dx + r * p.hidden, p.hidden,
-        [scale = set(s), along = set(along_x)](Vec v, Vec w, Vec g) {
-          return hn::NegMulAdd(v, along, hn::Mul(scale, hn::Mul(w, g)));
-        },
-        x, weight, dy);
+    const auto gradient = [scale = set(s), along = set(along_x)](Vec v, Vec w, Vec g) {
+      return hn::NegMulAdd(v, along, hn::Mul(scale, hn::Mul(w, g)));
+    };
+    float* dx = p.dx + r * p.hidden;
+    if (p.dsum == nullptr)
+      map(dx, p.hidden, gradient, x, weight, dy);
+    else
+      map(
+          dx, p.hidden, [&](Vec v, Vec w, Vec g, Vec d) { return hn::Add(d, gradient(v, w, g)); }, x, weight, dy,
+          p.dsum + r * p.hidden);
   }
 }
 
@@ -184,28 +207,29 @@ PlanPtr prepare_rms_norm(const KernelRequest& r, Context&) {
   });
 }
 
+// The last input of each is dy; that of add_rms_norm has dsum before it.
+constexpr size_t kDsum = 3;
+
 Verdict can_rms_norm_backward(const KernelRequest& r) {
-  return Requirements(r)
-      .f32("x", r.inputs[0])
-      .one_of("weight", r.inputs[1], kStorageDTypes)
-      .f32("inv_rms", r.inputs[2])
-      .f32("dy", r.inputs[3])
-      .f32("dx", r.outputs[0])
-      .f32("dweight", r.outputs[1])
-      .verdict();
+  Requirements requirements(r);
+  requirements.f32("x", r.inputs[0]).one_of("weight", r.inputs[1], kStorageDTypes).f32("inv_rms", r.inputs[2]);
+  for (size_t i = kDsum; i < r.inputs.size(); ++i) requirements.f32("the gradient of an output", r.inputs[i]);
+  return requirements.f32("dx", r.outputs[0]).f32("dweight", r.outputs[1]).verdict();
 }
 
 PlanPtr prepare_rms_norm_backward(const KernelRequest& r, Context&) {
   const auto dx = routines_of(r, 1).dx;
   const auto dweight = EADEM_CPU_DISPATCH(rms_norm_dweight, cpu_device(r).isa());
-  return make_plan([dx, dweight](const KernelCall& call) {
+  const bool adds = r.inputs.size() > kDsum + 1;
+  return make_plan([dx, dweight, adds](const KernelCall& call) {
     const TensorView& x = call.inputs[0];
     const RmsNormGradient params{.dx = elements<float>(call.outputs[0]),
                                  .dweight = elements<float>(call.outputs[1]),
                                  .x = elements<const float>(x),
                                  .weight = contiguous_weight(call.inputs[1]),
                                  .inv_rms = elements<const float>(call.inputs[2]),
-                                 .dy = elements<const float>(call.inputs[3]),
+                                 .dy = elements<const float>(call.inputs.back()),
+                                 .dsum = adds ? elements<const float>(call.inputs[kDsum]) : nullptr,
                                  .rows = x.shape.num_rows(),
                                  .hidden = x.shape.back(),
                                  .groups = groups_of(call.inputs[1])};
@@ -230,6 +254,7 @@ Verdict can_add_rms_norm(const KernelRequest& r) {
       .require(r.inputs[2].rank() == 1, "there is a weight for each group")
       .f32("sum", r.outputs[0])
       .f32("y", r.outputs[1])
+      .f32("inv_rms", r.outputs.size() > 2 ? r.outputs[2] : unconnected_port())
       .verdict();
 }
 
@@ -242,7 +267,7 @@ PlanPtr prepare_add_rms_norm(const KernelRequest& r, Context&) {
                              .residual = elements<const float>(call.inputs[1]),
                              .sum = elements<float>(call.outputs[0]),
                              .weight = contiguous_weight(call.inputs[2]),
-                             .inv_rms = nullptr,
+                             .inv_rms = call.outputs.size() > 2 ? elements<float>(call.outputs[2]) : nullptr,
                              .hidden = a.shape.back(),
                              .eps = eps,
                              .y_stride = a.shape.back()};
@@ -299,12 +324,13 @@ constexpr Kernel kForward{"cpu_rows", Pass::forward, can_rms_norm, prepare_rms_n
 constexpr Kernel kInference{"cpu_rows", Pass::inference, can_rms_norm, prepare_rms_norm};
 constexpr Kernel kBackward{"cpu_rows", Pass::backward, can_rms_norm_backward, prepare_rms_norm_backward};
 constexpr Kernel kAddRmsNorm{"cpu_rows", Pass::inference, can_add_rms_norm, prepare_add_rms_norm};
+constexpr Kernel kAddRmsNormForward{"cpu_rows", Pass::forward, can_add_rms_norm, prepare_add_rms_norm};
 constexpr Kernel kRounded{"cpu_rows", Pass::inference, can_quantize_norm, prepare_quantize_norm};
 
 }  // namespace
 
 KernelList rms_norm_kernels() { return {&kForward, &kInference, &kBackward}; }
-KernelList add_rms_norm_kernels() { return {&kAddRmsNorm}; }
+KernelList add_rms_norm_kernels() { return {&kAddRmsNorm, &kAddRmsNormForward, &kBackward}; }
 KernelList rms_norm_quantize_kernels() { return {&kRounded}; }
 KernelList add_rms_norm_quantize_kernels() { return {&kRounded}; }
 

@@ -142,6 +142,7 @@ struct RmsNormBackwardParams {
   const void* weight;    // [hidden] weight_dtype
   const float* inv_rms;  // [rows]
   const void* dy;        // [rows, hidden] dtype
+  const void* dsum;      // [rows, hidden] dtype, added to dx once that is rounded; or null
   void* dx;              // [rows, hidden] dtype, or null
   float* dweight;        // [hidden], added to; or null
   float* parts;          // [ceil(rows / kNormRowsOfPart), hidden]: scratch for dweight

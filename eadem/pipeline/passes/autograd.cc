@@ -94,8 +94,12 @@ class Differentiator {
     if (const auto* received = dynamic_cast<const ops::Recv*>(node.op.get()))
       return send_gradient(node, *received, dy[0]);
     if (std::all_of(dy.begin(), dy.end(), [](ValueId id) { return id == kNoValue; })) return;
-    for (size_t i = 0; i < dy.size(); ++i)
-      EADEM_CHECK(dy[i] != kNoValue, "{}: output {} has no gradient but others do", describe(node), i);
+    for (size_t i = 0, slot = 0; i < num_outputs; ++i) {
+      if (out_ports[i].role == ops::Port::Role::index) continue;
+      EADEM_CHECK(dy[slot] != kNoValue || out_ports[i].optional, "{}: output {} has no gradient but others do",
+                  describe(node), i);
+      ++slot;
+    }
 
     const std::vector<int> differentiable = node.op->differentiable_inputs();
     // A sum hands partial gradients on, to be added to others before the ranks exchange them.
@@ -120,9 +124,15 @@ class Differentiator {
 
     const std::vector<TensorType> types = node.op->backward_output_types(graph_.types_of(node.inputs));
     std::vector<std::pair<ValueId, ValueId>> made;  // forward input, its gradient
-    for (size_t k = 0; k < differentiable.size(); ++k) {
-      const ValueId input = node.inputs[static_cast<size_t>(differentiable[k])];
-      if (input == kNoValue || !needed_[static_cast<size_t>(input)]) {
+    const std::vector<int> outputs = node.op->gradient_outputs();
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      const ValueId input = node.inputs[static_cast<size_t>(outputs[k])];
+      std::vector<ValueId> receivers;  // of this gradient
+      for (int port : differentiable)
+        if (node.op->shares_gradient_with(port) == outputs[k])
+          receivers.push_back(node.inputs[static_cast<size_t>(port)]);
+      std::erase_if(receivers, [&](ValueId id) { return id == kNoValue || !needed_[static_cast<size_t>(id)]; });
+      if (receivers.empty()) {
         backward.outputs.push_back(kNoValue);
       } else if (graph_.value(input).kind == Value::Kind::parameter) {
         const std::string name = graph_.value(input).name;
@@ -135,7 +145,7 @@ class Differentiator {
         const ValueId dx = graph_.new_activation("d." + graph_.value(input).name);
         graph_.value(dx).type = gradient_type(node, input, types[k]);
         backward.outputs.push_back(dx);
-        made.emplace_back(input, dx);
+        for (ValueId receiver : receivers) made.emplace_back(receiver, dx);
       }
     }
     graph_.nodes().push_back(std::move(backward));

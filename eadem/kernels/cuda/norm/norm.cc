@@ -39,15 +39,17 @@ PlanPtr prepare_rms_norm(const KernelRequest& request, Context&) {
   });
 }
 
-enum NormGradientInput { kX, kWeight, kInvRms, kDy };
+// The last input is dy; that of add_rms_norm has dsum before it.
+enum NormGradientInput { kX, kWeight, kInvRms, kDsum };
 
 Verdict can_differentiate(const KernelRequest& request) {
-  return Requirements(request)
-      .dtype("x", request.inputs[kX], kActivationDTypes)
+  Requirements requirements(request);
+  requirements.dtype("x", request.inputs[kX], kActivationDTypes)
       .dtype("weight", request.inputs[kWeight], kActivationDTypes)
-      .require(request.inputs[kWeight].rank() == 1, "there is a weight for each group")
-      .same_dtype("dy", request.inputs[kDy], "x", request.inputs[kX])
-      .same_dtype("dx", request.outputs[0], "x", request.inputs[kX])
+      .require(request.inputs[kWeight].rank() == 1, "there is a weight for each group");
+  for (size_t i = kDsum; i < request.inputs.size(); ++i)
+    requirements.same_dtype("the gradient of an output", request.inputs[i], "x", request.inputs[kX]);
+  return requirements.same_dtype("dx", request.outputs[0], "x", request.inputs[kX])
       .dtype("dweight", request.outputs[1], {DType::f32})
       .verdict();
 }
@@ -56,13 +58,15 @@ PlanPtr prepare_rms_norm_backward(const KernelRequest& request, Context&) {
   const TensorType& x = request.inputs[kX];
   const int64_t most_rows = x.num_elements(request.bounds) / std::max<int64_t>(request.inputs[kWeight].fixed(0), 1);
   const int64_t parts = (most_rows + kNormRowsOfPart - 1) / kNormRowsOfPart;
+  const bool adds = request.inputs.size() > kDsum + 1;
   return make_plan(
-      [](const KernelCall& call) {
+      [adds](const KernelCall& call) {
         const TensorView &x = call.inputs[kX], &weight = call.inputs[kWeight];
         EADEM_CUDA_CALL(launch_rms_norm_backward({.x = elements(x),
                                                   .weight = elements(weight),
                                                   .inv_rms = elements<const float>(call.inputs[kInvRms]),
-                                                  .dy = elements(call.inputs[kDy]),
+                                                  .dy = elements(call.inputs.back()),
+                                                  .dsum = adds ? elements(call.inputs[kDsum]) : nullptr,
                                                   .dx = elements(call.outputs[0]),
                                                   .dweight = elements<float>(call.outputs[1]),
                                                   .parts = static_cast<float*>(call.scratch.data),
@@ -95,7 +99,7 @@ PlanPtr prepare_add_rms_norm(const KernelRequest& request, Context&) {
                                      .sum = elements(sum),
                                      .weight = elements(weight),
                                      .y = elements(y),
-                                     .inv_rms = nullptr,
+                                     .inv_rms = call.outputs.size() > 2 ? elements<float>(call.outputs[2]) : nullptr,
                                      .rows = a.shape.num_rows(),
                                      .hidden = a.shape.back(),
                                      .eps = eps,
@@ -135,12 +139,13 @@ constexpr Kernel kAddRmsNorm{.name = "cuda_rows",
                              .can_handle = can_add_and_normalize,
                              .prepare = prepare_add_rms_norm,
                              .alignment_bytes = 32};
+constexpr Kernel kAddRmsNormForward = in_forward(kAddRmsNorm);
 constexpr Kernel kSoftmax{"cuda_rows", Pass::inference, can_softmax, prepare_nothing<run_softmax>};
 
 }  // namespace
 
 KernelList rms_norm_kernels() { return {&kRmsNorm, &kRmsNormForward, &kRmsNormBackward}; }
-KernelList add_rms_norm_kernels() { return {&kAddRmsNorm}; }
+KernelList add_rms_norm_kernels() { return {&kAddRmsNorm, &kAddRmsNormForward, &kRmsNormBackward}; }
 KernelList softmax_kernels() { return {&kSoftmax}; }
 
 }  // namespace eadem::kernels::cuda

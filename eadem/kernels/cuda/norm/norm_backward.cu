@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The gradients of rms_norm, y = x * s * weight with s = 1 / rms(x):
-//   dx = s * weight * dy - s^3 * x * sum(dy * weight * x) / hidden      one block per row
+//   dx = s * weight * dy - s^3 * x * sum(dy * weight * x) / hidden      one block per row; + dsum, of add_rms_norm
 //   dweight += sum over the rows of dy * x * s                          parts of kNormRowsOfPart rows, added in order
 #include "eadem/kernels/cuda/device_math.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
@@ -19,8 +19,9 @@ __global__ void __launch_bounds__(kThreads) rms_norm_dx(RmsNormBackwardParams p)
   const int64_t offset = blockIdx.x * p.hidden;
   const T* x = static_cast<const T*>(p.x) + offset;    // [hidden]
   const T* dy = static_cast<const T*>(p.dy) + offset;  // [hidden]
-  T* dx = static_cast<T*>(p.dx) + offset;              // [hidden]
-  const W* weight = static_cast<const W*>(p.weight);   // [hidden]
+  const T* dsum = p.dsum == nullptr ? nullptr : static_cast<const T*>(p.dsum) + offset;
+  T* dx = static_cast<T*>(p.dx) + offset;             // [hidden]
+  const W* weight = static_cast<const W*>(p.weight);  // [hidden]
   const int64_t first = threadIdx.x * kWidth;
   allow_next_kernel();
   wait_for_earlier_kernels();
@@ -46,6 +47,11 @@ __global__ void __launch_bounds__(kThreads) rms_norm_dx(RmsNormBackwardParams p)
     load_all(i);
 #pragma unroll
     for (int n = 0; n < kWidth; ++n) values[n] = s * weights[n] * gradients[n] - factor * values[n];
+    if (dsum != nullptr) {
+      load_vector(gradients, dsum + i);
+#pragma unroll
+      for (int n = 0; n < kWidth; ++n) values[n] = rounded<T>(values[n]) + gradients[n];
+    }
     store_vector(dx + i, values);
   }
 }
