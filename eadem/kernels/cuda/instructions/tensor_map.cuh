@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensor maps (sm_90): one thread copies a box of a matrix from global to shared memory. Boxes have 64 columns of bf16
-// and arrive as panels (wgmma.cuh): rows of 128 bytes, whose pieces of 16 bytes are permuted so that neither rows nor
-// columns of pieces share banks.
+// Tensor maps (sm_90): one thread copies a box of a matrix from global to shared memory. A box has some panels of 64
+// columns of bf16, which arrive one after another as wgmma.cuh describes them: rows of 128 bytes, whose pieces of 16
+// bytes are permuted so that neither rows nor columns of pieces share banks. One instruction copies all panels: to
+// issue one takes a thread more than two hundred clocks, whatever its size.
 #pragma once
 
 #include <cuda.h>
@@ -14,9 +15,11 @@
 
 namespace eadem::kernels::cuda {
 
-// Describes boxes of `box_rows` rows of a matrix [rows, columns] of bf16; what a box has beyond the matrix becomes
-// zeros. `data` and its rows begin at multiples of 16 bytes. Thread-safe.
-inline cudaError_t make_panel_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows) {
+// Describes boxes of `box_rows` rows and `box_panels` panels of a matrix [rows, columns] of bf16, with columns a
+// multiple of 64; what a box has beyond the matrix becomes zeros. `data` and its rows begin at multiples of 16 bytes.
+// Thread-safe.
+inline cudaError_t make_panel_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows,
+                                  int box_panels) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* entry = nullptr;
@@ -30,23 +33,26 @@ inline cudaError_t make_panel_map(CUtensorMap& map, const void* data, int64_t ro
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(columns) * 2};
-  const cuuint32_t box[] = {kPanelColumns, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[] = {1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), extents, row_bytes,
+  // The matrix as [panels, rows, 64].
+  const cuuint64_t extents[] = {kPanelColumns, static_cast<cuuint64_t>(rows),
+                                static_cast<cuuint64_t>(columns / kPanelColumns)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns) * 2, kPanelRowBytes};
+  const cuuint32_t box[] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_panels)};
+  const cuuint32_t steps[] = {1, 1, 1};
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), extents, strides,
                                  box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Copies the box that begins at (row, column) to `shared`, a multiple of 1024 bytes; `barrier` counts its bytes.
-__device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, int row, int column, uint32_t barrier,
+// Copies the box that begins at a row and a panel to `shared`, a multiple of 1024 bytes; `barrier` counts its bytes,
+// also those beyond the matrix.
+__device__ inline void copy_box_async(uint32_t shared, const CUtensorMap& map, int row, int panel, uint32_t barrier,
                                       uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
-      "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(row), "r"(panel), "r"(barrier), "l"(policy)
       : "memory");
 }
 

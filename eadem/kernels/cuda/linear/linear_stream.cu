@@ -25,9 +25,7 @@ template <typename S, bool kGated>
 __device__ inline void copy_weights(const LinearStreamParams& p, const StreamMaps& maps, const StreamRing& ring,
                                     int num_tiles) {
   using Tiles = StreamTiles<S, kGated>;
-  constexpr uint32_t kPanelBytes = S::kRows * kPanelRowBytes;
-  const int in = static_cast<int>(p.in);
-  const int num_chunks = static_cast<int>(ceil_div(in, kChunk));
+  const int num_chunks = static_cast<int>(ceil_div(p.in, kChunk));
   const uint64_t policy = l2_policy<L2Policy::evict_first>();
   RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
   for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
@@ -37,14 +35,10 @@ __device__ inline void copy_weights(const LinearStreamParams& p, const StreamMap
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
       const uint32_t full = ring.full + place.stage * kBarrierBytes;
-      uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes);
-      const int panels = min(kGroups, (in - chunk * kChunk) / kPanelColumns);
-      barrier_arrive_expecting(full, static_cast<uint32_t>(panels) * kPanelBytes);
-      for (int panel = 0; panel < panels; ++panel, to += kPanelBytes) {
-        const int column = chunk * kChunk + panel * kPanelColumns;
-        copy_box_async(to, map, row, column, full, policy);
-        if constexpr (kGated) copy_box_async(to + kPanelBytes / 2, maps.up, row, column, full, policy);
-      }
+      const uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes);
+      barrier_arrive_expecting(full, S::kWeightBytes);
+      copy_box_async(to, map, row, chunk * kGroups, full, policy);
+      if constexpr (kGated) copy_box_async(to + S::kWeightBytes / 2, maps.up, row, chunk * kGroups, full, policy);
       place.advance();
     }
   }
@@ -77,11 +71,12 @@ template <typename Y, typename S, bool kGated>
 cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
   using Tiles = StreamTiles<S, kGated>;
   StreamMaps maps{};
-  cudaError_t error = make_panel_map(maps.tokens, p.x, p.tokens, p.in, S::kTokens);
+  cudaError_t error = make_panel_map(maps.tokens, p.x, p.tokens, p.in, S::kTokens, kGroups);
   for (int i = 0; i < Tiles::kMostParts && error == cudaSuccess; ++i)
     if (p.parts[i].out > 0)
-      error = make_panel_map(maps.weights[i], p.parts[i].weight, p.parts[i].out, p.in, Tiles::kOutputs);
-  if (kGated && error == cudaSuccess) error = make_panel_map(maps.up, p.up, p.parts[0].out, p.in, Tiles::kOutputs);
+      error = make_panel_map(maps.weights[i], p.parts[i].weight, p.parts[i].out, p.in, Tiles::kBoxRows, kGroups);
+  if (kGated && error == cudaSuccess)
+    error = make_panel_map(maps.up, p.up, p.parts[0].out, p.in, Tiles::kBoxRows, kGroups);
   if (error != cudaSuccess) return error;
   const int blocks = std::min(Tiles::count(p), static_cast<int>(p.multiprocessors));
   return launch_overlapped(linear_stream<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads,

@@ -72,10 +72,14 @@ struct StreamTiles {
     if constexpr (kGated) return row / (2 * kFragmentRows) * kFragmentRows + row % kFragmentRows;
     return row;
   }
-  // Returns the first row of a row warp in the panels of a stage: those of `weight` come before those of `up`.
-  __device__ static int panel_row_of(int row_warp) {
-    if constexpr (kGated) return (row_warp % 2 * (S::kRowWarps / 2) + row_warp / 2) * kFragmentRows;
-    return row_warp * kFragmentRows;
+  // The rows of a box of weights: with kGated a stage has the panels of `weight`, then those of `up`.
+  static constexpr int kBoxRows = kOutputs;
+  // Returns where a row warp's rows begin in a stage of panels, in the first panel that has them.
+  __device__ static uint32_t panel_of(int row_warp) {
+    constexpr uint32_t kBoxBytes = kGroups * kBoxRows * kPanelRowBytes, kWarpBytes = kFragmentRows * kPanelRowBytes;
+    if constexpr (kGated)
+      return static_cast<uint32_t>(row_warp % 2) * kBoxBytes + static_cast<uint32_t>(row_warp / 2) * kWarpBytes;
+    return static_cast<uint32_t>(row_warp) * kWarpBytes;
   }
 };
 
@@ -100,9 +104,7 @@ __device__ inline StreamRing make_ring(const void* memory, const uint64_t* barri
 template <typename S>
 __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMap& map, const StreamRing& ring,
                                    int num_tiles) {
-  constexpr uint32_t kPanelBytes = S::kTokens * kPanelRowBytes;
-  const int in = static_cast<int>(p.in);
-  const int num_chunks = static_cast<int>(ceil_div(in, kChunk));
+  const int num_chunks = static_cast<int>(ceil_div(p.in, kChunk));
   const uint64_t policy = l2_policy<L2Policy::evict_last>();
   wait_for_earlier_kernels();
   RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
@@ -110,12 +112,9 @@ __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMa
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
       const uint32_t full = ring.full + place.stage * kBarrierBytes;
-      const uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes + S::kWeightBytes);
-      const int panels = min(kGroups, (in - chunk * kChunk) / kPanelColumns);
-      barrier_arrive_expecting(full, static_cast<uint32_t>(panels) * kPanelBytes);
-      for (int panel = 0; panel < panels; ++panel)
-        copy_box_async(to + static_cast<uint32_t>(panel) * kPanelBytes, map, 0, chunk * kChunk + panel * kPanelColumns,
-                       full, policy);
+      barrier_arrive_expecting(full, S::kStageBytes - S::kWeightBytes);
+      copy_box_async(ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes + S::kWeightBytes), map, 0,
+                     chunk * kGroups, full, policy);
       place.advance();
     }
 }
@@ -133,22 +132,24 @@ struct Fragments {
     uint32_t weights, weight_piece;  // the row, and its first piece with the row's permutation
     uint32_t tokens, token_piece;
 
-    __device__ Lane(int row, int token, int lane)
-        : weights(static_cast<uint32_t>(S::kFragments ? row * kChunk * 2 + lane * 16
-                                                      : (row + lane % 16) * static_cast<int>(kPanelRowBytes))),
+    // `first_row`: where the warp's rows begin in a stage.
+    __device__ Lane(uint32_t first_row, int token, int lane)
+        : weights(first_row +
+                  static_cast<uint32_t>(S::kFragments ? lane * 16 : lane % 16 * static_cast<int>(kPanelRowBytes))),
           weight_piece(static_cast<uint32_t>((lane / 16 ^ lane % 8) * 16)),
           tokens(static_cast<uint32_t>(S::kWeightBytes + (token + lane % 8) * static_cast<int>(kPanelRowBytes))),
           token_piece(static_cast<uint32_t>((lane / 8 ^ lane % 8) * 16)) {}
   };
 
-  // `stage`: the address of a stage.
+  // `stage`: the address of a stage, whose panels of weights have kBoxRows rows.
+  template <int kBoxRows>
   __device__ void load(const Lane& lane, uint32_t stage, int panel) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if constexpr (S::kFragments)
         load_16(weight[step], stage + lane.weights + (panel * kSteps + step) * kWarp * 16);
       else
-        load_matrices(weight[step], stage + lane.weights + panel * (S::kRows * kPanelRowBytes) +
+        load_matrices(weight[step], stage + lane.weights + panel * (kBoxRows * kPanelRowBytes) +
                                         (lane.weight_piece ^ static_cast<uint32_t>(step * 32)));
     }
 #pragma unroll
@@ -230,15 +231,16 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const StreamR
   const int in = static_cast<int>(p.in);
   const int num_chunks = static_cast<int>(ceil_div(in, kChunk));
   const int row_warp = warp % S::kRowWarps, token_warp = warp / S::kRowWarps;
-  const typename Fragments<S>::Lane at(S::kFragments ? row_warp * kFragmentRows : Tiles::panel_row_of(row_warp),
-                                       token_warp * S::kTokenTiles * kFragmentTokens, lane);
+  const typename Fragments<S>::Lane at(
+      S::kFragments ? static_cast<uint32_t>(row_warp * kFragmentRows * kChunk * 2) : Tiles::panel_of(row_warp),
+      token_warp * S::kTokenTiles * kFragmentTokens, lane);
   const int last_panels = (in - (num_chunks - 1) * kChunk) / kPanelColumns;
   RingPlace<S::kStages> place;
   Fragments<S> f[2];
   float sum[S::kTokenTiles][4];
   const auto wait_and_load = [&] {
     barrier_wait(ring.full + place.stage * kBarrierBytes, place.parity);
-    f[0].load(at, ring.stages + place.stage * S::kStageBytes, 0);
+    f[0].template load<Tiles::kBoxRows>(at, ring.stages + place.stage * S::kStageBytes, 0);
   };
   // Multiplies a chunk whose first panel is loaded; then that of the next chunk is, if there is one.
   const auto multiply_chunk = [&](int panels, bool more) {
@@ -249,14 +251,14 @@ __device__ inline void multiply_tiles(const LinearStreamParams& p, const StreamR
 #pragma unroll
       for (int panel = 0; panel < kGroups; ++panel) {
         if (panel + 1 < kGroups)
-          f[(panel + 1) % 2].load(at, stage, panel + 1);
+          f[(panel + 1) % 2].template load<Tiles::kBoxRows>(at, stage, panel + 1);
         else if (more)
           wait_and_load();
         f[panel % 2].multiply(sum);
       }
     } else {
       for (int panel = 0; panel < panels; ++panel) {
-        if (panel > 0) f[0].load(at, stage, panel);
+        if (panel > 0) f[0].template load<Tiles::kBoxRows>(at, stage, panel);
         f[0].multiply(sum);
       }
       if (more) wait_and_load();

@@ -22,9 +22,7 @@ struct DirectShape : StreamShape<kRowWarps, 1, kTokenTiles, 1, 1, true> {
 template <typename S>
 __device__ inline void copy_direct_tokens(const LinearStreamParams& p, const CUtensorMap& map, BlockRing blocks,
                                           int num_tiles) {
-  constexpr uint32_t kPanelBytes = S::kTokens * kPanelRowBytes;
-  const int in = static_cast<int>(p.in);
-  const int num_chunks = static_cast<int>(ceil_div(in, kChunk));
+  const int num_chunks = static_cast<int>(ceil_div(p.in, kChunk));
   const uint64_t policy = l2_policy<L2Policy::evict_last>();
   const uint32_t stages = shared_address(blocks.tokens);
   wait_for_earlier_kernels();
@@ -33,12 +31,9 @@ __device__ inline void copy_direct_tokens(const LinearStreamParams& p, const CUt
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       barrier_wait(blocks.empty + blocks.stage * kBarrierBytes, blocks.parity);
       const uint32_t full = blocks.full + blocks.stage * kBarrierBytes;
-      const uint32_t to = stages + static_cast<uint32_t>(blocks.stage * S::kTokenBytes);
-      const int panels = min(kGroups, (in - chunk * kChunk) / kPanelColumns);
-      barrier_arrive_expecting(full, static_cast<uint32_t>(panels) * kPanelBytes);
-      for (int panel = 0; panel < panels; ++panel)
-        copy_box_async(to + static_cast<uint32_t>(panel) * kPanelBytes, map, 0, chunk * kChunk + panel * kPanelColumns,
-                       full, policy);
+      barrier_arrive_expecting(full, S::kTokenBytes);
+      copy_box_async(stages + static_cast<uint32_t>(blocks.stage * S::kTokenBytes), map, 0, chunk * kGroups, full,
+                     policy);
       blocks.advance();
     }
 }
@@ -152,7 +147,7 @@ std::optional<cudaError_t> launch_shape(const PackedStreamParams& p, cudaStream_
   if (stages < 2) return std::nullopt;
   const int blocks = std::min(StreamTiles<S, kGated>::count(p.product), static_cast<int>(p.product.multiprocessors));
   CUtensorMap tokens;
-  const cudaError_t error = make_panel_map(tokens, p.product.x, p.product.tokens, p.product.in, S::kTokens);
+  const cudaError_t error = make_panel_map(tokens, p.product.x, p.product.tokens, p.product.in, S::kTokens, kGroups);
   if (error != cudaSuccess) return error;
   return launch_overlapped(packed_direct<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads,
                            static_cast<size_t>(stages * (S::kRowWarps * pitch + S::kTokenBytes)), stream, p, tokens,

@@ -131,7 +131,7 @@ cudaError_t launch_shape(const PackedStreamParams& p, cudaStream_t stream) {
   const int blocks =
       std::min(StreamTiles<S, kGated>::count(p.product), static_cast<int>(p.product.multiprocessors) * S::kBlocks);
   CUtensorMap tokens;
-  const cudaError_t error = make_panel_map(tokens, p.product.x, p.product.tokens, p.product.in, S::kTokens);
+  const cudaError_t error = make_panel_map(tokens, p.product.x, p.product.tokens, p.product.in, S::kTokens, kGroups);
   if (error != cudaSuccess) return error;
   return launch_overlapped(packed_stream<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads,
                            static_cast<size_t>(S::kSharedBytes + block_stages * S::kRowWarps * pitch), stream, p,
