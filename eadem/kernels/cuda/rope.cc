@@ -137,11 +137,27 @@ PlanPtr prepare_rope_kv_append(const KernelRequest& request, Context&) {
 }
 
 constexpr Kernel kRopeTable{"cuda_elements", Pass::inference, can_make_table, prepare_rope_table};
-constexpr Kernel kRope{"cuda_elements", Pass::inference, can_rotate, prepare_rope<0, false>};
+constexpr Kernel kRope{.name = "cuda_elements",
+                       .pass = Pass::inference,
+                       .can_handle = can_rotate,
+                       .prepare = prepare_rope<0, false>,
+                       .alignment_bytes = 32};
 constexpr Kernel kRopeForward = in_forward(kRope);
-constexpr Kernel kRopeBackward{"cuda_elements", Pass::backward, can_rotate_back, prepare_rope<1, true>};
-constexpr Kernel kKvAppend{"cuda_elements", Pass::inference, can_append, prepare_nothing<run_kv_append>};
-constexpr Kernel kRopeKvAppend{"cuda_elements", Pass::inference, can_rotate_and_append, prepare_rope_kv_append};
+constexpr Kernel kRopeBackward{.name = "cuda_elements",
+                               .pass = Pass::backward,
+                               .can_handle = can_rotate_back,
+                               .prepare = prepare_rope<1, true>,
+                               .alignment_bytes = 32};
+constexpr Kernel kKvAppend{.name = "cuda_elements",
+                           .pass = Pass::inference,
+                           .can_handle = can_append,
+                           .prepare = prepare_nothing<run_kv_append>,
+                           .alignment_bytes = 32};
+constexpr Kernel kRopeKvAppend{.name = "cuda_elements",
+                               .pass = Pass::inference,
+                               .can_handle = can_rotate_and_append,
+                               .prepare = prepare_rope_kv_append,
+                               .alignment_bytes = 32};
 
 }  // namespace
 

@@ -25,8 +25,12 @@ __global__ void rope_angles(RopeTableParams p) {
   row[p.half + frequency] = static_cast<float>(p.scale * sine);
 }
 
-// Rotates pair `pair` of one head, back if `inverse`. `write(i, value)` stores element i of the head. Products are
-// rounded or fused as written here, so that every kernel that rotates gives the same bits.
+// Products are rounded or fused as written here, so that every kernel that rotates gives the same bits.
+__device__ inline float2 rotated(float a, float b, float cosine, float sine) {
+  return {__fmaf_rn(-b, sine, __fmul_rn(a, cosine)), __fmaf_rn(a, sine, __fmul_rn(b, cosine))};
+}
+
+// Rotates pair `pair` of one head, back if `inverse`. `write(i, value)` stores element i of the head.
 template <typename T, typename Write>
 __device__ void rotate_pair(const T* x,          // [head_dim]
                             const float* table,  // [2 * half]: cosines, sines
@@ -35,8 +39,61 @@ __device__ void rotate_pair(const T* x,          // [head_dim]
   const int64_t second = style == RopeStyle::rotate_half ? pair + half : 2 * pair + 1;
   const float a = load(x + first), b = load(x + second);
   const float cosine = table[pair], sine = inverse ? -table[half + pair] : table[half + pair];
-  write(first, __fmaf_rn(-b, sine, __fmul_rn(a, cosine)));
-  write(second, __fmaf_rn(a, sine, __fmul_rn(b, cosine)));
+  const float2 result = rotated(a, b, cosine, sine);
+  write(first, result.x);
+  write(second, result.y);
+}
+
+// Rotates pairs [first, first + kPairs) of one head whose halves are rotated, and which rotates all of its elements.
+constexpr int kPairs = 8;
+template <typename T, typename Y>
+__device__ void rotate_pairs(const T* x,          // [2 * half]
+                             const float* table,  // [2 * half]: cosines, sines
+                             Y* y,                // [2 * half]
+                             int half, int first, bool inverse) {
+  float a[kPairs], b[kPairs], cosines[kPairs], sines[kPairs];
+  load_vector(a, x + first);
+  load_vector(b, x + half + first);
+  load_vector(cosines, table + first);
+  load_vector(sines, table + half + first);
+#pragma unroll
+  for (int n = 0; n < kPairs; ++n) {
+    const float2 result = rotated(a[n], b[n], cosines[n], inverse ? -sines[n] : sines[n]);
+    a[n] = rounded<T>(result.x), b[n] = rounded<T>(result.y);
+  }
+  store_vector(y + first, a);
+  store_vector(y + half + first, b);
+}
+
+// Copies the elements that rotate_pairs would rotate.
+template <typename T, typename Y>
+__device__ void copy_pairs(const T* x, Y* y, int half, int first) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float values[kPairs];
+    load_vector(values, x + h * half + first);
+    store_vector(y + h * half + first, values);
+  }
+}
+
+// Whether rotate_pairs can rotate heads, and 32 bits count their elements.
+bool takes_pairs(RopeStyle style, int64_t head_dim, int64_t rotary_dim, int64_t elements) {
+  return style == RopeStyle::rotate_half && head_dim == rotary_dim && rotary_dim % (2 * kPairs) == 0 &&
+         elements < (int64_t{1} << 31);
+}
+
+// One thread per (token, head, kPairs pairs).
+template <typename T>
+__global__ void __launch_bounds__(kThreads) rope_vectors(RopeParams p) {
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  const int half = static_cast<int>(p.rotary_dim / 2), vectors = half / kPairs;
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  const int head = i / vectors, token = head / static_cast<int>(p.heads);  // head counts over all tokens
+  if (token >= p.tokens) return;
+  const int64_t from = int64_t{head} * p.head_dim;
+  rotate_pairs(static_cast<const T*>(p.x) + from, p.table + token * p.rotary_dim, static_cast<T*>(p.y) + from, half,
+               i % vectors * kPairs, p.inverse);
 }
 
 // One thread per (token, head, item). Items are the pairs of the head, then the elements that are copied unrotated.
@@ -57,6 +114,28 @@ __global__ void rope_items(RopeParams p) {
   } else {
     y[item + half] = x[item + half];
   }
+}
+
+// One thread per (token, head, kPairs pairs of k), which also stores the same elements of v. As append_items.
+template <typename T, typename C>
+__global__ void __launch_bounds__(kThreads) append_vectors(KvAppendParams p) {
+  allow_next_kernel();
+  wait_for_earlier_kernels();
+  const int half = static_cast<int>(p.head_dim / 2), vectors = half / kPairs, kv_heads = static_cast<int>(p.kv_heads);
+  const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  const int row = i / vectors, token = row / kv_heads, head = row % kv_heads, first = i % vectors * kPairs;
+  if (token >= p.tokens || p.slots[token] < 0) return;
+  const int64_t from = int64_t{row} * p.head_dim;
+  const int64_t block = p.slots[token] / p.block_size, position = p.slots[token] % p.block_size;
+  const int64_t to = ((block * kv_heads + head) * p.block_size + position) * p.head_dim;
+  const T* k = static_cast<const T*>(p.k) + from;  // [head_dim]
+  C* cache_k = static_cast<C*>(p.cache_k) + to;    // [head_dim]
+  if (p.table != nullptr) {
+    rotate_pairs(k, p.table + token * p.head_dim, cache_k, half, first, false);
+  } else {
+    copy_pairs(k, cache_k, half, first);
+  }
+  copy_pairs(static_cast<const T*>(p.v) + from, static_cast<C*>(p.cache_v) + to, half, first);
 }
 
 // One thread per (token, head, element of v). The first head_dim - half threads of each head also store k, divided into
@@ -100,6 +179,8 @@ cudaError_t launch_rope(const RopeParams& p, cudaStream_t stream) {
   const int64_t size = p.tokens * p.heads * (p.head_dim - p.rotary_dim / 2);
   if (size == 0) return cudaSuccess;
   return with_f32_or_bf16(p.dtype, [&](auto x) {
+    if (takes_pairs(p.style, p.head_dim, p.rotary_dim, p.tokens * p.heads * p.head_dim))
+      return launch_overlapped(rope_vectors<decltype(x)>, dim3(num_blocks(size / kPairs)), kThreads, 0, stream, p);
     return launch_overlapped(rope_items<decltype(x)>, dim3(num_blocks(size)), kThreads, 0, stream, p);
   });
 }
@@ -109,8 +190,12 @@ cudaError_t launch_kv_append(const KvAppendParams& p, cudaStream_t stream) {
   if (size == 0) return cudaSuccess;
   return with_f32_or_bf16(p.dtype, [&](auto k) {
     return with_float_type(p.cache_dtype, [&](auto cache) {
-      return launch_overlapped(append_items<decltype(k), decltype(cache)>, dim3(num_blocks(size)), kThreads, 0, stream,
-                               p);
+      using T = decltype(k);
+      using C = decltype(cache);
+      if (takes_pairs(p.table == nullptr ? RopeStyle::rotate_half : p.style, p.head_dim,
+                      p.table == nullptr ? p.head_dim : p.rotary_dim, size))
+        return launch_overlapped(append_vectors<T, C>, dim3(num_blocks(size / (2 * kPairs))), kThreads, 0, stream, p);
+      return launch_overlapped(append_items<T, C>, dim3(num_blocks(size)), kThreads, 0, stream, p);
     });
   });
 }
