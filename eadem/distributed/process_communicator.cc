@@ -153,8 +153,8 @@ class ProcessCommunicator final : public Communicator {
       while (state(rank).presence.load() == absent) {
         shared_->throw_if_failed();
         if (std::chrono::steady_clock::now() > limit) {
-          shared_->fail(fmt::format("rank {} of {} did not join within {} s", rank, size(),
-                                    shared_->options.join_limit_s));
+          shared_->fail(
+              fmt::format("rank {} of {} did not join within {} s", rank, size(), shared_->options.join_limit_s));
           shared_->throw_if_failed();
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -334,8 +334,8 @@ class ProcessCommunicator final : public Communicator {
       if (rank == rank_ || state(rank).presence.load() != present || signs != seen.signs) {
         seen = {signs, 0};
       } else if (++seen.unchanged >= shared_->options.silence_limit_s * kSignsPerSecond) {
-        shared_->fail(fmt::format("rank {} (process {}) died or hangs: no sign of life for {} s", rank,
-                                  state(rank).pid, shared_->options.silence_limit_s));
+        shared_->fail(fmt::format("rank {} (process {}) died or hangs: no sign of life for {} s", rank, state(rank).pid,
+                                  shared_->options.silence_limit_s));
       }
     }
   }
@@ -370,8 +370,7 @@ class ProcessCommunicator final : public Communicator {
 };
 
 ProcessGroup::ProcessGroup(int size, ProcessGroupOptions options) {
-  if (size < 1 || size > kMaxRanks)
-    throw InvalidArgument("a group of {} processes; expected 1 to {}", size, kMaxRanks);
+  if (size < 1 || size > kMaxRanks) throw InvalidArgument("a group of {} processes; expected 1 to {}", size, kMaxRanks);
   shared_ = std::make_shared<Shared>(size, options);
 }
 

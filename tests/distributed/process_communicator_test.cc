@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Processes give what threads give, to the bit, in every collective (communicator_test.cc compares threads with loops in
-// double); a rank that is killed, stopped, leaves or never joins makes the others throw in time.
+// Processes give what threads give, to the bit, in every collective (communicator_test.cc compares threads with loops
+// in double); a rank that is killed, stopped, leaves or never joins makes the others throw in time.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -115,9 +115,8 @@ TEST(ProcessCommunicator, GivesTheBitsOfThreads) {
         run_mesh({.tp = size}, [&](const Mesh& mesh) {
           expected[static_cast<size_t>(mesh.rank(MeshAxis::tp))] = all_calls(mesh.along(MeshAxis::tp), dtype, count);
         });
-        const auto actual = run_processes(size, [&](const ProcessGroup& group, int rank) {
-          return all_calls(*group.join(rank), dtype, count);
-        });
+        const auto actual = run_processes(
+            size, [&](const ProcessGroup& group, int rank) { return all_calls(*group.join(rank), dtype, count); });
         EXPECT_TRUE(actual == expected) << size << " ranks, " << count << " elements";
       }
 }
@@ -150,9 +149,8 @@ TEST(ProcessCommunicator, AKilledOrStoppedRankEndsTheOthersWithin5Seconds) {
       EXPECT_NE(results[rank].find("died or hangs"), Bytes::npos) << results[rank];
     }
     // The process can make a new group.
-    const auto again = run_processes(2, [](const ProcessGroup& group, int rank) {
-      return all_calls(*group.join(rank), DType::f32, 3);
-    });
+    const auto again = run_processes(
+        2, [](const ProcessGroup& group, int rank) { return all_calls(*group.join(rank), DType::f32, 3); });
     EXPECT_FALSE(again[0].empty());
     EXPECT_EQ(again[0].find("RankFailed"), Bytes::npos);
   }
