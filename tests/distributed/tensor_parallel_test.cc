@@ -129,7 +129,7 @@ TEST(TensorParallel, RanksHoldParts) {
     // One sum for the embedding, two a layer; one gathering of logits, which the sampler and the output share.
     EXPECT_EQ(own.ops.at("all_reduce"), 1 + 2 * model->info().layers);
     EXPECT_EQ(own.ops.at("all_gather"), 1);
-    // docs/distributed.md: T H b (n - 1) / n * 2 each, and 4 R V / n of logits to the other rank.
+    // docs/parallelism.md: T H b (n - 1) / n * 2 each, and 4 R V / n of logits to the other rank.
     const double tokens = 8, hidden = static_cast<double>(model->info().hidden), vocab = 512;
     const double sums = static_cast<double>(1 + 2 * model->info().layers) * tokens * hidden * 4;
     EXPECT_EQ(own.sent_bytes, sums + tokens * vocab * 4 / 2);

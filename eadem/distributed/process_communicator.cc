@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/distributed/process_communicator.h"
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "eadem/distributed/rank_sum.h"
+
+namespace eadem::distributed {
+
+namespace {
+
+constexpr int64_t kSlotBytes = 1 << 20;  // what a rank shows at a time; two of them take turns
+constexpr int64_t kMailBytes = 1 << 16;
+constexpr int kMaxRanks = 64;
+constexpr double kSignsPerSecond = 10;
+
+using Word = std::atomic<uint32_t>;
+static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
+
+enum class Call : uint32_t { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send };
+constexpr std::string_view kCallNames[] = {"all_reduce", "all_gather", "reduce_scatter",
+                                           "all_to_all", "broadcast",  "send"};
+
+// What a rank calls, as the others see it.
+struct CallOffer {
+  Call call = Call::all_reduce;
+  DType dtype = DType::f32;
+  int64_t count = 0;
+  int root = 0;
+  bool operator==(const CallOffer&) const = default;
+  std::string text() const {
+    return fmt::format("{} of {} {}, root {}", kCallNames[static_cast<size_t>(call)], count, dtype_name(dtype), root);
+  }
+};
+
+enum Presence : uint32_t { absent, present, left };
+
+struct alignas(64) RankState {
+  Word presence{absent};
+  Word signs{0};     // of life
+  Word meetings{0};  // at which the rank has arrived
+  int32_t pid = 0;
+  CallOffer offers[2];
+};
+
+struct alignas(64) Mailbox {
+  Word sent{0}, received{0};  // chunks
+  CallOffer offer;
+};
+
+struct Header {
+  Word failed{0};  // 0: no, 1: the reason is being written, 2: it stands there
+  char reason[1000] = {};
+};
+
+void sleep_on(Word& word, uint32_t value, double seconds) {
+  timespec limit{};
+  limit.tv_nsec = static_cast<long>(seconds * 1e9);
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &limit, nullptr, 0);
+}
+void set_and_wake(Word& word, uint32_t value) {
+  word.store(value, std::memory_order_seq_cst);
+  syscall(SYS_futex, &word, FUTEX_WAKE, kMaxRanks, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+struct ProcessGroup::Shared {
+  Shared(int num_ranks, const ProcessGroupOptions& limits) : size(num_ranks), options(limits) {
+    const auto n = static_cast<size_t>(size);
+    const size_t states = (sizeof(Header) + 63) / 64 * 64, mail = (states + n * sizeof(RankState) + 63) / 64 * 64;
+    const size_t data = (mail + n * n * sizeof(Mailbox) + 4095) / 4096 * 4096;
+    bytes = data + n * 2 * kSlotBytes + n * n * kMailBytes;
+    // Pages that nobody touches take no memory.
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw OutOfMemory("{} bytes to share between {} ranks", bytes, size);
+    base = static_cast<std::byte*>(memory);
+    header = new (base) Header;
+    ranks = reinterpret_cast<RankState*>(base + states);
+    mailboxes = reinterpret_cast<Mailbox*>(base + mail);
+    for (size_t i = 0; i < n; ++i) new (ranks + i) RankState;
+    for (size_t i = 0; i < n * n; ++i) new (mailboxes + i) Mailbox;
+    slots = base + data;
+  }
+  ~Shared() { munmap(base, bytes); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+
+  std::byte* slot(int rank, uint32_t turn) const { return slots + (int64_t{rank} * 2 + turn % 2) * kSlotBytes; }
+  std::byte* mail(int from, int to) const {
+    return slots + int64_t{size} * 2 * kSlotBytes + (int64_t{from} * size + to) * kMailBytes;
+  }
+  Mailbox& mailbox(int from, int to) const { return mailboxes[from * size + to]; }
+
+  void fail(const std::string& reason) const {
+    uint32_t none = 0;
+    if (!header->failed.compare_exchange_strong(none, 1)) return;
+    const size_t length = std::min(reason.size(), sizeof(header->reason) - 1);
+    std::memcpy(header->reason, reason.data(), length);
+    header->failed.store(2);
+  }
+  void throw_if_failed() const {
+    const uint32_t failed = header->failed.load();
+    if (failed == 2) throw RankFailed("{}", header->reason);
+    if (failed == 1) throw RankFailed("another rank failed");
+  }
+
+  int size;
+  ProcessGroupOptions options;
+  size_t bytes = 0;
+  std::byte* base = nullptr;
+  Header* header = nullptr;
+  RankState* ranks = nullptr;
+  Mailbox* mailboxes = nullptr;
+  std::byte* slots = nullptr;
+};
+
+class ProcessCommunicator final : public Communicator {
+ public:
+  ProcessCommunicator(std::shared_ptr<ProcessGroup::Shared> shared, int rank)
+      : shared_(std::move(shared)), rank_(rank), seen_(static_cast<size_t>(shared_->size)) {
+    uint32_t free = absent;
+    if (!own().presence.compare_exchange_strong(free, present))
+      throw InvalidArgument("rank {} of {} has joined already", rank, size());
+    own().pid = getpid();
+    signs_ = std::thread([this] {
+      while (!ends_.load()) {
+        own().signs.fetch_add(1);
+        sleep_on(ends_, 0, 1 / kSignsPerSecond);
+      }
+    });
+  }
+  ~ProcessCommunicator() override {
+    set_and_wake(ends_, 1);
+    signs_.join();
+    own().presence.store(left);
+  }
+
+  void wait_for_all() {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(shared_->options.join_limit_s);
+    for (int rank = 0; rank < size(); ++rank)
+      while (state(rank).presence.load() == absent) {
+        shared_->throw_if_failed();
+        if (std::chrono::steady_clock::now() > limit) {
+          shared_->fail(
+              fmt::format("rank {} of {} did not join within {} s", rank, size(), shared_->options.join_limit_s));
+          shared_->throw_if_failed();
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    meet();
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return shared_->size; }
+
+  void all_reduce_sum(Device&, const TensorView& data) override {
+    expect_summed(data.dtype);
+    in_chunks({Call::all_reduce, data.dtype, data.num_elements()}, kSlotBytes, data, [&](int64_t first, int64_t n) {
+      show(0, data, first, n);
+      return [&, first, n](uint32_t turn) { sum(turn, 0, data, first, n); };
+    });
+  }
+  void all_gather(Device&, const TensorView& gathered, const TensorView& part) override {
+    expect_times_size("all_gather", gathered, part);
+    in_chunks({Call::all_gather, part.dtype, part.num_elements()}, kSlotBytes, part, [&](int64_t first, int64_t n) {
+      show(0, part, first, n);
+      return [&, first, n](uint32_t turn) {
+        for (int rank = 0; rank < size(); ++rank) take(rank, turn, 0, gathered, rank * part.num_elements() + first, n);
+      };
+    });
+  }
+  void reduce_scatter_sum(Device&, const TensorView& part, const TensorView& data) override {
+    expect_times_size("reduce_scatter", data, part);
+    expect_summed(data.dtype);
+    parts({Call::reduce_scatter, part.dtype, part.num_elements()}, data,
+          [&](uint32_t turn, int64_t first, int64_t n) { sum(turn, rank_ * n, part, first, n); });
+  }
+  void all_to_all(Device&, const TensorView& received, const TensorView& sent) override {
+    if (sent.num_elements() % size() != 0 || received.num_elements() != sent.num_elements())
+      refuse(fmt::format("all_to_all of {} into {} on {} ranks", to_string(sent), to_string(received), size()));
+    const int64_t count = sent.num_elements() / size();
+    parts({Call::all_to_all, sent.dtype, count}, sent, [&](uint32_t turn, int64_t first, int64_t n) {
+      for (int rank = 0; rank < size(); ++rank) take(rank, turn, rank_ * n, received, rank * count + first, n);
+    });
+  }
+  void broadcast(Device&, const TensorView& data, int root) override {
+    expect_rank(root);
+    in_chunks({Call::broadcast, data.dtype, data.num_elements(), root}, kSlotBytes, data,
+              [&](int64_t first, int64_t n) {
+                if (rank_ == root) show(0, data, first, n);
+                return [&, first, n](uint32_t turn) {
+                  if (rank_ != root) take(root, turn, 0, data, first, n);
+                };
+              });
+  }
+  void send(Device&, const TensorView& data, int to) override {
+    expect_other_rank(to);
+    Mailbox& mailbox = shared_->mailbox(rank_, to);
+    each_mail(data, [&](std::byte* bytes, int64_t count) {
+      mailbox.offer = {Call::send, data.dtype, data.num_elements()};
+      copy(shared_->mail(rank_, to), bytes, count);
+      const uint32_t number = mailbox.sent.load() + 1;
+      set_and_wake(mailbox.sent, number);
+      wait(mailbox.received, number, to);
+    });
+  }
+  void recv(Device&, const TensorView& data, int from) override {
+    expect_other_rank(from);
+    Mailbox& mailbox = shared_->mailbox(from, rank_);
+    each_mail(data, [&](std::byte* bytes, int64_t count) {
+      const uint32_t number = mailbox.received.load() + 1;
+      wait(mailbox.sent, number, from);
+      const CallOffer expected{Call::send, data.dtype, data.num_elements()};
+      if (mailbox.offer != expected)
+        refuse(fmt::format("rank {} makes a {}; rank {} expects a {}", from, mailbox.offer.text(), rank_,
+                           expected.text()));
+      copy(bytes, shared_->mail(from, rank_), count);
+      set_and_wake(mailbox.received, number);
+    });
+  }
+
+ private:
+  struct Seen {
+    uint32_t signs = 0;
+    int unchanged = 0;  // looks without a new sign
+  };
+
+  RankState& state(int rank) const { return shared_->ranks[rank]; }
+  RankState& own() const { return state(rank_); }
+  uint32_t turn() const { return own().meetings.load() + 1; }
+
+  static void copy(void* to, const void* from, int64_t size_bytes) {
+    if (size_bytes > 0) std::memcpy(to, from, static_cast<size_t>(size_bytes));
+  }
+  static std::byte* at(const TensorView& view, int64_t element) {
+    return static_cast<std::byte*>(view.data) + element * element_bytes(view);
+  }
+  static int64_t element_bytes(const TensorView& view) {
+    return view.num_elements() == 0 ? 1 : view.size_bytes() / view.num_elements();
+  }
+
+  // Elements [first, first + n) of `view` into this rank's slot at element `place`, and from another rank's.
+  void show(int64_t place, const TensorView& view, int64_t first, int64_t n) const {
+    const int64_t bytes = element_bytes(view);
+    copy(shared_->slot(rank_, turn()) + place * bytes, at(view, first), n * bytes);
+  }
+  void take(int rank, uint32_t turn, int64_t place, const TensorView& view, int64_t first, int64_t n) const {
+    const int64_t bytes = element_bytes(view);
+    copy(at(view, first), shared_->slot(rank, turn) + place * bytes, n * bytes);
+  }
+  void sum(uint32_t turn, int64_t place, const TensorView& result, int64_t first, int64_t n) const {
+    const auto add = [&]<typename T>(T) {
+      const auto part = [&](int rank) { return reinterpret_cast<const T*>(shared_->slot(rank, turn)) + place; };
+      sum_parts<T>(0, n, size(), part, [&](int64_t begin, const T* values, int64_t count) {
+        std::copy_n(values, count, static_cast<T*>(result.data) + first + begin);
+      });
+    };
+    with_summed_dtype(result.dtype, add);
+  }
+
+  // Calls prepare(first, n) for each chunk of `view`, meets, and calls what it returned. A slot is written again two
+  // meetings later, when all ranks have read it: they have arrived at the meeting between.
+  template <typename Prepare>
+  void in_chunks(const CallOffer& offer, int64_t chunk_bytes, const TensorView& view, const Prepare& prepare) {
+    const int64_t chunk = chunk_bytes / element_bytes(view);
+    for (int64_t first = 0; first == 0 || first < offer.count; first += chunk) {
+      const uint32_t number = turn();
+      const auto finish = prepare(first, std::min(chunk, offer.count - first));
+      own().offers[number % 2] = offer;
+      meet();
+      for (int rank = 0; rank < size(); ++rank)
+        if (const CallOffer& other = state(rank).offers[number % 2]; !(other == offer))
+          throw InvalidArgument("rank {} calls {}; rank {} calls {}", rank_, offer.text(), rank, other.text());
+      finish(number);
+    }
+  }
+  // Shows a chunk of every rank's part of `from`.
+  template <typename Finish>
+  void parts(const CallOffer& offer, const TensorView& from, const Finish& finish) {
+    in_chunks(offer, kSlotBytes / size(), from, [&](int64_t first, int64_t n) {
+      for (int rank = 0; rank < size(); ++rank) show(rank * n, from, rank * offer.count + first, n);
+      return [&, first, n](uint32_t turn) { finish(turn, first, n); };
+    });
+  }
+  template <typename Task>
+  static void each_mail(const TensorView& data, const Task& task) {
+    for (int64_t first = 0; first == 0 || first < data.size_bytes(); first += kMailBytes)
+      task(static_cast<std::byte*>(data.data) + first, std::min(kMailBytes, data.size_bytes() - first));
+  }
+
+  void meet() {
+    shared_->throw_if_failed();
+    const uint32_t number = turn();
+    set_and_wake(own().meetings, number);
+    for (int rank = 0; rank < size(); ++rank) wait(state(rank).meetings, number, rank);
+  }
+
+  // Waits until `word`, which `rank` sets, has reached `value`.
+  void wait(Word& word, uint32_t value, int rank) {
+    const auto reached = [&](uint32_t now) { return static_cast<int32_t>(now - value) >= 0; };
+    for (int spin = 0; spin < 1000; ++spin)
+      if (reached(word.load())) return;
+    for (Seen& seen : seen_) seen.unchanged = 0;
+    auto look = std::chrono::steady_clock::now();
+    for (uint32_t now = word.load(); !reached(now); now = word.load()) {
+      shared_->throw_if_failed();
+      const bool has_left = state(rank).presence.load() == left;
+      if (has_left && !reached(word.load())) shared_->fail(fmt::format("rank {} has left the group", rank));
+      if (has_left) continue;
+      sleep_on(word, now, 0.1);
+      // Looks are counted, not seconds: a group that was stopped as a whole and goes on has missed none.
+      if (std::chrono::steady_clock::now() - look < std::chrono::milliseconds(100)) continue;
+      look = std::chrono::steady_clock::now();
+      watch();
+    }
+  }
+
+  void watch() {
+    for (int rank = 0; rank < size(); ++rank) {
+      Seen& seen = seen_[static_cast<size_t>(rank)];
+      const uint32_t signs = state(rank).signs.load();
+      if (rank == rank_ || state(rank).presence.load() != present || signs != seen.signs) {
+        seen = {signs, 0};
+      } else if (++seen.unchanged >= shared_->options.silence_limit_s * kSignsPerSecond) {
+        shared_->fail(fmt::format("rank {} (process {}) died or hangs: no sign of life for {} s", rank, state(rank).pid,
+                                  shared_->options.silence_limit_s));
+      }
+    }
+  }
+
+  // The others must not wait for a call that this rank will not make.
+  [[noreturn]] void refuse(const std::string& reason) const {
+    shared_->fail(reason);
+    throw InvalidArgument("{}", reason);
+  }
+  void expect_summed(DType dtype) const {
+    if (dtype != DType::f32 && dtype != DType::bf16)
+      refuse(fmt::format("ranks cannot sum {}; expected f32 or bf16", dtype_name(dtype)));
+  }
+  void expect_times_size(std::string_view collective, const TensorView& all, const TensorView& part) const {
+    if (all.dtype != part.dtype || all.num_elements() != part.num_elements() * size())
+      refuse(fmt::format("{} on {} ranks: {} is not {} times {}", collective, size(), to_string(all), size(),
+                         to_string(part)));
+  }
+  void expect_rank(int rank) const {
+    if (rank < 0 || rank >= size()) refuse(fmt::format("there is no rank {} of {}", rank, size()));
+  }
+  void expect_other_rank(int rank) const {
+    expect_rank(rank);
+    if (rank == rank_) refuse(fmt::format("rank {} cannot send to itself", rank));
+  }
+
+  std::shared_ptr<ProcessGroup::Shared> shared_;
+  int rank_;
+  std::vector<Seen> seen_;
+  Word ends_{0};
+  std::thread signs_;
+};
+
+ProcessGroup::ProcessGroup(int size, ProcessGroupOptions options) {
+  if (size < 1 || size > kMaxRanks) throw InvalidArgument("a group of {} processes; expected 1 to {}", size, kMaxRanks);
+  shared_ = std::make_shared<Shared>(size, options);
+}
+
+ProcessGroup::~ProcessGroup() = default;
+
+std::shared_ptr<Communicator> ProcessGroup::join(int rank) const {
+  if (rank < 0 || rank >= shared_->size) throw InvalidArgument("there is no rank {} of {}", rank, shared_->size);
+  auto result = std::make_shared<ProcessCommunicator>(shared_, rank);
+  result->wait_for_all();
+  return result;
+}
+
+void ProcessGroup::fail(const std::string& reason) { shared_->fail(reason); }
+
+}  // namespace eadem::distributed
