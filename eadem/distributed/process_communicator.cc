@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "eadem/distributed/checked_communicator.h"
 #include "eadem/distributed/rank_sum.h"
 
 namespace eadem::distributed {
@@ -126,7 +127,7 @@ struct ProcessGroup::Shared {
   std::byte* slots = nullptr;
 };
 
-class ProcessCommunicator final : public Communicator {
+class ProcessCommunicator final : public CheckedCommunicator {
  public:
   ProcessCommunicator(std::shared_ptr<ProcessGroup::Shared> shared, int rank)
       : shared_(std::move(shared)), rank_(rank), seen_(static_cast<size_t>(shared_->size)) {
@@ -340,26 +341,9 @@ class ProcessCommunicator final : public Communicator {
     }
   }
 
-  // The others must not wait for a call that this rank will not make.
-  [[noreturn]] void refuse(const std::string& reason) const {
+  [[noreturn]] void refuse(const std::string& reason) const override {
     shared_->fail(reason);
     throw InvalidArgument("{}", reason);
-  }
-  void expect_summed(DType dtype) const {
-    if (dtype != DType::f32 && dtype != DType::bf16)
-      refuse(fmt::format("ranks cannot sum {}; expected f32 or bf16", dtype_name(dtype)));
-  }
-  void expect_times_size(std::string_view collective, const TensorView& all, const TensorView& part) const {
-    if (all.dtype != part.dtype || all.num_elements() != part.num_elements() * size())
-      refuse(fmt::format("{} on {} ranks: {} is not {} times {}", collective, size(), to_string(all), size(),
-                         to_string(part)));
-  }
-  void expect_rank(int rank) const {
-    if (rank < 0 || rank >= size()) refuse(fmt::format("there is no rank {} of {}", rank, size()));
-  }
-  void expect_other_rank(int rank) const {
-    expect_rank(rank);
-    if (rank == rank_) refuse(fmt::format("rank {} cannot send to itself", rank));
   }
 
   std::shared_ptr<ProcessGroup::Shared> shared_;

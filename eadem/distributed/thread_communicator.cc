@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "eadem/distributed/checked_communicator.h"
 #include "eadem/distributed/rank_sum.h"
 
 namespace eadem::distributed {
@@ -81,7 +82,7 @@ std::byte* bytes_of(const TensorView& view) { return static_cast<std::byte*>(vie
 
 }  // namespace
 
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public CheckedCommunicator {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadGroup::Shared> shared, int rank) : shared_(std::move(shared)), rank_(rank) {}
 
@@ -186,8 +187,7 @@ class ThreadCommunicator final : public Communicator {
     shared_->meet();
   }
 
-  // The others must not wait for a call that this rank will not make.
-  [[noreturn]] void refuse(const std::string& reason) const {
+  [[noreturn]] void refuse(const std::string& reason) const override {
     shared_->fail(reason);
     throw InvalidArgument("{}", reason);
   }
@@ -196,19 +196,6 @@ class ThreadCommunicator final : public Communicator {
 
   static void copy(void* to, const void* from, int64_t size_bytes) {
     if (size_bytes > 0) std::memcpy(to, from, static_cast<size_t>(size_bytes));
-  }
-
-  void expect_times_size(std::string_view collective, const TensorView& all, const TensorView& part) const {
-    if (all.dtype != part.dtype || all.num_elements() != part.num_elements() * size())
-      refuse(fmt::format("{} on {} ranks: {} is not {} times {}", collective, size(), to_string(all), size(),
-                         to_string(part)));
-  }
-  void expect_rank(int rank) const {
-    if (rank < 0 || rank >= size()) refuse(fmt::format("there is no rank {} of {}", rank, size()));
-  }
-  void expect_other_rank(int rank) const {
-    expect_rank(rank);
-    if (rank == rank_) refuse(fmt::format("rank {} cannot send to itself", rank));
   }
 
   std::shared_ptr<ThreadGroup::Shared> shared_;

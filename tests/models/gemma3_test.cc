@@ -185,6 +185,12 @@ TEST_F(Gemma3Gguf, KeysOfFiles) {
   EXPECT_HAS(refusal([&] { open_checkpoint(write(metadata)); }), "'gemma3.final_logit_softcapping' is not 0");
 }
 
+// A file does not state the activation; a function with two names gets that of the family's configs.
+TEST_F(Gemma3Gguf, TheActivationHasItsUsualName) {
+  const io::JsonValue json = open_checkpoint(write(golden_.model->config()->to_gguf())).model->config()->to_json();
+  EXPECT_EQ(json.find("hidden_activation")->as_string(), "gelu_pytorch_tanh");
+}
+
 TEST_F(Gemma3Gguf, WhatTheArchitectureCannotStateIsRefused) {
   const auto refused = [&](auto&& change) {
     ModelConfig config = *golden_.model->config();

@@ -42,7 +42,9 @@ std::vector<int64_t> optional_ids(const io::JsonReader& config, std::string_view
   return {};
 }
 
-std::string_view activation_name(ActivationKind kind) {
+// Of the names of a function, the one that the family's own configs have.
+std::string_view activation_name(ActivationKind kind, const ModelFamily& family) {
+  if (activation_named(family.activation) == kind) return family.activation;
   for (const ActivationName& known : kActivationNames)
     if (known.kind == kind) return known.name;
   return "?";
@@ -497,7 +499,7 @@ io::JsonValue ModelConfig::describe() const {
   set("num_hidden_layers", num_hidden_layers), set("num_attention_heads", num_attention_heads);
   set("num_key_value_heads", num_key_value_heads), set("head_dim", head_dim);
   set("max_position_embeddings", max_position_embeddings), set("rms_norm_eps", rms_norm_eps);
-  json.set(std::string(own.activation_key), std::string(activation_name(hidden_act)));
+  json.set(std::string(own.activation_key), std::string(activation_name(hidden_act, own)));
   for (const ConfigKey& key : own.keys) json.set(std::string(key.json), number_value(this->*key.member));
   own.write_json(*this, json);
   if (router_aux_loss_coef > 0)

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What communicators check of their arguments, in the same words.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "eadem/core/mesh/mesh.h"
+
+namespace eadem::distributed {
+
+class CheckedCommunicator : public Communicator {
+ protected:
+  // Throws InvalidArgument, and makes the calls of the others fail: they must not wait for one that this rank will not
+  // make.
+  [[noreturn]] virtual void refuse(const std::string& reason) const = 0;
+
+  void expect_summed(DType dtype) const {
+    if (dtype != DType::f32 && dtype != DType::bf16)
+      refuse(fmt::format("ranks cannot sum {}; expected f32 or bf16", dtype_name(dtype)));
+  }
+  void expect_times_size(std::string_view collective, const TensorView& all, const TensorView& part) const {
+    if (all.dtype != part.dtype || all.num_elements() != part.num_elements() * size())
+      refuse(fmt::format("{} on {} ranks: {} is not {} times {}", collective, size(), to_string(all), size(),
+                         to_string(part)));
+  }
+  void expect_rank(int rank) const {
+    if (rank < 0 || rank >= size()) refuse(fmt::format("there is no rank {} of {}", rank, size()));
+  }
+  void expect_other_rank(int other) const {
+    expect_rank(other);
+    if (other == rank()) refuse(fmt::format("rank {} cannot send to itself", other));
+  }
+};
+
+}  // namespace eadem::distributed
