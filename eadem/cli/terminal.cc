@@ -9,6 +9,9 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
 
 #include "eadem/core/error.h"
 #include "eadem/core/printable.h"
@@ -21,9 +24,51 @@ namespace {
 constexpr std::string_view kBold = "\x1b[1m", kDim = "\x1b[2m", kPlain = "\x1b[0m";
 constexpr std::string_view kClearLine = "\r\x1b[K";
 
+// What was printed and is not written yet. stdio's own buffer forgets what a signal kept it from writing.
+class Output {
+ public:
+  // Throws IoError when writing fails.
+  void add(std::string_view text, bool flush) {
+    constexpr size_t kMost = 1 << 16;
+    const std::lock_guard lock(mutex_);
+    waiting_ += text;
+    if (flush || waiting_.size() >= kMost) write_waiting();
+    if (const int failure = std::exchange(failure_, 0); failure != 0)
+      throw IoError("cannot write to standard output: {}", std::strerror(failure));
+  }
+  // Leaves a failure to the next `add`.
+  void flush() {
+    const std::lock_guard lock(mutex_);
+    write_waiting();
+  }
+
+ private:
+  void write_waiting() {
+    std::string_view rest = waiting_;
+    while (!rest.empty()) {
+      const ssize_t count = write(STDOUT_FILENO, rest.data(), rest.size());
+      if (count >= 0) {
+        rest.remove_prefix(static_cast<size_t>(count));
+      } else if (errno != EINTR) {
+        failure_ = errno;
+        break;
+      }
+    }
+    waiting_.clear();
+  }
+
+  std::mutex mutex_;
+  std::string waiting_;
+  int failure_ = 0;  // the last one, until it is thrown
+};
+
+Output& output() {
+  static Output all;
+  return all;
+}
+
 void write_error(std::string_view text) {
-  // If stdout and stderr are one terminal, this keeps their output in the order of writing.
-  std::fflush(stdout);
+  output().flush();  // if stdout and stderr are one terminal, their output stays in the order of writing
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
@@ -53,11 +98,10 @@ std::string shown_on_terminal(std::string_view text) {
 }
 
 void print(std::string_view text, bool flush) {
-  std::string shown;
-  if (stdout_is_terminal()) text = shown = shown_on_terminal(text);
-  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  if (!written || (flush && std::fflush(stdout) != 0))
-    throw IoError("cannot write to standard output: {}", std::strerror(errno));
+  if (stdout_is_terminal())
+    output().add(shown_on_terminal(text), true);  // line editing writes there too
+  else
+    output().add(text, flush);
 }
 
 void print_error(std::string_view text) { write_error(shown_on_terminal(text)); }
