@@ -24,7 +24,8 @@ namespace {
 constexpr std::string_view kBold = "\x1b[1m", kDim = "\x1b[2m", kPlain = "\x1b[0m";
 constexpr std::string_view kClearLine = "\r\x1b[K";
 
-// What was printed and is not written yet. stdio's own buffer forgets what a signal kept it from writing.
+// Text that was printed and is not yet written to stdout. It replaces stdio's buffer, because stdio drops the rest of a
+// text when a signal interrupts the write; this class writes it again.
 class Output {
  public:
   // Throws IoError when writing fails.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What communicators check of their arguments, in the same words.
+// CheckedCommunicator: a communicator with the checks of arguments that all communicators share.
 #pragma once
 
 #include <string>

@@ -33,7 +33,7 @@ enum class Call : uint32_t { all_reduce, all_gather, reduce_scatter, all_to_all,
 constexpr std::string_view kCallNames[] = {"all_reduce", "all_gather", "reduce_scatter",
                                            "all_to_all", "broadcast",  "send"};
 
-// What a rank calls, as the others see it.
+// The collective that a rank is calling. The other ranks compare it with theirs.
 struct CallOffer {
   Call call = Call::all_reduce;
   DType dtype = DType::f32;

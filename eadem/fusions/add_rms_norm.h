@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // sum = a + b; y = rms_norm(sum, weight), with the sum read once for both. Ports, dtypes, gradients: kernels/fusions.h.
-// In inference the sum may be written over a. The gradient of the sum, which other ops read too, is added while that
-// of the norm is made: of a block with a residual, training has no sum of gradients beside those of its products.
+// In inference the sum may be written over a. In training other ops read the sum too: the backward kernel adds the
+// gradient that they give it to the gradient of the norm, so that no op of its own adds the two.
 #pragma once
 
 #include "eadem/fusions/fused_op.h"

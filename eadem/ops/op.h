@@ -36,7 +36,8 @@ struct Port {
   };
   std::string_view name;
   Role role = Role::activation;
-  // Of an input: it may be unconnected. Of an output: its gradient may be, when nothing but this op reads it.
+  // An optional input may be unconnected. The gradient of an optional output may be unconnected in the backward pass:
+  // no other op has read the output.
   bool optional = false;
 };
 
@@ -88,7 +89,8 @@ class Op : public kernels::Definition {
   virtual bool has_backward() const { return false; }
   // Ops such as add hand the gradient of their output to every activation input as it is.
   virtual bool passes_gradient_through() const { return false; }
-  // The input whose gradient is also that of input `input`: one tensor serves both terms of a sum.
+  // Returns the input whose gradient is also the gradient of input `input`. The two terms of a sum have one gradient,
+  // so one tensor serves both. Default: the input itself.
   virtual int shares_gradient_with(int input) const { return input; }
   virtual std::vector<Saved> saved() const { return {}; }
   virtual std::vector<TensorType> extra_types(std::span<const TensorType> /*inputs*/) const { return {}; }
@@ -105,7 +107,8 @@ class Op : public kernels::Definition {
   // --- Derived; the same for every op.
   // Indices of inputs that receive a gradient: activations and parameters, in port order.
   std::vector<int> differentiable_inputs() const;
-  // Those of them with a gradient of their own: what the backward pass makes.
+  // The inputs whose gradients are the outputs of the backward pass, in port order: differentiable_inputs() without
+  // those that share the gradient of another input.
   std::vector<int> gradient_outputs() const;
   // Types of the ports of the backward pass, in contract order.
   std::vector<TensorType> backward_input_types(std::span<const TensorType> inputs,

@@ -44,7 +44,8 @@ __device__ void rotate_pair(const T* x,          // [head_dim]
   write(second, result.y);
 }
 
-// Rotates pairs [first, first + kPairs) of one head whose halves are rotated, and which rotates all of its elements.
+// Rotates pairs [first, first + kPairs) of one head. The style is rotate_half, and every element of the head is
+// rotated.
 constexpr int kPairs = 8;
 template <typename T, typename Y>
 __device__ void rotate_pairs(const T* x,          // [2 * half]

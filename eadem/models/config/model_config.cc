@@ -42,7 +42,8 @@ std::vector<int64_t> optional_ids(const io::JsonReader& config, std::string_view
   return {};
 }
 
-// Of the names of a function, the one that the family's own configs have.
+// Returns the name of an activation function. One that has several names, such as gelu_new and gelu_pytorch_tanh, gets
+// the one that the family's configs use.
 std::string_view activation_name(ActivationKind kind, const ModelFamily& family) {
   if (activation_named(family.activation) == kind) return family.activation;
   for (const ActivationName& known : kActivationNames)

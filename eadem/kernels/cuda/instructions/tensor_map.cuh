@@ -2,8 +2,7 @@
 //
 // Tensor maps (sm_90): one thread copies a box of a matrix from global to shared memory. A box has some panels of 64
 // columns of bf16, which arrive one after another as wgmma.cuh describes them: rows of 128 bytes, whose pieces of 16
-// bytes are permuted so that neither rows nor columns of pieces share banks. One instruction copies all panels: to
-// issue one takes a thread more than two hundred clocks, whatever its size.
+// bytes are permuted so that neither rows nor columns of pieces share banks. One instruction copies all panels.
 #pragma once
 
 #include <cuda.h>
