@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(
-  libhwy-dev libhwy1 libtomlplusplus-dev libtomlplusplus3 libpcre2-dev libpcre2-8-0 libutf8proc-dev
+  libhwy-dev libtomlplusplus-dev libtomlplusplus3 libpcre2-dev libpcre2-8-0 libutf8proc-dev
   libutf8proc2 libxxhash-dev libxxhash0 libedit-dev libedit2 libbsd0 libmd0 libbenchmark-dev libbenchmark1debian
 )
 
@@ -42,7 +42,7 @@ cp -rL "$work/root/usr/include" .deps/usr/include
 cp -rL "$work/root/usr/lib/x86_64-linux-gnu" .deps/usr/lib/x86_64-linux-gnu
 libraries=.deps/usr/lib/x86_64-linux-gnu
 # Nothing here uses these files.
-rm -rf "$libraries"/libpcre2-{16,32,posix}* "$libraries"/libhwy_{test,contrib}* .deps/usr/include/pcre2posix.h
+rm -rf "$libraries"/libpcre2-{16,32,posix}* .deps/usr/include/pcre2posix.h
 # pkg-config answers with this tree wherever it is.
 sed -i 's|^prefix=.*|prefix=${pcfiledir}/../../..|' "$libraries"/pkgconfig/*.pc
 echo "${packages[*]}" > .deps/packages

@@ -2,30 +2,55 @@
 #include "eadem/pipeline/parameter_store.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstring>
-#include <limits>
 
 namespace eadem::pipeline {
 
 namespace {
 
+// The bits of a value, as a signed integer, and those among them of the exponent: all set in what is not finite.
+template <typename T>
+struct ExponentBits;
+template <>
+struct ExponentBits<bf16_t> {
+  using Integer = int16_t;
+  static constexpr Integer kMask = 0x7f80;
+};
+template <>
+struct ExponentBits<f16_t> {
+  using Integer = int16_t;
+  static constexpr Integer kMask = 0x7c00;
+};
+template <>
+struct ExponentBits<float> {
+  using Integer = int32_t;
+  static constexpr Integer kMask = 0x7f800000;
+};
+template <>
+struct ExponentBits<double> {
+  using Integer = int64_t;
+  static constexpr Integer kMask = 0x7ff0000000000000;
+};
+
 // The flat index of the first value in [begin, end) that is not finite, or -1. Looks at a run of values for any such
-// before it looks for which.
+// before it looks for which; the length of a run is constant, so that compilers use vectors at every level.
 template <typename T>
 int64_t first_not_finite(const T* data, int64_t begin, int64_t end) {
-  constexpr int64_t kRun = 1024;
-  const auto finite = [](T value) {
-    if constexpr (std::is_floating_point_v<T>)
-      return std::abs(value) <= std::numeric_limits<T>::max();
-    else
-      return value.is_finite();
-  };
+  using Integer = typename ExponentBits<T>::Integer;
+  constexpr Integer kMask = ExponentBits<T>::kMask;
+  constexpr int64_t kRun = 512;
+  const auto exponent = [](const T& value) { return static_cast<Integer>(std::bit_cast<Integer>(value) & kMask); };
   for (; begin < end; begin += kRun) {
-    const int64_t last = std::min(begin + kRun, end);
-    int all = 1;
-    for (int64_t i = begin; i < last; ++i) all &= finite(data[i]);
-    if (all == 0) return std::find_if_not(data + begin, data + last, finite) - data;
+    Integer largest = 0;
+    if (end - begin >= kRun) {
+      for (int64_t i = 0; i < kRun; ++i) largest = std::max(largest, exponent(data[begin + i]));
+    } else {
+      for (int64_t i = begin; i < end; ++i) largest = std::max(largest, exponent(data[i]));
+    }
+    if (largest != kMask) continue;
+    while (exponent(data[begin]) != kMask) ++begin;
+    return begin;
   }
   return -1;
 }

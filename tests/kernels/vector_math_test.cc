@@ -78,20 +78,20 @@ HWY_AFTER_NAMESPACE();
 namespace eadem::kernels::cpu {
 namespace {
 
-HWY_EXPORT(compiled_for);
-HWY_EXPORT(lanes);
-HWY_EXPORT(exp_array);
-HWY_EXPORT(exp_of_negative_array);
-HWY_EXPORT(sigmoid_array);
-HWY_EXPORT(tanh_array);
-HWY_EXPORT(gauss_array);
-HWY_EXPORT(normal_cdf_array);
-HWY_EXPORT(widen_bf16);
-HWY_EXPORT(widen_f16);
-HWY_EXPORT(round_bf16);
-HWY_EXPORT(round_f16);
-HWY_EXPORT(sum_array);
-HWY_EXPORT(max_array);
+EADEM_CPU_EXPORT(compiled_for);
+EADEM_CPU_EXPORT(lanes);
+EADEM_CPU_EXPORT(exp_array);
+EADEM_CPU_EXPORT(exp_of_negative_array);
+EADEM_CPU_EXPORT(sigmoid_array);
+EADEM_CPU_EXPORT(tanh_array);
+EADEM_CPU_EXPORT(gauss_array);
+EADEM_CPU_EXPORT(normal_cdf_array);
+EADEM_CPU_EXPORT(widen_bf16);
+EADEM_CPU_EXPORT(widen_f16);
+EADEM_CPU_EXPORT(round_bf16);
+EADEM_CPU_EXPORT(round_f16);
+EADEM_CPU_EXPORT(sum_array);
+EADEM_CPU_EXPORT(max_array);
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

@@ -128,12 +128,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(add);
-HWY_EXPORT(mul);
-HWY_EXPORT(scale);
-HWY_EXPORT(scale_backward);
-HWY_EXPORT(activation_routines);
-HWY_EXPORT(cast_of);
+EADEM_CPU_EXPORT(add);
+EADEM_CPU_EXPORT(mul);
+EADEM_CPU_EXPORT(scale);
+EADEM_CPU_EXPORT(scale_backward);
+EADEM_CPU_EXPORT(activation_routines);
+EADEM_CPU_EXPORT(cast_of);
 
 namespace {
 

@@ -84,8 +84,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(gather_rows_of);
-HWY_EXPORT(scatter_add_columns);
+EADEM_CPU_EXPORT(gather_rows_of);
+EADEM_CPU_EXPORT(scatter_add_columns);
 
 namespace {
 

@@ -157,8 +157,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(layer_norm_routines);
-HWY_EXPORT(layer_norm_columns);
+EADEM_CPU_EXPORT(layer_norm_routines);
+EADEM_CPU_EXPORT(layer_norm_columns);
 
 namespace {
 

@@ -161,8 +161,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(rms_norm_routines);
-HWY_EXPORT(rms_norm_dweight);
+EADEM_CPU_EXPORT(rms_norm_routines);
+EADEM_CPU_EXPORT(rms_norm_dweight);
 
 namespace {
 

@@ -176,8 +176,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(rope_tokens_of);
-HWY_EXPORT(append_tokens_of);
+EADEM_CPU_EXPORT(rope_tokens_of);
+EADEM_CPU_EXPORT(append_tokens_of);
 
 namespace {
 

@@ -89,9 +89,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(row_maximum);
-HWY_EXPORT(sum_exp);
-HWY_EXPORT(sample_weights);
+EADEM_CPU_EXPORT(row_maximum);
+EADEM_CPU_EXPORT(sum_exp);
+EADEM_CPU_EXPORT(sample_weights);
 
 namespace {
 

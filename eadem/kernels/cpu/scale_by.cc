@@ -29,7 +29,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(scale_all);
+EADEM_CPU_EXPORT(scale_all);
 
 namespace {
 

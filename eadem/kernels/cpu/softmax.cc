@@ -32,8 +32,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(forward_row);
-HWY_EXPORT(softmax_backward_row);
+EADEM_CPU_EXPORT(forward_row);
+EADEM_CPU_EXPORT(softmax_backward_row);
 
 namespace {
 

@@ -56,8 +56,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(add_bias_rows_of);
-HWY_EXPORT(add_to);
+EADEM_CPU_EXPORT(add_bias_rows_of);
+EADEM_CPU_EXPORT(add_to);
 
 namespace {
 

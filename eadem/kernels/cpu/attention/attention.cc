@@ -471,7 +471,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(attention_routines);
+EADEM_CPU_EXPORT(attention_routines);
 
 Attention shape_of(const AttentionAttrs& attrs) {
   Attention a{};

@@ -174,8 +174,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(attention_backward_sequence);
-HWY_EXPORT(sinks_backward);
+EADEM_CPU_EXPORT(attention_backward_sequence);
+EADEM_CPU_EXPORT(sinks_backward);
 
 namespace {
 

@@ -151,9 +151,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(compress_routine);
-HWY_EXPORT(store_routine);
-HWY_EXPORT(compress_gradients);
+EADEM_CPU_EXPORT(compress_routine);
+EADEM_CPU_EXPORT(store_routine);
+EADEM_CPU_EXPORT(compress_gradients);
 
 namespace {
 

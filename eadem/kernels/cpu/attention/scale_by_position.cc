@@ -32,7 +32,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(scale_token);
+EADEM_CPU_EXPORT(scale_token);
 
 namespace {
 

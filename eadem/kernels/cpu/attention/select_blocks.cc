@@ -67,7 +67,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(weigh_routine);
+EADEM_CPU_EXPORT(weigh_routine);
 
 namespace {
 

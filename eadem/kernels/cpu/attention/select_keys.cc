@@ -90,7 +90,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(score_routine);
+EADEM_CPU_EXPORT(score_routine);
 
 namespace {
 

@@ -167,8 +167,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(selected_routines);
-HWY_EXPORT(selected_gradients);
+EADEM_CPU_EXPORT(selected_routines);
+EADEM_CPU_EXPORT(selected_gradients);
 
 namespace {
 

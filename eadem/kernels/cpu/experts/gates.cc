@@ -81,11 +81,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(clamped_swiglu);
-HWY_EXPORT(clamped_swiglu_dgate);
-HWY_EXPORT(clamped_swiglu_dup);
-HWY_EXPORT(gate_row);
-HWY_EXPORT(gate_row_backward);
+EADEM_CPU_EXPORT(clamped_swiglu);
+EADEM_CPU_EXPORT(clamped_swiglu_dgate);
+EADEM_CPU_EXPORT(clamped_swiglu_dup);
+EADEM_CPU_EXPORT(gate_row);
+EADEM_CPU_EXPORT(gate_row_backward);
 
 namespace {
 

@@ -51,8 +51,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(sum_balance);
-HWY_EXPORT(balance_gradient);
+EADEM_CPU_EXPORT(sum_balance);
+EADEM_CPU_EXPORT(balance_gradient);
 
 namespace {
 

@@ -78,10 +78,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(sum_pairs);
-HWY_EXPORT(sum_pairs_alike);
-HWY_EXPORT(spread_pairs);
-HWY_EXPORT(pair_products);
+EADEM_CPU_EXPORT(sum_pairs);
+EADEM_CPU_EXPORT(sum_pairs_alike);
+EADEM_CPU_EXPORT(spread_pairs);
+EADEM_CPU_EXPORT(pair_products);
 
 namespace {
 

@@ -148,8 +148,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(route_row);
-HWY_EXPORT(route_backward_row);
+EADEM_CPU_EXPORT(route_row);
+EADEM_CPU_EXPORT(route_backward_row);
 
 namespace {
 

@@ -52,7 +52,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(add_column_sums);
+EADEM_CPU_EXPORT(add_column_sums);
 
 namespace {
 

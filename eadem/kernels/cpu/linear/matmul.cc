@@ -425,7 +425,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(matmul_routines);
+EADEM_CPU_EXPORT(matmul_routines);
 
 MatmulTypes::Source source_of(PackedPanels::Side side) {
   return side == PackedPanels::Side::vnni ? Source::vnni : Source::panels;

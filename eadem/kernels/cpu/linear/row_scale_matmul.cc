@@ -186,9 +186,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(row_scales);
-HWY_EXPORT(row_scales_byte_dots);
-HWY_EXPORT(row_scales_tiles);
+EADEM_CPU_EXPORT(row_scales);
+EADEM_CPU_EXPORT(row_scales_byte_dots);
+EADEM_CPU_EXPORT(row_scales_tiles);
 
 QuantizedProduct row_scale_product(const QuantizedLayout& layout, Isa isa) {
   const DType scales = layout.group_scales;

@@ -52,7 +52,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(delta_sequence);
+EADEM_CPU_EXPORT(delta_sequence);
 
 extern const Kernel kGatedDeltaRuleBackward;  // gated_delta_rule_backward.cc
 

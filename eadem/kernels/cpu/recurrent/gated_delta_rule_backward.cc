@@ -226,7 +226,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(delta_rule_backward);
+EADEM_CPU_EXPORT(delta_rule_backward);
 
 extern const Kernel kGatedDeltaRuleBackward;
 

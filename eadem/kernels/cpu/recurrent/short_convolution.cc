@@ -154,7 +154,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(convolution_routines);
+EADEM_CPU_EXPORT(convolution_routines);
 
 namespace {
 

@@ -100,7 +100,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(scan_head);
+EADEM_CPU_EXPORT(scan_head);
 
 namespace {
 

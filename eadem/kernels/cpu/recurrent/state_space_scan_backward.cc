@@ -190,8 +190,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(scan_backward_head);
-HWY_EXPORT(sum_slices);
+EADEM_CPU_EXPORT(scan_backward_head);
+EADEM_CPU_EXPORT(sum_slices);
 
 namespace {
 

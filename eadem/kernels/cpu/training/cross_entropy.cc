@@ -48,9 +48,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(largest_of);
-HWY_EXPORT(sum_exp);
-HWY_EXPORT(cross_entropy_gradient);
+EADEM_CPU_EXPORT(largest_of);
+EADEM_CPU_EXPORT(sum_exp);
+EADEM_CPU_EXPORT(cross_entropy_gradient);
 
 namespace {
 

@@ -93,8 +93,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(sum_squares_f64);
-HWY_EXPORT(adamw_of);
+EADEM_CPU_EXPORT(sum_squares_f64);
+EADEM_CPU_EXPORT(adamw_of);
 
 namespace {
 

@@ -38,8 +38,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(part_state);
-HWY_EXPORT(part_gradient);
+EADEM_CPU_EXPORT(part_state);
+EADEM_CPU_EXPORT(part_gradient);
 
 namespace {
 

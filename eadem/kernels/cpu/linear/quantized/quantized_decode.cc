@@ -99,7 +99,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(decoder);
+EADEM_CPU_EXPORT(decoder);
 
 DecodeSteps decode_steps_of(const QuantizedFormat& format, Isa isa) { return EADEM_CPU_DISPATCH(decoder, isa)(format); }
 

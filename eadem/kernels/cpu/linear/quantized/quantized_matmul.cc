@@ -230,8 +230,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(product);
-HWY_EXPORT(product_byte_dots);
+EADEM_CPU_EXPORT(product);
+EADEM_CPU_EXPORT(product_byte_dots);
 
 QuantizedProduct block_product(const QuantizedFormat& format, Isa isa) {
   return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(product_byte_dots, isa)(format)

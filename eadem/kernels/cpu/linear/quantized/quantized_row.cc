@@ -132,8 +132,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(row_product);
-HWY_EXPORT(row_product_byte_dots);
+EADEM_CPU_EXPORT(row_product);
+EADEM_CPU_EXPORT(row_product_byte_dots);
 
 QuantizedProduct single_row_product(const QuantizedFormat& format, Isa isa) {
   return has_byte_dots(isa) ? EADEM_CPU_DISPATCH(row_product_byte_dots, isa)(format)

@@ -60,7 +60,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(routines);
+EADEM_CPU_EXPORT(routines);
 
 namespace {
 int64_t padded_steps(int64_t rows, int64_t k_size) {
