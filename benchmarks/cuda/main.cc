@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "eadem/core/encodings/block_encoding.h"
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/philox.h"
 #include "eadem/kernels/attention/attention.h"
 #include "eadem/kernels/backend.h"
@@ -120,9 +122,10 @@ class Bench {
     return copy_to_device(device_, host.view);
   }
 
-  // A weight [out, in], bf16 or encoded: random bytes.
+  // A weight [out, in], bf16 or encoded: random bytes. Of 8-bit floats, bf16 values and scales give such bytes.
   TensorView weight(int64_t out, int64_t in, const Encoding* encoding, std::vector<Tensor>& memory) {
     if (encoding == nullptr) return memory.emplace_back(random(DType::bf16, {out, in}, 0.05)).view;
+    if (Fp8Encoding::of(encoding) != nullptr) return rows_in(*encoding, out, in, memory);
     const Encoding* packing = kernels::cuda::FragmentBlocks::of(encoding);
     const int64_t words = encoded_bytes(*packing, {out, in}) / 2;
     TensorView view(memory.emplace_back(random(DType::bf16, {words}, 0.05)).view.data, DType::f32, {out, in});
@@ -130,7 +133,14 @@ class Bench {
     return view;
   }
 
-  // `encoding`: of the weights, or null: they are bf16.
+  // Rows of 8-bit codes, each with a scale.
+  TensorView rows_in(const Encoding& encoding, int64_t rows, int64_t columns, std::vector<Tensor>& memory) {
+    const int64_t words = encoded_bytes(encoding, {rows, columns}) / 2;
+    return view_of_planes(memory.emplace_back(random(DType::bf16, {words}, 0.05)).view.data, encoding, DType::bf16,
+                          {rows, columns});
+  }
+
+  // `encoding`: of the weights, or null: they are bf16. Beside 8-bit floats, x is in such, too.
   Row linear(const std::string& name, int64_t in, int64_t out, int64_t tokens, bool gated, DType result,
              const Encoding* encoding = nullptr) {
     const double bytes = (gated ? 2.0 : 1.0) *
@@ -140,10 +150,13 @@ class Bench {
     std::vector<TensorView> weights, ups;
     for (int i = 0; i < copies; ++i) weights.push_back(weight(out, in, encoding, memory));
     for (int i = 0; gated && i < copies; ++i) ups.push_back(weight(out, in, encoding, memory));
-    const Tensor x = random(DType::bf16, {tokens, in}), y = allocate_tensor(*device_, result, {tokens, out});
+    const bool fp8 = encoding != nullptr && Fp8Encoding::of(encoding) != nullptr;
+    const TensorView x = fp8 ? rows_in(RowEncoding::fp8_e4m3(), tokens, in, memory)
+                             : memory.emplace_back(random(DType::bf16, {tokens, in})).view;
+    const Tensor y = allocate_tensor(*device_, result, {tokens, out});
     const kernels::LinearAttrs attrs{.out_dtype = result};
     const kernels::LinearGatedActivationAttrs gated_attrs{.kind = kernels::ActivationKind::silu, .out_dtype = result};
-    const auto inputs_of = [&](size_t at) { return std::array{x.view, weights[at], gated ? ups[at] : TensorView{}}; };
+    const auto inputs_of = [&](size_t at) { return std::array{x, weights[at], gated ? ups[at] : TensorView{}}; };
     const TensorView outputs[] = {y.view};
     const kernels::PlanPtr plan =
         gated
@@ -382,12 +395,13 @@ int run(int argc, char** argv) {
           });
   }
   const auto encoded = [&](const char* part, const char* type, int64_t in, int64_t out, bool gated) {
+    const Encoding* encoding = BlockEncoding::find(type);
+    if (encoding == nullptr) encoding = Fp8Encoding::find(type);
     for (const int64_t tokens : {1, 8, 32, 64, 1024})
-      add(fmt::format("linear 8b {} {} tokens {}", type, part, tokens), [&](const std::string& name) {
-        return bench.linear(name, in, out, tokens, gated, DType::bf16, BlockEncoding::find(type));
-      });
+      add(fmt::format("linear 8b {} {} tokens {}", type, part, tokens),
+          [&](const std::string& name) { return bench.linear(name, in, out, tokens, gated, DType::bf16, encoding); });
   };
-  for (const char* type : {"q4_k", "q6_k", "q8_0", "q4_0", "iq4_nl"}) {
+  for (const char* type : {"fp8_e4m3_channel", "q4_k", "q6_k", "q8_0", "q4_0", "iq4_nl"}) {
     encoded("q", type, 4096, 4096, false);
     encoded("gate_up", type, 4096, 14336, true);
     encoded("down", type, 14336, 4096, false);

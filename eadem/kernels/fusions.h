@@ -10,9 +10,9 @@
 //   too, dweight f32 +=. The norm's part of da is rounded to its dtype before dsum is added, so the bits are those of
 //   the separate ops.
 // rms_norm_quantize: y = quantize(rms_norm(x, weight))
-//   inputs   x [tokens, hidden] f32; weight [hidden].   outputs: y, encoded. Attributes: RmsNormQuantizeAttrs.
+//   inputs   x [tokens, hidden]; weight [hidden].   outputs: y, encoded. Attributes: RmsNormQuantizeAttrs.
 // add_rms_norm_quantize: sum = a + b; y = quantize(rms_norm(sum, weight))
-//   inputs   a, b [tokens, hidden] f32; weight [hidden].   outputs: sum (may alias a), y, encoded. Attributes likewise.
+//   inputs   a, b [tokens, hidden]; weight [hidden].   outputs: sum (may alias a), y, encoded. Attributes likewise.
 // linear_gated_activation: y = f(x gate_weight^T) * (x up_weight^T)
 //   inputs   x [tokens, in]; gate_weight, up_weight [out, in] (parameters).   outputs: y [tokens, out].
 // linear_gated_activation_quantize: y = quantize(f(x gate_weight^T) * (x up_weight^T))

@@ -2,7 +2,7 @@
 //
 // y = x in the encoding `to`: rows of activations, rounded once for all products that multiply them so.
 //
-//   inputs   x [tokens, columns] f32
+//   inputs   x [tokens, columns] f32 or bf16
 //   outputs  y [tokens, columns], encoded
 //
 // The encoding defines the rounding (Encoding::encode); every kernel has its bits. A row does not depend on others.

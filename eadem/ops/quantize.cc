@@ -11,7 +11,7 @@ std::string Quantize::attrs_text() const { return fmt::format("to={}", attrs_.to
 
 std::vector<TensorType> Quantize::infer_types(std::span<const TensorType> in) const {
   expect_rank(name(), "x", in[0], 2);
-  expect_dtype(name(), "x", in[0], kF32);
+  expect_dtype(name(), "x", in[0], kActivations);
   expect_plain(name(), "x", in[0]);
   return {TensorType(in[0].dtype, in[0].dims(), attrs_.to)};
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A request's logits on a CUDA device are its own, bit for bit: however its prompt is cut into steps, whatever is
-// beside it, wherever its keys are kept, and with fusions or without. The model has random bf16 weights and the shapes
-// that the tensor-core kernels take.
+// beside it, wherever its keys are kept, and with fusions or without. The model has random weights, in bf16 or in 8-bit
+// floats, and the shapes that the tensor-core kernels take.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/io/files/atomic_file.h"
 #include "eadem/kernels/cuda/cuda_device.h"
 #include "tests/engine/decode_steps.h"
@@ -12,15 +15,16 @@
 namespace eadem::engine {
 namespace {
 
-class CudaEngine : public testing::Test {
+class CudaEngine : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (num_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
-    path_ = std::filesystem::temp_directory_path() /
-            fmt::format("eadem_cuda_{}.json", testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::replace(name.begin(), name.end(), '/', '_');
+    path_ = std::filesystem::temp_directory_path() / fmt::format("eadem_cuda_{}.json", name);
     io::write_file_atomically(path_.string(), R"({
       "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "hidden_act": "silu",
-      "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3,
+      "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 3,
       "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024,
       "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false})");
     checkpoint_ = models::open_config(path_.string());
@@ -33,8 +37,16 @@ class CudaEngine : public testing::Test {
     options.max_logit_rows = 1024;
     if (std::get_if<StaticKVCacheConfig>(&options.cache) != nullptr)
       options.cache = StaticKVCacheConfig{.max_batch_size = 3, .max_cache_len = 512};
-    auto engine =
-        std::make_unique<InferEngine>(checkpoint_.model, open_device("cuda"), options, models::spec_of(checkpoint_));
+    modules::ModelSpec spec = models::spec_of(checkpoint_);
+    if (const Encoding* encoding = Fp8Encoding::find(GetParam())) {
+      spec.checkpoint_type_of = [encoding](const std::string& parameter) -> std::optional<WeightType> {
+        if (parameter.find("proj") == std::string::npos) return WeightType(DType::bf16);
+        return WeightType(DType::f32, encoding);
+      };
+      spec.checkpoint_type = WeightType(DType::f32, encoding);
+      spec.checkpoint_source = "the test";
+    }
+    auto engine = std::make_unique<InferEngine>(checkpoint_.model, open_device("cuda"), options, spec);
     engine->load_random(1, 0.05);
     return engine;
   }
@@ -44,7 +56,7 @@ class CudaEngine : public testing::Test {
   models::Checkpoint checkpoint_;
 };
 
-TEST_F(CudaEngine, ChunkingDoesNotChangeBits) {
+TEST_P(CudaEngine, ChunkingDoesNotChangeBits) {
   const auto engine = make();
   const std::vector<int32_t> tokens = tokens_of(kTokens, 1000, 1);
   const std::vector<float> whole = logits_in_chunks(*engine, tokens, {300});
@@ -52,7 +64,7 @@ TEST_F(CudaEngine, ChunkingDoesNotChangeBits) {
   expect_same_bits(whole, logits_in_chunks(*engine, tokens, std::vector<int>(300, 1)), "token by token");
 }
 
-TEST_F(CudaEngine, CachesAndFusionsDoNotChangeBits) {
+TEST_P(CudaEngine, CachesAndFusionsDoNotChangeBits) {
   const std::vector<int32_t> tokens = tokens_of(kTokens, 1000, 2);
   const std::vector<int> chunks = {200, 1, 99};
   const std::vector<float> expected = logits_in_chunks(*make(), tokens, chunks);
@@ -61,14 +73,15 @@ TEST_F(CudaEngine, CachesAndFusionsDoNotChangeBits) {
     options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 8 << 20, .block_size = block_size};
     expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fmt::format("block {}", block_size));
   }
-  for (const char* fusion : {"add_rms_norm", "linear_gated_activation", "linear_qkv", "rope_kv_append", "all"}) {
+  for (const char* fusion : {"add_rms_norm", "linear_gated_activation", "linear_qkv", "rope_kv_append",
+                             "rms_norm_quantize", "add_rms_norm_quantize", "all"}) {
     EngineOptions options;
     options.disabled_fusions = {fusion};
     expect_same_bits(expected, logits_in_chunks(*make(options), tokens, chunks), fusion);
   }
 }
 
-TEST_F(CudaEngine, BatchMatesDoNotChangeBits) {
+TEST_P(CudaEngine, BatchMatesDoNotChangeBits) {
   const auto engine = make();
   const std::vector<std::vector<int32_t>> three = {tokens_of(kTokens, 1000, 3), tokens_of(kTokens, 1000, 4),
                                                    tokens_of(kTokens, 1000, 5)};
@@ -78,7 +91,7 @@ TEST_F(CudaEngine, BatchMatesDoNotChangeBits) {
 }
 
 // Steps that are recorded and replayed, filled up to a bucket, against those that a hook keeps from both.
-TEST_F(CudaEngine, ReplayedStepsHaveTheBitsOfOthers) {
+TEST_P(CudaEngine, ReplayedStepsHaveTheBitsOfOthers) {
   EngineOptions options;
   options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 8 << 20, .block_size = 16, .max_batch_size = 7};
   const auto engine = make(options), plain = make(options);
@@ -97,6 +110,26 @@ TEST_F(CudaEngine, ReplayedStepsHaveTheBitsOfOthers) {
   ASSERT_EQ(programs.size(), 5u);
   for (size_t i = 2; i < programs.size(); ++i) EXPECT_TRUE(programs[i]->program->is_recorded()) << i;
 }
+
+// Products of 8-bit floats take rows that were rounded once for all their readers, most of them by the norm.
+TEST_P(CudaEngine, ProductsRunWhereTheirTypesAreFast) {
+  const auto engine = make();
+  const bool fp8 = Fp8Encoding::find(GetParam()) != nullptr;
+  const pipeline::Program& program = *engine->programs().programs().front()->program;
+  int norms = 0;
+  for (size_t n = 0; n < program.graph().nodes().size(); ++n) {
+    const std::string_view op = program.graph().nodes()[n].op->name();
+    const bool head = program.graph().nodes()[n].scope.find("lm_head") != std::string::npos;
+    if (op == "linear" || op == "linear_qkv" || op == "linear_gated_activation") {
+      EXPECT_EQ(program.choices()[n].kernel->name, fp8 && !head ? "cuda_fp8" : "cuda_mma_chain") << op;
+    }
+    if (op == "rms_norm_quantize" || op == "add_rms_norm_quantize") ++norms;
+  }
+  EXPECT_EQ(norms, fp8 ? 6 : 0);  // two in each layer; the head's is not a norm of all rows
+}
+
+INSTANTIATE_TEST_SUITE_P(Weights, CudaEngine, testing::Values("bf16", "fp8_e4m3_channel"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace eadem::engine

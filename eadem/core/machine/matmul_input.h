@@ -2,7 +2,8 @@
 //
 // MatmulInput: the narrowest type to which matrix products may round their activations. A product rounds no further
 // than it gains by: on the CPU, quantized weights multiply int8 rows, bf16 weights multiply bf16 with AMX, and
-// everything else multiplies activations as they are. f32 rounds nothing anywhere.
+// everything else multiplies activations as they are; on CUDA, where int8 is allowed, 8-bit floats multiply rows of
+// fp8_e4m3. f32 rounds nothing anywhere.
 #pragma once
 
 #include <cstdint>

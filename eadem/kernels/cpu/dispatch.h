@@ -53,9 +53,10 @@ inline size_t counted_isa_slot(Isa isa) {
 #if HWY_IDE || ((HWY_TARGETS & (HWY_TARGETS - 1)) == 0)
 #define EADEM_CPU_EXPORT HWY_EXPORT
 #else
-#define EADEM_CPU_EXPORT(FUNCTION)                                                                             \
-  static constexpr decltype(&HWY_STATIC_DISPATCH(FUNCTION)) HWY_DISPATCH_TABLE(FUNCTION)[HWY_MAX_DYNAMIC_TARGETS + 2] = \
-      {nullptr, HWY_CHOOSE_TARGET_LIST(FUNCTION), HWY_CHOOSE_FALLBACK(FUNCTION)}
+#define EADEM_CPU_EXPORT(FUNCTION)                                                         \
+  static constexpr decltype(&HWY_STATIC_DISPATCH(FUNCTION)) HWY_DISPATCH_TABLE(            \
+      FUNCTION)[HWY_MAX_DYNAMIC_TARGETS + 2] = {nullptr, HWY_CHOOSE_TARGET_LIST(FUNCTION), \
+                                                HWY_CHOOSE_FALLBACK(FUNCTION)}
 #endif
 
 // The copy of `FUNCTION`, which EADEM_CPU_EXPORT has named, that is compiled for `isa`.

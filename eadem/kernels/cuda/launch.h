@@ -116,8 +116,25 @@ struct RmsNormParams {
   int64_t rows, hidden;
   float eps;
   DType dtype, weight_dtype;
+  // Not null: y is written in RowEncoding::fp8_e4m3, rounded to `dtype` before, and `y` is not used. hidden is a
+  // multiple of 8, at most kMostQuantizedNormColumns.
+  uint8_t* codes = nullptr;  // [rows, hidden]
+  float* scales = nullptr;   // [rows]
 };
+inline constexpr int64_t kMostQuantizedNormColumns = 8192;
 [[nodiscard]] cudaError_t launch_rms_norm(const RmsNormParams& params, cudaStream_t stream);
+
+// --- quantize.cu
+
+// Rows in RowEncoding::fp8_e4m3.
+struct QuantizeRowsParams {
+  const void* x;   // [rows, columns] dtype
+  uint8_t* codes;  // [rows, columns]
+  float* scales;   // [rows]
+  int64_t rows, columns;
+  DType dtype;
+};
+[[nodiscard]] cudaError_t launch_quantize_rows(const QuantizeRowsParams& params, cudaStream_t stream);
 
 // --- column_sums.cu
 
@@ -288,6 +305,8 @@ struct LinearParams {
   void* y;             // [tokens, out] y_dtype
   int64_t tokens, in, out;
   DType x_dtype, weight_dtype, bias_dtype, y_dtype;
+  const float* x_scales = nullptr;       // [tokens]: x are codes of e4m3; or null
+  const float* weight_scales = nullptr;  // [out], with x_scales
 };
 [[nodiscard]] cudaError_t launch_linear_tiles(const LinearParams& params, cudaStream_t stream);
 
@@ -315,6 +334,7 @@ struct LinearStreamPart {
   const void* bias = nullptr;    // [out] y_dtype, or null; not with `up`
   void* y = nullptr;             // [tokens, out] y_dtype, f32 or bf16
   int64_t out = 0;
+  const float* scales = nullptr;  // [out]: of the rows of `weight`, for launch_fp8_stream
 };
 inline constexpr int kMostLinearStreamParts = 3;
 
@@ -327,8 +347,16 @@ struct LinearStreamParams {
   int64_t multiprocessors;
   DType y_dtype;
   ActivationKind activation;
+  // For launch_fp8_stream:
+  const float* x_scales = nullptr;   // [tokens]
+  const float* up_scales = nullptr;  // [out]
 };
 [[nodiscard]] cudaError_t launch_linear_stream(const LinearStreamParams& params, cudaStream_t stream);
+
+// --- fp8_stream.cu: x and weights are codes of e4m3 with a scale for each row; `in` is a multiple of kFp8Multiple
+
+inline constexpr int64_t kFp8Multiple = 128;
+[[nodiscard]] cudaError_t launch_fp8_stream(const LinearStreamParams& params, cudaStream_t stream);
 
 // --- packed_stream.cu: weights are FragmentBlocks
 
@@ -351,6 +379,8 @@ struct PackedStreamParams {
 // Fills `size` values with random signs, mantissas and exponents.
 [[nodiscard]] cudaError_t launch_fill_test_values(void* values, DType dtype, int64_t size, uint64_t seed,
                                                   cudaStream_t stream);
+// Fills `size` codes of e4m3 at random, none of them NaN.
+[[nodiscard]] cudaError_t launch_fill_test_codes(uint8_t* codes, int64_t size, uint64_t seed, cudaStream_t stream);
 // Adds to *count, in device memory, how many of the 16-bit words of a and b differ. size_bytes is even.
 [[nodiscard]] cudaError_t launch_count_unequal(const void* a, const void* b, int64_t size_bytes, uint32_t* count,
                                                cudaStream_t stream);

@@ -6,17 +6,17 @@
 
 namespace eadem::kernels::cuda {
 
-Requirements::Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs)
+Requirements::Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs,
+                           std::initializer_list<size_t> encoded_outputs)
     : request_(request) {
   EADEM_CHECK(request.device->backend() == "cuda", "a CUDA kernel is asked about {}", request.device->description());
-  const auto require_plain = [&](const TensorType& type) {
-    if (type.encoding != nullptr)
-      require(false, fmt::format("a port is {}; takes plain tensors only", to_string(type)));
+  const auto require_plain = [&](std::span<const TensorType> types, std::initializer_list<size_t> encoded) {
+    for (size_t i = 0; i < types.size(); ++i)
+      if (types[i].encoding != nullptr && std::find(encoded.begin(), encoded.end(), i) == encoded.end())
+        require(false, fmt::format("a port is {}; takes plain tensors only", to_string(types[i])));
   };
-  for (size_t i = 0; i < request.inputs.size(); ++i)
-    if (std::find(encoded_inputs.begin(), encoded_inputs.end(), i) == encoded_inputs.end())
-      require_plain(request.inputs[i]);
-  for (const TensorType& type : request.outputs) require_plain(type);
+  require_plain(request.inputs, encoded_inputs);
+  require_plain(request.outputs, encoded_outputs);
 }
 
 Requirements& Requirements::dtype(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed) {

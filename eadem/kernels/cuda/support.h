@@ -27,12 +27,13 @@ T* elements(const TensorView& view) {
 }
 
 // Collects what a kernel requires of a request. The first requirement that is not met becomes the refusal. Every port
-// must be plain, apart from inputs that the kernel reads encoded.
+// must be plain, apart from inputs that the kernel reads encoded and outputs that it writes encoded.
 //
 //   return Requirements(request).dtype("x", request.inputs[0], {DType::f32}).verdict();
 class Requirements {
  public:
-  explicit Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {});
+  explicit Requirements(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {},
+                        std::initializer_list<size_t> encoded_outputs = {});
 
   // Requires a dtype of `allowed`, or an absent port.
   Requirements& dtype(std::string_view port, const TensorType& type, std::initializer_list<DType> allowed);

@@ -83,7 +83,7 @@ struct LeftRows {
 };
 template <int kD>
 struct LeftRows<kD, false> {
-  Operand operand;
+  Operand<> operand;
   __device__ LeftRows(const HeadRows&, int32_t, int, uint32_t panels) : operand(panels, 0) {}
   __device__ uint64_t at(int step) const {
     return operand.at(static_cast<uint32_t>(step / 4) * kPanelBytes + static_cast<uint32_t>(step % 4) * 32);

@@ -29,15 +29,16 @@ __device__ inline uint32_t panel_offset(int row, int piece) {
 // How `b` [k, n] is stored. Major::k: rows of a panel are columns of b. Major::n: they are rows of b.
 enum class Major : uint8_t { k, n };
 
-// Describes an operand. (PTX ISA, "Matrix Descriptor": swizzle of 128 bytes; groups of eight rows are 1024 bytes
-// apart.)
+// Describes an operand. (PTX ISA, "Matrix Descriptor": swizzle of 128 bytes.) Groups of eight rows are kGroupBytes
+// apart.
+template <uint32_t kGroupBytes = 8 * kPanelRowBytes>
 struct Operand {
   uint32_t low;  // `panel_bytes`, for Major::n with more than one panel: the distance of panels
 
   __device__ Operand(uint32_t address, uint32_t panel_bytes) : low(panel_bytes >> 4 << 16 | address >> 4) {}
   // The descriptor of the operand `bytes` further on.
   __device__ uint64_t at(uint32_t bytes) const {
-    constexpr uint32_t kHigh = 1u << 30 | 1024 >> 4;
+    constexpr uint32_t kHigh = 1u << 30 | kGroupBytes >> 4;
     return uint64_t{kHigh} << 32 | (low + (bytes >> 4));
   }
 };
@@ -116,6 +117,33 @@ __device__ inline void wgmma(float (&c)[8][4], uint64_t a, uint64_t b, bool accu
         "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
         "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kMajor == Major::n));
+}
+// c (64 x 16) += a (64 x 32) b (32 x 16) in e4m3, both in shared memory. A panel has 128 columns of codes.
+__device__ inline void wgmma_e4m3(float (&c)[2][4], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred accumulate;\n"
+      "setp.ne.b32 accumulate, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, accumulate, 1, "
+      "1;\n"
+      "}\n"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]),
+        "+f"(c[1][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+// The same for b (32 x 32).
+__device__ inline void wgmma_e4m3(float (&c)[4][4], uint64_t a, uint64_t b, bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred accumulate;\n"
+      "setp.ne.b32 accumulate, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15}, %16, %17, accumulate, 1, 1;\n"
+      "}\n"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]),
+        "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]),
+        "+f"(c[3][2]), "+f"(c[3][3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 // c (64 x 128) += a (64 x 16, in registers) b (16 x 128).
 template <Major kMajor>

@@ -24,10 +24,10 @@ using MatmulDesc = CudaHandle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using MatrixLayout = CudaHandle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = CudaHandle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-MatrixLayout make_layout(DType dtype, int64_t rows, int64_t cols) {  // column-major, dense
+MatrixLayout make_layout(cudaDataType_t type, int64_t rows, int64_t cols) {  // column-major, dense
   cublasLtMatrixLayout_t layout = nullptr;
-  EADEM_CUBLAS_CALL(cublasLtMatrixLayoutCreate(&layout, cuda_type(dtype), static_cast<uint64_t>(rows),
-                                               static_cast<uint64_t>(cols), rows));
+  EADEM_CUBLAS_CALL(
+      cublasLtMatrixLayoutCreate(&layout, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), rows));
   return MatrixLayout(layout);
 }
 
@@ -57,6 +57,11 @@ T get(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t att
   size_t written = 0;
   EADEM_CUBLAS_CALL(cublasLtMatmulAlgoConfigGetAttribute(&algo, attribute, &value, sizeof(value), &written));
   return value;
+}
+
+void set_scales(const MatmulDesc& desc, const void* weight_scales, const void* x_scales) {
+  set(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, weight_scales);
+  set(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x_scales);
 }
 
 }  // namespace
@@ -110,9 +115,17 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t
     set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(problem.result));
   }
-  plan->weight = make_layout(problem.operands, problem.in, is_weight_gradient ? kHeuristicRows : problem.out);
-  plan->x = make_layout(problem.operands, is_product ? problem.in : problem.out, kHeuristicRows);
-  plan->y = make_layout(problem.result, y_width(problem), is_weight_gradient ? problem.out : kHeuristicRows);
+  if (problem.e4m3) {
+    // A scale for each row. Never "fast" sums, which keep fewer bits.
+    constexpr auto kRowScales = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    set(plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, kRowScales);
+    set(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, kRowScales);
+    set_scales(plan->desc, workspace_.data(), workspace_.data());  // the search wants some
+  }
+  const cudaDataType_t operands = problem.e4m3 ? CUDA_R_8F_E4M3 : cuda_type(problem.operands);
+  plan->weight = make_layout(operands, problem.in, is_weight_gradient ? kHeuristicRows : problem.out);
+  plan->x = make_layout(operands, is_product ? problem.in : problem.out, kHeuristicRows);
+  plan->y = make_layout(cuda_type(problem.result), y_width(problem), is_weight_gradient ? problem.out : kHeuristicRows);
   plans_.push_back(std::move(plan));
   return *plans_.back();
 }
@@ -141,9 +154,11 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t row
   std::array<cublasLtMatmulHeuristicResult_t, kMaxAnswers> answers{};
   int num_answers = 0;
   set_rows(plan, rows);
-  EADEM_CUBLAS_CALL(cublasLtMatmulAlgoGetHeuristic(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
-                                                   plan.y.get(), plan.y.get(), preference.get(), kMaxAnswers,
-                                                   answers.data(), &num_answers));
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(), plan.y.get(),
+                                     plan.y.get(), preference.get(), kMaxAnswers, answers.data(), &num_answers);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};  // 8-bit floats with some results and biases
+  EADEM_CUBLAS_CALL(status);
   std::vector<cublasLtMatmulAlgo_t> result;
   for (int i = 0; i < num_answers; ++i) {
     const cublasLtMatmulHeuristicResult_t& answer = answers[static_cast<size_t>(i)];
@@ -238,6 +253,11 @@ void CudaMatmul::launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
   check_alignment("y", call.y, out_alignment);
   set_rows(plan, call.rows);
   if (problem.bias) set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, call.bias);
+  if (problem.e4m3) {
+    check_alignment("x_scales", call.x_scales, kAlignment);
+    check_alignment("weight_scales", call.weight_scales, kAlignment);
+    set_scales(plan.desc, call.weight_scales, call.x_scales);
+  }
   // With beta 0 the old values of y are not read.
   const float alpha = 1.0f, beta = problem.form == MatmulForm::weight_gradient ? 1.0f : 0.0f;
   EADEM_CUBLAS_CALL(cublasLtMatmul(handle_, plan.desc.get(), &alpha, call.weight, plan.weight.get(), call.x,

@@ -39,6 +39,8 @@ struct CudaMatmulProblem {
   DType result = DType::f32;    // dtype of y and bias
   bool bias = false;
   MatmulForm form = MatmulForm::product;
+  // x and weight are codes of e4m3, each row with an f32 scale; `operands` does not count. Only of products.
+  bool e4m3 = false;
   friend bool operator==(const CudaMatmulProblem&, const CudaMatmulProblem&) = default;
 };
 
@@ -48,6 +50,8 @@ struct CudaMatmulCall {  // shapes: MatmulForm
   const void* bias = nullptr;  // [out], or null
   void* y = nullptr;
   int64_t rows = 0;
+  const float* x_scales = nullptr;       // [rows], with e4m3
+  const float* weight_scales = nullptr;  // [out], with e4m3
 };
 
 class CudaMatmul {

@@ -5,6 +5,8 @@
 #include <optional>
 #include <type_traits>
 
+#include "eadem/core/encodings/fp8_encoding.h"
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/linear/fragment_blocks.h"
 
 namespace eadem::kernels::cuda {
@@ -24,6 +26,15 @@ std::string stream_requirement(const KernelRequest& request) {
       kLinearStreamMultiple, request.inputs[1].fixed(1));
 }
 
+bool takes_fp8_stream(const KernelRequest& request) {
+  static const Encoding* const weights = Fp8Encoding::find("fp8_e4m3_channel");
+  const TensorType &x = request.inputs[0], &weight = request.inputs[1];
+  return request.device->backend() == "cuda" &&
+         static_cast<const CudaDevice*>(request.device)->compute_capability() >= 90 &&
+         (x.encoding == &RowEncoding::fp8_e4m3() || (x.encoding == nullptr && x.dtype == DType::bf16)) &&
+         weight.encoding == weights && weight.fixed(1) % kFp8Multiple == 0;
+}
+
 CudaMatmulProblem matmul_problem(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1];
   const bool bias = request.op == "linear" && !is_unconnected(request.inputs[2]);
@@ -31,19 +42,32 @@ CudaMatmulProblem matmul_problem(const KernelRequest& request) {
           .out = weight.fixed(0),
           .operands = x.dtype,
           .result = request.outputs[0].dtype,
-          .bias = bias};
+          .bias = bias,
+          .e4m3 = x.encoding != nullptr};
 }
 
 CudaMatmulCall matmul_call(const LinearParams& p) {
-  return {.x = p.x, .weight = p.weight, .bias = p.bias, .y = p.y, .rows = p.tokens};
+  return {.x = p.x,
+          .weight = p.weight,
+          .bias = p.bias,
+          .y = p.y,
+          .rows = p.tokens,
+          .x_scales = p.x_scales,
+          .weight_scales = p.weight_scales};
 }
 
 const FragmentLayout* layout_of(const TensorType& weight) {
-  return weight.encoding == nullptr ? nullptr : &FragmentBlocks::of(weight.encoding)->layout();
+  const bool packed = weight.encoding != nullptr && Fp8Encoding::of(weight.encoding) == nullptr;
+  return packed ? &FragmentBlocks::of(weight.encoding)->layout() : nullptr;
 }
+
 void stream_products(CudaDevice& device, const LinearStreamParams& p,
                      const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
                      const FragmentLayout* up_layout) {
+  if (p.x_scales != nullptr) {
+    EADEM_CUDA_CALL(launch_fp8_stream(p, device.stream()));
+    return;
+  }
   if (layouts[0] == nullptr) {
     EADEM_CUDA_CALL(launch_linear_stream(p, device.stream()));
     return;
@@ -57,40 +81,49 @@ void stream_products(CudaDevice& device, const LinearStreamParams& p,
 
 namespace {
 
-// Computes the mma.sync chain for any number of rows, 64 at a time. `layout`: of the weight, or null.
+// Computes any number of rows, 64 at a time. `layout`: of the weight, or null.
 void stream_rows(CudaDevice& device, const LinearParams& p, const FragmentLayout* layout) {
-  const auto row_of = [](auto* matrix, int64_t row, int64_t width, DType dtype) -> decltype(matrix) {
+  const auto row_of = [](auto* matrix, int64_t row, int64_t row_bytes) -> decltype(matrix) {
     if (matrix == nullptr) return nullptr;
     using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(matrix)>>, const char, char>;
-    return static_cast<Byte*>(matrix) + row * width * static_cast<int64_t>(dtype_size(dtype));
+    return static_cast<Byte*>(matrix) + row * row_bytes;
   };
+  const auto size_of = [](DType dtype) { return static_cast<int64_t>(dtype_size(dtype)); };
+  const bool e4m3 = p.x_scales != nullptr;
   for (int64_t row = 0; row < p.tokens; row += kLinearStreamMaxTokens)
-    stream_products(device,
-                    {.x = row_of(p.x, row, p.in, p.x_dtype),
-                     .up = nullptr,
-                     .parts = {{p.weight, p.bias, row_of(p.y, row, p.out, p.y_dtype), p.out}},
-                     .tokens = std::min(kLinearStreamMaxTokens, p.tokens - row),
-                     .in = p.in,
-                     .multiprocessors = device.multiprocessors(),
-                     .y_dtype = p.y_dtype,
-                     .activation = {}},
-                    {layout});
+    stream_products(
+        device,
+        {.x = row_of(p.x, row, e4m3 ? p.in : p.in * size_of(p.x_dtype)),
+         .up = nullptr,
+         .parts = {{p.weight, p.bias, row_of(p.y, row, p.out * size_of(p.y_dtype)), p.out, p.weight_scales}},
+         .tokens = std::min(kLinearStreamMaxTokens, p.tokens - row),
+         .in = p.in,
+         .multiprocessors = device.multiprocessors(),
+         .y_dtype = p.y_dtype,
+         .activation = {},
+         .x_scales = e4m3 ? p.x_scales + row : nullptr},
+        {layout});
 }
 
-// Random operands of a problem, and the bits that linear_stream gives for them. There are `rows` rows, or as many as
-// fit kTestBytes.
+// Random operands of a problem, and the bits that the stream of few rows gives for them. There are `rows` rows, or as
+// many as fit kTestBytes.
 class ProductTest {
  public:
   ProductTest(CudaDevice& device, const CudaMatmulProblem& problem, int64_t rows)
       : device_(device), stream_(device.stream()) {
     constexpr int64_t kTestBytes = int64_t{512} << 20;
-    const auto x_size = static_cast<int64_t>(dtype_size(problem.operands));
+    const int64_t x_size = problem.e4m3 ? 1 : static_cast<int64_t>(dtype_size(problem.operands));
     const auto y_size = static_cast<int64_t>(dtype_size(problem.result));
     rows = std::clamp<int64_t>(kTestBytes / (problem.in * x_size + 2 * problem.out * y_size), kLinearStreamMaxTokens,
                                rows);
     y_bytes_ = rows * problem.out * y_size;
-    x_ = filled(problem.operands, rows * problem.in, 1);
-    weight_ = filled(problem.operands, problem.out * problem.in, 2);
+    if (problem.e4m3) {
+      x_ = filled_with_codes(rows * problem.in, 1), weight_ = filled_with_codes(problem.out * problem.in, 2);
+      x_scales_ = filled(DType::f32, rows, 4), weight_scales_ = filled(DType::f32, problem.out, 5);
+    } else {
+      x_ = filled(problem.operands, rows * problem.in, 1);
+      weight_ = filled(problem.operands, problem.out * problem.in, 2);
+    }
     if (problem.bias) bias_ = filled(problem.result, problem.out, 3);
     expected_ = device.allocate(y_bytes_), y_ = device.allocate(y_bytes_);
     count_ = device.allocate(sizeof(uint32_t));
@@ -104,13 +137,15 @@ class ProductTest {
                    .x_dtype = problem.operands,
                    .weight_dtype = problem.operands,
                    .bias_dtype = problem.result,
-                   .y_dtype = problem.result};
+                   .y_dtype = problem.result,
+                   .x_scales = static_cast<const float*>(x_scales_.data()),
+                   .weight_scales = static_cast<const float*>(weight_scales_.data())};
     stream_rows(device, p, nullptr);
     p.y = y_.data();
     call_ = matmul_call(p);
   }
 
-  // Returns the time of `product` in microseconds if it gives the bits of linear_stream, or nothing if any bit differs.
+  // Returns the time of `product` in microseconds if it gives the bits of the stream, or nothing if any bit differs.
   std::optional<double> time(CudaMatmul::Product product) {
     device_.fill_zero(count_.data(), sizeof(uint32_t));
     device_.fill_zero(y_.data(), y_bytes_);
@@ -144,9 +179,15 @@ class ProductTest {
     return buffer;
   }
 
+  Buffer filled_with_codes(int64_t size, uint64_t seed) {
+    Buffer buffer = device_.allocate(size);
+    EADEM_CUDA_CALL(launch_fill_test_codes(static_cast<uint8_t*>(buffer.data()), size, seed, stream_));
+    return buffer;
+  }
+
   CudaDevice& device_;
   cudaStream_t stream_;
-  Buffer x_, weight_, bias_, expected_, y_, count_;
+  Buffer x_, weight_, bias_, expected_, y_, count_, x_scales_, weight_scales_;
   int64_t y_bytes_ = 0;
   CudaMatmulCall call_;
 };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of bf16 rows whose bits do not depend on the number of rows: every output is one chain of mma.sync over
-// ascending k. Up to kLinearStreamMaxTokens rows are streamed (linear_stream.cu, packed_stream.cu); more go through
-// those algorithms of cuBLASLt that gave the same bits in a test, else they are streamed in turns.
+// Products whose bits do not depend on the number of rows. Of bf16 rows, every output is one chain of mma.sync over
+// ascending k (linear_stream.cu, packed_stream.cu); of rows and weights in 8-bit floats it is a sum of chains
+// (fp8_stream.cu). Up to kLinearStreamMaxTokens rows are streamed; more go through those algorithms of cuBLASLt that
+// gave the same bits in a test, else they are streamed in turns.
 #pragma once
 
 #include <array>
@@ -17,23 +18,26 @@ namespace eadem::kernels::cuda {
 // Whether linear_stream or packed_stream accepts x and weight, the first inputs of the request.
 bool takes_stream(const KernelRequest& request);
 std::string stream_requirement(const KernelRequest& request);
+// Whether fp8_stream accepts them: x as it will be once it is rounded, weight an 8-bit float with a scale for each row.
+bool takes_fp8_stream(const KernelRequest& request);
 
 // The problem of x and the first weight.
 CudaMatmulProblem matmul_problem(const KernelRequest& request);
 CudaMatmulCall matmul_call(const LinearParams& params);
 
-// The layout of a weight, or null for plain ones.
+// The layout of a weight that is FragmentBlocks, else null.
 const FragmentLayout* layout_of(const TensorType& weight);
 
-// Computes the mma.sync chain for up to kLinearStreamMaxTokens rows. All weights are plain, or each has a layout.
+// Computes up to kLinearStreamMaxTokens rows. All weights are plain, or each has a layout, or each has scales.
 void stream_products(CudaDevice& device, const LinearStreamParams& params,
                      const std::array<const FragmentLayout*, kMostLinearStreamParts>& layouts,
                      const FragmentLayout* up_layout = nullptr);
 
 class ExactProduct {
  public:
-  // `request` is that of a linear which takes_stream; its bounds say how many rows there may be. Tests the library's
-  // algorithms on the device when no earlier product has. Throws DeviceError.
+  // `request` is that of a linear which takes_stream, or whose x is rounded and which takes_fp8_stream; its bounds say
+  // how many rows there may be. Tests the library's algorithms on the device when no earlier product has. Throws
+  // DeviceError.
   ExactProduct(CudaDevice& device, const KernelRequest& request);
 
   // Bytes in which an encoded weight is decoded; aligned to kScratchAlignment.

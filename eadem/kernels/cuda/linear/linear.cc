@@ -6,6 +6,8 @@
 //                   those algorithms of cuBLASLt that gave the same bits in a test when the program compiled, else
 //                   through linear_stream again, 64 rows at a time. Encoded weights are rounded to bf16: few rows
 //                   stream them as they are (packed_stream.cu), more rows decode them first
+//   cuda_fp8        weights in 8-bit floats with a scale for each row, and x rounded to such rows (fp8_stream.cu,
+//                   cuBLASLt)
 //   cublaslt        other shapes and f32, by one algorithm for any number of rows
 //   cuda_tiles      any mix of element types, f32 FMA
 #include "eadem/kernels/linear.h"
@@ -15,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/linear/exact_product.h"
@@ -30,6 +33,8 @@ namespace {
 // tiles.
 constexpr double kF32Share = 0.08;
 constexpr double kTilesShare = 0.01;
+// Products of 8-bit floats against the bf16 rate, by their nominal rates.
+constexpr double kFp8Share = 2.0;
 
 Requirements common(const KernelRequest& request, std::initializer_list<size_t> encoded_inputs = {}) {
   return Requirements(request, encoded_inputs)
@@ -46,6 +51,30 @@ Verdict can_use_mma_chain(const KernelRequest& request) {
       .same_dtype("bias", request.inputs[2], "y", request.outputs[0])
       .verdict({.reason = "tensor cores"});
 }
+
+// Whether products of this request may round x to 8 bits, and fp8_stream takes the weights `inputs`.
+Requirements fp8_requirements(const KernelRequest& request, MatmulInput input,
+                              std::initializer_list<size_t> encoded_inputs) {
+  return Requirements(request, encoded_inputs)
+      .require(takes_fp8_stream(request),
+               fmt::format("x has to be bf16 (is {}), weight fp8_e4m3_channel (is {}), its rows a multiple of {} (are "
+                           "{}), the device Hopper or newer",
+                           WeightType(request.inputs[0].dtype, request.inputs[0].encoding).name(),
+                           WeightType(request.inputs[1].dtype, request.inputs[1].encoding).name(), kFp8Multiple,
+                           request.inputs[1].fixed(1)))
+      .require(input == MatmulInput::int8,
+               fmt::format("rounds x to fp8_e4m3; matmul_input is {}", matmul_input_name(input)));
+}
+constexpr const char* kFp8Reason = "tensor cores, 8-bit floats";
+
+Verdict can_use_fp8(const KernelRequest& request) {
+  return fp8_requirements(request, request.attrs.get<LinearAttrs>().matmul_input, {0, 1})
+      .dtype("y", request.outputs[0], kActivationDTypes)
+      .same_dtype("bias", request.inputs[2], "y", request.outputs[0])
+      .verdict({.flops_share = kFp8Share, .reason = kFp8Reason});
+}
+
+const Encoding* fp8_rows(const KernelRequest&, int input) { return input == 0 ? &RowEncoding::fp8_e4m3() : nullptr; }
 
 Verdict can_use_cublaslt(const KernelRequest& request) {
   const TensorType &x = request.inputs[0], &weight = request.inputs[1], &y = request.outputs[0];
@@ -71,15 +100,17 @@ Verdict can_use_tiles(const KernelRequest& request) {
                                   .reason = "f32 FMA, weights read for every 64 rows"});
 }
 
-// The memory of a weight as its kernel reads it.
-const void* weight_data(const TensorView& weight) {
-  return weight.encoding == nullptr ? elements(weight) : weight.plane(0);
+// The memory of an operand as its kernel reads it.
+const void* operand_data(const TensorView& operand) {
+  return operand.encoding == nullptr ? elements(operand) : operand.plane(0);
 }
+// The scales of rows of 8-bit floats; null for other operands.
+const float* row_scales(const TensorView& operand) { return static_cast<const float*>(operand.more_planes[0]); }
 
 LinearParams linear_params(const KernelCall& call) {
   const TensorView &x = call.inputs[0], &weight = call.inputs[1], &bias = call.inputs[2], &y = call.outputs[0];
-  return {.x = elements(x),
-          .weight = weight_data(weight),
+  return {.x = operand_data(x),
+          .weight = operand_data(weight),
           .bias = elements(bias),
           .y = elements(y),
           .tokens = x.shape[0],
@@ -88,7 +119,9 @@ LinearParams linear_params(const KernelCall& call) {
           .x_dtype = x.dtype,
           .weight_dtype = weight.dtype,
           .bias_dtype = bias.dtype,
-          .y_dtype = y.dtype};
+          .y_dtype = y.dtype,
+          .x_scales = row_scales(x),
+          .weight_scales = row_scales(weight)};
 }
 
 PlanPtr prepare_cublaslt(const KernelRequest& request, Context& context) {
@@ -114,7 +147,7 @@ const Encoding* qkv_packing(const KernelRequest& request, int input) {
   return input == 1 || input == 3 || input == 5 ? encoding_of(request, input) : nullptr;
 }
 
-PlanPtr prepare_mma_chain(const KernelRequest& request, Context& context) {
+PlanPtr prepare_exact(const KernelRequest& request, Context& context) {
   const ExactProduct product(static_cast<CudaDevice&>(context.device), request);
   return make_plan([product](const KernelCall& call) { product.run(linear_params(call), call.scratch.data); },
                    product.scratch_bytes());
@@ -151,6 +184,14 @@ Verdict can_gate(const KernelRequest& request) {
       .verdict({.reason = "tensor cores"});
 }
 
+Verdict can_gate_fp8(const KernelRequest& request) {
+  const TensorType &gate = request.inputs[1], &up = request.inputs[2];
+  return fp8_requirements(request, request.attrs.get<LinearGatedActivationAttrs>().matmul_input, {0, 1, 2})
+      .dtype("y", request.outputs[0], {DType::bf16})
+      .require(up.encoding == gate.encoding, "the weights have different encodings")
+      .verdict({.flops_share = kFp8Share, .reason = kFp8Reason});
+}
+
 // Both products, and the memory of a call: what one decodes, then the results of `up`.
 struct GatedProduct {
   GatedProduct(CudaDevice& device, const KernelRequest& request)
@@ -173,19 +214,21 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
   CudaDevice& device = cuda_device(call);
   if (x.shape[0] <= kLinearStreamMaxTokens) {
     stream_products(device,
-                    {.x = elements(x),
-                     .up = weight_data(up),
-                     .parts = {{weight_data(gate), nullptr, elements(y), gate.shape[0]}},
+                    {.x = operand_data(x),
+                     .up = operand_data(up),
+                     .parts = {{operand_data(gate), nullptr, elements(y), gate.shape[0], row_scales(gate)}},
                      .tokens = x.shape[0],
                      .in = x.shape[1],
                      .multiprocessors = device.multiprocessors(),
                      .y_dtype = y.dtype,
-                     .activation = product.kind},
+                     .activation = product.kind,
+                     .x_scales = row_scales(x),
+                     .up_scales = row_scales(up)},
                     {product.gate.layout()}, product.up.layout());
     return;
   }
-  LinearParams p{.x = elements(x),
-                 .weight = weight_data(gate),
+  LinearParams p{.x = operand_data(x),
+                 .weight = operand_data(gate),
                  .bias = nullptr,
                  .y = elements(y),
                  .tokens = x.shape[0],
@@ -194,9 +237,12 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                  .x_dtype = x.dtype,
                  .weight_dtype = gate.dtype,
                  .bias_dtype = y.dtype,
-                 .y_dtype = y.dtype};
+                 .y_dtype = y.dtype,
+                 .x_scales = row_scales(x),
+                 .weight_scales = row_scales(gate)};
   product.gate.run(p, call.scratch.data);
-  p.weight = weight_data(up), p.y = static_cast<char*>(call.scratch.data) + product.decoded_bytes;
+  p.weight = operand_data(up), p.weight_scales = row_scales(up);
+  p.y = static_cast<char*>(call.scratch.data) + product.decoded_bytes;
   product.up.run(p, call.scratch.data);
   EADEM_CUDA_CALL(launch_gated_activation(
       {.a = elements(y), .b = p.y, .y = elements(y), .size = p.tokens * p.out, .dtype = y.dtype}, product.kind,
@@ -213,13 +259,16 @@ PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
 // The request of the linear of part 0, 1 or 2.
 LinearRequest linear_of(const KernelRequest& qkv, size_t part) { return {qkv, 1 + 2 * part, 2 + 2 * part, part}; }
 
+// Whether each product can be computed, and they can share a launch.
+template <Verdict (*kCanMultiply)(const KernelRequest& linear)>
 Verdict can_use_qkv(const KernelRequest& request) {
   for (size_t part = 0; part < 3; ++part) {
-    if (const Verdict verdict = can_use_mma_chain(linear_of(request, part).request); !verdict.accepted) return verdict;
+    if (const Verdict verdict = kCanMultiply(linear_of(request, part).request); !verdict.accepted) return verdict;
     if ((request.inputs[1 + 2 * part].encoding == nullptr) != (request.inputs[1].encoding == nullptr))
       return Verdict::no("some weights are plain and some are encoded");
   }
-  return accept(request, {.reason = "tensor cores"});
+  constexpr bool kFp8 = kCanMultiply == can_use_fp8;
+  return accept(request, {.flops_share = kFp8 ? kFp8Share : 1.0, .reason = kFp8 ? kFp8Reason : "tensor cores"});
 }
 
 // The three products, and the layouts of their weights for the launch that few rows share.
@@ -248,17 +297,19 @@ void run_qkv(const QkvProduct& product, const KernelCall& call) {
     }
     return;
   }
-  LinearStreamParams p{.x = elements(x),
+  LinearStreamParams p{.x = operand_data(x),
                        .up = nullptr,
                        .parts = {},
                        .tokens = x.shape[0],
                        .in = x.shape[1],
                        .multiprocessors = device.multiprocessors(),
                        .y_dtype = call.outputs[0].dtype,
-                       .activation = {}};
+                       .activation = {},
+                       .x_scales = row_scales(x)};
   for (size_t part = 0; part < 3; ++part) {
     const TensorView &weight = call.inputs[1 + 2 * part], &bias = call.inputs[2 + 2 * part];
-    p.parts[part] = {weight_data(weight), elements(bias), elements(call.outputs[part]), weight.shape[0]};
+    p.parts[part] = {operand_data(weight), elements(bias), elements(call.outputs[part]), weight.shape[0],
+                     row_scales(weight)};
   }
   stream_products(device, p, product.layouts);
 }
@@ -271,9 +322,15 @@ PlanPtr prepare_qkv(const KernelRequest& request, Context& context) {
 constexpr Kernel kMmaChain{.name = "cuda_mma_chain",
                            .pass = Pass::inference,
                            .can_handle = can_use_mma_chain,
-                           .prepare = prepare_mma_chain,
+                           .prepare = prepare_exact,
                            .packing = linear_packing,
                            .alignment_bytes = CudaMatmul::kAlignment};
+constexpr Kernel kFp8{.name = "cuda_fp8",
+                      .pass = Pass::inference,
+                      .can_handle = can_use_fp8,
+                      .prepare = prepare_exact,
+                      .alignment_bytes = CudaMatmul::kAlignment,
+                      .wanted_encoding = fp8_rows};
 constexpr Kernel kCublasLt{.name = "cublaslt",
                            .pass = Pass::inference,
                            .can_handle = can_use_cublaslt,
@@ -288,9 +345,21 @@ constexpr Kernel kGated{.name = "cuda_mma_chain",
                         .prepare = prepare_gated,
                         .packing = gated_packing,
                         .alignment_bytes = CudaMatmul::kAlignment};
+constexpr Kernel kGatedFp8{.name = "cuda_fp8",
+                           .pass = Pass::inference,
+                           .can_handle = can_gate_fp8,
+                           .prepare = prepare_gated,
+                           .alignment_bytes = CudaMatmul::kAlignment,
+                           .wanted_encoding = fp8_rows};
+constexpr Kernel kQkvFp8{.name = "cuda_fp8",
+                         .pass = Pass::inference,
+                         .can_handle = can_use_qkv<can_use_fp8>,
+                         .prepare = prepare_qkv,
+                         .alignment_bytes = CudaMatmul::kAlignment,
+                         .wanted_encoding = fp8_rows};
 constexpr Kernel kQkv{.name = "cuda_mma_chain",
                       .pass = Pass::inference,
-                      .can_handle = can_use_qkv,
+                      .can_handle = can_use_qkv<can_use_mma_chain>,
                       .prepare = prepare_qkv,
                       .packing = qkv_packing,
                       .alignment_bytes = CudaMatmul::kAlignment};
@@ -300,10 +369,10 @@ constexpr Kernel kQkv{.name = "cuda_mma_chain",
 KernelList linear_kernels() {
   KernelList kernels = linear_backward_kernels();
   kernels.insert(kernels.begin(),
-                 {&kMmaChain, &kMmaChainForward, &kCublasLt, &kCublasLtForward, &kTiles, &kTilesForward});
+                 {&kFp8, &kMmaChain, &kMmaChainForward, &kCublasLt, &kCublasLtForward, &kTiles, &kTilesForward});
   return kernels;
 }
-KernelList linear_gated_activation_kernels() { return {&kGated}; }
-KernelList linear_qkv_kernels() { return {&kQkv}; }
+KernelList linear_gated_activation_kernels() { return {&kGatedFp8, &kGated}; }
+KernelList linear_qkv_kernels() { return {&kQkvFp8, &kQkv}; }
 
 }  // namespace eadem::kernels::cuda

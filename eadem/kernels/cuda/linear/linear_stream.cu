@@ -15,35 +15,6 @@ namespace {
 template <int kRowWarps, int kTokenWarps, int kTokenTiles, int kStages>
 using Shape = StreamShape<kRowWarps, kTokenWarps, kTokenTiles, kStages, 1, false>;
 
-struct StreamMaps {
-  CUtensorMap weights[kMostLinearStreamParts];
-  CUtensorMap up, tokens;
-};
-
-// By one thread: copies the weights of every chunk of every tile of this block. They do not depend on earlier kernels.
-template <typename S, bool kGated>
-__device__ inline void copy_weights(const LinearStreamParams& p, const StreamMaps& maps, const StreamRing& ring,
-                                    int num_tiles) {
-  using Tiles = StreamTiles<S, kGated>;
-  const int num_chunks = static_cast<int>(ceil_div(p.in, kChunk));
-  const uint64_t policy = l2_policy<L2Policy::evict_first>();
-  RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
-  for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
-    int tile_of_part = tile;
-    const CUtensorMap& map = maps.weights[Tiles::part_of(p, tile_of_part)];
-    const int row = tile_of_part * Tiles::kOutputs;
-    for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
-      const uint32_t full = ring.full + place.stage * kBarrierBytes;
-      const uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes);
-      barrier_arrive_expecting(full, S::kWeightBytes);
-      copy_box_async(to, map, row, chunk * kGroups, full, policy);
-      if constexpr (kGated) copy_box_async(to + S::kWeightBytes / 2, maps.up, row, chunk * kGroups, full, policy);
-      place.advance();
-    }
-  }
-}
-
 // A block computes tiles blockIdx.x, blockIdx.x + gridDim.x, ..., and its copies continue from one tile into the next
 // without waiting.
 template <typename Y, typename S, bool kGated>
@@ -71,12 +42,7 @@ template <typename Y, typename S, bool kGated>
 cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
   using Tiles = StreamTiles<S, kGated>;
   StreamMaps maps{};
-  cudaError_t error = make_panel_map(maps.tokens, p.x, p.tokens, p.in, S::kTokens, kGroups);
-  for (int i = 0; i < Tiles::kMostParts && error == cudaSuccess; ++i)
-    if (p.parts[i].out > 0)
-      error = make_panel_map(maps.weights[i], p.parts[i].weight, p.parts[i].out, p.in, Tiles::kBoxRows, kGroups);
-  if (kGated && error == cudaSuccess)
-    error = make_panel_map(maps.up, p.up, p.parts[0].out, p.in, Tiles::kBoxRows, kGroups);
+  const cudaError_t error = make_stream_maps<S, kGated>(maps, p);
   if (error != cudaSuccess) return error;
   const int blocks = std::min(Tiles::count(p), static_cast<int>(p.multiprocessors));
   return launch_overlapped(linear_stream<Y, S, kGated>, dim3(static_cast<unsigned>(blocks)), S::kThreads,

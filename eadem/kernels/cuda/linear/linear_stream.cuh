@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the products of few rows share (linear_stream.cu for bf16 weights, packed_stream.cu for encoded ones): a ring of
-// stages in shared memory, the thread that copies tokens into it, and the warps that multiply. A stage holds kChunk
+// What the products of few rows share (linear_stream.cu for bf16 weights, packed_stream.cu for encoded ones,
+// fp8_stream.cu for 8-bit floats): a ring of stages in shared memory, the threads that copy tokens and plain weights
+// into it, and the warps that multiply by mma.sync. A stage holds kChunk
 // elements of k of all rows of a tile.
 #pragma once
 
@@ -34,6 +35,7 @@ struct StreamShape {
   static constexpr bool kFragments = kFragments_;
   static constexpr int kWarps = kRowWarps * kTokenWarps;
   static constexpr int kRows = kRowWarps * kFragmentRows;
+  static constexpr int kGatedBoxRows = kRows / 2;  // one box of each weight
   static constexpr int kTokens = kTokenWarps * kTokenTiles * kFragmentTokens;
   static constexpr int kWeightBytes = kRows * kChunk * 2;
   static constexpr int kStageBytes = kWeightBytes + kTokens * kChunk * 2;
@@ -72,8 +74,8 @@ struct StreamTiles {
     if constexpr (kGated) return row / (2 * kFragmentRows) * kFragmentRows + row % kFragmentRows;
     return row;
   }
-  // The rows of a box of weights: with kGated a stage has the panels of `weight`, then those of `up`.
-  static constexpr int kBoxRows = kOutputs;
+  // The rows of a box of weights: with kGated a stage has boxes of `weight` and of `up` in turns.
+  static constexpr int kBoxRows = kGated ? S::kGatedBoxRows : kOutputs;
   // Returns where a row warp's rows begin in a stage of panels, in the first panel that has them.
   __device__ static uint32_t panel_of(int row_warp) {
     constexpr uint32_t kBoxBytes = kGroups * kBoxRows * kPanelRowBytes, kWarpBytes = kFragmentRows * kPanelRowBytes;
@@ -117,6 +119,54 @@ __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMa
                      chunk * kGroups, full, policy);
       place.advance();
     }
+}
+
+// The matrices of a launch whose stages are panels.
+struct StreamMaps {
+  CUtensorMap weights[kMostLinearStreamParts];
+  CUtensorMap up, tokens;
+};
+
+// By one thread: copies the weights of every chunk of every tile of this block. They do not depend on earlier kernels.
+template <typename S, bool kGated>
+__device__ inline void copy_weights(const LinearStreamParams& p, const StreamMaps& maps, const StreamRing& ring,
+                                    int num_tiles) {
+  using Tiles = StreamTiles<S, kGated>;
+  const int num_chunks = static_cast<int>(ceil_div(p.in, kChunk));
+  const uint64_t policy = l2_policy<L2Policy::evict_first>();
+  RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
+  for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
+    int tile_of_part = tile;
+    const CUtensorMap& map = maps.weights[Tiles::part_of(p, tile_of_part)];
+    const int row = tile_of_part * Tiles::kOutputs;
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
+      const uint32_t full = ring.full + place.stage * kBarrierBytes;
+      const uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes);
+      barrier_arrive_expecting(full, S::kWeightBytes);
+      constexpr uint32_t kBoxBytes = Tiles::kBoxRows * kChunk * 2;
+#pragma unroll
+      for (int box = 0; box < Tiles::kOutputs / Tiles::kBoxRows; ++box) {
+        const uint32_t at = to + static_cast<uint32_t>(box) * (kGated ? 2 : 1) * kBoxBytes;
+        copy_box_async(at, map, row + box * Tiles::kBoxRows, chunk * kGroups, full, policy);
+        if constexpr (kGated)
+          copy_box_async(at + kBoxBytes, maps.up, row + box * Tiles::kBoxRows, chunk * kGroups, full, policy);
+      }
+      place.advance();
+    }
+  }
+}
+
+template <typename S, bool kGated>
+cudaError_t make_stream_maps(StreamMaps& maps, const LinearStreamParams& p) {
+  using Tiles = StreamTiles<S, kGated>;
+  cudaError_t error = make_panel_map(maps.tokens, p.x, p.tokens, p.in, S::kTokens, kGroups);
+  for (int i = 0; i < Tiles::kMostParts && error == cudaSuccess; ++i)
+    if (p.parts[i].out > 0)
+      error = make_panel_map(maps.weights[i], p.parts[i].weight, p.parts[i].out, p.in, Tiles::kBoxRows, kGroups);
+  if (kGated && error == cudaSuccess)
+    error = make_panel_map(maps.up, p.up, p.parts[0].out, p.in, Tiles::kBoxRows, kGroups);
+  return error;
 }
 
 // The fragments of one panel of k.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// rms_norm, the fusion add_rms_norm, and softmax. Each row is computed by one block.
+// rms_norm, the fusions add_rms_norm, rms_norm_quantize and add_rms_norm_quantize, and softmax. Each row is computed by
+// one block.
 #include <algorithm>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/support.h"
+#include "eadem/kernels/fusions.h"
 #include "eadem/kernels/rms_norm.h"
 
 namespace eadem::kernels::cuda {
@@ -109,6 +112,44 @@ PlanPtr prepare_add_rms_norm(const KernelRequest& request, Context&) {
   });
 }
 
+// The norm of x, or of a + b, whose rows are rounded to e4m3 as the separate ops would round them.
+template <bool kAdds>
+Verdict can_normalize_and_quantize(const KernelRequest& request) {
+  constexpr size_t kNormWeight = kAdds ? 2 : 1, kRounded = kAdds ? 1 : 0;
+  const Encoding* to = request.attrs.get<RmsNormQuantizeAttrs>().to;
+  const TensorType &x = request.inputs[0], &weight = request.inputs[kNormWeight];
+  Requirements requirements(request, {}, {kRounded});
+  requirements.dtype("x", x, kActivationDTypes)
+      .dtype("weight", weight, kActivationDTypes)
+      .require(weight.rank() == 1, "there is a weight for each group")
+      .require(to == &RowEncoding::fp8_e4m3(), fmt::format("rounds to fp8_e4m3; {} is wanted", to->name()))
+      .require(weight.fixed(0) % 8 == 0, "rows have to be a multiple of 8")
+      .at_most("hidden", weight.fixed(0), kMostQuantizedNormColumns);
+  if (kAdds) requirements.same_dtype("b", request.inputs[1], "a", x).same_dtype("sum", request.outputs[0], "a", x);
+  return requirements.verdict();
+}
+
+template <bool kAdds>
+PlanPtr prepare_norm_quantize(const KernelRequest& request, Context&) {
+  return make_plan([eps = request.attrs.get<RmsNormQuantizeAttrs>().norm.eps](const KernelCall& call) {
+    const TensorView &x = call.inputs[0], &weight = call.inputs[kAdds ? 2 : 1], &y = call.outputs[kAdds ? 1 : 0];
+    EADEM_CUDA_CALL(launch_rms_norm({.x = elements(x),
+                                     .add = kAdds ? elements(call.inputs[1]) : nullptr,
+                                     .sum = kAdds ? elements(call.outputs[0]) : nullptr,
+                                     .weight = elements(weight),
+                                     .y = nullptr,
+                                     .inv_rms = nullptr,
+                                     .rows = x.shape.num_rows(),
+                                     .hidden = x.shape.back(),
+                                     .eps = eps,
+                                     .dtype = x.dtype,
+                                     .weight_dtype = weight.dtype,
+                                     .codes = static_cast<uint8_t*>(y.plane(0)),
+                                     .scales = static_cast<float*>(y.plane(1))},
+                                    stream_of(call)));
+  });
+}
+
 Verdict can_softmax(const KernelRequest& request) {
   return Requirements(request)
       .dtype("x", request.inputs[0], {DType::f32})
@@ -140,12 +181,20 @@ constexpr Kernel kAddRmsNorm{.name = "cuda_rows",
                              .prepare = prepare_add_rms_norm,
                              .alignment_bytes = 32};
 constexpr Kernel kAddRmsNormForward = in_forward(kAddRmsNorm);
+template <bool kAdds>
+constexpr Kernel kNormQuantize{.name = "cuda_rows",
+                               .pass = Pass::inference,
+                               .can_handle = can_normalize_and_quantize<kAdds>,
+                               .prepare = prepare_norm_quantize<kAdds>,
+                               .alignment_bytes = 32};
 constexpr Kernel kSoftmax{"cuda_rows", Pass::inference, can_softmax, prepare_nothing<run_softmax>};
 
 }  // namespace
 
 KernelList rms_norm_kernels() { return {&kRmsNorm, &kRmsNormForward, &kRmsNormBackward}; }
 KernelList add_rms_norm_kernels() { return {&kAddRmsNorm, &kAddRmsNormForward, &kRmsNormBackward}; }
+KernelList rms_norm_quantize_kernels() { return {&kNormQuantize<false>}; }
+KernelList add_rms_norm_quantize_kernels() { return {&kNormQuantize<true>}; }
 KernelList softmax_kernels() { return {&kSoftmax}; }
 
 }  // namespace eadem::kernels::cuda

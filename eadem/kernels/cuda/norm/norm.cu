@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "eadem/kernels/cuda/device_math.cuh"
+#include "eadem/kernels/cuda/fp8_rows.cuh"
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/launch.h"
 
@@ -13,10 +13,11 @@ constexpr int kThreads = 256;
 // before it is normalized, so the bits equal those of the separate ops. kWidth elements are read at once. A thread
 // keeps its kVectors vectors in registers, and the weights, which no earlier kernel makes, are there before the row is;
 // with kVectors = 0 the row is read twice instead, so any `hidden` works, and each thread reads again only elements
-// that it wrote itself.
-template <typename T, typename W, int kWidth, int kVectors>
+// that it wrote itself. With kQuantize the result is rounded to e4m3 instead of stored.
+template <typename T, typename W, int kWidth, int kVectors, bool kQuantize>
 __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
   constexpr int kKept = kVectors > 0 ? kVectors : 1, kStride = kThreads * kWidth;
+  static_assert(!kQuantize || (kVectors > 0 && kWidth == 8));
   const int64_t offset = blockIdx.x * p.hidden;
   const T* x = static_cast<const T*>(p.x) + offset;      // [hidden]
   const T* add = static_cast<const T*>(p.add) + offset;  // [hidden], if p.add
@@ -59,6 +60,22 @@ __global__ void __launch_bounds__(kThreads) rms_norm_rows(RmsNormParams p) {
   if (p.inv_rms != nullptr && threadIdx.x == 0) p.inv_rms[blockIdx.x] = scale;
 
   // 2. Scale and store.
+  if constexpr (kQuantize) {
+    uint64_t largest = 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (first + v * kStride >= p.hidden) continue;
+#pragma unroll
+      for (int n = 0; n < kWidth; ++n) values[v][n] = rounded<T>(values[v][n] * scale * weights[v][n]);
+      largest = largest_magnitude(largest, values[v]);
+    }
+    const float row_scale = e4m3_scale(largest);
+    if (threadIdx.x == 0) p.scales[blockIdx.x] = row_scale;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v)
+      if (first + v * kStride < p.hidden) store_codes(p.codes + offset + first + v * kStride, values[v], row_scale);
+    return;
+  }
   const auto store_scaled = [&](float(&vector)[kWidth], const float(&factors)[kWidth], int64_t i) {
 #pragma unroll
     for (int n = 0; n < kWidth; ++n) vector[n] = vector[n] * scale * factors[n];
@@ -88,11 +105,17 @@ cudaError_t launch_rms_norm(const RmsNormParams& p, cudaStream_t stream) {
       using W = decltype(weight);
       const dim3 grid(static_cast<unsigned>(p.rows));
       const auto launch = [&](auto kernel) { return launch_overlapped(kernel, grid, kThreads, 0, stream, p); };
-      if (p.hidden % 8 != 0) return launch(rms_norm_rows<T, W, 1, 0>);
-      if (p.hidden <= kThreads * 8) return launch(rms_norm_rows<T, W, 8, 1>);
-      if (p.hidden <= kThreads * 16) return launch(rms_norm_rows<T, W, 8, 2>);
-      if (p.hidden <= kThreads * 32) return launch(rms_norm_rows<T, W, 8, 4>);
-      return launch(rms_norm_rows<T, W, 8, 0>);
+      if (p.codes != nullptr) {
+        static_assert(kMostQuantizedNormColumns == kThreads * 32);
+        if (p.hidden % 8 != 0 || p.hidden > kMostQuantizedNormColumns) return cudaErrorInvalidValue;
+        return p.hidden <= kThreads * 16 ? launch(rms_norm_rows<T, W, 8, 2, true>)
+                                         : launch(rms_norm_rows<T, W, 8, 4, true>);
+      }
+      if (p.hidden % 8 != 0) return launch(rms_norm_rows<T, W, 1, 0, false>);
+      if (p.hidden <= kThreads * 8) return launch(rms_norm_rows<T, W, 8, 1, false>);
+      if (p.hidden <= kThreads * 16) return launch(rms_norm_rows<T, W, 8, 2, false>);
+      if (p.hidden <= kThreads * 32) return launch(rms_norm_rows<T, W, 8, 4, false>);
+      return launch(rms_norm_rows<T, W, 8, 0, false>);
     });
   });
 }

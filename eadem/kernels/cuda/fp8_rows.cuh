@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows rounded to RowEncoding::fp8_e4m3, with the bits of RowEncoding::encode.
+#pragma once
+
+#include "eadem/kernels/cuda/device_math.cuh"
+
+namespace eadem::kernels::cuda {
+
+inline constexpr float kLargestE4m3 = 448.0f;
+
+// The code of a quotient; e4m3_t::from_float defines it.
+__device__ inline uint32_t e4m3_code(float quotient) {
+  constexpr uint32_t kSmallest = 121u << 23, kHalf = 120u << 23, kRebias = 120u << 3;
+  const uint32_t u = __float_as_uint(quotient), sign = (u >> 24) & 0x80u, magnitude = u & 0x7fffffffu;
+  if (magnitude < kSmallest) return sign | (magnitude > kHalf ? 0x08u : 0u);
+  const uint32_t rounded = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  return sign | min(rounded - kRebias, 0x7eu);
+}
+
+// The magnitudes of values as integers, whose order is theirs; NaN is the largest.
+template <int kWidth>
+__device__ inline uint64_t largest_magnitude(uint64_t largest, const float (&values)[kWidth]) {
+#pragma unroll
+  for (int n = 0; n < kWidth; ++n) largest = max(largest, uint64_t{__float_as_uint(values[n]) & 0x7fffffffu});
+  return largest;
+}
+// By all threads of a block: the scale of its row, given the largest magnitude of each thread's values.
+__device__ inline float e4m3_scale(uint64_t largest) {
+  const uint32_t most = static_cast<uint32_t>(block_max(largest));
+  constexpr uint32_t kInfinity = 0x7f800000u;
+  return most < kInfinity ? __uint_as_float(most) / kLargestE4m3 : __uint_as_float(0x7fc00000u);
+}
+
+// Stores the codes of eight values at a multiple of 8 bytes.
+__device__ inline void store_codes(uint8_t* codes, const float (&values)[8], float scale) {
+  uint32_t words[2] = {0, 0};
+#pragma unroll
+  for (int n = 0; n < 8; ++n) words[n / 4] |= e4m3_code(scale > 0.0f ? values[n] / scale : 0.0f) << (n % 4 * 8);
+  *reinterpret_cast<uint2*>(codes) = make_uint2(words[0], words[1]);
+}
+
+}  // namespace eadem::kernels::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize to RowEncoding::fp8_e4m3: rows of activations for products with weights of 8-bit floats.
+#include "eadem/kernels/quantize.h"
+
+#include "eadem/core/encodings/row_encoding.h"
+#include "eadem/kernels/cuda/kernels.h"
+#include "eadem/kernels/cuda/launch.h"
+#include "eadem/kernels/cuda/support.h"
+
+namespace eadem::kernels::cuda {
+
+namespace {
+
+Verdict can_quantize(const KernelRequest& request) {
+  const Encoding* to = request.attrs.get<QuantizeAttrs>().to;
+  return Requirements(request, {}, {0})
+      .dtype("x", request.inputs[0], kActivationDTypes)
+      .require(to == &RowEncoding::fp8_e4m3(), fmt::format("rounds to fp8_e4m3; {} is wanted", to->name()))
+      .require(request.inputs[0].fixed(1) % 8 == 0, "rows have to be a multiple of 8")
+      .verdict({.reason = "a block for each row"});
+}
+
+void run_quantize(const KernelCall& call) {
+  const TensorView &x = call.inputs[0], &y = call.outputs[0];
+  EADEM_CUDA_CALL(launch_quantize_rows({.x = elements(x),
+                                        .codes = static_cast<uint8_t*>(y.plane(0)),
+                                        .scales = static_cast<float*>(y.plane(1)),
+                                        .rows = x.shape[0],
+                                        .columns = x.shape[1],
+                                        .dtype = x.dtype},
+                                       stream_of(call)));
+}
+
+constexpr Kernel kQuantize{.name = "cuda_rows",
+                           .pass = Pass::inference,
+                           .can_handle = can_quantize,
+                           .prepare = prepare_nothing<run_quantize>,
+                           .alignment_bytes = 32};
+
+}  // namespace
+
+KernelList quantize_kernels() { return {&kQuantize}; }
+
+}  // namespace eadem::kernels::cuda
