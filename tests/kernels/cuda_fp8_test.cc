@@ -269,6 +269,12 @@ TEST_F(CudaFp8, FusedProductsHaveTheBitsOfTheirParts) {
         AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
         {codes.view, gate.view, up.view}, {gated.view});
     EXPECT_EQ(bytes_of(*device_, gated.view), bytes_of(*device_, expected.view)) << rows;
+    const Encoded gated_codes = allocated(RowEncoding::fp8_e4m3(), DType::bf16, {rows, out});
+    run(*cuda::linear_gated_activation_quantize_kernels()[0], "linear_gated_activation_quantize",
+        AttrsRef(LinearGatedActivationAttrs{
+            .kind = ActivationKind::silu, .out_dtype = DType::bf16, .round_to = &RowEncoding::fp8_e4m3()}),
+        {codes.view, gate.view, up.view}, {gated_codes.view});
+    EXPECT_EQ(bytes(gated_codes), bytes(rounded(expected))) << rows;
     const Tensor q = allocate_tensor(*device_, DType::bf16, {rows, out}),
                  key = allocate_tensor(*device_, DType::bf16, {rows, 72}),
                  value = allocate_tensor(*device_, DType::bf16, {rows, out});

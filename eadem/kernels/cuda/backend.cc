@@ -39,6 +39,7 @@ constexpr OpKernels kOps[] = {
     {"rms_norm_quantize", rms_norm_quantize_kernels},
     {"add_rms_norm_quantize", add_rms_norm_quantize_kernels},
     {"linear_gated_activation", linear_gated_activation_kernels},
+    {"linear_gated_activation_quantize", linear_gated_activation_quantize_kernels},
     {"linear_qkv", linear_qkv_kernels},
     {"rope_kv_append", rope_kv_append_kernels},
     {"linear_cross_entropy", linear_cross_entropy_kernels},

@@ -37,6 +37,7 @@ KernelList quantize_kernels();
 KernelList rms_norm_quantize_kernels();
 KernelList add_rms_norm_quantize_kernels();
 KernelList linear_gated_activation_kernels();
+KernelList linear_gated_activation_quantize_kernels();
 KernelList linear_qkv_kernels();
 KernelList rope_kv_append_kernels();
 

@@ -133,6 +133,9 @@ struct QuantizeRowsParams {
   float* scales;   // [rows]
   int64_t rows, columns;
   DType dtype;
+  // [rows, columns] dtype, or null. Not null: activation(x) * factor, rounded to dtype, is what becomes codes.
+  const void* factor = nullptr;
+  ActivationKind activation = {};
 };
 [[nodiscard]] cudaError_t launch_quantize_rows(const QuantizeRowsParams& params, cudaStream_t stream);
 

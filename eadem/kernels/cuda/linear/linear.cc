@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// linear and the fusions linear_gated_activation and linear_qkv, whose results have the bits of the separate ops. A
-// row's bits do not depend on the rows beside it:
+// linear and the fusions linear_gated_activation(_quantize) and linear_qkv, whose results have the bits of the separate
+// ops. A row's bits do not depend on the rows beside it:
 //   cuda_mma_chain  bf16 x bf16 on Hopper. Up to 64 rows stream the weight (linear_stream.cu); more rows go through
 //                   those algorithms of cuBLASLt that gave the same bits in a test when the program compiled, else
 //                   through linear_stream again, 64 rows at a time. Encoded weights are rounded to bf16: few rows
@@ -54,8 +54,9 @@ Verdict can_use_mma_chain(const KernelRequest& request) {
 
 // Whether products of this request may round x to 8 bits, and fp8_stream takes the weights `inputs`.
 Requirements fp8_requirements(const KernelRequest& request, MatmulInput input,
-                              std::initializer_list<size_t> encoded_inputs) {
-  return Requirements(request, encoded_inputs)
+                              std::initializer_list<size_t> encoded_inputs,
+                              std::initializer_list<size_t> encoded_outputs = {}) {
+  return Requirements(request, encoded_inputs, encoded_outputs)
       .require(takes_fp8_stream(request),
                fmt::format("x has to be bf16 (is {}), weight fp8_e4m3_channel (is {}), its rows a multiple of {} (are "
                            "{}), the device Hopper or newer",
@@ -157,7 +158,7 @@ PlanPtr prepare_exact(const KernelRequest& request, Context& context) {
 struct LinearRequest {
   LinearRequest(const KernelRequest& fusion, size_t weight, std::optional<size_t> bias, size_t output)
       : inputs{fusion.inputs[0], fusion.inputs[weight], bias ? fusion.inputs[*bias] : unconnected_port()},
-        outputs{fusion.outputs[output]},
+        outputs{TensorType(fusion.outputs[output].dtype, fusion.outputs[output].dims())},  // the product's, not rounded
         request(fusion) {
     request.op = "linear";
     request.inputs = inputs;
@@ -192,31 +193,53 @@ Verdict can_gate_fp8(const KernelRequest& request) {
       .verdict({.flops_share = kFp8Share, .reason = kFp8Reason});
 }
 
-// Both products, and the memory of a call: what one decodes, then the results of `up`.
+Verdict can_gate_and_quantize(const KernelRequest& request) {
+  const Encoding* to = request.attrs.get<LinearGatedActivationAttrs>().round_to;
+  return fp8_requirements(request, request.attrs.get<LinearGatedActivationAttrs>().matmul_input, {0, 1, 2}, {0})
+      .dtype("y", request.outputs[0], {DType::bf16})
+      .require(to == &RowEncoding::fp8_e4m3(), fmt::format("rounds to fp8_e4m3; {} is wanted", to->name()))
+      .require(request.inputs[1].fixed(0) % 8 == 0, "rows have to be a multiple of 8")
+      .require(request.inputs[2].encoding == request.inputs[1].encoding, "the weights have different encodings")
+      .verdict({.flops_share = kFp8Share, .reason = kFp8Reason});
+}
+
+// Both products, and the memory of a call: what one decodes, then results that are not outputs.
 struct GatedProduct {
   GatedProduct(CudaDevice& device, const KernelRequest& request)
       : gate(device, LinearRequest(request, 1, std::nullopt, 0).request),
         up(device, LinearRequest(request, 2, std::nullopt, 0).request),
         kind(request.attrs.get<LinearGatedActivationAttrs>().kind),
-        decoded_bytes(std::max(gate.scratch_bytes(), up.scratch_bytes())) {
+        rounds(request.outputs[0].encoding != nullptr) {
     const int64_t tokens = request.inputs[0].dim(0).bind(request.bounds);
-    if (tokens > kLinearStreamMaxTokens) scratch_bytes = decoded_bytes + tokens * request.inputs[1].fixed(0) * 2;
+    const int64_t results_bytes = tokens * request.inputs[1].fixed(0) * 2;
+    gate_at = std::max(gate.scratch_bytes(), up.scratch_bytes());
+    up_at = gate_at + (rounds ? results_bytes : 0);
+    scratch_bytes = tokens > kLinearStreamMaxTokens ? up_at + results_bytes : rounds ? up_at : 0;
   }
 
   ExactProduct gate, up;
   ActivationKind kind;
-  int64_t decoded_bytes;
-  int64_t scratch_bytes = 0;
+  bool rounds;             // y is encoded
+  int64_t gate_at, up_at;  // in the memory of a call: of `gate`, with `rounds`, and of `up`
+  int64_t scratch_bytes;
 };
 
 void run_gated(const GatedProduct& product, const KernelCall& call) {
   const TensorView &x = call.inputs[0], &gate = call.inputs[1], &up = call.inputs[2], &y = call.outputs[0];
   CudaDevice& device = cuda_device(call);
+  char* scratch = static_cast<char*>(call.scratch.data);
+  void* results = product.rounds ? scratch + product.gate_at : elements(y);
+  QuantizeRowsParams rounding{.x = results,
+                              .codes = static_cast<uint8_t*>(y.plane(0)),
+                              .scales = static_cast<float*>(y.plane(1)),
+                              .rows = x.shape[0],
+                              .columns = gate.shape[0],
+                              .dtype = y.dtype};
   if (x.shape[0] <= kLinearStreamMaxTokens) {
     stream_products(device,
                     {.x = operand_data(x),
                      .up = operand_data(up),
-                     .parts = {{operand_data(gate), nullptr, elements(y), gate.shape[0], row_scales(gate)}},
+                     .parts = {{operand_data(gate), nullptr, results, gate.shape[0], row_scales(gate)}},
                      .tokens = x.shape[0],
                      .in = x.shape[1],
                      .multiprocessors = device.multiprocessors(),
@@ -225,12 +248,13 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                      .x_scales = row_scales(x),
                      .up_scales = row_scales(up)},
                     {product.gate.layout()}, product.up.layout());
+    if (product.rounds) EADEM_CUDA_CALL(launch_quantize_rows(rounding, device.stream()));
     return;
   }
   LinearParams p{.x = operand_data(x),
                  .weight = operand_data(gate),
                  .bias = nullptr,
-                 .y = elements(y),
+                 .y = results,
                  .tokens = x.shape[0],
                  .in = x.shape[1],
                  .out = gate.shape[0],
@@ -240,13 +264,18 @@ void run_gated(const GatedProduct& product, const KernelCall& call) {
                  .y_dtype = y.dtype,
                  .x_scales = row_scales(x),
                  .weight_scales = row_scales(gate)};
-  product.gate.run(p, call.scratch.data);
+  product.gate.run(p, scratch);
   p.weight = operand_data(up), p.weight_scales = row_scales(up);
-  p.y = static_cast<char*>(call.scratch.data) + product.decoded_bytes;
-  product.up.run(p, call.scratch.data);
-  EADEM_CUDA_CALL(launch_gated_activation(
-      {.a = elements(y), .b = p.y, .y = elements(y), .size = p.tokens * p.out, .dtype = y.dtype}, product.kind,
-      device.stream()));
+  p.y = scratch + product.up_at;
+  product.up.run(p, scratch);
+  if (product.rounds) {
+    rounding.factor = p.y, rounding.activation = product.kind;
+    EADEM_CUDA_CALL(launch_quantize_rows(rounding, device.stream()));
+  } else {
+    EADEM_CUDA_CALL(
+        launch_gated_activation({.a = results, .b = p.y, .y = results, .size = p.tokens * p.out, .dtype = y.dtype},
+                                product.kind, device.stream()));
+  }
 }
 
 PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
@@ -351,6 +380,12 @@ constexpr Kernel kGatedFp8{.name = "cuda_fp8",
                            .prepare = prepare_gated,
                            .alignment_bytes = CudaMatmul::kAlignment,
                            .wanted_encoding = fp8_rows};
+constexpr Kernel kGatedQuantize{.name = "cuda_fp8",
+                                .pass = Pass::inference,
+                                .can_handle = can_gate_and_quantize,
+                                .prepare = prepare_gated,
+                                .alignment_bytes = CudaMatmul::kAlignment,
+                                .wanted_encoding = fp8_rows};
 constexpr Kernel kQkvFp8{.name = "cuda_fp8",
                          .pass = Pass::inference,
                          .can_handle = can_use_qkv<can_use_fp8>,
@@ -373,6 +408,7 @@ KernelList linear_kernels() {
   return kernels;
 }
 KernelList linear_gated_activation_kernels() { return {&kGatedFp8, &kGated}; }
+KernelList linear_gated_activation_quantize_kernels() { return {&kGatedQuantize}; }
 KernelList linear_qkv_kernels() { return {&kQkvFp8, &kQkv}; }
 
 }  // namespace eadem::kernels::cuda
