@@ -89,9 +89,6 @@ bool is_router(const std::string& parameter) {
   return parameter.ends_with(".mlp.gate.weight") || parameter.ends_with(".moe.gate.weight");
 }
 
-// Of linear attention; these are no matrices that rows multiply, and other programs read them in f32 only.
-bool is_convolution(const std::string& parameter) { return parameter.find("conv1d.") != std::string::npos; }
-
 std::string_view mixed_type(const Mixture& mixture, const models::ModelInfo& model, const std::string& parameter) {
   if (parameter == "lm_head.weight" || (model.tied && parameter == "model.embed_tokens.weight")) return "q6_k";
   const auto is = [&](std::string_view kind) { return parameter.find(kind) != std::string::npos; };
@@ -121,6 +118,8 @@ std::vector<std::string> convert_type_names() {
   for (const Mixture& mixture : kMixtures) names.emplace_back(mixture.name);
   return names;
 }
+
+bool is_convolution(const std::string& parameter) { return parameter.find("conv1d.") != std::string::npos; }
 
 bool is_quantized_type(std::string_view type_name) {
   return find_mixture(type_name) != nullptr || BlockEncoding::find(type_name) != nullptr;

@@ -146,8 +146,11 @@ WeightType target_type(const ConvertedTensor& tensor, const models::ModelInfo& m
   // An encoding that the target cannot store is decoded to a plain dtype.
   WeightType type = tensor.before;
   if (type.encoding != nullptr && BlockEncoding::of(type.encoding) == nullptr) type = DType::f32;
-  // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that.
-  if (tensor.shape.rank() < 2)
+  // Norms and biases are few bytes: they keep what they have, and are f32 in GGUF, where readers expect that, as they
+  // do of convolutions and of numbers for each head, which are columns there.
+  const bool is_vector =
+      tensor.shape.rank() < 2 || (plan.target_gguf && (tensor.shape.back() == 1 || is_convolution(tensor.parameter)));
+  if (is_vector)
     type = plan.target_gguf ? DType::f32 : tensor.before;
   else if (is_layer_type(plan.type))
     type = layer_type_of(plan.type, tensor.to, tensor.shape.back())

@@ -72,6 +72,16 @@ WeightType stacked_type(const std::vector<RecipeType>& parts) {
   return {first.type.dtype, stack_encoding(first.type.encoding)};
 }
 
+// Whether the shapes are equal but for extents of 1 in front, which programs that write GGUF files drop.
+bool has_axes_of(const Shape& shape, const Shape& expected) {
+  const auto axes = [](const Shape& all) {
+    auto dims = all.dims();
+    while (!dims.empty() && dims.front() == 1) dims = dims.subspan(1);
+    return dims;
+  };
+  return std::ranges::equal(axes(shape), axes(expected));
+}
+
 // The rules of types and shapes, for one operation over parts that are known.
 RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& parts, const std::string& source) {
   const RecipeType& first = parts.front();
@@ -161,7 +171,7 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       if (!as_bytes) result.type = DType::f32;
       break;
     case Kind::reshape:
-      if (!(first.shape == recipe.from)) fail(to_string(recipe.from));
+      if (!has_axes_of(first.shape, recipe.from)) fail(to_string(recipe.from));
       refuse_encoding("seen in another shape");
       result.shape = recipe.shape;
       break;

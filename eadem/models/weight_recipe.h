@@ -34,7 +34,7 @@ struct WeightRecipe {
     reorder,     // rows of each head of `begin` rows in `order`; they are in the other one
     add,         // `addend` added to every value, in f32
     scale,       // `factor` times every value, in f32
-    reshape,     // values of the shape `from` as those of the shape `shape`; plain only
+    reshape,     // values of the shape `from`, extents of 1 in front aside, as those of the shape `shape`; plain only
     log_of_negative,  // log(-x) of every value, in f32
     negative_exp,     // -exp(x) of every value, in f32: its inverse
   };

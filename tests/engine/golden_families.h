@@ -48,7 +48,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"qwen3_next_all", nullptr, GoldenFamily::Gguf::rounded},
     {"qwen3_5", nullptr, GoldenFamily::Gguf::rounded},
     {"qwen3_5_moe", "at no regular interval"},
-    {"kimi_linear", "models of type kimi_linear"},
+    {"kimi_linear", nullptr, GoldenFamily::Gguf::rounded},
     {"gpt_oss", "yarn scaling with parameters of its own"},
     {"gpt_oss_mxfp4", nullptr, GoldenFamily::Gguf::exact, /*quantized=*/true},
     {"olmoe"},
@@ -57,7 +57,8 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"glm4_moe_ungrouped"},
     {"ernie4_5_moe_leading"},
     {"deepseek_v32"},
-    {"mistral4", "models of type mistral4"},
+    {"mistral4", "yarn scaling with parameters of its own"},
+    {"mistral4_usual"},
     {"llama4", "other layers than every fourth rotate nothing"},
     {"llama4_plain", "other layers than every fourth rotate nothing"},
     {"llama4_usual"}};

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "eadem/models/family.h"
+
 namespace eadem::models {
 
 void read_experts(const io::JsonReader& config, const ExpertDefaults& defaults, ModelConfig& result) {
@@ -161,7 +163,9 @@ std::vector<WeightRecipe> expert_recipes(const ModelConfig& config, const Parame
                   : WeightRecipe::slice(fused + "gate_up_proj", 1, is_up ? ffn : 0, ffn, 2 * ffn)};
 }
 
-WeightRecipe latent_head_recipe(const ModelConfig& config, const std::string& tensor, bool is_key) {
+namespace {
+
+WeightRecipe latent_heads(const ModelConfig& config, const std::string& tensor, bool is_key) {
   const int64_t nope = config.qk_nope_head_dim, value = config.v_head_dim, rows = nope + value,
                 all = config.num_attention_heads * rows;
   std::vector<WeightRecipe> heads;
@@ -169,6 +173,21 @@ WeightRecipe latent_head_recipe(const ModelConfig& config, const std::string& te
     heads.push_back(is_key ? WeightRecipe::transpose(WeightRecipe::slice(tensor, 0, h * rows, nope, all))
                            : WeightRecipe::slice(tensor, 0, h * rows + nope, value, all));
   return WeightRecipe::stack(std::move(heads));
+}
+
+}  // namespace
+
+std::vector<WeightRecipe> latent_recipes(const ModelConfig& config, const ParameterInfo& parameter,
+                                         CheckpointFormat format) {
+  for (const std::string_view part : {".k_b_proj.", ".v_b_proj."}) {
+    const size_t at = parameter.name.find(part);
+    if (at == std::string::npos) continue;
+    const std::string whole = parameter.name.substr(0, at) + ".kv_b_proj.weight";
+    const bool is_key = part[1] == 'k';
+    if (format == CheckpointFormat::huggingface) return {latent_heads(config, whole, is_key)};
+    return {WeightRecipe::name(gguf_name(parameter.name)), latent_heads(config, gguf_name(whole), is_key)};
+  }
+  return {};
 }
 
 }  // namespace eadem::models

@@ -64,8 +64,10 @@ struct ExpertNames {
 std::vector<WeightRecipe> expert_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                          CheckpointFormat format, const ExpertNames& names = {});
 
-// k_b_proj or v_b_proj of a tensor that has, for each head, rows of its keys and then of its values. What takes a query
-// into the space of the latent is the transpose of what makes keys of latents.
-WeightRecipe latent_head_recipe(const ModelConfig& config, const std::string& tensor, bool is_key);
+// k_b_proj or v_b_proj, of kv_b_proj, which has for each head rows of its keys and then of its values. What takes a
+// query into the space of the latent is the transpose of what makes keys of latents. GGUF files have the parameters as
+// they are; those from before April 2025 have kv_b_proj. Nothing for other parameters.
+std::vector<WeightRecipe> latent_recipes(const ModelConfig& config, const ParameterInfo& parameter,
+                                         CheckpointFormat format);
 
 }  // namespace eadem::models

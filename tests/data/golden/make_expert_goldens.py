@@ -85,6 +85,17 @@ FAMILIES = {
                     rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0,
                                          mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=5,
                                          llama_4_scaling_beta=0.4))),
+    # What a GGUF file can state: yarn's usual betas. Of four frequencies the first is kept, the second is blended and the
+    # others are divided; queries grow every 21 positions.
+    "mistral4_usual": dict(
+        type="mistral4", prompt=42, classic=None,
+        config=dict(hidden_size=24, intermediate_size=28, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=20,
+                    vocab_size=64, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=9,
+                    first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,
+                    n_shared_experts=1, n_group=2, topk_group=1, routed_scaling_factor=1.5, rms_norm_eps=1e-6,
+                    rope_parameters=rope(100.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                         mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=21,
+                                         llama_4_scaling_beta=0.4))),
     # Chunks of 7; the third layer sees everything and does not rotate, and its queries grow every five positions;
     # experts in every second layer, of which nobody chooses the last. Frequencies are kept or divided, none is blended.
     "llama4": dict(
@@ -114,7 +125,7 @@ goldens.FAMILIES |= FAMILIES
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"  # which transformers has within mistral3 alone
 ARCHITECTURES = {"mixtral": "llama", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "gpt_oss": "gpt-oss",
                  "minimax_m2": "minimax-m2", "olmoe": "olmoe", "llama4_text": "llama4",
-                 "deepseek_v32": "glm-dsa"}  # whose tensors have the same names
+                 "mistral4": "mistral4", "deepseek_v32": "glm-dsa"}  # whose tensors have the same names
 plain_parameter, plain_greedy = goldens.random_parameter, goldens.forward_and_greedy
 
 
@@ -141,10 +152,12 @@ def random_parameter(model_name, name, shape):
 goldens.random_parameter = random_parameter
 
 
-def matrices(names):
-    """The parameters' names with gate and up of experts apart."""
+def matrices(names, fused):
+    """The parameters' names with gate and up of experts apart, unless they are `fused` in GGUF files as well."""
     for name in names:
-        if ".experts.gate_up_proj" in name:
+        if fused and name.endswith(".experts.gate_up_proj"):
+            yield name + ".weight"
+        elif ".experts.gate_up_proj" in name:
             end = name.split(".experts.gate_up_proj")[1].replace("_", ".") or ".weight"
             for part in ("gate", "up"):
                 yield name.split(".experts.")[0] + f".experts.{part}_proj{end}"
@@ -173,7 +186,7 @@ def gguf_names(config, model):
             name += ".weight"
         return table.get_name(name, try_suffixes=(".weight", ".bias"))
 
-    return sorted({own(name) for name in matrices(names)})
+    return sorted({own(name) for name in matrices(names, config.model_type == "mistral4")})
 
 
 def write_one_step(out, name, config, weights):

@@ -83,6 +83,7 @@ GGUF_NAMES = {
     r"linear_attn\.in_proj_z\.weight": ["attn_gate.weight"],
     r"linear_attn\.dt_bias": ["ssm_dt.bias"],
     r"self_attn\.dt_bias": ["ssm_dt.bias"],
+    r"block_sparse_moe\.gate\.e_score_correction_bias": ["exp_probs_b.bias"],
     r"(?:mlp|block_sparse_moe)\.experts\.\d+\.(?:gate_proj|w1)\.weight": ["ffn_gate_exps.weight"],
     r"(?:mlp|block_sparse_moe)\.experts\.\d+\.(?:up_proj|w3)\.weight": ["ffn_up_exps.weight"],
     r"(?:mlp|block_sparse_moe)\.experts\.\d+\.(?:down_proj|w2)\.weight": ["ffn_down_exps.weight"],
@@ -118,8 +119,6 @@ def gguf_names(config, names):
         own = [f"blk.{layer[1]}.{part}" for pattern, parts in GGUF_NAMES.items() for part in parts
                if re.fullmatch(pattern, layer[2])] if layer else []
         result |= set(own or [table.get_name(name, try_suffixes=(".weight", ".bias"))])
-    if config.model_type == "kimi_linear":
-        return []  # not written here
     return sorted(result) if None not in result else []  # llama.cpp has no such layers
 
 

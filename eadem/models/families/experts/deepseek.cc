@@ -4,8 +4,8 @@
 // an indexer selects; after the first layers, which are dense, experts chosen by a softmax (V2, Mistral 4) or by
 // sigmoids and a correction (V3), of the best groups, and one that computes every token. Queries of Mistral 4 grow with
 // their positions. The layers that predict further tokens are not computed.
-// Source: transformers, models/deepseek_v2, deepseek_v3, deepseek_v32 and mistral4; llama.cpp, conversion/deepseek.py
-// and src/models/deepseek2.cpp (facts only).
+// Source: transformers, models/deepseek_v2, deepseek_v3, deepseek_v32 and mistral4; llama.cpp, conversion/deepseek.py,
+// conversion/mistral.py, conversion/mistral3.py and src/models/deepseek2.cpp (facts only).
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -14,8 +14,6 @@
 #include "eadem/models/family.h"
 
 namespace eadem::models {
-
-const ModelFamily& deepseek_family();
 
 namespace {
 
@@ -32,18 +30,13 @@ constexpr ModelType kDeepseekTypes[] = {
      .gguf_architecture = "deepseek32",
      .python_class = "DeepseekV32ForCausalLM",
      .max_position_embeddings = 163840},
-    {.name = "mistral4", .python_class = "Mistral4ForCausalLM", .max_position_embeddings = 1048576},
+    {.name = "mistral4",
+     .gguf_architecture = "mistral4",
+     .python_class = "Mistral4ForCausalLM",
+     .max_position_embeddings = 1048576},
 };
 
-constexpr GgufName kDeepseekNames[] = {{"self_attn.q_a_proj.", "attn_q_a."},
-                                       {"self_attn.q_a_layernorm.", "attn_q_a_norm."},
-                                       {"self_attn.q_b_proj.", "attn_q_b."},
-                                       {"self_attn.kv_a_proj_with_mqa.", "attn_kv_a_mqa."},
-                                       {"self_attn.kv_a_layernorm.", "attn_kv_a_norm."},
-                                       {"self_attn.k_b_proj.", "attn_k_b."},
-                                       {"self_attn.v_b_proj.", "attn_v_b."},
-                                       {"self_attn.kv_b_proj.", "attn_kv_b."},
-                                       {"self_attn.indexer.wq_b.", "indexer.attn_q_b."},
+constexpr GgufName kDeepseekNames[] = {{"self_attn.indexer.wq_b.", "indexer.attn_q_b."},
                                        {"self_attn.indexer.wk.", "indexer.attn_k."},
                                        {"self_attn.indexer.k_norm.", "indexer.k_norm."},
                                        {"self_attn.indexer.weights_proj.", "indexer.proj."}};
@@ -205,6 +198,9 @@ void check_deepseek_json(const ModelConfig& config) {
   refuse_if(config, largest_window(config.layer_windows) > 0, "attention windows");
   refuse_if(config, !may_rotate_halves(config) && config.rope_style != kernels::RopeStyle::interleaved,
             "rotation by halves");
+  refuse_if(config, is_mistral(config) && config.floor_scale != config.rope_scaling.original_max_positions,
+            fmt::format("queries that grow every {} positions, where yarn's original context has {}",
+                        config.floor_scale, config.rope_scaling.original_max_positions));
 }
 
 void write_deepseek_json(const ModelConfig& config, io::JsonValue& json) {
@@ -232,6 +228,27 @@ void write_deepseek_json(const ModelConfig& config, io::JsonValue& json) {
   write_deepseek_experts(config, json);
 }
 
+// How queries of Mistral 4 grow. A file without the first key, such as llama.cpp's converter makes of a directory, has
+// queries that do not.
+constexpr const char* kTemperatureScale = "attention.temperature_scale";
+constexpr const char* kTemperatureLength = "attention.temperature_length";
+
+void read_gguf_temperature(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  if (!is_mistral(result)) {
+    for (const std::string& key : {prefix + kTemperatureScale, prefix + kTemperatureLength})
+      if (file.find_metadata(key) != nullptr) throw Unsupported("{}: metadata '{}' is not honoured", file.path(), key);
+    return;
+  }
+  if (result.rope_scaling.kind != modules::RopeScaling::Kind::yarn)
+    throw Unsupported("{}: '{}rope.scaling.type' is not \"yarn\", as all models of type mistral4 have", file.path(),
+                      prefix);
+  result.attn_temperature_tuning = true;
+  const auto scale = file.optional_number(prefix + kTemperatureScale);
+  result.attn_scale = scale.value_or(0);
+  result.floor_scale = scale ? static_cast<double>(file.integer(prefix + kTemperatureLength, 1, kMaxExtent))
+                             : result.rope_scaling.original_max_positions;
+}
+
 // Softmax and no groups in a file that states neither: a V2 model.
 void read_gguf_experts(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
   const auto optional = [&](const char* key, int64_t least, int64_t if_absent) {
@@ -241,6 +258,9 @@ void read_gguf_experts(const io::GgufFile& file, const std::string& prefix, Mode
   if (scoring != 1 && scoring != 2)
     throw Unsupported("{}: '{}expert_gating_func' is {}; known are 1 (softmax) and 2 (sigmoid)", file.path(), prefix,
                       scoring);
+  if (scoring == 2 && is_mistral(result))
+    throw Unsupported("{}: '{}expert_gating_func' is 2 (sigmoid); models of type mistral4 have 1 (softmax)",
+                      file.path(), prefix);
   if (scoring == 2 && !has_indexer(result)) result.model_type = "deepseek_v3";
   if (scoring == 1 && has_indexer(result))
     throw Unsupported("{}: '{}expert_gating_func' is 1 (softmax); models of type {} have 2 (sigmoid)", file.path(),
@@ -298,6 +318,7 @@ void read_deepseek_gguf(const io::GgufFile& file, const std::string& prefix, Mod
     else
       s.attention_factor = 1;
   }
+  read_gguf_temperature(file, prefix, result);
   read_gguf_experts(file, prefix, result);
   if (!has_indexer(result)) return;
   result.index_n_heads = integer("attention.indexer.head_count");
@@ -307,7 +328,7 @@ void read_deepseek_gguf(const io::GgufFile& file, const std::string& prefix, Mod
 
 void write_deepseek_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   const auto refuse = [](bool condition, std::string_view what) {
-    if (condition) throw Unsupported("{}, which GGUF's deepseek architectures cannot state", what);
+    if (condition) throw Unsupported("{}, which GGUF's architectures of this family cannot state", what);
   };
   refuse(config.rope_style != kernels::RopeStyle::interleaved, "rotation by halves");
   refuse(config.attention_bias, "biases of attention");
@@ -332,6 +353,10 @@ void write_deepseek_gguf(const ModelConfig& config, const std::string& prefix, i
            "yarn whose mscale and mscale_all_dim are not one number");
     metadata.emplace_back(prefix + "rope.scaling.yarn_log_multiplier",
                           io::GgufValue::scalar(static_cast<float>(0.1 * *s.mscale_all_dim)));
+  }
+  if (is_mistral(config)) {
+    metadata.emplace_back(prefix + kTemperatureScale, io::GgufValue::scalar(static_cast<float>(config.attn_scale)));
+    add(kTemperatureLength, static_cast<int64_t>(config.floor_scale));
   }
   write_gguf_experts(config, prefix, metadata);
 }
@@ -403,21 +428,26 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
   return spec;
 }
 
+// Gate and up of all experts are one tensor, or one each.
+std::vector<WeightRecipe> fused_expert_recipes(const ModelConfig& config, const ParameterInfo& parameter) {
+  const LayerName layer = layer_name(parameter.name);
+  const bool is_up = layer.rest.starts_with("mlp.experts.up_proj.");
+  if (!is_up && !layer.rest.starts_with("mlp.experts.gate_proj.")) return {};
+  const int64_t ffn = config.moe_intermediate_size;
+  return {WeightRecipe::slice(fmt::format("blk.{}.ffn_gate_up_exps.weight", layer.number), 1, is_up ? ffn : 0, ffn,
+                              2 * ffn),
+          WeightRecipe::name(gguf_name(parameter.name))};
+}
+
 std::vector<WeightRecipe> deepseek_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                            CheckpointFormat format) {
-  const bool gguf = format == CheckpointFormat::gguf;
-  for (const char* part : {"k_b_proj.", "v_b_proj."}) {
-    const size_t at = parameter.name.find(part);
-    if (at == std::string::npos || parameter.name[at - 1] != '.') continue;
-    const std::string whole = parameter.name.substr(0, at) + "kv_b_proj.weight";
-    const bool is_key = part[0] == 'k';
-    if (!gguf) return {latent_head_recipe(config, whole, is_key)};
-    return {WeightRecipe::name(gguf_name(parameter.name, &deepseek_family())),
-            latent_head_recipe(config, gguf_name(whole, &deepseek_family()), is_key)};
-  }
+  if (auto latent = latent_recipes(config, parameter, format); !latent.empty()) return latent;
   std::vector<WeightRecipe> recipes = expert_recipes(config, parameter, format);
-  // transformers keeps Mistral 4's experts in one tensor, and takes those of the others apart.
-  if (is_mistral(config)) std::reverse(recipes.begin(), recipes.end());
+  if (!is_mistral(config)) return recipes;
+  // transformers keeps Mistral 4's experts in one tensor, and takes those of the others apart; GGUF files have them as
+  // transformers does.
+  if (format == CheckpointFormat::gguf) return fused_expert_recipes(config, parameter);
+  std::reverse(recipes.begin(), recipes.end());
   return recipes;
 }
 
@@ -431,6 +461,7 @@ const ModelFamily& deepseek_family() {
       .gguf_keys =
           "attention.kv_lora_rank attention.q_lora_rank attention.key_length_mla attention.value_length_mla "
           "attention.indexer.head_count attention.indexer.key_length attention.indexer.top_k "
+          "attention.temperature_scale attention.temperature_length "
           "rope.scaling.yarn_log_multiplier leading_dense_block_count expert_count expert_used_count "
           "expert_feed_forward_length expert_shared_count expert_weights_scale expert_weights_norm "
           "expert_gating_func expert_group_count expert_group_used_count",

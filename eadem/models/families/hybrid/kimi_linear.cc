@@ -3,10 +3,12 @@
 // Kimi Linear: linear attention with the gated delta rule and a decay for each channel (KDA), whose gates have a low
 // rank; in every fourth layer latent attention, which rotates nothing; after the first layers, which are dense, experts
 // chosen by sigmoids and a correction, of the best groups, and one that computes every token.
-// Source: transformers, models/kimi_linear.
+// Source: transformers, models/kimi_linear; llama.cpp, conversion/kimi_linear.py and src/models/kimi-linear.cpp (facts
+// only).
 #include <algorithm>
 #include <cmath>
 
+#include "eadem/models/decoders/mamba_layers.h"
 #include "eadem/models/decoders/moe_decoder.h"
 #include "eadem/models/family.h"
 #include "eadem/models/recurrent_recipes.h"
@@ -15,8 +17,10 @@ namespace eadem::models {
 
 namespace {
 
-constexpr ModelType kKimiLinearTypes[] = {
-    {.name = "kimi_linear", .python_class = "KimiLinearForCausalLM", .max_position_embeddings = 1048576}};
+constexpr ModelType kKimiLinearTypes[] = {{.name = "kimi_linear",
+                                           .gguf_architecture = "kimi-linear",
+                                           .python_class = "KimiLinearForCausalLM",
+                                           .max_position_embeddings = 1048576}};
 
 constexpr OwnName kKimiLinearKeys[] = {{"max_position_embeddings", "model_max_length"}};
 
@@ -24,6 +28,22 @@ constexpr OwnName kKimiLinearTensors[] = {{"linear_attn.norm.", "self_attn.o_nor
                                           {"linear_attn.", "self_attn."},
                                           {"mlp.gate.", "block_sparse_moe.gate."},
                                           {"mlp.shared_experts.", "block_sparse_moe.shared_experts."}};
+
+constexpr GgufName kKimiGgufNames[] = {{"linear_attn.q_proj.", "attn_q."},
+                                       {"linear_attn.k_proj.", "attn_k."},
+                                       {"linear_attn.v_proj.", "attn_v."},
+                                       {"linear_attn.o_proj.", "attn_output."},
+                                       {"linear_attn.q_conv1d.", "ssm_conv1d_q."},
+                                       {"linear_attn.k_conv1d.", "ssm_conv1d_k."},
+                                       {"linear_attn.v_conv1d.", "ssm_conv1d_v."},
+                                       {"linear_attn.f_a_proj.", "ssm_f_a."},
+                                       {"linear_attn.f_b_proj.", "ssm_f_b."},
+                                       {"linear_attn.g_a_proj.", "ssm_g_a."},
+                                       {"linear_attn.g_b_proj.", "ssm_g_b."},
+                                       {"linear_attn.b_proj.", "ssm_beta."},
+                                       {"linear_attn.A_log", "ssm_a"},
+                                       {"linear_attn.dt_bias", "ssm_dt.bias"},
+                                       {"linear_attn.norm.", "ssm_norm."}};
 
 // The epsilon of the norms of latents. It does not depend on rms_norm_eps of the configuration.
 constexpr double kKimiLatentEps = 1e-6;
@@ -144,6 +164,96 @@ void write_kimi_linear_json(const ModelConfig& config, io::JsonValue& json) {
   json.set("linear_attn_config", own.set("full_attn_layers", std::move(full)));
 }
 
+constexpr std::string_view kKimiGgufKeys =
+    "attention.kv_lora_rank attention.q_lora_rank attention.key_length_mla attention.value_length_mla ssm.conv_kernel "
+    "kda.head_dim leading_dense_block_count expert_count expert_used_count expert_feed_forward_length "
+    "expert_shared_count expert_weights_scale expert_weights_norm expert_gating_func expert_group_count "
+    "expert_group_used_count";
+
+// A layer without heads of keys has linear attention, of as many heads as attention has. Keys and values are those of
+// one head, as attention over latents has them; the widths of heads have keys of their own.
+void read_kimi_linear_gguf(const io::GgufFile& file, const std::string& prefix, ModelConfig& result) {
+  const auto integer = [&](const char* key, int64_t max = kMaxExtent) { return file.integer(prefix + key, 1, max); };
+  const auto optional = [&](const char* key, int64_t least, int64_t if_absent) {
+    return file.optional_integer(prefix + key, least, kMaxExtent).value_or(if_absent);
+  };
+  result.intermediate_size = integer("feed_forward_length");
+  result.num_key_value_heads = result.num_attention_heads;
+  result.kv_lora_rank = integer("attention.kv_lora_rank");
+  result.q_lora_rank = optional("attention.q_lora_rank", 0, 0);
+  result.head_dim = integer("attention.key_length_mla", kMaxHeadDim);
+  result.v_head_dim = integer("attention.value_length_mla");
+  result.rotary_dim = integer("rope.dimension_count");
+  result.qk_nope_head_dim = result.head_dim - result.rotary_dim;
+  const std::string key_heads = prefix + "attention.head_count_kv";
+  const std::vector<int64_t> heads = file.integers(key_heads, 0, kMaxExtent);
+  if (std::ssize(heads) != result.num_hidden_layers)
+    throw DataCorrupted("{}: '{}' has {} entries for {} layers", file.path(), key_heads, heads.size(),
+                        result.num_hidden_layers);
+  for (int64_t layer = 0; layer < result.num_hidden_layers; ++layer)
+    if (heads[static_cast<size_t>(layer)] == 0) result.linear_layers.push_back(layer);
+  result.linear_key_heads = result.linear_value_heads = result.num_attention_heads;
+  result.linear_key_dim = result.linear_value_dim = integer("kda.head_dim");
+  result.linear_taps = integer("ssm.conv_kernel");
+  require_gating(file, prefix, 2);
+  read_experts(file, prefix, result);
+  read_leading_layers(file, prefix, result);
+  result.shared_expert_intermediate_size = integer("expert_shared_count") * result.moe_intermediate_size;
+  result.routed_scaling_factor = file.optional_number(prefix + "expert_weights_scale").value_or(1.0);
+  result.n_group = optional("expert_group_count", 1, 1);
+  result.topk_group = optional("expert_group_used_count", 1, 1);
+  result.norm_topk_prob = file.optional_boolean(prefix + "expert_weights_norm").value_or(true);
+  if (!result.norm_topk_prob)
+    throw Unsupported("{}: '{}expert_weights_norm' is false; only true is honoured", file.path(), prefix);
+}
+
+// Other programs compute every file of this architecture with weights that are divided by their sum, and none without
+// a matrix for logits.
+void write_kimi_linear_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
+  const auto refuse = [](bool condition, std::string_view what) {
+    if (condition) throw Unsupported("{}, which GGUF's kimi-linear architecture cannot state", what);
+  };
+  refuse(config.attention_bias, "biases of attention");
+  refuse(config.tie_word_embeddings, "one matrix for embeddings and logits");
+  refuse(!config.norm_topk_prob, "weights of a token's experts that are not divided by their sum (moe_renormalize)");
+  refuse(!config.linear_layers.empty() && config.linear_key_heads != config.num_attention_heads,
+         fmt::format("linear attention of {} heads where attention has {}", config.linear_key_heads,
+                     config.num_attention_heads));
+  const auto add = [&](const char* key, int64_t value) {
+    metadata.emplace_back(prefix + key, io::GgufValue::scalar(static_cast<uint32_t>(value)));
+  };
+  add("feed_forward_length", config.intermediate_size);
+  metadata.emplace_back(
+      prefix + "attention.head_count_kv",
+      layer_counts(config.num_hidden_layers, 1, [&](int64_t layer) { return !config.is_linear(layer); }));
+  add("attention.key_length", config.kv_lora_rank + config.rotary_dim);
+  add("attention.value_length", config.kv_lora_rank);
+  add("attention.key_length_mla", config.head_dim);
+  add("attention.value_length_mla", config.v_head_dim);
+  add("attention.kv_lora_rank", config.kv_lora_rank);
+  if (config.q_lora_rank > 0) add("attention.q_lora_rank", config.q_lora_rank);
+  add("rope.dimension_count", config.rotary_dim);
+  add("ssm.conv_kernel", config.linear_taps);
+  add("kda.head_dim", config.linear_key_dim);
+  write_experts(config, prefix, metadata);
+  write_leading_layers(config, prefix, metadata);
+  add("expert_shared_count", config.shared_expert_intermediate_size / config.moe_intermediate_size);
+  add("expert_gating_func", 2);
+  if (config.n_group > 1) {
+    add("expert_group_count", config.n_group);
+    add("expert_group_used_count", config.topk_group);
+  }
+  metadata.emplace_back(prefix + "expert_weights_scale",
+                        io::GgufValue::scalar(static_cast<float>(config.routed_scaling_factor)));
+}
+
+std::string kimi_linear_gguf_notice(const ModelConfig& config) {
+  if (config.rms_norm_eps == kKimiLatentEps) return "";
+  return fmt::format(
+      "norms of latents have the epsilon {}, which GGUF cannot state: other programs take that of all norms, {}",
+      kKimiLatentEps, config.rms_norm_eps);
+}
+
 DecoderSpec kimi_linear_decoder(const ModelConfig& config) {
   const double eps = config.rms_norm_eps;
   DecoderSpec spec{.vocab = config.vocab_size,
@@ -197,16 +307,26 @@ DecoderSpec kimi_linear_decoder(const ModelConfig& config) {
 
 std::vector<WeightRecipe> kimi_linear_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                               CheckpointFormat format) {
-  const auto name = [&](const std::string& own) { return WeightRecipe::name(huggingface_name(own, config.family())); };
+  const bool gguf = format == CheckpointFormat::gguf;
   const LayerName layer = layer_name(parameter.name);
+  const auto file_tensor = [&] {
+    return WeightRecipe::name(gguf ? gguf_name(parameter.name, &config.family())
+                                   : huggingface_name(parameter.name, config.family()));
+  };
   const bool linear = layer.rest.starts_with("linear_attn.");
-  if (linear && layer.rest.ends_with("_conv1d.weight"))
-    return {convolution_recipe(name(parameter.name), parameter.shape[1], parameter.shape[0], format)};
-  if (linear && layer.rest.ends_with(".A_log"))
-    return {WeightRecipe::reshape(name(parameter.name), {1, 1, parameter.shape[0], 1}, parameter.shape)};
-  for (const char* part : {"k_b_proj.", "v_b_proj."})
-    if (const size_t at = parameter.name.find(part); at != std::string::npos && parameter.name[at - 1] == '.')
-      return {latent_head_recipe(config, parameter.name.substr(0, at) + "kv_b_proj.weight", part[0] == 'k')};
+  if (linear && layer.rest.ends_with("_conv1d.weight")) {
+    const int64_t taps = parameter.shape[0], channels = parameter.shape[1];
+    WeightRecipe rows = file_tensor();
+    if (gguf) rows = WeightRecipe::reshape(std::move(rows), {1, channels, 1, taps}, {channels, taps});
+    return {convolution_recipe(std::move(rows), channels, taps, format)};
+  }
+  if (linear && layer.rest.ends_with(".A_log")) {
+    const Shape four_axes{1, 1, parameter.shape[0], 1};
+    return {gguf ? decay_recipe(file_tensor(), parameter.shape, format, four_axes)
+                 : WeightRecipe::reshape(file_tensor(), four_axes, parameter.shape)};
+  }
+  if (auto latent = latent_recipes(config, parameter, format); !latent.empty()) return latent;
+  if (gguf) return {};
   // transformers saves the dense layers under the name of the module that the others have.
   for (const char* part : {"mlp.gate_proj.", "mlp.up_proj.", "mlp.down_proj."})
     if (layer.rest.starts_with(part))
@@ -225,9 +345,15 @@ const ModelFamily& kimi_linear_family() {
                                       .eps = 1e-5,
                                       .json_names = kKimiLinearKeys,
                                       .rotates = false,
+                                      .gguf_keys = kKimiGgufKeys,
+                                      .gguf_counts_by_layer = true,
                                       .read_json = read_kimi_linear_json,
+                                      .read_gguf = read_kimi_linear_gguf,
                                       .write_json = write_kimi_linear_json,
+                                      .write_gguf = write_kimi_linear_gguf,
+                                      .gguf_notice = kimi_linear_gguf_notice,
                                       .decoder = kimi_linear_decoder,
+                                      .gguf_names = kKimiGgufNames,
                                       .tensor_names = kKimiLinearTensors,
                                       .recipes = kimi_linear_recipes,
                                       .further_layers = true};

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The converter on Kimi Linear and Mistral 4: to GGUF and back, and what stays in f32 whatever the type of matrices.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "eadem/convert/convert.h"
+#include "eadem/engine/infer_engine.h"
+#include "eadem/io/gguf.h"
+#include "eadem/models/huggingface.h"
+
+namespace eadem::convert {
+namespace latent_files_test {
+
+namespace fs = std::filesystem;
+
+class LatentFiles : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "eadem_latent_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static std::string golden() { return (fs::path(EADEM_SOURCE_DIR) / "tests/data/golden" / GetParam()).string(); }
+
+  std::string convert(const std::string& path, const char* name, const std::string& type) {
+    const std::string out = (folder_ / name).string();
+    ConvertEvents events;
+    events.note = [&](const std::string& text) { notes_ += text + "\n"; };
+    convert_model(path, out, {.type = type, .threads = 1, .tokenizer = false}, events);
+    return out;
+  }
+
+  static void forward(const std::string& path) {
+    const auto engine =
+        engine::InferEngine::from_checkpoint(models::open_checkpoint(path), open_device("cpu", {.num_threads = 1}), {});
+    engine->forward({.input_ids = {5, 6, 7, 8}, .input_lengths = {4}, .cache_lengths = {0}});
+    const Tensor logits = engine->logits();
+    for (int64_t i = 0; i < logits.view.num_elements(); ++i) ASSERT_TRUE(std::isfinite(logits.view.as<float>()[i]));
+  }
+
+  fs::path folder_;
+  std::string notes_;
+};
+
+// -exp(a) is rounded, and its logarithm as well: 4 u (1 + |a|), with |a| < 3.
+TEST_P(LatentFiles, ToGgufAndBackKeepTheBits) {
+  const std::string back = convert(convert(golden(), "model.gguf", "as-is"), "back", "as-is");
+  const models::Checkpoint a = models::open_checkpoint(golden()), b = models::open_checkpoint(back);
+  ASSERT_EQ(a.weights->tensors().size(), b.weights->tensors().size());
+  for (const io::WeightInfo& info : a.weights->tensors()) {
+    ASSERT_NE(b.weights->find(info.name), nullptr) << info.name;
+    const Tensor x = a.weights->get(info.name), y = b.weights->get(info.name);
+    ASSERT_EQ(to_string(x.view), to_string(y.view)) << info.name;
+    if (!info.name.ends_with("A_log")) {
+      EXPECT_EQ(std::memcmp(x.view.data, y.view.data, static_cast<size_t>(x.view.size_bytes())), 0) << info.name;
+    }
+    for (int64_t i = 0; info.name.ends_with("A_log") && i < x.view.num_elements(); ++i)
+      EXPECT_NEAR(x.view.as<float>()[i], y.view.as<float>()[i], 0x1p-20);
+  }
+  const bool kimi = std::string_view(GetParam()) == "kimi_linear";
+  EXPECT_EQ(notes_.find("norms of latents have the epsilon") != std::string::npos, kimi) << notes_;
+}
+
+// Other programs read convolutions and numbers for each head in f32 only.
+TEST_P(LatentFiles, VectorsAndConvolutionsStayInF32) {
+  const std::string narrow = convert(golden(), "narrow", "bf16");
+  const auto expect_types = [&](const std::string& path, const char* matrices) {
+    const auto file = io::GgufFile::open(path);
+    for (const io::WeightInfo& info : file->tensors()) {
+      const bool kept = info.shape.rank() == 1 || info.name.ends_with(".ssm_a") ||
+                        info.name.find(".ssm_conv1d_") != std::string::npos;
+      if (kept) {
+        EXPECT_EQ(info.type_name, "F32") << info.name;
+      }
+      if (info.name == "token_embd.weight") {
+        EXPECT_EQ(info.type_name, matrices);
+      }
+    }
+    forward(path);
+  };
+  expect_types(convert(golden(), "bf16.gguf", "bf16"), "BF16");
+  expect_types(convert(narrow, "narrow.gguf", "as-is"), "BF16");
+  // Rows of 28 and of 24 values are no whole blocks.
+  expect_types(convert(golden(), "q8_0.gguf", "q8_0"), "F16");
+}
+
+INSTANTIATE_TEST_SUITE_P(Convert, LatentFiles, testing::Values("kimi_linear", "mistral4_usual"));
+
+}  // namespace latent_files_test
+}  // namespace eadem::convert
