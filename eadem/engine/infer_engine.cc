@@ -137,6 +137,10 @@ void InferEngine::compile() {
                                                [this](Program& program) { bind_caches(program); }),
                                    parameters_);
   for (const auto& compiled : programs_->programs()) compiled->program->require_complete();
+  const ConfigOption<LatentForm>& form = hardware_.of(modules::Role::attention).compute.latent_form;
+  if (form.value == LatentForm::decompressed && !prefill_program().graph().find("prompt_length"))
+    throw InvalidArgument("latent_form is decompressed ({}); no layer of this model has latent attention over all rows",
+                          form.set_by);
   collect_sequence_states(models::states_of(*model_, *device_, hardware_));
   descriptor_ = std::make_unique<StepDescriptor>(device_, programs_->step_bytes(), cache_spec(), info.vocab);
   const int64_t most_rows = most[Symbol::logit_rows];

@@ -16,6 +16,7 @@ constexpr std::array<const char*, StepLayout::kNumParts> kNames = {"token_ids", 
                                                                    "query_start", "kv_length",   "logit_rows",
                                                                    "sample_rows", "block_table", "penalties"};
 constexpr const char* kStateSlots = "state_slots";
+constexpr const char* kPromptLength = "prompt_length";
 constexpr int64_t kAlignment = 64;
 
 }  // namespace
@@ -36,6 +37,7 @@ StepLayout::StepLayout(const pipeline::Program& program, const modules::CacheSpe
     part.slots_offset = place(program, part.slots_input);
   }
   if (cache.num_slots > 0) state_slots_offset_ = place(program, program.input(kStateSlots));
+  if (const auto input = program.graph().find(kPromptLength)) prompt_length_offset_ = place(program, *input);
   for (size_t p = 0; p < kNumParts; ++p) offset_[p] = place(program, program.input(kNames[p]));
 }
 
@@ -43,6 +45,7 @@ void StepLayout::bind(pipeline::Program& program, void* buffer) const {
   auto* const bytes = static_cast<std::byte*>(buffer);
   for (size_t p = 0; p < kNumParts; ++p) program.bind_input(program.input(kNames[p]), bytes + offset_[p]);
   if (state_slots_offset_ >= 0) program.bind_input(program.input(kStateSlots), bytes + state_slots_offset_);
+  if (prompt_length_offset_ >= 0) program.bind_input(program.input(kPromptLength), bytes + prompt_length_offset_);
   for (const WindowPart& window : windows_) {
     program.bind_input(window.table_input, bytes + window.table_offset);
     program.bind_input(window.slots_input, bytes + window.slots_offset);
@@ -89,6 +92,8 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
   if (!windows_.empty()) add_windows(sequence);
   if (const int64_t slots = layout_->state_slots_offset(); slots >= 0)
     at<int32_t>(slots)[sequences_] = sequence.state_slot;
+  if (const int64_t offset = layout_->prompt_length_offset(); offset >= 0)
+    at<int32_t>(offset)[sequences_] = sequence.sampling.prompt_length;
   part<int32_t>(StepLayout::query_start)[sequences_ + 1] = first + length;
   part<int32_t>(StepLayout::kv_length)[sequences_] = cached + length;
   tokens_ += length;
@@ -121,6 +126,7 @@ void StepDescriptor::add_nothing() {
     at<int64_t>(window.slots_offset)[t] = -1;
   }
   if (const int64_t slots = layout_->state_slots_offset(); slots >= 0) at<int32_t>(slots)[s] = -1;
+  if (const int64_t offset = layout_->prompt_length_offset(); offset >= 0) at<int32_t>(offset)[s] = 0;
 }
 
 void StepDescriptor::add_windows(const StepSequence& sequence) {

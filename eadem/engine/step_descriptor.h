@@ -15,6 +15,7 @@
 //   of each cache group with a window, block_table_window_… and slots_window_… alike, with the group's null block for
 //   places that the window has passed
 //   state_slots  i32 [sequences], where the model has states per sequence
+//   prompt_length  i32 [sequences], where the model's latent attention asks for it
 //   penalties    i32 [penalties, 2]        pairs (token, count) and (token, bias); the rows name their ranges
 //
 // Where the device's memory is the host's (the CPU), the parts are written where the program reads them and nothing is
@@ -63,6 +64,8 @@ class StepLayout {
   std::span<const WindowPart> windows() const { return windows_; }
   // The offset of state_slots; negative: there is none.
   int64_t state_slots_offset() const { return state_slots_offset_; }
+  // The offset of prompt_length; negative: there is none.
+  int64_t prompt_length_offset() const { return prompt_length_offset_; }
   int64_t size_bytes() const { return size_; }
   const SymbolValues& bounds() const { return bounds_; }
   // Makes the program read its inputs from `buffer`, which has size_bytes() and must outlive it.
@@ -73,7 +76,7 @@ class StepLayout {
 
   std::array<int64_t, kNumParts> offset_{};
   std::vector<WindowPart> windows_;
-  int64_t state_slots_offset_ = -1;
+  int64_t state_slots_offset_ = -1, prompt_length_offset_ = -1;
   int64_t size_ = 0;
   SymbolValues bounds_;
 };

@@ -43,8 +43,9 @@ struct SampleSettings {
   float repetition_penalty = 1.0f;  // > 0; 1 is off
   float presence_penalty = 0.0f;    // 0 is off
   float frequency_penalty = 0.0f;   // 0 is off
-  // Tokens at the sequence's start that are its prompt: presence and frequency penalties do not count them. Read where
-  // the pairs of `penalties` are made, not by kernels.
+  // Tokens at the sequence's start that are its prompt: presence and frequency penalties do not count them, and latent
+  // attention may compute them in a form of their own (the option latent_form). Read where the pairs of `penalties` and
+  // the input prompt_length are made, not by the kernels of `sample`.
   int32_t prompt_length = 0;
 
   bool has_penalties() const { return repetition_penalty != 1.0f || presence_penalty != 0 || frequency_penalty != 0; }

@@ -26,9 +26,10 @@ struct BuiltGraph {
 
 // Serving. Inputs: sampled [logit_rows] i32 (see modules::Sampling::feed), token_ids, positions [tokens] i32,
 // query_start [sequences+1], kv_length [sequences], for each group of the cache block_table [sequences, max_blocks] i32
-// and slots [tokens] i64 (named by modules::group_input), state_slots [sequences] i32 where there are slots, logit_rows
-// [logit_rows] i32, and those of modules::Sampling. Outputs: hidden [tokens, hidden], logits [logit_rows, vocab] f32,
-// token and logprob [logit_rows]. States: model.layers.N.self_attn.{k,v}_cache.
+// and slots [tokens] i64 (named by modules::group_input), state_slots [sequences] i32 where there are slots,
+// prompt_length [sequences] i32 where a module asks for it, logit_rows [logit_rows] i32, and those of
+// modules::Sampling. Outputs: hidden [tokens, hidden], logits [logit_rows, vocab] f32, token and logprob [logit_rows].
+// States: model.layers.N.self_attn.{k,v}_cache.
 BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options);
 
 // Training and scoring without a cache. Inputs: token_ids, positions, labels [tokens] i32 (negative: ignored),

@@ -38,6 +38,7 @@ struct StepValues {
   ValueId kv_length = pipeline::kNoValue;
   std::vector<GroupValues> groups;             // with a cache: one for each of its groups
   ValueId state_slots = pipeline::kNoValue;    // with slots for states per sequence
+  ValueId prompt_length = pipeline::kNoValue;  // with a cache, where a module has asked for it
   std::map<std::string, ValueId> rope_tables;  // by name; made once by Rope, used by every layer
   std::map<int, KvValues> layer_kv;            // of layers that attend, for later ones that read the same
   std::vector<ValueId> layer_inputs;  // what each layer reads of a token besides its hidden state (LayerInputs)
@@ -66,6 +67,12 @@ struct BuildContext {
   ValueId add_state(const StateSpec& state) {
     states.push_back(state);
     return graph.add_state(state.name, storage_type(state, cache));
+  }
+  // How many tokens each sequence's prompt has, an input of the graph that is added on first use.
+  ValueId prompt_length() {
+    if (step.prompt_length == pipeline::kNoValue)
+      step.prompt_length = graph.add_input("prompt_length", TensorType(DType::i32, {Symbol::sequences}));
+    return step.prompt_length;
   }
   // The step's values for states with this window.
   const GroupValues& group_of(int64_t window) const { return step.groups[cache.group_of(window)]; }

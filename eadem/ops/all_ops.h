@@ -9,6 +9,7 @@
 #include "eadem/ops/attention/head_linear.h"
 #include "eadem/ops/attention/kv_append.h"
 #include "eadem/ops/attention/latent_append.h"
+#include "eadem/ops/attention/latent_attention.h"
 #include "eadem/ops/attention/rope.h"
 #include "eadem/ops/attention/scale_by_position.h"
 #include "eadem/ops/attention/select_blocks.h"

@@ -96,6 +96,7 @@ void expect_logits_and_tokens(const fs::path& folder, const char* file, EngineOp
                                                            : prompt.view.as<int32_t>()[i]);
   input.input_lengths = {static_cast<int32_t>(input.input_ids.size())};
   input.cache_lengths = {0};
+  input.sampling = {{.prompt_length = input.input_lengths[0]}};
   input.all_logits = true;
   engine->forward(input);
   const Tensor actual = engine->logits();
@@ -129,6 +130,17 @@ class GoldenModel : public testing::TestWithParam<const char*> {
 TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
   expect_logits_and_tokens(folder(), "expected.safetensors", exact_options());
 }
+
+// Prompts whose keys and values are made of the latent rows.
+class GoldenLatents : public GoldenModel {};
+
+TEST_P(GoldenLatents, DecompressedLogitsAndTokensMatchTransformers) {
+  EngineOptions options = exact_options();
+  options.hardware.latent_form = LatentForm::decompressed;
+  expect_logits_and_tokens(folder(), "expected.safetensors", options);
+}
+INSTANTIATE_TEST_SUITE_P(Transformers, GoldenLatents,
+                         testing::Values("deepseek_v2", "deepseek_v3", "mistral4", "kimi_linear"));
 
 // Beyond the original context, longrope has other factors, for all positions. An engine that is asked for no context
 // has the original one.

@@ -11,6 +11,7 @@
 #include "eadem/ops/all_ops.h"
 #include "tests/ops/delta_rule_bounds.h"
 #include "tests/ops/expert_bounds.h"
+#include "tests/ops/latent_bounds.h"
 #include "tests/ops/recurrent_bounds.h"
 #include "tests/ops/selected_bounds.h"
 #include "tests/ops/state_space_cases.h"
@@ -638,6 +639,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
   if (name == "attention")
     return attention(op, pass, in, expected, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
   if (name == "selected_attention") return selected_bounds(op, pass, in, expected);
+  if (name == "latent_attention")
+    return latent_bounds(op, in, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
   if (name == "compressed_attention") return compressed_bounds(op, pass, in, expected);
   if (name == "compress_keys") return compress_bounds(op, pass, in, expected, initial);
   if (name == "softmax") return softmax(pass, in, expected);

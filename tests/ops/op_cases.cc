@@ -463,6 +463,57 @@ std::vector<Workload> head_linear() {
   return cases.take();
 }
 
+std::vector<Workload> latent_attention() {
+  struct Step {
+    int64_t tokens, sequences, block_size, max_blocks;
+  };
+  struct Heads {
+    int64_t heads, latent, nope, rope, value;
+  };
+  std::vector<Workload> cases;
+  const auto add = [&](const Step& step, const Heads& z, const WeightType& stored, const WeightType& weight,
+                       MatmulInput input = MatmulInput::int8) {
+    SymbolValues symbols;
+    symbols[Symbol::tokens] = step.tokens;
+    symbols[Symbol::sequences] = step.sequences;
+    symbols[Symbol::max_blocks] = step.max_blocks;
+    const kernels::LatentAttentionAttrs attrs{.heads = z.heads,
+                                              .latent_dim = z.latent,
+                                              .nope_dim = z.nope,
+                                              .rope_dim = z.rope,
+                                              .value_dim = z.value,
+                                              .scale = 0.25f,
+                                              .matmul_input = input};
+    const Encoding* stack = weight.encoding == nullptr ? nullptr : stack_encoding(weight.encoding);
+    cases.push_back(named_case(
+        std::make_shared<ops::LatentAttention>(attrs),
+        {TensorType(kF32, {Symbol::tokens, z.heads, z.nope + z.rope}),
+         TensorType(stored.dtype, {step.sequences * step.max_blocks + 2, 1, step.block_size, z.latent + z.rope},
+                    stored.encoding),
+         TensorType(weight.dtype, {z.heads, z.latent, z.nope}, stack),
+         TensorType(weight.dtype, {z.heads, z.value, z.latent}, stack),
+         TensorType(DType::i32, {Dim(Symbol::sequences, 1)}), TensorType(DType::i32, {Symbol::sequences}),
+         TensorType(DType::i32, {Symbol::sequences, Symbol::max_blocks}), TensorType(DType::i32, {Symbol::sequences})},
+        symbols));
+  };
+  // Decode; prompts of several blocks of a cache, of one, of blocks of one position.
+  constexpr Step kSteps[] = {{0, 0, 16, 4},  {1, 1, 16, 30}, {3, 3, 16, 9},
+                             {20, 3, 7, 12}, {9, 1, 200, 1}, {2, 2, 1, 66}};
+  constexpr Heads kHeads[] = {{2, 20, 5, 4, 7}, {1, 16, 16, 16, 16}, {5, 64, 17, 8, 33}};
+  for (const WeightType& stored : {WeightType(kF32), WeightType(kBf16), WeightType(kF16),
+                                   WeightType{kF32, &RowEncoding::int8()}, WeightType{kF32, &RowEncoding::fp8_e4m3()}})
+    for (const Step& step : kSteps)
+      for (const Heads& heads : kHeads) add(step, heads, stored, kF32);
+  for (const DType weight : {kBf16, kF16})
+    for (const MatmulInput input : {MatmulInput::int8, MatmulInput::f32})
+      for (const Heads& heads : kHeads) add({20, 3, 7, 12}, heads, kF32, weight, input);
+  // Several blocks of queries, and splits of keys.
+  add({300, 2, 16, 70}, {2, 24, 8, 8, 8}, kF32, kF32);
+  for (const auto& [encoding, unit, has_order] : workloads::quantized_types())
+    add({9, 2, 16, 3}, {2, 2 * unit, unit, 8, 20}, kF32, {kF32, encoding}, MatmulInput::f32);
+  return cases;
+}
+
 std::vector<Workload> select_rows() {
   Cases cases;
   const auto op = std::make_shared<ops::SelectRows>();
@@ -630,6 +681,7 @@ std::vector<std::string_view> op_names() {
           "load_balancing_loss",
           "latent_append",
           "head_linear",
+          "latent_attention",
           "split_columns",
           "concat_columns",
           "short_convolution",
@@ -665,6 +717,7 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "kv_append") return kv_append();
   if (op == "latent_append") return latent_append();
   if (op == "head_linear") return head_linear();
+  if (op == "latent_attention") return latent_attention();
   if (op == "split_columns") return columns(true);
   if (op == "concat_columns") return columns(false);
   if (op == "select_rows") return select_rows();

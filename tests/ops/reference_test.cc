@@ -87,6 +87,9 @@ bool rounds_to_bf16(const PassCall& call, const Kernel& kernel, const Device& de
     x = call.op->attrs().get<kernels::GroupedLinearAttrs>().matmul_input;
   else if (call.op->name() == "head_linear")
     x = call.op->attrs().get<kernels::HeadLinearAttrs>().matmul_input;
+  else if (call.op->name() == "latent_attention")
+    return call.inputs[2].dtype() == DType::bf16 &&
+           may_round_to(MatmulInput::bf16, call.op->attrs().get<kernels::LatentAttentionAttrs>().matmul_input);
   else
     return false;
   return call.inputs[1].dtype() == DType::bf16 && may_round_to(MatmulInput::bf16, x);

@@ -132,6 +132,32 @@ TEST(TypeRules, LatentAttention) {
                  "value_dim");
 }
 
+TEST(TypeRules, LatentAttentionInForms) {
+  const LatentAttention attention({.heads = 3, .latent_dim = 20, .nope_dim = 5, .rope_dim = 8, .value_dim = 6});
+  const TensorType q(kF, {kT, 3, 13}), rows(kB, {4, 1, 16, 28}), k_b(kH, {3, 20, 5}), v_b(kF, {3, 6, 20}),
+      start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
+      table(kI, {Symbol::sequences, Symbol::max_blocks});
+  EXPECT_EQ(infer(attention, {q, rows, k_b, v_b, start, length, table, length})[0], TensorType(kF, {kT, 3, 6}));
+  EXPECT_REFUSED(infer(attention, {TensorType(kF, {kT, 3, 28}), rows, k_b, v_b, start, length, table, length}),
+                 "latent_attention: 'q'", "nope_dim + rope_dim");
+  EXPECT_REFUSED(infer(attention, {q, TensorType(kB, {4, 2, 16, 28}), k_b, v_b, start, length, table, length}),
+                 "'rows'", "one row for all heads");
+  EXPECT_REFUSED(infer(attention, {q, rows, TensorType(kH, {3, 5, 20}), v_b, start, length, table, length}), "'k_b'",
+                 "latent_dim");
+  EXPECT_REFUSED(infer(attention, {q, rows, k_b, TensorType(kF, {3, 20, 6}), start, length, table, length}), "'v_b'",
+                 "value_dim");
+  EXPECT_REFUSED(infer(attention, {q, rows, k_b, v_b, start, length, table, start}), "'prompt_length'", "sequences");
+  EXPECT_REFUSED(LatentAttention({.heads = 3, .latent_dim = 20, .nope_dim = 0, .rope_dim = 8, .value_dim = 6}),
+                 "nope_dim 0");
+  const auto rule = [&](Sharding heads, Sharding matrices) {
+    return attention.infer_sharding(
+        std::vector{with(q, heads), rows, with(k_b, matrices), with(v_b, matrices), start, length, table, length})[0];
+  };
+  EXPECT_EQ(rule(Sharding::along(1), Sharding::along(0)), Sharding::along(1)) << "every rank has its heads";
+  EXPECT_EQ(rule(kWhole, kWhole), kWhole);
+  EXPECT_REFUSED(rule(kWhole, Sharding::along(0)), "'k_b'", "divided alike");
+}
+
 TEST(TypeRules, SelectedAttention) {
   const TensorType start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
       none = kernels::unconnected_port(), table(kI, {Symbol::sequences, Symbol::max_blocks});

@@ -9,6 +9,7 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/kernels/attention/attention.h"
 #include "eadem/kernels/attention/compressed_attention.h"
+#include "eadem/kernels/attention/latent_attention.h"
 #include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/kernels/experts.h"
 #include "eadem/kernels/sample.h"
@@ -173,6 +174,27 @@ std::vector<Tensor> compressed_inputs(kernels::KvSource source, int64_t stride, 
   for (size_t port = 0; port < numbers; ++port) inputs[port] = uniform(types[port].dtype, shapes[port], random, -2, 2);
   fill_sequences(inputs, numbers, shapes, cached, shapes[0][0], cached ? shapes[1][2] * stride : 0,
                  cached ? shapes[1][0] : 0, random);
+  return inputs;
+}
+
+// Keys are about as large as queries. Of a sequence's tokens some are of its prompt, or all, or none.
+std::vector<Tensor> latent_attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
+                                            std::span<const TensorType> types, Random& random) {
+  const auto attrs = op.attrs().get<kernels::LatentAttentionAttrs>();
+  const double spread = 2 / std::sqrt(static_cast<double>(attrs.latent_dim));
+  std::vector<Tensor> inputs(types.size());
+  for (const size_t port : {size_t{0}, size_t{1}})
+    inputs[port] = uniform(types[port].dtype, shapes[port], random, -2, 2);
+  for (const size_t port : {size_t{2}, size_t{3}})
+    inputs[port] = uniform(types[port].dtype, shapes[port], random, -spread, spread);
+  fill_sequences(inputs, 4, shapes, true, shapes[0][0], shapes[1][2], shapes[1][0], random);
+  const auto *starts = inputs[4].view.as<int32_t>(), *lengths = inputs[5].view.as<int32_t>();
+  inputs[7] = filled(DType::i32, shapes[7], [&](int64_t s) {
+    const int64_t own = starts[s + 1] - starts[s], kind = random.below(4);
+    if (kind == 0) return 0.0;
+    if (kind == 1) return static_cast<double>(lengths[s] + random.below(3));
+    return static_cast<double>(lengths[s] - own + random.below(own + 1));
+  });
   return inputs;
 }
 
@@ -378,6 +400,7 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
   }
   if (op.name() == "select_keys")
     return attention_inputs(op.attrs().get<kernels::SelectKeysAttrs>().source, shapes, types, random);
+  if (op.name() == "latent_attention") return latent_attention_inputs(op, shapes, types, random);
   if (op.name() == "selected_attention") return selected_attention_inputs(op, shapes, types, random);
   if (op.name() == "compress_keys") return compress_keys_inputs(op, shapes, types, random);
   if (op.name() == "compressed_attention") {

@@ -50,15 +50,17 @@ struct Row {
   bool in_cache = false;
 };
 
-// Makes a step of `tokens` new tokens in each of `batch` sequences that hold `depth` already. Token values do not
-// matter. The blocks of a sequence lie one after another, as a scheduler hands them out in an empty cache.
-InferEngine::Input step_input(const InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth) {
+// Makes a step of `tokens` new tokens in each of `batch` sequences that hold `depth` already and have a prompt of
+// `prompt` tokens. Token values do not matter. The blocks of a sequence lie one after another, as a scheduler hands
+// them out in an empty cache.
+InferEngine::Input step_input(const InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth, int64_t prompt) {
   const engine::SchedulerLimits limits = engine.limits();
   const int64_t blocks = (limits.max_sequence_length + limits.block_size - 1) / limits.block_size;
   InferEngine::Input input;
   for (int64_t s = 0; s < batch; ++s) {
     input.input_lengths.push_back(static_cast<int32_t>(tokens));
     input.cache_lengths.push_back(static_cast<int32_t>(depth));
+    input.sampling.push_back({.prompt_length = static_cast<int32_t>(prompt)});
     for (int64_t t = 0; t < tokens; ++t)
       input.input_ids.push_back(static_cast<int32_t>((s * 31 + (depth + t) * 17 + 7) % limits.vocab));
     std::vector<int32_t>& table = input.block_tables.emplace_back(static_cast<size_t>(blocks));
@@ -67,11 +69,12 @@ InferEngine::Input step_input(const InferEngine& engine, int64_t batch, int64_t 
   return input;
 }
 
-// Prefills `tokens` tokens of every sequence from position `depth` on, in steps of at most `step` tokens in all.
-void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth, int64_t step) {
+// Computes `tokens` tokens of every sequence from position `depth` on, in steps of at most `step` tokens in all.
+void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t depth, int64_t step, int64_t prompt) {
   const int64_t per_sequence = std::max<int64_t>(1, step / batch);
   for (int64_t done = 0; done < tokens; done += per_sequence) {
-    engine.forward(step_input(engine, batch, std::min(per_sequence, tokens - done), depth + done), &interrupt_flag());
+    engine.forward(step_input(engine, batch, std::min(per_sequence, tokens - done), depth + done, prompt),
+                   &interrupt_flag());
   }
 }
 
@@ -235,14 +238,15 @@ void measure_rows(const BenchOptions& options, InferEngine& engine, Measurement&
     progress.update(static_cast<double>(result.rows.size()), static_cast<double>(total),
                     fmt::format("{} depth {} batch {}", decoding ? "decode" : "prefill", depth, batch));
     clear_cache(engine, batch);
-    read_tokens(engine, batch, depth, 0, max_num_batched_tokens);
+    read_tokens(engine, batch, depth, 0, max_num_batched_tokens, depth);
+    const int64_t prompt = decoding ? depth : depth + tokens;
     const int64_t step = decoding ? batch : std::max(max_num_batched_tokens, batch);
     // One run warms up pages, caches and threads.
-    read_tokens(engine, batch, std::min<int64_t>(tokens, decoding ? 8 : tokens), depth, step);
+    read_tokens(engine, batch, std::min<int64_t>(tokens, decoding ? 8 : tokens), depth, step, prompt);
     std::vector<double> speeds;
     for (int64_t r = 0; r < options.repeat; ++r) {
       const Clock::time_point start = Clock::now();
-      read_tokens(engine, batch, tokens, depth, step);
+      read_tokens(engine, batch, tokens, depth, step, prompt);
       speeds.push_back(static_cast<double>(batch * tokens) / seconds_since(start));
     }
     const int64_t per_step = std::max<int64_t>(1, step / batch);

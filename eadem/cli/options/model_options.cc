@@ -77,6 +77,9 @@ void ModelOptions::add_precision(Arguments& arguments) {
   arguments.choice("--matmul-input", {"f32", "bf16", "int8"}, matmul_input,
                    "the narrowest type to which products may round activations (default: int8; accuracy: f32)");
   add_kv_dtype(arguments);
+  arguments.choice("--latent-form", {"absorbed", "decompressed"}, latent_form,
+                   "how latent attention computes the tokens of prompts; decompressed is faster for long ones, and its "
+                   "bits are not those of training (default: absorbed)");
   arguments.list("--disable-fusion", "NAME", disabled_fusions,
                  "switch a fusion off by the name that `eadem explain` shows, or `all`; may be repeated");
 }
@@ -121,6 +124,7 @@ engine::EngineOptions ModelOptions::engine_options() const {
   if (!matmul_input.empty()) options.hardware.matmul_input = {matmul_input_from_name(matmul_input), "--matmul-input"};
   options.hardware.kv_cache = kv_dtype.empty() ? Override<WeightType>(kv_cache_type(dtype), "--dtype")
                                                : Override<WeightType>(kv_cache_type(kv_dtype), "--kv-dtype");
+  if (!latent_form.empty()) options.hardware.latent_form = {latent_form_from_name(latent_form), "--latent-form"};
   options.disabled_fusions = disabled_fusions;
   options.pack_cache = pack_cache;
   return options;

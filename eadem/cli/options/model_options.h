@@ -22,7 +22,7 @@ struct ModelOptions {
   bool no_pin = false;
   std::string isa;
   std::string mode = "performance";
-  std::string dtype, weights, activations, matmul_input, kv_dtype;
+  std::string dtype, weights, activations, matmul_input, kv_dtype, latent_form;
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;
 

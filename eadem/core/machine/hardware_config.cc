@@ -10,6 +10,7 @@ namespace {
 std::string text_of(DType value) { return std::string(dtype_name(value)); }
 std::string text_of(const WeightType& value) { return std::string(value.name()); }
 std::string text_of(MatmulInput value) { return std::string(matmul_input_name(value)); }
+std::string text_of(LatentForm value) { return std::string(latent_form_name(value)); }
 std::string text_of(bool value) { return value ? "true" : "false"; }
 std::string text_of(int64_t value) { return std::to_string(value); }
 
@@ -23,6 +24,7 @@ void for_each_leaf(Visit&& visit, Configs&... configs) {
   visit("compute.fuse_gated_activation", configs.compute.fuse_gated_activation...);
   visit("compute.fuse_residual", configs.compute.fuse_residual...);
   visit("compute.fuse_rope_append", configs.compute.fuse_rope_append...);
+  visit("compute.latent_form", configs.compute.latent_form...);
   visit("memory.kv_block_size", configs.memory.kv_block_size...);
 }
 
@@ -69,6 +71,16 @@ HardwareMode hardware_mode_from_name(std::string_view name) {
   throw InvalidArgument("unknown mode '{}'; expected performance or accuracy", name);
 }
 
+std::string_view latent_form_name(LatentForm form) {
+  return form == LatentForm::absorbed ? "absorbed" : "decompressed";
+}
+
+LatentForm latent_form_from_name(std::string_view name) {
+  for (LatentForm form : {LatentForm::absorbed, LatentForm::decompressed})
+    if (latent_form_name(form) == name) return form;
+  throw InvalidArgument("latent_form is '{}'; expected absorbed or decompressed", name);
+}
+
 void HardwareOverrides::apply_to(HardwareConfig& config, OptionSource source, const std::string& set_by) const {
   const auto apply = [&](auto& option, const auto& override_) {
     if (override_.value) option.set(*override_.value, source, override_.set_by.empty() ? set_by : override_.set_by);
@@ -80,6 +92,7 @@ void HardwareOverrides::apply_to(HardwareConfig& config, OptionSource source, co
   apply(config.compute.fuse_gated_activation, fuse_gated_activation);
   apply(config.compute.fuse_residual, fuse_residual);
   apply(config.compute.fuse_rope_append, fuse_rope_append);
+  apply(config.compute.latent_form, latent_form);
   apply(config.memory.kv_block_size, kv_block_size);
 }
 

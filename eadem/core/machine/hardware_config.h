@@ -35,6 +35,13 @@ enum class HardwareMode : uint8_t { performance, accuracy };
 std::string_view hardware_mode_name(HardwareMode mode);
 HardwareMode hardware_mode_from_name(std::string_view name);  // throws InvalidArgument
 
+// How latent attention computes the tokens of a prompt (kernels/attention/latent_attention.h). Others are computed in
+// the absorbed form.
+enum class LatentForm : uint8_t { absorbed, decompressed };
+
+std::string_view latent_form_name(LatentForm form);
+LatentForm latent_form_from_name(std::string_view name);  // throws InvalidArgument
+
 template <typename T>
 struct ConfigOption {
   T value;
@@ -61,6 +68,7 @@ struct HardwareConfig {
     ConfigOption<bool> fuse_gated_activation{true};  // gate and up products with the activation in one sweep
     ConfigOption<bool> fuse_residual{true};          // residual additions into products and norms
     ConfigOption<bool> fuse_rope_append{true};       // keys are rotated on their way into the cache
+    ConfigOption<LatentForm> latent_form{LatentForm::absorbed};
   };
   struct Memory {
     ConfigOption<int64_t> kv_block_size{16};  // tokens per block of a paged cache
@@ -88,6 +96,7 @@ struct HardwareOverrides {
   Override<MatmulInput> matmul_input;
   Override<WeightType> kv_cache;
   Override<bool> fuse_gated_activation, fuse_residual, fuse_rope_append;
+  Override<LatentForm> latent_form;
   Override<int64_t> kv_block_size;
 
   // Applies every value that is set, under the rules of precedence. `set_by` is for those that do not say it.

@@ -30,6 +30,7 @@ constexpr OpKernels kOps[] = {
     {"kv_append", kv_append_kernels},
     {"latent_append", latent_append_kernels},
     {"head_linear", head_linear_kernels},
+    {"latent_attention", latent_attention_kernels},
     {"select_keys", select_keys_kernels},
     {"selected_attention", selected_attention_kernels},
     {"compress_keys", compress_keys_kernels},

@@ -30,6 +30,7 @@ KernelList add_rms_norm_quantize_kernels();
 KernelList kv_append_kernels();
 KernelList latent_append_kernels();
 KernelList head_linear_kernels();
+KernelList latent_attention_kernels();
 KernelList select_keys_kernels();
 KernelList selected_attention_kernels();
 KernelList compress_keys_kernels();

@@ -130,13 +130,18 @@ ValueId LinearFactory::build_grouped(BuildContext& context, const LinearRequest&
                     {x, weight, offsets, bias});
 }
 
-ValueId LinearFactory::build_heads(BuildContext& context, const LinearRequest& request, int64_t heads, ValueId x) {
+ValueId LinearFactory::head_weight(BuildContext& context, const LinearRequest& request, int64_t heads) {
   EADEM_CHECK(!request.bias && request.parallel == Parallel::none, "{} has a matrix for each head", request.name);
   Graph& graph = context.graph;
   const WeightType weights = stored_type(context, request, heads);
-  const ValueId weight = graph.add_parameter(
+  return graph.add_parameter(
       graph.scoped_name(request.name + ".weight"),
       TensorType(weights.dtype, {heads, request.out, request.in}, stack_encoding(weights.encoding)), 0);
+}
+
+ValueId LinearFactory::build_heads(BuildContext& context, const LinearRequest& request, int64_t heads, ValueId x) {
+  Graph& graph = context.graph;
+  const ValueId weight = head_weight(context, request, heads);
   const Graph::Scope scope(graph, request.name);
   return graph.add1(std::make_shared<ops::HeadLinear>(
                         kernels::HeadLinearAttrs{.out_dtype = request.hardware->precision.activations.value,

@@ -39,6 +39,8 @@ class LinearFactory {
   // Builds products of `heads` matrices, each with its own head of x [tokens, heads, in]. The parameter is
   // [heads, out, in], of which each rank has its heads; there is no bias.
   static ValueId build_heads(BuildContext& context, const LinearRequest& request, int64_t heads, ValueId x);
+  // The parameter alone, for an op that multiplies by itself.
+  static ValueId head_weight(BuildContext& context, const LinearRequest& request, int64_t heads);
 };
 
 }  // namespace eadem::modules

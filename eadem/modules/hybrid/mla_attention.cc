@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/hybrid/mla_attention.h"
 
+#include "eadem/modules/base/kv_cache_store.h"
 #include "eadem/modules/base/rms_norm.h"
 #include "eadem/modules/factory/attention_factory.h"
+#include "eadem/ops/attention/latent_attention.h"
 #include "eadem/ops/elementwise/columns.h"
 #include "eadem/ops/reshape.h"
 
@@ -44,6 +46,25 @@ ValueId MlaAttention::build_query_input(BuildContext& context, ValueId x) const 
   return normalize(context, "q_a_layernorm", config_.query_rank, low);
 }
 
+LinearRequest MlaAttention::key_matrix(BuildContext& context) const {
+  return {.name = "k_b_proj",
+          .in = config_.nope_dim,
+          .out = config_.latent_dim,
+          .hardware = &context.hardware.of(Role::attention, layer_)};
+}
+
+LinearRequest MlaAttention::value_matrix(BuildContext& context) const {
+  return {.name = "v_b_proj",
+          .in = config_.latent_dim,
+          .out = config_.value_dim,
+          .hardware = &context.hardware.of(Role::attention, layer_)};
+}
+
+bool MlaAttention::decompresses(const BuildContext& context) const {
+  return context.hardware.of(Role::attention, layer_).compute.latent_form.value == LatentForm::decompressed &&
+         context.cache.layout != CacheLayout::none && config_.indexer.heads == 0;
+}
+
 ValueId MlaAttention::build_query(BuildContext& context, ValueId input) const {
   Graph& graph = context.graph;
   const int64_t out = config_.heads * config_.query_dim(), heads = context.share(config_.heads, "attention heads");
@@ -57,11 +78,11 @@ ValueId MlaAttention::build_query(BuildContext& context, ValueId input) const {
   const std::vector<ValueId> parts =
       graph.add(std::make_shared<ops::SplitColumns>(kernels::ColumnsAttrs{config_.nope_dim}),
                 {reshape(graph, {heads, config_.query_dim()}, flat)});
-  const HardwareConfig& hardware = context.hardware.of(Role::attention, layer_);
-  const ValueId absorbed = LinearFactory::build_heads(
-      context, {.name = "k_b_proj", .in = config_.nope_dim, .out = config_.latent_dim, .hardware = &hardware},
-      config_.heads, parts[0]);
-  const ValueId query = concat(graph, config_.latent_dim, absorbed, rotate(context, "q_rope", parts[1]));
+  const bool whole = decompresses(context);
+  const ValueId first =
+      whole ? parts[0] : LinearFactory::build_heads(context, key_matrix(context), config_.heads, parts[0]);
+  const ValueId query =
+      concat(graph, whole ? config_.nope_dim : config_.latent_dim, first, rotate(context, "q_rope", parts[1]));
   if (!config_.temperature) return query;
   const Graph::Scope scope(graph, "q_temperature");
   return graph.add1(std::make_shared<ops::ScaleByPosition>(*config_.temperature), {query, context.step.positions});
@@ -78,9 +99,31 @@ ValueId MlaAttention::build_row(BuildContext& context, ValueId x) const {
   return concat(graph, config_.latent_dim, reshape(graph, {1, config_.latent_dim}, latent), key);
 }
 
-ValueId MlaAttention::build(BuildContext& context, ValueId x) const {
+ValueId MlaAttention::build_in_forms(BuildContext& context, ValueId query, ValueId row) const {
+  const HardwareConfig& hardware = context.hardware.of(Role::attention, layer_);
+  const kernels::LatentAttentionAttrs attrs{.heads = context.share(config_.heads, "attention heads"),
+                                            .latent_dim = config_.latent_dim,
+                                            .nope_dim = config_.nope_dim,
+                                            .rope_dim = config_.rope.rotary_dim,
+                                            .value_dim = config_.value_dim,
+                                            .scale = static_cast<float>(config_.scale),
+                                            .matmul_input = hardware.precision.matmul_input.value};
+  const ValueId rows = KvCacheStore(1, config_.row_dim(), config_.latent_dim, 0).build_latent(context, row, layer_);
+  context.decisions.push_back(
+      {"attention " + context.graph.scope(),
+       {{"latent forms", Verdict::yes(0.0, fmt::format("latent rows of {}, decompressed for the tokens of prompts",
+                                                       config_.row_dim()))}},
+       0});
+  const ValueId to_keys = LinearFactory::head_weight(context, key_matrix(context), config_.heads),
+                to_values = LinearFactory::head_weight(context, value_matrix(context), config_.heads);
+  return context.graph.add1(std::make_shared<ops::LatentAttention>(attrs),
+                            {query, rows, to_keys, to_values, context.step.query_start, context.step.kv_length,
+                             context.group_of(0).block_table, context.prompt_length()});
+}
+
+ValueId MlaAttention::build_absorbed(BuildContext& context, ValueId x, ValueId input, ValueId query,
+                                     ValueId row) const {
   const int64_t heads = context.share(config_.heads, "attention heads");
-  const ValueId input = build_query_input(context, x), query = build_query(context, input), row = build_row(context, x);
   const KeyIndexer indexer(config_.indexer, config_.hidden, config_.query_rank, config_.rope, layer_);
   const ValueId selection = config_.indexer.heads > 0 ? indexer.build(context, x, input) : pipeline::kNoValue;
   const ValueId mixed = AttentionFactory::build(context,
@@ -94,10 +137,14 @@ ValueId MlaAttention::build(BuildContext& context, ValueId x) const {
                                                  .layer = layer_,
                                                  .cache = {}},
                                                 {.q = query, .k = row, .v = row, .selection = selection});
-  const HardwareConfig& hardware = context.hardware.of(Role::attention, layer_);
-  const ValueId values = LinearFactory::build_heads(
-      context, {.name = "v_b_proj", .in = config_.latent_dim, .out = config_.value_dim, .hardware = &hardware},
-      config_.heads, mixed);
+  return LinearFactory::build_heads(context, value_matrix(context), config_.heads, mixed);
+}
+
+ValueId MlaAttention::build(BuildContext& context, ValueId x) const {
+  const int64_t heads = context.share(config_.heads, "attention heads");
+  const ValueId input = build_query_input(context, x), query = build_query(context, input), row = build_row(context, x);
+  const ValueId values =
+      decompresses(context) ? build_in_forms(context, query, row) : build_absorbed(context, x, input, query, row);
   return project(context,
                  {.name = "o_proj",
                   .in = config_.heads * config_.value_dim,

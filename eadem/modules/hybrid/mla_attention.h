@@ -17,6 +17,9 @@ namespace eadem::modules {
 //   query = [k_b_proj[h] nope | rotated rope],  y = v_b_proj[h] sum_j softmax_j(scale * query . row_j) latent_j.
 // This is attention with the keys [k_b_proj[h]^T latent | key] and the values v_b_proj[h] latent, neither of which is
 // ever made. Training, prefill and decode compute it alike, so that a token's bits depend on nothing else.
+// With the option latent_form of `decompressed`, serving makes these keys and values of the cached rows for the tokens
+// of prompts (ops/attention/latent_attention.h): what a token gets then depends on whether it is one of its prompt. It
+// does not where there is an indexer, whose choice differs from token to token.
 // Parameters: q_proj, or q_a_proj, q_a_layernorm and q_b_proj; kv_a_proj_with_mqa, kv_a_layernorm, o_proj (.weight,
 // .bias); indexer (key_indexer.h); k_b_proj.weight [heads, latent_dim, nope_dim], v_b_proj.weight [heads, value_dim,
 // latent_dim]. Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
@@ -53,8 +56,17 @@ class MlaAttention {
   ValueId rotate(BuildContext& context, const char* name, ValueId x) const;
   // What queries are made from: x, or the latent [tokens, query_rank].
   ValueId build_query_input(BuildContext& context, ValueId x) const;
-  ValueId build_query(BuildContext& context, ValueId input) const;  // [tokens, heads, row_dim]
-  ValueId build_row(BuildContext& context, ValueId x) const;        // [tokens, 1, row_dim]
+  // The matrices of heads.
+  LinearRequest key_matrix(BuildContext& context) const;
+  LinearRequest value_matrix(BuildContext& context) const;
+  // Whether the tokens of prompts attend to keys and values that are made of the rows.
+  bool decompresses(const BuildContext& context) const;
+  // [tokens, heads, row_dim], or query_dim where that is so.
+  ValueId build_query(BuildContext& context, ValueId input) const;
+  ValueId build_row(BuildContext& context, ValueId x) const;  // [tokens, 1, row_dim]
+  // [tokens, heads, value_dim]
+  ValueId build_in_forms(BuildContext& context, ValueId query, ValueId row) const;
+  ValueId build_absorbed(BuildContext& context, ValueId x, ValueId input, ValueId query, ValueId row) const;
 
   Config config_;
   int layer_;

@@ -52,29 +52,6 @@ constexpr int64_t kRowsOfSplits = 16;
 constexpr int64_t kTasksPerThread = 4, kSplitTasksPerThread = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The softmax state of rows over some keys: the maximum score `most`, the sum of exp(score - most), and the sum of
-// exp(score - most) * value.
-struct Gathered {
-  float *most, *sum;  // [rows]; a sum of 0 means that no key was seen yet
-  float* out;         // [rows, width]: that of values
-
-  static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
-  Gathered() = default;
-  Gathered(float* p, int64_t rows) : most(p), sum(p + rows), out(p + 2 * rows) {}
-};
-
-// The tasks of one instruction set and one type of keys and values. The scratch of a task is ForwardScratch.
-struct AttentionRoutines {
-  // Computes a block of tokens over all keys that it sees.
-  void (*block)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch);
-  // Computes a block of tokens over the splits [first, last) of keys. The states of the rows for each split are stored
-  // in `gathered`, `floats` apart.
-  void (*splits)(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last, float* gathered,
-                 int64_t floats, float* scratch);
-  // Merges the states of a block's splits, which lie `floats` apart, and stores the result.
-  void (*merge)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats);
-};
-
 struct ForwardScratch {
   float* q;                          // [rows, width]; if queries are rounded, the values of their codes
   int8_t* q_codes;                   // [rows, width]: the codes, if queries are rounded
@@ -454,7 +431,8 @@ void attention_merge(const Attention& a, const TokenBlock& b, int64_t kv_head, f
 }
 
 template <typename T>
-constexpr AttentionRoutines kAttentionRoutines{attention_block<T>, attention_splits<T>, attention_merge};
+constexpr AttentionRoutines kAttentionRoutines{attention_block<T>, attention_splits<T>, attention_merge, merge,
+                                               store_block};
 
 // Returns the routines for keys and values that `encoding` stores; null: for plain ones of `dtype`.
 AttentionRoutines attention_routines(DType dtype, const RowEncoding* encoding) {
@@ -542,30 +520,20 @@ int64_t rows_of_splits(const Attention& a) { return std::max(kRowsOfSplits, a.gr
 // With this many blocks (times kv heads) or more, none is divided into splits.
 int64_t most_divided_blocks(int threads) { return threads > 1 ? threads * kTasksPerThread : 0; }
 
-// The floats that the states of divided blocks may take in any step.
-int64_t split_floats(const KernelRequest& r, const Attention& a, const AttentionAttrs& attrs) {
-  if (attrs.source != KvSource::cached) return 0;
-  const int64_t positions = r.bounds[Symbol::max_blocks] * r.inputs[kK].fixed(2);
+// The floats that the states of divided blocks may take in any step over a cache of blocks of `block_size`.
+int64_t split_floats(const Attention& a, const SymbolValues& bounds, int64_t block_size, int threads) {
+  const int64_t positions = bounds[Symbol::max_blocks] * block_size;
   // A block of n tokens sees window + n - 1 positions, or as many by chunks, n <= rows_of_splits.
   const int64_t reach = std::max(a.window, a.chunk);
   const int64_t splits =
       std::min(ceil_div(positions, kSplit), reach > 0 ? (reach + rows_of_splits(a)) / kSplit + 2 : positions);
-  const int64_t blocks = most_divided_blocks(cpu_device(r).pool().num_threads());
-  const int64_t rows = std::min({r.bounds[Symbol::tokens] * a.heads, blocks * rows_of_splits(a),
-                                 r.bounds[Symbol::sequences] * a.kv_heads * rows_of_splits(a)});
+  const int64_t rows = std::min({bounds[Symbol::tokens] * a.heads, most_divided_blocks(threads) * rows_of_splits(a),
+                                 bounds[Symbol::sequences] * a.kv_heads * rows_of_splits(a)});
   return rows * splits * Gathered::floats(1, a.value_width());
 }
 
-// The part of a call that a plan fixes for all steps: the sizes of `shape`, and the tasks.
-struct ForwardPlan {
-  Attention shape;
-  AttentionRoutines routines;
-  bool cached;
-  int64_t worker_floats;  // of scratch; the states of splits lie behind those of all workers
-};
-
 // Computes every block with all of its keys; blocks are numbered in the order of sequences.
-void run_blocks(const ForwardPlan& plan, const KernelCall& call, const Attention& a, int64_t blocks) {
+void run_blocks(const AttentionPlan& plan, CpuDevice& device, const Attention& a, int64_t blocks, float* scratch) {
   const auto blocks_of = [&](int64_t sequence) {
     return ceil_div(a.query_start[sequence + 1] - a.query_start[sequence], a.block_tokens());
   };
@@ -578,10 +546,10 @@ void run_blocks(const ForwardPlan& plan, const KernelCall& call, const Attention
     const int64_t begin = block * a.block_tokens();
     const TokenBlock b{sequence, begin, std::min(tokens, begin + a.block_tokens()),
                        a.kv_length[sequence] - tokens + begin};
-    plan.routines.block(a, b, index % a.kv_heads, static_cast<float*>(call.scratch.data) + worker * plan.worker_floats);
+    plan.routines.block(a, b, index % a.kv_heads, scratch + worker * plan.worker_floats);
   };
   // The heads of one block are assigned to threads as the pages of a cache with one sequence are (InferEngine).
-  ThreadPool& pool = cpu_device(call).pool();
+  ThreadPool& pool = device.pool();
   if (blocks == 1)
     pool.parallel_shares(a.kv_heads, run);
   else
@@ -590,7 +558,7 @@ void run_blocks(const ForwardPlan& plan, const KernelCall& call, const Attention
 
 // Computes steps in which every sequence has few rows and is one block: every split on its own, then the merge. The
 // splits of one head are neighbours, like their pages in a cache of one sequence.
-void run_splits(const ForwardPlan& plan, const KernelCall& call, const Attention& a) {
+void run_splits(const AttentionPlan& plan, CpuDevice& device, const Attention& a, float* scratch) {
   const auto block_of = [&](int64_t sequence) {
     const int64_t tokens = a.query_start[sequence + 1] - a.query_start[sequence];
     return TokenBlock{sequence, 0, tokens, a.kv_length[sequence] - tokens};
@@ -602,8 +570,7 @@ void run_splits(const ForwardPlan& plan, const KernelCall& call, const Attention
   const auto rows_of = [&](int64_t sequence) {
     return (a.query_start[sequence + 1] - a.query_start[sequence]) * a.group();
   };
-  ThreadPool& pool = cpu_device(call).pool();
-  float* scratch = static_cast<float*>(call.scratch.data);
+  ThreadPool& pool = device.pool();
   float* results = scratch + pool.num_threads() * plan.worker_floats;
   // The states of a sequence lie by kv head, then by split, then by row.
   const auto floats_of = [&](int64_t sequence) { return Gathered::floats(rows_of(sequence), a.value_width()); };
@@ -639,7 +606,7 @@ void run_splits(const ForwardPlan& plan, const KernelCall& call, const Attention
   });
 }
 
-void run_forward(const ForwardPlan& plan, const KernelCall& call) {
+void run_forward(const AttentionPlan& plan, const KernelCall& call) {
   Attention a = plan.shape;
   set_inputs(a, call);
   if (plan.cached) {
@@ -650,7 +617,36 @@ void run_forward(const ForwardPlan& plan, const KernelCall& call) {
   if (call.inputs.size() > kSinks) a.sinks = elements<const float>(call.inputs[kSinks]);
   a.y = elements<float>(call.outputs[0]);
   a.lse = call.outputs.size() > 1 ? elements<float>(call.outputs[1]) : nullptr;
+  run_attention(plan, cpu_device(call), a, static_cast<float*>(call.scratch.data));
+}
 
+PlanPtr prepare_forward(const KernelRequest& r, Context&) {
+  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
+  const bool cached = attrs.source == KvSource::cached;
+  const AttentionPlan plan =
+      attention_plan(cpu_device(r), shape_of(attrs), r.inputs[kK], r.bounds, cached ? r.inputs[kK].fixed(2) : 0);
+  return make_plan([plan](const KernelCall& call) { run_forward(plan, call); },
+                   plan.floats * static_cast<int64_t>(sizeof(float)));
+}
+
+constexpr Kernel kForward{"cpu_online_softmax", Pass::forward, can_forward, prepare_forward};
+constexpr Kernel kInference{"cpu_online_softmax", Pass::inference, can_infer, prepare_forward};
+}  // namespace
+
+AttentionPlan attention_plan(const CpuDevice& device, const Attention& sizes, const TensorType& keys,
+                             const SymbolValues& bounds, int64_t block_size) {
+  AttentionPlan plan{.shape = sizes, .routines = {}, .cached = block_size > 0};
+  Attention& shape = plan.shape;
+  shape.kv_encoding = RowEncoding::of(keys.encoding);
+  shape.byte_dots = shape.rounds_queries() && has_byte_dots(device.isa()) && device.isa() != Isa::neon_dotprod;
+  plan.routines = EADEM_CPU_DISPATCH(attention_routines, device.isa())(keys.dtype, shape.kv_encoding);
+  plan.worker_floats = ForwardScratch::floats(shape);
+  const int threads = device.pool().num_threads();
+  plan.floats = threads * plan.worker_floats + (plan.cached ? split_floats(shape, bounds, block_size, threads) : 0);
+  return plan;
+}
+
+void run_attention(const AttentionPlan& plan, CpuDevice& device, const Attention& a, float* scratch) {
   int64_t blocks = 0;
   bool few_rows = true, many_keys = false;
   for (int64_t sequence = 0; sequence < a.sequences; ++sequence) {
@@ -659,30 +655,11 @@ void run_forward(const ForwardPlan& plan, const KernelCall& call) {
     few_rows = few_rows && tokens * a.group() <= rows_of_splits(a);
     many_keys = many_keys || (tokens > 0 && a.kv_length[sequence] > kSplit);
   }
-  if (plan.cached && few_rows && many_keys &&
-      blocks * a.kv_heads < most_divided_blocks(cpu_device(call).pool().active_threads()))
-    run_splits(plan, call, a);
+  if (plan.cached && few_rows && many_keys && blocks * a.kv_heads < most_divided_blocks(device.pool().active_threads()))
+    run_splits(plan, device, a, scratch);
   else
-    run_blocks(plan, call, a, blocks);
+    run_blocks(plan, device, a, blocks, scratch);
 }
-
-PlanPtr prepare_forward(const KernelRequest& r, Context&) {
-  const AttentionAttrs& attrs = r.attrs.get<AttentionAttrs>();
-  const CpuDevice& device = cpu_device(r);
-  ForwardPlan plan{.shape = shape_of(attrs), .routines = {}, .cached = attrs.source == KvSource::cached};
-  Attention& shape = plan.shape;
-  shape.kv_encoding = RowEncoding::of(r.inputs[kK].encoding);
-  shape.byte_dots = shape.rounds_queries() && has_byte_dots(device.isa()) && device.isa() != Isa::neon_dotprod;
-  plan.routines = EADEM_CPU_DISPATCH(attention_routines, device.isa())(r.inputs[kK].dtype, shape.kv_encoding);
-  plan.worker_floats = ForwardScratch::floats(shape);
-  const int64_t floats = device.pool().num_threads() * plan.worker_floats + split_floats(r, shape, attrs);
-  return make_plan([plan](const KernelCall& call) { run_forward(plan, call); },
-                   floats * static_cast<int64_t>(sizeof(float)));
-}
-
-constexpr Kernel kForward{"cpu_online_softmax", Pass::forward, can_forward, prepare_forward};
-constexpr Kernel kInference{"cpu_online_softmax", Pass::inference, can_infer, prepare_forward};
-}  // namespace
 
 KernelList attention_kernels() { return {&kForward, &kInference, &kAttentionBackward}; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Declarations that the forward and the backward kernels of attention share: a call's pointers and sizes, and its
-// division into blocks of tokens.
+// Declarations that the kernels of attention share: a call's pointers and sizes, its division into blocks of tokens,
+// and the tasks of the forward pass.
 #pragma once
 
 #include <algorithm>
@@ -69,9 +69,50 @@ struct Attention {
   int64_t end_split(const TokenBlock& b) const { return ceil_div(b.position + b.end - b.begin, kSplit); }
 };
 
+// The softmax state of rows over some keys: the maximum score `most`, the sum of exp(score - most), and the sum of
+// exp(score - most) * value.
+struct Gathered {
+  float *most, *sum;  // [rows]; a sum of 0 means that no key was seen yet
+  float* out;         // [rows, width]: that of values
+
+  static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
+  Gathered() = default;
+  Gathered(float* p, int64_t rows) : most(p), sum(p + rows), out(p + 2 * rows) {}
+};
+
+// The tasks of one instruction set and one type of keys and values. The scratch of a task has
+// AttentionPlan::worker_floats.
+struct AttentionRoutines {
+  // Computes a block of tokens over all keys that it sees.
+  void (*block)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* scratch);
+  // Computes a block of tokens over the splits [first, last) of keys. The states of the rows for each split are stored
+  // in `gathered`, `floats` apart.
+  void (*splits)(const Attention& a, const TokenBlock& b, int64_t kv_head, int64_t first, int64_t last, float* gathered,
+                 int64_t floats, float* scratch);
+  // Merges the states of a block's splits, which lie `floats` apart, and stores the result.
+  void (*merge)(const Attention& a, const TokenBlock& b, int64_t kv_head, float* gathered, int64_t floats);
+  // The same, split by split: merges the state of a later split into `all`, and stores the result.
+  void (*add)(const Gathered& all, const Gathered& split, int64_t rows, int64_t width);
+  void (*store)(const Attention& a, const TokenBlock& b, int64_t kv_head, const Gathered& all);
+};
+
 Attention shape_of(const AttentionAttrs& attrs);
 // Sets the inputs that both passes have, except for a cache's block table, which is left to the caller.
 void set_inputs(Attention& a, const KernelCall& call);
+
+// What is settled for all steps: the sizes of `shape`, and the tasks.
+struct AttentionPlan {
+  Attention shape;
+  AttentionRoutines routines;
+  bool cached;
+  int64_t worker_floats;  // of scratch; the states of splits lie behind those of all workers
+  int64_t floats;         // of scratch for a step
+};
+// `keys`: the type of keys and values; `block_size`: of their cache; 0: they are given directly.
+AttentionPlan attention_plan(const CpuDevice& device, const Attention& sizes, const TensorType& keys,
+                             const SymbolValues& bounds, int64_t block_size);
+// Computes the queries that `a` describes.
+void run_attention(const AttentionPlan& plan, CpuDevice& device, const Attention& a, float* scratch);
 
 extern const Kernel kAttentionBackward;  // attention_backward.cc
 

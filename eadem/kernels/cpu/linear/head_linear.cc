@@ -5,10 +5,8 @@
 
 #include <algorithm>
 
-#include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/kernels/cpu/kernels.h"
-#include "eadem/kernels/cpu/support.h"
-#include "eadem/kernels/cpu/weight_reader.h"
+#include "eadem/kernels/cpu/linear/head_matrix.h"
 
 namespace eadem::kernels::cpu {
 
@@ -19,23 +17,15 @@ enum HeadOutput { kHeadDx, kHeadDweight };
 
 MatmulInput head_input_of(const KernelRequest& r) { return r.attrs.get<HeadLinearAttrs>().matmul_input; }
 
-// The packing in which products read the matrix of a head, or null if none reads it.
-const Encoding* head_matrix(const KernelRequest& r) {
-  const TensorType& weight = r.inputs[kHeadWeight];
-  const Encoding* stored = matrix_encoding(weight.encoding);
-  const Encoding* panels = PackedPanels::of_forward(weight.dtype, cpu_device(r).isa(), head_input_of(r));
-  if (stored == nullptr || stored == panels) return panels;
-  if (const Encoding* quantized = quantized_packing_of(stored)) return quantized;
-  return Fp8Panels::of(stored);
-}
+const Encoding* matrix_of(const KernelRequest& r) { return head_matrix(r, r.inputs[kHeadWeight], head_input_of(r)); }
 
 const Encoding* pack_heads(const KernelRequest& r, int input) {
-  return input == kHeadWeight ? stack_encoding(head_matrix(r)) : nullptr;
+  return input == kHeadWeight ? stack_encoding(matrix_of(r)) : nullptr;
 }
 
 Verdict can_head_linear(const KernelRequest& r) {
   const TensorType& weight = r.inputs[kHeadWeight];
-  const Encoding* matrix = head_matrix(r);
+  const Encoding* matrix = matrix_of(r);
   const bool whole_steps = GroupPanels::of(matrix) == nullptr || weight.fixed(2) % kStep == 0;
   return Requirements(r)
       .f32("x", r.inputs[kHeadX])
@@ -49,7 +39,7 @@ Verdict can_head_linear(const KernelRequest& r) {
 PlanPtr prepare_head_linear(const KernelRequest& r, Context&) {
   const CpuDevice& device = cpu_device(r);
   const TensorType& weight = r.inputs[kHeadWeight];
-  const Encoding* packing = head_matrix(r);
+  const Encoding* packing = matrix_of(r);
   const WeightReader reader(packing, head_input_of(r));
   const MatmulPlan product(device, reader.types());
   const MatrixStack matrices(stack_encoding(packing), weight.dtype, weight.bind({}));
