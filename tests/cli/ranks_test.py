@@ -97,7 +97,9 @@ class Ranks(ProgramTest):
         session = Session()
         os.killpg(session.process.pid, signal.SIGINT)
         out, err = session.process.communicate(b"The dog\n")
-        self.assertNotIn("rank", err.decode())
+        self.assertNotIn(" died", err.decode())
+        self.assertIn("The dog", out.decode())
+        self.assertEqual(session.process.returncode, 0)
         self.assertFalse(any(map(lives, session.ranks)))
 
 

@@ -215,7 +215,7 @@ TEST(Ranks, EveryCommandReachesAll) {
   EXPECT_EQ(engine->hidden_states().shape()[1], config.model->info().hidden);
   EXPECT_LT(engine->parameters().size_bytes(), make(one_thread(), accurate())->parameters().size_bytes());
 
-  const auto hook = engine->hooks().register_hook("hidden", [](const std::string&, const TensorView&, int) {});
+  engine->hooks().register_hook("sample.token", [](const std::string&, const TensorView&, int) {});
   InferEngine::Input input{.input_ids = {1}, .input_lengths = {1}, .cache_lengths = {0}};
   EXPECT_HAS(test::refusal([&] { engine->forward(input); }), "Unsupported: hooks see what one rank computes");
   EXPECT_HAS(test::refusal([&] { engine->sequence_states(); }), "Unsupported: states per sequence are divided");
