@@ -41,6 +41,7 @@ std::optional<ChatCommand> parse_chat(CommandLine command_line) {
   arguments.section("Sampling (defaults: the model's generation_config.json)");
   options.sampling.add(arguments, "-1");
   options.model.add_device(arguments);
+  options.model.add_ranks(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
   arguments.note(
@@ -64,6 +65,7 @@ std::optional<ChatCommand> parse_chat(CommandLine command_line) {
       "a story told in turns: a bundled model without a template, with one of a line");
   if (!arguments.parse(command_line)) return std::nullopt;
   check_context(options.context);
+  options.model.check_ranks();
   options.sampling.check();
   return options;
 }
@@ -80,15 +82,16 @@ int chat(CommandLine command_line) {
   const models::ModelInfo& info = checkpoint.model->info();
   check_context(options->context, info.max_positions);
   const int64_t context = options->context.value_or(std::min(kUsualContext, info.default_context()));
-  const std::unique_ptr<engine::LLM> llm = load_llm(std::move(checkpoint), options->model, context);
-  Conversation conversation(*llm, chat_options,
+  const LoadedLlm loaded = load_llm(std::move(checkpoint), options->model, context);
+  engine::LLM& llm = *loaded.llm;
+  Conversation conversation(llm, chat_options,
                             options->when_full == "refuse" ? WhenFull::refuse : WhenFull::drop_oldest);
   if (options->chat.system) conversation.set_system(*options->chat.system);
   if (!options->sampling.seed) options->sampling.seed = fresh_seed();
-  ChatSession session(*llm, conversation, options->sampling, options->quiet);
+  ChatSession session(llm, conversation, options->sampling, options->quiet);
   if (!options->quiet)
     note("{}, seed {}, on {}", to_string(session.params()), *options->sampling.seed,
-         llm->engine().device()->description());
+         llm.engine().device()->description());
   return session.run("type a message; /help lists commands, /bye or Ctrl-D ends");
 }
 

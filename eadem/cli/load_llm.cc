@@ -21,15 +21,41 @@ void check_context(const std::optional<int64_t>& context, int64_t model_context)
     throw InvalidArgument("--context is {}; the model's context is {} tokens", *context, model_context);
 }
 
-std::unique_ptr<engine::LLM> load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context) {
+std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options, const models::ModelInfo& info,
+                                                     engine::EngineOptions& engine_options, const MakeEngine& make) {
+  if (options.ranks == 1) return nullptr;
+  if (info.heads % options.ranks != 0)
+    throw InvalidArgument("--tp is {}; the model's {} attention heads do not divide by it", options.ranks, info.heads);
+  const auto body = [&](const std::shared_ptr<Communicator>& ranks) {
+    const std::shared_ptr<Device> device = options.open(ranks->rank());
+    engine::follow_engines(ranks, device, [&](const engine::CacheConfig& cache) {
+      engine::EngineOptions own = engine_options;
+      own.cache = cache;
+      own.ranks = ranks;
+      return make(device, own);
+    });
+  };
+  auto ranks = std::make_unique<distributed::ForkedRanks>(static_cast<int>(options.ranks), body);
+  engine_options.ranks = ranks->communicator();
+  return ranks;
+}
+
+LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context) {
   engine::EngineOptions engine_options = options.engine_options();
   engine_options.cache = engine::PagedKVCacheConfig{.max_batch_size = 1, .max_cache_len = context};
+  LoadedLlm loaded;
+  loaded.ranks = fork_ranks(options, checkpoint.model->info(), engine_options,
+                            [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
+                              return engine::InferEngine::from_checkpoint(checkpoint, std::move(device), own);
+                            });
   ProgressBar bar("loading");
   const auto progress = [&](int64_t done, int64_t total) {
     stop_if_interrupted();
     bar.update(static_cast<double>(done), static_cast<double>(total));
   };
-  return std::make_unique<engine::LLM>(std::move(checkpoint), options.open(), engine_options, cli_logger(), progress);
+  loaded.llm =
+      std::make_unique<engine::LLM>(std::move(checkpoint), options.open(), engine_options, cli_logger(), progress);
+  return loaded;
 }
 
 }  // namespace eadem::cli

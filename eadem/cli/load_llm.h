@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "eadem/cli/options/model_options.h"
+#include "eadem/distributed/forked_ranks.h"
 #include "eadem/engine/llm.h"
 
 namespace eadem::cli {
@@ -18,8 +19,24 @@ void check_context(const std::optional<int64_t>& context);
 // Throws InvalidArgument for a --context beyond the model's.
 void check_context(const std::optional<int64_t>& context, int64_t model_context);
 
+// Makes an engine with its weights on a rank's device.
+using MakeEngine =
+    std::function<std::unique_ptr<engine::InferEngine>(std::shared_ptr<Device>, const engine::EngineOptions&)>;
+
+// Forks the ranks of --tp after the first, which make and follow the engines of this process, and sets the ranks of
+// `engine_options`. Returns null for one rank. The ranks must outlive the engines. No device may be open yet. Throws
+// InvalidArgument for a model that does not divide.
+std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options, const models::ModelInfo& info,
+                                                     engine::EngineOptions& engine_options, const MakeEngine& make);
+
+// A model and the processes that it is divided over; without --tp there are none.
+struct LoadedLlm {
+  std::unique_ptr<distributed::ForkedRanks> ranks;
+  std::unique_ptr<engine::LLM> llm;
+};
+
 // Loads a model for one sequence of `context` tokens (0: the model's context), with a progress bar. Throws Cancelled
 // when the user asks to stop.
-std::unique_ptr<engine::LLM> load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context);
+LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context);
 
 }  // namespace eadem::cli

@@ -258,6 +258,7 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   arguments.flag("-v,--verbose", options.verbose, "statistics after every text, not only at the end of a session");
   add_context(arguments, options.context, "as many as needed");
   options.model.add_device(arguments);
+  options.model.add_ranks(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
   arguments.note(
@@ -273,6 +274,7 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   arguments.example("echo \"Hello\" | eadem run --json | jq -r .text", "the answer for another program");
   if (!arguments.parse(command_line)) return std::nullopt;
   check_context(options.context);
+  options.model.check_ranks();
   if (options.quiet && options.verbose) throw UsageError("--quiet and --verbose: give one");
   check_prompt(options);
   check_chat(options);
@@ -311,8 +313,8 @@ int run(CommandLine command_line) {
 
   models::Checkpoint checkpoint = models::open_checkpoint(path);
   const int64_t context = cache_length(options, prompt, checkpoint.model->info());
-  const std::unique_ptr<LLM> loaded = load_llm(std::move(checkpoint), options.model, context);
-  LLM& llm = *loaded;
+  const LoadedLlm loaded = load_llm(std::move(checkpoint), options.model, context);
+  LLM& llm = *loaded.llm;
   SamplingParams params = options.sampling.over(llm.default_params(), llm.engine().max_sequence_length());
   if (!params.seed) params.seed = fresh_seed();
   if (!options.quiet) note("{}, seed {}, on {}", to_string(params), *params.seed, llm.engine().device()->description());

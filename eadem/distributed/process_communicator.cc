@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "eadem/core/machine/topology.h"
 #include "eadem/distributed/checked_communicator.h"
 #include "eadem/distributed/rank_sum.h"
 
@@ -25,6 +26,9 @@ constexpr int64_t kSlotBytes = 1 << 20;  // what a rank shows at a time; two of 
 constexpr int64_t kMailBytes = 1 << 16;
 constexpr int kMaxRanks = 64;
 constexpr double kSignsPerSecond = 10;
+// Longer than ranks of one step wait for each other, shorter than anything a person notices.
+constexpr auto kSpinTime = std::chrono::microseconds(200);
+constexpr int kSpinsPerLook = 64;  // at the clock
 
 using Word = std::atomic<uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
@@ -65,6 +69,14 @@ struct Header {
   char reason[1000] = {};
 };
 
+void relax_processor() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 void sleep_on(Word& word, uint32_t value, double seconds) {
   timespec limit{};
   limit.tv_nsec = static_cast<long>(seconds * 1e9);
@@ -78,7 +90,8 @@ void set_and_wake(Word& word, uint32_t value) {
 }  // namespace
 
 struct ProcessGroup::Shared {
-  Shared(int num_ranks, const ProcessGroupOptions& limits) : size(num_ranks), options(limits) {
+  Shared(int num_ranks, const ProcessGroupOptions& limits)
+      : size(num_ranks), options(limits), spins(Topology::of_this_process().default_threads() >= num_ranks) {
     const auto n = static_cast<size_t>(size);
     const size_t states = (sizeof(Header) + 63) / 64 * 64, mail = (states + n * sizeof(RankState) + 63) / 64 * 64;
     const size_t data = (mail + n * n * sizeof(Mailbox) + 4095) / 4096 * 4096;
@@ -119,6 +132,7 @@ struct ProcessGroup::Shared {
 
   int size;
   ProcessGroupOptions options;
+  bool spins;  // ranks that share a processor must not hold it while they wait
   size_t bytes = 0;
   std::byte* base = nullptr;
   Header* header = nullptr;
@@ -311,8 +325,13 @@ class ProcessCommunicator final : public CheckedCommunicator {
   // Waits until `word`, which `rank` sets, has reached `value`.
   void wait(Word& word, uint32_t value, int rank) {
     const auto reached = [&](uint32_t now) { return static_cast<int32_t>(now - value) >= 0; };
-    for (int spin = 0; spin < 1000; ++spin)
-      if (reached(word.load())) return;
+    const auto start = std::chrono::steady_clock::now();
+    do {
+      for (int spin = 0; spin < kSpinsPerLook; ++spin) {
+        if (reached(word.load())) return;
+        relax_processor();
+      }
+    } while (shared_->spins && std::chrono::steady_clock::now() - start < kSpinTime);
     for (Seen& seen : seen_) seen.unchanged = 0;
     auto look = std::chrono::steady_clock::now();
     for (uint32_t now = word.load(); !reached(now); now = word.load()) {

@@ -21,7 +21,7 @@ modules::AutoHardwareConfig resolve(const modules::ModelSpec& spec, const Device
 CachePlanRequest request_of(const models::Model& model, const Device& device,
                             const modules::AutoHardwareConfig& hardware, const EngineOptions& options) {
   return {.config = options.cache,
-          .bytes = state_bytes(model, device, hardware),
+          .bytes = state_bytes(model, device, hardware, options.num_ranks(), options.rank()),
           .context = model.info().max_positions,
           .default_context = model.info().default_context(),
           .block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value,
@@ -65,12 +65,18 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
   pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
   environment.disabled_fusions = all_disabled(options, hardware);
   environment.op_by_op = options.op_by_op;
+  if (options.num_ranks() > 1) {
+    environment.mesh = Mesh(MeshAxis::tp, options.ranks);
+    environment.whole_outputs = {"hidden", "logits"};
+  }
   const int64_t vocab = model.info().vocab;
   return {.make_graph =
-              [&model, device, hardware, plan, decisions] {
+              [&model, device, hardware, plan, decisions, num_ranks = options.num_ranks(), rank = options.rank()] {
                 models::BuiltGraph built = models::build_inference_graph(model, {.device = device.get(),
                                                                                  .hardware = &hardware,
                                                                                  .cache = plan.spec,
+                                                                                 .num_ranks = num_ranks,
+                                                                                 .rank = rank,
                                                                                  .longest_sequence = plan.max_length});
                 if (decisions != nullptr) *decisions = std::move(built.decisions);
                 return std::move(built.graph);
@@ -86,8 +92,9 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
 
 int64_t default_step_tokens(const Device& device) { return device.host_accessible() ? 512 : 2048; }
 
-StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware) {
-  return StateBytes::of(models::states_of(model, device, hardware));
+StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware,
+                       int num_ranks, int rank) {
+  return StateBytes::of(models::states_of(model, device, hardware, num_ranks, rank));
 }
 
 CachePlanRequest cache_request(const models::Checkpoint& checkpoint, const Device& device,
@@ -106,13 +113,23 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
       device_(std::move(device)),
       options_(with_defaults(options, *device_)),
       hardware_(resolve(spec, *device_, options)) {
-  if (options.dist.tp_size() != 1)
-    throw Unsupported("tensor parallelism over {} ranks; this engine runs one rank", options.dist.tp_size());
+  if (options.num_ranks() > 1) {
+    if (!device_->host_accessible())
+      throw Unsupported("{} ranks on {}; ranks compute on the CPU", options.num_ranks(), device_->description());
+    channel_ = std::make_unique<RankChannel>(options.ranks, device_);
+  }
   require_count("max_num_batched_tokens", options_.max_num_batched_tokens, 1);
   require_count("max_logit_rows", options.max_logit_rows, 0);
-  parameters_ = std::make_shared<pipeline::ParameterStore>(device_);
-  plan_ = plan_cache(request_of(*model_, *device_, hardware_, options_));
-  compile();
+  parameters_ = std::make_shared<pipeline::ParameterStore>(device_, options_.rank(), options_.num_ranks());
+  if (leads()) {
+    channel_->begin(RankCommand::start);
+    channel_->put(options_.cache);
+    channel_->tell();
+  }
+  together("making the engine", [&] {
+    plan_ = plan_cache(request_of(*model_, *device_, hardware_, options_));
+    compile();
+  });
 }
 
 std::unique_ptr<InferEngine> InferEngine::from_checkpoint(const models::Checkpoint& checkpoint,
@@ -124,9 +141,16 @@ std::unique_ptr<InferEngine> InferEngine::from_checkpoint(const models::Checkpoi
                           device->description());
   auto engine =
       std::make_unique<InferEngine>(checkpoint.model, std::move(device), options, models::spec_of(checkpoint));
-  models::load_weights(*engine->parameters_, checkpoint, progress,
-                       {.in_place = true, .pack_cache = options.pack_cache, .log = &log});
+  engine->load_weights(checkpoint, progress, log);
   return engine;
+}
+
+void InferEngine::load_weights(const models::Checkpoint& checkpoint,
+                               const std::function<void(int64_t, int64_t)>& progress, const Logger& log) {
+  together("loading", [&] {
+    models::load_weights(*parameters_, checkpoint, progress,
+                         {.in_place = true, .pack_cache = options_.pack_cache, .log = &log});
+  });
 }
 
 void InferEngine::compile() {
@@ -141,7 +165,7 @@ void InferEngine::compile() {
   if (form.value == LatentForm::decompressed && !prefill_program().graph().find("prompt_length"))
     throw InvalidArgument("latent_form is decompressed ({}); no layer of this model has latent attention over all rows",
                           form.set_by);
-  collect_sequence_states(models::states_of(*model_, *device_, hardware_));
+  collect_sequence_states(models::states_of(*model_, *device_, hardware_, options_.num_ranks(), options_.rank()));
   descriptor_ = std::make_unique<StepDescriptor>(device_, programs_->step_bytes(), cache_spec(), info.vocab);
   const int64_t most_rows = most[Symbol::logit_rows];
   sampled_ = device_->allocate(most_rows * static_cast<int64_t>(sizeof(int32_t)));
@@ -234,13 +258,24 @@ int64_t InferEngine::max_penalized_tokens() const {
 bool InferEngine::reuses_prefixes() const { return why_no_prefix_caching(options_.cache, cache_spec()).empty(); }
 
 void InferEngine::load_param(const std::string& name, const TensorView& whole) {
-  contents_.begin_epoch();
-  parameters_->load(name, whole, "load_param");
+  if (leads()) tell_param(name, whole);
+  together("load_param", [&] {
+    contents_.begin_epoch();
+    parameters_->load(name, whole, "load_param");
+  });
 }
 
 void InferEngine::load_random(uint64_t seed, double stddev, const std::function<void(int64_t, int64_t)>& progress) {
-  contents_.begin_epoch();
-  models::load_random(*parameters_, seed, stddev, progress);
+  if (leads()) {
+    channel_->begin(RankCommand::load_random);
+    channel_->put(seed);
+    channel_->put(stddev);
+    channel_->tell();
+  }
+  together("load_random", [&] {
+    contents_.begin_epoch();
+    models::load_random(*parameters_, seed, stddev, progress);
+  });
 }
 
 std::vector<std::pair<std::string, Tensor>> InferEngine::state_dict() const {
@@ -256,6 +291,10 @@ void InferEngine::require_cache() const {
 
 void InferEngine::reset_cache() {
   require_cache();
+  if (leads()) {
+    channel_->begin(RankCommand::reset_cache);
+    channel_->tell();
+  }
   num_submitted_ = num_collected_ = 0;
   contents_.clear();
   for (WindowContents& contents : window_contents_) contents.clear();
@@ -268,13 +307,23 @@ void InferEngine::reset_cache(const CacheConfig& config) {
   EngineOptions options = options_;
   options.cache = config;
   const CachePlan plan = plan_cache(request_of(*model_, *device_, hardware_, options));
+  if (leads()) {
+    channel_->begin(RankCommand::new_cache);
+    channel_->put(config);
+    channel_->tell();
+  }
   options_.cache = config;
   last_ = nullptr;
   num_submitted_ = num_collected_ = 0;
   programs_.reset();
   caches_.clear();
   plan_ = plan;
-  compile();
+  try {
+    together("reset_cache", [&] { compile(); });
+  } catch (...) {
+    programs_.reset();  // another rank has no cache
+    throw;
+  }
 }
 
 Tensor InferEngine::logits() const {

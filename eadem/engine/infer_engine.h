@@ -3,6 +3,10 @@
 // InferEngine: a model on a device, with its KV cache. One call of `forward` is one step over the packed new tokens of
 // some sequences. Scheduling, text and stop conditions belong to the layers above (engine/llm.h).
 //
+// Several ranks (EngineOptions::ranks) have an engine each, with its part of the parameters and of the cache. That of
+// rank 0 is used as one of one rank; it tells the others, which run follow(), what to do. Every rank samples from whole
+// logits and knows every token. When a rank fails, calls throw RankFailed, and the engines are of no use any more.
+//
 // One thread at a time may use an engine.
 #pragma once
 
@@ -20,21 +24,18 @@
 #include "eadem/engine/cache/window_rings.h"
 #include "eadem/engine/hook_registry.h"
 #include "eadem/engine/program_set.h"
+#include "eadem/engine/rank_channel.h"
 #include "eadem/engine/scheduler.h"
 #include "eadem/models/auto_model.h"
 #include "eadem/models/graphs.h"
 
 namespace eadem::engine {
 
-// Tensor parallelism: the devices of the ranks, one process each.
-struct DistConfig {
-  std::vector<int> tp_device_ids = {0};
-  int tp_size() const { return static_cast<int>(tp_device_ids.size()); }
-};
-
 struct EngineOptions {
   CacheConfig cache = StaticKVCacheConfig{};
-  DistConfig dist;
+  // The ranks that divide the model (tensor parallelism), as this one sees them; null: one rank. They compute on the
+  // CPU, and their other options are the same.
+  std::shared_ptr<Communicator> ranks;
   HardwareMode mode = HardwareMode::performance;
   HardwareOverrides hardware;  // explicit arguments
   int64_t max_num_batched_tokens =
@@ -43,13 +44,17 @@ struct EngineOptions {
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
+
+  int num_ranks() const { return ranks == nullptr ? 1 : ranks->size(); }
+  int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
 };
 
 // As many new tokens of a step as a device computes at its best speed: 512 on a CPU, 2048 on others.
 int64_t default_step_tokens(const Device& device);
 
-// Bytes of what the layers of a model keep of a sequence.
-StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware);
+// Bytes of what the layers of a model keep of a sequence on rank `rank` of `num_ranks`.
+StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware,
+                       int num_ranks = 1, int rank = 0);
 // The request that plans the cache of an engine which does not exist yet.
 CachePlanRequest cache_request(const models::Checkpoint& checkpoint, const Device& device,
                                const EngineOptions& options);
@@ -86,14 +91,19 @@ class InferEngine {
   };
 
   // Makes an engine without weights: call load_param for each name of state_dict, or use from_checkpoint.
+  // With several ranks, all of them make one, and each throws what went wrong on any.
   InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const EngineOptions& options,
               const modules::ModelSpec& spec);
+  ~InferEngine();  // of rank 0: ends follow() of the others
   // Opens the checkpoint, compiles the model and loads the weights. `progress` is as in models::load_weights; `log`
   // receives the warnings of a pack cache. Parameters may stay in the checkpoint's mapped files.
   static std::unique_ptr<InferEngine> from_checkpoint(const models::Checkpoint& checkpoint,
                                                       std::shared_ptr<Device> device, const EngineOptions& options,
                                                       const std::function<void(int64_t, int64_t)>& progress = {},
                                                       const Logger& log = Logger());
+
+  // Runs what the engine of rank 0 runs, until that one is destroyed. For ranks 1, 2, …; see also follow_engines().
+  void follow();
 
   // Sets a parameter from the whole tensor; each rank keeps its part. Later requests and conversations reuse nothing
   // that earlier ones left in the cache. Throws NotFound, or InvalidArgument naming both shapes.
@@ -107,8 +117,9 @@ class InferEngine {
   // Runs one step. Throws InvalidArgument, naming the sequence and both values, for an input that contradicts itself,
   // the model or the cache (tokens that nobody wrote, a block that two sequences use); the engine is unchanged then.
   // Returns a reference that the next call overwrites. Allocates nothing once the vectors of `input` have reached their
-  // size. Throws Cancelled between two kernels once `cancel` is set (from any thread; with one rank only). The cache
-  // then holds only the cached tokens of each sequence, and the step may be run again; states per sequence are lost.
+  // size. Throws Cancelled between two kernels once `cancel` is set (from any thread). The cache then holds only the
+  // cached tokens of each sequence, and the step may be run again; states per sequence are lost. Several ranks do not
+  // end a step that has begun: they look at `cancel` before it.
   const Output& forward(const Input& input, const std::atomic<bool>* cancel = nullptr);
   // Runs a step that a scheduler planned for this engine; the rest as above.
   const Output& forward(std::span<const StepSequence> plan, const std::atomic<bool>* cancel = nullptr);
@@ -133,6 +144,7 @@ class InferEngine {
   void reset_cache();
   void reset_cache(const CacheConfig& config);
 
+  // Hooks see what one rank computes: with several, steps throw Unsupported while there are any.
   HookRegistry& hooks() { return hooks_; }
 
   const models::Model& model() const { return *model_; }
@@ -147,8 +159,9 @@ class InferEngine {
   int64_t cache_bytes() const;
   // Whether requests begin with blocks that others have computed; why_no_prefix_caching() says when they do not.
   bool reuses_prefixes() const;
-  // The states per sequence, to be copied and restored between steps.
-  SequenceStates& sequence_states() { return sequence_states_; }
+  // The states per sequence, to be copied and restored between steps. Throws Unsupported where they are divided over
+  // several ranks.
+  SequenceStates& sequence_states();
   // How often inputs were sent to the device so far: once a step.
   int64_t num_uploads() const { return descriptor_->num_uploads(); }
   // The compiled programs.
@@ -163,6 +176,7 @@ class InferEngine {
                                         const EngineOptions& options, const modules::ModelSpec& spec);
 
  private:
+  using Plan = std::span<const StepSequence>;
   // A step that was given to the device and not collected.
   struct InFlight {
     std::unique_ptr<Event> done;
@@ -171,6 +185,14 @@ class InferEngine {
     std::vector<std::pair<int64_t, int64_t>> unseen;  // (slot, row): tokens that the cache got from the step before
   };
 
+  bool leads() const { return channel_ != nullptr && channel_->rank() == 0; }
+  void together(const char* what, const std::function<void()>& task);
+  void load_weights(const models::Checkpoint& checkpoint, const std::function<void(int64_t, int64_t)>& progress,
+                    const Logger& log);
+  void tell_step(Plan plan, const StepProgram& program);
+  void tell_param(const std::string& name, const TensorView& whole);
+  void follow_step();
+  void follow_param();
   void compile();
   void bind_caches(pipeline::Program& program);
   void collect_sequence_states(std::span<const modules::StateSpec> states);
@@ -181,7 +203,6 @@ class InferEngine {
   int32_t row_of(const Input& input, size_t index) const;
   std::span<const std::vector<int32_t>> window_tables(const Input& input, size_t index);
   void check_places(const Input& input) const;
-  using Plan = std::span<const StepSequence>;
   void check(Plan plan, bool all_logits);
   void check_sequence(size_t index, const StepSequence& sequence) const;
   void check_sampling(Plan plan) const;
@@ -199,6 +220,7 @@ class InferEngine {
   std::shared_ptr<const models::Model> model_;
   std::shared_ptr<Device> device_;
   EngineOptions options_;
+  std::unique_ptr<RankChannel> channel_;  // null: one rank
   modules::AutoHardwareConfig hardware_;
   std::shared_ptr<pipeline::ParameterStore> parameters_;
   CachePlan plan_;
@@ -222,5 +244,10 @@ class InferEngine {
   std::vector<StepSequence> sequences_;            // of an Input
   Output output_;
 };
+
+// The whole life of a rank other than 0: makes an engine with the cache that rank 0 states whenever that makes one, and
+// follows it. Ends with RankFailed when rank 0 has left. `make` gives the engine these `ranks`.
+void follow_engines(const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,
+                    const std::function<std::unique_ptr<InferEngine>(const CacheConfig&)>& make);
 
 }  // namespace eadem::engine

@@ -267,6 +267,12 @@ void InferEngine::after_writing(Plan plan, InFlight& step) {
 }
 
 void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel) {
+  if (channel_ != nullptr) {
+    if (hooks_.has_hooks())
+      throw Unsupported("hooks see what one rank computes; this engine runs on {} ranks", channel_->size());
+    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("interrupted");
+    cancel = nullptr;  // the ranks would not end the step at the same kernel
+  }
   if (!all_loaded_) {
     parameters_->require_all_loaded("the engine");
     all_loaded_ = true;
@@ -277,6 +283,7 @@ void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool
   InFlight& step = in_flight(num_submitted_);
   last_ = nullptr;
   descriptor_->fill(program.layout, plan, all_logits, contents_, program.filled_up);
+  if (channel_ != nullptr) tell_step(plan, program);
   descriptor_->upload();
   before_writing(plan);
   run_program(program, cancel);

@@ -71,7 +71,11 @@ void StepDescriptor::fill(const StepLayout& layout, std::span<const StepSequence
   part<int32_t>(StepLayout::query_start)[0] = 0;
   for (const StepSequence& sequence : plan) add_sequence(sequence, all_logits, contents);
   while (fill_up && sequences_ < layout.bounds()[Symbol::sequences]) add_nothing();
-  symbols_ = layout.bounds();
+  set_symbols();
+}
+
+void StepDescriptor::set_symbols() {
+  symbols_ = layout_->bounds();
   symbols_[Symbol::tokens] = tokens_;
   symbols_[Symbol::sequences] = sequences_;
   symbols_[Symbol::logit_rows] = rows_;
@@ -188,6 +192,41 @@ void StepDescriptor::upload() {
   // The penalties come last, because there is room for many and mostly there are none.
   const int64_t used = layout_->offset(StepLayout::penalties) + pairs_ * 2 * static_cast<int64_t>(sizeof(int32_t));
   device_->copy_from_host(device_buffer_.data(), host_, used);
+}
+
+template <typename Visit>
+void StepDescriptor::each_range(const Visit& visit) {
+  const int64_t i32 = sizeof(int32_t), i64 = sizeof(int64_t),
+                table = sequences_ * layout_->bounds()[Symbol::max_blocks];
+  const int64_t sizes[StepLayout::kNumParts] = {tokens_ * i32,
+                                                tokens_ * i32,
+                                                tokens_ * i64,
+                                                (sequences_ + 1) * i32,
+                                                sequences_ * i32,
+                                                rows_ * i32,
+                                                rows_ * static_cast<int64_t>(sizeof(SampleRow)),
+                                                table * i32,
+                                                pairs_ * 2 * i32};
+  for (size_t p = 0; p < StepLayout::kNumParts; ++p)
+    visit(host_ + layout_->offset(static_cast<StepLayout::Part>(p)), sizes[p]);
+  for (const StepLayout::WindowPart& window : layout_->windows()) {
+    visit(host_ + window.table_offset, table * i32);
+    visit(host_ + window.slots_offset, tokens_ * i64);
+  }
+  for (const int64_t offset : {layout_->state_slots_offset(), layout_->prompt_length_offset()})
+    if (offset >= 0) visit(host_ + offset, sequences_ * i32);
+}
+
+void StepDescriptor::put(RankChannel& channel) {
+  for (int64_t count : {tokens_, sequences_, rows_, pairs_}) channel.put(count);
+  each_range([&](const std::byte* data, int64_t size_bytes) { channel.put_bytes(data, size_bytes); });
+}
+
+void StepDescriptor::take(const StepLayout& layout, RankChannel& channel) {
+  layout_ = &layout;
+  for (int64_t* count : {&tokens_, &sequences_, &rows_, &pairs_}) *count = channel.take<int64_t>();
+  each_range([&](std::byte* data, int64_t size_bytes) { channel.take_bytes(data, size_bytes); });
+  set_symbols();
 }
 
 }  // namespace eadem::engine

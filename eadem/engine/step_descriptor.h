@@ -29,6 +29,7 @@
 
 #include "eadem/core/device/device.h"
 #include "eadem/engine/cache/cache_contents.h"
+#include "eadem/engine/rank_channel.h"
 #include "eadem/engine/step_sequence.h"
 #include "eadem/modules/state_spec.h"
 #include "eadem/pipeline/program.h"
@@ -94,6 +95,9 @@ class StepDescriptor {
             const CacheContents& contents, bool fill_up = false);
   // Copies what was laid out to the device, at once.
   void upload();
+  // Puts what was laid out into a message of rank 0, and lays it out on another rank, whose programs are alike.
+  void put(RankChannel& channel);
+  void take(const StepLayout& layout, RankChannel& channel);
 
   // Returns the extents of the plan that was laid out last. max_blocks and penalties have the values of the layout's
   // bounds, because the strides never change.
@@ -109,6 +113,10 @@ class StepDescriptor {
   T* at(int64_t offset) {
     return reinterpret_cast<T*>(host_ + offset);
   }
+  // Calls visit(data, size_bytes) for each range of the buffer that the step reads.
+  template <typename Visit>
+  void each_range(const Visit& visit);
+  void set_symbols();
   void add_sequence(const StepSequence& sequence, bool all_logits, const CacheContents& contents);
   void add_nothing();
   void add_windows(const StepSequence& sequence);

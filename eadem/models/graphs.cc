@@ -65,13 +65,14 @@ BuiltGraph build_training_graph(const Model& model, const GraphOptions& options)
 }
 
 std::vector<modules::StateSpec> states_of(const Model& model, const Device& device,
-                                          const modules::AutoHardwareConfig& hardware) {
+                                          const modules::AutoHardwareConfig& hardware, int num_ranks, int rank) {
   // What is declared does not depend on where it is stored.
   return build_inference_graph(
-             model,
-             {.device = &device,
-              .hardware = &hardware,
-              .cache = {.layout = modules::CacheLayout::paged, .num_blocks = 1, .block_size = 1, .num_slots = 1}})
+             model, {.device = &device,
+                     .hardware = &hardware,
+                     .cache = {.layout = modules::CacheLayout::paged, .num_blocks = 1, .block_size = 1, .num_slots = 1},
+                     .num_ranks = num_ranks,
+                     .rank = rank})
       .states;
 }
 

@@ -37,8 +37,8 @@ BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options
 // InvalidArgument for a model without experts then.
 BuiltGraph build_training_graph(const Model& model, const GraphOptions& options);
 
-// The states that a model's modules declare, on one rank, in the order of the computation.
+// The states that a model's modules declare on rank `rank` of `num_ranks`, in the order of the computation.
 std::vector<modules::StateSpec> states_of(const Model& model, const Device& device,
-                                          const modules::AutoHardwareConfig& hardware);
+                                          const modules::AutoHardwareConfig& hardware, int num_ranks = 1, int rank = 0);
 
 }  // namespace eadem::models

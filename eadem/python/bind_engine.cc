@@ -152,25 +152,25 @@ void bind_config(nb::module_& m) {
       },
       "text"_a, "bundled"_a);
 
-  nb::class_<engine::DistConfig>(m, "DistConfig", "Tensor parallelism: the devices of the ranks.")
+  nb::class_<DistConfig>(m, "DistConfig", "Tensor parallelism: the devices of the ranks.")
       .def(nb::init<>())
       .def(
           "__init__",
-          [](engine::DistConfig* self, int tp_size) {
+          [](DistConfig* self, int tp_size) {
             if (tp_size < 1 || tp_size > 1024) throw InvalidArgument("tp_size is {}; expected 1 to 1024", tp_size);
-            new (self) engine::DistConfig;
+            new (self) DistConfig;
             for (int id = 1; id < tp_size; ++id) self->tp_device_ids.push_back(id);
           },
           "tp_size"_a)
       .def(
           "__init__",
-          [](engine::DistConfig* self, std::vector<int> ids) {
+          [](DistConfig* self, std::vector<int> ids) {
             if (ids.empty()) throw InvalidArgument("tp_device_ids is empty");
-            new (self) engine::DistConfig{std::move(ids)};
+            new (self) DistConfig{std::move(ids)};
           },
           "tp_device_ids"_a)
-      .def_rw("tp_device_ids", &engine::DistConfig::tp_device_ids)
-      .def_prop_ro("tp_size", &engine::DistConfig::tp_size);
+      .def_rw("tp_device_ids", &DistConfig::tp_device_ids)
+      .def_prop_ro("tp_size", &DistConfig::tp_size);
 
   nb::class_<engine::StaticKVCacheConfig>(
       m, "StaticKVCacheConfig",
@@ -252,7 +252,7 @@ const PyType_Slot kEngineSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&En
                                     {Py_tp_clear, reinterpret_cast<void*>(&Engine::clear)},
                                     {0, nullptr}};
 
-EngineArguments arguments_of(std::optional<engine::CacheConfig> cache, engine::DistConfig dist, std::string mode,
+EngineArguments arguments_of(std::optional<engine::CacheConfig> cache, DistConfig dist, std::string mode,
                              std::optional<std::string> weights, std::optional<std::string> activations,
                              std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
                              int64_t max_num_batched_tokens, int64_t max_logit_rows,
@@ -360,7 +360,7 @@ void bind_engine(nb::module_& m) {
           "__init__",
           [](Engine* self, const ModelConfig& config, const std::string& device, int64_t threads,
              int64_t prefill_threads, bool pin, const std::string& isa, std::optional<engine::CacheConfig> cache,
-             engine::DistConfig dist, std::string mode, std::optional<std::string> weights,
+             DistConfig dist, std::string mode, std::optional<std::string> weights,
              std::optional<std::string> activations, std::optional<std::string> matmul_input,
              std::optional<std::string> kv_dtype, int64_t max_num_batched_tokens, int64_t max_logit_rows,
              std::vector<std::string> disabled_fusions) {
@@ -380,8 +380,8 @@ void bind_engine(nb::module_& m) {
       .def_static(
           "from_pretrained",
           [](const std::string& path, const std::string& device, int64_t threads, int64_t prefill_threads, bool pin,
-             const std::string& isa, std::optional<engine::CacheConfig> cache, engine::DistConfig dist,
-             std::string mode, std::optional<std::string> weights, std::optional<std::string> activations,
+             const std::string& isa, std::optional<engine::CacheConfig> cache, DistConfig dist, std::string mode,
+             std::optional<std::string> weights, std::optional<std::string> activations,
              std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
              int64_t max_num_batched_tokens, int64_t max_logit_rows, std::vector<std::string> disabled_fusions,
              std::optional<std::string> pack_cache) {

@@ -54,9 +54,16 @@ std::shared_ptr<Device> open(const std::string& device, int64_t threads, const s
                              int64_t prefill_threads = 0, bool pin = true);
 std::optional<DType> dtype_argument(const char* name, const std::optional<std::string>& value);
 
+// Tensor parallelism: the devices of the ranks. An interpreter has threads, and ranks are forked from a process that
+// has none, so here one rank runs.
+struct DistConfig {
+  std::vector<int> tp_device_ids = {0};
+  int tp_size() const { return static_cast<int>(tp_device_ids.size()); }
+};
+
 struct EngineArguments {
   std::optional<engine::CacheConfig> cache;
-  engine::DistConfig dist;
+  DistConfig dist;
   std::string mode;
   std::optional<std::string> weights, activations, matmul_input, kv_dtype;
   int64_t max_num_batched_tokens = 0;

@@ -59,7 +59,7 @@ class Habits(ProgramTest):
         ours = result("stories", "-p", "Once", "--max-tokens", "4", "--temperature", "0.5", "--seed", "3", "--context", "64")
         for options in ["--n-predict 4 --temp 0.5 -s 3 -c 64", "--max-new-tokens 4 --temp 0.5 -s 3 --ctx-size 64",
                         "--predict 4 --temp=0.5 --seed 3 --max-model-len 64", "--num-predict 4 --temp 0.5 -s3 --num_ctx 64",
-                        "--max_tokens 4 --temperature 0.5 -s 3 -c64"]:
+                        "--max_tokens 4 --temperature 0.5 -s 3 -c64 --tensor-parallel-size 1"]:
             with self.subTest(options):
                 self.assertEqual(result("-m", "stories", "-p", "Once", *options.split()), ours)
         self.assertEqual(result("--model", "stories", "Once", "-n4", "--temp", "0.5", "-s", "3", "--top_k", "40")[1]["top_k"],
@@ -67,7 +67,7 @@ class Habits(ProgramTest):
 
     def test_others_lead_to_the_right_option(self):
         for options, words in [("-ngl 99", "--device cuda"), ("--n-gpu-layers 99", "--device cuda"),
-                               ("--tensor-parallel-size 2", "one device"), ("-fa", "attention"),
+                               ("--split-mode row", "one device"), ("-fa", "attention"),
                                ("-hf a/b", "MODEL is a path"), ("--batch-size 512", "sizes its own steps")]:
             with self.subTest(options):
                 self.refused(2, [options.split()[0] + ": ", words], "run", "-p", "a", *options.split())

@@ -11,6 +11,7 @@
 #include "eadem/cli/bench/products.h"
 #include "eadem/cli/commands.h"
 #include "eadem/cli/interrupt.h"
+#include "eadem/cli/load_llm.h"
 #include "eadem/cli/options/arguments.h"
 #include "eadem/cli/options/model_options.h"
 #include "eadem/cli/terminal.h"
@@ -78,14 +79,16 @@ void read_tokens(InferEngine& engine, int64_t batch, int64_t tokens, int64_t dep
   }
 }
 
-// The least time that work and traffic take at the measured rates, for `tokens` new tokens of each sequence after
-// `depth`. Products with weights count two operations per weight, attention four per element of head and cached token.
+// The least time that the work and traffic of rank 0 take at its measured rates, for `tokens` new tokens of each
+// sequence after `depth`. Products with weights count two operations per weight, attention four per element of head and
+// cached token.
 double roofline_seconds(const InferEngine& engine, const MachineRates& rates, int64_t batch, int64_t tokens,
                         int64_t depth, int64_t steps, const ModelProducts& products) {
   const models::ModelInfo& info = engine.model().info();
   const double rows = static_cast<double>(batch * tokens);
   const double mean_length = static_cast<double>(depth) + static_cast<double>(tokens + 1) / 2;
-  const double attention = 4.0 * static_cast<double>(info.layers * info.heads * info.head_dim) * mean_length * rows;
+  const double attention = 4.0 * static_cast<double>(info.layers * info.heads * info.head_dim) * mean_length * rows /
+                           engine.options().num_ranks();
   const double arithmetic = products.decoder.seconds(rates, rows) +
                             products.head.seconds(rates, static_cast<double>(batch * steps)) +
                             attention / rates.f32_flops_per_second;
@@ -145,12 +148,14 @@ std::optional<BenchOptions> parse_bench(CommandLine command_line) {
   arguments.option("-r,--repeat", "N", options.repeat, "runs of each (default: 5)");
   arguments.flag("--json", options.json, "one JSON object");
   options.model.add_device(arguments);
+  options.model.add_ranks(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
   arguments.example("eadem bench model.gguf --depth 0,4k", "short and long contexts");
   arguments.example("eadem bench --random my-1b/config.json --type q4_k_m --batch 1,8",
                     "an architecture without a download");
   if (!arguments.parse(command_line)) return std::nullopt;
+  options.model.check_ranks();
   if (options.random && options.model.model) throw UsageError("MODEL and --random both say what to measure; give one");
   if (options.random && !options.model.pack_cache.empty())
     throw UsageError("--pack-cache is for a MODEL; --random loads none");
@@ -410,7 +415,6 @@ int bench(CommandLine command_line) {
   if (!options) return kOk;
   listen_for_interrupt();
 
-  const std::shared_ptr<Device> device = options->model.open();
   const models::Checkpoint checkpoint =
       options->random
           ? models::Checkpoint{*options->random, models::model_from_config(*options->random), nullptr, *options->random}
@@ -425,6 +429,13 @@ int bench(CommandLine command_line) {
   engine::EngineOptions engine_options = options->model.engine_options();
   engine_options.cache = engine::PagedKVCacheConfig{
       .max_batch_size = *std::max_element(options->batches.begin(), options->batches.end()), .max_cache_len = needed};
+  const std::unique_ptr<distributed::ForkedRanks> ranks =
+      fork_ranks(options->model, checkpoint.model->info(), engine_options,
+                 [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
+                   if (!options->random) return InferEngine::from_checkpoint(checkpoint, std::move(device), own);
+                   return std::make_unique<InferEngine>(checkpoint.model, std::move(device), own, spec);
+                 });
+  const std::shared_ptr<Device> device = options->model.open();
   std::unique_ptr<InferEngine> engine = open_engine(*options, checkpoint, spec, device, engine_options);
   stop_if_interrupted();
   Measurement measured = measure(*options, *engine);

@@ -55,7 +55,8 @@ double weight_bytes_per_step(const engine::InferEngine& engine, int64_t tokens) 
 }
 
 double kv_bytes_of_sequence(const engine::InferEngine& engine, double tokens) {
-  const auto bytes = engine::state_bytes(engine.model(), *engine.device(), engine.hardware());
+  const auto bytes = engine::state_bytes(engine.model(), *engine.device(), engine.hardware(),
+                                         engine.options().num_ranks(), engine.options().rank());
   return static_cast<double>(bytes.of_sequence(static_cast<int64_t>(tokens)));
 }
 
@@ -67,19 +68,22 @@ MemoryUse memory_use(const engine::InferEngine& engine) {
           .cache = engine.cache_bytes(),
           .arena = std::max(engine.decode_program().memory_plan().arena_bytes,
                             engine.prefill_program().memory_plan().arena_bytes),
-          .on_host = engine.device()->backend() == "cpu"};
+          .on_host = engine.device()->backend() == "cpu",
+          .ranks = engine.options().num_ranks()};
 }
 
 std::string memory_text(const MemoryUse& memory) {
   const auto text = [](int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
   if (!memory.on_host) return text(memory.peak) + " of the host's at most";
-  return fmt::format("{} at most, {:.2f} x (weights {} + KV cache {} + activations {})", text(memory.peak),
-                     memory.ratio(), text(memory.weights), text(memory.cache), text(memory.arena));
+  return fmt::format("{} at most, {:.2f} x (weights {} + KV cache {} + activations {}){}", text(memory.peak),
+                     memory.ratio(), text(memory.weights), text(memory.cache), text(memory.arena),
+                     memory.ranks == 1 ? "" : fmt::format(" in rank 0 of {}", memory.ranks));
 }
 
 void set_memory(io::JsonValue& json, const MemoryUse& memory) {
   json.set("peak_memory_bytes", memory.peak).set("weight_bytes", memory.weights).set("kv_cache_bytes", memory.cache);
   json.set("activation_bytes", memory.arena);
+  if (memory.ranks > 1) json.set("ranks", memory.ranks);  // all bytes are those of rank 0
   if (memory.on_host) json.set("peak_memory_ratio", memory.ratio());
 }
 

@@ -38,6 +38,7 @@ struct MemoryUse {
   int64_t peak = 0;
   int64_t weights = 0, cache = 0, arena = 0;
   bool on_host = false;
+  int ranks = 1;  // of several, the numbers are those of rank 0
 
   double ratio() const { return static_cast<double>(peak) / static_cast<double>(weights + cache + arena); }
 };

@@ -39,6 +39,8 @@ constexpr OtherName kOtherNames[] = {
     {"--kv-cache-dtype", "--kv-dtype"},
     {"--outtype", "--type"},
     {"--imatrix", "--calibrate"},
+    {"-tp", "--tp"},
+    {"--tensor-parallel-size", "--tp"},
 };
 
 constexpr std::string_view kOneDevice = "one device runs every layer: --device cuda, or --device cpu";
@@ -63,8 +65,6 @@ constexpr Advice kAdvice[] = {
     {"--n-gpu-layers", kOneDevice},
     {"--gpu-layers", kOneDevice},
     {"--num-gpu", kOneDevice},
-    {"-tp", kOneDevice},
-    {"--tensor-parallel-size", kOneDevice},
     {"-sm", kOneDevice},
     {"--split-mode", kOneDevice},
     {"-fa", kAttention},

@@ -6,6 +6,7 @@
 
 #include "eadem/cli/terminal.h"
 #include "eadem/core/encodings/row_encoding.h"
+#include "eadem/core/machine/rank_processors.h"
 #include "eadem/models/locator/model_locator.h"
 
 namespace eadem::cli {
@@ -64,6 +65,25 @@ void ModelOptions::add_device(Arguments& arguments) {
                    isa, "CPU instruction set of the kernels (default: the best there is)");
 }
 
+void ModelOptions::add_ranks(Arguments& arguments) {
+  arguments.option("--tp", "N", ranks,
+                   "divide the model over N processes of this machine (tensor parallelism), on the CPU; the threads of "
+                   "--threads and --prefill-threads are divided among them, as evenly as goes (default: 1)");
+}
+
+void ModelOptions::check_ranks() const {
+  constexpr int64_t kMost = 64;
+  if (ranks < 1 || ranks > kMost) throw UsageError(fmt::format("--tp is {}; expected 1 to {}", ranks, kMost));
+  if (ranks == 1) return;
+  if (device != "cpu") throw UsageError(fmt::format("--tp {} is for the CPU; --device is {}", ranks, device));
+  const auto enough = [&](const char* name, int64_t count) {
+    if (count != 0 && count < ranks)
+      throw UsageError(fmt::format("{} is {}; --tp {} needs at least one for each rank", name, count, ranks));
+  };
+  enough("--threads", threads);
+  enough("--prefill-threads", prefill_threads);
+}
+
 void ModelOptions::add_kv_dtype(Arguments& arguments) {
   arguments.choice("--kv-dtype", kKvTypes, kv_dtype, "of the KV cache");
 }
@@ -104,8 +124,15 @@ DeviceOptions ModelOptions::device_options() const {
           .isa = isa};
 }
 
-std::shared_ptr<Device> ModelOptions::open() const {
-  const DeviceOptions options = device_options();
+std::shared_ptr<Device> ModelOptions::open(int rank) const {
+  DeviceOptions options = device_options();
+  if (ranks > 1) {
+    const RankThreads own = rank_threads(Topology::of_this_process(), options.num_threads, options.prefill_threads,
+                                         static_cast<int>(ranks), rank);
+    options.num_threads = own.decode;
+    options.prefill_threads = own.prefill;
+    if (options.pin) bind_to_processors(own.processors);
+  }
   if (device != "cpu" && (threads != 0 || prefill_threads != 0 || no_pin || !isa.empty()))
     throw UsageError(
         fmt::format("--threads, --prefill-threads, --no-pin and --isa are for the CPU; --device is {}", device));

@@ -130,7 +130,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace eadem::kernels::cpu {
 
-HWY_EXPORT(decompress_of);
+EADEM_CPU_EXPORT(decompress_of);
 
 namespace {
 

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A model divided over processes with --tp, as a user meets it.
+
+    ranks_test.py PROGRAM SOURCE_DIR [UNITTEST ARGUMENTS]
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from program import PROGRAM, ProgramTest, main
+
+GREEDY = ["--temperature", "0", "--quiet"]
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Session:
+    """A session of texts on three ranks, after its first answer."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([PROGRAM, "run", "-i", "-n", "3", "--tp", "3", *GREEDY], start_new_session=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.process.stdin.write(b"Once upon a time\n")
+        self.process.stdin.flush()
+        assert os.read(self.process.stdout.fileno(), 1)
+        self.ranks = children(self.process.pid)
+
+
+class Ranks(ProgramTest):
+    def test_text_is_that_of_one_rank(self):
+        text = self.done("run", "-p", "Once upon a time", "-n", "40", *GREEDY).out
+        for ranks in 1, 2, 3:
+            self.assertEqual(self.done("run", "--tp", ranks, "-p", "Once upon a time", "-n", "40", *GREEDY).out, text)
+        result = self.done("run", "--tp=2", "-t", "2", "-p", "Once upon a time", "-n", "40", "--temperature", "0")
+        self.assertEqual(result.out, text)
+        self.assertIn("1 thread)", result.err)
+        self.assertIn("in rank 0 of 2", result.err)
+
+    def test_conversation_is_that_of_one_rank(self):
+        turns = b"Tell me a story.\nGo on.\n"
+        one = self.done("chat", "-n", "20", *GREEDY, stdin=turns).out
+        self.assertGreater(len(one), 40)
+        self.assertEqual(self.done("chat", "--tp", "2", "-n", "20", *GREEDY, stdin=turns).out, one)
+
+    def test_bench(self):
+        few = ["--prompt", "16", "--gen", "4", "--repeat", "1", "--json"]
+        result = json.loads(self.done("bench", "--tp", "2", "-t", "3", *few).out)
+        self.assertEqual((result["ranks"], result["threads"], len(result["results"])), (2, 2, 2))
+        self.assertEqual(result["end_to_end"]["drawn_tokens"], 4)
+        config = self.done("bench", "--tp", "3", "--random", "assets/stories/config.json", *few,
+                           cwd=Path(__file__).parents[2])
+        whole = json.loads(self.done("bench", *few).out)
+        self.assertLess(json.loads(config.out)["weight_bytes"], 0.5 * whole["weight_bytes"])
+
+    def test_refusals(self):
+        for command in ["run", "chat", "bench"]:
+            self.refused(2, "--tp is 0; expected 1 to 64", command, "--tp", "0")
+        self.refused(2, "--tp is 65; expected 1 to 64", "run", "-p", "a", "--tp", "65")
+        self.refused(2, "--tp 2 is for the CPU; --device is cuda", "run", "-p", "a", "--tp", "2", "--device", "cuda")
+        self.refused(2, "--threads is 1; --tp 2 needs at least one for each rank", "run", "-p", "a", "--tp", "2", "-t", "1")
+        for command in ["run", "-p", "a"], ["chat"], ["bench"]:
+            self.refused(1, "--tp is 4; the model's 6 attention heads do not divide by it", *command, "--tp", "4")
+
+    def test_ranks_die_with_a_program_that_is_killed(self):
+        session = Session()
+        self.assertEqual(len(session.ranks), 2)
+        session.process.kill()
+        session.process.communicate()
+        deadline = time.monotonic() + 60
+        while any(map(lives, session.ranks)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertFalse(any(map(lives, session.ranks)))
+
+    def test_a_rank_that_is_killed_is_named(self):
+        session = Session()
+        os.kill(session.ranks[1], signal.SIGKILL)
+        _, err = session.process.communicate(b"The dog\n")
+        self.assertIn(f"rank 2 (process {session.ranks[1]}) died", err.decode())
+        self.assertEqual(session.process.returncode, 1)
+        self.assertFalse(any(map(lives, session.ranks)))
+
+    def test_ctrl_c_is_for_the_first_rank(self):
+        session = Session()
+        os.killpg(session.process.pid, signal.SIGINT)
+        out, err = session.process.communicate(b"The dog\n")
+        self.assertNotIn(" died", err.decode())
+        self.assertIn("The dog", out.decode())
+        self.assertEqual(session.process.returncode, 0)
+        self.assertFalse(any(map(lives, session.ranks)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engines of several ranks, which are processes: they draw the tokens of one rank, again and again with the same bits;
+// every command of an engine reaches all of them; and a rank that dies ends the call, not the process.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <map>
+#include <thread>
+
+#include "eadem/distributed/forked_ranks.h"
+#include "eadem/engine/llm.h"
+#include "tests/engine/engine_helpers.h"
+#include "tests/support/refusal.h"
+
+namespace eadem::engine {
+namespace {
+
+using distributed::ForkedRanks;
+
+const std::string kStories = EADEM_SOURCE_DIR "/assets/stories";
+
+std::shared_ptr<Device> one_thread() { return open_device("cpu", {.num_threads = 1}); }
+
+// Products are not rounded: then only the order of sums differs from one rank's.
+EngineOptions accurate() {
+  EngineOptions options;
+  options.mode = HardwareMode::accuracy;
+  options.cache = PagedKVCacheConfig{.max_batch_size = 4, .max_cache_len = 64};
+  return options;
+}
+
+using Make = std::function<std::unique_ptr<InferEngine>(const std::shared_ptr<Device>&, const EngineOptions&)>;
+
+Make from(const std::string& model) {
+  return [=](const std::shared_ptr<Device>& device, const EngineOptions& options) {
+    return InferEngine::from_checkpoint(models::open_checkpoint(model), device, options);
+  };
+}
+
+std::unique_ptr<ForkedRanks> fork_ranks(int size, const Make& make, distributed::ProcessGroupOptions limits = {}) {
+  const auto body = [&](const std::shared_ptr<Communicator>& ranks) {
+    const auto device = one_thread();
+    follow_engines(ranks, device, [&](const CacheConfig& cache) {
+      EngineOptions options = accurate();
+      options.cache = cache;
+      options.ranks = ranks;
+      return make(device, options);
+    });
+  };
+  return std::make_unique<ForkedRanks>(size, body, limits);
+}
+
+EngineOptions on(const ForkedRanks& ranks) {
+  EngineOptions options = accurate();
+  options.ranks = ranks.communicator();
+  return options;
+}
+
+SamplingParams params(int64_t max_tokens, double temperature = 0) {
+  SamplingParams result;
+  result.temperature = temperature;
+  result.seed = 7;
+  result.max_tokens = max_tokens;
+  result.ignore_eos = true;
+  return result;
+}
+
+struct Drawn {
+  std::vector<std::vector<int32_t>> tokens;  // of each request
+  std::vector<float> logprobs;               // of all, as they were drawn
+  bool operator==(const Drawn&) const = default;
+};
+
+// Runs more greedy requests than fit in a step, some of which begin alike, with prompts longer than a step.
+Drawn draw(InferEngine& engine) {
+  Drawn drawn;
+  StepLoop loop(engine);
+  std::map<StepLoop::RequestId, size_t> places;
+  const int64_t vocab = engine.model().info().vocab;
+  for (const auto& [length, seed] : {std::pair{5, 1}, {21, 2}, {1, 3}, {21, 2}, {18, 5}, {7, 1}}) {
+    places[loop.add({.prompt = tokens_of(length, vocab, seed), .sampling = {}, .biases = {}, .max_tokens = 12})] =
+        drawn.tokens.size();
+    drawn.tokens.emplace_back();
+  }
+  while (loop.step([&](const StepEvent& event) {
+    drawn.tokens[places.at(event.id)].push_back(event.token);
+    drawn.logprobs.push_back(event.logprob);
+    return true;
+  })) {
+  }
+  return drawn;
+}
+
+TEST(Ranks, DrawTheTokensOfOneRankWithTheSameBitsEachTime) {
+  struct Row {
+    std::string model;
+    int ranks;
+  };
+  // Experts; key-value heads that do not divide; states of each sequence; windows; latent attention.
+  for (const Row& row : {Row{"llama", 2},
+                         {"llama", 4},
+                         {"qwen3", 4},
+                         {"qwen3_moe", 2},
+                         {"qwen3_moe", 4},
+                         {"lfm2", 3},
+                         {"falcon_h1", 2},
+                         {"qwen3_next_all", 2},
+                         {"gemma4", 2},
+                         {"deepseek_v3", 2}}) {
+    SCOPED_TRACE(fmt::format("{} on {} ranks", row.model, row.ranks));
+    Drawn one;
+    {
+      EngineOptions options = accurate();
+      options.max_num_batched_tokens = 16;
+      one = draw(*from(golden(row.model))(one_thread(), options));
+    }
+    const Make make = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+      options.max_num_batched_tokens = 16;
+      return from(golden(row.model))(device, options);
+    };
+    const auto ranks = fork_ranks(row.ranks, make);
+    Drawn first;
+    for (int engine = 0; engine < 2; ++engine) {
+      const auto made = make(one_thread(), on(*ranks));
+      for (int run = 0; run < 2; ++run) {
+        const Drawn drawn = draw(*made);
+        EXPECT_EQ(drawn.tokens, one.tokens);
+        if (engine == 0 && run == 0) first = drawn;
+        EXPECT_TRUE(drawn.logprobs == first.logprobs) << "engine " << engine << ", run " << run;
+        made->reset_cache();
+      }
+    }
+  }
+}
+
+TEST(Ranks, TellStoriesToSeveralCallers) {
+  const std::vector<std::string> prompts = {"Once upon a time", "The dog", "Lily and Tom went to the", "It was"};
+  std::vector<std::vector<int32_t>> one;
+  {
+    LLM llm(kStories, one_thread(), accurate());
+    for (const Completion& each : llm.generate(prompts, params(30))) one.push_back(each.token_ids);
+  }
+  for (const int size : {1, 2, 3}) {
+    SCOPED_TRACE(fmt::format("{} ranks", size));
+    const auto ranks = fork_ranks(size, from(kStories));
+    LLM llm(kStories, one_thread(), on(*ranks));
+    std::vector<std::vector<int32_t>> drawn(prompts.size());
+    std::vector<std::thread> callers;
+    for (size_t i = 0; i < prompts.size(); ++i)
+      callers.emplace_back([&, i] { drawn[i] = llm.generate({prompts[i]}, params(30))[0].token_ids; });
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_EQ(drawn, one);
+    const auto sampled = [&] { return llm.generate(prompts, params(20, 0.8)); };
+    const auto once = sampled(), again = sampled();
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(once[i].token_ids, again[i].token_ids);
+      EXPECT_EQ(once[i].logprobs, again[i].logprobs);
+    }
+  }
+}
+
+TEST(Ranks, PenaltiesAndBiasesAreThoseOfOneRank) {
+  SamplingParams penalized = params(30);
+  penalized.repetition_penalty = 1.3;
+  penalized.frequency_penalty = 0.2;
+  penalized.logit_bias = {{100, 2.0f}, {17, -100.0f}};
+  const auto tokens = [&](const EngineOptions& options) {
+    return LLM(kStories, one_thread(), options).generate({"Once upon a time"}, penalized)[0].token_ids;
+  };
+  const std::vector<int32_t> one = tokens(accurate());
+  const auto ranks = fork_ranks(2, from(kStories));
+  EXPECT_EQ(tokens(on(*ranks)), one);
+}
+
+TEST(Ranks, EveryCommandReachesAll) {
+  const auto config = models::open_config(golden("llama"));
+  const Make make = [&](const std::shared_ptr<Device>& device, const EngineOptions& options) {
+    return std::make_unique<InferEngine>(config.model, device, options, models::spec_of(config));
+  };
+  const auto use = [&](InferEngine& engine) {
+    std::vector<Drawn> drawn;
+    engine.load_random(3, 0.1);
+    drawn.push_back(draw(engine));
+    engine.reset_cache(StaticKVCacheConfig{.max_batch_size = 2, .max_cache_len = 40});
+    drawn.push_back(draw(engine));
+    for (const char* name : {"model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.q_proj.weight"}) {
+      Tensor whole = Tensor::on_host(DType::f32, engine.parameters().whole_shape(name));
+      for (int64_t i = 0; i < whole.view.num_elements(); ++i)
+        whole.view.as<float>()[i] = static_cast<float>(i * 37 % 101 - 50) / 256;
+      engine.load_param(name, whole.view);
+      engine.reset_cache();
+      drawn.push_back(draw(engine));
+    }
+    // What is refused is refused everywhere, and the engine goes on.
+    Tensor wrong = Tensor::on_host(DType::f32, Shape{3});
+    std::fill_n(wrong.view.as<float>(), 3, 1.0f);
+    EXPECT_HAS(test::refusal([&] { engine.load_param("model.norm.weight", wrong.view); }), "InvalidArgument");
+    EXPECT_HAS(test::refusal([&] { engine.reset_cache(StaticKVCacheConfig{.max_cache_len = 1 << 20}); }),
+               "InvalidArgument");
+    InferEngine::Input input{.input_ids = {1 << 20}, .input_lengths = {1}, .cache_lengths = {0}};
+    EXPECT_HAS(test::refusal([&] { engine.forward(input); }), "the vocabulary has");
+    engine.reset_cache();
+    EXPECT_EQ(draw(engine).tokens, drawn.back().tokens);
+    return drawn;
+  };
+  const std::vector<Drawn> one = use(*make(one_thread(), accurate()));
+  EXPECT_NE(one[1].tokens, one[2].tokens) << "parameters matter";
+  const auto ranks = fork_ranks(2, make);
+  const auto engine = make(one_thread(), on(*ranks));
+  const std::vector<Drawn> two = use(*engine);
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_EQ(two[i].tokens, one[i].tokens) << i;
+  // Whole logits and hidden states.
+  EXPECT_EQ(engine->logits().shape()[1], config.model->info().vocab);
+  EXPECT_EQ(engine->hidden_states().shape()[1], config.model->info().hidden);
+  EXPECT_LT(engine->parameters().size_bytes(), make(one_thread(), accurate())->parameters().size_bytes());
+
+  engine->hooks().register_hook("sample.token", [](const std::string&, const TensorView&, int) {});
+  InferEngine::Input input{.input_ids = {1}, .input_lengths = {1}, .cache_lengths = {0}};
+  EXPECT_HAS(test::refusal([&] { engine->forward(input); }), "Unsupported: hooks see what one rank computes");
+  EXPECT_HAS(test::refusal([&] { engine->sequence_states(); }), "Unsupported: states per sequence are divided");
+}
+
+TEST(Ranks, ACancelledCallLeavesTheEngineInOrder) {
+  const auto ranks = fork_ranks(2, from(kStories));
+  LLM llm(kStories, one_thread(), on(*ranks));
+  std::atomic<bool> cancel{false};
+  int pieces = 0;
+  const auto on_text = [&](size_t, std::string_view) { cancel = ++pieces == 3; };
+  const Completion cut = llm.generate({"Once upon a time"}, params(40), on_text, &cancel)[0];
+  EXPECT_EQ(cut.finish_reason, FinishReason::cancelled);
+  const Completion whole = llm.generate({"Once upon a time"}, params(40))[0];
+  ASSERT_LT(cut.token_ids.size(), whole.token_ids.size());
+  EXPECT_TRUE(std::equal(cut.token_ids.begin(), cut.token_ids.end(), whole.token_ids.begin()));
+  EXPECT_EQ(whole.token_ids.size(), 40u);
+}
+
+TEST(Ranks, WhatFailsOnOneRankNamesIt) {
+  const Make no_memory = [&](const std::shared_ptr<Device>& device, const EngineOptions& options) {
+    if (options.rank() == 1) throw OutOfMemory("5 bytes of 4");
+    return from(golden("llama"))(device, options);
+  };
+  {
+    const auto ranks = fork_ranks(2, no_memory);
+    EXPECT_HAS(test::refusal([&] { no_memory(one_thread(), on(*ranks)); }),
+               fmt::format("RankFailed: rank 1 (process {}): 5 bytes of 4", ranks->processes()[0]));
+  }
+  // Ranks with other caches than rank 0: their engines cannot be used together.
+  const Make other = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+    if (options.rank() == 1) options.cache = PagedKVCacheConfig{.max_batch_size = 1, .max_cache_len = 16};
+    return from(golden("llama"))(device, options);
+  };
+  const auto ranks = fork_ranks(2, other);
+  EXPECT_HAS(test::refusal([&] { other(one_thread(), on(*ranks)); }), "RankFailed: making the engine: rank 0 has");
+}
+
+TEST(Ranks, HeadsThatDoNotDivideAreRefusedByAll) {
+  const auto ranks = fork_ranks(3, from(golden("llama")));
+  const std::string refusal = test::refusal([&] { from(golden("llama"))(one_thread(), on(*ranks)); });
+  EXPECT_HAS(refusal, "InvalidArgument");
+  EXPECT_HAS(refusal, "4");
+  EXPECT_HAS(refusal, "3");
+}
+
+TEST(Ranks, ARankThatIsKilledEndsTheCallAndNotTheProcess) {
+  std::vector<int32_t> before;
+  for (const bool kills : {false, true, false}) {
+    const auto ranks = fork_ranks(3, from(kStories), {.silence_limit_s = 1});
+    LLM llm(kStories, one_thread(), on(*ranks));
+    if (!kills) {
+      const std::vector<int32_t> tokens = llm.generate({"Once upon a time"}, params(20))[0].token_ids;
+      if (before.empty()) before = tokens;
+      EXPECT_EQ(tokens, before);
+      continue;
+    }
+    int pieces = 0;
+    const auto on_text = [&](size_t, std::string_view) {
+      if (++pieces == 3) kill(ranks->processes()[1], SIGKILL);
+    };
+    const std::string expected = fmt::format("RankFailed: rank 2 (process {}) died", ranks->processes()[1]);
+    EXPECT_HAS(test::refusal([&] { llm.generate({"Once upon a time"}, params(200), on_text); }), expected);
+    EXPECT_HAS(test::refusal([&] { llm.generate({"Again"}, params(1)); }), expected);
+  }
+}
+
+}  // namespace
+}  // namespace eadem::engine
