@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from program import PROGRAM, ProgramTest, main
+from program import PROGRAM, STORIES, ProgramTest, main
 
 GREEDY = ["--temperature", "0", "--quiet"]
 
@@ -61,10 +61,9 @@ class Ranks(ProgramTest):
         result = json.loads(self.done("bench", "--tp", "2", "-t", "3", *few).out)
         self.assertEqual((result["ranks"], result["threads"], len(result["results"])), (2, 2, 2))
         self.assertEqual(result["end_to_end"]["drawn_tokens"], 4)
-        config = self.done("bench", "--tp", "3", "--random", "assets/stories/config.json", *few,
-                           cwd=Path(__file__).parents[2])
-        whole = json.loads(self.done("bench", *few).out)
-        self.assertLess(json.loads(config.out)["weight_bytes"], 0.5 * whole["weight_bytes"])
+        random = json.loads(self.done("bench", "--tp", "3", "--random", STORIES / "config.json", "--type", "bf16", *few).out)
+        self.assertEqual((random["ranks"], random["threads"]), (3, 1))
+        self.assertLess(random["weight_bytes"], result["weight_bytes"])
 
     def test_refusals(self):
         for command in ["run", "chat", "bench"]:

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "eadem/core/error.h"
+#include "eadem/core/machine/rank_processors.h"
 #include "tests/core/fake_system.h"
 
 namespace eadem {
@@ -187,6 +188,38 @@ TEST(Topology, ReadsThisMachine) {
   std::set<int> taken;
   for (const Seat& seat : topology.seats(1, all)) taken.insert(seat.processor);
   EXPECT_EQ(taken, ids) << "as many threads as processors: one each";
+}
+
+// Ranks divide the seats: each processor is one rank's, and a rank of a node's size lies in one node.
+TEST(Topology, RanksDivideThreadsAndProcessors) {
+  const FakeSystem system;
+  system.two_nodes();
+  const Topology topology = system.read(up_to(8));
+  const auto processors = [&](int threads, int prefill, int ranks, int rank) {
+    return rank_threads(topology, threads, prefill, ranks, rank).processors;
+  };
+  EXPECT_EQ(processors(0, 0, 2, 0), std::vector<int>({0, 1, 2, 3}));
+  EXPECT_EQ(processors(0, 0, 2, 1), std::vector<int>({4, 5, 6, 7}));
+  for (const auto& [threads, prefill, ranks] :
+       {std::tuple{0, 0, 1}, {0, 0, 3}, {5, 0, 2}, {2, 7, 2}, {3, 8, 3}, {6, 4, 4}, {1, 0, 4}}) {
+    SCOPED_TRACE(fmt::format("{} threads, {} of prefill, {} ranks", threads, prefill, ranks));
+    int decode = 0, of_prefill = 0;
+    std::vector<int> all;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const RankThreads own = rank_threads(topology, threads, prefill, ranks, rank);
+      EXPECT_EQ(std::ssize(own.processors), std::max(own.decode, own.prefill));
+      decode += own.decode;
+      of_prefill += own.prefill;
+      all.insert(all.end(), own.processors.begin(), own.processors.end());
+    }
+    const int wanted = threads > 0 ? threads : 8;
+    EXPECT_EQ(decode, std::max(ranks, wanted));
+    EXPECT_EQ(of_prefill, std::max(ranks, prefill > 0 ? prefill : wanted));
+    EXPECT_EQ(std::set<int>(all.begin(), all.end()).size(), all.size()) << "no processor is two ranks'";
+  }
+  const RankThreads many = rank_threads(topology, 10, 0, 2, 1);
+  EXPECT_EQ(many.decode, 5);
+  EXPECT_TRUE(many.processors.empty()) << "more threads than processors";
 }
 
 }  // namespace
