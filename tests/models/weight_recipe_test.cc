@@ -67,6 +67,9 @@ TEST(WeightRecipe, Operations) {
   const Tensor seen = made(WeightRecipe::reshape(n, {2, 3}, {3, 1, 2}), tensors);
   EXPECT_EQ(seen.shape(), (Shape{3, 1, 2}));
   EXPECT_EQ(seen.view.data, tensors.at("n").view.data);
+  // Extents of 1 in front say nothing, others do.
+  EXPECT_EQ(made(WeightRecipe::reshape(n, {1, 1, 2, 3}, {6}), tensors).shape(), (Shape{6}));
+  EXPECT_HAS(refusal([&] { made(WeightRecipe::reshape(n, {2, 1, 3}, {6}), tensors); }), "'n' is [2, 3]");
   EXPECT_EQ(values_of(made(WeightRecipe::negative_exp(WeightRecipe::slice("m", 0, 0, 1, 4)), tensors)),
             (std::vector<float>{-1, -std::exp(1.0f), -std::exp(2.0f)}));
   EXPECT_EQ(values_of(made(WeightRecipe::scale(n, 0.5), tensors)), (std::vector<float>{50, 50.5, 51, 51.5, 52, 52.5}));
