@@ -40,8 +40,10 @@ def golden_rows(root):
         gguf = f"refused: {refusal.group(1)}" if refusal else ROUNDED if "::rounded" in rest else \
             FOLDED if "::folded" in rest else EXACT
         rows[folder] = ("quantized" not in rest, gguf)
-    named = re.search(r"testing::Values\((.*?)\)\)", (root / "tests/engine/golden_test.cc").read_text(), re.DOTALL)
-    for folder in re.findall(r'"(\w+)"', named.group(1)):
+    lists = re.findall(r"testing::Values\((.*?)\)", (root / "tests/engine/golden_test.cc").read_text(), re.DOTALL)
+    for folder in re.findall(r'"(\w+)"', " ".join(lists)):
+        if folder in rows:
+            continue
         rows[folder] = (list((root / "tests/data/golden" / folder).glob("train*.json")) != [], None)
     return rows
 
