@@ -143,7 +143,7 @@ TEST(HardwareConfigDiff, ListsExactlyTheLeavesThatDiffer) {
   // Equal values from different hands are no difference.
   HardwareOverrides{.weights = DType::bf16}.apply_to(b, OptionSource::explicit_argument, "--weights");
   EXPECT_EQ(diff(a, b).find("precision.weights"), std::string::npos);
-  EXPECT_EQ(options(a).size(), 8u);
+  EXPECT_EQ(options(a).size(), 9u);
 }
 
 TEST(AutoHardwareConfig, ComputeLeavesNameTheFusionsTheySwitchOff) {
