@@ -128,6 +128,7 @@ if wants tests; then
   run_tests kernels_cuda_device_test
   run_tests kernels_cuda_linear_test
   run_tests kernels_cuda_encoded_test
+  run_tests kernels_cuda_fp8_test
   run_tests kernels_cuda_attention_test
   run_tests kernels_cuda_cross_entropy_test
   run_tests ops_reference_test --device cuda
