@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/encodings/stacked_encoding.h"
 #include "eadem/kernels/sample.h"
@@ -105,6 +106,16 @@ std::vector<Workload> linear() {
     add(kF32, kF32, kF32, width % 2 == 1, 2, width, 20);
     add(kBf16, kBf16, kBf16, width % 2 == 1, 7, width, 20);
   }
+  // 8-bit floats with an x in bf16, which a GPU rounds to rows of such: chunks of 512 columns, tiles of 16 and 32 rows.
+  for (const auto& [tokens, width, outputs] :
+       {std::tuple(0, 128, 16), {1, 128, 18}, {5, 384, 40}, {13, 640, 33}, {70, 128, 64}})
+    for (const DType out : kActivationDtypes)
+      for (const bool bias : {false, true})
+        cases.add(std::make_shared<ops::Linear>(kernels::LinearAttrs{bias, out}),
+                  {TensorType(kBf16, {Symbol::tokens, width}),
+                   TensorType(kF32, {outputs, width}, Fp8Encoding::find("fp8_e4m3_channel")),
+                   bias ? TensorType(out, {outputs}) : kernels::unconnected_port()},
+                  tokens);
   // Quantized weights: panels of 16 in groups of 4, rows in tiles of up to 12, chunks of 256 terms.
   for (const auto& [encoding, unit, has_order] : workloads::quantized_types()) {
     const auto add_quantized = [&, encoding = encoding, unit = unit](DType bias, int64_t tokens, int64_t units,

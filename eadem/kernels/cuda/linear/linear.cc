@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -283,6 +284,45 @@ PlanPtr prepare_gated(const KernelRequest& request, Context& context) {
   return make_plan([product](const KernelCall& call) { run_gated(product, call); }, product.scratch_bytes);
 }
 
+// --- 8-bit floats: rows of x that arrive as they are, are rounded first.
+
+template <PlanPtr (*kPrepare)(const KernelRequest& request, Context& context)>
+PlanPtr prepare_fp8(const KernelRequest& request, Context& context) {
+  const TensorType& x = request.inputs[0];
+  if (x.encoding != nullptr) return kPrepare(request, context);
+  constexpr size_t kMostInputs = 7;
+  const RowEncoding& encoding = RowEncoding::fp8_e4m3();
+  EADEM_CHECK(request.inputs.size() <= kMostInputs, "{} inputs", request.inputs.size());
+  std::vector<TensorType> types(request.inputs.begin(), request.inputs.end());
+  types[0] = TensorType(x.dtype, x.dims(), &encoding);
+  KernelRequest rounded = request;
+  rounded.inputs = types;
+  std::shared_ptr<const Plan> plan = kPrepare(rounded, context);
+  constexpr int64_t kAlignment = ExactProduct::kScratchAlignment;
+  const int64_t rounded_at = (plan->scratch_bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  const int64_t rounded_bytes = encoded_bytes(encoding, {x.dim(0).bind(request.bounds), x.fixed(1)});
+  return make_plan(
+      [plan = std::move(plan), rounded_at, &encoding](const KernelCall& call) {
+        const TensorView& values = call.inputs[0];
+        std::array<TensorView, kMostInputs> inputs;
+        std::copy(call.inputs.begin(), call.inputs.end(), inputs.begin());
+        inputs[0] =
+            view_of_planes(static_cast<char*>(call.scratch.data) + rounded_at, encoding, values.dtype, values.shape);
+        EADEM_CUDA_CALL(launch_quantize_rows({.x = elements(values),
+                                              .codes = static_cast<uint8_t*>(inputs[0].plane(0)),
+                                              .scales = static_cast<float*>(inputs[0].plane(1)),
+                                              .rows = values.shape[0],
+                                              .columns = values.shape[1],
+                                              .dtype = values.dtype},
+                                             stream_of(call)));
+        plan->run({.inputs = std::span<const TensorView>(inputs.data(), call.inputs.size()),
+                   .outputs = call.outputs,
+                   .scratch = call.scratch,
+                   .context = call.context});
+      },
+      rounded_at + rounded_bytes);
+}
+
 // --- linear_qkv: few rows take one launch; more rows take three products.
 
 // The request of the linear of part 0, 1 or 2.
@@ -357,7 +397,7 @@ constexpr Kernel kMmaChain{.name = "cuda_mma_chain",
 constexpr Kernel kFp8{.name = "cuda_fp8",
                       .pass = Pass::inference,
                       .can_handle = can_use_fp8,
-                      .prepare = prepare_exact,
+                      .prepare = prepare_fp8<prepare_exact>,
                       .alignment_bytes = CudaMatmul::kAlignment,
                       .wanted_encoding = fp8_rows};
 constexpr Kernel kCublasLt{.name = "cublaslt",
@@ -377,19 +417,19 @@ constexpr Kernel kGated{.name = "cuda_mma_chain",
 constexpr Kernel kGatedFp8{.name = "cuda_fp8",
                            .pass = Pass::inference,
                            .can_handle = can_gate_fp8,
-                           .prepare = prepare_gated,
+                           .prepare = prepare_fp8<prepare_gated>,
                            .alignment_bytes = CudaMatmul::kAlignment,
                            .wanted_encoding = fp8_rows};
 constexpr Kernel kGatedQuantize{.name = "cuda_fp8",
                                 .pass = Pass::inference,
                                 .can_handle = can_gate_and_quantize,
-                                .prepare = prepare_gated,
+                                .prepare = prepare_fp8<prepare_gated>,
                                 .alignment_bytes = CudaMatmul::kAlignment,
                                 .wanted_encoding = fp8_rows};
 constexpr Kernel kQkvFp8{.name = "cuda_fp8",
                          .pass = Pass::inference,
                          .can_handle = can_use_qkv<can_use_fp8>,
-                         .prepare = prepare_qkv,
+                         .prepare = prepare_fp8<prepare_qkv>,
                          .alignment_bytes = CudaMatmul::kAlignment,
                          .wanted_encoding = fp8_rows};
 constexpr Kernel kQkv{.name = "cuda_mma_chain",
