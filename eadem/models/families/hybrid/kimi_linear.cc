@@ -207,8 +207,8 @@ void read_kimi_linear_gguf(const io::GgufFile& file, const std::string& prefix, 
     throw Unsupported("{}: '{}expert_weights_norm' is false; only true is honoured", file.path(), prefix);
 }
 
-// Other programs compute every file of this architecture with weights that are divided by their sum, and none without
-// a matrix for logits.
+// Other programs divide the weights of a token's experts by their sum in every file of this architecture, and refuse a
+// file without a matrix for logits.
 void write_kimi_linear_gguf(const ModelConfig& config, const std::string& prefix, io::GgufMetadata& metadata) {
   const auto refuse = [](bool condition, std::string_view what) {
     if (condition) throw Unsupported("{}, which GGUF's kimi-linear architecture cannot state", what);
