@@ -131,17 +131,6 @@ TEST_P(GoldenModel, LogitsAndGreedyTokensMatchTransformers) {
   expect_logits_and_tokens(folder(), "expected.safetensors", exact_options());
 }
 
-// Prompts whose keys and values are made of the latent rows.
-class GoldenLatents : public GoldenModel {};
-
-TEST_P(GoldenLatents, DecompressedLogitsAndTokensMatchTransformers) {
-  EngineOptions options = exact_options();
-  options.hardware.latent_form = LatentForm::decompressed;
-  expect_logits_and_tokens(folder(), "expected.safetensors", options);
-}
-INSTANTIATE_TEST_SUITE_P(Transformers, GoldenLatents,
-                         testing::Values("deepseek_v2", "deepseek_v3", "mistral4", "kimi_linear"));
-
 // Beyond the original context, longrope has other factors, for all positions. An engine that is asked for no context
 // has the original one.
 TEST(Golden, LongropeBeyondItsOriginalContext) {
@@ -167,6 +156,17 @@ std::vector<const char*> family_folders() {
   return folders;
 }
 INSTANTIATE_TEST_SUITE_P(Families, GoldenModel, testing::ValuesIn(family_folders()));
+
+// Prompts whose keys and values are made of the latent rows.
+class GoldenLatents : public GoldenModel {};
+
+TEST_P(GoldenLatents, DecompressedLogitsAndTokensMatchTransformers) {
+  EngineOptions options = exact_options();
+  options.hardware.latent_form = LatentForm::decompressed;
+  expect_logits_and_tokens(folder(), "expected.safetensors", options);
+}
+INSTANTIATE_TEST_SUITE_P(Transformers, GoldenLatents,
+                         testing::Values("deepseek_v2", "deepseek_v3", "mistral4", "kimi_linear"));
 
 }  // namespace
 }  // namespace eadem::engine
