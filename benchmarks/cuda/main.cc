@@ -40,6 +40,13 @@ struct Row {
   double bytes = 0, flops = 0;
 };
 
+// The kernel of a list that has this name and computes inference.
+const kernels::Kernel& named(const kernels::KernelList& list, std::string_view name) {
+  for (const kernels::Kernel* kernel : list)
+    if (kernel->name == name && kernel->pass == kernels::Pass::inference) return *kernel;
+  EADEM_UNREACHABLE("no kernel {}", name);
+}
+
 // The plan of a kernel for ports of the extents of these views; undefined views are absent.
 kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, kernels::AttrsRef attrs,
                           std::span<const TensorView> inputs, std::span<const TensorView> outputs, Context& context) {
@@ -156,13 +163,14 @@ class Bench {
     const Tensor y = allocate_tensor(*device_, result, {tokens, out});
     const kernels::LinearAttrs attrs{.out_dtype = result};
     const kernels::LinearGatedActivationAttrs gated_attrs{.kind = kernels::ActivationKind::silu, .out_dtype = result};
+    const char* kernel = fp8 ? "cuda_fp8" : "cuda_mma_chain";
     const auto inputs_of = [&](size_t at) { return std::array{x, weights[at], gated ? ups[at] : TensorView{}}; };
     const TensorView outputs[] = {y.view};
     const kernels::PlanPtr plan =
-        gated
-            ? plan_for(*kernels::cuda::linear_gated_activation_kernels()[0], "linear_gated_activation",
-                       AttrsRef(gated_attrs), inputs_of(0), outputs, context_)
-            : plan_for(*kernels::cuda::linear_kernels()[0], "linear", AttrsRef(attrs), inputs_of(0), outputs, context_);
+        gated ? plan_for(named(kernels::cuda::linear_gated_activation_kernels(), kernel), "linear_gated_activation",
+                         AttrsRef(gated_attrs), inputs_of(0), outputs, context_)
+              : plan_for(named(kernels::cuda::linear_kernels(), kernel), "linear", AttrsRef(attrs), inputs_of(0),
+                         outputs, context_);
     const Tensor scratch = allocate_tensor(*device_, DType::u8, {plan->scratch_bytes() + 1});
     return time(name, std::max(copies, 16), bytes + 2.0 * static_cast<double>(tokens * (in + out)),
                 2.0 * static_cast<double>(tokens * in * out * (gated ? 2 : 1)), [&](int i) {

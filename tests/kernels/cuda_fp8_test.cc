@@ -86,7 +86,7 @@ class CudaFp8 : public ::testing::Test {
   Tensor linear(const TensorView& x, const TensorView& weight, const Tensor& bias, DType dtype) {
     Tensor y = allocate_tensor(*device_, dtype, {x.shape[0], weight.shape[0]});
     const LinearAttrs attrs{.has_bias = bias.view.defined(), .out_dtype = dtype};
-    run(*cuda::linear_kernels()[0], "linear", AttrsRef(attrs), {x, weight, bias.view}, {y.view});
+    run(test::named(cuda::linear_kernels(), "cuda_fp8"), "linear", AttrsRef(attrs), {x, weight, bias.view}, {y.view});
     return y;
   }
 
@@ -265,7 +265,7 @@ TEST_F(CudaFp8, FusedProductsHaveTheBitsOfTheirParts) {
                  gated = allocate_tensor(*device_, DType::bf16, {rows, out});
     run(*cuda::gated_activation_kernels()[0], "gated_activation",
         AttrsRef(ActivationAttrs{.kind = ActivationKind::silu}), {a.view, b.view}, {expected.view});
-    run(*cuda::linear_gated_activation_kernels()[0], "linear_gated_activation",
+    run(test::named(cuda::linear_gated_activation_kernels(), "cuda_fp8"), "linear_gated_activation",
         AttrsRef(LinearGatedActivationAttrs{.kind = ActivationKind::silu, .out_dtype = DType::bf16}),
         {codes.view, gate.view, up.view}, {gated.view});
     EXPECT_EQ(bytes_of(*device_, gated.view), bytes_of(*device_, expected.view)) << rows;
@@ -278,8 +278,9 @@ TEST_F(CudaFp8, FusedProductsHaveTheBitsOfTheirParts) {
     const Tensor q = allocate_tensor(*device_, DType::bf16, {rows, out}),
                  key = allocate_tensor(*device_, DType::bf16, {rows, 72}),
                  value = allocate_tensor(*device_, DType::bf16, {rows, out});
-    run(*cuda::linear_qkv_kernels()[0], "linear_qkv", AttrsRef(LinearAttrs{.out_dtype = DType::bf16}),
-        {codes.view, gate.view, {}, k.view, {}, up.view, {}}, {q.view, key.view, value.view});
+    run(test::named(cuda::linear_qkv_kernels(), "cuda_fp8"), "linear_qkv",
+        AttrsRef(LinearAttrs{.out_dtype = DType::bf16}), {codes.view, gate.view, {}, k.view, {}, up.view, {}},
+        {q.view, key.view, value.view});
     EXPECT_EQ(bytes_of(*device_, q.view), bytes_of(*device_, a.view)) << rows;
     EXPECT_EQ(bytes_of(*device_, key.view), bytes_of(*device_, c.view)) << rows;
     EXPECT_EQ(bytes_of(*device_, value.view), bytes_of(*device_, b.view)) << rows;

@@ -49,6 +49,13 @@ inline std::vector<char> bytes_of(Device& device, const TensorView& view) {
   return std::vector<char>(bytes, bytes + host.view.size_bytes());
 }
 
+// The kernel of a list that has this name and computes inference.
+inline const kernels::Kernel& named(const kernels::KernelList& list, std::string_view name) {
+  for (const kernels::Kernel* kernel : list)
+    if (kernel->name == name && kernel->pass == kernels::Pass::inference) return *kernel;
+  EADEM_UNREACHABLE("no kernel {}", name);
+}
+
 // The plan of a kernel for ports of the extents of these views; undefined views are absent.
 inline kernels::PlanPtr plan_for(const kernels::Kernel& kernel, std::string_view op, kernels::AttrsRef attrs,
                                  std::span<const TensorView> inputs, std::span<const TensorView> outputs,

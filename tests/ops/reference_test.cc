@@ -19,6 +19,7 @@
 #include <set>
 
 #include "eadem/core/device/cpu_device.h"
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/core/philox.h"
 #include "eadem/kernels/sample.h"
@@ -116,6 +117,18 @@ std::vector<double> rounding_of_fp8_products(std::span<const RefTensor> in) {
   return bounds;
 }
 
+// The same for weights of 8-bit floats that are rounded to bf16.
+std::vector<double> rounding_of_bf16_weights(std::span<const RefTensor> in) {
+  const auto columns = static_cast<size_t>(in[0].shape.back());
+  const size_t rows = in[0].data.size() / columns, outputs = in[1].data.size() / columns;
+  std::vector<double> bounds(rows * outputs);
+  for (size_t t = 0; t < rows; ++t)
+    for (size_t n = 0; n < outputs; ++n)
+      for (size_t k = 0; k < columns; ++k)
+        bounds[t * outputs + n] += 0x1p-8 * std::fabs(in[0].data[t * columns + k] * in[1].data[n * columns + k]);
+  return bounds;
+}
+
 void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Device& device,
                      const std::vector<Tensor>& results, const std::string& label) {
   std::vector<std::vector<double>> bounds =
@@ -124,6 +137,9 @@ void expect_expected(const ExpectedCall& want, const Kernel& kernel, const Devic
   for (size_t i = 0; i < results.size(); ++i) {
     if (!results[i].defined()) continue;
     if (kernel.name == "cuda_fp8") bounds[i] = rounding_of_fp8_products(want.inputs);
+    if (const TensorView weight = encoded_input(want.call);
+        kernel.name == "cuda_mma_chain" && weight.defined() && Fp8Encoding::of(weight.encoding) != nullptr)
+      bounds[i] = rounding_of_bf16_weights(want.inputs);
     if (const RowEncoding* encoding = RowEncoding::of(results[i].view.encoding))
       bounds[i] = rounding_to_rows(*encoding, want.expected[i], want.initial[i]);
     const Tolerance rounding = Tolerance::exact().then_round(results[i].dtype());

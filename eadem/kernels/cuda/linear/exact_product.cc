@@ -57,8 +57,7 @@ CudaMatmulCall matmul_call(const LinearParams& p) {
 }
 
 const FragmentLayout* layout_of(const TensorType& weight) {
-  const bool packed = weight.encoding != nullptr && Fp8Encoding::of(weight.encoding) == nullptr;
-  return packed ? &FragmentBlocks::of(weight.encoding)->layout() : nullptr;
+  return weight.encoding == nullptr ? nullptr : &FragmentBlocks::of(weight.encoding)->layout();
 }
 
 void stream_products(CudaDevice& device, const LinearStreamParams& p,
@@ -199,7 +198,8 @@ int64_t ceil_multiple(int64_t value, int64_t multiple) { return (value + multipl
 }  // namespace
 
 ExactProduct::ExactProduct(CudaDevice& device, const KernelRequest& request)
-    : device_(&device), layout_(layout_of(request.inputs[1])) {
+    : device_(&device),
+      layout_(request.inputs[0].encoding != nullptr ? nullptr : layout_of(request.inputs[1])) {  // codes: not packed
   const CudaMatmulProblem problem = matmul_problem(request);
   const int64_t row_bytes = problem.out * static_cast<int64_t>(dtype_size(problem.result));
   const int64_t most_rows = request.inputs[0].dim(0).bind(request.bounds);

@@ -25,7 +25,7 @@ bool takes_fp8_stream(const KernelRequest& request);
 CudaMatmulProblem matmul_problem(const KernelRequest& request);
 CudaMatmulCall matmul_call(const LinearParams& params);
 
-// The layout of a weight that is FragmentBlocks, else null.
+// The layout in which the mma.sync chain reads a weight; null for plain ones.
 const FragmentLayout* layout_of(const TensorType& weight);
 
 // Computes up to kLinearStreamMaxTokens rows. All weights are plain, or each has a layout, or each has scales.

@@ -18,6 +18,7 @@
 #include <optional>
 #include <vector>
 
+#include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/row_encoding.h"
 #include "eadem/kernels/cuda/kernels.h"
 #include "eadem/kernels/cuda/launch.h"
@@ -46,11 +47,16 @@ Requirements common(const KernelRequest& request, std::initializer_list<size_t> 
       .require(request.inputs[1].fixed(1) > 0, "the sum has no terms");
 }
 
+// What an 8-bit weight takes more once it is rounded to bf16.
+double bf16_bytes(const TensorType& weight) {
+  return Fp8Encoding::of(weight.encoding) == nullptr ? 0.0 : static_cast<double>(weight.num_elements({}));
+}
+
 Verdict can_use_mma_chain(const KernelRequest& request) {
   return common(request, {1})
       .require(takes_stream(request), stream_requirement(request))
       .same_dtype("bias", request.inputs[2], "y", request.outputs[0])
-      .verdict({.reason = "tensor cores"});
+      .verdict({.extra_bytes = bf16_bytes(request.inputs[1]), .reason = "tensor cores"});
 }
 
 // Whether products of this request may round x to 8 bits, and fp8_stream takes the weights `inputs`.
@@ -183,7 +189,7 @@ Verdict can_gate(const KernelRequest& request) {
       .same_dtype("up_weight", up, "gate_weight", gate)
       .require((up.encoding == nullptr) == (gate.encoding == nullptr), "one weight is plain and one is encoded")
       .require(takes_stream(request), stream_requirement(request))
-      .verdict({.reason = "tensor cores"});
+      .verdict({.extra_bytes = bf16_bytes(gate) + bf16_bytes(up), .reason = "tensor cores"});
 }
 
 Verdict can_gate_fp8(const KernelRequest& request) {
@@ -336,8 +342,10 @@ Verdict can_use_qkv(const KernelRequest& request) {
     if ((request.inputs[1 + 2 * part].encoding == nullptr) != (request.inputs[1].encoding == nullptr))
       return Verdict::no("some weights are plain and some are encoded");
   }
-  constexpr bool kFp8 = kCanMultiply == can_use_fp8;
-  return accept(request, {.flops_share = kFp8 ? kFp8Share : 1.0, .reason = kFp8 ? kFp8Reason : "tensor cores"});
+  if (kCanMultiply == can_use_fp8) return accept(request, {.flops_share = kFp8Share, .reason = kFp8Reason});
+  double extra_bytes = 0;
+  for (size_t part = 0; part < 3; ++part) extra_bytes += bf16_bytes(request.inputs[1 + 2 * part]);
+  return accept(request, {.extra_bytes = extra_bytes, .reason = "tensor cores"});
 }
 
 // The three products, and the layouts of their weights for the launch that few rows share.
@@ -407,7 +415,7 @@ constexpr Kernel kCublasLt{.name = "cublaslt",
                            .alignment_bytes = CudaMatmul::kAlignment};
 constexpr Kernel kTiles{"cuda_tiles", Pass::inference, can_use_tiles, prepare_nothing<run_tiles>};
 constexpr Kernel kMmaChainForward = in_forward(kMmaChain), kCublasLtForward = in_forward(kCublasLt),
-                 kTilesForward = in_forward(kTiles);
+                 kTilesForward = in_forward(kTiles), kFp8Forward = in_forward(kFp8);
 constexpr Kernel kGated{.name = "cuda_mma_chain",
                         .pass = Pass::inference,
                         .can_handle = can_gate,
@@ -443,12 +451,12 @@ constexpr Kernel kQkv{.name = "cuda_mma_chain",
 
 KernelList linear_kernels() {
   KernelList kernels = linear_backward_kernels();
-  kernels.insert(kernels.begin(),
-                 {&kFp8, &kMmaChain, &kMmaChainForward, &kCublasLt, &kCublasLtForward, &kTiles, &kTilesForward});
+  kernels.insert(kernels.begin(), {&kMmaChain, &kMmaChainForward, &kCublasLt, &kCublasLtForward, &kTiles,
+                                   &kTilesForward, &kFp8, &kFp8Forward});
   return kernels;
 }
-KernelList linear_gated_activation_kernels() { return {&kGatedFp8, &kGated}; }
+KernelList linear_gated_activation_kernels() { return {&kGated, &kGatedFp8}; }
 KernelList linear_gated_activation_quantize_kernels() { return {&kGatedQuantize}; }
-KernelList linear_qkv_kernels() { return {&kQkvFp8, &kQkv}; }
+KernelList linear_qkv_kernels() { return {&kQkv, &kQkvFp8}; }
 
 }  // namespace eadem::kernels::cuda
