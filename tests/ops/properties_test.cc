@@ -369,7 +369,8 @@ TEST(LinearProperties, ByteDotsHaveTheBitsOfOtherProducts) {
   const auto without = open_device("cpu", {.num_threads = 1, .isa = isas->second});
   int quantized = 0;
   for (const ops::Workload& row : op_cases("linear")) {
-    if (row.inputs[1].encoding == nullptr) continue;
+    // On the CPU encoded weights multiply an x in f32.
+    if (row.inputs[1].encoding == nullptr || row.inputs[0].dtype != DType::f32) continue;
     const PassCall call = straight_call(row, Pass::inference, 8);
     const std::vector<Tensor> expected = run_chosen(*without, call, row.name), y = run_chosen(*with, call, row.name);
     ASSERT_FALSE(expected.empty() || y.empty());
