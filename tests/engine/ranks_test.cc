@@ -265,7 +265,7 @@ TEST(Ranks, HeadsThatDoNotDivideAreRefusedByAll) {
 TEST(Ranks, ARankThatIsKilledEndsTheCallAndNotTheProcess) {
   std::vector<int32_t> before;
   for (const bool kills : {false, true, false}) {
-    const auto ranks = fork_ranks(3, from(kStories), {.silence_limit_s = 1});
+    const auto ranks = fork_ranks(3, from(kStories), {.silence_limit_s = 2});
     LLM llm(kStories, one_thread(), on(*ranks));
     if (!kills) {
       const std::vector<int32_t> tokens = llm.generate({"Once upon a time"}, params(20))[0].token_ids;
