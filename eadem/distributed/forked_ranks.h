@@ -33,7 +33,7 @@ class ForkedRanks {
   ForkedRanks(const ForkedRanks&) = delete;
   ForkedRanks& operator=(const ForkedRanks&) = delete;
 
-  // Of rank 0.
+  // The communicator of rank 0, which is this process.
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   // The processes of ranks 1, 2, …
   const std::vector<pid_t>& processes() const { return processes_; }

@@ -115,6 +115,7 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t
     set(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(problem.result));
   }
+#if CUBLAS_VERSION >= 120900
   if (problem.e4m3) {
     // A scale for each row. Never "fast" sums, which keep fewer bits.
     constexpr auto kRowScales = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
@@ -122,6 +123,7 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t
     set(plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, kRowScales);
     set_scales(plan->desc, workspace_.data(), workspace_.data());  // the search wants some
   }
+#endif
   const cudaDataType_t operands = problem.e4m3 ? CUDA_R_8F_E4M3 : cuda_type(problem.operands);
   plan->weight = make_layout(operands, problem.in, is_weight_gradient ? kHeuristicRows : problem.out);
   plan->x = make_layout(operands, is_product ? problem.in : problem.out, kHeuristicRows);
@@ -138,6 +140,7 @@ void CudaMatmul::set_rows(const Plan& plan, int64_t rows) {
 // Lists the library's algorithms for `rows` rows, best first. Split-K and other reductions across blocks are left out,
 // because their order of additions would depend on the number of rows or on scheduling.
 std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t rows) {
+  if (plan.problem.e4m3 && CUBLAS_VERSION < 120900) return {};  // it has no scales for rows
   cublasLtMatmulPreference_t created = nullptr;
   EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&created));
   const Preference preference(created);

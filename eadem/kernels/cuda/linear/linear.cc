@@ -47,7 +47,7 @@ Requirements common(const KernelRequest& request, std::initializer_list<size_t> 
       .require(request.inputs[1].fixed(1) > 0, "the sum has no terms");
 }
 
-// What an 8-bit weight takes more once it is rounded to bf16.
+// The bytes that a weight in 8-bit floats grows by when it is rounded to bf16.
 double bf16_bytes(const TensorType& weight) {
   return Fp8Encoding::of(weight.encoding) == nullptr ? 0.0 : static_cast<double>(weight.num_elements({}));
 }
