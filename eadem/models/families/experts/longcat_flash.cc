@@ -43,7 +43,8 @@ int64_t count_longcat_layers(const io::JsonReader& config) {
              attentions = config.optional_integer("num_hidden_layers", 1, 2 * kMaxLayers);
   if (!attentions) return layers ? *layers : config.integer("num_layers", 1, kMaxLayers);
   if (*attentions != 2 * layers.value_or(*attentions / 2))
-    config.fail("num_hidden_layers", layers ? fmt::format("two for each of 'num_layers' {}", *layers) : "an even number");
+    config.fail("num_hidden_layers",
+                layers ? fmt::format("two for each of 'num_layers' {}", *layers) : "an even number");
   return *attentions / 2;
 }
 
@@ -109,22 +110,21 @@ DecoderSpec longcat_decoder(const ModelConfig& config) {
   const modules::LayerSpec part{
       .hidden = config.hidden_size,
       .mixer =
-          modules::MlaAttention::Config{
-              .hidden = config.hidden_size,
-              .heads = config.num_attention_heads,
-              .query_rank = config.q_lora_rank,
-              .latent_dim = config.kv_lora_rank,
-              .nope_dim = config.qk_nope_head_dim,
-              .value_dim = config.v_head_dim,
-              // Queries are linear in their latent, so that its factor is one of the scores.
-              .scale = latent_scale_of(config) * latent_factor(config, config.q_lora_rank),
-              .latent_scale = latent_factor(config, config.kv_lora_rank),
-              .bias = config.attention_bias,
-              .norm_eps = kLatentEps,
-              .rope = {.theta = config.rope_theta,
-                       .rotary_dim = config.rotary_dim,
-                       .style = config.rope_style,
-                       .scaling = config.rope_scaling}},
+          modules::MlaAttention::Config{.hidden = config.hidden_size,
+                                        .heads = config.num_attention_heads,
+                                        .query_rank = config.q_lora_rank,
+                                        .latent_dim = config.kv_lora_rank,
+                                        .nope_dim = config.qk_nope_head_dim,
+                                        .value_dim = config.v_head_dim,
+                                        // Queries are linear in their latent, so that its factor is one of the scores.
+                                        .scale = latent_scale_of(config) * latent_factor(config, config.q_lora_rank),
+                                        .latent_scale = latent_factor(config, config.kv_lora_rank),
+                                        .bias = config.attention_bias,
+                                        .norm_eps = kLatentEps,
+                                        .rope = {.theta = config.rope_theta,
+                                                 .rotary_dim = config.rotary_dim,
+                                                 .style = config.rope_style,
+                                                 .scaling = config.rope_scaling}},
       .mlp =
           modules::DenseMlp::Config{
               .hidden = config.hidden_size, .ffn = config.intermediate_size, .activation = config.hidden_act},
