@@ -126,6 +126,7 @@ JsonValue describe(const models::Checkpoint& checkpoint, const Device& device,
   if (const models::ModelConfig* config = checkpoint.model->config(); config != nullptr && config->num_experts > 0)
     json.set("experts", JsonValue::object()
                             .set("count", config->num_experts)
+                            .set("identities", config->identity_experts)
                             .set("per_token", config->num_experts_per_tok)
                             .set("ffn", config->moe_intermediate_size));
 
@@ -201,7 +202,10 @@ void print_text(const JsonValue& json, bool with_tensors) {
                            integer("kv_heads"), integer("vocab")));
   if (const JsonValue* experts = json.find("experts")) {
     const auto of = [&](const char* key) { return experts->find(key)->as_integer(); };
-    row("experts", fmt::format("{} in a layer, {} for each token, ffn {}", of("count"), of("per_token"), of("ffn")));
+    const int64_t identities = of("identities");
+    row("experts",
+        fmt::format("{} in a layer{}, {} for each token, ffn {}", of("count"),
+                    identities > 0 ? fmt::format(" and {} identities", identities) : "", of("per_token"), of("ffn")));
   }
   row("context", fmt::format("{} tokens", integer("context")));
   if (const JsonValue* types = json.find("types")) {

@@ -242,6 +242,8 @@ std::vector<ConvertedTensor> convert_model(const std::string& path, const std::s
                       checkpoint.model->info().architecture);
   if (!checkpoint.notice.empty()) note(fmt::format("{}: {}", checkpoint.path, checkpoint.notice));
   const ModelConfig& config = *checkpoint.model->config();
+  // What such a file cannot state is refused before its tensors are named.
+  if (to_gguf && dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()) == nullptr) config.to_gguf();
   const bool with_tokenizer = options.tokenizer && has_tokenizer(checkpoint, to_gguf, note);
 
   std::vector<ConvertedTensor> tensors = plan_weights(checkpoint, {to_gguf, options.type});

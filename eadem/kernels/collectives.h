@@ -4,7 +4,8 @@
 // dtype) and contiguous; a rank's part of a dimension is part_of(whole, ranks, rank), so parts may differ by one.
 //
 //   all_reduce      y := sum of x over the ranks, in rank order and rounded once; y like x (may alias x)
-//   all_gather      y := the parts x of all ranks, joined along dimension `dim`; y[dim] = whole
+//   all_gather      y := the parts x of all ranks, joined along dimension `dim`; y[dim] = whole.
+//                   backward inputs: dy, the same on every rank.  outputs: dx, this rank's part of it; nothing is sent
 //   reduce_scatter  y := this rank's part along `dim` of the sum of x over the ranks; x[dim] = whole
 //   all_to_all      x has a part along `dim` and all of `other_dim`; y has all of `dim` and a part along `other_dim`.
 //                   Parts must be of one size

@@ -8,8 +8,9 @@
 //   rows, offsets    = expert_order(experts)
 //   y                = unpermute(grouped_linear(… permute(x, rows) …, offsets), rows, weights)
 //
-// Where the weight multiplies what an expert reads, permute has the weights and unpermute has none. Two more are the
-// parts of some models: clamped_swiglu of their experts, gate_rows of an expert that all tokens share.
+// Where the weight multiplies what an expert reads, permute has the weights and unpermute has none. Three more are the
+// parts of some models: clamped_swiglu of their experts, gate_rows of an expert that all tokens share, and
+// identity_experts of experts without weights, which give back what they read.
 // load_balancing_loss is what training adds so that all experts are used.
 //
 // route: the experts of each token and their weights.
@@ -25,9 +26,10 @@
 //
 // expert_order: sorts the pairs of a token and one of its experts by expert; pairs of one expert stay in the order of
 //   tokens, and of a token's experts.
-//   inputs   experts [tokens, top_k] i32, of [0, experts).
+//   inputs   experts [tokens, top_k] i32, of [0, experts + identities).
 //   outputs  rows [tokens, top_k] i32: where each pair stands; offsets [experts + 1] i32: the pairs of expert e stand
-//            at [offsets[e], offsets[e + 1]). No gradient.
+//            at [offsets[e], offsets[e + 1]). No gradient. Those of identities stand behind offsets[experts], in the
+//            order of tokens, whichever identity it is.
 //
 // permute: y[rows[t, j], :] = x[t, :], or weighted, weights[t, j] * x[t, :]
 //   inputs   x [tokens, hidden] f32 or bf16; rows [tokens, top_k] i32, a permutation; weighted also weights [tokens,
@@ -40,7 +42,7 @@
 // grouped_linear: y[r, :] = weight[e] x[r, :] + bias[e, :] for the rows r of each expert e.
 //   inputs   x [rows, in] f32 or bf16; weight [experts, out, in] f32, bf16 or f16 (parameter); offsets [experts + 1]
 //            i32; bias [experts, out] f32, bf16 or f16 (parameter, optional).
-//   outputs  y [rows, out] in out_dtype.
+//   outputs  y [rows, out] in out_dtype. Rows of no expert, behind offsets[experts], are 0, and so is their dx.
 //   backward inputs: x, weight, offsets, dy.  outputs: dx [rows, in] =, dweight [experts, out, in] f32 +=, dbias
 //            [experts, out] f32 +=.
 //   Accumulates in f32. A row's terms are added in the order that linear has for a matrix in the same format: the
@@ -64,6 +66,13 @@
 //   inputs   x [tokens, hidden] f32; gate [tokens, gates] f32, hidden a multiple of gates.  outputs: y [tokens, hidden]
 //            f32; inference may write it over x.
 //   backward inputs: x, gate, dy.  outputs: dx, dgate.
+//
+// identity_experts: y[t, :] = share[t] * x[t, :], share[t] = sum of weights[t, j] over the j, in order, with
+//   experts[t, j] >= first: what the experts from `first` on add to a token.
+//   inputs   x [tokens, hidden] f32; experts [tokens, top_k] i32; weights [tokens, top_k] f32.
+//   outputs  y [tokens, hidden] f32; inference may write it over x.
+//   backward inputs: x, experts, weights, dy.  outputs: dx[t, :] = share[t] * dy[t, :]; dweights[t, j] = x[t, :] .
+//            dy[t, :] where experts[t, j] >= first, else 0.
 //
 // load_balancing_loss: loss = experts * sum over e of fraction[e] * mean[e], over all rows of all layers together,
 // where
@@ -104,7 +113,12 @@ struct LoadBalancingLossAttrs {
 };
 
 struct ExpertOrderAttrs {
-  int64_t experts = 1;
+  int64_t experts = 1;     // those that have weights
+  int64_t identities = 0;  // numbered behind them
+};
+
+struct IdentityExpertsAttrs {
+  int64_t first = 0;
 };
 
 struct PermuteAttrs {

@@ -21,10 +21,10 @@ std::vector<Workload> all_workloads() {
   return workloads_of<Embedding, Linear, RmsNorm, LayerNorm, Add, Scale, Mul, RopeTable, Rope, Attention, Activation,
                       GatedActivation, Softmax, CrossEntropy, Cast, KvAppend, SelectRows, FeedTokens, Sample, AddBias,
                       SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
-                      ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, LoadBalancingLoss,
-                      LatentAppend, HeadLinear, LatentAttention, SelectKeys, SelectedAttention, CompressKeys,
-                      CompressedAttention, SelectBlocks, SplitColumns, ConcatColumns, ShortConvolution, StateSpaceScan,
-                      GatedDeltaRule, ScaleByPosition, ScaleBy>();
+                      ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, IdentityExperts,
+                      LoadBalancingLoss, LatentAppend, HeadLinear, LatentAttention, SelectKeys, SelectedAttention,
+                      CompressKeys, CompressedAttention, SelectBlocks, SplitColumns, ConcatColumns, ShortConvolution,
+                      StateSpaceScan, GatedDeltaRule, ScaleByPosition, ScaleBy>();
 }
 
 }  // namespace eadem::ops

@@ -25,6 +25,7 @@
 #include "eadem/ops/experts/expert_order.h"
 #include "eadem/ops/experts/gate_rows.h"
 #include "eadem/ops/experts/grouped_linear.h"
+#include "eadem/ops/experts/identity_experts.h"
 #include "eadem/ops/experts/load_balancing_loss.h"
 #include "eadem/ops/experts/permute.h"
 #include "eadem/ops/experts/route.h"

@@ -38,8 +38,12 @@ DType RmsNorm::wanted_dtype(std::span<const TensorType> in, int port) const {
 }
 
 std::vector<Sharding> RmsNorm::infer_sharding(std::span<const TensorType> in) const {
-  expect_replicated(name(), "weight", in[kWeight], "every row needs all of it");
   const Sharding& x = in[kX].sharding;
+  const bool grouped = in[kWeight].rank() == 2, by_groups = grouped && x == Sharding::along(in[kX].rank() - 2);
+  if (by_groups && !(in[kWeight].sharding == Sharding::along(0)))
+    throw InvalidArgument("rms_norm: 'weight' is {} but 'x' is {}; expected the groups divided alike",
+                          to_string(in[kWeight]), to_string(in[kX]));
+  if (!by_groups) expect_replicated(name(), "weight", in[kWeight], "every row needs all of it");
   if (x.kind == Sharding::Kind::partial || x == Sharding::along(in[kX].rank() - 1))
     throw InvalidArgument("rms_norm: 'x' is {}; expected whole rows, neither partial nor divided along the last axis",
                           to_string(in[kX]));

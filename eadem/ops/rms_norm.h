@@ -2,7 +2,8 @@
 //
 // y[r, :] = x[r, :] / rms(x[r, :]) * weight. Ports, dtypes and gradients: kernels/rms_norm.h.
 //
-// Sharding: x may be divided along any axis but the last; weight is whole.
+// Sharding: x may be divided along any axis but the last; weight is whole, or divided as x is where x is divided along
+// the groups.
 #pragma once
 
 #include "eadem/kernels/rms_norm.h"

@@ -162,6 +162,20 @@ class Convert(ProgramTest):
                 self.assertEqual(part in text, index_key > 0)
             self.done("bench", "--random", model, "-p", "8", "-n", "2", "-r", "1")
 
+    def test_a_family_of_directories_alone(self):
+        """What transformers keeps for experts without weights is not written."""
+        model, out = GOLDEN / "longcat_flash", self.folder / "longcat"
+        self.refused(1, "models of type longcat_flash are not written to GGUF files", "convert", model,
+                     self.folder / "longcat.gguf")
+        self.assertFalse((self.folder / "longcat.gguf").exists())
+        self.done("convert", model, out)
+        before, after = safetensors(model / "model.safetensors"), safetensors(out / "model.safetensors")
+        for name in set(before) - set(after):
+            self.assertRegex(name, r"\.mlp\.experts\.[567]\.(gate|up)_proj\.weight$")
+        self.assertEqual(len(before) - len(after), 2 * 3 * 2)
+        self.assertEqual({name: before[name] for name in after}, after)
+        self.done("bench", "--random", out, "-p", "8", "-n", "2", "-r", "1")
+
     def test_longrope(self):
         """Both lists of factors are tensors of a GGUF file; beyond the original context, the longer one is chosen."""
         model, gguf, back = GOLDEN / "phi3", self.folder / "long.gguf", self.folder / "long"

@@ -66,6 +66,13 @@ class Inspect(ProgramTest):
         # 16 codes and a scale for each head of 16, against 64 bytes.
         self.assertEqual(kv_bytes("--kv-dtype", "int8") * 64, kv_bytes("--kv-dtype", "f32") * 20)
 
+    def test_experts_without_weights_are_counted(self):
+        self.assertIn("5 in a layer and 3 identities, 4 for each token, ffn 9",
+                      self.done("inspect", GOLDEN / "longcat_flash").out)
+        experts = json.loads(self.done("inspect", GOLDEN / "longcat_flash", "--json").out)["experts"]
+        self.assertEqual(experts, {"count": 5, "identities": 3, "per_token": 4, "ffn": 9})
+        self.assertIn("8 in a layer, 2 for each token", self.done("inspect", GOLDEN / "qwen3_moe").out)
+
     def test_tied_weights_under_the_name_of_the_head(self):
         shutil.copytree(GOLDEN / "qwen2", self.folder / "qwen2")
         data = (GOLDEN / "qwen2/model.safetensors").read_bytes()

@@ -154,6 +154,36 @@ TEST_P(CollectiveOps, AllToAllMovesTheDivisionToAnotherDimension) {
   });
 }
 
+// A rank's part of a gradient that every rank has.
+TEST_P(CollectiveOps, TheGradientOfAllGatherIsAPart) {
+  if (dtype_ != DType::f32) return;  // as gradients are
+  const auto whole = whole_values(kTokens * 2, extent_, 3, 1), gradient = whole_values(kTokens * 2, extent_, 3, 2);
+  run_mesh({.tp = ranks_}, [&](const Mesh& mesh) {
+    const int rank = mesh.rank(MeshAxis::tp);
+    const PartRange part = part_of(extent_, ranks_, rank);
+    Graph graph;
+    const ValueId x = graph.add_input("x", type({Symbol::tokens, 2, part.size, 3}, Sharding::along(2)));
+    graph.mark_output("y", graph.add1(std::make_shared<ops::AllGather>(attrs(rank, 2)), {x}));
+    const auto device = open_device("cpu", {.num_threads = 1});
+    Environment environment{.device = device, .mesh = mesh, .mode = Mode::training, .input_gradients = {"x"}};
+    environment.bounds[Symbol::tokens] = kTokens;
+    Program program(std::move(graph), environment, std::make_shared<ParameterStore>(device));
+    program.require_complete();
+    const auto set = [&](const char* name, const std::vector<float>& values) {
+      program.set_input(program.input(name), values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
+    };
+    set("x", cut(whole, kTokens * 2, extent_, 3, part));
+    set("d.y", gradient);
+    program.run(environment.bounds);
+    const auto read = [&](const char* name) {
+      const TensorView view = program.view(program.output(name));
+      return std::vector<float>(view.as<float>(), view.as<float>() + view.num_elements());
+    };
+    EXPECT_EQ(read("y"), whole);
+    EXPECT_EQ(read("d.x"), cut(gradient, kTokens * 2, extent_, 3, part));
+  });
+}
+
 TEST_P(CollectiveOps, Broadcast) {
   run_mesh({.tp = ranks_}, [&](const Mesh& mesh) {
     const int root = ranks_ - 1;

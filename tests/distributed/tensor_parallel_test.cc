@@ -46,9 +46,10 @@ void compare(const models::Model& model, int ranks, const Load& load) {
     EXPECT_EQ(rank.token, served[0].token);
     EXPECT_TRUE(same_bits(rank.logprob, served[0].logprob));
   }
-  // o_proj and down_proj of each layer are regrouped.
-  const double bound = regrouping_bound(static_cast<double>(model.spec().ffn + model.spec().hidden),
-                                        2.0 * static_cast<double>(model.info().layers) * 4, largest_of(one.logits));
+  // o_proj, or a state-space layer's out_proj, and down_proj of each layer are regrouped.
+  const int64_t terms = model.spec().ffn + model.spec().hidden + model.config()->mamba.inner();
+  const double bound = regrouping_bound(static_cast<double>(terms), 2.0 * static_cast<double>(model.info().layers) * 4,
+                                        largest_of(one.logits));
   ASSERT_EQ(one.logits.size(), served[0].logits.size());
   for (size_t i = 0; i < one.logits.size(); ++i) EXPECT_NEAR(served[0].logits[i], one.logits[i], bound) << i;
   const auto vocab = static_cast<size_t>(model.info().vocab);
@@ -67,19 +68,20 @@ TEST(TensorParallel, GoldenModelsOnTwoThreeAndFourRanks) {
   };
   // smollm2: 3 heads that share one key-value head, 131 words, an MLP of 52: nothing but the heads divides by 3.
   // llama, qwen2 and qwen3 on 4 ranks have 2 key-value heads. qwen2: biases of q, k and v; qwen2 and qwen3 are tied.
-  for (const Row& row : {Row{"llama", 2},        Row{"qwen2", 2},
-                         Row{"qwen3", 2},        Row{"mistral", 2},
-                         Row{"smollm2", 3},      Row{"llama", 4},
-                         Row{"qwen2", 4},        Row{"qwen3", 4},
-                         Row{"qwen3_moe", 2},    Row{"qwen3_moe", 4},
-                         Row{"deepseek_v3", 2},  Row{"deepseek_v3", 4},
-                         Row{"deepseek_v32", 3}, Row{"granitemoehybrid", 2},
-                         Row{"falcon_h1", 2},    Row{"nemotron_h_moe", 2},
-                         Row{"lfm2", 3},         Row{"qwen3_next_all", 2},
-                         Row{"llama4", 3},       Row{"llama4_plain", 2},
-                         Row{"gemma4", 2},       Row{"gemma4_equal", 2},
-                         Row{"gemma4_equal", 4}, Row{"gemma4_experts", 2},
-                         Row{"mistral4", 3}}) {
+  for (const Row& row : {Row{"llama", 2},         Row{"qwen2", 2},
+                         Row{"qwen3", 2},         Row{"mistral", 2},
+                         Row{"smollm2", 3},       Row{"llama", 4},
+                         Row{"qwen2", 4},         Row{"qwen3", 4},
+                         Row{"qwen3_moe", 2},     Row{"qwen3_moe", 4},
+                         Row{"deepseek_v3", 2},   Row{"deepseek_v3", 4},
+                         Row{"deepseek_v32", 3},  Row{"granitemoehybrid", 2},
+                         Row{"falcon_h1", 2},     Row{"nemotron_h_moe", 2},
+                         Row{"lfm2", 3},          Row{"qwen3_next_all", 2},
+                         Row{"llama4", 3},        Row{"llama4_plain", 2},
+                         Row{"gemma4", 2},        Row{"gemma4_equal", 2},
+                         Row{"gemma4_equal", 4},  Row{"gemma4_experts", 2},
+                         Row{"mistral4", 3},      Row{"longcat_flash", 2},
+                         Row{"longcat_flash", 3}, Row{"longcat_flash", 4}}) {
     SCOPED_TRACE(fmt::format("{} on {} ranks", row.model, row.ranks));
     const models::Checkpoint checkpoint = models::open_checkpoint(golden(row.model));
     compare(*checkpoint.model, row.ranks, weights_of(checkpoint));
@@ -93,6 +95,37 @@ TEST(TensorParallel, BiasesAndKeyValueHeadsThatDoNotDivide) {
     SCOPED_TRACE(fmt::format("{} ranks, {} key-value heads", ranks, kv_heads));
     compare(*SmallModel{.kv_heads = kv_heads}.make(), ranks, random_weights(5));
   }
+}
+
+// Groups that divide with the heads; that are copied, once or for each run of heads that share one; one group, and one
+// for each head. A norm of groups that do not divide is made of all ranks' heads.
+TEST(TensorParallel, HeadsOfStateSpaceLayersDivide) {
+  for (const char* name : {"granitemoehybrid", "falcon_h1_norm"})
+    for (const int64_t groups : {1, 2, 3, 12})
+      for (const int ranks : {2, 3, 4}) {
+        SCOPED_TRACE(fmt::format("{}: {} groups on {} ranks", name, groups, ranks));
+        const auto model = state_space_model(name, groups);
+        compare(*model, ranks, random_weights(5));
+        if (HasFailure()) return;
+        const Served one = serve(*model, {}, true, random_weights(5));
+        run_mesh({.tp = ranks}, [&](const Mesh& mesh) {
+          const Served own = serve(*model, mesh, true, random_weights(5));
+          EXPECT_EQ(own.ops.contains("select_heads"), groups % ranks != 0);
+          if (groups % ranks == 0) {
+            EXPECT_EQ(own.state_bytes * ranks, one.state_bytes);
+          }
+          EXPECT_LT(own.state_bytes, one.state_bytes);
+        });
+      }
+}
+
+TEST(TensorParallel, StateSpaceHeadsThatDoNotDivideAreOnEveryRank) {
+  const auto model = changed_model("granitemoehybrid", {{"mamba_n_heads", 9}, {"mamba_d_head", 8}});
+  compare(*model, 2, random_weights(5));
+  run_mesh({.tp = 2}, [&](const Mesh& mesh) {
+    const Served one = serve(*model, {}, true, random_weights(5)), own = serve(*model, mesh, true, random_weights(5));
+    EXPECT_GT(own.state_bytes * 2, one.state_bytes + one.state_bytes / 2) << "whole states beside half of the keys";
+  });
 }
 
 TEST(TensorParallel, RowParallelBiasIsAddedOnce) {

@@ -54,13 +54,17 @@ Batch joined(const Batch& a, const Batch& b) {
 
 struct TrainedRank {
   std::vector<double> losses, norms;                             // of each step
+  std::vector<double> balancing;                                 // the load-balancing losses, where they are on
   std::map<std::string, std::vector<float>> gradients, weights;  // after the last step; this rank's parts
+  std::map<std::string, Shape> shapes;
 };
 
 // Steps over the same passes; `passes` are this rank's.
-TrainedRank train_rank(const models::Model& model, const Mesh& mesh, const std::vector<Batch>& passes, int steps) {
+TrainedRank train_rank(const models::Model& model, const Mesh& mesh, const std::vector<Batch>& passes, int steps,
+                       double balancing = 0) {
   train::TrainerOptions options;
   options.batch_tokens = 64;
+  options.router_aux_loss_coef = balancing;
   Trainer trainer(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model),
                   open_device("cpu", {.num_threads = 1}), options, mesh);
   trainer.load_random(7, 0.15);
@@ -69,12 +73,14 @@ TrainedRank train_rank(const models::Model& model, const Mesh& mesh, const std::
     const train::StepResult result = trainer.step(passes, 1e-2);
     run.losses.push_back(result.loss);
     run.norms.push_back(result.grad_norm);
+    if (result.load_balancing_loss) run.balancing.push_back(*result.load_balancing_loss);
   }
   const auto values = [](const Tensor& tensor) {
     return std::vector<float>(tensor.view.as<float>(), tensor.view.as<float>() + tensor.view.num_elements());
   };
   for (const auto& [name, tensor] : trainer.state_dict()) {
     run.weights[name] = values(tensor);
+    run.shapes[name] = tensor.shape();
     if (!name.ends_with("e_score_correction_bias")) run.gradients[name] = values(trainer.gradient(name));
   }
   return run;
@@ -106,40 +112,44 @@ std::vector<float> part_of_whole(const std::vector<float>& whole, const Shape& s
   return part;
 }
 
-void compare_tp(const models::Model& model, int ranks) {
+// The axis along which a part is divided.
+int divided_axis(const Shape& part, const Shape& whole) {
+  for (int axis = 0; axis < whole.rank(); ++axis)
+    if (part[axis] != whole[axis]) return axis;
+  return -1;
+}
+
+void compare_tp(const models::Model& model, int ranks, double balancing = 0) {
   const std::vector<Batch> passes = {make_batch(model.info().vocab, 2, 1), make_batch(model.info().vocab, 3, 2)};
-  const TrainedRank one = train_rank(model, {}, passes, 1);
-  const TrainedRank three_steps = train_rank(model, {}, passes, 3);
+  const TrainedRank one = train_rank(model, {}, passes, 1, balancing);
+  const TrainedRank three_steps = train_rank(model, {}, passes, 3, balancing);
   std::vector<TrainedRank> runs(static_cast<size_t>(ranks)), longer(static_cast<size_t>(ranks));
   run_mesh({.tp = ranks}, [&](const Mesh& mesh) {
     const auto rank = static_cast<size_t>(mesh.rank(MeshAxis::tp));
-    runs[rank] = train_rank(model, mesh, passes, 1);
-    longer[rank] = train_rank(model, mesh, passes, 3);
+    runs[rank] = train_rank(model, mesh, passes, 1, balancing);
+    longer[rank] = train_rank(model, mesh, passes, 3, balancing);
   });
-  // The whole shapes, from a store that has everything.
-  const auto device = open_device("cpu", {.num_threads = 1});
-  train::TrainerOptions options;
-  options.batch_tokens = 64;
-  const Trainer whole(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &model), device, options);
   for (int rank = 0; rank < ranks; ++rank) {
     const TrainedRank& run = runs[static_cast<size_t>(rank)];
     EXPECT_NEAR(run.losses[0], one.losses[0], 1e-5);
     EXPECT_NEAR(run.norms[0], one.norms[0], 1e-4 * one.norms[0]);
     EXPECT_EQ(run.norms, runs[0].norms) << "every rank clips by the same norm";
+    EXPECT_EQ(run.balancing, runs[0].balancing) << "every rank makes the same loss";
+    ASSERT_EQ(run.balancing.size(), balancing > 0 ? 1u : 0u);
+    // As close as the losses, which are of the same size.
+    if (balancing > 0) {
+      EXPECT_NEAR(run.balancing[0], one.balancing[0], 1e-5);
+    }
     for (const auto& [name, expected] : one.gradients) {
       const std::vector<float>& actual = run.gradients.at(name);
-      if (actual.size() == expected.size()) {
+      const Shape& whole = one.shapes.at(name);
+      const int axis = divided_axis(run.shapes.at(name), whole);
+      if (axis < 0) {
         expect_close(actual, expected, name);
         EXPECT_TRUE(same_bits(run.weights.at(name), runs[0].weights.at(name))) << name << " is the same on all ranks";
         continue;
       }
-      const Tensor gradient = whole.gradient(name);
-      const bool row = name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight");
-      // Experts have an axis before those of a matrix; so have the matrices of heads, which are divided along it.
-      const int last = gradient.shape().rank() - 1;
-      const bool heads = name.ends_with("k_b_proj.weight") || name.ends_with("v_b_proj.weight");
-      const int axis = row ? last : heads ? 0 : std::max(0, last - 1);
-      expect_close(actual, part_of_whole(expected, gradient.shape(), axis, ranks, rank), name);
+      expect_close(actual, part_of_whole(expected, whole, axis, ranks, rank), name);
     }
     for (size_t step = 0; step < 3; ++step)
       EXPECT_NEAR(longer[static_cast<size_t>(rank)].losses[step], three_steps.losses[step], 2e-3) << step;
@@ -148,12 +158,32 @@ void compare_tp(const models::Model& model, int ranks) {
 }
 
 TEST(TensorParallelTraining, GradientsOfOneRank) {
-  for (const char* name : {"llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "llama4_plain", "llama4_usual"}) {
+  for (const char* name :
+       {"llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "llama4_plain", "llama4_usual", "longcat_flash"}) {
     SCOPED_TRACE(name);
     compare_tp(*models::model_from_config(golden(name) + "/config.json"), 2);
   }
   SCOPED_TRACE("smollm2 on 3 ranks: one key-value head, an uneven vocabulary and MLP");
   compare_tp(*models::model_from_config(golden("smollm2") + "/config.json"), 3);
+}
+
+// Groups that divide, and one for all heads, whose b, c and norm every rank makes.
+TEST(TensorParallelTraining, StateSpaceLayers) {
+  for (const auto& [groups, ranks] : {std::pair{1, 2}, {2, 2}, {2, 3}, {3, 3}, {3, 4}}) {
+    SCOPED_TRACE(fmt::format("{} groups on {} ranks", groups, ranks));
+    compare_tp(*state_space_model("granitemoehybrid", groups), ranks);
+  }
+  SCOPED_TRACE("the norm before the gate");
+  compare_tp(*state_space_model("falcon_h1_norm", 2), 3);
+}
+
+// The routers see whole rows on every rank.
+TEST(TensorParallelTraining, TheLoadBalancingLossIsThatOfOneRank) {
+  const auto model = changed_model("qwen3_moe", {{"num_attention_heads", 6}});
+  for (const int ranks : {2, 3}) {
+    SCOPED_TRACE(fmt::format("{} ranks", ranks));
+    compare_tp(*model, ranks, 0.5);
+  }
 }
 
 TEST(TensorParallelTraining, ExchangesWhatTheDocumentSays) {

@@ -59,6 +59,8 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"deepseek_v32"},
     {"mistral4", "yarn scaling with parameters of its own"},
     {"mistral4_usual"},
+    {"longcat_flash", "models of type longcat_flash are not written to GGUF files"},
+    {"longcat_flash_yarn", "models of type longcat_flash are not written to GGUF files"},
     {"llama4", "other layers than every fourth rotate nothing"},
     {"llama4_plain", "other layers than every fourth rotate nothing"},
     {"llama4_usual"}};

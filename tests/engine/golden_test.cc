@@ -166,7 +166,7 @@ TEST_P(GoldenLatents, DecompressedLogitsAndTokensMatchTransformers) {
   expect_logits_and_tokens(folder(), "expected.safetensors", options);
 }
 INSTANTIATE_TEST_SUITE_P(Transformers, GoldenLatents,
-                         testing::Values("deepseek_v2", "deepseek_v3", "mistral4", "kimi_linear"));
+                         testing::Values("deepseek_v2", "deepseek_v3", "mistral4", "kimi_linear", "longcat_flash"));
 
 }  // namespace
 }  // namespace eadem::engine

@@ -105,6 +105,8 @@ TEST(Ranks, DrawTheTokensOfOneRankWithTheSameBitsEachTime) {
                          {"qwen3_moe", 4},
                          {"lfm2", 3},
                          {"falcon_h1", 2},
+                         {"granitemoehybrid", 2},
+                         {"longcat_flash", 3},
                          {"qwen3_next_all", 2},
                          {"gemma4", 2},
                          {"deepseek_v3", 2}}) {

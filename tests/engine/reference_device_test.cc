@@ -72,7 +72,7 @@ TEST_P(GoldenModel, TheCpuStaysWithinTheErrorOfF32) {
 INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe",
                                          "qwen2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "granitemoehybrid",
-                                         "falcon_h1", "nemotron_h", "llama4"));
+                                         "falcon_h1", "nemotron_h", "llama4", "longcat_flash"));
 
 TEST(ReferenceDevice, ServesTheBundledModel) {
   SamplingParams params;

@@ -5,8 +5,10 @@
 // tests/train/training_test.cc.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "eadem/io/safetensors.h"
 #include "eadem/models/decoders/decoder.h"
@@ -106,6 +108,100 @@ TEST(ExpertFamilies, AbsentKeysTakeTheDefaultsOfTransformers) {
   EXPECT_TRUE(ernie.tie_word_embeddings);
   EXPECT_EQ(experts_of_last(ernie).shared->ffn, 2 * 1536);
   EXPECT_FLOAT_EQ(experts_of_last(ernie).route.least_sum, 1e-12f);
+}
+
+// Of the family's own keys, none.
+io::JsonValue small_longcat() {
+  io::JsonValue json = io::JsonValue::object();
+  json.set("model_type", "longcat_flash").set("vocab_size", 64).set("hidden_size", 64).set("ffn_hidden_size", 48);
+  return json.set("num_layers", 3).set("num_attention_heads", 16);
+}
+
+TEST(LongcatFlash, AbsentKeysTakeTheDefaultsOfTransformers) {
+  const ModelConfig config = parse(small_longcat());
+  EXPECT_EQ(config.num_hidden_layers, 3);
+  EXPECT_EQ(config.q_lora_rank, 1536);
+  EXPECT_EQ(config.kv_lora_rank, 512);
+  EXPECT_EQ(config.head_dim, 192);
+  EXPECT_EQ(config.rotary_dim, 64);
+  EXPECT_EQ(config.v_head_dim, 128);
+  EXPECT_EQ(config.rope_theta, 1e7);
+  EXPECT_EQ(config.rms_norm_eps, 1e-5);
+  EXPECT_EQ(config.num_experts, 512);
+  EXPECT_EQ(config.identity_experts, 256);
+  EXPECT_EQ(config.num_experts_per_tok, 12);
+  EXPECT_EQ(config.moe_intermediate_size, 2048);
+  EXPECT_EQ(parse(config.to_json()), config);
+  const Decoder decoder(config);
+  const modules::LayerSpec& layer = decoder.decoder_spec().layers.back();
+  ASSERT_EQ(layer.parts.size(), 2u);
+  ASSERT_TRUE(layer.shortcut.has_value());
+  EXPECT_EQ(layer.shortcut->choices(), 768);
+  EXPECT_TRUE(layer.shortcut->correction_bias);
+  EXPECT_FALSE(layer.shortcut->route.renormalize);
+  EXPECT_EQ(layer.shortcut->route.scale, 6.0f);
+  const auto& attention = std::get<modules::MlaAttention::Config>(layer.parts[1].mixer);
+  EXPECT_DOUBLE_EQ(attention.scale, std::sqrt(64.0 / 1536 / 192));
+  EXPECT_DOUBLE_EQ(attention.latent_scale, std::sqrt(64.0 / 512));
+}
+
+TEST(LongcatFlash, NumHiddenLayersCountsAttentions) {
+  const ModelConfig three = parse(small_longcat());
+  EXPECT_EQ(parse(small_longcat().set("num_hidden_layers", 6)), three);
+  const auto without = [](int64_t attentions) {
+    io::JsonValue::Object members = small_longcat().as_object();
+    std::erase_if(members, [](const io::JsonMember& member) { return member.key == "num_layers"; });
+    return io::JsonValue(std::move(members)).set("num_hidden_layers", attentions);
+  };
+  EXPECT_EQ(parse(without(6)), three);
+  EXPECT_HAS(refusal([&] { parse(without(7)); }), "'num_hidden_layers' is 7; expected an even number");
+  EXPECT_HAS(refusal([] { parse(small_longcat().set("num_hidden_layers", 8)); }),
+             "'num_hidden_layers' is 8; expected two for each of 'num_layers' 3");
+}
+
+TEST(LongcatFlash, WhatIsNotComputedIsRefused) {
+  const auto refused = [](const char* key, const io::JsonValue& value) {
+    return refusal([&] { parse(small_longcat().set(key, value)); });
+  };
+  EXPECT_HAS(refused("head_dim", 32), "'head_dim' is 32 and 'qk_rope_head_dim' 64");
+  EXPECT_HAS(refused("qk_head_dim", 100), "'qk_head_dim' is 100");
+  EXPECT_EQ(refused("qk_head_dim", 192), "");
+  EXPECT_HAS(refused("q_lora_rank", nullptr), "'q_lora_rank'");
+  EXPECT_HAS(refused("num_key_value_heads", 4), "latent attention with 4 heads of keys for 16 of queries");
+  EXPECT_HAS(refused("moe_topk", 769), "769 of 768 experts compute a token");
+  EXPECT_HAS(refused("n_routed_experts", 4000), "4256 experts; expected at most 4096");
+  EXPECT_HAS(refused("zero_expert_type", "zero"), "'zero_expert_type'");
+  EXPECT_EQ(refused("zero_expert_type", "identity"), "");
+  EXPECT_HAS(refused("mla_scale_q_lora", false), "'mla_scale_q_lora'");
+  EXPECT_HAS(refused("mla_scale_kv_lora", false), "'mla_scale_kv_lora'");
+  EXPECT_HAS(refused("attention_method", "MHA"), "'attention_method'");
+  EXPECT_HAS(refused("router_bias", true), "'router_bias'");
+  EXPECT_HAS(refused("norm_topk_prob", true), "'norm_topk_prob'");
+  EXPECT_EQ(parse(small_longcat().set("zero_expert_num", nullptr)).identity_experts, 0);
+  EXPECT_HAS(refusal([] { parse(small_longcat()).to_gguf(); }), "models of type longcat_flash are not written to GGUF");
+}
+
+// Every tensor of the file is made of parameters again, but for the matrices of identities, which nobody reads.
+TEST(LongcatFlash, IsSavedWithoutMatricesOfIdentities) {
+  const Checkpoint golden = open_checkpoint((kGoldens / "longcat_flash").string());
+  const ParameterReader reader(golden);
+  std::set<std::string> left;
+  for (const io::WeightInfo& info : golden.weights->tensors()) left.insert(info.name);
+  for (const auto& [name, recipe] : tensors_of(*golden.model, CheckpointFormat::huggingface)) {
+    ASSERT_EQ(left.erase(name), 1u) << name;
+    const Tensor read = golden.weights->get(name),
+                 saved = evaluate(
+                     recipe, [&](const std::string&own) { return reader.read(own); }, name);
+    ASSERT_EQ(to_string(read.view), to_string(saved.view)) << name;
+    EXPECT_EQ(std::memcmp(read.view.data, saved.view.data, static_cast<size_t>(read.view.size_bytes())), 0) << name;
+  }
+  EXPECT_EQ(left.size(), 2u * 3 * 2) << "gate and up of three identities in two layers";
+  for (const std::string& name : left) {
+    EXPECT_TRUE(golden.model->may_ignore(name)) << name;
+    EXPECT_TRUE(name.find(".mlp.experts.") != std::string::npos) << name;
+  }
+  EXPECT_TRUE(golden.model->may_ignore("model.mtp.layers.0.eh_proj.weight"));
+  EXPECT_FALSE(golden.model->may_ignore("model.layers.0.mlp.experts.4.up_proj.weight"));
 }
 
 TEST(ExpertFamilies, LayersWithExperts) {

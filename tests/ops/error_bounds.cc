@@ -668,7 +668,8 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     return result;
   }
   if (name == "route" || name == "permute" || name == "grouped_linear" || name == "unpermute" ||
-      name == "clamped_swiglu" || name == "gate_rows" || name == "load_balancing_loss" || name == "head_linear")
+      name == "clamped_swiglu" || name == "gate_rows" || name == "identity_experts" || name == "load_balancing_loss" ||
+      name == "head_linear")
     return expert_bounds(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   if (name == "short_convolution") return recurrent_bounds(op, pass, in, expected, initial);
   if (name == "gated_delta_rule") return delta_rule_bounds(op, pass, in, expected, initial);

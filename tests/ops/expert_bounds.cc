@@ -211,6 +211,15 @@ Bounds gate_rows(Inputs in, Inputs expected) {
   return result;
 }
 
+// A sum over k and a product; backward a sum over hidden as well.
+Bounds identity_experts(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
+  Bounds result = magnitudes(op, pass, in, expected);
+  for (double& size : result[0]) size *= gamma_f32(static_cast<double>(in[1].shape[1]) + 1);
+  if (pass == Pass::backward)
+    for (double& size : result[1]) size *= gamma_f32(static_cast<double>(in[0].shape[1]) + 1);
+  return result;
+}
+
 // Each expert is a linear layer.
 Bounds grouped_linear(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial,
                       const TensorView& encoded, bool rounds_to_bf16) {
@@ -294,6 +303,7 @@ Bounds expert_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, I
   if (name == "head_linear") return head_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);
   if (name == "clamped_swiglu") return clamped_swiglu(op, pass, in, expected);
   if (name == "gate_rows") return gate_rows(in, expected);
+  if (name == "identity_experts") return identity_experts(op, pass, in, expected);
   return grouped_linear(op, pass, in, expected, initial, encoded, rounds_to_bf16);
 }
 

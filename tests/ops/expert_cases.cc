@@ -63,9 +63,11 @@ std::vector<Workload> expert_order() {
   for (int64_t experts : {1, 4, 33})
     for (int64_t top_k : {1, 3, 8})
       for (int64_t tokens : {0, 1, 5, 100})
-        if (top_k <= experts)
-          cases.push_back(named_case(std::make_shared<ops::ExpertOrder>(kernels::ExpertOrderAttrs{experts}),
-                                     {TensorType(DType::i32, {Symbol::tokens, top_k})}, with_tokens(tokens)));
+        for (int64_t identities : {0, 2, 9})
+          if (top_k <= experts + identities)
+            cases.push_back(
+                named_case(std::make_shared<ops::ExpertOrder>(kernels::ExpertOrderAttrs{experts, identities}),
+                           {TensorType(DType::i32, {Symbol::tokens, top_k})}, with_tokens(tokens)));
   return cases;
 }
 
@@ -112,6 +114,22 @@ std::vector<Workload> gate_rows() {
           named_case(std::make_shared<ops::GateRows>(),
                      {TensorType(kF32, {Symbol::tokens, gates * width}), TensorType(kF32, {Symbol::tokens, gates})},
                      with_tokens(9)));
+  return cases;
+}
+
+// Of all choices, of some, of none.
+std::vector<Workload> identity_experts() {
+  std::vector<Workload> cases;
+  for (DType dtype : {kF32, kBf16})
+    for (int64_t first : {0, 5, 1000})
+      for (int64_t top_k : {1, 4})
+        for (int64_t hidden : {1, 7, 16, 33, 130})
+          for (int64_t tokens : {0, 1, 9})
+            cases.push_back(
+                named_case(std::make_shared<ops::IdentityExperts>(kernels::IdentityExpertsAttrs{first}),
+                           {TensorType(dtype, {Symbol::tokens, hidden}),
+                            TensorType(DType::i32, {Symbol::tokens, top_k}), TensorType(kF32, {Symbol::tokens, top_k})},
+                           with_tokens(tokens)));
   return cases;
 }
 
@@ -176,6 +194,7 @@ std::vector<Workload> expert_cases(std::string_view op) {
   }
   if (op == "clamped_swiglu") return clamped_swiglu();
   if (op == "gate_rows") return gate_rows();
+  if (op == "identity_experts") return identity_experts();
   if (op == "load_balancing_loss") return load_balancing_loss();
   if (op == "grouped_linear") return grouped_linear();
   return {};

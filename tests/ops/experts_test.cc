@@ -16,6 +16,7 @@
 #include "tests/ops/pass_calls.h"
 #include "tests/support/refusal.h"
 #include "tests/workloads/inputs.h"
+#include "tests/workloads/quantized_types.h"
 
 namespace eadem::test {
 namespace {
@@ -139,6 +140,51 @@ TEST(ExpertOrder, PairsOfAnExpertStayInTheOrderOfTokens) {
   }
 }
 
+TEST(ExpertOrder, PairsOfIdentitiesStandBehindAllOthers) {
+  const auto op = std::make_shared<ops::ExpertOrder>(kernels::ExpertOrderAttrs{.experts = 3, .identities = 2});
+  for (const DeviceGroup& group : device_groups()) {
+    const std::vector<Tensor> out =
+        run(*group.devices[0], op, {TensorType(kI32, {Symbol::tokens, 3})}, 2, {ints(Shape{2, 3}, {4, 0, 2, 3, 4, 0})});
+    EXPECT_EQ(values_of(out[0]), (std::vector<int32_t>{3, 0, 2, 4, 5, 1})) << group.name;
+    EXPECT_EQ(values_of(out[1]), (std::vector<int32_t>{0, 2, 2, 3})) << group.name;
+  }
+}
+
+// Whatever the memory of the outputs held, and the rows of no expert hold.
+TEST(GroupedLinear, RowsOfNoExpertAreZero) {
+  constexpr int64_t kRows = 9, kOutputs = 20;
+  const Encoding* quantized = stack_encoding(workloads::quantized_types().front().encoding);
+  for (const Encoding* encoding : {static_cast<const Encoding*>(nullptr), quantized}) {
+    const int64_t width = encoding == nullptr ? 33 : 2 * workloads::quantized_types().front().unit;
+    const ops::Workload row{
+        "rows of no expert",
+        std::make_shared<ops::GroupedLinear>(kernels::GroupedLinearAttrs{}),
+        {TensorType(kF32, {Symbol::tokens, width}), TensorType(kF32, {3, kOutputs, width}, encoding),
+         TensorType(kI32, {4}), kernels::unconnected_port()},
+        [] {
+          SymbolValues symbols;
+          symbols[Symbol::tokens] = kRows;
+          return symbols;
+        }()};
+    for (const int32_t end : {0, 5, 9})
+      for (const Pass pass : {Pass::inference, Pass::backward}) {
+        if (pass == Pass::backward && encoding != nullptr) continue;
+        PassCall call = straight_call(row, pass, 4);
+        call.inputs[2] = ints(Shape{4}, {0, end / 2, end / 2, end});
+        for (const DeviceGroup& group : device_groups()) {
+          const std::vector<Tensor> out = run(*group.devices[0], call);
+          if (out.empty()) continue;
+          const int64_t columns = pass == Pass::backward ? width : kOutputs;
+          for (int64_t i = 0; i < kRows * columns; ++i) {
+            const float value = out[0].view.as<float>()[i];
+            const bool of_an_expert = i < end * columns;
+            ASSERT_EQ(value != 0.0f, of_an_expert) << group.name << " row " << i / columns << " of " << end;
+          }
+        }
+      }
+  }
+}
+
 // Each row has the bits that linear gives it with the matrix of its expert, alone: no other row shows in it.
 TEST(GroupedLinear, ARowHasTheBitsOfLinearWithItsExpert) {
   for (const ops::Workload& row : op_cases("grouped_linear")) {
@@ -224,6 +270,14 @@ TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
              }),
              "'logits1'");
   EXPECT_EQ(infer(ops::ExpertOrder({4}), {pairs})[1], TensorType(kI32, {5}));
+  EXPECT_EQ(infer(ops::ExpertOrder({4, 3}), {pairs})[1], TensorType(kI32, {5}));
+  EXPECT_HAS(refusal([] { ops::ExpertOrder({4, -1}); }), "identities is -1");
+  EXPECT_EQ(infer(ops::IdentityExperts({4}), {x, pairs, routed[1]})[0], x);
+  EXPECT_HAS(refusal([&] {
+               infer(ops::IdentityExperts({4}), {x, pairs, TensorType(kF32, {tokens, 3})});
+             }),
+             "'weights'");
+  EXPECT_HAS(refusal([] { ops::IdentityExperts({-1}); }), "first is -1");
   const TensorType many(kF32, {2 * Dim(tokens), 8});
   EXPECT_EQ(infer(ops::Permute(), {x, pairs})[0], many);
   EXPECT_EQ(infer(ops::Unpermute(), {many, pairs, routed[1]})[0], x);

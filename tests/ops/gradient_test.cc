@@ -342,6 +342,11 @@ TEST(Gradient, Experts) {
   for (const int64_t gates : {1, 2})
     check_gradients(ops::GateRows(), {TensorType(kF32, {Symbol::tokens, 6}), TensorType(kF32, {Symbol::tokens, gates})},
                     step(4));
+  for (const int64_t first : {0, 4})
+    check_gradients(ops::IdentityExperts({first}),
+                    {TensorType(kF32, {Symbol::tokens, 6}), TensorType(DType::i32, {Symbol::tokens, 3}),
+                     TensorType(kF32, {Symbol::tokens, 3})},
+                    step(4));
 }
 
 TEST(Gradient, SoftmaxAndCrossEntropy) {

@@ -689,6 +689,7 @@ std::vector<std::string_view> op_names() {
           "unpermute",
           "clamped_swiglu",
           "gate_rows",
+          "identity_experts",
           "load_balancing_loss",
           "latent_append",
           "head_linear",

@@ -322,6 +322,43 @@ TEST(TypeRules, RmsNorm) {
   EXPECT_REFUSED(op.infer_sharding(std::vector{with(TensorType(kF, {kT, 8}), Sharding::along(1)), weight}), "'x'",
                  "sharded(1)", "last axis");
   EXPECT_REFUSED(op.infer_sharding(std::vector{with(TensorType(kF, {kT, 8}), kPartial), weight}), "partial");
+  // The weights of groups are divided as the groups are.
+  const TensorType groups(kF, {4, 8}), x = with(TensorType(kF, {kT, 4, 8}), Sharding::along(1));
+  EXPECT_EQ(op.infer_sharding(std::vector{x, with(groups, Sharding::along(0))})[0], Sharding::along(1));
+  EXPECT_REFUSED(op.infer_sharding(std::vector{x, groups}), "'weight'", "the groups divided alike");
+  EXPECT_REFUSED(op.infer_sharding(std::vector{TensorType(kF, {kT, 4, 8}), with(groups, Sharding::along(0))}),
+                 "'weight'");
+}
+
+// Heads of every port that has them, and groups with them.
+TEST(TypeRules, StateSpaceScanSharding) {
+  const StateSpaceScan op({.cached = true});
+  const auto types = [](bool divided) {
+    const auto along = [&](TensorType type, int axis) { return divided ? with(type, Sharding::along(axis)) : type; };
+    const TensorType shared = along(TensorType(kF, {kT, 2, 5}), 1), each = along(TensorType(kF, {4}), 0);
+    return std::vector{along(TensorType(kF, {kT, 4, 3}), 1),
+                       along(TensorType(kF, {kT, 4}), 1),
+                       shared,
+                       shared,
+                       each,
+                       each,
+                       each,
+                       TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+                       TensorType(DType::i32, {Symbol::sequences}),
+                       along(TensorType(kF, {3, 4, 5, 3}), 1)};
+  };
+  for (const bool divided : {false, true}) {
+    const Sharding expected = divided ? Sharding::along(1) : Sharding::replicated();
+    EXPECT_EQ(op.infer_sharding(types(divided)), (std::vector{expected, expected}));
+    for (const size_t port : std::vector<size_t>{0, 1, 2, 3, 4, 5, 6, 9}) {
+      std::vector<TensorType> other = types(divided);
+      other[port] = types(!divided)[port];
+      EXPECT_REFUSED(op.infer_sharding(other), "the heads divided alike");
+    }
+  }
+  std::vector<TensorType> parts = types(true);
+  parts[0] = with(parts[0], kPartial);
+  EXPECT_REFUSED(op.infer_sharding(parts), "'x'", "sharded(1), its heads");
 }
 
 TEST(TypeRules, Elementwise) {

@@ -73,6 +73,15 @@ std::vector<int64_t> distinct(int64_t count, int64_t size, Random& random) {
   return all;
 }
 
+// Of each row distinct numbers of [0, experts).
+Tensor chosen_experts(DType dtype, const Shape& shape, int64_t experts, Random& random) {
+  std::vector<int64_t> row;
+  return filled(dtype, shape, [&](int64_t i) {
+    if (i % shape[1] == 0) row = distinct(shape[1], experts, random);
+    return static_cast<double>(row[static_cast<size_t>(i % shape[1])]);
+  });
+}
+
 // `tokens` divided over `sequences`, unevenly, each at least one as long as they last.
 std::vector<int64_t> query_lengths(int64_t tokens, int64_t sequences, Random& random) {
   std::vector<int64_t> lengths(static_cast<size_t>(sequences), 0);
@@ -332,13 +341,13 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   if (op == "clamped_swiglu") return uniform(dtype, shape, random, -9, 9);  // on both sides of the limit
   if (op == "gate_rows" && port == "gate") return uniform(dtype, shape, random, -8, 8);
   if (op == "route" || op == "load_balancing_loss") return uniform(dtype, shape, random, -4, 4);
-  if (op == "expert_order") {  // without repetition in a row
-    const int64_t experts = object.attrs().get<kernels::ExpertOrderAttrs>().experts;
-    std::vector<int64_t> row;
-    return filled(dtype, shape, [&](int64_t i) {
-      if (i % shape[1] == 0) row = distinct(shape[1], experts, random);
-      return static_cast<double>(row[static_cast<size_t>(i % shape[1])]);
-    });
+  if (op == "expert_order") {
+    const auto attrs = object.attrs().get<kernels::ExpertOrderAttrs>();
+    return chosen_experts(dtype, shape, attrs.experts + attrs.identities, random);
+  }
+  if (op == "identity_experts" && port == "experts") {  // about every third one has no weights
+    const int64_t first = object.attrs().get<kernels::IdentityExpertsAttrs>().first;
+    return chosen_experts(dtype, shape, first + first / 2 + shape[1], random);
   }
   if (op == "scale_by" && port == "index")
     return filled(dtype, shape, [&](int64_t) { return static_cast<double>(random.below(shapes[1][0])); });

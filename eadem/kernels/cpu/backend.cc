@@ -63,6 +63,7 @@ constexpr OpKernels kOps[] = {
     {"unpermute", unpermute_kernels},
     {"clamped_swiglu", clamped_swiglu_kernels},
     {"gate_rows", gate_rows_kernels},
+    {"identity_experts", identity_experts_kernels},
     {"load_balancing_loss", load_balancing_loss_kernels},
     {"state_space_scan", state_space_scan_kernels},
     {"add_rms_norm", add_rms_norm_kernels},

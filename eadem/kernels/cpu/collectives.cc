@@ -114,6 +114,12 @@ void run_all_gather(const KernelCall& call, const CollectiveAttrs& attrs, Commun
     copy_range(Way::put, bytes_of(y), whole, part_of_rank(attrs, rank), bytes_of(all) + rank * own.size_bytes());
 }
 
+void run_all_gather_backward(const KernelCall& call, const CollectiveAttrs& attrs, Communicator& /*communicator*/) {
+  const TensorView &dy = call.inputs[0], &dx = call.outputs[0];
+  const Around whole(dy.shape, dy.dtype, attrs.dim);
+  copy_range(Way::take, bytes_of(dy), whole, part_of_rank(attrs, attrs.rank), bytes_of(dx));
+}
+
 // ---- reduce_scatter
 
 int64_t scatter_scratch(const KernelRequest& r) { return parts_scratch(r, r.inputs[0]); }
@@ -168,6 +174,9 @@ PlanPtr prepare(const KernelRequest& r, Context& context) {
 constexpr Kernel kAllReduceForward{"cpu_communicator", Pass::forward, can_sum, prepare<run_all_reduce>};
 constexpr Kernel kAllReduce{"cpu_communicator", Pass::inference, can_sum, prepare<run_all_reduce>};
 constexpr Kernel kAllGather{"cpu_communicator", Pass::inference, can_move, prepare<run_all_gather, gather_scratch>};
+constexpr Kernel kAllGatherForward{"cpu_communicator", Pass::forward, can_move,
+                                   prepare<run_all_gather, gather_scratch>};
+constexpr Kernel kAllGatherBackward{"cpu_communicator", Pass::backward, can_move, prepare<run_all_gather_backward>};
 constexpr Kernel kReduceScatter{"cpu_communicator", Pass::inference, can_sum,
                                 prepare<run_reduce_scatter, scatter_scratch>};
 constexpr Kernel kAllToAll{"cpu_communicator", Pass::inference, can_move, prepare<run_all_to_all, exchange_scratch>};
@@ -178,7 +187,7 @@ constexpr Kernel kRecv{"cpu_communicator", Pass::inference, can_move, prepare<ru
 }  // namespace
 
 KernelList all_reduce_kernels() { return {&kAllReduceForward, &kAllReduce}; }
-KernelList all_gather_kernels() { return {&kAllGather}; }
+KernelList all_gather_kernels() { return {&kAllGatherForward, &kAllGather, &kAllGatherBackward}; }
 KernelList reduce_scatter_kernels() { return {&kReduceScatter}; }
 KernelList all_to_all_kernels() { return {&kAllToAll}; }
 KernelList broadcast_kernels() { return {&kBroadcast}; }

@@ -63,6 +63,7 @@ KernelList grouped_linear_kernels();
 KernelList unpermute_kernels();
 KernelList clamped_swiglu_kernels();
 KernelList gate_rows_kernels();
+KernelList identity_experts_kernels();
 KernelList load_balancing_loss_kernels();
 KernelList state_space_scan_kernels();
 KernelList add_rms_norm_kernels();

@@ -36,7 +36,7 @@ constexpr std::string_view kGeneration = "is a default of generation, which gene
 constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
 // Those whose loss has no term for the load of experts in transformers. Other types with experts read these keys.
 constexpr std::string_view kUnbalancedTypes =
-    "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h llama4_text mistral4";
+    "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h llama4_text mistral4 longcat_flash";
 constexpr std::string_view kScanChunks = "is the size of chunks in transformers' kernels";
 constexpr std::string_view kUnsloth = "says which Unsloth wrote the file";
 
@@ -104,8 +104,8 @@ constexpr InertKey kInertKeys[] = {
     {"eod_token_id", "hunyuan_v1_dense", kAny, Writer::transformers, kTokenIds},
     {"use_qk_norm", "hunyuan_v1_dense", "true", Writer::other, "is true of all models of this type"},
     {"max_window_layers", "qwen2_moe", kAny, Writer::transformers, "is for windows, which are off"},
-    {"num_nextn_predict_layers", "glm4_moe deepseek_v3 deepseek_v32 kimi_linear", kAny, Writer::transformers,
-     kFurtherTokens},
+    {"num_nextn_predict_layers", "glm4_moe deepseek_v3 deepseek_v32 kimi_linear longcat_flash", kAny,
+     Writer::transformers, kFurtherTokens},
     {"num_mtp_layers", "glm4_moe deepseek_v3 deepseek_v32", kAny, Writer::transformers, kFurtherTokens},
     {"use_sliding_window", "qwen3_next", "false", Writer::other, "switches on windows, which no layer has"},
     {"attn_output_gate", "qwen3_5_text qwen3_5_moe_text", "true", Writer::other, "is true of all models of this type"},
@@ -161,6 +161,12 @@ constexpr InertKey kInertKeys[] = {
     {"use_mtp", "minimax_m2", kAny, Writer::other, kFurtherTokens},
     {"num_mtp_modules", "minimax_m2", kAny, Writer::other, kFurtherTokens},
     {"mtp_transformer_layers", "minimax_m2", kAny, Writer::other, kFurtherTokens},
+    {"zero_expert_type", "longcat_flash", "\"identity\"", Writer::other, "is so of all models of this type"},
+    {"attention_method", "longcat_flash", "\"MLA\"", Writer::other, "is so of all models of this type"},
+    {"mla_scale_q_lora", "longcat_flash", "true", Writer::other, "is so of all models of this type"},
+    {"mla_scale_kv_lora", "longcat_flash", "true", Writer::other, "is so of all models of this type"},
+    {"norm_topk_prob", "longcat_flash", "false", Writer::other, "is so of all models of this type"},
+    {"router_bias", "longcat_flash", "false", Writer::other, "adds a bias, which transformers makes and does not read"},
     {"id2label", kAll, kAny, Writer::transformers, kOtherHeads},
     {"label2id", kAll, kAny, Writer::transformers, kOtherHeads},
     {"num_labels", kAll, kAny, Writer::transformers, kOtherHeads},

@@ -365,12 +365,13 @@ void ModelConfig::validate(const std::string& source) const {
             "the layers of linear attention are not in order, or not among the layers");
   }
   if (num_experts > 0) {
-    require(num_experts <= kMaxExperts, fmt::format("{} experts; expected at most {}", num_experts, kMaxExperts));
-    require(num_experts_per_tok > 0 && num_experts_per_tok <= num_experts,
-            fmt::format("{} of {} experts compute a token", num_experts_per_tok, num_experts));
-    require(n_group > 0 && topk_group > 0 && topk_group <= n_group && num_experts % n_group == 0 &&
-                num_experts_per_tok <= topk_group * (num_experts / n_group),
-            fmt::format("{} of {} experts compute a token, of {} of {} groups", num_experts_per_tok, num_experts,
+    const int64_t choices = num_experts + identity_experts;
+    require(choices <= kMaxExperts, fmt::format("{} experts; expected at most {}", choices, kMaxExperts));
+    require(num_experts_per_tok > 0 && num_experts_per_tok <= choices,
+            fmt::format("{} of {} experts compute a token", num_experts_per_tok, choices));
+    require(n_group > 0 && topk_group > 0 && topk_group <= n_group && choices % n_group == 0 &&
+                num_experts_per_tok <= topk_group * (choices / n_group),
+            fmt::format("{} of {} experts compute a token, of {} of {} groups", num_experts_per_tok, choices,
                         topk_group, n_group));
     require(std::isfinite(routed_scaling_factor) && moe_norm_min >= 0 && std::isfinite(moe_norm_min),
             fmt::format("routed_scaling_factor is {} and moe_norm_min {}", routed_scaling_factor, moe_norm_min));

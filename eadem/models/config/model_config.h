@@ -83,6 +83,7 @@ struct ModelConfig {
   double attn_scale = 0, floor_scale = 0;
   // Mixtures of experts, in the MLP of the layers that has_experts names; 0 experts: in none.
   int64_t num_experts = 0;
+  int64_t identity_experts = 0;  // further ones, which give what they read
   int64_t num_experts_per_tok = 0;
   int64_t moe_intermediate_size = 0;  // of one expert
   bool norm_topk_prob = false;        // weights of a token's experts are divided by their sum

@@ -37,6 +37,12 @@ const modules::RopeConfig* rope_of(const modules::LayerSpec& layer) {
       layer.mixer);
 }
 
+void build_tables(BuildContext& context, const modules::LayerSpec& layer) {
+  for (const modules::LayerSpec& part : layer.parts) build_tables(context, part);
+  if (!layer.parts.empty()) return;
+  if (const modules::RopeConfig* rope = rope_of(layer)) modules::Rope(*rope).build_table(context);
+}
+
 template <typename Build>
 ValueId scoped(BuildContext& context, const std::string& name, int layer, Build&& build) {
   const Graph::Scope scope(context.graph, name, layer);
@@ -89,8 +95,7 @@ modules::ModelSpec Decoder::spec() const {
 // Layers share the tables of a step, whichever layer comes first.
 void Decoder::build_ropes(BuildContext& context, int first_layer, int end_layer) const {
   for (int layer = first_layer; layer < end_layer; ++layer)
-    if (const modules::RopeConfig* rope = rope_of(spec_.layers[static_cast<size_t>(layer)]))
-      modules::Rope(*rope).build_table(context);
+    build_tables(context, spec_.layers[static_cast<size_t>(layer)]);
 }
 
 void Decoder::build_layer_inputs(BuildContext& context, ValueId x) const {

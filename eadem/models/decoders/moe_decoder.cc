@@ -92,6 +92,7 @@ modules::MoeMlp::Config experts_of(const ModelConfig& config) {
   return {.hidden = config.hidden_size,
           .ffn = config.moe_intermediate_size,
           .experts = config.num_experts,
+          .identities = config.identity_experts,
           .route = {.top_k = config.num_experts_per_tok, .renormalize = config.norm_topk_prob},
           .activation = config.hidden_act};
 }
@@ -161,6 +162,14 @@ std::vector<WeightRecipe> expert_recipes(const ModelConfig& config, const Parame
   return {WeightRecipe::stack(std::move(experts)),
           is_down ? WeightRecipe::name(fused + "down_proj")
                   : WeightRecipe::slice(fused + "gate_up_proj", 1, is_up ? ffn : 0, ffn, 2 * ffn)};
+}
+
+double latent_scale_of(const ModelConfig& config) {
+  const modules::RopeScaling& s = config.rope_scaling;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  if (s.kind == modules::RopeScaling::Kind::none || s.factor <= 1) return scale;
+  const double mscale = 0.1 * s.mscale_all_dim.value_or(0) * std::log(s.factor) + 1.0;
+  return scale * mscale * mscale;
 }
 
 namespace {

@@ -64,6 +64,10 @@ struct ExpertNames {
 std::vector<WeightRecipe> expert_recipes(const ModelConfig& config, const ParameterInfo& parameter,
                                          CheckpointFormat format, const ExpertNames& names = {});
 
+// The factor on q . k of latent attention: the root of head_dim divides it, and the square of yarn's factor multiplies
+// it.
+double latent_scale_of(const ModelConfig& config);
+
 // k_b_proj or v_b_proj, of kv_b_proj, which has for each head rows of its keys and then of its values. What takes a
 // query into the space of the latent is the transpose of what makes keys of latents. GGUF files have the parameters as
 // they are; those from before April 2025 have kv_b_proj. Nothing for other parameters.

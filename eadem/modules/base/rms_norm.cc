@@ -18,7 +18,8 @@ ValueId RmsNorm::build(BuildContext& context, ValueId x, int layer) const {
   const HardwareConfig& config = context.hardware.of(Role::norm, layer);
   const DType dtype = config.precision.weights.value.dtype;
   const TensorType type = groups_ == 0 ? TensorType(dtype, {size_}) : TensorType(dtype, {groups_, size_});
-  const ValueId weight = context.graph.add_parameter(context.graph.scoped_name("weight"), type);
+  const ValueId weight =
+      context.graph.add_parameter(context.graph.scoped_name("weight"), type, /*shard_axis=*/divided_ ? 0 : -1);
   return context.graph.add1(std::make_shared<ops::RmsNorm>(kernels::RmsNormAttrs{static_cast<float>(eps_)}),
                             {x, weight});
 }

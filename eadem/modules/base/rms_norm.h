@@ -9,7 +9,9 @@ namespace eadem::modules {
 // [tokens, heads, head_dim] it is a norm per head, with groups a norm of each [tokens, groups, size] by itself.
 class RmsNorm {
  public:
-  RmsNorm(int64_t size, double eps, int64_t groups = 0) : size_(size), eps_(eps), groups_(groups) {}
+  // `divided`: tensor-parallel ranks divide the groups.
+  RmsNorm(int64_t size, double eps, int64_t groups = 0, bool divided = false)
+      : size_(size), eps_(eps), groups_(groups), divided_(divided) {}
 
   // Weights are kept in f32 whatever the checkpoint stores, unless activations are 16-bit: they cost nothing to read.
   static HardwareConfig default_hw_config(const Device& device, HardwareMode mode, const ModelSpec& spec);
@@ -21,7 +23,8 @@ class RmsNorm {
  private:
   int64_t size_;
   double eps_;
-  int64_t groups_;  // 0: one weight for all rows
+  int64_t groups_;  // of all ranks; 0: one weight for all rows
+  bool divided_;
 };
 
 }  // namespace eadem::modules

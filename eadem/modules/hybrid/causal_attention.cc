@@ -1,37 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/modules/hybrid/causal_attention.h"
 
-#include <numeric>
-
 #include "eadem/modules/base/defaults.h"
 #include "eadem/modules/base/rms_norm.h"
+#include "eadem/modules/base/shared_heads.h"
 #include "eadem/modules/factory/attention_factory.h"
 #include "eadem/ops/elementwise/elementwise.h"
-#include "eadem/ops/parallel/select_heads.h"
 #include "eadem/ops/reshape.h"
 
 namespace eadem::modules {
-
-namespace {
-
-struct KvHeads {
-  int64_t own;                                         // on this rank
-  std::optional<kernels::SelectHeadsAttrs> selection;  // where the ranks make all of them and keep some
-};
-
-// Ranks divide key-value heads where these divide. Else every rank makes all of them and keeps one for each run of its
-// query heads that read the same one; runs are as long as one length for all allows.
-KvHeads divide_kv_heads(const BuildContext& context, int64_t all_heads, int64_t kv_heads) {
-  if (kv_heads % context.num_ranks == 0) return {kv_heads / context.num_ranks, std::nullopt};
-  const int64_t heads = all_heads / context.num_ranks, group = all_heads / kv_heads, run = std::gcd(heads, group);
-  return {heads / run, kernels::SelectHeadsAttrs{.heads = kv_heads,
-                                                 .own_heads = heads / run,
-                                                 .first_query = context.rank * heads,
-                                                 .run = run,
-                                                 .group = group}};
-}
-
-}  // namespace
 
 HardwareConfig CausalAttention::default_hw_config(const Device& device, HardwareMode mode, const ModelSpec&) {
   return matrix_defaults(device, mode);
@@ -77,7 +54,7 @@ ValueId CausalAttention::build_heads(BuildContext& context, const Names& names, 
 
 KvValues CausalAttention::build_kv(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
-  const KvHeads kv = divide_kv_heads(context, config_.heads, config_.kv_heads);
+  const SharedHeads kv = divide_shared_heads(context, config_.heads, config_.kv_heads);
   const auto select = [&](const char* name, ValueId value) {
     if (!kv.selection) return value;
     const Graph::Scope scope(graph, name);
@@ -116,7 +93,7 @@ ValueId CausalAttention::build(BuildContext& context, ValueId x) const {
   const ValueId mixed =
       AttentionFactory::build(context,
                               {.heads = heads,
-                               .kv_heads = divide_kv_heads(context, config_.heads, config_.kv_heads).own,
+                               .kv_heads = divide_shared_heads(context, config_.heads, config_.kv_heads).own,
                                .head_dim = config_.head_dim,
                                .scale = config_.scale,
                                .window = config_.window,

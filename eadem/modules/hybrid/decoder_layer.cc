@@ -161,11 +161,11 @@ void list_parameters(const DenseMlp::Config& config, const std::string& prefix, 
 
 void list_experts(const MoeMlp::Config& config, const std::string& mlp, std::vector<ParameterInfo>& list) {
   if (config.router_norm_eps) list.push_back({mlp + "gate.scale", Shape{config.hidden}});
-  list.push_back({mlp + "gate.weight", Shape{config.experts, config.hidden}});
-  if (config.router_bias) list.push_back({mlp + "gate.bias", Shape{config.experts}});
+  list.push_back({mlp + "gate.weight", Shape{config.choices(), config.hidden}});
+  if (config.router_bias) list.push_back({mlp + "gate.bias", Shape{config.choices()}});
   if (config.correction_bias)
-    list.push_back({mlp + "gate.e_score_correction_bias", Shape{config.experts}, /*trainable=*/false});
-  if (config.expert_scales) list.push_back({mlp + "per_expert_scale", Shape{config.experts}});
+    list.push_back({mlp + "gate.e_score_correction_bias", Shape{config.choices()}, /*trainable=*/false});
+  if (config.expert_scales) list.push_back({mlp + "per_expert_scale", Shape{config.choices()}});
   const auto add = [&](const char* name, int64_t out, int64_t in) {
     list.push_back({mlp + "experts." + name + ".weight", Shape{config.experts, out, in}});
     if (config.expert_bias) list.push_back({mlp + "experts." + name + ".bias", Shape{config.experts, out}});
@@ -223,26 +223,54 @@ void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vect
     if (norm) list_parameters(*norm, spec.hidden, prefix, list);
   };
   const auto add = [&](const auto& config) { list_parameters(config, prefix, list); };
-  add_norm(spec.before_mixer);
-  std::visit(add, spec.mixer);
-  add_norm(spec.after_mixer);
-  add_norm(spec.before_mlp);
-  std::visit(add, spec.mlp);
-  add_norm(spec.after_mlp);
+  for (size_t part = 0; part < spec.parts.size(); ++part) {
+    list_parameters(spec.parts[part], fmt::format("{}{}.", prefix, part), list);
+    if (part == 0 && spec.shortcut) add(*spec.shortcut);
+  }
+  if (spec.parts.empty()) {
+    add_norm(spec.before_mixer);
+    std::visit(add, spec.mixer);
+    add_norm(spec.after_mixer);
+    add_norm(spec.before_mlp);
+    std::visit(add, spec.mlp);
+    add_norm(spec.after_mlp);
+  }
   if (spec.reads_input) list_parameters(*spec.reads_input, prefix, list);
   if (spec.scaled) list.push_back({prefix + "layer_scalar", Shape{1}, /*trainable=*/false});
 }
 
-ValueId DecoderLayer::build(BuildContext& context, ValueId x) const {
-  ValueId y = build_mixed(context, x);
-  if (spec_.reads_input) y = LayerInputReader(*spec_.reads_input, layer_).build(context, y);
+DecoderLayer::Built DecoderLayer::build_with_input(BuildContext& context, ValueId x) const {
+  Built y = spec_.parts.empty() ? build_mixed(context, x) : build_parts(context, x);
+  if (spec_.reads_input) y.out = LayerInputReader(*spec_.reads_input, layer_).build(context, y.out);
   if (!spec_.scaled) return y;
   Graph& graph = context.graph;
   const ValueId scalar = graph.add_parameter(graph.scoped_name("layer_scalar"), TensorType(DType::f32, {int64_t{1}}));
-  return graph.add1(std::make_shared<ops::ScaleBy>(kernels::ScaleByAttrs{}), {y, scalar});
+  y.out = graph.add1(std::make_shared<ops::ScaleBy>(kernels::ScaleByAttrs{}), {y.out, scalar});
+  return y;
 }
 
-ValueId DecoderLayer::build_mixed(BuildContext& context, ValueId x) const {
+DecoderLayer::Built DecoderLayer::build_parts(BuildContext& context, ValueId x) const {
+  Graph& graph = context.graph;
+  Built y{.out = x, .mlp_in = x};
+  ValueId shortcut = pipeline::kNoValue;
+  for (size_t part = 0; part < spec_.parts.size(); ++part) {
+    Built own{};
+    {
+      const Graph::Scope scope(graph, std::to_string(part), layer_);
+      own = DecoderLayer(spec_.parts[part], layer_).build_with_input(context, y.out);
+    }
+    y.out = own.out;
+    if (part > 0) continue;
+    y.mlp_in = own.mlp_in;
+    if (!spec_.shortcut) continue;
+    const Graph::Scope scope(graph, "mlp");
+    shortcut = MoeMlp(*spec_.shortcut, layer_).build(context, y.mlp_in);
+  }
+  if (spec_.shortcut) y.out = graph.add1(std::make_shared<ops::Add>(), {y.out, shortcut});
+  return y;
+}
+
+DecoderLayer::Built DecoderLayer::build_mixed(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
   const auto normalized = [&](const std::optional<NormSpec>& norm, ValueId value) {
     return norm ? Norm(*norm, spec_.hidden).build(context, value, layer_) : value;
@@ -268,11 +296,11 @@ ValueId DecoderLayer::build_mixed(BuildContext& context, ValueId x) const {
     in = normalized(spec_.before_mixer, x);
     mixed = add_branch(x, spec_.mixer, in, spec_.after_mixer);
   }
-  if (std::holds_alternative<std::monostate>(spec_.mlp)) return mixed;
+  if (std::holds_alternative<std::monostate>(spec_.mlp)) return {mixed, mixed};
   const ValueId mlp_in = !spec_.parallel    ? normalized(spec_.before_mlp, mixed)
                          : spec_.before_mlp ? normalized(spec_.before_mlp, x)
                                             : in;
-  return add_branch(mixed, spec_.mlp, mlp_in, spec_.after_mlp);
+  return {add_branch(mixed, spec_.mlp, mlp_in, spec_.after_mlp), mlp_in};
 }
 
 }  // namespace eadem::modules

@@ -11,11 +11,17 @@ class DecoderLayer {
   DecoderLayer(const LayerSpec& spec, int layer) : spec_(spec), layer_(layer) {}
 
   // x [tokens, hidden] -> [tokens, hidden]. The current scope names the layer ("model.layers.3").
-  ValueId build(BuildContext& context, ValueId x) const;
+  ValueId build(BuildContext& context, ValueId x) const { return build_with_input(context, x).out; }
 
  private:
+  // What comes out, and what the MLP, or that of the first part, has read.
+  struct Built {
+    ValueId out, mlp_in;
+  };
+  Built build_with_input(BuildContext& context, ValueId x) const;
   // The mixer and the MLP with their norms.
-  ValueId build_mixed(BuildContext& context, ValueId x) const;
+  Built build_mixed(BuildContext& context, ValueId x) const;
+  Built build_parts(BuildContext& context, ValueId x) const;
 
   const LayerSpec& spec_;
   int layer_;

@@ -34,6 +34,10 @@ struct ParameterInfo {
 // In parallel both read x:  y = x + r * after_mixer(mixer(before_mixer(x))) + r * after_mlp(mlp(before_mlp(x))), where
 // an MLP without a norm of its own reads the mixer's. A norm that is not there changes nothing, and so does a mixer or
 // an MLP (std::monostate). Rope, windows and states belong to the mixer.
+//
+// A layer of several `parts` is these, one after the other, and has no mixer, no MLP and no norms of its own; the first
+// part's parameters stand below "0." in the layer, and so on. Experts beside them, the `shortcut`, read what the MLP of
+// the first part reads, and the layer adds what they make behind the last part.
 struct LayerSpec {
   int64_t hidden = 0;
   std::variant<CausalAttention::Config, MlaAttention::Config, GatedDeltaNet::Config, Mamba2::Config,
@@ -43,6 +47,8 @@ struct LayerSpec {
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
   bool parallel = false;
   double residual_scale = 1;  // r
+  std::vector<LayerSpec> parts;
+  std::optional<MoeMlp::Config> shortcut;
   // Behind these, in this order: what reads the layer's own input, and a factor on everything, the parameter
   // `layer_scalar` [1], which is not trained.
   std::optional<LayerInputReader::Config> reads_input;

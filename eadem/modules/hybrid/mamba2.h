@@ -18,8 +18,9 @@ namespace eadem::modules {
 // Parameters: z_proj, x_proj [heads * head_dim, hidden], b_proj, c_proj [groups * state, hidden], dt_proj [heads,
 // hidden] and out_proj [hidden, heads * head_dim] (.weight, .bias); x_conv, b_conv and c_conv (.weight [taps,
 // channels], .bias); dt_bias, A_log and D [heads], which stay f32; norm.weight [groups, heads * head_dim / groups].
-// Every tensor-parallel rank computes all heads.
-// Source: Dao & Gu 2024, section 7.
+// Tensor-parallel ranks divide the heads where these divide, and the groups with them as key-value heads are divided
+// (base/shared_heads.h); a norm of groups that do not divide is made by every rank. Where heads do not divide every
+// rank computes all of them. Source: Dao & Gu 2024, section 7.
 class Mamba2 {
  public:
   struct Config {
@@ -55,9 +56,20 @@ class Mamba2 {
   ValueId build(BuildContext& context, ValueId x) const;
 
  private:
-  ValueId convolve(BuildContext& context, const char* name, int64_t channels, ValueId x) const;
-  ValueId scan(BuildContext& context, ValueId x, ValueId b, ValueId c, ValueId dt) const;  // [tokens, heads, head_dim]
-  ValueId normalize(BuildContext& context, ValueId y) const;                               // [tokens, inner], as y
+  // How the layer lies on the ranks.
+  struct Division {
+    bool heads, groups;  // whether they are divided
+    int64_t own_heads;   // on this rank
+  };
+  Division division(const BuildContext& context) const;
+  // Part `index` of the input's projection.
+  ValueId project_part(BuildContext& context, size_t index, bool divided, ValueId x) const;
+  ValueId convolve(BuildContext& context, const char* name, int64_t channels, bool divided, ValueId x) const;
+  // b or c, [tokens, groups, state]: the groups that this rank's heads read.
+  ValueId build_shared(BuildContext& context, const char* name, ValueId x) const;
+  // [tokens, heads, head_dim]
+  ValueId scan(BuildContext& context, ValueId x, ValueId b, ValueId c, ValueId dt) const;
+  ValueId normalize(BuildContext& context, ValueId y) const;  // [tokens, inner], as y
 
   Config config_;
   int layer_;

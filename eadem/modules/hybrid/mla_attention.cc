@@ -6,6 +6,7 @@
 #include "eadem/modules/factory/attention_factory.h"
 #include "eadem/ops/attention/latent_attention.h"
 #include "eadem/ops/elementwise/columns.h"
+#include "eadem/ops/elementwise/elementwise.h"
 #include "eadem/ops/reshape.h"
 
 namespace eadem::modules {
@@ -94,7 +95,12 @@ ValueId MlaAttention::build_row(BuildContext& context, ValueId x) const {
       context, {.name = "kv_a_proj_with_mqa", .in = config_.hidden, .out = config_.row_dim(), .bias = config_.bias}, x);
   const std::vector<ValueId> parts =
       graph.add(std::make_shared<ops::SplitColumns>(kernels::ColumnsAttrs{config_.latent_dim}), {both});
-  const ValueId latent = normalize(context, "kv_a_layernorm", config_.latent_dim, parts[0]);
+  ValueId latent = normalize(context, "kv_a_layernorm", config_.latent_dim, parts[0]);
+  if (config_.latent_scale != 1) {
+    const Graph::Scope scope(graph, "kv_a_layernorm");
+    const kernels::ScaleAttrs attrs{.factor = static_cast<float>(config_.latent_scale)};
+    latent = graph.add1(std::make_shared<ops::Scale>(attrs), {latent});
+  }
   const ValueId key = rotate(context, "k_rope", reshape(graph, {1, config_.rope.rotary_dim}, parts[1]));
   return concat(graph, config_.latent_dim, reshape(graph, {1, config_.latent_dim}, latent), key);
 }

@@ -11,8 +11,8 @@
 namespace eadem::modules {
 
 // Multi-head latent attention, in its absorbed form: what is kept of a token is one row for all heads,
-//   row = [latent | key],  latent = norm(the first `latent_dim` outputs of kv_a_proj_with_mqa), key = the others,
-//   rotated
+//   row = [latent | key],  latent = latent_scale * norm(the first `latent_dim` outputs of kv_a_proj_with_mqa),
+//   key = the others, rotated
 // and head h with the query [nope | rope] of q computes
 //   query = [k_b_proj[h] nope | rotated rope],  y = v_b_proj[h] sum_j softmax_j(scale * query . row_j) latent_j.
 // This is attention with the keys [k_b_proj[h]^T latent | key] and the values v_b_proj[h] latent, neither of which is
@@ -33,7 +33,8 @@ class MlaAttention {
     int64_t nope_dim = 0;   // of a head's query, not rotated
     int64_t value_dim = 0;  // of a head
     double scale = 0;       // factor on query . row
-    bool bias = false;      // of q_a_proj, kv_a_proj_with_mqa and o_proj
+    double latent_scale = 1;
+    bool bias = false;  // of q_a_proj, kv_a_proj_with_mqa and o_proj
     double norm_eps = 1e-6;
     RopeConfig rope;      // rotary_dim: of the rest of a head's query, and of the key
     bool rotated = true;  // else the rest and the key are as they are

@@ -9,6 +9,7 @@
 #include "eadem/ops/experts/clamped_swiglu.h"
 #include "eadem/ops/experts/expert_order.h"
 #include "eadem/ops/experts/gate_rows.h"
+#include "eadem/ops/experts/identity_experts.h"
 #include "eadem/ops/experts/permute.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/rms_norm.h"
@@ -33,10 +34,11 @@ MoeMlp::Routed MoeMlp::build_router(BuildContext& context, ValueId x) const {
   const auto parameter = [&](bool is_there, const char* name, std::initializer_list<Dim> dims) {
     return is_there ? graph.add_parameter(graph.scoped_name(name), TensorType(DType::f32, dims)) : pipeline::kNoValue;
   };
-  const ValueId weight = parameter(true, "gate.weight", {config_.experts, config_.hidden}),
-                bias = parameter(config_.router_bias, "gate.bias", {config_.experts}),
-                correction = parameter(config_.correction_bias, "gate.e_score_correction_bias", {config_.experts}),
-                scales = parameter(config_.expert_scales, "per_expert_scale", {config_.experts});
+  const int64_t choices = config_.choices();
+  const ValueId weight = parameter(true, "gate.weight", {choices, config_.hidden}),
+                bias = parameter(config_.router_bias, "gate.bias", {choices}),
+                correction = parameter(config_.correction_bias, "gate.e_score_correction_bias", {choices}),
+                scales = parameter(config_.expert_scales, "per_expert_scale", {choices});
   const Graph::Scope scope(graph, "gate");
   const kernels::LinearAttrs attrs{.has_bias = config_.router_bias, .out_dtype = DType::f32};
   const ValueId logits = graph.add1(std::make_shared<ops::Linear>(attrs), {x, weight, bias});
@@ -95,8 +97,8 @@ ValueId MoeMlp::build_shared(BuildContext& context, ValueId x) const {
 ValueId MoeMlp::build(BuildContext& context, ValueId x, ValueId router_x) const {
   Graph& graph = context.graph;
   const Routed routed = build_router(context, router_x);
-  const std::vector<ValueId> order =
-      graph.add(std::make_shared<ops::ExpertOrder>(kernels::ExpertOrderAttrs{config_.experts}), {routed.experts});
+  const kernels::ExpertOrderAttrs all{config_.experts, config_.identities};
+  const std::vector<ValueId> order = graph.add(std::make_shared<ops::ExpertOrder>(all), {routed.experts});
   const HardwareConfig& hardware = context.hardware.of(Role::mlp, layer_);
   const auto project = [&](const char* name, int64_t in, int64_t out, ValueId value) {
     if (config_.latent == 0) return value;
@@ -112,10 +114,16 @@ ValueId MoeMlp::build(BuildContext& context, ValueId x, ValueId router_x) const 
   const ValueId rows =
       graph.add1(std::make_shared<ops::Permute>(kernels::PermuteAttrs{first}), with_weights(first, read));
   const ValueId made = build_experts(context, rows, order[1]);
-  const ValueId mixed = project(
+  ValueId mixed = project(
       "fc2_latent_proj", config_.latent, config_.hidden,
       graph.add1(std::make_shared<ops::Unpermute>(kernels::UnpermuteAttrs{!first}), with_weights(!first, made)));
-  return config_.shared ? graph.add1(std::make_shared<ops::Add>(), {mixed, build_shared(context, x)}) : mixed;
+  const auto add = [&](ValueId more) { mixed = graph.add1(std::make_shared<ops::Add>(), {mixed, more}); };
+  if (config_.identities > 0) {
+    const kernels::IdentityExpertsAttrs attrs{.first = config_.experts};
+    add(graph.add1(std::make_shared<ops::IdentityExperts>(attrs), {x, routed.experts, routed.weights}));
+  }
+  if (config_.shared) add(build_shared(context, x));
+  return mixed;
 }
 
 }  // namespace eadem::modules

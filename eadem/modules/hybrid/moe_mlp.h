@@ -13,13 +13,14 @@ namespace eadem::modules {
 // A mixture of experts in the place of an MLP: the router gives each token `route.top_k` of the experts, and
 //   y = sum over them of weight * down_proj(f(gate_proj(x)) * up_proj(x)) + shared(x),
 // without a gate down_proj(f(up_proj(x))); or the weight multiplies what the expert reads, weight * x in the place of
-// x. With a latent the experts read fc1_latent_proj(x), and their sum goes through fc2_latent_proj. Parameters:
-// gate.weight [experts, hidden], the router, with gate.bias [experts], and what is added to scores for the choice,
-// gate.e_score_correction_bias [experts], which stay f32; experts.gate_proj.weight and experts.up_proj.weight [experts,
-// ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias [experts, outputs]; those of a
-// DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1, hidden]; fc1_latent_proj.weight
-// [latent, hidden] and fc2_latent_proj.weight [hidden, latent], with experts of that width;
-// gate.scale [hidden], the weight of the router's norm, and per_expert_scale [experts].
+// x. With a latent the experts read fc1_latent_proj(x), and their sum goes through fc2_latent_proj. The router may also
+// choose among identities, experts without weights that give x: each adds weight * x. Parameters:
+// gate.weight [choices, hidden], the router of experts and then identities, with gate.bias [choices], and what is added
+// to scores for the choice, gate.e_score_correction_bias [choices], which stay f32; experts.gate_proj.weight and
+// experts.up_proj.weight [experts, ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias
+// [experts, outputs]; those of a DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1,
+// hidden]; fc1_latent_proj.weight [latent, hidden] and fc2_latent_proj.weight [hidden, latent], with experts of that
+// width; gate.scale [hidden], the weight of the router's norm, and per_expert_scale [choices].
 class MoeMlp {
  public:
   // An expert that computes all tokens.
@@ -33,6 +34,7 @@ class MoeMlp {
     int64_t hidden = 0;
     int64_t ffn = 0;  // of one expert
     int64_t experts = 0;
+    int64_t identities = 0;
     kernels::RouteAttrs route;
     kernels::ActivationKind activation = kernels::ActivationKind::silu;
     bool router_bias = false;                            // added to the logits
@@ -47,6 +49,7 @@ class MoeMlp {
     std::optional<double> router_norm_eps;
     bool expert_scales = false;  // the weight of an expert is times its per_expert_scale
 
+    int64_t choices() const { return experts + identities; }
     int64_t expert_width() const { return latent > 0 ? latent : hidden; }
   };
 

@@ -6,7 +6,14 @@
 namespace eadem::ops {
 
 ExpertOrder::ExpertOrder(const kernels::ExpertOrderAttrs& attrs) : attrs_(attrs) {
-  if (attrs.experts < 1) throw InvalidArgument("expert_order: experts is {}; expected at least 1", attrs.experts);
+  if (attrs.experts < 1 || attrs.identities < 0)
+    throw InvalidArgument("expert_order: experts is {} and identities is {}; expected at least 1, and at least 0",
+                          attrs.experts, attrs.identities);
+}
+
+std::string ExpertOrder::attrs_text() const {
+  const std::string text = fmt::format("experts={}", attrs_.experts);
+  return attrs_.identities == 0 ? text : fmt::format("{} identities={}", text, attrs_.identities);
 }
 
 std::vector<TensorType> ExpertOrder::infer_types(std::span<const TensorType> in) const {
@@ -34,6 +41,8 @@ void ExpertOrder::reference(Pass /*pass*/, std::span<const RefTensor> in, std::s
       if (experts[pair] == static_cast<double>(e)) out[0].data[pair] = row++;
   }
   out[1].data.back() = row;
+  for (size_t pair = 0; pair < experts.size(); ++pair)
+    if (experts[pair] >= static_cast<double>(attrs_.experts)) out[0].data[pair] = row++;
 }
 
 std::vector<Workload> ExpertOrder::workloads() {

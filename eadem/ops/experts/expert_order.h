@@ -13,14 +13,14 @@ namespace eadem::ops {
 
 class ExpertOrder final : public Op {
  public:
-  // Throws InvalidArgument unless `experts` is positive.
+  // Throws InvalidArgument unless `experts` is positive and `identities` not negative.
   explicit ExpertOrder(const kernels::ExpertOrderAttrs& attrs);
 
   std::string_view name() const override { return "expert_order"; }
   std::vector<Port> inputs() const override { return {{"experts", Port::Role::index}}; }
   std::vector<Port> outputs() const override { return {{"rows", Port::Role::index}, {"offsets", Port::Role::index}}; }
   AttrsRef attrs() const override { return AttrsRef(attrs_); }
-  std::string attrs_text() const override { return fmt::format("experts={}", attrs_.experts); }
+  std::string attrs_text() const override;
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   int inference_alias(int /*output*/) const override { return -1; }

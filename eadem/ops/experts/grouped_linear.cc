@@ -69,8 +69,7 @@ void GroupedLinear::reference(Pass pass, std::span<const RefTensor> in, std::spa
   const bool backward = pass == Pass::backward;
   const auto experts = static_cast<size_t>(weight.shape[0]), outputs = static_cast<size_t>(weight.shape[1]),
              width = static_cast<size_t>(weight.shape[2]);
-  if (backward)
-    for (double& value : out[0].data) value = 0;
+  std::fill(out[0].data.begin(), out[0].data.end(), 0.0);  // rows of no expert stay 0
   for (size_t e = 0; e < experts; ++e)
     for (auto r = static_cast<size_t>(offsets.data[e]); r < static_cast<size_t>(offsets.data[e + 1]); ++r)
       for (size_t n = 0; n < outputs; ++n) {

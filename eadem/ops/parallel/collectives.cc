@@ -79,6 +79,13 @@ std::vector<Sharding> AllGather::infer_sharding(std::span<const TensorType> in) 
   return {Sharding::replicated()};
 }
 
+// Backward reads and writes a part.
+Cost AllGather::cost(Pass pass, std::span<const TensorType> in, std::span<const TensorType> out,
+                     const SymbolValues& symbols) const {
+  if (pass != Pass::backward) return Collective::cost(pass, in, out, symbols);
+  return {0, 2 * static_cast<double>(in[0].size_bytes(symbols))};
+}
+
 double AllGather::wire_bytes(std::span<const TensorType> in, const SymbolValues& symbols) const {
   return static_cast<double>(attrs_.ranks - 1) * static_cast<double>(in[0].size_bytes(symbols));
 }

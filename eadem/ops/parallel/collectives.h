@@ -4,7 +4,8 @@
 // Ports: kernels/collectives.h.
 //
 // Cost is local traffic; `wire_bytes` is what one rank sends. all_reduce passes its gradient through (that of a whole
-// value is the same on every rank); send and recv are each other's backward pass; the others have none.
+// value is the same on every rank); that of all_gather is a rank's part of it; send and recv are each other's backward
+// pass; the others have none.
 #pragma once
 
 #include "eadem/kernels/collectives.h"
@@ -68,8 +69,11 @@ class AllGather final : public Collective {
  public:
   // attrs: over, ranks, rank, dim, whole.
   explicit AllGather(const kernels::CollectiveAttrs& attrs) : Collective("all_gather", attrs) {}
+  bool has_backward() const override { return true; }
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
+  Cost cost(Pass pass, std::span<const TensorType> inputs, std::span<const TensorType> outputs,
+            const SymbolValues& symbols) const override;
   double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const override;
   static std::vector<Workload> workloads();
 };

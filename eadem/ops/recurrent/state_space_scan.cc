@@ -85,10 +85,22 @@ DType StateSpaceScan::wanted_dtype(std::span<const TensorType> in, int port) con
 }
 
 std::vector<Sharding> StateSpaceScan::infer_sharding(std::span<const TensorType> in) const {
-  const std::vector<Port> ports = inputs();
-  for (size_t port = 0; port < ports.size(); ++port)
-    expect_replicated(name(), ports[port].name, in[port], "every rank computes every head");
-  return std::vector<Sharding>(outputs().size(), Sharding::replicated());
+  const Sharding& x = in[kX].sharding;
+  const bool divided = x == Sharding::along(1);
+  if (!divided && !(x == Sharding::replicated()))
+    throw InvalidArgument("state_space_scan: 'x' is {}; expected replicated or sharded(1), its heads",
+                          to_string(in[kX]));
+  const auto like_x = [&](int port, int axis) {
+    const TensorType& type = in[static_cast<size_t>(port)];
+    if (!(type.sharding == (divided ? Sharding::along(axis) : Sharding::replicated())))
+      throw InvalidArgument("state_space_scan: '{}' is {} but 'x' is {}; expected the heads divided alike",
+                            inputs()[static_cast<size_t>(port)].name, to_string(type), to_string(in[kX]));
+  };
+  for (const int port : {kDt, kB, kC}) like_x(port, 1);
+  for (const int port : {kDtBias, kALog, kD}) like_x(port, 0);
+  if (!attrs_.cached) return {x};
+  like_x(kState, 1);
+  return {x, in[kState].sharding};
 }
 
 std::vector<Saved> StateSpaceScan::saved() const {

@@ -3,7 +3,8 @@
 // The selective state-space recurrence of Mamba-2. Ports, math and gradients: kernels/recurrent/state_space_scan.h.
 // Only what is not cached has a backward pass.
 //
-// Sharding: none; every rank computes every head. Cost counts the states of the step's sequences, not all slots.
+// Sharding: along the heads, and the groups of b and c with them, of every port that has them, or none. Cost counts the
+// states of the step's sequences, not all slots.
 #pragma once
 
 #include "eadem/kernels/recurrent/state_space_scan.h"

@@ -10,6 +10,7 @@ the family has a bias by which that can be made so.
 
 import argparse
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -96,6 +97,23 @@ FAMILIES = {
                     rope_parameters=rope(100.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
                                          mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=21,
                                          llama_4_scaling_beta=0.4))),
+    # Two latent attentions and two MLPs a layer, and beside them four of eight choices: five experts, of which nobody
+    # chooses the second, and three identities, of which nobody chooses the last. The second latent is wider than hidden.
+    "longcat_flash": dict(
+        type="longcat_flash", prompt=42, classic=None,
+        config=dict(hidden_size=20, ffn_hidden_size=28, num_layers=2, num_hidden_layers=4, num_attention_heads=12,
+                    num_key_value_heads=12, q_lora_rank=14, kv_lora_rank=24, qk_nope_head_dim=5, qk_rope_head_dim=6,
+                    head_dim=6, v_head_dim=3, n_routed_experts=5, zero_expert_num=3, moe_topk=4,
+                    expert_ffn_hidden_size=9, routed_scaling_factor=1.5, rope_parameters=rope(10000000.0))),
+    # No identities; yarn with a blend, biases of attention, one matrix for embeddings and logits.
+    "longcat_flash_yarn": dict(
+        type="longcat_flash", prompt=42, classic=None,
+        config=dict(hidden_size=24, ffn_hidden_size=20, num_layers=1, num_hidden_layers=2, num_attention_heads=3,
+                    num_key_value_heads=3, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8,
+                    head_dim=8, v_head_dim=9, n_routed_experts=4, zero_expert_num=0, moe_topk=2,
+                    expert_ffn_hidden_size=8, routed_scaling_factor=2.5, attention_bias=True, tie_word_embeddings=True,
+                    rope_parameters=rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0,
+                                         mscale=0.707, mscale_all_dim=1.0, original_max_position_embeddings=20))),
     # Chunks of 7; the third layer sees everything and does not rotate, and its queries grow every five positions;
     # experts in every second layer, of which nobody chooses the last. Frequencies are kept or divided, none is blended.
     "llama4": dict(
@@ -136,6 +154,8 @@ def random_parameter(model_name, name, shape):
         if name.endswith("router.bias"):
             value[-1] = -30
         return torch.from_numpy(value.astype(np.float32))
+    if "layernorm." in name:  # of a layer that has two
+        return torch.from_numpy(rng.uniform(0.5, 1.5, shape).astype(np.float32))
     if model_name == "llama4" and name.endswith("router.weight"):
         # The larger of two opposite logits is above a quarter of one of them: no token chooses the last expert.
         value = 1.2 / np.sqrt(shape[1]) * rng.standard_normal(shape)
@@ -146,6 +166,8 @@ def random_parameter(model_name, name, shape):
     value = plain_parameter(model_name, name, shape)
     if name.endswith("e_score_correction_bias"):
         value[-1] = -9
+        if model_name == "longcat_flash":
+            value[1] = -9
     return value
 
 
@@ -189,6 +211,13 @@ def gguf_names(config, model):
     return sorted({own(name) for name in matrices(names, config.model_type == "mistral4")})
 
 
+def is_trained(config, name):
+    """Corrections and indexers are not, and the files of transformers have matrices of identities, which it never reads."""
+    identity = re.search(r"\.experts\.(\d+)\.", name) if config.model_type == "longcat_flash" else None
+    return not name.endswith("e_score_correction_bias") and ".indexer." not in name and (
+        identity is None or int(identity.group(1)) < config.n_routed_experts)
+
+
 def write_one_step(out, name, config, weights):
     """The loss of one document and the norms of its gradients, each under the name of its tensor in the file: the
     gradients are saved as the parameters of a model are."""
@@ -208,7 +237,7 @@ def write_one_step(out, name, config, weights):
             saved = load_file(Path(folder) / "model.safetensors")
         result[key] = {"loss": loss.item(), "gradients": {
             name: float(np.linalg.norm(value.astype(np.float64))) for name, value in saved.items()
-            if not name.endswith("e_score_correction_bias") and ".indexer." not in name}}
+            if is_trained(config, name)}}
     result["gguf_names"] = gguf_names(config, model)
     save_file({"tokens": tokens}, out / name / "step.safetensors")
     goldens.write_json(out / name / "step.json", result)

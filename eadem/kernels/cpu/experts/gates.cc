@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// clamped_swiglu and gate_rows, with their gradients.
+// clamped_swiglu, gate_rows and identity_experts, with their gradients.
 #include <algorithm>
 
 #include "eadem/kernels/cpu/kernels.h"
@@ -74,6 +74,13 @@ void gate_row_backward(float* dx, float* dgate, const float* x, float gate, cons
   if (dx != nullptr) gate_row(dx, dy, gate, hidden);
 }
 
+void share_row(float* y, const float* x, float share, int64_t hidden) {
+  map(
+      y, hidden, [s = set(share)](Vec v) { return hn::Mul(v, s); }, x);
+}
+
+float row_product(const float* a, const float* b, int64_t hidden) { return dot(a, b, hidden); }
+
 }  // namespace
 }  // namespace eadem::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -86,6 +93,8 @@ EADEM_CPU_EXPORT(clamped_swiglu_dgate);
 EADEM_CPU_EXPORT(clamped_swiglu_dup);
 EADEM_CPU_EXPORT(gate_row);
 EADEM_CPU_EXPORT(gate_row_backward);
+EADEM_CPU_EXPORT(share_row);
+EADEM_CPU_EXPORT(row_product);
 
 namespace {
 
@@ -179,10 +188,74 @@ constexpr Kernel kGateForward{"cpu_rows", Pass::forward, can_gate_f32, prepare_g
 constexpr Kernel kGateInference{"cpu_rows", Pass::inference, can_gate_f32, prepare_gate_rows};
 constexpr Kernel kGateBackward{"cpu_rows", Pass::backward, can_gate_f32, prepare_gate_rows_backward};
 
+// ---- identity_experts
+
+enum IdentityInput { kIdentityX, kIdentityExperts, kIdentityWeights, kIdentityDy };
+
+Verdict can_identity(const KernelRequest& r) {
+  Requirements requirements(r);
+  requirements.f32("x", r.inputs[kIdentityX]).f32("weights", r.inputs[kIdentityWeights]);
+  if (r.inputs.size() > kIdentityDy) requirements.f32("dy", r.inputs[kIdentityDy]);
+  for (const TensorType& type : r.outputs) requirements.f32("an output", type);
+  return requirements.verdict();
+}
+
+// Calls token(t, share) for each token, on all threads.
+template <typename Token>
+void for_each_share(const KernelCall& call, int64_t first, Token&& token) {
+  const TensorView& experts = call.inputs[kIdentityExperts];
+  const int64_t tokens = experts.shape[0], top_k = experts.shape[1];
+  const auto* expert = elements<const int32_t>(experts);
+  const float* weights = elements<const float>(call.inputs[kIdentityWeights]);
+  cpu_device(call).pool().parallel_ranges(tokens, gated_rows_grain(call.inputs[kIdentityX].shape[1]),
+                                          [&](int64_t begin, int64_t end) {
+                                            for (int64_t t = begin; t < end; ++t) {
+                                              float share = 0;
+                                              for (int64_t j = t * top_k; j < (t + 1) * top_k; ++j)
+                                                if (expert[j] >= first) share += weights[j];
+                                              token(t, share);
+                                            }
+                                          });
+}
+
+PlanPtr prepare_identity(const KernelRequest& r, Context&) {
+  return make_plan([row = EADEM_CPU_DISPATCH(share_row, cpu_device(r).isa()),
+                    first = r.attrs.get<IdentityExpertsAttrs>().first](const KernelCall& call) {
+    const int64_t hidden = call.inputs[kIdentityX].shape[1];
+    const float* x = elements<const float>(call.inputs[kIdentityX]);
+    float* y = elements<float>(call.outputs[0]);
+    for_each_share(call, first, [&](int64_t t, float share) { row(y + t * hidden, x + t * hidden, share, hidden); });
+  });
+}
+
+PlanPtr prepare_identity_backward(const KernelRequest& r, Context&) {
+  return make_plan([row = EADEM_CPU_DISPATCH(share_row, cpu_device(r).isa()),
+                    product = EADEM_CPU_DISPATCH(row_product, cpu_device(r).isa()),
+                    first = r.attrs.get<IdentityExpertsAttrs>().first](const KernelCall& call) {
+    const int64_t hidden = call.inputs[kIdentityX].shape[1], top_k = call.inputs[kIdentityExperts].shape[1];
+    const auto* expert = elements<const int32_t>(call.inputs[kIdentityExperts]);
+    const float *x = elements<const float>(call.inputs[kIdentityX]),
+                *dy = elements<const float>(call.inputs[kIdentityDy]);
+    float *dx = elements<float>(call.outputs[0]), *dweights = elements<float>(call.outputs[1]);
+    for_each_share(call, first, [&](int64_t t, float share) {
+      if (dweights != nullptr) {
+        const float weight = product(x + t * hidden, dy + t * hidden, hidden);  // that of each identity
+        for (int64_t j = t * top_k; j < (t + 1) * top_k; ++j) dweights[j] = expert[j] >= first ? weight : 0.0f;
+      }
+      if (dx != nullptr) row(dx + t * hidden, dy + t * hidden, share, hidden);
+    });
+  });
+}
+
+constexpr Kernel kIdentityForward{"cpu_rows", Pass::forward, can_identity, prepare_identity};
+constexpr Kernel kIdentityInference{"cpu_rows", Pass::inference, can_identity, prepare_identity};
+constexpr Kernel kIdentityBackward{"cpu_rows", Pass::backward, can_identity, prepare_identity_backward};
+
 }  // namespace
 
 KernelList clamped_swiglu_kernels() { return {&kSwigluForward, &kSwigluInference, &kSwigluBackward}; }
 KernelList gate_rows_kernels() { return {&kGateForward, &kGateInference, &kGateBackward}; }
+KernelList identity_experts_kernels() { return {&kIdentityForward, &kIdentityInference, &kIdentityBackward}; }
 
 }  // namespace eadem::kernels::cpu
 #endif  // HWY_ONCE

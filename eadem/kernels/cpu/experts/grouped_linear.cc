@@ -27,6 +27,12 @@ void for_each_expert(const TensorView& offsets, Expert&& expert) {
     if (begin[e + 1] > begin[e]) expert(e, int64_t{begin[e]}, int64_t{begin[e + 1] - begin[e]});
 }
 
+// The rows of no expert stand behind those of all experts.
+void clear_other_rows(float* rows, const TensorView& offsets, int64_t count, int64_t width) {
+  const int64_t first = elements<const int32_t>(offsets)[offsets.shape[0] - 1];
+  std::fill(rows + first * width, rows + count * width, 0.0f);
+}
+
 // How far x may be rounded.
 MatmulInput input_of(const KernelRequest& r) { return r.attrs.get<GroupedLinearAttrs>().matmul_input; }
 
@@ -105,6 +111,7 @@ void run_grouped(const GroupedForward& plan, const KernelCall& call, int64_t gro
   auto* memory = static_cast<std::byte*>(call.scratch.data);
   plan.product.run_groups(cpu_device(call), m, groups_of(plan, call, reinterpret_cast<MatmulGroup*>(memory)),
                           memory + group_bytes);
+  clear_other_rows(m.y, call.inputs[kOffsets], m.rows, m.outputs);
 }
 
 PlanPtr prepare_grouped(const KernelRequest& r, Context&) {
@@ -197,6 +204,7 @@ void run_grouped_backward(const GroupedBackward& plan, const KernelCall& call) {
     // 3. dbias += column sums of dy
     if (dbias != nullptr) add_column_sums(dbias + e * outputs, dy + first * outputs, rows, outputs);
   });
+  if (dx != nullptr) clear_other_rows(dx, call.inputs[kOffsets], call.inputs[kX].shape[0], width);
 }
 
 PlanPtr prepare_grouped_backward(const KernelRequest& r, Context&) {

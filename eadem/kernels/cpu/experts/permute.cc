@@ -102,7 +102,8 @@ void for_each_token(const KernelCall& call, const TensorView& rows, const float*
 
 Verdict can_order(const KernelRequest& r) { return accept(r); }
 
-// Counts, then deals out. It runs on one thread: all pairs of a step take less than waking another.
+// Counts, then deals out; pairs of identities are not counted. It runs on one thread: all pairs of a step take less
+// than waking another.
 void run_expert_order(const KernelCall& call, int64_t experts) {
   const auto* expert = elements<const int32_t>(call.inputs[0]);
   auto* rows = elements<int32_t>(call.outputs[0]);
@@ -110,10 +111,12 @@ void run_expert_order(const KernelCall& call, int64_t experts) {
   const int64_t pairs = call.inputs[0].num_elements();
   // 1. offsets[e + 1] = the number of pairs of e, then of all experts up to e.
   std::fill_n(offsets, experts + 1, 0);
-  for (int64_t i = 0; i < pairs; ++i) ++offsets[expert[i] + 1];
+  for (int64_t i = 0; i < pairs; ++i)
+    if (expert[i] < experts) ++offsets[expert[i] + 1];
   for (int64_t e = 0; e < experts; ++e) offsets[e + 1] += offsets[e];
   // 2. Deal out; offsets[e] moves from the begin of e to its end, where e + 1 begins.
-  for (int64_t i = 0; i < pairs; ++i) rows[i] = offsets[expert[i]]++;
+  int32_t behind = offsets[experts];
+  for (int64_t i = 0; i < pairs; ++i) rows[i] = expert[i] < experts ? offsets[expert[i]]++ : behind++;
   for (int64_t e = experts; e > 0; --e) offsets[e] = offsets[e - 1];
   offsets[0] = 0;
 }

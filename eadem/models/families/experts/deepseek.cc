@@ -361,15 +361,6 @@ void write_deepseek_gguf(const ModelConfig& config, const std::string& prefix, i
   write_gguf_experts(config, prefix, metadata);
 }
 
-// The scale of q . k grows with the square of yarn's factor.
-double scale_of(const ModelConfig& config) {
-  const modules::RopeScaling& s = config.rope_scaling;
-  const double scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
-  if (s.kind == modules::RopeScaling::Kind::none || s.factor <= 1) return scale;
-  const double mscale = 0.1 * s.mscale_all_dim.value_or(0) * std::log(s.factor) + 1.0;
-  return scale * mscale * mscale;
-}
-
 // Groups are worth their best expert (V2), or their best two.
 modules::MoeMlp::Config deepseek_experts_of(const ModelConfig& config) {
   modules::MoeMlp::Config experts = experts_of(config);
@@ -402,7 +393,7 @@ DecoderSpec deepseek_decoder(const ModelConfig& config) {
       .latent_dim = config.kv_lora_rank,
       .nope_dim = config.qk_nope_head_dim,
       .value_dim = config.v_head_dim,
-      .scale = scale_of(config),
+      .scale = latent_scale_of(config),
       .bias = config.attention_bias,
       .norm_eps = kLatentEps,
       .rope = {.theta = config.rope_theta,
