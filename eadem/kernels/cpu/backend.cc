@@ -3,6 +3,7 @@
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/kernels.h"
+#include "eadem/kernels/cpu/pooled_kernels.h"
 
 namespace eadem::kernels::cpu {
 
@@ -36,6 +37,8 @@ constexpr OpKernels kOps[] = {
     {"compress_keys", compress_keys_kernels},
     {"compressed_attention", compressed_attention_kernels},
     {"select_blocks", select_blocks_kernels},
+    {"pool_keys", pool_keys_kernels},
+    {"pooled_attention", pooled_attention_kernels},
     {"split_columns", split_columns_kernels},
     {"concat_columns", concat_columns_kernels},
     {"short_convolution", short_convolution_kernels},
@@ -65,6 +68,9 @@ constexpr OpKernels kOps[] = {
     {"gate_rows", gate_rows_kernels},
     {"load_balancing_loss", load_balancing_loss_kernels},
     {"state_space_scan", state_space_scan_kernels},
+    {"stream_weights", stream_weights_kernels},
+    {"collapse_streams", collapse_streams_kernels},
+    {"expand_streams", expand_streams_kernels},
     {"add_rms_norm", add_rms_norm_kernels},
     {"rms_norm_quantize", rms_norm_quantize_kernels},
     {"add_rms_norm_quantize", add_rms_norm_quantize_kernels},
