@@ -30,6 +30,7 @@
   FAMILY(olmoe)                      \
   FAMILY(minimax_m2)                 \
   FAMILY(deepseek)                   \
+  FAMILY(deepseek_v4)                \
   FAMILY(granite_moe)                \
   FAMILY(falcon_h1)                  \
   FAMILY(nemotron_h)                 \

@@ -3,7 +3,6 @@
 
 #include "eadem/core/device/cpu_device.h"
 #include "eadem/kernels/cpu/kernels.h"
-#include "eadem/kernels/cpu/pooled_kernels.h"
 
 namespace eadem::kernels::cpu {
 

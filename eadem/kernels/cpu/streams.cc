@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "eadem/kernels/cpu/pooled_kernels.h"
+#include "eadem/kernels/cpu/kernels.h"
 #include "eadem/kernels/cpu/support.h"
 
 #undef HWY_TARGET_INCLUDE

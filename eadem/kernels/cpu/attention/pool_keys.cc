@@ -9,7 +9,7 @@
 
 #include "eadem/kernels/attention/pooled_attention.h"
 #include "eadem/kernels/cpu/attention/selected_call.h"
-#include "eadem/kernels/cpu/pooled_kernels.h"
+#include "eadem/kernels/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention/pool_keys.cc"

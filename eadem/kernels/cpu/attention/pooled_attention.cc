@@ -13,7 +13,7 @@
 #include <cmath>
 
 #include "eadem/kernels/cpu/attention/selected_call.h"
-#include "eadem/kernels/cpu/pooled_kernels.h"
+#include "eadem/kernels/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "eadem/kernels/cpu/attention/pooled_attention.cc"
@@ -265,7 +265,7 @@ PooledCall pooled_shape(const KernelRequest& r) {
     positions = r.bounds[Symbol::max_blocks] * r.inputs[kPooledRows].fixed(2) * attrs.stride;
   else
     positions = r.inputs[kPooledK].bind(r.bounds)[0];
-  const int64_t rows = attrs.selected > 0 ? attrs.selected : positions / attrs.stride;
+  const int64_t all = positions / attrs.stride, rows = attrs.selected > 0 ? std::min(attrs.selected, all) : all;
   PooledCall p{.c = {.a = a, .selection = nullptr, .entries = 0, .span = 1, .grid = {}},
                .rows = a,
                .attrs = attrs,
