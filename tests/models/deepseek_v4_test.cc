@@ -11,6 +11,7 @@
 #include "eadem/engine/infer_engine.h"
 #include "eadem/io/safetensors.h"
 #include "eadem/models/decoders/decoder.h"
+#include "eadem/models/graphs.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/parameter_reader.h"
 #include "tests/support/refusal.h"
@@ -224,8 +225,8 @@ std::unique_ptr<engine::InferEngine> engine_of(const WeightType& kv_cache, const
   options.max_logit_rows = 64;
   options.hardware.kv_cache = kv_cache;
   options.cache = cache;
-  return engine::InferEngine::from_checkpoint(open_checkpoint(kGolden.string()),
-                                              open_device("cpu", {.num_threads = 2}), options);
+  return engine::InferEngine::from_checkpoint(open_checkpoint(kGolden.string()), open_device("cpu", {.num_threads = 2}),
+                                              options);
 }
 
 // Keys of windows are rounded as any, rows to bf16, and what rows are made of not at all.
@@ -249,6 +250,22 @@ TEST(DeepseekV4, BlocksAreMultiplesOfTheTokensOfRows) {
   EXPECT_GT(blocks_of(0), 0);
   EXPECT_EQ(blocks_of(0) % 12, 0);
   EXPECT_HAS(refusal([&] { blocks_of(16); }), "block_size is 16; this model keeps rows for 12 tokens each");
+}
+
+// Experts that a token's number says are used as they are.
+TEST(DeepseekV4, TheLoadBalancingLossIsThatOfTheLayersThatChoose) {
+  EXPECT_EQ(parse(small()).router_aux_loss_coef, 0);
+  EXPECT_EQ(parse(small().set("output_router_logits", true)).router_aux_loss_coef, 0.001);
+  const Checkpoint golden = open_checkpoint(kGolden.string());
+  const auto device = open_device("cpu", {.num_threads = 1});
+  const auto hardware = modules::AutoHardwareConfig::from_model_spec(golden.model->spec(), *device,
+                                                                     HardwareMode::accuracy, {}, "the test");
+  const BuiltGraph built =
+      build_training_graph(*golden.model, {.device = device.get(), .hardware = &hardware, .load_balancing_loss = true});
+  size_t layers = 0;
+  for (const pipeline::Node& node : built.graph.nodes())
+    if (node.op->name() == "load_balancing_loss") layers = node.inputs.size();
+  EXPECT_EQ(layers, 3u) << "of five, of which two have a table";
 }
 
 TEST(DeepseekV4, TensorParallelRanksAreRefused) {

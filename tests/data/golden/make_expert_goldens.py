@@ -74,8 +74,8 @@ FAMILIES = {
                     n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8, n_shared_experts=1, n_group=2,
                     topk_group=1, rms_norm_eps=1e-6, index_n_heads=16, index_head_dim=10, index_topk=13,
                     rope_parameters=rope(10000.0))),
-    # Three streams; a window of 6 alone, rows of 4 tokens of which 5 are chosen, all rows of 12 tokens. Yarn with a blend
-    # in layers with rows; experts by token in the first layers; SwiGLU meets its limits.
+    # Three streams; a window of 6 alone, rows of 4 tokens of which 5 are chosen, all rows of 12 tokens. Yarn with a
+    # blend in layers with rows; experts by token in the first layers; SwiGLU meets its limits.
     "deepseek_v4": dict(
         type="deepseek_v4", prompt=61, classic=None,
         config=dict(hidden_size=24, moe_intermediate_size=10, num_hidden_layers=5, num_attention_heads=4, head_dim=16,

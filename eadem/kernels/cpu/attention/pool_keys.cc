@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// pool_keys. A row is made by the task of its last token. A column's softmax takes three ways over the positions of the
+// pool_keys. A row is made by the task of its last token. A column's softmax goes three times over the positions of the
 // row, in order: the largest score, the sums of the exponentials and of their products, and the quotient.
 //
 // Gradients: a position's part is in one row alone, so the task of a row writes dx and dgate; dposition is then the sum
