@@ -14,7 +14,8 @@
 // load_balancing_loss is what training adds so that all experts are used.
 //
 // route: the experts of each token and their weights.
-//   inputs   logits [tokens, experts] f32; bias [experts] f32 (constant, optional).
+//   inputs   logits [tokens, experts] f32; bias [experts] f32 (constant, optional). With `by_token` also table [vocab,
+//            top_k] f32 (constant), of numbers of experts, and token_ids [tokens] i32, of [0, vocab).
 //   outputs  experts [tokens, top_k] i32, without repetition, the best first; weights [tokens, top_k] f32.
 //   backward inputs: logits, experts, dweights.  outputs: dlogits. The choice counts as constant.
 //   score = softmax of the token's logits, or of each logit its sigmoid or sqrt(softplus). Experts are chosen by their
@@ -22,7 +23,9 @@
 //   stand in `groups` groups of neighbours; a group is worth the sum of its `group_best` best choices, and only experts
 //   of the `top_groups` best groups are chosen. A weight is the expert's score without bias, with `renormalize` divided
 //   by max(least_sum, sum + epsilon), the sum being that of the chosen scores in the order of the choice; then times
-//   `scale`. A softmax over the chosen logits alone is the softmax over all, renormalized.
+//   `scale`. A softmax over the chosen logits alone is the softmax over all, renormalized. With `by_token` nothing is
+//   chosen: a token's experts are those of its row of the table, in its order, and may repeat; a number outside of [0,
+//   experts) counts as the nearest one inside. Scores are then no softmax.
 //
 // expert_order: sorts the pairs of a token and one of its experts by expert; pairs of one expert stay in the order of
 //   tokens, and of a token's experts.
@@ -103,6 +106,7 @@ struct RouteAttrs {
   int64_t groups = 1;      // they divide the experts
   int64_t top_groups = 1;
   int64_t group_best = 1;  // 1 or 2
+  bool by_token = false;   // without a bias and groups
 
   // Experts are chosen by their scores, not by their logits.
   bool by_score(bool has_bias) const { return has_bias || groups > 1; }

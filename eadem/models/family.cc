@@ -31,6 +31,7 @@
   FAMILY(minimax_m2)                 \
   FAMILY(deepseek)                   \
   FAMILY(longcat_flash)              \
+  FAMILY(deepseek_v4)                \
   FAMILY(granite_moe)                \
   FAMILY(falcon_h1)                  \
   FAMILY(nemotron_h)                 \

@@ -175,6 +175,12 @@ RecipeType combine(const WeightRecipe& recipe, const std::vector<RecipeType>& pa
       refuse_encoding("seen in another shape");
       result.shape = recipe.shape;
       break;
+    case Kind::whole_numbers:
+      if (!(first.type == WeightType(DType::i32)) && !(first.type == WeightType(DType::i64)))
+        throw DataCorrupted("{}: '{}' is {}; expected i32 or i64", source, first_name_of(recipe), first.type.name());
+      result.type = DType::f32;
+      break;
+    case Kind::integers: result.type = DType::i64; break;
     case Kind::add:
     case Kind::scale:
     case Kind::log_of_negative:
@@ -331,6 +337,27 @@ Tensor each_value(const Tensor& part, Function f) {
   return result;
 }
 
+Tensor whole_numbers_of(const Tensor& part, const WeightRecipe& recipe, const std::string& source) {
+  const TensorView& view = part.view;
+  Tensor result = Tensor::on_host(DType::f32, part.shape());
+  for (int64_t i = 0; i < view.num_elements(); ++i) {
+    const int64_t value = view.dtype == DType::i64 ? view.as<int64_t>()[i] : view.as<int32_t>()[i];
+    if (value < 0 || value >= recipe.begin)
+      throw DataCorrupted("{}: number {} of '{}' is {}; expected one of [0, {})", source, i, first_name_of(recipe),
+                          value, recipe.begin);
+    result.view.as<float>()[i] = static_cast<float>(value);
+  }
+  return result;
+}
+
+Tensor integers_of(const Tensor& part) {
+  const Tensor values = values_in_f32(part.view);
+  Tensor result = Tensor::on_host(DType::i64, part.shape());
+  for (int64_t i = 0; i < values.view.num_elements(); ++i)
+    result.view.as<int64_t>()[i] = static_cast<int64_t>(values.view.as<float>()[i]);
+  return result;
+}
+
 // The parts of tensors that parameters were found to use.
 class Inverter {
  public:
@@ -351,6 +378,8 @@ class Inverter {
         return walk(recipe.parts[0], WeightRecipe::reshape(std::move(value), recipe.shape, recipe.from));
       case Kind::log_of_negative: return walk(recipe.parts[0], WeightRecipe::negative_exp(std::move(value)));
       case Kind::negative_exp: return walk(recipe.parts[0], WeightRecipe::log_of_negative(std::move(value)));
+      case Kind::whole_numbers: return walk(recipe.parts[0], recipe_of(Kind::integers, {std::move(value)}));
+      case Kind::integers: break;  // only inverses are of this kind
       case Kind::stack:
         for (size_t i = 0; i < recipe.parts.size(); ++i) {
           WeightRecipe part = recipe_of(Kind::select, {value});
@@ -502,6 +531,13 @@ WeightRecipe WeightRecipe::log_of_negative(WeightRecipe part) {
 
 WeightRecipe WeightRecipe::negative_exp(WeightRecipe part) { return recipe_of(Kind::negative_exp, {std::move(part)}); }
 
+WeightRecipe WeightRecipe::whole_numbers(WeightRecipe part, int64_t end) {
+  EADEM_CHECK(end > 0 && end <= int64_t{1} << 24, "numbers below {} are not exact in f32", end);
+  WeightRecipe recipe = recipe_of(Kind::whole_numbers, {std::move(part)});
+  recipe.begin = end;
+  return recipe;
+}
+
 std::vector<std::string> WeightRecipe::names() const {
   if (is_name()) return {tensor};
   std::vector<std::string> result;
@@ -547,6 +583,8 @@ Tensor evaluate(const WeightRecipe& recipe, const ReadName& read, const std::str
     case Kind::reshape: return reshaped(parts[0], made);
     case Kind::log_of_negative: return each_value(parts[0], [](float x) { return std::log(-x); });
     case Kind::negative_exp: return each_value(parts[0], [](float x) { return -std::exp(x); });
+    case Kind::whole_numbers: return whole_numbers_of(parts[0], recipe, source);
+    case Kind::integers: return integers_of(parts[0]);
   }
   return parts[0];
 }

@@ -37,6 +37,8 @@ struct WeightRecipe {
     reshape,     // values of the shape `from`, extents of 1 in front aside, as those of the shape `shape`; plain only
     log_of_negative,  // log(-x) of every value, in f32
     negative_exp,     // -exp(x) of every value, in f32: its inverse
+    whole_numbers,    // i32 or i64 numbers of [0, begin) in f32; begin is at most 2^24
+    integers,         // whole numbers in f32 as i64: its inverse
   };
   Kind kind = Kind::name;
   std::string tensor;
@@ -64,6 +66,7 @@ struct WeightRecipe {
   static WeightRecipe reshape(WeightRecipe part, const Shape& from, const Shape& shape);
   static WeightRecipe log_of_negative(WeightRecipe part);
   static WeightRecipe negative_exp(WeightRecipe part);
+  static WeightRecipe whole_numbers(WeightRecipe part, int64_t end);
 
   bool is_name() const { return kind == Kind::name; }
   // The names at the leaves, in order; a name may occur twice.
@@ -83,12 +86,13 @@ using ReadName = std::function<Tensor(const std::string& name)>;
 // Nothing when a name is not there. An encoding stays where the operation moves whole rows of it, or whole matrices
 // into a stack and out of it (core/encodings/stacked_encoding.h); a sum, a transpose, rows cut out of
 // blocks that share scales, and what else moves rows of an encoding of several planes, are decoded to f32. Throws
-// DataCorrupted for shapes that do not fit together and Unsupported for what has no meaning in an encoding (cutting
-// through its rows), naming `source`, the tensor and both shapes.
+// DataCorrupted for shapes that do not fit together and for numbers that are no integers, and Unsupported for what has
+// no meaning in an encoding (cutting through its rows), naming `source`, the tensor and both shapes or types.
 std::optional<RecipeType> describe(const WeightRecipe& recipe, const DescribeName& tensors, const std::string& source);
 
 // The tensor, on the host. A name, and rows cut out of one, share the memory of what `read` returned. Throws as
 // `describe` does.
+// Throws DataCorrupted, too, for a whole number outside of its range.
 Tensor evaluate(const WeightRecipe& recipe, const ReadName& read, const std::string& source);
 
 // A host copy of the values in f32, decoded where they are encoded.

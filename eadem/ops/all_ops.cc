@@ -23,8 +23,9 @@ std::vector<Workload> all_workloads() {
                       SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
                       ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, IdentityExperts,
                       LoadBalancingLoss, LatentAppend, HeadLinear, LatentAttention, SelectKeys, SelectedAttention,
-                      CompressKeys, CompressedAttention, SelectBlocks, SplitColumns, ConcatColumns, ShortConvolution,
-                      StateSpaceScan, GatedDeltaRule, ScaleByPosition, ScaleBy>();
+                      CompressKeys, CompressedAttention, SelectBlocks, PoolKeys, PooledAttention, SplitColumns,
+                      ConcatColumns, ShortConvolution, StateSpaceScan, GatedDeltaRule, ScaleByPosition, ScaleBy,
+                      StreamWeights, CollapseStreams, ExpandStreams>();
 }
 
 }  // namespace eadem::ops

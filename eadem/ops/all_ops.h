@@ -10,6 +10,8 @@
 #include "eadem/ops/attention/kv_append.h"
 #include "eadem/ops/attention/latent_append.h"
 #include "eadem/ops/attention/latent_attention.h"
+#include "eadem/ops/attention/pooled/pool_keys.h"
+#include "eadem/ops/attention/pooled/pooled_attention.h"
 #include "eadem/ops/attention/rope.h"
 #include "eadem/ops/attention/scale_by_position.h"
 #include "eadem/ops/attention/select_blocks.h"
@@ -42,6 +44,8 @@
 #include "eadem/ops/sampling/feed_tokens.h"
 #include "eadem/ops/sampling/sample.h"
 #include "eadem/ops/select_rows.h"
+#include "eadem/ops/streams/mix_streams.h"
+#include "eadem/ops/streams/stream_weights.h"
 #include "eadem/ops/training/cross_entropy.h"
 #include "eadem/ops/training/optimizer.h"
 

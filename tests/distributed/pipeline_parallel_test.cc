@@ -55,16 +55,19 @@ TEST(PipelineParallel, ServingGivesTheBitsOfOneRank) {
   }
 }
 
+// What crosses is the hidden state, or a token's streams of hidden states.
 TEST(PipelineParallel, AStageLoadsItsPartOfACheckpoint) {
-  const models::Checkpoint checkpoint = models::open_checkpoint(golden("llama"));
-  const Served one = serve(*checkpoint.model, {}, true, weights_of(checkpoint));
-  run_mesh({.pp = 2}, [&](const Mesh& mesh) {
-    const Served own = serve(*checkpoint.model, mesh, true, weights_of(checkpoint, /*one_stage=*/true));
-    EXPECT_LT(own.parameter_bytes, one.parameter_bytes);
-    if (mesh.rank(MeshAxis::pp) == 1) {
-      EXPECT_TRUE(same_bits(own.logits, one.logits));
-    }
-  });
+  for (const char* model : {"llama", "deepseek_v4"}) {
+    const models::Checkpoint checkpoint = models::open_checkpoint(golden(model));
+    const Served one = serve(*checkpoint.model, {}, true, weights_of(checkpoint));
+    run_mesh({.pp = 2}, [&](const Mesh& mesh) {
+      const Served own = serve(*checkpoint.model, mesh, true, weights_of(checkpoint, /*one_stage=*/true));
+      EXPECT_LT(own.parameter_bytes, one.parameter_bytes) << model;
+      if (mesh.rank(MeshAxis::pp) == 1) {
+        EXPECT_TRUE(same_bits(own.logits, one.logits)) << model;
+      }
+    });
+  }
 }
 
 TEST(PipelineParallel, WithTensorParallelRanksInEachStage) {

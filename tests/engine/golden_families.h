@@ -57,6 +57,7 @@ inline constexpr GoldenFamily kGoldenFamilies[] = {
     {"glm4_moe_ungrouped"},
     {"ernie4_5_moe_leading"},
     {"deepseek_v32"},
+    {"deepseek_v4", "not written to GGUF files"},
     {"mistral4", "yarn scaling with parameters of its own"},
     {"mistral4_usual"},
     {"longcat_flash", "models of type longcat_flash are not written to GGUF files"},

@@ -16,7 +16,11 @@
 namespace eadem::engine {
 namespace {
 
-class EveryModel : public testing::TestWithParam<const char*> {};
+class EveryModel : public testing::TestWithParam<const char*> {
+ protected:
+  // Blocks of a paged cache are multiples of the tokens that a pooled row stands for: 4, and 12.
+  static int64_t tokens_of_rows() { return std::string_view(GetParam()) == "deepseek_v4" ? 12 : 1; }
+};
 
 TEST_P(EveryModel, ChunkingDoesNotChangeBits) {
   EngineSetup setup{.model = golden(GetParam())};
@@ -32,7 +36,8 @@ TEST_P(EveryModel, PagedCacheGivesTheBitsOfTheStaticOne) {
   const auto fixed = make_engine(setup);
   const std::vector<int32_t> tokens = tokens_of(40, fixed->model().info().vocab, 2);
   const std::vector<float> expected = logits_in_chunks(*fixed, tokens, {17, 23});
-  for (int64_t block_size : {1, 5, 16, 64}) {
+  for (int64_t blocks : {1, 5, 16, 64}) {
+    const int64_t block_size = blocks * tokens_of_rows();
     setup.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 4 << 20, .block_size = block_size};
     expect_same_bits(expected, logits_in_chunks(*make_engine(setup), tokens, {17, 23}),
                      fmt::format("block {}", block_size));
@@ -69,7 +74,7 @@ TEST_P(EveryModel, ThreadsOfDecodeAndPrefillAndNodesDoNotChangeBits) {
   };
   for (const CacheConfig& cache :
        {CacheConfig(StaticKVCacheConfig{}), CacheConfig(StaticKVCacheConfig{.max_batch_size = 3}),
-        CacheConfig(PagedKVCacheConfig{.max_kv_memory_bytes = 4 << 20, .block_size = 5})})
+        CacheConfig(PagedKVCacheConfig{.max_kv_memory_bytes = 4 << 20, .block_size = 5 * tokens_of_rows()})})
     for (const Case& c : {Case{1, 3, true, here}, Case{3, 1, true, here}, Case{2, 2, false, here},
                           Case{2, 0, true, two_nodes}, Case{3, 8, true, two_nodes}, Case{8, 5, true, two_nodes}}) {
       EngineOptions options;
@@ -130,17 +135,19 @@ INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe",
                                          "qwen2_moe", "glm4_moe", "ernie4_5_moe", "deepseek_v2", "deepseek_v3",
                                          "deepseek_v32", "mistral4", "granitemoehybrid", "falcon_h1", "nemotron_h_moe",
-                                         "lfm2", "qwen3_next", "kimi_linear", "llama4", "longcat_flash"));
+                                         "lfm2", "qwen3_next", "kimi_linear", "llama4", "longcat_flash",
+                                         "deepseek_v4"));
 
-class Batching : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Transformers, Batching, testing::Values("llama", "granitemoehybrid"));
+class Batching : public EveryModel {};
+INSTANTIATE_TEST_SUITE_P(Transformers, Batching, testing::Values("llama", "granitemoehybrid", "deepseek_v4"));
 
 TEST_P(Batching, ARequestsTokensAreItsOwn) {
   for (const bool paged : {false, true}) {
     EngineSetup setup{.model = golden(GetParam())};
     setup.options.max_num_batched_tokens = 24;  // prompts are cut, and mixed with the decoding of others
     if (paged)
-      setup.options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 4};
+      setup.options.cache =
+          PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4 * tokens_of_rows(), .max_batch_size = 4};
     else
       setup.options.cache = StaticKVCacheConfig{.max_batch_size = 4};
     const auto engine = make_engine(setup);

@@ -54,7 +54,7 @@ TEST_P(GoldenModel, LiesNearerToTheExactLogitsThanAnF32Program) {
 TEST_P(GoldenModel, TheCpuStaysWithinTheErrorOfF32) {
   const models::Checkpoint checkpoint = models::open_checkpoint(golden(GetParam()));
   const std::vector<int32_t> tokens = tokens_of(24, checkpoint.model->info().vocab, 7);
-  const PagedKVCacheConfig paged{.max_kv_memory_bytes = 1 << 20, .block_size = 8};
+  const PagedKVCacheConfig paged{.max_kv_memory_bytes = 1 << 20};
   for (const DType weights : {DType::f32, DType::bf16}) {
     const std::vector<float> exact = logits_on("reference", checkpoint, tokens, StaticKVCacheConfig{}, weights);
     expect_same_bits(exact, logits_on("reference", checkpoint, tokens, paged, weights), "paged");
@@ -72,7 +72,7 @@ TEST_P(GoldenModel, TheCpuStaysWithinTheErrorOfF32) {
 INSTANTIATE_TEST_SUITE_P(Transformers, GoldenModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe",
                                          "qwen2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "granitemoehybrid",
-                                         "falcon_h1", "nemotron_h", "llama4", "longcat_flash"));
+                                         "falcon_h1", "nemotron_h", "llama4", "longcat_flash", "deepseek_v4"));
 
 TEST(ReferenceDevice, ServesTheBundledModel) {
   SamplingParams params;

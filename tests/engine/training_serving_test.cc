@@ -35,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(Transformers, EveryModel,
                          testing::Values("llama", "llama31", "mistral", "qwen2", "qwen3", "smollm2", "qwen3_moe",
                                          "glm4_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4",
                                          "granitemoehybrid", "falcon_h1", "nemotron_h_moe", "lfm2", "qwen3_next",
-                                         "kimi_linear", "llama4", "longcat_flash"));
+                                         "kimi_linear", "llama4", "longcat_flash", "deepseek_v4"));
 
 }  // namespace
 }  // namespace eadem::engine

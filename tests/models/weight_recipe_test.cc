@@ -161,6 +161,34 @@ TEST(WeightRecipe, RatesOfDecayAreLogarithms) {
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(stored[i], -std::exp(static_cast<float>(i) - 1));
 }
 
+// Of either width; they come back as i64.
+TEST(WeightRecipe, WholeNumbersStayInTheirRange) {
+  const auto numbers = [](DType dtype, std::initializer_list<int64_t> values) {
+    Tensor result = Tensor::on_host(dtype, Shape{std::ssize(values)});
+    int64_t i = 0;
+    for (const int64_t value : values)
+      if (dtype == DType::i64)
+        result.view.as<int64_t>()[i++] = value;
+      else
+        result.view.as<int32_t>()[i++] = static_cast<int32_t>(value);
+    return Tensors{{"m", std::move(result)}};
+  };
+  const WeightRecipe recipe = WeightRecipe::whole_numbers(WeightRecipe::name("m"), 7);
+  for (const DType dtype : {DType::i32, DType::i64}) {
+    EXPECT_EQ(values_of(made(recipe, numbers(dtype, {0, 6, 3}))), (std::vector<float>{0, 6, 3}));
+    for (const int64_t wrong : {-1, 7})
+      EXPECT_HAS(refusal([&] { made(recipe, numbers(dtype, {0, wrong})); }), "number 1 of 'm'");
+  }
+  EXPECT_HAS(refusal([&] { made(recipe, {{"m", counting(Shape{3})}}); }), "'m' is f32; expected i32 or i64");
+  const std::vector<NamedRecipe> parameters = {{"p", recipe}};
+  const std::vector<NamedRecipe> tensors = invert(parameters);
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors[0].first, "m");
+  const Tensor back = made(tensors[0].second, {{"p", counting(Shape{3})}});
+  EXPECT_EQ(back.dtype(), DType::i64);
+  EXPECT_EQ(back.view.as<int64_t>()[2], 2);
+}
+
 TEST(WeightRecipe, WhatIsNotUsedOnceHasNoInverse) {
   const auto refused = [](std::vector<NamedRecipe> parameters) { return refusal([&] { invert(parameters); }); };
   const NamedRecipe q = {"q", WeightRecipe::slice("qkv", 0, 0, 4, 8)};

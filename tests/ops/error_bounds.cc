@@ -15,6 +15,7 @@
 #include "tests/ops/recurrent_bounds.h"
 #include "tests/ops/selected_bounds.h"
 #include "tests/ops/state_space_cases.h"
+#include "tests/ops/stream_bounds.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -615,6 +616,18 @@ Bounds parallel_cross_entropy(Pass pass, Inputs in, Inputs expected) {
   return result;
 }
 
+// Products and their sums, over the streams or, for the gradients of weights, over the columns.
+Bounds streams(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial) {
+  const std::vector<RefTensor> sizes = magnitudes(op, pass, in, initial);
+  const double n = static_cast<double>(in[0].shape[1]), hidden = static_cast<double>(in[0].shape[2]);
+  Bounds result;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const bool weights = pass == Pass::backward && i + 1 == expected.size();
+    result.push_back(scaled(gamma_f32(weights ? hidden + 2 : n + 2), sizes[i].data));
+  }
+  return result;
+}
+
 }  // namespace
 
 Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, Inputs initial, const TensorView& encoded,
@@ -643,6 +656,10 @@ Bounds error_bounds(const ops::Op& op, Pass pass, Inputs in, Inputs expected, In
     return latent_bounds(op, in, encoded.encoding == &RowEncoding::int8(), rounds_to_bf16);
   if (name == "compressed_attention") return compressed_bounds(op, pass, in, expected);
   if (name == "compress_keys") return compress_bounds(op, pass, in, expected, initial);
+  if (name == "pool_keys") return pool_bounds(op, pass, in, expected, initial);
+  if (name == "pooled_attention") return pooled_bounds(op, pass, in, expected, initial);
+  if (name == "stream_weights") return stream_weights_bounds(op, pass, in, expected);
+  if (name == "collapse_streams" || name == "expand_streams") return streams(op, pass, in, expected, initial);
   if (name == "softmax") return softmax(pass, in, expected);
   if (name == "cross_entropy") return cross_entropy(pass, in, expected);
   if (name == "softmax_state") return softmax_state(in, expected);

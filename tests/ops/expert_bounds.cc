@@ -79,8 +79,9 @@ Bounds route(const ops::Op& op, Pass pass, Inputs in, Inputs expected) {
     }
     sum = std::max(sum, static_cast<double>(attrs.least_sum));
     for (size_t j = 0; j < top_k; ++j) {
-      g[expert(j)] = scale * (attrs.renormalize ? (dw(j) + weighted / sum) / sum : dw(j));
-      dot += g[expert(j)] * scores.exact[expert(j)];
+      const double own = scale * (attrs.renormalize ? (dw(j) + weighted / sum) / sum : dw(j));
+      g[expert(j)] += own;
+      dot += own * scores.exact[expert(j)];
     }
     if (attrs.scoring != kernels::RouteAttrs::Scoring::softmax) dot = 0;
     // The derivative of a score, of which it is a factor or at most that.

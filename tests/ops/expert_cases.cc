@@ -55,6 +55,16 @@ std::vector<Workload> route() {
         kernels::RouteAttrs floored{2, scoring, renormalize, 0.0f, 1.0f, 0.6f};
         add(floored, bias, 4, 20);
       }
+  for (Scoring scoring : {Scoring::sigmoid, Scoring::sqrt_softplus})
+    for (int64_t top_k : {1, 3})
+      for (int64_t tokens : {0, 1, 70}) {
+        kernels::RouteAttrs attrs{top_k, scoring, true, 1e-20f, 1.5f};
+        attrs.by_token = true;
+        cases.push_back(named_case(std::make_shared<ops::Route>(attrs),
+                                   {TensorType(kF32, {Symbol::tokens, 9}), kernels::unconnected_port(),
+                                    TensorType(kF32, {7, top_k}), TensorType(DType::i32, {Symbol::tokens})},
+                                   with_tokens(tokens)));
+      }
   return cases;
 }
 

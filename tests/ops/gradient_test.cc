@@ -185,8 +185,9 @@ TEST(Gradient, Activations) {
 
 TEST(Gradient, Rope) {
   for (kernels::RopeStyle style : {kernels::RopeStyle::rotate_half, kernels::RopeStyle::interleaved})
-    check_gradients(ops::Rope({style, 6}),
-                    {TensorType(kF32, {Symbol::tokens, 2, 8}), TensorType(kF32, {Symbol::tokens, 6})}, step(3));
+    for (bool last : {false, true})
+      check_gradients(ops::Rope({style, 6, last}),
+                      {TensorType(kF32, {Symbol::tokens, 2, 8}), TensorType(kF32, {Symbol::tokens, 6})}, step(3));
 }
 
 TEST(Gradient, ScaleByPosition) {
@@ -262,6 +263,49 @@ TEST(Gradient, CompressedAttention) {
           step(13, 2));
 }
 
+TEST(Gradient, PoolKeys) {
+  for (const int64_t parts : {1, 2})
+    for (const int64_t stride : {1, 3}) {
+      const TensorType x(kF32, {Symbol::tokens, 1, 2 * parts});
+      check_gradients(ops::PoolKeys({.width = 2, .stride = stride, .parts = parts}),
+                      {x, x, TensorType(kF32, {stride, 2 * parts}), TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+                       TensorType(DType::i32, {Symbol::sequences}), kernels::unconnected_port()},
+                      step(13, 2));
+    }
+}
+
+TEST(Gradient, PooledAttention) {
+  for (const int64_t selected : {0, 2}) {
+    const TensorType keys(kF32, {Symbol::tokens, 1, 4});
+    std::vector<TensorType> types = {TensorType(kF32, {Symbol::tokens, 3, 4}),
+                                     keys,
+                                     keys,
+                                     TensorType(kF32, {3}),
+                                     TensorType(DType::i32, {Dim(Symbol::sequences, 1)}),
+                                     TensorType(DType::i32, {Symbol::sequences}),
+                                     kernels::unconnected_port()};
+    if (selected > 0) types.emplace_back(DType::i32, std::initializer_list<Dim>{Symbol::tokens, 1, selected});
+    check_gradients(
+        ops::PooledAttention({.heads = 3, .width = 4, .scale = 0.5f, .window = 3, .stride = 2, .selected = selected}),
+        types, step(13, 2));
+  }
+}
+
+// With many divisions and with few.
+TEST(Gradient, Streams) {
+  for (const bool merges : {false, true})
+    for (const int64_t iterations : {1, 2, 20}) {
+      const kernels::StreamWeightsAttrs attrs{.streams = 3, .iterations = iterations, .eps = 0.01f, .merges = merges};
+      check_gradients(ops::StreamWeights(attrs),
+                      {TensorType(kF32, {Symbol::tokens, attrs.width()}), TensorType(kF32, {attrs.width()}),
+                       TensorType(kF32, {attrs.scales()})},
+                      step(3));
+    }
+  const TensorType x(kF32, {Symbol::tokens, 3, 5}), weights(kF32, {Symbol::tokens, 15});
+  check_gradients(ops::CollapseStreams(), {x, weights}, step(3));
+  check_gradients(ops::ExpandStreams(), {x, TensorType(kF32, {Symbol::tokens, 5}), weights}, step(3));
+}
+
 // The first columns of a key are its value: both ports have gradients, which the graph adds up.
 TEST(Gradient, LatentAttention) {
   const ops::Attention op({3, 1, 5, 0.5f, 0, kernels::KvSource::direct, 3});
@@ -318,6 +362,11 @@ TEST(Gradient, Experts) {
         check_gradients(ops::Route(attrs), {TensorType(kF32, {Symbol::tokens, 6}), kernels::unconnected_port()},
                         step(4));
       }
+  for (Scoring scoring : {Scoring::sigmoid, Scoring::sqrt_softplus})
+    check_gradients(
+        ops::Route({.top_k = 3, .scoring = scoring, .renormalize = true, .by_token = true}),
+        {logits, kernels::unconnected_port(), TensorType(kF32, {4, 3}), TensorType(DType::i32, {Symbol::tokens})},
+        step(4));
   for (int layers : {1, 3})
     check_gradients(ops::LoadBalancingLoss(layers, {.top_k = 2}),
                     std::vector<TensorType>(static_cast<size_t>(layers), logits), step(4));

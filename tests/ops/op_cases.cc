@@ -247,8 +247,9 @@ std::vector<Workload> rope_table() {
   for (float scale : {1.0f, 1.3f})
     for (int64_t half : {1, 3, 4, 8, 17, 64})
       for (int64_t tokens : {0, 1, 6})
-        cases.add(std::make_shared<ops::RopeTable>(kernels::RopeTableAttrs{scale}),
-                  {TensorType(DType::i32, {Symbol::tokens}), TensorType(kF32, {half})}, tokens);
+        for (int64_t stride : {1, 4})
+          cases.add(std::make_shared<ops::RopeTable>(kernels::RopeTableAttrs{scale, stride}),
+                    {TensorType(DType::i32, {Symbol::tokens}), TensorType(kF32, {half})}, tokens);
   return cases.take();
 }
 
@@ -259,10 +260,11 @@ std::vector<Workload> rope() {
       for (int64_t rotary : {2, 6, 8, 16, 34, 64})
         for (int64_t rest : {0, 1, 16})  // partial rotation
           for (int64_t tokens : {0, 1, 3})
-            cases.add(
-                std::make_shared<ops::Rope>(kernels::RopeAttrs{style, rotary}),
-                {TensorType(dtype, {Symbol::tokens, 3, rotary + rest}), TensorType(kF32, {Symbol::tokens, rotary})},
-                tokens);
+            for (bool last : {false, true})
+              cases.add(
+                  std::make_shared<ops::Rope>(kernels::RopeAttrs{style, rotary, last}),
+                  {TensorType(dtype, {Symbol::tokens, 3, rotary + rest}), TensorType(kF32, {Symbol::tokens, rotary})},
+                  tokens);
   return cases.take();
 }
 
@@ -431,6 +433,14 @@ std::vector<Workload> latent_append() {
                     {TensorType(dtype, {Symbol::tokens, 1, width}), TensorType(DType::i64, {Symbol::tokens}),
                      TensorType(stored.dtype, {4, 1, 3, width}, stored.encoding)},
                     tokens);
+  // A row for each four tokens, in blocks of 8 and of a number that is no multiple.
+  for (const WeightType& stored : kCacheTypes)
+    for (const auto& [positions, rows] : {std::pair<int64_t, int64_t>{8, 2}, {9, 3}})
+      for (int64_t tokens : {0, 1, 9})
+        cases.add(std::make_shared<ops::LatentAppend>(kernels::LatentAppendAttrs{4, positions}),
+                  {TensorType(kF32, {Symbol::tokens, 1, 17}), TensorType(DType::i64, {Symbol::tokens}),
+                   TensorType(stored.dtype, {4, 1, rows, 17}, stored.encoding)},
+                  tokens);
   return cases.take();
 }
 
@@ -647,6 +657,49 @@ std::vector<Workload> adamw() {
   return cases.take();
 }
 
+// A few divisions of rows and columns: the bound of their gradients doubles with each.
+std::vector<Workload> stream_weights() {
+  Cases cases;
+  for (const bool merges : {false, true})
+    for (const int64_t streams : {1, 2, 4, 5})
+      for (const int64_t iterations : {1, 2, 3})
+        for (const float eps : {0.0f, 1e-6f, 0.1f})
+          for (const int64_t tokens : {0, 1, 3, 70}) {
+            if (merges && iterations > 1) continue;
+            const kernels::StreamWeightsAttrs attrs{streams, iterations, eps, merges};
+            cases.add(std::make_shared<ops::StreamWeights>(attrs),
+                      {TensorType(kF32, {Symbol::tokens, attrs.width()}), TensorType(kF32, {attrs.width()}),
+                       TensorType(kF32, {attrs.scales()})},
+                      tokens);
+          }
+  return cases.take();
+}
+
+std::vector<Workload> mixed_streams(bool expand) {
+  Cases cases;
+  for (const DType dtype : kActivationDtypes)
+    for (const int64_t streams : {1, 2, 4, 5})
+      for (const int64_t hidden : {1, 7, 16, 33, 130})
+        for (const int64_t tokens : {0, 1, 9}) {
+          const TensorType x(dtype, {Symbol::tokens, streams, hidden}),
+              weights(kF32, {Symbol::tokens, streams * (streams + 2)});
+          if (expand)
+            cases.add(std::make_shared<ops::ExpandStreams>(), {x, TensorType(dtype, {Symbol::tokens, hidden}), weights},
+                      tokens);
+          else
+            cases.add(std::make_shared<ops::CollapseStreams>(), {x, weights}, tokens);
+        }
+  // What ends the streams has no more weights than they are.
+  cases.add(
+      expand ? ops::OpPtr(std::make_shared<ops::ExpandStreams>()) : std::make_shared<ops::CollapseStreams>(),
+      expand
+          ? std::vector<TensorType>{TensorType(kF32, {Symbol::tokens, 3, 20}), TensorType(kF32, {Symbol::tokens, 20}),
+                                    TensorType(kF32, {Symbol::tokens, 15})}
+          : std::vector<TensorType>{TensorType(kF32, {Symbol::tokens, 3, 20}), TensorType(kF32, {Symbol::tokens, 3})},
+      5);
+  return cases.take();
+}
+
 }  // namespace
 
 Workload named_case(ops::OpPtr op, std::vector<TensorType> types, const SymbolValues& symbols) {
@@ -704,8 +757,13 @@ std::vector<std::string_view> op_names() {
           "compress_keys",
           "compressed_attention",
           "select_blocks",
+          "pool_keys",
+          "pooled_attention",
           "scale_by_position",
-          "scale_by"};
+          "scale_by",
+          "stream_weights",
+          "collapse_streams",
+          "expand_streams"};
 }
 
 std::vector<Workload> op_cases(std::string_view op) {
@@ -743,6 +801,9 @@ std::vector<Workload> op_cases(std::string_view op) {
   if (op == "all_gather") return all_gather();
   if (op == "grad_norm") return grad_norm();
   if (op == "adamw") return adamw();
+  if (op == "stream_weights") return stream_weights();
+  if (op == "collapse_streams") return mixed_streams(false);
+  if (op == "expand_streams") return mixed_streams(true);
   if (op == "state_space_scan") return state_space_cases();
   if (std::vector<Workload> cases = expert_cases(op); !cases.empty()) return cases;
   if (std::vector<Workload> cases = recurrent_cases(op); !cases.empty()) return cases;

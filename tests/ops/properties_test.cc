@@ -90,7 +90,9 @@ TEST_P(Properties, BatchEqualsItsRows) {
                                     "latent_attention",
                                     "compress_keys",
                                     "compressed_attention",
-                                    "select_blocks"})
+                                    "select_blocks",
+                                    "pool_keys",
+                                    "pooled_attention"})
     if (GetParam() == crossing) return;
   for (const ops::Workload& row : op_cases(GetParam())) {
     const int64_t rows = std::max(row.symbols[Symbol::tokens], row.symbols[Symbol::logit_rows]);

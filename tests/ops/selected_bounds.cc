@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/ops/attention/attention_ports.h"
 #include "eadem/ops/attention/compress_keys.h"
 #include "eadem/ops/attention/compressed_attention.h"
+#include "eadem/ops/attention/pooled/pool_keys.h"
+#include "eadem/ops/attention/pooled/pooled_attention.h"
 #include "tests/support/tolerance.h"
 
 namespace eadem::test {
@@ -163,6 +166,113 @@ SelectedBounds compress_bounds(const ops::Op& op, kernels::Pass pass, std::span<
   for (size_t i = 0; i < expected.size() && attrs.source == kernels::KvSource::cached; ++i)
     for (size_t j = 0; j < result[i].size(); ++j)
       if (expected[i].data[j] == initial[i].data[j]) result[i][j] = 0;
+  return result;
+}
+
+// A weight p of a column: the sum of its gate and e, the difference to the largest one, each with its rounding, and an
+// exponential; then a sum of as many, of p or of products with x, and their quotient.
+SelectedBounds pool_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                           std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
+  const auto attrs = op.attrs().get<kernels::PoolKeysAttrs>();
+  const bool cached = attrs.source == kernels::KvSource::cached, backward = pass == kernels::Pass::backward;
+  const auto width = static_cast<size_t>(attrs.width), columns = static_cast<size_t>(attrs.columns());
+  const double over_row = gamma_f32(static_cast<double>(attrs.length()) + 3);
+  SelectedBounds result;
+  for (const RefTensor& tensor : expected) result.emplace_back(tensor.data.size(), 0.0);
+  for (const ops::RefSequence& s : ops::reference_sequences(in, 3, in[0], attrs.source))
+    for (int64_t t = s.begin; t < s.end; ++t) {
+      if (!attrs.ends_row(s.position(t)) || (cached && in[6].data[static_cast<size_t>(t)] < 0)) continue;
+      for (size_t d = 0; d < width; ++d) {
+        std::vector<double> scores;
+        std::vector<size_t> at, places;
+        double size = 0;  // of a score
+        for (const ops::PooledTerm& term : ops::pooled_terms(attrs, s.position(t))) {
+          const size_t column = static_cast<size_t>(term.column) + d;
+          at.push_back(static_cast<size_t>(s.row(term.position, 0, 1)) * columns + column);
+          places.push_back(static_cast<size_t>(term.position % attrs.stride) * columns + column);
+          scores.push_back(in[1].data[at.back()] + in[2].data[places.back()]);
+          size = std::max(size, std::fabs(scores.back()));
+        }
+        const double largest = *std::max_element(scores.begin(), scores.end());
+        double sum = 0;
+        for (double& score : scores) sum += score = std::exp(score - largest);
+        const double p_error = 2 * (4 * kU * size + kExp) + over_row;
+        const size_t z = static_cast<size_t>(t) * width + d;
+        for (size_t i = 0; i < scores.size(); ++i) {
+          const double p = scores[i] / sum, x = std::fabs(in[0].data[at[i]]);
+          if (!backward) {
+            result[0][z] += (p_error + over_row) * p * x + kUnderflow;
+            continue;
+          }
+          const double pd = p * std::fabs(in[6].data[z]), gate = pd * (x + std::fabs(in[5].data[z])) + kUnderflow;
+          if (!result[0].empty()) result[0][at[i]] = (p_error + 2 * kU) * pd + kUnderflow;
+          if (!result[1].empty()) result[1][at[i]] = (p_error + 4 * kU) * gate + kUnderflow;
+          if (!result[2].empty())
+            result[2][places[i]] += (p_error + 4 * kU + gamma_f32(static_cast<double>(in[0].shape[0]) + 1)) * gate;
+        }
+      }
+    }
+  for (size_t i = 0; backward && i < result[2].size(); ++i)
+    result[2][i] += gamma_f32(static_cast<double>(in[0].shape[0]) + 1) * std::fabs(initial[2].data[i]);
+  return result;
+}
+
+// Attention over the keys of both ports, one behind the other, and a key of zeros whose score is the sink. A key's
+// gradient has products with queries and with gradients in one sum.
+SelectedBounds pooled_bounds(const ops::Op& op, kernels::Pass pass, std::span<const RefTensor> in,
+                             std::span<const RefTensor> expected, std::span<const RefTensor> initial) {
+  const auto& pooled = dynamic_cast<const ops::PooledAttention&>(op);
+  const auto attrs = op.attrs().get<kernels::PooledAttentionAttrs>();
+  const bool backward = pass == kernels::Pass::backward;
+  const auto width = static_cast<size_t>(attrs.width), heads = static_cast<size_t>(attrs.heads);
+  const size_t of_k = in[1].data.size(), of_rows = in[2].data.size();
+  std::vector<double> all = in[1].data;
+  all.insert(all.end(), in[2].data.begin(), in[2].data.end());
+  all.resize(all.size() + width, 0.0);
+  const RefTensor keys{Shape{static_cast<int64_t>(all.size() / width), 1, attrs.width}, all};
+  const RefTensor none{};
+  std::vector<RefTensor> inputs = {in[0], keys, keys, none, in[4], in[5]};
+  if (backward) inputs.insert(inputs.end(), in.end() - 3, in.end());
+  const kernels::SelectedAttentionAttrs as_selected{
+      .heads = attrs.heads, .kv_heads = 1, .head_dim = attrs.width, .value_dim = attrs.width, .scale = attrs.scale};
+  SelectedBounds whole;
+  if (backward)
+    for (const size_t size : {expected[0].data.size(), all.size(), all.size()}) whole.emplace_back(size, 0.0);
+  else
+    for (const RefTensor& tensor : expected) whole.emplace_back(tensor.data.size(), 0.0);
+  std::vector<double> sinks(heads, 0.0);
+  for (const ops::RefSequence& s : ops::reference_sequences(in, 4, in[1], attrs.source))
+    for (int64_t t = s.begin; t < s.end; ++t)
+      for (size_t h = 0; h < heads; ++h) {
+        const size_t index = static_cast<size_t>(t) * heads + h;
+        SelectedRow row{.index = index, .q = index * width, .y = index * width, .keys = {}, .values = {}, .scores = {}};
+        for (const ops::PooledAttention::Key& key : pooled.keys_of(pass, in, s, t))
+          add_key(row, as_selected, inputs, (key.at + (key.port == 1 ? 0 : of_k)) / width);
+        const double sink = in[3].data[h];
+        row.widest = std::max(row.widest, std::fabs(sink));
+        if (!backward) {
+          add_key(row, as_selected, inputs, (of_k + of_rows) / width);
+          row.scores.back() = sink;
+          row.largest = std::max(row.largest, sink);
+          forward_bounds(row, as_selected, keys, whole);
+          continue;
+        }
+        backward_bounds(row, as_selected, inputs, static_cast<double>((s.end - s.begin) * 2 * attrs.heads), whole);
+        const RefTensor &y = in[in.size() - 3], &lse = in[in.size() - 2], &dy = in[in.size() - 1];
+        const double p = std::exp(sink - lse.data[index]), size = size_of(&dy.data[row.y], &y.data[row.y], attrs.width);
+        const double terms = static_cast<double>(attrs.width) + static_cast<double>(in[0].shape[0]) + 4;
+        sinks[h] += p * size * (kU * (std::fabs(sink) + std::fabs(lse.data[index])) + kExp + gamma_f32(terms));
+      }
+  if (!backward) return whole;
+  SelectedBounds result = {expected[0].data.empty() ? std::vector<double>() : whole[0]};
+  for (const auto& [port, first, size] : {std::tuple{size_t{1}, size_t{0}, of_k}, {size_t{2}, of_k, of_rows}}) {
+    result.emplace_back();
+    for (size_t i = first; i < first + size && !expected[port].data.empty(); ++i)
+      result[port].push_back(whole[1][i] + whole[2][i]);
+  }
+  result.emplace_back();
+  for (size_t h = 0; h < expected[3].data.size(); ++h)
+    result[3].push_back(sinks[h] + kU * (std::fabs(initial[3].data[h]) + std::fabs(expected[3].data[h])));
   return result;
 }
 

@@ -24,4 +24,15 @@ std::vector<std::vector<double>> compress_bounds(const ops::Op& op, kernels::Pas
                                                  std::span<const ops::RefTensor> expected,
                                                  std::span<const ops::RefTensor> initial);
 
+// Of pool_keys.
+std::vector<std::vector<double>> pool_bounds(const ops::Op& op, kernels::Pass pass,
+                                             std::span<const ops::RefTensor> inputs,
+                                             std::span<const ops::RefTensor> expected,
+                                             std::span<const ops::RefTensor> initial);
+// Of pooled_attention.
+std::vector<std::vector<double>> pooled_bounds(const ops::Op& op, kernels::Pass pass,
+                                               std::span<const ops::RefTensor> inputs,
+                                               std::span<const ops::RefTensor> expected,
+                                               std::span<const ops::RefTensor> initial);
+
 }  // namespace eadem::test

@@ -214,10 +214,102 @@ std::vector<Workload> select_blocks() {
   return cases;
 }
 
+// select_keys over rows of several tokens.
+std::vector<Workload> select_rows_of_tokens() {
+  std::vector<Workload> cases;
+  const auto add = [&](DType dtype, DType stored, int64_t stride, int64_t top_k, const SelectedStep& step) {
+    const kernels::RowGrid grid{stride, stride};
+    if (step.cached() && !fits_grid(step, grid)) return;
+    std::vector<TensorType> types = {TensorType(dtype, {Symbol::tokens, 4, 20}),
+                                     compressed_rows(step, stored, 1, 20, grid),
+                                     TensorType(DType::f32, {Symbol::tokens, 4})};
+    step.append_sequences(types);
+    const kernels::SelectKeysAttrs attrs{4, 20, top_k, 0.05f, step.source(), stride};
+    cases.push_back(named_case(std::make_shared<ops::SelectKeys>(attrs), std::move(types), step.symbols()));
+  };
+  for (const int64_t stride : {2, 4})
+    for (const int64_t top_k : {1, 5, 64}) {
+      for (const DType dtype : {DType::f32, DType::bf16})
+        for (const SelectedStep& step : kDirectSteps) add(dtype, dtype, stride, top_k, step);
+      for (const DType stored : {DType::f32, DType::bf16, DType::f16})
+        for (const SelectedStep& step : kGridSteps) add(DType::f32, stored, stride, top_k, step);
+      add(DType::f32, DType::f32, stride, top_k, {330, 1});  // more rows than a chunk of keys has
+    }
+  return cases;
+}
+
+std::vector<Workload> pool_keys() {
+  std::vector<Workload> cases;
+  const auto add = [&](DType dtype, int64_t width, int64_t stride, int64_t parts, const SelectedStep& step) {
+    const kernels::PoolKeysAttrs attrs{width, stride, parts, step.source()};
+    std::vector<TensorType> types = {step.keys(dtype, 1, attrs.columns()), step.keys(dtype, 1, attrs.columns()),
+                                     TensorType(DType::f32, {stride, attrs.columns()})};
+    step.append_sequences(types);
+    if (step.cached()) types.emplace_back(DType::i64, std::initializer_list<Dim>{Symbol::tokens});
+    cases.push_back(named_case(std::make_shared<ops::PoolKeys>(attrs), std::move(types), step.symbols()));
+  };
+  for (const int64_t stride : {1, 4, 7})
+    for (const int64_t parts : {1, 2})
+      for (const int64_t width : {1, 8, 33}) {
+        for (const DType dtype : {DType::f32, DType::bf16})
+          for (const SelectedStep& step : kDirectSteps) add(dtype, width, stride, parts, step);
+        for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+          for (const SelectedStep& step : kGridSteps) add(dtype, width, stride, parts, step);
+      }
+  return cases;
+}
+
+std::vector<Workload> pooled_attention() {
+  struct Shape {
+    int64_t heads, width, window, stride, selected;
+  };
+  std::vector<Workload> cases;
+  const auto add = [&](DType dtype, const WeightType& stored, DType stored_rows, const Shape& shape,
+                       const SelectedStep& step) {
+    const kernels::RowGrid grid{shape.stride, shape.stride};
+    if (step.cached() && !fits_grid(step, grid)) return;
+    const kernels::PooledAttentionAttrs attrs{.heads = shape.heads,
+                                              .width = shape.width,
+                                              .scale = 1.0f / static_cast<float>(shape.width),
+                                              .window = shape.window,
+                                              .stride = shape.stride,
+                                              .selected = shape.selected,
+                                              .source = step.source()};
+    std::vector<TensorType> types = {
+        TensorType(dtype, {Symbol::tokens, shape.heads, shape.width}), step.keys(stored, 1, shape.width),
+        compressed_rows(step, stored_rows, 1, shape.width, grid), TensorType(DType::f32, {shape.heads})};
+    step.append_sequences(types);
+    if (step.cached())
+      types.emplace_back(DType::i32, std::initializer_list<Dim>{Symbol::sequences, Symbol::max_blocks});
+    if (shape.selected > 0)
+      types.emplace_back(DType::i32, std::initializer_list<Dim>{Symbol::tokens, 1, shape.selected});
+    cases.push_back(named_case(std::make_shared<ops::PooledAttention>(attrs), std::move(types), step.symbols()));
+  };
+  // Windows below a chunk of keys and above; rows of one token and of several; all rows and chosen ones; one head.
+  constexpr Shape kShapes[] = {
+      {4, 8, 5, 4, 0}, {1, 33, 70, 2, 0}, {3, 20, 1, 1, 0}, {5, 17, 9, 4, 3}, {2, 24, 66, 2, 40}};
+  for (const Shape& shape : kShapes) {
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const SelectedStep& step : kDirectSteps) add(dtype, dtype, dtype, shape, step);
+    for (const WeightType& stored :
+         {WeightType(DType::f32), WeightType(DType::bf16), WeightType(DType::f16),
+          WeightType{DType::f32, &RowEncoding::int8()}, WeightType{DType::f32, &RowEncoding::fp8_e4m3()}})
+      for (const DType rows : {DType::f32, DType::bf16})
+        for (const SelectedStep& step : kGridSteps) add(DType::f32, stored, rows, shape, step);
+  }
+  return cases;
+}
+
 }  // namespace
 
 std::vector<Workload> selected_cases(std::string_view op) {
-  if (op == "select_keys") return select_keys();
+  if (op == "select_keys") {
+    std::vector<Workload> cases = select_keys();
+    for (Workload& row : select_rows_of_tokens()) cases.push_back(std::move(row));
+    return cases;
+  }
+  if (op == "pool_keys") return pool_keys();
+  if (op == "pooled_attention") return pooled_attention();
   if (op == "selected_attention") return selected_attention();
   if (op == "compress_keys") return compress_keys();
   if (op == "compressed_attention") return compressed_attention();

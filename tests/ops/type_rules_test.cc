@@ -379,6 +379,64 @@ TEST(TypeRules, Elementwise) {
   EXPECT_REFUSED(Add().infer_sharding(std::vector{with(x, kPartial), with(x, kPartial)}), "all_reduce must come first");
 }
 
+TEST(TypeRules, PooledAttention) {
+  const TensorType x(kF, {kT, 1, 16}), start(kI, {Dim(Symbol::sequences, 1)}), length(kI, {Symbol::sequences}),
+      table(kI, {Symbol::sequences, Symbol::max_blocks}), slots(DType::i64, {kT}), none = kernels::unconnected_port();
+  const TensorType cache(kF, {6, 1, 8, 16}), position(kF, {4, 16});
+  const PoolKeys direct({.width = 8, .stride = 4, .parts = 2}),
+      cached({.width = 8, .stride = 4, .parts = 2, .source = kernels::KvSource::cached});
+  EXPECT_EQ(infer(direct, {x, x, position, start, length, none})[0], TensorType(kF, {kT, 1, 8}));
+  EXPECT_EQ(infer(cached, {cache, cache, position, start, length, table, slots})[0], TensorType(kF, {kT, 1, 8}));
+  EXPECT_REFUSED(infer(direct, {x, x, TensorType(kF, {3, 16}), start, length, none}), "pool_keys: 'position'",
+                 "attribute stride");
+  EXPECT_REFUSED(PoolKeys({.width = 8, .stride = 0}), "stride 0");
+  EXPECT_REFUSED(PoolKeys({.width = 8, .stride = 4, .parts = 3}), "parts is 3");
+
+  const TensorType q(kF, {kT, 3, 8}), k(kF, {kT, 1, 8}), sinks(kF, {3}), keys(kF, {6, 1, 8, 8}), rows(kF, {6, 1, 2, 8}),
+      selection(kI, {kT, 1, 5});
+  const kernels::PooledAttentionAttrs attrs{.heads = 3, .width = 8, .window = 4, .stride = 4};
+  kernels::PooledAttentionAttrs selected = attrs;
+  selected.selected = 5, selected.source = kernels::KvSource::cached;
+  EXPECT_EQ(infer(PooledAttention(attrs), {q, k, k, sinks, start, length, none})[0], q);
+  const PooledAttention chosen(selected);
+  EXPECT_EQ(infer(chosen, {q, keys, rows, sinks, start, length, table, table, selection})[0], q);
+  EXPECT_REFUSED(infer(chosen, {q, keys, rows, TensorType(kF, {2}), start, length, table, table, selection}),
+                 "pooled_attention: 'sinks'", "attribute heads");
+  EXPECT_REFUSED(infer(chosen, {q, keys, rows, sinks, start, length, table, table, TensorType(kI, {kT, 1, 4})}),
+                 "pooled_attention: 'selection'", "attribute selected");
+  selected.window = 0;
+  EXPECT_REFUSED(PooledAttention(selected), "window 0");
+
+  EXPECT_REFUSED(infer(LatentAppend({.stride = 4, .block_size = 9}), {k, slots, keys}), "latent_append: 'cache'",
+                 "attributes block_size and stride");
+  EXPECT_REFUSED(LatentAppend({.stride = 4}), "block_size 0");
+  EXPECT_REFUSED(SelectKeys({.heads = 3, .head_dim = 8, .top_k = 5, .stride = 0}), "stride is 0");
+  EXPECT_REFUSED(RopeTable({.stride = 0}), "stride is 0");
+}
+
+TEST(TypeRules, Streams) {
+  const TensorType x(kF, {kT, 3, 8}), y(kF, {kT, 8}), weights(kF, {kT, 15});
+  const StreamWeights op({.streams = 3});
+  EXPECT_EQ(infer(op, {weights, TensorType(kF, {15}), TensorType(kF, {3})})[0], weights);
+  EXPECT_REFUSED(infer(op, {weights, TensorType(kF, {15}), TensorType(kF, {1})}), "stream_weights: 'scale'");
+  EXPECT_REFUSED(StreamWeights({.streams = 0}), "streams is 0");
+  EXPECT_EQ(infer(CollapseStreams(), {x, weights})[0], y);
+  EXPECT_REFUSED(infer(CollapseStreams(), {x, TensorType(kF, {kT, 2})}), "a weight for each stream");
+  EXPECT_EQ(infer(ExpandStreams(), {x, y, weights})[0], x);
+  EXPECT_REFUSED(infer(ExpandStreams(), {x, y, TensorType(kF, {kT, 3})}), "expand_streams: 'weights'",
+                 "streams of 'x'");
+}
+
+TEST(TypeRules, ExpertsByToken) {
+  const TensorType logits(kF, {kT, 5}), table(kF, {7, 2}), ids(kI, {kT}), none = kernels::unconnected_port();
+  const kernels::RouteAttrs attrs{
+      .top_k = 2, .scoring = kernels::RouteAttrs::Scoring::sigmoid, .renormalize = true, .by_token = true};
+  EXPECT_EQ(infer(Route(attrs), {logits, none, table, ids})[0], TensorType(kI, {kT, 2}));
+  EXPECT_REFUSED(infer(Route(attrs), {logits, TensorType(kF, {5}), table, ids}), "route: 'bias'");
+  EXPECT_REFUSED(infer(Route(attrs), {logits, none, TensorType(kF, {7, 3}), ids}), "route: 'table'");
+  EXPECT_REFUSED(Route({.top_k = 2, .by_token = true}), "softmax");
+}
+
 TEST(TypeRules, Rope) {
   EXPECT_EQ(infer(RopeTable({}), {TensorType(kI, {kT}), TensorType(kF, {4})})[0], TensorType(kF, {kT, 8}));
   EXPECT_REFUSED(infer(RopeTable({}), {TensorType(kI, {kT}), TensorType(kB, {4})}), "'inv_freq' is bf16");

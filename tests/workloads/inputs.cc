@@ -9,7 +9,9 @@
 #include "eadem/core/encodings/block_encoding.h"
 #include "eadem/kernels/attention/attention.h"
 #include "eadem/kernels/attention/compressed_attention.h"
+#include "eadem/kernels/attention/kv_append.h"
 #include "eadem/kernels/attention/latent_attention.h"
+#include "eadem/kernels/attention/pooled_attention.h"
 #include "eadem/kernels/attention/selected_attention.h"
 #include "eadem/kernels/experts.h"
 #include "eadem/kernels/sample.h"
@@ -100,9 +102,10 @@ Tensor query_start(const std::vector<int64_t>& lengths) {
   });
 }
 
-// The ports that attention and select_keys begin with: three of numbers, and the sequences.
+// The ports that attention and select_keys begin with: three of numbers, and the sequences. A key has `stride`
+// positions.
 std::vector<Tensor> attention_inputs(kernels::KvSource source, std::span<const Shape> shapes,
-                                     std::span<const TensorType> types, Random& random) {
+                                     std::span<const TensorType> types, Random& random, int64_t stride = 1) {
   const bool cached = source == kernels::KvSource::cached;
   std::vector<Tensor> inputs;
   // Wide enough that scores differ: the softmax is neither flat nor a single spike.
@@ -110,7 +113,7 @@ std::vector<Tensor> attention_inputs(kernels::KvSource source, std::span<const S
   const int64_t sequences = shapes[4][0];
   const std::vector<int64_t> queries = query_lengths(shapes[0][0], sequences, random);
   inputs.push_back(query_start(queries));
-  const int64_t capacity = cached ? shapes[5][1] * shapes[1][2] : 0;
+  const int64_t capacity = cached ? shapes[5][1] * shapes[1][2] * stride : 0;
   inputs.push_back(filled(DType::i32, shapes[4], [&](int64_t s) {
     const int64_t own = queries[static_cast<size_t>(s)];
     if (!cached) return static_cast<double>(own);
@@ -207,7 +210,21 @@ std::vector<Tensor> latent_attention_inputs(const ops::Op& op, std::span<const S
   return inputs;
 }
 
-// The slots of a step are those of its tokens in the cache, but for every fifth one, which is written nowhere.
+// The slots of a step, i64 [tokens]: those of its tokens in a cache of such blocks, but for every fifth one, which is
+// written nowhere. `inputs` from `first` on describe the sequences.
+Tensor slots_of(std::span<const Tensor> inputs, size_t first, const Shape& shape, int64_t block_size) {
+  Tensor slots = Tensor::on_host(DType::i64, shape);
+  const auto *starts = inputs[first].view.as<int32_t>(), *lengths = inputs[first + 1].view.as<int32_t>(),
+             *table = inputs[first + 2].view.as<int32_t>();
+  const int64_t blocks = inputs[first + 2].shape()[1];
+  for (int64_t s = 0; s < inputs[first + 1].shape()[0]; ++s)
+    for (int64_t t = starts[s]; t < starts[s + 1]; ++t) {
+      const int64_t position = lengths[s] - starts[s + 1] + t, block = table[s * blocks + position / block_size];
+      store(slots.view, t, t % 5 == 4 ? -1.0 : static_cast<double>(block * block_size + position % block_size));
+    }
+  return slots;
+}
+
 std::vector<Tensor> compress_keys_inputs(const ops::Op& op, std::span<const Shape> shapes,
                                          std::span<const TensorType> types, Random& random) {
   const bool cached = op.attrs().get<kernels::CompressKeysAttrs>().source == kernels::KvSource::cached;
@@ -217,16 +234,49 @@ std::vector<Tensor> compress_keys_inputs(const ops::Op& op, std::span<const Shap
   const int64_t block_size = cached ? shapes[0][2] : 0, fresh = cached ? shapes[6][0] : shapes[0][0];
   fill_sequences(inputs, 3, shapes, cached, fresh, block_size, cached ? shapes[0][0] : 0, random);
   if (!cached) return inputs;
-  inputs[6] = Tensor::on_host(DType::i64, shapes[6]);
-  const auto *starts = inputs[3].view.as<int32_t>(), *lengths = inputs[4].view.as<int32_t>(),
-             *table = inputs[5].view.as<int32_t>();
-  for (int64_t s = 0; s < shapes[4][0]; ++s)
-    for (int64_t t = starts[s]; t < starts[s + 1]; ++t) {
-      const int64_t position = lengths[s] - starts[s + 1] + t;
-      const int64_t block = table[s * shapes[5][1] + position / block_size];
-      store(inputs[6].view, t, t % 5 == 4 ? -1.0 : static_cast<double>(block * block_size + position % block_size));
-    }
+  inputs[6] = slots_of(inputs, 3, shapes[6], block_size);
   inputs[7] = uniform(types[7].dtype, shapes[7], random);
+  return inputs;
+}
+
+// Gates are wide enough that the softmax is neither flat nor a single spike.
+std::vector<Tensor> pool_keys_inputs(const ops::Op& op, std::span<const Shape> shapes,
+                                     std::span<const TensorType> types, Random& random) {
+  const bool cached = op.attrs().get<kernels::PoolKeysAttrs>().source == kernels::KvSource::cached;
+  std::vector<Tensor> inputs(types.size());
+  for (const size_t port : {size_t{0}, size_t{1}, size_t{2}})
+    inputs[port] = uniform(types[port].dtype, shapes[port], random, -2, 2);
+  const int64_t block_size = cached ? shapes[0][2] : 0, fresh = cached ? shapes[6][0] : shapes[0][0];
+  fill_sequences(inputs, 3, shapes, cached, fresh, block_size, cached ? shapes[0][0] : 0, random);
+  if (cached) inputs[6] = slots_of(inputs, 3, shapes[6], block_size);
+  return inputs;
+}
+
+// The rows have a table of their own. A selection has as many rows as there are or fit, every other time fewer, or
+// none.
+std::vector<Tensor> pooled_attention_inputs(const ops::Op& op, std::span<const Shape> shapes,
+                                            std::span<const TensorType> types, Random& random) {
+  const auto attrs = op.attrs().get<kernels::PooledAttentionAttrs>();
+  const bool cached = attrs.source == kernels::KvSource::cached;
+  std::vector<Tensor> inputs(types.size());
+  for (size_t port = 0; port < 4; ++port) inputs[port] = uniform(types[port].dtype, shapes[port], random, -2, 2);
+  fill_sequences(inputs, 4, shapes, cached, shapes[0][0], cached ? shapes[1][2] : 0, cached ? shapes[1][0] : 0, random);
+  if (cached) {
+    const std::vector<int64_t> blocks = distinct(shapes[7].num_elements(), shapes[2][0], random);
+    inputs[7] =
+        filled(DType::i32, shapes[7], [&](int64_t i) { return static_cast<double>(blocks[static_cast<size_t>(i)]); });
+  }
+  if (attrs.selected == 0) return inputs;
+  const auto *starts = inputs[4].view.as<int32_t>(), *lengths = inputs[5].view.as<int32_t>();
+  inputs.back() = Tensor::on_host(DType::i32, shapes.back());
+  auto* entry = inputs.back().view.as<int32_t>();
+  for (int64_t s = 0; s < shapes[5][0]; ++s)
+    for (int64_t t = starts[s]; t < starts[s + 1]; ++t, entry += attrs.selected) {
+      const int64_t seen = attrs.rows_seen(lengths[s] - starts[s + 1] + t), most = std::min(seen, attrs.selected);
+      std::vector<int64_t> chosen = distinct(t % 2 == 0 ? most : random.below(most + 1), seen, random);
+      std::sort(chosen.begin(), chosen.end());
+      std::fill(std::copy(chosen.begin(), chosen.end(), entry), entry + attrs.selected, -1);
+    }
   return inputs;
 }
 
@@ -312,7 +362,11 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   }
   if (port == "slots") {
     const Shape& cache = shapes.back();
-    const std::vector<int64_t> slots = distinct(shape[0], cache[0] * cache[2], random);
+    int64_t positions = cache[2];
+    if (op == "latent_append")
+      if (const auto attrs = object.attrs().get<kernels::LatentAppendAttrs>(); attrs.stride > 1)
+        positions = attrs.block_size;
+    const std::vector<int64_t> slots = distinct(shape[0], cache[0] * positions, random);
     return filled(dtype, shape, [&](int64_t i) {  // every fifth token is written nowhere
       return i % 5 == 4 ? -1.0 : static_cast<double>(slots[static_cast<size_t>(i)]);
     });
@@ -340,6 +394,11 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
   }
   if (op == "clamped_swiglu") return uniform(dtype, shape, random, -9, 9);  // on both sides of the limit
   if (op == "gate_rows" && port == "gate") return uniform(dtype, shape, random, -8, 8);
+  // Experts may repeat in a row, and some numbers are none.
+  if (op == "route" && port == "table")
+    return filled(dtype, shape, [&](int64_t) { return static_cast<double>(random.below(shapes[0][1] + 2) - 1); });
+  if (op == "route" && port == "token_ids")
+    return filled(dtype, shape, [&](int64_t) { return static_cast<double>(random.below(shapes[2][0])); });
   if (op == "route" || op == "load_balancing_loss") return uniform(dtype, shape, random, -4, 4);
   if (op == "expert_order") {
     const auto attrs = object.attrs().get<kernels::ExpertOrderAttrs>();
@@ -407,8 +466,10 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
     if (attrs.sinks) inputs.push_back(uniform(DType::f32, shapes[6], random, -2, 4));
     return inputs;
   }
-  if (op.name() == "select_keys")
-    return attention_inputs(op.attrs().get<kernels::SelectKeysAttrs>().source, shapes, types, random);
+  if (op.name() == "select_keys") {
+    const auto attrs = op.attrs().get<kernels::SelectKeysAttrs>();
+    return attention_inputs(attrs.source, shapes, types, random, attrs.stride);
+  }
   if (op.name() == "latent_attention") return latent_attention_inputs(op, shapes, types, random);
   if (op.name() == "selected_attention") return selected_attention_inputs(op, shapes, types, random);
   if (op.name() == "compress_keys") return compress_keys_inputs(op, shapes, types, random);
@@ -420,6 +481,8 @@ std::vector<Tensor> plain_inputs(const ops::Op& op, std::span<const TensorType> 
     const auto attrs = op.attrs().get<kernels::SelectBlocksAttrs>();
     return compressed_inputs(attrs.source, attrs.grid.stride, 2, shapes, types, random);
   }
+  if (op.name() == "pool_keys") return pool_keys_inputs(op, shapes, types, random);
+  if (op.name() == "pooled_attention") return pooled_attention_inputs(op, shapes, types, random);
   if (op.name() == "sample") return sample_inputs(shapes, random);
   const std::vector<ops::Port> ports = op.inputs();
   EADEM_CHECK(ports.size() == types.size(), "{}: {} types for {} ports", op.name(), types.size(), ports.size());

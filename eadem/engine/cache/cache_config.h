@@ -19,9 +19,11 @@ struct StaticKVCacheConfig {
 // reaches.
 struct PagedKVCacheConfig {
   int64_t max_kv_memory_bytes = 0;  // 0: room for max_batch_size sequences of max_cache_len
-  int64_t block_size = 0;           // 0: the hardware configuration's (memory.kv_block_size of the attention)
-  int64_t max_batch_size = 8;       // most sequences of a step
-  int64_t max_cache_len = 0;        // most tokens of a sequence; 0: the model's context, as far as the memory goes
+  // 0: the hardware configuration's (memory.kv_block_size of the attention), or where rows stand for several tokens the
+  // next multiple of these.
+  int64_t block_size = 0;
+  int64_t max_batch_size = 8;  // most sequences of a step
+  int64_t max_cache_len = 0;   // most tokens of a sequence; 0: the model's context, as far as the memory goes
   // A request begins with the blocks that hold its first tokens, whichever requests computed them. Models with windows
   // or states per sequence compute every prompt whole.
   bool prefix_caching = true;

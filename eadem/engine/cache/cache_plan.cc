@@ -38,7 +38,8 @@ struct PagedDemand {
   std::vector<Window> windows;
 
   PagedDemand(const PagedKVCacheConfig& config, const CachePlanRequest& request)
-      : block_size(config.block_size == 0 ? request.block_size : config.block_size),
+      : block_size(config.block_size == 0 ? ceil_div(request.block_size, request.bytes.stride) * request.bytes.stride
+                                          : config.block_size),
         batch(config.max_batch_size),
         longest(longest_of(config.max_cache_len, request)),
         token_bytes(request.bytes.per_token) {

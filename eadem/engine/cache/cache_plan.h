@@ -45,7 +45,7 @@ struct CachePlanRequest {
   StateBytes bytes;
   int64_t context = 0;          // tokens; of the model
   int64_t default_context = 0;  // tokens of a cache that states none; 0: context
-  int64_t block_size = 0;       // of a paged cache that states none
+  int64_t block_size = 0;       // of a paged cache that states none: then the next multiple of the rows' stride
   int64_t max_num_batched_tokens = 0;
 };
 

@@ -13,6 +13,9 @@
 // latent_append: rows in which keys and values lie together (latent attention), into one cache.
 //   inputs   rows [tokens, kv_heads, width] f32 or bf16; slots [tokens] i64; cache [num_blocks, kv_heads, block_size,
 //            width], as above.   outputs: the cache.
+//   With a stride, blocks of block_size positions have one row for so many tokens: a token at slot s whose position in
+//   its block, s % block_size, is the last of `stride` ones is written to row s % block_size / stride of it, and the
+//   others nowhere. The cache is [num_blocks, kv_heads, ceil(block_size / stride), width].
 //
 // rope_kv_append, the fusion: k is rotated on the way in (see rope.h).
 //   inputs   k, table [tokens, rotary_dim] f32, v, slots, cache_k, cache_v.   outputs: the caches.
@@ -21,6 +24,11 @@
 #include "eadem/kernels/attention/rope.h"
 
 namespace eadem::kernels {
+
+struct LatentAppendAttrs {
+  int64_t stride = 1;
+  int64_t block_size = 0;  // with a stride
+};
 
 struct RopeKvAppendAttrs {
   RopeAttrs rope;

@@ -2,13 +2,14 @@
 //
 // Rotary position embedding, in two ops: the table of a step is computed once and used by every layer.
 //
-// rope_table: table[t, i] = scale * cos(positions[t] * inv_freq[i]), table[t, half + i] = scale * sin(…), i < half
+// rope_table: table[t, i] = scale * cos(p * inv_freq[i]), table[t, half + i] = scale * sin(…), i < half, where p is
+//   positions[t], or with a stride the largest multiple of it up to there
 //   inputs   positions [tokens] i32; inv_freq [half] f32 (constant)
 //   outputs  table [tokens, 2 * half] f32
 //   The angle is computed in double precision: at position 10^5 an f32 product is off by 0.006 radian.
 //   No gradient.
 //
-// rope: rotates the first rotary_dim = 2 * half elements of each head, passes the rest through.
+// rope: rotates the first rotary_dim = 2 * half elements of each head, or its last ones, and passes the rest through.
 //   inputs   x [tokens, heads, head_dim] f32 or bf16; table [tokens, rotary_dim] f32
 //   outputs  y like x (inference may alias x)
 //   rotate_half: pairs (i, i + half);  interleaved: pairs (2i, 2i + 1);  i < half
@@ -25,6 +26,7 @@ namespace eadem::kernels {
 
 struct RopeTableAttrs {
   float scale = 1.0f;  // YaRN attention factor
+  int64_t stride = 1;
 };
 
 enum class RopeStyle : uint8_t { rotate_half, interleaved };
@@ -32,6 +34,7 @@ enum class RopeStyle : uint8_t { rotate_half, interleaved };
 struct RopeAttrs {
   RopeStyle style = RopeStyle::rotate_half;
   int64_t rotary_dim = 0;
+  bool last = false;  // the last elements rotate
 };
 
 }  // namespace eadem::kernels

@@ -5,10 +5,12 @@
 // select_keys: the positions whose index scores are largest,
 //   score[t, j] = sum_h weights[t, h] * max(0, scale * q[t, h, :] . k[j, :])
 // over the key positions j of the same sequence with j <= p, where p is the position of token t. Of equal scores the
-// first position is taken.
+// first position is taken. With a stride, keys are compressed rows of so many tokens, which lie as those of
+// kernels/attention/compressed_attention.h do, and j are the numbers of rows with (j + 1) * stride <= p + 1.
 //   inputs   q [tokens, heads, head_dim] f32 or bf16
 //            k: direct  [tokens, 1, head_dim], the index keys of these same tokens
-//               cached  [num_blocks, 1, block_size, head_dim] f32, bf16 or f16 (state, written by latent_append)
+//               cached  [num_blocks, 1, block_size, head_dim] f32, bf16 or f16 (state, written by latent_append), or
+//                       rows in the place of block_size
 //            weights [tokens, heads] f32
 //            query_start, kv_length, block_table: as in kernels/attention/attention.h
 //   outputs  selection [tokens, 1, top_k] i32: positions in ascending order, then -1 where fewer are visible
@@ -42,6 +44,7 @@ struct SelectKeysAttrs {
   int64_t top_k = 0;
   float scale = 1.0f;
   KvSource source = KvSource::direct;
+  int64_t stride = 1;  // tokens of a key
 };
 
 struct SelectedAttentionAttrs {

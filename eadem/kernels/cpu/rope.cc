@@ -29,8 +29,8 @@ struct RopeTokens {
   float* y;            // [tokens, heads, head_dim]
   const float* x;      // [tokens, heads, head_dim]; may be y
   const float* table;  // [tokens, rotary_dim]
-  int64_t heads, head_dim, rotary_dim;
-  RopeStyle style;
+  int64_t heads, head_dim;
+  RopeAttrs rope;
 };
 using RotateTokens = void (*)(const RopeTokens& p, int64_t begin, int64_t end);
 
@@ -38,13 +38,19 @@ struct KvAppend {
   const float* k;      // [tokens, kv_heads, head_dim]
   const float* v;      // [tokens, kv_heads, value_dim], or null: there is one cache, k's
   const float* table;  // [tokens, rotary_dim], or null: k is not rotated
-  int64_t rotary_dim;
-  RopeStyle style;
+  RopeAttrs rope;
   const int64_t* slots;        // [tokens]
   void *cache_k, *cache_v;     // [num_blocks, kv_heads, block_size, head_dim or value_dim]
   float *scales_k, *scales_v;  // encoded: [num_blocks, kv_heads, block_size]
   float largest;               // encoded: the largest code
   int64_t kv_heads, head_dim, value_dim, block_size;
+  int64_t stride, block_rows;  // tokens of a row, and rows of a block
+
+  // Whether a row is written when the token at `slot` is there.
+  bool ends_row(int64_t slot) const { return slot >= 0 && (slot % block_size + 1) % stride == 0; }
+  int64_t row(int64_t slot, int64_t kv_head) const {
+    return (slot / block_size * kv_heads + kv_head) * block_rows + slot % block_size / stride;
+  }
 };
 using AppendTokens = void (*)(const KvAppend& p, int64_t begin, int64_t end);
 
@@ -73,15 +79,23 @@ HWY_INLINE void rotate(Vec& first, Vec& second, Vec cos, Vec sin) {
 }
 
 template <bool kInverse, typename Y>
-void rotate_head(Y* y, const float* x, const float* table, RopeStyle style, int64_t rotary_dim, int64_t head_dim) {
-  const int64_t half = rotary_dim / 2;
+void rotate_head(Y* y, const float* x, const float* table, const RopeAttrs& rope, int64_t head_dim) {
+  const int64_t half = rope.rotary_dim / 2, rest = head_dim - rope.rotary_dim;
+  const auto copy = [](Y* to, const float* from, int64_t n) {
+    map(
+        to, n, [](Vec v) { return v; }, from);
+  };
+  if (rope.last) {
+    copy(y, x, rest);
+    y += rest, x += rest;
+  }
   const float *cos = table, *sin = table + half;
   for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t n = std::min(kLanes, half - i);
     const bool full = n == kLanes;
     const Vec c = full ? load(cos + i) : load_n(cos + i, n);
     const Vec s = full ? load(sin + i) : load_n(sin + i, n);
-    if (style == RopeStyle::rotate_half) {
+    if (rope.style == RopeStyle::rotate_half) {
       Vec first = full ? load(x + i) : load_n(x + i, n);
       Vec second = full ? load(x + half + i) : load_n(x + half + i, n);
       rotate<kInverse>(first, second, c, s);
@@ -99,12 +113,10 @@ void rotate_head(Y* y, const float* x, const float* table, RopeStyle style, int6
       hn::LoadInterleaved2(Lanes(), pairs, first, second);
       rotate<kInverse>(first, second, c, s);
       hn::StoreInterleaved2(first, second, Lanes(), pairs);
-      map(
-          y + 2 * i, 2 * n, [](Vec v) { return v; }, static_cast<const float*>(pairs));
+      copy(y + 2 * i, pairs, 2 * n);
     }
   }
-  map(
-      y + rotary_dim, head_dim - rotary_dim, [](Vec v) { return v; }, x + rotary_dim);
+  if (!rope.last) copy(y + rope.rotary_dim, x + rope.rotary_dim, rest);
 }
 
 template <bool kInverse>
@@ -112,7 +124,7 @@ void rope_tokens(const RopeTokens& p, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t h = 0; h < p.heads; ++h) {
       const int64_t at = (t * p.heads + h) * p.head_dim;
-      rotate_head<kInverse>(p.y + at, p.x + at, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
+      rotate_head<kInverse>(p.y + at, p.x + at, p.table + t * p.rope.rotary_dim, p.rope, p.head_dim);
     }
   }
 }
@@ -124,14 +136,13 @@ void append_encoded_tokens(const KvAppend& p, int64_t begin, int64_t end) {
   Code *cache_k = static_cast<Code*>(p.cache_k), *cache_v = static_cast<Code*>(p.cache_v);
   float rotated[kMostEncodedDim];
   for (int64_t t = begin; t < end; ++t) {
-    if (p.slots[t] < 0) continue;
-    const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
+    if (!p.ends_row(p.slots[t])) continue;
     for (int64_t g = 0; g < p.kv_heads; ++g) {
       const int64_t from = t * p.kv_heads + g;
-      const int64_t to = (block * p.kv_heads + g) * p.block_size + offset;
+      const int64_t to = p.row(p.slots[t], g);
       const float* k = p.k + from * p.head_dim;
       if (p.table != nullptr) {
-        rotate_head<false>(rotated, k, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
+        rotate_head<false>(rotated, k, p.table + t * p.rope.rotary_dim, p.rope, p.head_dim);
         k = rotated;
       }
       encode_row(cache_k + to * p.head_dim, p.scales_k + to, k, p.head_dim, p.largest);
@@ -146,14 +157,13 @@ void append_tokens(const KvAppend& p, int64_t begin, int64_t end) {
   Cache *cache_k = static_cast<Cache*>(p.cache_k), *cache_v = static_cast<Cache*>(p.cache_v);
   const auto same = [](Vec v) { return v; };
   for (int64_t t = begin; t < end; ++t) {
-    if (p.slots[t] < 0) continue;
-    const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size;
+    if (!p.ends_row(p.slots[t])) continue;
     for (int64_t g = 0; g < p.kv_heads; ++g) {
       const int64_t from = t * p.kv_heads + g;
-      const int64_t to = (block * p.kv_heads + g) * p.block_size + offset;
+      const int64_t to = p.row(p.slots[t], g);
       Cache* const k = cache_k + to * p.head_dim;
       if (p.table != nullptr)
-        rotate_head<false>(k, p.k + from * p.head_dim, p.table + t * p.rotary_dim, p.style, p.rotary_dim, p.head_dim);
+        rotate_head<false>(k, p.k + from * p.head_dim, p.table + t * p.rope.rotary_dim, p.rope, p.head_dim);
       else
         map(k, p.head_dim, same, p.k + from * p.head_dim);
       if (p.v == nullptr) continue;
@@ -196,7 +206,8 @@ Verdict can_rope_table(const KernelRequest& r) {
 }
 
 PlanPtr prepare_rope_table(const KernelRequest& r, Context&) {
-  return make_plan([scale = double{r.attrs.get<RopeTableAttrs>().scale}](const KernelCall& call) {
+  const auto [factor, stride] = r.attrs.get<RopeTableAttrs>();
+  return make_plan([scale = double{factor}, stride = stride](const KernelCall& call) {
     const int32_t* positions = elements<const int32_t>(call.inputs[0]);
     const float* inv_freq = elements<const float>(call.inputs[1]);
     float* table = elements<float>(call.outputs[0]);
@@ -205,7 +216,7 @@ PlanPtr prepare_rope_table(const KernelRequest& r, Context&) {
       for (int64_t t = begin; t < end; ++t) {
         float* row = table + t * 2 * half;
         for (int64_t i = 0; i < half; ++i) {
-          const double angle = static_cast<double>(positions[t]) * static_cast<double>(inv_freq[i]);
+          const double angle = static_cast<double>(positions[t] / stride * stride) * static_cast<double>(inv_freq[i]);
           row[i] = static_cast<float>(scale * std::cos(angle));
           row[half + i] = static_cast<float>(scale * std::sin(angle));
         }
@@ -239,8 +250,7 @@ PlanPtr prepare_rotate(const KernelRequest& r, size_t x_port, size_t table_port,
                             .table = elements<const float>(call.inputs[table_port]),
                             .heads = x.shape[1],
                             .head_dim = x.shape[2],
-                            .rotary_dim = attrs.rotary_dim,
-                            .style = attrs.style};
+                            .rope = attrs};
     if (params.y == nullptr) return;
     cpu_device(call).pool().parallel_ranges(x.shape[0], token_grain(params.heads * params.head_dim),
                                             [&](int64_t begin, int64_t end) { task(params, begin, end); });
@@ -268,11 +278,13 @@ class Append {
     const RowEncoding* encoding = RowEncoding::of(cache_k.encoding);
     task_ = EADEM_CPU_DISPATCH(append_tokens_of, cpu_device(r).isa())(cache_k.dtype, encoding);
     if (encoding != nullptr) params_.largest = encoding->largest();
+    params_.stride = 1;
   }
-  void set_rope(const RopeAttrs& attrs) {
-    params_.rotary_dim = attrs.rotary_dim;
-    params_.style = attrs.style;
+  void set_stride(const LatentAppendAttrs& attrs) {
+    params_.stride = attrs.stride;
+    params_.block_size = attrs.block_size;
   }
+  void set_rope(const RopeAttrs& attrs) { params_.rope = attrs; }
 
   void run(const KernelCall& call, const AppendInputs& in) const {
     const TensorView& cache_v = call.outputs[1];
@@ -300,7 +312,8 @@ class Append {
     params.scales_k = static_cast<float*>(cache_k.plane(1));
     params.kv_heads = k.shape[1];
     params.head_dim = k.shape[2];
-    params.block_size = cache_k.shape[2];
+    params.block_rows = cache_k.shape[2];
+    if (params.stride == 1) params.block_size = params.block_rows;
     cpu_device(call).pool().parallel_ranges(k.shape[0],
                                             token_grain(params.kv_heads * std::max(params.head_dim, params.value_dim)),
                                             [&](int64_t begin, int64_t end) { task_(params, begin, end); });
@@ -362,9 +375,10 @@ Verdict can_latent_append(const KernelRequest& r) {
 }
 
 PlanPtr prepare_latent_append(const KernelRequest& r, Context&) {
-  return make_plan([append = Append(r, r.inputs[kLatentCache])](const KernelCall& call) {
-    append.run(call, call.inputs[kLatentRows], call.inputs[kLatentSlots]);
-  });
+  Append append(r, r.inputs[kLatentCache]);
+  append.set_stride(r.attrs.get<LatentAppendAttrs>());
+  return make_plan(
+      [append](const KernelCall& call) { append.run(call, call.inputs[kLatentRows], call.inputs[kLatentSlots]); });
 }
 
 constexpr Kernel kTable{"cpu_double_angle", Pass::forward, can_rope_table, prepare_rope_table};

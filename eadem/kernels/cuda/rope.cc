@@ -11,12 +11,14 @@ namespace eadem::kernels::cuda {
 namespace {
 
 constexpr const char* kOneWidth = "takes keys and values of one width";
+constexpr const char* kFirstElements = "rotates the first elements of a head, not the last";
 
 Verdict can_make_table(const KernelRequest& request) {
   return Requirements(request)
       .dtype("positions", request.inputs[0], {DType::i32})
       .dtype("inv_freq", request.inputs[1], {DType::f32})
       .dtype("table", request.outputs[0], {DType::f32})
+      .require(request.attrs.get<RopeTableAttrs>().stride == 1, "makes a row for each position")
       .verdict();
 }
 
@@ -38,6 +40,7 @@ Verdict can_rotate(const KernelRequest& request) {
       .dtype("x", request.inputs[0], kActivationDTypes)
       .dtype("table", request.inputs[1], {DType::f32})
       .same_dtype("y", request.outputs[0], "x", request.inputs[0])
+      .require(!request.attrs.get<RopeAttrs>().last, kFirstElements)
       .at_most("rotary_dim", request.attrs.get<RopeAttrs>().rotary_dim, request.inputs[0].fixed(2))
       .verdict();
 }
@@ -66,6 +69,7 @@ Verdict can_rotate_back(const KernelRequest& request) {
       .dtype("table", request.inputs[0], {DType::f32})
       .dtype("dy", request.inputs[1], kActivationDTypes)
       .same_dtype("dx", request.outputs[0], "dy", request.inputs[1])
+      .require(!request.attrs.get<RopeAttrs>().last, kFirstElements)
       .at_most("rotary_dim", request.attrs.get<RopeAttrs>().rotary_dim, request.inputs[1].fixed(2))
       .verdict();
 }
@@ -110,6 +114,7 @@ Verdict can_rotate_and_append(const KernelRequest& request) {
       .dtype("slots", request.inputs[3], {DType::i64})
       .dtype("cache_k", request.inputs[4], kStorageDTypes)
       .same_dtype("cache_v", request.inputs[5], "cache_k", request.inputs[4])
+      .require(!request.attrs.get<RopeKvAppendAttrs>().rope.last, kFirstElements)
       .at_most("rotary_dim", request.attrs.get<RopeKvAppendAttrs>().rope.rotary_dim, request.inputs[0].fixed(2))
       .verdict();
 }

@@ -391,6 +391,7 @@ void ModelConfig::validate(const std::string& source) const {
   require(layer_pattern.empty() || layer_pattern.size() == layer_windows.size(),
           fmt::format("{} kinds of layers for {} layers", layer_pattern.size(), num_hidden_layers));
   validate_mamba(source);
+  validate_pooled(source);
   for (const auto& [name, ids] : {std::pair<const char*, const std::vector<int64_t>&>{"bos_token_id", bos_token_id},
                                   {"eos_token_id", eos_token_id}})
     for (int64_t id : ids)
@@ -426,6 +427,42 @@ void ModelConfig::validate_mamba(const std::string& source) const {
           fmt::format("state-space layers of {} x {}, with states of {}", inner, hidden_size, mamba.state));
 }
 
+void ModelConfig::validate_pooled(const std::string& source) const {
+  const auto require = [&](bool condition, const std::string& message) {
+    if (!condition) throw InvalidArgument("{}: {}", source, message);
+  };
+  const auto require_size = [&](std::string_view what, int64_t rows, int64_t columns) {
+    require(static_cast<double>(rows) * static_cast<double>(columns) < 1e13,
+            fmt::format("{} of {} x {}", what, rows, columns));
+  };
+  if (streams > 0) {
+    require(streams <= 64 && stream_iterations >= 1 && stream_iterations <= 1000 && stream_eps >= 0 &&
+                std::isfinite(stream_eps),
+            fmt::format("{} streams, {} iterations and eps {}; expected up to 64, 1 to 1000 and a number from 0 on",
+                        streams, stream_iterations, stream_eps));
+    require_size("weights of streams", streams * (streams + 2), streams * hidden_size);
+  }
+  if (output_groups == 0) return;
+  require(
+      num_attention_heads % output_groups == 0 && output_rank > 0,
+      fmt::format("{} heads in {} groups of the output, of {} each", num_attention_heads, output_groups, output_rank));
+  for (const int64_t stride : {indexed_stride, pooled_stride}) {
+    require(stride > 0 && stride <= kMaxExtent, fmt::format("rows of {} tokens", stride));
+    require_size("places in a row", stride, 2 * std::max(head_dim, index_head_dim));
+  }
+  require(pooled_rope_theta >= 1 && std::isfinite(pooled_rope_theta), fmt::format("a theta of {}", pooled_rope_theta));
+  require(rope_scaling.kind != RopeScaling::Kind::yarn || pooled_rope_theta > 1, "yarn scaling needs a theta above 1");
+  require(rotary_dim <= index_head_dim || layer_pattern.find('I') == std::string::npos,
+          fmt::format("{} of {} dimensions of an index are rotated", rotary_dim, index_head_dim));
+  require_size("queries", num_attention_heads * head_dim, q_lora_rank);
+  require_size("queries of an index", index_n_heads * index_head_dim, q_lora_rank);
+  require_size("weights of an index", std::max(index_n_heads, 2 * index_head_dim), hidden_size);
+  require_size("keys", 2 * head_dim, hidden_size);
+  require_size("the output", output_groups * output_rank,
+               std::max(hidden_size, num_attention_heads * head_dim / output_groups));
+  require_size("experts of tokens", vocab_size, num_experts_per_tok);
+}
+
 bool ModelConfig::has_experts(int64_t layer) const {
   return num_experts > 0 && (layer + 1) % decoder_sparse_step == 0 &&
          std::find(mlp_only_layers.begin(), mlp_only_layers.end(), layer) == mlp_only_layers.end();
@@ -433,6 +470,10 @@ bool ModelConfig::has_experts(int64_t layer) const {
 
 bool ModelConfig::is_linear(int64_t layer) const {
   return std::binary_search(linear_layers.begin(), linear_layers.end(), layer);
+}
+
+bool ModelConfig::is_hashed(int64_t layer) const {
+  return std::binary_search(hash_layers.begin(), hash_layers.end(), layer);
 }
 
 const ModelFamily& ModelConfig::family() const { return family_of_type(model_type, "the model"); }

@@ -131,6 +131,16 @@ struct ModelConfig {
   int64_t linear_value_dim = 0;
   int64_t linear_taps = 0;          // of the convolutions before it
   bool linear_heads_tiled = false;  // value heads of one key head stand linear_key_heads apart
+  // Attention over a window and pooled rows, of `indexed_stride` tokens and chosen by an indexer in the layers that
+  // layer_pattern calls 'I', of `pooled_stride` tokens in those that it calls 'H'; those called 'W' have no rows. Rows
+  // have rope_scaling and a theta of their own, which is that of queries and keys in their layers, too.
+  int64_t indexed_stride = 0, pooled_stride = 0;
+  double pooled_rope_theta = 0;
+  int64_t output_groups = 0, output_rank = 0;  // of its output: groups of heads, and what each gives
+  std::vector<int64_t> hash_layers;            // layers whose experts a token's number says, in order
+  // Hyper-connections; 0 streams: there are none.
+  int64_t streams = 0, stream_iterations = 0;
+  double stream_eps = 0;
   std::vector<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_id;
   std::optional<DType> checkpoint_dtype;  // the dtype in the config, for models without files
@@ -140,6 +150,7 @@ struct ModelConfig {
 
   bool has_experts(int64_t layer) const;
   bool is_linear(int64_t layer) const;
+  bool is_hashed(int64_t layer) const;
   // Elements of one token's keys (or values) in one layer.
   int64_t kv_dim() const { return num_key_value_heads * head_dim; }
   int64_t num_parameters() const;
@@ -169,6 +180,7 @@ struct ModelConfig {
 
  private:
   void validate_mamba(const std::string& source) const;
+  void validate_pooled(const std::string& source) const;
 };
 
 }  // namespace eadem::models

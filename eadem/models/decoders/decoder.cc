@@ -15,24 +15,27 @@ namespace {
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kPositions = "model.embed_positions.weight";
 constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kStreamHead = "hc_head";
 constexpr HeadOrder kOrders[] = {HeadOrder::halves, HeadOrder::interleaved};
 
 bool is_rotated_projection(std::string_view parameter) {
   return parameter.find(".q_proj.") != std::string_view::npos || parameter.find(".k_proj.") != std::string_view::npos;
 }
 
-// Null for a mixer that rotates nothing.
-const modules::RopeConfig* rope_of(const modules::LayerSpec& layer) {
+// The tables that a mixer reads; none for one that rotates nothing.
+std::vector<modules::RopeConfig> ropes_of(const modules::LayerSpec& layer) {
   return std::visit(
-      [](const auto& mixer) -> const modules::RopeConfig* {
-        if constexpr (requires { mixer.rotated; })
-          return mixer.rotated ? &mixer.rope : nullptr;
+      [](const auto& mixer) -> std::vector<modules::RopeConfig> {
+        if constexpr (requires { mixer.ropes(); })
+          return mixer.ropes();
+        else if constexpr (requires { mixer.rotated; })
+          return mixer.rotated ? std::vector{mixer.rope} : std::vector<modules::RopeConfig>();
         else if constexpr (requires { mixer.rope; })
-          return &mixer.rope;
+          return {mixer.rope};
         else if constexpr (requires { mixer.attention.rope; })
-          return &mixer.attention.rope;
+          return {mixer.attention.rope};
         else
-          return nullptr;
+          return {};
       },
       layer.mixer);
 }
@@ -40,7 +43,7 @@ const modules::RopeConfig* rope_of(const modules::LayerSpec& layer) {
 void build_tables(BuildContext& context, const modules::LayerSpec& layer) {
   for (const modules::LayerSpec& part : layer.parts) build_tables(context, part);
   if (!layer.parts.empty()) return;
-  if (const modules::RopeConfig* rope = rope_of(layer)) modules::Rope(*rope).build_table(context);
+  for (const modules::RopeConfig& rope : ropes_of(layer)) modules::Rope(rope).build_table(context);
 }
 
 template <typename Build>
@@ -57,6 +60,8 @@ std::vector<ParameterInfo> parameters_of(const DecoderSpec& spec) {
   if (spec.layer_inputs.width > 0) modules::list_parameters(spec.layer_inputs, "model.", list);
   for (size_t layer = 0; layer < spec.layers.size(); ++layer)
     list_parameters(spec.layers[layer], fmt::format("model.layers.{}.", layer), list);
+  if (spec.streams.streams > 0)
+    modules::list_parameters(spec.streams, true, std::string("model.") + kStreamHead + ".", list);
   modules::list_parameters(spec.norm, spec.hidden, "model.", list);
   if (!spec.tied) list.push_back({kHead, Shape{spec.vocab, spec.hidden}});
   return list;
@@ -121,6 +126,7 @@ ValueId Decoder::layer(BuildContext& context, int index, ValueId x) const {
   const Graph::Scope model(context.graph, "model");
   build_ropes(context, index, index + 1);
   if (index == 0) build_layer_inputs(context, x);  // embeddings from outside
+  if (index == 0 && spec_.streams.streams > 0) x = modules::HyperConnections(spec_.streams).start(context, x);
   return scoped(context, "layers." + std::to_string(index), index, [&] {
     return modules::DecoderLayer(spec_.layers[static_cast<size_t>(index)], index).build(context, x);
   });
@@ -128,6 +134,7 @@ ValueId Decoder::layer(BuildContext& context, int index, ValueId x) const {
 
 ValueId Decoder::finish(BuildContext& context, ValueId x) const {
   const Graph::Scope model(context.graph, "model");
+  if (spec_.streams.streams > 0) x = modules::HyperConnections(spec_.streams).merge(context, kStreamHead, x);
   return modules::Norm(spec_.norm, spec_.hidden).build(context, x);
 }
 

@@ -20,6 +20,7 @@ struct DecoderSpec {
   double logit_scale = 1;                     // factor on the logits
   double logit_softcap = 0;                   // of the logits; 0: none
   modules::LayerInputs::Config layer_inputs;  // what layers read besides; of width 0: nothing
+  modules::HyperConnections::Config streams;  // of all layers; hc_head merges them before the norm. Of 0: one residual
 };
 
 // Every parameter: the embedding, layer by layer in the order of the computation, the norm, the head.

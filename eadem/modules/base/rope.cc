@@ -96,19 +96,22 @@ void Rope::build_table(BuildContext& context) const {
   const auto half = static_cast<int64_t>(frequencies.inv_freq.size());
   Tensor inv_freq = Tensor::on_host(DType::f32, Shape{half});
   for (int64_t i = 0; i < half; ++i)
-    inv_freq.view.as<float>()[i] = static_cast<float>(frequencies.inv_freq[static_cast<size_t>(i)]);
+    inv_freq.view.as<float>()[i] =
+        static_cast<float>((config_.inverse ? -1 : 1) * frequencies.inv_freq[static_cast<size_t>(i)]);
   const ValueId constant = context.graph.add_constant(context.graph.scoped_name("inv_freq"), std::move(inv_freq));
-  context.step.rope_tables[config_.name] = context.graph.add1(
-      std::make_shared<ops::RopeTable>(kernels::RopeTableAttrs{static_cast<float>(frequencies.attention_factor)}),
-      {context.step.positions, constant});
+  context.step.rope_tables[config_.name] =
+      context.graph.add1(std::make_shared<ops::RopeTable>(
+                             kernels::RopeTableAttrs{static_cast<float>(frequencies.attention_factor), config_.stride}),
+                         {context.step.positions, constant});
 }
 
 ValueId Rope::build(BuildContext& context, ValueId x) const {
   if (config_.rotary_dim == 0) return x;
   const auto table = context.step.rope_tables.find(config_.name);
   EADEM_CHECK(table != context.step.rope_tables.end(), "no table '{}'", config_.name);
-  return context.graph.add1(std::make_shared<ops::Rope>(kernels::RopeAttrs{config_.style, config_.rotary_dim}),
-                            {x, table->second});
+  return context.graph.add1(
+      std::make_shared<ops::Rope>(kernels::RopeAttrs{config_.style, config_.rotary_dim, config_.last}),
+      {x, table->second});
 }
 
 }  // namespace eadem::modules

@@ -48,6 +48,9 @@ struct RopeConfig {
   RopeScaling scaling;
   int64_t rotated_pairs = 0;     // pairs behind these have frequency 0; 0: all of them rotate
   std::vector<double> divisors;  // one per frequency, applied besides the scaling; empty: none
+  bool last = false;             // the last rotary_dim columns of a head rotate, not the first
+  int64_t stride = 1;            // positions count from multiple to multiple of it
+  bool inverse = false;          // rotates back
 };
 
 // Frequencies [rotary_dim / 2] and the factor on the table, computed in double precision, for sequences of up to

@@ -10,6 +10,9 @@ namespace eadem::modules {
 
 namespace {
 
+// The hyper-connections around the mixer and the MLP.
+constexpr const char *kMixerStreams = "attn_hc", *kMlpStreams = "ffn_hc";
+
 // The scope of a mixer or an MLP, and the module.
 struct Part {
   const char* scope;
@@ -41,6 +44,12 @@ Part layer_part_of(const ParallelMixers::Config& config, int layer) {
 Part layer_part_of(const GatedConvolution::Config& config, int layer) {
   return {"conv", [&config, layer](BuildContext& context, ValueId x) {
             return GatedConvolution(config, layer).build(context, x);
+          }};
+}
+
+Part layer_part_of(const PooledAttention::Config& config, int layer) {
+  return {"self_attn", [&config, layer](BuildContext& context, ValueId x) {
+            return PooledAttention(config, layer).build(context, x);
           }};
 }
 
@@ -139,6 +148,12 @@ void list_parameters(const GatedConvolution::Config& config, const std::string& 
   for (const auto& [name, shape] : config.parameters()) list.push_back({prefix + "conv." + name, shape});
 }
 
+void list_parameters(const PooledAttention::Config& config, const std::string& prefix,
+                     std::vector<ParameterInfo>& list) {
+  for (const auto& [name, shape] : config.parameters())
+    list.push_back({prefix + "self_attn." + name, shape, !PooledAttention::Config::is_of_indexer(name)});
+}
+
 void list_parameters(std::monostate, const std::string& /*prefix*/, std::vector<ParameterInfo>& /*list*/) {}
 
 void list_parameters(const GatedDeltaNet::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list) {
@@ -165,6 +180,8 @@ void list_experts(const MoeMlp::Config& config, const std::string& mlp, std::vec
   if (config.router_bias) list.push_back({mlp + "gate.bias", Shape{config.choices()}});
   if (config.correction_bias)
     list.push_back({mlp + "gate.e_score_correction_bias", Shape{config.choices()}, /*trainable=*/false});
+  if (config.route.by_token)
+    list.push_back({mlp + "gate.tid2eid", Shape{config.token_table, config.route.top_k}, /*trainable=*/false});
   if (config.expert_scales) list.push_back({mlp + "per_expert_scale", Shape{config.choices()}});
   const auto add = [&](const char* name, int64_t out, int64_t in) {
     list.push_back({mlp + "experts." + name + ".weight", Shape{config.experts, out, in}});
@@ -213,6 +230,11 @@ void list_parameters(const LayerInputs::Config& config, const std::string& prefi
   list.push_back({prefix + "per_layer_projection_norm.weight", Shape{config.width}});
 }
 
+void list_parameters(const HyperConnections::Config& config, bool merges, const std::string& prefix,
+                     std::vector<ParameterInfo>& list) {
+  for (const auto& [name, shape] : config.parameters(merges)) list.push_back({prefix + name, shape});
+}
+
 void list_parameters(const NormSpec& norm, int64_t size, const std::string& prefix, std::vector<ParameterInfo>& list) {
   list.push_back({prefix + norm.name + ".weight", Shape{size}});
   if (norm.bias) list.push_back({prefix + norm.name + ".bias", Shape{size}});
@@ -227,10 +249,15 @@ void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vect
     list_parameters(spec.parts[part], fmt::format("{}{}.", prefix, part), list);
     if (part == 0 && spec.shortcut) add(*spec.shortcut);
   }
+  const auto add_streams = [&](const char* name) {
+    if (spec.streams.streams > 0) list_parameters(spec.streams, false, prefix + name + ".", list);
+  };
   if (spec.parts.empty()) {
+    add_streams(kMixerStreams);
     add_norm(spec.before_mixer);
     std::visit(add, spec.mixer);
     add_norm(spec.after_mixer);
+    add_streams(kMlpStreams);
     add_norm(spec.before_mlp);
     std::visit(add, spec.mlp);
     add_norm(spec.after_mlp);
@@ -239,8 +266,32 @@ void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vect
   if (spec.scaled) list.push_back({prefix + "layer_scalar", Shape{1}, /*trainable=*/false});
 }
 
+ValueId DecoderLayer::build_streams(BuildContext& context, ValueId x) const {
+  EADEM_CHECK(!spec_.after_mixer && !spec_.after_mlp && !spec_.parallel && spec_.residual_scale == 1,
+              "layer {} has streams and norms behind its parts, parallel parts or a scale", layer_);
+  const HyperConnections streams(spec_.streams);
+  const auto pass_through = [&](const char* name, const std::optional<NormSpec>& norm, const auto& kind) {
+    const HyperConnections::Reading reading = streams.read(context, name, x);
+    const ValueId in = norm ? Norm(*norm, spec_.hidden).build(context, reading.x, layer_) : reading.x;
+    const Part part = std::visit([&](const auto& config) { return layer_part_of(config, layer_); }, kind);
+    const auto built = [&] {
+      const Graph::Scope scope(context.graph, part.scope);
+      return part.build(context, in);
+    };
+    x = streams.write(context, name, x, built(), reading.weights);
+  };
+  pass_through(kMixerStreams, spec_.before_mixer, spec_.mixer);
+  pass_through(kMlpStreams, spec_.before_mlp, spec_.mlp);
+  return x;
+}
+
+DecoderLayer::Built DecoderLayer::build_kind(BuildContext& context, ValueId x) const {
+  if (spec_.streams.streams > 0) return {.out = build_streams(context, x), .mlp_in = pipeline::kNoValue};
+  return spec_.parts.empty() ? build_mixed(context, x) : build_parts(context, x);
+}
+
 DecoderLayer::Built DecoderLayer::build_with_input(BuildContext& context, ValueId x) const {
-  Built y = spec_.parts.empty() ? build_mixed(context, x) : build_parts(context, x);
+  Built y = build_kind(context, x);
   if (spec_.reads_input) y.out = LayerInputReader(*spec_.reads_input, layer_).build(context, y.out);
   if (!spec_.scaled) return y;
   Graph& graph = context.graph;

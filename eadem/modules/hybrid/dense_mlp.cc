@@ -32,7 +32,9 @@ ValueId DenseMlp::build(BuildContext& context, ValueId x) const {
   const ValueId gate =
       scaled("gate_proj", config_.gate_scale, project("gate_proj", config_.hidden, config_.ffn, Parallel::column, x));
   const ValueId up = project("up_proj", config_.hidden, config_.ffn, Parallel::column, x);
-  const ValueId gated = context.graph.add1(std::make_shared<ops::GatedActivation>(activation), {gate, up});
+  const ops::OpPtr product = config_.clamped ? ops::OpPtr(std::make_shared<ops::ClampedSwiglu>(*config_.clamped))
+                                             : ops::OpPtr(std::make_shared<ops::GatedActivation>(activation));
+  const ValueId gated = context.graph.add1(product, {gate, up});
   return scaled("down_proj", config_.down_scale,
                 project("down_proj", config_.ffn, config_.hidden, Parallel::row, gated));
 }

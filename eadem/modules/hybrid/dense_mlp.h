@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include "eadem/modules/build_context.h"
 #include "eadem/ops/elementwise/elementwise.h"
+#include "eadem/ops/experts/clamped_swiglu.h"
 
 namespace eadem::modules {
 
@@ -17,6 +20,8 @@ class DenseMlp {
     bool bias = false;
     bool gated = true;
     double gate_scale = 1, down_scale = 1;  // where there is a gate
+    // In the place of `activation` and a product with up.
+    std::optional<kernels::ClampedSwigluAttrs> clamped = std::nullopt;
   };
 
   DenseMlp(const Config& config, int layer) : config_(config), layer_(layer) {}

@@ -20,6 +20,8 @@
 #include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
 #include "eadem/modules/hybrid/parallel_mixers.h"
+#include "eadem/modules/hybrid/sparse/pooled_attention.h"
+#include "eadem/modules/hybrid/streams/hyper_connections.h"
 
 namespace eadem::modules {
 
@@ -37,11 +39,15 @@ struct ParameterInfo {
 //
 // A layer of several `parts` is these, one after the other, and has no mixer, no MLP and no norms of its own; the first
 // part's parameters stand below "0." in the layer, and so on. Experts beside them, the `shortcut`, read what the MLP of
-// the first part reads, and the layer adds what they make behind the last part.
+// the first part reads, and the layer adds what they make behind the last part. No part has streams.
+//
+// With streams x and y are [tokens, streams, hidden], and the mixer and the MLP read and write them through
+// hyper-connections called attn_hc and ffn_hc in the place of these sums; there are both then, and neither has a norm
+// behind it or a scale.
 struct LayerSpec {
   int64_t hidden = 0;
   std::variant<CausalAttention::Config, MlaAttention::Config, GatedDeltaNet::Config, Mamba2::Config,
-               ParallelMixers::Config, GatedConvolution::Config, std::monostate>
+               ParallelMixers::Config, GatedConvolution::Config, PooledAttention::Config, std::monostate>
       mixer;
   std::variant<DenseMlp::Config, MoeMlp::Config, DenseAndExperts::Config, std::monostate> mlp;
   std::optional<NormSpec> before_mixer, after_mixer, before_mlp, after_mlp;
@@ -53,11 +59,15 @@ struct LayerSpec {
   // `layer_scalar` [1], which is not trained.
   std::optional<LayerInputReader::Config> reads_input;
   bool scaled = false;
+  HyperConnections::Config streams;
 };
 
 // Parameters of a layer, each name with `prefix` ("model.layers.3.") before it, in the order of the computation.
 void list_parameters(const NormSpec& norm, int64_t size, const std::string& prefix, std::vector<ParameterInfo>& list);
 void list_parameters(const LayerSpec& spec, const std::string& prefix, std::vector<ParameterInfo>& list);
 void list_parameters(const LayerInputs::Config& config, const std::string& prefix, std::vector<ParameterInfo>& list);
+// Of one part of hyper-connections, or of what merges the streams.
+void list_parameters(const HyperConnections::Config& config, bool merges, const std::string& prefix,
+                     std::vector<ParameterInfo>& list);
 
 }  // namespace eadem::modules

@@ -38,12 +38,17 @@ MoeMlp::Routed MoeMlp::build_router(BuildContext& context, ValueId x) const {
   const ValueId weight = parameter(true, "gate.weight", {choices, config_.hidden}),
                 bias = parameter(config_.router_bias, "gate.bias", {choices}),
                 correction = parameter(config_.correction_bias, "gate.e_score_correction_bias", {choices}),
-                scales = parameter(config_.expert_scales, "per_expert_scale", {choices});
+                scales = parameter(config_.expert_scales, "per_expert_scale", {choices}),
+                table = parameter(config_.route.by_token, "gate.tid2eid", {config_.token_table, config_.route.top_k});
   const Graph::Scope scope(graph, "gate");
   const kernels::LinearAttrs attrs{.has_bias = config_.router_bias, .out_dtype = DType::f32};
   const ValueId logits = graph.add1(std::make_shared<ops::Linear>(attrs), {x, weight, bias});
-  context.routers.push_back({logits, config_.route.top_k});
-  const std::vector<ValueId> routed = graph.add(std::make_shared<ops::Route>(config_.route), {logits, correction});
+  std::vector<ValueId> inputs = {logits, correction};
+  if (config_.route.by_token)
+    inputs.insert(inputs.end(), {table, context.step.token_ids});
+  else
+    context.routers.push_back({logits, config_.route.top_k});
+  const std::vector<ValueId> routed = graph.add(std::make_shared<ops::Route>(config_.route), std::move(inputs));
   if (!config_.expert_scales) return {routed[0], routed[1]};
   const kernels::ScaleByAttrs chosen{.indexed = true};
   return {routed[0], graph.add1(std::make_shared<ops::ScaleBy>(chosen), {routed[1], scales, routed[0]})};
@@ -80,9 +85,12 @@ ValueId MoeMlp::build_shared(BuildContext& context, ValueId x) const {
   ValueId y = pipeline::kNoValue;
   {
     const Graph::Scope scope(graph, shared.name);
-    y = DenseMlp(
-            {.hidden = config_.hidden, .ffn = shared.ffn, .activation = config_.activation, .gated = config_.gated},
-            layer_)
+    y = DenseMlp({.hidden = config_.hidden,
+                  .ffn = shared.ffn,
+                  .activation = config_.activation,
+                  .gated = config_.gated,
+                  .clamped = config_.clamped},
+                 layer_)
             .build(context, x);
   }
   if (!shared.gated) return y;

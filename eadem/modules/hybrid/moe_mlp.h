@@ -20,7 +20,8 @@ namespace eadem::modules {
 // experts.up_proj.weight [experts, ffn, hidden], experts.down_proj.weight [experts, hidden, ffn], each with .bias
 // [experts, outputs]; those of a DenseMlp below the name of the shared expert, and shared_expert_gate.weight [1,
 // hidden]; fc1_latent_proj.weight [latent, hidden] and fc2_latent_proj.weight [hidden, latent], with experts of that
-// width; gate.scale [hidden], the weight of the router's norm, and per_expert_scale [choices].
+// width; gate.scale [hidden], the weight of the router's norm, and per_expert_scale [choices]; gate.tid2eid
+// [token_table, top_k], whole numbers in f32, the experts of each token where they are not chosen.
 class MoeMlp {
  public:
   // An expert that computes all tokens.
@@ -37,10 +38,11 @@ class MoeMlp {
     int64_t identities = 0;
     kernels::RouteAttrs route;
     kernels::ActivationKind activation = kernels::ActivationKind::silu;
-    bool router_bias = false;                            // added to the logits
-    bool correction_bias = false;                        // added to the scores, for the choice alone
-    bool expert_bias = false;                            // of all three projections
-    std::optional<kernels::ClampedSwigluAttrs> clamped;  // in the place of `activation` and a product with up
+    bool router_bias = false;      // added to the logits
+    bool correction_bias = false;  // added to the scores, for the choice alone
+    bool expert_bias = false;      // of all three projections
+    // In the place of `activation` and a product with up, in the shared expert, too.
+    std::optional<kernels::ClampedSwigluAttrs> clamped;
     std::optional<SharedExpert> shared;
     bool gated = true;   // experts have a gate_proj, and the shared one has
     int64_t latent = 0;  // width of what experts read and write; 0: hidden
@@ -48,6 +50,7 @@ class MoeMlp {
     // The router reads the root mean square norm of its input, with weights gate.scale / sqrt(hidden). None: the input.
     std::optional<double> router_norm_eps;
     bool expert_scales = false;  // the weight of an expert is times its per_expert_scale
+    int64_t token_table = 0;     // with route.by_token: tokens that have experts, the rows of gate.tid2eid
 
     int64_t choices() const { return experts + identities; }
     int64_t expert_width() const { return latent > 0 ? latent : hidden; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/attention/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "eadem/ops/model_shapes.h"
@@ -12,13 +13,16 @@ using kernels::RopeStyle;
 RopeTable::RopeTable(const kernels::RopeTableAttrs& attrs) : attrs_(attrs) {
   if (!std::isfinite(attrs.scale))
     throw InvalidArgument("rope_table: scale is {}; expected a finite number", attrs.scale);
+  if (attrs.stride < 1) throw InvalidArgument("rope_table: stride is {}; expected a positive number", attrs.stride);
 }
 
 std::vector<Port> RopeTable::inputs() const {
   return {{"positions", Port::Role::index}, {"inv_freq", Port::Role::constant}};
 }
 std::vector<Port> RopeTable::outputs() const { return {{"table", Port::Role::constant}}; }
-std::string RopeTable::attrs_text() const { return fmt::format("scale={}", attrs_.scale); }
+std::string RopeTable::attrs_text() const {
+  return fmt::format("scale={}{}", attrs_.scale, attrs_.stride == 1 ? "" : fmt::format(" stride={}", attrs_.stride));
+}
 
 std::vector<TensorType> RopeTable::infer_types(std::span<const TensorType> in) const {
   expect_rank(name(), "positions", in[0], 1);
@@ -46,7 +50,8 @@ void RopeTable::reference(Pass /*pass*/, std::span<const RefTensor> in, std::spa
   const size_t tokens = static_cast<size_t>(in[0].shape[0]), half = static_cast<size_t>(in[1].shape[0]);
   for (size_t t = 0; t < tokens; ++t)
     for (size_t i = 0; i < half; ++i) {
-      const double angle = in[0].data[t] * in[1].data[i];
+      const double rest = std::fmod(in[0].data[t], static_cast<double>(attrs_.stride));
+      const double angle = (in[0].data[t] - rest) * in[1].data[i];
       out[0].data[t * 2 * half + i] = static_cast<double>(attrs_.scale) * std::cos(angle);
       out[0].data[t * 2 * half + half + i] = static_cast<double>(attrs_.scale) * std::sin(angle);
     }
@@ -71,8 +76,8 @@ Rope::Rope(const kernels::RopeAttrs& attrs) : attrs_(attrs) {
 std::vector<Port> Rope::inputs() const { return {{"x"}, {"table", Port::Role::constant}}; }
 std::vector<Port> Rope::outputs() const { return {{"y"}}; }
 std::string Rope::attrs_text() const {
-  return fmt::format("{} rotary_dim={}", attrs_.style == RopeStyle::rotate_half ? "rotate_half" : "interleaved",
-                     attrs_.rotary_dim);
+  return fmt::format("{} rotary_dim={}{}", attrs_.style == RopeStyle::rotate_half ? "rotate_half" : "interleaved",
+                     attrs_.rotary_dim, attrs_.last ? " last" : "");
 }
 
 std::vector<TensorType> Rope::infer_types(std::span<const TensorType> in) const {
@@ -111,9 +116,10 @@ void Rope::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTens
                rotary = static_cast<size_t>(attrs_.rotary_dim), half = rotary / 2;
   for (size_t t = 0; t < static_cast<size_t>(x.shape[0]); ++t)
     for (size_t h = 0; h < heads; ++h) {
-      const double* from = &x.data[(t * heads + h) * head_dim];
-      double* to = &out[0].data[(t * heads + h) * head_dim];
-      for (size_t i = rotary; i < head_dim; ++i) to[i] = from[i];
+      const size_t head = (t * heads + h) * head_dim, first_rotated = attrs_.last ? head_dim - rotary : 0;
+      std::copy_n(&x.data[head], head_dim, &out[0].data[head]);
+      const double* from = &x.data[head + first_rotated];
+      double* to = &out[0].data[head + first_rotated];
       for (size_t i = 0; i < half; ++i) {
         const bool adjacent = attrs_.style == RopeStyle::interleaved;
         const size_t first = adjacent ? 2 * i : i, second = adjacent ? 2 * i + 1 : i + half;

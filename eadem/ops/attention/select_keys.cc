@@ -16,6 +16,7 @@ SelectKeys::SelectKeys(const kernels::SelectKeysAttrs& attrs) : attrs_(attrs) {
   if (attrs.heads <= 0 || attrs.head_dim <= 0 || attrs.top_k <= 0)
     throw InvalidArgument("select_keys: heads is {}, head_dim {} and top_k {}; expected positive numbers", attrs.heads,
                           attrs.head_dim, attrs.top_k);
+  if (attrs.stride < 1) throw InvalidArgument("select_keys: stride is {}; expected a positive number", attrs.stride);
   if (!std::isfinite(attrs.scale) || attrs.scale <= 0)
     throw InvalidArgument("select_keys: scale is {}; expected a positive number", attrs.scale);
 }
@@ -30,8 +31,9 @@ std::vector<Port> SelectKeys::inputs() const {
 }
 
 std::string SelectKeys::attrs_text() const {
-  return fmt::format("heads={} head_dim={} top_k={} scale={} {}", attrs_.heads, attrs_.head_dim, attrs_.top_k,
-                     attrs_.scale, attrs_.source == KvSource::direct ? "direct" : "cached");
+  return fmt::format("heads={} head_dim={} top_k={} scale={} {}{}", attrs_.heads, attrs_.head_dim, attrs_.top_k,
+                     attrs_.scale, attrs_.source == KvSource::direct ? "direct" : "cached",
+                     attrs_.stride == 1 ? "" : fmt::format(" stride={}", attrs_.stride));
 }
 
 std::vector<TensorType> SelectKeys::infer_types(std::span<const TensorType> in) const {
@@ -69,19 +71,20 @@ Cost SelectKeys::cost(Pass /*pass*/, std::span<const TensorType> in, std::span<c
                       const SymbolValues& symbols) const {
   const int64_t tokens = in[kQ].bind(symbols)[0], sequences = std::max<int64_t>(1, in[kKvLength].bind(symbols)[0]);
   const int64_t queries = (tokens + sequences - 1) / sequences;
-  int64_t keys = queries;
+  int64_t positions = queries;
   if (attrs_.source == KvSource::cached)
-    keys = std::max(queries, in[kBlockTable].bind(symbols)[1] * in[kK].bind(symbols)[2]);
-  // Token i sees keys - queries + 1 + i keys. A score has heads products, each with its weight; a choice compares it
-  // with what was chosen.
+    positions = std::max(queries, in[kBlockTable].bind(symbols)[1] * in[kK].bind(symbols)[2] * attrs_.stride);
+  const double keys = static_cast<double>(positions / attrs_.stride);
+  // Token i sees the keys of positions - queries + 1 + i positions. A score has heads products, each with its weight; a
+  // choice compares it with what was chosen.
   const double share = static_cast<double>(tokens) / static_cast<double>(std::max<int64_t>(1, queries));
-  const double pairs = 0.5 * static_cast<double>(queries) * static_cast<double>(2 * keys - queries + 1);
+  const double pairs = 0.5 * static_cast<double>(queries) * static_cast<double>(2 * positions - queries + 1) /
+                       static_cast<double>(attrs_.stride);
   const double flops =
       share * pairs * (static_cast<double>(attrs_.heads) * (2 * static_cast<double>(attrs_.head_dim) + 4) + 8);
   const TensorType key(in[kK].dtype, {attrs_.head_dim});
   const TensorType others[] = {in[kQ], in[kWeights], in[kQueryStart], in[kKvLength], in[kBlockTable]};
-  return {flops, share * static_cast<double>(keys) * static_cast<double>(key.size_bytes(symbols)) +
-                     traffic_bytes(others, out, symbols)};
+  return {flops, share * keys * static_cast<double>(key.size_bytes(symbols)) + traffic_bytes(others, out, symbols)};
 }
 
 void SelectKeys::reference(Pass /*pass*/, std::span<const RefTensor> in, std::span<RefTensor> out) const {
@@ -90,11 +93,14 @@ void SelectKeys::reference(Pass /*pass*/, std::span<const RefTensor> in, std::sp
   std::fill(out[0].data.begin(), out[0].data.end(), -1.0);
   for (const RefSequence& s : reference_sequences(in, kQueryStart, in[kK], attrs_.source))
     for (int64_t t = s.begin; t < s.end; ++t) {
-      std::vector<double> scores(static_cast<size_t>(s.position(t)) + 1, 0.0);
+      std::vector<double> scores(static_cast<size_t>((s.position(t) + 1) / attrs_.stride), 0.0);
       for (size_t j = 0; j < scores.size(); ++j)
         for (size_t h = 0; h < heads; ++h) {
           const size_t head = static_cast<size_t>(t) * heads + h;
-          const double* key = &in[kK].data[static_cast<size_t>(s.row(static_cast<int64_t>(j), 0, 1)) * dim];
+          // A row lies at its last token, and in a cache at its own number.
+          const auto number = static_cast<int64_t>(j);
+          const int64_t place = attrs_.source == KvSource::direct ? (number + 1) * attrs_.stride - 1 : number;
+          const double* key = &in[kK].data[static_cast<size_t>(s.row(place, 0, 1)) * dim];
           const double dot = std::inner_product(key, key + dim, &in[kQ].data[head * dim], 0.0);
           scores[j] += in[kWeights].data[head] * std::max(0.0, static_cast<double>(attrs_.scale) * dot);
         }

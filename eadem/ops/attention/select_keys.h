@@ -13,7 +13,8 @@ namespace eadem::ops {
 
 class SelectKeys final : public Op {
  public:
-  // Throws InvalidArgument unless heads, head_dim and top_k are positive and scale is positive and finite.
+  // Throws InvalidArgument unless heads, head_dim, top_k and stride are positive and scale is positive and
+  // finite.
   explicit SelectKeys(const kernels::SelectKeysAttrs& attrs);
 
   std::string_view name() const override { return "select_keys"; }

@@ -37,6 +37,18 @@ Route::Route(const RouteAttrs& attrs) : attrs_(attrs) {
   if (attrs.top_groups < 1 || attrs.groups < attrs.top_groups || attrs.group_best < 1 || attrs.group_best > 2)
     throw InvalidArgument("route: top_groups is {} of {} groups, group_best {}; expected 1 to {}, and 1 or 2",
                           attrs.top_groups, attrs.groups, attrs.group_best, attrs.groups);
+  if (attrs.by_token && (attrs.groups > 1 || attrs.scoring == Scoring::softmax))
+    throw InvalidArgument("route: experts by token with {} groups and scores by {}; expected 1, and no softmax",
+                          attrs.groups, scoring_name(attrs.scoring));
+}
+
+std::vector<Port> Route::inputs() const {
+  std::vector<Port> ports = {{"logits"}, {"bias", Port::Role::constant, /*optional=*/true}};
+  if (attrs_.by_token) {
+    ports.push_back({"table", Port::Role::constant});
+    ports.push_back({"token_ids", Port::Role::index});
+  }
+  return ports;
 }
 
 std::string Route::attrs_text() const {
@@ -45,6 +57,7 @@ std::string Route::attrs_text() const {
   if (attrs_.least_sum > 0) text += fmt::format(" least_sum={}", attrs_.least_sum);
   if (attrs_.groups > 1)
     text += fmt::format(" groups={} top_groups={} group_best={}", attrs_.groups, attrs_.top_groups, attrs_.group_best);
+  if (attrs_.by_token) text += " by_token";
   return text;
 }
 
@@ -64,6 +77,17 @@ std::vector<TensorType> Route::infer_types(std::span<const TensorType> in) const
     expect_dtype(name(), "bias", in[1], kF32);
     expect_plain(name(), "bias", in[1]);
     expect_dim(name(), "bias", in[1], 0, experts, "experts of 'logits'");
+    if (attrs_.by_token)
+      throw InvalidArgument("route: 'bias' is {}; experts by token are not chosen", to_string(in[1]));
+  }
+  if (attrs_.by_token) {
+    expect_rank(name(), "table", in[2], 2);
+    expect_dtype(name(), "table", in[2], kF32);
+    expect_plain(name(), "table", in[2]);
+    expect_dim(name(), "table", in[2], 1, attrs_.top_k, "attribute top_k");
+    expect_rank(name(), "token_ids", in[3], 1);
+    expect_dtype(name(), "token_ids", in[3], kI32);
+    expect_dim(name(), "token_ids", in[3], 0, in[0].dim(0), "tokens of 'logits'");
   }
   return {TensorType(DType::i32, {in[0].dim(0), attrs_.top_k}), TensorType(DType::f32, {in[0].dim(0), attrs_.top_k})};
 }
@@ -146,7 +170,12 @@ void Route::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTen
     const bool has_bias = !in[1].data.empty();
     for (size_t e = 0; e < experts && attrs_.by_score(has_bias); ++e)
       preference[e] = score[e] + (has_bias ? in[1].data[e] : 0);
-    const std::vector<size_t> order = choose(preference);
+    std::vector<size_t> order;
+    if (!attrs_.by_token) order = choose(preference);
+    for (size_t j = 0; j < top_k && attrs_.by_token; ++j) {
+      const size_t row = static_cast<size_t>(in[3].data[t]) * top_k;
+      order.push_back(static_cast<size_t>(std::clamp(in[2].data[row + j], 0.0, static_cast<double>(experts - 1))));
+    }
     double sum = 0;
     for (size_t j = 0; j < top_k; ++j) sum += score[order[j]];
     for (size_t j = 0; j < top_k; ++j) {
@@ -175,7 +204,7 @@ void Route::reference_backward(std::span<const RefTensor> in, RefTensor& dlogits
     const double sum = divisor(chosen_sum);
     const bool sum_varies = attrs_.renormalize && chosen_sum + attrs_.epsilon >= attrs_.least_sum;
     std::vector<double> g(experts, 0.0);
-    for (size_t j = 0; j < top_k; ++j) g[expert(j)] = attrs_.scale * (dw[j] - (sum_varies ? weighted / sum : 0)) / sum;
+    for (size_t j = 0; j < top_k; ++j) g[expert(j)] += attrs_.scale * (dw[j] - (sum_varies ? weighted / sum : 0)) / sum;
     double dot = 0;
     for (size_t e = 0; e < experts; ++e) dot += g[e] * s[e];
     for (size_t e = 0; e < experts; ++e) {
@@ -197,6 +226,17 @@ std::vector<Workload> Route::workloads() {
                       std::make_shared<Route>(RouteAttrs{.top_k = model.top_k, .renormalize = true}),
                       {TensorType(DType::f32, {Symbol::tokens, model.experts}), kernels::unconnected_port()},
                       symbols_of(step)});
+  for (const StepShape& step : step_shapes())
+    rows.push_back({workload_name("deepseek-v4", step, "route by token"),
+                    std::make_shared<Route>(RouteAttrs{.top_k = 6,
+                                                       .scoring = Scoring::sqrt_softplus,
+                                                       .renormalize = true,
+                                                       .epsilon = 1e-20f,
+                                                       .scale = 1.5f,
+                                                       .by_token = true}),
+                    {TensorType(DType::f32, {Symbol::tokens, 256}), kernels::unconnected_port(),
+                     TensorType(DType::f32, {129280, 6}), TensorType(DType::i32, {Symbol::tokens})},
+                    symbols_of(step)});
   for (const StepShape& step : step_shapes())
     rows.push_back({workload_name("deepseek-v3", step, "route"),
                     std::make_shared<Route>(RouteAttrs{.top_k = 8,

@@ -13,12 +13,12 @@ namespace eadem::ops {
 
 class Route final : public Op {
  public:
-  // Throws InvalidArgument unless top_k is positive, epsilon and least_sum are numbers from 0 on, scale is finite, and
-  // top_groups of groups can be chosen.
+  // Throws InvalidArgument unless top_k is positive, epsilon and least_sum are numbers from 0 on, scale is finite,
+  // top_groups of groups can be chosen, and with by_token there are no groups and scores are no softmax.
   explicit Route(const kernels::RouteAttrs& attrs);
 
   std::string_view name() const override { return "route"; }
-  std::vector<Port> inputs() const override { return {{"logits"}, {"bias", Port::Role::constant, /*optional=*/true}}; }
+  std::vector<Port> inputs() const override;
   std::vector<Port> outputs() const override { return {{"experts", Port::Role::index}, {"weights"}}; }
   AttrsRef attrs() const override { return AttrsRef(attrs_); }
   std::string attrs_text() const override;

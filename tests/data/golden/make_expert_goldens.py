@@ -75,6 +75,20 @@ FAMILIES = {
                     n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8, n_shared_experts=1, n_group=2,
                     topk_group=1, rms_norm_eps=1e-6, index_n_heads=16, index_head_dim=10, index_topk=13,
                     rope_parameters=rope(10000.0))),
+    # Three streams; a window of 6 alone, rows of 4 tokens of which 5 are chosen, all rows of 12 tokens. Yarn with a
+    # blend in layers with rows; experts by token in the first layers; SwiGLU meets its limits.
+    "deepseek_v4": dict(
+        type="deepseek_v4", prompt=61, classic=None,
+        config=dict(hidden_size=24, moe_intermediate_size=10, num_hidden_layers=5, num_attention_heads=4, head_dim=16,
+                    num_key_value_heads=1, vocab_size=64, q_lora_rank=20, n_routed_experts=6, num_experts_per_tok=2,
+                    sliding_window=6, o_groups=2, o_lora_rank=6, index_n_heads=16, index_head_dim=12, index_topk=5,
+                    hc_mult=3, hc_sinkhorn_iters=6, swiglu_limit=1.0, rms_norm_eps=1e-6, partial_rotary_factor=0.5,
+                    layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                                 "compressed_sparse_attention", "heavily_compressed_attention"],
+                    compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 12},
+                    mlp_layer_types=["hash_moe", "hash_moe", "moe", "moe", "moe"], compress_rope_theta=500.0,
+                    rope_parameters=dict(rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0,
+                                         original_max_position_embeddings=16))),
     # Yarn with a blend, and queries that grow every five positions; a first layer without experts, groups worth their
     # best two, experts in stacked tensors.
     "mistral4": dict(
@@ -156,6 +170,8 @@ def random_parameter(model_name, name, shape):
         return torch.from_numpy(value.astype(np.float32))
     if "layernorm." in name:  # of a layer that has two
         return torch.from_numpy(rng.uniform(0.5, 1.5, shape).astype(np.float32))
+    if name.endswith("tid2eid"):  # of all experts but the last
+        return torch.from_numpy(rng.permuted(np.tile(np.arange(5), (shape[0], 1)), axis=1)[:, :shape[1]])
     if model_name == "llama4" and name.endswith("router.weight"):
         # The larger of two opposite logits is above a quarter of one of them: no token chooses the last expert.
         value = 1.2 / np.sqrt(shape[1]) * rng.standard_normal(shape)
@@ -212,9 +228,9 @@ def gguf_names(config, model):
 
 
 def is_trained(config, name):
-    """Corrections and indexers are not, and the files of transformers have matrices of identities, which it never reads."""
+    """Corrections, tables of experts and indexers are not, and the files of transformers have matrices of identities, which it never reads."""
     identity = re.search(r"\.experts\.(\d+)\.", name) if config.model_type == "longcat_flash" else None
-    return not name.endswith("e_score_correction_bias") and ".indexer." not in name and (
+    return not name.endswith(("e_score_correction_bias", "ffn.gate.bias", "tid2eid")) and ".indexer." not in name and (
         identity is None or int(identity.group(1)) < config.n_routed_experts)
 
 

@@ -503,7 +503,8 @@ def write_model(out, name, row):
     config = AutoConfig.for_model(row["type"], **(common | row["config"]))
     with torch.no_grad():
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-        buffers = [(k, b) for k, b in model.named_buffers() if k.endswith(("e_score_correction_bias", "layer_scalar"))]
+        random_buffers = ("e_score_correction_bias", "layer_scalar", "tid2eid")
+        buffers = [(k, b) for k, b in model.named_buffers() if k.endswith(random_buffers)]
         for key, parameter in [*model.named_parameters(), *buffers]:
             parameter.copy_(random_parameter(name, key, tuple(parameter.shape)))
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2)

@@ -197,6 +197,9 @@ TEST(FitCache, RowsOfSeveralTokensEndWithABlock) {
   EXPECT_EQ(modules::storage_type(states[1], cache), TensorType(DType::f32, {cache.num_blocks, 2, 6, 8}));
   request.config = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 16};
   EXPECT_HAS(refusal([&] { plan_cache(request); }), "block_size is 16; this model keeps rows for 12 tokens each");
+  request.block_size = 16;  // of a cache that states none
+  request.config = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20};
+  EXPECT_EQ(plan_cache(request).spec.block_size, 24);
   request.config = StaticKVCacheConfig{.max_batch_size = 1, .max_cache_len = 50};
   EXPECT_EQ(modules::storage_type(states[1], plan_cache(request).spec), TensorType(DType::f32, {1, 2, 13, 8}));
 }

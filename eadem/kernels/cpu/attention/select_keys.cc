@@ -38,9 +38,17 @@ struct IndexScratch {
   }
 };
 
-// Writes the scores of a block's tokens for the chunks [first, last) of keys, in rows of `stride`.
-using ScoreChunks = void (*)(const Attention& a, const float* weights, const TokenBlock& b, int64_t first, int64_t last,
-                             float* scores, int64_t stride, float* scratch);
+// Keys of `stride` tokens: how many there are before the position, and where key j lies among those of a step.
+struct KeyRows {
+  int64_t stride;
+
+  int64_t before(int64_t position) const { return position / stride; }
+  int64_t last_position(int64_t j) const { return (j + 1) * stride - 1; }
+};
+
+// Writes the scores of a block's tokens for the chunks [first, last) of keys, in rows of `pitch`.
+using ScoreChunks = void (*)(const Attention& a, const KeyRows& keys, const float* weights, const TokenBlock& b,
+                             int64_t first, int64_t last, float* scores, int64_t pitch, float* scratch);
 
 }  // namespace
 }  // namespace eadem::kernels::cpu
@@ -50,16 +58,27 @@ HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
+// Loads keys of a sequence, counted by their numbers, into rows of scratch; the remaining rows of the chunk are 0.
 template <typename T>
-void score_chunks(const Attention& a, const float* weights, const TokenBlock& b, int64_t first, int64_t last,
-                  float* scores, int64_t stride, float* scratch) {
+void load_keys(float* to, const Attention& a, const KeyRows& keys, int64_t sequence, int64_t start, int64_t count) {
+  const auto* k = static_cast<const T*>(a.k);
+  if (keys.stride == 1 || a.block_table != nullptr)
+    return load_chunk(to, a, k, a.head_dim, a.head_dim, sequence, 0, start, count);
+  const KvRows<T> from{a, k, sequence, 0, a.head_dim};
+  for (int64_t j = 0; j < count; ++j)
+    widen_row(to + j * a.width(), from.at(keys.last_position(start + j)), a.head_dim, a.width());
+  std::fill(to + count * a.width(), to + kChunk * a.width(), 0.0f);
+}
+
+template <typename T>
+void score_chunks(const Attention& a, const KeyRows& rows, const float* weights, const TokenBlock& b, int64_t first,
+                  int64_t last, float* scores, int64_t pitch, float* scratch) {
   const IndexScratch s(a, scratch);
-  const int64_t width = a.width(), tokens = b.end - b.begin, length = b.position + tokens;
+  const int64_t width = a.width(), tokens = b.end - b.begin, keys = rows.before(b.position + tokens);
   load_rows(s.q, a, a.q, a.head_dim, b, 0);
   for (int64_t chunk = first; chunk < last; ++chunk) {
     const int64_t start = chunk * kChunk;
-    load_chunk(s.keys, a, static_cast<const T*>(a.k), a.head_dim, a.head_dim, b.sequence, 0, start,
-               std::min(kChunk, length - start));
+    load_keys<T>(s.keys, a, rows, b.sequence, start, std::min(kChunk, keys - start));
     transpose_chunk(s.keys_t, s.keys, width);
     matmul_block(s.products, kChunk, false, RowOperand{s.q, width, 1},
                  PanelOperand<float>{s.keys_t, kPanelWidth, kChunk}, tokens * a.heads, kChunk / kPanelWidth,
@@ -73,7 +92,7 @@ void score_chunks(const Attention& a, const float* weights, const TokenBlock& b,
           const Vec product = hn::Mul(load(products + h * kChunk + j), set(a.scale));
           score = hn::MulAdd(hn::Max(product, zero()), set(weight[h]), score);
         }
-        store(score, scores + t * stride + start + j);
+        store(score, scores + t * pitch + start + j);
       }
     }
   }
@@ -125,6 +144,7 @@ void choose(int32_t* chosen, int64_t count, const float* scores, int64_t visible
 struct SelectPlan {
   Attention shape;
   ScoreChunks score;
+  KeyRows keys;
   int64_t top_k;
   bool cached;
   int64_t positions;      // the most that a sequence has
@@ -160,18 +180,21 @@ void run_select(const SelectPlan& plan, const KernelCall& call) {
     return TokenBlock{sequence, begin, std::min(tokens, begin + a.block_tokens()),
                       a.kv_length[sequence] - tokens + begin};
   };
-  const auto chunks_of = [](const TokenBlock& b) { return ceil_div(b.position + b.end - b.begin, kChunk); };
+  const auto chunks_of = [&](const TokenBlock& b) {
+    return ceil_div(plan.keys.before(b.position + b.end - b.begin), kChunk);
+  };
   const auto choose_token = [&](const TokenBlock& b, int64_t t, const float* scores, int worker) {
     auto* order = reinterpret_cast<int32_t*>(scratch + worker * plan.worker_floats);
     choose(selection + (a.query_start[b.sequence] + b.begin + t) * plan.top_k, plan.top_k, scores + t * plan.positions,
-           b.position + t + 1, order);
+           plan.keys.before(b.position + t + 1), order);
   };
 
   if (blocks >= pool.active_threads()) {
     pool.parallel_for(blocks, [&](int64_t index, int worker) {
       const TokenBlock b = block_at(index);
       float* scores = all_scores + worker * plan.score_floats();
-      plan.score(a, weights, b, 0, chunks_of(b), scores, plan.positions, scratch + worker * plan.worker_floats);
+      plan.score(a, plan.keys, weights, b, 0, chunks_of(b), scores, plan.positions,
+                 scratch + worker * plan.worker_floats);
       for (int64_t t = 0; t < b.end - b.begin; ++t) choose_token(b, t, scores, worker);
     });
     return;
@@ -179,7 +202,8 @@ void run_select(const SelectPlan& plan, const KernelCall& call) {
   for (int64_t index = 0; index < blocks; ++index) {
     const TokenBlock b = block_at(index);
     pool.parallel_ranges(chunks_of(b), 4, [&](int64_t begin, int64_t end, int worker) {
-      plan.score(a, weights, b, begin, end, all_scores, plan.positions, scratch + worker * plan.worker_floats);
+      plan.score(a, plan.keys, weights, b, begin, end, all_scores, plan.positions,
+                 scratch + worker * plan.worker_floats);
     });
     pool.parallel_for(b.end - b.begin, [&](int64_t t, int worker) { choose_token(b, t, all_scores, worker); });
   }
@@ -193,10 +217,11 @@ PlanPtr prepare_select(const KernelRequest& r, Context&) {
   shape.kv_heads = 1;
   shape.head_dim = attrs.head_dim;
   shape.scale = attrs.scale;
-  const int64_t most =
-      cached ? r.bounds[Symbol::max_blocks] * r.inputs[kIndexK].fixed(2) : r.inputs[kIndexQ].bind(r.bounds)[0];
+  const int64_t most = cached ? r.bounds[Symbol::max_blocks] * r.inputs[kIndexK].fixed(2)
+                              : ceil_div(r.inputs[kIndexQ].bind(r.bounds)[0], attrs.stride);
   SelectPlan plan{.shape = shape,
                   .score = EADEM_CPU_DISPATCH(score_routine, cpu_device(r).isa())(r.inputs[kIndexK].dtype),
+                  .keys = {attrs.stride},
                   .top_k = attrs.top_k,
                   .cached = cached,
                   .positions = round_up(most, kChunk),

@@ -26,10 +26,14 @@ struct RouteRows {
   RouteAttrs attrs;
   int64_t experts;
   const float* bias;  // null: none
+  // With by_token.
+  const float* table = nullptr;        // [vocab, top_k]
+  const int32_t* token_ids = nullptr;  // [tokens]
 };
 
 // Chooses the experts of a row and writes their weights. `scores` is scratch for two values of each expert.
-using RouteRow = void (*)(int32_t* chosen, float* weights, float* scores, const float* logits, const RouteRows& rows);
+using RouteRow = void (*)(int32_t* chosen, float* weights, float* scores, const float* logits, const RouteRows& rows,
+                          int64_t token);
 using RouteBackwardRow = void (*)(float* dlogits, float* scores, const float* logits, const int32_t* chosen,
                                   const float* dweights, const RouteRows& rows);
 
@@ -89,12 +93,23 @@ void choose_experts(int32_t* chosen, float* weights, float* preferences, const f
     if (is_chosen_group(worth, g, attrs)) best.offer(scores, g * group, (g + 1) * group);
 }
 
+// The experts that the table has for a token. A number that is none, NaN too, counts as one inside.
+void look_up_experts(int32_t* chosen, const RouteRows& rows, int64_t token) {
+  const float* own = rows.table + rows.token_ids[token] * rows.attrs.top_k;
+  for (int64_t j = 0; j < rows.attrs.top_k; ++j)
+    chosen[j] = own[j] > 0 ? static_cast<int32_t>(std::min(own[j], static_cast<float>(rows.experts - 1))) : 0;
+}
+
 // The divisor of the chosen scores, whose sum is `sum`.
 float divisor(float sum, const RouteAttrs& attrs) { return std::max(sum + attrs.epsilon, attrs.least_sum); }
 
-void route_row(int32_t* chosen, float* weights, float* scores, const float* logits, const RouteRows& rows) {
+void route_row(int32_t* chosen, float* weights, float* scores, const float* logits, const RouteRows& rows,
+               int64_t token) {
   score_row(scores, logits, rows);
-  choose_experts(chosen, weights, scores + rows.experts, logits, scores, rows);
+  if (rows.table != nullptr)
+    look_up_experts(chosen, rows, token);
+  else
+    choose_experts(chosen, weights, scores + rows.experts, logits, scores, rows);
   const RouteAttrs& attrs = rows.attrs;
   float sum = 0.0f;
   for (int64_t j = 0; j < attrs.top_k; ++j) {
@@ -129,7 +144,7 @@ void route_backward_row(float* dlogits, float* scores, const float* logits, cons
       const float t = std::exp(-std::fabs(z)), sigmoid_of_z = (z < 0 ? t : 1.0f) / (1.0f + t);
       // A score of 0 is that of a logit so low that its slope has vanished, too.
       const float slope = is_sigmoid ? s * (1.0f - s) : s > 0 ? 0.5f * sigmoid_of_z / s : 0.0f;
-      dlogits[chosen[j]] = gradient(j) * slope;
+      dlogits[chosen[j]] += gradient(j) * slope;
     }
     return;
   }
@@ -162,8 +177,9 @@ int64_t score_bytes(const KernelRequest& r) {
 }
 
 Verdict can_route(const KernelRequest& r) {
-  return Requirements(r)
-      .f32("logits", r.inputs[0])
+  Requirements requirements(r);
+  if (r.attrs.get<RouteAttrs>().by_token) requirements.f32("table", r.inputs[2]);
+  return requirements.f32("logits", r.inputs[0])
       .f32("bias", r.inputs[1])
       .f32("weights", r.outputs[1])
       .verdict({.flops_share = 0.2, .reason = "one row after the other"});
@@ -175,7 +191,11 @@ PlanPtr prepare_route(const KernelRequest& r, Context&) {
   return make_plan(
       [attrs, row](const KernelCall& call) {
         const int64_t experts = call.inputs[0].shape[1], top_k = attrs.top_k;
-        const RouteRows rows{attrs, experts, elements<const float>(call.inputs[1])};
+        RouteRows rows{attrs, experts, elements<const float>(call.inputs[1])};
+        if (attrs.by_token) {
+          rows.table = elements<const float>(call.inputs[2]);
+          rows.token_ids = elements<const int32_t>(call.inputs[3]);
+        }
         const float* logits = elements<const float>(call.inputs[0]);
         auto* chosen = elements<int32_t>(call.outputs[0]);
         float* weights = elements<float>(call.outputs[1]);
@@ -184,7 +204,7 @@ PlanPtr prepare_route(const KernelRequest& r, Context&) {
             call.inputs[0].shape[0], route_grain(experts), [&](int64_t begin, int64_t end, int worker) {
               for (int64_t t = begin; t < end; ++t)
                 row(chosen + t * top_k, weights + t * top_k, scratch + worker * score_floats(experts),
-                    logits + t * experts, rows);
+                    logits + t * experts, rows, t);
             });
       },
       score_bytes(r));

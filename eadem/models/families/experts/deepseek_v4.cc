@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DeepSeek V4: four streams of hidden states under hyper-connections; attention with one head of keys that are their
+// own values, over a window and over pooled rows of all tokens, which in every other layer an indexer chooses; experts
+// in all layers, in the first ones by the number of the token, and one that computes every token, all with a limited
+// SwiGLU. The layers that predict further tokens are not computed. The published files, in 8-bit and 4-bit floats, are
+// refused. Source: transformers, models/deepseek_v4 and conversion_mapping.py (facts only).
+#include <algorithm>
+#include <cmath>
+
+#include "eadem/models/decoders/moe_decoder.h"
+#include "eadem/models/family.h"
+
+namespace eadem::models {
+
+namespace {
+
+constexpr ModelType kDeepseekV4Types[] = {{.name = "deepseek_v4",
+                                           .gguf_architecture = "",
+                                           .python_class = "DeepseekV4ForCausalLM",
+                                           .max_position_embeddings = 1048576,
+                                           .num_key_value_heads = 1,
+                                           .head_dim = 512}};
+
+constexpr OwnName kDeepseekV4Keys[] = {{"intermediate_size", "moe_intermediate_size"}};
+constexpr ConfigKey kDeepseekV4Numbers[] = {{"swiglu_limit", "", &ModelConfig::swiglu_limit, 10, 1e-6, 1e6},
+                                            {"hc_eps", "", &ModelConfig::stream_eps, 1e-6, 0, 1}};
+
+// Names of transformers' files. The published ones differ in few (published_name).
+constexpr OwnName kDeepseekV4Tensors[] = {{"lm_head.weight", "head.weight"},
+                                          {"model.hc_head.fn", "model.hc_head.hc_fn"},
+                                          {"model.hc_head.base", "model.hc_head.hc_base"},
+                                          {"model.hc_head.scale", "model.hc_head.hc_scale"},
+                                          {"input_layernorm.", "attn_norm."},
+                                          {"post_attention_layernorm.", "ffn_norm."},
+                                          {"attn_hc.", "hc_attn_"},
+                                          {"ffn_hc.", "hc_ffn_"},
+                                          {"self_attn.q_a_proj.", "attn.wq_a."},
+                                          {"self_attn.q_a_norm.", "attn.q_norm."},
+                                          {"self_attn.q_b_proj.", "attn.wq_b."},
+                                          {"self_attn.kv_proj.", "attn.wkv."},
+                                          {"self_attn.kv_norm.", "attn.norm."},
+                                          {"self_attn.o_a_proj.", "attn.wo_a."},
+                                          {"self_attn.o_b_proj.", "attn.wo_b."},
+                                          {"self_attn.sinks", "attn.attn_sink"},
+                                          {"self_attn.compressor.indexer.q_b_proj.", "attn.indexer.wq_b."},
+                                          {"self_attn.compressor.indexer.weights_proj.", "attn.indexer.weights_proj."},
+                                          {"self_attn.compressor.indexer.kv_proj.", "attn.indexer.compressor.wkv."},
+                                          {"self_attn.compressor.indexer.gate_proj.", "attn.indexer.compressor.wgate."},
+                                          {"self_attn.compressor.indexer.position_bias", "attn.indexer.compressor.ape"},
+                                          {"self_attn.compressor.indexer.kv_norm.", "attn.indexer.compressor.norm."},
+                                          {"self_attn.compressor.kv_proj.", "attn.compressor.wkv."},
+                                          {"self_attn.compressor.gate_proj.", "attn.compressor.wgate."},
+                                          {"self_attn.compressor.position_bias", "attn.compressor.ape"},
+                                          {"self_attn.compressor.kv_norm.", "attn.compressor.norm."},
+                                          {"mlp.gate.e_score_correction_bias", "ffn.gate.bias"},
+                                          {"mlp.gate.", "ffn.gate."},
+                                          {"mlp.shared_experts.gate_proj.", "ffn.shared_experts.w1."},
+                                          {"mlp.shared_experts.down_proj.", "ffn.shared_experts.w2."},
+                                          {"mlp.shared_experts.up_proj.", "ffn.shared_experts.w3."}};
+
+// The published name of a tensor of transformers' files.
+std::string published_name(std::string name) {
+  constexpr std::string_view kModel = "model.", kNorm = ".attn.norm.", kHead = "hc_head.hc_";
+  if (name.starts_with(kModel)) name.erase(0, kModel.size());
+  if (name == "embed_tokens.weight") return "embed.weight";
+  if (name.starts_with(kHead)) return "hc_head_" + name.substr(kHead.size());
+  if (const size_t at = name.find(kNorm); at != std::string::npos) name.replace(at, kNorm.size(), ".attn.kv_norm.");
+  return name;
+}
+
+constexpr const char *kWindowOnly = "sliding_attention", *kIndexed = "compressed_sparse_attention",
+                     *kPooled = "heavily_compressed_attention";
+
+// A letter for each layer, of layer_types or, before, of compress_ratios, which may go on with layers that predict
+// further tokens. Neither: two layers with all rows, and then these and chosen ones in turn.
+void read_attention_kinds(const io::JsonReader& config, ModelConfig& result) {
+  const auto layers = static_cast<size_t>(result.num_hidden_layers);
+  if (config.has("layer_types")) {
+    config.ignore("compress_ratios", "is not read beside layer_types, as in transformers");
+    const std::vector<std::string> types = config.strings("layer_types");
+    if (types.size() < layers)
+      config.fail("layer_types", fmt::format("{} entries, one per layer", result.num_hidden_layers));
+    for (size_t layer = 0; layer < layers; ++layer) {
+      const std::string& type = types[layer];
+      if (type != kWindowOnly && type != kIndexed && type != kPooled)
+        config.fail("layer_types", fmt::format("only \"{}\", \"{}\" and \"{}\"", kWindowOnly, kIndexed, kPooled));
+      result.layer_pattern += type == kWindowOnly ? 'W' : type == kIndexed ? 'I' : 'H';
+    }
+    return;
+  }
+  config.ignore("layer_types");  // null
+  if (config.has("compress_ratios")) {
+    const std::vector<int64_t> ratios = config.integers("compress_ratios", 0, kMaxExtent);
+    if (ratios.size() < layers)
+      config.fail("compress_ratios", fmt::format("{} entries, one per layer", result.num_hidden_layers));
+    for (size_t layer = 0; layer < layers; ++layer) {
+      if (ratios[layer] != 0 && ratios[layer] != 4 && ratios[layer] != 128)
+        config.fail("compress_ratios", "only 0, 4 and 128");
+      result.layer_pattern += ratios[layer] == 0 ? 'W' : ratios[layer] == 4 ? 'I' : 'H';
+    }
+    return;
+  }
+  config.ignore("compress_ratios");  // null
+  for (size_t layer = 0; layer < layers; ++layer) result.layer_pattern += layer >= 2 && layer % 2 == 1 ? 'I' : 'H';
+}
+
+void read_strides(const io::JsonReader& config, ModelConfig& result) {
+  result.indexed_stride = 4;
+  result.pooled_stride = 128;
+  const auto read = [](const io::JsonReader& object, const char* key, int64_t& stride) {
+    stride = object.optional_integer(key, 1, kMaxExtent).value_or(stride);
+  };
+  if (const auto rates = config.optional_object("compress_rates")) {
+    read(*rates, kIndexed, result.indexed_stride);
+    read(*rates, kPooled, result.pooled_stride);
+  }
+  read(config, "compress_rate_csa", result.indexed_stride);
+  read(config, "compress_rate_hca", result.pooled_stride);
+}
+
+void read_hash_layers(const io::JsonReader& config, ModelConfig& result) {
+  if (!config.has("mlp_layer_types")) {
+    config.ignore("mlp_layer_types");  // null
+    const int64_t first = config.optional_integer("num_hash_layers", 0, kMaxLayers).value_or(3);
+    for (int64_t layer = 0; layer < std::min(first, result.num_hidden_layers); ++layer)
+      result.hash_layers.push_back(layer);
+    return;
+  }
+  config.ignore("num_hash_layers", "is not read beside mlp_layer_types, as in transformers");
+  const std::vector<std::string> types = config.strings("mlp_layer_types");
+  if (std::ssize(types) < result.num_hidden_layers)
+    config.fail("mlp_layer_types", fmt::format("{} entries, one per layer", result.num_hidden_layers));
+  for (int64_t layer = 0; layer < result.num_hidden_layers; ++layer) {
+    const std::string& type = types[static_cast<size_t>(layer)];
+    if (type != "hash_moe" && type != "moe") config.fail("mlp_layer_types", "only \"hash_moe\" and \"moe\"");
+    if (type == "hash_moe") result.hash_layers.push_back(layer);
+  }
+}
+
+// The columns that rotate, of a share or, before, a number.
+void read_rotary_dim(const io::JsonReader& config, ModelConfig& result) {
+  const auto stated = config.optional_integer("qk_rope_head_dim", 2, kMaxHeadDim);
+  if (!stated) return;
+  if (config.has("partial_rotary_factor") && *stated != result.rotary_dim)
+    throw DataCorrupted("{}: 'qk_rope_head_dim' is {}; 'partial_rotary_factor' of 'head_dim' {} is {}", config.file(),
+                        *stated, result.head_dim, result.rotary_dim);
+  result.rotary_dim = *stated;
+}
+
+// Layers without rows rotate by `main`, which has no scaling, and those with rows by `compress`. Before, one object had
+// the scaling of the latter, and keys of the config the thetas; yarn has the factor 1 there.
+void read_v4_ropes(const io::JsonReader& config, ModelConfig& result) {
+  result.rope_theta = config.optional_number("rope_theta", 1.0, 1e12).value_or(10000);
+  result.pooled_rope_theta = config.optional_number("compress_rope_theta", 1.0, 1e12).value_or(160000);
+  const int64_t rotated = result.rotary_dim;
+  const auto require_one_share = [&](const io::JsonReader& object) {
+    if (result.rotary_dim != rotated)
+      object.fail("partial_rotary_factor", fmt::format("that of all layers, {} of {}", rotated, result.head_dim));
+  };
+  std::optional<io::JsonReader> rope = config.optional_object("rope_parameters");
+  const auto scaling = config.optional_object("rope_scaling");
+  if (rope && scaling && !(rope->value() == scaling->value()))
+    throw DataCorrupted("{}: 'rope_parameters' and 'rope_scaling' disagree", config.file());
+  if (rope) config.ignore("rope_scaling");  // says the same
+  if (!rope) rope = scaling;
+  if (!rope) return;
+  const auto main = rope->optional_object("main"), pooled = rope->optional_object("compress");
+  if (!main || !pooled) {
+    const double theta = result.pooled_rope_theta;
+    read_rope_object(*rope, result, result.pooled_rope_theta, result.rope_scaling);
+    result.pooled_rope_theta = theta;
+    require_one_share(*rope);
+    if (result.rope_scaling.kind == modules::RopeScaling::Kind::yarn && !result.rope_scaling.attention_factor)
+      result.rope_scaling.attention_factor = 1;
+    return;
+  }
+  modules::RopeScaling of_main;
+  read_rope_object(*main, result, result.rope_theta, of_main);
+  require_one_share(*main);
+  if (of_main.kind != modules::RopeScaling::Kind::none)
+    main->fail("rope_type", "\"default\", as all models of this type have");
+  read_rope_object(*pooled, result, result.pooled_rope_theta, result.rope_scaling);
+  require_one_share(*pooled);
+}
+
+void read_v4_experts(const io::JsonReader& config, ModelConfig& result) {
+  read_experts(config, {.count_key = "n_routed_experts", .count = 256, .per_token = 6, .ffn = 2048}, result);
+  const auto honour = [&](const char* key, std::string_view honoured) {
+    if (const auto value = config.optional_string(key); value && *value != honoured)
+      throw Unsupported("{}: '{}' is \"{}\"; only \"{}\" is honoured", config.file(), key, *value, honoured);
+  };
+  honour("scoring_func", "sqrtsoftplus");
+  honour("topk_method", "noaux_tc");
+  if (const int64_t shared = config.optional_integer("n_shared_experts", 0, kMaxExperts).value_or(1); shared != 1)
+    throw Unsupported("{}: 'n_shared_experts' is {}; models of type {} have 1", config.file(), shared,
+                      result.model_type);
+  if (!config.optional_boolean("norm_topk_prob").value_or(true))
+    throw Unsupported("{}: 'norm_topk_prob' is false; only true is honoured", config.file());
+  result.shared_expert_intermediate_size = result.moe_intermediate_size;
+  result.norm_topk_prob = true;
+  result.routed_scaling_factor = config.optional_number("routed_scaling_factor", 1e-6, 1e6).value_or(1.5);
+  read_hash_layers(config, result);
+}
+
+void read_deepseek_v4_json(const io::JsonReader& config, ModelConfig& result) {
+  const auto integer = [&](const char* key, int64_t if_absent) {
+    return config.optional_integer(key, 1, kMaxExtent).value_or(if_absent);
+  };
+  if (result.num_key_value_heads != 1)
+    throw Unsupported("{}: 'num_key_value_heads' is {}; models of type {} have 1", config.file(),
+                      result.num_key_value_heads, result.model_type);
+  for (const char* key : {"attention_bias", "mlp_bias"})
+    if (config.optional_boolean(key).value_or(false))
+      throw Unsupported("{}: '{}' is true; only false is honoured", config.file(), key);
+  if (result.hidden_act != kernels::ActivationKind::silu)
+    throw Unsupported("{}: 'hidden_act' is not silu; no other is honoured", config.file());
+  result.rope_style = kernels::RopeStyle::interleaved;
+  read_rotary_dim(config, result);
+  read_v4_ropes(config, result);
+  result.q_lora_rank = integer("q_lora_rank", 1024);
+  result.output_groups = integer("o_groups", 8);
+  result.output_rank = integer("o_lora_rank", 1024);
+  result.index_n_heads = integer("index_n_heads", 64);
+  result.index_head_dim = integer("index_head_dim", 128);
+  result.index_topk = integer("index_topk", 512);
+  result.streams = integer("hc_mult", 4);
+  result.stream_iterations = integer("hc_sinkhorn_iters", 20);
+  std::fill(result.layer_windows.begin(), result.layer_windows.end(), integer("sliding_window", 128));
+  read_strides(config, result);
+  read_attention_kinds(config, result);
+  read_v4_experts(config, result);
+}
+
+void write_deepseek_v4_json(const ModelConfig& config, io::JsonValue& json) {
+  const double share = partial_rotary_factor_of(config);
+  io::JsonValue kinds = io::JsonValue::array(), mlps = io::JsonValue::array();
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const char kind = config.layer_pattern[static_cast<size_t>(layer)];
+    kinds.push_back(kind == 'W' ? kWindowOnly : kind == 'I' ? kIndexed : kPooled);
+    mlps.push_back(config.is_hashed(layer) ? "hash_moe" : "moe");
+  }
+  io::JsonValue rates = io::JsonValue::object(), ropes = io::JsonValue::object();
+  rates.set(kIndexed, config.indexed_stride).set(kPooled, config.pooled_stride);
+  ropes.set("main", rope_object({}, config.rope_theta).set("partial_rotary_factor", share));
+  ropes.set("compress", rope_object(config.rope_scaling, config.pooled_rope_theta).set("partial_rotary_factor", share));
+  json.set("layer_types", std::move(kinds)).set("compress_rates", std::move(rates));
+  json.set("rope_theta", config.rope_theta).set("compress_rope_theta", config.pooled_rope_theta);
+  json.set("rope_parameters", std::move(ropes)).set("partial_rotary_factor", share);
+  json.set("sliding_window", largest_window(config.layer_windows));
+  json.set("q_lora_rank", config.q_lora_rank);
+  json.set("o_groups", config.output_groups).set("o_lora_rank", config.output_rank);
+  json.set("index_n_heads", config.index_n_heads).set("index_head_dim", config.index_head_dim);
+  json.set("index_topk", config.index_topk);
+  json.set("hc_mult", config.streams).set("hc_sinkhorn_iters", config.stream_iterations);
+  write_experts(config, "n_routed_experts", json);
+  json.set("n_shared_experts", 1).set("scoring_func", "sqrtsoftplus").set("norm_topk_prob", true);
+  json.set("routed_scaling_factor", config.routed_scaling_factor).set("mlp_layer_types", std::move(mlps));
+}
+
+modules::PooledAttention::Config v4_attention_of(const ModelConfig& config, char kind) {
+  modules::PooledAttention::Config attention{
+      .hidden = config.hidden_size,
+      .heads = config.num_attention_heads,
+      .head_dim = config.head_dim,
+      .query_rank = config.q_lora_rank,
+      .groups = config.output_groups,
+      .output_rank = config.output_rank,
+      .window = largest_window(config.layer_windows),
+      .scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim)),
+      .norm_eps = config.rms_norm_eps,
+      .rope = {.theta = config.rope_theta, .rotary_dim = config.rotary_dim, .style = config.rope_style, .last = true},
+      .indexer = {}};
+  if (kind == 'W') return attention;
+  attention.rope.name = "rotary_emb_compress";
+  attention.rope.theta = config.pooled_rope_theta;
+  attention.rope.scaling = config.rope_scaling;
+  attention.stride = kind == 'I' ? config.indexed_stride : config.pooled_stride;
+  if (kind != 'I') return attention;
+  attention.parts = 2;
+  attention.indexer = {config.index_n_heads, config.index_head_dim, config.index_topk};
+  return attention;
+}
+
+modules::MoeMlp::Config v4_experts_of(const ModelConfig& config, bool hashed) {
+  modules::MoeMlp::Config experts = experts_of(config);
+  experts.route.scoring = kernels::RouteAttrs::Scoring::sqrt_softplus;
+  experts.route.epsilon = 1e-20f;
+  experts.route.scale = static_cast<float>(config.routed_scaling_factor);
+  experts.route.by_token = hashed;
+  experts.token_table = hashed ? config.vocab_size : 0;
+  experts.correction_bias = !hashed;
+  experts.clamped =
+      kernels::ClampedSwigluAttrs{.limit = static_cast<float>(config.swiglu_limit), .alpha = 1, .offset = 0};
+  experts.shared = {.name = "shared_experts", .ffn = config.shared_expert_intermediate_size};
+  return experts;
+}
+
+DecoderSpec deepseek_v4_decoder(const ModelConfig& config) {
+  const double eps = config.rms_norm_eps;
+  DecoderSpec spec{.vocab = config.vocab_size,
+                   .hidden = config.hidden_size,
+                   .norm = {"norm", eps},
+                   .tied = config.tie_word_embeddings,
+                   .streams = {.streams = config.streams,
+                               .hidden = config.hidden_size,
+                               .iterations = config.stream_iterations,
+                               .eps = config.stream_eps,
+                               .norm_eps = eps}};
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+    spec.layers.push_back({.hidden = config.hidden_size,
+                           .mixer = v4_attention_of(config, config.layer_pattern[static_cast<size_t>(layer)]),
+                           .mlp = v4_experts_of(config, config.is_hashed(layer)),
+                           .before_mixer = modules::NormSpec{"input_layernorm", eps},
+                           .before_mlp = modules::NormSpec{"post_attention_layernorm", eps},
+                           .streams = spec.streams});
+  return spec;
+}
+
+// transformers' names, and the published ones. Matrices of experts are single; those of groups of the output are one.
+std::vector<WeightRecipe> deepseek_v4_recipes(const ModelConfig& config, const ParameterInfo& parameter,
+                                              CheckpointFormat /*format*/) {
+  constexpr std::string_view kExperts = "mlp.experts.";
+  const LayerName layer = layer_name(parameter.name);
+  std::vector<WeightRecipe> recipes;
+  for (const bool published : {false, true}) {
+    const auto tensor = [&](const std::string& name) {
+      return WeightRecipe::name(published ? published_name(name) : name);
+    };
+    if (layer.rest.starts_with(kExperts)) {
+      const std::string part(layer.rest.substr(kExperts.size()));
+      const char* matrix = part.starts_with("gate_proj") ? "w1" : part.starts_with("down_proj") ? "w2" : "w3";
+      std::vector<WeightRecipe> experts;
+      for (int64_t e = 0; e < config.num_experts; ++e)
+        experts.push_back(tensor(fmt::format("model.layers.{}.ffn.experts.{}.{}.weight", layer.number, e, matrix)));
+      recipes.push_back(WeightRecipe::stack(std::move(experts)));
+      continue;
+    }
+    WeightRecipe own = tensor(huggingface_name(parameter.name, config.family()));
+    const Shape& shape = parameter.shape;
+    if (layer.rest.starts_with("self_attn.o_a_proj."))
+      own = WeightRecipe::reshape(std::move(own), Shape{shape[0] * shape[1], shape[2]}, shape);
+    if (layer.rest == "mlp.gate.tid2eid") own = WeightRecipe::whole_numbers(std::move(own), config.num_experts);
+    recipes.push_back(std::move(own));
+  }
+  return recipes;
+}
+
+bool may_ignore_v4(const ModelConfig& /*config*/, const std::string& tensor) {
+  return tensor.starts_with("mtp.") || tensor.starts_with("model.mtp.");
+}
+
+}  // namespace
+
+const ModelFamily& deepseek_v4_family() {
+  static const ModelFamily kFamily = {.name = "deepseek_v4",
+                                      .types = kDeepseekV4Types,
+                                      .keys = kDeepseekV4Numbers,
+                                      .latent_attention = true,
+                                      .rotated_share = 64.0 / 512,
+                                      .json_names = kDeepseekV4Keys,
+                                      .router_aux_loss_coef = 0.001,
+                                      .read_json = read_deepseek_v4_json,
+                                      .write_json = write_deepseek_v4_json,
+                                      .decoder = deepseek_v4_decoder,
+                                      .tensor_names = kDeepseekV4Tensors,
+                                      .recipes = deepseek_v4_recipes,
+                                      .may_ignore = may_ignore_v4};
+  return kFamily;
+}
+
+}  // namespace eadem::models
