@@ -22,9 +22,9 @@ std::vector<Workload> all_workloads() {
                       GatedActivation, Softmax, CrossEntropy, Cast, KvAppend, SelectRows, FeedTokens, Sample, AddBias,
                       SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
                       ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, LoadBalancingLoss,
-                      LatentAppend, HeadLinear, LatentAttention, SelectKeys, SelectedAttention, CompressKeys,
-                      CompressedAttention, SelectBlocks, SplitColumns, ConcatColumns, ShortConvolution, StateSpaceScan,
-                      GatedDeltaRule, ScaleByPosition, ScaleBy>();
+                      ExpertDispatch, ExpertCombine, LatentAppend, HeadLinear, LatentAttention, SelectKeys,
+                      SelectedAttention, CompressKeys, CompressedAttention, SelectBlocks, SplitColumns, ConcatColumns,
+                      ShortConvolution, StateSpaceScan, GatedDeltaRule, ScaleByPosition, ScaleBy>();
 }
 
 }  // namespace eadem::ops
