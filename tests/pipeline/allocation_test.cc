@@ -125,7 +125,7 @@ TEST(Allocation, DecodeStepsAllocateNothing) {
 // Two ranks that divide experts, as threads: both are counted.
 TEST(Allocation, StepsOfDividedExpertsAllocateNothing) {
   const models::Checkpoint checkpoint = models::open_checkpoint(EADEM_SOURCE_DIR "/tests/data/golden/qwen3_moe");
-  const distributed::ThreadGroup group(2);
+  distributed::ThreadGroup group(2);
   const auto make = [&](int rank, const std::shared_ptr<Device>& device) {
     EngineOptions options;
     options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 3};
