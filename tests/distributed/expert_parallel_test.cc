@@ -134,6 +134,20 @@ TEST(ExpertParallel, TogetherWithTensorParallelRanks) {
   }
 }
 
+// The first stage has experts in one of its layers, the second in its only one.
+TEST(ExpertParallel, TogetherWithPipelineStages) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(golden("qwen3_moe"));
+  const Served one = serve(*checkpoint.model, {}, true, weights_of(checkpoint));
+  run_mesh({.pp = 2, .ep = 3}, [&](const Mesh& mesh) {
+    const Served own = serve(*checkpoint.model, mesh, true, weights_of(checkpoint, /*one_stage=*/true));
+    EXPECT_EQ(own.ops.at("expert_dispatch"), 1);
+    EXPECT_EQ(own.logits.empty(), mesh.rank(MeshAxis::pp) == 0);
+    if (own.logits.empty()) return;
+    EXPECT_TRUE(are_equal(own.logits, one.logits));
+    EXPECT_EQ(own.token, one.token);
+  });
+}
+
 TEST(ExpertParallel, WhatCannotBeDividedIsRefused) {
   const auto refuse = [](const char* name, int ranks) {
     const auto model = models::model_from_config(golden(name) + "/config.json");
