@@ -29,7 +29,8 @@
 //
 // expert_combine
 //   inputs   x [places, hidden]; offsets; counts.
-//   outputs  y [top_k * tokens, hidden]: the rows in the places that they were dispatched from.
+//   outputs  y [top_k * tokens, hidden]: the rows in the places that they were dispatched from. Rows of no expert,
+//            behind offsets[experts], are 0, and so is their dx of dispatch.
 //   backward inputs: offsets, counts, dy.  outputs: dx, by expert_dispatch of dy. Not with same_tokens.
 #pragma once
 

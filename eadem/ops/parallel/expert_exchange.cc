@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/ops/parallel/expert_exchange.h"
 
+#include <algorithm>
+
 #include "eadem/ops/model_shapes.h"
 
 namespace eadem::ops {
@@ -10,8 +12,7 @@ using kernels::ExpertExchangeAttrs;
 ExpertExchange::ExpertExchange(std::string_view name, const ExpertExchangeAttrs& attrs) : name_(name), attrs_(attrs) {
   if (attrs.ranks < 1 || attrs.rank < 0 || attrs.rank >= attrs.ranks || attrs.experts < attrs.ranks)
     throw InvalidArgument("{}: rank {} of {} has none of {} experts", name, attrs.rank, attrs.ranks, attrs.experts);
-  if (attrs.top_k < 1 || attrs.top_k > attrs.experts)
-    throw InvalidArgument("{}: top_k is {}; expected 1 to the {} experts", name, attrs.top_k, attrs.experts);
+  if (attrs.top_k < 1) throw InvalidArgument("{}: top_k is {}; expected at least 1", name, attrs.top_k);
 }
 
 std::string ExpertExchange::attrs_text() const {
@@ -53,10 +54,22 @@ std::vector<Sharding> ExpertDispatch::infer_sharding(std::span<const TensorType>
   return std::vector<Sharding>(3, attrs_.ranks == 1 ? Sharding::replicated() : Sharding::along(0));
 }
 
+namespace {
+
+// The first rows that `offsets` speaks of; 0 for those behind them.
+std::vector<double> rows_of_experts(const RefTensor& rows, const RefTensor& offsets) {
+  std::vector<double> result = rows.data;
+  const auto end = static_cast<int64_t>(offsets.data.back()) * rows.shape[1];
+  std::fill(result.begin() + end, result.end(), 0.0);
+  return result;
+}
+
+}  // namespace
+
 void ExpertDispatch::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
   EADEM_CHECK(attrs_.ranks == 1, "the reference of {} ranks", attrs_.ranks);
   if (pass == Pass::backward) {
-    if (!out[0].data.empty()) out[0].data = in[2].data;
+    if (!out[0].data.empty()) out[0].data = rows_of_experts(in[2], in[0]);
     return;
   }
   out[0].data = in[0].data;
@@ -106,7 +119,8 @@ std::vector<Sharding> ExpertCombine::infer_sharding(std::span<const TensorType> 
 
 void ExpertCombine::reference(Pass pass, std::span<const RefTensor> in, std::span<RefTensor> out) const {
   EADEM_CHECK(attrs_.ranks == 1, "the reference of {} ranks", attrs_.ranks);
-  if (!out[0].data.empty()) out[0].data = in[pass == Pass::backward ? 2 : 0].data;
+  if (out[0].data.empty()) return;
+  out[0].data = pass == Pass::backward ? in[2].data : rows_of_experts(in[0], in[1]);
 }
 
 double ExpertCombine::wire_bytes(std::span<const TensorType> in, const SymbolValues& symbols) const {

@@ -32,7 +32,7 @@ class ExpertExchange : public Op {
   virtual double wire_bytes(std::span<const TensorType> inputs, const SymbolValues& symbols) const = 0;
 
  protected:
-  // Throws InvalidArgument unless every rank has an expert and top_k is from 1 to `experts`.
+  // Throws InvalidArgument unless every rank has an expert and top_k is positive.
   ExpertExchange(std::string_view name, const kernels::ExpertExchangeAttrs& attrs);
   // The pairs of a token and one of its experts, and the rows that this rank's experts may get.
   Dim pairs() const { return attrs_.top_k * Dim(Symbol::tokens); }

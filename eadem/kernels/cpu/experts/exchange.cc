@@ -52,9 +52,9 @@ struct ExchangeScratch {
   std::byte* rows;
 };
 
-// Sets `next` and returns how many rows came from each rank in all, as parts one after another.
-std::span<PartRange> parts_by_rank(const ExpertExchangeAttrs& attrs, const int32_t* counts, std::span<PartRange> parts,
-                                   std::span<int64_t> next) {
+// Sets how many rows came from each rank in all, as parts one after another, and `next` to their beginnings.
+void set_parts(const ExpertExchangeAttrs& attrs, const int32_t* counts, std::span<PartRange> parts,
+               std::span<int64_t> next) {
   const int64_t most = attrs.most_experts();
   int64_t begin = 0;
   for (int64_t rank = 0; rank < attrs.ranks; ++rank) {
@@ -64,7 +64,6 @@ std::span<PartRange> parts_by_rank(const ExpertExchangeAttrs& attrs, const int32
     parts[static_cast<size_t>(rank)] = {begin, rows};
     begin += rows;
   }
-  return parts;
 }
 
 // Calls run(row by expert, row by rank, rows) for every run of rows that are neighbours in both orders.
@@ -91,7 +90,7 @@ void set_parts_by_expert(const ExpertExchangeAttrs& attrs, const int32_t* offset
 // The other: rows by rank, `places` of them at most.
 TensorView set_parts_by_rank(const ExpertExchangeAttrs& attrs, const int32_t* counts, const ExchangeScratch& scratch,
                              std::span<PartRange> parts, const TensorView& places) {
-  parts_by_rank(attrs, counts, parts, scratch.next);
+  set_parts(attrs, counts, parts, scratch.next);
   const int64_t rows = parts.back().begin + parts.back().size;
   EADEM_CHECK(rows <= places.shape[0], "{} rows for rank {} of {}; there is room for {}", rows, attrs.rank, attrs.ranks,
               places.shape[0]);
@@ -114,7 +113,8 @@ void send_to_experts(const ExpertExchangeAttrs& attrs, Context& context, const T
                [&](int64_t expert_row, int64_t row, int64_t rows) { copy_rows(y, expert_row, by_rank, row, rows); });
 }
 
-// y [pairs, hidden] := the rows that the ranks have made of this rank's, from x [places, hidden] of each.
+// y [pairs, hidden] := the rows that the ranks have made of this rank's, from x [places, hidden] of each; 0 behind
+// them.
 void bring_back(const ExpertExchangeAttrs& attrs, Context& context, const TensorView& y, const TensorView& x,
                 const int32_t* offsets, const int32_t* counts, const ExchangeScratch& scratch) {
   set_parts_by_expert(attrs, offsets, scratch.received, x.shape[1]);
@@ -128,6 +128,9 @@ void bring_back(const ExpertExchangeAttrs& attrs, Context& context, const Tensor
                  [&](int64_t expert_row, int64_t row, int64_t rows) { copy_rows(sent, row, x, expert_row, rows); });
   }
   context.mesh.along(attrs.over).all_to_all_parts(context.device, y, scratch.received, sent, scratch.sent);
+  const int64_t end = offsets[attrs.experts], bytes = y.shape[1] * static_cast<int64_t>(dtype_size(y.dtype));
+  if (end < y.shape[0])
+    std::memset(static_cast<std::byte*>(y.data) + end * bytes, 0, static_cast<size_t>((y.shape[0] - end) * bytes));
 }
 
 // ---- The order of the rows that come
