@@ -5,6 +5,7 @@
 
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/models/config/model_config.h"
 
 namespace eadem::cli {
 
@@ -21,11 +22,16 @@ void check_context(const std::optional<int64_t>& context, int64_t model_context)
     throw InvalidArgument("--context is {}; the model's context is {} tokens", *context, model_context);
 }
 
-std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options, const models::ModelInfo& info,
+std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options, const models::Model& model,
                                                      engine::EngineOptions& engine_options, const MakeEngine& make) {
-  if (options.ranks == 1) return nullptr;
-  if (info.heads % options.ranks != 0)
-    throw InvalidArgument("--tp is {}; the model's {} attention heads do not divide by it", options.ranks, info.heads);
+  if (options.ranks() == 1) return nullptr;
+  if (model.info().heads % options.tensor_ranks != 0)
+    throw InvalidArgument("--tp is {}; the model's {} attention heads do not divide by it", options.tensor_ranks,
+                          model.info().heads);
+  const int64_t experts = model.config() == nullptr ? 0 : model.config()->num_experts;
+  if (options.expert_ranks > 1 && experts < options.expert_ranks)
+    throw InvalidArgument("--ep is {}; the model has {} experts, and each process needs one", options.expert_ranks,
+                          experts);
   const auto body = [&](const std::shared_ptr<Communicator>& ranks) {
     const std::shared_ptr<Device> device = options.open(ranks->rank());
     engine::follow_engines(ranks, device, [&](const engine::CacheConfig& cache) {
@@ -35,7 +41,7 @@ std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options
       return make(device, own);
     });
   };
-  auto ranks = std::make_unique<distributed::ForkedRanks>(static_cast<int>(options.ranks), body);
+  auto ranks = std::make_unique<distributed::ForkedRanks>(static_cast<int>(options.ranks()), body);
   engine_options.ranks = ranks->communicator();
   return ranks;
 }
@@ -44,7 +50,7 @@ LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, i
   engine::EngineOptions engine_options = options.engine_options();
   engine_options.cache = engine::PagedKVCacheConfig{.max_batch_size = 1, .max_cache_len = context};
   LoadedLlm loaded;
-  loaded.ranks = fork_ranks(options, checkpoint.model->info(), engine_options,
+  loaded.ranks = fork_ranks(options, *checkpoint.model, engine_options,
                             [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
                               return engine::InferEngine::from_checkpoint(checkpoint, std::move(device), own);
                             });

@@ -23,10 +23,10 @@ void check_context(const std::optional<int64_t>& context, int64_t model_context)
 using MakeEngine =
     std::function<std::unique_ptr<engine::InferEngine>(std::shared_ptr<Device>, const engine::EngineOptions&)>;
 
-// Forks the ranks of --tp after the first, which make and follow the engines of this process, and sets the ranks of
-// `engine_options`. Returns null for one rank. The ranks must outlive the engines. No device may be open yet. Throws
-// InvalidArgument for a model that does not divide.
-std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options, const models::ModelInfo& info,
+// Forks the ranks of --tp or --ep after the first, which make and follow the engines of this process, and sets the
+// ranks of `engine_options`. Returns null for one rank. The ranks must outlive the engines. No device may be open yet.
+// Throws InvalidArgument for a model that does not divide.
+std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options, const models::Model& model,
                                                      engine::EngineOptions& engine_options, const MakeEngine& make);
 
 // A model and the processes that it is divided over; without --tp there are none.

@@ -33,9 +33,9 @@ constexpr int kSpinsPerLook = 64;  // at the clock
 using Word = std::atomic<uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
 
-enum class Call : uint32_t { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send };
-constexpr std::string_view kCallNames[] = {"all_reduce", "all_gather", "reduce_scatter",
-                                           "all_to_all", "broadcast",  "send"};
+enum class Call : uint32_t { all_reduce, all_gather, reduce_scatter, all_to_all, all_to_all_parts, broadcast, send };
+constexpr std::string_view kCallNames[] = {
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_parts", "broadcast", "send"};
 
 // The collective that a rank is calling. The other ranks compare it with theirs.
 struct CallOffer {
@@ -210,6 +210,40 @@ class ProcessCommunicator final : public CheckedCommunicator {
       for (int rank = 0; rank < size(); ++rank) take(rank, turn, rank_ * n, received, rank * count + first, n);
     });
   }
+  // A slot begins with the sizes of the parts that its rank sends and expects, from which every rank sees how many
+  // chunks there are and whether all parts fit.
+  void all_to_all_parts(Device&, const TensorView& received, std::span<const PartRange> received_parts,
+                        const TensorView& sent, std::span<const PartRange> sent_parts) override {
+    expect_parts(received, received_parts);
+    expect_parts(sent, sent_parts);
+    expect_same_dtype(received, sent);
+    const int64_t bytes = static_cast<int64_t>(dtype_size(sent.dtype)), head = 2 * size() * int64_t{sizeof(int64_t)};
+    const int64_t chunk = (kSlotBytes - head) / size() / bytes;
+    // What `from` shows to rank `to`, which has elements from `first` on of a part.
+    const auto place = [&](int from, uint32_t turn, int to) {
+      return shared_->slot(from, turn) + head + to * chunk * bytes;
+    };
+    const auto elements = [&](const PartRange& part, int64_t first) { return std::min(chunk, part.size - first); };
+    int64_t most = 1;  // elements of the largest part; known after the first chunk
+    for (int64_t first = 0; first < most; first += chunk) {
+      const uint32_t number = turn();
+      auto* sizes = reinterpret_cast<int64_t*>(shared_->slot(rank_, number));
+      for (int rank = 0; rank < size(); ++rank) {
+        const PartRange& part = sent_parts[static_cast<size_t>(rank)];
+        sizes[rank] = part.size;
+        sizes[size() + rank] = received_parts[static_cast<size_t>(rank)].size;
+        if (const int64_t n = elements(part, first); n > 0)
+          copy(place(rank_, number, rank), at(sent, part.begin + first), n * bytes);
+      }
+      meet_over({Call::all_to_all_parts, sent.dtype}, number);
+      if (first == 0) most = largest_part(number);
+      for (int rank = 0; rank < size(); ++rank) {
+        const PartRange& part = received_parts[static_cast<size_t>(rank)];
+        if (const int64_t n = elements(part, first); n > 0)
+          copy(at(received, part.begin + first), place(rank, number, rank_), n * bytes);
+      }
+    }
+  }
   void broadcast(Device&, const TensorView& data, int root) override {
     expect_rank(root);
     in_chunks({Call::broadcast, data.dtype, data.num_elements(), root}, kSlotBytes, data,
@@ -293,13 +327,30 @@ class ProcessCommunicator final : public CheckedCommunicator {
     for (int64_t first = 0; first == 0 || first < offer.count; first += chunk) {
       const uint32_t number = turn();
       const auto finish = prepare(first, std::min(chunk, offer.count - first));
-      own().offers[number % 2] = offer;
-      meet();
-      for (int rank = 0; rank < size(); ++rank)
-        if (const CallOffer& other = state(rank).offers[number % 2]; !(other == offer))
-          throw InvalidArgument("rank {} calls {}; rank {} calls {}", rank_, offer.text(), rank, other.text());
+      meet_over(offer, number);
       finish(number);
     }
+  }
+  // Meets, and throws InvalidArgument unless all ranks call the same.
+  void meet_over(const CallOffer& offer, uint32_t number) {
+    own().offers[number % 2] = offer;
+    meet();
+    for (int rank = 0; rank < size(); ++rank)
+      if (const CallOffer& other = state(rank).offers[number % 2]; !(other == offer))
+        throw InvalidArgument("rank {} calls {}; rank {} calls {}", rank_, offer.text(), rank, other.text());
+  }
+  // Of all that the ranks exchange, from the sizes at the beginning of their slots. Every rank throws InvalidArgument
+  // when any two disagree.
+  int64_t largest_part(uint32_t turn) const {
+    const auto sizes = [&](int rank) { return reinterpret_cast<const int64_t*>(shared_->slot(rank, turn)); };
+    int64_t most = 0;
+    for (int from = 0; from < size(); ++from)
+      for (int to = 0; to < size(); ++to) {
+        const int64_t sent = sizes(from)[to], received = sizes(to)[size() + from];
+        if (sent != received) throw InvalidArgument("{}", unlike_parts(from, sent, to, received));
+        most = std::max(most, sent);
+      }
+    return most;
   }
   // Shows a chunk of every rank's part of `from`.
   template <typename Finish>

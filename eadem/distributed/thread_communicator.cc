@@ -19,10 +19,11 @@ struct Offer {
   std::string_view collective;
   TensorView in, out;
   int root = 0;
+  std::span<const PartRange> received, sent = {};  // of all_to_all_parts
 
   bool matches(const Offer& other) const {
-    return collective == other.collective && in.dtype == other.in.dtype &&
-           in.num_elements() == other.in.num_elements() && root == other.root;
+    return collective == other.collective && in.dtype == other.in.dtype && root == other.root &&
+           (!sent.empty() || in.num_elements() == other.in.num_elements());
   }
   std::string text() const {
     return fmt::format("{} of {} {}, root {}", collective, in.num_elements(), dtype_name(in.dtype), root);
@@ -134,6 +135,23 @@ class ThreadCommunicator final : public CheckedCommunicator {
     });
   }
 
+  void all_to_all_parts(Device&, const TensorView& received, std::span<const PartRange> received_parts,
+                        const TensorView& sent, std::span<const PartRange> sent_parts) override {
+    expect_parts(received, received_parts);
+    expect_parts(sent, sent_parts);
+    expect_same_dtype(received, sent);
+    collect(
+        {.collective = "all_to_all_parts", .in = sent, .out = received, .received = received_parts, .sent = sent_parts},
+        [&] {
+          const auto size = static_cast<int64_t>(dtype_size(sent.dtype));
+          for (int rank = 0; rank < this->size(); ++rank) {
+            const PartRange &to = received_parts[static_cast<size_t>(rank)],
+                            &from = offer(rank).sent[static_cast<size_t>(rank_)];
+            copy(bytes_of(received) + to.begin * size, bytes_of(offer(rank).in) + from.begin * size, to.size * size);
+          }
+        });
+  }
+
   void broadcast(Device&, const TensorView& data, int root) override {
     expect_rank(root);
     collect({"broadcast", data, data, root}, [&] {
@@ -175,16 +193,28 @@ class ThreadCommunicator final : public CheckedCommunicator {
   void collect(const Offer& own, const Task& task) {
     shared_->offers[static_cast<size_t>(rank_)] = own;
     shared_->meet();
-    for (int rank = 0; rank < size(); ++rank)
-      if (!own.matches(offer(rank))) {
-        // Every rank sees a difference, from rank 0's offer or from its own; none goes on.
-        const std::string reason =
-            fmt::format("rank {} calls {}; rank {} calls {}", rank_, own.text(), rank, offer(rank).text());
-        shared_->meet();
-        throw InvalidArgument("{}", reason);
-      }
+    if (const std::string reason = difference(own); !reason.empty()) {
+      shared_->meet();
+      throw InvalidArgument("{}", reason);
+    }
     task();
     shared_->meet();
+  }
+
+  // What keeps the ranks from carrying out their calls; empty if nothing does. Every rank sees a difference, from rank
+  // 0's offer or from its own, and all see unlike parts of any two; none goes on.
+  std::string difference(const Offer& own) const {
+    for (int rank = 0; rank < size(); ++rank)
+      if (!own.matches(offer(rank)))
+        return fmt::format("rank {} calls {}; rank {} calls {}", rank_, own.text(), rank, offer(rank).text());
+    if (own.sent.empty()) return "";
+    for (int from = 0; from < size(); ++from)
+      for (int to = 0; to < size(); ++to) {
+        const int64_t sent = offer(from).sent[static_cast<size_t>(to)].size,
+                      received = offer(to).received[static_cast<size_t>(from)].size;
+        if (sent != received) return unlike_parts(from, sent, to, received);
+      }
+    return "";
   }
 
   [[noreturn]] void refuse(const std::string& reason) const override {

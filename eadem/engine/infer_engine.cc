@@ -21,7 +21,8 @@ modules::AutoHardwareConfig resolve(const modules::ModelSpec& spec, const Device
 CachePlanRequest request_of(const models::Model& model, const Device& device,
                             const modules::AutoHardwareConfig& hardware, const EngineOptions& options) {
   return {.config = options.cache,
-          .bytes = state_bytes(model, device, hardware, options.num_ranks(), options.rank()),
+          .bytes = state_bytes(model, device, hardware, options.mesh().size(MeshAxis::tp),
+                               options.mesh().rank(MeshAxis::tp)),
           .context = model.info().max_positions,
           .default_context = model.info().default_context(),
           .block_size = hardware.of(modules::Role::attention).memory.kv_block_size.value,
@@ -65,19 +66,20 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
   pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
   environment.disabled_fusions = all_disabled(options, hardware);
   environment.op_by_op = options.op_by_op;
-  if (options.num_ranks() > 1) {
-    environment.mesh = Mesh(MeshAxis::tp, options.ranks);
-    environment.whole_outputs = {"hidden", "logits"};
-  }
+  environment.mesh = options.mesh();
+  if (options.num_ranks() > 1) environment.whole_outputs = {"hidden", "logits"};
   const int64_t vocab = model.info().vocab;
   return {.make_graph =
-              [&model, device, hardware, plan, decisions, num_ranks = options.num_ranks(), rank = options.rank()] {
-                models::BuiltGraph built = models::build_inference_graph(model, {.device = device.get(),
-                                                                                 .hardware = &hardware,
-                                                                                 .cache = plan.spec,
-                                                                                 .num_ranks = num_ranks,
-                                                                                 .rank = rank,
-                                                                                 .longest_sequence = plan.max_length});
+              [&model, device, hardware, plan, decisions, mesh = options.mesh()] {
+                models::BuiltGraph built =
+                    models::build_inference_graph(model, {.device = device.get(),
+                                                          .hardware = &hardware,
+                                                          .cache = plan.spec,
+                                                          .num_ranks = mesh.size(MeshAxis::tp),
+                                                          .rank = mesh.rank(MeshAxis::tp),
+                                                          .expert_ranks = mesh.size(MeshAxis::ep),
+                                                          .expert_rank = mesh.rank(MeshAxis::ep),
+                                                          .longest_sequence = plan.max_length});
                 if (decisions != nullptr) *decisions = std::move(built.decisions);
                 return std::move(built.graph);
               },
@@ -120,7 +122,9 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
   }
   require_count("max_num_batched_tokens", options_.max_num_batched_tokens, 1);
   require_count("max_logit_rows", options.max_logit_rows, 0);
-  parameters_ = std::make_shared<pipeline::ParameterStore>(device_, options_.rank(), options_.num_ranks());
+  if (options.divide != MeshAxis::tp && options.divide != MeshAxis::ep)
+    throw InvalidArgument("ranks divide {}; an engine's divide tp or ep", mesh_axis_name(options.divide));
+  parameters_ = std::make_shared<pipeline::ParameterStore>(device_, options_.mesh());
   if (leads()) {
     channel_->begin(RankCommand::start);
     channel_->put(options_.cache);
@@ -165,7 +169,9 @@ void InferEngine::compile() {
   if (form.value == LatentForm::decompressed && !prefill_program().graph().find("prompt_length"))
     throw InvalidArgument("latent_form is decompressed ({}); no layer of this model has latent attention over all rows",
                           form.set_by);
-  collect_sequence_states(models::states_of(*model_, *device_, hardware_, options_.num_ranks(), options_.rank()));
+  const Mesh mesh = options_.mesh();
+  collect_sequence_states(
+      models::states_of(*model_, *device_, hardware_, mesh.size(MeshAxis::tp), mesh.rank(MeshAxis::tp)));
   descriptor_ = std::make_unique<StepDescriptor>(device_, programs_->step_bytes(), cache_spec(), info.vocab);
   const int64_t most_rows = most[Symbol::logit_rows];
   sampled_ = device_->allocate(most_rows * static_cast<int64_t>(sizeof(int32_t)));

@@ -3,9 +3,10 @@
 // InferEngine: a model on a device, with its KV cache. One call of `forward` is one step over the packed new tokens of
 // some sequences. Scheduling, text and stop conditions belong to the layers above (engine/llm.h).
 //
-// Several ranks (EngineOptions::ranks) have an engine each, with its part of the parameters and of the cache. That of
-// rank 0 is used as one of one rank; it tells the others, which run follow(), what to do. Every rank samples from whole
-// logits and knows every token. When a rank fails, calls throw RankFailed, and the engines are of no use any more.
+// Several ranks (EngineOptions::ranks) have an engine each, with its part of the parameters and, over tp, of the cache.
+// That of rank 0 is used as one of one rank; it tells the others, which run follow(), what to do. Every rank samples
+// from whole logits and knows every token. When a rank fails, calls throw RankFailed, and the engines are of no use any
+// more.
 //
 // One thread at a time may use an engine.
 #pragma once
@@ -33,9 +34,11 @@ namespace eadem::engine {
 
 struct EngineOptions {
   CacheConfig cache = StaticKVCacheConfig{};
-  // The ranks that divide the model (tensor parallelism), as this one sees them; null: one rank. They compute on the
-  // CPU, and their other options are the same.
+  // The ranks that divide the model, as this one sees them; null: one rank. They compute on the CPU, and their other
+  // options are the same.
   std::shared_ptr<Communicator> ranks;
+  // What they divide: tp, large matrices and caches, or ep, the experts alone. Over ep the bits are those of one rank.
+  MeshAxis divide = MeshAxis::tp;
   HardwareMode mode = HardwareMode::performance;
   HardwareOverrides hardware;  // explicit arguments
   int64_t max_num_batched_tokens =
@@ -47,12 +50,13 @@ struct EngineOptions {
 
   int num_ranks() const { return ranks == nullptr ? 1 : ranks->size(); }
   int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
+  Mesh mesh() const { return num_ranks() == 1 ? Mesh() : Mesh(divide, ranks); }
 };
 
 // As many new tokens of a step as a device computes at its best speed: 512 on a CPU, 2048 on others.
 int64_t default_step_tokens(const Device& device);
 
-// Bytes of what the layers of a model keep of a sequence on rank `rank` of `num_ranks`.
+// Bytes of what the layers of a model keep of a sequence on tensor-parallel rank `rank` of `num_ranks`.
 StateBytes state_bytes(const models::Model& model, const Device& device, const modules::AutoHardwareConfig& hardware,
                        int num_ranks = 1, int rank = 0);
 // The request that plans the cache of an engine which does not exist yet.

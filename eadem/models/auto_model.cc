@@ -153,8 +153,14 @@ void load_weights(pipeline::ParameterStore& parameters, const Checkpoint& checkp
     if (reader.recipe(name) == nullptr) continue;
     reader.require_one_value(name);
     if (!cached || !cache->place(name)) {
-      const Tensor tensor = reader.read(name);
-      parameters.load(name, tensor.view, weights.path(), options.in_place ? tensor.storage : nullptr);
+      const std::optional<PartRange> experts = parameters.own_experts(name);
+      const Tensor tensor =
+          experts ? reader.read_experts(name, *experts, parameters.whole_shape(name)) : reader.read(name);
+      const std::shared_ptr<const void> owner = options.in_place ? tensor.storage : nullptr;
+      if (experts)
+        parameters.load_experts(name, tensor.view, weights.path(), owner);
+      else
+        parameters.load(name, tensor.view, weights.path(), owner);
       reader.release(name);
     }
     for (const std::string& tensor : reader.tensors_of(name))

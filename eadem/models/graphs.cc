@@ -12,6 +12,9 @@ BuildContext start(BuiltGraph& built, const GraphOptions& options) {
                        .cache = options.cache,
                        .num_ranks = options.num_ranks,
                        .rank = options.rank,
+                       .expert_ranks = options.expert_ranks,
+                       .expert_rank = options.expert_rank,
+                       .own_tokens = options.cache.layout == modules::CacheLayout::none,
                        .longest_sequence = options.longest_sequence};
   const auto input = [&](const std::string& name, DType dtype, std::initializer_list<Dim> dims) {
     return built.graph.add_input(name, TensorType(dtype, dims));
@@ -31,6 +34,13 @@ BuildContext start(BuiltGraph& built, const GraphOptions& options) {
   return context;
 }
 
+ValueId build_decoder(const Model& model, BuildContext& context) {
+  const ValueId hidden = model.build_decoder(context);
+  if (context.expert_ranks > 1 && context.routers.empty())
+    throw InvalidArgument("{} ranks to divide experts; the model has none", context.expert_ranks);
+  return hidden;
+}
+
 }  // namespace
 
 BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options) {
@@ -38,7 +48,7 @@ BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options
   BuiltGraph built;
   BuildContext context = start(built, options);
   modules::Sampling().feed(context);
-  const ValueId hidden = model.build_decoder(context);
+  const ValueId hidden = build_decoder(model, context);
   const ValueId rows = built.graph.add_input("logit_rows", TensorType(DType::i32, {Symbol::logit_rows}));
   const ValueId wanted = modules::SelectRows().build(context, hidden, rows);
   const ValueId logits = model.head(context, wanted);
@@ -54,7 +64,7 @@ BuiltGraph build_training_graph(const Model& model, const GraphOptions& options)
   EADEM_CHECK(options.cache.layout == modules::CacheLayout::none, "a training graph has no cache");
   BuiltGraph built;
   BuildContext context = start(built, options);
-  const ValueId hidden = model.build_decoder(context);
+  const ValueId hidden = build_decoder(model, context);
   const ValueId labels = built.graph.add_input("labels", TensorType(DType::i32, {Symbol::tokens}));
   const ValueId logits = model.head(context, hidden);
   built.graph.mark_output("loss", modules::CrossEntropyLoss(model.info().vocab).build(context, logits, labels));

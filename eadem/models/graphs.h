@@ -14,6 +14,8 @@ struct GraphOptions {
   modules::CacheSpec cache;
   int num_ranks = 1;                 // tensor-parallel ranks
   int rank = 0;                      // this one
+  int expert_ranks = 1;              // ranks that divide experts; of inference graphs, all have the same tokens
+  int expert_rank = 0;               // this one
   int64_t longest_sequence = 0;      // tokens that a sequence may have; 0: not known, taken for few
   bool load_balancing_loss = false;  // a training graph has it as an output
 };
@@ -29,12 +31,13 @@ struct BuiltGraph {
 // and slots [tokens] i64 (named by modules::group_input), state_slots [sequences] i32 where there are slots,
 // prompt_length [sequences] i32 where a module asks for it, logit_rows [logit_rows] i32, and those of
 // modules::Sampling. Outputs: hidden [tokens, hidden], logits [logit_rows, vocab] f32, token and logprob [logit_rows].
-// States: model.layers.N.self_attn.{k,v}_cache.
+// States: model.layers.N.self_attn.{k,v}_cache. Throws InvalidArgument where ranks should divide experts that the model
+// does not have; so does the next.
 BuiltGraph build_inference_graph(const Model& model, const GraphOptions& options);
 
-// Training and scoring without a cache. Inputs: token_ids, positions, labels [tokens] i32 (negative: ignored),
-// query_start, kv_length. Outputs: loss [tokens] f32 and, if it is wanted, load_balancing_loss [1] f32. Throws
-// InvalidArgument for a model without experts then.
+// Training and scoring without a cache; ranks that divide experts have tokens of their own. Inputs: token_ids,
+// positions, labels [tokens] i32 (negative: ignored), query_start, kv_length. Outputs: loss [tokens] f32 and, if it is
+// wanted, load_balancing_loss [1] f32. Throws InvalidArgument for a model without experts then.
 BuiltGraph build_training_graph(const Model& model, const GraphOptions& options);
 
 // The states that a model's modules declare on rank `rank` of `num_ranks`, in the order of the computation.

@@ -71,8 +71,10 @@ PackCache::PackCache(const std::string& folder, pipeline::ParameterStore& parame
 }
 
 void PackCache::plan() {
-  parts_.push_back({fmt::format("eadem {}, packing version {}, rank {} of {}", EADEM_VERSION, kPackingVersion,
-                                parameters_.rank(), parameters_.num_ranks())});
+  const int ranks = parameters_.num_ranks() * parameters_.num_ranks(MeshAxis::ep);
+  parts_.push_back({fmt::format("eadem {}, packing version {}, rank {} of {}, expert rank {} of {}", EADEM_VERSION,
+                                kPackingVersion, parameters_.rank(), parameters_.num_ranks(),
+                                parameters_.rank(MeshAxis::ep), parameters_.num_ranks(MeshAxis::ep))});
   const std::vector<pipeline::ParameterStore::LayoutOf> all = parameters_.layouts();
   for (size_t begin = 0, end = 0; begin < all.size(); begin = end) {
     const std::string& name = all[begin].name;
@@ -82,7 +84,7 @@ void PackCache::plan() {
     const std::optional<RecipeType> stored = reader_.type(name);
     const bool as_in_file = recipe != nullptr && recipe->is_name() && stored &&
                             stored->type == WeightType(type.dtype, type.encoding) &&
-                            stored->shape == parameters_.whole_shape(name) && parameters_.num_ranks() == 1;
+                            stored->shape == parameters_.whole_shape(name) && ranks == 1;
     if (std::any_of(all.begin() + static_cast<std::ptrdiff_t>(begin), all.begin() + static_cast<std::ptrdiff_t>(end),
                     [](const auto& layout) { return holds_positions(layout.view); }))
       continue;

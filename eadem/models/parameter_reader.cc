@@ -68,11 +68,21 @@ std::optional<RecipeType> ParameterReader::type(const std::string& parameter) co
       *own, [this](const std::string& name) { return describe_tensor(name); }, weights_->path());
 }
 
+WeightRecipe ParameterReader::recipe_to_read(const std::string& parameter) const {
+  if (const WeightRecipe* own = recipe(parameter)) return *own;
+  const std::vector<WeightRecipe>& all = recipes(parameter);
+  return all.empty() ? WeightRecipe::name(parameter) : all.front();
+}
+
 Tensor ParameterReader::read(const std::string& parameter) const {
   const auto get = [this](const std::string& name) { return weights_->get(name); };
-  if (const WeightRecipe* own = recipe(parameter)) return evaluate(*own, get, weights_->path());
-  const std::vector<WeightRecipe>& all = recipes(parameter);
-  return evaluate(all.empty() ? WeightRecipe::name(parameter) : all.front(), get, weights_->path());
+  return evaluate(recipe_to_read(parameter), get, weights_->path());
+}
+
+Tensor ParameterReader::read_experts(const std::string& parameter, PartRange experts, const Shape& whole) const {
+  const auto get = [this](const std::string& name) { return weights_->get(name); };
+  return evaluate(part_of_first_axis(recipe_to_read(parameter), experts, whole[0], whole.rank()), get,
+                  weights_->path());
 }
 
 void ParameterReader::release(const std::string& parameter) const {

@@ -26,6 +26,8 @@ class ParameterReader {
   std::optional<RecipeType> type(const std::string& parameter) const;
   // Throws NotFound, naming the tensor that is usually there, without a recipe; else as models::evaluate.
   Tensor read(const std::string& parameter) const;
+  // As `read`, of some experts alone: the slices `experts` of the first axis of a parameter of this whole shape.
+  Tensor read_experts(const std::string& parameter, PartRange experts, const Shape& whole) const;
   // Says that the parameter has been read and will not be soon again.
   void release(const std::string& parameter) const;
 
@@ -41,6 +43,8 @@ class ParameterReader {
   void require_no_other(const std::set<std::string>& used) const;
 
  private:
+  // The recipe that `read` runs.
+  WeightRecipe recipe_to_read(const std::string& parameter) const;
   const std::vector<WeightRecipe>& recipes(const std::string& parameter) const;
   std::vector<const WeightRecipe*> served(const std::string& parameter) const;
   std::optional<RecipeType> describe_tensor(const std::string& name) const;

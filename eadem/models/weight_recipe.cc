@@ -589,6 +589,42 @@ Tensor evaluate(const WeightRecipe& recipe, const ReadName& read, const std::str
   return parts[0];
 }
 
+WeightRecipe part_of_first_axis(const WeightRecipe& recipe, PartRange range, int64_t whole, int rank) {
+  WeightRecipe result = recipe;
+  const auto of_each_part = [&] {
+    for (WeightRecipe& part : result.parts) part = part_of_first_axis(part, range, whole, rank);
+    return result;
+  };
+  switch (recipe.kind) {
+    case Kind::stack: {
+      EADEM_CHECK(std::ssize(recipe.parts) == whole, "{} of {} slices", recipe.parts.size(), whole);
+      const auto begin = recipe.parts.begin() + range.begin;
+      result.parts.assign(begin, begin + range.size);
+      return result;
+    }
+    case Kind::slice:
+    case Kind::concat:
+    case Kind::interleave:
+      if (recipe.axis > 0) return of_each_part();
+      break;
+    case Kind::transpose:
+      if (rank > 2) return of_each_part();
+      break;
+    case Kind::add:
+    case Kind::scale:
+    case Kind::log_of_negative:
+    case Kind::negative_exp: return of_each_part();
+    case Kind::name:
+    case Kind::select:
+    case Kind::reorder:
+    case Kind::reshape: break;
+  }
+  WeightRecipe part = recipe_of(Kind::slice, {recipe});
+  part.begin = range.begin;
+  part.sizes = {range.size, whole};
+  return part;
+}
+
 Tensor values_in_f32(const TensorView& view) {
   if (view.encoding == nullptr) return converted_on_host(view, DType::f32);
   Tensor result = Tensor::on_host(DType::f32, view.shape);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "eadem/core/mesh/mesh_axis.h"
 #include "eadem/core/tensor.h"
 
 namespace eadem::models {
@@ -94,6 +95,10 @@ std::optional<RecipeType> describe(const WeightRecipe& recipe, const DescribeNam
 // `describe` does.
 // Throws DataCorrupted, too, for a whole number outside of its range.
 Tensor evaluate(const WeightRecipe& recipe, const ReadName& read, const std::string& source);
+
+// A recipe of the slices `range` of the first axis of what `recipe` makes, which has `whole` of them and `rank` axes.
+// As far as it can it reads nothing of the others.
+WeightRecipe part_of_first_axis(const WeightRecipe& recipe, PartRange range, int64_t whole, int rank);
 
 // A host copy of the values in f32, decoded where they are encoded.
 Tensor values_in_f32(const TensorView& view);

@@ -57,6 +57,9 @@ struct BuildContext {
   CacheSpec cache;
   int num_ranks = 1;             // tensor-parallel ranks
   int rank = 0;                  // this one
+  int expert_ranks = 1;          // ranks that divide experts
+  int expert_rank = 0;           // this one
+  bool own_tokens = false;       // each of them has tokens of its own; else all have the same
   int64_t longest_sequence = 0;  // tokens that a sequence may have; 0: not known, taken for few
   StepValues step;
   std::vector<Decision> decisions;    // the choices of the factories, for `explain`

@@ -4,4 +4,5 @@
 #pragma once
 
 #include "eadem/modules/factory/attention_factory.h"
+#include "eadem/modules/factory/expert_factory.h"
 #include "eadem/modules/factory/linear_factory.h"

@@ -22,10 +22,10 @@ std::vector<Workload> all_workloads() {
                       GatedActivation, Softmax, CrossEntropy, Cast, KvAppend, SelectRows, FeedTokens, Sample, AddBias,
                       SelectHeads, SoftmaxState, ParallelCrossEntropy, AllReduce, AllGather, GradNorm, AdamW, Route,
                       ExpertOrder, Permute, GroupedLinear, Unpermute, ClampedSwiglu, GateRows, IdentityExperts,
-                      LoadBalancingLoss, LatentAppend, HeadLinear, LatentAttention, SelectKeys, SelectedAttention,
-                      CompressKeys, CompressedAttention, SelectBlocks, PoolKeys, PooledAttention, SplitColumns,
-                      ConcatColumns, ShortConvolution, StateSpaceScan, GatedDeltaRule, ScaleByPosition, ScaleBy,
-                      StreamWeights, CollapseStreams, ExpandStreams>();
+                      LoadBalancingLoss, ExpertDispatch, ExpertCombine, LatentAppend, HeadLinear, LatentAttention,
+                      SelectKeys, SelectedAttention, CompressKeys, CompressedAttention, SelectBlocks, PoolKeys,
+                      PooledAttention, SplitColumns, ConcatColumns, ShortConvolution, StateSpaceScan, GatedDeltaRule,
+                      ScaleByPosition, ScaleBy, StreamWeights, CollapseStreams, ExpandStreams>();
 }
 
 }  // namespace eadem::ops

@@ -34,6 +34,7 @@
 #include "eadem/ops/layer_norm.h"
 #include "eadem/ops/linear.h"
 #include "eadem/ops/parallel/collectives.h"
+#include "eadem/ops/parallel/expert_exchange.h"
 #include "eadem/ops/parallel/parallel_cross_entropy.h"
 #include "eadem/ops/parallel/select_heads.h"
 #include "eadem/ops/recurrent/gated_delta_rule.h"

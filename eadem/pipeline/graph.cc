@@ -42,10 +42,11 @@ ValueId Graph::add_input(std::string name, const TensorType& type) {
   return add_named(Value::Kind::input, std::move(name), type);
 }
 
-ValueId Graph::add_parameter(std::string name, const TensorType& type, int shard_axis) {
+ValueId Graph::add_parameter(std::string name, const TensorType& type, int shard_axis, bool has_experts) {
   if (const auto found = find_same(Value::Kind::parameter, name, type)) return *found;
   const ValueId id = add_named(Value::Kind::parameter, std::move(name), type);
   shard_axes_[id] = shard_axis;
+  have_experts_[id] = has_experts;
   return id;
 }
 
@@ -112,7 +113,12 @@ void Graph::forget(ValueId id) {
   value(id) = Value{.kind = Value::Kind::activation, .name = value(id).name, .type = value(id).type, .constant = {}};
 }
 
-int Graph::shard_axis(ValueId parameter) const {
+int Graph::shard_axis(ValueId parameter, MeshAxis over) const {
+  if (over == MeshAxis::ep) {
+    const auto experts = have_experts_.find(parameter);
+    return experts != have_experts_.end() && experts->second ? 0 : -1;
+  }
+  if (over != MeshAxis::tp) return -1;
   const auto found = shard_axes_.find(parameter);
   return found == shard_axes_.end() ? -1 : found->second;
 }

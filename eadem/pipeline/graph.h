@@ -60,9 +60,10 @@ struct GraphOutput {
 class Graph {
  public:
   ValueId add_input(std::string name, const TensorType& type);
-  // `shard_axis`: the axis along which tensor-parallel ranks divide it, or -1 to replicate. Adding a name again returns
-  // the same value (tied weights); the types must agree.
-  ValueId add_parameter(std::string name, const TensorType& type, int shard_axis = -1);
+  // `shard_axis`: the axis along which tensor-parallel ranks divide it, or -1 to replicate. `has_experts`: the first
+  // axis is that of experts, which expert-parallel ranks divide. Adding a name again returns the same value (tied
+  // weights); the types must agree.
+  ValueId add_parameter(std::string name, const TensorType& type, int shard_axis = -1, bool has_experts = false);
   // Adding a name again returns the same value; type and bytes must agree.
   ValueId add_constant(std::string name, Tensor host);
   // Adding a name again returns the same value; the types must agree.
@@ -101,8 +102,9 @@ class Graph {
   std::vector<GraphOutput>& outputs() { return outputs_; }
   const Value& value(ValueId id) const { return values_[static_cast<size_t>(id)]; }
   Value& value(ValueId id) { return values_[static_cast<size_t>(id)]; }
-  int shard_axis(ValueId parameter) const;
-  // The symbols in the types of inputs, parameters, constants and states, each once. Other values have no further ones.
+  // The axis along which the ranks of `over` divide a parameter, or -1.
+  int shard_axis(ValueId parameter, MeshAxis over = MeshAxis::tp) const;
+  // The symbols in the types of all values, each once.
   std::vector<Symbol> symbols() const;
 
   // Makes a value that no node reads or makes any more an activation without a name: its parameter or state is not the
@@ -124,7 +126,8 @@ class Graph {
   std::vector<Node> nodes_;
   std::vector<GraphOutput> outputs_;
   std::unordered_map<std::string, ValueId> named_;
-  std::unordered_map<ValueId, int> shard_axes_;
+  std::unordered_map<ValueId, int> shard_axes_;     // over tp
+  std::unordered_map<ValueId, bool> have_experts_;  // parameters
   std::unordered_map<std::string, int> ops_named_;  // by scope and op
   std::string scope_;
   int layer_ = -1;

@@ -102,8 +102,13 @@ bool planes_are_joined(const TensorView& view) {
 
 }  // namespace
 
+ParameterStore::ParameterStore(std::shared_ptr<Device> device, const Mesh& mesh)
+    : device_(std::move(device)),
+      ranks_{.tp = mesh.size(MeshAxis::tp), .ep = mesh.size(MeshAxis::ep)},
+      place_{.dp = 0, .tp = mesh.rank(MeshAxis::tp), .pp = 0, .ep = mesh.rank(MeshAxis::ep)} {}
+
 ParameterStore::ParameterStore(std::shared_ptr<Device> device, int rank, int num_ranks)
-    : device_(std::move(device)), rank_(rank), num_ranks_(num_ranks) {
+    : device_(std::move(device)), ranks_{.tp = num_ranks}, place_{.dp = 0, .tp = rank, .pp = 0, .ep = 0} {
   EADEM_CHECK(rank >= 0 && rank < num_ranks, "rank {} of {}", rank, num_ranks);
 }
 
@@ -160,33 +165,46 @@ void ParameterStore::refer(Layout& layout, void* bytes, const std::shared_ptr<co
   layout.owner = owner;
 }
 
-Shape ParameterStore::whole_shape(const std::string& name) const {
-  const TensorType& type = entry(name).type;
+Shape ParameterStore::shape_over(const TensorType& type, std::initializer_list<MeshAxis> axes) const {
   Shape shape = type.bind({});
-  const Sharding& sharding = type.sharding;
-  if (sharding.kind == Sharding::Kind::sharded)
-    shape[sharding.axis] = sharding.whole > 0 ? sharding.whole : shape[sharding.axis] * num_ranks_;
+  for (MeshAxis axis : axes)
+    if (const Sharding sharding = type.over(axis); sharding.kind == Sharding::Kind::sharded)
+      shape[sharding.axis] = sharding.whole > 0 ? sharding.whole : shape[sharding.axis] * ranks_[axis];
   return shape;
 }
 
-Tensor ParameterStore::cut_part(const Entry& target, const TensorView& whole) const {
-  const Shape part = target.type.bind({});
-  if (target.type.sharding.kind != Sharding::Kind::sharded || num_ranks_ == 1) return Tensor(whole, nullptr);
-  const int axis = target.type.sharding.axis;
-  const int64_t begin = part_of(whole.shape[axis], num_ranks_, rank_).begin;
+Shape ParameterStore::whole_shape(const std::string& name) const {
+  return shape_over(entry(name).type, {MeshAxis::tp, MeshAxis::ep});
+}
+
+std::optional<PartRange> ParameterStore::own_experts(const std::string& name) const {
+  const Sharding sharding = entry(name).type.over(MeshAxis::ep);
+  if (sharding.kind != Sharding::Kind::sharded || ranks_.ep == 1) return std::nullopt;
+  return part_of(whole_shape(name)[sharding.axis], ranks_.ep, place_.ep);
+}
+
+Tensor ParameterStore::cut_part(const Entry& target, const Tensor& tensor, MeshAxis over) const {
+  const Sharding sharding = target.type.over(over);
+  if (sharding.kind != Sharding::Kind::sharded || ranks_[over] == 1) return tensor;
+  const TensorView& whole = tensor.view;
+  const int axis = sharding.axis;
+  const PartRange range = part_of(whole.shape[axis], ranks_[over], place_[over]);
+  Shape part = whole.shape;
+  part[axis] = range.size;
   if (whole.encoding != nullptr) {
     Tensor result = Tensor::in_one_piece(whole.dtype, part, *whole.encoding);
-    whole.encoding->slice(result.view, whole, axis, begin);
+    whole.encoding->slice(result.view, whole, axis, range.begin);
     return result;
   }
   int64_t outer = 1, inner = static_cast<int64_t>(dtype_size(whole.dtype));
   for (int i = 0; i < axis; ++i) outer *= part[i];
   for (int i = axis + 1; i < part.rank(); ++i) inner *= part[i];
   const int64_t run = part[axis] * inner, whole_run = whole.shape[axis] * inner;
+  auto* first = static_cast<std::byte*>(whole.data) + range.begin * inner;
+  if (outer == 1) return Tensor(TensorView(first, whole.dtype, part), tensor.storage);
   Tensor result = Tensor::on_host(whole.dtype, part);
   for (int64_t o = 0; o < outer; ++o)
-    std::memcpy(static_cast<std::byte*>(result.view.data) + o * run,
-                static_cast<const std::byte*>(whole.data) + o * whole_run + begin * inner, static_cast<size_t>(run));
+    std::memcpy(static_cast<std::byte*>(result.view.data) + o * run, first + o * whole_run, static_cast<size_t>(run));
   return result;
 }
 
@@ -241,11 +259,27 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
                           const std::shared_ptr<const void>& owner) {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw NotFound("{}: the model has no parameter '{}'", source, name);
-  Entry& target = found->second;
   const Shape expected = whole_shape(name);
   if (!(whole.shape == expected))
     throw InvalidArgument("{}: '{}' is {}; the model's config implies {}", source, name, to_string(whole.shape),
                           to_string(expected));
+  store(name, cut_part(found->second, Tensor(whole, nullptr), MeshAxis::ep), source, owner);
+}
+
+void ParameterStore::load_experts(const std::string& name, const TensorView& experts, const std::string& source,
+                                  const std::shared_ptr<const void>& owner) {
+  const Shape expected = shape_over(entry(name).type, {MeshAxis::tp});
+  if (!(experts.shape == expected))
+    throw InvalidArgument("{}: the experts of '{}' that rank {} has are {}; the model's config implies {}", source,
+                          name, place_.ep, to_string(experts.shape), to_string(expected));
+  store(name, Tensor(experts, nullptr), source, owner);
+}
+
+// `experts`: those of this rank, whole over tp.
+void ParameterStore::store(const std::string& name, const Tensor& experts, const std::string& source,
+                           const std::shared_ptr<const void>& owner) {
+  Entry& target = entries_.at(name);
+  const TensorView& whole = experts.view;
   if (!is_floating(whole.dtype))
     throw InvalidArgument("{}: '{}' is {}; expected a floating dtype", source, name, dtype_name(whole.dtype));
   if (const int64_t index = first_not_finite(*device_, whole); index >= 0)
@@ -255,7 +289,7 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
   const bool as_stored = whole.encoding == target.type.encoding;
   Tensor plain;
   if (!as_stored && whole.encoding != nullptr) plain = decoded(whole);
-  Tensor part = cut_part(target, plain.defined() ? plain.view : whole);
+  Tensor part = cut_part(target, plain.defined() ? plain : experts, MeshAxis::tp);
   if (part.view.encoding == nullptr && part.dtype() != target.type.dtype) {
     part = converted(*device_, part.view, target.type.dtype);
     if (const int64_t index = first_not_finite(*device_, part.view); index >= 0)
@@ -274,7 +308,8 @@ void ParameterStore::load(const std::string& name, const TensorView& whole, cons
     part = Tensor::in_one_piece(target.type.dtype, target.type.bind({}), *target.type.encoding);
     naming([&] { encode(part.view, values.view); });
   }
-  const std::shared_ptr<const void> kept = part.view.data == whole.data ? owner : nullptr;
+  // What was neither decoded, cut into pieces nor rounded lies where it lay.
+  const std::shared_ptr<const void> kept = part.storage == nullptr ? owner : nullptr;
   for (auto& [encoding, layout] : target.layouts) naming([&, &layout = layout] { fill(layout, part.view, kept); });
   target.loaded = true;
 }

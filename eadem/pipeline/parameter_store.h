@@ -7,21 +7,26 @@
 // Not thread-safe; one store per rank.
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "eadem/core/device/device.h"
+#include "eadem/core/mesh/mesh.h"
 #include "eadem/core/tensor_type.h"
 
 namespace eadem::pipeline {
 
 class ParameterStore {
  public:
-  explicit ParameterStore(std::shared_ptr<Device> device, int rank = 0, int num_ranks = 1);
+  // The parts are those of this rank of tp, and of ep.
+  ParameterStore(std::shared_ptr<Device> device, const Mesh& mesh);
+  explicit ParameterStore(std::shared_ptr<Device> device, int rank = 0, int num_ranks = 1);  // of tp alone
 
   // Declares a parameter by the type of this rank's part. Declaring it again with the same type does nothing.
   void declare(const std::string& name, const TensorType& part);
@@ -43,6 +48,11 @@ class ParameterStore {
   // them instead, if the device can. It is for programs that write no parameter.
   void load(const std::string& name, const TensorView& whole, const std::string& source,
             const std::shared_ptr<const void>& owner = {});
+  // Which experts of a parameter this rank keeps; nothing where ranks do not divide them.
+  std::optional<PartRange> own_experts(const std::string& name) const;
+  // As `load`, of a tensor that has no other experts than own_experts().
+  void load_experts(const std::string& name, const TensorView& experts, const std::string& source,
+                    const std::shared_ptr<const void>& owner = {});
 
   // The layouts that programs read, ordered by parameter and the name of the packing; plain ones first.
   struct LayoutOf {
@@ -75,8 +85,8 @@ class ParameterStore {
   int64_t num_parameters() const;  // elements of this rank's parts
 
   const std::shared_ptr<Device>& device() const { return device_; }
-  int rank() const { return rank_; }
-  int num_ranks() const { return num_ranks_; }
+  int rank(MeshAxis axis = MeshAxis::tp) const { return place_[axis]; }
+  int num_ranks(MeshAxis axis = MeshAxis::tp) const { return ranks_[axis]; }
 
  private:
   struct Layout {
@@ -91,7 +101,12 @@ class ParameterStore {
   };
 
   const Entry& entry(const std::string& name) const;
-  Tensor cut_part(const Entry& entry, const TensorView& whole) const;
+  // The shape over all ranks of the axes.
+  Shape shape_over(const TensorType& type, std::initializer_list<MeshAxis> axes) const;
+  // This rank's part over an axis. A run of plain values shares the memory of `whole`.
+  Tensor cut_part(const Entry& entry, const Tensor& whole, MeshAxis axis) const;
+  void store(const std::string& name, const Tensor& experts, const std::string& source,
+             const std::shared_ptr<const void>& owner);
   int64_t layout_bytes(const Layout& layout) const;
   void allocate(Layout& layout);
   void refer(Layout& layout, void* bytes, const std::shared_ptr<const void>& owner);
@@ -103,8 +118,7 @@ class ParameterStore {
   Tensor decoded(const TensorView& encoded) const;
 
   std::shared_ptr<Device> device_;
-  int rank_;
-  int num_ranks_;
+  MeshShape ranks_, place_;  // of tp and ep
   std::map<std::string, Entry> entries_;
   uint64_t placement_ = 0;
 };

@@ -53,8 +53,8 @@ void Program::finish(std::span<Program* const> programs) {
 void Program::cover_graph() {
   const Device& device = *environment_.device;
   const bool training = environment_.mode == Mode::training;
-  symbols_ = graph_.symbols();
   shard(graph_, environment_.mesh, environment_.whole_outputs);
+  symbols_ = graph_.symbols();
   keep_stage(graph_, environment_.mesh, training);
   insert_casts(graph_);
   FusionOptions fusion_options{training, environment_.disabled_fusions};

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "eadem/models/family.h"
+#include "eadem/ops/parallel/expert_exchange.h"
 #include "eadem/ops/training/optimizer.h"
 
 namespace eadem::train {
@@ -45,10 +46,8 @@ void check_options(const TrainerOptions& options) {
 Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
                  const TrainerOptions& options, const Mesh& mesh)
     : model_(std::move(model)), device_(std::move(device)), options_(options), mesh_(mesh) {
-  for (MeshAxis axis : {MeshAxis::pp, MeshAxis::ep})
-    if (mesh_.size(axis) > 1)
-      throw Unsupported("a trainer on {} ranks of {}; expected a mesh of dp and tp", mesh_.size(axis),
-                        mesh_axis_name(axis));
+  if (mesh_.size(MeshAxis::pp) > 1)
+    throw Unsupported("a trainer on {} ranks of pp; expected a mesh of dp, tp and ep", mesh_.size(MeshAxis::pp));
   if (options.weights != DType::f32 && options.weights != DType::bf16)
     throw InvalidArgument("weights of {} cannot be trained; expected f32 or bf16", dtype_name(options.weights));
   check_options(options);
@@ -58,15 +57,16 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   if (options.weights == DType::f32) overrides.activations = DType::f32;
   hardware_ = modules::AutoHardwareConfig::from_model_spec(model_->spec(), *device_, HardwareMode::performance,
                                                            overrides, "trainer options");
-  const int rank = mesh_.rank(MeshAxis::tp), ranks = mesh_.size(MeshAxis::tp);
-  parameters_ = std::make_shared<pipeline::ParameterStore>(device_, rank, ranks);
+  parameters_ = std::make_shared<pipeline::ParameterStore>(device_, mesh_);
 
   balancing_ = find_balancing();
   const auto build = [&](bool balancing) {
     return models::build_training_graph(*model_, {.device = device_.get(),
                                                   .hardware = &hardware_,
-                                                  .num_ranks = ranks,
-                                                  .rank = rank,
+                                                  .num_ranks = mesh_.size(MeshAxis::tp),
+                                                  .rank = mesh_.rank(MeshAxis::tp),
+                                                  .expert_ranks = mesh_.size(MeshAxis::ep),
+                                                  .expert_rank = mesh_.rank(MeshAxis::ep),
                                                   .load_balancing_loss = balancing})
         .graph;
   };
@@ -74,6 +74,7 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   environment.disabled_fusions = options.disabled_fusions;
   environment.bounds[Symbol::tokens] = options.batch_tokens;
   environment.bounds[Symbol::sequences] = options.batch_tokens;
+  environment.bounds[ops::rank_tokens()] = options.batch_tokens;
   environment.mode = Mode::training;
   environment.frozen = find_frozen();
   training_ = std::make_unique<Program>(build(balancing_ > 0), environment, parameters_);
@@ -140,14 +141,18 @@ void Trainer::compile_update() {
   };
   // The types say which gradients are parts, and which are sums that the ranks have yet to add.
   const Graph& trained = training_->graph();
-  std::vector<ValueId> whole, parts;
+  // By the axes, of tp and ep, over which a gradient is divided.
+  std::map<std::pair<bool, bool>, std::vector<ValueId>> divided;
+  std::vector<ValueId> whole;
   for (const std::string& name : names) {
     const TensorType& type = trained.value(*trained.find("grad." + name)).type;
     gradients.push_back(state("grad." + name, type));
-    (type.sharding.kind == Sharding::Kind::sharded ? parts : whole).push_back(gradients.back());
+    const auto is_part = [&](MeshAxis axis) { return type.over(axis).kind == Sharding::Kind::sharded; };
+    const std::pair axes{is_part(MeshAxis::tp), is_part(MeshAxis::ep)};
+    (axes.first || axes.second ? divided[axes] : whole).push_back(gradients.back());
   }
   // The length of all is that of the whole ones and of the lengths of every rank's parts.
-  if (!parts.empty())
+  for (const auto& [axes, parts] : divided)
     whole.push_back(graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(parts.size()), true), parts));
   const ValueId norm = graph.add1(std::make_shared<ops::GradNorm>(static_cast<int>(whole.size())), whole);
   graph.mark_output("norm", norm);
@@ -236,7 +241,9 @@ void Trainer::check(const Batch& batch) const {
   }
 }
 
-void Trainer::feed(Program& program, const Batch& batch, SymbolValues& symbols) const {
+SymbolValues Trainer::feed(Program& program, const Batch& batch, int64_t rank_tokens) const {
+  SymbolValues symbols;
+  symbols[ops::rank_tokens()] = rank_tokens;
   symbols[Symbol::tokens] = static_cast<int64_t>(batch.token_ids.size());
   symbols[Symbol::sequences] = static_cast<int64_t>(batch.lengths.size());
   const auto set = [&](const char* name, const std::vector<int32_t>& values) {
@@ -247,6 +254,7 @@ void Trainer::feed(Program& program, const Batch& batch, SymbolValues& symbols) 
   set("labels", batch.labels);
   set("query_start", batch.query_start);
   set("kv_length", batch.lengths);
+  return symbols;
 }
 
 StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, const pipeline::StepObserver* observer) {
@@ -258,6 +266,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
     check(batch);
     num_labels += batch.num_labels;
   }
+  const int64_t rank_tokens = most_tokens_of_ranks(batches);
   num_labels = summed_over_ranks(0, num_labels).second;
   if (num_labels == 0) throw InvalidArgument("no token of the step has a label");
   for (const auto& [name, id] : training_->states())
@@ -270,8 +279,7 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   const std::vector<float> seeds(static_cast<size_t>(options_.batch_tokens),
                                  static_cast<float>(1.0 / static_cast<double>(num_labels)));
   for (const Batch& batch : batches) {
-    SymbolValues symbols;
-    feed(*training_, batch, symbols);
+    const SymbolValues symbols = feed(*training_, batch, rank_tokens);
     training_->run_forward(symbols, observer);
     for (float token_loss : last_token_losses()) loss += token_loss;
     training_->set_input(training_->input("d.loss"), seeds.data(),
@@ -315,31 +323,48 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
   return {loss, norm, balancing_ > 0 ? std::optional(balance) : std::nullopt};
 }
 
+std::vector<int64_t> Trainer::gathered(std::span<const int64_t> values, MeshAxis axis) const {
+  const int64_t ranks = mesh_.size(axis), count = std::ssize(values);
+  if (ranks == 1) return {values.begin(), values.end()};
+  std::vector<int64_t> all(static_cast<size_t>(ranks * count));
+  const Tensor part = allocate_tensor(*device_, DType::i64, Shape{count});
+  const Tensor parts = allocate_tensor(*device_, DType::i64, Shape{ranks, count});
+  device_->copy_from_host(part.view.data, values.data(), part.view.size_bytes());
+  mesh_.along(axis).all_gather(*device_, parts.view, part.view);
+  device_->copy_to_host(all.data(), parts.view.data, parts.view.size_bytes());
+  return all;
+}
+
 std::pair<double, int64_t> Trainer::summed_over_ranks(double loss, int64_t count) const {
-  const int ranks = mesh_.size(MeshAxis::dp);
-  if (ranks == 1) return {loss, count};
-  const int64_t own[] = {std::bit_cast<int64_t>(loss), count};
-  std::vector<int64_t> all(2 * static_cast<size_t>(ranks));
-  const Tensor part = allocate_tensor(*device_, DType::i64, Shape{2});
-  const Tensor gathered = allocate_tensor(*device_, DType::i64, Shape{ranks, 2});
-  device_->copy_from_host(part.view.data, own, sizeof(own));
-  mesh_.along(MeshAxis::dp).all_gather(*device_, gathered.view, part.view);
-  device_->copy_to_host(all.data(), gathered.view.data, gathered.view.size_bytes());
-  loss = 0;
-  count = 0;
-  for (size_t i = 0; i < all.size(); i += 2) {
-    loss += std::bit_cast<double>(all[i]);
-    count += all[i + 1];
+  for (MeshAxis axis : {MeshAxis::ep, MeshAxis::dp}) {
+    const std::vector<int64_t> all = gathered(std::array{std::bit_cast<int64_t>(loss), count}, axis);
+    loss = 0;
+    count = 0;
+    for (size_t i = 0; i < all.size(); i += 2) {
+      loss += std::bit_cast<double>(all[i]);
+      count += all[i + 1];
+    }
   }
   return {loss, count};
+}
+
+int64_t Trainer::most_tokens_of_ranks(std::span<const Batch> batches) const {
+  int64_t most = 0;
+  for (const Batch& batch : batches) most = std::max(most, std::ssize(batch.token_ids));
+  const std::vector<int64_t> all = gathered(std::array{std::ssize(batches), most}, MeshAxis::ep);
+  for (size_t i = 0; i < all.size(); i += 2) {
+    if (all[i] != all[0])
+      throw InvalidArgument("rank {} of ep has {} batches, rank 0 has {}; experts need the tokens of all", i / 2,
+                            all[i], all[0]);
+    most = std::max(most, all[i + 1]);
+  }
+  return most;
 }
 
 std::pair<double, int64_t> Trainer::evaluate(const Batch& batch) {
   require_all_loaded();
   check(batch);
-  SymbolValues symbols;
-  feed(*evaluation_, batch, symbols);
-  evaluation_->run(symbols);
+  evaluation_->run(feed(*evaluation_, batch, most_tokens_of_ranks({&batch, 1})));
   last_ = evaluation_.get();
   double loss = 0;
   for (float token_loss : last_token_losses()) loss += token_loss;

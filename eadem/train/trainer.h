@@ -8,7 +8,8 @@
 //
 // On a mesh there is one trainer per rank, each used by its own thread or process, and all call the same methods in the
 // same order. Over tp they divide the weights; batches are the same. Over dp each has batches of its own, and a step is
-// one over the batches of all: losses, labels and gradients are summed in the order of the ranks.
+// one over the batches of all: losses, labels and gradients are summed in the order of the ranks. Over ep it is so too,
+// but that they divide the experts, whose gradients come from the tokens of all: there all ranks run as many passes.
 //
 // One thread at a time may use a trainer.
 #pragma once
@@ -53,8 +54,8 @@ class Trainer {
  public:
   // Throws Unsupported, naming the op, when an op has no backward kernel on the device; InvalidArgument for options,
   // also for a pattern of `frozen` that no parameter has, and when nothing is left to train.
-  // Also Unsupported for a mesh with pipeline stages or divided experts, and for a load-balancing loss of a model that
-  // has none.
+  // Also Unsupported for a mesh with pipeline stages, and for a load-balancing loss of a model that has none;
+  // InvalidArgument for ranks of ep and a model without experts.
   Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const TrainerOptions& options,
           const Mesh& mesh = {});
 
@@ -67,12 +68,13 @@ class Trainer {
 
   // Runs one optimizer step over the passes of `batches` (gradient accumulation). The loss is the mean over all their
   // labelled tokens, with the coefficient times the mean of their load-balancing losses where that is not 0. Throws
-  // NotFound while a parameter is not set, InvalidArgument when a batch does not fit, and DataCorrupted when the loss
+  // NotFound while a parameter is not set, InvalidArgument when a batch does not fit or ranks of ep have other numbers
+  // of batches, and DataCorrupted when the loss
   // or the gradient is not finite (the parameters are unchanged then). `observer` is called after each kernel.
   StepResult step(std::span<const Batch> batches, double learning_rate,
                   const pipeline::StepObserver* observer = nullptr);
   // Returns the mean loss of one batch of this rank, without a load-balancing loss, and the number of its labelled
-  // tokens, by the serving pass; changes nothing.
+  // tokens, by the serving pass; changes nothing. All ranks of tp and ep call it together.
   std::pair<double, int64_t> evaluate(const Batch& batch);
   // Returns the loss of each token of the last pass of step (or of evaluate), on the host.
   std::vector<float> last_token_losses() const;
@@ -84,8 +86,8 @@ class Trainer {
   int64_t num_parameters() const { return parameters_->num_parameters(); }
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
   const std::vector<std::string>& trained_names() const { return trained_; }
-  // Returns this rank's part of a gradient of the last step, summed over the ranks of dp, on the host, in f32. Throws
-  // NotFound for a frozen parameter.
+  // Returns this rank's part of a gradient of the last step, summed over the ranks of dp and ep, on the host, in f32.
+  // Throws NotFound for a frozen parameter.
   Tensor gradient(const std::string& parameter) const;
 
   // Everything that a resumed run needs to continue bit for bit: "master.", "m.", "v." + parameter name, f32, and
@@ -102,7 +104,8 @@ class Trainer {
 
  private:
   void check(const Batch& batch) const;
-  void feed(pipeline::Program& program, const Batch& batch, SymbolValues& symbols) const;
+  // Returns the symbols of a pass, of which no rank of ep has more than `rank_tokens` tokens.
+  SymbolValues feed(pipeline::Program& program, const Batch& batch, int64_t rank_tokens) const;
   // The parameters that match options_.frozen.
   std::vector<std::string> find_frozen() const;
   void find_rounded();
@@ -111,8 +114,12 @@ class Trainer {
   void copy_weights_to_masters();
   // The coefficient of the load-balancing loss.
   double find_balancing() const;
-  // Sums of a step's losses, and of what they are divided by, over the ranks of dp.
+  // `values` of all ranks of an axis, in their order.
+  std::vector<int64_t> gathered(std::span<const int64_t> values, MeshAxis axis) const;
+  // Sums of a step's losses, and of what they are divided by, over the ranks of dp and ep.
   std::pair<double, int64_t> summed_over_ranks(double loss, int64_t count) const;
+  // The most tokens of a pass on any rank of ep. Throws InvalidArgument unless all of them run as many passes.
+  int64_t most_tokens_of_ranks(std::span<const Batch> batches) const;
 
   std::shared_ptr<const models::Model> model_;
   std::shared_ptr<Device> device_;

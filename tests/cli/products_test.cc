@@ -72,6 +72,20 @@ TEST(Products, CountTheExpertsOfAToken) {
   EXPECT_EQ(products.decoder.int8_rows, 2 * 3 * 64);
 }
 
+// A rank that has six of the sixteen computes 3/8 of the two.
+TEST(Products, CountTheShareOfDividedExperts) {
+  pipeline::Graph graph;
+  const pipeline::ValueId x = graph.add_input("x", TensorType(DType::f32, {2 * Dim(Symbol::tokens), 64})),
+                          offsets = graph.add_input("offsets", TensorType(DType::i32, {17}));
+  const std::vector<pipeline::ValueId> own =
+      graph.add(std::make_shared<ops::ExpertDispatch>(kernels::ExpertExchangeAttrs{
+                    .ranks = 3, .rank = 0, .experts = 16, .top_k = 2, .same_tokens = true}),
+                {x, offsets});
+  graph.add1(std::make_shared<ops::GroupedLinear>(kernels::GroupedLinearAttrs{}),
+             {own[0], graph.add_parameter("a", TensorType(DType::f32, {6, 3, 64})), own[1]});
+  EXPECT_EQ(products_of(graph).decoder.f32, 2 * 6.0 / 16 * 3 * 64);
+}
+
 TEST(Products, ARateThatIsMissingIsThatOfTheNextBest) {
   const Products products{.f32 = 8, .bf16 = 16, .int8 = 32, .int8_rows = 64};
   MachineRates rates{.f32_flops_per_second = 4};

@@ -159,6 +159,36 @@ TEST_P(Collectives, AllToAllTransposesRanksAndParts) {
                   sent[static_cast<size_t>(from)][static_cast<size_t>(to * count + i)]);
 }
 
+// Every pair of ranks exchanges another number of elements, also none; parts of what is sent overlap, those of what is
+// received lie apart, in the order of the ranks reversed.
+TEST_P(Collectives, AllToAllPartsMovesRangesOfAnySize) {
+  const int ranks = case_.ranks;
+  const auto size = [&](int from, int to) { return case_.count * ((from + 2 * to) % 3) / 2; };
+  const auto results = on_ranks([&](Device& device, Communicator& communicator) {
+    const int own = communicator.rank();
+    std::vector<PartRange> sent_parts, received_parts(static_cast<size_t>(ranks));
+    for (int to = 0; to < ranks; ++to) sent_parts.push_back({to, size(own, to)});
+    int64_t end = 1;  // and one element between parts
+    for (int from = ranks - 1; from >= 0; --from) {
+      received_parts[static_cast<size_t>(from)] = {end, size(from, own)};
+      end += size(from, own) + 1;
+    }
+    const Tensor sent = tensor_of(case_, values_of(case_, own, case_.count + ranks));
+    const Tensor received = tensor_of(case_, std::vector<double>(static_cast<size_t>(end), -7.0));
+    communicator.all_to_all_parts(device, received.view, received_parts, sent.view, sent_parts);
+    return doubles_of(received.view);
+  });
+  for (int to = 0; to < ranks; ++to) {
+    std::vector<double> expected = {-7.0};
+    for (int from = ranks - 1; from >= 0; --from) {
+      const std::vector<double> values = values_of(case_, from, case_.count + ranks);
+      expected.insert(expected.end(), values.begin() + to, values.begin() + to + size(from, to));
+      expected.push_back(-7.0);
+    }
+    EXPECT_EQ(results[static_cast<size_t>(to)], expected) << to;
+  }
+}
+
 TEST_P(Collectives, BroadcastGivesTheRootsValues) {
   for (int root = 0; root < case_.ranks; ++root) {
     const auto results = on_ranks([&](Device& device, Communicator& ranks) {
@@ -279,6 +309,18 @@ TEST(ThreadCommunicator, UnlikeCallsAreRefusedOnEveryRank) {
   refuse([](Device& device, Communicator& ranks) {  // sizes that do not fit on one rank stop both
     const Tensor part = Tensor::on_host(DType::f32, {4}), all = Tensor::on_host(DType::f32, {7 + ranks.rank()});
     ranks.all_gather(device, all.view, part.view);
+  });
+  EXPECT_GE(refused, 1);
+  refuse([](Device& device, Communicator& ranks) {  // parts of two ranks that do not fit
+    const Tensor data = Tensor::on_host(DType::f32, {8}), other = Tensor::on_host(DType::f32, {8});
+    const PartRange sent[] = {{0, 1}, {1, 2}}, received[] = {{0, 1}, {1, 2 + ranks.rank()}};
+    ranks.all_to_all_parts(device, other.view, received, data.view, sent);
+  });
+  EXPECT_EQ(refused, 2);
+  refuse([](Device& device, Communicator& ranks) {  // parts that lie outside of their tensor
+    const Tensor data = Tensor::on_host(DType::f32, {8}), other = Tensor::on_host(DType::f32, {8});
+    const PartRange sent[] = {{0, 4}, {5, 4}}, received[] = {{0, 4}, {4, 4}};
+    ranks.all_to_all_parts(device, other.view, received, data.view, sent);
   });
   EXPECT_GE(refused, 1);
   refuse([](Device& device, Communicator& ranks) {  // what is sent is not what is expected

@@ -92,6 +92,18 @@ Bytes all_calls(Communicator& ranks, DType dtype, int64_t count) {
   ranks.reduce_scatter_sum(*device, scattered.view, tensor(all).view);
   ranks.all_to_all(*device, exchanged.view, tensor(all).view);
   for (const Tensor* x : {&sum, &gathered, &scattered, &exchanged}) keep(*x);
+  // Another number of elements between any two ranks.
+  std::vector<PartRange> sent_parts, received_parts;
+  int64_t end = 0;
+  for (int other = 0; other < ranks.size(); ++other) {
+    const auto size = [&](int from, int to) { return count * ((from + 2 * to) % 3) / 2; };
+    sent_parts.push_back({other * count / 3, size(ranks.rank(), other)});
+    received_parts.push_back({end, size(other, ranks.rank())});
+    end += received_parts.back().size;
+  }
+  const Tensor parts = tensor(end);
+  ranks.all_to_all_parts(*device, parts.view, received_parts, tensor(3 * count).view, sent_parts);
+  keep(parts);
   for (int root = 0; root < ranks.size(); ++root) {
     const Tensor data = tensor(count);
     ranks.broadcast(*device, data.view, root);
@@ -175,6 +187,20 @@ TEST(ProcessCommunicator, UnlikeCallsAreRefusedOnEveryRank) {
     return Bytes();
   });
   for (const Bytes& result : results) EXPECT_EQ(result.find("InvalidArgument: rank "), 0U) << result;
+}
+
+TEST(ProcessCommunicator, UnlikePartsAreRefusedOnEveryRank) {
+  const auto results = run_processes(3, [](const ProcessGroup& group, int rank) {
+    const auto ranks = group.join(rank);
+    const auto device = std::make_shared<CpuDevice>(DeviceOptions{.num_threads = 1});
+    const Tensor data = Tensor::on_host(DType::f32, {6}), other = Tensor::on_host(DType::f32, {6});
+    PartRange sent[] = {{0, 1}, {1, 1}, {2, 1}}, received[] = {{0, 1}, {1, 1}, {2, 1}};
+    if (rank == 2) received[0].size = 2;
+    ranks->all_to_all_parts(*device, other.view, received, data.view, sent);
+    return Bytes();
+  });
+  for (const Bytes& result : results)
+    EXPECT_EQ(result, "InvalidArgument: all_to_all_parts: rank 0 sends 1 elements to rank 2, which expects 2");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "eadem/models/config/model_config.h"
 #include "eadem/models/graphs.h"
 #include "eadem/ops/parallel/collectives.h"
+#include "eadem/ops/parallel/expert_exchange.h"
 #include "eadem/pipeline/program.h"
 
 namespace eadem::test {
@@ -86,7 +88,8 @@ struct Served {
   std::vector<float> logits;   // of this rank, or whole
   std::vector<int32_t> token;  // one per row
   std::vector<float> logprob;
-  int64_t state_bytes = 0, parameter_bytes = 0;
+  int64_t state_bytes = 0, parameter_bytes = 0, layout_bytes = 0;
+  std::vector<Decision> decisions;
   std::map<std::string, int> ops;  // how often each op stands in the compiled graph
   double sent_bytes = 0;           // of all collectives, as their ops say
 };
@@ -98,18 +101,20 @@ inline std::vector<int32_t> prompt(int64_t vocab) {
 }
 
 // Prefills one prompt and draws a token after each of its tokens, as this rank. On a stage that has no logits the
-// result holds none. `load` fills the store.
+// result holds none. `load` fills the store. The spec is the model's, unless one is given.
 template <typename Load>
-Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Load& load) {
+Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Load& load,
+             HardwareMode mode = HardwareMode::accuracy, const std::optional<modules::ModelSpec>& spec = {}) {
   const auto device = open_device("cpu", {.num_threads = 1});
-  const auto hardware = modules::AutoHardwareConfig::from_model_spec(model.spec(), *device, HardwareMode::accuracy);
-  const int ranks = mesh.size(MeshAxis::tp), rank = mesh.rank(MeshAxis::tp);
+  const auto hardware = modules::AutoHardwareConfig::from_model_spec(spec ? *spec : model.spec(), *device, mode);
   models::BuiltGraph built = models::build_inference_graph(
       model, {.device = device.get(),
               .hardware = &hardware,
               .cache = {.layout = modules::CacheLayout::contiguous, .num_blocks = 1, .block_size = 32, .num_slots = 1},
-              .num_ranks = ranks,
-              .rank = rank});
+              .num_ranks = mesh.size(MeshAxis::tp),
+              .rank = mesh.rank(MeshAxis::tp),
+              .expert_ranks = mesh.size(MeshAxis::ep),
+              .expert_rank = mesh.rank(MeshAxis::ep)});
   const std::vector<int32_t> ids = prompt(model.info().vocab);
   const auto tokens = static_cast<int64_t>(ids.size());
   pipeline::Environment environment{.device = device, .mesh = mesh, .whole_outputs = {"logits"}};
@@ -117,7 +122,7 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
   environment.bounds[Symbol::sequences] = 1;
   environment.bounds[Symbol::logit_rows] = tokens;
   environment.bounds[Symbol::max_blocks] = 1;
-  auto parameters = std::make_shared<pipeline::ParameterStore>(device, rank, ranks);
+  auto parameters = std::make_shared<pipeline::ParameterStore>(device, mesh);
   pipeline::Program program(std::move(built.graph), environment, parameters);
   program.require_complete();
   load(*parameters);
@@ -126,6 +131,8 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
     ++result.ops[std::string(node.op->name())];
     if (const auto* collective = dynamic_cast<const ops::Collective*>(node.op.get()))
       result.sent_bytes += collective->wire_bytes(program.graph().types_of(node.inputs), environment.bounds);
+    if (const auto* exchange = dynamic_cast<const ops::ExpertExchange*>(node.op.get()))
+      result.sent_bytes += exchange->wire_bytes(program.graph().types_of(node.inputs), environment.bounds);
   }
   std::map<std::string, Tensor> states;
   for (const auto& [name, id] : program.states()) {
@@ -136,6 +143,8 @@ Served serve(const models::Model& model, const Mesh& mesh, bool greedy, const Lo
     result.state_bytes += states[name].view.size_bytes();
   }
   result.parameter_bytes = parameters->num_parameters() * 4;
+  result.layout_bytes = parameters->size_bytes();
+  result.decisions = std::move(built.decisions);
 
   const auto set = [&](const char* name, const auto& values) {
     program.set_input(program.input(name), values.data(), static_cast<int64_t>(values.size() * sizeof(values[0])));

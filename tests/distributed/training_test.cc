@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "eadem/models/config/model_config.h"
 #include "eadem/train/trainer.h"
 #include "tests/distributed/rank_run.h"
 #include "tests/support/refusal.h"
@@ -278,13 +279,163 @@ TEST(DataParallelTraining, TogetherWithTensorParallelRanks) {
   });
 }
 
+bool is_of_experts(const std::string& name) { return name.find(".experts.") != std::string::npos; }
+
+// The rows of a parameter of experts, [experts, …], that a rank of ep has.
+std::vector<float> own_experts(const std::vector<float>& whole, int64_t experts, int ranks, int rank) {
+  const PartRange part = part_of(experts, ranks, rank);
+  const auto each = std::ssize(whole) / experts;
+  return {whole.begin() + part.begin * each, whole.begin() + (part.begin + part.size) * each};
+}
+
+int64_t experts_of(const models::Model& model) { return model.config()->num_experts; }
+
+Batch batch_of_rank(const models::Model& model, int rank) {
+  return make_batch(model.info().vocab, 2 + rank % 2, 1 + rank);
+}
+
+// Each rank has tokens of its own. Every token's loss is one rank's to the bit, and so are the gradients of experts,
+// whose rows stand in the order of one rank that takes all tokens in one pass. The gradients of everything else are
+// sums over the ranks.
+TEST(ExpertParallelTraining, ExpertsHaveTheBitsOfOneRankThatTakesAllTokens) {
+  struct Row {
+    const char* model;
+    int ranks;
+  };
+  for (const Row& row : {Row{"qwen3_moe", 2},
+                         {"qwen3_moe", 3},
+                         {"deepseek_v3", 2},
+                         {"deepseek_v3", 3},
+                         {"qwen2_moe", 2},
+                         {"qwen2_moe", 3},
+                         {"gpt_oss", 2},
+                         {"llama4_plain", 3}}) {
+    SCOPED_TRACE(fmt::format("{} on {} ranks", row.model, row.ranks));
+    const auto model = models::model_from_config(golden(row.model) + "/config.json");
+    Batch all = batch_of_rank(*model, 0);
+    for (int rank = 1; rank < row.ranks; ++rank) all = joined(all, batch_of_rank(*model, rank));
+    const TrainedRank one = train_rank(*model, {}, {all}, 1);
+    const TrainedRank two_steps = train_rank(*model, {}, {all}, 2);
+    run_mesh({.ep = row.ranks}, [&](const Mesh& mesh) {
+      const int rank = mesh.rank(MeshAxis::ep);
+      const TrainedRank own = train_rank(*model, mesh, {batch_of_rank(*model, rank)}, 1);
+      EXPECT_NEAR(own.losses[0], one.losses[0], 1e-9) << "losses of tokens are the same; their f64 sum is regrouped";
+      EXPECT_NEAR(own.norms[0], one.norms[0], 1e-4 * one.norms[0]);
+      int divided = 0;
+      for (const auto& [name, expected] : one.gradients) {
+        if (!is_of_experts(name)) {
+          expect_close(own.gradients.at(name), expected, name);
+          continue;
+        }
+        ++divided;
+        EXPECT_TRUE(same_bits(own.gradients.at(name), own_experts(expected, experts_of(*model), row.ranks, rank)))
+            << name;
+      }
+      EXPECT_GE(divided, 3);
+      EXPECT_NEAR(train_rank(*model, mesh, {batch_of_rank(*model, rank)}, 2).losses[1], two_steps.losses[1], 2e-3);
+    });
+  }
+}
+
+// A run can be repeated, and ranks agree on whatever they do not divide.
+TEST(ExpertParallelTraining, IsTheSameEachTimeAndOnEveryRank) {
+  const auto model = models::model_from_config(golden("qwen3_moe") + "/config.json");
+  std::vector<TrainedRank> first(3), second(3);
+  for (std::vector<TrainedRank>* runs : {&first, &second})
+    run_mesh({.ep = 3}, [&](const Mesh& mesh) {
+      const int rank = mesh.rank(MeshAxis::ep);
+      (*runs)[static_cast<size_t>(rank)] = train_rank(*model, mesh, {batch_of_rank(*model, rank)}, 3);
+    });
+  for (size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(first[rank].losses, first[0].losses);
+    EXPECT_EQ(first[rank].norms, first[0].norms);
+    EXPECT_EQ(first[rank].losses, second[rank].losses);
+    for (const auto& [name, weights] : first[rank].weights) {
+      EXPECT_TRUE(same_bits(weights, second[rank].weights.at(name))) << name;
+      if (is_of_experts(name)) continue;
+      EXPECT_TRUE(same_bits(weights, first[0].weights.at(name))) << name;
+    }
+  }
+  EXPECT_LT(first[0].losses[2], first[0].losses[0]);
+}
+
+// Two pairs of ranks: the pass of a pair is one of one rank over the tokens of both, and the passes of the pairs are
+// added as those that one rank accumulates.
+TEST(ExpertParallelTraining, TogetherWithDataParallelRanks) {
+  const auto model = models::model_from_config(golden("deepseek_v3") + "/config.json");
+  const auto batch = [&](int pair, int rank) { return batch_of_rank(*model, 2 * pair + rank); };
+  const TrainedRank one =
+      train_rank(*model, {}, {joined(batch(0, 0), batch(0, 1)), joined(batch(1, 0), batch(1, 1))}, 1);
+  run_mesh({.dp = 2, .ep = 2}, [&](const Mesh& mesh) {
+    const int rank = mesh.rank(MeshAxis::ep);
+    const TrainedRank own = train_rank(*model, mesh, {batch(mesh.rank(MeshAxis::dp), rank)}, 1);
+    EXPECT_NEAR(own.losses[0], one.losses[0], 1e-9);
+    EXPECT_NEAR(own.norms[0], one.norms[0], 1e-4 * one.norms[0]);
+    for (const auto& [name, expected] : one.gradients) {
+      if (is_of_experts(name)) {
+        EXPECT_TRUE(same_bits(own.gradients.at(name), own_experts(expected, experts_of(*model), 2, rank))) << name;
+      } else {
+        expect_close(own.gradients.at(name), expected, name);
+      }
+    }
+  });
+}
+
+// Tensor-parallel ranks have the same tokens and parts of every expert of their rank of ep.
+TEST(ExpertParallelTraining, TogetherWithTensorParallelRanks) {
+  const auto model = models::model_from_config(golden("qwen3_moe") + "/config.json");
+  const TrainedRank one = train_rank(*model, {}, {joined(batch_of_rank(*model, 0), batch_of_rank(*model, 1))}, 1);
+  run_mesh({.tp = 2, .ep = 2}, [&](const Mesh& mesh) {
+    const TrainedRank own = train_rank(*model, mesh, {batch_of_rank(*model, mesh.rank(MeshAxis::ep))}, 1);
+    EXPECT_NEAR(own.losses[0], one.losses[0], 1e-5);
+    EXPECT_NEAR(own.norms[0], one.norms[0], 1e-4 * one.norms[0]);
+    for (const auto& [name, expected] : one.gradients)
+      if (own.gradients.at(name).size() == expected.size()) expect_close(own.gradients.at(name), expected, name);
+  });
+}
+
+TEST(ExpertParallelTraining, LossesAndEvaluationAreThoseOfOneRank) {
+  const auto model = models::model_from_config(golden("qwen3_moe") + "/config.json");
+  train::TrainerOptions options;
+  options.batch_tokens = 64;
+  options.router_aux_loss_coef = 0.01;
+  const auto trainer = [&](const Mesh& mesh) {
+    auto made = std::make_unique<Trainer>(model, open_device("cpu", {.num_threads = 1}), options, mesh);
+    made->load_random(7, 0.15);
+    return made;
+  };
+  const auto one = trainer({});
+  std::vector<std::pair<double, int64_t>> evaluated;
+  for (int rank : {0, 1}) evaluated.push_back(one->evaluate(batch_of_rank(*model, rank)));
+  const train::StepResult expected = one->step(std::vector{batch_of_rank(*model, 0), batch_of_rank(*model, 1)}, 1e-2);
+  run_mesh({.ep = 2}, [&](const Mesh& mesh) {
+    const int rank = mesh.rank(MeshAxis::ep);
+    const auto own = trainer(mesh);
+    EXPECT_EQ(own->evaluate(batch_of_rank(*model, rank)), evaluated[static_cast<size_t>(rank)]);
+    const train::StepResult result = own->step(std::vector{batch_of_rank(*model, rank)}, 1e-2);
+    EXPECT_NEAR(result.loss, expected.loss, 1e-9);
+    EXPECT_NEAR(*result.load_balancing_loss, *expected.load_balancing_loss, 1e-9);
+    EXPECT_NEAR(result.grad_norm, expected.grad_norm, 1e-4 * expected.grad_norm);
+  });
+}
+
 TEST(DataParallelTraining, AMeshThatTheTrainerCannotUseIsRefused) {
   const auto model = SmallModel{}.make();
-  for (const MeshShape& shape : {MeshShape{.pp = 2}, MeshShape{.ep = 2}})
-    EXPECT_HAS(refusal([&] {
-                 run_mesh(shape, [&](const Mesh& mesh) { train_rank(*model, mesh, {make_batch(512, 1, 1)}, 1); });
-               }),
-               "expected a mesh of dp and tp");
+  const auto refused = [&](const MeshShape& shape) {
+    return refusal(
+        [&] { run_mesh(shape, [&](const Mesh& mesh) { train_rank(*model, mesh, {make_batch(512, 1, 1)}, 1); }); });
+  };
+  EXPECT_HAS(refused({.pp = 2}), "expected a mesh of dp, tp and ep");
+  EXPECT_HAS(refused({.ep = 2}), "2 ranks to divide experts; the model has none");
+  const auto experts = models::model_from_config(golden("qwen3_moe") + "/config.json");
+  EXPECT_HAS(refusal([&] {
+               run_mesh({.ep = 2}, [&](const Mesh& mesh) {
+                 const std::vector<Batch> batches(static_cast<size_t>(1 + mesh.rank(MeshAxis::ep)),
+                                                  batch_of_rank(*experts, 0));
+                 train_rank(*experts, mesh, batches, 1);
+               });
+             }),
+             "rank 1 of ep has 2 batches, rank 0 has 1");
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 // every command of an engine reaches all of them; and a rank that dies ends the call, not the process.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <map>
 #include <thread>
 
@@ -134,6 +136,86 @@ TEST(Ranks, DrawTheTokensOfOneRankWithTheSameBitsEachTime) {
       }
     }
   }
+}
+
+// Ranks that divide experts compute everything else alike. Long steps and steps of one token; from plain files, from
+// packs, in both modes.
+TEST(Ranks, DividedExpertsDrawTheBitsOfOneRank) {
+  namespace fs = std::filesystem;
+  const fs::path packs = fs::temp_directory_path() / fmt::format("eadem_expert_packs_{}", ::getpid());
+  struct Row {
+    std::string model;
+    int ranks;
+    HardwareMode mode = HardwareMode::accuracy;
+    bool packed = false;
+  };
+  for (const Row& row : {Row{"qwen3_moe", 2},
+                         {"qwen3_moe", 3, HardwareMode::performance},
+                         {"qwen3_moe", 4, HardwareMode::performance, true},
+                         {"deepseek_v3", 3},
+                         {"qwen2_moe", 2, HardwareMode::performance},
+                         {"qwen3_next_all", 3}}) {
+    SCOPED_TRACE(fmt::format("{} on {} ranks", row.model, row.ranks));
+    const Make make = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+      options.max_num_batched_tokens = 16;
+      options.mode = row.mode;
+      options.divide = MeshAxis::ep;
+      if (row.packed) options.pack_cache = packs.string();
+      return from(golden(row.model))(device, options);
+    };
+    EngineOptions alone = accurate();
+    const Drawn one = draw(*make(one_thread(), alone));
+    for (int run = 0; run < (row.packed ? 2 : 1); ++run) {
+      const auto ranks = fork_ranks(row.ranks, make);
+      const auto engine = make(one_thread(), on(*ranks));
+      EXPECT_TRUE(draw(*engine) == one);
+      engine->reset_cache();
+      EXPECT_TRUE(draw(*engine) == one) << "again";
+    }
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(packs), fs::directory_iterator()), 2 * 5)
+      << "a pack and its stamp of one rank, and of each of four";
+  fs::remove_all(packs);
+}
+
+TEST(Ranks, DividedExpertsTakeCommandsAndRefuseModelsWithoutExperts) {
+  const auto config = models::open_config(golden("qwen3_moe"));
+  const Make make = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+    options.divide = MeshAxis::ep;
+    return std::make_unique<InferEngine>(config.model, device, options, models::spec_of(config));
+  };
+  const auto use = [&](InferEngine& engine) {
+    std::vector<Drawn> drawn;
+    engine.load_random(3, 0.1);
+    drawn.push_back(draw(engine));
+    const char* name = "model.layers.2.mlp.experts.up_proj.weight";
+    Tensor whole = Tensor::on_host(DType::f32, engine.parameters().whole_shape(name));
+    for (int64_t i = 0; i < whole.view.num_elements(); ++i)
+      whole.view.as<float>()[i] = static_cast<float>(i * 37 % 101 - 50) / 64;
+    engine.load_param(name, whole.view);
+    engine.reset_cache();
+    drawn.push_back(draw(engine));
+    return drawn;
+  };
+  const std::vector<Drawn> one = use(*make(one_thread(), accurate()));
+  EXPECT_FALSE(one[0] == one[1]) << "experts matter";
+  {
+    const auto ranks = fork_ranks(3, make);
+    const auto engine = make(one_thread(), on(*ranks));
+    EXPECT_TRUE(use(*engine) == one);
+    // This rank's part: three of eight experts.
+    for (const auto& [name, tensor] : engine->state_dict()) {
+      if (name != "model.layers.2.mlp.experts.up_proj.weight") continue;
+      EXPECT_EQ(tensor.shape()[0], 3);
+    }
+  }
+  const Make dense = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+    options.divide = MeshAxis::ep;
+    return from(golden("llama"))(device, options);
+  };
+  const auto ranks = fork_ranks(2, dense);
+  EXPECT_HAS(test::refusal([&] { dense(one_thread(), on(*ranks)); }),
+             "InvalidArgument: 2 ranks to divide experts; the model has none");
 }
 
 TEST(Ranks, TellStoriesToSeveralCallers) {

@@ -52,6 +52,54 @@ Tensor made(const WeightRecipe& recipe, const Tensors& tensors) {
   return result;
 }
 
+// Some experts of a parameter are a cut of the whole, and of tensors with one expert each no other is read.
+TEST(WeightRecipe, PartOfTheFirstAxis) {
+  const WeightRecipe all = WeightRecipe::name("all");
+  const Encoding& q8 = *BlockEncoding::find("q8_0");
+  const Tensors tensors = {{"a", counting(Shape{2, 3})},
+                           {"b", counting(Shape{2, 3}, 10)},
+                           {"c", counting(Shape{2, 3}, 20)},
+                           {"d", counting(Shape{2, 3}, 30)},
+                           {"all", counting(Shape{4, 6, 3})},
+                           {"bias", counting(Shape{4, 6})},
+                           {"blocks", encoded(counting(Shape{4, 2, 64}), q8)},
+                           {"flat", counting(Shape{8, 3})}};
+  const WeightRecipe stack = WeightRecipe::stack(
+      {WeightRecipe::name("a"), WeightRecipe::name("b"), WeightRecipe::name("c"), WeightRecipe::name("d")});
+  const std::vector<WeightRecipe> recipes = {stack,
+                                             WeightRecipe::transpose(stack),
+                                             WeightRecipe::scale(stack, 0.5),
+                                             all,
+                                             WeightRecipe::name("bias"),
+                                             WeightRecipe::name("blocks"),
+                                             WeightRecipe::slice("all", 1, 2, 3, 6),
+                                             WeightRecipe::every("all", 1, 1, 2, 6),
+                                             WeightRecipe::every("bias", 1, 0, 2, 6),
+                                             WeightRecipe::concat({stack, all}, 1, {2, 6}),
+                                             WeightRecipe::concat({stack, stack}, 0, {4, 4}),
+                                             WeightRecipe::transpose(WeightRecipe::name("bias")),
+                                             WeightRecipe::reshape(WeightRecipe::name("flat"), {8, 3}, {4, 2, 3})};
+  for (size_t i = 0; i < recipes.size(); ++i)
+    for (const PartRange& range : {PartRange{0, 1}, {1, 2}, {3, 1}}) {
+      const Tensor whole = made(recipes[i], tensors);
+      const WeightRecipe part = part_of_first_axis(recipes[i], range, whole.shape()[0], whole.shape().rank());
+      const Tensor cut = made(part, tensors);
+      Shape shape = whole.shape();
+      shape[0] = range.size;
+      EXPECT_EQ(cut.shape(), shape) << i;
+      EXPECT_EQ(cut.view.encoding, whole.view.encoding) << i;
+      const std::vector<float> values = values_of(whole);
+      const int64_t each = whole.view.num_elements() / whole.shape()[0];
+      EXPECT_EQ(values_of(cut), std::vector<float>(values.begin() + range.begin * each,
+                                                   values.begin() + (range.begin + range.size) * each))
+          << i;
+    }
+  EXPECT_EQ(part_of_first_axis(WeightRecipe::transpose(stack), {1, 2}, 4, 3).names(),
+            (std::vector<std::string>{"b", "c"}));
+  EXPECT_EQ(made(part_of_first_axis(all, {1, 2}, 4, 3), tensors).view.data, tensors.at("all").view.as<float>() + 18)
+      << "without a copy";
+}
+
 TEST(WeightRecipe, Operations) {
   const Tensors tensors = {{"m", counting(Shape{4, 3})}, {"n", counting(Shape{2, 3}, 100)}};
   const WeightRecipe m = WeightRecipe::name("m"), n = WeightRecipe::name("n");

@@ -97,6 +97,28 @@ std::vector<Workload> moved_rows(bool back, bool weighted) {
   return cases;
 }
 
+// On one rank, which has all experts; tests/distributed/expert_exchange_test.cc has several.
+std::vector<Workload> exchanged_rows(bool back) {
+  std::vector<Workload> cases;
+  for (bool same_tokens : {false, true})
+    for (DType dtype : {kF32, kBf16})
+      for (int64_t top_k : {1, 3})
+        for (int64_t hidden : {1, 7, 33})
+          for (int64_t tokens : {0, 1, 9}) {
+            const kernels::ExpertExchangeAttrs attrs{.experts = 5, .top_k = top_k, .same_tokens = same_tokens};
+            const Dim places = top_k * Dim(same_tokens ? Symbol::tokens : kernels::rank_tokens());
+            std::vector<TensorType> types = {TensorType(dtype, {back ? places : times(top_k), hidden}),
+                                             TensorType(DType::i32, {6})};
+            if (back) types.emplace_back(DType::i32, std::initializer_list<Dim>{1, 5});
+            const ops::OpPtr op = back ? ops::OpPtr(std::make_shared<ops::ExpertCombine>(attrs))
+                                       : ops::OpPtr(std::make_shared<ops::ExpertDispatch>(attrs));
+            SymbolValues symbols = with_tokens(tokens);
+            symbols[kernels::rank_tokens()] = tokens;
+            cases.push_back(named_case(op, std::move(types), symbols));
+          }
+  return cases;
+}
+
 std::vector<Workload> clamped_swiglu() {
   std::vector<Workload> cases;
   for (const kernels::ClampedSwigluAttrs& attrs : {kernels::ClampedSwigluAttrs{}, {3.0f, 1.0f, 0.0f}})
@@ -202,6 +224,7 @@ std::vector<Workload> expert_cases(std::string_view op) {
     for (Workload& row : moved_rows(op == "unpermute", true)) cases.push_back(std::move(row));
     return cases;
   }
+  if (op == "expert_dispatch" || op == "expert_combine") return exchanged_rows(op == "expert_combine");
   if (op == "clamped_swiglu") return clamped_swiglu();
   if (op == "gate_rows") return gate_rows();
   if (op == "identity_experts") return identity_experts();

@@ -305,7 +305,15 @@ TEST(ExpertTypes, WhatFitsAndWhatDoesNot) {
   EXPECT_EQ(rule(whole, whole), whole);
   EXPECT_EQ(rule(whole, Sharding::along(1)), Sharding::along(1));
   EXPECT_EQ(rule(Sharding::along(1), Sharding::along(2)), Sharding::partial());
-  EXPECT_HAS(refusal([&] { rule(whole, Sharding::along(0)); }), "'weight' is sharded(0)");
+  EXPECT_HAS(refusal([&] { rule(whole, Sharding::along(0)); }), "'weight' is sharded(0) and 'x' replicated");
+  EXPECT_HAS(refusal([&] { rule(Sharding::along(0), Sharding::along(0)); }), "'offsets' replicated");
+  const Sharding own = Sharding::along(0);
+  EXPECT_EQ(
+      grouped.infer_sharding(std::vector{divided(many, own), divided(weight, own), divided(offsets, own), none})[0],
+      own);
+  EXPECT_EQ(
+      grouped.wanted_sharding(std::vector{divided(many, own), divided(weight, own), divided(offsets, own), none}, 0),
+      own);
 }
 
 // A step of few tokens reads few experts.

@@ -398,6 +398,17 @@ TEST(Gradient, Experts) {
                     step(4));
 }
 
+TEST(Gradient, ExpertExchangeOnOneRank) {
+  const kernels::ExpertExchangeAttrs attrs{.experts = 5, .top_k = 2};
+  SymbolValues symbols = step(4);
+  symbols[kernels::rank_tokens()] = 4;
+  const TensorType offsets(DType::i32, {6});
+  check_gradients(ops::ExpertDispatch(attrs), {TensorType(kF32, {2 * Dim(Symbol::tokens), 3}), offsets}, symbols);
+  check_gradients(ops::ExpertCombine(attrs),
+                  {TensorType(kF32, {2 * Dim(kernels::rank_tokens()), 3}), offsets, TensorType(DType::i32, {1, 5})},
+                  symbols);
+}
+
 TEST(Gradient, SoftmaxAndCrossEntropy) {
   check_gradients(ops::Softmax(), {TensorType(kF32, {3, 7})});
   check_gradients(ops::CrossEntropy(), {TensorType(kF32, {6, 7}), TensorType(DType::i32, {6})});

@@ -740,6 +740,8 @@ std::vector<std::string_view> op_names() {
           "permute",
           "grouped_linear",
           "unpermute",
+          "expert_dispatch",
+          "expert_combine",
           "clamped_swiglu",
           "gate_rows",
           "identity_experts",

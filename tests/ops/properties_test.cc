@@ -71,28 +71,14 @@ bool is_rows(const TensorType& type) {
 TEST_P(Properties, BatchEqualsItsRows) {
   // These ops use several rows by design: attention (tested below), caches, selection of rows, sums for parameters,
   // the order of experts (experts_test.cc) and their load, and recurrences (recurrent_test.cc).
-  for (std::string_view crossing : {"attention",
-                                    "kv_append",
-                                    "latent_append",
-                                    "select_rows",
-                                    "grad_norm",
-                                    "adamw",
-                                    "expert_order",
-                                    "permute",
-                                    "grouped_linear",
-                                    "unpermute",
-                                    "load_balancing_loss",
-                                    "short_convolution",
-                                    "state_space_scan",
-                                    "gated_delta_rule",
-                                    "select_keys",
-                                    "selected_attention",
-                                    "latent_attention",
-                                    "compress_keys",
-                                    "compressed_attention",
-                                    "select_blocks",
-                                    "pool_keys",
-                                    "pooled_attention"})
+  for (std::string_view crossing : {"attention",           "kv_append",         "latent_append",
+                                    "select_rows",         "grad_norm",         "adamw",
+                                    "expert_order",        "permute",           "grouped_linear",
+                                    "unpermute",           "expert_dispatch",   "expert_combine",
+                                    "load_balancing_loss", "short_convolution", "state_space_scan",
+                                    "gated_delta_rule",    "select_keys",       "selected_attention",
+                                    "latent_attention",    "compress_keys",     "compressed_attention",
+                                    "select_blocks",       "pool_keys",         "pooled_attention"})
     if (GetParam() == crossing) return;
   for (const ops::Workload& row : op_cases(GetParam())) {
     const int64_t rows = std::max(row.symbols[Symbol::tokens], row.symbols[Symbol::logit_rows]);

@@ -265,6 +265,7 @@ TEST(TypeRules, TensorParallel) {
   const TensorType grad(kF, {3, 4}), own = with(grad, Sharding::along(1));
   EXPECT_EQ(of_parts.infer_sharding(std::vector{own, own})[0], Sharding::along(0));
   EXPECT_REFUSED(of_parts.infer_sharding(std::vector{own, grad}), "'grad1'", "expected a part");
+  EXPECT_EQ(of_parts.infer_sharding(std::vector{grad, grad})[0], kWhole) << "parts over another axis";
   EXPECT_EQ(of_whole.wanted_sharding(std::vector{own}, 0), kWhole);
   EXPECT_REFUSED(of_whole.infer_sharding(std::vector{own}), "whole gradients");
 }

@@ -12,8 +12,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <new>
+#include <thread>
 
+#include "eadem/distributed/thread_communicator.h"
 #include "eadem/engine/llm.h"
+#include "eadem/ops/parallel/expert_exchange.h"
 #include "tests/engine/step_loop.h"
 
 namespace {
@@ -117,6 +120,83 @@ TEST(Allocation, DecodeStepsAllocateNothing) {
   for (int step = 0; step < 20; ++step) scheduler.step(on_token);
   EXPECT_EQ(num_allocations - before, 0);
   EXPECT_EQ(drawn - drawn_before, 60);
+}
+
+// Two ranks that divide experts, as threads: both are counted.
+TEST(Allocation, StepsOfDividedExpertsAllocateNothing) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(EADEM_SOURCE_DIR "/tests/data/golden/qwen3_moe");
+  distributed::ThreadGroup group(2);
+  const auto make = [&](int rank, const std::shared_ptr<Device>& device) {
+    EngineOptions options;
+    options.cache = PagedKVCacheConfig{.max_kv_memory_bytes = 1 << 20, .block_size = 4, .max_batch_size = 3};
+    options.ranks = group.communicator(rank);
+    options.divide = MeshAxis::ep;
+    return InferEngine::from_checkpoint(checkpoint, device, options);
+  };
+  std::thread other([&] {
+    const auto device = open_device("cpu", {.num_threads = 1});
+    try {
+      follow_engines(group.communicator(1), device, [&](const CacheConfig&) { return make(1, device); });
+    } catch (const RankFailed& error) {
+      EXPECT_STREQ(error.what(), "the end");
+    }
+  });
+  {
+    const auto engine = make(0, open_device("cpu", {.num_threads = 1}));
+    StepLoop scheduler(*engine);
+    for (int i = 0; i < 3; ++i)
+      scheduler.add({.prompt = {5, 6, 7 + i}, .sampling = {}, .biases = {}, .max_tokens = 40});
+    const StepLoop::OnToken on_token = [](const StepLoop::Drawn&) { return true; };
+    for (int warm_up = 0; warm_up < 4; ++warm_up) scheduler.step(on_token);
+    const int64_t before = num_allocations;
+    for (int step = 0; step < 20; ++step) scheduler.step(on_token);
+    EXPECT_EQ(num_allocations - before, 0);
+  }
+  group.fail("the end");  // follow_engines waits for another engine
+  other.join();
+}
+
+// Rows of each rank's own tokens, by an all_to_all.
+TEST(Allocation, ExchangesOfRowsAllocateNothing) {
+  constexpr int64_t kTokens = 6, kExperts = 5, kTopK = 2, kHidden = 8;
+  const distributed::ThreadGroup group(2);
+  std::atomic<int> ready{0}, done{0};
+  std::atomic<int64_t> before{0}, after{0};
+  const auto run = [&](int rank) {
+    const auto device = open_device("cpu", {.num_threads = 1});
+    const kernels::ExpertExchangeAttrs attrs{.ranks = 2, .rank = rank, .experts = kExperts, .top_k = kTopK};
+    pipeline::Graph graph;
+    const auto x = graph.add_input("x", TensorType(DType::f32, {kTopK * Dim(Symbol::tokens), kHidden})),
+               offsets = graph.add_input("offsets", TensorType(DType::i32, {kExperts + 1}));
+    const auto sent = graph.add(std::make_shared<ops::ExpertDispatch>(attrs), {x, offsets});
+    graph.mark_output("y", graph.add1(std::make_shared<ops::ExpertCombine>(attrs), {sent[0], offsets, sent[2]}));
+    pipeline::Environment environment{.device = device, .mesh = Mesh(MeshAxis::ep, group.communicator(rank))};
+    environment.bounds[Symbol::tokens] = environment.bounds[kernels::rank_tokens()] = kTokens;
+    pipeline::Program program(std::move(graph), environment, std::make_shared<pipeline::ParameterStore>(device));
+    const std::vector<float> rows(static_cast<size_t>(kTopK * kTokens * kHidden), 1.0f);
+    program.set_input(program.input("x"), rows.data(), static_cast<int64_t>(rows.size() * sizeof(float)));
+    // Another number of rows for each rank.
+    const std::vector<std::vector<int32_t>> steps = {
+        {0, 3, 6, 9, 12, 12}, {0, 0, 0, 0, 6, 12}, {0, 12, 12, 12, 12, 12}};
+    const auto step = [&](size_t i) {
+      program.set_input(program.input("offsets"), steps[i % 3].data(), (kExperts + 1) * 4);
+      program.run(environment.bounds);
+    };
+    for (size_t i = 0; i < 3; ++i) step(i);
+    const auto meet = [](std::atomic<int>& counter) {
+      ++counter;
+      while (counter < 2) std::this_thread::yield();
+    };
+    meet(ready);
+    if (rank == 0) before = num_allocations.load();
+    for (size_t i = 0; i < 20; ++i) step(i + static_cast<size_t>(rank));
+    if (rank == 0) after = num_allocations.load();
+    meet(done);
+  };
+  std::thread other([&] { run(1); });
+  run(0);
+  other.join();
+  EXPECT_EQ(after - before, 0);
 }
 
 // The lists of tokens and of log-probabilities and the text itself grow by doubling: the number of allocations rises

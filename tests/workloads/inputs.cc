@@ -414,6 +414,13 @@ Tensor make_input(std::string_view op, std::string_view port, std::span<const Sh
     const std::vector<int64_t> rows = distinct(shape.num_elements(), shape.num_elements(), random);
     return filled(dtype, shape, [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)]); });
   }
+  // Rows of experts that are chosen alike, so that counts are the differences of offsets.
+  if (op == "expert_dispatch" || op == "expert_combine") {
+    const int64_t rows = shapes[0][0], experts = shapes[1][0] - 1;
+    const auto begin_of = [&](int64_t e) { return static_cast<double>(e * rows / experts); };
+    if (port == "offsets") return filled(dtype, shape, begin_of);
+    if (port == "counts") return filled(dtype, shape, [&](int64_t e) { return begin_of(e + 1) - begin_of(e); });
+  }
   if (op == "grouped_linear" && port == "offsets") {  // the first expert is popular, some have nothing to do
     const int64_t experts = shape[0] - 1;
     std::vector<int64_t> counts(static_cast<size_t>(experts), 0);

@@ -88,7 +88,7 @@ double roofline_seconds(const InferEngine& engine, const MachineRates& rates, in
   const double rows = static_cast<double>(batch * tokens);
   const double mean_length = static_cast<double>(depth) + static_cast<double>(tokens + 1) / 2;
   const double attention = 4.0 * static_cast<double>(info.layers * info.heads * info.head_dim) * mean_length * rows /
-                           engine.options().num_ranks();
+                           engine.options().mesh().size(MeshAxis::tp);
   const double arithmetic = products.decoder.seconds(rates, rows) +
                             products.head.seconds(rates, static_cast<double>(batch * steps)) +
                             attention / rates.f32_flops_per_second;
@@ -430,7 +430,7 @@ int bench(CommandLine command_line) {
   engine_options.cache = engine::PagedKVCacheConfig{
       .max_batch_size = *std::max_element(options->batches.begin(), options->batches.end()), .max_cache_len = needed};
   const std::unique_ptr<distributed::ForkedRanks> ranks =
-      fork_ranks(options->model, checkpoint.model->info(), engine_options,
+      fork_ranks(options->model, *checkpoint.model, engine_options,
                  [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
                    if (!options->random) return InferEngine::from_checkpoint(checkpoint, std::move(device), own);
                    return std::make_unique<InferEngine>(checkpoint.model, std::move(device), own, spec);

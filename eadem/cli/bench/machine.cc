@@ -55,8 +55,9 @@ double weight_bytes_per_step(const engine::InferEngine& engine, int64_t tokens) 
 }
 
 double kv_bytes_of_sequence(const engine::InferEngine& engine, double tokens) {
-  const auto bytes = engine::state_bytes(engine.model(), *engine.device(), engine.hardware(),
-                                         engine.options().num_ranks(), engine.options().rank());
+  const auto bytes =
+      engine::state_bytes(engine.model(), *engine.device(), engine.hardware(),
+                          engine.options().mesh().size(MeshAxis::tp), engine.options().mesh().rank(MeshAxis::tp));
   return static_cast<double>(bytes.of_sequence(static_cast<int64_t>(tokens)));
 }
 

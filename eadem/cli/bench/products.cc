@@ -4,6 +4,7 @@
 #include "eadem/core/encodings/fp8_encoding.h"
 #include "eadem/core/encodings/group_encoding.h"
 #include "eadem/core/encodings/stacked_encoding.h"
+#include "eadem/ops/parallel/expert_exchange.h"
 
 namespace eadem::cli {
 
@@ -29,6 +30,11 @@ double& elements_of(Products& products, const TensorType& weight) {
 }  // namespace
 
 double rows_per_token(const pipeline::Graph& graph, const pipeline::Node& node) {
+  if (node.op->name() == "grouped_linear")
+    for (const pipeline::Node& other : graph.nodes())
+      if (const auto* dispatch = dynamic_cast<const ops::ExpertDispatch*>(other.op.get());
+          dispatch != nullptr && other.outputs[1] == node.inputs[2])
+        return dispatch->rows_per_token();
   return static_cast<double>(graph.value(node.inputs[0]).type.dim(0).factor);
 }
 

@@ -27,7 +27,8 @@ struct ModelProducts {
   Products decoder, head;
 };
 
-// The rows of a node's first input that there are for each token: as many as a token has experts, else one.
+// The rows of a node's first input that there are for each token: as many as a token has experts, else one. Of experts
+// that ranks divide, this rank's share of them.
 double rows_per_token(const pipeline::Graph& graph, const pipeline::Node& node);
 
 // Counts the products in a model's graph. Embeddings are looked up, not multiplied; of a stack of matrices each row

@@ -41,6 +41,8 @@ constexpr OtherName kOtherNames[] = {
     {"--imatrix", "--calibrate"},
     {"-tp", "--tp"},
     {"--tensor-parallel-size", "--tp"},
+    {"-ep", "--ep"},
+    {"--expert-parallel-size", "--ep"},
 };
 
 constexpr std::string_view kOneDevice = "one device runs every layer: --device cuda, or --device cpu";

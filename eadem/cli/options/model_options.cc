@@ -66,19 +66,29 @@ void ModelOptions::add_device(Arguments& arguments) {
 }
 
 void ModelOptions::add_ranks(Arguments& arguments) {
-  arguments.option("--tp", "N", ranks,
+  arguments.option("--tp", "N", tensor_ranks,
                    "divide the model over N processes of this machine (tensor parallelism), on the CPU; the threads of "
                    "--threads and --prefill-threads are divided among them, as evenly as goes (default: 1)");
+  arguments.option("--ep", "N", expert_ranks,
+                   "divide the experts of a model over N processes of this machine (expert parallelism), with the rest "
+                   "in each of them; threads as with --tp. The bits are those of one process (default: 1)");
 }
 
 void ModelOptions::check_ranks() const {
   constexpr int64_t kMost = 64;
-  if (ranks < 1 || ranks > kMost) throw UsageError(fmt::format("--tp is {}; expected 1 to {}", ranks, kMost));
-  if (ranks == 1) return;
-  if (device != "cpu") throw UsageError(fmt::format("--tp {} is for the CPU; --device is {}", ranks, device));
+  const auto in_range = [&](const char* name, int64_t count) {
+    if (count < 1 || count > kMost) throw UsageError(fmt::format("{} is {}; expected 1 to {}", name, count, kMost));
+  };
+  in_range("--tp", tensor_ranks);
+  in_range("--ep", expert_ranks);
+  if (tensor_ranks > 1 && expert_ranks > 1)
+    throw UsageError(fmt::format("--tp is {} and --ep is {}; the processes divide either", tensor_ranks, expert_ranks));
+  if (ranks() == 1) return;
+  const std::string own = fmt::format("{} {}", tensor_ranks > 1 ? "--tp" : "--ep", ranks());
+  if (device != "cpu") throw UsageError(fmt::format("{} is for the CPU; --device is {}", own, device));
   const auto enough = [&](const char* name, int64_t count) {
-    if (count != 0 && count < ranks)
-      throw UsageError(fmt::format("{} is {}; --tp {} needs at least one for each rank", name, count, ranks));
+    if (count != 0 && count < ranks())
+      throw UsageError(fmt::format("{} is {}; {} needs at least one for each rank", name, count, own));
   };
   enough("--threads", threads);
   enough("--prefill-threads", prefill_threads);
@@ -126,9 +136,9 @@ DeviceOptions ModelOptions::device_options() const {
 
 std::shared_ptr<Device> ModelOptions::open(int rank) const {
   DeviceOptions options = device_options();
-  if (ranks > 1) {
+  if (ranks() > 1) {
     const RankThreads own = rank_threads(Topology::of_this_process(), options.num_threads, options.prefill_threads,
-                                         static_cast<int>(ranks), rank);
+                                         static_cast<int>(ranks()), rank);
     options.num_threads = own.decode;
     options.prefill_threads = own.prefill;
     if (options.pin) bind_to_processors(own.processors);
@@ -154,6 +164,7 @@ engine::EngineOptions ModelOptions::engine_options() const {
   if (!latent_form.empty()) options.hardware.latent_form = {latent_form_from_name(latent_form), "--latent-form"};
   options.disabled_fusions = disabled_fusions;
   options.pack_cache = pack_cache;
+  options.divide = expert_ranks > 1 ? MeshAxis::ep : MeshAxis::tp;
   return options;
 }
 

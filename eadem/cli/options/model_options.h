@@ -19,7 +19,7 @@ struct ModelOptions {
   std::optional<std::string> model;
   std::string device = "cpu";
   int64_t threads = 0, prefill_threads = 0;
-  int64_t ranks = 1;
+  int64_t tensor_ranks = 1, expert_ranks = 1;  // one of them is 1
   bool no_pin = false;
   std::string isa;
   std::string mode = "performance";
@@ -29,15 +29,16 @@ struct ModelOptions {
 
   void add_operand(Arguments& arguments);
   void add_device(Arguments& arguments);     // --device --threads … --isa
-  void add_ranks(Arguments& arguments);      // --tp, after add_device
+  void add_ranks(Arguments& arguments);      // --tp and --ep, after add_device
   void add_kv_dtype(Arguments& arguments);   // --kv-dtype alone
   void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
   void add_loading(Arguments& arguments);    // --pack-cache
 
-  // Throws UsageError for a --tp that contradicts itself, the device or the threads.
+  // Throws UsageError for a --tp or --ep that contradicts the other, the device or the threads.
   void check_ranks() const;
+  int64_t ranks() const { return tensor_ranks * expert_ranks; }
   DeviceOptions device_options() const;  // the CPU's options
-  // Opens the device of rank `rank` of --tp, and binds this process to that rank's processors. Once in a process.
+  // Opens the device of a rank of --tp or --ep, and binds this process to that rank's processors. Once in a process.
   std::shared_ptr<Device> open(int rank = 0) const;
   HardwareMode hardware_mode() const;
   // Mode, precisions, fusions and the pack cache; the rest is left at its defaults.

@@ -63,6 +63,8 @@ constexpr OpKernels kOps[] = {
     {"permute", permute_kernels},
     {"grouped_linear", grouped_linear_kernels},
     {"unpermute", unpermute_kernels},
+    {"expert_dispatch", expert_dispatch_kernels},
+    {"expert_combine", expert_combine_kernels},
     {"clamped_swiglu", clamped_swiglu_kernels},
     {"gate_rows", gate_rows_kernels},
     {"identity_experts", identity_experts_kernels},

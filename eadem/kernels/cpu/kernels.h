@@ -63,6 +63,8 @@ KernelList expert_order_kernels();
 KernelList permute_kernels();
 KernelList grouped_linear_kernels();
 KernelList unpermute_kernels();
+KernelList expert_dispatch_kernels();
+KernelList expert_combine_kernels();
 KernelList clamped_swiglu_kernels();
 KernelList gate_rows_kernels();
 KernelList identity_experts_kernels();

@@ -114,14 +114,17 @@ ValueId LinearFactory::build_grouped(BuildContext& context, const LinearRequest&
   if (request.bias && request.parallel == Parallel::row && context.num_ranks > 1)
     throw Unsupported("linear {}: {} ranks divide the inputs of experts with biases, which each would add",
                       graph.scoped_name(request.name), context.num_ranks);
-  const WeightType weights = stored_type(context, request, experts);
+  const int64_t own = part_of(experts, context.expert_ranks, context.expert_rank).size;
+  const WeightType weights = stored_type(context, request, own);
   const int shard_axis = request.parallel == Parallel::column ? 1 : request.parallel == Parallel::row ? 2 : -1;
   const TensorType type(weights.dtype, {experts, request.out, request.in}, stack_encoding(weights.encoding));
-  const ValueId weight = graph.add_parameter(graph.scoped_name(request.name + ".weight"), type, shard_axis);
+  const ValueId weight =
+      graph.add_parameter(graph.scoped_name(request.name + ".weight"), type, shard_axis, /*has_experts=*/true);
   const DType dtype = request.hardware->precision.activations.value;
   const ValueId bias = request.bias
                            ? graph.add_parameter(graph.scoped_name(request.name + ".bias"),
-                                                 TensorType(dtype, {experts, request.out}), shard_axis == 1 ? 1 : -1)
+                                                 TensorType(dtype, {experts, request.out}), shard_axis == 1 ? 1 : -1,
+                                                 /*has_experts=*/true)
                            : pipeline::kNoValue;
   const Graph::Scope scope(graph, request.name);
   return graph.add1(std::make_shared<ops::GroupedLinear>(

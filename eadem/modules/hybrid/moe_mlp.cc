@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "eadem/modules/factory/expert_factory.h"
 #include "eadem/modules/factory/linear_factory.h"
 #include "eadem/modules/hybrid/dense_mlp.h"
 #include "eadem/ops/elementwise/scale_by.h"
@@ -121,7 +122,9 @@ ValueId MoeMlp::build(BuildContext& context, ValueId x, ValueId router_x) const 
   const bool first = config_.weighs_input;
   const ValueId rows =
       graph.add1(std::make_shared<ops::Permute>(kernels::PermuteAttrs{first}), with_weights(first, read));
-  const ValueId made = build_experts(context, rows, order[1]);
+  const ValueId made = ExpertFactory::build(
+      context, {.experts = config_.experts, .top_k = config_.route.top_k}, rows, order[1],
+      [&](ValueId own_rows, ValueId own_offsets) { return build_experts(context, own_rows, own_offsets); });
   ValueId mixed = project(
       "fc2_latent_proj", config_.latent, config_.hidden,
       graph.add1(std::make_shared<ops::Unpermute>(kernels::UnpermuteAttrs{!first}), with_weights(!first, made)));

@@ -33,11 +33,20 @@ std::vector<TensorType> GroupedLinear::infer_types(std::span<const TensorType> i
 
 Sharding GroupedLinear::wanted_sharding(std::span<const TensorType> in, int port) const {
   if (port != kX) return Op::wanted_sharding(in, port);
+  if (in[kWeight].sharding == Sharding::along(0)) return in[kX].sharding;
   const bool divided_alike = in[kX].sharding == Sharding::along(1) && in[kWeight].sharding == Sharding::along(2);
   return divided_alike ? in[kX].sharding : Sharding::replicated();
 }
 
 std::vector<Sharding> GroupedLinear::infer_sharding(std::span<const TensorType> in) const {
+  if (in[kWeight].sharding == Sharding::along(0)) {
+    for (size_t port : {size_t{kX}, size_t{kOffsets}, size_t{kBias}})
+      if (!kernels::is_unconnected(in[port]) && !(in[port].sharding == Sharding::along(0)))
+        throw InvalidArgument(
+            "grouped_linear: 'weight' is sharded(0) and '{}' {}; expected those of this rank's experts",
+            inputs()[port].name, to_string(in[port].sharding));
+    return {Sharding::along(0)};
+  }
   expect_replicated(name(), "offsets", in[kOffsets], "every rank has the rows of every expert");
   const Sharding &x = in[kX].sharding, &weight = in[kWeight].sharding;
   const bool has_bias = !kernels::is_unconnected(in[kBias]), is_partial = weight == Sharding::along(2);

@@ -4,7 +4,8 @@
 // kernels/experts.h.
 //
 // Sharding: weight along 1, its outputs, gives y along its last axis; weight along 2 with x along its last axis gives
-// partial sums. The bias is divided as y is; with partial sums there is none.
+// partial sums. The bias is divided as y is; with partial sums there is none. Weight along 0, its experts, has x,
+// offsets and bias along 0, too: the rows of this rank's experts (ops/parallel/expert_exchange.h); so is y.
 #pragma once
 
 #include "eadem/kernels/experts.h"
@@ -30,7 +31,7 @@ class GroupedLinear final : public Op {
     return fmt::format("out_dtype={}{}", dtype_name(attrs_.out_dtype), matmul_input_text(attrs_.matmul_input));
   }
   std::vector<TensorType> infer_types(std::span<const TensorType> inputs) const override;
-  // x whole, unless the weights' columns are divided as x's are.
+  // x whole, unless the weights' columns or experts are divided as x's are.
   Sharding wanted_sharding(std::span<const TensorType> inputs, int port) const override;
   std::vector<Sharding> infer_sharding(std::span<const TensorType> inputs) const override;
   bool has_backward() const override { return true; }

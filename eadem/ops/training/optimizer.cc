@@ -41,6 +41,9 @@ Sharding GradNorm::wanted_sharding(std::span<const TensorType> in, int port) con
 }
 
 std::vector<Sharding> GradNorm::infer_sharding(std::span<const TensorType> in) const {
+  const auto is_whole = [](const TensorType& type) { return type.sharding == Sharding::replicated(); };
+  if (of_parts_ && std::all_of(in.begin(), in.end(), is_whole))
+    return {Sharding::replicated()};  // parts over another axis
   for (size_t i = 0; i < port_names_.size(); ++i) {
     if (!of_parts_) expect_replicated(name(), port_names_[i], in[i], "the norm is of whole gradients");
     if (of_parts_ && in[i].sharding.kind != Sharding::Kind::sharded)

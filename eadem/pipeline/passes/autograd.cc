@@ -138,7 +138,10 @@ class Differentiator {
         const std::string name = graph_.value(input).name;
         TensorType type = gradient_type(node, input, types[k]);
         type.encoding = nullptr;
-        if (mesh_.size(MeshAxis::dp) > 1) type.set_over(MeshAxis::dp, Sharding::partial());
+        // Ranks of these axes have tokens of their own.
+        for (MeshAxis axis : {MeshAxis::dp, MeshAxis::ep})
+          if (mesh_.size(axis) > 1 && type.over(axis).kind != Sharding::Kind::sharded)
+            type.set_over(axis, Sharding::partial());
         backward.outputs.push_back(graph_.add_state("grad." + name, type));
         result_.parameters.push_back(name);
       } else {
@@ -152,12 +155,14 @@ class Differentiator {
     for (const auto& [input, dx] : made) accumulate(input, dx, node.scope, node.layer);
   }
 
-  // The gradient of a whole input of an op whose output is divided has a term on every rank.
+  // The gradient of a whole input of an op whose output is divided has a term on every rank; not so over the axis along
+  // which the op moves values, in both passes.
   TensorType gradient_type(const Node& node, ValueId input, TensorType type) const {
     for (MeshAxis axis : {MeshAxis::tp, MeshAxis::ep}) {
-      const bool divides = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
-        return id != kNoValue && graph_.value(id).type.over(axis).kind == Sharding::Kind::sharded;
-      });
+      const bool divides =
+          node.op->crosses() != axis && std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+            return id != kNoValue && graph_.value(id).type.over(axis).kind == Sharding::Kind::sharded;
+          });
       const Sharding own = graph_.value(input).type.over(axis);
       const bool whole = own.kind != Sharding::Kind::sharded;  // so is the gradient of each term of a sum
       type.set_over(axis, !whole ? own : divides ? Sharding::partial() : Sharding::replicated());

@@ -15,18 +15,20 @@ namespace {
 
 using Kind = Sharding::Kind;
 
-void divide_parameters(Graph& graph, int ranks, int rank) {
+void divide_parameters(Graph& graph, const Mesh& mesh, MeshAxis over) {
+  const int ranks = mesh.size(over);
   if (ranks == 1) return;
   for (size_t i = 0; i < graph.values().size(); ++i) {
     Value& value = graph.values()[i];
-    const int axis = value.kind == Value::Kind::parameter ? graph.shard_axis(static_cast<ValueId>(i)) : -1;
+    const int axis = value.kind == Value::Kind::parameter ? graph.shard_axis(static_cast<ValueId>(i), over) : -1;
     if (axis < 0) continue;
     const int64_t whole = value.type.fixed(axis);
     if (whole < ranks)
-      throw InvalidArgument("'{}' is {}; dimension {} does not divide into {} tensor-parallel ranks", value.name,
-                            to_string(value.type), axis, ranks);
-    value.type.dim(axis) = part_of(whole, ranks, rank).size;
-    value.type.sharding = Sharding::along(axis, whole % ranks == 0 ? 0 : whole);
+      throw InvalidArgument("'{}' is {}; dimension {} does not divide into {} {} ranks", value.name,
+                            to_string(value.type), axis, ranks,
+                            over == MeshAxis::tp ? "tensor-parallel" : "expert-parallel");
+    value.type.dim(axis) = part_of(whole, ranks, mesh.rank(over)).size;
+    value.type.set_over(over, Sharding::along(axis, whole % ranks == 0 ? 0 : whole));
   }
 }
 
@@ -118,7 +120,7 @@ class Resharder {
 
 void shard(Graph& graph, const Mesh& mesh, std::span<const std::string> whole_outputs) {
   if (mesh.num_ranks() == 1) return infer_types(graph);
-  divide_parameters(graph, mesh.size(MeshAxis::tp), mesh.rank(MeshAxis::tp));
+  for (MeshAxis axis : {MeshAxis::tp, MeshAxis::ep}) divide_parameters(graph, mesh, axis);
   Resharder(graph, mesh).run(whole_outputs);
 }
 

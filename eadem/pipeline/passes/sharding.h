@@ -10,7 +10,9 @@
 // On one rank this is type inference alone. Source: Shoeybi et al. 2019 (column- and row-parallel products).
 //
 // Over dp every rank has rows of its own, and symbols count this rank's: activations need no division of types, and
-// the gradients of parameters are partial sums. Over pp a graph is cut into stages (stages.h).
+// the gradients of parameters are partial sums. Over ep parameters of experts are divided along their first axis, and
+// rows between the ops that the module of experts puts around them (ops/parallel/expert_exchange.h); all else is as
+// over dp, or the same on every rank. Over pp a graph is cut into stages (stages.h).
 #pragma once
 
 #include "eadem/core/mesh/mesh.h"

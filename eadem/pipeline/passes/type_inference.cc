@@ -25,7 +25,7 @@ void infer_sharding(const ops::Op& op, MeshAxis axis, std::span<const TensorType
     return;
   }
   const auto is_whole = [axis](const TensorType& type) { return type.over(axis) == Sharding::replicated(); };
-  if (axis != MeshAxis::tp && std::all_of(inputs.begin(), inputs.end(), is_whole)) return;
+  if (axis != MeshAxis::tp && !crosses && std::all_of(inputs.begin(), inputs.end(), is_whole)) return;
   std::vector<TensorType> seen;
   for (const TensorType& input : inputs) seen.push_back(input.seen_along(axis));
   const std::vector<Sharding> shardings = op.infer_sharding(seen);
