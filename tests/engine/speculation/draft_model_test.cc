@@ -3,7 +3,7 @@
 // A draft model proposes what its own engine would sample for the request, whatever it proposed before and for whom.
 #include "eadem/engine/speculation/draft_model.h"
 
-#include "eadem/engine/speculation/speculation_options.h"
+#include "eadem/engine/llm.h"
 #include "tests/engine/speculation/speculating_loop.h"
 #include "tests/support/refusal.h"
 
@@ -117,7 +117,8 @@ TEST_F(DraftModelTest, ItsContextAndItsVocabularyEndWhatItProposes) {
   beyond.tokens[2] = static_cast<int32_t>(vocab);  // of a model with a padded vocabulary
   EXPECT_EQ(proposed(draft, {&beyond}, 4)[0], Ids());
   DraftModel of_few(engine_of(1), 1, 0.1);
-  for (const int32_t token : proposed(of_few, {&nearly}, 3)[0]) EXPECT_EQ(token, 0);
+  const Ids of_one_token = proposed(of_few, {&nearly}, 3)[0];
+  for (const int32_t token : of_one_token) EXPECT_EQ(token, 0);
 }
 
 TEST(DraftModelRefusals, NameWhatTheyRefuse) {

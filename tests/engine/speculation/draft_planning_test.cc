@@ -15,8 +15,7 @@ SchedulerLimits drafting_limits() {
 // A request that decodes and has one token.
 RequestId decoding(Simulation& simulation, int64_t prompt = 3, int64_t max_tokens = 12, int32_t first = 0) {
   const RequestId id = simulation.scheduler.add({.prompt = ids(prompt, first), .max_tokens = max_tokens});
-  simulation.step();
-  EXPECT_EQ(simulation.scheduler.state(id), RequestState::decoding);
+  while (simulation.scheduler.state(id) != RequestState::decoding) simulation.step();
   return id;
 }
 
@@ -155,15 +154,13 @@ TEST(DraftPlanning, NobodyIsPreemptedForThem) {
   limits.max_num_batched_tokens = 64;
   Simulation simulation(limits);
   Scheduler& scheduler = simulation.scheduler;
-  const RequestId a = scheduler.add({.prompt = ids(15), .max_tokens = 5});
-  scheduler.add({.prompt = ids(15, 100), .max_tokens = 5});
-  simulation.step();
-  simulation.step();  // both have four blocks, which are full when the next tokens are in
+  const RequestId a = scheduler.add({.prompt = ids(14), .max_tokens = 6});
+  const RequestId b = scheduler.add({.prompt = ids(14, 100), .max_tokens = 6});
+  simulation.step();  // both have four blocks, with room for two more tokens
   EXPECT_EQ(scheduler.num_free_blocks(), 0);
-  EXPECT_FALSE(scheduler.draftable().empty());
-  scheduler.propose(a, right(scheduler, a, 3));
-  EXPECT_EQ(scheduler.plan(simulation.cache)[0].drafts, 0);
-  EXPECT_EQ(scheduler.counters().preemptions, 1) << "of the second, for the first one's own token";
+  for (const RequestId id : {a, b}) scheduler.propose(id, right(scheduler, id, 2));
+  for (const StepSequence& each : scheduler.plan(simulation.cache)) EXPECT_EQ(each.drafts, 1);
+  EXPECT_EQ(scheduler.counters().preemptions, 0);
 }
 
 // What penalties look at is bounded, row by row.

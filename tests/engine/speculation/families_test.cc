@@ -13,10 +13,12 @@ namespace speculating_families_test {
 
 namespace fs = std::filesystem;
 
+// native_sparse_attention is the golden of an op.
 std::vector<std::string> golden_models() {
   std::vector<std::string> names;
   for (const auto& each : fs::directory_iterator(golden("")))
-    if (fs::exists(each.path() / "config.json")) names.push_back(each.path().filename().string());
+    if (fs::exists(each.path() / "config.json") && each.path().filename() != "native_sparse_attention")
+      names.push_back(each.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
