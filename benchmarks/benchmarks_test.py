@@ -73,6 +73,7 @@ class SpeculationGains(unittest.TestCase):
         self.assertEqual((row["prompts"], row["gain"], row["worst"]), (3, 1.5, 0.9))
         self.assertEqual((row["accepted"], row["tokens_per_step"], row["tokens_per_second"]), (0.6, 1.5, 10))
         self.assertIsNone(self.gains.summary([(record(1), record(1))])["accepted"])
+        self.assertEqual(self.gains.middle([record(5), record(1), record(3)]), record(3))
 
 
 class SchedulingBench(unittest.TestCase):

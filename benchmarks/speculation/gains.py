@@ -3,12 +3,13 @@
 """What speculation gains: the speed of decoding with and without it, on prompts of benchmarks.
 
     gains.py --eadem build/release/bin/eadem [--model MODEL] [--prompts DIRECTORY] [--speculate lookup,MODEL]
-             [--count 10] [--max-tokens 128] [--temperature 0] [--output FILE]
+             [--count 10] [--repeat 3] [--max-tokens 128] [--temperature 0] [--output FILE]
 
 DIRECTORY has any of HumanEval.jsonl.gz, gsm8k_test.jsonl.zst (which takes the program `zstd`) and
 mt_bench_question.jsonl; the default is ../shared/data/prompts. Of each file, --count prompts from its beginning are
-continued, each in a process of its own, with and without speculation in turn, so that both see the same machine. Texts
-must be equal: the script ends with 1 where they are not. The table has medians over the prompts:
+continued, each in a process of its own, with and without speculation in turn, so that both see the same machine, --repeat
+times; the median speed counts. Texts must be equal: the script ends with 1 where they are not. Prompts that are longer
+than the model's context are left out. The table has medians over the prompts:
 
     gain        tokens a second with speculation, against those without
     worst       the least gain of any prompt
@@ -44,9 +45,12 @@ def prompts_of(path, field, count):
 
 
 def run(arguments, prompt, speculate):
+    """The record of a run, or None where the prompt is longer than the model's context."""
     command = [arguments.eadem, "run", arguments.model, "-f", "-", "--json", "--max-tokens", str(arguments.max_tokens),
                "--temperature", str(arguments.temperature), "--seed", "1", "--ignore-eos", "--speculate", speculate]
     result = subprocess.run(command, input=prompt, capture_output=True, text=True, check=False)
+    if result.returncode != 0 and "the context holds" in result.stderr:
+        return None
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: {result.stderr}")
     return json.loads(result.stdout)
@@ -63,14 +67,21 @@ def summary(pairs):
             "tokens_per_second": statistics.median(without["decode_tokens_per_second"] for without, _ in pairs)}
 
 
+def middle(records):
+    """The record of median speed."""
+    return sorted(records, key=lambda record: record["decode_tokens_per_second"])[len(records) // 2]
+
+
 def measure(arguments, prompts, speculate):
     pairs = []
     for index, prompt in enumerate(prompts):
-        without, with_it = run(arguments, prompt, "none"), run(arguments, prompt, speculate)
-        if without["token_ids"] != with_it["token_ids"]:
+        if run(arguments, prompt, "none") is None:
+            continue
+        runs = [(run(arguments, prompt, "none"), run(arguments, prompt, speculate)) for _ in range(arguments.repeat)]
+        if any(without["token_ids"] != with_it["token_ids"] for without, with_it in runs):
             raise SystemExit(f"prompt {index}: the text with --speculate {speculate} is another one")
-        pairs.append((without, with_it))
-    return summary(pairs)
+        pairs.append((middle([without for without, _ in runs]), middle([with_it for _, with_it in runs])))
+    return summary(pairs) if pairs else None
 
 
 def main():
@@ -81,6 +92,7 @@ def main():
     parser.add_argument("--prompts", type=Path, default=root.parent / "shared/data/prompts")
     parser.add_argument("--speculate", default="lookup")
     parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0)
     parser.add_argument("--output", type=Path)
@@ -94,7 +106,11 @@ def main():
     for path, field in files.items():
         prompts = prompts_of(path, field, arguments.count)
         for speculate in arguments.speculate.split(","):
-            row = {"file": path.name, "speculate": speculate, **measure(arguments, prompts, speculate)}
+            measured = measure(arguments, prompts, speculate)
+            if measured is None:
+                print(f"{path.name:<28} {speculate:<20} no prompt fits the model's context")
+                continue
+            row = {"file": path.name, "speculate": speculate, **measured}
             rows.append(row)
             share = "-" if row["accepted"] is None else f"{100 * row['accepted']:.0f} %"
             print(f"{row['file']:<28} {speculate:<20} {row['tokens_per_second']:>12.1f} {row['gain']:>6.2f} "

@@ -8,7 +8,7 @@ namespace eadem::engine {
 namespace {
 
 constexpr double kAllowed = 0.02;     // share of the time that may be lost
-constexpr double kFirstSteps = 5;     // and the plain steps that may be lost at the beginning
+constexpr double kFirstSteps = 2;     // and the plain steps that may be lost at the beginning
 constexpr double kMostSaved = 64;     // plain steps
 constexpr double kWorthwhile = 1.02;  // tokens a second, against a plain step's; less is noise
 constexpr double kRemembers = 0.9;    // of a request's history with each step
@@ -149,6 +149,8 @@ void DepthController::observe_step(std::span<const Outcome> outcomes, double sec
   since_plain_ = drafts > 0 ? since_plain_ + 1 : 0;
   account(sequences, drafts, tokens);
 }
+
+void DepthController::observe_prompt(double seconds) { balance_ += kAllowed * seconds; }
 
 // Counts a step: what plain steps take for its tokens, against what it took.
 void DepthController::account(int64_t sequences, int64_t drafts, int64_t tokens) {

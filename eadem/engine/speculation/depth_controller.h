@@ -12,10 +12,10 @@
 // the most tokens a second.
 //
 // The account keeps this from costing anything. It holds the seconds that may still be lost: a fiftieth (2 %) of the
-// time that plain steps would have taken for the tokens so far, what was gained, and at the beginning the time of five
-// plain steps, so that a text may begin with it. No depth is chosen that could overdraw it if nothing was accepted. So
+// time that steps without it would have taken so far, what was gained, and at the beginning the time of two plain
+// steps, so that a text may begin with it. No depth is chosen that could overdraw it if nothing was accepted. So
 //
-//   time spent <= 1.02 * time of plain steps for the same tokens + 5 plain steps
+//   time spent <= 1.02 * time of steps without it for the same tokens + 2 plain steps
 //
 // at every moment, in times as StepCosts sees them. What was gained is kept up to 64 plain steps, so that losses after
 // a change stay as small.
@@ -60,6 +60,8 @@ class DepthController {
   };
   // A step of these sequences took so long.
   void observe_step(std::span<const Outcome> outcomes, double seconds);
+  // A step that reads prompts, which has no proposed tokens, took so long.
+  void observe_prompt(double seconds);
   void end(RequestId id) { histories_.erase(id); }
 
   // Seconds that may be lost.

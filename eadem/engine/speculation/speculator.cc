@@ -37,7 +37,8 @@ std::span<const Proposal> Speculator::propose(std::span<const Draftable> request
 }
 
 void Speculator::observe(std::span<const StepEvent> events, double seconds) {
-  if (!std::all_of(events.begin(), events.end(), [](const StepEvent& event) { return event.decoded; })) return;
+  if (!std::all_of(events.begin(), events.end(), [](const StepEvent& event) { return event.decoded; }))
+    return controller_.observe_prompt(seconds);
   outcomes_.clear();
   for (const StepEvent& event : events) {
     if (event.accepted == 0) outcomes_.push_back({.id = event.id, .proposed = event.proposed});

@@ -21,7 +21,7 @@ class Speculator {
 
   // Returns what is proposed for requests of Scheduler::draftable(). Valid until the next call.
   std::span<const Proposal> propose(std::span<const Draftable> requests);
-  // Takes the events of a step, which took so long. Steps that read prompts tell it nothing.
+  // Takes the events of a step, which took so long.
   void observe(std::span<const StepEvent> events, double seconds);
   // A request has ended.
   void end(RequestId id);
