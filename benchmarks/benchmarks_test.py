@@ -8,6 +8,7 @@ No timing decides here: comparisons are of records that this test writes.
 """
 
 import copy
+import gzip
 import importlib.util
 import json
 import subprocess
@@ -48,6 +49,31 @@ class TrainingBench(unittest.TestCase):
         result = run(TRAINING_BENCH, "/nowhere/config.json")
         self.assertEqual(result.returncode, 1)
         self.assertIn("/nowhere/config.json", result.stderr)
+
+
+class SpeculationGains(unittest.TestCase):
+    def setUp(self):
+        self.gains = load(HERE / "speculation" / "gains.py")
+
+    def test_prompts_are_the_first_of_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "questions.jsonl"
+            path.write_text('{"turns": ["a", "b"]}\n{"turns": ["c"]}\n\n{"turns": ["d"]}\n')
+            self.assertEqual(self.gains.prompts_of(path, "turns", 2), ["a", "c"])
+            packed = Path(folder) / "questions.jsonl.gz"
+            packed.write_bytes(gzip.compress(b'{"prompt": "x"}\n'))
+            self.assertEqual(self.gains.prompts_of(packed, "prompt", 5), ["x"])
+
+    def test_summary(self):
+        def record(speed, proposed=0, accepted=0, per_step=1.0):
+            return {"decode_tokens_per_second": speed, "proposed_tokens": proposed, "accepted_tokens": accepted,
+                    "tokens_per_step": per_step}
+        row = self.gains.summary([(record(10), record(20, 8, 6, 2.0)), (record(10), record(9, 2, 0)),
+                                  (record(20), record(30, 0, 0, 1.5))])
+        self.assertEqual((row["prompts"], row["gain"], row["worst"]), (3, 1.5, 0.9))
+        self.assertEqual((row["accepted"], row["tokens_per_step"], row["tokens_per_second"]), (0.6, 1.5, 10))
+        self.assertIsNone(self.gains.summary([(record(1), record(1))])["accepted"])
+        self.assertEqual(self.gains.middle([record(5), record(1), record(3)]), record(3))
 
 
 class SchedulingBench(unittest.TestCase):

@@ -44,6 +44,7 @@ std::optional<ChatCommand> parse_chat(CommandLine command_line) {
   options.model.add_ranks(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
+  options.model.add_speculation(arguments);
   arguments.note(
       "Ctrl-C stops an answer, which stays in the conversation as far as it came; twice at an empty prompt it ends the "
       "program. /help lists the commands. An input of several lines stands between two lines of \"\"\", or has a "
@@ -66,6 +67,7 @@ std::optional<ChatCommand> parse_chat(CommandLine command_line) {
   if (!arguments.parse(command_line)) return std::nullopt;
   check_context(options.context);
   options.model.check_ranks();
+  options.model.check_speculation();
   options.sampling.check();
   return options;
 }

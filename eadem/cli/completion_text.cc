@@ -24,6 +24,12 @@ std::string finish_text(engine::LLM& llm, const engine::Completion& completion, 
                      context < llm.checkpoint().model->info().max_positions ? " (--context gives more)" : "");
 }
 
+std::string speculation_text(const engine::GenerationStats& stats) {
+  if (stats.proposed_tokens == 0) return "";
+  return fmt::format("speculation  {} proposed tokens, {} accepted, {:.2f} tokens a step\n", stats.proposed_tokens,
+                     stats.accepted_tokens, stats.tokens_per_step());
+}
+
 void SessionStats::add(const engine::GenerationStats& stats) {
   ++texts;
   sum.prompt_tokens += stats.prompt_tokens;
@@ -31,6 +37,8 @@ void SessionStats::add(const engine::GenerationStats& stats) {
   sum.prompt_seconds += stats.prompt_seconds;
   sum.decode_tokens += stats.decode_tokens;
   sum.decode_seconds += stats.decode_seconds;
+  sum.proposed_tokens += stats.proposed_tokens;
+  sum.accepted_tokens += stats.accepted_tokens;
 }
 
 std::string SessionStats::report(engine::LLM& llm) const {
@@ -39,9 +47,10 @@ std::string SessionStats::report(engine::LLM& llm) const {
       "texts   {}\n"
       "prompt  {} tokens{}, {:.1f} tokens/s\n"
       "decode  {} tokens, {:.1f} tokens/s\n"
+      "{}"
       "memory  {}\n",
       texts, sum.prompt_tokens, reused, per_second(sum.prompt_tokens, sum.prompt_seconds), sum.decode_tokens,
-      per_second(sum.decode_tokens, sum.decode_seconds), memory_text(memory_use(llm.engine())));
+      per_second(sum.decode_tokens, sum.decode_seconds), speculation_text(sum), memory_text(memory_use(llm.engine())));
 }
 
 }  // namespace eadem::cli

@@ -16,6 +16,9 @@ double per_second(int64_t count, double seconds);
 // Why a text ended: "end of text", "stopped by you", "--max-tokens 5" ...
 std::string finish_text(engine::LLM& llm, const engine::Completion& completion, const engine::SamplingParams& params);
 
+// "speculation  12 proposed tokens, 9 accepted, 1.8 tokens a step\n"; "" where nothing was proposed.
+std::string speculation_text(const engine::GenerationStats& stats);
+
 // The sums of a session.
 struct SessionStats {
   int64_t texts = 0;

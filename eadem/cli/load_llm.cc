@@ -49,6 +49,8 @@ std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options
 LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, int64_t context) {
   engine::EngineOptions engine_options = options.engine_options();
   engine_options.cache = engine::PagedKVCacheConfig{.max_batch_size = 1, .max_cache_len = context};
+  const engine::SpeculationOptions speculation = options.speculation();
+  engine_options.draft_tokens = speculation.room();
   LoadedLlm loaded;
   loaded.ranks = fork_ranks(options, *checkpoint.model, engine_options,
                             [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
@@ -59,8 +61,8 @@ LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, i
     stop_if_interrupted();
     bar.update(static_cast<double>(done), static_cast<double>(total));
   };
-  loaded.llm =
-      std::make_unique<engine::LLM>(std::move(checkpoint), options.open(), engine_options, cli_logger(), progress);
+  loaded.llm = std::make_unique<engine::LLM>(std::move(checkpoint), options.open(), engine_options, cli_logger(),
+                                             progress, speculation);
   return loaded;
 }
 

@@ -128,10 +128,11 @@ void print_report(LLM& llm, const Completion& completion, const SamplingParams& 
   std::string text = fmt::format(
       "prompt  {} tokens, {:.1f} tokens/s, first token after {}\n"
       "decode  {} tokens, {:.1f} tokens/s, ended by: {}\n"
+      "{}"
       "memory  {}\n",
       stats.prompt_tokens, per_second(stats.prompt_tokens, stats.prompt_seconds),
       seconds_text(stats.first_token_seconds + stats.tokenize_seconds), stats.decode_tokens, decode,
-      finish_text(llm, completion, params), memory_text(report.memory));
+      finish_text(llm, completion, params), speculation_text(stats), memory_text(report.memory));
   if (stats.decode_tokens > 0)
     text += fmt::format("limit   {}: {} of weights, keys and values read per token\n",
                         report.in_cache ? std::string("weights fit in the cache, memory sets none")
@@ -159,6 +160,8 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   json.set("sampling", std::move(sampling)).set("prompt_tokens", completion.prompt_tokens);
   json.set("cached_tokens", completion.cached_tokens);
   json.set("decode_tokens", stats.decode_tokens);
+  json.set("proposed_tokens", completion.proposed_tokens).set("accepted_tokens", completion.accepted_tokens);
+  json.set("tokens_per_step", stats.tokens_per_step());
   json.set("prompt_tokens_per_second", per_second(stats.prompt_tokens, stats.prompt_seconds));
   json.set("decode_tokens_per_second", per_second(stats.decode_tokens, stats.decode_seconds));
   json.set("first_token_seconds", stats.first_token_seconds + stats.tokenize_seconds);
@@ -261,6 +264,7 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   options.model.add_ranks(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
+  options.model.add_speculation(arguments);
   arguments.note(
       "In a session, Ctrl-C stops an answer and /help lists commands. Lines are remembered in "
       "~/.local/state/eadem/history, or below $XDG_STATE_HOME.");
@@ -275,6 +279,7 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   if (!arguments.parse(command_line)) return std::nullopt;
   check_context(options.context);
   options.model.check_ranks();
+  options.model.check_speculation();
   if (options.quiet && options.verbose) throw UsageError("--quiet and --verbose: give one");
   check_prompt(options);
   check_chat(options);

@@ -99,6 +99,7 @@ void EngineLoop::end_requests(Call& call, RequestState how) {
     }
     scheduler_.end(owner->first, how);
     const size_t job = owner->second.job;
+    forget(owner->first);
     owner = owners_.erase(owner);
     // A call that failed throws: nobody reads its texts.
     if (how == RequestState::cancelled) add_piece(call, job, call.jobs[job].output.end(FinishReason::cancelled));
@@ -112,12 +113,17 @@ void EngineLoop::turn(Lock& lock) noexcept {
   if (scheduler_.is_idle()) return;
   const Clock::time_point start = Clock::now();
   try {
+    if (speculator_ != nullptr) propose(lock);
     const std::span<const StepSequence> plan = scheduler_.plan(engine_.cache_contents());
     const std::atomic<bool>* const cancel = cancel_of_step();
     lock.unlock();
+    const Clock::time_point planned = Clock::now();
     const InferEngine::Output& output = engine_.forward(plan, cancel);
+    const double seconds = std::chrono::duration<double>(Clock::now() - planned).count();
     lock.lock();
-    publish(scheduler_.commit(output.output_ids, output.logprobs), start);
+    const std::span<const StepEvent> events = scheduler_.commit(output.output_ids, output.logprobs);
+    if (speculator_ != nullptr) speculator_->observe(events, seconds);
+    publish(events, start);
   } catch (const Cancelled&) {
     lock.lock();
     // The step has changed nothing, and the next turn ends the requests whose caller asked for it.
@@ -127,6 +133,21 @@ void EngineLoop::turn(Lock& lock) noexcept {
     if (!lock.owns_lock()) lock.lock();
     fail_planned(std::current_exception());
   }
+}
+
+// Has tokens proposed for the next step.
+void EngineLoop::propose(Lock& lock) {
+  const std::span<const Draftable> requests = scheduler_.draftable();
+  if (requests.empty()) return;
+  lock.unlock();
+  const std::span<const Proposal> proposals = speculator_->propose(requests);
+  lock.lock();
+  for (const Proposal& each : proposals) scheduler_.propose(each.id, each.drafts);
+}
+
+// Tells the speculator that a request has ended.
+void EngineLoop::forget(RequestId id) {
+  if (speculator_ != nullptr) speculator_->end(id);
 }
 
 // The flag that abandons the step: that of the only call in it. A step that several calls take part in goes on.
@@ -147,7 +168,10 @@ void EngineLoop::publish(std::span<const StepEvent> events, Clock::time_point st
     const auto owner = owners_.find(event.id);
     if (owner == owners_.end()) continue;  // its call has failed with an event before
     Call& call = *owner->second.call;
-    call.jobs[owner->second.job].output.completion().cached_tokens += event.reused;
+    Completion& completion = call.jobs[owner->second.job].output.completion();
+    completion.cached_tokens += event.reused;
+    completion.proposed_tokens += event.proposed;
+    completion.accepted_tokens += event.accepted;
     count(call.stats, call.share, event);
     if (event.sampled && call.stats.first_token_seconds == 0)
       call.stats.first_token_seconds = std::chrono::duration<double>(now - call.start).count();
@@ -169,6 +193,8 @@ void EngineLoop::publish(std::span<const StepEvent> events, Clock::time_point st
 
 void EngineLoop::count(GenerationStats& stats, Share& share, const StepEvent& event) {
   stats.reused_tokens += event.reused;
+  stats.proposed_tokens += event.proposed;
+  stats.accepted_tokens += event.accepted;
   (event.decoded ? stats.decode_tokens : stats.prompt_tokens) += event.computed;
   if (share != Share::prompt) share = event.decoded ? Share::decode : Share::prompt;
 }
@@ -184,6 +210,7 @@ void EngineLoop::take_event(Owners::iterator owner, const StepEvent& event) {
     text += output.end(FinishReason::length);
   add_piece(*call, job, std::move(text));
   if (!output.has_ended()) return;
+  forget(event.id);
   owners_.erase(owner);
   --call->unfinished;
 }

@@ -15,14 +15,17 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "eadem/engine/infer_engine.h"
+#include "eadem/engine/speculation/speculator.h"
 #include "eadem/engine/text/output_processor.h"
 
 namespace eadem::engine {
@@ -37,8 +40,10 @@ class EngineLoop {
   // Called with the index of the job when more of its text is complete; `piece` is not empty.
   using OnText = std::function<void(size_t job, std::string_view piece)>;
 
-  // Nobody else may run steps of the engine, or change its cache, while a call is under way.
-  explicit EngineLoop(InferEngine& engine) : engine_(engine), scheduler_(engine.limits()) {}
+  // Nobody else may run steps of the engine, or change its cache, while a call is under way. Without a speculator
+  // nothing is proposed.
+  explicit EngineLoop(InferEngine& engine, std::unique_ptr<Speculator> speculator = nullptr)
+      : engine_(engine), scheduler_(engine.limits()), speculator_(std::move(speculator)) {}
 
   // Throws InvalidArgument when the request can never run. Any thread, at any time.
   void check(const GenerationRequest& request) const { scheduler_.check(request); }
@@ -101,6 +106,8 @@ class EngineLoop {
   void begin(Call& call);
   void end_requests(Call& call, RequestState how);
   void turn(Lock& lock) noexcept;
+  void propose(Lock& lock);
+  void forget(RequestId id);
   const std::atomic<bool>* cancel_of_step() const;
   void publish(std::span<const StepEvent> events, Clock::time_point start);
   static void count(GenerationStats& stats, Share& share, const StepEvent& event);
@@ -108,9 +115,10 @@ class EngineLoop {
   void fail_planned(const std::exception_ptr& failure);
   static void add_piece(Call& call, size_t job, std::string text);
 
-  InferEngine& engine_;       // the driving thread uses it, without the mutex
-  Scheduler scheduler_;       // likewise during a step, otherwise under the mutex; but see check()
-  mutable std::mutex mutex_;  // guards what follows and all calls
+  InferEngine& engine_;                     // the driving thread uses it, without the mutex
+  Scheduler scheduler_;                     // likewise during a step, otherwise under the mutex; but see check()
+  std::unique_ptr<Speculator> speculator_;  // likewise; may be null
+  mutable std::mutex mutex_;                // guards what follows and all calls
   std::vector<Call*> calls_;
   Owners owners_;
   bool driven_ = false;  // some thread drives

@@ -34,20 +34,27 @@ EngineOptions with_defaults(EngineOptions options, const Device& device) {
   return options;
 }
 
+// The most proposed tokens of a step. As many as decode steps have rows beside one, because more rows make a step wait
+// for arithmetic.
+int64_t most_drafts(const EngineOptions& options, const CachePlan& plan) {
+  return std::min(plan.max_batch * options.draft_tokens, kDecodeTokens - 1);
+}
+
 // The upper bounds of a step of the decode or the prefill program.
 SymbolValues program_bounds(const EngineOptions& options, const CachePlan& plan, int64_t vocab, bool decode) {
   const int64_t step_tokens = std::max(options.max_num_batched_tokens, plan.max_batch);
-  const int64_t logit_rows = std::max(options.max_logit_rows, plan.max_batch);
+  const int64_t drafts = most_drafts(options, plan);
+  const int64_t logit_rows = std::max(options.max_logit_rows, plan.max_batch + drafts);
   SymbolValues bounds;
   bounds[Symbol::tokens] = decode ? std::min(step_tokens, std::max(kDecodeTokens, plan.max_batch)) : step_tokens;
   bounds[Symbol::sequences] = plan.max_batch;
   bounds[Symbol::logit_rows] = std::min(logit_rows, bounds[Symbol::tokens]);
   bounds[Symbol::max_blocks] = plan.blocks_per_sequence();
-  // Penalties need one pair for each token of the vocabulary, and no more pairs than the cache has tokens. Biases stand
-  // beside them.
-  bounds[Symbol::penalties] =
-      std::min(plan.max_batch * std::min(plan.max_length, vocab), plan.spec.num_blocks * plan.spec.block_size) +
-      plan.max_batch * kMaxBiases;
+  // Penalties need one pair for each token of the vocabulary, and no more pairs than the cache has tokens; the row of a
+  // proposed token looks at the same tokens again. Biases stand beside them.
+  const int64_t of_sequence = std::min(plan.max_length, vocab);
+  bounds[Symbol::penalties] = std::min(plan.max_batch * of_sequence, plan.spec.num_blocks * plan.spec.block_size) +
+                              drafts * of_sequence + (plan.max_batch + drafts) * kMaxBiases;
   return bounds;
 }
 
@@ -124,6 +131,7 @@ InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared
   require_count("max_logit_rows", options.max_logit_rows, 0);
   if (options.divide != MeshAxis::tp && options.divide != MeshAxis::ep)
     throw InvalidArgument("ranks divide {}; an engine's divide tp or ep", mesh_axis_name(options.divide));
+  require_count("draft_tokens", options.draft_tokens, 0);
   parameters_ = std::make_shared<pipeline::ParameterStore>(device_, options_.mesh());
   if (leads()) {
     channel_->begin(RankCommand::start);
@@ -169,6 +177,8 @@ void InferEngine::compile() {
   if (form.value == LatentForm::decompressed && !prefill_program().graph().find("prompt_length"))
     throw InvalidArgument("latent_form is decompressed ({}); no layer of this model has latent attention over all rows",
                           form.set_by);
+  if (const std::string reason = why_no_speculation(); options_.draft_tokens > 0 && !reason.empty())
+    throw Unsupported("draft_tokens is {}: {}", options_.draft_tokens, reason);
   const Mesh mesh = options_.mesh();
   collect_sequence_states(
       models::states_of(*model_, *device_, hardware_, mesh.size(MeshAxis::tp), mesh.rank(MeshAxis::tp)));
@@ -253,12 +263,22 @@ SchedulerLimits InferEngine::limits() const {
           .vocab = model_->info().vocab,
           .model_context = model_->info().max_positions,
           .max_penalized_tokens = max_penalized_tokens(),
+          .max_draft_tokens = most_drafts(options_, plan_),
           .prefix_caching = reuses_prefixes(),
           .cache_salt = std::string(hardware_.of(modules::Role::attention).precision.kv_cache.value.name())};
 }
 
 int64_t InferEngine::max_penalized_tokens() const {
-  return prefill_program().environment().bounds[Symbol::penalties] - max_batch_size() * kMaxBiases;
+  return prefill_program().environment().bounds[Symbol::penalties] -
+         (max_batch_size() + most_drafts(options_, plan_)) * kMaxBiases;
+}
+
+std::string InferEngine::why_no_speculation() const {
+  if (cache_spec().num_slots == 0) return {};
+  return fmt::format(
+      "{} has states per sequence, which a step overwrites and nothing leads back from; proposed tokens that are "
+      "not taken could not be forgotten",
+      model_->info().architecture);
 }
 
 bool InferEngine::reuses_prefixes() const { return why_no_prefix_caching(options_.cache, cache_spec()).empty(); }

@@ -44,6 +44,8 @@ struct EngineOptions {
   int64_t max_num_batched_tokens =
       0;                       // most new tokens of one step; longer prompts take several; 0: default_step_tokens
   int64_t max_logit_rows = 0;  // most rows of logits of one step; 0: one per sequence
+  // Most proposed tokens of a sequence in a step (speculation); 0: none. Models with states per sequence take none.
+  int64_t draft_tokens = 0;
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;  // a folder for pack files (models/pack_cache.h) of from_checkpoint; empty: none
   bool op_by_op = false;   // debug: no fusion, every value keeps its bytes; the same bits
@@ -163,6 +165,8 @@ class InferEngine {
   int64_t cache_bytes() const;
   // Whether requests begin with blocks that others have computed; why_no_prefix_caching() says when they do not.
   bool reuses_prefixes() const;
+  // Why steps take no proposed tokens, for people; empty: they may.
+  std::string why_no_speculation() const;
   // The states per sequence, to be copied and restored between steps. Throws Unsupported where they are divided over
   // several ranks.
   SequenceStates& sequence_states();
@@ -210,6 +214,7 @@ class InferEngine {
   void check(Plan plan, bool all_logits);
   void check_sequence(size_t index, const StepSequence& sequence) const;
   void check_sampling(Plan plan) const;
+  void check_drafts(size_t index, const StepSequence& sequence) const;
   void check_follows(size_t index, const StepSequence& sequence) const;
   const StepProgram& program_for(Plan plan, bool all_logits, int64_t tokens, int64_t logit_rows);
   void submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);

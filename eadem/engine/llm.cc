@@ -70,12 +70,13 @@ io::Tokenizer open_tokenizer(const models::Checkpoint& checkpoint) {
 }
 
 LLM::LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options, const Logger& log,
-         const std::function<void(int64_t, int64_t)>& progress)
-    : LLM(models::open_checkpoint(path), std::move(device), options, log, progress) {}
+         const std::function<void(int64_t, int64_t)>& progress, const SpeculationOptions& speculation)
+    : LLM(models::open_checkpoint(path), std::move(device), options, log, progress, speculation) {}
 
 LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options, const Logger& log,
-         const std::function<void(int64_t, int64_t)>& progress)
+         const std::function<void(int64_t, int64_t)>& progress, const SpeculationOptions& speculation)
     : checkpoint_(std::move(checkpoint)), fresh_seeds_(std::random_device{}()) {
+  speculation.check(options.num_ranks());
   // Reading a large vocabulary takes as long as reading a gigabyte of weights, so both are read at the same time. If
   // the tokenizer fails, loading stops. If no thread can be started, the tokenizer is read after the weights.
   const auto open = [this] { return open_tokenizer(checkpoint_); };
@@ -88,6 +89,7 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   }
   const auto take_tokenizer = [&] { tokenizer_ = std::make_unique<io::Tokenizer>(tokenizer.get()); };
   EngineOptions fitted = options;
+  fitted.draft_tokens = std::max(options.draft_tokens, speculation.room());
   // Ranks share the machine's memory.
   fitted.cache =
       fit_cache(cache_request(checkpoint_, *device, options), device->memory().free_bytes / options.num_ranks(), log);
@@ -97,7 +99,7 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   };
   engine_ = InferEngine::from_checkpoint(checkpoint_, device, fitted, on_progress, log);
   if (tokenizer.valid()) take_tokenizer();
-  loop_ = std::make_unique<EngineLoop>(*engine_);
+  loop_ = std::make_unique<EngineLoop>(*engine_, make_speculator(speculation, *engine_, *tokenizer_, log, progress));
 
   std::vector<int64_t> eos = checkpoint_.model->info().eos_token_ids;
   if (const auto path = generation_config_path(checkpoint_)) {

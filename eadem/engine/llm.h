@@ -19,6 +19,7 @@
 #include "eadem/engine/engine_loop.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/engine/sampling_params.h"
+#include "eadem/engine/speculation/speculation_options.h"
 #include "eadem/io/tokenizer/tokenizer.h"
 
 namespace eadem::engine {
@@ -27,12 +28,15 @@ class LLM {
  public:
   // `path` is as in models::open_checkpoint; the tokenizer and generation_config.json are read from beside the model.
   // fit_cache chooses the size of a cache that has none. `log` receives settings of the model's files that nothing
-  // honours.
+  // honours. With `speculation`, steps compute proposed tokens, too; completions are the same. make_speculator says
+  // what it refuses.
   LLM(const std::string& path, std::shared_ptr<Device> device, const EngineOptions& options,
-      const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
+      const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {},
+      const SpeculationOptions& speculation = {});
   // Takes a checkpoint that is already open, with its weights.
   LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const EngineOptions& options,
-      const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {});
+      const Logger& log = Logger(LogLevel::warning), const std::function<void(int64_t, int64_t)>& progress = {},
+      const SpeculationOptions& speculation = {});
 
   // Called when more text is complete; `piece` may be empty at the end.
   using OnText = std::function<void(size_t request, std::string_view piece)>;

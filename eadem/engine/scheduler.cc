@@ -35,12 +35,15 @@ Scheduler::Scheduler(const SchedulerLimits& limits)
               limits.max_batch_size, limits.max_num_batched_tokens);
   EADEM_CHECK(!limits.prefix_caching || (limits.windows.empty() && limits.num_slots == 0),
               "prefix_caching with {} windows and {} slots", limits.windows.size(), limits.num_slots);
+  EADEM_CHECK(limits.max_draft_tokens == 0 || limits.num_slots == 0, "{} proposed tokens of a step with {} slots",
+              limits.max_draft_tokens, limits.num_slots);
   const auto most = static_cast<size_t>(limits.max_batch_size);
   running_.reserve(most);
   plan_.reserve(most);
   planned_.reserve(most);
   places_.reserve(most);
-  events_.reserve(most);
+  events_.reserve(most + static_cast<size_t>(limits.max_draft_tokens));
+  draftable_.reserve(most);
 }
 
 // The most tokens of a request that the cache will hold. The last sampled one is not fed back and needs no place.
@@ -162,6 +165,34 @@ void Scheduler::name_blocks(Sequence& sequence) {
     cache_.name(sequence.blocks, sequence.num_named, names_of(sequence, sequence.num_named + 1).back());
 }
 
+// --- Proposed tokens.
+
+std::span<const Draftable> Scheduler::draftable() {
+  draftable_.clear();
+  // Who waits starts in the next step, or waits for a place in the batch. If it waits for memory, there is none to
+  // spare.
+  const bool decodes =
+      count(RequestState::prefilling) == 0 && (waiting_.empty() || std::ssize(running_) >= limits_.max_batch_size);
+  if (limits_.max_draft_tokens == 0 || !decodes) return draftable_;
+  for (const Sequence* s : running_) {
+    const int64_t room = room_for_drafts(*s);
+    draftable_.push_back({s->id, s->tokens, &s->request, std::min(limits_.max_draft_tokens, room), room + 1});
+  }
+  return draftable_;
+}
+
+void Scheduler::propose(RequestId id, std::span<const int32_t> tokens) {
+  forget_plan();
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end() || found->second->state != RequestState::decoding) return;
+  found->second->drafts.assign(tokens.begin(), tokens.end());
+}
+
+// How many tokens could follow those of a sequence in the cache. The last one of an answer is not fed back.
+int64_t Scheduler::room_for_drafts(const Sequence& sequence) const {
+  return tokens_for(sequence.request) - std::ssize(sequence.tokens);
+}
+
 // --- Steps.
 
 std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, std::span<const float> logprobs) {
@@ -169,17 +200,14 @@ std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, st
   size_t row = 0;
   for (size_t i = 0; i < plan_.size(); ++i) {
     Sequence& s = *places_[i];
-    StepEvent event = commit_sequence(s, plan_[i]);
-    if (plan_[i].samples) {
-      EADEM_CHECK(row < tokens.size() && row < logprobs.size(), "{} tokens and {} log-probabilities were sampled",
-                  tokens.size(), logprobs.size());
-      take_token(s, event, tokens[row], logprobs[row]);
-      ++row;
-    }
-    event.state = s.state;
-    events_.push_back(event);
+    const StepEvent event = commit_sequence(s, plan_[i]);
+    const auto rows = static_cast<size_t>(plan_[i].num_rows());
+    EADEM_CHECK(row + rows <= tokens.size() && row + rows <= logprobs.size(),
+                "{} tokens and {} log-probabilities were sampled", tokens.size(), logprobs.size());
+    commit_rows(s, plan_[i], event, tokens.subspan(row, rows), logprobs.subspan(row, rows));
+    row += rows;
   }
-  EADEM_CHECK(row == tokens.size(), "{} tokens were sampled for {} sequences", tokens.size(), row);
+  EADEM_CHECK(row == tokens.size(), "{} tokens were sampled for {} rows of logits", tokens.size(), row);
   forget_plan(true);
   ++steps_;
   std::erase_if(running_, [&](Sequence* s) {
@@ -192,13 +220,33 @@ std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, st
 
 StepEvent Scheduler::commit_sequence(Sequence& sequence, const StepSequence& planned) {
   const StepEvent event{.id = sequence.id,
-                        .computed = std::ssize(planned.tokens),
+                        .computed = std::ssize(planned.tokens) - planned.drafts,
+                        .proposed = planned.drafts,
                         .reused = std::exchange(sequence.reused, 0),
                         .decoded = sequence.state == RequestState::decoding};
   (event.decoded ? decode_tokens_ : prompt_tokens_) += event.computed;
   sequence.cached += event.computed;
   name_blocks(sequence);
+  sequence.drafts.clear();
+  proposed_tokens_ += planned.drafts;
   return event;
+}
+
+// Takes what was sampled behind the tokens of the sequence, and behind the proposed ones that were sampled themselves.
+void Scheduler::commit_rows(Sequence& sequence, const StepSequence& planned, StepEvent event,
+                            std::span<const int32_t> tokens, std::span<const float> logprobs) {
+  const auto drafts = planned.tokens.last(static_cast<size_t>(planned.drafts));
+  for (size_t row = 0;; ++row) {
+    if (!tokens.empty()) take_token(sequence, event, tokens[row], logprobs[row]);
+    event.state = sequence.state;
+    events_.push_back(event);
+    if (has_ended(sequence.state) || row == drafts.size() || tokens[row] != drafts[row]) return;
+    event = {.id = sequence.id, .computed = 1, .accepted = 1, .decoded = event.decoded};
+    ++accepted_tokens_;
+    ++decode_tokens_;
+    ++sequence.cached;
+    name_blocks(sequence);
+  }
 }
 
 void Scheduler::take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob) {

@@ -26,6 +26,12 @@
 // computes what follows the tokens that both begin with, if the windows of the cache still hold what that reads.
 // Another request that needs the room takes it.
 //
+// Speculation: propose() says which tokens may follow those of a decoding request, from whatever source. A step of
+// decoding sequences alone computes proposed tokens beside theirs, as far as it has room that nobody else needs.
+// commit() takes the tokens that were sampled behind accepted ones: as long as what was sampled is what was proposed.
+// What is sampled depends on the tokens before it, the seed and the position alone, so that a request has the same
+// tokens whatever is proposed. The others are forgotten: no block is named for them, none is kept.
+//
 // One thread at a time may use a scheduler, except for check(), which any thread may call.
 #pragma once
 
@@ -57,16 +63,20 @@ struct SchedulerLimits {
   int64_t vocab = 1;
   int64_t model_context = 1;                                           // tokens; for messages
   int64_t max_penalized_tokens = std::numeric_limits<int64_t>::max();  // that the penalties of a step look at
+  int64_t max_draft_tokens = 0;                                        // proposed tokens of a step
   int64_t ageing_steps = 512;                                          // see above
   bool prefix_caching = false;  // not with windows or states per sequence, which lead to no earlier position
   std::string cache_salt;       // what else the contents of blocks depend on
 };
 
-// The outcome of a step for one request.
+// The outcome of a step for one request, as far as one token: a step that took proposed tokens has an event for each
+// token that it sampled, in order.
 struct StepEvent {
   RequestId id = 0;
   RequestState state = RequestState::waiting;  // after the step
-  int64_t computed = 0;                        // tokens of the request that the step computed
+  int64_t computed = 0;                        // tokens of the request that the step added to the cache
+  int64_t proposed = 0;                        // in the first event of a step: proposed tokens that it computed
+  int64_t accepted = 0;                        // in each further one: 1, as the token before it was proposed
   int64_t reused = 0;                          // in the request's first step: tokens that the cache held already
   bool decoded = false;                        // the step fed back a sampled token; otherwise it read from the prompt
   bool sampled = false;                        // token and logprob are set
@@ -82,6 +92,15 @@ struct CacheCounters {
   int64_t preemptions = 0;  // of requests
 };
 
+// A request for which the next step may compute proposed tokens.
+struct Draftable {
+  RequestId id = 0;
+  std::span<const int32_t> tokens;  // of prompt and answer
+  const GenerationRequest* request = nullptr;
+  int64_t most = 0;  // proposed tokens, at most
+  int64_t left = 0;  // tokens that the answer may still have
+};
+
 class Scheduler {
  public:
   explicit Scheduler(const SchedulerLimits& limits);
@@ -94,6 +113,13 @@ class Scheduler {
   // have ended, are ignored.
   void end(RequestId id, RequestState how);
 
+  // The decoding requests, if the next step is likely to be one of decoding sequences alone; otherwise none. The result
+  // is valid until the next call of add, end, plan or commit.
+  std::span<const Draftable> draftable();
+  // Proposes tokens behind those that a decoding request has now, in place of what was proposed before. Unknown ids are
+  // ignored.
+  void propose(RequestId id, std::span<const int32_t> tokens);
+
   // Starts waiting requests that fit and returns the sequences of the next step; none: no request is there. `cache`
   // tells which tokens of a kept sequence the engine still holds. The result is valid until the next call of add, end,
   // plan or commit. A plan that is not committed takes no token from a request: the next one is the same, or,
@@ -102,9 +128,9 @@ class Scheduler {
   std::span<const StepSequence> plan(const CacheContents& cache);
   // The requests of the plan, in its order.
   std::span<const RequestId> planned() const { return planned_; }
-  // Takes the tokens and log-probabilities that the planned step sampled, one for each sequence that samples. Returns
-  // one event for each sequence of the plan; a request whose event says finished or failed is forgotten. The result is
-  // valid until the next commit.
+  // Takes the tokens and log-probabilities that the planned step sampled, one for each row of logits
+  // (StepSequence::num_rows). Returns the events of the sequences of the plan, in its order; a request whose event says
+  // finished or failed is forgotten. The result is valid until the next commit.
   std::span<const StepEvent> commit(std::span<const int32_t> tokens, std::span<const float> logprobs);
 
   bool is_idle() const { return sequences_.empty(); }
@@ -117,6 +143,9 @@ class Scheduler {
   // Tokens of committed steps: of prompts, and sampled ones that were fed back one by one.
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t decode_tokens() const { return decode_tokens_; }
+  // Proposed tokens of committed steps, and those of them that were sampled.
+  int64_t proposed_tokens() const { return proposed_tokens_; }
+  int64_t accepted_tokens() const { return accepted_tokens_; }
   // Prompt tokens that requests found in the cache when they first started.
   int64_t reused_tokens() const { return reused_tokens_; }
   CacheCounters counters() const;
@@ -135,6 +164,8 @@ class Scheduler {
     std::vector<BlockHash> names;  // of its first full blocks, as far as they were asked for
     BlockHash root = {};           // before the first of them
     int64_t num_named = 0;         // blocks that have been offered their names
+    std::vector<int32_t> drafts;   // proposed behind `tokens`
+    std::vector<int32_t> fed;      // the new tokens of a step with proposed ones
 
     int64_t pending() const { return std::ssize(tokens) - cached; }
     int64_t num_sampled() const { return std::ssize(tokens) - std::ssize(request.prompt); }
@@ -177,7 +208,11 @@ class Scheduler {
   void forget_plan(bool committed = false);
   int64_t penalized_tokens(const Sequence& sequence) const;
   int64_t plan_sequence(Sequence& sequence, int64_t budget);
+  void plan_drafts(int64_t budget);
+  int64_t room_for_drafts(const Sequence& sequence) const;
   StepEvent commit_sequence(Sequence& sequence, const StepSequence& planned);
+  void commit_rows(Sequence& sequence, const StepSequence& planned, StepEvent event, std::span<const int32_t> tokens,
+                   std::span<const float> logprobs);
   void take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob);
 
   SchedulerLimits limits_;
@@ -193,6 +228,7 @@ class Scheduler {
   std::vector<RequestId> planned_;
   std::vector<Sequence*> places_;  // the planned sequences
   std::vector<StepEvent> events_;
+  std::vector<Draftable> draftable_;
   RequestId next_id_ = 1;
   int64_t steps_ = 0;                // committed
   int64_t epoch_ = 0;                // of the cache's contents
@@ -203,6 +239,8 @@ class Scheduler {
   int64_t prompt_tokens_ = 0;
   int64_t decode_tokens_ = 0;
   int64_t reused_tokens_ = 0;
+  int64_t proposed_tokens_ = 0;
+  int64_t accepted_tokens_ = 0;
 };
 
 }  // namespace eadem::engine

@@ -49,7 +49,9 @@ Scheduler::Start Scheduler::find_start(Sequence& sequence, const CacheContents& 
   if (limits_.prefix_caching)
     start.shared_blocks = cache_.count_shared(names_of(sequence, std::ssize(tokens) / limits_.block_size));
   if (!sequence.request.keep || kept_.all.empty()) return start;
-  const int64_t known = cache_.writable_tokens(kept_, cache.common_prefix(kept_.all, tokens));
+  // The blocks may hold tokens that were proposed and not taken.
+  const int64_t common = std::min(kept_tokens_, cache.common_prefix(kept_.all, tokens));
+  const int64_t known = cache_.writable_tokens(kept_, common);
   // States per sequence lead nowhere but to the position that they stand at.
   const bool resumes = cache_.holds_windows(kept_, known) && (limits_.num_slots == 0 || known == kept_tokens_);
   if (resumes && known > start.shared_blocks * limits_.block_size) return {.kept_tokens = known};
@@ -175,10 +177,13 @@ bool Scheduler::grow(Sequence& sequence) {
 
 // --- Plans.
 
-// Window blocks go back that no running request reads any more, or that the plan took and did not come to write.
+// Window blocks go back that no running request reads any more, or that the plan took and did not come to write. So do
+// blocks for proposed tokens that were not taken.
 void Scheduler::forget_plan(bool committed) {
-  for (Sequence* s : places_) {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    Sequence* const s = places_[i];
     if (s->state >= RequestState::finished) continue;
+    if (plan_[i].drafts > 0) cache_.shrink(s->blocks, s->cached);
     // A step that was given up may have overwritten the state of its sequence, which begins again then.
     if (!committed && limits_.num_slots > 0) {
       s->cached = 0;
@@ -217,7 +222,36 @@ std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
     if (can_share_later(next) || !try_start(next, cache)) break;
     budget -= plan_sequence(next, budget);
   }
+  plan_drafts(budget);
   return plan_;
+}
+
+// Adds proposed tokens to a step of decoding sequences alone. One that reads prompts has no use for them: it waits for
+// arithmetic, of which every token takes as much.
+void Scheduler::plan_drafts(int64_t budget) {
+  const auto decodes = [](const Sequence* s) { return s->state == RequestState::decoding; };
+  if (!std::all_of(places_.begin(), places_.end(), decodes)) return;
+  int64_t left = std::min(budget, limits_.max_draft_tokens);
+  for (size_t i = 0; i < places_.size(); ++i) {
+    Sequence& s = *places_[i];
+    const int64_t tokens = std::ssize(s.tokens);
+    const int64_t blocks = std::ssize(s.blocks.all) + cache_.num_free();
+    int64_t count = std::min({left, std::ssize(s.drafts), room_for_drafts(s), blocks * limits_.block_size - tokens});
+    if (s.request.sampling.has_penalties()) {
+      const int64_t of_row = std::min(tokens + limits_.max_draft_tokens, limits_.vocab);
+      count = std::min(count, std::max<int64_t>(0, penalized_left_) / of_row);
+      penalized_left_ -= std::max<int64_t>(0, count) * of_row;
+    }
+    if (count <= 0) continue;
+    left -= count;
+    s.fed.assign(1, s.tokens.back());
+    s.fed.insert(s.fed.end(), s.drafts.begin(), s.drafts.begin() + count);
+    cache_.extend(s.blocks, tokens + count);
+    cache_.extend_windows(s.blocks, tokens + count);
+    plan_[i].tokens = s.fed;
+    plan_[i].blocks = s.blocks.all;
+    plan_[i].drafts = count;
+  }
 }
 
 // The tokens that penalties look at when the next one is sampled.

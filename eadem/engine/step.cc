@@ -29,7 +29,7 @@ void count_rows(std::span<const StepSequence> plan, bool all_logits, int64_t& to
   tokens = logit_rows = 0;
   for (const StepSequence& sequence : plan) {
     tokens += std::ssize(sequence.tokens);
-    logit_rows += all_logits ? std::ssize(sequence.tokens) : sequence.samples ? 1 : 0;
+    logit_rows += all_logits ? std::ssize(sequence.tokens) : sequence.num_rows();
   }
 }
 
@@ -133,8 +133,9 @@ void InferEngine::check(Plan plan, bool all_logits) {
                           bounds[Symbol::tokens]);
   if (rows > bounds[Symbol::logit_rows])
     throw InvalidArgument(
-        "the step asks for {} rows of logits; at most {} fit: set max_logit_rows of the engine to {} or more", rows,
-        bounds[Symbol::logit_rows], rows);
+        "the step asks for {} rows of logits; at most {} fit: set max_logit_rows of the engine to {} or more, or "
+        "draft_tokens for proposed tokens",
+        rows, bounds[Symbol::logit_rows], rows);
   contents_.begin_step();
   for (WindowContents& contents : window_contents_) contents.begin_step();
   sequence_states_.begin_step();
@@ -166,11 +167,21 @@ void InferEngine::check_sequence(size_t index, const StepSequence& sequence) con
   for (int32_t block : sequence.blocks)
     if (block < 0 || block >= cache_spec().num_blocks)
       throw InvalidArgument("sequence {} names block {}; there are {}", index, block, cache_spec().num_blocks);
+  if (sequence.drafts != 0) check_drafts(index, sequence);
   if (sequence.row >= 0) return check_follows(index, sequence);
   for (int64_t t = 0; t < length; ++t)
     if (const int32_t token = sequence.tokens[static_cast<size_t>(t)]; token < 0 || token >= model_->info().vocab)
       throw InvalidArgument("token {} of sequence {} is {}; the vocabulary has {}", t, index, token,
                             model_->info().vocab);
+}
+
+// A sequence whose last tokens are proposed.
+void InferEngine::check_drafts(size_t index, const StepSequence& sequence) const {
+  if (sequence.drafts < 0 || sequence.drafts >= std::ssize(sequence.tokens) || !sequence.samples)
+    throw InvalidArgument("sequence {} has {} proposed tokens among {} new ones{}; they follow one that is none", index,
+                          sequence.drafts, sequence.tokens.size(), sequence.samples ? "" : ", and does not sample");
+  if (const std::string_view reason = why_no_speculation(); !reason.empty())
+    throw Unsupported("sequence {} has {} proposed tokens: {}", index, sequence.drafts, reason);
 }
 
 // A sequence whose token is that of a row of the step before.
@@ -196,8 +207,10 @@ void InferEngine::check_sampling(Plan plan) const {
     }
     if (std::ssize(plan[s].biases) > kMaxBiases)
       throw InvalidArgument("sequence {} has {} biases; expected at most {}", s, plan[s].biases.size(), kMaxBiases);
-    if (plan[s].samples && plan[s].sampling.has_penalties())
-      penalized += std::min<int64_t>(plan[s].cached + std::ssize(plan[s].tokens), model_->info().vocab);
+    if (!plan[s].sampling.has_penalties()) continue;
+    const int64_t length = plan[s].cached + std::ssize(plan[s].tokens);
+    for (int64_t row = 0; row < plan[s].num_rows(); ++row)
+      penalized += std::min<int64_t>(length - row, model_->info().vocab);
   }
   if (penalized > max_penalized_tokens())  // sequences that share blocks
     throw InvalidArgument("the step's penalties look at {} tokens; at most the cache's {} fit", penalized,

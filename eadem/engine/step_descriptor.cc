@@ -103,13 +103,21 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
   tokens_ += length;
   ++sequences_;
   if (!sequence.samples) return;
-  for (int32_t t = all_logits ? 0 : length - 1; t < length; ++t, ++rows_) {
+  const auto sampled = static_cast<int32_t>(length - sequence.num_rows());
+  for (int32_t t = all_logits ? 0 : sampled; t < length; ++t) {
     part<int32_t>(StepLayout::logit_rows)[rows_] = first + t;
     part<SampleRow>(StepLayout::sample_rows)[rows_] = {.settings = sequence.sampling, .position = cached + t + 1};
+    if (t >= sampled) add_row(sequence, t, contents);
+    ++rows_;
   }
-  SampleRow& last = part<SampleRow>(StepLayout::sample_rows)[rows_ - 1];
-  if (!sequence.biases.empty()) add_biases(sequence, last);
-  if (sequence.sampling.has_penalties()) add_penalties(sequence, last, contents);
+}
+
+// Lists what changes the logits behind token `token` of the sequence's new ones.
+void StepDescriptor::add_row(const StepSequence& sequence, int32_t token, const CacheContents& contents) {
+  SampleRow& row = part<SampleRow>(StepLayout::sample_rows)[rows_];
+  if (!sequence.biases.empty()) add_biases(sequence, row);
+  if (sequence.sampling.has_penalties())
+    add_penalties(sequence, sequence.tokens.first(static_cast<size_t>(token) + 1), row, contents);
 }
 
 // Adds a sequence that looks at one place of the cache, writes nothing, and samples a token that nobody reads.
@@ -165,8 +173,9 @@ void StepDescriptor::add_biases(const StepSequence& sequence, SampleRow& row) {
   row.biases_end = static_cast<int32_t>(pairs_);
 }
 
-// Lists the distinct tokens of a sequence with the number of times that each was generated.
-void StepDescriptor::add_penalties(const StepSequence& sequence, SampleRow& row, const CacheContents& contents) {
+// Lists the distinct tokens of a sequence, `tokens` of the new ones, with the number of times that each was generated.
+void StepDescriptor::add_penalties(const StepSequence& sequence, std::span<const int32_t> tokens, SampleRow& row,
+                                   const CacheContents& contents) {
   int32_t* const pairs = part<int32_t>(StepLayout::penalties);
   row.penalties_begin = static_cast<int32_t>(pairs_);
   const auto count = [&](int32_t token, int64_t position) {
@@ -180,7 +189,7 @@ void StepDescriptor::add_penalties(const StepSequence& sequence, SampleRow& row,
   };
   const std::span<const int32_t> blocks = sequence.used_blocks(block_size_);
   for (int64_t position = 0; position < sequence.cached; ++position) count(contents.token(blocks, position), position);
-  for (int64_t position = sequence.cached; int32_t token : sequence.tokens) count(token, position++);
+  for (int64_t position = sequence.cached; int32_t token : tokens) count(token, position++);
   row.penalties_end = static_cast<int32_t>(pairs_);
   for (int32_t pair = row.penalties_begin; pair < row.penalties_end; ++pair)
     pair_of_token_[static_cast<size_t>(pairs[2 * pair])] = -1;

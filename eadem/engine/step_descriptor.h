@@ -89,8 +89,8 @@ class StepDescriptor {
 
   void* device_data() { return device_buffer_.data(); }
   // Lays out a checked plan. With `all_logits` every token gets a row of logits, else the last one of each sequence
-  // that samples. `contents` has the cached tokens, which penalties count. With `fill_up`, sequences of one token that
-  // is stored nowhere follow, as many as the layout has room for.
+  // that samples, and the proposed ones. `contents` has the cached tokens, which penalties count. With `fill_up`,
+  // sequences of one token that is stored nowhere follow, as many as the layout has room for.
   void fill(const StepLayout& layout, std::span<const StepSequence> plan, bool all_logits,
             const CacheContents& contents, bool fill_up = false);
   // Copies what was laid out to the device, at once.
@@ -120,8 +120,10 @@ class StepDescriptor {
   void add_sequence(const StepSequence& sequence, bool all_logits, const CacheContents& contents);
   void add_nothing();
   void add_windows(const StepSequence& sequence);
+  void add_row(const StepSequence& sequence, int32_t token, const CacheContents& contents);
   void add_biases(const StepSequence& sequence, kernels::SampleRow& row);
-  void add_penalties(const StepSequence& sequence, kernels::SampleRow& row, const CacheContents& contents);
+  void add_penalties(const StepSequence& sequence, std::span<const int32_t> tokens, kernels::SampleRow& row,
+                     const CacheContents& contents);
 
   std::shared_ptr<Device> device_;
   Buffer device_buffer_;

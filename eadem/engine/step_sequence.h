@@ -43,6 +43,11 @@ struct StepSequence {
   // entry then, which is not looked at.
   int32_t row = -1;
   bool samples = true;  // false: the prompt continues in another step, so there are no logits and no token is sampled
+  // How many of the last tokens are proposals of what would be sampled (speculation). The token before the first of
+  // them and each of them has a row of logits, from which a token is sampled as if those before it were the sequence's.
+  int64_t drafts = 0;
+
+  int64_t num_rows() const { return samples ? 1 + drafts : 0; }
 
   // The blocks that hold its tokens after the step.
   std::span<const int32_t> used_blocks(int64_t block_size) const {

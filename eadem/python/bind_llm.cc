@@ -202,6 +202,9 @@ void bind_llm(nb::module_& m) {
       .def_ro("error", &Completion::error, "Why the request failed; empty when it did not.")
       .def_ro("prompt_tokens", &Completion::prompt_tokens, "Tokens of the prompt.")
       .def_ro("cached_tokens", &Completion::cached_tokens, "Tokens of the prompt that were in the cache.")
+      .def_ro("proposed_tokens", &Completion::proposed_tokens,
+              "Proposed tokens that steps computed beside those of the text (speculation).")
+      .def_ro("accepted_tokens", &Completion::accepted_tokens, "Those of them that became part of it.")
       .def_ro("seed", &Completion::seed, "The seed that was used.")
       .def("__repr__", [](const Completion& c) {
         if (!c.error.empty())
@@ -265,8 +268,9 @@ void bind_llm(nb::module_& m) {
              std::optional<std::string> weights, std::optional<std::string> activations,
              std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
              int64_t max_num_batched_tokens, std::vector<std::string> disabled_fusions,
-             std::optional<std::string> pack_cache) {
+             std::optional<std::string> pack_cache, const std::string& speculate, int64_t draft_tokens) {
             const GilRelease release;
+            const engine::SpeculationOptions speculation = engine::SpeculationOptions::of(speculate, draft_tokens);
             // Prompts run together, so engine::fit_cache chooses the memory.
             if (!cache) cache = engine::PagedKVCacheConfig{};
             const engine::EngineOptions options = engine_options({cache,
@@ -280,13 +284,13 @@ void bind_llm(nb::module_& m) {
                                                                   0,
                                                                   disabled_fusions,
                                                                   pack_cache});
-            new (self)
-                Llm(std::make_unique<engine::LLM>(path, open(device, threads, isa, prefill_threads, pin), options,
-                                                  python_logger(), [](int64_t, int64_t) { stop_if_abandoned(); }));
+            new (self) Llm(std::make_unique<engine::LLM>(
+                path, open(device, threads, isa, prefill_threads, pin), options, python_logger(),
+                [](int64_t, int64_t) { stop_if_abandoned(); }, speculation));
           },
           "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a, "isa"_a, "kv_cache"_a.none(),
           "mode"_a, "weights"_a.none(), "activations"_a.none(), "matmul_input"_a.none(), "kv_dtype"_a.none(),
-          "max_num_batched_tokens"_a, "disabled_fusions"_a, "pack_cache"_a.none())
+          "max_num_batched_tokens"_a, "disabled_fusions"_a, "pack_cache"_a.none(), "speculate"_a, "draft_tokens"_a)
       .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none(), "parse_special"_a)
       .def_prop_ro("cache_counters",
                    [](const Llm& self) {

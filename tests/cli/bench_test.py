@@ -35,7 +35,8 @@ class Bench(ProgramTest):
         self.refused(2, "give one", "bench", GOLDEN / "llama", "--random", config)
 
     def test_bench_of_decoding_alone(self):
-        result = json.loads(self.done("bench", "stories", "--prompt", "0", "--gen", "4", "--repeat", "1", "--json").out)
+        result = json.loads(self.done("bench", "stories", "--prompt", "0", "--gen", "4", "--repeat", "1", "--speculate",
+                                      "lookup", "--json").out)
         self.assertEqual([row["test"] for row in result["results"]], ["decode"])
         self.assertEqual(result["end_to_end"]["drawn_tokens"], 4)
 

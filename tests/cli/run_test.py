@@ -76,6 +76,28 @@ class Run(ProgramTest):
         self.assertEqual(len(tokens(*ends, "--min-tokens", "3")), len(tokens(*ends)) + 3)
         self.refused(2, "--min-tokens is 9", "run", "-p", "Once", "-n", "4", "--min-tokens", "9")
 
+    def test_speculation_changes_no_token(self):
+        prompt = "The cat sat on the mat. The dog sat on the mat. The cat sat on the"
+        for sampling in (["--temperature", "0"], ["--temperature", "0.8", "--seed", "5"]):
+            run = ["run", "-p", prompt, "-n", "60", "--ignore-eos", "--json", *sampling]
+            plain = json.loads(self.done(*run).out)
+            self.assertEqual((plain["proposed_tokens"], plain["accepted_tokens"]), (0, 0))
+            self.assertEqual(plain["tokens_per_step"], 1)
+            for speculate in (["lookup"], ["stories"], ["lookup", "--draft-tokens", "3"], ["lookup", "--tp", "2"]):
+                result = json.loads(self.done(*run, "--speculate", *speculate).out)
+                self.assertEqual(result["token_ids"], plain["token_ids"], speculate)
+                self.assertLessEqual(result["accepted_tokens"], result["proposed_tokens"])
+                self.assertGreaterEqual(result["tokens_per_step"], 1)
+
+    def test_speculation_that_cannot_be(self):
+        self.refused(2, "--draft-tokens is for --speculate", "run", "-p", "Once", "--draft-tokens", "3")
+        self.refused(2, "draft_tokens is 99; expected 1 to 15", "run", "-p", "Once", "--speculate", "lookup",
+                     "--draft-tokens", "99")
+        self.refused(2, "beside 2 ranks", "run", "-p", "Once", "--speculate", "stories", "--tp", "2")
+        self.refused(1, "they must be the same", "run", "-p", "Once", "--speculate", "chat")
+        self.refused(1, "no-such-model", "run", "-p", "Once", "--speculate", "no-such-model")
+        self.refused(2, "--speculate lookup", "run", "-p", "Once", "--speculative-config", "{}")
+
     def test_stop_text(self):
         result = json.loads(self.done("run", "-p", "Once upon a time", "--temperature", "0", "--stop", " there",
                                       "--json").out)

@@ -79,6 +79,23 @@ def test_prompts_that_begin_alike_share_the_cache(llm, stories):
         assert completion.cached_tokens == 0 and completion.logprobs == alone.logprobs
 
 
+def test_speculation_changes_no_token(llm, stories):
+    prompts = ["The cat sat on the mat. The dog sat on the mat. The cat sat on the", "Once upon a time"]
+    params = SamplingParams(temperature=0.8, max_tokens=60, seed=3, ignore_eos=True)
+    expected = llm.generate(prompts, params)
+    for speculate in ("lookup", stories):
+        speculating = LLM(stories, threads=1, speculate=speculate, draft_tokens=5)
+        for each, alone in zip(speculating.generate(prompts, params), expected):
+            assert each.token_ids == alone.token_ids and each.logprobs == alone.logprobs
+            assert 0 <= each.accepted_tokens <= each.proposed_tokens
+            assert alone.proposed_tokens == 0
+    for arguments, words in [({"speculate": ""}, "speculate is empty"), ({"speculate": 3}, "speculate is 3"),
+                             ({"speculate": "lookup", "draft_tokens": 16}, "draft_tokens is 16; expected 1 to 15"),
+                             ({"draft_tokens": "2"}, "draft_tokens is")]:
+        with pytest.raises(eadem.InvalidArgument, match=words):
+            LLM(stories, **arguments)
+
+
 def test_n_answers_to_a_prompt(llm):
     prompts = [[5 + i % 300 for i in range(40)], "Once upon"]
     params = SamplingParams(temperature=0.9, max_tokens=6, seed=11, n=3)

@@ -10,6 +10,7 @@
 #include "eadem/cli/bench/machine.h"
 #include "eadem/cli/bench/products.h"
 #include "eadem/cli/commands.h"
+#include "eadem/cli/completion_text.h"
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/load_llm.h"
 #include "eadem/cli/options/arguments.h"
@@ -151,11 +152,15 @@ std::optional<BenchOptions> parse_bench(CommandLine command_line) {
   options.model.add_ranks(arguments);
   options.model.add_precision(arguments);
   options.model.add_loading(arguments);
+  options.model.add_speculation(arguments);
   arguments.example("eadem bench model.gguf --depth 0,4k", "short and long contexts");
   arguments.example("eadem bench --random my-1b/config.json --type q4_k_m --batch 1,8",
                     "an architecture without a download");
   if (!arguments.parse(command_line)) return std::nullopt;
   options.model.check_ranks();
+  options.model.check_speculation();
+  if (options.random && options.model.speculate != "none")
+    throw UsageError("--speculate is for the whole way of a MODEL; --random has no tokenizer");
   if (options.random && options.model.model) throw UsageError("MODEL and --random both say what to measure; give one");
   if (options.random && !options.model.pack_cache.empty())
     throw UsageError("--pack-cache is for a MODEL; --random loads none");
@@ -311,14 +316,15 @@ std::string text_of_length(const io::Tokenizer& tokenizer, int64_t tokens) {
 }
 
 EndToEnd measure_end_to_end(const BenchOptions& options, const models::Checkpoint& checkpoint,
-                            const std::shared_ptr<Device>& device, engine::EngineOptions engine_options) {
+                            const std::shared_ptr<Device>& device, engine::EngineOptions engine_options,
+                            const engine::SpeculationOptions& speculation) {
   const int64_t context = checkpoint.model->info().max_positions;
   // The shortest text is 16 letters, which are at most 16 tokens, plus one at the start.
   engine_options.cache = engine::PagedKVCacheConfig{
       .max_batch_size = 1,
       .max_cache_len = std::min(context, std::max<int64_t>(options.prompt, 17) + options.gen + 1),
       .prefix_caching = false};  // the run that warms up has the same prompt
-  engine::LLM llm(checkpoint, device, engine_options, cli_logger());
+  engine::LLM llm(checkpoint, device, engine_options, cli_logger(), {}, speculation);
   const std::string text =
       text_of_length(llm.tokenizer(), std::max<int64_t>(1, std::min(options.prompt, context - options.gen) - 1));
   engine::SamplingParams params;
@@ -369,7 +375,9 @@ void print_json(const BenchOptions& options, const models::Checkpoint& checkpoin
                                  .set("tokenize_seconds", end_to_end->stats.tokenize_seconds)
                                  .set("prompt_seconds", end_to_end->stats.prompt_seconds)
                                  .set("decode_seconds", end_to_end->stats.decode_seconds)
-                                 .set("first_token_seconds", end_to_end->stats.first_token_seconds));
+                                 .set("first_token_seconds", end_to_end->stats.first_token_seconds)
+                                 .set("proposed_tokens", end_to_end->stats.proposed_tokens)
+                                 .set("accepted_tokens", end_to_end->stats.accepted_tokens));
   result.set("stopped", measured.stopped);
   print(io::to_json(result) + "\n");
 }
@@ -400,12 +408,13 @@ void print_text(const BenchOptions& options, const models::Checkpoint& checkpoin
   if (end_to_end)
     print(fmt::format(
         "\nwhole way, one request: {} prompt tokens, {} drawn in {}\n"
-        "  tokenizing {}, prompt {}, decoding {}, first token after {}, text and scheduling {}\n",
+        "  tokenizing {}, prompt {}, decoding {}, first token after {}, text and scheduling {}\n{}",
         end_to_end->stats.prompt_tokens, end_to_end->drawn, seconds_text(end_to_end->seconds),
         seconds_text(end_to_end->stats.tokenize_seconds), seconds_text(end_to_end->stats.prompt_seconds),
         seconds_text(end_to_end->stats.decode_seconds), seconds_text(end_to_end->stats.first_token_seconds),
         seconds_text(std::max(0.0, end_to_end->seconds - end_to_end->stats.tokenize_seconds -
-                                       end_to_end->stats.prompt_seconds - end_to_end->stats.decode_seconds))));
+                                       end_to_end->stats.prompt_seconds - end_to_end->stats.decode_seconds)),
+        speculation_text(end_to_end->stats)));
 }
 
 }  // namespace
@@ -426,7 +435,9 @@ int bench(CommandLine command_line) {
   if (needed > context)
     throw InvalidArgument("the deepest run needs {} tokens of context; the model has {}", needed, context);
 
+  const engine::SpeculationOptions speculation = options->model.speculation();
   engine::EngineOptions engine_options = options->model.engine_options();
+  engine_options.draft_tokens = speculation.room();
   engine_options.cache = engine::PagedKVCacheConfig{
       .max_batch_size = *std::max_element(options->batches.begin(), options->batches.end()), .max_cache_len = needed};
   const std::unique_ptr<distributed::ForkedRanks> ranks =
@@ -444,7 +455,7 @@ int bench(CommandLine command_line) {
   if (!options->random && !measured.stopped && options->gen > 0) {
     engine.reset();  // large models do not fit twice
     try {
-      end_to_end = measure_end_to_end(*options, checkpoint, device, engine_options);
+      end_to_end = measure_end_to_end(*options, checkpoint, device, engine_options, speculation);
     } catch (const Cancelled&) {
       measured.stopped = true;
     }

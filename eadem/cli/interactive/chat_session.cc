@@ -103,12 +103,13 @@ void ChatSession::report(const Turn& turn, const SamplingParams& params) {
     note("the answer was cut: {}", finish_text(llm_, completion, params));
   if (quiet_) return;
   const engine::GenerationStats& stats = llm_.last_stats();
-  print_error(
-      dim_error(fmt::format("[{} tokens read and {} from the cache in {}; {} drawn, {:.1f} tokens/s; context {} of {}]",
-                            stats.prompt_tokens, stats.reused_tokens, seconds_text(stats.first_token_seconds),
-                            completion.token_ids.size(), per_second(stats.decode_tokens, stats.decode_seconds),
-                            completion.prompt_tokens + std::ssize(completion.token_ids), conversation_.context())) +
-      "\n");
+  const std::string per_step = stats.proposed_tokens > 0 ? fmt::format(", {:.2f} a step", stats.tokens_per_step()) : "";
+  print_error(dim_error(fmt::format(
+                  "[{} tokens read and {} from the cache in {}; {} drawn, {:.1f} tokens/s{}; context {} of {}]",
+                  stats.prompt_tokens, stats.reused_tokens, seconds_text(stats.first_token_seconds),
+                  completion.token_ids.size(), per_second(stats.decode_tokens, stats.decode_seconds), per_step,
+                  completion.prompt_tokens + std::ssize(completion.token_ids), conversation_.context())) +
+              "\n");
 }
 
 std::vector<SessionCommand> ChatSession::commands() {

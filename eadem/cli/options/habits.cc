@@ -37,6 +37,13 @@ constexpr OtherName kOtherNames[] = {
     {"--cache-type-k", "--kv-dtype"},
     {"--cache-type-v", "--kv-dtype"},
     {"--kv-cache-dtype", "--kv-dtype"},
+    {"-md", "--speculate"},
+    {"--model-draft", "--speculate"},
+    {"--speculative-model", "--speculate"},
+    {"--draft", "--draft-tokens"},
+    {"--draft-n", "--draft-tokens"},
+    {"--draft-max", "--draft-tokens"},
+    {"--num-speculative-tokens", "--draft-tokens"},
     {"--outtype", "--type"},
     {"--imatrix", "--calibrate"},
     {"-tp", "--tp"},
@@ -82,6 +89,7 @@ constexpr Advice kAdvice[] = {
     {"--no-display-prompt", kPromptShown},
     {"-e", "the shell writes escapes: -p $'first line\\nsecond line'"},
     {"--escape", "the shell writes escapes: -p $'first line\\nsecond line'"},
+    {"--speculative-config", "--speculate lookup, or --speculate MODEL; --draft-tokens N"},
     {"--gpu-memory-utilization", "--context says how many tokens the KV cache holds"},
 };
 

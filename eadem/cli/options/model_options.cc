@@ -123,6 +123,33 @@ void ModelOptions::add_loading(Arguments& arguments) {
                    "because a file's pages are small");
 }
 
+void ModelOptions::add_speculation(Arguments& arguments) {
+  arguments.section("Speculation");
+  arguments.option(
+      "--speculate", "WHAT", speculate,
+      "let steps compute proposed tokens beside their own: an answer takes fewer steps, and stays the same. "
+      "lookup proposes what followed the last tokens where they stood before; a MODEL with the same "
+      "tokenizer, what it samples; none nothing (default: none)");
+  arguments.option(
+      "--draft-tokens", "N", draft_tokens,
+      "tokens to propose at most in a step, 1 to 15; of them as many as pay, which is measured (default: 8)");
+}
+
+void ModelOptions::check_speculation() const {
+  if (draft_tokens && speculate == "none") throw UsageError("--draft-tokens is for --speculate, which is none");
+  try {
+    engine::SpeculationOptions::of(speculate, draft_tokens.value_or(8)).check(static_cast<int>(ranks));
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--speculate {}: {}", speculate, error.what()));
+  }
+}
+
+engine::SpeculationOptions ModelOptions::speculation() const {
+  engine::SpeculationOptions options = engine::SpeculationOptions::of(speculate, draft_tokens.value_or(8));
+  if (!options.model.empty()) options.model = resolve_model(options.model);
+  return options;
+}
+
 DeviceOptions ModelOptions::device_options() const {
   const auto in_range = [](const char* name, int64_t value) {
     if (value < 0 || value > 4096) throw UsageError(fmt::format("{} is {}; expected 0 to 4096", name, value));

@@ -12,6 +12,7 @@
 #include "eadem/cli/options/arguments.h"
 #include "eadem/core/log.h"
 #include "eadem/engine/infer_engine.h"
+#include "eadem/engine/speculation/speculation_options.h"
 
 namespace eadem::cli {
 
@@ -26,17 +27,24 @@ struct ModelOptions {
   std::string dtype, weights, activations, matmul_input, kv_dtype, latent_form;
   std::vector<std::string> disabled_fusions;
   std::string pack_cache;
+  std::string speculate = "none";
+  std::optional<int64_t> draft_tokens;
 
   void add_operand(Arguments& arguments);
-  void add_device(Arguments& arguments);     // --device --threads … --isa
-  void add_ranks(Arguments& arguments);      // --tp and --ep, after add_device
-  void add_kv_dtype(Arguments& arguments);   // --kv-dtype alone
-  void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
-  void add_loading(Arguments& arguments);    // --pack-cache
+  void add_device(Arguments& arguments);       // --device --threads … --isa
+  void add_ranks(Arguments& arguments);        // --tp and --ep, after add_device
+  void add_kv_dtype(Arguments& arguments);     // --kv-dtype alone
+  void add_precision(Arguments& arguments);    // --mode --dtype … --disable-fusion
+  void add_loading(Arguments& arguments);      // --pack-cache
+  void add_speculation(Arguments& arguments);  // --speculate --draft-tokens
 
   // Throws UsageError for a --tp or --ep that contradicts the other, the device or the threads.
   void check_ranks() const;
   int64_t ranks() const { return tensor_ranks * expert_ranks; }
+  // Throws UsageError for options of speculation that contradict themselves or several ranks.
+  void check_speculation() const;
+  // What --speculate says, with the path of its model. Throws as resolve_model does.
+  engine::SpeculationOptions speculation() const;
   DeviceOptions device_options() const;  // the CPU's options
   // Opens the device of a rank of --tp or --ep, and binds this process to that rank's processors. Once in a process.
   std::shared_ptr<Device> open(int rank = 0) const;

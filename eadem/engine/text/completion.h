@@ -26,8 +26,10 @@ struct Completion {
   FinishReason finish_reason = FinishReason::length;
   std::string error;
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;  // of the prompt, found in the cache
-  int64_t seed = 0;           // the seed that was used
+  int64_t cached_tokens = 0;    // of the prompt, found in the cache
+  int64_t proposed_tokens = 0;  // computed beside those of the text (speculation)
+  int64_t accepted_tokens = 0;  // those of them that became part of it
+  int64_t seed = 0;             // the seed that was used
 };
 
 // Wall times of one call, seconds, and the tokens of its requests. A step that several calls share counts for each.
@@ -39,6 +41,14 @@ struct GenerationStats {
   int64_t prompt_tokens = 0;       // computed in these steps
   int64_t reused_tokens = 0;       // of prompts, found in the cache
   int64_t decode_tokens = 0;       // tokens sampled in decode steps
+  int64_t proposed_tokens = 0;     // computed beside them (speculation)
+  int64_t accepted_tokens = 0;     // proposed tokens that were sampled
+
+  // Tokens that a decode step brought each request that it computed.
+  double tokens_per_step() const {
+    const int64_t steps = decode_tokens - accepted_tokens;
+    return steps > 0 ? static_cast<double>(decode_tokens) / static_cast<double>(steps) : 0.0;
+  }
 };
 
 }  // namespace eadem::engine

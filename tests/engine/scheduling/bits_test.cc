@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The bundled model under random schedules: requests share prefixes, are preempted, overtake each other and are
-// cancelled, and each has the tokens and log-probabilities that it has alone, to the bit.
+// cancelled, right and wrong tokens are proposed for them, and each has the tokens and log-probabilities that it has
+// alone, to the bit.
 #include <map>
 #include <random>
 
@@ -42,6 +43,7 @@ class Bits : public testing::TestWithParam<const char*> {
     EngineSetup setup;
     setup.model = EADEM_SOURCE_DIR "/assets/stories";
     setup.options.max_num_batched_tokens = 24;
+    setup.options.draft_tokens = 3;
     if (std::string_view(GetParam()) != "f32") setup.options.hardware.kv_cache = {*kv_cache_type(GetParam()), "test"};
     setup.options.cache = StaticKVCacheConfig{.max_cache_len = kLength};
     if (cache_tokens > 0) {
@@ -63,14 +65,26 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
   ASSERT_TRUE(engine->reuses_prefixes());
   ASSERT_FALSE(other->reuses_prefixes());
   const int64_t vocab = engine->model().info().vocab;
-  int64_t preemptions = 0, hits = 0, evictions = 0, compared = 0;
+  int64_t preemptions = 0, hits = 0, evictions = 0, accepted = 0, rejected = 0, compared = 0;
   for (uint32_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const auto below = [&](int64_t count) { return static_cast<int64_t>(random() % static_cast<uint64_t>(count)); };
     Scheduler scheduler(engine->limits());
     std::map<RequestId, GenerationRequest> requests;
-    std::map<RequestId, Answer> answers;
+    std::map<RequestId, Answer> answers, expected_answers;
+    // Proposes what follows in the answer alone, of which a token may be wrong.
+    const auto propose = [&] {
+      std::vector<std::pair<RequestId, Ids>> proposals;
+      for (const Draftable& each : scheduler.draftable()) {
+        const Ids& tokens = expected_answers.at(each.id).tokens;
+        const auto done = static_cast<int64_t>(answers[each.id].tokens.size());
+        Ids drafts(tokens.begin() + done, tokens.begin() + std::min(done + below(5), std::ssize(tokens)));
+        if (!drafts.empty() && below(3) == 0) drafts[static_cast<size_t>(below(std::ssize(drafts)))] = 18;
+        proposals.emplace_back(each.id, std::move(drafts));
+      }
+      for (const auto& [id, drafts] : proposals) scheduler.propose(id, drafts);
+    };
     for (int64_t arrivals = 10; arrivals > 0 || !scheduler.is_idle();) {
       if (arrivals > 0 && below(3) == 0) {
         --arrivals;
@@ -83,13 +97,16 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
                                                .repetition_penalty = below(3) == 0 ? 1.3f : 1.0f},
                                   .max_tokens = 1 + below(24),
                                   .priority = below(2)};
-        requests[scheduler.add(request)] = request;
+        const RequestId id = scheduler.add(request);
+        requests[id] = request;
+        expected_answers[id] = alone(*other, request);
       }
       if (!requests.empty() && below(25) == 0) {
         auto victim = requests.begin();
         std::advance(victim, below(std::ssize(requests)));
         scheduler.end(victim->first, RequestState::cancelled);
       }
+      propose();
       const auto plan = scheduler.plan(engine->cache_contents());
       if (plan.empty()) continue;
       if (below(10) == 0) {  // the step is given up
@@ -105,7 +122,7 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
       }
     }
     for (auto& [id, answer] : answers) {
-      Answer expected = alone(*other, requests.at(id));
+      Answer& expected = expected_answers.at(id);
       ASSERT_LE(answer.tokens.size(), expected.tokens.size());
       expected.tokens.resize(answer.tokens.size());  // of those that were cancelled
       expected.logprobs.resize(answer.tokens.size());
@@ -117,12 +134,16 @@ TEST_P(Bits, AreThoseOfTheRequestAlone) {
     preemptions += scheduler.counters().preemptions;
     hits += scheduler.counters().hits;
     evictions += scheduler.counters().evictions;
+    accepted += scheduler.accepted_tokens();
+    rejected += scheduler.proposed_tokens() - scheduler.accepted_tokens();
     if (HasFailure()) return;
   }
   EXPECT_GT(compared, 500);
   EXPECT_GT(preemptions, 10);
   EXPECT_GT(hits, 100);
   EXPECT_GT(evictions, 100);
+  EXPECT_GT(accepted, 100);
+  EXPECT_GT(rejected, 100);
 }
 
 // Steps that a caller put together himself may have written to any block.

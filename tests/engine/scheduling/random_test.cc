@@ -22,7 +22,7 @@ struct Known {
 
 // What all schedules did together: they are worth little if nothing of this happens often.
 struct Totals {
-  int64_t requests = 0, preemptions = 0, hits = 0, evictions = 0, aged = 0;
+  int64_t requests = 0, preemptions = 0, hits = 0, evictions = 0, aged = 0, accepted = 0, rejected = 0;
 };
 
 class RandomSchedule {
@@ -36,6 +36,7 @@ class RandomSchedule {
     while (arrivals_ > 0 || !simulation_.scheduler.is_idle()) {
       if (arrivals_ > 0 && below(3) == 0) arrive();
       if (!requests_.empty() && below(10) == 0) cancel();
+      if (limits_.max_draft_tokens > 0 && below(4) > 0) propose();
       if (below(8) == 0) simulation_.scheduler.plan(simulation_.cache);  // of a step that is abandoned
       if (below(50) == 0) simulation_.cache.begin_epoch();
       take_events();
@@ -49,6 +50,8 @@ class RandomSchedule {
     totals_.preemptions += counters.preemptions;
     totals_.hits += counters.hits;
     totals_.evictions += counters.evictions;
+    totals_.accepted += simulation_.scheduler.accepted_tokens();
+    totals_.rejected += simulation_.scheduler.proposed_tokens() - simulation_.scheduler.accepted_tokens();
   }
 
  private:
@@ -63,6 +66,7 @@ class RandomSchedule {
     limits.max_sequence_length = std::min<int64_t>(limits.num_blocks * limits.block_size, 1 + below(40));
     limits.ageing_steps = 1 + below(60);
     limits.prefix_caching = seed % 2 == 0;
+    limits.max_draft_tokens = std::max<int64_t>(0, below(9) - 3);
     for (int64_t window = 1 + below(4); !limits.prefix_caching && window < 20; window += 1 + below(10))
       limits.windows.push_back(
           {window, std::min(limits.num_blocks, window_blocks(window, limits.block_size, limits.max_batch_size,
@@ -84,6 +88,18 @@ class RandomSchedule {
     const RequestId id = simulation_.scheduler.add(request);
     arrived_in_[id] = simulation_.steps;
     requests_[id].request = std::move(request);
+  }
+
+  // Proposes what the requests will get, up to a wrong token, or more than that.
+  void propose() {
+    std::vector<std::pair<RequestId, Ids>> proposals;
+    for (const Draftable& each : simulation_.scheduler.draftable()) {
+      EXPECT_LE(each.most, limits_.max_draft_tokens);
+      Ids drafts = tokens_alone({each.tokens.begin(), each.tokens.end()}, below(8));
+      if (!drafts.empty() && below(2) == 0) drafts[static_cast<size_t>(below(std::ssize(drafts)))] = kVocab - 1;
+      proposals.emplace_back(each.id, std::move(drafts));
+    }
+    for (const auto& [id, drafts] : proposals) simulation_.scheduler.propose(id, drafts);
   }
 
   void cancel() {
@@ -179,6 +195,8 @@ TEST(RandomSchedules, GiveEveryRequestItsTokens) {
   EXPECT_GT(totals.hits, 2000);
   EXPECT_GT(totals.evictions, 2000);
   EXPECT_GT(totals.aged, 2000);
+  EXPECT_GT(totals.accepted, 5000);
+  EXPECT_GT(totals.rejected, 5000);
 }
 
 }  // namespace

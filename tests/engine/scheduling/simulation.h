@@ -60,10 +60,11 @@ class Simulation {
     std::vector<float> logprobs;
     ++steps;
     for (const StepSequence& s : plan) {
-      const uint64_t hash = run(s);
-      if (!s.samples) continue;
-      tokens.push_back(next_token(hash));
-      logprobs.push_back(-1.0f);
+      write(s);
+      for (int64_t row = s.num_rows(); row > 0; --row) {
+        tokens.push_back(next_token(hash_of(s, s.cached + std::ssize(s.tokens) - row + 1)));
+        logprobs.push_back(-1.0f);
+      }
     }
     return scheduler.commit(tokens, logprobs);
   }
@@ -92,18 +93,22 @@ class Simulation {
   // Limits are kept, and no block is used twice or read before it was written (CacheContents::check throws).
   void check(std::span<const StepSequence> plan) {
     EXPECT_LE(std::ssize(plan), limits.max_batch_size);
-    int64_t tokens = 0;
+    int64_t tokens = 0, drafts = 0;
     cache.begin_step();
     for (size_t i = 0; i < plan.size(); ++i) {
       tokens += std::ssize(plan[i].tokens);
+      drafts += plan[i].drafts;
+      EXPECT_TRUE(plan[i].drafts == 0 || plan[i].drafts + 1 == std::ssize(plan[i].tokens));
       EXPECT_LE(plan[i].cached + std::ssize(plan[i].tokens), limits.max_sequence_length);
       cache.check(static_cast<int64_t>(i), used(plan[i]), plan[i].cached, std::ssize(plan[i].tokens));
     }
     EXPECT_LE(tokens, limits.max_num_batched_tokens);
+    EXPECT_LE(drafts, limits.max_draft_tokens);
+    EXPECT_TRUE(drafts == 0 || scheduler.count(RequestState::prefilling) == 0);
     EXPECT_EQ(plan.empty(), scheduler.is_idle());
   }
 
-  uint64_t run(const StepSequence& s) {
+  void write(const StepSequence& s) {
     cache.truncate(used(s), s.cached);
     cache.write(used(s), s.cached, s.tokens);
     for (size_t g = 0; g < windows.size(); ++g) {
@@ -118,9 +123,12 @@ class Simulation {
         }
       }
     }
+  }
+
+  // Of the sequence's first `count` tokens, as the cache holds them.
+  uint64_t hash_of(const StepSequence& s, int64_t count) const {
     uint64_t hash = 1;
-    for (int64_t position = 0; position < s.cached + std::ssize(s.tokens); ++position)
-      hash = hash_with(hash, cache.token(used(s), position));
+    for (int64_t position = 0; position < count; ++position) hash = hash_with(hash, cache.token(used(s), position));
     return hash;
   }
 };

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Proposed tokens, right and wrong ones, change no bit of what a model of any family answers. Models whose states lead
+// to no earlier position take none, and say so.
+#include <algorithm>
+#include <filesystem>
+
+#include "tests/engine/speculation/speculating_loop.h"
+#include "tests/support/refusal.h"
+
+namespace eadem::engine {
+namespace speculating_families_test {
+
+namespace fs = std::filesystem;
+
+// native_sparse_attention is the golden of an op.
+std::vector<std::string> golden_models() {
+  std::vector<std::string> names;
+  for (const auto& each : fs::directory_iterator(golden("")))
+    if (fs::exists(each.path() / "config.json") && each.path().filename() != "native_sparse_attention")
+      names.push_back(each.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+EngineOptions options(int64_t draft_tokens) {
+  EngineOptions options;
+  // Blocks end within what is proposed, and windows within the prompt.
+  options.cache = PagedKVCacheConfig{.block_size = 16, .max_batch_size = 2, .max_cache_len = 64};
+  options.max_num_batched_tokens = 32;
+  options.draft_tokens = draft_tokens;
+  return options;
+}
+
+class SpeculatingFamilies : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Goldens, SpeculatingFamilies, testing::ValuesIn(golden_models()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(SpeculatingFamilies, AnswerTheSame) {
+  const models::Checkpoint checkpoint = models::open_checkpoint(golden(GetParam()));
+  const std::shared_ptr<Device> device = open_device("cpu", {.num_threads = 2});
+  const StateBytes bytes = cache_request(checkpoint, *device, options(0)).bytes;
+  if (bytes.per_sequence > 0) {
+    EXPECT_HAS(test::refusal([&] { InferEngine::from_checkpoint(checkpoint, device, options(4)); }),
+               "Unsupported: draft_tokens is 4: " + checkpoint.model->info().architecture + " has states per sequence");
+    return;
+  }
+  const auto engine = InferEngine::from_checkpoint(checkpoint, device, options(4));
+  const int64_t vocab = engine->model().info().vocab;
+  const std::vector<GenerationRequest> requests = {
+      {.prompt = tokens_of(21, vocab, 1), .max_tokens = 26},
+      {.prompt = tokens_of(33, vocab, 2), .sampling = {.temperature = 0.9f, .seed = 3}, .max_tokens = 20}};
+  const SpeculatingRun plain = run_requests(*engine, requests);
+  const SpeculatingRun speculating =
+      run_requests(*engine, requests, from_answers(plain.answers, 4, static_cast<int32_t>(vocab - 1)));
+  expect_same_answers(speculating, plain, GetParam());
+  EXPECT_LT(speculating.steps, plain.steps);
+  EXPECT_GT(speculating.accepted, 12);
+  EXPECT_GT(speculating.proposed, speculating.accepted);
+}
+
+}  // namespace speculating_families_test
+}  // namespace eadem::engine
