@@ -9,6 +9,13 @@ namespace eadem::engine {
 
 namespace {
 
+// What comes before a tensor that a rank shows.
+struct Shown {
+  int64_t tag;
+  DType dtype;
+  Shape shape;
+};
+
 // What a rank reports of a task.
 struct Outcome {
   int64_t value = 0;
@@ -56,6 +63,22 @@ void RankChannel::take_bytes(void* bytes, int64_t size_bytes) {
               message_.size());
   if (size_bytes > 0) std::memcpy(bytes, message_.data() + taken_, static_cast<size_t>(size_bytes));
   taken_ += size_bytes;
+}
+
+void RankChannel::show(const TensorView& host, int64_t tag) {
+  EADEM_CHECK(host.encoding == nullptr && host.is_contiguous(), "rank {} shows {}", rank(), to_string(host));
+  Shown shown{tag, host.dtype, host.shape};
+  ranks_->send(*device_, TensorView(&shown, DType::u8, Shape{sizeof shown}), 0);
+  ranks_->send(*device_, TensorView(host.data, DType::u8, Shape{host.size_bytes()}), 0);
+}
+
+Tensor RankChannel::see(int from, int64_t tag) {
+  Shown shown{};
+  ranks_->recv(*device_, TensorView(&shown, DType::u8, Shape{sizeof shown}), from);
+  if (shown.tag != tag) throw RankFailed("rank {} shows value {}; rank 0 looks at value {}", from, shown.tag, tag);
+  Tensor seen = Tensor::on_host(shown.dtype, shown.shape);
+  ranks_->recv(*device_, TensorView(seen.view.data, DType::u8, Shape{seen.view.size_bytes()}), from);
+  return seen;
 }
 
 void RankChannel::together(const char* what, const std::function<int64_t()>& task) {

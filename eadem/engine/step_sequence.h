@@ -43,14 +43,17 @@ struct StepSequence {
   // entry then, which is not looked at.
   int32_t row = -1;
   bool samples = true;  // false: the prompt continues in another step, so there are no logits and no token is sampled
+  // What the model takes for the position of each new token, as rotary embeddings do; empty: its place in the sequence.
+  // Which tokens it attends to follows from its place alone.
+  std::span<const int32_t> positions = {};
 
   // The blocks that hold its tokens after the step.
   std::span<const int32_t> used_blocks(int64_t block_size) const {
     return blocks.first(static_cast<size_t>((cached + std::ssize(tokens) + block_size - 1) / block_size));
   }
-  // Where the token at `position` is stored: block * block_size + offset.
-  int64_t slot(int64_t position, int64_t block_size) const {
-    return blocks[static_cast<size_t>(position / block_size)] * block_size + position % block_size;
+  // Where the token at `place` of the sequence is stored: block * block_size + offset.
+  int64_t slot(int64_t place, int64_t block_size) const {
+    return blocks[static_cast<size_t>(place / block_size)] * block_size + place % block_size;
   }
 };
 
