@@ -106,6 +106,8 @@ class LLM:
     pack_cache   a folder in which to keep the weights as the CPU's kernels want them, which later loads map instead of
                  packing: a first token comes sooner, decoding is a tenth slower or more. Takes about as much disk as
                  the model. None: no such cache
+    tensor_parallel_size
+                 processes that the model is divided over, on the CPU; `threads` and `prefill_threads` are those of all
 
     Raises NotFound, DataCorrupted, Unsupported or OutOfMemory. Threads may share an LLM: prompts of their calls run
     side by side. Messages go to logging.getLogger("eadem").
@@ -117,19 +119,18 @@ class LLM:
                  matmul_input: Optional[str] = None, kv_dtype: Optional[str] = None,
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
                  max_num_batched_tokens: Optional[int] = None, disabled_fusions: Union[str, Sequence[str]] = (),
-                 pack_cache: Optional[Union[str, os.PathLike[str]]] = None) -> None:
+                 pack_cache: Optional[Union[str, os.PathLike[str]]] = None, tensor_parallel_size: int = 1) -> None:
         if model is None:
             path = bundled_model()
             logging.getLogger("eadem").info("no model given: using the bundled model '%s' (%s)", BUNDLED, path)
         else:
             path = located("model", model)
-        self._llm = _eadem.Llm(
-            path, kv_cache=_arguments.cache("kv_cache", kv_cache),
-            pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),
-            **_arguments.engine(
-                device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
-                weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
-                max_num_batched_tokens=max_num_batched_tokens, disabled_fusions=disabled_fusions))
+        arguments = _arguments.engine(
+            path=path, ranks=_arguments.tensor_parallel_size(tensor_parallel_size), device=device, threads=threads,
+            prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode, weights=weights, activations=activations,
+            matmul_input=matmul_input, kv_dtype=kv_dtype, max_num_batched_tokens=max_num_batched_tokens,
+            disabled_fusions=disabled_fusions, pack_cache=pack_cache)
+        self._llm = _eadem.Llm(_arguments.cache("kv_cache", kv_cache), _arguments.rank_program(arguments), **arguments)
         self._tokenizer = Tokenizer(self._llm.tokenizer)
 
     def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],
