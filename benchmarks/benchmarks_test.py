@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Smoke tests of the benchmark programs: they run, their records have the stated form, and --compare judges as stated.
 
-    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH EADEM_SCHEDULING_BENCH
+    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH EADEM_SCHEDULING_BENCH EADEM_HOOKS_BENCH
 
 No timing decides here: comparisons are of records that this test writes.
 """
@@ -17,7 +17,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH = sys.argv[1:5]
+CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH, HOOKS_BENCH = sys.argv[1:6]
 
 
 def run(*command):
@@ -48,6 +48,18 @@ class TrainingBench(unittest.TestCase):
         result = run(TRAINING_BENCH, "/nowhere/config.json")
         self.assertEqual(result.returncode, 1)
         self.assertIn("/nowhere/config.json", result.stderr)
+
+
+class HooksBench(unittest.TestCase):
+    def test_record(self):
+        result = run(HOOKS_BENCH, HERE.parent / "tests/data/golden/llama", "--steps", "5", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual([row["name"] for row in rows],
+                         [f"hooks/{name}" for name in ("never", "again", "removed", "one", "all")])
+        for row in rows:
+            self.assertEqual(row["steps"], 5)
+            self.assertGreater(row["median_us"], 0)
 
 
 class SchedulingBench(unittest.TestCase):
