@@ -56,7 +56,7 @@ class HooksBench(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         rows = [json.loads(line) for line in result.stdout.splitlines()]
         self.assertEqual([row["name"] for row in rows],
-                         [f"hooks/{name}" for name in ("never", "again", "removed", "one", "all")])
+                         [f"hooks/{name}" for name in ("none", "again", "one", "all")])
         for row in rows:
             self.assertEqual(row["steps"], 5)
             self.assertGreater(row["median_us"], 0)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RankProcesses: a ProcessGroup whose rank 0 is this process, and whose other ranks are its children. How they are
-// started is what ForkedRanks and SpawnedRanks differ in.
+// RankProcesses: a ProcessGroup whose rank 0 is this process. The other ranks are its children (ForkedRanks and
+// SpawnedRanks, which differ in how they are started), or have the same parent (LaunchedRanks).
 //
 // Ranks end with their parent, also when it is killed. They leave Ctrl-C and SIGTERM to it, read no standard input and
-// write nothing to standard output. A rank that dies fails the group at once.
+// write nothing to standard output. A child that dies fails the group at once.
 #pragma once
 
 #include <sys/types.h>
@@ -27,13 +27,13 @@ using RankBody = std::function<void(const std::shared_ptr<Communicator>& ranks)>
 class RankProcesses {
  public:
   // Ends all ranks, those that compute after a second. Whatever uses the communicator must be gone.
-  ~RankProcesses();
+  virtual ~RankProcesses();
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   // The communicator of rank 0, which is this process.
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
-  // The processes of ranks 1, 2, …
+  // The children: the processes of ranks 1, 2, …
   const std::vector<pid_t>& processes() const { return processes_; }
 
  protected:
@@ -45,7 +45,8 @@ class RankProcesses {
   void start_on_thread(const std::function<pid_t(int rank)>& start);
   // Likewise with processes that the calling thread has started.
   void join(std::vector<pid_t> processes);
-  const ProcessGroup& group() const { return group_; }
+  // Joins a group without children.
+  void join_group();
   ProcessGroup& group() { return group_; }
 
  private:
@@ -63,7 +64,6 @@ class RankProcesses {
   };
 
   void keep(std::vector<Child> children, const std::shared_ptr<End>& end);
-  void join_group();
   void end();
 
   int size_;

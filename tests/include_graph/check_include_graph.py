@@ -60,7 +60,8 @@ EXTERNAL = [
 ]
 GETENV_PLACES = ("eadem/core/log.cc", "eadem/cli/interactive/line_editor.cc",
                  "eadem/models/locator/model_locator.cc")
-ENVIRONMENT_IS_PASSED_ON = ("eadem/distributed/spawned_ranks.cc",)  # to the processes that it starts
+# Passes it on to the processes that it starts; reads which rank a launcher has made this process.
+ENVIRONMENT_IS_PASSED_ON = ("eadem/distributed/spawned_ranks.cc", "eadem/distributed/launched_ranks.cc")
 
 SUFFIXES = {".h", ".hh", ".hpp", ".inl", ".inc", ".ipp", ".cc", ".cpp", ".cxx", ".c", ".cu", ".cuh"}
 TOKEN = re.compile(

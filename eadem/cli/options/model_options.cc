@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/cli/options/model_options.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "eadem/cli/terminal.h"
@@ -36,6 +41,13 @@ std::vector<std::string> asset_folders() {
   return distinct;
 }
 
+void leave_terminal() {
+  const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (nothing < 0) throw IoError("/dev/null: {}", std::strerror(errno));
+  for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nothing, standard);
+  close(nothing);
+}
+
 // The dtype of option `flag`, else that of --dtype, which sets every precision at once.
 Override<DType> dtype_of_option(const char* flag, const std::string& value, const std::string& common) {
   return value.empty() ? Override<DType>(dtype_from_name(common), "--dtype")
@@ -66,14 +78,19 @@ void ModelOptions::add_device(Arguments& arguments) {
 }
 
 void ModelOptions::add_ranks(Arguments& arguments) {
+  launch = distributed::launch_of_this_process();
+  if (launch) ranks = launch->size;
   arguments.option("--tp", "N", ranks,
                    "divide the model over N processes of this machine (tensor parallelism), on the CPU; the threads of "
-                   "--threads and --prefill-threads are divided among them, as evenly as goes (default: 1)");
+                   "--threads and --prefill-threads are divided among them, as evenly as goes (default: 1, or the "
+                   "processes that mpirun has started)");
 }
 
 void ModelOptions::check_ranks() const {
   constexpr int64_t kMost = 64;
   if (ranks < 1 || ranks > kMost) throw UsageError(fmt::format("--tp is {}; expected 1 to {}", ranks, kMost));
+  if (launch && launch->size != ranks)
+    throw UsageError(fmt::format("--tp is {}; mpirun has started {} processes", ranks, launch->size));
   if (ranks == 1) return;
   if (device != "cpu") throw UsageError(fmt::format("--tp {} is for the CPU; --device is {}", ranks, device));
   const auto enough = [&](const char* name, int64_t count) {
@@ -82,6 +99,7 @@ void ModelOptions::check_ranks() const {
   };
   enough("--threads", threads);
   enough("--prefill-threads", prefill_threads);
+  if (follows()) leave_terminal();
 }
 
 void ModelOptions::add_kv_dtype(Arguments& arguments) {

@@ -11,6 +11,7 @@
 
 #include "eadem/cli/options/arguments.h"
 #include "eadem/core/log.h"
+#include "eadem/distributed/launched_ranks.h"
 #include "eadem/engine/infer_engine.h"
 
 namespace eadem::cli {
@@ -20,6 +21,7 @@ struct ModelOptions {
   std::string device = "cpu";
   int64_t threads = 0, prefill_threads = 0;
   int64_t ranks = 1;
+  std::optional<distributed::Launch> launch;  // by mpirun; then it says which ranks there are
   bool no_pin = false;
   std::string isa;
   std::string mode = "performance";
@@ -34,8 +36,10 @@ struct ModelOptions {
   void add_precision(Arguments& arguments);  // --mode --dtype … --disable-fusion
   void add_loading(Arguments& arguments);    // --pack-cache
 
-  // Throws UsageError for a --tp that contradicts itself, the device or the threads.
+  // Throws UsageError for a --tp that contradicts itself, the device or the threads. From here on a process that
+  // follows rank 0 reads and writes nothing: rank 0 says what went wrong on any.
   void check_ranks() const;
+  bool follows() const { return launch && launch->rank > 0; }
   DeviceOptions device_options() const;  // the CPU's options
   // Opens the device of rank `rank` of --tp, and binds this process to that rank's processors. Once in a process.
   std::shared_ptr<Device> open(int rank = 0) const;
