@@ -46,9 +46,7 @@ class LauncherSocket {
   LauncherSocket& operator=(const LauncherSocket&) = delete;
 
   int descriptor() const { return descriptor_; }
-  bool bind_and_listen() {
-    return bind(descriptor_, address(), length_) == 0 && listen(descriptor_, SOMAXCONN) == 0;
-  }
+  bool bind_and_listen() { return bind(descriptor_, address(), length_) == 0 && listen(descriptor_, SOMAXCONN) == 0; }
   bool connect_to_rank_0() { return connect(descriptor_, address(), length_) == 0; }
   // Whether this user runs the process at the other end: anybody can use a name.
   bool is_ours() const {
@@ -133,7 +131,8 @@ ProcessGroup group_of_rank_0(Clock::time_point limit) {
 }  // namespace
 
 std::optional<Launch> launch_of_this_process() {
-  const std::optional<int> rank = launcher_number("OMPI_COMM_WORLD_RANK"), size = launcher_number("OMPI_COMM_WORLD_SIZE"),
+  const std::optional<int> rank = launcher_number("OMPI_COMM_WORLD_RANK"),
+                           size = launcher_number("OMPI_COMM_WORLD_SIZE"),
                            local = launcher_number("OMPI_COMM_WORLD_LOCAL_SIZE");
   if (!rank || !size) return std::nullopt;
   if (*rank >= *size) throw InvalidArgument("the launcher says that this is rank {} of {}", *rank, *size);
@@ -144,8 +143,8 @@ std::optional<Launch> launch_of_this_process() {
 
 LaunchedRanks::LaunchedRanks(const Launch& launch, const RankBody& body, ProcessGroupOptions options)
     : RankProcesses(launch.size, options) {
-  const Clock::time_point limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                     std::chrono::duration<double>(options.join_limit_s));
+  const Clock::time_point limit =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.join_limit_s));
   if (launch.rank > 0) {
     const pid_t launcher = getppid();
     int status = 0;

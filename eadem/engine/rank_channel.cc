@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <utility>
 
 namespace eadem::engine {
 
@@ -28,6 +29,7 @@ struct Outcome {
 TensorView RankChannel::bytes(int64_t begin, int64_t size) { return {message_.data() + begin, DType::u8, Shape{size}}; }
 
 void RankChannel::begin(RankCommand command) {
+  if (!usable_) throw RankFailed("the ranks have parted since a call ended early on rank 0; make a new engine");
   message_.clear();
   put(int64_t{0});  // the length, once it is known
   put(command);
@@ -74,10 +76,12 @@ void RankChannel::show(const TensorView& host, int64_t tag) {
 
 Tensor RankChannel::see(int from, int64_t tag) {
   Shown shown{};
+  const bool was_usable = std::exchange(usable_, false);  // unless all of it has come
   ranks_->recv(*device_, TensorView(&shown, DType::u8, Shape{sizeof shown}), from);
   if (shown.tag != tag) throw RankFailed("rank {} shows value {}; rank 0 looks at value {}", from, shown.tag, tag);
   Tensor seen = Tensor::on_host(shown.dtype, shown.shape);
   ranks_->recv(*device_, TensorView(seen.view.data, DType::u8, Shape{seen.view.size_bytes()}), from);
+  usable_ = was_usable;
   return seen;
 }
 

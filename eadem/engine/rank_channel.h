@@ -48,7 +48,7 @@ class RankChannel {
   const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
 
   // Rank 0: a command, its values in order, and `tell`, which returns when all ranks have it. Allocates nothing once
-  // the longest message was told.
+  // the longest message was told. `begin` throws RankFailed when nothing can be told any more.
   void begin(RankCommand command);
   template <typename T>
   void put(const T& value) {
@@ -85,7 +85,8 @@ class RankChannel {
   bool is_usable() const { return usable_; }
 
   // The others: lets rank 0 see a tensor on the host. `tag` is something that both sides know of it. Rank 0: what
-  // `rank` shows. Throws RankFailed when the tags differ.
+  // `rank` shows. Throws RankFailed when the tags differ; after that, or without memory for the tensor, nothing can be
+  // told any more.
   void show(const TensorView& host, int64_t tag);
   Tensor see(int rank, int64_t tag);
 

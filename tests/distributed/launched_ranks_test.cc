@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that a launcher has started: here this test is the launcher, which sets what Open MPI sets. tests/cli/ranks_test.py
-// runs mpirun itself.
+// Ranks that a launcher has started: here this test is the launcher, which sets what Open MPI sets.
+// tests/cli/ranks_test.py runs mpirun itself.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
