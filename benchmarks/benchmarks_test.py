@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Smoke tests of the benchmark programs: they run, their records have the stated form, and --compare judges as stated.
 
-    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH EADEM_SCHEDULING_BENCH
+    benchmarks_test.py EADEM_CEILINGS EADEM_OP_BENCH EADEM_TRAINING_BENCH EADEM_SCHEDULING_BENCH EADEM_HOOKS_BENCH
 
 No timing decides here: comparisons are of records that this test writes.
 """
@@ -18,7 +18,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH = sys.argv[1:5]
+CEILINGS, OP_BENCH, TRAINING_BENCH, SCHEDULING_BENCH, HOOKS_BENCH = sys.argv[1:6]
 
 
 def run(*command):
@@ -74,6 +74,18 @@ class SpeculationGains(unittest.TestCase):
         self.assertEqual((row["accepted"], row["tokens_per_step"], row["tokens_per_second"]), (0.6, 1.5, 10))
         self.assertIsNone(self.gains.summary([(record(1), record(1))])["accepted"])
         self.assertEqual(self.gains.middle([record(5), record(1), record(3)]), record(3))
+
+
+class HooksBench(unittest.TestCase):
+    def test_record(self):
+        result = run(HOOKS_BENCH, HERE.parent / "tests/data/golden/llama", "--steps", "5", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual([row["name"] for row in rows],
+                         [f"hooks/{name}" for name in ("none", "again", "one", "all")])
+        for row in rows:
+            self.assertEqual(row["steps"], 5)
+            self.assertGreater(row["median_us"], 0)
 
 
 class SchedulingBench(unittest.TestCase):

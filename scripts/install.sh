@@ -12,6 +12,7 @@ run_packages=(
 bench_packages=(libcli11-dev python3)
 test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev mold clang-14 libclang-rt-14-dev clang-format-14 python3-dev python3-venv zstd
+  openmpi-bin
 )
 # For the kernels of 64-bit ARM, which are cross-compiled and run under emulation.
 if [[ "$(uname -m)" == x86_64 ]]; then

@@ -5,6 +5,7 @@
 
 #include "eadem/cli/interrupt.h"
 #include "eadem/cli/terminal.h"
+#include "eadem/distributed/forked_ranks.h"
 #include "eadem/models/config/model_config.h"
 
 namespace eadem::cli {
@@ -22,8 +23,8 @@ void check_context(const std::optional<int64_t>& context, int64_t model_context)
     throw InvalidArgument("--context is {}; the model's context is {} tokens", *context, model_context);
 }
 
-std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options, const models::Model& model,
-                                                     engine::EngineOptions& engine_options, const MakeEngine& make) {
+std::unique_ptr<distributed::RankProcesses> start_ranks(const ModelOptions& options, const models::Model& model,
+                                                        engine::EngineOptions& engine_options, const MakeEngine& make) {
   if (options.ranks() == 1) return nullptr;
   if (model.info().heads % options.tensor_ranks != 0)
     throw InvalidArgument("--tp is {}; the model's {} attention heads do not divide by it", options.tensor_ranks,
@@ -41,7 +42,11 @@ std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options
       return make(device, own);
     });
   };
-  auto ranks = std::make_unique<distributed::ForkedRanks>(static_cast<int>(options.ranks()), body);
+  std::unique_ptr<distributed::RankProcesses> ranks;
+  if (options.launch)
+    ranks = std::make_unique<distributed::LaunchedRanks>(*options.launch, body);
+  else
+    ranks = std::make_unique<distributed::ForkedRanks>(static_cast<int>(options.ranks()), body);
   engine_options.ranks = ranks->communicator();
   return ranks;
 }
@@ -52,10 +57,10 @@ LoadedLlm load_llm(models::Checkpoint checkpoint, const ModelOptions& options, i
   const engine::SpeculationOptions speculation = options.speculation();
   engine_options.draft_tokens = speculation.room();
   LoadedLlm loaded;
-  loaded.ranks = fork_ranks(options, *checkpoint.model, engine_options,
-                            [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
-                              return engine::InferEngine::from_checkpoint(checkpoint, std::move(device), own);
-                            });
+  loaded.ranks = start_ranks(options, *checkpoint.model, engine_options,
+                             [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
+                               return engine::InferEngine::from_checkpoint(checkpoint, std::move(device), own);
+                             });
   ProgressBar bar("loading");
   const auto progress = [&](int64_t done, int64_t total) {
     stop_if_interrupted();

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "eadem/cli/options/model_options.h"
-#include "eadem/distributed/forked_ranks.h"
+#include "eadem/distributed/rank_processes.h"
 #include "eadem/engine/llm.h"
 
 namespace eadem::cli {
@@ -23,15 +23,16 @@ void check_context(const std::optional<int64_t>& context, int64_t model_context)
 using MakeEngine =
     std::function<std::unique_ptr<engine::InferEngine>(std::shared_ptr<Device>, const engine::EngineOptions&)>;
 
-// Forks the ranks of --tp or --ep after the first, which make and follow the engines of this process, and sets the
+// Starts the ranks of --tp or --ep after the first, which make and follow the engines of this process, and sets the
 // ranks of `engine_options`. Returns null for one rank. The ranks must outlive the engines. No device may be open yet.
-// Throws InvalidArgument for a model that does not divide.
-std::unique_ptr<distributed::ForkedRanks> fork_ranks(const ModelOptions& options, const models::Model& model,
-                                                     engine::EngineOptions& engine_options, const MakeEngine& make);
+// A process that a launcher has started as another rank does not return. Throws InvalidArgument for a model that does
+// not divide.
+std::unique_ptr<distributed::RankProcesses> start_ranks(const ModelOptions& options, const models::Model& model,
+                                                        engine::EngineOptions& engine_options, const MakeEngine& make);
 
 // A model and the processes that it is divided over; without --tp there are none.
 struct LoadedLlm {
-  std::unique_ptr<distributed::ForkedRanks> ranks;
+  std::unique_ptr<distributed::RankProcesses> ranks;
   std::unique_ptr<engine::LLM> llm;
 };
 

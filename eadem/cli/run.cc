@@ -314,7 +314,7 @@ int run(CommandLine command_line) {
   const std::atomic<bool>& stop = listen_for_interrupt();
   // The model is found before standard input is read, so that a mistyped name is reported at once.
   const std::string path = resolve_run_model(options);
-  const std::optional<std::string> prompt = read_prompt(options);
+  const std::optional<std::string> prompt = options.model.follows() ? "" : read_prompt(options);
 
   models::Checkpoint checkpoint = models::open_checkpoint(path);
   const int64_t context = cache_length(options, prompt, checkpoint.model->info());

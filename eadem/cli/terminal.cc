@@ -116,17 +116,6 @@ std::string dim_error(std::string_view text) {
   return stderr_is_terminal() ? fmt::format("{}{}{}", kDim, text, kPlain) : std::string(text);
 }
 
-std::string bytes_text(double bytes) {
-  constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB"};
-  size_t unit = 0;
-  while (unit + 1 < std::size(kUnits) && bytes >= 999.5) {
-    bytes /= 1000;
-    ++unit;
-  }
-  return unit == 0 || bytes >= 99.95 ? fmt::format("{:.0f} {}", bytes, kUnits[unit])
-                                     : fmt::format("{:.{}f} {}", bytes, bytes < 9.995 ? 2 : 1, kUnits[unit]);
-}
-
 std::string count_text(double count) {
   constexpr const char* kUnits[] = {"", " k", " M", " B", " T"};
   size_t unit = 0;

@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "eadem/core/printable.h"
+
 namespace eadem::cli {
 
 bool stdin_is_terminal();
@@ -39,8 +41,7 @@ std::string json_text(std::string_view text);
 std::string bold(std::string_view text);
 std::string dim_error(std::string_view text);
 
-// "1.2 MB" (powers of 1000), "1.24 B" (a count), "3.4 ms", "2 min 03 s".
-std::string bytes_text(double bytes);
+// "1.24 B" (a count), "3.4 ms", "2 min 03 s". Bytes: core/printable.h.
 std::string count_text(double count);
 std::string seconds_text(double seconds);
 

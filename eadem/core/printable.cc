@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <iterator>
 
 namespace eadem {
 
@@ -44,6 +45,17 @@ std::string printable(std::string_view text) {
     pos += length == 0 ? 1 : length;
   }
   return result;
+}
+
+std::string bytes_text(double bytes) {
+  constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB"};
+  size_t unit = 0;
+  while (unit + 1 < std::size(kUnits) && bytes >= 999.5) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return unit == 0 || bytes >= 99.95 ? fmt::format("{:.0f} {}", bytes, kUnits[unit])
+                                     : fmt::format("{:.{}f} {}", bytes, bytes < 9.995 ? 2 : 1, kUnits[unit]);
 }
 
 }  // namespace eadem

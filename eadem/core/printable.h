@@ -17,4 +17,7 @@ size_t utf8_sequence_length(std::string_view text, size_t pos);
 // \x1b (C0, DEL) or \u009b (C1), bytes that are not UTF-8 become \xNN. Everything else stays, backslashes too.
 std::string printable(std::string_view text);
 
+// "1.2 MB", in powers of 1000.
+std::string bytes_text(double bytes);
+
 }  // namespace eadem

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/distributed/process_communicator.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <ctime>
@@ -64,7 +67,12 @@ struct alignas(64) Mailbox {
   CallOffer offer;
 };
 
+constexpr uint64_t kMagic = 0x7075'6f72'676d'6465;
+
 struct Header {
+  uint64_t magic = kMagic;
+  int32_t size = 0;  // ranks
+  ProcessGroupOptions options;
   Word failed{0};  // 0: no, 1: the reason is being written, 2: it stands there
   char reason[1000] = {};
 };
@@ -90,27 +98,56 @@ void set_and_wake(Word& word, uint32_t value) {
 }  // namespace
 
 struct ProcessGroup::Shared {
-  Shared(int num_ranks, const ProcessGroupOptions& limits)
-      : size(num_ranks), options(limits), spins(Topology::of_this_process().default_threads() >= num_ranks) {
-    const auto n = static_cast<size_t>(size);
-    const size_t states = (sizeof(Header) + 63) / 64 * 64, mail = (states + n * sizeof(RankState) + 63) / 64 * 64;
-    const size_t data = (mail + n * n * sizeof(Mailbox) + 4095) / 4096 * 4096;
-    bytes = data + n * 2 * kSlotBytes + n * n * kMailBytes;
+  // Makes the memory of a new group.
+  Shared(int num_ranks, const ProcessGroupOptions& limits) : Shared(num_ranks) {
+    descriptor = memfd_create("eadem ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     // Pages that nobody touches take no memory.
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw OutOfMemory("{} bytes to share between {} ranks", bytes, size);
-    base = static_cast<std::byte*>(memory);
-    header = new (base) Header;
-    ranks = reinterpret_cast<RankState*>(base + states);
-    mailboxes = reinterpret_cast<Mailbox*>(base + mail);
-    for (size_t i = 0; i < n; ++i) new (ranks + i) RankState;
-    for (size_t i = 0; i < n * n; ++i) new (mailboxes + i) Mailbox;
-    slots = base + data;
+    if (descriptor < 0 || ftruncate(descriptor, bytes) != 0) refuse_memory();
+    // A mapping of a file that is cut would end its process.
+    fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    map();
+    new (header) Header;
+    header->size = size;
+    header->options = limits;
+    for (int i = 0; i < size; ++i) new (ranks + i) RankState;
+    for (int i = 0; i < size * size; ++i) new (mailboxes + i) Mailbox;
   }
-  ~Shared() { munmap(base, bytes); }
+  // Opens that of another process.
+  Shared(int num_ranks, int inherited) : Shared(num_ranks) {
+    descriptor = inherited;
+    map();
+  }
+  ~Shared() {
+    if (base != nullptr) munmap(base, static_cast<size_t>(bytes));
+    if (descriptor >= 0) close(descriptor);
+  }
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
 
+ private:
+  explicit Shared(int num_ranks) : size(num_ranks), spins(Topology::of_this_process().default_threads() >= num_ranks) {
+    const auto after = [](int64_t end, int64_t alignment) { return (end + alignment - 1) / alignment * alignment; };
+    const int64_t n = size, state = sizeof(RankState), mail = sizeof(Mailbox);
+    states_begin = after(sizeof(Header), 64);
+    mail_begin = after(states_begin + n * state, 64);
+    data_begin = after(mail_begin + n * n * mail, 4096);
+    bytes = data_begin + n * 2 * kSlotBytes + n * n * kMailBytes;
+  }
+  void map() {
+    void* memory =
+        mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+    if (memory == MAP_FAILED) refuse_memory();
+    base = static_cast<std::byte*>(memory);
+    header = reinterpret_cast<Header*>(base);
+    ranks = reinterpret_cast<RankState*>(base + states_begin);
+    mailboxes = reinterpret_cast<Mailbox*>(base + mail_begin);
+    slots = base + data_begin;
+  }
+  [[noreturn]] void refuse_memory() const {
+    throw OutOfMemory("{} bytes to share between {} ranks: {}", bytes, size, std::strerror(errno));
+  }
+
+ public:
   std::byte* slot(int rank, uint32_t turn) const { return slots + (int64_t{rank} * 2 + turn % 2) * kSlotBytes; }
   std::byte* mail(int from, int to) const {
     return slots + int64_t{size} * 2 * kSlotBytes + (int64_t{from} * size + to) * kMailBytes;
@@ -131,9 +168,9 @@ struct ProcessGroup::Shared {
   }
 
   int size;
-  ProcessGroupOptions options;
   bool spins;  // ranks that share a processor must not hold it while they wait
-  size_t bytes = 0;
+  int64_t states_begin = 0, mail_begin = 0, data_begin = 0, bytes = 0;
+  int descriptor = -1;
   std::byte* base = nullptr;
   Header* header = nullptr;
   RankState* ranks = nullptr;
@@ -144,11 +181,11 @@ struct ProcessGroup::Shared {
 class ProcessCommunicator final : public CheckedCommunicator {
  public:
   ProcessCommunicator(std::shared_ptr<ProcessGroup::Shared> shared, int rank)
-      : shared_(std::move(shared)), rank_(rank), seen_(static_cast<size_t>(shared_->size)) {
+      : shared_(std::move(shared)), rank_(rank), process_(getpid()), seen_(static_cast<size_t>(shared_->size)) {
     uint32_t free = absent;
     if (!own().presence.compare_exchange_strong(free, present))
       throw InvalidArgument("rank {} of {} has joined already", rank, size());
-    own().pid = getpid();
+    own().pid = process_;
     signs_ = std::thread([this] {
       while (!ends_.load()) {
         own().signs.fetch_add(1);
@@ -157,19 +194,24 @@ class ProcessCommunicator final : public CheckedCommunicator {
     });
   }
   ~ProcessCommunicator() override {
+    if (getpid() != process_) {  // it was forked, and has no such thread
+      signs_.detach();
+      return;
+    }
     set_and_wake(ends_, 1);
     signs_.join();
     own().presence.store(left);
   }
 
   void wait_for_all() {
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(shared_->options.join_limit_s);
+    const auto limit =
+        std::chrono::steady_clock::now() + std::chrono::duration<double>(shared_->header->options.join_limit_s);
     for (int rank = 0; rank < size(); ++rank)
       while (state(rank).presence.load() == absent) {
         shared_->throw_if_failed();
         if (std::chrono::steady_clock::now() > limit) {
-          shared_->fail(
-              fmt::format("rank {} of {} did not join within {} s", rank, size(), shared_->options.join_limit_s));
+          shared_->fail(fmt::format("rank {} of {} did not join within {} s", rank, size(),
+                                    shared_->header->options.join_limit_s));
           shared_->throw_if_failed();
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -361,12 +403,20 @@ class ProcessCommunicator final : public CheckedCommunicator {
     });
   }
   template <typename Task>
-  static void each_mail(const TensorView& data, const Task& task) {
+  void each_mail(const TensorView& data, const Task& task) const {
+    require_own_process();
     for (int64_t first = 0; first == 0 || first < data.size_bytes(); first += kMailBytes)
       task(static_cast<std::byte*>(data.data) + first, std::min(kMailBytes, data.size_bytes() - first));
   }
 
+  void require_own_process() const {
+    if (getpid() != process_)
+      throw RankFailed("rank {} is process {}; process {} was forked from it and is no rank", rank_, process_,
+                       getpid());
+  }
+
   void meet() {
+    require_own_process();
     shared_->throw_if_failed();
     const uint32_t number = turn();
     set_and_wake(own().meetings, number);
@@ -404,9 +454,9 @@ class ProcessCommunicator final : public CheckedCommunicator {
       const uint32_t signs = state(rank).signs.load();
       if (rank == rank_ || state(rank).presence.load() != present || signs != seen.signs) {
         seen = {signs, 0};
-      } else if (++seen.unchanged >= shared_->options.silence_limit_s * kSignsPerSecond) {
+      } else if (++seen.unchanged >= shared_->header->options.silence_limit_s * kSignsPerSecond) {
         shared_->fail(fmt::format("rank {} (process {}) died or hangs: no sign of life for {} s", rank, state(rank).pid,
-                                  shared_->options.silence_limit_s));
+                                  shared_->header->options.silence_limit_s));
       }
     }
   }
@@ -418,6 +468,7 @@ class ProcessCommunicator final : public CheckedCommunicator {
 
   std::shared_ptr<ProcessGroup::Shared> shared_;
   int rank_;
+  pid_t process_;
   std::vector<Seen> seen_;
   Word ends_{0};
   std::thread signs_;
@@ -428,7 +479,24 @@ ProcessGroup::ProcessGroup(int size, ProcessGroupOptions options) {
   shared_ = std::make_shared<Shared>(size, options);
 }
 
+ProcessGroup::ProcessGroup(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+ProcessGroup ProcessGroup::open(int descriptor) {
+  alignas(Header) std::byte bytes[sizeof(Header)];
+  struct stat status {};
+  const bool read = fstat(descriptor, &status) == 0 && pread(descriptor, bytes, sizeof bytes, 0) == std::ssize(bytes);
+  const auto* const header = reinterpret_cast<const Header*>(bytes);
+  if (read && header->magic == kMagic && header->size >= 1 && header->size <= kMaxRanks) {
+    auto shared = std::make_shared<Shared>(header->size, descriptor);
+    if (shared->bytes == status.st_size) return ProcessGroup(std::move(shared));
+    shared->descriptor = -1;  // not ours
+  }
+  throw InvalidArgument("descriptor {} is no group of ranks", descriptor);
+}
+
 ProcessGroup::~ProcessGroup() = default;
+
+int ProcessGroup::descriptor() const { return shared_->descriptor; }
 
 std::shared_ptr<Communicator> ProcessGroup::join(int rank) const {
   if (rank < 0 || rank >= shared_->size) throw InvalidArgument("there is no rank {} of {}", rank, shared_->size);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engines of several ranks: what rank 0 tells, and how the others follow.
+#include <cstring>
+
 #include "eadem/engine/infer_engine.h"
 
 namespace eadem::engine {
@@ -65,12 +67,56 @@ void InferEngine::tell_param(const std::string& name, const TensorView& whole) {
   if (whole.encoding != nullptr || !whole.is_contiguous())
     throw Unsupported("'{}' is {}; several ranks take plain contiguous tensors", name, to_string(whole));
   channel_->begin(RankCommand::load_param);
-  channel_->put(std::ssize(name));
-  channel_->put_bytes(name.data(), std::ssize(name));
+  channel_->put_text(name);
   channel_->put(whole.dtype);
   channel_->put(whole.shape);
   channel_->put_bytes(whole.data, whole.size_bytes());
   channel_->tell();
+}
+
+void InferEngine::tell_hooks() {
+  channel_->begin(RankCommand::hooks);
+  hooks_.put(*channel_);
+  channel_->tell();
+}
+
+std::vector<InferEngine::StateDict> InferEngine::state_dict_by_rank() {
+  std::vector<StateDict> dicts = {state_dict()};
+  if (!leads()) return dicts;
+  channel_->begin(RankCommand::state_dict);
+  channel_->tell();
+  for (int rank = 1; rank < channel_->size(); ++rank) {
+    StateDict& dict = dicts.emplace_back();
+    for (const auto& [name, own] : dicts[0]) dict.emplace_back(name, channel_->see(rank, std::ssize(dict)));
+  }
+  return dicts;
+}
+
+InferEngine::StateDict InferEngine::whole_state_dict() {
+  const std::vector<StateDict> dicts = state_dict_by_rank();
+  StateDict whole;
+  for (size_t i = 0; i < dicts[0].size(); ++i) {
+    const auto& [name, own] = dicts[0][i];
+    const Sharding& sharding = parameters_->type(name).sharding;
+    if (sharding.kind != Sharding::Kind::sharded || dicts.size() == 1) {
+      whole.emplace_back(name, own);
+      continue;
+    }
+    const Shape shape = parameters_->whole_shape(name);
+    const Tensor joined = Tensor::on_host(own.dtype(), shape);
+    int64_t outer = 1;
+    for (int axis = 0; axis < sharding.axis; ++axis) outer *= shape[axis];
+    auto* to = static_cast<std::byte*>(joined.view.data);
+    for (int64_t o = 0; o < outer; ++o)
+      for (const StateDict& dict : dicts) {
+        const TensorView& part = dict[i].second.view;
+        const int64_t run = part.size_bytes() / outer;
+        std::memcpy(to, static_cast<const std::byte*>(part.data) + o * run, static_cast<size_t>(run));
+        to += run;
+      }
+    whole.emplace_back(name, joined);
+  }
+  return whole;
 }
 
 // --- The others.
@@ -86,6 +132,14 @@ void InferEngine::follow() {
       case RankCommand::load_random: {
         const auto seed = channel_->take<uint64_t>();
         load_random(seed, channel_->take<double>());
+        break;
+      }
+      case RankCommand::state_dict: show_parameters(); break;
+      case RankCommand::hooks: hooks_.take(*channel_); break;
+      case RankCommand::disable_fusions: {
+        std::vector<std::string> names(static_cast<size_t>(channel_->take<ptrdiff_t>()));
+        for (std::string& name : names) name = channel_->take_text();
+        and_go_on([&] { disable_fusions(names); });
         break;
       }
       case RankCommand::end: return;
@@ -110,13 +164,17 @@ void InferEngine::follow_step() {
 }
 
 void InferEngine::follow_param() {
-  std::string name(static_cast<size_t>(channel_->take<ptrdiff_t>()), ' ');
-  channel_->take_bytes(name.data(), std::ssize(name));
+  const std::string name = channel_->take_text();
   const auto dtype = channel_->take<DType>();
   const auto shape = channel_->take<Shape>();
   const Tensor whole = Tensor::on_host(dtype, shape);
   channel_->take_bytes(whole.view.data, whole.view.size_bytes());
   and_go_on([&] { load_param(name, whole.view); });
+}
+
+void InferEngine::show_parameters() {
+  int64_t index = 0;
+  for (const std::string& name : parameters_->names()) channel_->show(parameters_->to_host(name).view, index++);
 }
 
 void follow_engines(const std::shared_ptr<Communicator>& ranks, const std::shared_ptr<Device>& device,

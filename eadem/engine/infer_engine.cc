@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "eadem/engine/cache/memory_demand.h"
+
 namespace eadem::engine {
 
 using modules::CacheLayout;
@@ -68,8 +70,7 @@ std::vector<std::string> all_disabled(const EngineOptions& options, const module
 // result.
 ProgramSet::Options set_options(const models::Model& model, const std::shared_ptr<Device>& device,
                                 const EngineOptions& options, const modules::AutoHardwareConfig& hardware,
-                                const CachePlan& plan, std::vector<Decision>* decisions,
-                                std::function<void(Program&)> bind_states = {}) {
+                                const CachePlan& plan, std::vector<Decision>* decisions) {
   pipeline::Environment environment{.device = device, .mode = pipeline::Mode::inference};
   environment.disabled_fusions = all_disabled(options, hardware);
   environment.op_by_op = options.op_by_op;
@@ -93,8 +94,7 @@ ProgramSet::Options set_options(const models::Model& model, const std::shared_pt
           .environment = std::move(environment),
           .prefill_bounds = program_bounds(options, plan, vocab, false),
           .decode_bounds = program_bounds(options, plan, vocab, true),
-          .cache = plan.spec,
-          .bind_states = std::move(bind_states)};
+          .cache = plan.spec};
 }
 
 }  // namespace
@@ -118,9 +118,14 @@ int64_t kv_bytes_per_token(const models::Checkpoint& checkpoint, const Device& d
 
 InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
                          const EngineOptions& options, const modules::ModelSpec& spec)
+    : InferEngine(std::move(model), std::move(device), options, spec, false) {}
+
+InferEngine::InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device,
+                         const EngineOptions& options, const modules::ModelSpec& spec, bool maps_files)
     : model_(std::move(model)),
       device_(std::move(device)),
       options_(with_defaults(options, *device_)),
+      maps_files_(maps_files && device_->host_accessible()),
       hardware_(resolve(spec, *device_, options)) {
   if (options.num_ranks() > 1) {
     if (!device_->host_accessible())
@@ -151,8 +156,8 @@ std::unique_ptr<InferEngine> InferEngine::from_checkpoint(const models::Checkpoi
   if (!options.pack_cache.empty() && !device->host_accessible())
     throw InvalidArgument("pack_cache is '{}'; {} does not run from mapped files", options.pack_cache,
                           device->description());
-  auto engine =
-      std::make_unique<InferEngine>(checkpoint.model, std::move(device), options, models::spec_of(checkpoint));
+  std::unique_ptr<InferEngine> engine(
+      new InferEngine(checkpoint.model, std::move(device), options, models::spec_of(checkpoint), true));
   engine->load_weights(checkpoint, progress, log);
   return engine;
 }
@@ -168,10 +173,16 @@ void InferEngine::load_weights(const models::Checkpoint& checkpoint,
 void InferEngine::compile() {
   const models::ModelInfo& info = model_->info();
   const SymbolValues most = program_bounds(options_, plan_, info.vocab, false);
-  programs_ =
-      std::make_unique<ProgramSet>(set_options(*model_, device_, options_, hardware_, plan_, &factory_decisions_,
-                                               [this](Program& program) { bind_caches(program); }),
-                                   parameters_);
+  const Mesh mesh = options_.mesh();
+  const std::vector<modules::StateSpec> states =
+      models::states_of(*model_, *device_, hardware_, mesh.size(MeshAxis::tp), mesh.rank(MeshAxis::tp));
+  ProgramSet::Options set = set_options(*model_, device_, options_, hardware_, plan_, &factory_decisions_);
+  set.bind_states = [this](Program& program) { bind_caches(program); };
+  // Ranks share the machine's memory, and none of them has allocated anything yet.
+  const int64_t free_bytes = device_->memory().free_bytes / options_.num_ranks();
+  set.before_allocation = [&](std::span<Program* const> programs) { require_memory_for(programs, states, free_bytes); };
+  programs_ = std::make_unique<ProgramSet>(std::move(set), parameters_);
+  last_ = nullptr;
   for (const auto& compiled : programs_->programs()) compiled->program->require_complete();
   const ConfigOption<LatentForm>& form = hardware_.of(modules::Role::attention).compute.latent_form;
   if (form.value == LatentForm::decompressed && !prefill_program().graph().find("prompt_length"))
@@ -179,9 +190,7 @@ void InferEngine::compile() {
                           form.set_by);
   if (const std::string reason = why_no_speculation(); options_.draft_tokens > 0 && !reason.empty())
     throw Unsupported("draft_tokens is {}: {}", options_.draft_tokens, reason);
-  const Mesh mesh = options_.mesh();
-  collect_sequence_states(
-      models::states_of(*model_, *device_, hardware_, mesh.size(MeshAxis::tp), mesh.rank(MeshAxis::tp)));
+  collect_sequence_states(states);
   descriptor_ = std::make_unique<StepDescriptor>(device_, programs_->step_bytes(), cache_spec(), info.vocab);
   const int64_t most_rows = most[Symbol::logit_rows];
   sampled_ = device_->allocate(most_rows * static_cast<int64_t>(sizeof(int32_t)));
@@ -207,11 +216,23 @@ void InferEngine::compile() {
   rings_ = WindowRings(cache_spec(), max_batch_size(), plan_.blocks_per_sequence());
 }
 
+void InferEngine::require_memory_for(std::span<Program* const> programs, std::span<const modules::StateSpec> states,
+                                     int64_t free_bytes) const {
+  std::vector<std::string> existing;
+  for (const auto& [name, cache] : caches_) existing.push_back(name);
+  const MemoryDemand demand = demand_of(programs, *parameters_,
+                                        {.states = states,
+                                         .existing_states = existing,
+                                         .maps_files = maps_files_,
+                                         .maps_all = maps_files_ && !options_.pack_cache.empty()});
+  require_memory(demand, request_of(*model_, *device_, hardware_, options_), plan_, free_bytes, options_.num_ranks());
+}
+
 // Collects the names that hooks can be registered on.
 void InferEngine::name_values() {
   HookRegistry::Names names;
   for (const Program* program : {&prefill_program(), &decode_program()}) names.add(*program);
-  hooks_.set_names(std::move(names));
+  hooks_.set_names(std::move(names), options_.num_ranks());
 }
 
 ProgramSet InferEngine::compile_for_explain(const models::Model& model, const std::shared_ptr<Device>& device,
@@ -304,8 +325,8 @@ void InferEngine::load_random(uint64_t seed, double stddev, const std::function<
   });
 }
 
-std::vector<std::pair<std::string, Tensor>> InferEngine::state_dict() const {
-  std::vector<std::pair<std::string, Tensor>> result;
+InferEngine::StateDict InferEngine::state_dict() const {
+  StateDict result;
   for (const std::string& name : parameters_->names()) result.emplace_back(name, parameters_->to_host(name));
   return result;
 }
@@ -326,6 +347,38 @@ void InferEngine::reset_cache() {
   for (WindowContents& contents : window_contents_) contents.clear();
   sequence_states_.reset_all();
   for (const auto& [name, cache] : caches_) fill_zero(*device_, cache.view);
+}
+
+void InferEngine::unfuse(const std::string& pattern) {
+  require_cache();
+  require_collected();
+  // Without one fusion, another may keep the value.
+  for (;;) {
+    const std::set<std::string> found = hooks_.fusions_that_keep(pattern);
+    if (found.empty()) return;
+    const std::vector<std::string> names(found.begin(), found.end());
+    if (leads()) {
+      channel_->begin(RankCommand::disable_fusions);
+      channel_->put(std::ssize(names));
+      for (const std::string& name : names) channel_->put_text(name);
+      channel_->tell();
+    }
+    disable_fusions(names);
+  }
+}
+
+void InferEngine::disable_fusions(const std::vector<std::string>& names) {
+  const std::vector<std::string> before = options_.disabled_fusions;
+  options_.disabled_fusions.insert(options_.disabled_fusions.end(), names.begin(), names.end());
+  try {
+    together("switching off fusions", [&] { compile(); });
+  } catch (const TaskFailed&) {
+    programs_.reset();  // another rank runs other programs
+    throw;
+  } catch (...) {
+    options_.disabled_fusions = before;
+    throw;
+  }
 }
 
 void InferEngine::reset_cache(const CacheConfig& config) {

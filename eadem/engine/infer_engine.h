@@ -74,7 +74,9 @@ class InferEngine {
     std::vector<int32_t> input_ids;      // [tokens]
     std::vector<int32_t> input_lengths;  // [batch] number of new tokens of each sequence, >= 1
     std::vector<int32_t> cache_lengths;  // [batch] number of tokens already in the cache
-    std::vector<int32_t> position_ids;   // [tokens]; empty: cache_length, cache_length + 1, …
+    // [tokens] what the model takes for each token's position, within its context; empty: cache_length, cache_length +
+    // 1, … Which tokens it attends to follows from its place in the sequence alone.
+    std::vector<int32_t> position_ids;
     // [batch][blocks]: where each sequence's tokens are stored. Static cache: one row number each, or empty for 0, 1, …
     // Paged cache: the blocks of positions [0, block_size), [block_size, …). A step uses a block only once, except that
     // sequences may share blocks that they all have cached. Entries after the last new token are ignored.
@@ -83,7 +85,10 @@ class InferEngine {
     // of each sequence, from its first step to its last; empty: 0, 1, … A row's windows are a ring of blocks with room
     // for its share of max_num_batched_tokens.
     std::vector<int32_t> rows;
-    std::vector<int64_t> slot_mapping;    // [tokens] block * block_size + offset; empty: from block_tables
+    // [tokens] where each token is stored: block * block_size + offset; empty: from block_tables. Its blocks follow
+    // those that block_tables name, which may end with the cached tokens, or be empty where there are none. In a static
+    // cache, row * max_cache_len + place.
+    std::vector<int64_t> slot_mapping;
     std::vector<SamplingInput> sampling;  // [batch]; empty: greedy
     // Compute the logits of every token instead of each sequence's last one. Penalties apply only to the last one.
     bool all_logits = false;
@@ -97,7 +102,8 @@ class InferEngine {
   };
 
   // Makes an engine without weights: call load_param for each name of state_dict, or use from_checkpoint.
-  // With several ranks, all of them make one, and each throws what went wrong on any.
+  // With several ranks, all of them make one, and each throws what went wrong on any. Throws OutOfMemory, before
+  // anything is allocated, with a plan of the memory that it needs where that is more than is free.
   InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const EngineOptions& options,
               const modules::ModelSpec& spec);
   ~InferEngine();  // of rank 0: ends follow() of the others
@@ -117,7 +123,11 @@ class InferEngine {
   // Sets random parameters as models::load_random does; what load_param says of the cache holds here too.
   void load_random(uint64_t seed, double stddev = 0.02, const std::function<void(int64_t, int64_t)>& progress = {});
   // Copies this rank's parameters to the host.
-  std::vector<std::pair<std::string, Tensor>> state_dict() const;
+  using StateDict = std::vector<std::pair<std::string, Tensor>>;
+  StateDict state_dict() const;
+  // Rank 0: those of every rank, in the order of ranks; and whole parameters.
+  std::vector<StateDict> state_dict_by_rank();
+  StateDict whole_state_dict();
   std::vector<std::string> parameter_names() const { return parameters_->names(); }
 
   // Runs one step. Throws InvalidArgument, naming the sequence and both values, for an input that contradicts itself,
@@ -150,8 +160,12 @@ class InferEngine {
   void reset_cache();
   void reset_cache(const CacheConfig& config);
 
-  // Hooks see what one rank computes: with several, steps throw Unsupported while there are any.
   HookRegistry& hooks() { return hooks_; }
+  // Switches off the fusions that keep the values inside their kernels that match `pattern`, where no value that is
+  // written does, so that a hook can see them. The programs are compiled again, with the same bits, and the cache is
+  // emptied. Throws Unsupported where the parameters are not there in the layout that an op of its own reads; nothing
+  // has changed then.
+  void unfuse(const std::string& pattern);
 
   const models::Model& model() const { return *model_; }
   const std::shared_ptr<Device>& device() const { return device_; }
@@ -185,6 +199,7 @@ class InferEngine {
 
  private:
   using Plan = std::span<const StepSequence>;
+  using Tables = std::vector<std::vector<int32_t>>;
   // A step that was given to the device and not collected.
   struct InFlight {
     std::unique_ptr<Event> done;
@@ -193,24 +208,31 @@ class InferEngine {
     std::vector<std::pair<int64_t, int64_t>> unseen;  // (slot, row): tokens that the cache got from the step before
   };
 
+  InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const EngineOptions& options,
+              const modules::ModelSpec& spec, bool maps_files);
   bool leads() const { return channel_ != nullptr && channel_->rank() == 0; }
   void together(const char* what, const std::function<void()>& task);
   void load_weights(const models::Checkpoint& checkpoint, const std::function<void(int64_t, int64_t)>& progress,
                     const Logger& log);
   void tell_step(Plan plan, const StepProgram& program);
   void tell_param(const std::string& name, const TensorView& whole);
+  void tell_hooks();
   void follow_step();
   void follow_param();
+  void show_parameters();
+  void disable_fusions(const std::vector<std::string>& names);
   void compile();
+  void require_memory_for(std::span<pipeline::Program* const> programs, std::span<const modules::StateSpec> states,
+                          int64_t free_bytes) const;
   void bind_caches(pipeline::Program& program);
   void collect_sequence_states(std::span<const modules::StateSpec> states);
   void require_cache() const;
   void require_collected() const;
   void check_sizes(const Input& input) const;
   void make_sequences(const Input& input);
-  int32_t row_of(const Input& input, size_t index) const;
-  std::span<const std::vector<int32_t>> window_tables(const Input& input, size_t index);
-  void check_places(const Input& input) const;
+  void follow_slots(const Input& input, size_t index, std::span<const int64_t> slots);
+  int32_t row_of(const Input& input, const Tables& tables, size_t index) const;
+  std::span<const std::vector<int32_t>> window_tables(const Input& input, const Tables& tables, size_t index);
   void check(Plan plan, bool all_logits);
   void check_sequence(size_t index, const StepSequence& sequence) const;
   void check_sampling(Plan plan) const;
@@ -229,6 +251,7 @@ class InferEngine {
   std::shared_ptr<const models::Model> model_;
   std::shared_ptr<Device> device_;
   EngineOptions options_;
+  bool maps_files_ = false;               // parameters may stay in the files of a checkpoint
   std::unique_ptr<RankChannel> channel_;  // null: one rank
   modules::AutoHardwareConfig hardware_;
   std::shared_ptr<pipeline::ParameterStore> parameters_;
@@ -251,6 +274,7 @@ class InferEngine {
   std::array<InFlight, kMostSubmitted> steps_;     // used in turn
   int64_t num_submitted_ = 0, num_collected_ = 0;  // the steps between them are in flight
   std::vector<StepSequence> sequences_;            // of an Input
+  Tables tables_;                                  // their blocks, where an Input has a slot_mapping
   Output output_;
 };
 

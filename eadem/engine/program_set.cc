@@ -16,7 +16,8 @@ ProgramSet::ProgramSet(Options options, std::shared_ptr<pipeline::ParameterStore
     environment.bounds = bounds;
     sources.push_back({options_.make_graph(), std::move(environment)});
   }
-  std::vector<std::unique_ptr<Program>> compiled = Program::compile(std::move(sources), parameters_);
+  std::vector<std::unique_ptr<Program>> compiled =
+      Program::compile(std::move(sources), parameters_, options_.before_allocation);
   programs_.push_back(step_program(std::move(compiled[0]), StepKind::prefill));
   programs_.push_back(step_program(std::move(compiled[1]), StepKind::decode));
   filled_up_.resize(static_cast<size_t>(options_.decode_bounds[Symbol::sequences]) + 1);

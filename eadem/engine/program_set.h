@@ -39,6 +39,8 @@ class ProgramSet {
     modules::CacheSpec cache;
     // Called with each new program, to bind its states. Not called for programs that cannot run.
     std::function<void(pipeline::Program&)> bind_states = {};
+    // Of prefill and decode (Program::compile).
+    pipeline::Program::BeforeAllocation before_allocation = {};
   };
 
   // Compiles prefill and decode together (Program::compile). A program whose device lacks a kernel can be explained but

@@ -4,10 +4,18 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <utility>
 
 namespace eadem::engine {
 
 namespace {
+
+// What comes before a tensor that a rank shows.
+struct Shown {
+  int64_t tag;
+  DType dtype;
+  Shape shape;
+};
 
 // What a rank reports of a task.
 struct Outcome {
@@ -21,6 +29,7 @@ struct Outcome {
 TensorView RankChannel::bytes(int64_t begin, int64_t size) { return {message_.data() + begin, DType::u8, Shape{size}}; }
 
 void RankChannel::begin(RankCommand command) {
+  if (!usable_) throw RankFailed("the ranks have parted since a call ended early on rank 0; make a new engine");
   message_.clear();
   put(int64_t{0});  // the length, once it is known
   put(command);
@@ -56,6 +65,24 @@ void RankChannel::take_bytes(void* bytes, int64_t size_bytes) {
               message_.size());
   if (size_bytes > 0) std::memcpy(bytes, message_.data() + taken_, static_cast<size_t>(size_bytes));
   taken_ += size_bytes;
+}
+
+void RankChannel::show(const TensorView& host, int64_t tag) {
+  EADEM_CHECK(host.encoding == nullptr && host.is_contiguous(), "rank {} shows {}", rank(), to_string(host));
+  Shown shown{tag, host.dtype, host.shape};
+  ranks_->send(*device_, TensorView(&shown, DType::u8, Shape{sizeof shown}), 0);
+  ranks_->send(*device_, TensorView(host.data, DType::u8, Shape{host.size_bytes()}), 0);
+}
+
+Tensor RankChannel::see(int from, int64_t tag) {
+  Shown shown{};
+  const bool was_usable = std::exchange(usable_, false);  // unless all of it has come
+  ranks_->recv(*device_, TensorView(&shown, DType::u8, Shape{sizeof shown}), from);
+  if (shown.tag != tag) throw RankFailed("rank {} shows value {}; rank 0 looks at value {}", from, shown.tag, tag);
+  Tensor seen = Tensor::on_host(shown.dtype, shown.shape);
+  ranks_->recv(*device_, TensorView(seen.view.data, DType::u8, Shape{seen.view.size_bytes()}), from);
+  usable_ = was_usable;
+  return seen;
 }
 
 void RankChannel::together(const char* what, const std::function<int64_t()>& task) {

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -24,7 +26,10 @@ enum class RankCommand : int32_t {
   new_cache,    // replace it
   load_param,
   load_random,
-  end,  // of the engine
+  state_dict,       // show the parameters
+  hooks,            // fire these hooks
+  disable_fusions,  // compile again without them
+  end,              // of the engine
 };
 
 // A task has failed on another rank. All ranks know, and the group goes on.
@@ -43,7 +48,7 @@ class RankChannel {
   const std::shared_ptr<Communicator>& ranks() const { return ranks_; }
 
   // Rank 0: a command, its values in order, and `tell`, which returns when all ranks have it. Allocates nothing once
-  // the longest message was told.
+  // the longest message was told. `begin` throws RankFailed when nothing can be told any more.
   void begin(RankCommand command);
   template <typename T>
   void put(const T& value) {
@@ -51,6 +56,10 @@ class RankChannel {
     put_bytes(&value, sizeof value);
   }
   void put_bytes(const void* bytes, int64_t size_bytes);
+  void put_text(std::string_view text) {
+    put(std::ssize(text));
+    put_bytes(text.data(), std::ssize(text));
+  }
   void tell();
 
   // The others: the next command, and its values in order.
@@ -63,12 +72,23 @@ class RankChannel {
     return value;
   }
   void take_bytes(void* bytes, int64_t size_bytes);
+  std::string take_text() {
+    std::string text(static_cast<size_t>(take<ptrdiff_t>()), ' ');
+    take_bytes(text.data(), std::ssize(text));
+    return text;
+  }
 
   // All ranks: runs `task`, which returns a number that must be the same on all, and returns when it has succeeded on
   // every rank. Throws the error of this rank's task, else TaskFailed with that of another. Only Cancelled is thrown
   // at once, without waiting for the others; nothing can be told any more then.
   void together(const char* what, const std::function<int64_t()>& task);
   bool is_usable() const { return usable_; }
+
+  // The others: lets rank 0 see a tensor on the host. `tag` is something that both sides know of it. Rank 0: what
+  // `rank` shows. Throws RankFailed when the tags differ; after that, or without memory for the tensor, nothing can be
+  // told any more.
+  void show(const TensorView& host, int64_t tag);
+  Tensor see(int rank, int64_t tag);
 
  private:
   static constexpr int64_t kFirstBytes = 4096;  // of a message, told at once; the rest follows

@@ -47,7 +47,8 @@ void InferEngine::check_sizes(const Input& input) const {
   };
   same("cache_lengths", input.cache_lengths.size(), batch, false);
   same("position_ids", input.position_ids.size(), tokens, true);
-  same("block_tables", input.block_tables.size(), batch, cache_spec().layout == CacheLayout::contiguous);
+  same("block_tables", input.block_tables.size(), batch,
+       cache_spec().layout == CacheLayout::contiguous || !input.slot_mapping.empty());
   same("rows", input.rows.size(), batch, true);
   same("slot_mapping", input.slot_mapping.size(), tokens, true);
   same("sampling", input.sampling.size(), batch, true);
@@ -59,31 +60,66 @@ void InferEngine::check_sizes(const Input& input) const {
 void InferEngine::make_sequences(const Input& input) {
   sequences_.clear();
   const auto tokens = std::ssize(input.input_ids);
+  const Tables& tables = input.slot_mapping.empty() ? input.block_tables : tables_;
   int64_t first = 0;
   for (size_t s = 0; s < input.input_lengths.size(); ++s) {
     const int64_t length = input.input_lengths[s];
     if (length < 1) throw InvalidArgument("sequence {} has {} new tokens; expected at least 1", s, length);
     if (first + length > tokens)
       throw InvalidArgument("input_lengths add up to more than the {} input_ids at sequence {}", tokens, s);
+    const auto own = [&](const auto& of_all) {
+      return of_all.empty() ? std::span(of_all)
+                            : std::span(of_all).subspan(static_cast<size_t>(first), static_cast<size_t>(length));
+    };
+    if (!input.slot_mapping.empty()) follow_slots(input, s, own(input.slot_mapping));
     sequences_.push_back(
-        {.tokens = std::span(input.input_ids).subspan(static_cast<size_t>(first), static_cast<size_t>(length)),
+        {.tokens = own(input.input_ids),
          .cached = input.cache_lengths[s],
-         .blocks = input.block_tables.empty() ? std::span<const int32_t>(identity_).subspan(s, 1)
-                                              : std::span(input.block_tables[s]),
-         .windows = window_tables(input, s),
-         .state_slot = row_of(input, s),
+         .blocks = tables.empty() ? std::span<const int32_t>(identity_).subspan(s, 1) : std::span(tables[s]),
+         .windows = window_tables(input, tables, s),
+         .state_slot = row_of(input, tables, s),
          .sampling = input.sampling.empty() ? SamplingInput{} : input.sampling[s],
-         .samples = input.unfinished.empty() || input.unfinished[s] == 0});
+         .samples = input.unfinished.empty() || input.unfinished[s] == 0,
+         .positions = own(input.position_ids)});
     first += length;
   }
   if (first != tokens) throw InvalidArgument("input_lengths add up to {}; there are {} input_ids", first, tokens);
 }
 
+// Makes the block table of sequence `index`: what the input states of it, and the blocks of the slots of its new
+// tokens.
+void InferEngine::follow_slots(const Input& input, size_t index, std::span<const int64_t> slots) {
+  tables_.resize(std::max(tables_.size(), index + 1));
+  std::vector<int32_t>& table = tables_[index];
+  table.clear();
+  if (!input.block_tables.empty()) table = input.block_tables[index];
+  const int64_t size = cache_spec().block_size, num_slots = cache_spec().num_blocks * size;
+  for (size_t t = 0; t < slots.size(); ++t) {
+    const int64_t place = input.cache_lengths[index] + static_cast<int64_t>(t);
+    if (place < 0) throw InvalidArgument("sequence {} has {} cached tokens", index, input.cache_lengths[index]);
+    if (slots[t] < 0 || slots[t] >= num_slots)
+      throw InvalidArgument("slot {} of token {} of sequence {}; expected 0 to {}", slots[t], t, index, num_slots - 1);
+    if (slots[t] % size != place % size)
+      throw InvalidArgument(
+          "slot {} of token {} of sequence {} is place {} of its block of {}; the token, the {}th of "
+          "its sequence counted from 0, has place {}",
+          slots[t], t, index, slots[t] % size, size, place, place % size);
+    const auto block = static_cast<int32_t>(slots[t] / size);
+    const int64_t at = place / size;
+    if (at > std::ssize(table))
+      throw InvalidArgument("slot {} of token {} of sequence {} lies in its block {}; block_tables name {}", slots[t],
+                            t, index, at, table.size());
+    if (at == std::ssize(table)) table.push_back(block);
+    if (table[static_cast<size_t>(at)] != block)
+      throw InvalidArgument("slot {} of token {} of sequence {} lies in block {}; its block table says block {}",
+                            slots[t], t, index, block, table[static_cast<size_t>(at)]);
+  }
+}
+
 // Which of max_batch_size rows keeps the windows and states per sequence of sequence `index`.
-int32_t InferEngine::row_of(const Input& input, size_t index) const {
+int32_t InferEngine::row_of(const Input& input, const Tables& tables, size_t index) const {
   if (cache_spec().layout == CacheLayout::contiguous)
-    return input.block_tables.empty() || input.block_tables[index].empty() ? static_cast<int32_t>(index)
-                                                                           : input.block_tables[index][0];
+    return tables.empty() || tables[index].empty() ? static_cast<int32_t>(index) : tables[index][0];
   const int32_t row = input.rows.empty() ? static_cast<int32_t>(index) : input.rows[index];
   if (row < 0 || row >= max_batch_size())
     throw InvalidArgument("the row of sequence {} is {}; expected 0 to {}", index, row, max_batch_size() - 1);
@@ -91,9 +127,10 @@ int32_t InferEngine::row_of(const Input& input, size_t index) const {
 }
 
 // The tables of the window groups of sequence `index`: its ring, or its own blocks where each has as many.
-std::span<const std::vector<int32_t>> InferEngine::window_tables(const Input& input, size_t index) {
+std::span<const std::vector<int32_t>> InferEngine::window_tables(const Input& input, const Tables& tables,
+                                                                 size_t index) {
   if (window_contents_.empty()) return {};
-  const int32_t row = row_of(input, index);
+  const int32_t row = row_of(input, tables, index);
   const int64_t cached = input.cache_lengths[index], end = cached + input.input_lengths[index];
   for (size_t g = 0; g < window_contents_.size() && cached >= 0; ++g)
     if (const int64_t needed = window_contents_[g].num_places(cached, end); needed > rings_.length(g))
@@ -101,23 +138,7 @@ std::span<const std::vector<int32_t>> InferEngine::window_tables(const Input& in
           "sequence {} has {} new tokens, which with the window of {} take {} blocks; each of {} sequences has {}: "
           "compute fewer at once, or lower max_batch_size",
           index, end - cached, cache_spec().windows[g].window, needed, max_batch_size(), rings_.length(g));
-  return rings_.tables(row, input.block_tables[index]);
-}
-
-// Checks the positions and slots of a checked input against those that its sequences have.
-void InferEngine::check_places(const Input& input) const {
-  size_t at = 0;
-  for (size_t s = 0; s < sequences_.size(); ++s)
-    for (int64_t t = 0; t < std::ssize(sequences_[s].tokens); ++t, ++at) {
-      const int64_t position = sequences_[s].cached + t;
-      if (!input.position_ids.empty() && input.position_ids[at] != position)
-        throw InvalidArgument("position {} of token {} of sequence {}; its place in the cache is {}",
-                              input.position_ids[at], t, s, position);
-      if (!input.slot_mapping.empty() &&
-          input.slot_mapping[at] != sequences_[s].slot(position, cache_spec().block_size))
-        throw InvalidArgument("slot {} of token {} of sequence {}; its block table says {}", input.slot_mapping[at], t,
-                              s, sequences_[s].slot(position, cache_spec().block_size));
-    }
+  return rings_.tables(row, tables[index]);
 }
 
 // --- Checks. They change nothing except the engine's record of which step uses which block.
@@ -168,6 +189,10 @@ void InferEngine::check_sequence(size_t index, const StepSequence& sequence) con
     if (block < 0 || block >= cache_spec().num_blocks)
       throw InvalidArgument("sequence {} names block {}; there are {}", index, block, cache_spec().num_blocks);
   if (sequence.drafts != 0) check_drafts(index, sequence);
+  for (size_t t = 0; t < sequence.positions.size(); ++t)
+    if (sequence.positions[t] < 0 || sequence.positions[t] >= model_->info().max_positions)
+      throw InvalidArgument("token {} of sequence {} has position {}; the model's context is {} tokens", t, index,
+                            sequence.positions[t], model_->info().max_positions);
   if (sequence.row >= 0) return check_follows(index, sequence);
   for (int64_t t = 0; t < length; ++t)
     if (const int32_t token = sequence.tokens[static_cast<size_t>(t)]; token < 0 || token >= model_->info().vocab)
@@ -224,7 +249,6 @@ const InferEngine::Output& InferEngine::forward(const Input& input, const std::a
   check_sizes(input);
   make_sequences(input);
   check(sequences_, input.all_logits);
-  check_places(input);
   require_collected();
   contents_.begin_epoch();
   submit_step(sequences_, input.all_logits, cancel);
@@ -281,8 +305,7 @@ void InferEngine::after_writing(Plan plan, InFlight& step) {
 
 void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel) {
   if (channel_ != nullptr) {
-    if (hooks_.has_hooks())
-      throw Unsupported("hooks see what one rank computes; this engine runs on {} ranks", channel_->size());
+    if (!hooks_.is_told()) tell_hooks();
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) throw Cancelled("interrupted");
     cancel = nullptr;  // the ranks would not end the step at the same kernel
   }
@@ -318,8 +341,9 @@ void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool
 void InferEngine::run_program(const StepProgram& program, const std::atomic<bool>* cancel) {
   const StepThreads threads(*device_, program.kind);
   if (hooks_.has_hooks()) [[unlikely]] {
-    const pipeline::StepObserver observer = hooks_.observer(*program.program);
+    const pipeline::StepObserver observer = hooks_.observer(*program.program, channel_.get());
     program.program->run(descriptor_->symbols(), &observer, cancel);
+    hooks_.rethrow();
   } else {
     program.program->run(descriptor_->symbols(), nullptr, cancel);
   }

@@ -90,7 +90,8 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
   std::copy(sequence.tokens.begin(), sequence.tokens.end(), part<int32_t>(StepLayout::token_ids) + first);
   if (sequence.row >= 0) part<int32_t>(StepLayout::token_ids)[first] = -1 - sequence.row;
   for (int32_t t = 0; t < length; ++t) {
-    part<int32_t>(StepLayout::positions)[first + t] = cached + t;
+    part<int32_t>(StepLayout::positions)[first + t] =
+        sequence.positions.empty() ? cached + t : sequence.positions[static_cast<size_t>(t)];
     part<int64_t>(StepLayout::slots)[first + t] = sequence.slot(cached + t, block_size_);
   }
   if (!windows_.empty()) add_windows(sequence);

@@ -46,6 +46,9 @@ struct StepSequence {
   // How many of the last tokens are proposals of what would be sampled (speculation). The token before the first of
   // them and each of them has a row of logits, from which a token is sampled as if those before it were the sequence's.
   int64_t drafts = 0;
+  // What the model takes for the position of each new token, as rotary embeddings do; empty: its place in the sequence.
+  // Which tokens it attends to follows from its place alone.
+  std::span<const int32_t> positions = {};
 
   int64_t num_rows() const { return samples ? 1 + drafts : 0; }
 
@@ -53,9 +56,9 @@ struct StepSequence {
   std::span<const int32_t> used_blocks(int64_t block_size) const {
     return blocks.first(static_cast<size_t>((cached + std::ssize(tokens) + block_size - 1) / block_size));
   }
-  // Where the token at `position` is stored: block * block_size + offset.
-  int64_t slot(int64_t position, int64_t block_size) const {
-    return blocks[static_cast<size_t>(position / block_size)] * block_size + position % block_size;
+  // Where the token at `place` of the sequence is stored: block * block_size + offset.
+  int64_t slot(int64_t place, int64_t block_size) const {
+    return blocks[static_cast<size_t>(place / block_size)] * block_size + place % block_size;
   }
 };
 

@@ -187,7 +187,8 @@ Checkpoint huggingface_form(const Checkpoint& checkpoint) {
 
 Tensor to_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor) {
   for (const ParameterInfo& known : model.parameters()) {
-    if (known.name != parameter || !(known.shape == tensor.shape())) continue;
+    // The part of a rank has whole heads, and is turned as the whole is.
+    if (known.name != parameter || known.shape.rank() != tensor.shape().rank()) continue;
     const NamedRecipe recipe{parameter, model.recipes(known, CheckpointFormat::huggingface).at(0)};
     const std::vector<NamedRecipe> tensors =
         has_one_tensor(recipe.second) ? invert({&recipe, 1}) : std::vector<NamedRecipe>();

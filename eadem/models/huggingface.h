@@ -39,7 +39,8 @@ Checkpoint huggingface_form(const Checkpoint& checkpoint);
 // One parameter of `model`, plain and on the host, between the values that the one tensor of a directory has for it and
 // those that the model computes with: they differ in the order of rows in q and k of a model that was read from a GGUF
 // file, and where norms multiply by 1 + w. A parameter that shares its tensor with others comes back as it is, as one
-// of another shape does. Throws Unsupported where only part of a head is rotated.
+// of another shape does. `to_huggingface_order` takes the part of a rank, too. Throws Unsupported where only part of a
+// head is rotated.
 Tensor to_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor);
 Tensor from_huggingface_order(const Model& model, const std::string& parameter, const Tensor& tensor);
 // The configuration of the same model that computes with rows in Hugging Face's order.

@@ -134,10 +134,12 @@ std::vector<const Encoding*> ParameterStore::packings(const std::string& name) c
 
 TensorView ParameterStore::layout(const std::string& name, const Encoding* encoding) {
   Entry& target = const_cast<Entry&>(entry(name));
+  if (target.loaded && !target.layouts.contains(encoding))
+    throw Unsupported("'{}' was loaded, and is not there in the layout '{}'", name,
+                      encoding == nullptr ? "plain" : encoding->name());
   auto [found, inserted] = target.layouts.try_emplace(encoding);
   Layout& layout = found->second;
   if (inserted) {
-    EADEM_CHECK(!target.loaded, "'{}' gets a new layout after it was loaded", name);
     TensorType type = target.type;
     layout.view = TensorView(nullptr, type.dtype, type.bind({}));
     layout.view.encoding = encoding != nullptr ? encoding : type.encoding;

@@ -34,7 +34,7 @@ class ParameterStore {
   // The packings of the layouts that programs asked for so far (null: as declared); none for an unknown parameter.
   std::vector<const Encoding*> packings(const std::string& name) const;
   // The view that programs read; allocated on first use. `packing` null: as it was declared. It holds until
-  // `placement` changes.
+  // `placement` changes. Throws Unsupported for a layout that is asked for only after the parameter was loaded.
   TensorView layout(const std::string& name, const Encoding* packing);
   // Grows whenever the memory of a layout moves, so that programs know when to ask for views again.
   uint64_t placement() const { return placement_; }

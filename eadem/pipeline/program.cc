@@ -11,18 +11,19 @@ namespace eadem::pipeline {
 Program::Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters)
     : Program(Covered(), std::move(graph), std::move(environment), std::move(parameters)) {
   Program* alone[] = {this};
-  finish(alone);
+  finish(alone, {});
 }
 
 std::vector<std::unique_ptr<Program>> Program::compile(std::vector<Source> sources,
-                                                       const std::shared_ptr<ParameterStore>& parameters) {
+                                                       const std::shared_ptr<ParameterStore>& parameters,
+                                                       const BeforeAllocation& before_allocation) {
   std::vector<std::unique_ptr<Program>> programs;
   std::vector<Program*> pointers;
   for (Source& source : sources) {
     programs.emplace_back(new Program(Covered(), std::move(source.graph), std::move(source.environment), parameters));
     pointers.push_back(programs.back().get());
   }
-  finish(pointers);
+  finish(pointers, before_allocation);
   return programs;
 }
 
@@ -34,7 +35,7 @@ Program::Program(Covered, Graph graph, Environment environment, std::shared_ptr<
   cover_graph();
 }
 
-void Program::finish(std::span<Program* const> programs) {
+void Program::finish(std::span<Program* const> programs, const BeforeAllocation& before_allocation) {
   std::vector<PackingReader> readers;
   for (Program* program : programs) {
     const Environment& environment = program->environment_;
@@ -42,12 +43,23 @@ void Program::finish(std::span<Program* const> programs) {
       readers.push_back({&program->graph_, environment.device.get(), environment.bounds, &program->choices_});
   }
   agree_on_packings(readers, *programs.front()->parameters_);
-  for (Program* program : programs) {
-    if (!program->is_complete()) continue;  // can be explained, not run
-    program->prepare_plans();
+  std::vector<Program*> complete;  // others can be explained, not run
+  for (Program* program : programs)
+    if (program->is_complete()) complete.push_back(program);
+  for (Program* program : complete) program->prepare_plans();
+  if (before_allocation) before_allocation(complete);
+  for (Program* program : complete) {
     program->assign_storage();
     program->build_steps();
   }
+}
+
+const Encoding* Program::packing_of(size_t node, size_t port) const {
+  const KernelChoice& choice = choices_[node];
+  if (choice.kernel == nullptr || choice.kernel->packing == nullptr) return nullptr;
+  const Node& own = graph_.nodes()[node];
+  return choice.kernel->packing(choice.request(own, own.pass, *environment_.device, environment_.bounds),
+                                static_cast<int>(port));
 }
 
 void Program::cover_graph() {
@@ -148,19 +160,9 @@ void Program::build_steps() {
 }
 
 void Program::list_parameters() {
-  for (size_t n = 0; n < steps_.size(); ++n) {
-    const Node& node = graph_.nodes()[n];
-    const KernelChoice& choice = choices_[n];
-    const kernels::KernelRequest request = choice.request(node, node.pass, *environment_.device, environment_.bounds);
-    for (size_t port = 0; port < node.inputs.size(); ++port) {
-      const ValueId id = node.inputs[port];
-      if (id == kNoValue || graph_.value(id).kind != Value::Kind::parameter) continue;
-      const Encoding* packing = nullptr;
-      if (choice.kernel != nullptr && choice.kernel->packing != nullptr)
-        packing = choice.kernel->packing(request, static_cast<int>(port));
-      parameter_ports_.push_back({&steps_[n].inputs[port], id, packing});
-    }
-  }
+  each_parameter([this](size_t node, size_t port, ValueId id, const Encoding* packing) {
+    parameter_ports_.push_back({&steps_[node].inputs[port], id, packing});
+  });
 }
 
 void Program::bind_parameters() {

@@ -66,9 +66,12 @@ class Program {
 
   Program(Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters);
   // Compiles programs that read the same parameters, and chooses packings for all of them together
-  // (packing_choice.h). A program that is compiled later takes the layouts that are there.
+  // (packing_choice.h). A program that is compiled later takes the layouts that are there. `before_allocation` is
+  // called once everything is chosen and planned, with the programs that can run, and may refuse them by an exception.
+  using BeforeAllocation = std::function<void(std::span<Program* const>)>;
   static std::vector<std::unique_ptr<Program>> compile(std::vector<Source> sources,
-                                                       const std::shared_ptr<ParameterStore>& parameters);
+                                                       const std::shared_ptr<ParameterStore>& parameters,
+                                                       const BeforeAllocation& before_allocation = {});
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
@@ -116,6 +119,17 @@ class Program {
   const std::vector<KernelChoice>& choices() const { return choices_; }
   const std::vector<FusionDecision>& fusion_decisions() const { return fusion_decisions_; }
   const MemoryPlan& memory_plan() const { return plan_; }
+  // Calls visit(node, port, parameter, packing) for each input of a node that is a parameter; packing null: as
+  // declared.
+  template <typename Visit>
+  void each_parameter(Visit&& visit) const {
+    for (size_t n = 0; n < graph_.nodes().size(); ++n) {
+      const std::vector<ValueId>& inputs = graph_.nodes()[n].inputs;
+      for (size_t port = 0; port < inputs.size(); ++port)
+        if (inputs[port] != kNoValue && graph_.value(inputs[port]).kind == Value::Kind::parameter)
+          visit(n, port, inputs[port], packing_of(n, port));
+    }
+  }
   // The plan of a node, null for a view, and the call that the last step made of it. Tools time plans alone with them.
   const kernels::Plan* plan(size_t node) const { return plans_[node].get(); }
   const kernels::KernelCall& call(size_t node) const { return steps_[node].call; }
@@ -145,7 +159,8 @@ class Program {
   // The first part of compilation: a kernel for each node. `finish` does the rest.
   struct Covered {};
   Program(Covered, Graph graph, Environment environment, std::shared_ptr<ParameterStore> parameters);
-  static void finish(std::span<Program* const> programs);
+  static void finish(std::span<Program* const> programs, const BeforeAllocation& before_allocation);
+  const Encoding* packing_of(size_t node, size_t port) const;
 
   void cover_graph();
   void prepare_plans();

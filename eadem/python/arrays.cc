@@ -114,9 +114,6 @@ std::optional<WeightType> kv_argument(const std::optional<std::string>& value) {
 engine::EngineOptions engine_options(const EngineArguments& arguments) {
   engine::EngineOptions options;
   if (arguments.cache) options.cache = *arguments.cache;
-  if (const int ranks = arguments.dist.tp_size(); ranks != 1)
-    throw Unsupported("tensor parallelism over {} ranks; from Python one rank runs (`eadem run --tp {}` runs several)",
-                      ranks, ranks);
   options.mode = hardware_mode_from_name(arguments.mode);
   options.hardware.weights = dtype_argument("weights", arguments.weights);
   options.hardware.activations = dtype_argument("activations", arguments.activations);

@@ -110,6 +110,9 @@ void bind_config(nb::module_& m) {
           "Whether the projections of attention have a bias: q, k and v, and in most model types o as well.")
       .def_rw("mlp_bias", &ModelConfig::mlp_bias)
       .def_rw("tie_word_embeddings", &ModelConfig::tie_word_embeddings)
+      .def_prop_ro(
+          "use_cache", [](const ModelConfig&) { return true; },
+          "True: an engine keeps the keys and values of earlier tokens.")
       .def_rw("bos_token_id", &ModelConfig::bos_token_id)
       .def_rw("eos_token_id", &ModelConfig::eos_token_id)
       .def("kv_dim", &ModelConfig::kv_dim, "Elements of one token's keys (or values) in one layer.")
@@ -217,7 +220,17 @@ SharedCallable share(nb::callable function) {
 // An engine behind its lock.
 class Engine {
  public:
-  explicit Engine(std::unique_ptr<engine::InferEngine> engine) : engine_(std::move(engine)) {}
+  explicit Engine(RankedEngine made) : ranks_(std::move(made.ranks)), engine_(std::move(made.engine)) {}
+  ~Engine() {
+    if (ranks_->processes().empty()) return;
+    const GilRelease release;  // other ranks take a moment to end
+    engine_.reset();
+    ranks_.reset();
+  }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  std::vector<pid_t> rank_processes() const { return ranks_->processes(); }
 
   template <typename F>
   auto run(F&& call) {
@@ -245,23 +258,13 @@ class Engine {
 
  private:
   Exclusive exclusive_;
+  std::unique_ptr<RanksOfRank0> ranks_;
   std::unique_ptr<engine::InferEngine> engine_;
 };
 
 const PyType_Slot kEngineSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&Engine::traverse)},
                                     {Py_tp_clear, reinterpret_cast<void*>(&Engine::clear)},
                                     {0, nullptr}};
-
-EngineArguments arguments_of(std::optional<engine::CacheConfig> cache, DistConfig dist, std::string mode,
-                             std::optional<std::string> weights, std::optional<std::string> activations,
-                             std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
-                             int64_t max_num_batched_tokens, int64_t max_logit_rows,
-                             std::vector<std::string> disabled_fusions) {
-  return {std::move(cache),           std::move(dist),        std::move(mode),
-          std::move(weights),         std::move(activations), std::move(matmul_input),
-          std::move(kv_dtype),        max_num_batched_tokens, max_logit_rows,
-          std::move(disabled_fusions)};
-}
 
 // Calls a Python function with a copy of the tensor, so that the function may keep it.
 engine::HookRegistry::Callback hook_of(SharedCallable shared) {
@@ -311,11 +314,8 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
 }
 
 // `source` is the path of the checkpoint that the engine was made from, if any.
-void save_pretrained(const engine::InferEngine& engine, const std::string& path,
-                     const std::optional<std::string>& source, const std::optional<std::string>& tokenizer) {
-  if (engine.parameters().num_ranks() > 1)
-    throw Unsupported("save_pretrained: this process holds one of {} parts of each parameter",
-                      engine.parameters().num_ranks());
+void save_pretrained(engine::InferEngine& engine, const std::string& path, const std::optional<std::string>& source,
+                     const std::optional<std::string>& tokenizer) {
   engine.parameters().require_all_loaded("save_pretrained");
   models::Checkpoint checkpoint;
   if (source) checkpoint = models::open_checkpoint(*source);
@@ -324,7 +324,7 @@ void save_pretrained(const engine::InferEngine& engine, const std::string& path,
     files = io::tokenizer_files(*tokenizer);
   else if (source)
     files = models::companions_of(checkpoint);
-  models::save_huggingface(engine.model(), engine.state_dict(), path,
+  models::save_huggingface(engine.model(), engine.whole_state_dict(), path,
                            dynamic_cast<const io::GgufFile*>(checkpoint.weights.get()));
   io::write_tokenizer_files(files, path);
 }
@@ -358,45 +358,17 @@ void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", nb::type_slots(kEngineSlots), "What eadem.InferEngine calls.")
       .def(
           "__init__",
-          [](Engine* self, const ModelConfig& config, const std::string& device, int64_t threads,
-             int64_t prefill_threads, bool pin, const std::string& isa, std::optional<engine::CacheConfig> cache,
-             DistConfig dist, std::string mode, std::optional<std::string> weights,
-             std::optional<std::string> activations, std::optional<std::string> matmul_input,
-             std::optional<std::string> kv_dtype, int64_t max_num_batched_tokens, int64_t max_logit_rows,
-             std::vector<std::string> disabled_fusions) {
-            config.validate("the configuration");
+          [](Engine* self, const ModelConfig* config, std::optional<engine::CacheConfig> cache,
+             const std::vector<std::string>& rank_program, const nb::kwargs& keywords) {
+            EngineArguments arguments = engine_arguments(keywords);
+            arguments.cache = std::move(cache);
+            if (config != nullptr) arguments.config = *config;
             const GilRelease release;
-            const engine::EngineOptions options =
-                engine_options(arguments_of(cache, dist, mode, weights, activations, matmul_input, kv_dtype,
-                                            max_num_batched_tokens, max_logit_rows, disabled_fusions));
-            const auto model = std::make_shared<models::Decoder>(models::with_huggingface_order(config));
-            new (self) Engine(std::make_unique<engine::InferEngine>(
-                model, open(device, threads, isa, prefill_threads, pin), options, model->spec()));
+            new (self) Engine(make_ranked_engine(arguments, rank_program));
           },
-          "config"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a, "isa"_a,
-          "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
-          "matmul_input"_a.none(), "kv_dtype"_a.none(), "max_num_batched_tokens"_a, "max_logit_rows"_a,
-          "disabled_fusions"_a)
-      .def_static(
-          "from_pretrained",
-          [](const std::string& path, const std::string& device, int64_t threads, int64_t prefill_threads, bool pin,
-             const std::string& isa, std::optional<engine::CacheConfig> cache, DistConfig dist, std::string mode,
-             std::optional<std::string> weights, std::optional<std::string> activations,
-             std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
-             int64_t max_num_batched_tokens, int64_t max_logit_rows, std::vector<std::string> disabled_fusions,
-             std::optional<std::string> pack_cache) {
-            const GilRelease release;
-            EngineArguments arguments = arguments_of(cache, dist, mode, weights, activations, matmul_input, kv_dtype,
-                                                     max_num_batched_tokens, max_logit_rows, disabled_fusions);
-            arguments.pack_cache = pack_cache;
-            return new Engine(engine::InferEngine::from_checkpoint(
-                models::open_checkpoint(path), open(device, threads, isa, prefill_threads, pin),
-                engine_options(arguments), [](int64_t, int64_t) { stop_if_abandoned(); }, python_logger()));
-          },
-          nb::rv_policy::take_ownership, "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a,
-          "isa"_a, "cache_config"_a.none(), "dist_config"_a, "mode"_a, "weights"_a.none(), "activations"_a.none(),
-          "matmul_input"_a.none(), "kv_dtype"_a.none(), "max_num_batched_tokens"_a, "max_logit_rows"_a,
-          "disabled_fusions"_a, "pack_cache"_a.none())
+          "model_config"_a.none(), "cache_config"_a.none(), "rank_program"_a, "arguments"_a,
+          "The model of a configuration, or, where that is None, of the checkpoint at the keyword `path`.")
+      .def("rank_processes", &Engine::rank_processes, "The processes of ranks 1, 2, …")
       .def(
           "load_param",
           [](Engine& self, const std::string& name, const HostArray& array) {
@@ -412,13 +384,17 @@ void bind_engine(nb::module_& m) {
             self.run([&](engine::InferEngine& engine) { engine.load_random(seed, stddev); });
           },
           "seed"_a, "stddev"_a)
-      .def("state_dict",
+      .def("state_dicts",
            [](Engine& self) {
-             return to_numpy_dict(self.run([](engine::InferEngine& engine) {
-               auto state = engine.state_dict();
-               for (auto& [name, tensor] : state) tensor = models::to_huggingface_order(engine.model(), name, tensor);
-               return state;
-             }));
+             const auto dicts = self.run([](engine::InferEngine& engine) {
+               auto of_ranks = engine.state_dict_by_rank();
+               for (auto& state : of_ranks)
+                 for (auto& [name, tensor] : state) tensor = models::to_huggingface_order(engine.model(), name, tensor);
+               return of_ranks;
+             });
+             nb::list result;
+             for (const auto& state : dicts) result.append(to_numpy_dict(state));
+             return result;
            })
       .def(
           "save_pretrained",
@@ -444,14 +420,16 @@ void bind_engine(nb::module_& m) {
           "cache_config"_a.none())
       .def(
           "register_hook",
-          [](Engine& self, const std::string& name, nb::callable callback) {
+          [](Engine& self, const std::string& name, nb::callable callback, int rank, bool unfuse) {
             const SharedCallable function = share(std::move(callback));
-            const auto id = self.run(
-                [&](engine::InferEngine& engine) { return engine.hooks().register_hook(name, hook_of(function)); });
+            const auto id = self.run([&](engine::InferEngine& engine) {
+              if (unfuse) engine.unfuse(name);
+              return engine.hooks().register_hook(name, hook_of(function), rank);
+            });
             self.hook_functions.emplace(id, function);
             return id;
           },
-          "name"_a, "callback"_a)
+          "name"_a, "callback"_a, "rank"_a, "unfuse"_a)
       .def(
           "remove_hook",
           [](Engine& self, engine::HookRegistry::HookId id) {
@@ -466,14 +444,6 @@ void bind_engine(nb::module_& m) {
                return std::vector<std::string>(names.begin(), names.end());
              });
            })
-      .def("clear_hooks",
-           [](Engine& self) {
-             self.run([](engine::InferEngine& engine) { engine.hooks().clear(); });
-             self.hook_functions.clear();
-           })
-      .def(
-          "has_hooks",
-          [](Engine& self) { return self.run([](engine::InferEngine& engine) { return engine.hooks().has_hooks(); }); })
       .def_prop_ro(
           "geometry",
           [](Engine& self) {

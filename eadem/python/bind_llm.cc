@@ -29,7 +29,18 @@ using Prompts = std::variant<std::vector<std::string>, std::vector<std::vector<i
 
 class Llm {
  public:
-  explicit Llm(std::unique_ptr<engine::LLM> llm) : llm_(std::move(llm)) {}
+  Llm(std::unique_ptr<RanksOfRank0> ranks, std::unique_ptr<engine::LLM> llm)
+      : ranks_(std::move(ranks)), llm_(std::move(llm)) {}
+  ~Llm() {
+    if (ranks_->processes().empty()) return;
+    const GilRelease release;  // other ranks take a moment to end
+    llm_.reset();
+    ranks_.reset();
+  }
+  Llm(const Llm&) = delete;
+  Llm& operator=(const Llm&) = delete;
+
+  std::vector<pid_t> rank_processes() const { return ranks_->processes(); }
 
   const engine::LLM& llm() const { return *llm_; }
 
@@ -144,6 +155,7 @@ class Llm {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 
+  std::unique_ptr<RanksOfRank0> ranks_;
   std::unique_ptr<engine::LLM> llm_;
 };
 
@@ -263,34 +275,22 @@ void bind_llm(nb::module_& m) {
   nb::class_<Llm>(m, "Llm", "What eadem.LLM calls.")
       .def(
           "__init__",
-          [](Llm* self, const std::string& path, const std::string& device, int64_t threads, int64_t prefill_threads,
-             bool pin, const std::string& isa, std::optional<engine::CacheConfig> cache, std::string mode,
-             std::optional<std::string> weights, std::optional<std::string> activations,
-             std::optional<std::string> matmul_input, std::optional<std::string> kv_dtype,
-             int64_t max_num_batched_tokens, std::vector<std::string> disabled_fusions,
-             std::optional<std::string> pack_cache, const std::string& speculate, int64_t draft_tokens) {
+          [](Llm* self, std::optional<engine::CacheConfig> cache, const std::vector<std::string>& rank_program,
+             const std::string& speculate, int64_t draft_tokens, const nb::kwargs& keywords) {
+            EngineArguments arguments = engine_arguments(keywords);
+            // Prompts run together, so engine::fit_cache chooses the memory.
+            arguments.cache = cache ? *cache : engine::PagedKVCacheConfig{};
             const GilRelease release;
             const engine::SpeculationOptions speculation = engine::SpeculationOptions::of(speculate, draft_tokens);
-            // Prompts run together, so engine::fit_cache chooses the memory.
-            if (!cache) cache = engine::PagedKVCacheConfig{};
-            const engine::EngineOptions options = engine_options({cache,
-                                                                  {},
-                                                                  mode,
-                                                                  weights,
-                                                                  activations,
-                                                                  matmul_input,
-                                                                  kv_dtype,
-                                                                  max_num_batched_tokens,
-                                                                  0,
-                                                                  disabled_fusions,
-                                                                  pack_cache});
-            new (self) Llm(std::make_unique<engine::LLM>(
-                path, open(device, threads, isa, prefill_threads, pin), options, python_logger(),
-                [](int64_t, int64_t) { stop_if_abandoned(); }, speculation));
+            models::Checkpoint checkpoint = models::open_checkpoint(arguments.path);
+            auto ranks = std::make_unique<RanksOfRank0>(arguments, checkpoint.model->info(), rank_program);
+            auto llm = std::make_unique<engine::LLM>(
+                std::move(checkpoint), ranks->device(), ranks->options(arguments), python_logger(),
+                [](int64_t, int64_t) { stop_if_abandoned(); }, speculation);
+            new (self) Llm(std::move(ranks), std::move(llm));
           },
-          "path"_a, nb::kw_only(), "device"_a, "threads"_a, "prefill_threads"_a, "pin"_a, "isa"_a, "kv_cache"_a.none(),
-          "mode"_a, "weights"_a.none(), "activations"_a.none(), "matmul_input"_a.none(), "kv_dtype"_a.none(),
-          "max_num_batched_tokens"_a, "disabled_fusions"_a, "pack_cache"_a.none(), "speculate"_a, "draft_tokens"_a)
+          "kv_cache"_a.none(), "rank_program"_a, "speculate"_a, "draft_tokens"_a, "arguments"_a)
+      .def("rank_processes", &Llm::rank_processes, "The processes of ranks 1, 2, …")
       .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none(), "parse_special"_a)
       .def_prop_ro("cache_counters",
                    [](const Llm& self) {

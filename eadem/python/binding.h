@@ -17,7 +17,9 @@
 #include "eadem/core/device/device.h"
 #include "eadem/core/error.h"
 #include "eadem/core/tensor.h"
+#include "eadem/distributed/spawned_ranks.h"
 #include "eadem/engine/infer_engine.h"
+#include "eadem/models/config/model_config.h"
 #include "eadem/python/gil.h"
 
 namespace eadem::python {
@@ -26,6 +28,7 @@ namespace nb = nanobind;
 
 void bind_errors(nb::module_& m);
 void bind_engine(nb::module_& m);
+void bind_ranks(nb::module_& m);
 void bind_llm(nb::module_& m);
 void bind_chat(nb::module_& m);
 void bind_convert(nb::module_& m);
@@ -54,14 +57,22 @@ std::shared_ptr<Device> open(const std::string& device, int64_t threads, const s
                              int64_t prefill_threads = 0, bool pin = true);
 std::optional<DType> dtype_argument(const char* name, const std::optional<std::string>& value);
 
-// Tensor parallelism: the devices of the ranks. An interpreter has threads, and ranks are forked from a process that
-// has none, so here one rank runs.
+// Tensor parallelism: the devices of the ranks.
 struct DistConfig {
   std::vector<int> tp_device_ids = {0};
   int tp_size() const { return static_cast<int>(tp_device_ids.size()); }
 };
 
 struct EngineArguments {
+  // The model: a checkpoint, or a configuration.
+  std::string path;                           // empty: a configuration
+  std::optional<models::ModelConfig> config;  // else of the text
+  std::string config_text;                    // of a config.json
+
+  std::string device = "cpu";
+  int64_t threads = 0, prefill_threads = 0;
+  bool pin = true;
+  std::string isa;
   std::optional<engine::CacheConfig> cache;
   DistConfig dist;
   std::string mode;
@@ -71,7 +82,35 @@ struct EngineArguments {
   std::vector<std::string> disabled_fusions;
   std::optional<std::string> pack_cache = std::nullopt;
 };
+// All but `cache` and `config`, from the keywords that eadem._arguments.engine() makes.
+EngineArguments engine_arguments(const nb::kwargs& keywords);
 engine::EngineOptions engine_options(const EngineArguments& arguments);
+
+// The ranks of an engine, of which this process is rank 0. They must outlive the engine.
+class RanksOfRank0 {
+ public:
+  // Starts the processes of the others, if there are any, which run `program`, and opens this one's device. Throws
+  // InvalidArgument or Unsupported for what cannot be divided.
+  RanksOfRank0(const EngineArguments& arguments, const models::ModelInfo& info,
+               const std::vector<std::string>& program);
+
+  const std::shared_ptr<Device>& device() const { return device_; }
+  engine::EngineOptions options(const EngineArguments& arguments) const;
+  // The processes of ranks 1, 2, …
+  std::vector<pid_t> processes() const {
+    return processes_ == nullptr ? std::vector<pid_t>() : processes_->processes();
+  }
+
+ private:
+  std::unique_ptr<distributed::SpawnedRanks> processes_;  // null: one rank
+  std::shared_ptr<Device> device_;
+};
+
+struct RankedEngine {
+  std::unique_ptr<RanksOfRank0> ranks;
+  std::unique_ptr<engine::InferEngine> engine;
+};
+RankedEngine make_ranked_engine(const EngineArguments& arguments, const std::vector<std::string>& program);
 
 // Returns a logger whose messages go to Python's logger "eadem".
 Logger python_logger();

@@ -7,9 +7,11 @@ import dataclasses
 import json as _json
 import numbers
 import os
+import sys
 from typing import Any, Mapping, Optional, Sequence, Union
 
-from eadem._eadem import DistConfig, InvalidArgument, PagedKVCacheConfig, StaticKVCacheConfig
+from eadem import _eadem
+from eadem._eadem import DistConfig, InvalidArgument, PagedKVCacheConfig, StaticKVCacheConfig, Unsupported
 
 
 def given(value: Any) -> str:
@@ -74,6 +76,9 @@ def path(name: str, value: Any) -> str:
     return os.fspath(value)
 
 
+_path = path  # for functions with an argument of that name
+
+
 def step_tokens(value: Any) -> int:
     """max_num_batched_tokens; 0 stands for None: as many as the device computes well."""
     if value is None:
@@ -84,13 +89,21 @@ def step_tokens(value: Any) -> int:
 
 
 def engine(*, device: Any, threads: Any, prefill_threads: Any, pin: Any, isa: Any, mode: Any, weights: Any,
-           activations: Any, matmul_input: Any, kv_dtype: Any, max_num_batched_tokens: Any,
-           disabled_fusions: Any) -> dict[str, Any]:
-    """The arguments that everything with a device and a model takes."""
+           activations: Any, matmul_input: Any, kv_dtype: Any, max_num_batched_tokens: Any, disabled_fusions: Any,
+           ranks: DistConfig, path: str = "", config: str = "", max_logit_rows: Any = 0, pack_cache: Any = None,
+           device_name: str = "device") -> dict[str, Any]:
+    """The arguments that every engine takes. They are JSON, because the processes of other ranks get them, too.
+
+    `config` is the text of a config.json, which only those processes read; `device_name` what the caller calls `device`.
+    """
     optional = {name: None if value is None else expect(name, value, str, "a str or None")
                 for name, value in (("weights", weights), ("activations", activations),
                                     ("matmul_input", matmul_input), ("kv_dtype", kv_dtype))}
-    return {"device": string("device", device), "threads": integer("threads", threads),
+    return {"path": os.path.abspath(path) if path else "", "config": config,
+            "tp_device_ids": list(ranks.tp_device_ids),
+            "max_logit_rows": integer("max_logit_rows", max_logit_rows),
+            "pack_cache": None if pack_cache is None else os.path.abspath(_path("pack_cache", pack_cache)),
+            "device": string(device_name, device), "threads": integer("threads", threads),
             "prefill_threads": integer("prefill_threads", prefill_threads), "pin": boolean("pin", pin),
             "isa": string("isa", isa), "mode": string("mode", mode), **optional,
             "max_num_batched_tokens": step_tokens(max_num_batched_tokens),
@@ -104,6 +117,24 @@ def cache(name: str, value: Any) -> Optional[Union[StaticKVCacheConfig, PagedKVC
 
 def ranks(name: str, value: Any) -> DistConfig:
     return expect(name, DistConfig() if value is None else value, DistConfig, "DistConfig or None")
+
+
+def tensor_parallel_size(value: Any) -> DistConfig:
+    size = integer("tensor_parallel_size", value)
+    if not 1 <= size <= 1024:
+        raise InvalidArgument(f"tensor_parallel_size is {size}; expected 1 to 1024")
+    return DistConfig(size)
+
+
+def rank_program(arguments: dict[str, Any]) -> list[str]:
+    """The command that the processes of ranks 1, 2, … run; none for one rank."""
+    if len(arguments["tp_device_ids"]) == 1:
+        return []
+    if not sys.executable:
+        raise Unsupported(f"{len(arguments['tp_device_ids'])} ranks are processes of this interpreter, and "
+                          "sys.executable does not name it")
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_rank.py")
+    return [sys.executable, "-I", "-S", program, os.path.abspath(_eadem.__file__), _json.dumps(arguments)]
 
 
 def prompts(value: Any) -> Union[list[str], list[list[int]]]:

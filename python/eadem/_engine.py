@@ -32,15 +32,24 @@ class AutoConfig:
 class HookHandle:
     """A registered hook."""
 
-    def __init__(self, engine: _eadem.Engine, hook_id: int) -> None:
-        self._engine: Optional[_eadem.Engine] = engine
-        self._id = hook_id
+    def __init__(self, registry: HookRegistry, hook: _Hook) -> None:
+        self._registry: Optional[HookRegistry] = registry
+        self._hook = hook
 
     def remove(self) -> None:
         """Ends the hook. Again, or after clear(): nothing happens."""
-        if self._engine is not None:
-            self._engine.remove_hook(self._id)
-            self._engine = None
+        if self._registry is not None:
+            self._registry._remove(self._hook)
+            self._registry = None
+
+
+@dataclasses.dataclass(eq=False)
+class _Hook:
+    name: str
+    callback: Callable[[str, np.ndarray, int], object]
+    rank: Optional[int]
+    unfuse: bool
+    id: int = 0  # of the engine's hook; 0: there is none
 
 
 class HookRegistry:
@@ -48,33 +57,83 @@ class HookRegistry:
 
     They fire in program order, on the thread that called forward. Without hooks a step does nothing for them. An
     exception of a callback ends the step and is raised by forward. A callback must not call its own engine.
+
+    A registry of one's own, HookRegistry(), serves the engine that it is given to, `engine.hooks = registry`; its names
+    are looked up then.
     """
 
-    def __init__(self, engine: _eadem.Engine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
+        self._hooks: list[_Hook] = []
+        self._engine: Optional[_eadem.Engine] = None
 
-    def register_hook(self, name: str, callback: Callable[[str, np.ndarray, int], object]) -> HookHandle:
+    def register_hook(self, name: str, callback: Callable[[str, np.ndarray, int], object], *,
+                      rank: Optional[int] = None, unfuse: bool = False) -> HookHandle:
         """`name`: a value's name, or a pattern in which "*" stands for any characters, "?" for one, [ab] for one of those.
 
         "model.layers.*.mlp.gated_activation.y" is the input of every down projection. Called as callback(name, tensor,
         layer_idx); the tensor is a copy, layer_idx is -1 outside the layers. Raises NotFound, with the nearest names,
-        when no value matches (names() lists all), or when a fusion keeps it inside a kernel (disabled_fusions="all"
-        lets every value be seen).
+        when no value matches (names() lists all), or when a fusion keeps it inside a kernel.
+
+        rank    with several: the one whose values are seen. None: those of each, one after another in the order of
+                ranks; a part of the value, or all of it, as each has it
+        unfuse  switch off the fusions that keep such values inside their kernels. The steps have the same bits and are
+                slower; the cache is emptied
         """
         if not callable(callback):
             raise InvalidArgument(f"callback is {_arguments.given(callback)}; expected a function")
-        return HookHandle(self._engine, self._engine.register_hook(_arguments.string("name", name), callback))
+        hook = _Hook(_arguments.string("name", name), callback,
+                     None if rank is None else _arguments.integer("rank", rank), _arguments.boolean("unfuse", unfuse))
+        if self._engine is not None:
+            self._register(self._engine, hook)
+        self._hooks.append(hook)
+        return HookHandle(self, hook)
 
     def names(self) -> list[str]:
-        """Names of all values that steps make."""
-        return self._engine.value_names()
+        """Names of all values that steps of the engine make; none without an engine."""
+        return [] if self._engine is None else self._engine.value_names()
 
     def clear(self) -> None:
         """Forgets all callbacks."""
-        self._engine.clear_hooks()
+        for hook in self._hooks[:]:
+            self._remove(hook)
 
     def has_hooks(self) -> bool:
-        return self._engine.has_hooks()
+        return bool(self._hooks)
+
+    @staticmethod
+    def _register(engine: _eadem.Engine, hook: _Hook) -> None:
+        rank = -1 if hook.rank is None else hook.rank
+        if hook.rank is not None and not 0 <= rank < 2**31:
+            raise InvalidArgument(f"rank is {rank}; expected at least 0, or None")
+        hook.id = engine.register_hook(hook.name, hook.callback, rank, hook.unfuse)
+
+    def _remove(self, hook: _Hook) -> None:
+        if hook in self._hooks:
+            self._hooks.remove(hook)
+            if self._engine is not None:
+                self._engine.remove_hook(hook.id)
+
+    def _attach(self, engine: _eadem.Engine) -> None:
+        """Registers all hooks with the engine, or none where one is refused."""
+        if self._engine is not None:
+            raise InvalidArgument("the HookRegistry serves another engine")
+        try:
+            for hook in self._hooks:
+                self._register(engine, hook)
+        except Exception:
+            for hook in self._hooks:
+                if hook.id != 0:
+                    engine.remove_hook(hook.id)
+                    hook.id = 0
+            raise
+        self._engine = engine
+
+    def _detach(self) -> None:
+        for hook in self._hooks:
+            if self._engine is not None:
+                self._engine.remove_hook(hook.id)
+            hook.id = 0
+        self._engine = None
 
 
 _SAMPLING = np.dtype({"names": [name for name, _, _ in _eadem.sampling_fields()],
@@ -96,13 +155,16 @@ class InferEngine:
 
     config           LlamaConfig or ModelConfig. The parameters are unset: load_param each of parameter_names(), or load_random, or use
                      from_pretrained
-    dist_config      ranks of tensor parallelism; more than one raises Unsupported
+    distributed_config
+                     DistConfig: the ranks of tensor parallelism. Each but this process is one of its own, which ends
+                     with this one; None: one rank. With several, `threads` are those of all
+    device_type      "cpu", "cuda", "cuda:1"; see list_devices()
     cache_config     StaticKVCacheConfig or PagedKVCacheConfig; None: one sequence of the model's context
     max_num_batched_tokens
                      most new tokens of one step; None: 512 on a CPU, 2048 on other devices
     max_logit_rows   most rows of logits of one step; 0: one per sequence
 
-    device, threads, prefill_threads, pin, isa, mode, weights, activations, matmul_input, kv_dtype, disabled_fusions:
+    threads, prefill_threads, pin, isa, mode, weights, activations, matmul_input, kv_dtype, disabled_fusions:
         as in LLM.
     """
 
@@ -113,7 +175,9 @@ class InferEngine:
         """One step: some new tokens of each of some sequences.
 
         input_ids      [batch, seq], of which each row counts up to its input length, or all sequences packed [tokens]
-        position_ids   like input_ids; None: they follow from cache_lengths, and must agree with them
+        position_ids   like input_ids: what the model takes for each token's position, as its rotary embedding does;
+                       None: its place in the sequence, from cache_lengths. Which tokens it attends to follows from its
+                       place alone
         cache_lengths  [batch] tokens of each sequence already in the cache, as steps since the last reset_cache wrote
                        them; None: zeros
         input_lengths  [batch] new tokens of each sequence; None: seq, or one sequence of all tokens
@@ -122,7 +186,9 @@ class InferEngine:
                        that sequences may share those that all of them have cached
         rows           [batch] with a paged cache and a model with attention windows: which of the max_batch_size rings
                        of blocks keeps each sequence's windows from its first step to its last; None: 0, 1, …
-        slot_mapping   [tokens] block * block_size + offset of each new token; None: from block_tables
+        slot_mapping   [tokens] block * block_size + offset: where each new token is stored. Its blocks follow those
+                       that block_tables name, which may end with those of cached tokens, or be None where there are
+                       none; in a static cache, row * max_cache_len + place. None: from block_tables
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed
                        one for all, or [batch]; as in SamplingParams, but that the token is the likeliest one unless
                        temperature says otherwise. The same seed at the same position draws the same token. Penalties
@@ -166,26 +232,24 @@ class InferEngine:
         logits: Optional[np.ndarray] = None
         hidden_states: Optional[np.ndarray] = None
 
-    def __init__(self, config: ModelConfig, dist_config: Optional[DistConfig] = None, device: str = "cpu",
+    def __init__(self, config: ModelConfig, distributed_config: Optional[DistConfig] = None, device_type: str = "cpu",
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
                  pin: bool = True, isa: str = "", mode: str = "performance", weights: Optional[str] = None,
                  activations: Optional[str] = None, matmul_input: Optional[str] = None,
                  kv_dtype: Optional[str] = None, max_num_batched_tokens: Optional[int] = None, max_logit_rows: int = 0,
                  disabled_fusions: Union[str, Sequence[str]] = ()) -> None:
-        self._engine = _eadem.Engine(
-            _arguments.expect("config", config, ModelConfig, "LlamaConfig or ModelConfig"),
-            cache_config=_arguments.cache("cache_config", cache_config),
-            dist_config=_arguments.ranks("dist_config", dist_config),
-            max_logit_rows=_arguments.integer("max_logit_rows", max_logit_rows),
-            **_arguments.engine(
-                device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
-                weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
-                max_num_batched_tokens=max_num_batched_tokens, disabled_fusions=disabled_fusions))
-        self.hooks = HookRegistry(self._engine)
+        _arguments.expect("config", config, ModelConfig, "LlamaConfig or ModelConfig")
+        ranks = _arguments.ranks("distributed_config", distributed_config)
+        self._make(config, cache_config, _arguments.engine(
+            config=_eadem.config_text(config) if ranks.tp_size > 1 else "", ranks=ranks, device=device_type,
+            device_name="device_type", threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
+            weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
+            max_num_batched_tokens=max_num_batched_tokens, max_logit_rows=max_logit_rows,
+            disabled_fusions=disabled_fusions))
 
     @classmethod
-    def from_pretrained(cls, path: Union[str, os.PathLike[str]], dist_config: Optional[DistConfig] = None,
-                        device: str = "cpu", cache_config: Optional[CacheConfig] = None, *, threads: int = 0,
+    def from_pretrained(cls, path: Union[str, os.PathLike[str]], distributed_config: Optional[DistConfig] = None,
+                        device_type: str = "cpu", cache_config: Optional[CacheConfig] = None, *, threads: int = 0,
                         prefill_threads: int = 0, pin: bool = True, isa: str = "", mode: str = "performance",
                         weights: Optional[str] = None, activations: Optional[str] = None,
                         matmul_input: Optional[str] = None, kv_dtype: Optional[str] = None,
@@ -195,18 +259,34 @@ class InferEngine:
         """The model at `path` (a path or a name, as in LLM) with its weights; `pack_cache` as in LLM."""
         self = cls.__new__(cls)
         path = located("path", path)
-        self._engine = _eadem.Engine.from_pretrained(
-            path, cache_config=_arguments.cache("cache_config", cache_config),
-            dist_config=_arguments.ranks("dist_config", dist_config),
-            max_logit_rows=_arguments.integer("max_logit_rows", max_logit_rows),
-            pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),
-            **_arguments.engine(
-                device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
-                weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
-                max_num_batched_tokens=max_num_batched_tokens, disabled_fusions=disabled_fusions))
-        self.hooks = HookRegistry(self._engine)
+        self._make(None, cache_config, _arguments.engine(
+            path=path, ranks=_arguments.ranks("distributed_config", distributed_config), device=device_type,
+            device_name="device_type", threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
+            weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
+            max_num_batched_tokens=max_num_batched_tokens, max_logit_rows=max_logit_rows,
+            disabled_fusions=disabled_fusions, pack_cache=pack_cache))
         self._source = os.path.abspath(path)
         return self
+
+    def _make(self, config: Optional[ModelConfig], cache_config: Any, arguments: dict[str, Any]) -> None:
+        self._engine = _eadem.Engine(config, cache_config=_arguments.cache("cache_config", cache_config),
+                                     rank_program=_arguments.rank_program(arguments), **arguments)
+        self._hooks = HookRegistry()
+        self._hooks._attach(self._engine)
+
+    @property
+    def hooks(self) -> HookRegistry:
+        """Callbacks on the values that steps make. One that was made elsewhere can be put in its place."""
+        return self._hooks
+
+    @hooks.setter
+    def hooks(self, registry: HookRegistry) -> None:
+        _arguments.expect("hooks", registry, HookRegistry, "a HookRegistry")
+        if registry is self._hooks:
+            return
+        registry._attach(self._engine)
+        self._hooks._detach()
+        self._hooks = registry
 
     def load_param(self, name: str, param: Any) -> None:
         """Sets a parameter from a floating array, read in place (NumPy or DLPack on the host; uint16 is bf16's bits).
@@ -227,12 +307,13 @@ class InferEngine:
         """
         load_all(self, state)
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters by name: this process's part of each, which is the whole with one rank.
+    def state_dict(self) -> Union[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
+        """Copies of the parameters by name; with several ranks a list of the part of each rank, in the order of ranks.
 
         Names and order of rows are those of Hugging Face layout, whatever file the model came from.
         """
-        return self._engine.state_dict()
+        dicts: list[dict[str, np.ndarray]] = self._engine.state_dicts()
+        return dicts if len(dicts) > 1 else dicts[0]
 
     def save_pretrained(self, path: Union[str, os.PathLike[str]],
                         tokenizer: Optional[Union[str, os.PathLike[str]]] = None) -> None:

@@ -110,6 +110,8 @@ class LLM:
                  an answer takes fewer steps; completions stay the same. "lookup" proposes what followed the last tokens
                  where they stood before, a draft model with the same tokenizer what it samples. "none": nothing
     draft_tokens tokens to propose at most for a prompt in a step, 1 to 15; of them as many as pay, which is measured
+    tensor_parallel_size
+                 processes that the model is divided over, on the CPU; `threads` and `prefill_threads` are those of all
 
     Raises NotFound, DataCorrupted, Unsupported or OutOfMemory. Threads may share an LLM: prompts of their calls run
     side by side. Messages go to logging.getLogger("eadem").
@@ -122,21 +124,22 @@ class LLM:
                  kv_cache: Optional[Union[StaticKVCacheConfig, PagedKVCacheConfig]] = None,
                  max_num_batched_tokens: Optional[int] = None, disabled_fusions: Union[str, Sequence[str]] = (),
                  pack_cache: Optional[Union[str, os.PathLike[str]]] = None,
-                 speculate: Union[str, os.PathLike[str]] = "none", draft_tokens: int = 8) -> None:
+                 speculate: Union[str, os.PathLike[str]] = "none", draft_tokens: int = 8,
+                 tensor_parallel_size: int = 1) -> None:
         if model is None:
             path = bundled_model()
             logging.getLogger("eadem").info("no model given: using the bundled model '%s' (%s)", BUNDLED, path)
         else:
             path = located("model", model)
+        arguments = _arguments.engine(
+            path=path, ranks=_arguments.tensor_parallel_size(tensor_parallel_size), device=device, threads=threads,
+            prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode, weights=weights, activations=activations,
+            matmul_input=matmul_input, kv_dtype=kv_dtype, max_num_batched_tokens=max_num_batched_tokens,
+            disabled_fusions=disabled_fusions, pack_cache=pack_cache)
         self._llm = _eadem.Llm(
-            path, kv_cache=_arguments.cache("kv_cache", kv_cache),
-            pack_cache=None if pack_cache is None else _arguments.path("pack_cache", pack_cache),
-            speculate=speculate if speculate in ("none", "lookup", "") else located("speculate", speculate),
-            draft_tokens=_arguments.integer("draft_tokens", draft_tokens),
-            **_arguments.engine(
-                device=device, threads=threads, prefill_threads=prefill_threads, pin=pin, isa=isa, mode=mode,
-                weights=weights, activations=activations, matmul_input=matmul_input, kv_dtype=kv_dtype,
-                max_num_batched_tokens=max_num_batched_tokens, disabled_fusions=disabled_fusions))
+            _arguments.cache("kv_cache", kv_cache), _arguments.rank_program(arguments),
+            speculate if speculate in ("none", "lookup", "") else located("speculate", speculate),
+            _arguments.integer("draft_tokens", draft_tokens), **arguments)
         self._tokenizer = Tokenizer(self._llm.tokenizer)
 
     def generate(self, prompts: Union[str, Sequence[str], Sequence[Sequence[int]]],

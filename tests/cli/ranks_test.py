@@ -13,12 +13,14 @@ import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 from program import PROGRAM, ROOT, STORIES, ProgramTest, main
 
 GREEDY = ["--temperature", "0", "--quiet"]
+MPIRUN = shutil.which("mpirun")
 
 
 def children(pid):
@@ -90,6 +92,32 @@ class Ranks(ProgramTest):
         self.assertEqual(result.out, text)
         self.assertIn("1 thread)", result.err)
         self.assertIn("in rank 0 of 2", result.err)
+
+    def test_mpirun_starts_the_ranks(self):
+        if MPIRUN is None:
+            self.skipTest("there is no mpirun (openmpi-bin)")
+        text = self.done("run", "-p", "Once upon a time", "-n", "40", *GREEDY).out.encode()
+
+        def run(*command, stdin=subprocess.DEVNULL):
+            return subprocess.run([MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *command],
+                                  stdin=stdin, capture_output=True, timeout=120)
+
+        for ranks in "1", "2", "3":
+            result = run("-np", ranks, PROGRAM, "run", "-p", "Once upon a time", "-n", "40", *GREEDY)
+            self.assertEqual((result.returncode, result.stdout), (0, text), result.stderr)
+            self.assertEqual(result.stderr.count(b"eadem:"), 1, result.stderr)  # which model rank 0 takes
+        with tempfile.TemporaryFile() as prompt:
+            prompt.write(b"Once upon a time\n")
+            prompt.seek(0)
+            result = run("-np", "2", PROGRAM, "run", "-n", "40", *GREEDY, stdin=prompt)
+        self.assertEqual((result.returncode, result.stdout), (0, text), result.stderr)
+        # Rank 0 alone reports.
+        result = run("-np", "2", PROGRAM, "run", "/no/such/model", "-p", "Once")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertEqual(result.stderr.count(b"eadem: error:"), 1, result.stderr)
+        result = run("-np", "2", PROGRAM, "run", "--tp", "3", "-p", "Once")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn(b"--tp is 3; mpirun has started 2 processes", result.stderr)
 
     def test_conversation_is_that_of_one_rank(self):
         turns = b"Tell me a story.\nGo on.\n"

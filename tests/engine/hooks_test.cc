@@ -95,10 +95,40 @@ TEST(Hooks, ANameThatNothingHasIsRefusedWithTheNearestOnes) {
   for (const std::string& name : whole->hooks().names().values) {
     const std::string answer = refusal([&] { engine->hooks().register_hook(name, nothing); });
     if (answer.empty()) continue;
-    EXPECT_HAS(answer, "a fusion keeps that value inside its kernel");
+    EXPECT_HAS(answer, "a fusion keeps that value inside its kernel (");
+    EXPECT_HAS(answer, "the nearest values that are seen are '");
     ++refused;
   }
   EXPECT_GT(refused, 0);
+}
+
+TEST(Hooks, AFusionIsSwitchedOffOnRequestWithTheSameBits) {
+  EngineSetup setup;
+  setup.options.mode = HardwareMode::accuracy;  // rounding comes after fusions, and names of its own with it
+  const auto engine = make_engine(setup);
+  const InferEngine::Input step{.input_ids = {1, 2, 3}, .input_lengths = {3}, .cache_lengths = {0}, .all_logits = true};
+  engine->forward(step);
+  const std::vector<float> expected = values(engine->logits());
+  const std::map<std::string, std::string> fused = engine->hooks().names().fused;
+  std::set<std::string> fusions;
+  for (const auto& [name, fusion] : fused) fusions.insert(fusion);
+  EXPECT_GE(fusions.size(), 2u);
+  for (const std::string& fusion : fusions) {
+    const auto found =
+        std::find_if(fused.begin(), fused.end(), [&](const auto& each) { return each.second == fusion; });
+    SCOPED_TRACE(fmt::format("'{}' in {}", found->first, fusion));
+    int fired = 0;
+    const auto count = [&](const std::string&, const TensorView&, int) { ++fired; };
+    engine->unfuse(found->first);
+    engine->hooks().register_hook(found->first, count);
+    engine->forward(step);
+    EXPECT_EQ(fired, 1);
+    expect_same_bits(values(engine->logits()), expected, "logits");
+    engine->hooks().clear();
+  }
+  engine->unfuse("no.such.value");  // changes nothing
+  engine->forward(step);
+  expect_same_bits(values(engine->logits()), expected, "logits");
 }
 
 }  // namespace hooks_test

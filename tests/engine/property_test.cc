@@ -187,7 +187,7 @@ TEST(Engine, RefusesInputsThatContradictThemselves) {
   refused([](auto& i) { i.input_lengths = {3}; }, "input_lengths");
   refused([](auto& i) { i.input_lengths = {}; }, "0 sequences");
   refused([](auto& i) { i.cache_lengths = {1 << 20}; }, "the cache holds");
-  refused([](auto& i) { i.position_ids = {0, 5}; }, "position 5");
+  refused([](auto& i) { i.position_ids = {0, 1 << 20}; }, "position 1048576");
   refused([](auto& i) { i.slot_mapping = {0, 7}; }, "slot 7");
   refused([](auto& i) { i.block_tables = {{3}}; }, "block 3");
   refused([](auto& i) { i.sampling = {{.top_p = 0}}; }, "top_p");

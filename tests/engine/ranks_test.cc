@@ -299,10 +299,126 @@ TEST(Ranks, EveryCommandReachesAll) {
   EXPECT_EQ(engine->hidden_states().shape()[1], config.model->info().hidden);
   EXPECT_LT(engine->parameters().size_bytes(), make(one_thread(), accurate())->parameters().size_bytes());
 
-  engine->hooks().register_hook("sample.token", [](const std::string&, const TensorView&, int) {});
-  InferEngine::Input input{.input_ids = {1}, .input_lengths = {1}, .cache_lengths = {0}};
-  EXPECT_HAS(test::refusal([&] { engine->forward(input); }), "Unsupported: hooks see what one rank computes");
   EXPECT_HAS(test::refusal([&] { engine->sequence_states(); }), "Unsupported: states per sequence are divided");
+}
+
+// Parts of a value, one after another along `axis`.
+std::vector<float> joined(const std::vector<Tensor>& parts, int axis) {
+  std::vector<float> result;
+  int64_t outer = 1;
+  for (int i = 0; i < axis; ++i) outer *= parts[0].shape()[i];
+  for (int64_t o = 0; o < outer; ++o)
+    for (const Tensor& part : parts) {
+      const int64_t run = part.view.num_elements() / outer;
+      result.insert(result.end(), part.view.as<float>() + o * run, part.view.as<float>() + (o + 1) * run);
+    }
+  return result;
+}
+
+Tensor copy_of(const TensorView& view) {
+  Tensor copy = Tensor::on_host(view.dtype, view.shape);
+  std::memcpy(copy.view.data, view.data, static_cast<size_t>(view.size_bytes()));
+  return copy;
+}
+
+TEST(Ranks, HooksSeeWhatEveryRankMakes) {
+  const Make whole = [&](const std::shared_ptr<Device>& device, EngineOptions options) {
+    options.disabled_fusions = {"all"};
+    return from(golden("llama"))(device, options);
+  };
+  const InferEngine::Input input{
+      .input_ids = {1, 2, 3}, .input_lengths = {3}, .cache_lengths = {0}, .block_tables = {{0, 1, 2, 3}}};
+  // In the first layer nothing was summed up over ranks yet: queries, keys and values have one rank's bits.
+  const std::string pattern = "model.layers.0.self_attn.[qkv]_proj.reshape.y";
+  std::map<std::string, std::vector<Tensor>> one, two;
+  const auto into = [](std::map<std::string, std::vector<Tensor>>& seen) {
+    return [&seen](const std::string& name, const TensorView& tensor, int layer) {
+      EXPECT_EQ(layer, 0);
+      seen[name].push_back(copy_of(tensor));
+    };
+  };
+  {
+    const auto engine = whole(one_thread(), accurate());
+    engine->hooks().register_hook(pattern, into(one));
+    engine->forward(input);
+  }
+  ASSERT_EQ(one.size(), 3u);
+  const auto ranks = fork_ranks(2, whole);
+  const auto engine = whole(one_thread(), on(*ranks));
+  const std::vector<int32_t> expected = engine->forward(input).output_ids;
+  const auto id = engine->hooks().register_hook(pattern, into(two));
+  int second = 0, fails = 0;
+  engine->hooks().register_hook(
+      "model.norm.*", [&](const std::string&, const TensorView& tensor, int) { second += tensor.shape[0] == 3; }, 1);
+  engine->reset_cache();
+  EXPECT_EQ(engine->forward(input).output_ids, expected);
+  EXPECT_EQ(second, 1);
+  ASSERT_EQ(two.size(), 3u);
+  for (const auto& [name, parts] : two) {
+    SCOPED_TRACE(name);
+    ASSERT_EQ(parts.size(), 2u);
+    EXPECT_EQ(parts[0].shape()[1] * 2, one.at(name)[0].shape()[1]) << "heads are divided";
+    expect_same_bits(joined(parts, 1), joined(one.at(name), 1), name);
+  }
+  // A rank that does not exist; an exception, which ends the step on every rank; a hook that is gone.
+  EXPECT_HAS(test::refusal([&] { engine->hooks().register_hook("model.norm.*", {}, 2); }),
+             "InvalidArgument: hook on 'model.norm.*' of rank 2; expected 0 to 1");
+  const auto fails_id = engine->hooks().register_hook(
+      "model.layers.1.*", [&](const std::string&, const TensorView&, int) { ++fails, throw NotFound("nothing"); });
+  engine->reset_cache();
+  EXPECT_HAS(test::refusal([&] { engine->forward(input); }), "NotFound: nothing");
+  EXPECT_EQ(fails, 1);
+  engine->hooks().remove(fails_id);
+  engine->hooks().remove(id);
+  two.clear();
+  engine->reset_cache();
+  EXPECT_EQ(engine->forward(input).output_ids, expected);
+  EXPECT_TRUE(two.empty());
+  EXPECT_EQ(second, 2) << "none in the step that ended before";
+}
+
+TEST(Ranks, AFusionIsSwitchedOffOnAll) {
+  const auto ranks = fork_ranks(2, from(golden("llama")));
+  const auto engine = from(golden("llama"))(one_thread(), on(*ranks));
+  const std::vector<int32_t> before = draw(*engine).tokens[1];
+  const std::string name = engine->hooks().names().fused.begin()->first;
+  std::vector<Shape> shapes;
+  const auto see = [&](const std::string&, const TensorView& tensor, int) { shapes.push_back(tensor.shape); };
+  EXPECT_HAS(test::refusal([&] { engine->hooks().register_hook(name, see); }), "a fusion keeps that value inside");
+  engine->unfuse(name);
+  engine->hooks().register_hook(name, see);
+  EXPECT_EQ(draw(*engine).tokens[1], before);
+  EXPECT_GE(shapes.size(), 2u);
+}
+
+TEST(Ranks, ParametersComeBackByRankAndWhole) {
+  InferEngine::StateDict one;
+  {
+    const auto engine = from(golden("llama"))(one_thread(), accurate());
+    one = engine->state_dict();
+    EXPECT_EQ(engine->state_dict_by_rank().size(), 1u);
+  }
+  for (const int size : {2, 4}) {  // with 4 ranks, key-value heads do not divide
+    const auto ranks = fork_ranks(size, from(golden("llama")));
+    const auto engine = from(golden("llama"))(one_thread(), on(*ranks));
+    const std::vector<InferEngine::StateDict> parts = engine->state_dict_by_rank();
+    const InferEngine::StateDict whole = engine->whole_state_dict();
+    ASSERT_EQ(std::ssize(parts), size);
+    ASSERT_EQ(whole.size(), one.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      SCOPED_TRACE(one[i].first);
+      EXPECT_EQ(whole[i].first, one[i].first);
+      EXPECT_EQ(whole[i].second.shape(), one[i].second.shape());
+      expect_same_bits(values(whole[i].second), values(one[i].second), one[i].first);
+      int64_t elements = 0;
+      for (const InferEngine::StateDict& part : parts) {
+        EXPECT_EQ(part[i].first, one[i].first);
+        elements += part[i].second.view.num_elements();
+      }
+      const bool is_divided = engine->parameters().type(one[i].first).sharding.kind == Sharding::Kind::sharded;
+      EXPECT_EQ(elements, one[i].second.view.num_elements() * (is_divided ? 1 : size)) << "exactly its part";
+    }
+  }
 }
 
 TEST(Ranks, ACancelledCallLeavesTheEngineInOrder) {

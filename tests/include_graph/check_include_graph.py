@@ -60,6 +60,8 @@ EXTERNAL = [
 ]
 GETENV_PLACES = ("eadem/core/log.cc", "eadem/cli/interactive/line_editor.cc",
                  "eadem/models/locator/model_locator.cc")
+# Passes it on to the processes that it starts; reads which rank a launcher has made this process.
+ENVIRONMENT_IS_PASSED_ON = ("eadem/distributed/spawned_ranks.cc", "eadem/distributed/launched_ranks.cc")
 
 SUFFIXES = {".h", ".hh", ".hpp", ".inl", ".inc", ".ipp", ".cc", ".cpp", ".cxx", ".c", ".cu", ".cuh"}
 TOKEN = re.compile(
@@ -242,7 +244,7 @@ class Checker:
     def check_environment(self):
         pattern = re.compile(r"\b(?:secure_getenv|getenv|setenv|putenv|unsetenv|environ)\b")
         for file, code in self.code.items():
-            if layer_of(file) is None or file in GETENV_PLACES:
+            if layer_of(file) is None or file in GETENV_PLACES + ENVIRONMENT_IS_PASSED_ON:
                 continue
             self.report_environment(file, code, pattern)
         for path in sorted((self.root / "python").rglob("*.py")):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-import struct
 import json
+import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,16 @@ def load_safetensors(path):
             raw = data[8 + size + begin:8 + size + end]
             result[name] = np.frombuffer(raw, dtypes[entry["dtype"]]).reshape(entry["shape"]).copy()
     return result
+
+
+@pytest.fixture(scope="session")
+def long_model(tmp_path_factory):
+    """Path of a small model with a context of 4096 tokens."""
+    folder = tmp_path_factory.mktemp("long_model")
+    config = json.loads((GOLDEN / "llama/config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    shutil.copy(GOLDEN / "llama/model.safetensors", folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,12 @@ import eadem
 PACKAGE = Path(eadem.__file__).parent
 
 
-def test_examples_of_the_document_run(stories, capsys, tmp_path, monkeypatch):
+def test_examples_of_the_document_run(stories, long_model, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for what the examples save
     text = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     assert len(blocks) >= 8
-    names = {"text_model": stories, "model": str(GOLDEN / "llama")}
+    names = {"text_model": stories, "model": str(GOLDEN / "llama"), "model_path": long_model}
     for block in blocks:
         line = text.count("\n", 0, block.start()) + 1
         exec(compile("\n" * line + block[1], "docs/python.md", "exec"), names)

@@ -187,8 +187,9 @@ def test_dist_config():
     assert eadem.DistConfig().tp_device_ids == [0]
     assert eadem.DistConfig(tp_size=3).tp_device_ids == [0, 1, 2]
     assert eadem.DistConfig([4, 2]).tp_size == 2
-    with pytest.raises(eadem.Unsupported, match="2 ranks"):
-        InferEngine(eadem.AutoConfig.from_pretrained(GOLDEN / "llama"), eadem.DistConfig(2))
+    for make in (lambda: eadem.DistConfig(tp_size=0), lambda: eadem.DistConfig([])):
+        with pytest.raises(eadem.InvalidArgument, match="tp_"):
+            make()
 
 
 @pytest.mark.parametrize("change, words", [
@@ -197,7 +198,8 @@ def test_dist_config():
     ({"input_ids": [[0.5]]}, "integers"),
     ({"input_ids": [[[1]]]}, "shape"),
     ({"position_ids": [[0, 1]]}, "position_ids"),
-    ({"position_ids": [[1, 2, 4]]}, "position"),
+    ({"position_ids": [[1, 2, 128]]}, "has position 128; the model's context is 128"),
+    ({"position_ids": [[-1, 2, 4]]}, "has position -1"),
     ({"cache_lengths": [127]}, "cache holds"),
     ({"input_lengths": [4]}, "lengths"),
     ({"temperature": -1}, "temperature"),
@@ -237,7 +239,7 @@ def test_errors_are_python_errors_too(tmp_path):
     with pytest.raises(ValueError, match="weights"):
         InferEngine.from_pretrained(GOLDEN / "llama", weights="f8")
     with pytest.raises(eadem.InvalidArgument):
-        InferEngine.from_pretrained(GOLDEN / "llama", device="abacus")
+        InferEngine.from_pretrained(GOLDEN / "llama", device_type="abacus")
 
 
 def test_a_step_is_greedy_unless_asked():
@@ -310,7 +312,7 @@ def test_all_logits_says_what_it_needs():
     (lambda: InferEngine("llama"), "config is 'llama' .str.; expected LlamaConfig"),
     (lambda: InferEngine.from_pretrained(3), "path is 3 .int.; expected a path"),
     (lambda: InferEngine.from_pretrained(GOLDEN / "llama", threads="2"), "threads is '2' .str.; expected an int"),
-    (lambda: InferEngine.from_pretrained(GOLDEN / "llama", device=None), "device is None; expected a str"),
+    (lambda: InferEngine.from_pretrained(GOLDEN / "llama", device_type=None), "device_type is None; expected a str"),
     (lambda: InferEngine.from_pretrained(GOLDEN / "llama", cache_config=4), "cache_config is 4 .int.; expected Static"),
     (lambda: InferEngine.from_pretrained(GOLDEN / "llama", disabled_fusions="a"), "no fusion is called 'a'"),
     (lambda: InferEngine.from_pretrained(GOLDEN / "llama", disabled_fusions=3), "disabled_fusions is 3 .int."),

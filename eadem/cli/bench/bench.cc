@@ -440,12 +440,12 @@ int bench(CommandLine command_line) {
   engine_options.draft_tokens = speculation.room();
   engine_options.cache = engine::PagedKVCacheConfig{
       .max_batch_size = *std::max_element(options->batches.begin(), options->batches.end()), .max_cache_len = needed};
-  const std::unique_ptr<distributed::ForkedRanks> ranks =
-      fork_ranks(options->model, *checkpoint.model, engine_options,
-                 [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
-                   if (!options->random) return InferEngine::from_checkpoint(checkpoint, std::move(device), own);
-                   return std::make_unique<InferEngine>(checkpoint.model, std::move(device), own, spec);
-                 });
+  const std::unique_ptr<distributed::RankProcesses> ranks =
+      start_ranks(options->model, *checkpoint.model, engine_options,
+                  [&](std::shared_ptr<Device> device, const engine::EngineOptions& own) {
+                    if (!options->random) return InferEngine::from_checkpoint(checkpoint, std::move(device), own);
+                    return std::make_unique<InferEngine>(checkpoint.model, std::move(device), own, spec);
+                  });
   const std::shared_ptr<Device> device = options->model.open();
   std::unique_ptr<InferEngine> engine = open_engine(*options, checkpoint, spec, device, engine_options);
   stop_if_interrupted();

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/cli/options/model_options.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "eadem/cli/terminal.h"
@@ -36,6 +41,13 @@ std::vector<std::string> asset_folders() {
   return distinct;
 }
 
+void leave_terminal() {
+  const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (nothing < 0) throw IoError("/dev/null: {}", std::strerror(errno));
+  for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nothing, standard);
+  close(nothing);
+}
+
 // The dtype of option `flag`, else that of --dtype, which sets every precision at once.
 Override<DType> dtype_of_option(const char* flag, const std::string& value, const std::string& common) {
   return value.empty() ? Override<DType>(dtype_from_name(common), "--dtype")
@@ -66,9 +78,12 @@ void ModelOptions::add_device(Arguments& arguments) {
 }
 
 void ModelOptions::add_ranks(Arguments& arguments) {
+  launch = distributed::launch_of_this_process();
+  if (launch) tensor_ranks = launch->size;
   arguments.option("--tp", "N", tensor_ranks,
                    "divide the model over N processes of this machine (tensor parallelism), on the CPU; the threads of "
-                   "--threads and --prefill-threads are divided among them, as evenly as goes (default: 1)");
+                   "--threads and --prefill-threads are divided among them, as evenly as goes (default: 1, or the "
+                   "processes that mpirun has started)");
   arguments.option("--ep", "N", expert_ranks,
                    "divide the experts of a model over N processes of this machine (expert parallelism), with the rest "
                    "in each of them; threads as with --tp. The bits are those of one process (default: 1)");
@@ -81,8 +96,14 @@ void ModelOptions::check_ranks() const {
   };
   in_range("--tp", tensor_ranks);
   in_range("--ep", expert_ranks);
+  if (launch && launch->size > 1 && expert_ranks > 1)
+    throw UsageError(fmt::format("--ep is {}; the {} processes that mpirun has started divide tensors (--tp)",
+                                 expert_ranks, launch->size));
   if (tensor_ranks > 1 && expert_ranks > 1)
     throw UsageError(fmt::format("--tp is {} and --ep is {}; the processes divide either", tensor_ranks, expert_ranks));
+  if (launch && launch->size != ranks())
+    throw UsageError(fmt::format("{} is {}; mpirun has started {} processes", expert_ranks > 1 ? "--ep" : "--tp",
+                                 ranks(), launch->size));
   if (ranks() == 1) return;
   const std::string own = fmt::format("{} {}", tensor_ranks > 1 ? "--tp" : "--ep", ranks());
   if (device != "cpu") throw UsageError(fmt::format("{} is for the CPU; --device is {}", own, device));
@@ -92,6 +113,7 @@ void ModelOptions::check_ranks() const {
   };
   enough("--threads", threads);
   enough("--prefill-threads", prefill_threads);
+  if (follows()) leave_terminal();
 }
 
 void ModelOptions::add_kv_dtype(Arguments& arguments) {

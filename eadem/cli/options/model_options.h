@@ -11,6 +11,7 @@
 
 #include "eadem/cli/options/arguments.h"
 #include "eadem/core/log.h"
+#include "eadem/distributed/launched_ranks.h"
 #include "eadem/engine/infer_engine.h"
 #include "eadem/engine/speculation/speculation_options.h"
 
@@ -21,6 +22,7 @@ struct ModelOptions {
   std::string device = "cpu";
   int64_t threads = 0, prefill_threads = 0;
   int64_t tensor_ranks = 1, expert_ranks = 1;  // one of them is 1
+  std::optional<distributed::Launch> launch;   // by mpirun; then it says which tensor ranks there are
   bool no_pin = false;
   std::string isa;
   std::string mode = "performance";
@@ -38,9 +40,11 @@ struct ModelOptions {
   void add_loading(Arguments& arguments);      // --pack-cache
   void add_speculation(Arguments& arguments);  // --speculate --draft-tokens
 
-  // Throws UsageError for a --tp or --ep that contradicts the other, the device or the threads.
+  // Throws UsageError for a --tp or --ep that contradicts the other, the device or the threads. From here on a process
+  // that follows rank 0 reads and writes nothing: rank 0 says what went wrong on any.
   void check_ranks() const;
   int64_t ranks() const { return tensor_ranks * expert_ranks; }
+  bool follows() const { return launch && launch->rank > 0; }
   // Throws UsageError for options of speculation that contradict themselves or several ranks.
   void check_speculation() const;
   // What --speculate says, with the path of its model. Throws as resolve_model does.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 
 namespace eadem {
 
@@ -17,6 +18,16 @@ void unmap(void* data, int64_t size_bytes, void*) { munmap(data, static_cast<siz
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
+
+// What the system can give without swapping: free pages, and those of files that it can read again. Negative: it does
+// not say.
+int64_t available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  for (int64_t value = 0; file >> name >> value; file >> unit)
+    if (name == "MemAvailable:") return value * 1024;
+  return -1;
+}
 
 std::vector<Seat> seats(const DeviceOptions& options, const Topology& topology, int decode_threads, int all_threads) {
   if (!options.pin) return std::vector<Seat>(static_cast<size_t>(all_threads));
@@ -48,8 +59,9 @@ std::string CpuDevice::description() const {
 MemoryInfo CpuDevice::memory() const {
   struct sysinfo info {};
   sysinfo(&info);
-  const int64_t unit = info.mem_unit;
-  return {static_cast<int64_t>(info.totalram) * unit, static_cast<int64_t>(info.freeram + info.bufferram) * unit};
+  const int64_t unit = info.mem_unit, available = available_bytes();
+  return {static_cast<int64_t>(info.totalram) * unit,
+          available >= 0 ? available : static_cast<int64_t>(info.freeram + info.bufferram) * unit};
 }
 
 DeviceRates CpuDevice::rates() const {

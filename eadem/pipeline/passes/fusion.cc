@@ -225,6 +225,11 @@ std::optional<size_t> fuse_next(Graph& graph, const Fusion& fusion, size_t start
     else
       fused = make_fused(graph, fusion, *match, device, bounds, options.training, decision.reason);
     decision.applied = fused.has_value();
+    if (fused)
+      for (const PatternNode& pattern : fusion.nodes)
+        for (const int value : pattern.outputs)
+          if (std::find(fusion.outputs.begin(), fusion.outputs.end(), value) == fusion.outputs.end())
+            decision.kept_inside.push_back(graph.value(match->values.at(value)).name);
     decisions.push_back(std::move(decision));
     if (!fused) continue;
     std::vector<Node> nodes;

@@ -14,7 +14,8 @@ struct FusionDecision {
   std::string fusion;
   std::string scope;  // scope of the last matched node
   bool applied = false;
-  std::string reason;  // refusals only: switched off, attributes, or the kernels' refusals
+  std::string reason;                         // refusals only: switched off, attributes, or the kernels' refusals
+  std::vector<std::string> kept_inside = {};  // applied ones: the values that the fused op does not write
 };
 
 struct FusionOptions {
