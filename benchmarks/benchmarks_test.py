@@ -194,6 +194,10 @@ class Peers(unittest.TestCase):
         # 2 * 2 layers * 2 heads * 8 values of 2 bytes = 128 bytes a cached token; 64 tokens see 32.5 on average.
         self.assertEqual(self.peers.decode_bytes_per_token(self.FACTS, 0, 64, 1, 2), 1000 + 128 * 32.5)
         self.assertEqual(self.peers.decode_bytes_per_token(self.FACTS, 100, 64, 4, 2), 250 + 128 * 132.5)
+        experts = self.FACTS | {"expert_bytes": 800, "experts": 16, "chosen_experts": 2}
+        self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 1, 2), 200 + 100 + 128 * 32.5)
+        self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 4, 2), (200 + 400) / 4 + 128 * 32.5)
+        self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 32, 2), 1000 / 32 + 128 * 32.5)
         attention = 4 * 2 * 4 * 8 * 256.5
         self.assertEqual(self.peers.prefill_operations_per_token(self.FACTS, 0, 512), 1200 + attention + 600 / 512)
         self.assertTrue(self.peers.is_quantized(self.FACTS))

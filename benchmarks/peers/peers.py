@@ -84,18 +84,23 @@ def count_gguf(path):
     heads, hidden = number("attention.head_count"), number("embedding_length")
     names = {tensor.name for tensor in reader.tensors}
     head = "output.weight" if "output.weight" in names else "token_embd.weight"
-    weight_bytes, matrix_elements, types = 0, 0, {}
+    weight_bytes, matrix_elements, expert_bytes, types = 0, 0, 0, {}
+    num_experts, chosen = number("expert_count", 0), number("expert_used_count", 0)
     for tensor in reader.tensors:
         types[tensor.tensor_type.name] = types.get(tensor.tensor_type.name, 0) + int(tensor.n_bytes)
         if tensor.name == "token_embd.weight" and head != tensor.name:
             continue
         weight_bytes += int(tensor.n_bytes)
-        if len(tensor.shape) == 2 and tensor.name != head:
+        if len(tensor.shape) == 2 and tensor.name != head and not tensor.name.endswith("_exps.bias"):
             matrix_elements += int(tensor.n_elements)
+        elif len(tensor.shape) == 3:  # the experts of a layer
+            matrix_elements += int(tensor.n_elements) * chosen // num_experts
+            expert_bytes += int(tensor.n_bytes)
     head_elements = next(int(tensor.n_elements) for tensor in reader.tensors if tensor.name == head)
     return {"weight_bytes": weight_bytes, "matrix_elements": matrix_elements, "head_elements": head_elements,
             "layers": number("block_count"), "heads": heads, "kv_heads": number("attention.head_count_kv", heads),
-            "head_dim": number("attention.key_length", hidden // heads), "bytes_by_type": types}
+            "head_dim": number("attention.key_length", hidden // heads), "bytes_by_type": types,
+            **({"expert_bytes": expert_bytes, "experts": num_experts, "chosen_experts": chosen} if num_experts else {})}
 
 
 def is_quantized(facts):
@@ -117,7 +122,15 @@ def prefill_peak(facts, ceiling):
 def decode_bytes_per_token(facts, depth, gen, batch, kv_value_bytes):
     mean_length = depth + (gen + 1) / 2
     kv = 2 * facts["layers"] * facts["kv_heads"] * facts["head_dim"] * kv_value_bytes * mean_length
-    return facts["weight_bytes"] / batch + kv
+    return step_weight_bytes(facts, batch) / batch + kv
+
+
+def step_weight_bytes(facts, batch):
+    """Of experts, as many as the tokens of a step can choose."""
+    if "experts" not in facts:
+        return facts["weight_bytes"]
+    unread = 1 - min(1, facts["chosen_experts"] * batch / facts["experts"])
+    return facts["weight_bytes"] - unread * facts["expert_bytes"]
 
 
 def prefill_operations_per_token(facts, depth, prompt):

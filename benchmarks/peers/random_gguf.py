@@ -4,9 +4,11 @@
 
     random_gguf.py CONFIG.json OUT.gguf [--type f16|bf16|f32] [--quantize TYPE ...]
 
-CONFIG.json is a config.json of model_type llama, qwen2 or qwen3_moe. Matrices are N(0, 0.02), norms 1, biases small. The tokenizer
-knows the 256 bytes and one merge; the other tokens are unused. --quantize q4_k_m also writes OUT's stem + -q4_k_m.gguf for each TYPE
-with llama.cpp's quantizer (which mixes types as its names say), so that all engines read what llama.cpp's users have.
+CONFIG.json is a config.json of model_type llama, qwen2, qwen3_moe or gpt_oss. Matrices are N(0, 0.02), norms 1, biases small. The
+tokenizer knows the 256 bytes and one merge; the other tokens are unused. --quantize q4_k_m also writes OUT's stem + -q4_k_m.gguf for
+each TYPE with llama.cpp's quantizer (which mixes types as its names say), so that all engines read what llama.cpp's users have.
+A file of gpt_oss has the types of published ones: experts in MXFP4, whose codes are drawn at random, and other matrices in Q8_0.
+--type and --quantize are refused for it.
 """
 
 import argparse
@@ -26,7 +28,17 @@ def byte_tokens():
     return [spelled[byte] for byte in range(256)]
 
 
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
+MXFP4_BLOCK = 32  # values; one byte of exponent and 16 of codes
+MXFP4_EXPONENT = 127 - 7  # codes have deviation 2.8, so values 0.02
+
+
+def mxfp4_blocks(random, *shape):
+    """Random MXFP4 of a matrix or of stacked ones."""
+    *rows, columns = shape
+    blocks = random.integers(0, 256, (*rows, columns // MXFP4_BLOCK, 1 + MXFP4_BLOCK // 2), dtype=np.uint8)
+    blocks[..., 0] = MXFP4_EXPONENT
+    return blocks.reshape(*rows, -1)
 
 
 def write_model(config, target, type_name):
@@ -52,11 +64,18 @@ def write_model(config, target, type_name):
     if head_dim * heads != hidden:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    experts = config.get("num_experts", 0)
+    experts = config.get("num_experts") or config.get("num_local_experts", 0)
+    width = config.get("moe_intermediate_size", ffn)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_feed_forward_length(width)
+    scaling = config.get("rope_scaling")
+    if family == "gpt_oss":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
 
     tokens = byte_tokens() + ["he"] + [f"<|unused_{i}|>" for i in range(257, vocab)]
     writer.add_tokenizer_model("gpt2")
@@ -74,6 +93,9 @@ def write_model(config, target, type_name):
         values = random.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
         if type_name == "f32" or keeps_f32:
             writer.add_tensor(name, values)
+        elif family == "gpt_oss":
+            encoded = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(name, encoded, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         elif type_name == "f16":
             writer.add_tensor(name, values.astype(np.float16))
         else:
@@ -83,21 +105,23 @@ def write_model(config, target, type_name):
     def vector(name, values):
         writer.add_tensor(name, np.asarray(values, dtype=np.float32))
 
+    def bias(name, *shape):
+        vector(name, random.standard_normal(shape) * 0.02)
+
     matrix("token_embd.weight", vocab, hidden)
     vector("output_norm.weight", np.ones(hidden))
     if not config.get("tie_word_embeddings", False):
         matrix("output.weight", vocab, hidden)
-    scaling = config.get("rope_scaling")
     if scaling and scaling.get("rope_type") == "llama3":
         vector("rope_freqs.weight", llama3_factors(config["rope_theta"], head_dim, scaling))
     for layer in range(layers):
         prefix = f"blk.{layer}."
         vector(prefix + "attn_norm.weight", np.ones(hidden))
-        vector(prefix + "ffn_norm.weight", np.ones(hidden))
+        vector(prefix + ("post_attention_norm" if family == "gpt_oss" else "ffn_norm") + ".weight", np.ones(hidden))
         for part, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             matrix(prefix + f"attn_{part}.weight", rows * head_dim, hidden)
-            if family == "qwen2":
-                vector(prefix + f"attn_{part}.bias", random.standard_normal(rows * head_dim) * 0.02)
+            if family in ("qwen2", "gpt_oss"):
+                bias(prefix + f"attn_{part}.bias", rows * head_dim)
         matrix(prefix + "attn_output.weight", hidden, heads * head_dim)
         if family == "qwen3_moe":
             for part in ("q", "k"):
@@ -107,8 +131,16 @@ def write_model(config, target, type_name):
             matrix(prefix + "ffn_up.weight", ffn, hidden)
             matrix(prefix + "ffn_down.weight", hidden, ffn)
             continue
-        width = config["moe_intermediate_size"]
         matrix(prefix + "ffn_gate_inp.weight", experts, hidden, keeps_f32=True)
+        if family == "gpt_oss":
+            bias(prefix + "attn_output.bias", hidden)
+            bias(prefix + "attn_sinks.weight", heads)
+            bias(prefix + "ffn_gate_inp.bias", experts)
+            for part, rows, columns in (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)):
+                writer.add_tensor(prefix + f"ffn_{part}_exps.weight", mxfp4_blocks(random, experts, rows, columns),
+                                  raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+                bias(prefix + f"ffn_{part}_exps.bias", experts, rows)
+            continue
         matrix(prefix + "ffn_gate_exps.weight", experts, width, hidden)
         matrix(prefix + "ffn_up_exps.weight", experts, width, hidden)
         matrix(prefix + "ffn_down_exps.weight", experts, hidden, width)
@@ -145,12 +177,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--type", choices=["f16", "bf16", "f32"], default="f16")
+    parser.add_argument("--type", choices=["f16", "bf16", "f32"], help="f16 when not given")
     parser.add_argument("--quantize", nargs="*", default=[], metavar="TYPE")
     arguments = parser.parse_args()
+    config = json.loads(arguments.config.read_text())
+    if config["model_type"] == "gpt_oss" and (arguments.quantize or arguments.type):
+        raise SystemExit("random_gguf.py: files of gpt_oss have the types of published ones; leave out --type and --quantize")
     if not arguments.target.exists():
         partial = arguments.target.with_suffix(".partial")
-        write_model(json.loads(arguments.config.read_text()), partial, arguments.type)
+        write_model(config, partial, arguments.type or "f16")
         partial.rename(arguments.target)
     for type_name in arguments.quantize:
         target = arguments.target.with_name(f"{arguments.target.stem}-{type_name}.gguf")

@@ -63,7 +63,7 @@ HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_st
       for (int r = 0; r < kRows; ++r) {
         const Ints four = broadcast_bytes(q + r * q_stride + d + i * kWordCodes);
 #pragma GCC unroll kUnroll
-        for (int g = 0; g < kScoreGroups; ++g) acc[r][g] = DotBytes<true>::dot(acc[r][g], words[g][i], four);
+        for (int g = 0; g < kScoreGroups; ++g) acc[r][g] = DotBytes<8>::dot(acc[r][g], words[g][i], four);
       }
     fetch_keys(keys, head_dim, step, steps);
   }
@@ -74,7 +74,7 @@ HWY_NOINLINE void code_scores_tile(float* HWY_RESTRICT scores, int64_t scores_st
       for (int64_t j = 0; j < kLanes; ++j) std::memcpy(&codes[j], keys.at[g] + j * keys.stride[g] + d, left);
       const Words words = unsigned_codes(hn::LoadU(WordLanes(), codes));
       for (int r = 0; r < kRows; ++r)
-        acc[r][g] = DotBytes<true>::dot(acc[r][g], words, broadcast_bytes(q + r * q_stride + d));
+        acc[r][g] = DotBytes<8>::dot(acc[r][g], words, broadcast_bytes(q + r * q_stride + d));
     }
 
 #pragma GCC unroll kUnroll

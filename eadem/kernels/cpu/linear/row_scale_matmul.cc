@@ -60,9 +60,12 @@ HWY_NOINLINE void chunk_tile(float* HWY_RESTRICT c, int64_t c_stride, const Quan
           fetch_far(codes + p * w.stride + far + i);
         }
     }
-    add_dots<Dot, 0, kStepVectors>(sums, x.codes + (first + s) * kStep, [&](int i, int v) {
-      return Fields::codes_at(codes + v / kPanelVectors * w.stride, v % kPanelVectors * kLanes, i);
-    });
+    make_dots<Dot, 0, kStepVectors>(
+        sums, x.codes + (first + s) * kStep,
+        [&](int i, int v) {
+          return Fields::codes_at(codes + v / kPanelVectors * w.stride, v % kPanelVectors * kLanes, i);
+        },
+        [&](int r, int v) { return sums[r][v]; });
   }
 #pragma GCC unroll kUnroll
   for (int r = 0; r < kRows; ++r)
@@ -125,7 +128,7 @@ void scale_panel(float* c, int64_t c_stride, const QuantizedRows& x, const Quant
   }
 }
 
-template <template <bool> typename Dot, bool kTiles, typename Stored>
+template <template <int> typename Dot, bool kTiles, typename Stored>
 void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                             int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   const int64_t all_steps = k_size / kStep, step_bytes = w.layout->quant_bytes(), stride = all_steps * step_bytes;
@@ -136,9 +139,9 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
     ChunkPanels chunk{w.quants + p0 * stride + s0 * step_bytes, stride};
     if (rows == 1) {
       if (w.layout->code_bits == 4)
-        chunk_row<Dot<false>, 4>(c, x, r0, chunk, panels, s0, steps);
+        chunk_row<Dot<4>, 4>(c, x, r0, chunk, panels, s0, steps);
       else
-        chunk_row<Dot<true>, 8>(c, x, r0, chunk, panels, s0, steps);
+        chunk_row<Dot<8>, 8>(c, x, r0, chunk, panels, s0, steps);
       continue;
     }
     const uint8_t* next = s0 + steps < all_steps ? chunk.codes + steps * step_bytes : w.quants + (p0 + panels) * stride;
@@ -158,8 +161,10 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
     // 2. Sum the chunk and multiply by the scales of x.
     if (kTiles && steps % 2 == 0)
       chunk_on_tiles(c, x, r0, rows, chunk, panels, s0, steps, next);
+    else if (w.layout->code_bits == 4)
+      chunk_panels<Dot<4>>(c, x, r0, rows, chunk, panels, s0, steps);
     else
-      chunk_panels<Dot<true>>(c, x, r0, rows, chunk, panels, s0, steps);
+      chunk_panels<Dot<8>>(c, x, r0, rows, chunk, panels, s0, steps);
   }
   // 3. Multiply by the scales of the outputs.
   const int64_t c_stride = panels * kPanelWidth;
@@ -167,7 +172,7 @@ void row_scale_product_with(float* c, const QuantizedRows& x, const QuantizedWei
   for (int64_t p = 0; p < panels; ++p) scale_panel(c + p * kPanelWidth, c_stride, x, w, scales, r0, rows, p0 + p);
 }
 
-template <template <bool> typename Dot, bool kTiles>
+template <template <int> typename Dot, bool kTiles>
 QuantizedProduct row_scales_with(DType scales) {
   return with_dtype(scales, [](auto* type) -> QuantizedProduct {
     return row_scale_product_with<Dot, kTiles, ElementOf<decltype(type)>>;

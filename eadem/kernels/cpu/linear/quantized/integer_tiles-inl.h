@@ -48,22 +48,45 @@ HWY_INLINE void cut_into(int64_t count, Piece piece) {
   (smaller(std::integral_constant<int, kSmaller>()), ...);
 }
 
-// sums[r][v] += the dot product of vectors [kBegin, kEnd) of a step of weights with the matching codes of row r of x.
-// Neighbouring rows of x lie kChunkSteps steps apart. words_at(i, v) returns vector i of the step for the v-th kLanes
-// outputs.
-template <typename Dot, int kBegin, int kEnd, int kRows, int kVecs, typename WordsAt>
-HWY_INLINE void add_dots(Ints (&sums)[kRows][kVecs], const int8_t* x_codes, WordsAt words_at) {
+// sums[r][v] = start(r, v) + the dot product of vectors [kBegin, kEnd) of a step of weights with the matching codes of
+// row r of x. Neighbouring rows of x lie kChunkSteps steps apart. words_at(i, v) returns vector i of the step for the
+// v-th kLanes outputs.
+template <typename Dot, int kBegin, int kEnd, int kRows, int kVecs, typename WordsAt, typename Start>
+HWY_INLINE void make_dots(Ints (&sums)[kRows][kVecs], const int8_t* x_codes, WordsAt words_at, Start start) {
+  constexpr int kSums = Dot::kSums < kEnd - kBegin ? Dot::kSums : kEnd - kBegin;
+  if constexpr (kSums == 1)
 #pragma GCC unroll kUnroll
-  for (int i = kBegin; i < kEnd; ++i) {
-    Words words[kVecs];
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll kUnroll
-    for (int v = 0; v < kVecs; ++v) words[v] = words_at(i, v);
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = start(r, v);
 #pragma GCC unroll kUnroll
-    for (int r = 0; r < kRows; ++r) {
-      const Ints bytes = broadcast_bytes(x_codes + r * kChunkSteps * kStep + i * 4);
+  for (int i = kBegin; i < kEnd; i += kSums) {
+    Ints partial[kRows][kVecs];  // in the place of the sums, so that both never take registers
 #pragma GCC unroll kUnroll
-      for (int v = 0; v < kVecs; ++v) sums[r][v] = Dot::dot(sums[r][v], words[v], bytes);
+    for (int j = 0; j < kSums; ++j) {
+      decltype(Dot::weights(Words())) weights[kVecs];
+#pragma GCC unroll kUnroll
+      for (int v = 0; v < kVecs; ++v) weights[v] = Dot::weights(words_at(i + j, v));
+#pragma GCC unroll kUnroll
+      for (int r = 0; r < kRows; ++r) {
+        const Ints bytes = broadcast_bytes(x_codes + r * kChunkSteps * kStep + (i + j) * 4);
+#pragma GCC unroll kUnroll
+        for (int v = 0; v < kVecs; ++v) {
+          if constexpr (kSums == 1) {
+            sums[r][v] = Dot::dot(sums[r][v], weights[v], bytes);
+          } else {
+            const Ints product = Dot::multiply(weights[v], bytes);
+            partial[r][v] = j == 0 ? product : Dot::add(partial[r][v], product);
+          }
+        }
+      }
     }
+    if constexpr (kSums > 1)
+#pragma GCC unroll kUnroll
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll kUnroll
+        for (int v = 0; v < kVecs; ++v)
+          sums[r][v] = hn::Add(i == kBegin ? start(r, v) : sums[r][v], Dot::total(partial[r][v]));
   }
 }
 

@@ -125,19 +125,15 @@ HWY_NOINLINE void quantized_tile(float* HWY_RESTRICT c, int64_t c_stride, const 
 
     // 1. The sums of the step, or of its halves.
     Ints sums[kDots][kRows][kVecs];
-#pragma GCC unroll kUnroll
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll kUnroll
-      for (int g = 0; g < kDots; ++g) {
-        const Ints start = hn::Set(IntLanes(), x_starts[(r * kChunkSteps + s) * kDots + g]);
-#pragma GCC unroll kUnroll
-        for (int v = 0; v < kVecs; ++v) sums[g][r][v] = start;
-      }
     const auto words_at = [&](int i, int v) {
       return load_words(w[v / kPanelVectors].codes + s * kStepBytes + i * 64 + v % kPanelVectors * kLanes * 4);
     };
-    add_dots<Dot, 0, kDotVectors>(sums[0], x_codes + s * kStep, words_at);
-    if constexpr (kDots == 2) add_dots<Dot, kDotVectors, 2 * kDotVectors>(sums[1], x_codes + s * kStep, words_at);
+    const auto start_of = [&](int g) {
+      return [=](int r, int /*v*/) { return hn::Set(IntLanes(), x_starts[(r * kChunkSteps + s) * kDots + g]); };
+    };
+    make_dots<Dot, 0, kDotVectors>(sums[0], x_codes + s * kStep, words_at, start_of(0));
+    if constexpr (kDots == 2)
+      make_dots<Dot, kDotVectors, 2 * kDotVectors>(sums[1], x_codes + s * kStep, words_at, start_of(1));
 
       // 2. Multiply the sums by the scales and subtract the part of the mins.
 #pragma GCC unroll kUnroll
@@ -187,7 +183,7 @@ void quantized_tiles(float* c, const QuantizedRows& x, int64_t r0, int64_t rows,
 
 // ---- The product.
 
-template <template <bool> typename Dot, typename Format>
+template <template <int> typename Dot, typename Format>
 void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                        int64_t rows, int64_t p0, int64_t panels, float* scratch) {
   using Fields = typename Format::Fields;
@@ -207,12 +203,12 @@ void product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& 
       unpacked[p] = {Fields::kBytes < kStepBytes ? reinterpret_cast<const uint8_t*>(to) : panel.quants, to,
                      panel.quants + later};
     }
-    quantized_tiles<Dot<Format::kTileBytes>, typename Format::Tile>(c, x, r0, rows, unpacked, panels, s0, steps,
-                                                                    Fields::kBytes);
+    quantized_tiles<Dot<Format::kTileBits>, typename Format::Tile>(c, x, r0, rows, unpacked, panels, s0, steps,
+                                                                   Fields::kBytes);
   }
 }
 
-template <template <bool> typename Dot>
+template <template <int> typename Dot>
 QuantizedProduct product_with(const QuantizedFormat& format) {
   QuantizedProduct result = nullptr;
   with_format(format, [&](auto constant) { result = product_of_format<Dot, decltype(constant)>; });

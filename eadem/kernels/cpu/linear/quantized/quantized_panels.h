@@ -104,6 +104,8 @@ struct QuantizedLayout {
   int64_t groups() const { return group_size == kStep ? 1 : 2; }  // in a step
   // Each output has a single scale: products then sum whole chunks in integers.
   bool whole_rows() const { return scales == Scales::groups && group_steps == 0; }
+  // Bytes of weights, as tiles multiply them, may be 128 or more.
+  bool has_byte_codes() const { return code_bits == 8 || has_table || (folded && !has_min); }
   bool has_super_scales() const { return scales == Scales::bytes || scales == Scales::nibbles; }
   // Scales of an output in a step: each group has a scale and may have a min.
   int64_t scale_columns() const { return groups() * (has_min && scales != Scales::nibbles ? 2 : 1); }

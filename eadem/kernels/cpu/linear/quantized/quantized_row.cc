@@ -67,14 +67,19 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, i
           if (new_scales) fetch_near(panel_scales + near_scales);
         }
         const Fields fields(panel_quants, n);
-        Ints sums[kGroups];
-#pragma GCC unroll 2
-        for (int g = 0; g < kGroups; ++g)
-          sums[g] = Format::kFolded ? hn::Zero(IntLanes()) : hn::Set(IntLanes(), x.starts[step * kGroups + g]);
-#pragma GCC unroll kUnroll
-        for (int i = 0; i < kStepVectors; ++i)
-          sums[i / kGroupVectors] =
-              Dot::dot(sums[i / kGroupVectors], fields.codes(i, table), broadcast_bytes(x_codes + i * 4));
+        Ints sums[kGroups], dots[1][1];
+        const auto words_at = [&](int i, int /*v*/) { return fields.codes(i, table); };
+        const auto start_of = [&](int g) {
+          return [=, &x](int, int) {
+            return Format::kFolded ? hn::Zero(IntLanes()) : hn::Set(IntLanes(), x.starts[step * kGroups + g]);
+          };
+        };
+        make_dots<Dot, 0, kGroupVectors>(dots, x_codes, words_at, start_of(0));
+        sums[0] = dots[0][0];
+        if constexpr (kGroups == 2) {
+          make_dots<Dot, kGroupVectors, 2 * kGroupVectors>(dots, x_codes, words_at, start_of(1));
+          sums[1] = dots[0][0];
+        }
         const StepScales<Format> scale(panel_scales, n, supers[p]);
         if constexpr (Format::kFolded) {
           const Ints x_pairs = hn::Set(IntLanes(), x.pairs[step]);
@@ -99,7 +104,7 @@ HWY_NOINLINE void quantized_row(float* HWY_RESTRICT c, const QuantizedRows& x, i
   }
 }
 
-template <template <bool> typename Dot, typename Format>
+template <template <int> typename Dot, typename Format>
 void row_product_of_format(float* c, const QuantizedRows& x, const QuantizedWeight& w, int64_t k_size, int64_t r0,
                            int64_t /*rows*/, int64_t p0, int64_t panels, float* scratch) {
   const int64_t all_steps = k_size / kStep;
@@ -108,13 +113,13 @@ void row_product_of_format(float* c, const QuantizedRows& x, const QuantizedWeig
     const int64_t steps = std::min(kChunkSteps, all_steps - s0);
     const PackedChunk chunk = packed_chunk<Format>(w, all_steps, p0, panels, s0, steps, scratch);
     cut_into<kQuantizedRowPanels, 1>(panels, [&](auto width, int64_t p) {
-      quantized_row<Dot<Format::Fields::kWholeBytes>, Format, decltype(width)::value>(
+      quantized_row<Dot<Format::kRowBits>, Format, decltype(width)::value>(
           c + p * kPanelWidth, x, r0, chunk.from_panel(p), s0, steps, w.layout->table.data());
     });
   }
 }
 
-template <template <bool> typename Dot>
+template <template <int> typename Dot>
 QuantizedProduct row_product_with(const QuantizedFormat& format) {
   QuantizedProduct result = nullptr;
   with_format(format, [&](auto constant) { result = row_product_of_format<Dot, decltype(constant)>; });

@@ -8,11 +8,15 @@
 #include <hwy/foreach_target.h>
 
 #include "eadem/kernels/cpu/dispatch.h"
+#include "eadem/kernels/cpu/linear/quantized/quantized_words-inl.h"
 #include "eadem/kernels/cpu/linear/round_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace eadem::kernels::cpu::HWY_NAMESPACE {
 namespace {
+
+// What a dot product with bytes of weights has too much for each unit of x. Codes of 8 bits may be centered.
+int32_t excess(const QuantizedRows& q) { return q.zero() - (kCentersBytes && q.layout->has_byte_codes() ? 128 : 0); }
 
 // The starts of a row's chunks, and its total.
 void sum_chunks(const QuantizedRows& q, const Int8RowPlanes& x, int64_t r, int64_t all_steps) {
@@ -21,7 +25,7 @@ void sum_chunks(const QuantizedRows& q, const Int8RowPlanes& x, int64_t r, int64
     const int64_t steps = std::min(kChunkSteps, all_steps - s0), at = q.step(r, s0);
     int32_t sum = 0;
     for (int64_t i = at * 2; i < (at + steps) * 2; ++i) sum += x.sums[i];
-    q.starts[at] = -q.zero() * sum;
+    q.starts[at] = -excess(q) * sum;
     total = hn::GetLane(hn::MulAdd(set(q.scales[at]), set(static_cast<float>(sum)), set(total)));
   }
   q.sums[r] = total;
@@ -29,7 +33,7 @@ void sum_chunks(const QuantizedRows& q, const Int8RowPlanes& x, int64_t r, int64
 
 void sum_steps(const QuantizedRows& q, const Int8RowPlanes& x, int64_t r, int64_t all_steps) {
   const bool halves = q.layout->groups() == 2, folded = q.layout->folded;
-  const int32_t zero = q.zero(), factor = q.layout->has_min ? 1 : q.layout->zero;
+  const int32_t zero = excess(q), factor = q.layout->has_min ? 1 : q.layout->zero;
   for (int64_t s0 = 0; s0 < all_steps; s0 += kChunkSteps) {
     const int64_t begin = q.step(r, s0), end = begin + std::min(kChunkSteps, all_steps - s0);
     const int32_t* sums = x.sums;

@@ -17,7 +17,7 @@ struct QuantizedRows {
   const float* scales;  // [chunks, rows, kChunkSteps]
   // What follows depends on the layout and is exact: sums of codes as that layout's products need them.
   // [chunks, rows, kChunkSteps, dots()]: the start value of a dot product with weight bytes that are zero() above their
-  // level.
+  // level. An instruction set whose products take bytes for signed numbers has starts of its own.
   int32_t* starts;
   float* sums;  // [chunks, rows, kChunkSteps]: sums of the codes of a step, for mins
   // [chunks, rows, kChunkSteps], folded layouts only. With mins: the sums of both groups as two i16. Without mins: the

@@ -104,8 +104,11 @@ struct StepFormat {
   static constexpr bool kSupers = kScales == Scales::bytes || kScales == Scales::nibbles;
   static constexpr bool kUnit = kFormat.has_table;  // super-scales have a unit other than 1
   static constexpr bool kFolded = kFormat.folded();
-  static constexpr int kDots = kFolded ? 1 : kGroups;                            // sums of a step in a tile
-  static constexpr bool kTileBytes = Fields::kWholeBytes || (kFolded && !kMin);  // codes in a tile may be 128 or more
+  static constexpr int kDots = kFolded ? 1 : kGroups;  // sums of a step in a tile
+  // The bits of codes as a single row and as a tile multiply them. In a tile, folded codes are multiplied by sub-scales
+  // of at most 15 (with mins: 3 * 15) or have bytes of their own.
+  static constexpr int kRowBits = Fields::kWholeBytes ? 8 : kFormat.code_bits;
+  static constexpr int kTileBits = Fields::kWholeBytes || (kFolded && !kMin) ? 8 : kFolded ? 6 : kFormat.code_bits;
   static constexpr bool kExpanded = kScales == Scales::groups;  // f32 scales and mins are in the scratch
   static constexpr int64_t kScaleBytes =
       kExpanded ? kPanelWidth * static_cast<int64_t>(sizeof(float))
