@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Heads that several heads of another kind share, on tensor-parallel ranks that divide the latter: key-value heads, which
-// query heads share, and the groups of a state-space layer.
+// Heads that several heads of another kind share, on tensor-parallel ranks that divide the latter: key-value heads,
+// which query heads share, and the groups of a state-space layer.
 #pragma once
 
 #include <numeric>
@@ -22,11 +22,9 @@ struct SharedHeads {
 inline SharedHeads divide_shared_heads(const BuildContext& context, int64_t heads, int64_t shared) {
   if (shared % context.num_ranks == 0) return {shared / context.num_ranks, std::nullopt};
   const int64_t own = heads / context.num_ranks, group = heads / shared, run = std::gcd(own, group);
-  return {own / run, kernels::SelectHeadsAttrs{.heads = shared,
-                                               .own_heads = own / run,
-                                               .first_query = context.rank * own,
-                                               .run = run,
-                                               .group = group}};
+  return {own / run,
+          kernels::SelectHeadsAttrs{
+              .heads = shared, .own_heads = own / run, .first_query = context.rank * own, .run = run, .group = group}};
 }
 
 }  // namespace eadem::modules
