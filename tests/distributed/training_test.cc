@@ -197,7 +197,8 @@ TEST(TensorParallelTraining, ExchangesWhatTheDocumentSays) {
       const Trainer trainer(std::shared_ptr<const models::Model>(std::shared_ptr<void>(), &counted),
                             open_device("cpu", {.num_threads = 1}), options, mesh);
       int64_t own = 0;
-      for (const pipeline::Node& node : trainer.training_program().graph().nodes()) own += node.op->name() == op;
+      for (const pipeline::Node& node : trainer.training_program().graph().nodes())  // backward, a part is taken
+        own += node.op->name() == op && node.pass != kernels::Pass::backward;
       found = own;
     });
     return found.load();
@@ -208,6 +209,10 @@ TEST(TensorParallelTraining, ExchangesWhatTheDocumentSays) {
   EXPECT_EQ(count(*model, 2, "all_gather"), 1) << "states of the softmax; logits stay where they are";
   // Key-value heads that do not divide: the gradients of k and of v besides, two a layer.
   EXPECT_EQ(count(*SmallModel{.kv_heads = 2}.make(), 3, "all_reduce"), 2 + 4 * layers + 2 * layers);
+  // A state-space layer whose groups do not divide: the norm's heads, and the gradients of these, of b and of c.
+  const auto divided = state_space_model("granitemoehybrid", 12), whole = state_space_model("granitemoehybrid", 1);
+  EXPECT_EQ(count(*whole, 2, "all_gather"), count(*divided, 2, "all_gather") + 1);
+  EXPECT_EQ(count(*whole, 2, "all_reduce"), count(*divided, 2, "all_reduce") + 3);
 }
 
 TEST(TensorParallelTraining, BiasesAndReplicatedKeyValueHeads) {

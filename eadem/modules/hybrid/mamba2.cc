@@ -27,20 +27,20 @@ Mamba2::Division Mamba2::division(const BuildContext& context) const {
           .own_heads = divided ? config_.heads / context.num_ranks : config_.heads};
 }
 
-ValueId Mamba2::project_part(BuildContext& context, size_t index, bool divided, ValueId x) const {
-  const auto [name, size] = config_.parts()[index];
-  const ValueId part = LinearFactory::build(context,
-                                            {.name = std::string(name) + "_proj",
-                                             .in = config_.hidden,
-                                             .out = size,
-                                             .bias = config_.in_bias,
-                                             .parallel = divided ? Parallel::column : Parallel::none,
-                                             .hardware = &context.hardware.of(Role::attention, layer_)},
-                                            x);
-  if (config_.scales[index] == 1) return part;
+ValueId Mamba2::project_part(BuildContext& context, Projection part, bool divided, ValueId x) const {
+  const auto [name, size] = config_.parts()[part];
+  const ValueId y = LinearFactory::build(context,
+                                         {.name = std::string(name) + "_proj",
+                                          .in = config_.hidden,
+                                          .out = size,
+                                          .bias = config_.in_bias,
+                                          .parallel = divided ? Parallel::column : Parallel::none,
+                                          .hardware = &context.hardware.of(Role::attention, layer_)},
+                                         x);
+  if (config_.scales[part] == 1) return y;
   const Graph::Scope scope(context.graph, name);
-  const kernels::ScaleAttrs attrs{.factor = static_cast<float>(config_.scales[index])};
-  return context.graph.add1(std::make_shared<ops::Scale>(attrs), {part});
+  const kernels::ScaleAttrs attrs{.factor = static_cast<float>(config_.scales[part])};
+  return context.graph.add1(std::make_shared<ops::Scale>(attrs), {y});
 }
 
 ValueId Mamba2::convolve(BuildContext& context, const char* name, int64_t channels, bool divided, ValueId x) const {
@@ -118,14 +118,15 @@ ValueId Mamba2::normalize(BuildContext& context, ValueId y) const {
 ValueId Mamba2::build(BuildContext& context, ValueId x) const {
   Graph& graph = context.graph;
   const Division own = division(context);
-  const bool divided[] = {own.heads, own.heads, own.groups, own.groups, own.heads};  // z, x, b, c, dt
-  std::array<ValueId, 5> parts{};
-  for (size_t i = 0; i < parts.size(); ++i) parts[i] = project_part(context, i, divided[i], x);
-  const ValueId scanned =
-      scan(context, convolve(context, "x_conv", config_.inner(), own.heads, parts[1]), parts[2], parts[3], parts[4]);
+  // b and c first: the others' gradients of x are added before ranks exchange them, and then meet those of b and c,
+  // which may be whole.
+  const ValueId b = project_part(context, kB, own.groups, x), c = project_part(context, kC, own.groups, x),
+                z = project_part(context, kZ, own.heads, x), values = project_part(context, kX, own.heads, x),
+                dt = project_part(context, kDt, own.heads, x);
+  const ValueId scanned = scan(context, convolve(context, "x_conv", config_.inner(), own.heads, values), b, c, dt);
   const auto gate = [&](ValueId y) {
     return graph.add1(std::make_shared<ops::GatedActivation>(kernels::ActivationAttrs{kernels::ActivationKind::silu}),
-                      {parts[0], y});
+                      {z, y});
   };
   const ValueId y = reshaped(graph, {own.own_heads * config_.head_dim}, scanned);
   const ValueId gated = config_.norm_before_gate ? gate(normalize(context, y)) : normalize(context, gate(y));

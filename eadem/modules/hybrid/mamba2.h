@@ -62,8 +62,9 @@ class Mamba2 {
     int64_t own_heads;   // on this rank
   };
   Division division(const BuildContext& context) const;
-  // Part `index` of the input's projection.
-  ValueId project_part(BuildContext& context, size_t index, bool divided, ValueId x) const;
+  // A part of the input's projection, by its place in Config::parts().
+  enum Projection { kZ, kX, kB, kC, kDt };
+  ValueId project_part(BuildContext& context, Projection part, bool divided, ValueId x) const;
   ValueId convolve(BuildContext& context, const char* name, int64_t channels, bool divided, ValueId x) const;
   // b or c, [tokens, groups, state]: the groups that this rank's heads read.
   ValueId build_shared(BuildContext& context, const char* name, ValueId x) const;
