@@ -202,8 +202,7 @@ Tensor ParameterStore::cut_part(const Entry& target, const Tensor& tensor, MeshA
   for (int i = 0; i < axis; ++i) outer *= part[i];
   for (int i = axis + 1; i < part.rank(); ++i) inner *= part[i];
   const int64_t run = part[axis] * inner, whole_run = whole.shape[axis] * inner;
-  auto* first = static_cast<std::byte*>(whole.data) + range.begin * inner;
-  if (outer == 1) return Tensor(TensorView(first, whole.dtype, part), tensor.storage);
+  const auto* first = static_cast<const std::byte*>(whole.data) + range.begin * inner;
   Tensor result = Tensor::on_host(whole.dtype, part);
   for (int64_t o = 0; o < outer; ++o)
     std::memcpy(static_cast<std::byte*>(result.view.data) + o * run, first + o * whole_run, static_cast<size_t>(run));
@@ -310,7 +309,7 @@ void ParameterStore::store(const std::string& name, const Tensor& experts, const
     part = Tensor::in_one_piece(target.type.dtype, target.type.bind({}), *target.type.encoding);
     naming([&] { encode(part.view, values.view); });
   }
-  // What was neither decoded, cut into pieces nor rounded lies where it lay.
+  // What was neither decoded, cut nor rounded lies where it lay.
   const std::shared_ptr<const void> kept = part.storage == nullptr ? owner : nullptr;
   for (auto& [encoding, layout] : target.layouts) naming([&, &layout = layout] { fill(layout, part.view, kept); });
   target.loaded = true;

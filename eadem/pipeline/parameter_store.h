@@ -103,7 +103,7 @@ class ParameterStore {
   const Entry& entry(const std::string& name) const;
   // The shape over all ranks of the axes.
   Shape shape_over(const TensorType& type, std::initializer_list<MeshAxis> axes) const;
-  // This rank's part over an axis. A run of plain values shares the memory of `whole`.
+  // This rank's part over an axis: a copy, unless the axis does not divide it.
   Tensor cut_part(const Entry& entry, const Tensor& whole, MeshAxis axis) const;
   void store(const std::string& name, const Tensor& experts, const std::string& source,
              const std::shared_ptr<const void>& owner);
