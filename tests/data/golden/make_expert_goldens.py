@@ -228,7 +228,8 @@ def gguf_names(config, model):
 
 
 def is_trained(config, name):
-    """Corrections, tables of experts and indexers are not, and the files of transformers have matrices of identities, which it never reads."""
+    """Corrections, tables of experts and indexers are not, and the files of transformers have matrices of identities,
+    which it never reads."""
     identity = re.search(r"\.experts\.(\d+)\.", name) if config.model_type == "longcat_flash" else None
     return not name.endswith(("e_score_correction_bias", "ffn.gate.bias", "tid2eid")) and ".indexer." not in name and (
         identity is None or int(identity.group(1)) < config.n_routed_experts)
