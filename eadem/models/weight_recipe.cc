@@ -613,7 +613,9 @@ WeightRecipe part_of_first_axis(const WeightRecipe& recipe, PartRange range, int
     case Kind::add:
     case Kind::scale:
     case Kind::log_of_negative:
-    case Kind::negative_exp: return of_each_part();
+    case Kind::negative_exp:
+    case Kind::whole_numbers:
+    case Kind::integers: return of_each_part();
     case Kind::name:
     case Kind::select:
     case Kind::reorder:
