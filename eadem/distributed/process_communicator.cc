@@ -162,9 +162,12 @@ struct ProcessGroup::Shared {
     header->failed.store(2);
   }
   void throw_if_failed() const {
-    const uint32_t failed = header->failed.load();
-    if (failed == 2) throw RankFailed("{}", header->reason);
-    if (failed == 1) throw RankFailed("another rank failed");
+    if (header->failed.load() == 0) return;
+    // The rank that failed writes its reason at once, unless it is killed while it does.
+    constexpr int kMostMs = 1000;
+    for (int ms = 0; ms < kMostMs && header->failed.load() == 1; ++ms)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    throw RankFailed("{}", header->failed.load() == 2 ? header->reason : "another rank failed");
   }
 
   int size;

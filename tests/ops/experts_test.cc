@@ -169,8 +169,10 @@ TEST(GroupedLinear, RowsOfNoExpertAreZero) {
     for (const int32_t end : {0, 5, 9})
       for (const Pass pass : {Pass::inference, Pass::backward}) {
         if (pass == Pass::backward && encoding != nullptr) continue;
-        PassCall call = straight_call(row, pass, 4);
-        call.inputs[2] = ints(Shape{4}, {0, end / 2, end / 2, end});
+        std::vector<Tensor> inputs = workloads::make_inputs(*row.op, row.inputs, row.symbols, 4);
+        inputs[2] = ints(Shape{4}, {0, end / 2, end / 2, end});
+        const PassCall call = pass == Pass::backward ? expected_call(row, pass, std::move(inputs), 4)->call
+                                                     : straight_call(row, pass, std::move(inputs));
         for (const DeviceGroup& group : device_groups()) {
           const std::vector<Tensor> out = run(*group.devices[0], call);
           if (out.empty()) continue;

@@ -49,13 +49,19 @@ void IdentityExperts::reference(Pass pass, std::span<const RefTensor> in, std::s
 
 // As in LongCat-Flash.
 std::vector<Workload> IdentityExperts::workloads() {
+  struct ModelShape {
+    const char* model;
+    int64_t hidden, experts, top_k;
+  };
   std::vector<Workload> rows;
-  for (const StepShape& step : step_shapes())
-    rows.push_back({workload_name("longcat-flash", step, "identity_experts"),
-                    std::make_shared<IdentityExperts>(kernels::IdentityExpertsAttrs{.first = 512}),
-                    {TensorType(DType::f32, {Symbol::tokens, 6144}), TensorType(DType::i32, {Symbol::tokens, 12}),
-                     TensorType(DType::f32, {Symbol::tokens, 12})},
-                    symbols_of(step)});
+  for (const ModelShape& shape : {ModelShape{"tiny", 64, 4, 3}, ModelShape{"longcat-flash", 6144, 512, 12}})
+    for (const StepShape& step : step_shapes())
+      rows.push_back({workload_name(shape.model, step, "identity_experts"),
+                      std::make_shared<IdentityExperts>(kernels::IdentityExpertsAttrs{.first = shape.experts}),
+                      {TensorType(DType::f32, {Symbol::tokens, shape.hidden}),
+                       TensorType(DType::i32, {Symbol::tokens, shape.top_k}),
+                       TensorType(DType::f32, {Symbol::tokens, shape.top_k})},
+                      symbols_of(step)});
   return rows;
 }
 

@@ -11,6 +11,16 @@ namespace {
 
 constexpr kernels::NoAttrs kNoStreamAttrs;
 
+struct StreamShape {
+  const char* model;
+  int64_t streams, hidden;
+  DType dtype;
+
+  // Of the weights of a token.
+  int64_t width() const { return kernels::StreamWeightsAttrs{.streams = streams}.width(); }
+};
+constexpr StreamShape kStreamShapes[] = {{"tiny", 3, 64, DType::f32}, {"deepseek-v4", 4, 4096, DType::bf16}};
+
 // x [tokens, streams, hidden] and weights [tokens, width].
 void expect_streams(const Op& op, const TensorType& x, const TensorType& weights) {
   expect_rank(op.name(), "x", x, 3);
@@ -82,11 +92,13 @@ void CollapseStreams::reference(Pass pass, std::span<const RefTensor> in, std::s
 
 std::vector<Workload> CollapseStreams::workloads() {
   std::vector<Workload> rows;
-  for (const StepShape& step : step_shapes())
-    rows.push_back({workload_name("deepseek-v4", step, "collapse_streams"),
-                    std::make_shared<CollapseStreams>(),
-                    {TensorType(DType::bf16, {Symbol::tokens, 4, 4096}), TensorType(DType::f32, {Symbol::tokens, 24})},
-                    symbols_of(step)});
+  for (const StreamShape& shape : kStreamShapes)
+    for (const StepShape& step : step_shapes())
+      rows.push_back({workload_name(shape.model, step, "collapse_streams"),
+                      std::make_shared<CollapseStreams>(),
+                      {TensorType(shape.dtype, {Symbol::tokens, shape.streams, shape.hidden}),
+                       TensorType(DType::f32, {Symbol::tokens, shape.width()})},
+                      symbols_of(step)});
   return rows;
 }
 
@@ -153,12 +165,14 @@ void ExpandStreams::reference_backward(std::span<const RefTensor> in, std::span<
 
 std::vector<Workload> ExpandStreams::workloads() {
   std::vector<Workload> rows;
-  for (const StepShape& step : step_shapes())
-    rows.push_back({workload_name("deepseek-v4", step, "expand_streams"),
-                    std::make_shared<ExpandStreams>(),
-                    {TensorType(DType::bf16, {Symbol::tokens, 4, 4096}),
-                     TensorType(DType::bf16, {Symbol::tokens, 4096}), TensorType(DType::f32, {Symbol::tokens, 24})},
-                    symbols_of(step)});
+  for (const StreamShape& shape : kStreamShapes)
+    for (const StepShape& step : step_shapes())
+      rows.push_back({workload_name(shape.model, step, "expand_streams"),
+                      std::make_shared<ExpandStreams>(),
+                      {TensorType(shape.dtype, {Symbol::tokens, shape.streams, shape.hidden}),
+                       TensorType(shape.dtype, {Symbol::tokens, shape.hidden}),
+                       TensorType(DType::f32, {Symbol::tokens, shape.width()})},
+                      symbols_of(step)});
   return rows;
 }
 

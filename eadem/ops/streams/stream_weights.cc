@@ -142,16 +142,22 @@ void StreamWeights::reference_backward(std::span<const RefTensor> in, std::span<
 }
 
 std::vector<Workload> StreamWeights::workloads() {
+  struct ModelShape {
+    const char* model;
+    int64_t streams, iterations;
+  };
   std::vector<Workload> rows;
-  for (const StepShape& step : step_shapes())
-    for (const bool merges : {false, true}) {
-      const kernels::StreamWeightsAttrs attrs{.streams = 4, .iterations = 20, .eps = 1e-6f, .merges = merges};
-      rows.push_back({workload_name("deepseek-v4", step, merges ? "stream_weights merging" : "stream_weights"),
-                      std::make_shared<StreamWeights>(attrs),
-                      {TensorType(DType::f32, {Symbol::tokens, attrs.width()}), TensorType(DType::f32, {attrs.width()}),
-                       TensorType(DType::f32, {attrs.scales()})},
-                      symbols_of(step)});
-    }
+  for (const ModelShape& shape : {ModelShape{"tiny", 3, 4}, ModelShape{"deepseek-v4", 4, 20}})
+    for (const StepShape& step : step_shapes())
+      for (const bool merges : {false, true}) {
+        const kernels::StreamWeightsAttrs attrs{
+            .streams = shape.streams, .iterations = shape.iterations, .eps = 1e-6f, .merges = merges};
+        rows.push_back({workload_name(shape.model, step, merges ? "stream_weights merging" : "stream_weights"),
+                        std::make_shared<StreamWeights>(attrs),
+                        {TensorType(DType::f32, {Symbol::tokens, attrs.width()}),
+                         TensorType(DType::f32, {attrs.width()}), TensorType(DType::f32, {attrs.scales()})},
+                        symbols_of(step)});
+      }
   return rows;
 }
 

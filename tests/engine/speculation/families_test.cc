@@ -25,8 +25,8 @@ std::vector<std::string> golden_models() {
 
 EngineOptions options(int64_t draft_tokens) {
   EngineOptions options;
-  // Blocks end within what is proposed, and windows within the prompt.
-  options.cache = PagedKVCacheConfig{.block_size = 16, .max_batch_size = 2, .max_cache_len = 64};
+  // Blocks end within what is proposed, and windows within the prompt. Pooled rows of 12 tokens divide a block.
+  options.cache = PagedKVCacheConfig{.block_size = 24, .max_batch_size = 2, .max_cache_len = 72};
   options.max_num_batched_tokens = 32;
   options.draft_tokens = draft_tokens;
   return options;
