@@ -52,7 +52,7 @@ TEST(ExpertParallel, GoldenModelsGiveTheBitsOfOneRank) {
   };
   // 8 experts, a layer without; groups, a correction and a shared expert; 3 experts and a shared one with a gate; 9; 5
   // with biases; 5 whose input is weighed; 5 beside an MLP; 3 beside state spaces; 5 without gate_proj, in a latent
-  // space; 4 beside linear attention; 7.
+  // space; 4 beside linear attention; 7; some beside identities; some that tokens name.
   for (const Row& row : {Row{"qwen3_moe", {2, 3, 4, 8}},
                          {"deepseek_v3", {2, 3, 4}},
                          {"qwen2_moe", {2, 3}},
@@ -63,7 +63,9 @@ TEST(ExpertParallel, GoldenModelsGiveTheBitsOfOneRank) {
                          {"granitemoehybrid", {3}},
                          {"nemotron_h_moe", {4}},
                          {"qwen3_next_all", {3}},
-                         {"minimax_m2", {4}}})
+                         {"minimax_m2", {4}},
+                         {"longcat_flash", {2, 3}},
+                         {"deepseek_v4", {3}}})
     for (int ranks : row.ranks)
       for (HardwareMode mode : {HardwareMode::accuracy, HardwareMode::performance}) {
         SCOPED_TRACE(fmt::format("{} on {} ranks, mode {}", row.model, ranks, static_cast<int>(mode)));
