@@ -60,7 +60,15 @@ void LinearCrossEntropy::reference(ops::Pass pass, std::span<const ops::RefTenso
     part(1).reference(pass, scored, out);
     return;
   }
-  const ops::RefTensor scored[] = {logits, labels, in[3], in[4]};  // lse, dloss
+  ops::RefTensor lse = in[3];
+  if (out.size() > 2) {  // no forward pass has run
+    lse = ref_zeros(labels.shape);
+    const ops::RefTensor lost[] = {logits, labels};
+    ops::RefTensor losses[] = {ref_zeros(labels.shape), lse};
+    part(1).reference(ops::Pass::forward, lost, losses);
+    out[2] = losses[0], lse = losses[1];
+  }
+  const ops::RefTensor scored[] = {logits, labels, lse, in[4]};  // dloss is last
   ops::RefTensor dlogits = ref_zeros(logits.shape);
   part(1).reference(pass, scored, {&dlogits, 1});
   const ops::RefTensor saved[] = {x, weight, dlogits};

@@ -94,6 +94,9 @@ class Op : public kernels::Definition {
   virtual int shares_gradient_with(int input) const { return input; }
   virtual std::vector<Saved> saved() const { return {}; }
   virtual std::vector<TensorType> extra_types(std::span<const TensorType> /*inputs*/) const { return {}; }
+  // The backward pass also runs without a forward pass before it: it has no extra tensors then (they are unconnected),
+  // and the op's outputs follow the gradients. For a loss, whose gradient is known before it.
+  virtual bool backward_makes_outputs() const { return false; }
 
   // The cost of one pass. `inputs` and `outputs` are the types of the op's own ports whatever the pass; what the pass
   // saves or reads back is added here.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eadem/pipeline/program.h"
 
+#include "eadem/pipeline/passes/loss_gradients.h"
 #include "eadem/pipeline/passes/packing_choice.h"
 #include "eadem/pipeline/passes/precision.h"
 #include "eadem/pipeline/passes/sharding.h"
@@ -76,6 +77,8 @@ void Program::cover_graph() {
     differentiated_ = differentiate(graph_, environment_.input_gradients, environment_.mesh, environment_.frozen);
   else
     differentiated_.forward_end = graph_.nodes().size();
+  if (training && environment_.seeds_come_first && !environment_.op_by_op)
+    join_losses(graph_, device, environment_.bounds, differentiated_.forward_end);
   insert_quantize(graph_, device, environment_.bounds, differentiated_.forward_end);
   if (!training) {
     fusion_options.after_rounding = true;

@@ -43,6 +43,9 @@ struct Environment {
   std::vector<std::string> whole_outputs;    // of several ranks: outputs that each gets whole (see sharding.h)
   std::vector<std::string> input_gradients;  // training: inputs whose gradients are wanted
   std::vector<std::string> frozen;           // training: parameters without gradients
+  // Training: the caller sets "d.<out>" of every output before `run_forward`. A loss may then be made with its
+  // gradients (passes/loss_gradients.h), and is there after `run_backward`.
+  bool seeds_come_first = false;
   // Runs the ops one by one as the graph states them: no fusion, and every value keeps its own bytes. The same kernels,
   // the same bits.
   bool op_by_op = false;

@@ -76,6 +76,7 @@ Trainer::Trainer(std::shared_ptr<const models::Model> model, std::shared_ptr<Dev
   environment.bounds[Symbol::sequences] = options.batch_tokens;
   environment.bounds[ops::rank_tokens()] = options.batch_tokens;
   environment.mode = Mode::training;
+  environment.seeds_come_first = true;
   environment.frozen = find_frozen();
   training_ = std::make_unique<Program>(build(balancing_ > 0), environment, parameters_);
   training_->require_complete();
@@ -280,19 +281,19 @@ StepResult Trainer::step(std::span<const Batch> batches, double learning_rate, c
                                  static_cast<float>(1.0 / static_cast<double>(num_labels)));
   for (const Batch& batch : batches) {
     const SymbolValues symbols = feed(*training_, batch, rank_tokens);
-    training_->run_forward(symbols, observer);
-    for (float token_loss : last_token_losses()) loss += token_loss;
     training_->set_input(training_->input("d.loss"), seeds.data(),
                          symbols[Symbol::tokens] * static_cast<int64_t>(sizeof(float)));
+    // The balancing loss has no gradient where everything that it depends on is frozen.
+    if (balancing_ > 0 && training_->graph().find(kBalancingSeed))
+      training_->set_input(training_->input(kBalancingSeed), &balance_seed, sizeof(float));
+    training_->run_forward(symbols, observer);
+    training_->run_backward(symbols, observer);
+    for (float token_loss : last_token_losses()) loss += token_loss;
     if (balancing_ > 0) {
       float pass_balance = 0;
       training_->read(training_->output(kBalancing), &pass_balance);
       balance += static_cast<double>(pass_balance);
-      // It has no gradient where everything that it depends on is frozen.
-      if (training_->graph().find(kBalancingSeed))
-        training_->set_input(training_->input(kBalancingSeed), &balance_seed, sizeof(float));
     }
-    training_->run_backward(symbols, observer);
   }
   loss = summed_over_ranks(loss, 0).first / static_cast<double>(num_labels);
   if (balancing_ > 0) balance = summed_over_ranks(balance, 0).first / static_cast<double>(num_passes);

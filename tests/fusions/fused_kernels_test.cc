@@ -196,6 +196,35 @@ TEST_P(FusedKernels, GradientsOfTheLossAreThoseOfTheParts) {
   }
 }
 
+// Without a forward pass before it, the backward pass makes the loss as well: the bits of the two passes.
+TEST_P(FusedKernels, TheLossAndItsGradientsInOnePassAreThoseOfTwo) {
+  for (const auto& device : devices_of(GetParam()))
+    for (const FusionCase& c : fusion_cases()) {
+      if (c.fusion->name != "linear_cross_entropy") continue;
+      SCOPED_TRACE(c.name);
+      const ops::Workload row{c.name, c.fused, c.inputs, c.symbols};
+      const std::vector<Tensor> inputs = make_inputs(c, 13);
+      const PassCall forward = straight_call(row, Pass::forward, inputs);
+      const std::vector<Tensor> lost = run_kernel(*device, *taker(forward, *device), forward, {}, c.name);
+      PassCall backward = expected_call(row, Pass::backward, inputs, 13)->call;
+      backward.inputs[3] = lost[1];
+      const std::vector<Tensor> gradients = run_kernel(*device, *taker(backward, *device), backward, {}, c.name);
+
+      PassCall joint = backward;
+      joint.inputs[3] = Tensor();
+      joint.input_types[3] = kernels::unconnected_port();
+      joint.output_types.push_back(forward.output_types[0]);
+      joint.outputs.push_back(forward.outputs[0]);
+      joint.output_alias.push_back(-1);
+      const Kernel* kernel = taker(joint, *device);
+      ASSERT_NE(kernel, nullptr);
+      const std::vector<Tensor> results = run_kernel(*device, *kernel, joint, {}, c.name);
+      EXPECT_TRUE(same_bits(results[0].view, gradients[0].view)) << "dx";
+      EXPECT_TRUE(same_bits(results[1].view, gradients[1].view)) << "dweight";
+      EXPECT_TRUE(same_bits(results[2].view, lost[0].view)) << "loss";
+    }
+}
+
 // The gradient of the sum is the norm's, added to the one that the sum's other readers gave it.
 TEST_P(FusedKernels, GradientsOfANormOfASumAreThoseOfTheParts) {
   const std::vector<std::shared_ptr<Device>> devices = devices_of(GetParam());

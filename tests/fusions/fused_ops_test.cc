@@ -226,6 +226,13 @@ TEST(FusedOps, GradientsOfTheLossMatchFiniteDifferences) {
     std::vector<RefTensor> gradients = {zeros(inputs[0].shape), zeros(inputs[1].shape)};
     for (double& value : gradients[1].data) value = 2;  // dweight adds to what is there
     c.fused->reference(Pass::backward, saved, gradients);
+    // Without a forward pass before it: the loss as well.
+    const std::vector<RefTensor> known = {inputs[0], inputs[1], inputs[2], {}, dloss};
+    std::vector<RefTensor> joint = {zeros(inputs[0].shape), zeros(inputs[1].shape), zeros(dloss.shape)};
+    for (double& value : joint[1].data) value = 2;
+    c.fused->reference(Pass::backward, known, joint);
+    for (size_t i = 0; i < 2; ++i) EXPECT_CLOSE(joint[i], gradients[i], Tolerance::exact());
+    EXPECT_CLOSE(joint[2], forward[0], Tolerance::exact());
     for (double& value : gradients[1].data) value -= 2;
 
     // Central differences are off by step^2 / 6 times a third derivative: a third cumulant under the softmax of numbers

@@ -70,11 +70,13 @@ Graph block(bool bias, bool residual_first, bool states) {
 // A compiled graph with parameters and states of its own, filled from fixed seeds.
 class Compiled {
  public:
-  Compiled(Graph graph, const std::shared_ptr<Device>& device, Mode mode, std::vector<std::string> disabled)
+  Compiled(Graph graph, const std::shared_ptr<Device>& device, Mode mode, std::vector<std::string> disabled,
+           bool seeds_come_first = false)
       : parameters_(std::make_shared<ParameterStore>(device)) {
     Environment environment{.device = device, .mesh = {}, .mode = mode};
     environment.bounds[Symbol::tokens] = kMaxTokens;
     environment.disabled_fusions = std::move(disabled);
+    environment.seeds_come_first = seeds_come_first;
     program_ = std::make_unique<Program>(std::move(graph), environment, parameters_);
     program_->require_complete();
     uint64_t seed = 1;
@@ -205,6 +207,23 @@ TEST_P(FusedPrograms, TrainingHasTheLossesAndGradientsOfTheUnfusedGraph) {
   Compiled fused(graph, device_, Mode::training, {});
   EXPECT_EQ(fused.applied(), (Names{"linear_cross_entropy", "add_rms_norm", "add_rms_norm", "add_rms_norm"}));
   expect_same(fused.run(), plain.run());
+}
+
+TEST_P(FusedPrograms, ALossWhoseGradientIsKnownBeforeItIsMadeWithItsGradients) {
+  const auto passes_of_loss = [](const Program& program) {
+    std::string passes;
+    for (const Node& node : program.graph().nodes())
+      if (node.op->name() == "linear_cross_entropy") passes += std::string(kernels::pass_name(node.pass)) + " ";
+    return passes;
+  };
+  const Graph graph = block(true, true, false);
+  Compiled apart(graph, device_, Mode::training, {});
+  Compiled joint(graph, device_, Mode::training, {}, true);
+  EXPECT_EQ(passes_of_loss(apart.program()), "forward backward ");
+  EXPECT_EQ(passes_of_loss(joint.program()), "backward ");
+  expect_same(joint.run(), apart.run());
+  // The parts have no such pass.
+  EXPECT_EQ(passes_of_loss(Compiled(graph, device_, Mode::training, {"all"}, true).program()), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, FusedPrograms, testing::ValuesIn(available_isas()),

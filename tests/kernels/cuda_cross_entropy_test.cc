@@ -78,6 +78,16 @@ TEST_P(CudaLinearCrossEntropy, HasTheBitsOfItsParts) {
   run_pass(fused, "linear_cross_entropy", Pass::backward, AttrsRef(attrs),
            {x.view, weight.view, labels.view, lse.view, dloss.view}, {dx.view, dweight.view}, context, device);
 
+  // Without a forward pass before it, the backward pass makes the loss, too.
+  const Tensor joint_loss = make(DType::f32, {rows}), joint_dx = make(dtype, {rows, hidden}),
+               joint_dweight = make(DType::f32, {vocab, hidden});
+  run_pass(fused, "linear_cross_entropy", Pass::backward, AttrsRef(attrs),
+           {x.view, weight.view, labels.view, {}, dloss.view}, {joint_dx.view, joint_dweight.view, joint_loss.view},
+           context, device);
+  EXPECT_EQ(bytes_of(*device, joint_loss.view), bytes_of(*device, loss.view));
+  EXPECT_EQ(bytes_of(*device, joint_dx.view), bytes_of(*device, dx.view));
+  EXPECT_EQ(bytes_of(*device, joint_dweight.view), bytes_of(*device, dweight.view));
+
   const Tensor part_loss = make(DType::f32, {rows}), part_lse = make(DType::f32, {rows}),
                part_dx = make(dtype, {rows, hidden}), part_dweight = make(DType::f32, {vocab, hidden});
   const LinearAttrs linear;
@@ -107,7 +117,8 @@ TEST_P(CudaLinearCrossEntropy, HasTheBitsOfItsParts) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaLinearCrossEntropy,
                          testing::Values(Case{DType::bf16, 70, 128, 264, 70}, Case{DType::f32, 70, 36, 132, 70},
-                                         Case{DType::bf16, 2112, 64, int64_t{1} << 17, 2048}));
+                                         Case{DType::bf16, 4160, 64, int64_t{1} << 17, 4096},
+                                         Case{DType::bf16, 9, 64, 450000, 9}));
 
 }  // namespace
 }  // namespace eadem::kernels

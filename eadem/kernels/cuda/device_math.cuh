@@ -38,7 +38,7 @@ __device__ inline float rounded(float value) {
   return load(&stored);
 }
 
-// Loads kWidth neighbouring elements at once: 1, or 8 at an address aligned to their size, but at most to
+// Loads kWidth neighbouring elements at once: 1, or 4 or 8 at an address aligned to their size, but at most to
 // kVectorAlignment.
 inline constexpr size_t kVectorAlignment = 32;
 template <typename T, int kWidth>

@@ -397,6 +397,10 @@ struct CrossEntropyParams {
   float* lse;             // [rows], or null
   int64_t rows, vocab;
   DType dtype;
+  // The gradient too, unless null.
+  const float* dloss = nullptr;  // [rows]
+  void* dlogits = nullptr;       // [rows, vocab] result_dtype; may be logits if the dtypes are one
+  DType result_dtype = DType::f32;
 };
 [[nodiscard]] cudaError_t launch_cross_entropy(const CrossEntropyParams& params, cudaStream_t stream);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The log softmax of a row, computed by a cluster of blocks. Sampling and the loss share it, so that a token has one
-// log-probability in both.
+// The log softmax of a row, computed by a cluster of blocks. The loss (training/cross_entropy.cu) adds the exponentials
+// of the same columns by the same threads, so that a token has one log-probability in sampling and in the loss.
 #pragma once
 
 #include "eadem/kernels/cuda/device_math.cuh"

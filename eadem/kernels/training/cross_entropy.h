@@ -12,6 +12,8 @@
 //   inputs   x [rows, hidden] f32 or bf16; weight [vocab, hidden] (parameter); labels
 //   outputs  loss [rows] f32; forward also lse [rows] f32
 //   backward inputs: x, weight, labels, lse, dloss.  outputs: dx =, dweight [vocab, hidden] f32 +=.
+//            Without lse (unconnected) no forward pass has run: the loss is a third output, and the logits are made
+//            once.
 #pragma once
 
 #include "eadem/core/machine/matmul_input.h"

@@ -268,29 +268,39 @@ TransposePanels transpose_of(const PackedPanels& forward) {
 
 struct FusedBackward {
   ChunkProducts products;
+  LogSoftmax log_softmax;
   RowGradient gradient;
   TransposePanels transpose;
 };
+
+int64_t lse_bytes(const KernelRequest& r) {
+  return round_up(chunk_rows(r.inputs[1].dim(0).bind(r.bounds)) * static_cast<int64_t>(sizeof(float)), 64);
+}
 
 void run_fused_backward(const FusedBackward& plan, const KernelCall& call) {
   CpuDevice& device = cpu_device(call);
   const Fused f = fused(plan.products, call);
   const int32_t* labels = elements<const int32_t>(call.inputs[2]);
-  const float* lse = elements<const float>(call.inputs[3]);
+  const float* saved_lse = elements<const float>(call.inputs[3]);
   const float* dloss = elements<const float>(call.inputs[4]);
   float* dx = elements<float>(call.outputs[0]);
   float* dweight = elements<float>(call.outputs[1]);
+  float* loss = call.outputs.size() > 2 ? elements<float>(call.outputs[2]) : nullptr;
   const int64_t chunk = chunk_rows(f.vocab);
+  float* const chunk_lse = f.logits + round_up(std::min(chunk, f.rows) * f.vocab, 16);
 
   // 1. Pack the transposed side of the weight.
-  void* transposed = f.logits + round_up(std::min(chunk, f.rows) * f.vocab, 16);
+  void* transposed = chunk_lse + round_up(chunk, 16);
   if (dx != nullptr) plan.transpose(device.pool(), transposed, call.inputs[1].data, f.vocab, f.hidden);
 
   for (int64_t row = 0; row < f.rows; row += chunk) {
     const int64_t rows = std::min(chunk, f.rows - row);
     // 2. The gradient of the chunk's logits overwrites the logits.
     make_logits(plan.products, call, f, row, rows);
-    rows_gradient(device, plan.gradient, f.logits, f.logits, labels + row, lse + row, dloss + row, rows, f.vocab);
+    if (loss != nullptr)
+      rows_loss(device, plan.log_softmax, loss + row, chunk_lse, f.logits, labels + row, rows, f.vocab);
+    const float* lse = loss != nullptr ? chunk_lse : saved_lse + row;
+    rows_gradient(device, plan.gradient, f.logits, f.logits, labels + row, lse, dloss + row, rows, f.vocab);
 
     // 3. dx = dlogits weight
     if (dx != nullptr) {
@@ -323,10 +333,10 @@ void run_fused_backward(const FusedBackward& plan, const KernelCall& call) {
 
 PlanPtr prepare_fused_backward(const KernelRequest& r, Context&) {
   const ChunkProducts products(r);
-  const FusedBackward plan{products, EADEM_CPU_DISPATCH(cross_entropy_gradient, cpu_device(r).isa()),
+  const FusedBackward plan{products, log_softmax_of(r), EADEM_CPU_DISPATCH(cross_entropy_gradient, cpu_device(r).isa()),
                            transpose_of(products.packing())};
   return make_plan([plan](const KernelCall& call) { run_fused_backward(plan, call); },
-                   products.scratch_bytes() + logits_bytes(r) +
+                   products.scratch_bytes() + logits_bytes(r) + lse_bytes(r) +
                        transposed_bytes(r.inputs[1].bind(r.bounds), products.packing().dtype()));
 }
 

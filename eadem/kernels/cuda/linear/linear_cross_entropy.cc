@@ -17,14 +17,14 @@ namespace eadem::kernels::cuda {
 namespace {
 
 enum Input { kX, kWeight, kLabels, kLse, kDloss };
-enum Output { kDx, kDweight };
+enum Output { kDx, kDweight, kLoss };
 
 constexpr int64_t kScratchAlignment = 256;
 int64_t ceil_multiple(int64_t value) { return (value + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment; }
 
-// Rows whose logits are made at once: 1 GB of them. Each chunk reads and writes the gradient of the weight once.
+// Rows whose logits are made at once: 2 GB of them. Each chunk reads and writes the gradient of the weight once.
 int64_t chunk_rows(int64_t vocab, int64_t tokens) {
-  constexpr int64_t kMostLogits = int64_t{1} << 28;
+  constexpr int64_t kMostLogits = int64_t{1} << 29;
   return std::clamp<int64_t>(kMostLogits / std::max<int64_t>(vocab, 1) / 64 * 64, 64, std::max<int64_t>(tokens, 64));
 }
 
@@ -46,7 +46,8 @@ Verdict can_lose(const KernelRequest& request) { return common(request).verdict(
 
 Verdict can_differentiate(const KernelRequest& request) {
   return common(request)
-      .dtype("lse", request.inputs[kLse], {DType::f32})
+      .require(is_unconnected(request.inputs[kLse]) == (request.outputs.size() > kLoss),
+               "either a forward pass has made lse, or the loss is made here")
       .dtype("dloss", request.inputs[kDloss], {DType::f32})
       .same_dtype("dx", request.outputs[kDx], "x", request.inputs[kX])
       .dtype("dweight", request.outputs[kDweight], {DType::f32})
@@ -161,6 +162,7 @@ void run_gradients(const Gradients& gradients, const KernelCall& call) {
   const int32_t* labels = elements<const int32_t>(call.inputs[kLabels]);
   const float *lse = elements<const float>(call.inputs[kLse]), *dloss = elements<const float>(call.inputs[kDloss]);
   void *dx = elements(call.outputs[kDx]), *dweight = elements(call.outputs[kDweight]);
+  float* loss = call.outputs.size() > kLoss ? elements<float>(call.outputs[kLoss]) : nullptr;
   float* logits = static_cast<float*>(call.scratch.data);
   // In f32 the gradient of the logits overwrites them.
   void* dlogits = product.dtype() == DType::f32
@@ -170,16 +172,29 @@ void run_gradients(const Gradients& gradients, const KernelCall& call) {
     const int64_t rows = std::min(product.most_rows(), x.shape[0] - row);
     const void* x_rows = product.row_of(elements(x), row);
     product.make(x_rows, weight, rows, logits);
-    EADEM_CUDA_CALL(launch_cross_entropy_backward({.logits = logits,
-                                                   .labels = labels + row,
-                                                   .lse = lse + row,
-                                                   .dloss = dloss + row,
-                                                   .dlogits = dlogits,
-                                                   .rows = rows,
-                                                   .vocab = product.vocab(),
-                                                   .dtype = DType::f32,
-                                                   .result_dtype = product.dtype()},
-                                                  device.stream()));
+    if (loss != nullptr)
+      EADEM_CUDA_CALL(launch_cross_entropy({.logits = logits,
+                                            .labels = labels + row,
+                                            .loss = loss + row,
+                                            .lse = nullptr,
+                                            .rows = rows,
+                                            .vocab = product.vocab(),
+                                            .dtype = DType::f32,
+                                            .dloss = dloss + row,
+                                            .dlogits = dlogits,
+                                            .result_dtype = product.dtype()},
+                                           device.stream()));
+    else
+      EADEM_CUDA_CALL(launch_cross_entropy_backward({.logits = logits,
+                                                     .labels = labels + row,
+                                                     .lse = lse + row,
+                                                     .dloss = dloss + row,
+                                                     .dlogits = dlogits,
+                                                     .rows = rows,
+                                                     .vocab = product.vocab(),
+                                                     .dtype = DType::f32,
+                                                     .result_dtype = product.dtype()},
+                                                    device.stream()));
     if (dx != nullptr)
       device.matmul().run(
           *gradients.dx,

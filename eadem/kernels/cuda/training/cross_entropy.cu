@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "eadem/kernels/cuda/instructions/overlap.cuh"
 #include "eadem/kernels/cuda/launch.h"
 #include "eadem/kernels/cuda/log_softmax.cuh"
@@ -7,9 +9,52 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-// One cluster per row.
+// Columns that a thread keeps of a row (409,600 in all). Of a longer row it reads the others again from memory.
+constexpr int kMostKept = 100;
+
+int kept_columns(int64_t vocab) { return static_cast<int>(std::min<int64_t>(ceil_div(vocab, kRowThreads), kMostKept)); }
+
+// One row's logits as a thread of its cluster sees them: every kRowThreads-th. They are read once from memory, and kept
+// in shared memory, where each thread reads what it has written.
 template <typename T>
-__global__ void __launch_bounds__(kLogSoftmaxThreads) cross_entropy_rows(CrossEntropyParams p) {
+class RowLogits {
+ public:
+  // `kept`: shared memory, [num_kept, kLogSoftmaxThreads].
+  __device__ RowLogits(const T* logits, int32_t vocab, int thread, float* kept, int num_kept)
+      : logits_(logits), kept_(kept + threadIdx.x), vocab_(vocab), thread_(thread), num_kept_(num_kept) {
+#pragma unroll 8
+    for (int n = 0; n < num_kept; ++n) {
+      const int32_t i = thread + n * kRowThreads;
+      if (i < vocab) kept_[n * kLogSoftmaxThreads] = load(logits + i);
+    }
+  }
+  // Calls f(column, logit) in ascending order.
+  template <typename F>
+  __device__ void each(F&& f) const {
+#pragma unroll 4
+    for (int n = 0; n < num_kept_; ++n) {
+      const int32_t i = thread_ + n * kRowThreads;
+      if (i < vocab_) f(i, kept_[n * kLogSoftmaxThreads]);
+    }
+    for (int32_t i = thread_ + num_kept_ * kRowThreads; i < vocab_; i += kRowThreads) f(i, load(logits_ + i));
+  }
+
+ private:
+  const T* logits_;
+  float* kept_;
+  int32_t vocab_;
+  int thread_, num_kept_;
+};
+
+__device__ inline float gradient_of(float logit, float lse, float dloss, bool is_label) {
+  const float probability = expf(logit - lse);
+  return dloss * (is_label ? probability - 1.0f : probability);
+}
+
+// One cluster per row. The largest logit and the sum of exponentials are those of log_softmax.cuh.
+template <typename T, typename R, bool kGradient>
+__global__ void __launch_bounds__(kLogSoftmaxThreads, 2) cross_entropy_rows(CrossEntropyParams p, int num_kept) {
+  extern __shared__ float kept[];
   __shared__ uint64_t slots[2][kLogSoftmaxBlocks];
   RowReduction reduction(slots);
   const int thread = cluster_rank() * kLogSoftmaxThreads + static_cast<int>(threadIdx.x);
@@ -17,14 +62,29 @@ __global__ void __launch_bounds__(kLogSoftmaxThreads) cross_entropy_rows(CrossEn
   cluster_sync();  // no block may be written to before it has begun
   allow_next_kernel();
   wait_for_earlier_kernels();
-  const T* logits = static_cast<const T*>(p.logits) + r * p.vocab;  // [vocab]
-  const auto vocab = static_cast<int32_t>(p.vocab);
-  const float largest = largest_of(logits, vocab, reduction, thread).value;
-  const double sum = sum_of_exponentials(logits, vocab, largest, reduction, thread);
+  const T* row = static_cast<const T*>(p.logits) + r * p.vocab;  // [vocab]
+  const int32_t label = p.labels[r];
+  // Before the gradient may overwrite it.
+  const float scored = thread == 0 && label >= 0 ? load(row + label) : 0.0f;
+  const RowLogits<T> logits(row, static_cast<int32_t>(p.vocab), thread, kept, num_kept);
+
+  float largest = -INFINITY;  // a NaN comes back in the sum
+  logits.each([&](int32_t, float logit) { largest = fmaxf(largest, logit); });
+  largest = value_of(static_cast<uint32_t>(reduction.max(uint64_t{key_of(largest)})));
+  double sum = 0.0;
+  logits.each([&](int32_t, float logit) { sum += expf(logit - largest); });
+  sum = reduction.sum(sum);
+  const auto lse = static_cast<float>(largest + log(sum));
   if (thread == 0) {
-    const int32_t label = p.labels[r];
-    p.loss[r] = label < 0 ? 0.0f : -log_probability(load(logits + label), largest, sum);
-    if (p.lse != nullptr) p.lse[r] = static_cast<float>(largest + log(sum));
+    p.loss[r] = label < 0 ? 0.0f : -log_probability(scored, largest, sum);
+    if (p.lse != nullptr) p.lse[r] = lse;
+  }
+  if constexpr (kGradient) {
+    R* dlogits = static_cast<R*>(p.dlogits) + r * p.vocab;  // [vocab]
+    const float dloss = p.dloss[r];
+    logits.each([&](int32_t i, float logit) {
+      store(dlogits + i, label < 0 ? 0.0f : gradient_of(logit, lse, dloss, i == label));
+    });
   }
 }
 
@@ -40,13 +100,12 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_gradient(CrossEntropyB
   const T* logits = static_cast<const T*>(p.logits) + r * p.vocab;  // [vocab]
   R* dlogits = static_cast<R*>(p.dlogits) + r * p.vocab;            // [vocab]
   const int32_t label = p.labels[r];
-  const float lse = p.lse[r], dloss = label < 0 ? 0.0f : p.dloss[r];
+  const float lse = p.lse[r], dloss = p.dloss[r];
 #pragma unroll
   for (int n = 0; n < kElementsOfThread; ++n) {
     const int64_t i = blockIdx.x * kElementsOfBlock + n * kThreads + threadIdx.x;
     if (i >= p.vocab) return;
-    const float probability = label < 0 ? 0.0f : expf(load(logits + i) - lse);
-    store(dlogits + i, dloss * (i == label ? probability - 1.0f : probability));
+    store(dlogits + i, label < 0 ? 0.0f : gradient_of(load(logits + i), lse, dloss, i == label));
   }
 }
 
@@ -55,9 +114,16 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_gradient(CrossEntropyB
 cudaError_t launch_cross_entropy(const CrossEntropyParams& p, cudaStream_t stream) {
   if (p.rows == 0) return cudaSuccess;
   if (p.vocab < 1 || p.vocab > kMaxSampleVocab) return cudaErrorInvalidValue;
+  const auto launch = [&](auto kernel) {
+    const int num_kept = kept_columns(p.vocab);
+    return launch_clusters(kernel, kLogSoftmaxBlocks, dim3(static_cast<unsigned>(p.rows * kLogSoftmaxBlocks)),
+                           kLogSoftmaxThreads, num_kept * kLogSoftmaxThreads * sizeof(float), stream, p, num_kept);
+  };
   return with_f32_or_bf16(p.dtype, [&](auto logits) {
-    return launch_clusters(cross_entropy_rows<decltype(logits)>, kLogSoftmaxBlocks,
-                           dim3(static_cast<unsigned>(p.rows * kLogSoftmaxBlocks)), kLogSoftmaxThreads, 0, stream, p);
+    using T = decltype(logits);
+    if (p.dlogits == nullptr) return launch(cross_entropy_rows<T, T, false>);
+    return with_f32_or_bf16(p.result_dtype,
+                            [&](auto dlogits) { return launch(cross_entropy_rows<T, decltype(dlogits), true>); });
   });
 }
 
