@@ -10,6 +10,7 @@
 #include "eadem/core/error.h"
 #include "eadem/kernels/backend.h"
 #include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/kernels/cuda/linear/cublas_lt.h"
 
 namespace eadem {
 namespace {
@@ -39,6 +40,22 @@ TEST(CudaDevice, AFailedCallNamesTheErrorTheCallAndThePlace) {
   } catch (const DeviceError& error) {
     for (const char* part : {"cudaErrorInvalidValue", "failing_call()", "cuda_device_test.cc"})
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+}
+
+TEST(CudaDevice, AMissingLibraryIsNamedWithThePlacesThatWereSearched) {
+  try {
+    open_cublas_lt("libcublasLt.so.0", "/no/such/folder");
+    FAIL();
+  } catch (const DeviceError& error) {
+    for (const char* part : {"cuBLASLt", "libcublasLt.so.0", "/no/such/folder", "LD_LIBRARY_PATH"})
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+  try {
+    open_cublas_lt("libm.so.6", "");
+    FAIL();
+  } catch (const DeviceError& error) {
+    EXPECT_EQ(std::string(error.what()), "libm.so.6 has no cublasLtCreate");
   }
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "eadem/kernels/cuda/linear/cublas_lt.h"
+
 namespace eadem {
 
 namespace detail {
@@ -17,7 +19,7 @@ void cuda_failed(cudaError_t error, const char* call, const char* file, int line
 }
 
 void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line) {
-  throw DeviceError("{} ({}) from {} at {}:{}", cublasLtGetStatusName(status), cublasLtGetStatusString(status), call,
+  throw DeviceError("{} ({}) from {} at {}:{}", cublas_lt().GetStatusName(status), cublas_lt().GetStatusString(status), call,
                     file, line);
 }
 

@@ -6,6 +6,7 @@
 
 #include "eadem/core/lookups.h"
 #include "eadem/kernels/cuda/cuda_device.h"
+#include "eadem/kernels/cuda/linear/cublas_lt.h"
 
 namespace eadem {
 
@@ -20,20 +21,26 @@ cudaDataType_t cuda_type(DType dtype) {
   }
 }
 
-using MatmulDesc = CudaHandle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using MatrixLayout = CudaHandle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Preference = CudaHandle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+cublasStatus_t destroy_desc(cublasLtMatmulDesc_t desc) { return cublas_lt().MatmulDescDestroy(desc); }
+cublasStatus_t destroy_layout(cublasLtMatrixLayout_t layout) { return cublas_lt().MatrixLayoutDestroy(layout); }
+cublasStatus_t destroy_preference(cublasLtMatmulPreference_t preference) {
+  return cublas_lt().MatmulPreferenceDestroy(preference);
+}
+using MatmulDesc = CudaHandle<cublasLtMatmulDesc_t, destroy_desc>;
+using MatrixLayout = CudaHandle<cublasLtMatrixLayout_t, destroy_layout>;
+using Preference = CudaHandle<cublasLtMatmulPreference_t, destroy_preference>;
 
 MatrixLayout make_layout(cudaDataType_t type, int64_t rows, int64_t cols) {  // column-major, dense
   cublasLtMatrixLayout_t layout = nullptr;
   EADEM_CUBLAS_CALL(
-      cublasLtMatrixLayoutCreate(&layout, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), rows));
+      cublas_lt().MatrixLayoutCreate(&layout, type, static_cast<uint64_t>(rows), static_cast<uint64_t>(cols), rows));
   return MatrixLayout(layout);
 }
 
 void set_columns(const MatrixLayout& layout, int64_t columns) {
   const uint64_t value = static_cast<uint64_t>(columns);
-  EADEM_CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &value, sizeof(value)));
+  EADEM_CUBLAS_CALL(
+      cublas_lt().MatrixLayoutSetAttribute(layout.get(), CUBLASLT_MATRIX_LAYOUT_COLS, &value, sizeof(value)));
 }
 
 // The width of a row of y.
@@ -43,19 +50,19 @@ int64_t y_width(const CudaMatmulProblem& problem) {
 
 template <typename T>
 void set(const MatmulDesc& desc, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  EADEM_CUBLAS_CALL(cublasLtMatmulDescSetAttribute(desc.get(), attribute, &value, sizeof(value)));
+  EADEM_CUBLAS_CALL(cublas_lt().MatmulDescSetAttribute(desc.get(), attribute, &value, sizeof(value)));
 }
 
 template <typename T>
 void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
-  EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
+  EADEM_CUBLAS_CALL(cublas_lt().MatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)));
 }
 
 template <typename T>
 T get(const cublasLtMatmulAlgo_t& algo, cublasLtMatmulAlgoConfigAttributes_t attribute) {
   T value{};
   size_t written = 0;
-  EADEM_CUBLAS_CALL(cublasLtMatmulAlgoConfigGetAttribute(&algo, attribute, &value, sizeof(value), &written));
+  EADEM_CUBLAS_CALL(cublas_lt().MatmulAlgoConfigGetAttribute(&algo, attribute, &value, sizeof(value), &written));
   return value;
 }
 
@@ -81,12 +88,12 @@ struct CudaMatmul::Plan {
 };
 
 CudaMatmul::CudaMatmul(Buffer workspace) : workspace_(std::move(workspace)) {
-  EADEM_CUBLAS_CALL(cublasLtCreate(&handle_));
+  EADEM_CUBLAS_CALL(cublas_lt().Create(&handle_));
 }
 
 CudaMatmul::~CudaMatmul() {
   plans_.clear();
-  (void)cublasLtDestroy(handle_);
+  (void)cublas_lt().Destroy(handle_);
 }
 
 size_t CudaMatmul::range_of(int64_t rows) {
@@ -107,7 +114,7 @@ CudaMatmul::Plan& CudaMatmul::plan_for(const CudaMatmulProblem& problem, int64_t
   const bool is_weight_gradient = problem.form == MatmulForm::weight_gradient;
   // CUBLAS_COMPUTE_32F never rounds f32 operands to TF32.
   cublasLtMatmulDesc_t desc = nullptr;
-  EADEM_CUBLAS_CALL(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  EADEM_CUBLAS_CALL(cublas_lt().MatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   plan->desc.reset(desc);
   set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, is_product ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, is_weight_gradient ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -142,7 +149,7 @@ void CudaMatmul::set_rows(const Plan& plan, int64_t rows) {
 std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t rows) {
   if (plan.problem.e4m3 && CUBLAS_VERSION < 120900) return {};  // it has no scales for rows
   cublasLtMatmulPreference_t created = nullptr;
-  EADEM_CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&created));
+  EADEM_CUBLAS_CALL(cublas_lt().MatmulPreferenceCreate(&created));
   const Preference preference(created);
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_.size_bytes()));
@@ -158,8 +165,8 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t row
   int num_answers = 0;
   set_rows(plan, rows);
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(), plan.y.get(),
-                                     plan.y.get(), preference.get(), kMaxAnswers, answers.data(), &num_answers);
+      cublas_lt().MatmulAlgoGetHeuristic(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(), plan.y.get(),
+                                         plan.y.get(), preference.get(), kMaxAnswers, answers.data(), &num_answers);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};  // 8-bit floats with some results and biases
   EADEM_CUBLAS_CALL(status);
   std::vector<cublasLtMatmulAlgo_t> result;
@@ -177,8 +184,8 @@ std::vector<cublasLtMatmulAlgo_t> CudaMatmul::algorithms(Plan& plan, int64_t row
 bool CudaMatmul::takes(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t rows) const {
   set_rows(plan, rows);
   cublasLtMatmulHeuristicResult_t checked{};
-  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
-                                                        plan.y.get(), plan.y.get(), &algorithm, &checked);
+  const cublasStatus_t status = cublas_lt().MatmulAlgoCheck(handle_, plan.desc.get(), plan.weight.get(), plan.x.get(),
+                                                            plan.y.get(), plan.y.get(), &algorithm, &checked);
   return status == CUBLAS_STATUS_SUCCESS && checked.workspaceSize <= static_cast<size_t>(workspace_.size_bytes());
 }
 
@@ -195,7 +202,7 @@ const CudaMatmul::Plan& CudaMatmul::plan(const CudaMatmulProblem& problem, int64
   if (offered.empty() || (is_product && found == offered.end()))
     throw DeviceError(
         "cuBLASLt {} has no algorithm without split-K for {} [{}, {}] to {}{} at any number of rows ({} were offered)",
-        cublasLtGetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
+        cublas_lt().GetVersion(), dtype_name(problem.operands), problem.out, problem.in, dtype_name(problem.result),
         problem.bias ? " with bias" : "", offered.size());
   plan.algo = is_product ? *found : offered.front();
   if (found != offered.end()) plan.any_rows = *found;
@@ -235,7 +242,7 @@ void CudaMatmul::run(const Plan& plan, const CudaMatmulCall& call, cudaStream_t 
     return launch(plan, *plan.algo, call, stream);
   if (!plan.any_rows)
     throw DeviceError("cuBLASLt {} has no algorithm for the gradient of a product of {} rows, {} [{}, {}]",
-                      cublasLtGetVersion(), call.rows, dtype_name(plan.problem.operands), plan.problem.out,
+                      cublas_lt().GetVersion(), call.rows, dtype_name(plan.problem.operands), plan.problem.out,
                       plan.problem.in);
   launch(plan, *plan.any_rows, call, stream);
 }
@@ -263,9 +270,9 @@ void CudaMatmul::launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm,
   }
   // With beta 0 the old values of y are not read.
   const float alpha = 1.0f, beta = problem.form == MatmulForm::weight_gradient ? 1.0f : 0.0f;
-  EADEM_CUBLAS_CALL(cublasLtMatmul(handle_, plan.desc.get(), &alpha, call.weight, plan.weight.get(), call.x,
-                                   plan.x.get(), &beta, call.y, plan.y.get(), call.y, plan.y.get(), &algorithm,
-                                   workspace_.data(), static_cast<size_t>(workspace_.size_bytes()), stream));
+  EADEM_CUBLAS_CALL(cublas_lt().Matmul(handle_, plan.desc.get(), &alpha, call.weight, plan.weight.get(), call.x,
+                                       plan.x.get(), &beta, call.y, plan.y.get(), call.y, plan.y.get(), &algorithm,
+                                       workspace_.data(), static_cast<size_t>(workspace_.size_bytes()), stream));
 }
 
 }  // namespace eadem
