@@ -19,8 +19,8 @@ void cuda_failed(cudaError_t error, const char* call, const char* file, int line
 }
 
 void cublas_failed(cublasStatus_t status, const char* call, const char* file, int line) {
-  throw DeviceError("{} ({}) from {} at {}:{}", cublas_lt().GetStatusName(status), cublas_lt().GetStatusString(status), call,
-                    file, line);
+  throw DeviceError("{} ({}) from {} at {}:{}", cublas_lt().GetStatusName(status), cublas_lt().GetStatusString(status),
+                    call, file, line);
 }
 
 }  // namespace detail

@@ -30,9 +30,8 @@ Node joined(const Node& forward, const Node& backward) {
 
 bool gradients_are_inputs(const Graph& graph, const Node& backward) {
   const auto first = backward.inputs.begin() + static_cast<std::ptrdiff_t>(backward.op->saved().size());
-  return std::all_of(first, backward.inputs.end(), [&](ValueId id) {
-    return id != kNoValue && graph.value(id).kind == Value::Kind::input;
-  });
+  return std::all_of(first, backward.inputs.end(),
+                     [&](ValueId id) { return id != kNoValue && graph.value(id).kind == Value::Kind::input; });
 }
 
 }  // namespace

@@ -13,10 +13,23 @@ namespace eadem::kernels::cuda {
 
 namespace {
 
-// A shape, with `kDecoders` warps that decode, and `kBlocks` blocks on a multiprocessor.
-template <int kRowWarps, int kTokenWarps, int kTokenTiles, int kStages, int kDecoders_, int kBlocks_>
+// A shape, with `kDecoders` warps that decode, and `kBlocks` blocks on a multiprocessor. A multiprocessor has four
+// schedulers, and that of a warp follows from its number. With `kApart` the first one has only the warps that multiply
+// and those that copy: a chain is late by every clock that its scheduler gives to a warp that decodes.
+template <int kRowWarps, int kTokenWarps, int kTokenTiles, int kStages, int kDecoders_, int kBlocks_, bool kApart_>
 struct PackedShape : StreamShape<kRowWarps, kTokenWarps, kTokenTiles, kStages, 1 + kDecoders_, true> {
   static constexpr int kDecoders = kDecoders_, kBlocks = kBlocks_;
+  static constexpr bool kApart = kApart_;
+  static constexpr int kSchedulers = 4;
+  static constexpr int kOthers = kRowWarps * kTokenWarps + 2;  // warps that do not decode
+  // With kApart the others are every fourth warp, and no warp is without a role.
+  static_assert(!kApart || kDecoders == (kSchedulers - 1) * (kOthers - 1));
+  // A warp's role: the warps that multiply come first, then the one that copies tokens, the one that copies blocks, and
+  // those that decode.
+  __device__ static constexpr int role_of(int warp) {
+    if (!kApart) return warp;
+    return warp % kSchedulers == 0 ? warp / kSchedulers : kOthers + warp - warp / kSchedulers - 1;
+  }
   static constexpr int kTurns = kDecoders / (2 * kRowWarps);  // stages of which a warp decodes one
   static_assert(kDecoders % (2 * kRowWarps) == 0);
   // A warp that were further ahead could take the phase before last of a barrier for the one it waits for.
@@ -106,14 +119,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   __syncthreads();
   allow_next_kernel();
 
-  const int helper = warp - S::kWarps;
-  if (helper < 0)
-    multiply_tiles<Y, S, kGated>(p.product, ring, num_tiles, warp, lane, up_products);
-  else if (helper > 1)
-    decode_blocks<S, kGated>(p, ring, blocks, num_tiles, helper - 2, lane, groups[helper - 2]);
-  else if (helper == 0 && lane == 0)
+  const int role = S::role_of(warp), decoder = role - S::kOthers;
+  if (role < S::kWarps)
+    multiply_tiles<Y, S, kGated>(p.product, ring, num_tiles, role, lane, up_products);
+  else if (decoder >= 0)
+    decode_blocks<S, kGated>(p, ring, blocks, num_tiles, decoder, lane, groups[decoder]);
+  else if (role == S::kWarps && lane == 0)
     copy_tokens<S>(p.product, tokens, ring, num_tiles);
-  else if (helper == 1 && lane == 0)
+  else if (role == S::kWarps + 1 && lane == 0)
     copy_blocks<S, kGated>(p, blocks, num_tiles);
 }
 
@@ -143,12 +156,12 @@ cudaError_t launch_shape(const PackedStreamParams& p, cudaStream_t stream) {
 template <typename Y, bool kGated>
 cudaError_t launch_rows(const PackedStreamParams& p, cudaStream_t stream) {
   if (p.product.tokens <= 8) {
-    using Shape = std::conditional_t<kGated, PackedShape<2, 1, 1, 3, 4, 2>, PackedShape<1, 1, 1, 4, 6, 2>>;
+    using Shape = std::conditional_t<kGated, PackedShape<2, 1, 1, 3, 4, 2, false>, PackedShape<1, 1, 1, 4, 6, 2, true>>;
     return launch_shape<Y, Shape, kGated>(p, stream);
   }
-  if (p.product.tokens <= 16) return launch_shape<Y, PackedShape<2, 1, 2, 4, 8, 1>, kGated>(p, stream);
-  if (p.product.tokens <= 32) return launch_shape<Y, PackedShape<2, 2, 2, 4, 8, 1>, kGated>(p, stream);
-  return launch_shape<Y, PackedShape<2, 4, 2, 3, 8, 1>, kGated>(p, stream);
+  if (p.product.tokens <= 16) return launch_shape<Y, PackedShape<2, 1, 2, 4, 8, 1, false>, kGated>(p, stream);
+  if (p.product.tokens <= 32) return launch_shape<Y, PackedShape<2, 2, 2, 4, 8, 1, false>, kGated>(p, stream);
+  return launch_shape<Y, PackedShape<2, 4, 2, 3, 8, 1, false>, kGated>(p, stream);
 }
 
 // --- The other readers of encoded weights: by a warp for each piece of a block.
