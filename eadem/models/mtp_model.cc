@@ -3,8 +3,6 @@
 
 #include "eadem/models/family.h"
 #include "eadem/models/parameter_reader.h"
-#include "eadem/modules/factory/linear_factory.h"
-#include "eadem/ops/elementwise/columns.h"
 
 namespace eadem::models {
 
@@ -12,7 +10,6 @@ using pipeline::Graph;
 
 namespace {
 
-constexpr const char* kProjection = "eh_proj";
 constexpr const char* kSharedHead = "shared_head";
 
 // The model with a layer more, which is like its last one.
@@ -26,21 +23,16 @@ ModelConfig with_one_more_layer(const Decoder& model) {
   return config;
 }
 
-modules::NormSpec named(modules::NormSpec norm, const char* name) {
-  norm.name = name;
-  return norm;
-}
-
 }  // namespace
 
 MtpModel::MtpModel(const Decoder& model)
-    : longer_(with_one_more_layer(model)),
+    : longer_(with_one_more_layer(model), model.family()),
       layer_(static_cast<int>(model.info().layers)),
       scope_("layers." + std::to_string(layer_)),
       info_(model.info()),
-      embedding_norm_(named(model.decoder_spec().norm, "enorm")),
-      hidden_norm_(named(model.decoder_spec().norm, "hnorm")),
-      norm_(named(model.decoder_spec().norm, "norm")) {
+      input_(model.decoder_spec().norm, info_.hidden, layer_),
+      norm_(model.decoder_spec().norm) {
+  norm_.name = "norm";
   info_.layers = 1;
 }
 
@@ -61,15 +53,7 @@ ValueId MtpModel::embed(BuildContext& context) const {
       context.graph.add_input("previous_hidden", TensorType(activations, {Symbol::tokens, hidden()}));
   const Graph::Scope model(context.graph, "model");
   const Graph::Scope layer(context.graph, scope_, layer_);
-  const ValueId both = context.graph.add1(std::make_shared<ops::ConcatColumns>(kernels::ColumnsAttrs{hidden()}),
-                                          {modules::Norm(embedding_norm_, hidden()).build(context, tokens, layer_),
-                                           modules::Norm(hidden_norm_, hidden()).build(context, previous, layer_)});
-  return modules::LinearFactory::build(context,
-                                       {.name = kProjection,
-                                        .in = 2 * hidden(),
-                                        .out = hidden(),
-                                        .hardware = &context.hardware.of(modules::Role::mlp, layer_)},
-                                       both);
+  return input_.build(context, tokens, previous);
 }
 
 ValueId MtpModel::layer(BuildContext& context, int /*index*/, ValueId x) const {
@@ -90,9 +74,9 @@ std::vector<ParameterInfo> MtpModel::parameters() const {
     if (each.name.starts_with(prefix) || each.name == "model.embed_tokens.weight" || each.name == "lm_head.weight")
       list.push_back(each);
     if (each.name != "model.embed_tokens.weight") continue;
-    modules::list_parameters(embedding_norm_, hidden(), prefix, list);
-    modules::list_parameters(hidden_norm_, hidden(), prefix, list);
-    list.push_back({prefix + kProjection + ".weight", Shape{hidden(), 2 * hidden()}});
+    modules::list_parameters(input_.token_norm(), hidden(), prefix, list);
+    modules::list_parameters(input_.previous_norm(), hidden(), prefix, list);
+    list.push_back({prefix + "eh_proj.weight", Shape{hidden(), 2 * hidden()}});
   }
   modules::list_parameters(norm_, hidden(), prefix + kSharedHead + ".", list);
   return list;

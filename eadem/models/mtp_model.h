@@ -51,7 +51,8 @@ class MtpModel final : public Model {
   int layer_;       // the number of that
   std::string scope_;
   ModelInfo info_;
-  modules::NormSpec embedding_norm_, hidden_norm_, norm_;
+  modules::MtpInput input_;
+  modules::NormSpec norm_;
 };
 
 // Why a checkpoint has no MTP module that is computed, for people; empty: it has one.
