@@ -14,6 +14,7 @@
 #include "eadem/engine/text/chat_prompt.h"
 #include "eadem/io/json.h"
 #include "eadem/models/config/model_config.h"
+#include "eadem/models/mtp_model.h"
 
 namespace eadem::cli {
 
@@ -130,6 +131,8 @@ JsonValue describe(const models::Checkpoint& checkpoint, const Device& device,
                             .set("per_token", config->num_experts_per_tok)
                             .set("ffn", config->moe_intermediate_size));
 
+  json.set("mtp", models::why_no_mtp(checkpoint).empty());
+
   int64_t file_bytes = 0;
   if (checkpoint.weights != nullptr) {
     std::map<std::string, TypeTotal> types;
@@ -208,6 +211,8 @@ void print_text(const JsonValue& json, bool with_tensors) {
                     identities > 0 ? fmt::format(" and {} identities", identities) : "", of("per_token"), of("ffn")));
   }
   row("context", fmt::format("{} tokens", integer("context")));
+  if (json.find("mtp")->as_boolean())
+    row("MTP", fmt::format("a head for multi-token prediction, model.layers.{}: --speculate mtp", integer("layers")));
   if (const JsonValue* types = json.find("types")) {
     std::string text;
     for (const io::JsonMember& type : types->as_object())

@@ -119,6 +119,7 @@ void EngineLoop::turn(Lock& lock) noexcept {
     lock.unlock();
     const Clock::time_point planned = Clock::now();
     const InferEngine::Output& output = engine_.forward(plan, cancel);
+    if (speculator_ != nullptr) speculator_->see(scheduler_.planned(), plan, engine_);
     const double seconds = std::chrono::duration<double>(Clock::now() - planned).count();
     lock.lock();
     const std::span<const StepEvent> events = scheduler_.commit(output.output_ids, output.logprobs);

@@ -10,6 +10,7 @@
 
 #include "eadem/engine/model_files.h"
 #include "eadem/io/gguf.h"
+#include "eadem/models/mtp_model.h"
 
 namespace eadem::engine {
 
@@ -77,6 +78,8 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
          const std::function<void(int64_t, int64_t)>& progress, const SpeculationOptions& speculation)
     : checkpoint_(std::move(checkpoint)), fresh_seeds_(std::random_device{}()) {
   speculation.check(options.num_ranks());
+  // Before the weights are read, which may take minutes.
+  if (speculation.proposer == SpeculationOptions::Proposer::mtp) models::mtp_checkpoint(checkpoint_);
   // Reading a large vocabulary takes as long as reading a gigabyte of weights, so both are read at the same time. If
   // the tokenizer fails, loading stops. If no thread can be started, the tokenizer is read after the weights.
   const auto open = [this] { return open_tokenizer(checkpoint_); };
@@ -99,7 +102,8 @@ LLM::LLM(models::Checkpoint checkpoint, std::shared_ptr<Device> device, const En
   };
   engine_ = InferEngine::from_checkpoint(checkpoint_, device, fitted, on_progress, log);
   if (tokenizer.valid()) take_tokenizer();
-  loop_ = std::make_unique<EngineLoop>(*engine_, make_speculator(speculation, *engine_, *tokenizer_, log, progress));
+  loop_ = std::make_unique<EngineLoop>(*engine_,
+                                       make_speculator(speculation, checkpoint_, *engine_, *tokenizer_, log, progress));
 
   std::vector<int64_t> eos = checkpoint_.model->info().eos_token_ids;
   if (const auto path = generation_config_path(checkpoint_)) {

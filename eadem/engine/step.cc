@@ -193,6 +193,10 @@ void InferEngine::check_sequence(size_t index, const StepSequence& sequence) con
     if (sequence.positions[t] < 0 || sequence.positions[t] >= model_->info().max_positions)
       throw InvalidArgument("token {} of sequence {} has position {}; the model's context is {} tokens", t, index,
                             sequence.positions[t], model_->info().max_positions);
+  if (const int64_t row_bytes = programs_->prefill().layout.hidden_row_bytes();
+      std::ssize(sequence.hidden) != length * row_bytes)
+    throw InvalidArgument("sequence {} has {} bytes of hidden states for {} new tokens; {} reads {} of each", index,
+                          sequence.hidden.size(), length, model_->info().architecture, row_bytes);
   if (sequence.row >= 0) return check_follows(index, sequence);
   for (int64_t t = 0; t < length; ++t)
     if (const int32_t token = sequence.tokens[static_cast<size_t>(t)]; token < 0 || token >= model_->info().vocab)

@@ -17,6 +17,7 @@ constexpr std::array<const char*, StepLayout::kNumParts> kNames = {"token_ids", 
                                                                    "sample_rows", "block_table", "penalties"};
 constexpr const char* kStateSlots = "state_slots";
 constexpr const char* kPromptLength = "prompt_length";
+constexpr const char* kPreviousHidden = "previous_hidden";
 constexpr int64_t kAlignment = 64;
 
 }  // namespace
@@ -38,6 +39,10 @@ StepLayout::StepLayout(const pipeline::Program& program, const modules::CacheSpe
   }
   if (cache.num_slots > 0) state_slots_offset_ = place(program, program.input(kStateSlots));
   if (const auto input = program.graph().find(kPromptLength)) prompt_length_offset_ = place(program, *input);
+  if (const auto input = program.graph().find(kPreviousHidden)) {
+    previous_hidden_offset_ = place(program, *input);
+    hidden_row_bytes_ = program.graph().value(*input).type.size_bytes(bounds_) / bounds_[Symbol::tokens];
+  }
   for (size_t p = 0; p < kNumParts; ++p) offset_[p] = place(program, program.input(kNames[p]));
 }
 
@@ -46,6 +51,7 @@ void StepLayout::bind(pipeline::Program& program, void* buffer) const {
   for (size_t p = 0; p < kNumParts; ++p) program.bind_input(program.input(kNames[p]), bytes + offset_[p]);
   if (state_slots_offset_ >= 0) program.bind_input(program.input(kStateSlots), bytes + state_slots_offset_);
   if (prompt_length_offset_ >= 0) program.bind_input(program.input(kPromptLength), bytes + prompt_length_offset_);
+  if (previous_hidden_offset_ >= 0) program.bind_input(program.input(kPreviousHidden), bytes + previous_hidden_offset_);
   for (const WindowPart& window : windows_) {
     program.bind_input(window.table_input, bytes + window.table_offset);
     program.bind_input(window.slots_input, bytes + window.slots_offset);
@@ -99,6 +105,8 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
     at<int32_t>(slots)[sequences_] = sequence.state_slot;
   if (const int64_t offset = layout_->prompt_length_offset(); offset >= 0)
     at<int32_t>(offset)[sequences_] = sequence.sampling.prompt_length;
+  if (const int64_t offset = layout_->previous_hidden_offset(); offset >= 0)
+    std::copy(sequence.hidden.begin(), sequence.hidden.end(), host_ + offset + first * layout_->hidden_row_bytes());
   part<int32_t>(StepLayout::query_start)[sequences_ + 1] = first + length;
   part<int32_t>(StepLayout::kv_length)[sequences_] = cached + length;
   tokens_ += length;
@@ -107,7 +115,8 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
   const auto sampled = static_cast<int32_t>(length - sequence.num_rows());
   for (int32_t t = all_logits ? 0 : sampled; t < length; ++t) {
     part<int32_t>(StepLayout::logit_rows)[rows_] = first + t;
-    part<SampleRow>(StepLayout::sample_rows)[rows_] = {.settings = sequence.sampling, .position = cached + t + 1};
+    part<SampleRow>(StepLayout::sample_rows)[rows_] = {.settings = sequence.sampling,
+                                                       .position = cached + t + 1 + sequence.ahead};
     if (t >= sampled) add_row(sequence, t, contents);
     ++rows_;
   }
@@ -225,6 +234,8 @@ void StepDescriptor::each_range(const Visit& visit) {
   }
   for (const int64_t offset : {layout_->state_slots_offset(), layout_->prompt_length_offset()})
     if (offset >= 0) visit(host_ + offset, sequences_ * i32);
+  if (const int64_t offset = layout_->previous_hidden_offset(); offset >= 0)
+    visit(host_ + offset, tokens_ * layout_->hidden_row_bytes());
 }
 
 void StepDescriptor::put(RankChannel& channel) {

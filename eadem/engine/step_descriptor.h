@@ -16,6 +16,7 @@
 //   places that the window has passed
 //   state_slots  i32 [sequences], where the model has states per sequence
 //   prompt_length  i32 [sequences], where the model's latent attention asks for it
+//   previous_hidden  [tokens, hidden], where the model reads hidden states besides tokens
 //   penalties    i32 [penalties, 2]        pairs (token, count) and (token, bias); the rows name their ranges
 //
 // Where the device's memory is the host's (the CPU), the parts are written where the program reads them and nothing is
@@ -67,6 +68,9 @@ class StepLayout {
   int64_t state_slots_offset() const { return state_slots_offset_; }
   // The offset of prompt_length; negative: there is none.
   int64_t prompt_length_offset() const { return prompt_length_offset_; }
+  // The offset of previous_hidden; negative: there is none. And the bytes of one of its rows, 0 then.
+  int64_t previous_hidden_offset() const { return previous_hidden_offset_; }
+  int64_t hidden_row_bytes() const { return hidden_row_bytes_; }
   int64_t size_bytes() const { return size_; }
   const SymbolValues& bounds() const { return bounds_; }
   // Makes the program read its inputs from `buffer`, which has size_bytes() and must outlive it.
@@ -77,7 +81,8 @@ class StepLayout {
 
   std::array<int64_t, kNumParts> offset_{};
   std::vector<WindowPart> windows_;
-  int64_t state_slots_offset_ = -1, prompt_length_offset_ = -1;
+  int64_t state_slots_offset_ = -1, prompt_length_offset_ = -1, previous_hidden_offset_ = -1;
+  int64_t hidden_row_bytes_ = 0;
   int64_t size_ = 0;
   SymbolValues bounds_;
 };

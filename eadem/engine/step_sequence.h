@@ -4,6 +4,7 @@
 // it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <limits>
@@ -49,6 +50,11 @@ struct StepSequence {
   // What the model takes for the position of each new token, as rotary embeddings do; empty: its place in the sequence.
   // Which tokens it attends to follows from its place alone.
   std::span<const int32_t> positions = {};
+  // Of a model that reads hidden states besides tokens (models::MtpModel), and of no other: that of each new token, as
+  // the input previous_hidden has them.
+  std::span<const std::byte> hidden = {};
+  // What is drawn is the token of a place so much further on in another model's sequence, with its random number.
+  int64_t ahead = 0;
 
   int64_t num_rows() const { return samples ? 1 + drafts : 0; }
 

@@ -87,7 +87,11 @@ constexpr GgufName kLayerNames[] = {{"input_layernorm.", "attn_norm."},
                                     {"mlp.shared_experts.gate_proj.", "ffn_gate_shexp."},
                                     {"mlp.shared_experts.up_proj.", "ffn_up_shexp."},
                                     {"mlp.shared_experts.down_proj.", "ffn_down_shexp."},
-                                    {"mlp.shared_expert_gate.", "ffn_gate_inp_shexp."}};
+                                    {"mlp.shared_expert_gate.", "ffn_gate_inp_shexp."},
+                                    {"enorm.", "nextn.enorm."},
+                                    {"hnorm.", "nextn.hnorm."},
+                                    {"eh_proj.", "nextn.eh_proj."},
+                                    {"shared_head.norm.", "nextn.shared_head_norm."}};
 
 // The GGUF name of "layers.N." + `rest`; empty if there is none.
 std::string name_in_layer(std::string_view layer, std::string_view rest, std::span<const GgufName> names) {

@@ -109,6 +109,7 @@ struct ModelFamily {
   bool (*may_ignore)(const ModelConfig& config, const std::string& tensor) = nullptr;
 
   bool further_layers = false;  // files have layers behind the last one, which predict further tokens
+  bool mtp = false;             // the first of them is MtpModel's
 
   const ModelType* find_type(std::string_view model_type) const;
   // This family's name of a key that all configs have.

@@ -14,5 +14,6 @@
 #include "eadem/modules/hybrid/mamba2.h"
 #include "eadem/modules/hybrid/mla_attention.h"
 #include "eadem/modules/hybrid/moe_mlp.h"
+#include "eadem/modules/hybrid/mtp_input.h"
 #include "eadem/modules/hybrid/parallel_mixers.h"
 #include "eadem/modules/hybrid/sparse/native_sparse_attention.h"

@@ -106,9 +106,10 @@ class LLM:
     pack_cache   a folder in which to keep the weights as the CPU's kernels want them, which later loads map instead of
                  packing: a first token comes sooner, decoding is a tenth slower or more. Takes about as much disk as
                  the model. None: no such cache
-    speculate    "lookup", or a draft model as for `model`: let steps compute proposed tokens beside their own, so that
-                 an answer takes fewer steps; completions stay the same. "lookup" proposes what followed the last tokens
-                 where they stood before, a draft model with the same tokenizer what it samples. "none": nothing
+    speculate    "lookup", "mtp", or a draft model as for `model`: let steps compute proposed tokens beside their own, so
+                 that an answer takes fewer steps; completions stay the same. "lookup" proposes what followed the last
+                 tokens where they stood before, "mtp" what the model's own head for multi-token prediction samples, a
+                 draft model with the same tokenizer what it samples. "none": nothing
     draft_tokens tokens to propose at most for a prompt in a step, 1 to 15; of them as many as pay, which is measured
     tensor_parallel_size
                  processes that the model is divided over, on the CPU; `threads` and `prefill_threads` are those of all
@@ -138,7 +139,7 @@ class LLM:
             disabled_fusions=disabled_fusions, pack_cache=pack_cache)
         self._llm = _eadem.Llm(
             _arguments.cache("kv_cache", kv_cache), _arguments.rank_program(arguments),
-            speculate if speculate in ("none", "lookup", "") else located("speculate", speculate),
+            speculate if speculate in ("none", "lookup", "mtp", "") else located("speculate", speculate),
             _arguments.integer("draft_tokens", draft_tokens), **arguments)
         self._tokenizer = Tokenizer(self._llm.tokenizer)
 

@@ -7,11 +7,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
 
-from program import PROGRAM, STORIES, ProgramTest, main
+from program import DATA, GOLDEN, PROGRAM, STORIES, ProgramTest, main
 
 
 class Run(ProgramTest):
@@ -89,7 +90,21 @@ class Run(ProgramTest):
                 self.assertLessEqual(result["accepted_tokens"], result["proposed_tokens"])
                 self.assertGreaterEqual(result["tokens_per_step"], 1)
 
+    def test_a_models_own_head(self):
+        for path in [*(GOLDEN / "glm4_moe_mtp").iterdir(), *(DATA / "chat/small").glob("*.json")]:
+            shutil.copy(path, self.folder)
+        self.assertTrue(json.loads(self.done("inspect", self.folder, "--json").out)["mtp"])
+        self.assertFalse(json.loads(self.done("inspect", STORIES, "--json").out)["mtp"])
+        self.assertIn("model.layers.2: --speculate mtp", self.done("inspect", self.folder).out)
+        for sampling in (["--temperature", "0"], ["--temperature", "0.8", "--seed", "5"]):
+            run = ["run", self.folder, "-p", "Hello there", "-n", "60", "--ignore-eos", "--json", *sampling]
+            plain, result = (json.loads(self.done(*run, *more).out) for more in ([], ["--speculate", "mtp"]))
+            self.assertEqual(result["token_ids"], plain["token_ids"])
+            self.assertLessEqual(result["accepted_tokens"], result["proposed_tokens"])
+
     def test_speculation_that_cannot_be(self):
+        self.refused(1, "llama has no head for multi-token prediction", "run", "-p", "Once", "--speculate", "mtp")
+        self.refused(2, "(mtp) beside 2 ranks", "run", "-p", "Once", "--speculate", "mtp", "--tp", "2")
         self.refused(2, "--draft-tokens is for --speculate", "run", "-p", "Once", "--draft-tokens", "3")
         self.refused(2, "draft_tokens is 99; expected 1 to 15", "run", "-p", "Once", "--speculate", "lookup",
                      "--draft-tokens", "99")

@@ -2,12 +2,13 @@
 import _thread
 import dataclasses
 import os
+import shutil
 import signal
 import threading
 import time
 
 import pytest
-from conftest import BUNDLED, STORIES
+from conftest import BUNDLED, GOLDEN, STORIES
 
 import eadem
 from eadem import LLM, SamplingParams
@@ -94,6 +95,19 @@ def test_speculation_changes_no_token(llm, stories):
                              ({"draft_tokens": "2"}, "draft_tokens is")]:
         with pytest.raises(eadem.InvalidArgument, match=words):
             LLM(stories, **arguments)
+
+
+def test_a_models_own_head_changes_no_token(stories, tmp_path):
+    for path in [*(GOLDEN / "glm4_moe_mtp").iterdir(), *(GOLDEN.parent / "chat/small").glob("*.json")]:
+        shutil.copy(path, tmp_path)
+    params = SamplingParams(temperature=0.8, max_tokens=50, seed=3, ignore_eos=True)
+    prompts = ["Hello there", "one two"]
+    plain, mtp = (LLM(tmp_path, threads=1, speculate=speculate).generate(prompts, params) for speculate in ("none", "mtp"))
+    for each, alone in zip(mtp, plain):
+        assert each.token_ids == alone.token_ids and each.logprobs == alone.logprobs
+        assert 0 <= each.accepted_tokens <= each.proposed_tokens
+    with pytest.raises(eadem.Unsupported, match="llama has no head for multi-token prediction"):
+        LLM(stories, speculate="mtp")
 
 
 def test_n_answers_to_a_prompt(llm):

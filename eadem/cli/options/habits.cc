@@ -89,7 +89,7 @@ constexpr Advice kAdvice[] = {
     {"--no-display-prompt", kPromptShown},
     {"-e", "the shell writes escapes: -p $'first line\\nsecond line'"},
     {"--escape", "the shell writes escapes: -p $'first line\\nsecond line'"},
-    {"--speculative-config", "--speculate lookup, or --speculate MODEL; --draft-tokens N"},
+    {"--speculative-config", "--speculate lookup, mtp, or MODEL; --draft-tokens N"},
     {"--gpu-memory-utilization", "--context says how many tokens the KV cache holds"},
 };
 

@@ -151,7 +151,8 @@ void ModelOptions::add_speculation(Arguments& arguments) {
       "--speculate", "WHAT", speculate,
       "let steps compute proposed tokens beside their own: an answer takes fewer steps, and stays the same. "
       "lookup proposes what followed the last tokens where they stood before; a MODEL with the same "
-      "tokenizer, what it samples; none nothing (default: none)");
+      "tokenizer, what it samples; mtp, what the model's own head for multi-token prediction samples, where the "
+      "files have one; none nothing (default: none)");
   arguments.option(
       "--draft-tokens", "N", draft_tokens,
       "tokens to propose at most in a step, 1 to 15; of them as many as pay, which is measured (default: 8)");

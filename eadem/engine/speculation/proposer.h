@@ -4,8 +4,7 @@
 // that it samples itself. So nothing that a proposer does changes a token or a log-probability; it decides how many
 // steps an answer takes.
 //
-// Implementations: PromptLookup, DraftModel. Heads of the model itself (multi-token prediction) fit here too: they
-// would read InferEngine::hidden_states() between two steps.
+// Implementations: PromptLookup, DraftModel, MtpHead.
 //
 // One thread at a time may use a proposer.
 #pragma once
@@ -15,8 +14,11 @@
 #include <vector>
 
 #include "eadem/engine/request.h"
+#include "eadem/engine/step_sequence.h"
 
 namespace eadem::engine {
+
+class InferEngine;
 
 // What is proposed for one request.
 struct Proposal {
@@ -31,6 +33,10 @@ class Proposer {
  public:
   virtual ~Proposer() = default;
 
+  // The engine has run a step of these requests, of each of which `plan` has a sequence. Whether proposed tokens among
+  // its new ones are accepted is not known yet.
+  virtual void see(std::span<const RequestId> /*ids*/, std::span<const StepSequence> /*plan*/,
+                   const InferEngine& /*engine*/) {}
   // Fills in the drafts of requests, each of which stands there once.
   virtual void propose(std::span<Proposal> proposals) = 0;
   // How many tokens of a request a proposer has to compute before it proposes the first one.

@@ -6,22 +6,27 @@
 
 #include "eadem/engine/llm.h"
 #include "eadem/engine/speculation/draft_model.h"
+#include "eadem/engine/speculation/mtp_head.h"
 #include "eadem/engine/speculation/prompt_lookup.h"
+#include "eadem/models/mtp_model.h"
 
 namespace eadem::engine {
 
 SpeculationOptions SpeculationOptions::of(std::string_view what, int64_t draft_tokens) {
-  if (what.empty()) throw InvalidArgument("speculate is empty; expected none, lookup or a draft model");
+  if (what.empty()) throw InvalidArgument("speculate is empty; expected none, lookup, mtp or a draft model");
   if (draft_tokens < 1 || draft_tokens > 15)
     throw InvalidArgument("draft_tokens is {}; expected 1 to 15", draft_tokens);
   if (what == "none") return {.draft_tokens = draft_tokens};
   if (what == "lookup") return {.proposer = Proposer::lookup, .draft_tokens = draft_tokens};
+  if (what == "mtp") return {.proposer = Proposer::mtp, .draft_tokens = draft_tokens};
   return {.proposer = Proposer::model, .model = std::string(what), .draft_tokens = draft_tokens};
 }
 
 void SpeculationOptions::check(int num_ranks) const {
   if (proposer == Proposer::model && num_ranks > 1)
     throw Unsupported("a draft model ({}) beside {} ranks; lookup works with them", model, num_ranks);
+  if (proposer == Proposer::mtp && num_ranks > 1)
+    throw Unsupported("a head for multi-token prediction (mtp) beside {} ranks; lookup works with them", num_ranks);
 }
 
 void require_same_tokens(const io::Tokenizer& model, const io::Tokenizer& draft) {
@@ -55,19 +60,46 @@ std::unique_ptr<InferEngine> open_draft(const SpeculationOptions& options, const
   return InferEngine::from_checkpoint(checkpoint, engine.device(), own, progress, log);
 }
 
+// Makes the engine of the model's own MTP head, with a row of its cache for each sequence of the model. All of them
+// together have room for as many tokens as the model's cache, or for what may wait of each.
+std::unique_ptr<InferEngine> open_mtp(const models::Checkpoint& checkpoint, const InferEngine& engine,
+                                      const Logger& log, const std::function<void(int64_t, int64_t)>& progress) {
+  const int64_t share = engine.cache_spec().num_blocks * engine.cache_spec().block_size / engine.max_batch_size();
+  EngineOptions own = engine.options();
+  own.draft_tokens = own.max_logit_rows = 0;
+  own.cache = StaticKVCacheConfig{
+      .max_batch_size = engine.max_batch_size(),
+      .max_cache_len = std::min(engine.max_sequence_length(), std::max(share, 2 * MtpHead::kMostWaiting))};
+  return InferEngine::from_checkpoint(models::mtp_checkpoint(checkpoint), engine.device(), own, progress, log);
+}
+
+// What a step of `proposer` costs in steps of `engine`: those of few rows wait for the weights.
+double cost_of(const InferEngine& proposer, const InferEngine& engine) {
+  return static_cast<double>(proposer.parameters().size_bytes()) /
+         static_cast<double>(std::max<int64_t>(1, engine.parameters().size_bytes()));
+}
+
 }  // namespace
 
-std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options, const InferEngine& engine,
-                                            const io::Tokenizer& tokenizer, const Logger& log,
-                                            const std::function<void(int64_t, int64_t)>& progress) {
-  if (options.proposer == SpeculationOptions::Proposer::none) return nullptr;
-  std::unique_ptr<Proposer> proposer = std::make_unique<PromptLookup>();
-  if (options.proposer == SpeculationOptions::Proposer::model) {
-    std::unique_ptr<InferEngine> draft = open_draft(options, engine, tokenizer, log, progress);
-    // Steps of few rows wait for the weights.
-    const double cost = static_cast<double>(draft->parameters().size_bytes()) /
-                        static_cast<double>(std::max<int64_t>(1, engine.parameters().size_bytes()));
-    proposer = std::make_unique<DraftModel>(std::move(draft), engine.model().info().vocab, cost);
+std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
+                                            const InferEngine& engine, const io::Tokenizer& tokenizer,
+                                            const Logger& log, const std::function<void(int64_t, int64_t)>& progress) {
+  std::unique_ptr<Proposer> proposer;
+  switch (options.proposer) {
+    case SpeculationOptions::Proposer::none: return nullptr;
+    case SpeculationOptions::Proposer::lookup: proposer = std::make_unique<PromptLookup>(); break;
+    case SpeculationOptions::Proposer::model: {
+      std::unique_ptr<InferEngine> draft = open_draft(options, engine, tokenizer, log, progress);
+      const double cost = cost_of(*draft, engine);
+      proposer = std::make_unique<DraftModel>(std::move(draft), engine.model().info().vocab, cost);
+      break;
+    }
+    case SpeculationOptions::Proposer::mtp: {
+      std::unique_ptr<InferEngine> head = open_mtp(checkpoint, engine, log, progress);
+      const double cost = cost_of(*head, engine);
+      proposer = std::make_unique<MtpHead>(std::move(head), engine, cost);
+      break;
+    }
   }
   return std::make_unique<Speculator>(std::move(proposer), options.draft_tokens, engine.limits().max_draft_tokens);
 }

@@ -20,15 +20,17 @@ struct SpeculationOptions {
     none,
     lookup,  // PromptLookup
     model,   // DraftModel
+    mtp,     // MtpHead
   };
   Proposer proposer = Proposer::none;
   std::string model;         // the path of the draft model, as in models::open_checkpoint
   int64_t draft_tokens = 8;  // [1, 15], most proposed tokens of a sequence in a step
 
-  // "none", "lookup", or else the path of a draft model. Throws InvalidArgument for "" and for a number out of range.
+  // "none", "lookup", "mtp", or else the path of a draft model. Throws InvalidArgument for "" and for a number out of
+  // range.
   static SpeculationOptions of(std::string_view what, int64_t draft_tokens = 8);
 
-  // Throws Unsupported for a draft model beside several ranks.
+  // Throws Unsupported for a draft model or an MTP head beside several ranks.
   void check(int num_ranks) const;
   // What EngineOptions::draft_tokens of the engine has to be.
   int64_t room() const { return proposer == Proposer::none ? 0 : draft_tokens; }
@@ -38,11 +40,12 @@ struct SpeculationOptions {
 // tokens.
 void require_same_tokens(const io::Tokenizer& model, const io::Tokenizer& draft);
 
-// Opens the draft model if there is one, on the device of `engine`. Returns null where nothing proposes. Throws
-// Unsupported when the draft model has states per sequence or other tokens than `tokenizer`. `progress` and `log` are
+// Opens the draft model, or the MTP head of `checkpoint`, which `engine` was made of, if one is wanted, on the device
+// of `engine`. Returns null where nothing proposes. Throws Unsupported when the draft model has states per sequence or
+// other tokens than `tokenizer`, and when the checkpoint has no MTP head (models::why_no_mtp). `progress` and `log` are
 // as for LLM.
-std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options, const InferEngine& engine,
-                                            const io::Tokenizer& tokenizer, const Logger& log,
-                                            const std::function<void(int64_t, int64_t)>& progress);
+std::unique_ptr<Speculator> make_speculator(const SpeculationOptions& options, const models::Checkpoint& checkpoint,
+                                            const InferEngine& engine, const io::Tokenizer& tokenizer,
+                                            const Logger& log, const std::function<void(int64_t, int64_t)>& progress);
 
 }  // namespace eadem::engine

@@ -21,6 +21,10 @@ class Speculator {
 
   // Returns what is proposed for requests of Scheduler::draftable(). Valid until the next call.
   std::span<const Proposal> propose(std::span<const Draftable> requests);
+  // Shows the proposer a step that was run.
+  void see(std::span<const RequestId> ids, std::span<const StepSequence> plan, const InferEngine& engine) {
+    proposer_->see(ids, plan, engine);
+  }
   // Takes the events of a step, which took so long.
   void observe(std::span<const StepEvent> events, double seconds);
   // A request has ended.

@@ -34,6 +34,8 @@ constexpr std::string_view kTokenIds = "is the tokenizer's to say";
 constexpr std::string_view kLengths = "limits lengths in transformers' generate(), where callers here state theirs";
 constexpr std::string_view kGeneration = "is a default of generation, which generation_config.json states";
 constexpr std::string_view kFurtherTokens = "counts layers that predict further tokens, which are not computed";
+constexpr std::string_view kMtp =
+    "counts layers that predict further tokens, of which speculation computes the first (mtp) where the files have it";
 // Those whose loss has no term for the load of experts in transformers. Other types with experts read these keys.
 constexpr std::string_view kUnbalancedTypes =
     "glm4_moe deepseek_v2 deepseek_v3 deepseek_v32 kimi_linear nemotron_h llama4_text mistral4 longcat_flash";
@@ -104,9 +106,9 @@ constexpr InertKey kInertKeys[] = {
     {"eod_token_id", "hunyuan_v1_dense", kAny, Writer::transformers, kTokenIds},
     {"use_qk_norm", "hunyuan_v1_dense", "true", Writer::other, "is true of all models of this type"},
     {"max_window_layers", "qwen2_moe", kAny, Writer::transformers, "is for windows, which are off"},
-    {"num_nextn_predict_layers", "glm4_moe deepseek_v3 deepseek_v32 deepseek_v4 kimi_linear longcat_flash", kAny,
-     Writer::transformers, kFurtherTokens},
-    {"num_mtp_layers", "glm4_moe deepseek_v3 deepseek_v32", kAny, Writer::transformers, kFurtherTokens},
+    {"num_nextn_predict_layers", "deepseek_v4 kimi_linear longcat_flash", kAny, Writer::transformers, kFurtherTokens},
+    {"num_nextn_predict_layers", "glm4_moe deepseek_v3 deepseek_v32", kAny, Writer::transformers, kMtp},
+    {"num_mtp_layers", "glm4_moe deepseek_v3 deepseek_v32", kAny, Writer::transformers, kMtp},
     {"use_sliding_window", "qwen3_next", "false", Writer::other, "switches on windows, which no layer has"},
     {"attn_output_gate", "qwen3_5_text qwen3_5_moe_text", "true", Writer::other, "is true of all models of this type"},
     {"mamba_ssm_dtype", "qwen3_5_text qwen3_5_moe_text", "\"float32\"", Writer::other,

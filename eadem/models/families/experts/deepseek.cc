@@ -3,7 +3,7 @@
 // DeepSeek V2, V3 and V3.2 and Mistral 4: latent attention, whose scale grows with yarn's, in V3.2 over the tokens that
 // an indexer selects; after the first layers, which are dense, experts chosen by a softmax (V2, Mistral 4) or by
 // sigmoids and a correction (V3), of the best groups, and one that computes every token. Queries of Mistral 4 grow with
-// their positions. The layers that predict further tokens are not computed.
+// their positions. The layer that predicts a further token is MtpModel's.
 // Source: transformers, models/deepseek_v2, deepseek_v3, deepseek_v32 and mistral4; llama.cpp, conversion/deepseek.py,
 // conversion/mistral.py, conversion/mistral3.py and src/models/deepseek2.cpp (facts only).
 #include <algorithm>
@@ -464,7 +464,8 @@ const ModelFamily& deepseek_family() {
       .decoder = deepseek_decoder,
       .gguf_names = kDeepseekNames,
       .recipes = deepseek_recipes,
-      .further_layers = true};
+      .further_layers = true,
+      .mtp = true};
   return kFamily;
 }
 

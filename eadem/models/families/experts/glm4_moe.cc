@@ -2,7 +2,7 @@
 //
 // GLM-4.5 and its successors: attention that rotates half of each head, with biases and norms of q and k in some of
 // them; after the first layers, which are dense, experts chosen by sigmoids and a correction, of the best groups, and
-// one that computes every token. The layers that predict further tokens are not computed.
+// one that computes every token. The layer that predicts a further token is MtpModel's.
 // Source: transformers, models/glm4_moe; llama.cpp, conversion/glm.py and src/models/glm4-moe.cpp (facts only).
 #include "eadem/models/decoders/moe_decoder.h"
 #include "eadem/models/family.h"
@@ -118,7 +118,8 @@ const ModelFamily& glm4_moe_family() {
                                       .decoder = glm4_moe_decoder,
                                       .gguf_names = kGlm4MoeNames,
                                       .recipes = glm4_moe_recipes,
-                                      .further_layers = true};
+                                      .further_layers = true,
+                                      .mtp = true};
   return kFamily;
 }
 

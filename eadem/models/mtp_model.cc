@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eadem/models/mtp_model.h"
+
+#include "eadem/models/family.h"
+#include "eadem/models/parameter_reader.h"
+
+namespace eadem::models {
+
+using pipeline::Graph;
+
+namespace {
+
+constexpr const char* kSharedHead = "shared_head";
+
+// The model with a layer more, which is like its last one.
+ModelConfig with_one_more_layer(const Decoder& model) {
+  const ModelInfo& info = model.info();
+  if (!model.family().mtp)
+    throw Unsupported("{} has no head for multi-token prediction (MTP) that is computed here", info.architecture);
+  ModelConfig config = *model.config();
+  ++config.num_hidden_layers;
+  config.layer_windows.push_back(0);
+  return config;
+}
+
+}  // namespace
+
+MtpModel::MtpModel(const Decoder& model)
+    : longer_(with_one_more_layer(model), model.family()),
+      layer_(static_cast<int>(model.info().layers)),
+      scope_("layers." + std::to_string(layer_)),
+      info_(model.info()),
+      input_(model.decoder_spec().norm, info_.hidden, layer_),
+      norm_(model.decoder_spec().norm) {
+  norm_.name = "norm";
+  info_.layers = 1;
+}
+
+modules::ModelSpec MtpModel::spec() const {
+  modules::ModelSpec spec = longer_.spec();
+  spec.layers = 1;
+  spec.num_parameters = 0;
+  for (const ParameterInfo& parameter : parameters()) spec.num_parameters += parameter.shape.num_elements();
+  return spec;
+}
+
+ValueId MtpModel::embed(BuildContext& context) const {
+  if (context.num_ranks > 1 || context.expert_ranks > 1)
+    throw Unsupported("a head for multi-token prediction (MTP) of {} over several ranks", info_.architecture);
+  const ValueId tokens = longer_.embed(context);
+  const DType activations = context.hardware.of(modules::Role::embedding).precision.activations.value;
+  const ValueId previous =
+      context.graph.add_input("previous_hidden", TensorType(activations, {Symbol::tokens, hidden()}));
+  const Graph::Scope model(context.graph, "model");
+  const Graph::Scope layer(context.graph, scope_, layer_);
+  return input_.build(context, tokens, previous);
+}
+
+ValueId MtpModel::layer(BuildContext& context, int /*index*/, ValueId x) const {
+  return longer_.layer(context, layer_, x);
+}
+
+ValueId MtpModel::finish(BuildContext& context, ValueId x) const {
+  const Graph::Scope model(context.graph, "model");
+  const Graph::Scope layer(context.graph, scope_, layer_);
+  const Graph::Scope head(context.graph, kSharedHead);
+  return modules::Norm(norm_, hidden()).build(context, x, layer_);
+}
+
+std::vector<ParameterInfo> MtpModel::parameters() const {
+  const std::string prefix = "model." + scope_ + ".";
+  std::vector<ParameterInfo> list;
+  for (const ParameterInfo& each : longer_.parameters()) {
+    if (each.name.starts_with(prefix) || each.name == "model.embed_tokens.weight" || each.name == "lm_head.weight")
+      list.push_back(each);
+    if (each.name != "model.embed_tokens.weight") continue;
+    modules::list_parameters(input_.token_norm(), hidden(), prefix, list);
+    modules::list_parameters(input_.previous_norm(), hidden(), prefix, list);
+    list.push_back({prefix + "eh_proj.weight", Shape{hidden(), 2 * hidden()}});
+  }
+  modules::list_parameters(norm_, hidden(), prefix + kSharedHead + ".", list);
+  return list;
+}
+
+namespace {
+
+std::shared_ptr<const MtpModel> model_of(const Checkpoint& checkpoint) {
+  const auto* decoder = dynamic_cast<const Decoder*>(checkpoint.model.get());
+  if (decoder == nullptr) throw Unsupported("{} has no head for multi-token prediction (MTP)", checkpoint.path);
+  return std::make_shared<const MtpModel>(*decoder);
+}
+
+}  // namespace
+
+std::string why_no_mtp(const Checkpoint& checkpoint) {
+  Checkpoint module = checkpoint;
+  try {
+    module.model = model_of(checkpoint);
+  } catch (const Unsupported& refusal) {
+    return refusal.what();
+  }
+  if (checkpoint.weights == nullptr) return fmt::format("{} has no weights", checkpoint.path);
+  const ParameterReader reader(module);
+  const CheckpointFormat format = format_of(*checkpoint.weights);
+  for (const ParameterInfo& parameter : module.model->parameters())
+    if (reader.recipe(parameter.name) == nullptr)
+      return fmt::format("{}: the file has no head for multi-token prediction (MTP) of {}: there is no '{}'",
+                         checkpoint.weights->path(), module.model->info().architecture,
+                         module.model->recipes(parameter, format).front().names().front());
+  return {};
+}
+
+Checkpoint mtp_checkpoint(const Checkpoint& checkpoint) {
+  if (const std::string reason = why_no_mtp(checkpoint); !reason.empty()) throw Unsupported("{}", reason);
+  Checkpoint module = checkpoint;
+  module.model = model_of(checkpoint);
+  module.ignored_keys.clear();  // the model has spoken of them
+  module.notice.clear();
+  return module;
+}
+
+}  // namespace eadem::models

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MtpModel: the module with which a model predicts one more token (multi-token prediction), as a model of one layer. It
+// reads, besides tokens, hidden states of the model that it belongs to. Of position i, with token i + 1:
+//
+//   x = eh_proj [enorm(embedding of token i + 1), hnorm(previous_hidden of position i)]
+//   hidden = shared_head.norm(layer(x));   logits of token i + 2 = head(hidden)
+//
+// previous_hidden is the model's hidden state behind its last norm, which its head reads, or, for a token further on,
+// the `hidden` of this module at the position before. The embedding and the head are the model's own. Of several
+// modules of a checkpoint this is the first.
+//
+// Parameters are named as in published files: model.layers.N.{enorm,hnorm,eh_proj,shared_head.norm}.weight and those of
+// a decoder layer, N being the model's number of layers.
+// Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2; vLLM, models/deepseek_mtp.py and
+// glm4_moe_mtp.py; llama.cpp, src/models/glm4-moe.cpp (facts only).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "eadem/models/auto_model.h"
+#include "eadem/models/decoders/decoder.h"
+
+namespace eadem::models {
+
+class MtpModel final : public Model {
+ public:
+  // Throws Unsupported for a model whose family has no such module here.
+  explicit MtpModel(const Decoder& model);
+
+  const ModelInfo& info() const override { return info_; }
+  modules::ModelSpec spec() const override;
+  // Adds the input previous_hidden [tokens, hidden], of the dtype of activations. Throws Unsupported for several ranks.
+  ValueId embed(BuildContext& context) const override;
+  ValueId layer(BuildContext& context, int index, ValueId x) const override;
+  ValueId finish(BuildContext& context, ValueId x) const override;
+  ValueId head(BuildContext& context, ValueId hidden) const override { return longer_.head(context, hidden); }
+  std::vector<ParameterInfo> parameters() const override;
+  std::vector<WeightRecipe> recipes(const ParameterInfo& parameter, CheckpointFormat format) const override {
+    return longer_.recipes(parameter, format);
+  }
+  // Every tensor: those that are no parameters belong to the model.
+  bool may_ignore(const std::string& /*tensor*/) const override { return true; }
+  io::JsonValue config_json() const override { return longer_.config_json(); }
+
+ private:
+  int64_t hidden() const { return info_.hidden; }
+
+  Decoder longer_;  // the model with the module's layer behind its own
+  int layer_;       // the number of that
+  std::string scope_;
+  ModelInfo info_;
+  modules::MtpInput input_;
+  modules::NormSpec norm_;
+};
+
+// Why a checkpoint has no MTP module that is computed, for people; empty: it has one.
+std::string why_no_mtp(const Checkpoint& checkpoint);
+
+// The same checkpoint with the module for its model. Throws Unsupported, with why_no_mtp().
+Checkpoint mtp_checkpoint(const Checkpoint& checkpoint);
+
+}  // namespace eadem::models

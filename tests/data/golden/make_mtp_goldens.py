@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the goldens of models with a head for multi-token prediction (MTP), beside those of make_goldens.py.
+
+    python make_mtp_goldens.py [--only NAME ...]
+
+transformers leaves these tensors out. The module is built of its parts here, as DeepSeek-V3's report (section 2.2) says:
+
+    x_i = eh_proj [enorm(embedding of token i + 1), hnorm(the model's hidden state of token i, after its last norm)]
+    h   = shared_head.norm(decoder layer(x))        logits of token i + 2 = lm_head(h_i)
+
+The decoder layer is the last one of a transformers model that has a layer more, whose own code runs it: masks, rotation,
+experts and all. Each folder is a checkpoint as published, with the module's tensors below "model.layers.N." of N layers.
+
+mtp.safetensors:  prompt i32 [T];  hidden f32 [T, hidden]: the model's own;  mtp_logits, mtp_hidden f32 [T - 1, ...] and
+mtp_logits_f64: of the pairs 0 ... T - 2;  drafts i32 [4]: tokens that the module proposes behind the prompt, one after the other,
+each from the module's hidden state of the pair before.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import make_expert_goldens as experts
+import make_goldens as goldens
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+DRAFTS = 4
+# Of rows of other scripts, and what is changed of them. Vocabularies have room for the tokenizer of tests/data/chat/small.
+ROWS = {
+    "deepseek_v3_mtp": (goldens.MODELS["deepseek_v3"], dict(vocab_size=384)),
+    "deepseek_v32_mtp": (experts.FAMILIES["deepseek_v32"], dict()),
+    "glm4_moe_mtp": (experts.FAMILIES["glm4_moe_ungrouped"], dict(vocab_size=384)),
+}
+
+
+def module_tensors(name, layer, hidden):
+    prefix = f"model.layers.{layer}."
+    shapes = {"enorm.weight": (hidden,), "hnorm.weight": (hidden,), "eh_proj.weight": (hidden, 2 * hidden),
+              "shared_head.norm.weight": (hidden,)}
+    return {prefix + key: goldens.random_parameter(name, prefix + key, shape) for key, shape in shapes.items()}
+
+
+def parts(config, weights, extra, dtype):
+    """The model without its last layer, and a function of embeddings of pairs that is the module."""
+    whole = goldens.build(config, weights, dtype)
+    layer = config.num_hidden_layers - 1
+    last = whole.model.layers[layer]
+    whole.model.layers = whole.model.layers[:layer]
+    module = goldens.build(config, weights, dtype)
+    module.model.layers = torch.nn.ModuleList([last])
+    own = {key.removeprefix(f"model.layers.{layer}."): value.to(dtype) for key, value in extra.items()}
+
+    def norm(key):
+        made = type(module.model.norm)(config.hidden_size, eps=config.rms_norm_eps).to(dtype)
+        made.weight.copy_(own[key])
+        return made
+
+    enorm, hnorm = norm("enorm.weight"), norm("hnorm.weight")
+    module.model.norm = norm("shared_head.norm.weight")
+
+    def run(tokens, hidden):
+        """Hidden states and logits of pairs (token i + 1, hidden state i)."""
+        embeddings = whole.model.embed_tokens(torch.from_numpy(np.asarray(tokens, np.int64)))
+        x = torch.cat([enorm(embeddings), hnorm(hidden)], dim=-1) @ own["eh_proj.weight"].T
+        h = module.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
+        return h, module.lm_head(h)
+
+    return whole, run
+
+
+@torch.no_grad()
+def compute(config, weights, extra, dtype, prompt):
+    with goldens.precision(dtype):
+        model, run = parts(config, weights, extra, dtype)
+        ids = torch.from_numpy(np.asarray(prompt, np.int64))[None]
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        first = model.lm_head(hidden[-1]).argmax().item()
+        h, logits = run(prompt[1:], hidden[:-1])
+        result = {"hidden": hidden.numpy(), "mtp_hidden": h.numpy(), "mtp_logits": logits.numpy()}
+        # The model's own next token is known when the module proposes.
+        tokens, states, margin = [*prompt[1:], first], hidden, np.inf
+        drafts = []
+        for _ in range(DRAFTS):
+            h, logits = run(tokens, states)
+            best = torch.topk(logits[-1], 2)
+            margin = min(margin, (best.values[0] - best.values[1]).item())
+            drafts.append(best.indices[0].item())
+            tokens.append(drafts[-1])
+            states = torch.cat([states, h[-1:]])
+        return result | {"first": np.array([first], np.int32), "drafts": np.array(drafts, np.int32)}, margin
+
+
+def write(out, name):
+    row, changes = ROWS[name]
+    folder = out / name
+    shutil.rmtree(folder, ignore_errors=True)
+    known = AutoConfig.for_model(row["type"])
+    common = goldens.COMMON | (goldens.SMALL if row not in goldens.MODELS.values() else {})
+    common = {key: value for key, value in common.items() if hasattr(known, key)}
+    layers = row["config"].get("num_hidden_layers", common["num_hidden_layers"])
+    config = AutoConfig.for_model(row["type"], **(common | row["config"] | changes | {"num_hidden_layers": layers + 1}))
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        buffers = [(k, b) for k, b in model.named_buffers() if k.endswith("e_score_correction_bias")]
+        for key, parameter in [*model.named_parameters(), *buffers]:
+            parameter.copy_(goldens.random_parameter(name, key, tuple(parameter.shape)))
+    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2)
+    model.save_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    extra = module_tensors(name, layers, config.hidden_size)
+
+    for salt in range(40):
+        prompt = goldens.random_tokens(("prompt", name, salt), 24, config.vocab_size)
+        f32, margin = compute(config, weights, extra, torch.float32, prompt)
+        f64, _ = compute(config, weights, extra, torch.float64, prompt)
+        error = float(np.abs(f32["mtp_logits"] - f64["mtp_logits"]).max())
+        if margin > 1000 * error and len(set(f32["drafts"])) > 2:
+            break
+    else:
+        raise SystemExit(f"{name}: no salt")
+    assert (f32["drafts"] == f64["drafts"]).all() and (f32["first"] == f64["first"]).all()
+    save_file({"prompt": prompt} | f32 | {"mtp_logits_f64": f64["mtp_logits"].astype(np.float32)},
+              folder / "mtp.safetensors")
+    print(f"{name}: |f32-f64| {error:.2e}  margin {margin:.3f}  drafts {f32['drafts'].tolist()}")
+
+    # As published: a layer less, and the module's tensors beside the layer's, with a copy of the head.
+    tensors = load_file(folder / "model.safetensors") | {key: value.numpy() for key, value in extra.items()}
+    tensors[f"model.layers.{layers}.shared_head.head.weight"] = tensors["lm_head.weight"]
+    tensors[f"model.layers.{layers}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    stated = json.loads((folder / "config.json").read_text())
+    stated.pop("num_mtp_layers", None)
+    stated |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
+    for key in ("layer_types", "mlp_layer_types"):
+        if key in stated:
+            stated[key] = stated[key][:layers]
+    goldens.write_json(folder / "config.json", dict(sorted(stated.items())))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
+    parser.add_argument("--only", nargs="*", help="models to write; the rest is kept as it is")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.utils.logging.disable_progress_bar()
+    for name in ROWS:
+        if args.only is None or name in args.only:
+            write(args.out, name)
+
+
+if __name__ == "__main__":
+    main()

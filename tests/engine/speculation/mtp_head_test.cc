@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A model's own head for multi-token prediction: its logits and proposals are those of PyTorch, what it proposes
+// changes no bit of an answer, and models without one are refused.
+#include "eadem/engine/speculation/mtp_head.h"
+
+#include <filesystem>
+
+#include "eadem/engine/llm.h"
+#include "eadem/io/gguf.h"
+#include "eadem/io/safetensors.h"
+#include "eadem/models/huggingface.h"
+#include "eadem/models/mtp_model.h"
+#include "eadem/models/parameter_reader.h"
+#include "tests/engine/speculation/speculating_loop.h"
+#include "tests/support/f32_error.h"
+#include "tests/support/refusal.h"
+
+namespace eadem::engine {
+namespace mtp_head_test {
+
+namespace fs = std::filesystem;
+using models::Checkpoint;
+using test::refusal;
+using Ids = std::vector<int32_t>;
+
+std::shared_ptr<Device> cpu() { return open_device("cpu", {.num_threads = 2}); }
+
+EngineOptions contiguous(int64_t batch, int64_t length, int64_t step = 64) {
+  EngineOptions options;
+  options.mode = HardwareMode::accuracy;
+  options.cache = StaticKVCacheConfig{.max_batch_size = batch, .max_cache_len = length};
+  options.max_num_batched_tokens = step;
+  options.max_logit_rows = 64;
+  return options;
+}
+
+std::unique_ptr<InferEngine> model_of(const Checkpoint& checkpoint, const EngineOptions& options) {
+  return InferEngine::from_checkpoint(checkpoint, cpu(), options);
+}
+
+std::unique_ptr<MtpHead> head_of(const Checkpoint& checkpoint, const InferEngine& model, const EngineOptions& options) {
+  return std::make_unique<MtpHead>(
+      InferEngine::from_checkpoint(models::mtp_checkpoint(checkpoint), model.device(), options), model, 0.1);
+}
+
+Ids ids_of(const Tensor& tensor) {
+  return {tensor.view.as<int32_t>(), tensor.view.as<int32_t>() + tensor.view.num_elements()};
+}
+
+std::span<const std::byte> bytes_of(const Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.view.data), static_cast<size_t>(tensor.view.size_bytes())};
+}
+
+// --- Against PyTorch.
+
+class MtpGolden : public testing::TestWithParam<const char*> {
+ protected:
+  MtpGolden()
+      : checkpoint(models::open_checkpoint(golden(GetParam()))),
+        expected(io::open_weights(golden(GetParam()) + "/mtp.safetensors")),
+        prompt(ids_of(expected->get("prompt"))),
+        model(model_of(checkpoint, contiguous(1, 64))) {
+    model->forward({.input_ids = prompt, .input_lengths = {static_cast<int32_t>(prompt.size())}, .cache_lengths = {0}});
+    hidden = model->hidden_states();
+  }
+
+  // Logits of the pairs of the prompt, which are read in chunks.
+  std::vector<float> logits(const Checkpoint& of, int64_t chunk) const {
+    const auto engine = model_of(models::mtp_checkpoint(of), contiguous(1, 64));
+    const auto row_bytes = static_cast<size_t>(hidden.view.rows(0, 1).size_bytes());
+    const Ids row = {0};
+    std::vector<float> result;
+    for (size_t begin = 0; begin + 1 < prompt.size();) {
+      const size_t count = std::min(static_cast<size_t>(chunk), prompt.size() - 1 - begin);
+      const std::vector<StepSequence> plan = {
+          {.tokens = std::span(prompt).subspan(begin + 1, count),
+           .cached = static_cast<int64_t>(begin),
+           .blocks = row,
+           .drafts = static_cast<int64_t>(count) - 1,  // so that each has a row of logits
+           .hidden = bytes_of(hidden).subspan(begin * row_bytes, count * row_bytes)}};
+      engine->forward(plan);
+      const std::vector<float> own = values(engine->logits());
+      result.insert(result.end(), own.begin(), own.end());
+      begin += count;
+    }
+    return result;
+  }
+
+  Checkpoint checkpoint;
+  std::shared_ptr<const io::WeightSource> expected;
+  Ids prompt;
+  std::unique_ptr<InferEngine> model;
+  Tensor hidden;
+};
+INSTANTIATE_TEST_SUITE_P(Models, MtpGolden, testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(MtpGolden, LogitsMatchPyTorch) {
+  const std::vector<float> actual = logits(checkpoint, 64);
+  const Tensor f32 = expected->get("mtp_logits"), f64 = expected->get("mtp_logits_f64");
+  ASSERT_EQ(std::ssize(actual), f32.view.num_elements());
+  const auto of = [](const Tensor& tensor) { return [&](size_t i) { return tensor.view.as<float>()[i]; }; };
+  test::expect_f32_error(test::deviation(
+                             actual.size(), [&](size_t i) { return actual[i]; }, of(f64)),
+                         test::deviation(actual.size(), of(f32), of(f64)), GetParam());
+  expect_same_bits(logits(checkpoint, 5), actual, "in chunks, from its own cache");
+}
+
+// Greedy, each from the head's hidden state of the pair before.
+TEST_P(MtpGolden, ProposalsMatchPyTorch) {
+  for (const int64_t step : {64, 7}) {  // all pairs in one step of the head, or in several
+    const auto head = head_of(checkpoint, *model, contiguous(1, 64, step));
+    const Ids row = {0};
+    const std::vector<StepSequence> plan = {{.tokens = prompt, .blocks = row}};
+    const RequestId id = 7;
+    Ids tokens = prompt;
+    tokens.push_back(model->forward(plan).output_ids[0]);
+    EXPECT_EQ(tokens.back(), ids_of(expected->get("first"))[0]);
+    head->see({&id, 1}, plan, *model);
+    EXPECT_EQ(head->backlog(id, tokens), std::ssize(prompt));
+    const GenerationRequest request{.prompt = prompt};
+    const Ids drafts = ids_of(expected->get("drafts"));
+    std::vector<Proposal> proposals = {{.id = id, .tokens = tokens, .request = &request, .depth = std::ssize(drafts)}};
+    head->propose(proposals);
+    EXPECT_EQ(proposals[0].drafts, drafts);
+    EXPECT_EQ(head->backlog(id, tokens), 0);
+  }
+}
+
+// --- Answers.
+
+// The golden with other weights: layers add nothing, so that a token follows from the one before it alone, and the head
+// reads that one's embedding, and `mix` times the hidden state before it. With a mix of 0 it is right.
+class Bigrams final : public io::WeightSource {
+ public:
+  Bigrams(std::shared_ptr<const io::WeightSource> plain, float mix)
+      : WeightSource(plain->path()), plain_(std::move(plain)), mix_(mix) {
+    set_tensors({plain_->tensors().begin(), plain_->tensors().end()});
+  }
+  void release(std::string_view) const override {}
+  std::vector<std::shared_ptr<const io::MappedFile>> files() const override { return plain_->files(); }
+
+ private:
+  Tensor load(size_t index) const override {
+    const io::WeightInfo& info = tensors()[index];
+    if (info.name.ends_with("shared_head.norm.weight")) return plain_->get("model.norm.weight");
+    const Tensor values = converted_on_host(plain_->get(info.name).view, DType::f32);
+    auto* data = values.view.as<float>();
+    const auto has = [&](const char* part) { return info.name.find(part) != std::string::npos; };
+    if (has("o_proj") || has("down_proj") || has("eh_proj")) std::fill_n(data, values.view.num_elements(), 0.0f);
+    if (has("enorm") || has("hnorm")) std::fill_n(data, values.view.num_elements(), 1.0f);
+    const int64_t hidden = info.shape[0];
+    for (int64_t i = 0; has("eh_proj") && i < hidden; ++i) {
+      data[i * 2 * hidden + i] = 1;
+      data[i * 2 * hidden + hidden + i] = mix_;
+    }
+    return values;
+  }
+  Tensor load_bytes(size_t index) const override { return plain_->get_bytes(tensors()[index].name); }
+
+  std::shared_ptr<const io::WeightSource> plain_;
+  float mix_;
+};
+
+Checkpoint bigrams(const char* name, float mix) {
+  Checkpoint checkpoint = models::open_checkpoint(golden(name));
+  checkpoint.weights = std::make_shared<Bigrams>(checkpoint.weights, mix);
+  return checkpoint;
+}
+
+// As run_requests, with what the head proposes; the cache is left as it is.
+SpeculatingRun run_with(InferEngine& engine, const std::vector<GenerationRequest>& requests, MtpHead* head,
+                        int64_t depth = 4) {
+  Scheduler scheduler(engine.limits());
+  SpeculatingRun run;
+  run.answers.resize(requests.size());
+  std::map<RequestId, size_t> index;
+  for (const GenerationRequest& request : requests) {
+    const size_t next = index.size();
+    index[scheduler.add(request)] = next;
+  }
+  while (!scheduler.is_idle()) {
+    std::vector<Proposal> proposals;
+    for (const Draftable& each : scheduler.draftable())
+      if (head != nullptr && each.most > 0)
+        proposals.push_back(
+            {.id = each.id, .tokens = each.tokens, .request = each.request, .depth = std::min(depth, each.most)});
+    if (head != nullptr) head->propose(proposals);
+    for (const Proposal& each : proposals) scheduler.propose(each.id, each.drafts);
+    const std::span<const StepSequence> plan = scheduler.plan(engine.cache_contents());
+    const InferEngine::Output& output = engine.forward(plan);
+    if (head != nullptr) head->see(scheduler.planned(), plan, engine);
+    ++run.steps;
+    for (const StepEvent& event : scheduler.commit(output.output_ids, output.logprobs)) {
+      if (event.sampled) {
+        run.answers[index.at(event.id)].tokens.push_back(event.token);
+        run.answers[index.at(event.id)].logprobs.push_back(event.logprob);
+      }
+      if (event.state == RequestState::finished && head != nullptr) head->end(event.id);
+    }
+  }
+  run.proposed = scheduler.proposed_tokens();
+  run.accepted = scheduler.accepted_tokens();
+  return run;
+}
+
+EngineOptions speculating(int64_t batch, int64_t length = 96, int64_t memory = 0) {
+  EngineOptions options;
+  options.mode = HardwareMode::accuracy;
+  options.cache = PagedKVCacheConfig{
+      .max_kv_memory_bytes = memory, .block_size = 8, .max_batch_size = batch, .max_cache_len = length};
+  options.max_num_batched_tokens = 16;  // prompts take several steps
+  options.draft_tokens = 4;
+  return options;
+}
+
+std::vector<GenerationRequest> requests_of(int64_t vocab) {
+  return {{.prompt = tokens_of(21, vocab, 1), .max_tokens = 40},
+          {.prompt = tokens_of(33, vocab, 2), .sampling = {.temperature = 0.9f, .seed = 3}, .max_tokens = 40},
+          {.prompt = tokens_of(2, vocab, 3),
+           .sampling = {.temperature = 0.7f, .top_k = 20, .seed = 5, .repetition_penalty = 1.2f},
+           .biases = {{.token = 9, .bias = kNeverSampled, .end = 12}},
+           .max_tokens = 30},
+          {.prompt = tokens_of(1, vocab, 4), .max_tokens = 25}};
+}
+
+class MtpAnswers : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, MtpAnswers, testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(MtpAnswers, AreThoseWithoutIt) {
+  for (const float mix : {0.0f, 0.6f, -1.0f}) {  // always right, sometimes, and as in the file
+    const Checkpoint checkpoint = mix < 0 ? models::open_checkpoint(golden(GetParam())) : bigrams(GetParam(), mix);
+    const auto engine = model_of(checkpoint, speculating(3));
+    const std::vector<GenerationRequest> requests = requests_of(engine->model().info().vocab);
+    const auto head = head_of(checkpoint, *engine, contiguous(3, 96, 16));
+    const SpeculatingRun plain = run_with(*engine, requests, nullptr);
+    engine->reset_cache();
+    const SpeculatingRun run = run_with(*engine, requests, head.get());
+    expect_same_answers(run, plain, fmt::format("mix {}", mix));
+    EXPECT_GT(run.proposed, 50);
+    if (mix == 0) {
+      EXPECT_GT(run.accepted, run.proposed * 3 / 4);
+      EXPECT_LT(run.steps, plain.steps / 2);
+    } else if (mix > 0) {
+      EXPECT_GT(run.accepted, 0);
+      EXPECT_LT(run.accepted, run.proposed);
+    }
+    // Prompts that begin in the cache: the head sees what is computed alone.
+    expect_same_answers(run_with(*engine, requests, head.get()), plain, fmt::format("once more, mix {}", mix));
+    // The same again is proposed and accepted.
+    engine->reset_cache();
+    const auto fresh = head_of(checkpoint, *engine, contiguous(3, 96, 16));
+    const SpeculatingRun again = run_with(*engine, requests, fresh.get());
+    EXPECT_EQ(again.proposed, run.proposed);
+    EXPECT_EQ(again.accepted, run.accepted);
+  }
+}
+
+TEST(MtpHeadTest, GreedyAndRightIsAlwaysAccepted) {
+  const Checkpoint checkpoint = bigrams("glm4_moe_mtp", 0);
+  const auto engine = model_of(checkpoint, speculating(1));
+  const auto head = head_of(checkpoint, *engine, contiguous(1, 96));
+  const std::vector<GenerationRequest> requests = {{.prompt = tokens_of(12, 384, 1), .max_tokens = 61}};
+  const SpeculatingRun run = run_with(*engine, requests, head.get());
+  EXPECT_EQ(run.accepted, run.proposed);
+  EXPECT_EQ(run.steps, 13) << "one for the prompt, and 12 of 5 tokens";
+}
+
+// Sequences lose their rows, and begin again behind what they have read; a short cache fills up; and requests that were
+// preempted are computed again from their first token.
+TEST(MtpHeadTest, ForgetsAndGoesOn) {
+  const Checkpoint checkpoint = bigrams("glm4_moe_mtp", 0);
+  const auto engine = model_of(checkpoint, speculating(4));
+  const std::vector<GenerationRequest> requests = requests_of(384);
+  const SpeculatingRun plain = run_with(*engine, requests, nullptr);
+  for (const auto& [rows, length] : std::vector<std::pair<int64_t, int64_t>>{{2, 96}, {4, 24}, {1, 16}}) {
+    engine->reset_cache();
+    const auto head = head_of(checkpoint, *engine, contiguous(rows, length, 16));
+    const SpeculatingRun run = run_with(*engine, requests, head.get());
+    expect_same_answers(run, plain, fmt::format("{} rows of {}", rows, length));
+    EXPECT_GT(run.accepted, 20) << rows << " rows of " << length;
+  }
+  const int64_t all = engine->cache_bytes();
+  const auto small = model_of(checkpoint, speculating(4, 80, all / 3));
+  const auto head = head_of(checkpoint, *small, contiguous(4, 80, 16));
+  const SpeculatingRun run = run_with(*small, requests, head.get());
+  expect_same_answers(run, plain, "preempted");
+  EXPECT_GT(run.accepted, 20);
+}
+
+// A long prompt: the head reads its end.
+TEST(MtpHeadTest, ReadsTheEndOfALongPrompt) {
+  const Checkpoint checkpoint = bigrams("glm4_moe_mtp", 0);
+  Checkpoint longer = checkpoint;
+  models::ModelConfig config = *checkpoint.model->config();
+  config.max_position_embeddings = 4096;
+  longer.model = std::make_shared<models::Decoder>(config);
+  EngineOptions options = speculating(1, 3000);
+  options.max_num_batched_tokens = 512;
+  const auto engine = model_of(longer, options);
+  const auto head = head_of(longer, *engine, contiguous(1, 2 * MtpHead::kMostWaiting, 512));
+  const std::vector<GenerationRequest> requests = {{.prompt = tokens_of(2500, 384, 1), .max_tokens = 40}};
+  const SpeculatingRun plain = run_with(*engine, requests, nullptr);
+  engine->reset_cache();
+  const SpeculatingRun run = run_with(*engine, requests, head.get());
+  expect_same_answers(run, plain, "a long prompt");
+  EXPECT_GT(run.accepted, 25);
+}
+
+// --- Text in, text out.
+
+class MtpLlm : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder = fs::path(testing::TempDir()) / "mtp_llm";
+    fs::create_directories(folder);
+    for (const char* from : {"golden/glm4_moe_mtp", "chat/small"})
+      for (const auto& each : fs::directory_iterator(fs::path(EADEM_SOURCE_DIR) / "tests/data" / from))
+        if (each.is_regular_file() && each.path().filename() != "mtp.safetensors")
+          fs::copy_file(each.path(), folder / each.path().filename(), fs::copy_options::overwrite_existing);
+  }
+  void TearDown() override { fs::remove_all(folder); }
+
+  std::unique_ptr<LLM> open(const char* speculate) const {
+    Checkpoint checkpoint = models::open_checkpoint(folder.string());
+    checkpoint.weights = std::make_shared<Bigrams>(checkpoint.weights, 0.3f);
+    EngineOptions options;
+    options.cache = PagedKVCacheConfig{.block_size = 16, .max_batch_size = 3, .max_cache_len = 120};
+    return std::make_unique<LLM>(std::move(checkpoint), cpu(), options, Logger(LogLevel::warning),
+                                 std::function<void(int64_t, int64_t)>{}, SpeculationOptions::of(speculate));
+  }
+
+  fs::path folder;
+};
+
+TEST_F(MtpLlm, CompletionsAreThoseWithoutIt) {
+  const auto plain = open("none"), mtp = open("mtp");
+  SamplingParams params;
+  params.temperature = 0;
+  params.max_tokens = 60;
+  params.ignore_eos = true;
+  params.seed = 3;
+  SamplingParams sampled = params;
+  sampled.temperature = 0.8;
+  sampled.n = 2;
+  for (const SamplingParams& each : {params, sampled}) {
+    const std::vector<std::string> prompts = {"Hello there", "a b c", "The cat sat. The cat", "one"};
+    const std::vector<Completion> expected = plain->generate(prompts, each), actual = mtp->generate(prompts, each);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_EQ(actual[i].error, "");
+      EXPECT_EQ(actual[i].token_ids, expected[i].token_ids);
+      EXPECT_EQ(actual[i].logprobs, expected[i].logprobs);
+      EXPECT_LE(actual[i].accepted_tokens, actual[i].proposed_tokens);
+    }
+  }
+  EXPECT_EQ(plain->last_stats().proposed_tokens, 0);
+}
+
+// --- Files.
+
+// llama.cpp's converter keeps the head in the blocks behind the last one.
+TEST(MtpFiles, AGgufFileHasTheBitsOfItsDirectory) {
+  const Checkpoint directory = models::open_checkpoint(golden("glm4_moe_mtp"));
+  const Checkpoint module = models::mtp_checkpoint(directory);
+  models::ModelConfig config = *directory.model->config();
+  ++config.num_hidden_layers;
+  config.layer_windows.push_back(0);
+  io::GgufMetadata metadata = config.to_gguf();
+  metadata.emplace_back("glm4moe.nextn_predict_layers", io::GgufValue::scalar(uint32_t{1}));
+  std::vector<Tensor> kept;
+  std::vector<io::NamedTensor> tensors;
+  const models::ParameterReader reader(directory), module_reader(module);
+  for (const auto& [name, recipe] : models::tensors_of(*directory.model, models::CheckpointFormat::gguf)) {
+    kept.push_back(models::evaluate(
+        recipe, [&](const std::string& own) { return reader.read(own); }, name));
+    tensors.push_back({name, kept.back().view});
+  }
+  for (const models::ParameterInfo& each : module.model->parameters()) {
+    const std::string name = module.model->recipes(each, models::CheckpointFormat::gguf).front().names().front();
+    if (!name.starts_with("blk.")) continue;
+    kept.push_back(module_reader.read(each.name));
+    tensors.push_back({name, kept.back().view});
+  }
+  EXPECT_NE(std::find_if(tensors.begin(), tensors.end(),
+                         [](const auto& each) { return each.name == "blk.2.nextn.eh_proj.weight"; }),
+            tensors.end());
+  const std::string path = testing::TempDir() + "mtp.gguf";
+  io::write_gguf(path, metadata, tensors);
+  const Checkpoint gguf = models::open_checkpoint(path);
+  EXPECT_EQ(gguf.model->info().layers, 2);
+  const auto drafts_of = [](const Checkpoint& checkpoint) {
+    const auto engine = model_of(checkpoint, speculating(3));
+    const auto head = head_of(checkpoint, *engine, contiguous(3, 96));
+    const SpeculatingRun run = run_with(*engine, requests_of(384), head.get());
+    return std::pair(run.proposed, run.accepted);
+  };
+  EXPECT_EQ(drafts_of(gguf), drafts_of(directory));
+  fs::remove(path);
+}
+
+TEST(MtpFiles, ModelsWithoutAHeadAreRefused) {
+  const auto refused = [](const char* name) {
+    return refusal([&] { models::mtp_checkpoint(models::open_checkpoint(golden(name))); });
+  };
+  EXPECT_HAS(refused("llama"), "Unsupported: llama has no head for multi-token prediction (MTP)");
+  EXPECT_HAS(refused("qwen3_next"), "Unsupported: qwen3_next has no head for multi-token prediction (MTP)");
+  EXPECT_HAS(refused("glm4_moe"),
+             "the file has no head for multi-token prediction (MTP) of glm4_moe: there is no "
+             "'model.layers.2.enorm.weight'");
+  EXPECT_EQ(models::why_no_mtp(models::open_checkpoint(golden("glm4_moe_mtp"))), "");
+  EXPECT_HAS(models::why_no_mtp(models::open_config(golden("glm4_moe_mtp"))), "has no weights");
+  EXPECT_HAS(refusal([] { SpeculationOptions::of("mtp").check(2); }), "(mtp) beside 2 ranks");
+  EXPECT_HAS(refusal([] {
+               LLM(EADEM_SOURCE_DIR "/assets/stories", cpu(), EngineOptions{}, Logger(LogLevel::warning), {},
+                   SpeculationOptions::of("mtp"));
+             }),
+             "Unsupported: llama has no head");
+}
+
+TEST(MtpFiles, TheHeadReadsHiddenStates) {
+  const Checkpoint checkpoint = models::open_checkpoint(golden("glm4_moe_mtp"));
+  const auto engine = model_of(models::mtp_checkpoint(checkpoint), contiguous(1, 32));
+  EXPECT_HAS(refusal([&] { engine->forward({.input_ids = {5}, .input_lengths = {1}, .cache_lengths = {0}}); }),
+             "sequence 0 has 0 bytes of hidden states for 1 new tokens; glm4_moe reads 96 of each");
+  const auto model = model_of(checkpoint, contiguous(1, 32));
+  const std::vector<std::byte> state(96);
+  const Ids token = {5}, row = {0};
+  const std::vector<StepSequence> plan = {{.tokens = token, .blocks = row, .hidden = state}};
+  EXPECT_HAS(refusal([&] { model->forward(plan); }), "96 bytes of hidden states for 1 new tokens");
+}
+
+}  // namespace mtp_head_test
+}  // namespace eadem::engine
