@@ -229,7 +229,7 @@ std::vector<double> penalized(const std::vector<Tensor>& in, int64_t row) {
   const int64_t vocab = in[0].shape()[1];
   const float* logits = in[0].view.as<float>() + row * vocab;
   const int32_t* pairs = in[2].view.as<int32_t>();
-  const auto& [s, position, begin, end, biases_begin, biases_end] = sample_row(in, row);
+  const auto& [s, position, begin, end, biases_begin, biases_end, allowed_begin, forced] = sample_row(in, row);
   std::vector<double> result(logits, logits + vocab);
   for (int32_t i = biases_begin; i < biases_end; ++i)
     result[static_cast<size_t>(pairs[2 * i])] += static_cast<double>(std::bit_cast<float>(pairs[2 * i + 1]));
@@ -239,12 +239,36 @@ std::vector<double> penalized(const std::vector<Tensor>& in, int64_t row) {
     logit -= static_cast<double>(s.frequency_penalty) * pairs[2 * i + 1];
     if (pairs[2 * i + 1] > 0) logit -= static_cast<double>(s.presence_penalty);
   }
+  for (int64_t i = 0; allowed_begin >= 0 && i < vocab; ++i)
+    if (!kernels::allows(pairs + 2 * allowed_begin, i)) result[static_cast<size_t>(i)] = -HUGE_VAL;
   return result;
+}
+
+// Drops what typical_p drops of (p, index), and returns how far that is from a border: of the sum, in the share that a
+// token has, and of the distance from the entropy, where f32 blurs that by some units of 2^-22.
+double drop_atypical(std::vector<std::pair<double, int64_t>>& kept, double typical_p) {
+  double total = 0, entropy = 0, margin = 1, prefix = 0;
+  std::erase_if(kept, [](const auto& entry) { return entry.first == 0; });
+  for (const auto& [p, index] : kept) total += p;
+  for (const auto& [p, index] : kept) entropy -= p / total * std::log(p / total);
+  const auto distance = [&](const auto& entry) { return std::fabs(std::log(entry.first / total) + entropy); };
+  std::sort(kept.begin(), kept.end(), [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+  for (size_t i = 0; i < kept.size(); ++i) {
+    prefix += kept[i].first;
+    margin = std::min(margin, std::fabs(prefix / total - typical_p));
+    if (prefix < typical_p * total) continue;
+    // The last one that is kept must not change places with its neighbours.
+    if (i > 0) margin = std::min(margin, distance(kept[i]) - distance(kept[i - 1]));
+    if (i + 1 < kept.size()) margin = std::min(margin, distance(kept[i + 1]) - distance(kept[i]));
+    kept.resize(i + 1);
+  }
+  return margin;
 }
 
 double draw_margin(const std::vector<Tensor>& in, int64_t row) {
   const int64_t vocab = in[0].shape()[1];
-  const auto& [settings, position, begin, end, biases_begin, biases_end] = sample_row(in, row);
+  const auto& [settings, position, begin, end, biases_begin, biases_end, allowed_begin, forced] = sample_row(in, row);
+  if (forced >= 0) return 1;
   const double temperature = static_cast<double>(settings.temperature);
   const std::vector<double> logits = penalized(in, row);
   if (temperature == 0) {  // a tie of unequal logits that rounding makes
@@ -271,6 +295,7 @@ double draw_margin(const std::vector<Tensor>& in, int64_t row) {
   const double min_p = static_cast<double>(settings.min_p);
   for (const auto& [p, index] : kept) margin = std::min(margin, min_p > 0 ? std::fabs(p - min_p) / min_p : 1);
   std::erase_if(kept, [&](const auto& entry) { return entry.first < min_p; });
+  if (settings.typical_p < 1) margin = std::min(margin, drop_atypical(kept, static_cast<double>(settings.typical_p)));
   std::sort(kept.begin(), kept.end(), [](auto a, auto b) { return a.second < b.second; });
   total = prefix = 0;
   for (const auto& [p, index] : kept) total += p;
@@ -294,6 +319,7 @@ std::vector<Tensor> sample_inputs_away_from_borders(const ops::Workload& row, ui
       if (attempt % 5 == 4) {
         if (sample.settings.top_p < 1) sample.settings.top_p *= 0.999f;
         sample.settings.min_p *= 0.999f;
+        if (sample.settings.typical_p < 1) sample.settings.typical_p *= 0.999f;
       }
     }
   return in;
