@@ -261,6 +261,20 @@ struct PromptBeams {
 
 }  // namespace
 
+Completion LLM::completion_of(const Beam& beam, const SamplingParams& params, std::span<const int32_t> prompt) const {
+  OutputProcessor output(*tokenizer_, params, eos_, prompt, 0);
+  for (size_t t = 0; t < beam.tokens.size() && !output.has_ended(); ++t) output.take(beam.tokens[t], beam.logprobs[t]);
+  if (!output.has_ended()) output.end(FinishReason::length);
+  Completion completion = std::move(output.completion());
+  completion.score = beam.score;
+  for (size_t t = 0; t < completion.top_logprobs.size(); ++t) {
+    const std::vector<TokenLogprob>& next = beam.next[t];
+    const auto count = std::min(next.size(), static_cast<size_t>(params.logprobs));
+    completion.top_logprobs[t].assign(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  return completion;
+}
+
 // Each step of a search is a request for each running beam, of one token: the prefix cache holds the blocks that beams
 // share, and those of the beams that were left.
 std::vector<Completion> LLM::run_beams(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
@@ -312,22 +326,14 @@ std::vector<Completion> LLM::run_beams(std::span<const std::vector<int32_t>> pro
     }
     each.search.advance(next);
     if (!each.search.has_ended()) return;
+    if (each.search.finished().size() < n)  // a vocabulary smaller than the number of beams
+      return fail(each.prompt, FinishReason::error,
+                  fmt::format("n is {}; the search found {} texts", n, each.search.finished().size()));
     for (size_t i = 0; i < n; ++i) {
-      const Beam& beam = each.search.finished()[i];
-      OutputProcessor output(*tokenizer_, params, eos_, prompts[each.prompt], 0);
-      for (size_t t = 0; t < beam.tokens.size() && !output.has_ended(); ++t)
-        output.take(beam.tokens[t], beam.logprobs[t]);
-      if (!output.has_ended()) output.end(FinishReason::length);
       Completion& completion = completions[each.prompt * n + i];
       const int64_t cached = completion.cached_tokens;
-      completion = std::move(output.completion());
+      completion = completion_of(each.search.finished()[i], params, prompts[each.prompt]);
       completion.cached_tokens = cached;
-      completion.score = beam.score;
-      for (size_t t = 0; params.logprobs > 0 && t < completion.token_ids.size(); ++t) {
-        completion.top_logprobs[t] = beam.next[t];
-        if (std::ssize(beam.next[t]) > params.logprobs)
-          completion.top_logprobs[t].resize(static_cast<size_t>(params.logprobs));
-      }
       if (on_text && !completion.text.empty()) on_text(each.prompt * n + i, completion.text);
     }
   };

@@ -78,6 +78,10 @@ void SamplingOptions::add(Arguments& arguments, const std::string& usual_max_tok
   arguments.list("--bad-words", "TEXT", bad_words, "never draw this text; may be repeated");
   arguments.list("--allowed-token-ids", "ID,ID", allowed_token_ids,
                  "draw only the tokens with these ids; may be repeated");
+  arguments.option("--num-beams", "N", num_beams,
+                   "beam search for the likeliest text of N beams; needs --temperature 0");
+  arguments.option("--length-penalty", "X", length_penalty,
+                   "a beam's score is its log-probability / tokens^X (default: 1)");
   arguments.option("--min-tokens", "N", min_tokens, "tokens to draw before the text may end");
   arguments.option("--seed", "N", seed, "the same seed gives the same text (default: a fresh one, printed)");
   arguments.list("--stop", "TEXT", stop, "end before this text; may be repeated");
@@ -89,6 +93,10 @@ engine::SamplingParams SamplingOptions::over(engine::SamplingParams params, int6
   if (top_k) params.top_k = *top_k;
   if (top_p) params.top_p = *top_p;
   if (min_p) params.min_p = *min_p;
+  // Beams that the model's authors recommend are for greedy texts.
+  if (params.temperature != 0) params.num_beams = 1;
+  if (num_beams) params.num_beams = *num_beams;
+  if (length_penalty) params.length_penalty = *length_penalty;
   if (typical_p) params.typical_p = *typical_p;
   if (repetition_penalty) params.repetition_penalty = *repetition_penalty;
   if (presence_penalty) params.presence_penalty = *presence_penalty;

@@ -14,8 +14,9 @@
 namespace eadem::cli {
 
 struct SamplingOptions {
-  std::optional<int64_t> max_tokens, min_tokens, top_k, seed;
-  std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty, presence_penalty, frequency_penalty;
+  std::optional<int64_t> max_tokens, min_tokens, top_k, num_beams, seed;
+  std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty, presence_penalty, frequency_penalty,
+      length_penalty;
   std::vector<std::string> stop, bad_words;
   std::vector<std::string> allowed_token_ids;  // "ID" or "ID,ID"
   std::vector<std::string> logit_bias;         // "ID=X", "ID+X" or "ID-X"

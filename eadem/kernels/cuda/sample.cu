@@ -125,14 +125,12 @@ struct Kept {
 // up to a constant, the distance of a token's -log p from the entropy is that of its s from the mean of s.
 struct Typical {
   double mean = 0;
-  uint32_t last = ~uint32_t{0};  // bits of a distance, which rise with it
+  uint32_t last = 0;  // bits of a distance, which rise with it
   __device__ uint32_t distance(const Row& row, int32_t i) const {
     const double s = (static_cast<double>(row.logit(i)) - row.largest) / row.temperature;
     return __float_as_uint(static_cast<float>(fabs(mean - s)));
   }
-  __device__ bool operator()(const Row& row, int32_t i) const {
-    return last == ~uint32_t{0} || distance(row, i) <= last;
-  }
+  __device__ bool operator()(const Row& row, int32_t i) const { return distance(row, i) <= last; }
 };
 
 template <typename Weight>
@@ -196,16 +194,18 @@ __device__ int32_t draw(const Row& row, const SampleSettings& s, uint64_t positi
     const float probability = row.probability(row.logit(i));
     return kept(row, i) && probability >= min_p ? __float2ull_rn(probability * row.one) : uint64_t{0};
   };
-  Typical typical;
-  if (s.typical_p < 1.0f) typical = typical_of(row, s.typical_p, likely);
 
   // 4. The draw. With u = word / 2^24, the running sum exceeds u * total if and only if it exceeds floor(word * total /
   // 2^24).
-  const auto weight = [&](int32_t i) { return typical(row, i) ? likely(i) : uint64_t{0}; };
-  const uint64_t total = row_total(row, weight);
-  const uint64_t word = philox4x32(static_cast<uint64_t>(s.seed), position).words[0] >> 8;
-  const uint64_t target = (__umul64hi(word, total) << 40) | ((word * total) >> 24);
-  return first_exceeding(row, target, weight);
+  const auto pick = [&](auto weight) {
+    const uint64_t total = row_total(row, weight);
+    const uint64_t word = philox4x32(static_cast<uint64_t>(s.seed), position).words[0] >> 8;
+    const uint64_t target = (__umul64hi(word, total) << 40) | ((word * total) >> 24);
+    return first_exceeding(row, target, weight);
+  };
+  if (s.typical_p >= 1.0f) return pick(likely);
+  const Typical typical = typical_of(row, s.typical_p, likely);
+  return pick([&](int32_t i) { return typical(row, i) ? likely(i) : uint64_t{0}; });
 }
 
 // Biases and penalizes the row's logits in place and saves their old values. The tokens of a range are distinct, so no
@@ -239,8 +239,8 @@ __device__ void put_back(float* logits, const SampleRow& row, const int32_t* pai
 
 // Lists the `count` likeliest tokens of a row, one pass over it for each, and -1 and NaN behind them. `most`: the
 // largest of its logits.
-__device__ void list_top(const SampleParams& p, int64_t r, const float* logits, int32_t count, const Largest& most,
-                         double sum, RowReduction& reduction, int thread) {
+__device__ void list_top(const SampleParams& p, int64_t r, const float* logits, int32_t count, float most, double sum,
+                         RowReduction& reduction, int thread) {
   int32_t* const token = p.top_token + r * kMostTopLogprobs;
   float* const logprob = p.top_logprob + r * kMostTopLogprobs;
   const bool writes = thread == 0;
@@ -255,7 +255,7 @@ __device__ void list_top(const SampleParams& p, int64_t r, const float* logits, 
     }
     if (!writes) continue;
     token[i] = best == 0 ? -1 : index_of(best);
-    logprob[i] = best == 0 ? nanf("") : log_probability(logits[token[i]], most.value, sum);
+    logprob[i] = best == 0 ? nanf("") : log_probability(logits[token[i]], most, sum);
   }
 }
 
@@ -295,22 +295,15 @@ __global__ void __launch_bounds__(kThreads, 2) sample_rows(SampleParams p) {
   if (penalized || mask != nullptr) {
     most = largest_of(logits, p.vocab, reduction, thread);
   }
-  if (token < 0) {
-    if (writes) {
-      p.token[r] = -1;
-      p.logprob[r] = nanf("");
-    }
-    list_top(p, r, logits, 0, most, 0.0, reduction, thread);
-    return;
-  }
 
   // 3. Compute the log softmax without temperature, of the token and of the likeliest ones.
-  const double sum = sum_of_exponentials(logits, p.vocab, most.value, reduction, thread);
+  const bool drawn = token >= 0;
+  const double sum = drawn ? sum_of_exponentials(logits, p.vocab, most.value, reduction, thread) : 0.0;
   if (writes) {
     p.token[r] = token;
-    p.logprob[r] = log_probability(logits[token], most.value, sum);
+    p.logprob[r] = drawn ? log_probability(logits[token], most.value, sum) : nanf("");
   }
-  list_top(p, r, logits, settings.settings.top_logprobs, most, sum, reduction, thread);
+  list_top(p, r, logits, drawn ? settings.settings.top_logprobs : 0, most.value, sum, reduction, thread);
 }
 
 }  // namespace
