@@ -254,7 +254,7 @@ class InferEngine {
   void check_follows(size_t index, const StepSequence& sequence) const;
   const StepProgram& program_for(Plan plan, bool all_logits, int64_t tokens, int64_t logit_rows);
   void submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);
-  HostResults host_results(const InFlight& step) const;
+  HostResults host_results(InFlight& step) const;
   void collect_processed(Plan plan);
   void process(const StepProgram& program, const pipeline::Node& node, std::span<const TensorView> outputs);
   void run_program(const StepProgram& program, const std::atomic<bool>* cancel);

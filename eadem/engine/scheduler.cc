@@ -2,6 +2,7 @@
 #include "eadem/engine/scheduler.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "eadem/core/error.h"
@@ -31,7 +32,10 @@ std::vector<int32_t> only_tokens(std::span<const int64_t> tokens, int64_t vocab)
 
 int64_t num_allowed(std::span<const int32_t> words, int64_t vocab) {
   int64_t count = 0;
-  for (int64_t token = 0; token < vocab; ++token) count += kernels::allows(words.data(), token) ? 1 : 0;
+  for (int64_t first = 0; first < vocab; first += 32) {
+    const uint32_t there = vocab - first >= 32 ? ~uint32_t{0} : (uint32_t{1} << (vocab - first)) - 1;
+    count += std::popcount(static_cast<uint32_t>(words[static_cast<size_t>(first / 32)]) & there);
+  }
   return count;
 }
 

@@ -205,7 +205,7 @@ void InferEngine::check_drafts(size_t index, const StepSequence& sequence) const
   if (sequence.drafts < 0 || sequence.drafts >= std::ssize(sequence.tokens) || !sequence.samples)
     throw InvalidArgument("sequence {} has {} proposed tokens among {} new ones{}; they follow one that is none", index,
                           sequence.drafts, sequence.tokens.size(), sequence.samples ? "" : ", and does not sample");
-  if (const std::string_view reason = why_no_speculation(); !reason.empty())
+  if (const std::string reason = why_no_speculation(); !reason.empty())
     throw Unsupported("sequence {} has {} proposed tokens: {}", index, sequence.drafts, reason);
 }
 
@@ -373,10 +373,10 @@ void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool
 }
 
 // The parts of the memory that a step's results are copied to.
-InferEngine::HostResults InferEngine::host_results(const InFlight& step) const {
+InferEngine::HostResults InferEngine::host_results(InFlight& step) const {
   const int64_t rows = prefill_program().environment().bounds[Symbol::logit_rows];
   HostResults host;
-  host.tokens = static_cast<int32_t*>(const_cast<void*>(static_cast<const void*>(step.host.data())));
+  host.tokens = static_cast<int32_t*>(step.host.data());
   host.logprobs = reinterpret_cast<float*>(host.tokens + rows);
   host.top_tokens = reinterpret_cast<int32_t*>(host.logprobs + rows);
   host.top_logprobs = reinterpret_cast<float*>(host.top_tokens + rows * kernels::kMostTopLogprobs);

@@ -66,6 +66,7 @@ struct StepSequence {
   int64_t scored_begin = 0;
   int32_t scored_top_logprobs = 0;
   // Called for the row that is sampled from, with `history`, the tokens of the sequence; null: none. Not with drafts.
+  // Of several ranks rank 0 alone knows what is drawn then, so no later step may name the row.
   const LogitsProcessor* processor = nullptr;
   std::span<const int32_t> history = {};
 

@@ -25,7 +25,7 @@ struct GenerationConfig {
   std::optional<int64_t> max_length;                // >= 1, prompt included
   std::optional<int64_t> min_length;                // >= 0, prompt included
   std::vector<std::vector<int64_t>> bad_words_ids;  // none of them empty
-  std::vector<int64_t> suppress_tokens;             // never drawn
+  std::vector<int64_t> suppress_tokens;             // never drawn; one id or a list
   std::vector<std::string> stop_strings;            // a string or a list
   std::optional<int64_t> num_return_sequences;      // >= 1
   std::optional<int64_t> num_beams;                 // >= 1

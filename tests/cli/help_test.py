@@ -63,7 +63,7 @@ class Usage(ProgramTest):
         self.refused(2, "--logit-bias is '5=1x'", "run", "-p", "a", "--logit-bias", "5=1x")
         self.refused(2, "--logit-bias", "run", "-p", "a", "--logit-bias", "5=1000")
         self.refused(2, "--typical-p is 0", "run", "-p", "a", "--typical-p", "0")
-        self.refused(2, "--bad-words is \"\"", "run", "-p", "a", "--bad-words", "")
+        self.refused(2, "--bad-words is empty", "run", "-p", "a", "--bad-words", "")
         self.refused(2, "--allowed-token-ids is '5,'", "run", "-p", "a", "--allowed-token-ids", "5,")
         self.refused(2, "--num-beams is 17", "run", "-p", "a", "--num-beams", "17", "--temperature", "0")
         self.refused(2, "--logprobs is for --json", "run", "-p", "a", "--logprobs", "3")

@@ -577,6 +577,16 @@ TEST_F(Sampling, WhatBeamSearchDoesNotGoWithIsRefused) {
   EXPECT_HAS(refusal([&] { run(params); }), "num_beams is 16 with 5 tokens that end a text");
 }
 
+TEST(Masks, CountWhatTheyAllow) {
+  for (const int64_t vocab : {1, 31, 32, 33, 64, 70}) {
+    EXPECT_EQ(num_allowed(all_tokens(vocab), vocab), vocab);
+    EXPECT_EQ(num_allowed(only_tokens(std::vector<int64_t>{vocab - 1, 0, 0}, vocab), vocab), vocab > 1 ? 2 : 1);
+    std::vector<int32_t> behind(static_cast<size_t>((vocab + 31) / 32), 0);
+    if (vocab % 32 != 0) behind.back() = static_cast<int32_t>(~uint32_t{0} << (vocab % 32));
+    EXPECT_EQ(num_allowed(behind, vocab), 0) << "bits behind the vocabulary say nothing";
+  }
+}
+
 // The engine refuses what a step says of its rows and cannot be.
 TEST(Rows, WhatCannotBeIsRefused) {
   const auto engine = exact_engine();

@@ -74,7 +74,7 @@ TEST(GenerationConfig, RefusesByNameValueAndRange) {
   refused(R"({"eos_token_id": "</s>"})", "'eos_token_id' is \"</s>\"");
   refused(R"({"bad_words_ids": [[]]})", "'bad_words_ids' is [[]]; expected a list of lists of token ids");
   refused(R"({"bad_words_ids": [[1, -1]]})", "'bad_words_ids' is [[1,-1]]");
-  refused(R"({"suppress_tokens": 5})", "'suppress_tokens' is 5");
+  refused(R"({"suppress_tokens": [-5]})", "'suppress_tokens' is [-5]");
   refused(R"({"stop_strings": [""]})", "'stop_strings' is [\"\"]; expected a text or texts that are not empty");
   refused(R"({"early_stopping": 1})", "'early_stopping' is 1; expected true, false or \"never\"");
   refused(R"({"num_beams": 0})", "'num_beams' is 0");
