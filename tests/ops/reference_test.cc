@@ -308,8 +308,31 @@ double draw_margin(const std::vector<Tensor>& in, int64_t row) {
   return margin;
 }
 
+// Has some rows ask for what the rows of benchmarks do not: typical_p, the likeliest tokens, a forced token, and a mask
+// where the row has penalties whose place it can take.
+void ask_for_more(const std::vector<Tensor>& in, uint64_t seed) {
+  const int64_t vocab = in[0].shape()[1];
+  for (int64_t r = 0; r < in[0].shape()[0]; ++r) {
+    kernels::SampleRow& sample = sample_row(in, r);
+    const PhiloxBlock random = philox4x32(seed, static_cast<uint64_t>(r));
+    if (r / 3 % 2 == 1) sample.settings.typical_p = 0.2f + 0.79f * uniform_float(random.words[0]);
+    if (r % 2 == 1)
+      sample.settings.top_logprobs = static_cast<int32_t>(random.words[1] % (kernels::kMostTopLogprobs + 1));
+    if (r % 11 == 10) sample.forced = static_cast<int32_t>(random.words[2] % vocab);
+    const auto pairs = static_cast<int32_t>(kernels::mask_pairs(vocab));
+    if (r % 4 != 1 || sample.penalties_end - sample.penalties_begin < pairs) continue;
+    sample.allowed_begin = sample.penalties_end -= pairs;
+    int32_t* const mask = in[2].view.as<int32_t>() + 2 * sample.allowed_begin;
+    for (int32_t i = 0; i < 2 * pairs; ++i)
+      mask[i] = static_cast<int32_t>(philox4x32(seed + static_cast<uint64_t>(i), static_cast<uint64_t>(r)).words[3]);
+    const int64_t allowed = random.words[3] % vocab;  // one at least
+    mask[allowed / 32] |= static_cast<int32_t>(uint32_t{1} << (allowed % 32));
+  }
+}
+
 std::vector<Tensor> sample_inputs_away_from_borders(const ops::Workload& row, uint64_t seed) {
   std::vector<Tensor> in = workloads::make_inputs(*row.op, row.inputs, row.symbols, seed);
+  ask_for_more(in, seed);
   for (int64_t r = 0; r < in[0].shape()[0]; ++r)
     for (int attempt = 0; draw_margin(in, r) < kDrawMargin; ++attempt) {
       EADEM_CHECK(attempt < 200, "row {} of {} is always on a border", r, row.name);

@@ -285,7 +285,7 @@ std::vector<Tensor> sample_inputs(std::span<const Shape> shapes, Random& random)
   std::vector<Tensor> inputs;
   inputs.push_back(uniform(DType::f32, shapes[0], random, -6, 6));
   // Every third row greedy; filters on and off in all combinations. The pairs of penalties are dealt out in turn, one
-  // to each row, as far as the vocabulary goes; every fourth row has a mask among them, if it has room.
+  // to each row, as far as the vocabulary goes.
   inputs.push_back(Tensor::on_host(DType::i32, shapes[1]));
   inputs.push_back(Tensor::on_host(DType::i32, shapes[2]));
   auto* row = static_cast<kernels::SampleRow*>(inputs[1].view.data);
@@ -294,9 +294,7 @@ std::vector<Tensor> sample_inputs(std::span<const Shape> shapes, Random& random)
   int64_t begin = 0;
   for (int64_t r = 0; r < rows; ++r, ++row) {
     const auto real = [&](double low, double high) { return static_cast<float>(random.between(low, high)); };
-    int64_t own = std::min({vocab, pairs - begin, (pairs + rows - 1) / rows});
-    const bool masked = r % 4 == 1 && own >= kernels::mask_pairs(vocab);
-    if (masked) own -= kernels::mask_pairs(vocab);
+    const int64_t own = std::min({vocab, pairs - begin, (pairs + rows - 1) / rows});
     *row = {.settings = {.temperature = r % 3 == 2 ? 0.0f : real(0.5, 1.5),
                          .top_k = r % 2 == 0 ? 0 : static_cast<int32_t>(1 + random.below(vocab)),
                          .top_p = r / 2 % 2 == 0 ? 1.0f : real(0.3, 0.99),
@@ -304,26 +302,16 @@ std::vector<Tensor> sample_inputs(std::span<const Shape> shapes, Random& random)
                          .seed = random.below(int64_t{1} << 40),
                          .repetition_penalty = r % 4 == 3 ? 1.0f : real(0.5, 2),
                          .presence_penalty = r % 5 == 4 ? 0.0f : real(-2, 2),
-                         .frequency_penalty = r % 7 == 6 ? 0.0f : real(-0.5, 0.5),
-                         .typical_p = r / 3 % 2 == 0 ? 1.0f : real(0.2, 0.99),
-                         .top_logprobs = static_cast<int32_t>(r % 2 * random.below(kernels::kMostTopLogprobs + 1))},
+                         .frequency_penalty = r % 7 == 6 ? 0.0f : real(-0.5, 0.5)},
             .position = random.below(100000),
             .penalties_begin = static_cast<int32_t>(begin),
-            .penalties_end = static_cast<int32_t>(begin + own),
-            .allowed_begin = masked ? static_cast<int32_t>(begin + own) : -1,
-            .forced = r % 11 == 10 ? static_cast<int32_t>(random.below(vocab)) : -1};
+            .penalties_end = static_cast<int32_t>(begin + own)};
     const std::vector<int64_t> tokens = distinct(own, vocab, random);
     for (int64_t i = 0; i < own; ++i) {
       pair[2 * (begin + i)] = static_cast<int32_t>(tokens[static_cast<size_t>(i)]);
       pair[2 * (begin + i) + 1] = static_cast<int32_t>(random.below(4));
     }
     begin += own;
-    if (!masked) continue;
-    for (int64_t word = 0; word < 2 * kernels::mask_pairs(vocab); ++word)
-      pair[2 * begin + word] = static_cast<int32_t>(random.below(int64_t{1} << 32));
-    const int64_t allowed = random.below(vocab);  // one at least
-    pair[2 * begin + allowed / 32] |= static_cast<int32_t>(uint32_t{1} << (allowed % 32));
-    begin += kernels::mask_pairs(vocab);
   }
   std::fill(pair + 2 * begin, pair + 2 * pairs, 0);  // of no row
   return inputs;
