@@ -36,7 +36,7 @@ struct RunOptions {
   ModelOptions model;
   std::optional<std::string> prompt, text, file, default_prompt;  // --prompt, PROMPT, --file, --default-prompt
   SamplingOptions sampling;
-  std::optional<int64_t> context;
+  std::optional<int64_t> context, logprobs;
   bool parse_special = false, chat = false, interactive = false, json = false, quiet = false, verbose = false;
   ChatTemplateOptions chat_template;
 };
@@ -141,6 +141,21 @@ void print_report(LLM& llm, const Completion& completion, const SamplingParams& 
   print_error("\n" + dim_error(text));
 }
 
+void set_logprobs(io::JsonValue& json, const Completion& completion) {
+  io::JsonValue logprobs = io::JsonValue::array(), top = io::JsonValue::array();
+  for (const float logprob : completion.logprobs) logprobs.push_back(static_cast<double>(logprob));
+  for (const std::vector<engine::TokenLogprob>& place : completion.top_logprobs) {
+    io::JsonValue list = io::JsonValue::array();
+    for (const engine::TokenLogprob& each : place) {
+      io::JsonValue entry = io::JsonValue::object();
+      entry.set("token_id", each.token).set("logprob", static_cast<double>(each.logprob));
+      list.push_back(std::move(entry));
+    }
+    top.push_back(std::move(list));
+  }
+  json.set("logprobs", std::move(logprobs)).set("top_logprobs", std::move(top));
+}
+
 // `reasoning` stood before the text.
 void print_json(LLM& llm, const Completion& completion, const SamplingParams& params, const std::string& reasoning) {
   const GenerationStats& stats = llm.last_stats();
@@ -149,13 +164,15 @@ void print_json(LLM& llm, const Completion& completion, const SamplingParams& pa
   for (int32_t id : completion.token_ids) ids.push_back(id);
   io::JsonValue sampling = io::JsonValue::object();
   sampling.set("temperature", params.temperature).set("top_k", params.top_k).set("top_p", params.top_p);
-  sampling.set("min_p", params.min_p).set("repetition_penalty", params.repetition_penalty);
+  sampling.set("min_p", params.min_p).set("typical_p", params.typical_p);
+  sampling.set("repetition_penalty", params.repetition_penalty);
   sampling.set("presence_penalty", params.presence_penalty).set("frequency_penalty", params.frequency_penalty);
   sampling.set("max_tokens", params.max_tokens).set("seed", completion.seed);
   io::JsonValue json = io::JsonValue::object();
   json.set("text", completion.text);
   if (!reasoning.empty()) json.set("reasoning_content", reasoning);
   json.set("token_ids", std::move(ids));
+  if (params.logprobs > 0) set_logprobs(json, completion);
   json.set("finish_reason", std::string(finish_reason_name(completion.finish_reason)));
   json.set("sampling", std::move(sampling)).set("prompt_tokens", completion.prompt_tokens);
   json.set("cached_tokens", completion.cached_tokens);
@@ -257,6 +274,8 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   options.sampling.add(arguments, "256");
   arguments.section("Output");
   arguments.flag("--json", options.json, "one JSON object with text, token ids and statistics, at the end");
+  arguments.option("--logprobs", "N", options.logprobs,
+                   "in it, log-probabilities and the N likeliest tokens at each place");
   arguments.flag("-q,--quiet", options.quiet, "no statistics");
   arguments.flag("-v,--verbose", options.verbose, "statistics after every text, not only at the end of a session");
   add_context(arguments, options.context, "as many as needed");
@@ -283,6 +302,9 @@ std::optional<RunOptions> parse_run(CommandLine command_line) {
   if (options.quiet && options.verbose) throw UsageError("--quiet and --verbose: give one");
   check_prompt(options);
   check_chat(options);
+  if (options.logprobs && !options.json) throw UsageError("--logprobs is for --json: give it, too");
+  if (options.logprobs && (*options.logprobs < 0 || *options.logprobs > kernels::kMostTopLogprobs))
+    throw UsageError(fmt::format("--logprobs is {}; expected 0 to {}", *options.logprobs, kernels::kMostTopLogprobs));
   options.sampling.check();  // before anything is read
   return options;
 }
@@ -321,6 +343,7 @@ int run(CommandLine command_line) {
   const LoadedLlm loaded = load_llm(std::move(checkpoint), options.model, context);
   LLM& llm = *loaded.llm;
   SamplingParams params = options.sampling.over(llm.default_params(), llm.engine().max_sequence_length());
+  params.logprobs = options.logprobs.value_or(params.logprobs);
   if (!params.seed) params.seed = fresh_seed();
   if (!options.quiet) note("{}, seed {}, on {}", to_string(params), *params.seed, llm.engine().device()->description());
   if (!prompt) return interact(llm, params, options, stop);

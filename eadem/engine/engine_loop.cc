@@ -2,6 +2,7 @@
 #include "eadem/engine/engine_loop.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace eadem::engine {
@@ -79,12 +80,41 @@ void EngineLoop::take_commands() {
   }
 }
 
+namespace {
+
+std::string what_happened() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an unknown exception";
+  }
+}
+
+// A processor that throws nothing: it makes the row NaN, and says why in `failure`.
+LogitsProcessor guarded(LogitsProcessor processor, std::string& failure) {
+  return [processor = std::move(processor), &failure](std::span<const int32_t> tokens, std::span<float> logits) {
+    try {
+      processor(tokens, logits);
+    } catch (...) {
+      failure = "a logits processor failed: " + what_happened();
+      std::fill(logits.begin(), logits.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+  };
+}
+
+}  // namespace
+
 void EngineLoop::begin(Call& call) {
   call.begun = true;
   call.unfinished = call.jobs.size();
   try {
-    for (size_t job = 0; job < call.jobs.size(); ++job)
-      owners_.emplace(scheduler_.add(std::move(call.jobs[job].request)), Owner{&call, job});
+    for (size_t index = 0; index < call.jobs.size(); ++index) {
+      Job& job = call.jobs[index];
+      if (job.request.processor) job.request.processor = guarded(std::move(job.request.processor), job.failure);
+      owners_.emplace(scheduler_.add(std::move(job.request)), Owner{&call, index});
+    }
   } catch (...) {
     call.failure = std::current_exception();
     end_requests(call, RequestState::failed);
@@ -114,6 +144,8 @@ void EngineLoop::turn(Lock& lock) noexcept {
   const Clock::time_point start = Clock::now();
   try {
     if (speculator_ != nullptr) propose(lock);
+    ask_for_masks(lock);
+    if (scheduler_.is_idle()) return;  // their masks failed
     const std::span<const StepSequence> plan = scheduler_.plan(engine_.cache_contents());
     const std::atomic<bool>* const cancel = cancel_of_step();
     lock.unlock();
@@ -122,7 +154,8 @@ void EngineLoop::turn(Lock& lock) noexcept {
     if (speculator_ != nullptr) speculator_->see(scheduler_.planned(), plan, engine_);
     const double seconds = std::chrono::duration<double>(Clock::now() - planned).count();
     lock.lock();
-    const std::span<const StepEvent> events = scheduler_.commit(output.output_ids, output.logprobs);
+    const std::span<const StepEvent> events =
+        scheduler_.commit(StepResults{output.output_ids, output.logprobs, output.top_tokens, output.top_logprobs});
     if (speculator_ != nullptr) speculator_->observe(events, seconds);
     publish(events, start);
   } catch (const Cancelled&) {
@@ -144,6 +177,44 @@ void EngineLoop::propose(Lock& lock) {
   const std::span<const Proposal> proposals = speculator_->propose(requests);
   lock.lock();
   for (const Proposal& each : proposals) scheduler_.propose(each.id, each.drafts);
+}
+
+// Has each request say which tokens may be next that wants to. Its mask may take a while, and ask this loop for its
+// counters.
+void EngineLoop::ask_for_masks(Lock& lock) {
+  const std::span<const Maskable> requests = scheduler_.maskable();
+  if (requests.empty()) return;
+  // The list ends with the first answer.
+  const std::vector<Maskable> all(requests.begin(), requests.end());
+  for (const auto& [id, tokens, request] : all) {
+    const int64_t vocab = scheduler_.limits().vocab;
+    words_ = request->allowed.empty() ? all_tokens(vocab) : request->allowed;
+    std::string failure;
+    lock.unlock();
+    try {
+      request->token_mask(tokens, words_);
+      if (num_allowed(words_, vocab) == 0)
+        failure = fmt::format("the token mask allows no token behind {} tokens", tokens.size());
+    } catch (...) {
+      failure = "a token mask failed: " + what_happened();
+    }
+    lock.lock();
+    if (failure.empty())
+      scheduler_.allow(id, words_);
+    else
+      fail(id, failure);
+  }
+}
+
+// Ends one request, alone.
+void EngineLoop::fail(RequestId id, const std::string& why) {
+  const auto owner = owners_.find(id);
+  scheduler_.end(id, RequestState::failed);
+  const auto [call, job] = owner->second;
+  add_piece(*call, job, call->jobs[job].output.fail(why));
+  forget(id);
+  owners_.erase(owner);
+  if (--call->unfinished == 0 || !call->pieces.empty()) call->changed.notify_one();
 }
 
 // Tells the speculator that a request has ended.
@@ -201,10 +272,14 @@ void EngineLoop::count(GenerationStats& stats, Share& share, const StepEvent& ev
 }
 
 void EngineLoop::take_event(Owners::iterator owner, const StepEvent& event) {
-  if (!event.sampled) return;
+  if (!event.sampled && !event.scored) return;
   const auto [call, job] = owner->second;
   OutputProcessor& output = call->jobs[job].output;
-  std::string text = output.take(event.token, event.logprob);
+  const TopOfRow top{event.top_tokens, event.top_logprobs};
+  if (event.scored) return output.take_prompt(event.logprob, top);
+  const std::string& failure = call->jobs[job].failure;
+  std::string text =
+      event.token < 0 && !failure.empty() ? output.fail(failure) : output.take(event.token, event.logprob, top);
   if (output.has_ended())
     scheduler_.end(event.id, RequestState::finished);  // nothing happens if the scheduler has ended it, too
   else if (event.state == RequestState::finished)

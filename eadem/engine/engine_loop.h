@@ -36,6 +36,7 @@ class EngineLoop {
   struct Job {
     GenerationRequest request;
     OutputProcessor output;
+    std::string failure = {};  // why the request's processor failed
   };
   // Called with the index of the job when more of its text is complete; `piece` is not empty.
   using OnText = std::function<void(size_t job, std::string_view piece)>;
@@ -107,6 +108,8 @@ class EngineLoop {
   void end_requests(Call& call, RequestState how);
   void turn(Lock& lock) noexcept;
   void propose(Lock& lock);
+  void ask_for_masks(Lock& lock);
+  void fail(RequestId id, const std::string& why);
   void forget(RequestId id);
   const std::atomic<bool>* cancel_of_step() const;
   void publish(std::span<const StepEvent> events, Clock::time_point start);
@@ -118,6 +121,7 @@ class EngineLoop {
   InferEngine& engine_;                     // the driving thread uses it, without the mutex
   Scheduler scheduler_;                     // likewise during a step, otherwise under the mutex; but see check()
   std::unique_ptr<Speculator> speculator_;  // likewise; may be null
+  std::vector<int32_t> words_;              // likewise; of a mask
   mutable std::mutex mutex_;                // guards what follows and all calls
   std::vector<Call*> calls_;
   Owners owners_;

@@ -42,6 +42,9 @@ int64_t most_drafts(const EngineOptions& options, const CachePlan& plan) {
   return std::min(plan.max_batch * options.draft_tokens, kDecodeTokens - 1);
 }
 
+// Pairs of the input `penalties` that a row of logits may have beside those of its penalties: biases and a mask.
+int64_t pairs_beside_penalties(int64_t vocab) { return kMaxBiases + kernels::mask_pairs(vocab); }
+
 // The upper bounds of a step of the decode or the prefill program.
 SymbolValues program_bounds(const EngineOptions& options, const CachePlan& plan, int64_t vocab, bool decode) {
   const int64_t step_tokens = std::max(options.max_num_batched_tokens, plan.max_batch);
@@ -53,10 +56,10 @@ SymbolValues program_bounds(const EngineOptions& options, const CachePlan& plan,
   bounds[Symbol::logit_rows] = std::min(logit_rows, bounds[Symbol::tokens]);
   bounds[Symbol::max_blocks] = plan.blocks_per_sequence();
   // Penalties need one pair for each token of the vocabulary, and no more pairs than the cache has tokens; the row of a
-  // proposed token looks at the same tokens again. Biases stand beside them.
+  // proposed token looks at the same tokens again. Biases and masks stand beside them.
   const int64_t of_sequence = std::min(plan.max_length, vocab);
   bounds[Symbol::penalties] = std::min(plan.max_batch * of_sequence, plan.spec.num_blocks * plan.spec.block_size) +
-                              drafts * of_sequence + (plan.max_batch + drafts) * kMaxBiases;
+                              drafts * of_sequence + (plan.max_batch + drafts) * pairs_beside_penalties(vocab);
   return bounds;
 }
 
@@ -200,7 +203,7 @@ void InferEngine::compile() {
   num_submitted_ = num_collected_ = 0;
   for (InFlight& step : steps_) {
     step.done = device_->make_event();
-    step.host = device_->allocate_on_host(most_rows * static_cast<int64_t>(sizeof(int32_t) + sizeof(float)));
+    step.host = device_->allocate_on_host(most_rows * HostResults::kBytesPerRow);
     step.unseen.reserve(static_cast<size_t>(max_batch_size()));
   }
   const auto reserve = [](auto& list, int64_t size) { list.reserve(static_cast<size_t>(size)); };
@@ -284,6 +287,7 @@ SchedulerLimits InferEngine::limits() const {
           .vocab = model_->info().vocab,
           .model_context = model_->info().max_positions,
           .max_penalized_tokens = max_penalized_tokens(),
+          .max_logit_rows = prefill_program().environment().bounds[Symbol::logit_rows],
           .max_draft_tokens = most_drafts(options_, plan_),
           .prefix_caching = reuses_prefixes(),
           .cache_salt = std::string(hardware_.of(modules::Role::attention).precision.kv_cache.value.name())};
@@ -291,7 +295,7 @@ SchedulerLimits InferEngine::limits() const {
 
 int64_t InferEngine::max_penalized_tokens() const {
   return prefill_program().environment().bounds[Symbol::penalties] -
-         (max_batch_size() + most_drafts(options_, plan_)) * kMaxBiases;
+         (max_batch_size() + most_drafts(options_, plan_)) * pairs_beside_penalties(model_->info().vocab);
 }
 
 std::string InferEngine::why_no_speculation() const {

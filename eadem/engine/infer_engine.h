@@ -99,6 +99,9 @@ class InferEngine {
   struct Output {
     std::vector<int32_t> output_ids;  // per logit row, in the order of sequences; -1: the row's logits are not finite
     std::vector<float> logprobs;      // of output_ids
+    // [rows, kernels::kMostTopLogprobs]; empty unless some row has top_logprobs. As the outputs of ops::Sample.
+    std::vector<int32_t> top_tokens;
+    std::vector<float> top_logprobs;
   };
 
   // Makes an engine without weights: call load_param for each name of state_dict, or use from_checkpoint.
@@ -203,9 +206,19 @@ class InferEngine {
   // A step that was given to the device and not collected.
   struct InFlight {
     std::unique_ptr<Event> done;
-    Buffer host;  // output_ids i32 [most logit rows], then logprobs f32 [most logit rows]
+    Buffer host;  // see HostResults
     int64_t rows = 0;
+    bool has_top = false;
     std::vector<std::pair<int64_t, int64_t>> unseen;  // (slot, row): tokens that the cache got from the step before
+  };
+
+  // Results of a step on the host, with room for the most rows of logits.
+  struct HostResults {
+    int32_t* tokens;
+    float* logprobs;
+    int32_t* top_tokens;  // [rows, kMostTopLogprobs], like the next
+    float* top_logprobs;
+    static constexpr int64_t kBytesPerRow = 8 + 8 * kernels::kMostTopLogprobs;
   };
 
   InferEngine(std::shared_ptr<const models::Model> model, std::shared_ptr<Device> device, const EngineOptions& options,
@@ -236,10 +249,14 @@ class InferEngine {
   void check(Plan plan, bool all_logits);
   void check_sequence(size_t index, const StepSequence& sequence) const;
   void check_sampling(Plan plan) const;
+  void check_scored(size_t index, const StepSequence& sequence) const;
   void check_drafts(size_t index, const StepSequence& sequence) const;
   void check_follows(size_t index, const StepSequence& sequence) const;
   const StepProgram& program_for(Plan plan, bool all_logits, int64_t tokens, int64_t logit_rows);
   void submit_step(Plan plan, bool all_logits, const std::atomic<bool>* cancel);
+  HostResults host_results(InFlight& step) const;
+  void collect_processed(Plan plan);
+  void process(const StepProgram& program, const pipeline::Node& node, std::span<const TensorView> outputs);
   void run_program(const StepProgram& program, const std::atomic<bool>* cancel);
   void before_writing(Plan plan);
   void after_writing(Plan plan, InFlight& step);
@@ -275,6 +292,8 @@ class InferEngine {
   int64_t num_submitted_ = 0, num_collected_ = 0;  // the steps between them are in flight
   std::vector<StepSequence> sequences_;            // of an Input
   Tables tables_;                                  // their blocks, where an Input has a slot_mapping
+  // Rows of logits of the step that have a processor.
+  std::vector<std::pair<int64_t, const StepSequence*>> processed_;
   Output output_;
 };
 

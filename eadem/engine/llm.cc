@@ -5,6 +5,7 @@
 #include <chrono>
 #include <future>
 #include <random>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -164,16 +165,52 @@ void LLM::set_stats(const GenerationStats& stats) {
   stats_ = stats;
 }
 
+// All bad words as tokens, each once.
+std::vector<std::vector<int32_t>> LLM::bad_words(const SamplingParams& params) const {
+  std::set<std::vector<int32_t>> words;
+  for (const std::vector<int64_t>& ids : params.bad_words_ids) words.emplace(ids.begin(), ids.end());
+  for (const int32_t token : eos_) words.erase(std::vector<int32_t>{token});
+  // A word has one spelling at the beginning of a text and another one behind a space.
+  for (const std::string& word : params.bad_words)
+    for (const char* before : {"", " "}) words.insert(tokenizer_->encode(before + word, {.add_special_tokens = false}));
+  words.erase(std::vector<int32_t>());  // of a text that has no token
+  return {words.begin(), words.end()};
+}
+
+// A request whose seed is not set yet. `words`: bad_words(params).
+GenerationRequest LLM::request_of(const SamplingParams& params, const std::vector<int32_t>& prompt,
+                                  const std::vector<std::vector<int32_t>>& words) const {
+  GenerationRequest request{.prompt = prompt, .biases = params.biases(eos_, words), .max_tokens = params.max_tokens};
+  for (const std::vector<int32_t>& word : words)
+    if (word.size() > 1) request.bad_words.push_back(word);
+  if (params.allowed_token_ids) {
+    const int64_t vocab = engine_->model().info().vocab;
+    for (const int64_t token : *params.allowed_token_ids)
+      if (token >= vocab)
+        throw InvalidArgument("allowed_token_ids is for token {}; the vocabulary has {}", token, vocab);
+    request.allowed = only_tokens(*params.allowed_token_ids, vocab);
+  }
+  request.token_mask = params.token_mask;
+  if (!params.logits_processors.empty())
+    request.processor = [processors = params.logits_processors](std::span<const int32_t> tokens,
+                                                                std::span<float> logits) {
+      for (const LogitsProcessor& each : processors) each(tokens, logits);
+    };
+  return request;
+}
+
 std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
                                  const OnText& on_text, const std::atomic<bool>* cancel, bool keep,
                                  double tokenize_seconds) {
   params.validate();
   set_stats({});
+  if (params.num_beams > 1) return run_beams(prompts, params, on_text, cancel, tokenize_seconds);
   std::vector<EngineLoop::Job> jobs;
   std::vector<size_t> places;  // of the jobs' completions
   const auto n = static_cast<size_t>(params.n);
   std::vector<Completion> completions(prompts.size() * n);
   jobs.reserve(completions.size());
+  const std::vector<std::vector<int32_t>> words = bad_words(params);
   for (size_t i = 0; i < completions.size(); ++i) {
     Completion& completion = completions[i];
     const std::vector<int32_t>& prompt = prompts[i / n];
@@ -181,11 +218,11 @@ std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, 
     completion.seed = params.seed ? static_cast<int64_t>(static_cast<uint64_t>(*params.seed) + i % n)
                                   : static_cast<int64_t>(fresh_seeds_++ & 0x7fffffff);
     try {
-      GenerationRequest request{.prompt = prompt,
-                                .sampling = params.settings(completion.seed),
-                                .biases = params.biases(eos_),
-                                .max_tokens = params.max_tokens,
-                                .keep = keep};
+      GenerationRequest request = request_of(params, prompt, words);
+      request.sampling = params.settings(completion.seed);
+      request.keep = keep;
+      // The answers to a prompt share what is computed of it.
+      if (params.prompt_logprobs && i % n == 0) request.prompt_logprobs = static_cast<int32_t>(*params.prompt_logprobs);
       loop_->check(request);
       jobs.push_back({std::move(request), OutputProcessor(*tokenizer_, params, eos_, prompt, completion.seed)});
       places.push_back(i);
@@ -200,6 +237,132 @@ std::vector<Completion> LLM::run(std::span<const std::vector<int32_t>> prompts, 
   stats.tokenize_seconds = tokenize_seconds;
   set_stats(stats);
   for (size_t job = 0; job < jobs.size(); ++job) completions[places[job]] = std::move(jobs[job].output.completion());
+  for (size_t i = 0; params.prompt_logprobs && i < completions.size(); ++i) {
+    const Completion& first = completions[i / n * n];
+    if (i % n == 0 || !completions[i].error.empty()) continue;
+    completions[i].prompt_logprobs = first.prompt_logprobs;
+    completions[i].prompt_top_logprobs = first.prompt_top_logprobs;
+  }
+  return completions;
+}
+
+namespace {
+
+void add(GenerationStats& sum, const GenerationStats& stats) {
+  if (sum.first_token_seconds == 0) sum.first_token_seconds = stats.first_token_seconds;
+  sum.prompt_seconds += stats.prompt_seconds;
+  sum.decode_seconds += stats.decode_seconds;
+  sum.prompt_tokens += stats.prompt_tokens;
+  sum.reused_tokens += stats.reused_tokens;
+  sum.decode_tokens += stats.decode_tokens;
+}
+
+// The beams of one prompt.
+struct PromptBeams {
+  size_t prompt;
+  BeamSearch search;
+};
+
+}  // namespace
+
+Completion LLM::completion_of(const Beam& beam, const SamplingParams& params, std::span<const int32_t> prompt) const {
+  OutputProcessor output(*tokenizer_, params, eos_, prompt, 0);
+  for (size_t t = 0; t < beam.tokens.size() && !output.has_ended(); ++t) output.take(beam.tokens[t], beam.logprobs[t]);
+  if (!output.has_ended()) output.end(FinishReason::length);
+  Completion completion = std::move(output.completion());
+  completion.score = beam.score;
+  for (size_t t = 0; t < completion.top_logprobs.size(); ++t) {
+    const std::vector<TokenLogprob>& next = beam.next[t];
+    const auto count = std::min(next.size(), static_cast<size_t>(params.logprobs));
+    completion.top_logprobs[t].assign(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  return completion;
+}
+
+// Each step of a search is a request for each running beam, of one token: the prefix cache holds the blocks that beams
+// share, and those of the beams that were left.
+std::vector<Completion> LLM::run_beams(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
+                                       const OnText& on_text, const std::atomic<bool>* cancel,
+                                       double tokenize_seconds) {
+  const auto n = static_cast<size_t>(params.n);
+  BeamOptions options{.num_beams = params.num_beams,
+                      .length_penalty = params.length_penalty,
+                      .early_stopping = params.early_stopping,
+                      .min_tokens = params.min_tokens};
+  if (!params.ignore_eos) options.ends.insert(eos_.begin(), eos_.end());
+  for (const int64_t token : params.stop_token_ids) options.ends.insert(static_cast<int32_t>(token));
+  if (const auto candidates = params.num_beams + std::ssize(options.ends); candidates > kernels::kMostTopLogprobs)
+    throw Unsupported("num_beams is {} with {} tokens that end a text; {} are most of both together", params.num_beams,
+                      options.ends.size(), kernels::kMostTopLogprobs);
+  SamplingParams each_step{.temperature = 0, .max_tokens = 1, .ignore_eos = true};
+  each_step.logprobs = std::max(params.num_beams + std::ssize(options.ends), params.logprobs);
+
+  std::vector<Completion> completions(prompts.size() * n);
+  std::vector<PromptBeams> searches;
+  const auto fail = [&](size_t prompt, FinishReason reason, const std::string& error) {
+    for (size_t i = prompt * n; i < (prompt + 1) * n; ++i) {
+      completions[i].finish_reason = reason;
+      completions[i].error = error;
+    }
+  };
+  for (size_t prompt = 0; prompt < prompts.size(); ++prompt) {
+    for (size_t i = 0; i < n; ++i) completions[prompt * n + i].prompt_tokens = std::ssize(prompts[prompt]);
+    try {
+      loop_->check({.prompt = prompts[prompt]});
+      const int64_t room = engine_->max_sequence_length() - std::ssize(prompts[prompt]) + 1;
+      options.max_tokens = std::min(params.max_tokens, room);
+      searches.push_back({prompt, BeamSearch(options)});
+    } catch (const Error& error) {
+      fail(prompt, FinishReason::error, error.what());
+    }
+  }
+
+  GenerationStats stats{.tokenize_seconds = tokenize_seconds};
+  std::vector<EngineLoop::Job> jobs;
+  const auto take_step = [&](PromptBeams& each, size_t first_job) {
+    std::vector<std::vector<TokenLogprob>> next;
+    for (size_t job = first_job; job < first_job + each.search.running().size(); ++job) {
+      Completion& step = jobs[job].output.completion();
+      if (step.top_logprobs.empty()) return fail(each.prompt, step.finish_reason, step.error);
+      next.push_back(std::move(step.top_logprobs[0]));
+      if (each.search.running().size() == 1 && each.search.running()[0].tokens.empty())
+        for (size_t i = 0; i < n; ++i) completions[each.prompt * n + i].cached_tokens = step.cached_tokens;
+    }
+    each.search.advance(next);
+    if (!each.search.has_ended()) return;
+    if (each.search.finished().size() < n)  // a vocabulary smaller than the number of beams
+      return fail(each.prompt, FinishReason::error,
+                  fmt::format("n is {}; the search found {} texts", n, each.search.finished().size()));
+    for (size_t i = 0; i < n; ++i) {
+      Completion& completion = completions[each.prompt * n + i];
+      const int64_t cached = completion.cached_tokens;
+      completion = completion_of(each.search.finished()[i], params, prompts[each.prompt]);
+      completion.cached_tokens = cached;
+      if (on_text && !completion.text.empty()) on_text(each.prompt * n + i, completion.text);
+    }
+  };
+  const auto failed = [&](const PromptBeams& each) {
+    return completions[each.prompt * n].finish_reason == FinishReason::error ||
+           completions[each.prompt * n].finish_reason == FinishReason::cancelled;
+  };
+  while (!searches.empty()) {
+    jobs.clear();
+    for (const PromptBeams& each : searches)
+      for (const Beam& beam : each.search.running()) {
+        GenerationRequest request{.prompt = prompts[each.prompt], .sampling = each_step.settings(0)};
+        request.prompt.insert(request.prompt.end(), beam.tokens.begin(), beam.tokens.end());
+        jobs.push_back({std::move(request), OutputProcessor(*tokenizer_, each_step, {}, {}, 0)});
+      }
+    add(stats, loop_->run(jobs, {}, cancel));
+    size_t first_job = 0;
+    for (PromptBeams& each : searches) {
+      const size_t running = each.search.running().size();
+      take_step(each, first_job);
+      first_job += running;
+    }
+    std::erase_if(searches, [&](const PromptBeams& each) { return each.search.has_ended() || failed(each); });
+  }
+  set_stats(stats);
   return completions;
 }
 

@@ -74,6 +74,12 @@ class LLM {
   std::vector<Completion> run(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
                               const OnText& on_text, const std::atomic<bool>* cancel, bool keep,
                               double tokenize_seconds = 0);
+  std::vector<Completion> run_beams(std::span<const std::vector<int32_t>> prompts, const SamplingParams& params,
+                                    const OnText& on_text, const std::atomic<bool>* cancel, double tokenize_seconds);
+  Completion completion_of(const Beam& beam, const SamplingParams& params, std::span<const int32_t> prompt) const;
+  std::vector<std::vector<int32_t>> bad_words(const SamplingParams& params) const;
+  GenerationRequest request_of(const SamplingParams& params, const std::vector<int32_t>& prompt,
+                               const std::vector<std::vector<int32_t>>& words) const;
   void set_stats(const GenerationStats& stats);
 
   models::Checkpoint checkpoint_;

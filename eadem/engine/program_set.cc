@@ -31,6 +31,10 @@ std::unique_ptr<StepProgram> ProgramSet::step_program(std::unique_ptr<Program> p
   result->logits = program->output("logits");
   result->token = program->output("token");
   result->logprob = program->output("logprob");
+  result->top_token = program->output("top_token");
+  result->top_logprob = program->output("top_logprob");
+  for (const pipeline::Node& node : program->graph().nodes())
+    if (node.op->name() == "sample") result->sampled_logits = node.inputs[0];
   result->kind = kind;
   result->program = std::move(program);
   return result;

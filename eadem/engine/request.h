@@ -4,6 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,14 +15,31 @@
 
 namespace eadem::engine {
 
+// Says which tokens may follow `tokens`, those of the sequence so far: clears bits of `allowed`, whose bit t % 32 of
+// word t / 32 stands for token t. A grammar is one. Called once for each token that is drawn, between two steps; an
+// exception fails the request alone, and so does a mask that allows nothing.
+using TokenMask = std::function<void(std::span<const int32_t> tokens, std::span<int32_t> allowed)>;
+
+// Masks as words: of every token, of some, and how many one allows.
+std::vector<int32_t> all_tokens(int64_t vocab);
+std::vector<int32_t> only_tokens(std::span<const int64_t> tokens, int64_t vocab);  // each in [0, vocab)
+int64_t num_allowed(std::span<const int32_t> words, int64_t vocab);
+
 struct GenerationRequest {
-  std::vector<int32_t> prompt;    // at least one token
-  SamplingInput sampling;         // greedy unless set; the scheduler sets its prompt_length
-  std::vector<TokenBias> biases;  // of logit_bias and for min_tokens
-  int64_t max_tokens = 1;         // at least 1
-  bool keep = false;              // continue from the kept sequence, and become it at the end
-  int64_t priority = 0;           // the greater goes first, until it has overtaken others for too long
-  std::string cache_salt;         // blocks of the cache are shared by requests of one salt only
+  std::vector<int32_t> prompt;                       // at least one token
+  SamplingInput sampling;                            // greedy unless set; the scheduler sets its prompt_length
+  std::vector<TokenBias> biases;                     // of logit_bias and for min_tokens
+  std::vector<std::vector<int32_t>> bad_words = {};  // of two tokens or more; no answer completes one
+  std::vector<int32_t> allowed = {};                 // the mask of the tokens that may be drawn; empty: all of them
+  TokenMask token_mask = {};                         // more of them; null: none
+  LogitsProcessor processor = {};                    // null: none
+  // Log-probabilities of the tokens of the prompt are wanted, with so many likeliest ones at each place. The prompt is
+  // computed from its first token then.
+  std::optional<int32_t> prompt_logprobs = {};
+  int64_t max_tokens = 1;  // at least 1
+  bool keep = false;       // continue from the kept sequence, and become it at the end
+  int64_t priority = 0;    // the greater goes first, until it has overtaken others for too long
+  std::string cache_salt;  // blocks of the cache are shared by requests of one salt only
 };
 
 using RequestId = int64_t;

@@ -2,6 +2,7 @@
 #include "eadem/engine/scheduler.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "eadem/core/error.h"
@@ -13,6 +14,30 @@ namespace {
 bool has_ended(RequestState state) { return state >= RequestState::finished; }
 
 }  // namespace
+
+std::vector<int32_t> all_tokens(int64_t vocab) {
+  std::vector<int32_t> words(static_cast<size_t>((vocab + 31) / 32), -1);
+  if (vocab % 32 != 0) words.back() = static_cast<int32_t>((uint32_t{1} << (vocab % 32)) - 1);
+  return words;
+}
+
+std::vector<int32_t> only_tokens(std::span<const int64_t> tokens, int64_t vocab) {
+  std::vector<int32_t> words(static_cast<size_t>((vocab + 31) / 32), 0);
+  for (const int64_t token : tokens) {
+    int32_t& word = words[static_cast<size_t>(token / 32)];
+    word = static_cast<int32_t>(static_cast<uint32_t>(word) | uint32_t{1} << (token % 32));
+  }
+  return words;
+}
+
+int64_t num_allowed(std::span<const int32_t> words, int64_t vocab) {
+  int64_t count = 0;
+  for (int64_t first = 0; first < vocab; first += 32) {
+    const uint32_t there = vocab - first >= 32 ? ~uint32_t{0} : (uint32_t{1} << (vocab - first)) - 1;
+    count += std::popcount(static_cast<uint32_t>(words[static_cast<size_t>(first / 32)]) & there);
+  }
+  return count;
+}
 
 std::string_view request_state_name(RequestState state) {
   switch (state) {
@@ -62,12 +87,19 @@ void Scheduler::check(const GenerationRequest& request) const {
   for (size_t i = 0; i < request.prompt.size(); ++i)
     if (request.prompt[i] < 0 || request.prompt[i] >= limits_.vocab)
       throw InvalidArgument("token {} of the prompt is {}; the vocabulary has {}", i, request.prompt[i], limits_.vocab);
-  if (std::ssize(request.biases) > kMaxBiases)
-    throw InvalidArgument("the request has {} biases, of logit_bias and for min_tokens; expected at most {}",
-                          request.biases.size(), kMaxBiases);
+  if (const size_t biases = request.biases.size() + request.bad_words.size(); biases > size_t{kMaxBiases})
+    throw InvalidArgument("the request has {} biases, of logit_bias, bad_words and for min_tokens; expected at most {}",
+                          biases, kMaxBiases);
   for (const TokenBias& each : request.biases)
     if (each.token < 0 || each.token >= limits_.vocab)
       throw InvalidArgument("a bias is for token {}; the vocabulary has {}", each.token, limits_.vocab);
+  for (const std::vector<int32_t>& word : request.bad_words)
+    for (const int32_t token : word)
+      if (token < 0 || token >= limits_.vocab)
+        throw InvalidArgument("a bad word has token {}; the vocabulary has {}", token, limits_.vocab);
+  if (!request.allowed.empty() && std::ssize(request.allowed) != (limits_.vocab + 31) / 32)
+    throw InvalidArgument("the mask of allowed tokens has {} words; {} tokens take {}", request.allowed.size(),
+                          limits_.vocab, (limits_.vocab + 31) / 32);
   EADEM_CHECK(request.max_tokens >= 1, "max_tokens {}", request.max_tokens);
 }
 
@@ -88,6 +120,8 @@ RequestId Scheduler::add(GenerationRequest request) {
     sequence.root = hasher_.root(fmt::format("{} {}", limits_.cache_salt, request.cache_salt));
     sequence.names.reserve(static_cast<size_t>(cache_.blocks_for(tokens_for(request))));
   }
+  sequence.allowed = request.allowed;
+  if (request.token_mask) ++num_masked_;
   sequence.request = std::move(request);
   ++counts_[static_cast<size_t>(RequestState::waiting)];
   wait(sequence);
@@ -114,6 +148,7 @@ std::optional<RequestState> Scheduler::state(RequestId id) const {
 void Scheduler::forget(Sequence& sequence) {
   waiting_.erase(&sequence);
   arrived_.erase(&sequence);
+  if (sequence.request.token_mask) --num_masked_;
   sequences_.erase(sequence.id);
 }
 
@@ -188,14 +223,43 @@ void Scheduler::propose(RequestId id, std::span<const int32_t> tokens) {
   found->second->drafts.assign(tokens.begin(), tokens.end());
 }
 
-// How many tokens could follow those of a sequence in the cache. The last one of an answer is not fed back.
+// How many tokens could follow those of a sequence in the cache. The last one of an answer is not fed back. Masks and
+// processors see each token before the next one.
 int64_t Scheduler::room_for_drafts(const Sequence& sequence) const {
+  if (sequence.request.token_mask || sequence.request.processor) return 0;
   return tokens_for(sequence.request) - std::ssize(sequence.tokens);
+}
+
+// --- Masks.
+
+std::span<const Maskable> Scheduler::maskable() {
+  maskable_.clear();
+  if (num_masked_ == 0) return maskable_;
+  for (const auto& [id, s] : sequences_)
+    if (s->request.token_mask && s->masked_tokens != std::ssize(s->tokens))
+      maskable_.push_back({id, s->tokens, &s->request});
+  return maskable_;
+}
+
+void Scheduler::allow(RequestId id, std::span<const int32_t> words) {
+  forget_plan();
+  Sequence& sequence = *sequences_.at(id);
+  sequence.allowed.assign(words.begin(), words.end());
+  sequence.masked_tokens = std::ssize(sequence.tokens);
 }
 
 // --- Steps.
 
-std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, std::span<const float> logprobs) {
+StepResults StepResults::rows(size_t begin, size_t count) const {
+  const auto top = [&](const auto& of_all) {
+    constexpr size_t kEach = kernels::kMostTopLogprobs;
+    return of_all.empty() ? of_all : of_all.subspan(begin * kEach, count * kEach);
+  };
+  return {tokens.subspan(begin, count), logprobs.subspan(begin, count), top(top_tokens), top(top_logprobs)};
+}
+
+std::span<const StepEvent> Scheduler::commit(const StepResults& results) {
+  const auto& [tokens, logprobs, top_tokens, top_logprobs] = results;
   events_.clear();
   size_t row = 0;
   for (size_t i = 0; i < plan_.size(); ++i) {
@@ -204,7 +268,9 @@ std::span<const StepEvent> Scheduler::commit(std::span<const int32_t> tokens, st
     const auto rows = static_cast<size_t>(plan_[i].num_rows());
     EADEM_CHECK(row + rows <= tokens.size() && row + rows <= logprobs.size(),
                 "{} tokens and {} log-probabilities were sampled", tokens.size(), logprobs.size());
-    commit_rows(s, plan_[i], event, tokens.subspan(row, rows), logprobs.subspan(row, rows));
+    const StepResults own = results.rows(row, rows);
+    const size_t scored = commit_scores(s, plan_[i], own);
+    commit_rows(s, plan_[i], event, own.rows(scored, rows - scored));
     row += rows;
   }
   EADEM_CHECK(row == tokens.size(), "{} tokens were sampled for {} rows of logits", tokens.size(), row);
@@ -232,12 +298,44 @@ StepEvent Scheduler::commit_sequence(Sequence& sequence, const StepSequence& pla
   return event;
 }
 
+namespace {
+
+void set_top(StepEvent& event, const StepResults& row, int64_t count) {
+  if (count == 0) return;
+  event.top_tokens = row.top_tokens;
+  event.top_logprobs = row.top_logprobs;
+}
+
+}  // namespace
+
+// Reports the log-probabilities of the prompt that the step computed, and returns how many rows of logits these were. A
+// row that has none is not counted: it fails the request as the first row that is sampled.
+size_t Scheduler::commit_scores(Sequence& sequence, const StepSequence& planned, const StepResults& results) {
+  for (size_t row = 0; row < planned.scored.size(); ++row) {
+    if (results.tokens[row] < 0) return row;
+    StepEvent event{.id = sequence.id,
+                    .state = sequence.state,
+                    .token = results.tokens[row],
+                    .logprob = results.logprobs[row],
+                    .scored = true};
+    set_top(event, results.rows(row, 1), planned.scored_top_logprobs);
+    events_.push_back(event);
+    ++sequence.scored;
+  }
+  return planned.scored.size();
+}
+
 // Takes what was sampled behind the tokens of the sequence, and behind the proposed ones that were sampled themselves.
 void Scheduler::commit_rows(Sequence& sequence, const StepSequence& planned, StepEvent event,
-                            std::span<const int32_t> tokens, std::span<const float> logprobs) {
+                            const StepResults& results) {
+  const auto& tokens = results.tokens;
   const auto drafts = planned.tokens.last(static_cast<size_t>(planned.drafts));
   for (size_t row = 0;; ++row) {
-    if (!tokens.empty()) take_token(sequence, event, tokens[row], logprobs[row]);
+    if (!tokens.empty()) {
+      event.logprob = results.logprobs[row];
+      set_top(event, results.rows(row, 1), planned.sampling.top_logprobs);
+      take_token(sequence, event, tokens[row]);
+    }
     event.state = sequence.state;
     events_.push_back(event);
     if (has_ended(sequence.state) || row == drafts.size() || tokens[row] != drafts[row]) return;
@@ -249,10 +347,9 @@ void Scheduler::commit_rows(Sequence& sequence, const StepSequence& planned, Ste
   }
 }
 
-void Scheduler::take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob) {
+void Scheduler::take_token(Sequence& sequence, StepEvent& event, int32_t token) {
   event.sampled = true;
   event.token = token;
-  event.logprob = logprob;
   const bool full = std::ssize(sequence.tokens) >= limits_.max_sequence_length;
   if (token < 0)
     move_to(sequence, RequestState::failed);

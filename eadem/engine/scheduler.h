@@ -63,6 +63,7 @@ struct SchedulerLimits {
   int64_t vocab = 1;
   int64_t model_context = 1;                                           // tokens; for messages
   int64_t max_penalized_tokens = std::numeric_limits<int64_t>::max();  // that the penalties of a step look at
+  int64_t max_logit_rows = std::numeric_limits<int64_t>::max();        // of a step; at least max_batch_size
   int64_t max_draft_tokens = 0;                                        // proposed tokens of a step
   int64_t ageing_steps = 512;                                          // see above
   bool prefix_caching = false;  // not with windows or states per sequence, which lead to no earlier position
@@ -82,6 +83,30 @@ struct StepEvent {
   bool sampled = false;                        // token and logprob are set
   int32_t token = 0;                           // -1: the logits were not finite, and the state is failed
   float logprob = 0;
+  // An event of its own before the others of its request, where log-probabilities of the prompt are wanted: token is
+  // that of the prompt, and logprob its log-probability.
+  bool scored = false;
+  // The likeliest tokens at this place and their log-probabilities, kMostTopLogprobs of each; empty: not asked for.
+  // They lie where commit() was given them.
+  std::span<const int32_t> top_tokens = {};
+  std::span<const float> top_logprobs = {};
+};
+
+// What the rows of logits of a step gave, as InferEngine::Output has it.
+struct StepResults {
+  std::span<const int32_t> tokens;
+  std::span<const float> logprobs;
+  std::span<const int32_t> top_tokens = {};
+  std::span<const float> top_logprobs = {};
+
+  StepResults rows(size_t begin, size_t count) const;
+};
+
+// A request whose next token needs a mask, and what may be drawn without it.
+struct Maskable {
+  RequestId id = 0;
+  std::span<const int32_t> tokens;  // of prompt and answer
+  const GenerationRequest* request = nullptr;
 };
 
 // Blocks of prompts that requests looked for when they started, and what the memory cost.
@@ -120,6 +145,11 @@ class Scheduler {
   // ignored.
   void propose(RequestId id, std::span<const int32_t> tokens);
 
+  // The requests with a token_mask whose next token has no mask yet, and how each gets its one, [ceil(vocab / 32)]
+  // words, which plan() needs. The result is valid until the next call of add, end, plan or commit.
+  std::span<const Maskable> maskable();
+  void allow(RequestId id, std::span<const int32_t> words);
+
   // Starts waiting requests that fit and returns the sequences of the next step; none: no request is there. `cache`
   // tells which tokens of a kept sequence the engine still holds. The result is valid until the next call of add, end,
   // plan or commit. A plan that is not committed takes no token from a request: the next one is the same, or,
@@ -131,8 +161,12 @@ class Scheduler {
   // Takes the tokens and log-probabilities that the planned step sampled, one for each row of logits
   // (StepSequence::num_rows). Returns the events of the sequences of the plan, in its order; a request whose event says
   // finished or failed is forgotten. The result is valid until the next commit.
-  std::span<const StepEvent> commit(std::span<const int32_t> tokens, std::span<const float> logprobs);
+  std::span<const StepEvent> commit(const StepResults& results);
+  std::span<const StepEvent> commit(std::span<const int32_t> tokens, std::span<const float> logprobs) {
+    return commit(StepResults{.tokens = tokens, .logprobs = logprobs});
+  }
 
+  const SchedulerLimits& limits() const { return limits_; }
   bool is_idle() const { return sequences_.empty(); }
   // Returns the state of a request that has not ended, and nothing for any other id.
   std::optional<RequestState> state(RequestId id) const;
@@ -166,8 +200,14 @@ class Scheduler {
     int64_t num_named = 0;         // blocks that have been offered their names
     std::vector<int32_t> drafts;   // proposed behind `tokens`
     std::vector<int32_t> fed;      // the new tokens of a step with proposed ones
+    int64_t scored = 0;            // places of the prompt whose next token has its log-probability
+    std::vector<int32_t> allowed;  // the mask of the next token; empty: every token
+    int64_t masked_tokens = -1;    // the number of tokens that `allowed` follows; -1: none yet
 
     int64_t pending() const { return std::ssize(tokens) - cached; }
+    // Places of the prompt that are still to be scored begin at `scored` and end here.
+    int64_t scored_end() const { return request.prompt_logprobs ? std::ssize(request.prompt) - 1 : 0; }
+    bool wants_scores() const { return scored < scored_end(); }
     int64_t num_sampled() const { return std::ssize(tokens) - std::ssize(request.prompt); }
   };
   // Where a sequence may start: behind so many tokens of the kept sequence, or behind shared blocks.
@@ -208,12 +248,13 @@ class Scheduler {
   void forget_plan(bool committed = false);
   int64_t penalized_tokens(const Sequence& sequence) const;
   int64_t plan_sequence(Sequence& sequence, int64_t budget);
+  int64_t most_with_scores(const Sequence& sequence, int64_t count) const;
   void plan_drafts(int64_t budget);
   int64_t room_for_drafts(const Sequence& sequence) const;
   StepEvent commit_sequence(Sequence& sequence, const StepSequence& planned);
-  void commit_rows(Sequence& sequence, const StepSequence& planned, StepEvent event, std::span<const int32_t> tokens,
-                   std::span<const float> logprobs);
-  void take_token(Sequence& sequence, StepEvent& event, int32_t token, float logprob);
+  size_t commit_scores(Sequence& sequence, const StepSequence& planned, const StepResults& results);
+  void commit_rows(Sequence& sequence, const StepSequence& planned, StepEvent event, const StepResults& results);
+  void take_token(Sequence& sequence, StepEvent& event, int32_t token);
 
   SchedulerLimits limits_;
   CacheManager cache_;
@@ -229,11 +270,14 @@ class Scheduler {
   std::vector<Sequence*> places_;  // the planned sequences
   std::vector<StepEvent> events_;
   std::vector<Draftable> draftable_;
+  std::vector<Maskable> maskable_;
+  int64_t num_masked_ = 0;  // requests with a token_mask
   RequestId next_id_ = 1;
   int64_t steps_ = 0;                // committed
   int64_t epoch_ = 0;                // of the cache's contents
   const Sequence* first_ = nullptr;  // of those that ran when the plan began
   int64_t penalized_left_ = 0;
+  int64_t scored_left_ = 0;  // rows of logits that scores may have beside one of each sequence
   CacheCounters counters_;
   std::array<int64_t, kNumRequestStates> counts_{};
   int64_t prompt_tokens_ = 0;

@@ -46,6 +46,7 @@ Scheduler::Start Scheduler::find_start(Sequence& sequence, const CacheContents& 
   // The logits after the last token are needed, so that token is always computed.
   const std::span<const int32_t> tokens = std::span(sequence.tokens).first(sequence.tokens.size() - 1);
   Start start;
+  if (sequence.wants_scores()) return start;  // each of its places needs a row of logits
   if (limits_.prefix_caching)
     start.shared_blocks = cache_.count_shared(names_of(sequence, std::ssize(tokens) / limits_.block_size));
   if (!sequence.request.keep || kept_.all.empty()) return start;
@@ -88,7 +89,7 @@ bool Scheduler::try_start(Sequence& sequence, const CacheContents& cache) {
 
 // Whether a running request that goes before this one is computing the first block that this one would compute.
 bool Scheduler::can_share_later(Sequence& sequence) {
-  if (!limits_.prefix_caching) return false;
+  if (!limits_.prefix_caching || sequence.wants_scores()) return false;
   const auto names = names_of(sequence, (std::ssize(sequence.tokens) - 1) / limits_.block_size);
   const auto missing = static_cast<size_t>(cache_.count_shared(names));
   return missing < names.size() && std::any_of(running_.begin(), running_.end(), [&](const Sequence* each) {
@@ -209,6 +210,9 @@ std::span<const StepSequence> Scheduler::plan(const CacheContents& cache) {
   // The first in order has its share of what penalties may look at, so that it always takes part.
   first_ = running_.empty() ? nullptr : running_.front();
   penalized_left_ = limits_.max_penalized_tokens - (first_ == nullptr ? 0 : penalized_tokens(*first_));
+  // Every sequence of the step may need a row of logits; scores take the others.
+  const int64_t rows = waiting_.empty() ? std::ssize(running_) : limits_.max_batch_size;
+  scored_left_ = std::max<int64_t>(0, limits_.max_logit_rows - rows);
   // Decoding sequences go first, so that a long prompt beside them does not make them wait.
   for (size_t place = 0; place < running_.size(); ++place) {
     Sequence& s = *running_[place];
@@ -259,15 +263,29 @@ int64_t Scheduler::penalized_tokens(const Sequence& s) const {
   return s.request.sampling.has_penalties() ? std::min(std::ssize(s.tokens), limits_.vocab) : 0;
 }
 
+// How many of the next `count` tokens of a sequence that wants scores a step has rows of logits for: at least one.
+int64_t Scheduler::most_with_scores(const Sequence& s, int64_t count) const {
+  const int64_t rows = 1 + scored_left_, begin = std::max(s.cached, s.scored);
+  count = std::min(count, begin - s.cached + rows);
+  // The step that ends the prompt has a row to sample from, too.
+  const int64_t scored = std::min(s.cached + count, s.scored_end()) - begin;
+  return count == s.pending() && scored + 1 > rows ? count - 1 : count;
+}
+
 // Plans at most `budget` tokens of a running sequence and returns how many.
 int64_t Scheduler::plan_sequence(Sequence& s, int64_t budget) {
-  const int64_t count = std::min(budget, s.pending());
+  int64_t count = std::min(budget, s.pending());
+  if (s.wants_scores()) count = most_with_scores(s, count);
   const bool samples = count == s.pending();
   if (samples && &s != first_) {
     if (&s != running_.front() && penalized_tokens(s) > penalized_left_) return 0;
     penalized_left_ -= penalized_tokens(s);
   }
   cache_.extend_windows(s.blocks, s.cached + count);
+  const int64_t scored_begin = std::max(s.cached, s.scored);
+  const int64_t scored = std::max<int64_t>(0, std::min(s.cached + count, s.scored_end()) - scored_begin);
+  scored_left_ -= std::max<int64_t>(0, scored + (samples ? 1 : 0) - 1);
+  const auto* const processor = s.request.processor ? &s.request.processor : nullptr;
   plan_.push_back({.tokens = std::span(s.tokens).subspan(static_cast<size_t>(s.cached), static_cast<size_t>(count)),
                    .cached = s.cached,
                    .blocks = s.blocks.all,
@@ -275,7 +293,15 @@ int64_t Scheduler::plan_sequence(Sequence& s, int64_t budget) {
                    .state_slot = s.blocks.slot,
                    .sampling = s.request.sampling,
                    .biases = s.request.biases,
-                   .samples = samples});
+                   .samples = samples,
+                   .bad_words = s.request.bad_words,
+                   .allowed = s.allowed,
+                   .scored = std::span(s.tokens).subspan(static_cast<size_t>(scored > 0 ? scored_begin + 1 : 0),
+                                                         static_cast<size_t>(scored)),
+                   .scored_begin = scored_begin - s.cached,
+                   .scored_top_logprobs = s.request.prompt_logprobs.value_or(0),
+                   .processor = processor,
+                   .history = s.tokens});
   planned_.push_back(s.id);
   places_.push_back(&s);
   return count;

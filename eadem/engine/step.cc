@@ -209,7 +209,7 @@ void InferEngine::check_drafts(size_t index, const StepSequence& sequence) const
   if (sequence.drafts < 0 || sequence.drafts >= std::ssize(sequence.tokens) || !sequence.samples)
     throw InvalidArgument("sequence {} has {} proposed tokens among {} new ones{}; they follow one that is none", index,
                           sequence.drafts, sequence.tokens.size(), sequence.samples ? "" : ", and does not sample");
-  if (const std::string_view reason = why_no_speculation(); !reason.empty())
+  if (const std::string reason = why_no_speculation(); !reason.empty())
     throw Unsupported("sequence {} has {} proposed tokens: {}", index, sequence.drafts, reason);
 }
 
@@ -221,9 +221,35 @@ void InferEngine::check_follows(size_t index, const StepSequence& sequence) cons
   if (last_ == nullptr || sequence.row >= last_rows_)
     throw InvalidArgument("sequence {} takes the token of row {}; the step before had {}", index, sequence.row,
                           last_ == nullptr ? 0 : last_rows_);
-  if (sequence.sampling.has_penalties())
-    throw InvalidArgument("sequence {} takes the token of row {} and has penalties, which need its value", index,
-                          sequence.row);
+  if (sequence.sampling.has_penalties() || !sequence.bad_words.empty() || sequence.processor != nullptr)
+    throw InvalidArgument("sequence {} takes the token of row {} and has {}, which need its value", index, sequence.row,
+                          sequence.sampling.has_penalties() ? "penalties"
+                          : sequence.processor == nullptr   ? "bad words"
+                                                            : "a processor");
+}
+
+// What else is asked of a sequence's rows of logits.
+void InferEngine::check_scored(size_t index, const StepSequence& sequence) const {
+  const int64_t vocab = model_->info().vocab, words = (vocab + 31) / 32;
+  if (!sequence.allowed.empty() && std::ssize(sequence.allowed) != words)
+    throw InvalidArgument("sequence {} has a mask of {} words; {} tokens take {}", index, sequence.allowed.size(),
+                          vocab, words);
+  for (const std::vector<int32_t>& word : sequence.bad_words)
+    if (word.size() < 2 || word.back() < 0 || word.back() >= vocab)
+      throw InvalidArgument("sequence {} has a bad word of {} tokens that ends in token {}; expected two or more of {}",
+                            index, word.size(), word.empty() ? -1 : word.back(), vocab);
+  if (sequence.processor != nullptr && sequence.drafts > 0)
+    throw InvalidArgument("sequence {} has a processor and {} proposed tokens; expected none", index, sequence.drafts);
+  if (sequence.scored.empty()) return;
+  const int64_t end = sequence.scored_begin + std::ssize(sequence.scored);
+  const int64_t most = std::ssize(sequence.tokens) - sequence.num_sampled_rows();
+  if (sequence.scored_begin < 0 || end > most)
+    throw InvalidArgument("sequence {} has scored tokens behind its new tokens {} to {}; expected places 0 to {}",
+                          index, sequence.scored_begin, end - 1, most - 1);
+  for (const int32_t token : sequence.scored)
+    if (token < 0 || token >= vocab)
+      throw InvalidArgument("sequence {} has scored token {}; the vocabulary has {}", index, token, vocab);
+  require_top_logprobs(sequence.scored_top_logprobs);
 }
 
 void InferEngine::check_sampling(Plan plan) const {
@@ -234,11 +260,12 @@ void InferEngine::check_sampling(Plan plan) const {
     } catch (const InvalidArgument& error) {
       throw InvalidArgument("sequence {}: {}", s, error.what());
     }
-    if (std::ssize(plan[s].biases) > kMaxBiases)
-      throw InvalidArgument("sequence {} has {} biases; expected at most {}", s, plan[s].biases.size(), kMaxBiases);
+    if (const size_t biases = plan[s].biases.size() + plan[s].bad_words.size(); biases > size_t{kMaxBiases})
+      throw InvalidArgument("sequence {} has {} biases; expected at most {}", s, biases, kMaxBiases);
+    check_scored(s, plan[s]);
     if (!plan[s].sampling.has_penalties()) continue;
     const int64_t length = plan[s].cached + std::ssize(plan[s].tokens);
-    for (int64_t row = 0; row < plan[s].num_rows(); ++row)
+    for (int64_t row = 0; row < plan[s].num_sampled_rows(); ++row)
       penalized += std::min<int64_t>(length - row, model_->info().vocab);
   }
   if (penalized > max_penalized_tokens())  // sequences that share blocks
@@ -326,12 +353,19 @@ void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool
   if (channel_ != nullptr) tell_step(plan, program);
   descriptor_->upload();
   before_writing(plan);
+  collect_processed(plan);
   run_program(program, cancel);
 
-  auto* const host = static_cast<std::byte*>(step.host.data());
-  const int64_t most_rows = prefill_program().environment().bounds[Symbol::logit_rows];
-  program.program->read_later(program.token, host);
-  program.program->read_later(program.logprob, host + most_rows * static_cast<int64_t>(sizeof(int32_t)));
+  const HostResults host = host_results(step);
+  program.program->read_later(program.token, host.tokens);
+  program.program->read_later(program.logprob, host.logprobs);
+  step.has_top = std::any_of(plan.begin(), plan.end(), [](const StepSequence& s) {
+    return (s.samples && s.sampling.top_logprobs > 0) || (!s.scored.empty() && s.scored_top_logprobs > 0);
+  });
+  if (step.has_top) {
+    program.program->read_later(program.top_token, host.top_tokens);
+    program.program->read_later(program.top_logprob, host.top_logprobs);
+  }
   step.done->record();
   step.rows = rows;
   after_writing(plan, step);
@@ -342,10 +376,56 @@ void InferEngine::submit_step(Plan plan, bool all_logits, const std::atomic<bool
   ++num_submitted_;
 }
 
+// The parts of the memory that a step's results are copied to.
+InferEngine::HostResults InferEngine::host_results(InFlight& step) const {
+  const int64_t rows = prefill_program().environment().bounds[Symbol::logit_rows];
+  HostResults host;
+  host.tokens = static_cast<int32_t*>(step.host.data());
+  host.logprobs = reinterpret_cast<float*>(host.tokens + rows);
+  host.top_tokens = reinterpret_cast<int32_t*>(host.logprobs + rows);
+  host.top_logprobs = reinterpret_cast<float*>(host.top_tokens + rows * kernels::kMostTopLogprobs);
+  return host;
+}
+
+// Lists the rows of logits that have a processor.
+void InferEngine::collect_processed(Plan plan) {
+  processed_.clear();
+  int64_t row = 0;
+  for (const StepSequence& sequence : plan) {
+    row += sequence.num_rows();
+    if (sequence.processor != nullptr && sequence.samples) processed_.emplace_back(row - 1, &sequence);
+  }
+}
+
+// Calls the processors once the logits are there that are sampled from. They are whole on every rank, and only the
+// tokens of rank 0 count.
+void InferEngine::process(const StepProgram& program, const pipeline::Node& node, std::span<const TensorView> outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (node.outputs[i] != program.sampled_logits) continue;
+    for (const auto& [row, sequence] : processed_) {
+      const TensorView logits = outputs[i].rows(row, 1);
+      const auto vocab = static_cast<size_t>(logits.num_elements());
+      if (device_->host_accessible()) {
+        (*sequence->processor)(sequence->history, {logits.as<float>(), vocab});
+        continue;
+      }
+      const Tensor host = copy_to_host(*device_, logits);
+      (*sequence->processor)(sequence->history, {host.view.as<float>(), vocab});
+      device_->copy_from_host(logits.data, host.view.data, host.view.size_bytes());
+    }
+  }
+}
+
 void InferEngine::run_program(const StepProgram& program, const std::atomic<bool>* cancel) {
   const StepThreads threads(*device_, program.kind);
-  if (hooks_.has_hooks()) [[unlikely]] {
-    const pipeline::StepObserver observer = hooks_.observer(*program.program, channel_.get());
+  if (hooks_.has_hooks() || !processed_.empty()) [[unlikely]] {
+    pipeline::StepObserver hooks;
+    if (hooks_.has_hooks()) hooks = hooks_.observer(*program.program, channel_.get());
+    const pipeline::StepObserver observer = [&](const pipeline::Node& node, std::span<const TensorView> inputs,
+                                                std::span<const TensorView> outputs) {
+      if (!processed_.empty()) process(program, node, outputs);
+      if (hooks) hooks(node, inputs, outputs);
+    };
     program.program->run(descriptor_->symbols(), &observer, cancel);
     hooks_.rethrow();
   } else {
@@ -357,12 +437,12 @@ const InferEngine::Output& InferEngine::collect() {
   if (num_waiting() == 0) throw InvalidArgument("collect: no step was submitted");
   InFlight& step = in_flight(num_collected_++);
   step.done->wait();
-  const auto rows = static_cast<size_t>(step.rows);
-  const auto* const ids = static_cast<const int32_t*>(step.host.data());
-  const auto* const logprobs =
-      reinterpret_cast<const float*>(ids + prefill_program().environment().bounds[Symbol::logit_rows]);
-  output_.output_ids.assign(ids, ids + rows);
-  output_.logprobs.assign(logprobs, logprobs + rows);
+  const HostResults host = host_results(step);
+  const int64_t top = step.has_top ? step.rows * kernels::kMostTopLogprobs : 0;
+  output_.output_ids.assign(host.tokens, host.tokens + step.rows);
+  output_.logprobs.assign(host.logprobs, host.logprobs + step.rows);
+  output_.top_tokens.assign(host.top_tokens, host.top_tokens + top);
+  output_.top_logprobs.assign(host.top_logprobs, host.top_logprobs + top);
   if (num_waiting() > 0) fill_in_tokens(in_flight(num_collected_));
   return output_;
 }

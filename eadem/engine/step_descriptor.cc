@@ -111,8 +111,16 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
   part<int32_t>(StepLayout::kv_length)[sequences_] = cached + length;
   tokens_ += length;
   ++sequences_;
+  for (size_t i = 0; i < sequence.scored.size(); ++i) {
+    const auto t = static_cast<int32_t>(sequence.scored_begin + static_cast<int64_t>(i));
+    part<int32_t>(StepLayout::logit_rows)[rows_] = first + t;
+    SampleRow& row = part<SampleRow>(StepLayout::sample_rows)[rows_++];
+    row = {.settings = {.top_logprobs = sequence.scored_top_logprobs},
+           .position = cached + t + 1,
+           .forced = sequence.scored[i]};
+  }
   if (!sequence.samples) return;
-  const auto sampled = static_cast<int32_t>(length - sequence.num_rows());
+  const auto sampled = static_cast<int32_t>(length - sequence.num_sampled_rows());
   for (int32_t t = all_logits ? 0 : sampled; t < length; ++t) {
     part<int32_t>(StepLayout::logit_rows)[rows_] = first + t;
     part<SampleRow>(StepLayout::sample_rows)[rows_] = {.settings = sequence.sampling,
@@ -125,9 +133,10 @@ void StepDescriptor::add_sequence(const StepSequence& sequence, bool all_logits,
 // Lists what changes the logits behind token `token` of the sequence's new ones.
 void StepDescriptor::add_row(const StepSequence& sequence, int32_t token, const CacheContents& contents) {
   SampleRow& row = part<SampleRow>(StepLayout::sample_rows)[rows_];
-  if (!sequence.biases.empty()) add_biases(sequence, row);
-  if (sequence.sampling.has_penalties())
-    add_penalties(sequence, sequence.tokens.first(static_cast<size_t>(token) + 1), row, contents);
+  const auto tokens = sequence.tokens.first(static_cast<size_t>(token) + 1);
+  if (!sequence.biases.empty() || !sequence.bad_words.empty()) add_biases(sequence, tokens, row, contents);
+  if (sequence.sampling.has_penalties()) add_penalties(sequence, tokens, row, contents);
+  if (!sequence.allowed.empty()) add_mask(sequence.allowed, row);
 }
 
 // Adds a sequence that looks at one place of the cache, writes nothing, and samples a token that nobody reads.
@@ -169,8 +178,9 @@ void StepDescriptor::add_windows(const StepSequence& sequence) {
   }
 }
 
-// Lists the biases that hold for the token that the row draws.
-void StepDescriptor::add_biases(const StepSequence& sequence, SampleRow& row) {
+// Lists the biases that hold for the token that the row draws, behind `tokens` of the new ones.
+void StepDescriptor::add_biases(const StepSequence& sequence, std::span<const int32_t> tokens, SampleRow& row,
+                                const CacheContents& contents) {
   int32_t* const pairs = part<int32_t>(StepLayout::penalties);
   const int64_t generated = row.position - sequence.sampling.prompt_length;
   row.biases_begin = static_cast<int32_t>(pairs_);
@@ -180,7 +190,43 @@ void StepDescriptor::add_biases(const StepSequence& sequence, SampleRow& row) {
     pairs[2 * pairs_ + 1] = std::bit_cast<int32_t>(each.bias);
     ++pairs_;
   }
+  if (!sequence.bad_words.empty()) add_bad_words(sequence, tokens, row, contents);
   row.biases_end = static_cast<int32_t>(pairs_);
+}
+
+// Bans the tokens that would complete a bad word behind `tokens` of the new ones. A token has one bias.
+void StepDescriptor::add_bad_words(const StepSequence& sequence, std::span<const int32_t> tokens, const SampleRow& row,
+                                   const CacheContents& contents) {
+  int32_t* const pairs = part<int32_t>(StepLayout::penalties);
+  const auto begin = static_cast<int64_t>(row.biases_begin);
+  for (int64_t pair = begin; pair < pairs_; ++pair)
+    pair_of_token_[static_cast<size_t>(pairs[2 * pair])] = static_cast<int32_t>(pair);
+  const std::span<const int32_t> blocks = sequence.used_blocks(block_size_);
+  const int64_t length = sequence.cached + std::ssize(tokens);
+  const auto at = [&](int64_t place) {
+    return place < sequence.cached ? contents.token(blocks, place)
+                                   : tokens[static_cast<size_t>(place - sequence.cached)];
+  };
+  for (const std::vector<int32_t>& word : sequence.bad_words) {
+    int64_t place = length - (std::ssize(word) - 1);
+    if (place < 0) continue;
+    const bool begun = std::all_of(word.begin(), word.end() - 1, [&](int32_t token) { return at(place++) == token; });
+    if (!begun) continue;
+    int32_t& pair = pair_of_token_[static_cast<size_t>(word.back())];
+    if (pair < 0) {
+      pair = static_cast<int32_t>(pairs_++);
+      pairs[2 * pair] = word.back();
+    }
+    pairs[2 * pair + 1] = std::bit_cast<int32_t>(kNeverSampled);
+  }
+  for (int64_t pair = begin; pair < pairs_; ++pair) pair_of_token_[static_cast<size_t>(pairs[2 * pair])] = -1;
+}
+
+void StepDescriptor::add_mask(std::span<const int32_t> words, SampleRow& row) {
+  int32_t* const pairs = part<int32_t>(StepLayout::penalties);
+  row.allowed_begin = static_cast<int32_t>(pairs_);
+  std::copy(words.begin(), words.end(), pairs + 2 * pairs_);
+  pairs_ += kernels::mask_pairs(std::ssize(pair_of_token_));
 }
 
 // Lists the distinct tokens of a sequence, `tokens` of the new ones, with the number of times that each was generated.

@@ -17,7 +17,8 @@
 //   state_slots  i32 [sequences], where the model has states per sequence
 //   prompt_length  i32 [sequences], where the model's latent attention asks for it
 //   previous_hidden  [tokens, hidden], where the model reads hidden states besides tokens
-//   penalties    i32 [penalties, 2]        pairs (token, count) and (token, bias); the rows name their ranges
+//   penalties    i32 [penalties, 2]        pairs (token, count) and (token, bias), and masks; the rows name their
+//   ranges
 //
 // Where the device's memory is the host's (the CPU), the parts are written where the program reads them and nothing is
 // copied. One thread at a time may use a descriptor. Nothing allocates after construction.
@@ -94,8 +95,8 @@ class StepDescriptor {
 
   void* device_data() { return device_buffer_.data(); }
   // Lays out a checked plan. With `all_logits` every token gets a row of logits, else the last one of each sequence
-  // that samples, and the proposed ones. `contents` has the cached tokens, which penalties count. With `fill_up`,
-  // sequences of one token that is stored nowhere follow, as many as the layout has room for.
+  // that samples, the proposed ones, and those before scored ones. `contents` has the cached tokens, which penalties
+  // count. With `fill_up`, sequences of one token that is stored nowhere follow, as many as the layout has room for.
   void fill(const StepLayout& layout, std::span<const StepSequence> plan, bool all_logits,
             const CacheContents& contents, bool fill_up = false);
   // Copies what was laid out to the device, at once.
@@ -126,7 +127,11 @@ class StepDescriptor {
   void add_nothing();
   void add_windows(const StepSequence& sequence);
   void add_row(const StepSequence& sequence, int32_t token, const CacheContents& contents);
-  void add_biases(const StepSequence& sequence, kernels::SampleRow& row);
+  void add_biases(const StepSequence& sequence, std::span<const int32_t> tokens, kernels::SampleRow& row,
+                  const CacheContents& contents);
+  void add_bad_words(const StepSequence& sequence, std::span<const int32_t> tokens, const kernels::SampleRow& row,
+                     const CacheContents& contents);
+  void add_mask(std::span<const int32_t> words, kernels::SampleRow& row);
   void add_penalties(const StepSequence& sequence, std::span<const int32_t> tokens, kernels::SampleRow& row,
                      const CacheContents& contents);
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <span>
@@ -28,6 +29,11 @@ struct TokenBias {
 };
 inline constexpr int64_t kMaxBiases = 1024;     // of a sequence
 inline constexpr float kNeverSampled = -1e30f;  // as a bias: finite, because a row of logits may hold no infinity
+
+// Changes the logits [vocab] of a row before its token is drawn, where `tokens` are those of the sequence so far,
+// prompt included. It must not throw; a row that it makes NaN fails its request alone. The log-probabilities of the row
+// are those of the logits that it leaves.
+using LogitsProcessor = std::function<void(std::span<const int32_t> tokens, std::span<float> logits)>;
 
 struct StepSequence {
   std::span<const int32_t> tokens;  // new tokens, at least one
@@ -55,8 +61,23 @@ struct StepSequence {
   std::span<const std::byte> hidden = {};
   // What is drawn is the token of a place so much further on in another model's sequence, with its random number.
   int64_t ahead = 0;
+  // Words of several tokens: where the sequence ends in all of a word but its last token, that one is not sampled. With
+  // `biases`, at most kMaxBiases.
+  std::span<const std::vector<int32_t>> bad_words = {};
+  // The mask of the tokens that may be sampled, in all rows (kernels/sample.h); empty: every token.
+  std::span<const int32_t> allowed = {};
+  // Log-probabilities that are wanted: scored[i] is the token behind new token scored_begin + i. Each has a row of
+  // logits of its own, before those that are sampled from, and so many likeliest tokens beside it.
+  std::span<const int32_t> scored = {};
+  int64_t scored_begin = 0;
+  int32_t scored_top_logprobs = 0;
+  // Called for the row that is sampled from, with `history`, the tokens of the sequence; null: none. Not with drafts.
+  // Of several ranks rank 0 alone knows what is drawn then, so no later step may name the row.
+  const LogitsProcessor* processor = nullptr;
+  std::span<const int32_t> history = {};
 
-  int64_t num_rows() const { return samples ? 1 + drafts : 0; }
+  int64_t num_sampled_rows() const { return samples ? 1 + drafts : 0; }
+  int64_t num_rows() const { return std::ssize(scored) + num_sampled_rows(); }
 
   // The blocks that hold its tokens after the step.
   std::span<const int32_t> used_blocks(int64_t block_size) const {

@@ -18,6 +18,39 @@ std::optional<double> optional_positive(const JsonReader& reader, const char* ke
   return value;
 }
 
+// A list of lists of token ids, none of them empty.
+std::vector<std::vector<int64_t>> optional_words(const JsonReader& reader, const char* key, int64_t most) {
+  constexpr const char* kExpected = "a list of lists of token ids, none of them empty";
+  std::vector<std::vector<int64_t>> words;
+  const JsonValue* const value = reader.raw(key);
+  if (value == nullptr || value->is_null()) return words;
+  if (!value->is_array()) reader.fail(key, kExpected);
+  for (const JsonValue& each : value->as_array()) {
+    if (!each.is_array() || each.as_array().empty()) reader.fail(key, kExpected);
+    std::vector<int64_t>& word = words.emplace_back();
+    for (const JsonValue& token : each.as_array()) {
+      if (token.kind() != JsonValue::Kind::integer || token.as_integer() < 0 || token.as_integer() > most)
+        reader.fail(key, kExpected);
+      word.push_back(token.as_integer());
+    }
+  }
+  return words;
+}
+
+// A text, or a list of texts, none of them empty.
+std::vector<std::string> optional_texts(const JsonReader& reader, const char* key) {
+  const JsonValue* const value = reader.raw(key);
+  if (value == nullptr || value->is_null()) return {};
+  std::vector<std::string> texts;
+  if (value->is_string())
+    texts.push_back(value->as_string());
+  else
+    texts = reader.strings(key);
+  for (const std::string& text : texts)
+    if (text.empty()) reader.fail(key, "a text or texts that are not empty");
+  return texts;
+}
+
 }  // namespace
 
 GenerationConfig parse_generation_config(std::string_view text, const std::string& file) {
@@ -36,6 +69,23 @@ GenerationConfig parse_generation_config(std::string_view text, const std::strin
   config.min_new_tokens = reader.optional_integer("min_new_tokens", 0);
   config.max_length = reader.optional_integer("max_length", 1);
   config.min_length = reader.optional_integer("min_length", 0);
+  config.bad_words_ids = optional_words(reader, "bad_words_ids", kMaxTokenId);
+  if (reader.has("suppress_tokens"))
+    config.suppress_tokens = reader.integers("suppress_tokens", 0, kMaxTokenId);
+  else
+    reader.ignore("suppress_tokens");
+  config.stop_strings = optional_texts(reader, "stop_strings");
+  config.num_return_sequences = reader.optional_integer("num_return_sequences", 1);
+  config.num_beams = reader.optional_integer("num_beams", 1);
+  config.length_penalty = reader.optional_number("length_penalty");
+  if (const JsonValue* value = reader.raw("early_stopping"); value != nullptr && !value->is_null()) {
+    if (value->kind() == JsonValue::Kind::boolean)
+      config.early_stopping = value->as_boolean() ? "true" : "false";
+    else if (value->is_string() && value->as_string() == "never")
+      config.early_stopping = "never";
+    else
+      reader.fail("early_stopping", "true, false or \"never\"");
+  }
   config.bos_token_id = reader.optional_integer("bos_token_id", 0, kMaxTokenId);
   config.pad_token_id = reader.optional_integer("pad_token_id", -1, kMaxTokenId);
   if (config.pad_token_id == -1) config.pad_token_id.reset();

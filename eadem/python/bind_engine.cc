@@ -298,7 +298,7 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
   input.sampling.resize(batch);
   std::memcpy(input.sampling.data(), sampling.data(), sampling.size());
   input.all_logits = all_logits;
-  Tensor ids, logprobs, logits, hidden;
+  Tensor ids, logprobs, top_ids, top_logprobs, logits, hidden;
   self.run([&](engine::InferEngine& engine) {
     const engine::InferEngine::Output& output = engine.forward(input, call_cancel());
     const auto rows = static_cast<int64_t>(output.output_ids.size());
@@ -306,11 +306,19 @@ nb::tuple forward(Engine& self, const HostList<int32_t>& input_ids, const HostLi
     logprobs = Tensor::on_host(DType::f32, Shape{rows});
     std::copy(output.output_ids.begin(), output.output_ids.end(), ids.view.as<int32_t>());
     std::copy(output.logprobs.begin(), output.logprobs.end(), logprobs.view.as<float>());
+    if (!output.top_tokens.empty()) {
+      const Shape shape{rows, kernels::kMostTopLogprobs};
+      top_ids = Tensor::on_host(DType::i32, shape);
+      top_logprobs = Tensor::on_host(DType::f32, shape);
+      std::copy(output.top_tokens.begin(), output.top_tokens.end(), top_ids.view.as<int32_t>());
+      std::copy(output.top_logprobs.begin(), output.top_logprobs.end(), top_logprobs.view.as<float>());
+    }
     if (with_logits) logits = engine.logits();
     if (with_hidden) hidden = engine.hidden_states();
   });
-  return nb::make_tuple(to_numpy(ids), to_numpy(logprobs), with_logits ? to_numpy(logits) : nb::none(),
-                        with_hidden ? to_numpy(hidden) : nb::none());
+  return nb::make_tuple(to_numpy(ids), to_numpy(logprobs), top_ids.defined() ? to_numpy(top_ids) : nb::none(),
+                        top_ids.defined() ? to_numpy(top_logprobs) : nb::none(),
+                        with_logits ? to_numpy(logits) : nb::none(), with_hidden ? to_numpy(hidden) : nb::none());
 }
 
 // `source` is the path of the checkpoint that the engine was made from, if any.
@@ -347,6 +355,8 @@ nb::list sampling_fields() {
   add("presence_penalty", "f4", offsetof(Settings, presence_penalty));
   add("frequency_penalty", "f4", offsetof(Settings, frequency_penalty));
   add("prompt_length", "i4", offsetof(Settings, prompt_length));
+  add("typical_p", "f4", offsetof(Settings, typical_p));
+  add("top_logprobs", "i4", offsetof(Settings, top_logprobs));
   return fields;
 }
 

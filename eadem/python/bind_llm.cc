@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/variant.h>
@@ -27,6 +29,22 @@ using engine::SamplingParams;
 
 using Prompts = std::variant<std::vector<std::string>, std::vector<std::vector<int32_t>>>;
 
+// Formats a value as eadem._arguments.given does.
+std::string shown(const nb::object& object) {
+  return nb::cast<std::string>(nb::module_::import_("eadem._arguments").attr("given")(object));
+}
+
+// (token, log-probability) pairs, in falling order.
+using Listed = std::vector<std::vector<std::pair<int32_t, float>>>;
+Listed listed(const std::vector<std::vector<engine::TokenLogprob>>& places) {
+  Listed result;
+  for (const auto& place : places) {
+    auto& pairs = result.emplace_back();
+    for (const engine::TokenLogprob& each : place) pairs.emplace_back(each.token, each.logprob);
+  }
+  return result;
+}
+
 class Llm {
  public:
   Llm(std::unique_ptr<RanksOfRank0> ranks, std::unique_ptr<engine::LLM> llm)
@@ -46,8 +64,12 @@ class Llm {
 
   // Generates on another thread, so that this one can deliver text and notice Ctrl-C between steps. Threads may call it
   // at once; their requests share steps.
-  std::vector<Completion> generate(const Prompts& prompts, const SamplingParams& params, const nb::object& on_text,
-                                   bool parse_special) {
+  std::vector<Completion> generate(const Prompts& prompts, const SamplingParams& given, const nb::object& on_text,
+                                   bool parse_special, const std::vector<nb::object>& logits_processors,
+                                   const nb::object& token_mask) {
+    SamplingParams params = given;
+    for (const nb::object& each : logits_processors) params.logits_processors.push_back(processor(each));
+    if (!token_mask.is_none()) params.token_mask = mask(token_mask);
     const GilRelease release;
     const NotInCallback guard(this);
     Shared shared;
@@ -103,24 +125,87 @@ class Llm {
   }
 
  private:
-  // Refuses a call from inside a callback of this object, which might call itself without end.
-  class NotInCallback {
+  // While one exists, this thread is inside a callback of an object, or in a call that makes callbacks.
+  class InCallback {
    public:
-    explicit NotInCallback(const Llm* llm) {
-      if (std::find(calls().begin(), calls().end(), llm) != calls().end())
-        throw InvalidArgument("an object was called from inside one of its own callbacks");
-      calls().push_back(llm);
-    }
-    ~NotInCallback() { calls().pop_back(); }
-    NotInCallback(const NotInCallback&) = delete;
-    NotInCallback& operator=(const NotInCallback&) = delete;
+    explicit InCallback(const Llm* llm) { calls().push_back(llm); }
+    ~InCallback() { calls().pop_back(); }
+    InCallback(const InCallback&) = delete;
+    InCallback& operator=(const InCallback&) = delete;
 
-   private:
+   protected:
     static std::vector<const Llm*>& calls() {  // of this thread, the innermost last
       thread_local std::vector<const Llm*> list;
       return list;
     }
   };
+
+  // Refuses a call from inside a callback of this object, which might call itself without end.
+  class NotInCallback : private InCallback {
+   public:
+    explicit NotInCallback(const Llm* llm) : InCallback(checked(llm)) {}
+
+   private:
+    static const Llm* checked(const Llm* llm) {
+      if (std::find(calls().begin(), calls().end(), llm) != calls().end())
+        throw InvalidArgument("an object was called from inside one of its own callbacks");
+      return llm;
+    }
+  };
+
+  // Both are called on the thread that drives the steps. They hold what the caller of generate() holds for them, and
+  // may call this object no more than on_text may.
+  engine::LogitsProcessor processor(nb::handle function) const {
+    return [this, function](std::span<const int32_t> tokens, std::span<float> logits) {
+      const InCallback guard(this);
+      const GilAcquire acquire;
+      const nb::object scores = nb::cast(Floats(logits.data(), {logits.size()}), nb::rv_policy::copy);
+      const nb::object result = called([&] { return function(ids(tokens), scores); });
+      const FloatsOnHost changed = array<FloatsOnHost>(result.is_none() ? scores : result, "float32", logits.size());
+      std::copy_n(changed.data(), logits.size(), logits.data());
+    };
+  }
+
+  engine::TokenMask mask(nb::handle function) const {
+    return [this, function](std::span<const int32_t> tokens, std::span<int32_t> allowed) {
+      const InCallback guard(this);
+      const GilAcquire acquire;
+      const nb::object result = called([&] { return function(ids(tokens)); });
+      if (result.is_none()) return;
+      const IntsOnHost words = array<IntsOnHost>(result, "int32", allowed.size());
+      for (size_t i = 0; i < allowed.size(); ++i) allowed[i] &= words.data()[i];
+    };
+  }
+
+  using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
+  using FloatsOnHost = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using IntsOnHost = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+  static nb::object ids(std::span<const int32_t> tokens) {
+    return nb::cast(nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>(tokens.data(), {tokens.size()}),
+                    nb::rv_policy::copy);
+  }
+
+  // Calls a callback, whose exception becomes an error that says its type and text.
+  template <typename Call>
+  static nb::object called(const Call& call) {
+    try {
+      return call();
+    } catch (const nb::python_error& error) {
+      throw InvalidArgument("{}: {}", nb::cast<std::string>(error.type().attr("__name__")),
+                            nb::cast<std::string>(nb::str(error.value())));
+    }
+  }
+
+  // What a callback returned, as an array of `size`.
+  template <typename Array>
+  static Array array(const nb::object& object, const char* dtype, size_t size) {
+    Array result;
+    if (!nb::try_cast(object, result, false) || result.size() != size)
+      throw InvalidArgument("it returned {}; expected None or a contiguous array [{}] of {}", shown(object), size,
+                            dtype);
+    return result;
+  }
 
   struct Shared {
     std::mutex mutex;
@@ -159,11 +244,6 @@ class Llm {
   std::unique_ptr<engine::LLM> llm_;
 };
 
-// Formats a value as eadem._arguments.given does.
-std::string shown(const nb::object& object) {
-  return nb::cast<std::string>(nb::module_::import_("eadem._arguments").attr("given")(object));
-}
-
 std::string text_argument(const nb::object& object) {
   if (!nb::isinstance<nb::str>(object)) throw InvalidArgument("text is {}; expected a str", shown(object));
   Py_ssize_t size = 0;
@@ -192,11 +272,19 @@ void bind_llm(nb::module_& m) {
              SamplingParams::for_each(params, [&](const char* name, auto& field) {
                field = nb::cast<std::decay_t<decltype(field)>>(values[name]);
              });
+             const auto early = nb::cast<std::string>(values["early_stopping"]);
+             params.early_stopping = early == "never"  ? engine::EarlyStopping::never
+                                     : early == "True" ? engine::EarlyStopping::yes
+                                                       : engine::EarlyStopping::no;
              params.validate();
              new (self) SamplingParams(params);
            })
       .def("__getattr__", [](const SamplingParams& self, const std::string& name) {
         nb::object value;
+        if (name == "early_stopping")
+          return self.early_stopping == engine::EarlyStopping::never
+                     ? nb::cast("never")
+                     : nb::cast(self.early_stopping == engine::EarlyStopping::yes);
         SamplingParams::for_each(self, [&](const char* each, const auto& field) {
           if (name == each) value = nb::cast(field);
         });
@@ -209,6 +297,27 @@ void bind_llm(nb::module_& m) {
       .def_ro("token_ids", &Completion::token_ids, "The tokens drawn, without the one that ended the text.")
       .def_ro("logprobs", &Completion::logprobs, "Natural logarithm of the probability of each of token_ids.")
       .def_prop_ro(
+          "top_logprobs", [](const Completion& c) { return listed(c.top_logprobs); },
+          "For each of token_ids the params.logprobs likeliest tokens there, as (token id, log-probability), in "
+          "falling "
+          "order; empty unless asked for.")
+      .def_prop_ro(
+          "prompt_logprobs",
+          [](const Completion& c) {
+            nb::list result;
+            for (size_t i = 0; i < c.prompt_logprobs.size(); ++i)
+              result.append(i == 0 ? nb::none() : nb::cast(c.prompt_logprobs[i]));
+            return result;
+          },
+          nb::sig("def prompt_logprobs(self) -> list[float | None]"),
+          "Natural logarithm of the probability of each token of the prompt, None for the first one, which nothing "
+          "predicts; empty unless params.prompt_logprobs asks.")
+      .def_prop_ro(
+          "prompt_top_logprobs", [](const Completion& c) { return listed(c.prompt_top_logprobs); },
+          "For each token of the prompt the params.prompt_logprobs likeliest ones there, as in top_logprobs; none for "
+          "the "
+          "first.")
+      .def_prop_ro(
           "finish_reason", [](const Completion& c) { return engine::finish_reason_name(c.finish_reason); },
           "\"stop\" (end of sequence, stop token or string), \"length\", \"cancelled\" or \"error\".")
       .def_ro("error", &Completion::error, "Why the request failed; empty when it did not.")
@@ -218,6 +327,8 @@ void bind_llm(nb::module_& m) {
               "Proposed tokens that steps computed beside those of the text (speculation).")
       .def_ro("accepted_tokens", &Completion::accepted_tokens, "Those of them that became part of it.")
       .def_ro("seed", &Completion::seed, "The seed that was used.")
+      .def_ro("score", &Completion::score,
+              "Of a beam search: the log-probability of the text, with its end, / tokens ** length_penalty.")
       .def("__repr__", [](const Completion& c) {
         if (!c.error.empty())
           return nb::str("Completion(error={!r}, text={!r}, finish_reason={!r}, tokens={})")
@@ -291,7 +402,8 @@ void bind_llm(nb::module_& m) {
           },
           "kv_cache"_a.none(), "rank_program"_a, "speculate"_a, "draft_tokens"_a, "arguments"_a)
       .def("rank_processes", &Llm::rank_processes, "The processes of ranks 1, 2, …")
-      .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none(), "parse_special"_a)
+      .def("generate", &Llm::generate, "prompts"_a, "params"_a, "on_text"_a.none(), "parse_special"_a,
+           "logits_processors"_a, "token_mask"_a.none())
       .def_prop_ro("cache_counters",
                    [](const Llm& self) {
                      const GilRelease release;

@@ -189,12 +189,13 @@ class InferEngine:
         slot_mapping   [tokens] block * block_size + offset: where each new token is stored. Its blocks follow those
                        that block_tables name, which may end with those of cached tokens, or be None where there are
                        none; in a static cache, row * max_cache_len + place. None: from block_tables
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed
+        temperature, top_k, top_p, min_p, typical_p, repetition_penalty, presence_penalty, frequency_penalty, seed
                        one for all, or [batch]; as in SamplingParams, but that the token is the likeliest one unless
                        temperature says otherwise. The same seed at the same position draws the same token. Penalties
                        look at the tokens in the cache and of this step
         prompt_length  one for all, or [batch]: tokens at the sequence's start that presence_penalty and
                        frequency_penalty do not count
+        top_logprobs   one for all, or [batch]: [0, 20] likeliest tokens to list for the token that is drawn
         all_logits     logits of every token instead of each sequence's last; the engine needs max_logit_rows of as many
                        tokens for it
         """
@@ -210,10 +211,12 @@ class InferEngine:
         top_k: Any = 0
         top_p: Any = 1.0
         min_p: Any = 0.0
+        typical_p: Any = 1.0
         repetition_penalty: Any = 1.0
         presence_penalty: Any = 0.0
         frequency_penalty: Any = 0.0
         prompt_length: Any = 0
+        top_logprobs: Any = 0
         seed: Any = 0
         all_logits: bool = False
 
@@ -225,12 +228,17 @@ class InferEngine:
         logprobs       [batch, 1] float32, natural logarithm of the probability of output_ids
         logits         float32 [batch, vocab], with all_logits packed [tokens, vocab]; None unless asked for
         hidden_states  packed [tokens, hidden] before the head; None unless asked for
+        top_ids        [batch, 20] int32: each sequence's top_logprobs likeliest tokens, in falling order, then -1; None
+                       unless some sequence asks
+        top_logprobs   [batch, 20] float32, natural logarithm of their probabilities, then NaN; likewise
         """
 
         output_ids: np.ndarray
         logprobs: np.ndarray
         logits: Optional[np.ndarray] = None
         hidden_states: Optional[np.ndarray] = None
+        top_ids: Optional[np.ndarray] = None
+        top_logprobs: Optional[np.ndarray] = None
 
     def __init__(self, config: ModelConfig, distributed_config: Optional[DistConfig] = None, device_type: str = "cpu",
                  cache_config: Optional[CacheConfig] = None, *, threads: int = 0, prefill_threads: int = 0,
@@ -357,7 +365,7 @@ class InferEngine:
             "rows", input.rows).reshape(-1)
         slots = np.zeros(0, np.int64) if input.slot_mapping is None else _arrays.integers(
             "slot_mapping", input.slot_mapping, np.int64).reshape(-1)
-        drawn, logprobs, logits, hidden = self._engine.forward(
+        drawn, logprobs, top_ids, top_logprobs, logits, hidden = self._engine.forward(
             ids, lengths, cached, positions, tables, rings, slots,
             _sampling_bytes(input, batch),
             _arguments.boolean("all_logits", input.all_logits), _arguments.boolean("return_logits", return_logits),
@@ -365,7 +373,9 @@ class InferEngine:
         if input.all_logits:
             last = np.cumsum(lengths) - 1
             drawn, logprobs = drawn[last], logprobs[last]
-        return InferEngine.Output(drawn[:, None], logprobs[:, None], logits, hidden)
+            if top_ids is not None:
+                top_ids, top_logprobs = top_ids[last], top_logprobs[last]
+        return InferEngine.Output(drawn[:, None], logprobs[:, None], logits, hidden, top_ids, top_logprobs)
 
     def reset_cache(self, cache_config: Optional[CacheConfig] = None) -> None:
         """Empties the cache, or makes another one. Parameters stay."""

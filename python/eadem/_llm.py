@@ -8,6 +8,8 @@ import logging
 import os
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
+import numpy as np
+
 from eadem import _arguments, _eadem
 from eadem._eadem import Completion, InvalidArgument, PagedKVCacheConfig, StaticKVCacheConfig
 from eadem._models import BUNDLED, bundled_model, located
@@ -22,6 +24,8 @@ class SamplingParams:
     top_k               [0, 2**31); 0 is off
     top_p               (0, 1]; 1 is off
     min_p               [0, 1]; 0 is off
+    typical_p           (0, 1]; 1 is off. Keeps the tokens whose surprise is nearest to the expected one, of this total
+                        probability (as in transformers), after the other filters
     repetition_penalty  [0.01, 100]; 1 is off. Divides the positive logits of all tokens that the prompt or the text
                         has, and multiplies negative ones (as in transformers)
     presence_penalty    [-2, 2]; 0 is off. Is subtracted from the logits of the tokens that the text has, without the
@@ -36,9 +40,31 @@ class SamplingParams:
                         else (as in the OpenAI API): at -100 a token is hardly ever drawn, at 100 hardly any other one
     min_tokens          [0, max_tokens]; until the text has so many tokens, neither the end of sequence nor one of
                         stop_token_ids is drawn, and stop strings do not end it (as in vLLM)
-
+    bad_words           texts that no answer has: the token that would complete one is not drawn. Each is spelled as the
+                        tokenizer spells it at the beginning of a text and behind a space (as in vLLM), and may begin in
+                        the prompt
+    bad_words_ids       the same as lists of token ids (as in transformers)
+    allowed_token_ids   None, or the only tokens that are drawn, at least one
+    logprobs            [0, 20]; how many of the likeliest tokens Completion.top_logprobs lists at each place of the text
+    prompt_logprobs     None, or [0, 20]: Completion.prompt_logprobs and that many in prompt_top_logprobs. Log-probabilities
+                        are those of the model: no bias, penalty, mask, temperature or filter changes them
+    logits_processors   functions (token_ids, logits) -> None or array, called in order before each token is drawn.
+                        `token_ids` is an int32 array of prompt and text, `logits` a float32 array [vocab] to change in
+                        place; an array that is returned takes its place. What follows, log-probabilities too, starts
+                        from the outcome
+    token_mask          None, or a function (token_ids) -> None or an int32 array [ceil(vocab / 32)], called before each
+                        token: bit t % 32 of word t // 32 says whether token t may be drawn, as grammars state it
+    num_beams           [1, 16]; more than 1: beam search as transformers' generate does it. Needs temperature=0, gives the
+                        n best of so many beams, best first (Completion.score), and goes with max_tokens, min_tokens,
+                        stop_token_ids, ignore_eos and logprobs alone. Texts come when the search has ended
+    length_penalty      [-10, 10]; a beam's score is its log-probability / tokens ** length_penalty
+    early_stopping      when a search ends that has num_beams finished beams: True at once; False when the best running one
+                        is worse than they are at its length; "never" when none can become better at any length
     n                   [1, 1024]; answers to each prompt, which share what the cache holds of it. Answer j has the seed
                         seed + j
+
+    Logits processors and token_mask run on a thread of the engine; an exception in one, or a mask that allows nothing,
+    gives that completion finish_reason "error". They may not call the LLM that they serve.
 
     dataclasses.replace(params, temperature=0) gives a changed copy.
     """
@@ -47,6 +73,7 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -57,7 +84,17 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: Optional[Mapping[int, float]] = None
     min_tokens: int = 0
+    bad_words: Union[str, Sequence[str]] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    allowed_token_ids: Optional[Sequence[int]] = None
+    logprobs: int = 0
+    prompt_logprobs: Optional[int] = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: Union[bool, str] = False
     n: int = 1
+    logits_processors: Sequence[Callable[[np.ndarray, np.ndarray], Optional[np.ndarray]]] = ()
+    token_mask: Optional[Callable[[np.ndarray], Optional[np.ndarray]]] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(_arguments.strings("stop", self.stop)))
@@ -66,15 +103,37 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", {_arguments.integer("a token of logit_bias", token):
                                                 _arguments.real(f"logit_bias for token {token}", bias)
                                                 for token, bias in biases.items()} if biases else None)
+        object.__setattr__(self, "bad_words", tuple(_arguments.strings("bad_words", self.bad_words)))
+        words = _arguments.expect("bad_words_ids", self.bad_words_ids, (list, tuple), "a list of lists of int")
+        object.__setattr__(self, "bad_words_ids", tuple(
+            tuple(_arguments.integers("bad_words_ids", word)) for word in words))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids",
+                               tuple(_arguments.integers("allowed_token_ids", self.allowed_token_ids)))
+        processors = _arguments.expect("logits_processors", self.logits_processors, (list, tuple), "a list of functions")
+        for function in (*processors, *(() if self.token_mask is None else (self.token_mask,))):
+            if not callable(function):
+                name = "token_mask" if function is self.token_mask else "logits_processors"
+                raise InvalidArgument(f"{name} is {_arguments.given(function)}; expected a function")
+        object.__setattr__(self, "logits_processors", tuple(processors))
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidArgument(f"early_stopping is {_arguments.given(self.early_stopping)}; expected True, False or "
+                                  "'never'")
         self._native()  # checks
 
     def _native(self) -> _eadem.NativeSamplingParams:
-        reals = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        reals = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+                 "length_penalty")
         return _eadem.NativeSamplingParams(
             **{name: _arguments.real(name, getattr(self, name)) for name in reals},
-            **{name: _arguments.integer(name, getattr(self, name)) for name in ("top_k", "max_tokens", "min_tokens", "n")},
-            logit_bias=self.logit_bias or {},
-            seed=None if self.seed is None else _arguments.integer("seed", self.seed), stop=list(self.stop),
+            **{name: _arguments.integer(name, getattr(self, name))
+               for name in ("top_k", "max_tokens", "min_tokens", "logprobs", "num_beams", "n")},
+            **{name: None if getattr(self, name) is None else _arguments.integer(name, getattr(self, name))
+               for name in ("seed", "prompt_logprobs")},
+            logit_bias=self.logit_bias or {}, bad_words=list(self.bad_words),
+            bad_words_ids=[list(word) for word in self.bad_words_ids],
+            allowed_token_ids=None if self.allowed_token_ids is None else list(self.allowed_token_ids),
+            early_stopping=str(self.early_stopping), stop=list(self.stop),
             stop_token_ids=list(self.stop_token_ids), ignore_eos=_arguments.boolean("ignore_eos", self.ignore_eos))
 
 
@@ -213,7 +272,8 @@ class LLM:
                   on_text: Optional[Callable[[int, str], object]], parse_special: bool) -> list[Completion]:
         if on_text is not None and not callable(on_text):
             raise InvalidArgument(f"on_text is {_arguments.given(on_text)}; expected a function or None")
-        return self._llm.generate(prompts, params._native(), on_text, parse_special)
+        return self._llm.generate(prompts, params._native(), on_text, parse_special, list(params.logits_processors),
+                                  params.token_mask)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -224,7 +284,8 @@ class LLM:
     def default_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends, over the defaults of SamplingParams."""
         native = self._llm.default_params
-        return SamplingParams(**{field.name: getattr(native, field.name) for field in dataclasses.fields(SamplingParams)})
+        return SamplingParams(**{field.name: getattr(native, field.name) for field in dataclasses.fields(SamplingParams)
+                                 if field.name not in ("logits_processors", "token_mask")})
 
     @property
     def cache_counters(self) -> dict[str, int]:

@@ -77,6 +77,27 @@ class Run(ProgramTest):
         self.assertEqual(len(tokens(*ends, "--min-tokens", "3")), len(tokens(*ends)) + 3)
         self.refused(2, "--min-tokens is 9", "run", "-p", "Once", "-n", "4", "--min-tokens", "9")
 
+    def test_which_tokens_are_drawn(self):
+        def result(*options):
+            return json.loads(self.done("run", "-p", "Once upon a time", "-n", "8", "--temperature", "0", "--json",
+                                        *options).out)
+
+        plain = result()
+        word = plain["text"].split()[1]
+        self.assertNotIn(word, result("--bad-words", word)["text"].split())
+        self.assertEqual(result("--allowed-token-ids", "514")["token_ids"], [514] * 8)
+        self.assertLessEqual(set(result("--allowed-token-ids", "514,515", "--allowed-token-ids", "516", "--temperature",
+                                        "9")["token_ids"]), {514, 515, 516})
+        listed = result("--logprobs", "2")
+        self.assertEqual(listed["token_ids"], plain["token_ids"])
+        self.assertEqual([top[0] for top in listed["top_logprobs"]],
+                         [{"token_id": token, "logprob": logprob}
+                          for token, logprob in zip(listed["token_ids"], listed["logprobs"])])
+        self.assertNotIn("logprobs", plain)
+        beams = result("--num-beams", "4", "--logprobs", "1", "--ignore-eos")
+        greedy = result("--logprobs", "1", "--ignore-eos")
+        self.assertGreaterEqual(sum(beams["logprobs"]), sum(greedy["logprobs"]) - 1e-6)
+
     def test_speculation_changes_no_token(self):
         prompt = "The cat sat on the mat. The dog sat on the mat. The cat sat on the"
         for sampling in (["--temperature", "0"], ["--temperature", "0.8", "--seed", "5"]):

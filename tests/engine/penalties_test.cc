@@ -163,9 +163,31 @@ TEST(SamplingParams, GenerationConfigGivesTheDefaults) {
   of(R"({"max_length": 4096, "min_length": 3, "min_new_tokens": 2, "typical_p": 0.9, "num_beams": 4})");
   EXPECT_HAS(warnings, "g.json: max_length 4096 is ignored: max_tokens bounds the new tokens");
   EXPECT_HAS(warnings, "g.json: min_length 3 is ignored: ");
-  EXPECT_HAS(warnings, "g.json: min_new_tokens 2 is ignored: ");
-  EXPECT_HAS(warnings, "g.json: typical_p 0.9 is ignored: ");
-  EXPECT_HAS(warnings, "g.json: 'num_beams' is ignored: ");
+  EXPECT_HAS(warnings, "g.json: num_beams 4 is ignored: beam search draws nothing, and do_sample is not false");
+  EXPECT_EQ(std::count(warnings.begin(), warnings.end(), '\n'), 3);
+  // What generation_config.json says of which tokens are drawn.
+  const SamplingParams all = of(R"({"typical_p": 0.9, "min_new_tokens": 300, "bad_words_ids": [[5, 6], [7]],
+    "suppress_tokens": [8], "stop_strings": ["END"], "num_return_sequences": 2})");
+  EXPECT_EQ(warnings, "");
+  EXPECT_EQ(all.typical_p, 0.9);
+  EXPECT_EQ(all.settings(1).typical_p, 0.9f);
+  EXPECT_EQ(all.min_tokens, 300);
+  EXPECT_EQ(all.max_tokens, 300);
+  EXPECT_EQ(all.bad_words_ids, (std::vector<std::vector<int64_t>>{{5, 6}, {7}, {8}}));
+  EXPECT_EQ(all.stop, std::vector<std::string>{"END"});
+  EXPECT_EQ(all.n, 2);
+  EXPECT_EQ(of(R"({"stop_strings": "END"})").stop, std::vector<std::string>{"END"});
+  const SamplingParams beams =
+      of(R"({"do_sample": false, "num_beams": 4, "length_penalty": 0.5, "early_stopping": true})");
+  EXPECT_EQ(warnings, "");
+  EXPECT_EQ(beams.num_beams, 4);
+  EXPECT_EQ(beams.length_penalty, 0.5);
+  EXPECT_EQ(beams.early_stopping, EarlyStopping::yes);
+  EXPECT_EQ(of(R"({"early_stopping": "never"})").early_stopping, EarlyStopping::never);
+  EXPECT_EQ(of(R"({"do_sample": false, "num_beams": 4, "repetition_penalty": 1.2})").num_beams, 1);
+  EXPECT_HAS(warnings, "num_beams 4 is ignored: beam search does not go with repetition_penalty");
+  of(R"({"do_sample": false, "num_beams": 17})");
+  EXPECT_HAS(warnings, "num_beams 17 is ignored: there are at most 16 beams");
   of(R"({"min_length": 0, "min_new_tokens": 0, "typical_p": 1.0, "repetition_penalty": 1.0})");
   EXPECT_EQ(warnings, "");
   EXPECT_HAS(refusal([&] { of(R"({"repetition_penalty": 200})"); }),

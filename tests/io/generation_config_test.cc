@@ -13,6 +13,8 @@ TEST(GenerationConfig, ReadsEveryField) {
     "_from_model_config": true, "transformers_version": "4.40.0",
     "do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "typical_p": 1,
     "repetition_penalty": 1.1, "max_new_tokens": 64, "min_new_tokens": 0, "max_length": 4096, "min_length": 1,
+    "bad_words_ids": [[3], [4, 5]], "suppress_tokens": [6, 7], "stop_strings": ["a", "b"], "num_return_sequences": 2,
+    "num_beams": 3, "length_penalty": -0.5, "early_stopping": "never",
     "bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [151643, 151645]})");
   EXPECT_EQ(config.do_sample, true);
   EXPECT_EQ(config.temperature, 0.7);
@@ -28,18 +30,26 @@ TEST(GenerationConfig, ReadsEveryField) {
   EXPECT_EQ(config.bos_token_id, 1);
   EXPECT_EQ(config.pad_token_id, 0);
   EXPECT_EQ(config.eos_token_ids, (std::vector<int64_t>{151643, 151645}));
+  EXPECT_EQ(config.bad_words_ids, (std::vector<std::vector<int64_t>>{{3}, {4, 5}}));
+  EXPECT_EQ(config.suppress_tokens, (std::vector<int64_t>{6, 7}));
+  EXPECT_EQ(config.stop_strings, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(config.num_return_sequences, 2);
+  EXPECT_EQ(config.num_beams, 3);
+  EXPECT_EQ(config.length_penalty, -0.5);
+  EXPECT_EQ(config.early_stopping, "never");
   EXPECT_TRUE(config.unknown_keys.empty());
+  EXPECT_EQ(parse(R"({"early_stopping": true, "stop_strings": "a"})").early_stopping, "true");
 }
 
 TEST(GenerationConfig, AbsentNullAndUnknown) {
   const GenerationConfig empty = parse("{}");
   EXPECT_FALSE(empty.do_sample || empty.temperature || empty.top_k || empty.top_p || empty.bos_token_id);
   EXPECT_TRUE(empty.eos_token_ids.empty());
-  const GenerationConfig config =
-      parse(R"({"temperature": null, "eos_token_id": null, "pad_token_id": -1, "num_beams": 4, "guidance": {"a": 1}})");
+  const GenerationConfig config = parse(
+      R"({"temperature": null, "eos_token_id": null, "pad_token_id": -1, "penalty_alpha": 4, "guidance": {"a": 1}})");
   EXPECT_FALSE(config.temperature || config.pad_token_id);
   EXPECT_TRUE(config.eos_token_ids.empty());
-  EXPECT_EQ(config.unknown_keys, (std::vector<std::string>{"num_beams", "guidance"}));
+  EXPECT_EQ(config.unknown_keys, (std::vector<std::string>{"penalty_alpha", "guidance"}));
   EXPECT_EQ(parse(R"({"eos_token_id": 2})").eos_token_ids, std::vector<int64_t>{2});
 }
 
@@ -62,6 +72,12 @@ TEST(GenerationConfig, RefusesByNameValueAndRange) {
   refused(R"({"pad_token_id": -2})", "'pad_token_id' is -2");
   refused(R"({"eos_token_id": [1, -1]})", "'eos_token_id' is [1,-1]");
   refused(R"({"eos_token_id": "</s>"})", "'eos_token_id' is \"</s>\"");
+  refused(R"({"bad_words_ids": [[]]})", "'bad_words_ids' is [[]]; expected a list of lists of token ids");
+  refused(R"({"bad_words_ids": [[1, -1]]})", "'bad_words_ids' is [[1,-1]]");
+  refused(R"({"suppress_tokens": [-5]})", "'suppress_tokens' is [-5]");
+  refused(R"({"stop_strings": [""]})", "'stop_strings' is [\"\"]; expected a text or texts that are not empty");
+  refused(R"({"early_stopping": 1})", "'early_stopping' is 1; expected true, false or \"never\"");
+  refused(R"({"num_beams": 0})", "'num_beams' is 0");
   refused("[]", "the document is []; expected an object");
   refused("{", "byte 1");
 }

@@ -541,14 +541,19 @@ Bounds cross_entropy(Pass pass, Inputs in, Inputs expected) {
   return result;
 }
 
-// The token is exact (the cases stay away from borders); its log-probability is a logit less the log-sum-exp.
+// The tokens are exact (the cases stay away from borders; the likeliest ones stand in the order of the logits
+// themselves); a log-probability is a logit less the log-sum-exp.
 Bounds sample(Inputs in, Inputs expected) {
   Bounds result = exact(expected);
   const auto rows = static_cast<size_t>(in[0].shape[0]), n = static_cast<size_t>(in[0].shape[1]);
   for (size_t r = 0; r < rows; ++r) {
     if (expected[0].data[r] < 0) continue;
     const double* x = &in[0].data[r * n];
-    result[1][r] = log_sum_exp_error(x, n) + kU * std::fabs(x[static_cast<size_t>(expected[0].data[r])]);
+    const double lse = log_sum_exp_error(x, n);
+    const auto bound = [&](double token) { return lse + kU * std::fabs(x[static_cast<size_t>(token)]); };
+    result[1][r] = bound(expected[0].data[r]);
+    for (size_t i = r * kernels::kMostTopLogprobs; i < (r + 1) * kernels::kMostTopLogprobs; ++i)
+      if (expected[2].data[i] >= 0) result[3][i] = bound(expected[2].data[i]);
   }
   return result;
 }

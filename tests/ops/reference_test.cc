@@ -229,7 +229,7 @@ std::vector<double> penalized(const std::vector<Tensor>& in, int64_t row) {
   const int64_t vocab = in[0].shape()[1];
   const float* logits = in[0].view.as<float>() + row * vocab;
   const int32_t* pairs = in[2].view.as<int32_t>();
-  const auto& [s, position, begin, end, biases_begin, biases_end] = sample_row(in, row);
+  const auto& [s, position, begin, end, biases_begin, biases_end, allowed_begin, forced] = sample_row(in, row);
   std::vector<double> result(logits, logits + vocab);
   for (int32_t i = biases_begin; i < biases_end; ++i)
     result[static_cast<size_t>(pairs[2 * i])] += static_cast<double>(std::bit_cast<float>(pairs[2 * i + 1]));
@@ -239,12 +239,36 @@ std::vector<double> penalized(const std::vector<Tensor>& in, int64_t row) {
     logit -= static_cast<double>(s.frequency_penalty) * pairs[2 * i + 1];
     if (pairs[2 * i + 1] > 0) logit -= static_cast<double>(s.presence_penalty);
   }
+  for (int64_t i = 0; allowed_begin >= 0 && i < vocab; ++i)
+    if (!kernels::allows(pairs + 2 * allowed_begin, i)) result[static_cast<size_t>(i)] = -HUGE_VAL;
   return result;
+}
+
+// Drops what typical_p drops of (p, index), and returns how far that is from a border: of the sum, in the share that a
+// token has, and of the distance from the entropy, where f32 blurs that by some units of 2^-22.
+double drop_atypical(std::vector<std::pair<double, int64_t>>& kept, double typical_p) {
+  double total = 0, entropy = 0, margin = 1, prefix = 0;
+  std::erase_if(kept, [](const auto& entry) { return entry.first == 0; });
+  for (const auto& [p, index] : kept) total += p;
+  for (const auto& [p, index] : kept) entropy -= p / total * std::log(p / total);
+  const auto distance = [&](const auto& entry) { return std::fabs(std::log(entry.first / total) + entropy); };
+  std::sort(kept.begin(), kept.end(), [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+  for (size_t i = 0; i < kept.size(); ++i) {
+    prefix += kept[i].first;
+    margin = std::min(margin, std::fabs(prefix / total - typical_p));
+    if (prefix < typical_p * total) continue;
+    // The last one that is kept must not change places with its neighbours.
+    if (i > 0) margin = std::min(margin, distance(kept[i]) - distance(kept[i - 1]));
+    if (i + 1 < kept.size()) margin = std::min(margin, distance(kept[i + 1]) - distance(kept[i]));
+    kept.resize(i + 1);
+  }
+  return margin;
 }
 
 double draw_margin(const std::vector<Tensor>& in, int64_t row) {
   const int64_t vocab = in[0].shape()[1];
-  const auto& [settings, position, begin, end, biases_begin, biases_end] = sample_row(in, row);
+  const auto& [settings, position, begin, end, biases_begin, biases_end, allowed_begin, forced] = sample_row(in, row);
+  if (forced >= 0) return 1;
   const double temperature = static_cast<double>(settings.temperature);
   const std::vector<double> logits = penalized(in, row);
   if (temperature == 0) {  // a tie of unequal logits that rounding makes
@@ -271,6 +295,7 @@ double draw_margin(const std::vector<Tensor>& in, int64_t row) {
   const double min_p = static_cast<double>(settings.min_p);
   for (const auto& [p, index] : kept) margin = std::min(margin, min_p > 0 ? std::fabs(p - min_p) / min_p : 1);
   std::erase_if(kept, [&](const auto& entry) { return entry.first < min_p; });
+  if (settings.typical_p < 1) margin = std::min(margin, drop_atypical(kept, static_cast<double>(settings.typical_p)));
   std::sort(kept.begin(), kept.end(), [](auto a, auto b) { return a.second < b.second; });
   total = prefix = 0;
   for (const auto& [p, index] : kept) total += p;
@@ -283,8 +308,31 @@ double draw_margin(const std::vector<Tensor>& in, int64_t row) {
   return margin;
 }
 
+// Has some rows ask for what the rows of benchmarks do not: typical_p, the likeliest tokens, a forced token, and a mask
+// where the row has penalties whose place it can take.
+void ask_for_more(const std::vector<Tensor>& in, uint64_t seed) {
+  const int64_t vocab = in[0].shape()[1];
+  for (int64_t r = 0; r < in[0].shape()[0]; ++r) {
+    kernels::SampleRow& sample = sample_row(in, r);
+    const PhiloxBlock random = philox4x32(seed, static_cast<uint64_t>(r));
+    if (r / 3 % 2 == 1) sample.settings.typical_p = 0.2f + 0.79f * uniform_float(random.words[0]);
+    if (r % 2 == 1)
+      sample.settings.top_logprobs = static_cast<int32_t>(random.words[1] % (kernels::kMostTopLogprobs + 1));
+    if (r % 11 == 10) sample.forced = static_cast<int32_t>(random.words[2] % vocab);
+    const auto pairs = static_cast<int32_t>(kernels::mask_pairs(vocab));
+    if (r % 4 != 1 || sample.penalties_end - sample.penalties_begin < pairs) continue;
+    sample.allowed_begin = sample.penalties_end -= pairs;
+    int32_t* const mask = in[2].view.as<int32_t>() + 2 * sample.allowed_begin;
+    for (int32_t i = 0; i < 2 * pairs; ++i)
+      mask[i] = static_cast<int32_t>(philox4x32(seed + static_cast<uint64_t>(i), static_cast<uint64_t>(r)).words[3]);
+    const int64_t allowed = random.words[3] % vocab;  // one at least
+    mask[allowed / 32] |= static_cast<int32_t>(uint32_t{1} << (allowed % 32));
+  }
+}
+
 std::vector<Tensor> sample_inputs_away_from_borders(const ops::Workload& row, uint64_t seed) {
   std::vector<Tensor> in = workloads::make_inputs(*row.op, row.inputs, row.symbols, seed);
+  ask_for_more(in, seed);
   for (int64_t r = 0; r < in[0].shape()[0]; ++r)
     for (int attempt = 0; draw_margin(in, r) < kDrawMargin; ++attempt) {
       EADEM_CHECK(attempt < 200, "row {} of {} is always on a border", r, row.name);
@@ -294,6 +342,7 @@ std::vector<Tensor> sample_inputs_away_from_borders(const ops::Workload& row, ui
       if (attempt % 5 == 4) {
         if (sample.settings.top_p < 1) sample.settings.top_p *= 0.999f;
         sample.settings.min_p *= 0.999f;
+        if (sample.settings.typical_p < 1) sample.settings.typical_p *= 0.999f;
       }
     }
   return in;

@@ -44,7 +44,14 @@ def test_padded_packed_and_paged_steps_agree():
     two = engine.forward(InferEngine.Input(np.concatenate([a, b]), input_lengths=[7, 5], temperature=[0, 0]),
                          return_logits=True)
     np.testing.assert_array_equal(one.logits, two.logits)
-    assert one.output_ids.shape == (2, 1) and one.logprobs.shape == (2, 1)
+    assert one.output_ids.shape == (2, 1) and one.logprobs.shape == (2, 1) and one.top_ids is None
+    engine.reset_cache()
+    listed = engine.forward(InferEngine.Input(padded, input_lengths=[7, 5], top_logprobs=[3, 0], typical_p=0.9))
+    np.testing.assert_array_equal(listed.top_ids[0, :3], np.argsort(-one.logits[0], kind="stable")[:3])
+    assert listed.top_logprobs[0, 0] == one.logprobs[0, 0] and np.isnan(listed.top_logprobs[0, 3:]).all()
+    assert (listed.top_ids[0, 3:] == -1).all() and (listed.top_ids[1] == -1).all()
+    with pytest.raises(eadem.InvalidArgument, match="sequence 1: top_logprobs is 21; expected 0 to 20"):
+        engine.forward(InferEngine.Input(padded, input_lengths=[7, 5], top_logprobs=[0, 21]))
     engine.reset_cache(eadem.PagedKVCacheConfig(max_kv_memory_bytes=1 << 20, block_size=4, max_batch_size=2))
     assert engine.block_size == 4 and engine.cache_bytes <= 1 << 20
     tables = np.array([[9, 3], [5, 1]])

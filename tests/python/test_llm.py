@@ -2,11 +2,13 @@
 import _thread
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 from conftest import BUNDLED, GOLDEN, STORIES
 
@@ -368,6 +370,116 @@ def test_biases_and_the_least_number_of_tokens(bundled):
             dataclasses.replace(plain, **wrong)
 
 
+def test_logprobs_of_text_and_prompt(bundled):
+    plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    [completion] = bundled.generate("Once upon a time", dataclasses.replace(plain, logprobs=3, prompt_logprobs=2))
+    ids = bundled.tokenizer.encode("Once upon a time")
+    assert [len(top) for top in completion.top_logprobs] == [3] * 6
+    assert [top[0] for top in completion.top_logprobs] == list(zip(completion.token_ids, completion.logprobs))
+    assert len(completion.prompt_logprobs) == len(completion.prompt_top_logprobs) == len(ids)
+    assert completion.prompt_logprobs[0] is None and completion.prompt_top_logprobs[0] == []
+    for token, logprob, top in list(zip(ids, completion.prompt_logprobs, completion.prompt_top_logprobs))[1:]:
+        assert logprob <= top[0][1] and len(top) == 2 and dict(top).get(token, logprob) == logprob
+    [without] = bundled.generate("Once upon a time", plain)
+    assert without.top_logprobs == without.prompt_logprobs == without.prompt_top_logprobs == []
+    assert (without.token_ids, without.logprobs) == (completion.token_ids, completion.logprobs)
+
+
+def test_bad_words_and_allowed_tokens(bundled):
+    plain = SamplingParams(temperature=0, max_tokens=30)
+    text = bundled.generate("Once upon a time", plain)[0].text
+    word = text.split()[3]
+    assert word not in bundled.generate("Once upon a time", dataclasses.replace(plain, bad_words=word))[0].text.split()
+    assert word not in bundled.generate(
+        "Once upon a time", dataclasses.replace(
+            plain, bad_words_ids=[bundled.tokenizer.encode(before + word, add_special_tokens=False)
+                                  for before in ("", " ")]))[0].text.split()
+    [only] = bundled.generate("Once", SamplingParams(temperature=2, max_tokens=9, seed=1, allowed_token_ids=[300, 301]))
+    assert set(only.token_ids) == {300, 301}
+    assert bundled.generate("Once", dataclasses.replace(plain, typical_p=0.5, temperature=1, seed=2))[0].text
+
+
+def test_logits_processors_and_masks_in_python(bundled):
+    vocab = bundled.tokenizer.vocab_size
+    seen = []
+
+    def ban(token_ids, logits):
+        assert token_ids.dtype == np.int32 and logits.dtype == np.float32 and logits.size >= vocab
+        seen.append(token_ids.tolist())
+        logits[:] = -np.inf
+        logits[300 + len(seen)] = 0
+
+    plain = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    ids = bundled.tokenizer.encode("Once")
+    with_processor = dataclasses.replace(plain, logits_processors=[ban])
+    [changed] = bundled.generate("Once", with_processor)
+    assert changed.token_ids == [301, 302, 303] and changed.logprobs == [0, 0, 0]
+    assert seen == [ids, ids + [301], ids + [301, 302]]
+    replacing = dataclasses.replace(plain, logits_processors=[lambda _, logits: np.where(
+        np.arange(logits.size) == 305, np.float32(9), logits * np.float32(0))])
+    assert bundled.generate("Once", replacing)[0].token_ids == [305] * 3
+
+    def only(token_ids):
+        words = np.zeros((len(seen_logits) + 31) // 32, np.int32)
+        words[310 // 32] = 1 << 310 % 32
+        return words
+
+    seen_logits = []
+    bundled.generate("Once", dataclasses.replace(plain, max_tokens=1, logits_processors=[
+        lambda _, logits: seen_logits.extend(logits)]))
+    assert bundled.generate("Once", dataclasses.replace(plain, token_mask=only))[0].token_ids == [310] * 3
+    assert bundled.generate("Once", dataclasses.replace(plain, token_mask=lambda ids: None))[0].error == ""
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"logits_processors": [lambda ids, logits: 1 / 0]}, "a logits processor failed: .*division by zero"),
+    ({"logits_processors": [lambda ids, logits: logits[:-1]]}, "it returned .*; expected None or a contiguous array"),
+    ({"logits_processors": [lambda ids, logits: "x"]}, "it returned 'x' .str.; expected None or a contiguous array"),
+    ({"token_mask": lambda ids: np.zeros(1, np.int32)}, "a token mask failed: it returned"),
+    ({"token_mask": lambda ids: ids.nothing}, "a token mask failed: .*nothing"),
+])
+def test_an_exception_of_a_callback_fails_its_request_alone(bundled, change, words):
+    plain = SamplingParams(temperature=0, max_tokens=20)
+    expected = bundled.generate("Once", plain)[0].token_ids
+    beside = []
+    thread = threading.Thread(target=lambda: beside.extend(bundled.generate(["Once"] * 2, plain)))
+    thread.start()
+    [failed] = bundled.generate("Once", dataclasses.replace(plain, **change))
+    thread.join()
+    assert failed.finish_reason == "error" and re.search(words, failed.error), failed.error
+    assert [each.token_ids for each in beside] == [expected] * 2
+
+
+def test_a_processor_may_not_call_its_llm(bundled):
+    params = SamplingParams(max_tokens=2, logits_processors=[lambda ids, logits: bundled.generate("a", GREEDY)])
+    assert "from inside one of its own callbacks" in bundled.generate("Once", params)[0].error
+
+
+def test_beam_search(bundled):
+    params = SamplingParams(temperature=0, num_beams=3, n=2, max_tokens=8, ignore_eos=True)
+    best, second = bundled.generate("Once upon a time", params)
+    assert best.score >= second.score and best.token_ids != second.token_ids
+    assert best.score == pytest.approx(sum(best.logprobs) / 8, abs=1e-6)
+    [greedy] = bundled.generate("Once upon a time", dataclasses.replace(params, num_beams=1, n=1))
+    assert sum(best.logprobs) >= sum(greedy.logprobs)
+    for wrong, words in (({"temperature": 1}, "temperature is 1; expected 0 with num_beams 3"), ({"n": 4}, "n is 4"),
+                         ({"early_stopping": "soon"}, "early_stopping is 'soon'"),
+                         ({"stop": "x"}, "num_beams is 3 and stop is given")):
+        with pytest.raises(eadem.Error, match=words):
+            dataclasses.replace(params, **wrong)
+
+
+def test_what_rows_are_asked_is_checked():
+    for wrong, words in (({"logprobs": 21}, "logprobs is 21; expected 0 to 20"), ({"prompt_logprobs": -1}, "prompt_"),
+                         ({"typical_p": 0}, "typical_p is 0"), ({"allowed_token_ids": []}, "allowed_token_ids is"),
+                         ({"bad_words": [""]}, "bad_words is"), ({"bad_words_ids": [[]]}, "bad_words_ids is"),
+                         ({"bad_words_ids": 3}, "bad_words_ids is 3"),
+                         ({"logits_processors": [3]}, "logits_processors is 3 .int.; expected a function"),
+                         ({"token_mask": 3}, "token_mask is 3 .int.; expected a function")):
+        with pytest.raises(eadem.InvalidArgument, match=words):
+            SamplingParams(**wrong)
+
+
 def test_generation_config_gives_the_defaults(tmp_path, caplog):
     for file in BUNDLED.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -375,7 +487,7 @@ def test_generation_config_gives_the_defaults(tmp_path, caplog):
         '{"repetition_penalty": 1.05, "temperature": 0.7, "max_length": 99, "num_beams": 2}')
     llm = LLM(tmp_path)
     assert llm.default_params.repetition_penalty == 1.05 and llm.default_params.temperature == 0.7
-    assert "max_length 99 is ignored" in caplog.text and "'num_beams' is ignored" in caplog.text
+    assert "max_length 99 is ignored" in caplog.text and "num_beams 2 is ignored" in caplog.text
     assert llm.generate("Once", GREEDY)[0].text == LLM(BUNDLED).generate("Once", GREEDY)[0].text
 
 

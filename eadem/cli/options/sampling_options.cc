@@ -42,6 +42,20 @@ void add_bias(std::map<int64_t, double>& biases, const std::string& text) {
   biases[token] = bias;
 }
 
+// Adds the ids that "15043,15044" states.
+void add_ids(std::vector<int64_t>& ids, const std::string& text) {
+  const char *begin = text.data(), *const end = begin + text.size();
+  for (;;) {
+    int64_t id = 0;
+    const auto [rest, bad] = std::from_chars(begin, end, id);
+    if (bad != std::errc() || (rest != end && *rest != ','))
+      throw UsageError(fmt::format("--allowed-token-ids is {}; expected ids of tokens: 15043,15044", io::quote(text)));
+    ids.push_back(id);
+    if (rest == end) return;
+    begin = rest + 1;
+  }
+}
+
 }  // namespace
 
 void SamplingOptions::add(Arguments& arguments, const std::string& usual_max_tokens) {
@@ -51,6 +65,8 @@ void SamplingOptions::add(Arguments& arguments, const std::string& usual_max_tok
   arguments.option("--top-k", "N", top_k, "draw from the N likeliest tokens; 0 is off");
   arguments.option("--top-p", "X", top_p, "draw from the likeliest tokens of this total probability; 1 is off");
   arguments.option("--min-p", "X", min_p, "drop tokens below this share of the likeliest one's; 0 is off");
+  arguments.option("--typical-p", "X", typical_p,
+                   "draw from the tokens of the most typical surprise, of this total probability; 1 is off");
   arguments.option("--repetition-penalty", "X", repetition_penalty,
                    "divide the logits of tokens that prompt or text have by this; 1 is off");
   arguments.option("--presence-penalty", "X", presence_penalty,
@@ -59,6 +75,13 @@ void SamplingOptions::add(Arguments& arguments, const std::string& usual_max_tok
                    "likewise, times how often the text has the token; 0 is off");
   arguments.list("--logit-bias", "ID=X", logit_bias,
                  "add X to the logit of the token with this id; may be repeated. ID+X and ID-X, too");
+  arguments.list("--bad-words", "TEXT", bad_words, "never draw this text; may be repeated");
+  arguments.list("--allowed-token-ids", "ID,ID", allowed_token_ids,
+                 "draw only the tokens with these ids; may be repeated");
+  arguments.option("--num-beams", "N", num_beams,
+                   "beam search for the likeliest text of N beams; needs --temperature 0");
+  arguments.option("--length-penalty", "X", length_penalty,
+                   "a beam's score is its log-probability / tokens^X (default: 1)");
   arguments.option("--min-tokens", "N", min_tokens, "tokens to draw before the text may end");
   arguments.option("--seed", "N", seed, "the same seed gives the same text (default: a fresh one, printed)");
   arguments.list("--stop", "TEXT", stop, "end before this text; may be repeated");
@@ -70,12 +93,20 @@ engine::SamplingParams SamplingOptions::over(engine::SamplingParams params, int6
   if (top_k) params.top_k = *top_k;
   if (top_p) params.top_p = *top_p;
   if (min_p) params.min_p = *min_p;
+  // Beams that the model's authors recommend are for greedy texts.
+  if (params.temperature != 0) params.num_beams = 1;
+  if (num_beams) params.num_beams = *num_beams;
+  if (length_penalty) params.length_penalty = *length_penalty;
+  if (typical_p) params.typical_p = *typical_p;
   if (repetition_penalty) params.repetition_penalty = *repetition_penalty;
   if (presence_penalty) params.presence_penalty = *presence_penalty;
   if (frequency_penalty) params.frequency_penalty = *frequency_penalty;
   if (max_tokens) params.max_tokens = *max_tokens == -1 ? context : *max_tokens;
   if (min_tokens) params.min_tokens = *min_tokens;
   for (const std::string& text : logit_bias) add_bias(params.logit_bias, text);
+  params.bad_words.insert(params.bad_words.end(), bad_words.begin(), bad_words.end());
+  if (!allowed_token_ids.empty()) params.allowed_token_ids.emplace();
+  for (const std::string& text : allowed_token_ids) add_ids(*params.allowed_token_ids, text);
   if (seed) params.seed = seed;
   params.stop.insert(params.stop.end(), stop.begin(), stop.end());
   params.ignore_eos = ignore_eos;

@@ -83,6 +83,7 @@ void DraftModel::step() {
                      .sampling = each.proposal->request->sampling,
                      .biases = s.biases,
                      .samples = count == pending});
+    plan_.back().sampling.top_logprobs = 0;
   }
   const InferEngine::Output& output = engine_->forward(plan_);
   size_t row = 0, left = 0;

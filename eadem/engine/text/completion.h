@@ -19,10 +19,23 @@ enum class FinishReason : uint8_t {
 
 std::string_view finish_reason_name(FinishReason reason);
 
+struct TokenLogprob {
+  int32_t token;
+  float logprob;
+  bool operator==(const TokenLogprob&) const = default;
+};
+
 struct Completion {
   std::string text;
   std::vector<int32_t> token_ids;  // sampled tokens, without the one that ended the text
   std::vector<float> logprobs;     // of token_ids
+  // The likeliest tokens at the place of each of token_ids, in falling order; empty unless SamplingParams::logprobs
+  // asks.
+  std::vector<std::vector<TokenLogprob>> top_logprobs;
+  // Of the prompt's tokens, of which the first has none (NaN) and no likeliest ones; empty unless
+  // SamplingParams::prompt_logprobs asks.
+  std::vector<float> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;
   FinishReason finish_reason = FinishReason::length;
   std::string error;
   int64_t prompt_tokens = 0;
@@ -30,6 +43,7 @@ struct Completion {
   int64_t proposed_tokens = 0;  // computed beside those of the text (speculation)
   int64_t accepted_tokens = 0;  // those of them that became part of it
   int64_t seed = 0;             // the seed that was used
+  double score = 0;             // of a beam search: the log-probability / tokens^length_penalty
 };
 
 // Wall times of one call, seconds, and the tokens of its requests. A step that several calls share counts for each.

@@ -16,6 +16,12 @@
 
 namespace eadem::engine {
 
+// The likeliest tokens at a place and their log-probabilities, in falling order; -1 ends them early.
+struct TopOfRow {
+  std::span<const int32_t> tokens;
+  std::span<const float> logprobs;
+};
+
 class OutputProcessor {
  public:
   // `tokenizer`, `params` and `eos`, the tokens that end a sequence, must outlive the processor. The text continues
@@ -23,12 +29,16 @@ class OutputProcessor {
   OutputProcessor(const io::Tokenizer& tokenizer, const SamplingParams& params, std::span<const int32_t> eos,
                   std::span<const int32_t> prompt, int64_t seed);
 
+  // Takes the log-probability of the next token of the prompt, from the second on.
+  void take_prompt(float logprob, const TopOfRow& top = {});
   // Takes a sampled token; -1 stands for logits that were not finite, and fails the request. Returns the text that may
   // be shown now. Afterwards has_ended() says whether the text ends here; the text that was held back is then part of
   // what was returned.
-  std::string take(int32_t token, float logprob);
+  std::string take(int32_t token, float logprob, const TopOfRow& top = {});
   // Ends the text for a reason from outside, and returns what was held back.
   std::string end(FinishReason reason);
+  // Likewise, as an error.
+  std::string fail(std::string why);
   bool has_ended() const { return ended_; }
 
   Completion& completion() { return completion_; }

@@ -102,7 +102,7 @@ struct RowScratch {
   uint64_t* keys;      // [vocab]
   double* block_sums;  // [ceil(vocab / kSumBlock)]
   float* weights;      // [vocab]
-  float* penalized;    // [vocab]: the logits, where the row has penalties
+  float* penalized;    // [vocab]: the logits, where something changes them
 };
 
 int64_t row_scratch_bytes(int64_t vocab) {
@@ -118,7 +118,7 @@ RowScratch row_scratch(void* scratch, int worker, int64_t vocab) {
           reinterpret_cast<float*>(penalized)};
 }
 
-// Writes the row's logits with its biases and penalties to `y`.
+// Writes the row's logits with its biases, penalties and mask to `y`.
 void penalize(float* y, const float* logits, int64_t vocab, const SampleRow& row, const int32_t* pairs) {
   std::copy_n(logits, vocab, y);
   const SampleSettings& s = row.settings;
@@ -130,6 +130,10 @@ void penalize(float* y, const float* logits, int64_t vocab, const SampleRow& row
     logit = logit < 0 ? logit * s.repetition_penalty : logit / s.repetition_penalty;
     logit = static_cast<float>(logit - s.frequency_penalty * count - (count > 0 ? s.presence_penalty : 0));
   }
+  if (row.allowed_begin < 0) return;
+  const int32_t* const mask = pairs + 2 * row.allowed_begin;
+  for (int64_t i = 0; i < vocab; ++i)
+    if (!allows(mask, i) && !std::isnan(y[i])) y[i] = -std::numeric_limits<float>::infinity();
 }
 
 // Ascending keys order tokens by falling logit and, among equal logits, by rising index.
@@ -140,6 +144,23 @@ uint64_t order_key(float logit, int64_t index) {
 }
 
 int64_t key_index(uint64_t key) { return static_cast<int64_t>(key & 0xffffffffu); }
+
+// Reorders `keys`, of `kept` tokens, and returns that of the first token in rising order at which the sum of weights
+// reaches `wanted`; the last one's if none does. Sorts a prefix, and a longer one until the sum is reached.
+uint64_t prefix_reaching(uint64_t* keys, int64_t kept, const float* weights, double wanted) {
+  double sum = 0;
+  for (int64_t sorted = 0, next = 64; sorted < kept; next *= 8) {
+    const int64_t end = std::min(kept, next);
+    if (end < kept) std::nth_element(keys + sorted, keys + end, keys + kept);
+    std::sort(keys + sorted, keys + end);
+    for (int64_t i = sorted; i < end; ++i) {
+      sum += weights[key_index(keys[i])];
+      if (sum >= wanted) return keys[i];
+    }
+    sorted = end;
+  }
+  return keys[kept - 1];
+}
 
 // Returns the key of the last token that top_k and top_p keep, in falling order of logits.
 uint64_t last_kept_key(const RowScratch& s, const float* logits, int64_t vocab, int64_t top_k, float top_p) {
@@ -153,22 +174,50 @@ uint64_t last_kept_key(const RowScratch& s, const float* logits, int64_t vocab, 
   }
   if (top_p >= 1.0f) return *std::max_element(s.keys, s.keys + kept);
 
-  // 2. top_p: sort a prefix, and a longer one until the sum is reached.
+  // 2. top_p.
   double total = 0;
   for (int64_t i = 0; i < kept; ++i) total += s.weights[key_index(s.keys[i])];
-  const double wanted = static_cast<double>(top_p) * total;
-  double sum = 0;
-  for (int64_t sorted = 0, next = 64; sorted < kept; next *= 8) {
-    const int64_t end = std::min(kept, next);
-    if (end < kept) std::nth_element(s.keys + sorted, s.keys + end, s.keys + kept);
-    std::sort(s.keys + sorted, s.keys + end);
-    for (int64_t i = sorted; i < end; ++i) {
-      sum += s.weights[key_index(s.keys[i])];
-      if (sum >= wanted) return s.keys[i];
-    }
-    sorted = end;
+  return prefix_reaching(s.keys, kept, s.weights, static_cast<double>(top_p) * total);
+}
+
+// Clears the weights of tokens that top_k, top_p, min_p or typical_p drop.
+void keep_typical(const RowScratch& s, const float* logits, int64_t vocab, uint64_t last_key, bool all,
+                  float min_weight, float typical_p) {
+  double total = 0, weighted = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (s.weights[i] < min_weight || (!all && order_key(logits[i], i) > last_key)) s.weights[i] = 0.0f;
+    if (s.weights[i] == 0.0f) continue;
+    total += s.weights[i];
+    weighted += s.weights[i] * std::log(static_cast<double>(s.weights[i]));
   }
-  return s.keys[kept - 1];
+  // With p = weight / total: -log p - entropy is the mean of log weight less log weight. The distance is not negative,
+  // so that its bits rise with it.
+  const double mean = weighted / total;
+  const auto distance = [&](float weight) {
+    return std::bit_cast<uint32_t>(static_cast<float>(std::fabs(mean - std::log(static_cast<double>(weight)))));
+  };
+  int64_t kept = 0;
+  for (int64_t i = 0; i < vocab; ++i)
+    if (s.weights[i] > 0.0f) s.keys[kept++] = uint64_t{distance(s.weights[i])} << 32 | static_cast<uint64_t>(i);
+  const uint64_t last = prefix_reaching(s.keys, kept, s.weights, static_cast<double>(typical_p) * total) >> 32;
+  for (int64_t i = 0; i < kept; ++i)
+    if (s.keys[i] >> 32 > last) s.weights[key_index(s.keys[i])] = 0.0f;
+}
+
+// Lists the likeliest tokens of a row, and -1 and NaN behind them. `keys` has room for `vocab`.
+void list_top(int32_t* token, float* logprob, int64_t count, const float* logits, int64_t vocab, float largest,
+              double log_sum, uint64_t* keys) {
+  const int64_t listed = std::min(count, vocab);
+  if (listed > 0) {
+    for (int64_t i = 0; i < vocab; ++i) keys[i] = order_key(logits[i], i);
+    if (listed < vocab) std::nth_element(keys, keys + listed, keys + vocab);
+    std::sort(keys, keys + listed);
+  }
+  for (int64_t i = 0; i < kMostTopLogprobs; ++i) {
+    token[i] = i < listed ? static_cast<int32_t>(key_index(keys[i])) : -1;
+    logprob[i] =
+        i < listed ? log_probability(logits[token[i]], largest, log_sum) : std::numeric_limits<float>::quiet_NaN();
+  }
 }
 
 // Returns the first kept token at which the cumulated weight exceeds u * (sum of the kept weights).
@@ -211,6 +260,8 @@ Verdict can_sample(const KernelRequest& r) {
       .one_of("penalties", r.inputs[kPenalties], {DType::i32})
       .one_of("token", r.outputs[0], {DType::i32})
       .f32("logprob", r.outputs[1])
+      .one_of("top_token", r.outputs[2], {DType::i32})
+      .f32("top_logprob", r.outputs[3])
       .verdict();
 }
 
@@ -226,12 +277,18 @@ void run_sample(const SampleRoutines& routines, const KernelCall& call) {
   const int32_t* pairs = elements<const int32_t>(call.inputs[kPenalties]);
   int32_t* token = elements<int32_t>(call.outputs[0]);
   float* logprob = elements<float>(call.outputs[1]);
+  int32_t* top_token = elements<int32_t>(call.outputs[2]);
+  float* top_logprob = elements<float>(call.outputs[3]);
 
   device.pool().parallel_for(rows, [&](int64_t row, int worker) {
     SampleRow settings_row;
     std::memcpy(static_cast<void*>(&settings_row), all_rows + row * kSampleRowWords, sizeof(settings_row));
     const SampleSettings& settings = settings_row.settings;
     const RowScratch s = row_scratch(call.scratch.data, worker, vocab);
+    const auto list = [&](int64_t count, float largest, double log_sum) {
+      list_top(top_token + row * kMostTopLogprobs, top_logprob + row * kMostTopLogprobs, count,
+               all_logits + row * vocab, vocab, largest, log_sum, s.keys);
+    };
 
     // 1. The logits that the token is drawn from, and the largest of them. A row that is not a distribution fails
     // without affecting other rows.
@@ -245,24 +302,28 @@ void run_sample(const SampleRoutines& routines, const KernelCall& call) {
     if (most.has_nan || !std::isfinite(most.value)) {
       token[row] = -1;
       logprob[row] = std::numeric_limits<float>::quiet_NaN();
+      list(0, 0, 0);
       return;
     }
 
     // 2. The token.
-    int64_t chosen = most.index;
-    if (settings.temperature > 0.0f) {
+    int64_t chosen = settings_row.forced >= 0 ? settings_row.forced : most.index;
+    if (settings_row.forced < 0 && settings.temperature > 0.0f) {
       routines.weights(s.weights, logits, vocab, most.value, settings.temperature);
       const bool all = (settings.top_k <= 0 || settings.top_k >= vocab) && settings.top_p >= 1.0f;
       const uint64_t last_key = all ? 0 : last_kept_key(s, logits, vocab, settings.top_k, settings.top_p);
+      if (settings.typical_p < 1.0f) keep_typical(s, logits, vocab, last_key, all, settings.min_p, settings.typical_p);
       const PhiloxBlock random =
           philox4x32(static_cast<uint64_t>(settings.seed), static_cast<uint64_t>(settings_row.position));
       chosen = draw(s, logits, vocab, last_key, all, settings.min_p, uniform_float(random.words[0]));
     }
 
-    // 3. Its log-probability under the unmodified logits.
+    // 3. Its log-probability under the unmodified logits, and the largest ones.
     const float largest = logits == unmodified ? most.value : routines.maximum(unmodified, vocab).value;
+    const double log_sum = std::log(routines.sum(unmodified, vocab, largest));
     token[row] = static_cast<int32_t>(chosen);
-    logprob[row] = log_probability(unmodified[chosen], largest, std::log(routines.sum(unmodified, vocab, largest)));
+    logprob[row] = log_probability(unmodified[chosen], largest, log_sum);
+    list(settings.top_logprobs, largest, log_sum);
   });
 }
 

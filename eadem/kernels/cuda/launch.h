@@ -443,10 +443,12 @@ inline constexpr int64_t kMaxSampleVocab = int64_t{1} << 24;
 struct SampleParams {
   const float* logits;            // [rows, vocab]
   const SampleRow* row_settings;  // [rows]
-  const int32_t* penalties;       // [penalties, 2]: token, count
+  const int32_t* penalties;       // [penalties, 2]: token, count; masks
   float* replaced;                // [penalties]: scratch
   int32_t* token;                 // [rows]
   float* logprob;                 // [rows]
+  int32_t* top_token;             // [rows, kMostTopLogprobs]
+  float* top_logprob;             // [rows, kMostTopLogprobs]
   int64_t rows;
   int32_t vocab;
 };

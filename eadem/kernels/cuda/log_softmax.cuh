@@ -29,20 +29,31 @@ struct Largest {
   bool finite;  // the largest logit is finite and no logit is NaN
 };
 
-// `thread` is in [0, kRowThreads).
-template <typename T>
-__device__ Largest largest_of(const T* logits,  // [vocab]
-                              int32_t vocab, RowReduction& reduction, int thread) {
+// Pairs of a logit and its index, in ascending order of logits, of equal ones in falling order of indices.
+__device__ inline uint64_t pair_of(float logit, int32_t index) {
+  return (uint64_t{key_of(logit)} << 32) | static_cast<uint32_t>(~index);
+}
+__device__ inline int32_t index_of(uint64_t pair) { return static_cast<int32_t>(~static_cast<uint32_t>(pair)); }
+
+// The largest of logit(0) … logit(vocab - 1). `thread` is in [0, kRowThreads).
+template <typename Logit>
+__device__ Largest largest_among(Logit logit, int32_t vocab, RowReduction& reduction, int thread) {
   constexpr uint64_t kNaN = ~uint64_t{0};
-  uint64_t best = 0;  // the largest pair (key, ~index)
+  uint64_t best = 0;
   for (int32_t i = thread; i < vocab; i += kRowThreads) {
-    const float logit = load(logits + i);
-    best = Max{}(best, isnan(logit) ? kNaN : (uint64_t{key_of(logit)} << 32) | static_cast<uint32_t>(~i));
+    const float value = logit(i);
+    best = Max{}(best, isnan(value) ? kNaN : pair_of(value, i));
   }
   best = reduction.max(best);
   if (best == kNaN) return {0, nanf(""), false};
   const float value = value_of(static_cast<uint32_t>(best >> 32));
-  return {static_cast<int32_t>(~static_cast<uint32_t>(best)), value, static_cast<bool>(isfinite(value))};
+  return {index_of(best), value, static_cast<bool>(isfinite(value))};
+}
+
+template <typename T>
+__device__ Largest largest_of(const T* logits,  // [vocab]
+                              int32_t vocab, RowReduction& reduction, int thread) {
+  return largest_among([&](int32_t i) { return load(logits + i); }, vocab, reduction, thread);
 }
 
 // The sum of exp(logit - largest), in f64.

@@ -25,6 +25,8 @@ void run_sample(const KernelCall& call) {
                                  .replaced = static_cast<float*>(call.scratch.data),
                                  .token = elements<int32_t>(call.outputs[0]),
                                  .logprob = elements<float>(call.outputs[1]),
+                                 .top_token = elements<int32_t>(call.outputs[2]),
+                                 .top_logprob = elements<float>(call.outputs[3]),
                                  .rows = logits.shape[0],
                                  .vocab = static_cast<int32_t>(logits.shape[1])},
                                 stream_of(call)));

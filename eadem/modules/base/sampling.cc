@@ -18,6 +18,8 @@ void Sampling::build(BuildContext& context, ValueId logits) const {
   const std::vector<ValueId> drawn = context.graph.add(std::make_shared<ops::Sample>(), {logits, rows, penalties});
   context.graph.mark_output("token", drawn[0]);
   context.graph.mark_output("logprob", drawn[1]);
+  context.graph.mark_output("top_token", drawn[2]);
+  context.graph.mark_output("top_logprob", drawn[3]);
 }
 
 }  // namespace eadem::modules

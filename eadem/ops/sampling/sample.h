@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws one token per row of logits: penalties, temperature, top-k, top-p, min-p, counter-based randomness. Ports and
-// the order of the steps: kernels/sample.h. Inference only. Every rank draws every row from whole logits, and so
-// the same token: where ranks divide the vocabulary the logits of the rows that are drawn are gathered first.
+// Draws one token per row of logits: biases, penalties, masks, temperature, filters, counter-based randomness. Gives
+// its log-probability and those of the likeliest tokens. Ports and the order of the steps: kernels/sample.h. Inference
+// only. Every rank draws every row from whole logits, and so the same token: where ranks divide the vocabulary the
+// logits of the rows that are drawn are gathered first.
 #pragma once
 
 #include "eadem/kernels/sample.h"
