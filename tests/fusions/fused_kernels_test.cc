@@ -215,7 +215,6 @@ TEST_P(FusedKernels, TheLossAndItsGradientsInOnePassAreThoseOfTwo) {
       joint.input_types[3] = kernels::unconnected_port();
       joint.output_types.push_back(forward.output_types[0]);
       joint.outputs.push_back(forward.outputs[0]);
-      joint.output_alias.push_back(-1);
       const Kernel* kernel = taker(joint, *device);
       ASSERT_NE(kernel, nullptr);
       const std::vector<Tensor> results = run_kernel(*device, *kernel, joint, {}, c.name);
