@@ -248,6 +248,7 @@ def test_ranks_outlive_the_thread_that_made_them(one):
 
 PROGRAM = f"""
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 import eadem
 from eadem import InferEngine
 engine = InferEngine.from_pretrained({str(LLAMA)!r}, eadem.DistConfig(2), threads=2)
