@@ -92,7 +92,7 @@ kernels::SampleSettings SamplingParams::settings(int64_t request_seed) const {
           .top_logprobs = static_cast<int32_t>(logprobs)};
 }
 
-// What beam search goes with.
+// Throws InvalidArgument for parameters that beam search cannot have beside it.
 void SamplingParams::validate_beams() const {
   require(num_beams >= 1 && num_beams <= kMostBeams, "num_beams", num_beams, "1 to 16");
   require(length_penalty >= -10 && length_penalty <= 10, "length_penalty", length_penalty, "-10 to 10");

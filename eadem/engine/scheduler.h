@@ -92,7 +92,7 @@ struct StepEvent {
   std::span<const float> top_logprobs = {};
 };
 
-// What the rows of logits of a step gave, as InferEngine::Output has it.
+// The tokens and log-probabilities of a step, one for each row of logits; views of InferEngine::Output.
 struct StepResults {
   std::span<const int32_t> tokens;
   std::span<const float> logprobs;

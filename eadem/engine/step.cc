@@ -228,7 +228,7 @@ void InferEngine::check_follows(size_t index, const StepSequence& sequence) cons
                                                             : "a processor");
 }
 
-// What else is asked of a sequence's rows of logits.
+// Checks the masks, scored tokens and processor of a sequence. Throws InvalidArgument.
 void InferEngine::check_scored(size_t index, const StepSequence& sequence) const {
   const int64_t vocab = model_->info().vocab, words = (vocab + 31) / 32;
   if (!sequence.allowed.empty() && std::ssize(sequence.allowed) != words)

@@ -56,10 +56,11 @@ struct StepSequence {
   // What the model takes for the position of each new token, as rotary embeddings do; empty: its place in the sequence.
   // Which tokens it attends to follows from its place alone.
   std::span<const int32_t> positions = {};
-  // Of a model that reads hidden states besides tokens (models::MtpModel), and of no other: that of each new token, as
-  // the input previous_hidden has them.
+  // The hidden state of each new token, [tokens, hidden] in the dtype of the input previous_hidden. Only models that
+  // read hidden states besides tokens have it (models::MtpModel).
   std::span<const std::byte> hidden = {};
-  // What is drawn is the token of a place so much further on in another model's sequence, with its random number.
+  // The drawn token proposes one for another model's sequence, whose place is `ahead` tokens further on. It is drawn
+  // with the random number of that place.
   int64_t ahead = 0;
   // Words of several tokens: where the sequence ends in all of a word but its last token, that one is not sampled. With
   // `biases`, at most kMaxBiases.
@@ -72,7 +73,7 @@ struct StepSequence {
   int64_t scored_begin = 0;
   int32_t scored_top_logprobs = 0;
   // Called for the row that is sampled from, with `history`, the tokens of the sequence; null: none. Not with drafts.
-  // Of several ranks rank 0 alone knows what is drawn then, so no later step may name the row.
+  // It runs on rank 0 alone, so other ranks do not know the drawn token, and no later step may refer to the row.
   const LogitsProcessor* processor = nullptr;
   std::span<const int32_t> history = {};
 

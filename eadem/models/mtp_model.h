@@ -58,7 +58,7 @@ class MtpModel final : public Model {
 // Why a checkpoint has no MTP module that is computed, for people; empty: it has one.
 std::string why_no_mtp(const Checkpoint& checkpoint);
 
-// The same checkpoint with the module for its model. Throws Unsupported, with why_no_mtp().
+// Returns the checkpoint with its MTP module as the model. Throws Unsupported with the text of why_no_mtp().
 Checkpoint mtp_checkpoint(const Checkpoint& checkpoint);
 
 }  // namespace eadem::models

@@ -66,6 +66,7 @@ class Usage(ProgramTest):
         self.refused(2, "--bad-words is empty", "run", "-p", "a", "--bad-words", "")
         self.refused(2, "--allowed-token-ids is '5,'", "run", "-p", "a", "--allowed-token-ids", "5,")
         self.refused(2, "--num-beams is 17", "run", "-p", "a", "--num-beams", "17", "--temperature", "0")
+        self.refused(2, "--length-penalty is for beam search", "run", "-p", "a", "--length-penalty", "2")
         self.refused(2, "--logprobs is for --json", "run", "-p", "a", "--logprobs", "3")
         self.refused(2, "--logprobs is 21", "run", "-p", "a", "--json", "--logprobs", "21")
         self.refused(2, "'nan'", "run", "-p", "a", "--temperature", "nan")

@@ -96,6 +96,8 @@ engine::SamplingParams SamplingOptions::over(engine::SamplingParams params, int6
   // Beams that the model's authors recommend are for greedy texts.
   if (params.temperature != 0) params.num_beams = 1;
   if (num_beams) params.num_beams = *num_beams;
+  if (length_penalty && params.num_beams == 1)
+    throw UsageError("--length-penalty is for beam search: give --num-beams of 2 or more, too");
   if (length_penalty) params.length_penalty = *length_penalty;
   if (typical_p) params.typical_p = *typical_p;
   if (repetition_penalty) params.repetition_penalty = *repetition_penalty;

@@ -32,8 +32,8 @@ void MtpHead::see(std::span<const RequestId> ids, std::span<const StepSequence> 
   }
 }
 
-// Those of the positions from `begin` on, in the place of what was there. Tokens that were proposed and not accepted
-// stand behind the request's own until the next step comes.
+// Keeps the hidden states of the positions from `begin` on; states that were kept for these positions are replaced. The
+// states of proposed tokens that were not accepted stay at the end until the next step replaces them.
 void MtpHead::see(Sequence& sequence, int64_t begin, std::span<const std::byte> states) {
   const int64_t count = std::ssize(states) / row_bytes_;
   if (begin + count <= sequence.next) return;           // read already, and computed once more after a preemption

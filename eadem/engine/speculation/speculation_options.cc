@@ -73,7 +73,7 @@ std::unique_ptr<InferEngine> open_mtp(const models::Checkpoint& checkpoint, cons
   return InferEngine::from_checkpoint(models::mtp_checkpoint(checkpoint), engine.device(), own, progress, log);
 }
 
-// What a step of `proposer` costs in steps of `engine`: those of few rows wait for the weights.
+// Estimates the time of a step of `proposer` in steps of `engine`: few rows take as long as reading the weights.
 double cost_of(const InferEngine& proposer, const InferEngine& engine) {
   return static_cast<double>(proposer.parameters().size_bytes()) /
          static_cast<double>(std::max<int64_t>(1, engine.parameters().size_bytes()));

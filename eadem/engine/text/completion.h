@@ -32,8 +32,8 @@ struct Completion {
   // The likeliest tokens at the place of each of token_ids, in falling order; empty unless SamplingParams::logprobs
   // asks.
   std::vector<std::vector<TokenLogprob>> top_logprobs;
-  // Of the prompt's tokens, of which the first has none (NaN) and no likeliest ones; empty unless
-  // SamplingParams::prompt_logprobs asks.
+  // Log-probabilities of the prompt's tokens, and the likeliest tokens at each place. The first token has NaN and an
+  // empty list. Both are empty unless SamplingParams::prompt_logprobs is set.
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;
   FinishReason finish_reason = FinishReason::length;
