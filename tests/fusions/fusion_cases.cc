@@ -11,6 +11,7 @@
 #include "eadem/fusions/linear_qkv.h"
 #include "eadem/fusions/rms_norm_quantize.h"
 #include "eadem/fusions/rope_kv_append.h"
+#include "eadem/fusions/rope_qk_append.h"
 #include "eadem/kernels/cpu/linear/int8_rows.h"
 #include "eadem/ops/all_ops.h"
 #include "eadem/ops/quantize.h"
@@ -208,6 +209,17 @@ void rope_kv_append(std::vector<FusionCase>& cases) {
                            {k, TensorType(kF32, {Symbol::tokens, rotary_dim}), v,
                             TensorType(DType::i64, {Symbol::tokens}), cache_k, cache_v},
                            tokens_of(tokens)});
+          cases.push_back(
+              {fmt::format("rope_qk_append {} {}x{}/{} {} cache",
+                           style == RopeStyle::rotate_half ? "rotate_half" : "interleaved", tokens, head_dim,
+                           rotary_dim, dtype_name(cache_dtype)),
+               &fusions::rope_qk_append(),
+               std::make_shared<fusions::RopeQkAppend>(kernels::RopeKvAppendAttrs{attrs}),
+               {std::make_shared<ops::Rope>(attrs), std::make_shared<ops::Rope>(attrs),
+                std::make_shared<ops::KvAppend>()},
+               {TensorType(kF32, {Symbol::tokens, 6, head_dim}), TensorType(kF32, {Symbol::tokens, rotary_dim}), k, v,
+                TensorType(DType::i64, {Symbol::tokens}), cache_k, cache_v},
+               tokens_of(tokens)});
         }
 }
 

@@ -19,6 +19,10 @@
 //
 // rope_kv_append, the fusion: k is rotated on the way in (see rope.h).
 //   inputs   k, table [tokens, rotary_dim] f32, v, slots, cache_k, cache_v.   outputs: the caches.
+//
+// rope_qk_append, the fusion: the queries of the same tokens are rotated by the same table, too.
+//   inputs   q [tokens, heads, width of k] of the dtype of k, then those of rope_kv_append with `table` before k.
+//   outputs  y like q; the caches.
 #pragma once
 
 #include "eadem/kernels/attention/rope.h"
@@ -30,6 +34,7 @@ struct LatentAppendAttrs {
   int64_t block_size = 0;  // with a stride
 };
 
+// Of rope_kv_append and rope_qk_append.
 struct RopeKvAppendAttrs {
   RopeAttrs rope;
 };

@@ -35,6 +35,8 @@ struct RopeAttrs {
   RopeStyle style = RopeStyle::rotate_half;
   int64_t rotary_dim = 0;
   bool last = false;  // the last elements rotate
+
+  bool operator==(const RopeAttrs&) const = default;
 };
 
 }  // namespace eadem::kernels

@@ -42,6 +42,7 @@ constexpr OpKernels kOps[] = {
     {"linear_gated_activation_quantize", linear_gated_activation_quantize_kernels},
     {"linear_qkv", linear_qkv_kernels},
     {"rope_kv_append", rope_kv_append_kernels},
+    {"rope_qk_append", rope_qk_append_kernels},
     {"linear_cross_entropy", linear_cross_entropy_kernels},
 };
 

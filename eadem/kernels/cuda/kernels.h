@@ -40,5 +40,6 @@ KernelList linear_gated_activation_kernels();
 KernelList linear_gated_activation_quantize_kernels();
 KernelList linear_qkv_kernels();
 KernelList rope_kv_append_kernels();
+KernelList rope_qk_append_kernels();
 
 }  // namespace eadem::kernels::cuda

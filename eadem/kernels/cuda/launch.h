@@ -243,6 +243,9 @@ struct KvAppendParams {
   int64_t tokens, kv_heads, head_dim, rotary_dim, block_size;
   RopeStyle style;
   DType dtype, cache_dtype;
+  const void* q = nullptr;  // [tokens, heads, head_dim] dtype, with `table`: rotated into y; or null
+  void* y = nullptr;        // like q
+  int64_t heads = 0;        // of q
 };
 [[nodiscard]] cudaError_t launch_kv_append(const KvAppendParams& params, cudaStream_t stream);
 

@@ -105,39 +105,61 @@ void run_kv_append(const KernelCall& call) {
                                    stream_of(call)));
 }
 
+// The ports of rope_kv_append, and those of rope_qk_append with kQueries.
+template <bool kQueries>
+struct AppendPorts {
+  static constexpr size_t kQ = 0, kTable = 1, kK = kQueries ? 2 : 0, kV = kK + (kQueries ? 1 : 2), kSlots = kV + 1,
+                          kCacheK = kV + 2, kCacheV = kV + 3;
+};
+
+template <bool kQueries>
 Verdict can_rotate_and_append(const KernelRequest& request) {
-  return Requirements(request)
-      .dtype("k", request.inputs[0], kActivationDTypes)
-      .dtype("table", request.inputs[1], {DType::f32})
-      .same_dtype("v", request.inputs[2], "k", request.inputs[0])
-      .require(request.inputs[2].dim(2) == request.inputs[0].dim(2), kOneWidth)
-      .dtype("slots", request.inputs[3], {DType::i64})
-      .dtype("cache_k", request.inputs[4], kStorageDTypes)
-      .same_dtype("cache_v", request.inputs[5], "cache_k", request.inputs[4])
-      .require(!request.attrs.get<RopeKvAppendAttrs>().rope.last, kFirstElements)
-      .at_most("rotary_dim", request.attrs.get<RopeKvAppendAttrs>().rope.rotary_dim, request.inputs[0].fixed(2))
-      .verdict();
+  using Ports = AppendPorts<kQueries>;
+  const auto& in = request.inputs;
+  const RopeAttrs& rope = request.attrs.get<RopeKvAppendAttrs>().rope;
+  Requirements requirements(request);
+  requirements.dtype("k", in[Ports::kK], kActivationDTypes)
+      .dtype("table", in[Ports::kTable], {DType::f32})
+      .same_dtype("v", in[Ports::kV], "k", in[Ports::kK])
+      .require(in[Ports::kV].dim(2) == in[Ports::kK].dim(2), kOneWidth)
+      .dtype("slots", in[Ports::kSlots], {DType::i64})
+      .dtype("cache_k", in[Ports::kCacheK], kStorageDTypes)
+      .same_dtype("cache_v", in[Ports::kCacheV], "cache_k", in[Ports::kCacheK])
+      .require(!rope.last, kFirstElements)
+      .at_most("rotary_dim", rope.rotary_dim, in[Ports::kK].fixed(2));
+  if constexpr (kQueries)
+    requirements.same_dtype("q", in[Ports::kQ], "k", in[Ports::kK])
+        .same_dtype("y", request.outputs[0], "q", in[Ports::kQ])
+        .require(in[Ports::kQ].dim(2) == in[Ports::kK].dim(2), "takes queries and keys of one width");
+  return requirements.verdict();
 }
 
-PlanPtr prepare_rope_kv_append(const KernelRequest& request, Context&) {
+template <bool kQueries>
+PlanPtr prepare_rope_append(const KernelRequest& request, Context&) {
+  using Ports = AppendPorts<kQueries>;
   return make_plan([attrs = request.attrs.get<RopeKvAppendAttrs>().rope](const KernelCall& call) {
-    const TensorView &k = call.inputs[0], &table = call.inputs[1], &v = call.inputs[2], &slots = call.inputs[3];
-    const TensorView &cache_k = call.outputs[0], &cache_v = call.outputs[1];
-    EADEM_CUDA_CALL(launch_kv_append({.k = elements(k),
-                                      .table = elements<const float>(table),
-                                      .v = elements(v),
-                                      .slots = elements<const int64_t>(slots),
-                                      .cache_k = elements(cache_k),
-                                      .cache_v = elements(cache_v),
-                                      .tokens = k.shape[0],
-                                      .kv_heads = k.shape[1],
-                                      .head_dim = k.shape[2],
-                                      .rotary_dim = attrs.rotary_dim,
-                                      .block_size = cache_k.shape[2],
-                                      .style = attrs.style,
-                                      .dtype = k.dtype,
-                                      .cache_dtype = cache_k.dtype},
-                                     stream_of(call)));
+    const TensorView& k = call.inputs[Ports::kK];
+    const TensorView &cache_k = call.outputs[kQueries ? 1 : 0], &cache_v = call.outputs[kQueries ? 2 : 1];
+    KvAppendParams p{.k = elements(k),
+                     .table = elements<const float>(call.inputs[Ports::kTable]),
+                     .v = elements(call.inputs[Ports::kV]),
+                     .slots = elements<const int64_t>(call.inputs[Ports::kSlots]),
+                     .cache_k = elements(cache_k),
+                     .cache_v = elements(cache_v),
+                     .tokens = k.shape[0],
+                     .kv_heads = k.shape[1],
+                     .head_dim = k.shape[2],
+                     .rotary_dim = attrs.rotary_dim,
+                     .block_size = cache_k.shape[2],
+                     .style = attrs.style,
+                     .dtype = k.dtype,
+                     .cache_dtype = cache_k.dtype};
+    if constexpr (kQueries) {
+      p.q = elements(call.inputs[Ports::kQ]);
+      p.y = elements(call.outputs[0]);
+      p.heads = call.inputs[Ports::kQ].shape[1];
+    }
+    EADEM_CUDA_CALL(launch_kv_append(p, stream_of(call)));
   });
 }
 
@@ -160,8 +182,13 @@ constexpr Kernel kKvAppend{.name = "cuda_elements",
                            .alignment_bytes = 32};
 constexpr Kernel kRopeKvAppend{.name = "cuda_elements",
                                .pass = Pass::inference,
-                               .can_handle = can_rotate_and_append,
-                               .prepare = prepare_rope_kv_append,
+                               .can_handle = can_rotate_and_append<false>,
+                               .prepare = prepare_rope_append<false>,
+                               .alignment_bytes = 32};
+constexpr Kernel kRopeQkAppend{.name = "cuda_elements",
+                               .pass = Pass::inference,
+                               .can_handle = can_rotate_and_append<true>,
+                               .prepare = prepare_rope_append<true>,
                                .alignment_bytes = 32};
 
 }  // namespace
@@ -170,5 +197,6 @@ KernelList rope_table_kernels() { return {&kRopeTable}; }
 KernelList rope_kernels() { return {&kRope, &kRopeForward, &kRopeBackward}; }
 KernelList kv_append_kernels() { return {&kKvAppend}; }
 KernelList rope_kv_append_kernels() { return {&kRopeKvAppend}; }
+KernelList rope_qk_append_kernels() { return {&kRopeQkAppend}; }
 
 }  // namespace eadem::kernels::cuda

@@ -117,17 +117,26 @@ __global__ void rope_items(RopeParams p) {
   }
 }
 
-// One thread per (token, head, kPairs pairs of k), which also stores the same elements of v. As append_items.
+// One thread per (token, head, kPairs pairs), where the heads of q come first, then those of k. The threads of k also
+// store the same elements of v. As append_items.
 template <typename T, typename C>
 __global__ void __launch_bounds__(kThreads) append_vectors(KvAppendParams p) {
   allow_next_kernel();
-  wait_for_earlier_kernels();
   const int half = static_cast<int>(p.head_dim / 2), vectors = half / kPairs, kv_heads = static_cast<int>(p.kv_heads);
+  const int heads = static_cast<int>(p.heads), all_heads = heads + kv_heads;
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
-  const int row = i / vectors, token = row / kv_heads, head = row % kv_heads, first = i % vectors * kPairs;
-  if (token >= p.tokens || p.slots[token] < 0) return;
-  const int64_t from = int64_t{row} * p.head_dim;
-  const int64_t block = p.slots[token] / p.block_size, position = p.slots[token] % p.block_size;
+  const int row = i / vectors, token = row / all_heads, head = row % all_heads - heads, first = i % vectors * kPairs;
+  if (token >= p.tokens) return;
+  const int64_t slot = head < 0 ? 0 : p.slots[token], block = slot / p.block_size, position = slot % p.block_size;
+  wait_for_earlier_kernels();
+  if (head < 0) {
+    const int64_t at = (int64_t{token} * heads + head + heads) * p.head_dim;
+    rotate_pairs(static_cast<const T*>(p.q) + at, p.table + token * p.head_dim, static_cast<T*>(p.y) + at, half, first,
+                 false);
+    return;
+  }
+  if (slot < 0) return;
+  const int64_t from = (int64_t{token} * kv_heads + head) * p.head_dim;
   const int64_t to = ((block * kv_heads + head) * p.block_size + position) * p.head_dim;
   const T* k = static_cast<const T*>(p.k) + from;  // [head_dim]
   C* cache_k = static_cast<C*>(p.cache_k) + to;    // [head_dim]
@@ -187,15 +196,30 @@ cudaError_t launch_rope(const RopeParams& p, cudaStream_t stream) {
 }
 
 cudaError_t launch_kv_append(const KvAppendParams& p, cudaStream_t stream) {
-  const int64_t size = p.tokens * p.kv_heads * p.head_dim;
-  if (size == 0) return cudaSuccess;
+  const int64_t size = p.tokens * p.kv_heads * p.head_dim, all = size + p.tokens * p.heads * p.head_dim;
+  if (all == 0) return cudaSuccess;
+  const bool vectors = takes_pairs(p.table == nullptr ? RopeStyle::rotate_half : p.style, p.head_dim,
+                                   p.table == nullptr ? p.head_dim : p.rotary_dim, all);
+  if (p.q != nullptr && !vectors) {
+    const cudaError_t error = launch_rope({.x = p.q,
+                                           .table = p.table,
+                                           .y = p.y,
+                                           .tokens = p.tokens,
+                                           .heads = p.heads,
+                                           .head_dim = p.head_dim,
+                                           .rotary_dim = p.rotary_dim,
+                                           .style = p.style,
+                                           .dtype = p.dtype,
+                                           .inverse = false},
+                                          stream);
+    if (error != cudaSuccess) return error;
+  }
   return with_f32_or_bf16(p.dtype, [&](auto k) {
     return with_float_type(p.cache_dtype, [&](auto cache) {
       using T = decltype(k);
       using C = decltype(cache);
-      if (takes_pairs(p.table == nullptr ? RopeStyle::rotate_half : p.style, p.head_dim,
-                      p.table == nullptr ? p.head_dim : p.rotary_dim, size))
-        return launch_overlapped(append_vectors<T, C>, dim3(num_blocks(size / (2 * kPairs))), kThreads, 0, stream, p);
+      if (vectors)
+        return launch_overlapped(append_vectors<T, C>, dim3(num_blocks(all / (2 * kPairs))), kThreads, 0, stream, p);
       return launch_overlapped(append_items<T, C>, dim3(num_blocks(size)), kThreads, 0, stream, p);
     });
   });
