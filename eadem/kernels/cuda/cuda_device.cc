@@ -155,6 +155,15 @@ MemoryInfo CudaDevice::memory() const {
   return {static_cast<int64_t>(total_bytes), static_cast<int64_t>(free_bytes)};
 }
 
+unsigned* CudaDevice::counters(int64_t count) {
+  const int64_t size_bytes = count * static_cast<int64_t>(sizeof(unsigned));
+  if (counters_.empty() || counters_.back().size_bytes() < size_bytes) {
+    counters_.push_back(allocate(size_bytes));
+    fill_zero(counters_.back().data(), size_bytes);
+  }
+  return static_cast<unsigned*>(counters_.back().data());
+}
+
 void CudaDevice::host_parallel_for(int64_t num_tasks, FunctionRef<void(int64_t)> task) {
   if (host_threads_ == nullptr) host_threads_ = std::make_unique<ThreadPool>(0, /*pin=*/false);
   host_threads_->parallel_for(num_tasks, [&](int64_t index, int) { task(index); });

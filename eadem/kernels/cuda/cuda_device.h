@@ -12,6 +12,7 @@
 #include <array>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 #include "eadem/core/device/device.h"
 #include "eadem/core/machine/thread_pool.h"
@@ -65,6 +66,9 @@ class CudaDevice final : public Device {
 
   // Returns the device's only stream and makes the device current for the calling thread.
   cudaStream_t stream();
+  // Returns at least `count` counters that are zero whenever no kernel runs: kernels that count leave zeros. They stay
+  // where they are as long as the device lives.
+  unsigned* counters(int64_t count);
   // Matrix products through cuBLASLt. It keeps their plans.
   CudaMatmul& matmul() { return *matmul_; }
   int multiprocessors() const { return multiprocessors_; }
@@ -116,6 +120,7 @@ class CudaDevice final : public Device {
   int multiprocessors_ = 0, compute_capability_ = 0;
   CudaHandle<cudaStream_t, cudaStreamDestroy> stream_;
   Staging staging_;
+  std::vector<Buffer> counters_;  // each has more than the one before
   std::unique_ptr<CudaMatmul> matmul_;
   std::unique_ptr<ThreadPool> host_threads_;
 };

@@ -274,6 +274,8 @@ struct AttentionParams {
   // Only launch_attention_decode uses these members:
   float* states = nullptr;  // [max_splits, heads, head_dim + 2]
   int64_t max_splits = 0;   // the most splits that all sequences of a step have together
+  // [sequences, kv_heads, tiles of 16 rows of its query heads], zeros; they are zeros again afterwards.
+  unsigned* arrivals = nullptr;
   int32_t multiprocessors = 1;
 };
 [[nodiscard]] cudaError_t launch_attention(const AttentionParams& params, cudaStream_t stream);

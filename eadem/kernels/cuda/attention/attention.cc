@@ -108,17 +108,22 @@ PlanPtr prepare_attention(const KernelRequest& request, Context&) {
 }
 
 PlanPtr prepare_mma(const KernelRequest& request, Context& context) {
-  const int multiprocessors = static_cast<CudaDevice&>(context.device).multiprocessors();
+  CudaDevice& device = static_cast<CudaDevice&>(context.device);
+  const int64_t scratch_bytes = mma_scratch_bytes(request);
+  const AttentionAttrs& attrs = request.attrs.get<AttentionAttrs>();
+  unsigned* arrivals =
+      scratch_bytes > 0 ? device.counters(request.inputs[4].dim(0).bind(request.bounds) * attrs.heads) : nullptr;
   return make_plan(
-      [attrs = request.attrs.get<AttentionAttrs>(), multiprocessors](const KernelCall& call) {
+      [attrs, multiprocessors = device.multiprocessors(), arrivals](const KernelCall& call) {
         AttentionParams params = attention_params(attrs, call);
         params.states = static_cast<float*>(call.scratch.data);
         params.max_splits = params.sequences * (params.max_blocks * params.block_size / kAttentionSplitKeys + 1);
         params.multiprocessors = multiprocessors;
+        params.arrivals = arrivals;
         const bool decodes = params.tokens == params.sequences && params.states != nullptr;
         EADEM_CUDA_CALL((decodes ? launch_attention_decode : launch_attention_prompt)(params, stream_of(call)));
       },
-      mma_scratch_bytes(request));
+      scratch_bytes);
 }
 
 constexpr Kernel kMma{.name = "cuda_mma",

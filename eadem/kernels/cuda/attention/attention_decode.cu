@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention on tensor cores for decode steps: one token of every sequence. A block computes the state of one split for
-// one key head; a second kernel merges a head's splits in order. attention_tiles.cuh says what is computed.
+// one key head, and the block that stores the last state of a sequence's rows merges them in order.
+// attention_tiles.cuh says what is computed.
 #include <algorithm>
 
 #include "eadem/kernels/cuda/attention/attention_tiles.cuh"
@@ -19,9 +20,10 @@ constexpr int kMaxSequences = static_cast<int>(kAttentionMmaMaxSequences);
 static_assert(kSplitChunks == kWarps, "a warp of the decode kernel has one chunk");
 
 // Copies the `kRows` rows of keys or values that `rows` (in shared memory) lists to rows of kD + kPadding elements.
-// kNoRow gives zeros, because a cache may hold anything there (even NaN), and its product with 0 must be 0.
+// kNoRow gives zeros, because a cache may hold anything there (even NaN), and its product with 0 must be 0. Row `but`
+// is left out.
 template <int kD, int kRows, int kCopiers>
-__device__ void copy_rows_async(const void* from, const int32_t* rows, uint32_t to, int copier) {
+__device__ void copy_rows_async(const void* from, const int32_t* rows, uint32_t to, int copier, int but = kNoRow) {
   constexpr int kPieces = kD / 8;  // pieces of 16 bytes
   constexpr int kAtOnce = kCopiers / kPieces;
   const auto* elements = static_cast<const __nv_bfloat16*>(from) + copier % kPieces * 8;
@@ -29,8 +31,16 @@ __device__ void copy_rows_async(const void* from, const int32_t* rows, uint32_t 
 #pragma unroll 8
   for (int row = 0; row < kRows; row += kAtOnce, to += kAtOnce * (kD + kPadding) * 2) {
     const int32_t source = rows[row + copier / kPieces];
-    copy_16_async(to, elements + int64_t{max(source, 0)} * kD, source != kNoRow);
+    if (row + copier / kPieces != but) copy_16_async(to, elements + int64_t{max(source, 0)} * kD, source != kNoRow);
   }
+}
+
+// Copies row `row` alone, by those of the copiers of which each has a piece; nothing if it is no row of 0 to kRows - 1.
+template <int kD, int kRows>
+__device__ void copy_row_async(const void* from, const int32_t* rows, uint32_t to, int copier, int row) {
+  if (row < 0 || row >= kRows || copier >= kD / 8) return;
+  const auto* elements = static_cast<const __nv_bfloat16*>(from) + int64_t{rows[row]} * kD;
+  copy_16_async(to + static_cast<uint32_t>((row * (kD + kPadding) + copier * 8) * 2), elements + copier * 8, true);
 }
 
 // Computes s[tile] = q . k for the 64 keys at `keys`, 8 keys a tile.
@@ -96,6 +106,25 @@ __device__ void count_slots(int32_t* slot_start, const AttentionParams& p) {
   __syncthreads();
 }
 
+// Merges elements d and d + 1 of `splits` states {m, l, acc [kD]}, which are `pitch` floats apart, in order.
+__device__ inline float2 merged_pair(const float* state, int d, int splits, int64_t pitch) {
+  float m = -INFINITY, l = 0.0f;
+  float2 acc{0.0f, 0.0f};
+#pragma unroll 4
+  for (int split = 0; split < splits; ++split, state += pitch) {
+    const float2 head = __ldcg(reinterpret_cast<const float2*>(state));
+    const float2 values = __ldcg(reinterpret_cast<const float2*>(state + 2 + d));
+    const float next = fmaxf(m, head.x);
+    const float old_factor = rescale(m, next), new_factor = rescale(head.x, next);
+    l = fmaf(l, old_factor, head.y * new_factor);
+    acc.x = fmaf(acc.x, old_factor, values.x * new_factor);
+    acc.y = fmaf(acc.y, old_factor, values.y * new_factor);
+    m = next;
+  }
+  const float inverse = 1.0f / l;
+  return {acc.x * inverse, acc.y * inverse};
+}
+
 template <int kD, bool kReuse>
 __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
@@ -103,6 +132,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   __shared__ int32_t rows[kSplit];  // rows of keys and values
   __shared__ float chunk_max[kSplitChunks][kFragmentRows];
   __shared__ float chunk_sum[kSplitChunks][kFragmentRows][4];
+  __shared__ bool is_last;
   constexpr int kPitch = kD + kPadding, kWeightPitch = kSplit + kPadding;
   constexpr int kValueTiles = kD / 8 / kWarps;  // tiles of a warp
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -114,7 +144,6 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   const float c = p.scale * 1.4426950408889634f;
 
   allow_next_kernel();
-  wait_for_earlier_kernels();
   count_slots(slot_start, p);
   const int per_slot = p.kv_heads * row_tiles;
   const int num_items = slot_start[p.sequences] * per_slot;
@@ -122,6 +151,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   // A work item: some query rows of one key head over one split of a sequence.
   struct Item {
     Sequence sequence;
+    int index;  // of the sequence
     int slot, kv_head, first_row;
     int32_t position, begin, split;  // the query's position, its first key, the split's first position
   };
@@ -137,6 +167,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
         high = middle - 1;
     }
     i.sequence = sequence_of(p, s);
+    i.index = s;
     i.position = i.sequence.length - 1;
     i.begin = first_key(p, i.sequence, i.position);
     i.split = (splits_of(p, i.sequence).begin + i.slot - slot_start[s]) * kSplit;
@@ -144,28 +175,38 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
   };
   // Every warp finds the rows of its chunk and copies their keys; all warps together copy the values.
   const uint32_t warp_keys = keys + static_cast<uint32_t>(warp * kChunk * kPitch * 2);
-  const auto copy_keys = [&](const Item& i) {
+  const auto copy_keys = [&](const Item& i, int but = kNoRow) {
 #pragma unroll
     for (int row = lane; row < kChunk; row += kWarp) {
       const int32_t key = i.split + warp * kChunk + row;
       rows[warp * kChunk + row] = key >= i.begin && key <= i.position ? key_row(p, i.sequence, i.kv_head, key) : kNoRow;
     }
     __syncwarp();
-    copy_rows_async<kD, kChunk, kWarp>(p.k, rows + warp * kChunk, warp_keys, lane);
+    copy_rows_async<kD, kChunk, kWarp>(p.k, rows + warp * kChunk, warp_keys, lane, but - warp * kChunk);
     commit_copies();
   };
-  const auto copy_values = [&] {
-    copy_rows_async<kD, kSplit, kThreads>(p.v, rows, values, threadIdx.x);
+  const auto copy_values = [&](int but = kNoRow) {
+    copy_rows_async<kD, kSplit, kThreads>(p.v, rows, values, threadIdx.x, but);
     commit_copies();
   };
 
+  // Earlier kernels of this step make the queries, and the keys and values of its tokens. Those of all tokens before
+  // are copied while these kernels run (see overlap.cuh).
   Item now{}, next{};
   if (static_cast<int>(blockIdx.x) < num_items) {
     next = item_at(static_cast<int>(blockIdx.x));
-    copy_keys(next);
+    const int new_row = next.position - next.split;
+    copy_keys(next, new_row);
     if constexpr (!kReuse) {
       __syncthreads();
-      copy_values();
+      copy_values(new_row);
+    }
+    wait_for_earlier_kernels();
+    copy_row_async<kD, kChunk>(p.k, rows + warp * kChunk, warp_keys, lane, new_row - warp * kChunk);
+    commit_copies();
+    if constexpr (!kReuse) {
+      copy_row_async<kD, kSplit>(p.v, rows, values, threadIdx.x, new_row);
+      commit_copies();
     }
   }
   for (int item = static_cast<int>(blockIdx.x); item < num_items; item += static_cast<int>(gridDim.x)) {
@@ -264,12 +305,22 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
       }
     }
 
-    // 5. Store the state.
+    // 5. Store the state, or the result where there is one split.
+    const int splits = slot_start[now.index + 1] - slot_start[now.index];
+    auto* y = static_cast<__nv_bfloat16*>(p.y) + (int64_t{sequence.first_token} * p.heads + kv_head * group) * kD;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + lane / 4 + half * 8;
       const float sum = quad_sum(l[half]);
       if (row >= group) continue;
+      if (splits == 1) {
+        const float inverse = 1.0f / sum;
+#pragma unroll
+        for (int t = 0; t < kValueTiles; ++t)
+          *reinterpret_cast<uint32_t*>(y + row * kD + (warp * kValueTiles + t) * 8 + lane % 4 * 2) =
+              pack_bf16(acc[t][2 * half] * inverse, acc[t][2 * half + 1] * inverse);
+        continue;
+      }
       float* state = p.states + (int64_t{slot} * p.heads + kv_head * group + row) * (kD + 2);
       if (warp == 0 && lane % 4 == 0) state[0] = m[half], state[1] = sum;
 #pragma unroll
@@ -287,50 +338,47 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionParams p) 
     } else if (has_next) {
       copy_values();
     }
+    // 6. The block that stores the last state of these rows merges all of them, in order.
+    if (splits > 1) {
+      if (threadIdx.x == 0) {
+        __threadfence();  // what the block stored before it met is there for whoever sees the count
+        unsigned* arrivals = p.arrivals + (now.index * p.kv_heads + kv_head) * row_tiles + first_row / kFragmentRows;
+        is_last = atomicInc(arrivals, static_cast<unsigned>(splits - 1)) == static_cast<unsigned>(splits - 1);
+      }
+      __syncthreads();
+      if (is_last) {
+        __threadfence();
+        const int rows_here = min(group - first_row, kFragmentRows);
+        const float* states =
+            p.states + (int64_t{slot_start[now.index]} * p.heads + kv_head * group + first_row) * (kD + 2);
+        for (int i = static_cast<int>(threadIdx.x); i < rows_here * (kD / 2); i += kThreads) {
+          const int row = i / (kD / 2), d = i % (kD / 2) * 2;
+          const float2 merged = merged_pair(states + row * (kD + 2), d, splits, int64_t{p.heads} * (kD + 2));
+          *reinterpret_cast<uint32_t*>(y + (first_row + row) * kD + d) = pack_bf16(merged.x, merged.y);
+        }
+      }
+    }
   }
-}
-
-// Merges states: one block per sequence and head, one thread per element.
-template <int kD>
-__global__ void __launch_bounds__(kD) attention_merge(AttentionParams p) {
-  __shared__ int32_t slot_start[kMaxSequences + 1];
-  const int s = static_cast<int>(blockIdx.x / p.heads), head = static_cast<int>(blockIdx.x % p.heads);
-  allow_next_kernel();
-  wait_for_earlier_kernels();
-  count_slots(slot_start, p);
-  float m = -INFINITY, l = 0.0f, acc = 0.0f;
-  for (int slot = slot_start[s]; slot < slot_start[s + 1]; ++slot) {
-    const float* state = p.states + (int64_t{slot} * p.heads + head) * (kD + 2);
-    const float next = fmaxf(m, state[0]);
-    const float old_factor = rescale(m, next), new_factor = rescale(state[0], next);
-    l = fmaf(l, old_factor, state[1] * new_factor);
-    acc = fmaf(acc, old_factor, state[2 + threadIdx.x] * new_factor);
-    m = next;
-  }
-  const float inverse = 1.0f / l;
-  const int64_t token = p.query_start[s];
-  static_cast<__nv_bfloat16*>(p.y)[(token * p.heads + head) * kD + threadIdx.x] = __float2bfloat16_rn(acc * inverse);
 }
 
 template <int kD>
 cudaError_t launch(const AttentionParams& p, cudaStream_t stream) {
   const int64_t per_slot = p.kv_heads * ceil_div(p.heads / p.kv_heads, kFragmentRows);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.max_splits * per_slot, 4 * p.multiprocessors));
   const auto decode = [&](auto kernel, int bytes) {
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.max_splits * per_slot, 4 * p.multiprocessors));
     return launch_overlapped(kernel, dim3(blocks), kThreads, static_cast<size_t>(bytes), stream, p);
   };
   const bool many = p.sequences * per_slot > p.multiprocessors;
-  const cudaError_t error = many ? decode(attention_decode<kD, true>, kDecodeBytes<kD, true>)
-                                 : decode(attention_decode<kD, false>, kDecodeBytes<kD, false>);
-  if (error != cudaSuccess) return error;
-  return launch_overlapped(attention_merge<kD>, dim3(static_cast<unsigned>(p.sequences * p.heads)), kD, 0, stream, p);
+  return many ? decode(attention_decode<kD, true>, kDecodeBytes<kD, true>)
+              : decode(attention_decode<kD, false>, kDecodeBytes<kD, false>);
 }
 
 }  // namespace
 
 cudaError_t launch_attention_decode(const AttentionParams& p, cudaStream_t stream) {
   if (p.tokens == 0 || p.heads == 0) return cudaSuccess;
-  if (p.tokens != p.sequences || p.states == nullptr || p.sequences > kMaxSequences) return cudaErrorInvalidValue;
+  if (p.tokens != p.sequences || p.states == nullptr || p.arrivals == nullptr || p.sequences > kMaxSequences)
+    return cudaErrorInvalidValue;
   switch (p.head_dim) {
     case 64: return launch<64>(p, stream);
     case 128: return launch<128>(p, stream);

@@ -2,7 +2,9 @@
 //
 // Programmatic dependent launch (sm_90): a kernel launched with `launch_overlapped` may begin before the previous
 // kernel of its stream has ended. Every block must call `wait_for_earlier_kernels` before it reads memory that an
-// earlier kernel writes, or writes memory that an earlier kernel reads.
+// earlier kernel of the same step writes, or writes memory that an earlier kernel reads. What earlier steps wrote, and
+// what the host copied for this one, may be read without waiting: that copy begins after all kernels before it, and
+// every kernel after it begins when it is complete.
 #pragma once
 
 #include <cuda_runtime.h>
