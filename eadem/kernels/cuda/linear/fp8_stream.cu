@@ -140,12 +140,6 @@ cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
                            stream, p, maps);
 }
 
-// The rows of the weight that the block with most tiles reads.
-template <typename S>
-int64_t most_rows(const LinearStreamParams& p) {
-  return ceil_div(StreamTiles<S, false>::count(p), p.multiprocessors * S::kBlocks) * S::kRows;
-}
-
 // Tiles of 16 rows where they spread the weight more evenly. Each reads the tokens, so they must be few.
 template <typename Y, typename Narrow, typename Wide, bool kGated>
 cudaError_t launch_even(const LinearStreamParams& p, cudaStream_t stream) {

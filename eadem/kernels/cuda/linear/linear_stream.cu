@@ -51,13 +51,18 @@ cudaError_t launch_shape(const LinearStreamParams& p, cudaStream_t stream) {
 
 // One block on a multiprocessor has all its memory for stages. Tiles of 32 rows give every multiprocessor work where
 // weights are narrow, and where they are not, larger ones are no faster. A warp has at most two tiles of tokens,
-// because their chains share a tensor core.
+// because their chains share a tensor core. Tiles of 16 rows spread narrow weights over more multiprocessors; for up to
+// 32 tokens that is no faster, because those that have no tile copy for the next kernel.
 template <typename Y, bool kGated>
 cudaError_t launch_rows(const LinearStreamParams& p, cudaStream_t stream) {
   if (p.tokens <= 8) return launch_shape<Y, Shape<2, 1, 1, 10>, kGated>(p, stream);
   if (p.tokens <= 16) return launch_shape<Y, Shape<2, 1, 2, 8>, kGated>(p, stream);
   if (p.tokens <= 32) return launch_shape<Y, Shape<2, 2, 2, 6>, kGated>(p, stream);
-  return launch_shape<Y, Shape<2, 4, 2, 4>, kGated>(p, stream);
+  using Narrow = Shape<1, 4, 2, 5>;
+  using Wide = Shape<2, 4, 2, 4>;
+  if constexpr (!kGated)
+    if (most_rows<Narrow>(p) < most_rows<Wide>(p)) return launch_shape<Y, Narrow, false>(p, stream);
+  return launch_shape<Y, Wide, kGated>(p, stream);
 }
 
 }  // namespace

@@ -33,6 +33,7 @@ struct StreamShape {
   static constexpr int kRowWarps = kRowWarps_, kTokenWarps = kTokenWarps_, kTokenTiles = kTokenTiles_;
   static constexpr int kStages = kStages_;
   static constexpr bool kFragments = kFragments_;
+  static constexpr int kBlocks = 1;  // on a multiprocessor
   static constexpr int kWarps = kRowWarps * kTokenWarps;
   static constexpr int kRows = kRowWarps * kFragmentRows;
   static constexpr int kGatedBoxRows = kRows / 2;  // one box of each weight
@@ -85,6 +86,12 @@ struct StreamTiles {
   }
 };
 
+// The rows of the weight that the block with most tiles reads.
+template <typename S>
+int64_t most_rows(const LinearStreamParams& p) {
+  return ceil_div(StreamTiles<S, false>::count(p), p.multiprocessors * S::kBlocks) * S::kRows;
+}
+
 // The addresses of a ring in shared memory: its stages, and the barriers of full and of empty ones.
 struct StreamRing {
   uint32_t stages, full, empty;
@@ -121,6 +128,30 @@ __device__ inline void copy_tokens(const LinearStreamParams& p, const CUtensorMa
     }
 }
 
+// Holds the first copies of a ring to the rate of the memory. While earlier kernels run, a ring would fill at once, and
+// what they still have to read and write would wait behind its copies.
+struct Pace {
+  static constexpr int kAtOnce = 3;                 // stages that do not wait, so that the memory is busy at once
+  static constexpr uint32_t kBytesPerClock = 1700;  // of the memory of an H100
+
+  __device__ Pace(int stages, int stage_bytes)
+      : left(stages), ticks(static_cast<uint32_t>(stage_bytes) * gridDim.x / kBytesPerClock), next(clock_ticks()) {
+    next -= (kAtOnce - 1) * ticks;
+  }
+  // Called before each copy.
+  __device__ void wait() {
+    if (left <= 0) return;
+    --left;
+    while (static_cast<int32_t>(clock_ticks() - next) < 0) {
+    }
+    next += ticks;
+  }
+  __device__ static uint32_t clock_ticks() { return static_cast<uint32_t>(clock()); }
+
+  int left;              // copies that wait
+  uint32_t ticks, next;  // clocks between copies, and the next one's; they wrap around
+};
+
 // The matrices of a launch whose stages are panels.
 struct StreamMaps {
   CUtensorMap weights[kMostLinearStreamParts];
@@ -135,11 +166,13 @@ __device__ inline void copy_weights(const LinearStreamParams& p, const StreamMap
   const int num_chunks = static_cast<int>(ceil_div(p.in, kChunk));
   const uint64_t policy = l2_policy<L2Policy::evict_first>();
   RingPlace<S::kStages> place{0, 1};  // parity of the phase before the first: the first round waits for nothing
+  Pace pace(S::kStages, S::kWeightBytes);
   for (int tile = static_cast<int>(blockIdx.x); tile < num_tiles; tile += static_cast<int>(gridDim.x)) {
     int tile_of_part = tile;
     const CUtensorMap& map = maps.weights[Tiles::part_of(p, tile_of_part)];
     const int row = tile_of_part * Tiles::kOutputs;
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      pace.wait();
       barrier_wait(ring.empty + place.stage * kBarrierBytes, place.parity);
       const uint32_t full = ring.full + place.stage * kBarrierBytes;
       const uint32_t to = ring.stages + static_cast<uint32_t>(place.stage * S::kStageBytes);
