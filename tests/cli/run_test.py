@@ -125,6 +125,7 @@ class Run(ProgramTest):
 
     def test_speculation_that_cannot_be(self):
         self.refused(1, "llama has no head for multi-token prediction", "run", "-p", "Once", "--speculate", "mtp")
+        self.refused(1, "llama has no head for multi-token prediction", "bench", "--speculate", "mtp")
         self.refused(2, "(mtp) beside 2 ranks", "run", "-p", "Once", "--speculate", "mtp", "--tp", "2")
         self.refused(2, "--draft-tokens is for --speculate", "run", "-p", "Once", "--draft-tokens", "3")
         self.refused(2, "draft_tokens is 99; expected 1 to 15", "run", "-p", "Once", "--speculate", "lookup",

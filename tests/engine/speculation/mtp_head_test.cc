@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A model's own head for multi-token prediction: its logits and proposals are those of PyTorch, what it proposes
-// changes no bit of an answer, and models without one are refused.
+// changes no bit of an answer, and what has none, or cannot compute it, is refused before weights are read.
 #include "eadem/engine/speculation/mtp_head.h"
 
 #include <filesystem>
 
+#include "eadem/core/encodings/row_encoding.h"
 #include "eadem/engine/llm.h"
 #include "eadem/io/gguf.h"
 #include "eadem/io/safetensors.h"
+#include "eadem/models/family.h"
 #include "eadem/models/huggingface.h"
 #include "eadem/models/mtp_model.h"
 #include "eadem/models/parameter_reader.h"
@@ -399,6 +401,59 @@ TEST(MtpFiles, AGgufFileHasTheBitsOfItsDirectory) {
   };
   EXPECT_EQ(drafts_of(gguf), drafts_of(directory));
   fs::remove(path);
+}
+
+// The golden with weights that are not to be read.
+class Unread final : public io::WeightSource {
+ public:
+  explicit Unread(const io::WeightSource& plain) : WeightSource(plain.path()) {
+    set_tensors({plain.tensors().begin(), plain.tensors().end()});
+  }
+  void release(std::string_view) const override {}
+  std::vector<std::shared_ptr<const io::MappedFile>> files() const override { return {}; }
+
+ private:
+  Tensor load(size_t index) const override { return load_bytes(index); }
+  Tensor load_bytes(size_t index) const override { throw IoError("'{}' was read", tensors()[index].name); }
+};
+
+Checkpoint unread(const char* name) {
+  Checkpoint checkpoint = models::open_checkpoint(golden(name));
+  checkpoint.weights = std::make_shared<Unread>(*checkpoint.weights);
+  return checkpoint;
+}
+
+std::string refusal_of_llm(const Checkpoint& checkpoint, const EngineOptions& options) {
+  return refusal(
+      [&] { LLM(checkpoint, cpu(), options, Logger(LogLevel::warning), {}, SpeculationOptions::of("mtp")); });
+}
+
+// GLM-4.5, but that the layer behind the model's has heads that kernels of the CPU do not read from an int8 cache.
+const models::ModelFamily& with_a_wide_head() {
+  static const models::ModelFamily family = [] {
+    models::ModelFamily made = models::family_of_type("glm4_moe", "");
+    made.decoder = [](const models::ModelConfig& config) {
+      models::DecoderSpec spec = config.family().decoder(config);
+      if (spec.layers.size() == 3) std::get<modules::CausalAttention::Config>(spec.layers.back().mixer).head_dim = 2048;
+      return spec;
+    };
+    return made;
+  }();
+  return family;
+}
+
+TEST(MtpFiles, WhatCannotBeComputedIsRefusedBeforeWeightsAreRead) {
+  EngineOptions options = speculating(1);
+  EXPECT_HAS(refusal_of_llm(unread("glm4_moe"), options), "there is no 'model.layers.2.enorm.weight'");
+
+  Checkpoint checkpoint = unread("glm4_moe_mtp");
+  checkpoint.model = std::make_shared<models::Decoder>(*checkpoint.model->config(), with_a_wide_head());
+  options.hardware.kv_cache = {*kv_cache_type("int8"), "test"};
+  EXPECT_NO_THROW(InferEngine(checkpoint.model, cpu(), options, models::spec_of(checkpoint))) << "the model itself";
+  const std::string text = refusal_of_llm(checkpoint, options);
+  EXPECT_HAS(text, "Unsupported: the head for multi-token prediction (MTP) of glm4_moe: ");
+  EXPECT_HAS(text, "model.layers.2");
+  EXPECT_HAS(text, "have no kernel on cpu");
 }
 
 TEST(MtpFiles, ModelsWithoutAHeadAreRefused) {
