@@ -95,7 +95,9 @@ class MtpGolden : public testing::TestWithParam<const char*> {
   std::unique_ptr<InferEngine> model;
   Tensor hidden;
 };
-INSTANTIATE_TEST_SUITE_P(Models, MtpGolden, testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp"),
+INSTANTIATE_TEST_SUITE_P(Models, MtpGolden,
+                         testing::Values("deepseek_v3_mtp", "deepseek_v32_mtp", "glm4_moe_mtp", "qwen3_next_mtp",
+                                         "qwen3_5_mtp", "qwen3_5_moe_mtp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(MtpGolden, LogitsMatchPyTorch) {
@@ -128,6 +130,38 @@ TEST_P(MtpGolden, ProposalsMatchPyTorch) {
     EXPECT_EQ(proposals[0].drafts, drafts);
     EXPECT_EQ(head->backlog(id, tokens), 0);
   }
+}
+
+// llama.cpp's converter names the tensors of "mtp." as those of further layers.
+class MtpGguf : public MtpGolden {};
+INSTANTIATE_TEST_SUITE_P(Models, MtpGguf, testing::Values("qwen3_5_mtp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(MtpGguf, LogitsAreThoseOfTheDirectory) {
+  io::GgufMetadata metadata = checkpoint.model->config()->to_gguf();
+  for (auto& [key, value] : metadata)
+    if (key == "qwen35.block_count") value = io::GgufValue::scalar(uint32_t{3});
+  metadata.emplace_back("qwen35.nextn_predict_layers", io::GgufValue::scalar(uint32_t{1}));
+  std::vector<Tensor> kept;
+  std::vector<io::NamedTensor> tensors;
+  for (const Checkpoint& each : {checkpoint, models::mtp_checkpoint(checkpoint)}) {
+    const models::ParameterReader reader(each);
+    for (const auto& [name, recipe] : models::tensors_of(*each.model, models::CheckpointFormat::gguf)) {
+      if (std::any_of(tensors.begin(), tensors.end(), [&, &own = name](const auto& t) { return t.name == own; }))
+        continue;
+      kept.push_back(models::evaluate(
+          recipe, [&](const std::string& own) { return reader.read(own); }, name));
+      tensors.push_back({name, kept.back().view});
+    }
+  }
+  const std::string path = testing::TempDir() + "mtp_qwen.gguf";
+  io::write_gguf(path, metadata, tensors);
+  const Checkpoint gguf = models::open_checkpoint(path);
+  EXPECT_EQ(gguf.model->info().layers, 2);
+  EXPECT_EQ(models::mtp_place(gguf), "blk.2");
+  EXPECT_EQ(models::mtp_place(checkpoint), "mtp");
+  expect_same_bits(logits(gguf, 64), logits(checkpoint, 64), "from the GGUF file");
+  fs::remove(path);
 }
 
 // --- Answers.
@@ -445,6 +479,7 @@ const models::ModelFamily& with_a_wide_head() {
 TEST(MtpFiles, WhatCannotBeComputedIsRefusedBeforeWeightsAreRead) {
   EngineOptions options = speculating(1);
   EXPECT_HAS(refusal_of_llm(unread("glm4_moe"), options), "there is no 'model.layers.2.enorm.weight'");
+  EXPECT_HAS(refusal_of_llm(unread("qwen3_next_mtp"), options), "qwen3_next has states per sequence");
 
   Checkpoint checkpoint = unread("glm4_moe_mtp");
   checkpoint.model = std::make_shared<models::Decoder>(*checkpoint.model->config(), with_a_wide_head());
@@ -461,11 +496,15 @@ TEST(MtpFiles, ModelsWithoutAHeadAreRefused) {
     return refusal([&] { models::mtp_checkpoint(models::open_checkpoint(golden(name))); });
   };
   EXPECT_HAS(refused("llama"), "Unsupported: llama has no head for multi-token prediction (MTP)");
-  EXPECT_HAS(refused("qwen3_next"), "Unsupported: qwen3_next has no head for multi-token prediction (MTP)");
+  EXPECT_HAS(refused("nemotron_h"), "Unsupported: nemotron_h has no head for multi-token prediction (MTP)");
+  EXPECT_HAS(refused("qwen3_next"),
+             "the file has no head for multi-token prediction (MTP) of qwen3_next: there is no "
+             "'mtp.pre_fc_norm_embedding.weight'");
   EXPECT_HAS(refused("glm4_moe"),
              "the file has no head for multi-token prediction (MTP) of glm4_moe: there is no "
              "'model.layers.2.enorm.weight'");
   EXPECT_EQ(models::why_no_mtp(models::open_checkpoint(golden("glm4_moe_mtp"))), "");
+  EXPECT_EQ(models::mtp_place(models::open_checkpoint(golden("glm4_moe"))), "");
   EXPECT_HAS(models::why_no_mtp(models::open_config(golden("glm4_moe_mtp"))), "has no weights");
   EXPECT_HAS(refusal([] { SpeculationOptions::of("mtp").check(2); }), "(mtp) beside 2 ranks");
   EXPECT_HAS(refusal([] {
