@@ -198,6 +198,11 @@ class Peers(unittest.TestCase):
         self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 1, 2), 200 + 100 + 128 * 32.5)
         self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 4, 2), (200 + 400) / 4 + 128 * 32.5)
         self.assertEqual(self.peers.decode_bytes_per_token(experts, 0, 64, 32, 2), 1000 / 32 + 128 * 32.5)
+        # Of a latent of 6 values, one for keys and values, and heads of 3 and 2: 2 layers * 6 values of 2 bytes a token.
+        latent = self.FACTS | {"latent_values": 6, "head_widths": 5}
+        self.assertEqual(self.peers.decode_bytes_per_token(latent, 0, 64, 1, 2), 1000 + 24 * 32.5)
+        self.assertEqual(self.peers.prefill_operations_per_token(latent, 0, 512),
+                         1200 + 2 * 2 * 4 * 5 * 256.5 + 600 / 512)
         attention = 4 * 2 * 4 * 8 * 256.5
         self.assertEqual(self.peers.prefill_operations_per_token(self.FACTS, 0, 512), 1200 + attention + 600 / 512)
         self.assertTrue(self.peers.is_quantized(self.FACTS))
