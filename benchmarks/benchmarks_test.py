@@ -45,6 +45,20 @@ class TrainingBench(unittest.TestCase):
         self.assertGreater(row["tokens_per_second"], 0)
         self.assertGreater(record["loss"], 0)
 
+    def test_experts_count_where_a_token_chooses_them(self):
+        config = HERE.parent / "tests/data/golden/olmoe/config.json"
+        stated = json.loads(config.read_text())
+        result = run(TRAINING_BENCH, config, "--batch", "2", "--sequence", "8", "--steps", "1", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        record = json.loads(result.stdout)
+        hidden, layers = stated["hidden_size"], stated["num_hidden_layers"]
+        unchosen = stated["num_experts"] - stated["num_experts_per_tok"]
+        multiplied = (record["parameters"] - stated["vocab_size"] * hidden
+                      - layers * unchosen * 3 * hidden * stated["intermediate_size"])
+        expected = 6 * multiplied + 6 * layers * hidden * 8  # heads x head_dim is hidden
+        actual = record["flops_per_second"] / record["results"][0]["tokens_per_second"]
+        self.assertAlmostEqual(actual / expected, 1, delta=1e-3)
+
     def test_a_missing_config_is_named(self):
         result = run(TRAINING_BENCH, "/nowhere/config.json")
         self.assertEqual(result.returncode, 1)
